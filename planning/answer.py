@@ -44,6 +44,23 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
+class PlannedPool:
+    """The engines of one role.
+
+    Attributes:
+        role: "prefill" or "decode"; "both" where each engine does all of a request.
+        engines: How many there are.
+        gpu: The GPU that they have.
+        gpus: Devices of all of them.
+    """
+
+    role: Literal["prefill", "decode", "both"]
+    engines: int
+    gpu: str
+    gpus: int
+
+
+@dataclass(frozen=True)
 class PlannedCandidate:
     """A configuration with its result.
 
@@ -60,6 +77,7 @@ class PlannedCandidate:
         gpus_interval: [low, high] of the devices for a given load; an end that is not known is None.
         of_best_interval: [low, high] of the load as a share of the best one's, if the comparison is wrong.
         engines: Engines on these devices.
+        pools: The same by their role; empty if it holds no load.
         requests_per_s: The load as requests per second of all engines.
         running_per_engine: Requests that run in one engine on average at the load.
         tokens_per_s: Output tokens of all devices at the load.
@@ -85,6 +103,7 @@ class PlannedCandidate:
     gpus_interval: tuple[int | None, int | None] | None
     of_best_interval: tuple[float, float] | None
     engines: int | None
+    pools: tuple[PlannedPool, ...]
     requests_per_s: float | None
     running_per_engine: float | None
     tokens_per_s: float | None
@@ -215,7 +234,7 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool) -> PlannedCandidate:
         status = "hopeless"
     else:
         status = "dropped" if item.dropped else "equal" if item.equal else "behind"
-    price = whole.question.prices.get(whole.gpu_of(item.candidate))
+    price = item.candidate.per_gpu(whole.question.prices)
     bill = bill_of(whole, item, price) if holds and price is not None else None
     half_width = None if found.interval is None else found.interval.half_width
     summary = found.summary
@@ -230,7 +249,8 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool) -> PlannedCandidate:
         gpus=item.gpus if holds else None,
         gpus_interval=item.gpu_range,
         of_best_interval=item.of_best_range,
-        engines=item.gpus // item.candidate.gpus_per_engine if holds else None,
+        engines=item.candidate.engines_on(item.gpus) if holds else None,
+        pools=_pools(item) if holds else (),
         requests_per_s=whole.requests_per_s(item.load) if holds else None,
         running_per_engine=summary["mean_running"] / summary["replicas"] if holds else None,
         tokens_per_s=tokens_per_s(whole, item) if holds else None,
@@ -246,12 +266,19 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool) -> PlannedCandidate:
     )
 
 
+def _pools(item: Ranked) -> tuple[PlannedPool, ...]:
+    times = item.gpus // item.candidate.gpus_per_unit
+    return tuple(
+        PlannedPool(pool.role.value, times * pool.engines, pool.gpu, times * pool.gpus) for pool in item.candidate.pools
+    )
+
+
 def _hours(whole: Plan, best: Ranked) -> Hours | None:
     day, candidate = whole.question.day, best.candidate
     if day is None:
         return None
     capacity = whole.requests_per_s(best.load) * candidate.gpus_per_unit / best.gpus
-    price = whole.question.prices.get(whole.gpu_of(candidate))
+    price = candidate.per_gpu(whole.question.prices)
     return day.answer(candidate.name, capacity, candidate.gpus_per_unit, price)
 
 
@@ -321,6 +348,9 @@ def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
     timing it is."""
     limited, timing = limit_of(whole, shown[0])
     texts = [limited]
+    if len(shown[0].candidate.pools) > 1:
+        pools = [f"{count_of(one.engines, f'{one.role} engine')} on {one.gpus} × {one.gpu}" for one in _pools(shown[0])]
+        texts.append(f"Its {count_of(shown[0].gpus, 'GPU')}: {', '.join(pools)}.")
     if any(item.equal for item in shown[1:]) and whole.question.load is not None:
         texts.append(
             "= serves the load at no more cost than the first; the one that takes less of the limits stands first."

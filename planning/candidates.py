@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from ..core.errors import ConfigError, ForedraftError, Problem, count_of
 from ..sim.assembly import assemble
 from ..sim.cost.hardware import UnsupportedParallelism
 from ..sim.cost.memory import InsufficientMemory
-from ..sim.disaggregation.pools import parts_of
+from ..sim.disaggregation.pools import Pool, Pools, parts_of, pools_on
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import check_names, scenario_with
-from .grid import ALGORITHM, NO_SPECULATION, combinations
+from .grid import ALGORITHM, NO_SPECULATION, POOLS, RATIO, combinations
 from .rounds.model import without_speculation
 
 USUAL_ALGORITHM = "EAGLE3"
@@ -23,7 +24,6 @@ HEADS = "speculation.heads"
 TENSOR_PARALLEL = "hardware.tensor_parallel"
 REPLICAS = "hardware.replicas"
 USUAL_SIZES = (1, 2, 4, 8)  # of tensor parallelism
-RATIO = "disaggregation.ratio"
 OWNED = (REPLICAS, "workload.rate", "workload.rate_scale", "workload.num_requests", "workload.trace", "seed")
 """Keys that a plan sets itself."""
 
@@ -35,14 +35,18 @@ class Candidate:
     Attributes:
         name: What distinguishes it from the others, in words.
         settings: The keys of the scenario that it replaces; not the number of engines.
-        unit: Engines of its smallest deployment; more are multiples of it (P + D where prefill and decode are apart).
-        gpus_per_engine: Devices of one engine.
+        pools: The engines of its smallest deployment, with their hardware: of prefill and of decode, or those that do
+            both. More are multiples of them.
     """
 
     name: str
     settings: Mapping[str, Any]
-    unit: int
-    gpus_per_engine: int
+    pools: Sequence[Pool]
+
+    @property
+    def unit(self) -> int:
+        """Engines of its smallest deployment."""
+        return sum(pool.engines for pool in self.pools)
 
     @property
     def smallest(self) -> dict[str, Any]:
@@ -51,7 +55,22 @@ class Candidate:
 
     @property
     def gpus_per_unit(self) -> int:
-        return self.unit * self.gpus_per_engine
+        return sum(pool.gpus for pool in self.pools)
+
+    def gpus_of(self, engines: int) -> int:
+        """Return the devices of so many engines, a multiple of `unit`."""
+        return engines // self.unit * self.gpus_per_unit
+
+    def engines_on(self, gpus: int) -> int:
+        """Return the engines of whole deployments on so many devices, a multiple of `gpus_per_unit`."""
+        return gpus // self.gpus_per_unit * self.unit
+
+    def per_gpu(self, values: Mapping[str, float]) -> float | None:
+        """Return the mean over its devices of a price or a power, given by GPU; None if one is missing."""
+        if not all(pool.gpu in values for pool in self.pools):
+            return None
+        total = sum(Fraction(values[pool.gpu]) * pool.gpus for pool in self.pools)  # exact where all are alike
+        return float(total / self.gpus_per_unit)
 
 
 def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus: int | None) -> list[Candidate]:
@@ -68,7 +87,8 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
         raise ConfigError("--try", owned)
     speculation = {key: values for key, values in tried.items() if key.startswith("speculation.")}
     others = {key: values for key, values in tried.items() if key not in speculation}
-    if TENSOR_PARALLEL not in others and gpus is not None:
+    has_own_sizes = TENSOR_PARALLEL in others or _pools_have_sizes(scenario, others)
+    if not has_own_sizes and gpus is not None:
         others[TENSOR_PARALLEL] = [tp for tp in USUAL_SIZES if gpus % tp == 0]
     own = {f"speculation.{key}": value for key, value in scenario.speculation.model_dump(exclude_defaults=True).items()}
     algorithm = scenario.speculation.algorithm
@@ -77,7 +97,7 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
     else:
         decoding = _usual_speculation(USUAL_ALGORITHM if algorithm == NO_SPECULATION else algorithm, own.get(HEADS))
     tables = base_tables(scenario)
-    if TENSOR_PARALLEL not in others and (larger := _larger_parallelism(scenario, others, decoding)):
+    if not has_own_sizes and gpus is None and (larger := _larger_parallelism(scenario, others, decoding)):
         others[TENSOR_PARALLEL] = larger
     found = []
     problems: dict[str, Problem] = {}  # all of them, each once
@@ -93,6 +113,13 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
     if problems:
         raise ConfigError("--try", list(problems.values()))
     return found
+
+
+def _pools_have_sizes(scenario: Scenario, tried: Mapping[str, Sequence[Any]]) -> bool:
+    """Return whether the scenario or the values to try say how many devices share a layer in one of two pools."""
+    own = (scenario.hardware.prefill, scenario.hardware.decode)
+    given = any(pool is not None and pool.tensor_parallel is not None for pool in own)
+    return given or any(f"{pool}tensor_parallel" in tried for pool in POOLS)
 
 
 def _named(tables: Mapping[str, Any], settings: Mapping[str, Any]) -> Scenario:
@@ -142,8 +169,12 @@ def differ_in_speculation(one: Candidate, other: Candidate) -> bool:
 
 
 def base_tables(scenario: Scenario) -> dict[str, Any]:
-    """Return the tables that candidates replace keys of: the scenario's, with plain decoding."""
-    return without_speculation(scenario.model_dump(mode="json"))
+    """Return the tables that candidates replace keys of: the scenario's, with plain decoding, and with a ratio in the
+    place of the numbers of prefill and decode engines."""
+    tables, table = without_speculation(scenario.model_dump(mode="json")), scenario.disaggregation
+    if table.prefill and table.decode and table.ratio is None:
+        tables["disaggregation"] |= {"prefill": 0, "decode": 0, "ratio": f"{table.prefill}:{table.decode}"}
+    return tables
 
 
 def _complete(point: Mapping[str, Any], own: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
@@ -179,7 +210,13 @@ def _candidate(scenario: Scenario, settings: Mapping[str, Any], named: Sequence[
             words.append(f"top-{table.topk}")
             if table.num_draft_tokens is not None:
                 words.append(f"{table.num_draft_tokens} nodes")
-    words += [f"{key.rpartition('.')[2]} {'none' if settings[key] is None else settings[key]}" for key in named]
+    words += [f"{_short(key)} {'none' if settings[key] is None else settings[key]}" for key in named]
     ratio = scenario.disaggregation.ratio
-    unit = sum(parts_of(ratio)) if ratio else 1
-    return Candidate(", ".join(words), settings, unit, scenario.hardware.devices)
+    pools = Pools(*parts_of(ratio), 0) if ratio else Pools(num_both=1)
+    return Candidate(", ".join(words), settings, pools_on(scenario.hardware, pools))
+
+
+def _short(key: str) -> str:
+    """Return a key in words, without its table: "tensor_parallel", and "prefill gpu" of a pool."""
+    *tables, name = key.split(".")
+    return " ".join([*tables[1:], name])

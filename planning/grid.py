@@ -18,6 +18,8 @@ MAX_VALUES = 10_000
 
 ALGORITHM = "speculation.algorithm"
 NO_SPECULATION = "NONE"
+RATIO = "disaggregation.ratio"
+POOLS = ("hardware.prefill.", "hardware.decode.")
 
 _RANGE = re.compile(r"(?P<low>[^.:]+(?:\.\d+)?)\.\.(?P<high>[^.:]+(?:\.\d+)?)(?::(?P<how>[a-z]*)(?P<count>\d*))?")
 _FORMS = "0..7 (every integer), 0.5..2:4 (four numbers, evenly spaced), 1..64:log (doubling), 1..64:log4, or [1, 2, 5]"
@@ -76,14 +78,18 @@ def combinations(grid: Mapping[str, Sequence[Any]], algorithm: str) -> list[dict
     """Return every combination of the values of a grid; the values of the last key change first. Without keys: one,
     which is empty.
 
-    `algorithm` is that of the scenario. Without speculation, its other keys have no meaning. Such combinations leave
-    them out and occur once.
+    `algorithm` is that of the scenario. Without speculation, its other keys have no meaning, and without pools (a ratio
+    of none) their hardware has none. Such combinations leave them out and occur once.
     """
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     for point in points:
+        unused = []
         if point.get(ALGORITHM, algorithm) == NO_SPECULATION:
-            for key in [key for key in point if key.startswith("speculation.") and key != ALGORITHM]:
-                del point[key]
+            unused += [key for key in point if key.startswith("speculation.") and key != ALGORITHM]
+        if point.get(RATIO, "") is None:
+            unused += [key for key in point if key.startswith(POOLS)]
+        for key in unused:
+            del point[key]
     return list({repr(point): point for point in points}.values())
 
 

@@ -285,25 +285,20 @@ class Plan:
         candidate, rough = self.candidates[index], self.rough[index]
         return candidate.gpus_per_unit * math.ceil(self.question.load / rough.value) if rough.value else 0
 
-    def gpu_of(self, candidate: Candidate) -> str:
-        gpu: str = candidate.settings.get("hardware.gpu", self.scenario.hardware.gpu)
-        return gpu
-
     def gpu_cost(self, candidate: Candidate) -> float:
-        """Return the price of a candidate's GPU; 1 for all if not every candidate has one."""
-        prices = self.question.prices
-        all_priced = all(self.gpu_of(one) in prices for one in self.candidates)
-        return prices[self.gpu_of(candidate)] if all_priced else 1.0
+        """Return the mean price of a candidate's GPUs; 1 for all if not every candidate has one."""
+        price = candidate.per_gpu(self.question.prices)
+        all_priced = all(one.per_gpu(self.question.prices) is not None for one in self.candidates)
+        return 1.0 if price is None or not all_priced else price
 
     def engines(self, candidate: Candidate) -> int:
         """Return the engines on the given devices: as many whole deployments as fit."""
-        gpus = self.question.gpus or candidate.gpus_per_unit
-        return gpus // candidate.gpus_per_unit * candidate.unit
+        return candidate.engines_on(self.question.gpus or candidate.gpus_per_unit)
 
     def _most_engines(self, candidate: Candidate) -> int:
         """Return the most engines that may serve the load asked for."""
         gpus = self.question.gpus
-        return MOST_ENGINES if gpus is None else max(gpus // candidate.gpus_per_engine, candidate.unit)
+        return MOST_ENGINES if gpus is None else max(gpus * candidate.unit // candidate.gpus_per_unit, candidate.unit)
 
     def _rough_search(self, candidate: Candidate, ends_early: bool) -> Search:
         """Search a candidate roughly. With `ends_early`, skip loads at which it would need too many engines."""
@@ -387,7 +382,7 @@ class Plan:
         def per_cost(index: int) -> float:
             candidate = self.candidates[index]
             engines = candidate.unit if self.question.load is not None else self.engines(candidate)
-            return self.rough[index].value / (engines * candidate.gpus_per_engine * self.gpu_cost(candidate))
+            return self.rough[index].value / (candidate.gpus_of(engines) * self.gpu_cost(candidate))
 
         able = sorted((index for index in among if self.rough[index].value > 0), key=per_cost, reverse=True)
         if not able:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.scheduler.config import EngineRole
 from .assembly import Assembly
 from .cost.executor_steps import StepCost
 from .cost.published.evidence import NO_POINTS, REQUEST, TPOT, TTFT, Difference, Interval, Load
@@ -50,7 +51,12 @@ def rests_on(run: Assembly) -> str:
     calibration = run.deployment.calibration
     if calibration is not None and calibration.parameters is not None:
         return f"the {calibration.parameters.points} points of the profile {calibration.name}"
-    return NO_POINTS if run.evidence is None or isinstance(run.cost, StepCost) else run.evidence.about
+    if run.evidence is None or isinstance(run.cost, StepCost):
+        return NO_POINTS
+    abouts = {role: part.evidence.about for role, part in run.by_role.items() if part.evidence is not None}
+    if len({*abouts.values()}) == 1:
+        return run.evidence.about
+    return "; ".join(f"{role}: {about}" for role, about in abouts.items())
 
 
 def factors(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Interval]:
@@ -65,8 +71,12 @@ def factors(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Interval]:
         return {TPOT: own, REQUEST: own}
     if run.evidence is None or summary["mean_ttft_ms"] is None:
         return {}
-    load = _load_of(run, summary)
-    found = {time: run.evidence.interval(time, load, run.is_corrected) for time in (TPOT, TTFT, REQUEST)}
+    load, parts = _load_of(run, summary), {time: _engines_of(run, time) for time in (TPOT, TTFT, REQUEST)}
+    found = {
+        time: part.evidence.interval(time, load, part.is_corrected)
+        for time, part in parts.items()
+        if part.evidence is not None
+    }
     if summary["mean_tpot_ms"] is None:  # a request ends with its first token
         found[REQUEST] = found[TTFT]
     return found
@@ -89,16 +99,25 @@ def difference(
     runs = (run, summary), (other, other_summary)
     if any(of.deployment.calibration is not None or told["mean_ttft_ms"] is None for of, told in runs):
         return None
-    if run.evidence is None or other.evidence is None:
+    mine, others = _engines_of(run, time), _engines_of(other, time)
+    if mine.evidence is None or others.evidence is None:
         return None
-    found = run.evidence.compare(time, _load_of(run, summary), other.evidence, _load_of(other, other_summary))
-    applied = [math.log(of.evidence.factor) if of.evidence and of.is_corrected else 0.0 for of, _ in runs]
+    found = mine.evidence.compare(time, _load_of(run, summary), others.evidence, _load_of(other, other_summary))
+    applied = [math.log(of.evidence.factor) if of.evidence and of.is_corrected else 0.0 for of in (mine, others)]
     return found._replace(mean=found.mean - applied[0] + applied[1])
+
+
+def _engines_of(run: Assembly, time: str) -> Assembly:
+    """Return the parts of the engines whose times decide a time: of prefill engines for the first token."""
+    return run.of_role(EngineRole.PREFILL) if time == TTFT else run
 
 
 def _load_of(run: Assembly, summary: Mapping[str, Any]) -> Load:
     """Return the load of a run as the fit of the published points has it."""
-    groups = (summary.get("replicas") or run.pools.num_engines) * run.deployment.parallel.data
+    groups: float = (summary.get("replicas") or run.pools.num_engines) * run.deployment.parallel.data
+    if run.prefill is not None:
+        pools = (run.pools.num_prefill, run.prefill), (run.pools.num_decode, run)
+        groups = sum(count * part.deployment.parallel.data for count, part in pools)
     first_ms, workload = summary["mean_ttft_ms"], run.scenario.workload
     decoding_ms = (summary["mean_tpot_ms"] or 0.0) * summary["mean_output_tokens"]
     are_equal = workload.concurrency is not None and workload.prompt.kind == workload.output.kind == "fixed"

@@ -108,7 +108,7 @@ class Simulation:
         self._day = DayCurve(day) if day else None
         self.faults: FaultyService | None = None
         if faults is not None:
-            self.faults = FaultyService(self.env, faults, scenario.seed, self.assembly.spec.config)
+            self.faults = FaultyService(self.env, faults, scenario.seed, self.assembly.spec.config.context_len)
         config, pools, asked = self.assembly.spec.config, self.assembly.pools, scenario.workload.max_tokens
         # None: each request asks for as many tokens as it emits; else a guaranteed output would be a whole context.
         self._max_tokens = (
@@ -219,9 +219,9 @@ class Simulation:
         return Progress(self.env.now, self._num_submitted, self._num_ended, rounds, self.num_expected)
 
     def _make_replica(self, replica: int, sinks: Sequence[EventSink], spans: SpanSink | None) -> EngineActor:
-        assembly, hooks = self.assembly, NO_HOOKS
+        role, hooks = self.assembly.pools.role_of(replica), NO_HOOKS
+        assembly = self.assembly.of_role(role)
         injector: FaultInjector | None = None
-        role = assembly.pools.role_of(replica)
         name = f"{'engine' if role is EngineRole.BOTH else role} {replica}"
         is_captured = assembly.cost.is_captured if assembly.spec.graph_sizes else None
         lines = engine_lines(name, is_captured=is_captured, from_zero=True)
@@ -233,11 +233,11 @@ class Simulation:
         if self.faults is None:
             events = _fan_out(sinks) if sinks else None
         else:
-            hooks = injector = self.faults.make_injector()
+            hooks = injector = self.faults.make_injector(assembly.spec.config)
             events = _fan_out([*sinks, injector.witness.take])
             if self.cluster is not None:
                 events = StampedMoves(events, injector.clock)
-        engine = assembly.make_engine(events, replica, self._named_slots)
+        engine = self.assembly.make_engine(events, replica, self._named_slots)
         if lines is not None:
             lines.engine = engine
         device_spread, host_spread = self.scenario.hardware.device_jitter, self.scenario.hardware.host_jitter
@@ -266,9 +266,9 @@ class Simulation:
         return replica if self._has_lanes else 0
 
     def _make_network(self) -> Network:
-        table, devices = self.scenario.disaggregation, self.scenario.hardware.devices
-        latency_ns, bytes_per_s = round(table.latency_us * 1000), devices * table.bandwidth_gbps * 1e9 / 8
-        return Network(self.env, self.assembly.pools.num_engines, latency_ns, bytes_per_s)
+        roles = map(self.assembly.pools.role_of, range(self.assembly.pools.num_engines))
+        bytes_per_s = [self.assembly.of_role(role).deployment.port_bytes_per_s for role in roles]
+        return Network(self.env, round(self.scenario.disaggregation.latency_us * 1000), bytes_per_s)
 
     def _make_router(self, numbers: range) -> ReplicaRouter | Cluster:
         """Connect clients with the replicas of these numbers, and return what routes requests to them."""

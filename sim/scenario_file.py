@@ -67,6 +67,8 @@ def check_names(scenario: Scenario) -> None:
         ("model.target", None if find_model_files(model.target) else model.target, _lookup_model),
         ("model.draft", None if model.draft is None or find_model_files(model.draft) else model.draft, _lookup_model),
         ("hardware.gpu", hardware.gpu, lookup_gpu),
+        ("hardware.prefill.gpu", hardware.prefill and hardware.prefill.gpu, lookup_gpu),
+        ("hardware.decode.gpu", hardware.decode and hardware.decode.gpu, lookup_gpu),
         ("hardware.server", hardware.server, server_profile),
         ("hardware.host", hardware.host, host_preset),
         ("speculation.algorithm", scenario.speculation.algorithm, get_algorithm),
@@ -263,6 +265,8 @@ def _explain(detail: Mapping[str, Any], key: str) -> str:
         return f"unknown key{hint}" + ("" if hint else f"; known here: {', '.join(known)}")
     if detail["type"] == "model_type":
         return _as_table(detail["input"], key)
+    if isinstance(detail["input"], Mapping) and (hint := _table_elsewhere(key, detail["input"])):
+        return f"has no keys of its own{hint}"
     message = detail["msg"]
     message = message[0].lower() + message[1:]
     return f"{message}, got {shown(detail['input'])}"
@@ -280,10 +284,24 @@ def _keys_of(table: str) -> list[str]:
     model: Any = Scenario
     for name in filter(None, table.split(".")):
         field = model.model_fields.get(name)
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+        model = None if field is None else _table_class(field.annotation)
+        if model is None:
             return []
-        model = field.annotation
     return list(model.model_fields)
+
+
+def _table_class(annotation: Any) -> type[BaseModel] | None:
+    """Return the class of a table, or of one that need not be there; None for other values."""
+    kinds = (annotation, *getattr(annotation, "__args__", ()))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def _table_elsewhere(key: str, given: Mapping[str, Any]) -> str:
+    """Return a hint at the table of the same name, below another table, that has one of the given keys."""
+    name = key.rpartition(".")[2]
+    tables = (f"{table}.{name}" for table in Scenario.model_fields)
+    known = (f"{table}.{one}" for table in tables for one in _keys_of(table) if one in given)
+    return f" (did you mean {found!r}?)" if (found := next(known, None)) else ""
 
 
 def _elsewhere(name: str, keys: Sequence[str]) -> str:

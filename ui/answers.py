@@ -37,7 +37,7 @@ def answer(scenario: Scenario, origins: Mapping[str, str], batch: int, context: 
     steps = range(MOST_STEPS + 1) if speculates else (0,)
     return {
         "notices": [*notices_of(run, origins)],
-        "devices": scenario.hardware.devices,
+        "devices": run.deployment.parallel.devices,
         "kv_slots": run.spec.config.num_pages * run.spec.config.page_size,
         "most_rows": most,
         "cost": cost_of_rounds(scenario, [min(batch, most)], context, steps, model).to_json(),

@@ -93,9 +93,10 @@ def _energy(best: PlannedCandidate) -> list[str]:
     found = best.energy
     if found is None:
         return []
+    mean = " on average" if len({pool.gpu for pool in best.pools}) > 1 else ""
     text = (
         f"{best.name} takes {found.kwh_per_million:.3g} kWh per million output tokens and "
-        f"{found.kwh_per_month:,.0f} kWh a month, with {found.watts_per_gpu:g} W a GPU (--power)."
+        f"{found.kwh_per_month:,.0f} kWh a month, with {found.watts_per_gpu:g} W a GPU{mean} (--power)."
     )
     return ["", *textwrap.wrap(text, WIDTH)]
 

@@ -107,7 +107,8 @@ def _report(whole: Tune) -> list[str]:
     from ...planning.tuning.result import best_of, gains_of
 
     scenario, best = whole.scenario, best_of(whole)
-    title = f"{scenario.name}: draft steps of {scenario.speculation.algorithm} on {scenario.model.target}, {scenario.hardware.gpu}"
+    gpu = whole.model.plain.deployment.gpu.name
+    title = f"{scenario.name}: draft steps of {scenario.speculation.algorithm} on {scenario.model.target}, {gpu}"
     lines = [*textwrap.wrap(title, WIDTH), *(f"  {phase.name:<10} {phase.about}" for phase in whole.phases), ""]
     lines += ["Table" if whole.best else "The table that is the least behind", *_table_lines(best.table)]
     schedule = whole.best_schedule

@@ -169,12 +169,12 @@ class RunRecord:
 
     def _title(self, mode: str) -> str:
         """Return name, model, hardware, algorithm and mode in one line."""
-        from ...sim.disaggregation.pools import pools_of
+        from ...sim.disaggregation.pools import gpus_by_name, pools_of, pools_on
 
         model, hardware, speculation = self.scenario.model, self.scenario.hardware, self.scenario.speculation
-        devices = pools_of(self.scenario).num_engines * hardware.devices
+        gpus = gpus_by_name(pools_on(hardware, pools_of(self.scenario)))
         parts = [
-            f"{model.target} on {f'{devices} × ' if devices > 1 else ''}{hardware.gpu}",
+            f"{model.target} on {' and '.join(f'{n} × {gpu}' if n > 1 else gpu for gpu, n in gpus.items())}",
             f"{speculation.algorithm} {speculation.policy}" if speculation.algorithm != "NONE" else "NONE",
             mode,
             f"seed {self.scenario.seed}",

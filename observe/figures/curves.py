@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .devices import gpus_by_name, value_of
 from .labels import distinct_parts, names_in_note
 from .style import COLOURS, missing
 from .trials import LOADS, MOST_LINES, Point, Trials, answer_of
@@ -116,16 +117,13 @@ def setting(trials: Trials, point: Point, key: str, default: Any) -> Any:
     """Return the value that a combination has of a key of the scenario."""
     if key in point.settings:
         return point.settings[key]
-    table: Any = trials.question["scenario"]
-    for part in key.split("."):
-        table = table.get(part) if isinstance(table, Mapping) else None
-    return default if table is None else table
+    found = value_of(trials.question["scenario"], key)
+    return default if found is None else found
 
 
 def gpus_of(trials: Trials, point: Point) -> int:
     """Return the devices of all engines of a combination."""
-    keys = ("tensor_parallel", "attention_data_parallel", "replicas")
-    return int(np.prod([setting(trials, point, f"hardware.{key}", 1) for key in keys]))
+    return sum(gpus_by_name(lambda key: setting(trials, point, key, None)).values())
 
 
 def _of_sweep(trials: Trials) -> list[Found]:

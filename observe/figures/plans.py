@@ -215,9 +215,9 @@ class Deployment:
 
 def _gpus_of_unit(trials: Trials, one: Mapping[str, Any]) -> int:
     """Return the GPUs of the smallest deployment of a candidate: of one engine, or of prefill and decode engines."""
-    smallest = Point({**one["settings"], "hardware.replicas": 1})
-    ratio = setting(trials, smallest, "disaggregation.ratio", None)
-    return gpus_of(trials, smallest) * (sum(map(int, ratio.split(":"))) if ratio else 1)
+    ratio = setting(trials, Point(one["settings"]), "disaggregation.ratio", None)
+    unit = sum(map(int, ratio.split(":"))) if ratio else 1
+    return gpus_of(trials, Point({**one["settings"], "hardware.replicas": unit}))
 
 
 def cost_against_load(trials: Trials | str | PathLike[str]) -> go.Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..summary import SHORT_NAMES
 from ..tables import LATENCIES, format_number, format_share, intervals_rest_on, outside_of_intervals
 from . import run as of_run
 from . import twin as of_twin
+from .devices import gpus_by_name, value_of
 from .page import Folded, Page, Picture, Table
 from .rounds import round_waterfall
 from .run import Run
@@ -24,12 +26,11 @@ STATISTICS = ("mean", "median", "p90", "p95", "p99")
 
 def deployment(scenario: Mapping[str, Any]) -> str:
     """Return model, hardware and algorithm of a scenario's tables in one line."""
-    model, hardware, speculation = (scenario.get(name, {}) for name in ("model", "hardware", "speculation"))
-    number = (
-        hardware.get("tensor_parallel", 1) * hardware.get("attention_data_parallel", 1) * hardware.get("replicas", 1)
+    model, speculation = (scenario.get(name, {}) for name in ("model", "speculation"))
+    gpus = gpus_by_name(partial(value_of, scenario)).items()
+    place = (
+        f"{model.get('target', 'A deployment')} on {' and '.join(f'{n} × {gpu}' if n > 1 else gpu for gpu, n in gpus)}"
     )
-    devices = f"{number} × " if number > 1 else ""
-    place = f"{model.get('target', 'A deployment')} on {devices}{hardware.get('gpu', 'unknown hardware')}"
     algorithm = speculation.get("algorithm", "NONE")
     return place if algorithm == "NONE" else f"{place}, {algorithm}"
 

@@ -36,7 +36,7 @@ class ModelErrors:
 
     def run_of(self, item: Ranked) -> Assembly:
         """Return the parts of a candidate that holds its load, with the engines that it has there."""
-        return self.assembly(item.candidate, item.gpus // item.candidate.gpus_per_engine)
+        return self.assembly(item.candidate, item.candidate.engines_on(item.gpus))
 
     def rests_on(self, item: Ranked) -> str:
         """Say what the intervals of a candidate rest on."""
@@ -59,7 +59,7 @@ class ModelErrors:
         if errors is None:
             return None
         counts = count_range(curve, item.load, candidate.unit, errors)
-        least, most = (None if count is None else count * candidate.gpus_per_engine for count in counts)
+        least, most = (None if count is None else candidate.gpus_of(count) for count in counts)
         return least, most
 
     def taken_range(self, item: Ranked) -> tuple[float, float] | None:

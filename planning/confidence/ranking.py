@@ -91,10 +91,10 @@ def _result(whole: Plan, index: int, finding: Finding) -> Ranked:
     candidate, asked = whole.candidates[index], whole.question
     dropped, first_share = index not in whole.fine, whole.first_share.get(index, 0.0)
     if asked.load is None:
-        gpus = whole.engines(candidate) * candidate.gpus_per_engine
+        gpus = candidate.gpus_of(whole.engines(candidate))
         return Ranked(candidate, finding, gpus, finding.value, dropped, first_share)
     engines = finding.value
     if dropped:  # by its load per smallest deployment
         engines = candidate.unit * math.ceil(asked.load / finding.value) if finding.value else 0
-    gpus = int(engines) * candidate.gpus_per_engine
+    gpus = candidate.gpus_of(int(engines))
     return Ranked(candidate, finding, gpus, asked.load, dropped, first_share)

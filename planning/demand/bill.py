@@ -67,7 +67,7 @@ class Energy:
     """What a candidate's GPUs take at the load that it holds.
 
     Attributes:
-        watts_per_gpu: Of a GPU under load, as given.
+        watts_per_gpu: Of a GPU under load, as given; the mean over unlike pools.
         kwh_per_million: Of a million output tokens.
         kwh_per_month: Of 730 hours.
     """
@@ -78,7 +78,7 @@ class Energy:
 
 
 def bill_of(plan: Plan, item: Ranked, price: float) -> Bill:
-    """Return the bill of a candidate that holds its load. `price`: of an hour of its GPU."""
+    """Return the bill of a candidate that holds its load. `price`: of an hour of a GPU, on average."""
     per_hour = item.gpus * price
     own = None
     if plan.own_load <= item.load:
@@ -88,8 +88,8 @@ def bill_of(plan: Plan, item: Ranked, price: float) -> Bill:
 
 
 def energy(plan: Plan, item: Ranked) -> Energy | None:
-    """Return the energy of a candidate by the power of its GPU under load; None if no power is given for it."""
-    power = plan.question.watts.get(plan.gpu_of(item.candidate))
+    """Return the energy of a candidate by the power of its GPUs under load; None if that of one is not given."""
+    power = item.candidate.per_gpu(plan.question.watts)
     if power is None:
         return None
     kilowatts = item.gpus * power / 1000

@@ -66,7 +66,7 @@ class Diagnosis(Document):
         about_speed_ups: What gains and break-even lengths include, and how sure they are.
         algorithm: The algorithm that is judged.
         model: The target.
-        gpu: The device.
+        gpu: The device; of decode engines if they have their own.
         verdict: "pays", "pays not", or "cannot be told" within the error of speed-ups.
         context: KV tokens of a request in the middle of its output, which the next eight hold for.
         pays_up_to_batch: The largest batch at which speculation surely pays; 0 if at none.
@@ -154,7 +154,7 @@ def diagnose(scenario: Scenario, requests: int | None, model: RoundModel | None 
         about_speed_ups=f"{_prompts(model)} {about_speed_ups(model.with_steps(1))}",
         algorithm=scenario.speculation.algorithm,
         model=scenario.model.target,
-        gpu=scenario.hardware.gpu,
+        gpu=own.deployment.gpu.name,
         verdict="pays" if surely else "cannot be told" if perhaps else "pays not",
         context=context,
         pays_up_to_batch=surely,
@@ -212,6 +212,8 @@ def _gain(model: RoundModel, batch: int, context: int) -> Gain:
 
 
 def _prompts(model: RoundModel) -> str:
+    if model.plain.prefill is not None:
+        return "The gains are those of the decode engines (hardware.decode): other engines compute the prompts."
     return f"The gains include the time of prompts, for outputs of {model.output_len:,.0f} tokens."
 
 

@@ -81,7 +81,7 @@ class RoundModel:
         accept_length = self.accept_length(steps, nodes)
         host_ns = run.host.round_ns(batch_size, round(batch_size * accept_length))
         prompt_ns = 0.0
-        if self.output_len is not None:
+        if self.output_len is not None and run.prefill is None:  # else other devices compute the prompts
             prompt_len = max(1, round(context_len - self.output_len / 2))
             work = (batch_size, steps, topk, nodes, batch_size * context_len)
             prompt_ns = _prompt_ns(run, prompt_len, work) / self.output_len

@@ -281,7 +281,8 @@ class Given:
         """Set one engine for prefill and one for decode, because a command starts a single pool."""
         self.settings |= {"disaggregation.prefill": 1, "disaggregation.decode": 1}
         self.assumed.append(
-            "the other pool has one engine as well, of the same kind; give disaggregation.prefill and disaggregation.decode"
+            "the other pool has one engine as well, of the same kind; give disaggregation.prefill and disaggregation.decode, "
+            "and its hardware in hardware.prefill or hardware.decode"
         )
         for name in ("hicache-ratio", "hicache-size", "enable-hierarchical-cache", "kv-offloading-size"):
             if name in self.values:

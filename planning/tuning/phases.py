@@ -46,15 +46,15 @@ def phases_of(scenario: Scenario, model: RoundModel, requests: int, most_steps: 
         return _windows(scenario, requests)
     sizes = _batch_sizes(scenario, model, most_steps)
     own = {"workload.num_requests": min(requests, scenario.workload.num_requests or requests)}
-    found = [_closed_loop(name, clients, requests, scenario) for name, clients in sizes.items()]
+    groups = scenario.hardware.replicas * model.plain.deployment.parallel.data
+    found = [_closed_loop(name, clients * groups, requests) for name, clients in sizes.items()]
     return [*found, Phase(OWN_LOAD, _own_words(scenario), own)]
 
 
-def _closed_loop(name: str, clients: int, requests: int, scenario: Scenario) -> Phase:
-    engines = scenario.hardware.replicas * scenario.hardware.attention_data_parallel
-    number = max(requests, RUNS_OF_CLIENTS * clients * engines)
-    settings = {"workload.concurrency": clients * engines, "workload.num_requests": number}
-    return Phase(name, count_of(clients * engines, "client"), settings)
+def _closed_loop(name: str, clients: int, requests: int) -> Phase:
+    number = max(requests, RUNS_OF_CLIENTS * clients)
+    settings = {"workload.concurrency": clients, "workload.num_requests": number}
+    return Phase(name, count_of(clients, "client"), settings)
 
 
 def _own_words(scenario: Scenario) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ...core.acceptance.presets import PresetChoice
@@ -12,9 +13,9 @@ from ...core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
 from ...core.algorithm.builtin import carried_hidden_size
 from ...core.algorithm.registry import get_algorithm
 from ...core.contract.events import EventSink
-from ...core.errors import ConfigError, Problem
+from ...core.errors import ConfigError, ForedraftError, Problem, count_of
 from ...core.model_shape import ModelShape
-from ...core.scheduler.config import EngineConfig
+from ...core.scheduler.config import EngineConfig, EngineRole
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
 from ...observe.input_files import read_text
@@ -34,10 +35,16 @@ from .acceptance import acceptance_process, acceptance_source, chosen_preset
 from .deployment import Deployment
 from .models import draft_shape, model_shape
 
+ExplainRow = tuple[str, float | str, str, str]  # name, value, unit, source
+
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """The parts of a run, all immutable. Each replica's engine is made from `spec`."""
+    """The parts of a run, all immutable. Each replica's engine is made from `spec`.
+
+    Where prefill and decode engines have unlike hardware, these are the parts of the decode engines. `prefill` has
+    those of the others, and differs in hardware, costs, memory and what follows from them.
+    """
 
     scenario: Scenario
     deployment: Deployment
@@ -55,10 +62,23 @@ class Assembly:
     host_link: HostLink | None = None  # None: no host memory behind the prefix cache
     not_measured: str | None = None  # why hardware.kernels=auto took the roofline
     clients_are_outside: bool = False  # they give prompts, with contents, and priorities, which no workload makes
+    prefill: Assembly | None = None  # of engines that only prefill, on other hardware; None: all engines are alike
+
+    def of_role(self, role: EngineRole) -> Assembly:
+        """Return the parts of the engines that have this role."""
+        return self.prefill if self.prefill is not None and role is EngineRole.PREFILL else self
+
+    @property
+    def by_role(self) -> dict[EngineRole, Assembly]:
+        """The parts of the engines by their role: of prefill and decode engines where they are unlike, else of all."""
+        if self.prefill is None:
+            return {EngineRole.BOTH: self}
+        return {EngineRole.PREFILL: self.prefill, EngineRole.DECODE: self}
 
     def make_engine(self, events: EventSink | None, replica: int = 0, named_slots: bool = True) -> Engine:
         """Make the engine of `replica`, in the role that its number has."""
-        return self.spec.with_role(self.pools.role_of(replica)).make_engine(events, named_slots=named_slots)
+        role = self.pools.role_of(replica)
+        return self.of_role(role).spec.with_role(role).make_engine(events, named_slots=named_slots)
 
     @property
     def relay_shape(self) -> AlgorithmShape:
@@ -77,6 +97,18 @@ class Assembly:
         return config.num_pages * config.page_size if config.prefix_cache else 0
 
     @property
+    def sent_kv_bytes(self) -> int:
+        """Bytes of a token's KV on the network from a prefill to a decode engine, of target and draft.
+
+        Between unlike engines every device of a decode engine is sent what it holds. That is a part of the KV heads,
+        or a copy of KV that devices do not divide (a latent, fewer KV heads than devices). Between like engines a copy
+        is sent once.
+        """
+        tensor = 1 if self.prefill is None else self.deployment.parallel.tensor
+        draft = 0 if self.draft is None else self.draft.token_bytes(tensor)
+        return tensor * (self.target.token_bytes(tensor) + draft)
+
+    @property
     def is_corrected(self) -> bool:
         """Whether the times of passes have the factor of published points."""
         return isinstance(self.cost, RoundCost) and self.cost.published is not None
@@ -84,34 +116,61 @@ class Assembly:
     @property
     def timing(self) -> str:
         """A line for the report: whose timing is simulated, and where the times of passes come from."""
-        server, rows = self.scenario.hardware.server, f"{self.spec.config.max_running:,}"
-        timing = (
-            f"Timing of {server} (hardware.server), batches of up to {rows}; passes priced by {self.cost.priced_by}"
-        )
-        if self.not_measured is not None and "roofline" in self.cost.priced_by:
-            timing += f" ({self.not_measured})"
-        if self.is_corrected and self.evidence is not None:
-            timing += f", times {self.evidence.factor:.2f} ({self.evidence.about})"
+        if self.prefill is None:
+            pools = f", {self._pricing}"
+        else:
+            pools = "".join(
+                f"; {role} on {part.deployment.devices}: {part._pricing}" for role, part in self.by_role.items()
+            )
+        timing = f"Timing of {self.scenario.hardware.server} (hardware.server){pools}"
         calibration = self.deployment.calibration
         return f"{timing}." if calibration is None else f"{timing}; {calibration.origin}."
 
-    def explain(self) -> list[tuple[str, float | str, str, str]]:
+    @property
+    def _pricing(self) -> str:
+        pricing = f"batches of up to {self.spec.config.max_running:,}; passes priced by {self.cost.priced_by}"
+        if self.not_measured is not None and "roofline" in self.cost.priced_by:
+            pricing += f" ({self.not_measured})"
+        if self.is_corrected and self.evidence is not None:
+            pricing += f", times {self.evidence.factor:.2f} ({self.evidence.about})"
+        return pricing
+
+    def explain(self) -> list[ExplainRow]:
         """Return (name, value, unit, source) of every number behind the run."""
         server = self.deployment.server
-        rows: list[tuple[str, float | str, str, str]] = [("timing of the server", server.name, "", server.about)]
-        rows += [*self.cost.explain(), *self.host.explain(), *self.deployment.front_end.explain()]
-        if self.memory is not None:
-            rows += self.memory.explain()
-        if self.host_link is not None:
-            rows += self.host_link.explain(self.spec.config.host_pages * self.spec.config.page_size)
-        rows += self._explain_scheduling()
+        rows: list[ExplainRow] = [("timing of the server", server.name, "", server.about)]
+        mine = self._explain_engines()
+        common = mine if self.prefill is None else [row for row in self.prefill._explain_engines() if row in mine]
+        rows += common
+        for role, part in self.by_role.items():
+            rows += [(f"{role}: {row[0]}", *row[1:]) for row in part._explain_engines() if row not in common]
+        rows += self._explain_transfers()
         config = self.spec.config
         rows.append(("scheduling mode", config.mode, "", config.mode_reason))
         source = acceptance_source(self.scenario, self.preset)
         rows.append(("acceptance", type(self.acceptance).__name__, "", source))
         return rows
 
-    def _explain_scheduling(self) -> Iterator[tuple[str, float | str, str, str]]:
+    def _explain_engines(self) -> list[ExplainRow]:
+        rows = [*self.cost.explain(), *self.host.explain(), *self.deployment.front_end.explain()]
+        if self.memory is not None:
+            rows += self.memory.explain()
+        if self.host_link is not None:
+            rows += self.host_link.explain(self.spec.config.host_pages * self.spec.config.page_size)
+        return [*rows, *self._explain_scheduling()]
+
+    def _explain_transfers(self) -> Iterator[ExplainRow]:
+        if not self.pools.is_disaggregated:
+            return
+        ports = [self.of_role(role).deployment.port_bytes_per_s for role in (EngineRole.PREFILL, EngineRole.DECODE)]
+        source = f"the slower port, of a prefill engine ({ports[0] / 1e9:g} GB/s) or a decode engine ({ports[1] / 1e9:g} GB/s)"
+        yield "KV transfer", min(ports) / 1e9, "GB/s", source
+        source = "KV of target and draft, all layers"
+        if self.prefill is not None:
+            source += f", for each of {count_of(self.deployment.parallel.tensor, 'device')} what it holds"
+        yield "KV transfer per token", self.sent_kv_bytes, "B", source
+
+    def _explain_scheduling(self) -> Iterator[ExplainRow]:
         """Yield the limits and rules of the scheduler, those of the server where the scenario gives none."""
         gpu, server = self.deployment.gpu, self.deployment.server
         units = {"max_running": "requests in a batch", "chunk_size": "prompt tokens of a step"}
@@ -133,7 +192,41 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
     Raises a ForedraftError for everything that cannot run, before the run begins.
     """
     check_names(scenario)
-    deployment = Deployment.of(scenario, calibration)
+    if not pools_of(scenario).is_disaggregated:
+        return _assemble(scenario, Deployment.of(scenario, calibration))
+    with _named(scenario, EngineRole.DECODE):
+        decode = Deployment.of(scenario, calibration, EngineRole.DECODE)
+        run = _assemble(scenario, decode)
+    with _named(scenario, EngineRole.PREFILL):
+        prefill = Deployment.of(scenario, calibration, EngineRole.PREFILL)
+        if prefill == decode:
+            return run
+        _check_unlike(scenario, decode)
+        return replace(run, prefill=_assemble(scenario, prefill))
+
+
+@contextmanager
+def _named(scenario: Scenario, role: EngineRole) -> Iterator[None]:
+    """Name the pool in errors that its own hardware raises."""
+    try:
+        yield
+    except ForedraftError as error:
+        if isinstance(error, ConfigError) or scenario.hardware.pool(role) is None:
+            raise
+        raise type(error)(f"hardware.{role}: {error}") from None
+
+
+def _check_unlike(scenario: Scenario, deployment: Deployment) -> None:
+    """Raise ConfigError for what pools of unlike hardware cannot have."""
+    unlike = "and the pools have unlike hardware (hardware.prefill, hardware.decode)"
+    if scenario.disaggregation.rebalance_s is not None:
+        raise ConfigError.of(SCENARIO, "disaggregation.rebalance_s", f"lets engines change their role, {unlike}")
+    if deployment.calibration is not None:
+        raise ConfigError.of(SCENARIO, "hardware.profile", f"has the times of one kind of engine, {unlike}")
+
+
+def _assemble(scenario: Scenario, deployment: Deployment) -> Assembly:
+    """Resolve a scenario whose engines have this hardware."""
     algorithm = get_algorithm(scenario.speculation.algorithm)
     given = scenario.model
     target = deployment.with_formats(model_shape(given.target, "model.target"), given.weight_dtype, given.kv_dtype)

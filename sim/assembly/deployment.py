@@ -1,7 +1,8 @@
 """The deployment of a scenario: what its engines run on, and which server they are like.
 
-`Deployment.of` reads the scenario's hardware once, looks up the GPU and the server's profile, and applies the rule "the
-scenario's value, else the server's". `assembly.py` takes memory, captured graphs and measured kernels from it.
+`Deployment.of` reads the scenario's hardware once, or that of one of its pools, looks up the GPU and the server's
+profile, and applies the rule "the scenario's value, else the server's". `assembly.py` takes memory, captured graphs and
+measured kernels from it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Literal
 from ...core.adaptive.graphs import graph_plan
 from ...core.errors import ConfigError, nearest
 from ...core.model_shape import ModelShape
+from ...core.scheduler.config import EngineRole
 from ...core.scheduler.spec import GRAPH_SIZES, EngineSpec, default_graph_sizes
 from ..cost.calibration import Calibration, load_calibration
 from ..cost.draft import DraftShape
@@ -64,7 +66,7 @@ class Deployment:
     """The devices of one engine, and the server that it is like. `graphs` is None if nothing is captured.
 
     `launch` and `host` have the fitted parameters of `calibration`. `is_corrected`: published points of serving correct
-    the times of passes.
+    the times of passes. `port_bytes_per_s`: of all devices together to other engines, in each direction.
     """
 
     gpu: GPU
@@ -77,15 +79,19 @@ class Deployment:
     kernels: KernelSource
     shares: MemoryShares
     is_corrected: bool
+    port_bytes_per_s: float
     calibration: Calibration | None = None
 
     @classmethod
-    def of(cls, scenario: Scenario, calibration: Calibration | None = None) -> Deployment:
-        """Resolve the scenario's hardware. `calibration` stands in for the file `hardware.profile`.
+    def of(
+        cls, scenario: Scenario, calibration: Calibration | None = None, role: EngineRole = EngineRole.BOTH
+    ) -> Deployment:
+        """Resolve the hardware of the engines of a role. `calibration` stands in for the file `hardware.profile`.
 
         Raises a ForedraftError for unknown names and for a profile that cannot be read.
         """
-        hardware = scenario.hardware
+        hardware, own = scenario.hardware.of_role(role), scenario.hardware.pool(role)
+        port_gbps = (own and own.bandwidth_gbps) or scenario.disaggregation.bandwidth_gbps
         gpu, server = lookup_gpu(hardware.gpu), server_profile(hardware.server)
         if calibration is None and hardware.profile:
             calibration = load_calibration(hardware.profile)
@@ -107,8 +113,15 @@ class Deployment:
             kernels=KernelSource(hardware.kernels_of or server.kernels_of, hardware.kernels),
             shares=MemoryShares(hardware.reserved_fraction, hardware.static_fraction, hardware.free_fraction),
             is_corrected=hardware.correction == "published" and calibration is None,
+            port_bytes_per_s=parallel.devices * port_gbps * 1e9 / 8,
             calibration=calibration,
         )
+
+    @property
+    def devices(self) -> str:
+        """The devices of an engine in words."""
+        count = self.parallel.devices
+        return f"{count} × {self.gpu.name}" if count > 1 else self.gpu.name
 
     def evidence(self, target: ModelShape, kernels: str) -> Evidence | None:
         """Return what published serving points say of passes of `target`; None for our own executor.

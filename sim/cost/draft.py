@@ -83,7 +83,11 @@ class DraftShape:
     @property
     def kv_bytes_per_token(self) -> int:
         """Draft KV that every slot carries beside the target's: all layers of a model, one layer of each head."""
-        return 0 if self.body is None else self.heads * self.body.kv_bytes_per_token
+        return self.token_bytes(1)
+
+    def token_bytes(self, tp: int) -> int:
+        """Return the bytes of a token's draft KV on each of `tp` devices."""
+        return 0 if self.body is None else self.heads * self.body.token_bytes(tp)
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""

@@ -153,7 +153,7 @@ def kv_pool_slots(
     # A round of one node goes on in the committed state; a tree keeps a state per node until it is known which one is
     # accepted.
     state_slots = recurrent_state_slots(max_batch_size, max_num_draft_tokens if max_num_draft_tokens > 1 else None)
-    body, fusion_inputs = (draft.body, draft.fusion_inputs) if draft is not None else (None, 0)
+    fusion_inputs = draft.fusion_inputs if draft is not None else 0
     fixed = {
         "context_bytes": CONTEXT_BYTES + (GROUP_BYTES if parallel.devices > 1 else 0),
         "target_weights_bytes": target.weight_bytes_per_device(tp, parallel.devices, parallel.expert),
@@ -165,7 +165,7 @@ def kv_pool_slots(
         "recurrent_states_bytes": state_slots * math.ceil(target.recurrent_state_bytes / tp),
     }
     fixed["reserved_bytes"] = _unused(gpu, fixed, reserved_fraction, static_fraction, free_fraction)
-    draft_slot = draft.heads * body.token_bytes(tp) if draft is not None and body is not None else 0
+    draft_slot = draft.token_bytes(tp) if draft is not None else 0
     kept = max_batch_size * ((target.attention_window or 0) + max_num_draft_tokens) + max_prefill_tokens
     free = gpu.memory_bytes - sum(fixed.values())
     target_slot, fixed["windows_bytes"] = _slot_and_windows(target, tp, draft_slot, free, kept)

@@ -165,9 +165,9 @@ class Cluster:
         self.last_sent_ns: int = 0
         self._on_finished = on_finished
         num_engines = assembly.pools.num_engines
-        tokens = assembly.cache_tokens
+        tokens = assembly.of_role(EngineRole.PREFILL).cache_tokens
         self._prefill = Balancer(table.prefill_policy, num_engines, scenario.seed, tokens, 1)
-        self._decode = Balancer(table.decode_policy, num_engines, scenario.seed, tokens, 2)
+        self._decode = Balancer(table.decode_policy, num_engines, scenario.seed, assembly.cache_tokens, 2)
         self.placements: Placements = Placements(
             EnginePool(self, EngineRole.PREFILL, self._prefill),
             EnginePool(self, EngineRole.DECODE, self._decode),
@@ -186,8 +186,8 @@ class Cluster:
     ) -> Interconnect:
         """Make the endpoints of the actors, before the first event.
         `links` are those from the clients, one per actor."""
-        size = draft_input_bytes(self.assembly)
-        interconnect = Interconnect(self.network, self.page_format, size, self.endpoints, packet_hooks)
+        sizes = self.page_format.page_size * self.assembly.sent_kv_bytes, draft_input_bytes(self.assembly)
+        interconnect = Interconnect(self.network, self.page_format, *sizes, self.endpoints, packet_hooks)
         around = Surroundings(
             interconnect,
             self.timing,

@@ -5,8 +5,10 @@ engine 0 ══out══╗                 ╔══in══ engine 2         a
 engine 1 ══out══╩═══ switch ══════╩══in══ engine 3         to itself; the next one on either waits until it has passed
 ```
 
-The switch is never the bottleneck. Short messages (offers, answers) take the latency alone: they go beside the pages,
-as they do where KV is written from memory to memory and messages go over another connection.
+The switch is never the bottleneck. Where two ports have unlike rates, pages move at the slower one. The faster port is
+taken only for as long as it needs for these bytes by itself, so that it can serve other engines beside. Short messages
+(offers, answers) take the latency alone: they go beside the pages, as they do where KV is written from memory to memory
+and messages go over another connection.
 """
 
 from __future__ import annotations
@@ -39,9 +41,11 @@ class Layers(NamedTuple):
 
 
 class Network:
-    """Ports are numbered like the engines that they belong to. Pages keep them busy; short messages go beside."""
+    """Ports are numbered like the engines that they belong to; `bytes_per_s` has the rate of each. Pages keep them
+    busy; short messages go beside."""
 
-    def __init__(self, env: Environment, num_ports: int, latency_ns: int, bytes_per_s: float) -> None:
+    def __init__(self, env: Environment, latency_ns: int, bytes_per_s: Sequence[float]) -> None:
+        num_ports = len(bytes_per_s)
         self.env = env
         self.latency_ns = latency_ns
         self.bytes_per_s = bytes_per_s
@@ -56,7 +60,7 @@ class Network:
         self, source: int, target: int, num_bytes: int, deliver: Callable[[*Arguments], None], *arguments: *Arguments
     ) -> None:
         """Send a short message with an attachment of `num_bytes`. Messages do not wait for each other."""
-        takes_ns = self._count(num_bytes)
+        takes_ns = max(self._count(num_bytes, source, target))
         call_at(self.env, self.env.now + takes_ns + self.latency_ns, deliver, *arguments)
 
     def send(
@@ -75,28 +79,32 @@ class Network:
         layer was there and the ports were free.
         """
         now_ns = self.env.now
-        takes_ns = self._count(num_bytes)
-        self.out_busy_ns[source] += takes_ns
-        self.in_busy_ns[target] += takes_ns
+        out_ns, in_ns = self._count(num_bytes, source, target)
+        takes_ns = max(out_ns, in_ns)
+        self.out_busy_ns[source] += out_ns
+        self.in_busy_ns[target] += in_ns
         earliest_ns = now_ns if layers is None else layers.first_ns
         started_ns = max(earliest_ns, self._out_free_ns[source], self._in_free_ns[target])
         ended_ns = started_ns + takes_ns
         if layers is not None:
             ended_ns = max(ended_ns, layers.last_ns + takes_ns // layers.num_layers)
         ended_ns = max(ended_ns, now_ns)
-        self._out_free_ns[source] = self._in_free_ns[target] = ended_ns
+        self._out_free_ns[source] = ended_ns - (takes_ns - out_ns)
+        self._in_free_ns[target] = ended_ns - (takes_ns - in_ns)
         call_at(self.env, ended_ns + self.latency_ns, deliver, *arguments)
         return started_ns, ended_ns
 
     @property
     def last_busy_ns(self) -> int:
         """The time at which the last page so far has left its port."""
-        return max(self._out_free_ns)
+        return max(*self._out_free_ns, *self._in_free_ns)
 
-    def _count(self, num_bytes: int) -> int:
-        """Count bytes that pass; returns how long they take."""
+    def _count(self, num_bytes: int, source: int, target: int) -> tuple[int, int]:
+        """Count bytes that pass; returns how long the port of the sender takes for them, and that of the receiver."""
         self.num_bytes += num_bytes
-        return int(num_bytes / self.bytes_per_s * self.slowdown * 1e9)
+        rates = self.bytes_per_s[source], self.bytes_per_s[target]
+        out_ns, in_ns = (int(num_bytes / rate * self.slowdown * 1e9) for rate in rates)
+        return out_ns, in_ns
 
 
 class Station(Protocol):
@@ -135,13 +143,16 @@ class Interconnect:
         self,
         network: Network,
         page_format: PageFormat,
+        sent_page_bytes: int,
         draft_input_bytes: int,
         stations: Sequence[Station],
         hooks: PacketHooks,
     ) -> None:
-        """Take `stations`, numbered as the network's ports; the list may be filled later."""
+        """Take `stations`, numbered as the network's ports; the list may be filled later. `sent_page_bytes`: of a page
+        on the network."""
         self.network = network
         self.page_format = page_format
+        self._sent_page_bytes = sent_page_bytes
         self.stations = stations
         self._draft_input_bytes = draft_input_bytes
         self._hooks = hooks
@@ -164,8 +175,8 @@ class Interconnect:
         deliver = partial(self.deliver_pages, source, target, arrived)
         if delay_ns is not None:
             deliver = partial(self._deliver_later, delay_ns, deliver)
-        page_bytes = self.page_format.target_bytes + self.page_format.draft_bytes
-        return self.network.send(source.replica, target.replica, len(pages) * page_bytes, deliver, layers=layers)
+        num_bytes = len(pages) * self._sent_page_bytes
+        return self.network.send(source.replica, target.replica, num_bytes, deliver, layers=layers)
 
     def withdraw(self, source: Station, target: int, request_id: str) -> None:
         """Tell engine `target` that a request's client has left."""

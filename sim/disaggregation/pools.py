@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...core.errors import ConfigError
 from ...core.handoff import HandoffTiming
 from ...core.scheduler.config import EngineRole
-from ..scenario import Scenario
+from ..cost.hardware import lookup_gpu
+from ..scenario import Hardware, Scenario
 
 SOURCE = "<scenario>"  # problems have the full keys of a scenario
 
@@ -53,6 +55,39 @@ def pools_of(scenario: Scenario) -> Pools:
         message = f"{replicas} contradicts {prefill} prefill and {decode} decode engines; leave it out"
         raise ConfigError.of(SOURCE, "hardware.replicas", message)
     return Pools(prefill, decode, 0)
+
+
+class Pool(NamedTuple):
+    """The engines of one role: how many there are, the GPU that they have, and the devices of each."""
+
+    role: EngineRole
+    engines: int
+    gpu: str
+    devices: int
+
+    @property
+    def gpus(self) -> int:
+        """The devices of all of them."""
+        return self.engines * self.devices
+
+
+def pools_on(hardware: Hardware, pools: Pools) -> tuple[Pool, ...]:
+    """Return the pools that have engines, with their hardware. Raises UnknownGPU."""
+    counts = {EngineRole.PREFILL: pools.num_prefill, EngineRole.DECODE: pools.num_decode}
+    found = []
+    for role, count in {**counts, EngineRole.BOTH: pools.num_both}.items():
+        own = hardware.of_role(role)
+        if count:
+            found.append(Pool(role, count, lookup_gpu(own.gpu).name, own.devices))
+    return tuple(found)
+
+
+def gpus_by_name(pools: Iterable[Pool]) -> dict[str, int]:
+    """Return the numbers of devices of all pools by the name of their GPU."""
+    found: dict[str, int] = {}
+    for pool in pools:
+        found[pool.gpu] = found.get(pool.gpu, 0) + pool.gpus
+    return found
 
 
 def parts_of(ratio: str) -> tuple[int, int]:

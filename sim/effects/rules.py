@@ -12,8 +12,11 @@ from ..assembly import Assembly
 from ..cost.draft import EAGLE3
 from ..cost.executor_steps import StepCost
 from ..load import contents_are_known
+from ..scenario import PoolHardware
 
 ARRIVALS = ("arrivals", "rate", "end_rate", "ramp_s", "amplitude", "curve", "period_s", "burstiness")
+
+HARDWARE = ("hardware", "hardware.prefill", "hardware.decode")
 
 Reason = Callable[[Assembly], str | None]
 
@@ -144,6 +147,21 @@ def _pool_policy_is_unused(side: str) -> Reason:
     return reason
 
 
+def _pools_have_their_own(key: str) -> Reason:
+    def reason(run: Assembly) -> str | None:
+        pools = [run.scenario.hardware.prefill, run.scenario.hardware.decode]
+        if run.pools.is_disaggregated and all(own is not None and getattr(own, key) is not None for own in pools):
+            return f"hardware.prefill.{key} and hardware.decode.{key} replace it"
+        return None
+
+    return reason
+
+
+def _is_on_one_node(run: Assembly) -> bool:
+    deployments = [part.deployment for part in run.by_role.values()]
+    return all(one.parallel.devices <= min(one.gpu.per_node, one.parallel.gpus_per_node) for one in deployments)
+
+
 def _priorities_are_equal(run: Assembly) -> str | None:
     table = run.scenario.workload
     if run.clients_are_outside or (table.trace is None and 0 < table.urgent_share < 1):
@@ -156,7 +174,7 @@ def _eviction_is_unused(run: Assembly) -> str | None:
 
 
 def _kernels_are_not_measured(run: Assembly) -> str | None:
-    if run.not_measured is not None:
+    if all(part.not_measured is not None for part in run.by_role.values()):
         return f"the roofline prices the passes: {run.not_measured}"
     return "hardware.kernels is roofline" if run.scenario.hardware.kernels == "roofline" else None
 
@@ -247,20 +265,18 @@ RULES: tuple[Rule, ...] = (
         _when(lambda run: run.scenario.hardware.static_fraction is not None, "hardware.static_fraction says it"),
     ),
     Rule(("hardware.kernels_of",), _kernels_are_not_measured),
-    Rule(
-        ("hardware.expert_parallel",),
-        _when(lambda run: not run.target.moe_layers, "{run.target.name} has no experts"),
-        {"hardware.expert_parallel": 1},
+    *(
+        Rule((f"hardware.{key}", f"disaggregation.{key}"), _pools_have_their_own(key))
+        for key in PoolHardware.model_fields
     ),
     Rule(
-        ("hardware.gpus_per_node",),
-        _when(
-            lambda run: (
-                run.deployment.parallel.devices
-                <= min(run.deployment.gpu.per_node, run.deployment.parallel.gpus_per_node)
-            ),
-            "a replica's devices are on one node",
-        ),
+        tuple(f"{table}.expert_parallel" for table in HARDWARE),
+        _when(lambda run: not run.target.moe_layers, "{run.target.name} has no experts"),
+        {f"{table}.expert_parallel": 1 for table in HARDWARE},
+    ),
+    Rule(
+        tuple(f"{table}.gpus_per_node" for table in HARDWARE),
+        _when(_is_on_one_node, "a replica's devices are on one node"),
     ),
     Rule(
         ("hardware.graph_sizes", "hardware.graph_unit", "hardware.piecewise_graphs"),
@@ -390,12 +406,12 @@ RULES: tuple[Rule, ...] = (
     # -- engines -------------------------------------------------------------------------------------------------------
     Rule(("router.policy",), _router_is_unused),
     Rule(
-        ("disaggregation.",),
+        ("disaggregation.", "hardware.prefill.", "hardware.decode."),
         _when(
             lambda run: not run.pools.is_disaggregated,
             "every engine does all of a request; disaggregation.prefill and decode, or ratio, divide them",
         ),
-        {"disaggregation.prefill": 0, "disaggregation.decode": 0},
+        {"disaggregation.prefill": 0, "disaggregation.decode": 0, "disaggregation.ratio": None},
     ),
     Rule(("disaggregation.prefill_policy",), _pool_policy_is_unused("prefill")),
     Rule(("disaggregation.decode_policy",), _pool_policy_is_unused("decode")),

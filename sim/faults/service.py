@@ -61,22 +61,21 @@ class FaultReport:
 class FaultyService:
     """The parts of one run that inject faults, and the checks that need all of them."""
 
-    def __init__(self, env: Environment, plan: FaultPlan, seed: int, config: EngineConfig) -> None:
+    def __init__(self, env: Environment, plan: FaultPlan, seed: int, context_len: int) -> None:
         self.env = env
         self.plan = plan
         self.ledger: Ledger = Ledger(plan, seed)
         self.promises: Promises = Promises()
         self.injectors: list[FaultInjector] = []
-        self.clients: FaultyClients = FaultyClients(env, self.ledger, self.injectors, config.context_len)
-        self._config = config
+        self.clients: FaultyClients = FaultyClients(env, self.ledger, self.injectors, context_len)
         self._sent: dict[str, int] = {}  # id -> how often it has ended
         self._last_end_ns = 0
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def make_injector(self) -> FaultInjector:
-        """Make the injector of the next replica."""
-        witness = Witness(self.promises, self._config)
+    def make_injector(self, config: EngineConfig) -> FaultInjector:
+        """Make the injector of the next replica, whose engine has this configuration."""
+        witness = Witness(self.promises, config)
         self.injectors.append(FaultInjector(len(self.injectors), self.ledger, self.promises, witness))
         return self.injectors[-1]
 

@@ -1,7 +1,7 @@
 """A scenario: everything that a simulated run depends on, validated all at once."""
 
 from .engine_table import EngineTable
-from .scenario import Acceptance, FrontEndTable, Hardware, Scenario, Speculation
+from .scenario import Acceptance, FrontEndTable, Hardware, PoolHardware, Scenario, Speculation
 from .workload import Clients, Length, Workload
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "FrontEndTable",
     "Hardware",
     "Length",
+    "PoolHardware",
     "Scenario",
     "Speculation",
     "Workload",

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from ...core.adaptive.interchange import table_schema
+from ...core.scheduler.config import EngineRole
 from ..cost.host import GraphUnit
 from ..cost.passes.tokens import EXPERT_INDEPENDENCE
 from .engine_table import EngineTable
@@ -41,6 +42,19 @@ class Model(Table):
         default=None, description="STANDALONE: the draft model, a built-in model or a config.json"
     )
     draft_vocab: Count = Field(default=32_000, description="EAGLE-3: tokens in the head's reduced vocabulary")
+
+
+class PoolHardware(Table):
+    gpu: str | None = Field(default=None, description="GPU of the engines of this pool; default: hardware.gpu")
+    tensor_parallel: Count | None = Field(default=None, description="default: hardware.tensor_parallel")
+    attention_data_parallel: Count | None = Field(default=None, description="default: hardware.attention_data_parallel")
+    expert_parallel: Count | None = Field(default=None, description="default: hardware.expert_parallel")
+    gpus_per_node: Count | None = Field(
+        default=None, description="default: hardware.gpus_per_node, else as the pool's GPU has it"
+    )
+    bandwidth_gbps: Annotated[float, Field(ge=1e-3)] | None = Field(
+        default=None, description="bandwidth of each device's port; default: disaggregation.bandwidth_gbps"
+    )
 
 
 class Hardware(Table):
@@ -131,11 +145,34 @@ class Hardware(Table):
     profile: str | None = Field(
         default=None, description="profile.json of `foredraft calibrate`: fitted or measured times"
     )
+    prefill: PoolHardware | None = Field(
+        default=None,
+        description="what the engines that only prefill have instead (disaggregation); default: what all have",
+    )
+    decode: PoolHardware | None = Field(
+        default=None, description="what the engines that only decode have instead; default: what all have"
+    )
 
     @property
     def devices(self) -> int:
         """The devices of one replica."""
         return self.tensor_parallel * self.attention_data_parallel
+
+    def pool(self, role: EngineRole) -> PoolHardware | None:
+        """Return what the engines of this role have instead of the common values."""
+        return {EngineRole.PREFILL: self.prefill, EngineRole.DECODE: self.decode}.get(role)
+
+    def of_role(self, role: EngineRole) -> Hardware:
+        """Return the hardware of the engines of this role: what their pool has instead, and the common values."""
+        own = self.pool(role) or PoolHardware()
+        return self.model_copy(update=own.model_dump(exclude_none=True, exclude={"bandwidth_gbps"}))
+
+    @model_serializer(mode="wrap")
+    def _without_common_pools(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out pools that have nothing of their own, so that the headers of other logs stay what they are."""
+        return {
+            key: value for key, value in dump(self).items() if value is not None or key not in ("prefill", "decode")
+        }
 
 
 class Speculation(Table):
@@ -270,7 +307,8 @@ class Disaggregation(Table):
     decode_policy: Policy = Field(default="least_loaded", description="how the decode engine of a request is chosen")
     latency_us: Annotated[float, Field(ge=0, le=1e9)] = Field(default=10.0, description="latency from engine to engine")
     bandwidth_gbps: Annotated[float, Field(ge=1e-3)] = Field(
-        default=400.0, description="bandwidth of each device's port in each direction, in Gbit/s"
+        default=400.0,
+        description="bandwidth of each device's port in each direction, in Gbit/s; between two engines that of the slower",
     )
     layerwise: bool = Field(default=True, description="send KV layer by layer while the prompt is computed")
     rebalance_s: Seconds | None = Field(

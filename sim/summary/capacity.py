@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from ...core.scheduler.config import EngineRole
 from ..assembly import Assembly
 
 GROUPS = 4  # of the second half of the arrivals, at most: in an overload the queue grows from each to the next
@@ -39,8 +40,8 @@ def saturation(assembly: Assembly, summary: Mapping[str, Any], arrivals_per_s: f
 def _seconds_per_request(
     assembly: Assembly, prompt: float, computed: int, output: float, drafts: Sequence[int]
 ) -> tuple[float, float] | None:
-    """Return the time that a request takes of an engine with full batches: for its prompt, and for its output. None if
-    no batch has room."""
+    """Return the time that a request takes of an engine with full batches: for its prompt, and for its output, each of
+    the engine that computes it. None if no batch has room."""
     config, spec, cost, host = assembly.spec.config, assembly.spec, assembly.cost, assembly.host
     held = prompt + output / 2 + spec.resolve_sizes().reserve
     batch = min(config.max_running, int(config.num_pages * config.page_size / held))
@@ -59,9 +60,10 @@ def _seconds_per_request(
         if per_request < decode_s:
             decode_s, work = per_request, round_work
     assert work is not None, "a range of batch sizes has candidates"
-    chunk = min(config.chunk_size, computed)
+    on = assembly.of_role(EngineRole.PREFILL)
+    chunk = min(on.spec.config.chunk_size, computed)
     rides = config.mixed and not assembly.pools.is_disaggregated
-    chunk_ns = cost.step_ns([(chunk, 0)], work) - cost.decode_ns(*work) if rides else cost.step_ns([(chunk, 0)])
+    chunk_ns = cost.step_ns([(chunk, 0)], work) - cost.decode_ns(*work) if rides else on.cost.step_ns([(chunk, 0)])
     return computed / chunk * chunk_ns / 1e9, decode_s
 
 

@@ -29,7 +29,7 @@ MORE_TESTS: dict[str, tuple[str, ...]] = {
     "core/contract/future_map.py": ("tests/properties/contracts/test_check_relay.py", CHECK_RELAY),
     "core/contract/hidden.py": ("tests/core/tree/test_tree_outputs.py",),
     "core/draws.py": (CORPUS,),
-    "core/handoff/": ("tests/checks/test_check_transport.py", "tests/sim/test_disaggregated_service.py"),
+    "core/handoff/": ("tests/checks/test_check_transport.py", "tests/sim/disaggregation"),
     "core/kv/": (CORPUS,),
     "core/kv/allocator.py": (f"{OURS}[allocator-foredraft.checks.adapters.kv_allocator:make]",),
     "core/kv/moves.py": CHECK_TREES,
@@ -43,7 +43,7 @@ MORE_TESTS: dict[str, tuple[str, ...]] = {
     "gpu/ops/": ("tests/gpu/executor", *CHECK_EXECUTOR),
     "gpu/session/": ("tests/cli/decode/test_generate.py",),
     "sim/": ("tests/sim/test_simulation.py", CORPUS, CHECK_SIMULATOR),
-    "sim/disaggregation/": ("tests/sim/test_disaggregated_service.py",),
+    "sim/disaggregation/": ("tests/sim/disaggregation",),
     "sim/workload/acceptance": ("tests/cli/simulation/test_acceptance_cli.py",),
 }  # fmt: skip
 """Module or folder -> tests outside of its folder's own that must notice its changes, too."""

@@ -26,5 +26,5 @@ def test_a_model_that_has_no_room_gets_the_parallelism_at_which_it_has(scenario,
     found = make_candidates(scenario, tried, gpus)
     assert {one.settings.get(TENSOR_PARALLEL) for one in found} == sizes
     assert all(
-        (f"tensor_parallel {one.gpus_per_engine}" in one.name) == (TENSOR_PARALLEL in one.settings) for one in found
+        (f"tensor_parallel {one.gpus_per_unit}" in one.name) == (TENSOR_PARALLEL in one.settings) for one in found
     )

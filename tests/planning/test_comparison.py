@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+from foredraft.core.scheduler.config import EngineRole
 from foredraft.planning.candidates import Candidate, differ_in_speculation, make_candidates
 from foredraft.planning.confidence.comparison import ModelErrors, about_speed_ups, source_of_comparisons, speed_up_error
 from foredraft.planning.confidence.model_error import Curve
@@ -15,6 +16,7 @@ from foredraft.planning.search.judge import Finding
 from foredraft.planning.slo import parse_slo
 from foredraft.sim.calibration.accuracy import ROOFLINE, SPEED_UP, SPEED_UP_BATCHES, TIME_PER_TOKEN, mean_error
 from foredraft.sim.confidence import half_width
+from foredraft.sim.disaggregation.pools import Pool
 from foredraft.sim.scenario_file import scenario_with
 
 LIMITS = parse_slo("ttft_p99<1s,tpot_p99<50ms")
@@ -98,10 +100,13 @@ def test_ranges_are_there_where_something_is_published():
     assert unknown.rests_on(item) == "no published points"
 
 
+ONE = [Pool(EngineRole.BOTH, engines=1, gpu="H100", devices=1)]
+
+
 def test_candidates_of_one_deployment():
-    plain = Candidate("a", {"speculation.algorithm": "NONE"}, 1, 1)
-    drafts = Candidate("b", {"speculation.algorithm": "EAGLE3", "speculation.steps": 2}, 1, 1)
-    other = Candidate("c", {**drafts.settings, "hardware.gpu": "L40S"}, 1, 1)
+    plain = Candidate("a", {"speculation.algorithm": "NONE"}, ONE)
+    drafts = Candidate("b", {"speculation.algorithm": "EAGLE3", "speculation.steps": 2}, ONE)
+    other = Candidate("c", {**drafts.settings, "hardware.gpu": "L40S"}, ONE)
     assert differ_in_speculation(plain, drafts) and not differ_in_speculation(drafts, other)
 
 

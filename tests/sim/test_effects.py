@@ -19,6 +19,13 @@ AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,48
 MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
 FIXED = ("speculation.policy=fixed", "speculation.steps=3")
 POOLS = ("disaggregation.prefill=1", "disaggregation.decode=1", "engine.page_size=16")
+GROUPS = ("model.target=qwen3-30b-a3b", "hardware.tensor_parallel=2")  # has experts
+OWN = "hardware.prefill.{0} and hardware.decode.{0} replace it"
+
+
+def of_both(setting: str) -> list[str]:
+    return [f"hardware.{pool}.{setting}" for pool in ("prefill", "decode")]
+
 
 # settings, then the key that does nothing with a part of the reason
 CASES = [
@@ -84,6 +91,19 @@ CASES = [
     (["hardware.replicas=2", "workload.trace=azure.csv", "router.policy=prefix_aware"], "router.policy", "without block hashes"),
     ([*POOLS, "router.policy=random"], "router.policy", "prefill_policy"),
     (["disaggregation.layerwise=false"], "disaggregation.layerwise", "every engine does all"),
+    (["hardware.prefill.gpu=H200"], "hardware.prefill.gpu", "every engine does all"),
+    ([*POOLS, "hardware.gpu=H200", *of_both("gpu=B200")], "hardware.gpu", OWN.format("gpu")),
+    ([*POOLS, "hardware.tensor_parallel=4", *of_both("tensor_parallel=2")], "hardware.tensor_parallel", OWN.format("tensor_parallel")),
+    ([*POOLS, "hardware.attention_data_parallel=4", *of_both("attention_data_parallel=2")],
+     "hardware.attention_data_parallel", OWN.format("attention_data_parallel")),
+    ([*POOLS, *GROUPS, "hardware.expert_parallel=1", *of_both("expert_parallel=2")],
+     "hardware.expert_parallel", OWN.format("expert_parallel")),
+    ([*POOLS, "hardware.tensor_parallel=4", "hardware.gpus_per_node=4", *of_both("gpus_per_node=2")],
+     "hardware.gpus_per_node", OWN.format("gpus_per_node")),
+    ([*POOLS, "disaggregation.bandwidth_gbps=100.0", *of_both("bandwidth_gbps=200.0")],
+     "disaggregation.bandwidth_gbps", OWN.format("bandwidth_gbps")),
+    ([*POOLS, "hardware.decode.expert_parallel=1", "hardware.prefill.gpus_per_node=4"], "hardware.prefill.gpus_per_node", "on one node"),
+    ([*POOLS, "hardware.decode.tensor_parallel=2", "hardware.decode.expert_parallel=2"], "hardware.decode.expert_parallel", "no experts"),
     ([*POOLS, "disaggregation.decode_policy=random"], "disaggregation.decode_policy", "one decode engine"),
     ([*POOLS, "disaggregation.prefill_policy=random"], "disaggregation.prefill_policy", "one prefill engine"),
 ]  # fmt: skip
@@ -135,6 +155,7 @@ def test_every_rule_has_a_case():
     [
         [],
         ["speculation.algorithm=NONE", "speculation.policy=fixed", "speculation.steps=0", "speculation.topk=1"],
+        ["disaggregation.ratio=none", "disaggregation.prefill=0"],
         ["workload.arrivals=day", "workload.burstiness=2.0", "workload.amplitude=0.2", "workload.period_s=60.0"],
         ["workload.arrivals=curve", "workload.curve=[1.0, 3.0]", "workload.period_s=60.0", "workload.burstiness=2.0"],
         ["workload.trace=mooncake.jsonl", "hardware.replicas=2", "router.policy=prefix_aware", "workload.rate_scale=2.0"],

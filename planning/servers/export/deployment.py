@@ -147,6 +147,8 @@ def export(name: str, scenario: Scenario, server: str, load: ReplicaLoad | None)
     Raises ForedraftError for a scenario that cannot run, and for what the server has no arguments for.
     """
     run, target = assemble(scenario), SERVERS[server]
+    if run.pools.is_disaggregated and (scenario.hardware.prefill or scenario.hardware.decode):
+        raise ForedraftError("hardware.prefill and hardware.decode are not exported: all servers get the same devices")
     made, devices, model = target.arguments(run), target.devices(run), model_name(run)
     words = [*target.command, model, *devices, *made.words]
     commands = {"launch.sh": _lines(words)}
