@@ -265,7 +265,7 @@ def _explain(detail: Mapping[str, Any], key: str) -> str:
         return f"unknown key{hint}" + ("" if hint else f"; known here: {', '.join(known)}")
     if detail["type"] == "model_type":
         return _as_table(detail["input"], key)
-    if isinstance(detail["input"], Mapping) and (hint := _table_elsewhere(key, detail["input"])):
+    if isinstance(detail["input"], Mapping) and not _keys_of(key) and (hint := _table_elsewhere(key, detail["input"])):
         return f"has no keys of its own{hint}"
     message = detail["msg"]
     message = message[0].lower() + message[1:]

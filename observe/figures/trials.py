@@ -130,8 +130,9 @@ def as_trials(trials: Trials | str | PathLike[str]) -> Trials:
 
 
 def label(settings: Mapping[str, Any]) -> str:
-    """Return settings in words, the tables of their keys left out."""
-    return ", ".join(f"{key.rpartition('.')[2]} {'–' if value is None else value}" for key, value in settings.items())
+    """Return settings in words, each key without its first table: "prefill gpu H200"."""
+    names = {key: key.partition(".")[2].replace(".", " ") or key for key in settings}
+    return ", ".join(f"{names[key]} {'–' if value is None else value}" for key, value in settings.items())
 
 
 def throughput_against_latency(
