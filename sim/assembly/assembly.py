@@ -19,7 +19,7 @@ from ...core.scheduler.config import EngineConfig, EngineRole
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
 from ...observe.input_files import read_text
-from ..cost.calibration import Calibration
+from ..cost.calibration import Calibration, load_calibration
 from ..cost.draft import DraftShape
 from ..cost.executor_steps import ExecutorSteps, StepCost
 from ..cost.goodput import cost_table
@@ -192,8 +192,10 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
     Raises a ForedraftError for everything that cannot run, before the run begins.
     """
     check_names(scenario)
+    if calibration is None and scenario.hardware.profile:
+        calibration = load_calibration(scenario.hardware.profile)
     if not pools_of(scenario).is_disaggregated:
-        return _assemble(scenario, Deployment.of(scenario, calibration))
+        return _assemble(scenario, Deployment.of(scenario, calibration, EngineRole.BOTH))
     with _named(scenario, EngineRole.DECODE):
         decode = Deployment.of(scenario, calibration, EngineRole.DECODE)
         run = _assemble(scenario, decode)
@@ -221,8 +223,8 @@ def _check_unlike(scenario: Scenario, deployment: Deployment) -> None:
     unlike = "and the pools have unlike hardware (hardware.prefill, hardware.decode)"
     if scenario.disaggregation.rebalance_s is not None:
         raise ConfigError.of(SCENARIO, "disaggregation.rebalance_s", f"lets engines change their role, {unlike}")
-    if deployment.calibration is not None:
-        raise ConfigError.of(SCENARIO, "hardware.profile", f"has the times of one kind of engine, {unlike}")
+    if deployment.calibration is not None and deployment.calibration.steps is not None:
+        raise ConfigError.of(SCENARIO, "hardware.profile", f"has steps that were measured on one device, {unlike}")
 
 
 def _assemble(scenario: Scenario, deployment: Deployment) -> Assembly:

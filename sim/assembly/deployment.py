@@ -16,7 +16,7 @@ from ...core.errors import ConfigError, nearest
 from ...core.model_shape import ModelShape
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.spec import GRAPH_SIZES, EngineSpec, default_graph_sizes
-from ..cost.calibration import Calibration, load_calibration
+from ..cost.calibration import Calibration
 from ..cost.draft import DraftShape
 from ..cost.hardware import GPU, Parallelism, lookup_gpu
 from ..cost.host import FrontEnd, GraphUnit, HostCost, LaunchCost, host_preset, launch_preset
@@ -83,18 +83,14 @@ class Deployment:
     calibration: Calibration | None = None
 
     @classmethod
-    def of(
-        cls, scenario: Scenario, calibration: Calibration | None = None, role: EngineRole = EngineRole.BOTH
-    ) -> Deployment:
-        """Resolve the hardware of the engines of a role. `calibration` stands in for the file `hardware.profile`.
+    def of(cls, scenario: Scenario, calibration: Calibration | None, role: EngineRole) -> Deployment:
+        """Resolve the hardware of the engines of a role. `calibration`: the profile of the scenario, if it has one.
 
-        Raises a ForedraftError for unknown names and for a profile that cannot be read.
+        Raises a ForedraftError for unknown names.
         """
         hardware, own = scenario.hardware.of_role(role), scenario.hardware.pool(role)
         port_gbps = (own and own.bandwidth_gbps) or scenario.disaggregation.bandwidth_gbps
         gpu, server = lookup_gpu(hardware.gpu), server_profile(hardware.server)
-        if calibration is None and hardware.profile:
-            calibration = load_calibration(hardware.profile)
         parallel = _parallelism(hardware, gpu)
         launch = server.launch if hardware.launch is None else launch_preset(hardware.launch)
         host = server.host if hardware.host is None else host_preset(hardware.host)

@@ -32,10 +32,10 @@ def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
         notices.append(
             f"acceptance.recorded: {run.scenario.acceptance.recorded} has one request, so every simulated request repeats its runs"
         )
-    calibration, tensor = run.deployment.calibration, run.deployment.parallel.tensor
-    if calibration is not None:
-        notices += calibration.notices(run.target.name, tensor)
-    return (*notices, *run.spec.notices)
+    for tensor in dict.fromkeys(part.deployment.parallel.tensor for part in run.by_role.values()):
+        if (calibration := run.deployment.calibration) is not None:
+            notices += calibration.notices(run.target.name, tensor)
+    return tuple(dict.fromkeys([*notices, *run.spec.notices]))
 
 
 def _steps_notices(run: Assembly, origins: Mapping[str, str]) -> Iterator[str]:

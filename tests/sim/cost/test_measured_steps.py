@@ -57,6 +57,15 @@ def test_a_run_takes_its_times_from_the_profile(settings, policy, cuda_graphs):
     assert bottleneck(simulation.assembly, summary) in ("host", "prefill", "compute", "weights' bandwidth", "KV memory")
 
 
+def test_measured_steps_are_those_of_one_kind_of_engine(settings):
+    pools = ["disaggregation.prefill=1", "disaggregation.decode=1", "engine.page_size=16"]
+    assert assemble(load_scenario(None, [*settings, *pools])[0]).prefill is None
+    with pytest.raises(
+        ConfigError, match=r"hardware\.profile: has steps that were measured on one device, and the pools"
+    ):
+        assemble(load_scenario(None, [*settings, *pools, "hardware.prefill.tensor_parallel=2"])[0])
+
+
 def test_a_profile_of_another_model_is_told(settings):
     scenario, origins = load_scenario(None, [*settings, "model.target=llama-2-7b"])
     (notice,) = notices_of(assemble(scenario), origins)

@@ -13,9 +13,11 @@ from foredraft.observe.replay import replay
 from foredraft.sim.actors.clock import Environment
 from foredraft.sim.assembly import assemble
 from foredraft.sim.confidence import factors, rests_on
+from foredraft.sim.cost.calibration import Calibration, FittedParameters
 from foredraft.sim.cost.memory import InsufficientMemory
 from foredraft.sim.disaggregation.network import Network
 from foredraft.sim.disaggregation.pools import Pool, gpus_by_name, pools_of, pools_on
+from foredraft.sim.effects.notices import notices_of
 from foredraft.sim.faults.plan import swarm_plan
 from foredraft.sim.run import Simulation
 from foredraft.sim.scenario import Scenario
@@ -154,6 +156,16 @@ def test_errors_of_the_first_token_are_those_of_the_prefill_gpu():
         assert rests_on(unlike) == "; ".join(
             f"{role}: {rests_on(one)}" for role, one in zip(("prefill", "decode"), like.values(), strict=True)
         )
+
+
+def test_a_fitted_profile_must_be_of_the_gpu_of_both_pools():
+    fitted = FittedParameters("foredraft", "roofline", {}, 7, 0.0, 0.0)
+    profile = Calibration("made", "a test", "H100", "llama-3.1-8b", (1,), fitted)
+    found = assemble(scenario_of({"prefill": {"tensor_parallel": 2}}), profile)
+    told = [notice for notice in notices_of(found, {}) if "hardware.profile" in notice]
+    assert len(told) == 1 and told[0].endswith("may be worse for 2"), "which is that of prefill engines"
+    with pytest.raises(ConfigError, match="measured for H100, but the run uses H200"):
+        assemble(scenario_of({"prefill": {"gpu": "H200"}}), profile)
 
 
 # -- transfers ---------------------------------------------------------------------------------------------------------
