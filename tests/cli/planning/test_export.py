@@ -276,6 +276,11 @@ def test_pages_of_one_token_are_left_to_the_server():
         ("vllm", {"speculation.policy": "ema"}, "`foredraft tune` finds such a schedule"),
         ("trtllm", {"speculation.policy": "ema"}, "`foredraft tune` finds such a schedule"),
         ("trtllm", {"disaggregation.ratio": "1:1", "hardware.replicas": 2}, "export without disaggregation"),
+        (
+            "vllm",
+            {"disaggregation.ratio": "1:1", "hardware.replicas": 2, "hardware.decode.gpu": "H200"},
+            "are not exported",
+        ),
         ("trtllm", {"speculation.algorithm": "EAGLE", "speculation.steps": 3}, "it has no EAGLE$"),
         ("trtllm", {"speculation.topk": 4, "speculation.policy": "fixed", "speculation.steps": 3}, "it drafts chains"),
         (
