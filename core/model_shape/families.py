@@ -243,6 +243,13 @@ FAMILIES: Mapping[str, Family] = {
     "nemotron_h": Family("NemotronHForCausalLM", nemotron, _nemotron_mlps),
     "nemotron-nas": Family("DeciLMForCausalLM", nas_attention, _nas_mlps),
     "falcon_h1": Family("FalconH1ForCausalLM", falcon),
+    "smollm3": Family("SmolLM3ForCausalLM", defaults={**_TIED, "rope_theta": 2e6}),
+    "olmo2": Family("Olmo2ForCausalLM", defaults={"rms_norm_eps": 1e-5}),
+    "olmo3": Family("Olmo3ForCausalLM", defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5}),
+    "granite": Family("GraniteForCausalLM", defaults={"attention_multiplier": 1.0}),
+    "glm4": Family("Glm4ForCausalLM", defaults={"rms_norm_eps": 1.5625e-7, "attention_bias": True, "head_dim": 128}),
+    "ministral3": Family("Ministral3ForCausalLM", defaults={"rms_norm_eps": 1e-5, "head_dim": 128}),
+    "seed_oss": Family("SeedOssForCausalLM", defaults={"attention_bias": True, "head_dim": 128}),
 }
 """The families whose configurations are understood, by `model_type`."""
 ARCHITECTURES: Mapping[str, str] = {name: family.architecture for name, family in FAMILIES.items()}
@@ -258,7 +265,7 @@ _ALIASES: Mapping[str, str] = {
 configured alike."""
 
 
-def family_of(model_type: Any) -> str | None:
+def family_of_type(model_type: Any) -> str | None:
     """Return the family that a `model_type` belongs to; None for an unknown one."""
     known = _ALIASES.get(model_type, model_type) if isinstance(model_type, str) else None
     return known if known in FAMILIES else None
@@ -268,7 +275,7 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> Model
     """Read the shape of a parsed `config.json`; `name` is what reports call the model. Raises ConfigError."""
     reader = language_model(config, source)
     model_type = reader.get("model_type")
-    key = family_of(model_type)
+    key = family_of_type(model_type)
     if key is None:
         hint = nearest_name(model_type, ARCHITECTURES) if isinstance(model_type, str) else ""
         reader.problem("model_type", f"expected one of {', '.join(ARCHITECTURES)}{hint}, found {model_type!r}")

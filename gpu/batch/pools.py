@@ -68,6 +68,7 @@ class PagedAttention:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
         """See `Attention`."""
         ops, batch, kv = self.ops, self.batch, self.pool.layers[layer]
+        q = softmax.scaled(q, self.positions)
         q, k = ops.rope_write(q, k, v, cos_sin, self.positions, self.slots, kv)
         if isinstance(batch, DecodeBatch):
             return ops.decode_attention(q, kv, batch, softmax)

@@ -305,7 +305,7 @@ def _acceptance(
             names = ", ".join(PRESET_NAMES)
             message = f"{text!r} is no number, list of numbers or one of {names}{nearest(text, PRESET_NAMES)}"
             raise ConfigError.of(ARGUMENTS, "--acceptance", message) from None
-        from ..models.config import MODEL_TYPES
+        from ..models.families import MODEL_TYPES
 
         family = MODEL_TYPES[target.architecture]
         preset = usual_preset(algorithm.draft_form or algorithm.name, family, algorithm.usual_acceptance, text).preset

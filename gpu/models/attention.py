@@ -17,6 +17,7 @@ class Softmax:
     window: int = 0  # positions that a query sees, its own included; 0: all before it
     softcap: float = 0.0  # c: scores become c · tanh(score / c); 0: they stay (Gemma 2)
     sinks: Tensor | None = None  # [Hq]: one more score per head in the softmax, which has no value (gpt-oss)
+    query_factors: Tensor | None = None  # float32 [positions]: of a query at each position (Ministral 3)
 
     @property
     def is_plain(self) -> bool:
@@ -26,6 +27,12 @@ class Softmax:
     def scale_of(self, q: Tensor) -> float:
         """Return the factor of the products for q […, d]."""
         return q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    def scaled(self, q: Tensor, positions: Tensor) -> Tensor:
+        """Return queries [n, Hq, d] at `positions` [n] with their factors."""
+        if self.query_factors is None:
+            return q
+        return q * self.query_factors[positions].to(q.dtype)[:, None, None]
 
     def window_within(self, positions: int) -> int:
         """Return the window, or 0 if a text of `positions` tokens fits into it."""

@@ -40,13 +40,16 @@ def load_target(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     min_positions: int = 0,
+    context_len: int | None = None,
 ) -> Decoder:
     """Return the model in `directory`, in the checkpoint's dtype if `dtype` is None. Raises ConfigError,
     CheckpointError.
 
-    `min_positions` are those of the target that a draft is loaded for; see `over_positions`.
+    `min_positions` are those of the target that a draft is loaded for; see `over_positions`. `context_len`: of the
+    longest text, if that is known; see `ModelConfig.within`.
     """
     config = over_positions(ModelConfig.from_directory(directory), min_positions)
+    config = config if context_len is None else config.within(context_len)
     left_out = (None, "lm_head.weight") if config.tied_embeddings else (None,)
     stored: Mapping[str, AnyTensor] = {
         name: tensor

@@ -19,27 +19,32 @@ from ...core.model_shape import (
     FAMILIES,
     HF_QUANT_CONFIG,
     MoeConfig,
+    family_of_type,
     language_model,
     modelopt_config,
     read_experts,
     read_sizes,
+    read_unrotated,
     read_windows,
     replace_missing,
 )
 from ...core.parsing import ConfigReader, read_json_object
 from ...observe.input_files import read_text
+from .families import (
+    ARCHITECTURES,
+    CLAMPED_SWIGLU,
+    GELU_TANH,
+    MODEL_TYPES,
+    MULTIMODAL,
+    SILU,
+    Family,
+    family_of,
+    foreign_keys,
+)
 from .quantized import Quantization, read_quantization
 from .rope import Rope, read_ropes
 
-DECODED = (
-    "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "phi3", "gemma2", "gemma3", "gpt_oss", "mimo",
-)  # fmt: skip
-MODEL_TYPES = {ARCHITECTURE_OF_FAMILY[family]: family for family in DECODED}
-ARCHITECTURES = tuple(MODEL_TYPES)
-LLAMA, QWEN2, QWEN3, QWEN3_MOE, MISTRAL, MIXTRAL, PHI3, GEMMA2, GEMMA3, GPT_OSS, MIMO = ARCHITECTURES
-# Models that see, too, of which the decoder runs the language model.
-MULTIMODAL = {"Gemma3ForConditionalGeneration": GEMMA3, "Mistral3ForConditionalGeneration": MISTRAL}
-SILU, GELU_TANH, CLAMPED_SWIGLU = "silu", "gelu_pytorch_tanh", "clamped swiglu"
+LLAMA, QWEN3_MOE = "LlamaForCausalLM", "Qwen3MoeForCausalLM"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -61,16 +66,20 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
-    qk_norm: bool = False  # RMSNorm over each head of q and k, before rotation
+    qk_norm: bool = False  # RMSNorm of q and k before rotation, over each head or all at once as the family has it
     tied_embeddings: bool = False
     moe: MoeConfig | None = None
     activation: str = SILU
     window: int = 0  # positions that a query of `windowed_layers` sees, its own included
     windowed_layers: tuple[int, ...] = ()
     local_rope: Rope | None = None  # of the windowed layers, where it is another one
+    unrotated_layers: tuple[int, ...] = ()
     attention_scale: float | None = None  # None: head_dim^-½
     attention_softcap: float = 0.0  # see `Softmax`
     logit_softcap: float = 0.0  # of the LM head's logits, in the same way
+    logit_divisor: float = 1.0
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0  # of what attention and MLP add to the residual
     sinks: bool = False  # see `Softmax`
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -100,31 +109,33 @@ class ModelConfig:
         """Read a parsed config.json. Raises ConfigError with all problems of `source`."""
         reader = ConfigReader(data, source)
         architecture = _architecture(reader)
-        if architecture in MULTIMODAL.values() and data.get("text_config") is not None:
+        if data.get("text_config") is not None and data.get("architectures") in [[name] for name in MULTIMODAL]:
             reader = language_model(data, source)
-        if architecture == LLAMA and reader.get("sliding_window") is not None:
-            reader.problem(
-                "sliding_window", "a Llama has none; is this another model, such as Mistral, under its name?"
-            )
+        if architecture is not None:
+            _refuse_keys_of_others(reader, architecture)
         config, quantization = read_model_config(reader, architecture), read_quantization(reader)
         reader.raise_problems()
         assert config is not None
         return replace(config, quantization=quantization)
 
     @property
-    def is_gemma(self) -> bool:
-        """Norms of weight 1 + w, further ones behind attention and MLP, and scaled embeddings."""
-        return self.architecture in (GEMMA2, GEMMA3)
+    def family(self) -> Family:
+        """What the layers compute beside what this configuration says, and how their weights are published."""
+        return family_of(self.architecture)
 
-    @property
-    def norm_offset(self) -> float:
-        """What the weights of norms have beyond the published ones."""
-        return 1.0 if self.is_gemma else 0.0
+    def rope_of(self, layer: int) -> Rope | None:
+        """Return the rotation of a layer; None for one that rotates nothing."""
+        if layer in self.unrotated_layers:
+            return None
+        return self.local_rope if self.local_rope is not None and layer in self.windowed_layers else self.rope
 
-    @property
-    def is_gpt_oss(self) -> bool:
-        """A router and experts with biases, and gate and up in turns."""
-        return self.architecture == GPT_OSS
+    def within(self, context_len: int) -> ModelConfig:
+        """Return the configuration for texts of at most `context_len` tokens: if they fit into the context before
+        longrope, its tables are those of that context."""
+        original = self.rope.original_max_position
+        if self.rope.scaling != "longrope" or not context_len <= original < self.max_position_embeddings:
+            return self
+        return replace(self, max_position_embeddings=original)
 
     @property
     def num_moe_layers(self) -> int:
@@ -156,87 +167,116 @@ class ModelConfig:
             "torch_dtype": next(name for name, dtype in DTYPES.items() if dtype is self.dtype),
             **self.rope.to_dict(),
         }
+        family = self.family
         if self.window:
             kinds = ("full_attention", "sliding_attention")
             data["sliding_window"] = self.window
             data["layer_types"] = [kinds[i in self.windowed_layers] for i in range(self.num_layers)]
             data["use_sliding_window"] = True
-        if self.is_gemma:
-            data |= {
-                "hidden_activation": self.activation,
-                "query_pre_attn_scalar": round((self.attention_scale or self.head_dim**-0.5) ** -2),
-                "attn_logit_softcapping": self.attention_softcap or None,
-                "final_logit_softcapping": self.logit_softcap or None,
-            }
         if self.local_rope is not None:
-            data["rope_local_base_freq"] = self.local_rope.theta
-        if self.architecture != QWEN2:
-            data["attention_bias"] = self.qkv_bias
-        if self.architecture == LLAMA:
-            data["mlp_bias"] = self.mlp_bias
-        if self.architecture in (MIXTRAL, GPT_OSS):
-            data |= {"num_local_experts": self.moe.num_experts, "num_experts_per_tok": self.moe.top_k}
-        elif self.moe is not None:
-            data |= {
-                "num_experts": self.moe.num_experts,
-                "num_experts_per_tok": self.moe.top_k,
-                "moe_intermediate_size": self.moe.intermediate_size,
-                "norm_topk_prob": self.moe.norm_topk_prob,
-                "decoder_sparse_step": self.moe.decoder_sparse_step,
-                "mlp_only_layers": list(self.moe.mlp_only_layers),
-            }
+            data |= self._local_rope_to_dict()
+        if self.activation == GELU_TANH:
+            data["hidden_activation"] = self.activation
+        if family.attention_scale is not None:
+            data[family.attention_scale.name] = family.attention_scale.written(
+                self.attention_scale or self.head_dim**-0.5
+            )
+        if family.softcaps is not None:
+            data["attn_logit_softcapping"] = self.attention_softcap or None
+            data["final_logit_softcapping"] = self.logit_softcap or None
+        if family.has_unrotated_layers:
+            data["no_rope_layers"] = [int(i not in self.unrotated_layers) for i in range(self.num_layers)]
+        data |= {key: getattr(self, name) for name, key in family.numbers.items()}
+        biases = (family.mlp_bias, self.mlp_bias), (family.output_bias, self.output_bias)
+        for key, has_bias in (*biases, (family.qkv_bias, self.qkv_bias)):
+            if isinstance(key, str):
+                data[key] = has_bias
+        if family.experts is not None and self.moe is not None:
+            data |= {family.experts.key: self.moe.num_experts, "num_experts_per_tok": self.moe.top_k}
+            if family.experts.has_own_width:
+                data |= {
+                    "moe_intermediate_size": self.moe.intermediate_size,
+                    "norm_topk_prob": self.moe.norm_topk_prob,
+                    "decoder_sparse_step": self.moe.decoder_sparse_step,
+                    "mlp_only_layers": list(self.moe.mlp_only_layers),
+                }
         return data
+
+    def _local_rope_to_dict(self) -> dict[str, Any]:
+        assert self.local_rope is not None
+        if self.family.local_rope_key is not None:
+            return {self.family.local_rope_key: self.local_rope.theta}
+        ropes = {"full_attention": self.rope, "sliding_attention": self.local_rope}
+        parts = {kind: rope.to_dict() for kind, rope in ropes.items()}
+        for part in parts.values():
+            part |= {"rope_type": "default"} | part.pop("rope_scaling", {})
+        return {"rope_parameters": parts}
 
 
 def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelConfig | None:
     """Read the configuration of `architecture`; None if the reader has noted problems."""
-    family = None if architecture is None else MODEL_TYPES[architecture]
-    if family is not None:
-        reader = replace_missing(reader, **FAMILIES[family].defaults)
-    sizes = read_sizes(reader, family)
-    if sizes["head_dim"] % 2:
-        reader.problem("head_dim", f"must be even, its halves are rotated against each other; got {sizes['head_dim']}")
-    window, windowed = read_windows(reader, family or "", sizes["layers"])
+    name = None if architecture is None else MODEL_TYPES[architecture]
+    family = Family() if architecture is None else family_of(architecture)
+    if name is not None:
+        reader = replace_missing(reader, **FAMILIES[name].defaults)
+    sizes = read_sizes(reader, name)
+    layers, head_dim = sizes["layers"], sizes["head_dim"]
+    if head_dim % 2:
+        reader.problem("head_dim", f"must be even, its halves are rotated against each other; got {head_dim}")
+    window, windowed = read_windows(reader, name or "", layers) if family.has_windows else (None, frozenset[int]())
     if reader.get("use_bidirectional_attention"):
         reader.problem("use_bidirectional_attention", "only attention to earlier tokens is implemented")
-    if architecture == GPT_OSS and (limit := reader.number("swiglu_limit", 7.0)) != 7.0:
+    if family.activation == CLAMPED_SWIGLU and (limit := reader.number("swiglu_limit", 7.0)) != 7.0:
         reader.problem("swiglu_limit", f"only 7 is implemented, got {limit:g}")
-    rope, local_rope = read_ropes(reader, sizes["max_context"])
+    rope, local_rope = read_ropes(reader, sizes["max_context"], head_dim, family)
     # Beyond the context a window hides nothing; but its layers may have a rotation of their own.
     if window and window >= sizes["max_context"] and local_rope is None:
         window, windowed = None, frozenset()
-    is_gemma = architecture in (GEMMA2, GEMMA3)
-    is_capped = architecture == GEMMA2
+    scale, caps = family.attention_scale, family.softcaps
     config = {
         "vocab_size": sizes["vocab"],
         "hidden_size": sizes["hidden"],
         "intermediate_size": sizes["intermediate"],
-        "num_layers": sizes["layers"],
+        "num_layers": layers,
         "num_heads": sizes["heads"],
         "num_kv_heads": sizes["kv_heads"],
-        "head_dim": sizes["head_dim"],
+        "head_dim": head_dim,
         "rms_norm_eps": reader.number("rms_norm_eps", 1e-6),
         "rope": rope,
         "max_position_embeddings": sizes["max_context"],
-        "qkv_bias": sizes["qkv_bias"],
-        "output_bias": architecture not in (QWEN2, MIMO) and reader.flag("attention_bias"),
-        "mlp_bias": architecture == LLAMA and reader.flag("mlp_bias"),
-        "qk_norm": sizes["qk_norm"] or architecture == GEMMA3,
+        "qkv_bias": _read_bias(reader, family.qkv_bias),
+        "output_bias": _read_bias(reader, family.output_bias),
+        "mlp_bias": _read_bias(reader, family.mlp_bias),
+        "qk_norm": family.has_head_norms,
         "tied_embeddings": sizes["tied_embeddings"],
-        "moe": read_experts(reader, family),
+        "moe": read_experts(reader, name),
         "bos_token_id": next(iter(reader.token_ids("bos_token_id")), None),
         "eos_token_ids": reader.token_ids("eos_token_id"),
         "dtype": _read_dtype(reader),
-        "activation": _read_activation(reader, architecture),
+        "activation": _read_activation(reader, family.activation),
         "window": window or 0,
         "windowed_layers": tuple(sorted(windowed)),
         "local_rope": local_rope if windowed else None,
-        "attention_scale": reader.number("query_pre_attn_scalar") ** -0.5 if is_gemma else None,
-        "attention_softcap": _read_softcap(reader, "attn_logit_softcapping", 50.0 if is_capped else 0.0) * is_gemma,
-        "logit_softcap": _read_softcap(reader, "final_logit_softcapping", 30.0 if is_capped else 0.0) * is_gemma,
-        "sinks": architecture == GPT_OSS,
+        "unrotated_layers": read_unrotated(reader, layers) if family.has_unrotated_layers else (),
+        "attention_scale": None if scale is None else reader.number(scale.name) ** scale.power,
+        "attention_softcap": 0.0 if caps is None else _read_softcap(reader, "attn_logit_softcapping", caps[0]),
+        "logit_softcap": 0.0 if caps is None else _read_softcap(reader, "final_logit_softcapping", caps[1]),
+        "sinks": family.has_sinks,
+        **{field: reader.number(key, 1.0) for field, key in family.numbers.items()},
     }
     return None if reader.problems or architecture is None else ModelConfig(architecture, **config)
+
+
+def _refuse_keys_of_others(reader: ConfigReader, architecture: str) -> None:
+    """Note keys with which another family's layers compute something else: this one's would load and leave it out."""
+    family, question = family_of(architecture), "is this another model under its name?"
+    if not family.has_windows and reader.get("sliding_window") is not None:
+        reader.problem("sliding_window", f"{architecture} has none; {question}")
+    if not family.has_unrotated_layers and 0 in (reader.get("no_rope_layers") or ()):
+        reader.problem("no_rope_layers", f"{architecture} rotates all layers; {question}")
+    for key, neutral in foreign_keys(family).items():
+        if reader.get(key) not in (None, neutral):
+            reader.problem(key, f"{architecture} has none; {question}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -252,10 +292,12 @@ def _architecture(reader: ConfigReader) -> str | None:
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         reader.problem("architectures", f"must name one architecture out of {', '.join(ARCHITECTURES)}; got {names!r}")
         return None
-    name = MULTIMODAL.get(names[0], names[0])
+    name, kind = names[0], reader.get("model_type")
+    if name in MULTIMODAL:
+        return _language_model_of(reader, name)
     if name in ARCHITECTURES:
-        kind = reader.get("model_type")
-        if kind in ARCHITECTURE_OF_FAMILY and ARCHITECTURE_OF_FAMILY[kind] != name and name == names[0]:
+        family = family_of_type(kind)
+        if family is not None and ARCHITECTURE_OF_FAMILY[family] != name:
             reader.problem(
                 "architectures", f"{name} contradicts the model_type {kind!r}: their layers compute other things"
             )
@@ -274,6 +316,17 @@ def _architecture(reader: ConfigReader) -> str | None:
     return None
 
 
+def _language_model_of(reader: ConfigReader, name: str) -> str | None:
+    """Return the architecture of the language model inside a model that sees, by its own `model_type`."""
+    known = MULTIMODAL[name]
+    kind = reader.under("text_config").get("model_type")
+    family = known[0] if kind is None else family_of_type(kind)
+    if family not in known:
+        reader.problem("text_config.model_type", f"{kind!r}: inside {name} the decoder runs {', '.join(known)}")
+        return None
+    return ARCHITECTURE_OF_FAMILY[family]
+
+
 def medusa_message(data: Mapping[str, Any]) -> str | None:
     """Return the message about a configuration of Medusa heads; None for any other configuration."""
     names = data.get("architectures")
@@ -286,14 +339,19 @@ def medusa_message(data: Mapping[str, Any]) -> str | None:
     )
 
 
-def _read_activation(reader: ConfigReader, architecture: str | None) -> str:
-    """Return the activation of the MLPs; Gemma names its own, gpt-oss none for what it computes."""
+def _read_activation(reader: ConfigReader, wanted: str) -> str:
+    """Return the activation of the MLPs; Gemma names its own beside `hidden_act`, gpt-oss names none for what it
+    computes."""
     key = "hidden_activation" if reader.get("hidden_activation") is not None else "hidden_act"
-    wanted = GELU_TANH if architecture in (GEMMA2, GEMMA3) else SILU
-    found = reader.get(key, wanted)
-    if found != wanted and not (wanted == GELU_TANH and key == "hidden_act"):
-        reader.problem(key, f"only {wanted} is implemented for this family, got {found!r}")
-    return CLAMPED_SWIGLU if architecture == GPT_OSS else wanted
+    published = SILU if wanted == CLAMPED_SWIGLU else wanted
+    found = reader.get(key, published)
+    if found != published and not (published == GELU_TANH and key == "hidden_act"):
+        reader.problem(key, f"only {published} is implemented for this family, got {found!r}")
+    return wanted
+
+
+def _read_bias(reader: ConfigReader, key: str | bool) -> bool:
+    return reader.flag(key) if isinstance(key, str) else key
 
 
 def _read_softcap(reader: ConfigReader, key: str, default: float) -> float:

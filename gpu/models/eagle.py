@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -149,7 +149,7 @@ class EagleLayers(nn.Module):
         if self.fc_bias is not None:
             yield NamedWeight("fc.bias", self.fc_bias.detach())
         for i, layer in enumerate(self._layers):
-            yield from (NamedWeight(f"layers.{i}.{weight.name}", weight.view) for weight in layer.checkpoint_weights())
+            yield from (replace(weight, name=f"layers.{i}.{weight.name}") for weight in layer.checkpoint_weights())
 
 
 class BodiedHead(DraftHead):
@@ -221,7 +221,7 @@ class PredictionLayer(DraftHead):
         named = {"input_proj": self.input_weight, "token_layernorm": self.token_norm}
         named |= {"hidden_layernorm": self.hidden_norm, "final_layernorm": self.final_norm}
         yield from (NamedWeight(f"mtp_layers.0.{name}.weight", weight.detach()) for name, weight in named.items())
-        yield from (NamedWeight(f"mtp_layers.0.{w.name}", w.view) for w in self.layer.checkpoint_weights())
+        yield from (replace(w, name=f"mtp_layers.0.{w.name}") for w in self.layer.checkpoint_weights())
 
 
 class MultiLayerEagle(BodiedHead):
@@ -239,7 +239,7 @@ class MultiLayerEagle(BodiedHead):
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         yield from super().checkpoint_weights()
         for s, body in enumerate(self.heads):
-            yield from (NamedWeight(f"heads.{s}.{weight.name}", weight.view) for weight in body.checkpoint_weights())
+            yield from (replace(weight, name=f"heads.{s}.{weight.name}") for weight in body.checkpoint_weights())
 
 
 class Eagle3Head(DraftHead):
@@ -286,9 +286,7 @@ class Eagle3Head(DraftHead):
         if self.fc_bias is not None:
             yield NamedWeight("fc.bias", self.fc_bias.detach())
         yield NamedWeight("midlayer.hidden_norm.weight", self.hidden_norm.detach())
-        yield from (
-            NamedWeight(f"midlayer.{weight.name}", weight.view) for weight in self.midlayer.checkpoint_weights()
-        )
+        yield from (replace(weight, name=f"midlayer.{weight.name}") for weight in self.midlayer.checkpoint_weights())
         yield NamedWeight("norm.weight", self.norm_weight.detach())
 
     def canonical_name(self, name: str) -> str:

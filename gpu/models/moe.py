@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.port import Ops
-from .config import MIXTRAL, ModelConfig
+from .config import ModelConfig
+from .families import ExpertForm
 from .weights import NamedWeight, empty_weight
 
 MAX_TOKENS_ALL_EXPERTS = 256
@@ -53,20 +54,19 @@ class ExpertMlp(nn.Module):
     def __init__(self, config: ModelConfig, ops: Ops, device: torch.device | str, dtype: torch.dtype) -> None:
         super().__init__()
         assert config.moe is not None
-        self.ops, self.moe = ops, config.moe
+        self.ops, self.moe, self.form = ops, config.moe, config.family.experts or ExpertForm()
         num_experts, width, hidden = config.moe.num_experts, config.moe.intermediate_size, config.hidden_size
         self.router_weight = empty_weight(num_experts, hidden, device=device, dtype=dtype)
         self.gate_up_weight = empty_weight(num_experts, 2 * width, hidden, device=device, dtype=dtype)
         self.down_weight = empty_weight(num_experts, hidden, width, device=device, dtype=dtype)
         self.router_bias = self.gate_up_bias = self.down_bias = None
-        if config.is_gpt_oss:
+        if self.form.packed:
             self.router_bias = empty_weight(num_experts, device=device, dtype=dtype)
             self.gate_up_bias = empty_weight(num_experts, 2 * width, device=device, dtype=dtype)
             self.down_bias = empty_weight(num_experts, hidden, device=device, dtype=dtype)
         self._weights = (self.router_weight, self.gate_up_weight, self.down_weight)
         self._biases = (self.router_bias, self.gate_up_bias, self.down_bias)
-        self._activate = clamped_swiglu if config.is_gpt_oss else None if ops is None else ops.silu_mul
-        self._architecture = config.architecture
+        self._activate = clamped_swiglu if self.form.packed else None if ops is None else ops.silu_mul
 
     def run(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Run the experts: x [n, H] → [n, H], and the chosen experts int64 [n, k], best first."""
@@ -146,7 +146,7 @@ class ExpertMlp(nn.Module):
             yield NamedWeight("experts.down_proj", self.down_weight.detach().transpose(1, 2))
             yield NamedWeight("experts.down_proj_bias", self.down_bias.detach())
             return
-        gate, up, down = ("w1", "w3", "w2") if self._architecture == MIXTRAL else ("gate_proj", "up_proj", "down_proj")
+        gate, up, down = self.form.gate, self.form.up, self.form.down
         yield NamedWeight("gate.weight", self.router_weight.detach())
         width = self.down_weight.shape[2]
         for i in range(self.moe.num_experts):

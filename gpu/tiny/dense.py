@@ -42,6 +42,7 @@ class DenseAttention:
         if self._table is not cos_sin:
             self._table, self._rows = cos_sin, cos_sin[self._positions].to(q.dtype)
         b, t = self._shape
+        q = softmax.scaled(q, self._positions)
         q, k, v = (x.unflatten(0, (b, t)).transpose(1, 2) for x in (rotate(q, self._rows), rotate(k, self._rows), v))
         if softmax is not PLAIN:
             return self._written_out(q, k, v, softmax)

@@ -99,7 +99,7 @@ def test_dtypes_are_converted(target: Decoder, tmp_path: Path, stored: torch.dty
     assert load_target(tmp_path, OPS).dtype is stored
     loaded = load_target(tmp_path, OPS, dtype=torch.float32)
     assert loaded.dtype is torch.float32
-    assert torch.equal(loaded.layers[1].qkv_weight, other.layers[1].qkv_weight.float())
+    assert torch.equal(loaded.layers[1].mixer.qkv_weight, other.layers[1].mixer.qkv_weight.float())
 
 
 def test_tensors_that_a_model_does_not_need(target: Decoder, directory: Path):

@@ -276,8 +276,8 @@ def test_random_weights_depend_on_the_seed_and_on_nothing_else():
     torch.manual_seed(2)
     second = random_weights(config, TorchOps(), "cpu", torch.float32, seed=7)
     third = random_weights(config, TorchOps(), "cpu", torch.float32, seed=8)
-    assert torch.equal(first.layers[0].qkv_weight, second.layers[0].qkv_weight)
-    assert not torch.equal(first.layers[0].qkv_weight, third.layers[0].qkv_weight)
+    assert torch.equal(first.layers[0].mixer.qkv_weight, second.layers[0].mixer.qkv_weight)
+    assert not torch.equal(first.layers[0].mixer.qkv_weight, third.layers[0].mixer.qkv_weight)
     torch.manual_seed(1)
     assert torch.equal(state, torch.random.get_rng_state())
 

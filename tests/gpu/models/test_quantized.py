@@ -174,7 +174,7 @@ def test_weights_are_those_that_the_format_defines(plain, tmp_path: Path, form: 
     loaded = load_target(tmp_path, OPS)
     for weight in loaded.checkpoint_weights():
         torch.testing.assert_close(weight.view, expected[weight.name], rtol=1e-6, atol=0)
-    assert load_target(tmp_path, OPS, dtype=torch.bfloat16).layers[1].qkv_weight.dtype is torch.bfloat16
+    assert load_target(tmp_path, OPS, dtype=torch.bfloat16).layers[1].mixer.qkv_weight.dtype is torch.bfloat16
     # A part that is missing is named.
     missing = next(name for name in stored if name.endswith(("scales", "scale", "scale_inv")) and "input" not in name)
     save_file({name: tensor for name, tensor in stored.items() if name != missing}, tmp_path / SINGLE)

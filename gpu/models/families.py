@@ -1,0 +1,165 @@
+"""The families that the decoder runs, as data.
+
+A family says what its layers compute, how its checkpoints name their weights, and which keys of `config.json` say the
+rest. No other code asks for a family's name: a new one is a row here, and in `core.model_shape`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ...core.model_shape import ARCHITECTURES as ARCHITECTURE_OF_FAMILY
+
+SILU, GELU_TANH, CLAMPED_SWIGLU = "silu", "gelu_pytorch_tanh", "clamped swiglu"
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """The published names of a layer's norms by place; None where a layer has none.
+
+    residual ─┬─ before_attention ─ attention ─ behind_attention ─ + ─┬─ before_mlp ─ MLP ─ behind_mlp ─ +
+              └───────────────────────────────────────────────────────┴──────────────────────────────────┘
+    """
+
+    before_attention: str | None = "input_layernorm"
+    behind_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    behind_mlp: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertForm:
+    """How a checkpoint stores a layer's experts.
+
+    `packed`: all of them in one tensor per projection, transposed, with biases, and gate and up in turns; else one
+    tensor per expert and projection, with the names given here. `key`: of their number in `config.json`.
+    `has_own_width`: whether they have a width beside the dense MLPs' `intermediate_size`.
+    """
+
+    prefix: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    packed: bool = False
+    key: str = "num_experts"
+    has_own_width: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleKey:
+    """The key that gives the factor of query-key products: its value to the given power."""
+
+    name: str
+    power: float
+
+    def written(self, scale: float) -> float:
+        """Return what the key is for this factor."""
+        return scale if self.power == 1.0 else round(scale ** (1 / self.power))
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family of models. Where a field is a key of `config.json` or a value, the value holds for all its models."""
+
+    norms: Norms = Norms()
+    norm_offset: float = 0.0  # what the weights of norms have beyond the published ones; such norms are 32 bits wide
+    has_head_norms: bool = False  # RMSNorm of q and k before they are rotated
+    joint_head_norms: bool = False  # these over all heads of q, and of k, at once
+    scaled_embeddings: bool = False  # by the root of the hidden size
+    activation: str = SILU
+    qkv_bias: str | bool = "attention_bias"
+    output_bias: str | bool = "attention_bias"
+    mlp_bias: str | bool = False
+    attention_scale: ScaleKey | None = None  # None: head_dim^-½
+    softcaps: tuple[float, float] | None = None  # of scores and of logits, if the file does not say them; None: no caps
+    numbers: Mapping[str, str] = field(default_factory=dict)  # the key of each multiplier of `ModelConfig`
+    has_windows: bool = True
+    has_sinks: bool = False  # see `Softmax`
+    has_unrotated_layers: bool = False  # `no_rope_layers`
+    rotated_fraction: float | None = None  # of a head's channels, if the file does not say it; None: all, always
+    rotates_neighbours: bool = False  # see `Rope`
+    scales_queries: bool = False  # see `Rope.query_beta`
+    local_rope_key: str | None = None  # of the base of layers with a window
+    unscaled_windows: bool = False  # layers with a window are rotated without the scaling
+    experts: ExpertForm | None = None
+    fused_qkv: bool = False  # as published
+    fused_gate_up: bool = False  # as published
+    is_for_heads: bool = False  # draft heads are made of these layers
+    has_prediction_layer: bool = False  # in its checkpoints, which drafts for them
+
+
+_BEHIND_TOO = Norms(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+_BEHIND_ONLY = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+_GEMMA2 = Family(
+    norms=_BEHIND_TOO, norm_offset=1.0, scaled_embeddings=True, activation=GELU_TANH,
+    attention_scale=ScaleKey("query_pre_attn_scalar", -0.5), softcaps=(50.0, 30.0),
+)  # fmt: skip
+_QWEN2 = Family(qkv_bias=True, output_bias=False, is_for_heads=True)
+_OLMO2 = Family(norms=_BEHIND_ONLY, has_head_norms=True, joint_head_norms=True, has_windows=False)
+
+DECODED: Mapping[str, Family] = {
+    "llama": Family(mlp_bias="mlp_bias", has_windows=False, is_for_heads=True),
+    "qwen2": _QWEN2,
+    "qwen3": Family(has_head_norms=True, is_for_heads=True),
+    "qwen3_moe": Family(has_head_norms=True, experts=ExpertForm()),
+    "mistral": Family(),
+    "mixtral": Family(
+        experts=ExpertForm("block_sparse_moe", "w1", "w3", "w2", key="num_local_experts", has_own_width=False)
+    ),
+    "phi3": Family(fused_qkv=True, fused_gate_up=True, rotated_fraction=1.0),
+    "gemma2": _GEMMA2,
+    "gemma3": Family(
+        norms=_BEHIND_TOO, norm_offset=1.0, has_head_norms=True, scaled_embeddings=True, activation=GELU_TANH,
+        attention_scale=_GEMMA2.attention_scale, softcaps=(0.0, 0.0), local_rope_key="rope_local_base_freq",
+    ),
+    "gpt_oss": Family(
+        activation=CLAMPED_SWIGLU, has_sinks=True,
+        experts=ExpertForm(packed=True, key="num_local_experts", has_own_width=False),
+    ),
+    "mimo": Family(qkv_bias=True, output_bias=False, has_prediction_layer=True),
+    "smollm3": Family(mlp_bias="mlp_bias", has_unrotated_layers=True),
+    "olmo2": _OLMO2,
+    "olmo3": Family(norms=_BEHIND_ONLY, has_head_norms=True, joint_head_norms=True, unscaled_windows=True),
+    "granite": Family(
+        mlp_bias="mlp_bias", has_windows=False, attention_scale=ScaleKey("attention_multiplier", 1.0),
+        numbers={
+            "embedding_multiplier": "embedding_multiplier", "residual_multiplier": "residual_multiplier",
+            "logit_divisor": "logits_scaling",
+        },
+    ),
+    "glm4": Family(
+        norms=Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+        output_bias=False, has_windows=False, rotated_fraction=0.5, rotates_neighbours=True, fused_gate_up=True,
+    ),
+    "ministral3": Family(qkv_bias=False, output_bias=False, scales_queries=True),
+    "seed_oss": Family(output_bias="attention_out_bias", mlp_bias="mlp_bias", has_windows=False),
+}  # fmt: skip
+"""By the family's name in `core.model_shape`."""
+
+MODEL_TYPES: Mapping[str, str] = {ARCHITECTURE_OF_FAMILY[name]: name for name in DECODED}
+"""The `model_type` of each architecture that the decoder runs."""
+ARCHITECTURES = tuple(MODEL_TYPES)
+MULTIMODAL: Mapping[str, tuple[str, ...]] = {
+    "Gemma3ForConditionalGeneration": ("gemma3",),
+    "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
+}
+"""Models that see, too, of which the decoder runs the language model: its families, that of a file without
+`model_type` first."""
+
+
+def family_of(architecture: str) -> Family:
+    """Return the description of an architecture that the decoder runs."""
+    return DECODED[MODEL_TYPES[architecture]]
+
+
+def foreign_keys(own: Family) -> dict[str, float]:
+    """Return the keys with which other families change what a layer computes, and the values that change nothing."""
+    keys = {name: 1.0 for family in DECODED.values() for name in family.numbers.values()}
+    scales = {family.attention_scale for family in DECODED.values()} - {None, own.attention_scale}
+    keys |= {scale.name: 0.0 for scale in scales if scale is not None}
+    if own.softcaps is None:
+        keys |= {"attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0}
+    return {name: value for name, value in keys.items() if name not in own.numbers.values()}

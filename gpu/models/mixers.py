@@ -1,0 +1,161 @@
+"""The part of a layer that moves information between tokens, as an object of the layer.
+
+A mixer projects its input, hands queries, keys and values to the pass's `Attention`, and projects what comes back. Its
+configuration says all that differs between families and between layers: heads, norms, rotation, window, biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.port import Ops
+from .attention import PLAIN, Attention, Softmax
+from .config import ModelConfig
+from .projection import Projection
+from .rope import channel_order, cos_sin_table, query_factors, unrotated_table
+from .weights import NamedWeight, empty_weight, rows_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rotation:
+    """What a layer's rotation has of its own beside the table of the pass."""
+
+    table: Tensor | None = None  # None: that of the pass
+    query_factors: Tensor | None = None  # see `Softmax`
+
+
+SHARED_ROTATION = Rotation()
+
+
+def rotations_of(config: ModelConfig, device: torch.device | str) -> tuple[Tensor, list[Rotation]]:
+    """Return the rotary table of a model, and what each of its layers has of its own. Each table is made once."""
+    size, positions = config.head_dim, config.max_position_embeddings
+    main = cos_sin_table(config.rope, size, positions, device)
+    factors = query_factors(config.rope, positions, device)
+    known = {config.rope: SHARED_ROTATION if factors is None else Rotation(None, factors)}
+    layers = []
+    for rope in map(config.rope_of, range(config.num_layers)):
+        if rope is None:
+            table = known.get(rope) or Rotation(unrotated_table(size, positions, device))
+        else:
+            table = known.get(rope) or Rotation(cos_sin_table(rope, size, positions, device))
+        known[rope] = table
+        layers.append(table)
+    return main, layers
+
+
+class GroupedAttention(nn.Module):
+    """Softmax attention whose query heads share key and value heads in groups.
+
+    `index` counts the layers of the model's own KV pool. `input_size`: of what is projected, if not the hidden size.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        ops: Ops,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        input_size: int | None = None,
+        rotation: Rotation = SHARED_ROTATION,
+    ) -> None:
+        super().__init__()
+        self.index, self.ops, self.eps = index, ops, config.rms_norm_eps
+        self.family, self.head_dim = config.family, config.head_dim
+        self.heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        self.rope, self.table = config.rope_of(index), rotation.table
+        hidden, d, wide = config.hidden_size, self.head_dim, norm_dtype(config, dtype)
+        total = sum(self.heads) * d
+        self.qkv_weight = empty_weight(total, input_size or hidden, device=device, dtype=dtype)
+        self.output_weight = empty_weight(hidden, config.num_heads * d, device=device, dtype=dtype)
+        self.qkv_bias = empty_weight(total, device=device, dtype=dtype) if config.qkv_bias else None
+        self.output_bias = empty_weight(hidden, device=device, dtype=dtype) if config.output_bias else None
+        self.q_norm = self.k_norm = self.sinks = None
+        if config.qk_norm:
+            of_q, of_k = (n * d if self.family.joint_head_norms else d for n in self.heads[:2])
+            self.q_norm = empty_weight(of_q, device=device, dtype=wide)
+            self.k_norm = empty_weight(of_k, device=device, dtype=wide)
+        if config.sinks:
+            self.sinks = empty_weight(config.num_heads, device=device, dtype=dtype)
+        self.softmax = softmax_of(config, index)
+        if self.sinks is not None or rotation.query_factors is not None:
+            self.softmax = replace(self.softmax, sinks=self.sinks, query_factors=rotation.query_factors)
+        # Plain attributes of the object, past the module's registry.
+        self.projections = (
+            Projection(self.qkv_weight, self.qkv_bias),
+            Projection(self.output_weight, self.output_bias),
+        )
+        self._head_norms = None if self.q_norm is None else (self.q_norm, self.k_norm)
+        self._joint = self.family.joint_head_norms
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the host computes it: scores that are products alone, norms of each head, and no rotation but the
+        pass's own."""
+        softmax, own_rotation = self.softmax, self.table is not None and self.rope is not None
+        return softmax.is_plain and softmax.query_factors is None and not (self._joint or own_rotation)
+
+    def run(self, x: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
+        """Attend: x [n, input size] → [n, H], without the residual.
+        q, k, v are views of one tensor: only their last two axes are dense."""
+        project_qkv, project_output = self.projections
+        qkv = project_qkv(x).view(x.shape[0], -1, self.head_dim)
+        q, k, v = qkv.split_with_sizes(self.heads, 1)
+        if self._head_norms is not None:
+            q, k = (self._norm(x, weight) for x, weight in zip((q, k), self._head_norms, strict=True))
+        out = attention.attend(self.index, q, k, v, cos_sin if self.table is None else self.table, self.softmax)
+        return project_output(out.flatten(1))
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self._joint:
+            return self.ops.rms_norm(x.flatten(1), weight, self.eps).view(x.shape)
+        return self.ops.rms_norm(x, weight, self.eps)
+
+    def checkpoint_weights(self) -> Iterator[NamedWeight]:
+        """Yield the weights with names below the layer's own prefix, as the family publishes them."""
+        rows = {f"self_attn.{p}_proj": n * self.head_dim for p, n in zip("qkv", self.heads, strict=True)}
+        if self.family.fused_qkv:
+            rows = {"self_attn.qkv_proj": sum(rows.values())}
+        q, k, _ = self.heads
+        order = self._order(q + k)
+        if order is not None:
+            order = torch.cat([order, torch.arange(len(order), self.qkv_weight.shape[0])])
+        yield from rows_of(self.qkv_weight, rows, "weight", order=order)
+        if self.qkv_bias is not None:
+            yield from rows_of(self.qkv_bias, rows, "bias", order=order)
+        yield NamedWeight("self_attn.o_proj.weight", self.output_weight.detach())
+        if self.output_bias is not None:
+            yield NamedWeight("self_attn.o_proj.bias", self.output_bias.detach())
+        if self.sinks is not None:
+            yield NamedWeight("self_attn.sinks", self.sinks.detach())
+        if self._head_norms is not None:
+            for name, heads, weight in zip(("q_norm", "k_norm"), (q, k), self._head_norms, strict=True):
+                order = self._order(heads if self._joint else 1)
+                offset = self.family.norm_offset
+                yield NamedWeight(f"self_attn.{name}.weight", weight.detach(), offset, order)
+
+    def _order(self, heads: int) -> Tensor | None:
+        """Return which published channel stands at each place of so many heads, int64 [heads · d]."""
+        order = None if self.rope is None else channel_order(self.rope, self.head_dim)
+        if order is None:
+            return None
+        return (torch.arange(heads)[:, None] * self.head_dim + torch.tensor(order)).flatten()
+
+
+def norm_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of norms: 32 bits at least where 16 would round what their weights have beyond the published
+    ones."""
+    return torch.promote_types(dtype, torch.float32) if config.family.norm_offset else dtype
+
+
+def softmax_of(config: ModelConfig, index: int) -> Softmax:
+    """Return the softmax of layer `index`, without sinks and factors of queries."""
+    window = config.window if index in config.windowed_layers else 0
+    if window or config.attention_scale is not None or config.attention_softcap:
+        return Softmax(config.attention_scale, window, config.attention_softcap)
+    return PLAIN
