@@ -246,7 +246,7 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": Family("SmolLM3ForCausalLM", defaults={**_TIED, "rope_theta": 2e6}),
     "olmo2": Family("Olmo2ForCausalLM", defaults={"rms_norm_eps": 1e-5}),
     "olmo3": Family("Olmo3ForCausalLM", defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5}),
-    "granite": Family("GraniteForCausalLM", defaults={"attention_multiplier": 1.0}),
+    "granite": Family("GraniteForCausalLM"),
     "glm4": Family("Glm4ForCausalLM", defaults={"rms_norm_eps": 1.5625e-7, "attention_bias": True, "head_dim": 128}),
     "ministral3": Family("Ministral3ForCausalLM", defaults={"rms_norm_eps": 1e-5, "head_dim": 128}),
     "seed_oss": Family("SeedOssForCausalLM", defaults={"attention_bias": True, "head_dim": 128}),

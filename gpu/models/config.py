@@ -110,6 +110,7 @@ class ModelConfig:
         reader = ConfigReader(data, source)
         architecture = _architecture(reader)
         if data.get("text_config") is not None and data.get("architectures") in [[name] for name in MULTIMODAL]:
+            reader.raise_problems()
             reader = language_model(data, source)
         if architecture is not None:
             _refuse_keys_of_others(reader, architecture)
@@ -257,7 +258,7 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
         "window": window or 0,
         "windowed_layers": tuple(sorted(windowed)),
         "local_rope": local_rope if windowed else None,
-        "unrotated_layers": read_unrotated(reader, layers) if family.has_unrotated_layers else (),
+        "unrotated_layers": _read_unrotated(reader, layers) if family.has_unrotated_layers else (),
         "attention_scale": None if scale is None else reader.number(scale.name) ** scale.power,
         "attention_softcap": 0.0 if caps is None else _read_softcap(reader, "attn_logit_softcapping", caps[0]),
         "logit_softcap": 0.0 if caps is None else _read_softcap(reader, "final_logit_softcapping", caps[1]),
@@ -352,6 +353,13 @@ def _read_activation(reader: ConfigReader, wanted: str) -> str:
 
 def _read_bias(reader: ConfigReader, key: str | bool) -> bool:
     return reader.flag(key) if isinstance(key, str) else key
+
+
+def _read_unrotated(reader: ConfigReader, layers: int) -> tuple[int, ...]:
+    """Return the layers that rotate nothing. A file that says nothing of them may be another model's."""
+    if reader.get("no_rope_layers") is None and reader.get("no_rope_layer_interval") is None:
+        reader.problem("no_rope_layers", "is missing: it says which layers rotate queries and keys")
+    return read_unrotated(reader, layers)
 
 
 def _read_softcap(reader: ConfigReader, key: str, default: float) -> float:

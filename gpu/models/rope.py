@@ -104,7 +104,7 @@ def _read_rope(reader: ConfigReader, inner: ConfigReader, max_positions: int, he
     elif inner.get("llama_4_scaling_beta"):
         inner.problem("llama_4_scaling_beta", "this family's queries do not grow with their position")
     for name, factors in (("short_factor", rope.short_factors), ("long_factor", rope.long_factors)):
-        if rope.scaling == "longrope" and len(factors) != rope.rotated(head_dim) // 2:
+        if factors and len(factors) != rope.rotated(head_dim) // 2:
             pairs = f"each of {rope.rotated(head_dim) // 2} pairs of channels"
             inner.problem(name, f"expected a number for {pairs}, found {len(factors)}")
     return rope
@@ -163,7 +163,7 @@ def _read_scaled(reader: ConfigReader, inner: ConfigReader, max_positions: int) 
 
 def _numbers(reader: ConfigReader, key: str) -> tuple[float, ...]:
     found = reader.get(key)
-    if not isinstance(found, list) or not all(type(x) in (int, float) and x > 0 for x in found):
+    if not isinstance(found, list) or not found or not all(type(x) in (int, float) and x > 0 for x in found):
         reader.problem(key, f"must be a list of numbers above 0, got {found!r}")
         return ()
     return tuple(map(float, found))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from foredraft.gpu.batch.pools import KVPool, PagedAttention
 from foredraft.gpu.models.checkpoint import random_weights
-from foredraft.gpu.models.config import LLAMA, QWEN2, QWEN3, QWEN3_MOE, ModelConfig, MoeConfig
+from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Capture
 from foredraft.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
 from foredraft.gpu.models.head_config import HeadConfig
@@ -21,8 +21,10 @@ SLOTS = 40
 OPS = HostOps()
 MODELS = {
     "llama": ModelConfig(LLAMA, 70, 48, 80, 3, 4, 2, 16),
-    "qwen2, biases": ModelConfig(QWEN2, 70, 48, 80, 2, 4, 1, 16, qkv_bias=True, output_bias=True, mlp_bias=True),
-    "qwen3, head norms": ModelConfig(QWEN3, 70, 48, 80, 2, 6, 6, 8, qk_norm=True),
+    "qwen2, biases": ModelConfig(
+        "Qwen2ForCausalLM", 70, 48, 80, 2, 4, 1, 16, qkv_bias=True, output_bias=True, mlp_bias=True
+    ),
+    "qwen3, head norms": ModelConfig("Qwen3ForCausalLM", 70, 48, 80, 2, 6, 6, 8, qk_norm=True),
 }
 
 

@@ -38,6 +38,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.2, 1.5],
+    "long_factor": [1.5, 3.0, 7.0],
+}
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
 FAMILIES = {
@@ -103,6 +110,84 @@ FAMILIES = {
             "rope_parameters": YARN | {"truncate": False},
         },
     ),
+    "llama, dynamic rope": (
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}},
+    ),
+    "phi3, longrope beyond the original context": (
+        "Phi3ForCausalLM",
+        {"pad_token_id": 0, "original_max_position_embeddings": 32, "rope_parameters": LONGROPE},
+    ),
+    "phi3, longrope within the original context": (
+        "Phi3ForCausalLM",
+        {"pad_token_id": 0, "original_max_position_embeddings": 128, "rope_parameters": LONGROPE},
+    ),
+    "smollm3": ("SmolLM3ForCausalLM", {"pad_token_id": 0, "no_rope_layer_interval": 2}),
+    "smollm3, windows, biases": (
+        "SmolLM3ForCausalLM",
+        {
+            "pad_token_id": 0,
+            "no_rope_layers": [1, 0, 0],
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "olmo2": ("Olmo2ForCausalLM", {}),
+    "olmo2, biases, no grouping": ("Olmo2ForCausalLM", {"attention_bias": True, "num_key_value_heads": 4}),
+    "olmo3, two rotations": (
+        "Olmo3ForCausalLM",
+        {
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+    ),
+    "olmo3, one rotation": (
+        "Olmo3ForCausalLM",
+        {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "granite": (
+        "GraniteForCausalLM",
+        {
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite, biases": ("GraniteForCausalLM", {"attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.3}),
+    "glm4": ("Glm4ForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
+    "glm4, a quarter rotated, no biases": (
+        "Glm4ForCausalLM",
+        {
+            "head_dim": 16,
+            "pad_token_id": 0,
+            "attention_bias": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.25},
+        },
+    ),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        {
+            "head_dim": 16,
+            "rope_parameters": YARN
+            | {
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.3,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        },
+    ),
+    "seed-oss": ("SeedOssForCausalLM", {"head_dim": 16, "attention_out_bias": True, "mlp_bias": True}),
+    "seed-oss, biases of q, k and v": ("SeedOssForCausalLM", {"head_dim": 16}),
 }
 
 pytestmark = pytest.mark.xdist_group("transformers")
@@ -168,6 +253,22 @@ def test_what_is_saved_loads_in_transformers(pair, tmp_path):
     tokens = tokens_of(20, seed=2)[None]
     torch.testing.assert_close(again(tokens).logits, theirs(tokens).logits)
     assert ModelConfig.from_directory(tmp_path) == ours.config
+
+
+@torch.no_grad()
+def test_a_context_within_the_original_one_takes_the_short_factors_of_longrope(tmp_path):
+    """As `transformers` does for each text; a longer context takes the long ones for all its texts."""
+    fields = {"pad_token_id": 0, "original_max_position_embeddings": 32, "rope_parameters": LONGROPE}
+    theirs = model_of_transformers("Phi3ForCausalLM", **fields)
+    randomize(theirs, seed=8)
+    theirs.save_pretrained(tmp_path)
+    short, long = tokens_of(32), tokens_of(33)
+    for context_len, tokens in ((32, short), (33, long), (None, long)):
+        ours = load_target(tmp_path, TorchOps(), context_len=context_len)
+        found = ours.logits(ours(tokens, DenseAttention([len(tokens)])).hidden)
+        assert (found - theirs(tokens[None]).logits[0]).abs().max() <= 1e-4
+    apart = ours.logits(ours(short, DenseAttention([32])).hidden) - theirs(short[None]).logits[0]
+    assert apart.abs().max() > 1e-2, "the factors matter"
 
 
 @torch.no_grad()

@@ -8,10 +8,11 @@ import math
 import pytest
 import torch
 from foredraft.core.errors import ConfigError
-from foredraft.gpu.models.config import LLAMA, QWEN2, QWEN3_MOE, ModelConfig, MoeConfig
+from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from foredraft.gpu.models.rope import Rope, cos_sin_table
 
+QWEN2 = "Qwen2ForCausalLM"
 MINIMAL = {
     "architectures": [LLAMA],
     "vocab_size": 100,
@@ -98,8 +99,14 @@ def test_a_checkpoint_under_another_familys_name_is_refused():
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.type"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type"),
+        ({"rope_scaling": {"type": "dynamic"}}, "rope_scaling.factor"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "rope_scaling.type"),
+        ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1] * 8}}, "rope_parameters.long_factor"),
+        ({"rope_scaling": {"rope_type": "default", "llama_4_scaling_beta": 0.1}}, "rope_scaling.llama_4_scaling_beta"),
+        ({"no_rope_layers": [1, 1, 0]}, "no_rope_layers"),
+        ({"residual_multiplier": 0.5}, "residual_multiplier"),
+        ({"query_pre_attn_scalar": 256}, "query_pre_attn_scalar"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "rope_scaling.factor"),
         ({"rope_scaling": "linear"}, "rope_scaling"),

@@ -21,7 +21,7 @@ from foredraft.gpu.models.checkpoint import (
     save_draft,
     save_target,
 )
-from foredraft.gpu.models.config import LLAMA, MIMO, QWEN2, ModelConfig
+from foredraft.gpu.models.config import LLAMA, ModelConfig
 from foredraft.gpu.models.decoder import Capture, Decoder
 from foredraft.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, PredictionLayer
 from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
@@ -35,6 +35,7 @@ from safetensors.torch import load_file, save_file
 from small_checkpoint import SHAPE, VOCAB_SIZE, write_target
 from torch import Tensor
 
+MIMO = "MiMoForCausalLM"
 MODEL = ModelConfig(LLAMA, 50, 32, 40, 5, 4, 2, 8, max_position_embeddings=64)
 LAYER = replace(MODEL, num_layers=1)
 TOKENS = torch.tensor([3, 14, 15, 9, 26, 5, 35])
@@ -229,7 +230,7 @@ def test_the_prediction_layer_of_a_model_drafts_for_it(tmp_path: Path):
     shape = replace(MODEL, architecture=MIMO, qkv_bias=True)
     target = random_weights(shape, TorchOps(), "cpu", torch.float64, seed=1)
     save_target(target, tmp_path)
-    config = HeadConfig(EAGLE, replace(shape, architecture=QWEN2, num_layers=1), 32, 50, inside_target=True)
+    config = HeadConfig(EAGLE, replace(shape, num_layers=1), 32, 50, inside_target=True)
     head = filled(PredictionLayer(config, target))
     tensors = {f"model.{weight.name}": weight.published() for weight in head.checkpoint_weights()}
     save_file({**load_file(tmp_path / SINGLE), **tensors}, tmp_path / SINGLE)
@@ -265,7 +266,7 @@ def test_the_prediction_layer_of_a_model_drafts_for_it(tmp_path: Path):
 def test_a_session_whose_model_drafts_for_itself(tmp_path: Path):
     target = write_target(tmp_path, replace(SHAPE, architecture=MIMO, qkv_bias=True))
     config = HeadConfig(
-        EAGLE, replace(SHAPE, architecture=QWEN2, qkv_bias=True, num_layers=1), 32, VOCAB_SIZE, inside_target=True
+        EAGLE, replace(SHAPE, architecture=MIMO, qkv_bias=True, num_layers=1), 32, VOCAB_SIZE, inside_target=True
     )
     head = filled(PredictionLayer(config, load_target(target, TorchOps())))
     tensors = {f"model.{weight.name}": weight.published() for weight in head.checkpoint_weights()}

@@ -6,13 +6,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from foredraft.gpu.models.config import ARCHITECTURES, MIMO, MULTIMODAL
+from foredraft.gpu.models.families import ARCHITECTURES, MULTIMODAL
 from foredraft.gpu.models.head_config import EAGLE, PREDICTION_LAYERS, SPECULATORS
 from foredraft.gpu.models.quantized import METHODS
 from test_checkpoint import HEAD_FORMS
 from test_models import FAMILIES
 from test_quantized import FORMS
 
+MIMO = "MiMoForCausalLM"
 TEXT = (Path(__file__).parents[3] / "docs" / "decode.md").read_text(encoding="utf-8")
 
 

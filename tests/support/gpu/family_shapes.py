@@ -1,0 +1,61 @@
+"""A small shape of every family that the decoder runs, and of kinds of rotation that its families share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from foredraft.core.model_shape import ARCHITECTURES, MoeConfig
+from foredraft.gpu.models.config import ModelConfig
+from foredraft.gpu.models.families import CLAMPED_SWIGLU, GELU_TANH
+from foredraft.gpu.models.rope import Rope
+from small_checkpoint import SHAPE
+
+WINDOWS = {"window": 6, "windowed_layers": (0, 2)}
+ALL_WINDOWS = {"window": 6, "windowed_layers": (0, 1, 2, 3)}
+GEMMA = {"activation": GELU_TANH, "attention_scale": 16**-0.5}
+EXPERTS = MoeConfig(4, 2, 24, norm_topk_prob=True)
+FIELDS: dict[str, dict] = {
+    "llama": {},
+    "llama, dynamic rope": {"rope": Rope(1e4, "dynamic", 2.0, SHAPE.max_position_embeddings)},
+    "qwen2": {"qkv_bias": True, "window": 6, "windowed_layers": (1, 2, 3)},
+    "qwen3": {"qk_norm": True},
+    "qwen3_moe": {"qk_norm": True, "moe": EXPERTS},
+    "mistral": ALL_WINDOWS,
+    "mixtral": {"moe": replace(EXPERTS, intermediate_size=64)},
+    "phi3": ALL_WINDOWS,
+    "phi3, longrope": {
+        "rope": Rope(
+            1e4, "longrope", 16.0, 16, attention_factor=1.2, fraction=0.75, short_factors=(1.0, 1.1, 1.3),
+            long_factors=(1.5, 4.0, 9.0),
+        ),
+    },
+    "gemma2": {**GEMMA, **WINDOWS, "attention_softcap": 3.0, "logit_softcap": 9.0, "tied_embeddings": True},
+    "gemma3": {**GEMMA, **WINDOWS, "local_rope": Rope(100.0), "qk_norm": True, "tied_embeddings": True},
+    "gpt_oss": {
+        **WINDOWS, "sinks": True, "moe": replace(EXPERTS, intermediate_size=64), "qkv_bias": True, "output_bias": True,
+        "activation": CLAMPED_SWIGLU,
+    },
+    "mimo": {"qkv_bias": True},
+    "smollm3": {"unrotated_layers": (1, 3), "tied_embeddings": True},
+    "olmo2": {"qk_norm": True},
+    "olmo3": {
+        **WINDOWS, "qk_norm": True, "rope": Rope(1e4, "yarn", 4.0, 16, attention_factor=1.1), "local_rope": Rope(1e4),
+    },
+    "granite": {
+        "attention_scale": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logit_divisor": 2.0,
+        "tied_embeddings": True,
+    },
+    "glm4": {"rope": Rope(1e4, fraction=0.5, neighbours=True), "qkv_bias": True},
+    "ministral3": {"rope": Rope(1e3, "yarn", 4.0, 16, query_beta=0.3)},
+    "seed_oss": {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+}  # fmt: skip
+
+
+def family_of(label: str) -> str:
+    """The family of a shape: its label up to the first comma."""
+    return label.partition(",")[0]
+
+
+SHAPES: dict[str, ModelConfig] = {
+    label: replace(SHAPE, architecture=ARCHITECTURES[family_of(label)], **fields) for label, fields in FIELDS.items()
+}
