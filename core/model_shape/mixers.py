@@ -66,7 +66,19 @@ def grouped(reader: ConfigReader, family: str, layers: int, **others: Any) -> li
 def read_windows(reader: ConfigReader, family: str, layers: int) -> tuple[int | None, frozenset[int]]:
     """Return the attention window in tokens, and the layers that have it."""
     key = "attention_chunk_size" if family == "llama4" else "sliding_window"
-    always = ("mistral", "mixtral", "phi3", "gemma2", "gemma3", "gpt_oss", "step3p7", "llama4", "olmo3", "ministral3")
+    always = (
+        "mistral",
+        "mixtral",
+        "phi3",
+        "gemma2",
+        "gemma3",
+        "gpt_oss",
+        "step3p7",
+        "llama4",
+        "olmo3",
+        "ministral3",
+        "gemma4",
+    )
     if reader.get(key) is None or not reader.flag("use_sliding_window", family in always):
         return None, frozenset()
     window, kinds = reader.integer(key), reader.get("layer_types")
@@ -78,11 +90,13 @@ def read_windows(reader: ConfigReader, family: str, layers: int) -> tuple[int | 
         chosen = set(range(0, layers, 2))
     elif family == "smollm3":
         chosen = set(read_unrotated(reader, layers))
-    elif family in ("gemma3", "llama4", "olmo3"):  # every sixth, every fourth layer sees everything
-        pattern = reader.integer("sliding_window_pattern", 6 if family == "gemma3" else 4)
+    elif family in ("gemma3", "gemma4", "llama4", "olmo3"):  # every sixth, every fourth layer sees everything
+        pattern = reader.integer("sliding_window_pattern", 6 if family.startswith("gemma") else 4)
         chosen = {layer for layer in range(layers) if (layer + 1) % pattern}
     else:
         chosen = set(range(layers))
+    if family == "gemma4":  # the last layer sees everything, whatever the file says
+        chosen.discard(layers - 1)
     return (window, frozenset(chosen)) if chosen else (None, frozenset())
 
 

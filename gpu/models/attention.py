@@ -59,6 +59,19 @@ class Softmax:
 PLAIN = Softmax()
 
 
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one layer keeps of a token: keys [heads, key_dim] and values [heads, value_dim]."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def elements(self) -> int:
+        return self.heads * (self.key_dim + self.value_dim)
+
+
 class Attention(Protocol):
     """One forward pass's attention over its batch of n tokens; paged in the executor, dense in training."""
 

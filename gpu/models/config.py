@@ -14,12 +14,10 @@ from typing import Any
 
 import torch
 
-from ...core.model_shape import ARCHITECTURES as ARCHITECTURE_OF_FAMILY
 from ...core.model_shape import (
     FAMILIES,
     HF_QUANT_CONFIG,
     MoeConfig,
-    family_of_type,
     language_model,
     modelopt_config,
     read_experts,
@@ -30,22 +28,34 @@ from ...core.model_shape import (
 )
 from ...core.parsing import ConfigReader, read_json_object
 from ...observe.input_files import read_text
+from .attention import KVShape
 from .families import (
-    ARCHITECTURES,
     CLAMPED_SWIGLU,
     GELU_TANH,
     MODEL_TYPES,
     MULTIMODAL,
     SILU,
     Family,
+    ScaleKey,
     family_of,
-    foreign_keys,
+    read_architecture,
+    refuse_keys_of_others,
 )
 from .quantized import Quantization, read_quantization
 from .rope import Rope, read_ropes
 
 LLAMA, QWEN3_MOE = "LlamaForCausalLM", "Qwen3MoeForCausalLM"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The heads of one layer's attention."""
+
+    query: int
+    kv: int
+    dim: int  # channels of each
+    values_are_keys: bool = False  # there is no projection of values
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,9 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     rope: Rope = field(default_factory=Rope)
     max_position_embeddings: int = 2048
+    full_head_dim: int = 0  # of the layers without a window, where they have heads of their own
+    full_kv_heads: int = 0  # of these layers
+    values_are_keys: bool = False  # of these layers: keys before their norm are the values, too
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
@@ -108,12 +121,12 @@ class ModelConfig:
     def from_dict(cls, data: Mapping[str, Any], source: str = "config.json") -> ModelConfig:
         """Read a parsed config.json. Raises ConfigError with all problems of `source`."""
         reader = ConfigReader(data, source)
-        architecture = _architecture(reader)
+        architecture = read_architecture(reader)
         if data.get("text_config") is not None and data.get("architectures") in [[name] for name in MULTIMODAL]:
             reader.raise_problems()
             reader = language_model(data, source)
         if architecture is not None:
-            _refuse_keys_of_others(reader, architecture)
+            refuse_keys_of_others(reader, architecture)
         config, quantization = read_model_config(reader, architecture), read_quantization(reader)
         reader.raise_problems()
         assert config is not None
@@ -123,6 +136,21 @@ class ModelConfig:
     def family(self) -> Family:
         """What the layers compute beside what this configuration says, and how their weights are published."""
         return family_of(self.architecture)
+
+    def heads_of(self, layer: int) -> Heads:
+        """Return the heads of a layer's attention."""
+        if self.full_head_dim and layer not in self.windowed_layers:
+            return Heads(self.num_heads, self.full_kv_heads, self.full_head_dim, self.values_are_keys)
+        return Heads(self.num_heads, self.num_kv_heads, self.head_dim)
+
+    def kv_shape_of(self, layer: int) -> KVShape:
+        """Return what a layer keeps of a token."""
+        heads = self.heads_of(layer)
+        return KVShape(heads.kv, heads.dim, heads.dim)
+
+    @property
+    def kv_shapes(self) -> tuple[KVShape, ...]:
+        return tuple(map(self.kv_shape_of, range(self.num_layers)))
 
     def rope_of(self, layer: int) -> Rope | None:
         """Return the rotation of a layer; None for one that rotates nothing."""
@@ -166,7 +194,7 @@ class ModelConfig:
             "eos_token_id": _ids_to_json(self.eos_token_ids),
             "pad_token_id": None,  # some families' default is past a small vocabulary
             "torch_dtype": next(name for name, dtype in DTYPES.items() if dtype is self.dtype),
-            **self.rope.to_dict(),
+            **self._ropes_to_dict(),
         }
         family = self.family
         if self.window:
@@ -174,17 +202,22 @@ class ModelConfig:
             data["sliding_window"] = self.window
             data["layer_types"] = [kinds[i in self.windowed_layers] for i in range(self.num_layers)]
             data["use_sliding_window"] = True
-        if self.local_rope is not None:
-            data |= self._local_rope_to_dict()
         if self.activation == GELU_TANH:
             data["hidden_activation"] = self.activation
-        if family.attention_scale is not None:
+        if isinstance(family.attention_scale, ScaleKey):
             data[family.attention_scale.name] = family.attention_scale.written(
                 self.attention_scale or self.head_dim**-0.5
             )
         if family.softcaps is not None:
             data["attn_logit_softcapping"] = self.attention_softcap or None
             data["final_logit_softcapping"] = self.logit_softcap or None
+        if family.has_full_heads:
+            data |= {
+                "global_head_dim": self.full_head_dim or self.head_dim,
+                "num_global_key_value_heads": self.full_kv_heads or self.num_kv_heads,
+                "attention_k_eq_v": self.values_are_keys,
+                "hidden_size_per_layer_input": 0,
+            }
         if family.has_unrotated_layers:
             data["no_rope_layers"] = [int(i not in self.unrotated_layers) for i in range(self.num_layers)]
         data |= {key: getattr(self, name) for name, key in family.numbers.items()}
@@ -203,10 +236,11 @@ class ModelConfig:
                 }
         return data
 
-    def _local_rope_to_dict(self) -> dict[str, Any]:
-        assert self.local_rope is not None
+    def _ropes_to_dict(self) -> dict[str, Any]:
+        if self.local_rope is None:
+            return self.rope.to_dict()
         if self.family.local_rope_key is not None:
-            return {self.family.local_rope_key: self.local_rope.theta}
+            return {**self.rope.to_dict(), self.family.local_rope_key: self.local_rope.theta}
         ropes = {"full_attention": self.rope, "sliding_attention": self.local_rope}
         parts = {kind: rope.to_dict() for kind, rope in ropes.items()}
         for part in parts.values():
@@ -225,7 +259,7 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
     if head_dim % 2:
         reader.problem("head_dim", f"must be even, its halves are rotated against each other; got {head_dim}")
     window, windowed = read_windows(reader, name or "", layers) if family.has_windows else (None, frozenset[int]())
-    if reader.get("use_bidirectional_attention"):
+    if reader.get("use_bidirectional_attention") not in (None, False, "vision"):  # of images there are none
         reader.problem("use_bidirectional_attention", "only attention to earlier tokens is implemented")
     if family.activation == CLAMPED_SWIGLU and (limit := reader.number("swiglu_limit", 7.0)) != 7.0:
         reader.problem("swiglu_limit", f"only 7 is implemented, got {limit:g}")
@@ -259,85 +293,49 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
         "windowed_layers": tuple(sorted(windowed)),
         "local_rope": local_rope if windowed else None,
         "unrotated_layers": _read_unrotated(reader, layers) if family.has_unrotated_layers else (),
-        "attention_scale": None if scale is None else reader.number(scale.name) ** scale.power,
+        "attention_scale": reader.number(scale.name) ** scale.power if isinstance(scale, ScaleKey) else scale,
         "attention_softcap": 0.0 if caps is None else _read_softcap(reader, "attn_logit_softcapping", caps[0]),
         "logit_softcap": 0.0 if caps is None else _read_softcap(reader, "final_logit_softcapping", caps[1]),
         "sinks": family.has_sinks,
+        **(_read_full_heads(reader, sizes, windowed) if family.has_full_heads else {}),
         **{field: reader.number(key, 1.0) for field, key in family.numbers.items()},
     }
     return None if reader.problems or architecture is None else ModelConfig(architecture, **config)
 
 
-def _refuse_keys_of_others(reader: ConfigReader, architecture: str) -> None:
-    """Note keys with which another family's layers compute something else: this one's would load and leave it out."""
-    family, question = family_of(architecture), "is this another model under its name?"
-    if not family.has_windows and reader.get("sliding_window") is not None:
-        reader.problem("sliding_window", f"{architecture} has none; {question}")
-    if not family.has_unrotated_layers and 0 in (reader.get("no_rope_layers") or ()):
-        reader.problem("no_rope_layers", f"{architecture} rotates all layers; {question}")
-    for key, neutral in foreign_keys(family).items():
-        if reader.get(key) not in (None, neutral):
-            reader.problem(key, f"{architecture} has none; {question}")
+def _read_full_heads(reader: ConfigReader, sizes: dict[str, Any], windowed: frozenset[int]) -> dict[str, Any]:
+    """Read the heads of layers without a window (Gemma 4): from `per_layer_config`, or from keys of their own."""
+    for key, neutral, what in (
+        ("hidden_size_per_layer_input", 256, "embeddings of each layer"),
+        ("num_kv_shared_layers", 0, "layers that read another one's keys and values"),
+        ("enable_moe_block", False, "experts beside a dense MLP"),
+    ):
+        if reader.get(key, neutral):
+            reader.problem(key, f"{what} are not implemented for this family")
+    full = [layer for layer in range(sizes["layers"]) if layer not in windowed]
+    shares = reader.flag("attention_k_eq_v")
+    heads = {"head_dim": reader.integer("global_head_dim", 512)}
+    if shares and reader.get("num_global_key_value_heads") is not None:
+        heads["num_key_value_heads"] = reader.integer("num_global_key_value_heads")
+    layers = reader.get("per_layer_config")
+    if layers is not None:
+        heads = layers.get(str(full[0]), {}) if isinstance(layers, Mapping) and full else {}
+        if layers != {str(layer): heads for layer in full} or not set(heads) <= {"head_dim", "num_key_value_heads"}:
+            reader.problem("per_layer_config", "expected one kind of heads for all layers without a window")
+        elif any(type(value) is not int or value < 1 for value in heads.values()):
+            reader.problem("per_layer_config", f"expected whole numbers above 0, found {heads}")
+            heads = {}
+    head_dim = heads.get("head_dim", sizes["head_dim"])
+    kv_heads = heads.get("num_key_value_heads", sizes["kv_heads"])
+    if head_dim % 2 or sizes["heads"] % kv_heads:
+        found = f"{sizes['heads']} heads of {head_dim} channels cannot share {kv_heads} key-value heads in halves"
+        reader.problem("global_head_dim", found)
+    return {"full_head_dim": head_dim, "full_kv_heads": kv_heads, "values_are_keys": shares}
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file. Raises ConfigError."""
     return read_json_object(str(path), read_text, with_infinity=True)
-
-
-def _architecture(reader: ConfigReader) -> str | None:
-    names = reader.get("architectures")
-    if medusa := medusa_message(reader.data):
-        reader.problem("architectures", medusa)
-        return None
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        reader.problem("architectures", f"must name one architecture out of {', '.join(ARCHITECTURES)}; got {names!r}")
-        return None
-    name, kind = names[0], reader.get("model_type")
-    if name in MULTIMODAL:
-        return _language_model_of(reader, name)
-    if name in ARCHITECTURES:
-        family = family_of_type(kind)
-        if family is not None and ARCHITECTURE_OF_FAMILY[family] != name:
-            reader.problem(
-                "architectures", f"{name} contradicts the model_type {kind!r}: their layers compute other things"
-            )
-        return name
-    if name in ARCHITECTURE_OF_FAMILY.values():
-        known = ", ".join(ARCHITECTURES)
-        reader.problem(
-            "architectures", f"{name}: only `foredraft simulate` knows this family; the decoder has layers of {known}"
-        )
-    else:
-        # No name that is near is suggested: under another family's name a checkpoint may load and compute something
-        # else.
-        reader.problem(
-            "architectures", f"{name} is none of {', '.join(ARCHITECTURES)}, and no other one computes the same"
-        )
-    return None
-
-
-def _language_model_of(reader: ConfigReader, name: str) -> str | None:
-    """Return the architecture of the language model inside a model that sees, by its own `model_type`."""
-    known = MULTIMODAL[name]
-    kind = reader.under("text_config").get("model_type")
-    family = known[0] if kind is None else family_of_type(kind)
-    if family not in known:
-        reader.problem("text_config.model_type", f"{kind!r}: inside {name} the decoder runs {', '.join(known)}")
-        return None
-    return ARCHITECTURE_OF_FAMILY[family]
-
-
-def medusa_message(data: Mapping[str, Any]) -> str | None:
-    """Return the message about a configuration of Medusa heads; None for any other configuration."""
-    names = data.get("architectures")
-    name = names[0] if isinstance(names, list) and names else data.get("model_type")
-    if not (isinstance(name, str) and "medusa" in name.lower()) and "medusa_num_heads" not in data:
-        return None
-    return (
-        "these are Medusa heads, each of which guesses a token from the target's last state without looking at the guesses before; "
-        "they are not implemented; EAGLE and EAGLE-3 heads are"
-    )
 
 
 def _read_activation(reader: ConfigReader, wanted: str) -> str:

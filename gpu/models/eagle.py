@@ -49,7 +49,8 @@ class DraftHead(nn.Module, ABC):
         self.device, self.dtype = target.device, target.dtype
         model = config.model
         # The layers of the draft KV pool, and the vocabulary of the draft.
-        self.num_layers, self.num_kv_heads, self.head_dim = model.num_layers, model.num_kv_heads, model.head_dim
+        self.num_layers = model.num_layers
+        self.kv_shapes = model.kv_shapes
         self.hidden_size, self.vocab_size = model.hidden_size, config.draft_vocab_size
         if not own_embeddings:
             assert model.hidden_size == target.hidden_size, "the target's embeddings have another width"
@@ -233,6 +234,7 @@ class MultiLayerEagle(BodiedHead):
 
     def _add_bodies(self, fc_bias: bool) -> None:
         self.num_heads = self.num_layers = self.config.num_heads  # as many steps it can draft
+        self.kv_shapes = self.kv_shapes[:1] * self.num_layers
         self.heads = nn.ModuleList(EagleLayers(self, s, 1, fc_bias) for s in range(self.num_heads))
         self._bodies = tuple(self.heads)
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...core.model_shape import ARCHITECTURES as ARCHITECTURE_OF_FAMILY
+from ...core.model_shape import family_of_type
+from ...core.parsing import ConfigReader
 
 SILU, GELU_TANH, CLAMPED_SWIGLU = "silu", "gelu_pytorch_tanh", "clamped swiglu"
 
@@ -66,12 +69,15 @@ class Family:
     norm_offset: float = 0.0  # what the weights of norms have beyond the published ones; such norms are 32 bits wide
     has_head_norms: bool = False  # RMSNorm of q and k before they are rotated
     joint_head_norms: bool = False  # these over all heads of q, and of k, at once
+    has_value_norms: bool = False  # of each head's values, without weights
+    has_layer_scalar: bool = False  # of all that leaves the layer
+    has_full_heads: bool = False  # layers without a window have heads of their own, see `ModelConfig.full_head_dim`
     scaled_embeddings: bool = False  # by the root of the hidden size
     activation: str = SILU
     qkv_bias: str | bool = "attention_bias"
     output_bias: str | bool = "attention_bias"
     mlp_bias: str | bool = False
-    attention_scale: ScaleKey | None = None  # None: head_dim^-½
+    attention_scale: ScaleKey | float | None = None  # None: head_dim^-½
     softcaps: tuple[float, float] | None = None  # of scores and of logits, if the file does not say them; None: no caps
     numbers: Mapping[str, str] = field(default_factory=dict)  # the key of each multiplier of `ModelConfig`
     has_windows: bool = True
@@ -115,6 +121,10 @@ DECODED: Mapping[str, Family] = {
         norms=_BEHIND_TOO, norm_offset=1.0, has_head_norms=True, scaled_embeddings=True, activation=GELU_TANH,
         attention_scale=_GEMMA2.attention_scale, softcaps=(0.0, 0.0), local_rope_key="rope_local_base_freq",
     ),
+    "gemma4": Family(
+        norms=_BEHIND_TOO, has_head_norms=True, has_value_norms=True, has_layer_scalar=True, has_full_heads=True,
+        scaled_embeddings=True, activation=GELU_TANH, attention_scale=1.0, softcaps=(0.0, 0.0),
+    ),
     "gpt_oss": Family(
         activation=CLAMPED_SWIGLU, has_sinks=True,
         experts=ExpertForm(packed=True, key="num_local_experts", has_own_width=False),
@@ -139,11 +149,21 @@ DECODED: Mapping[str, Family] = {
 }  # fmt: skip
 """By the family's name in `core.model_shape`."""
 
-MODEL_TYPES: Mapping[str, str] = {ARCHITECTURE_OF_FAMILY[name]: name for name in DECODED}
+# Published for the most part with an encoder of images, under whose name `core.model_shape` has it.
+_TEXT_ONLY = {"gemma4": "Gemma4ForCausalLM"}
+
+
+def architecture_of(family: str) -> str:
+    """Return the architecture of a family, by its name in `core.model_shape`."""
+    return _TEXT_ONLY.get(family, ARCHITECTURE_OF_FAMILY[family])
+
+
+MODEL_TYPES: Mapping[str, str] = {architecture_of(name): name for name in DECODED}
 """The `model_type` of each architecture that the decoder runs."""
 ARCHITECTURES = tuple(MODEL_TYPES)
 MULTIMODAL: Mapping[str, tuple[str, ...]] = {
     "Gemma3ForConditionalGeneration": ("gemma3",),
+    "Gemma4ForConditionalGeneration": ("gemma4",),
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
 }
 """Models that see, too, of which the decoder runs the language model: its families, that of a file without
@@ -155,11 +175,80 @@ def family_of(architecture: str) -> Family:
     return DECODED[MODEL_TYPES[architecture]]
 
 
-def foreign_keys(own: Family) -> dict[str, float]:
+def read_architecture(reader: ConfigReader) -> str | None:
+    """Return the architecture that a `config.json` names, that of the language model inside a model that sees; None if
+    the decoder cannot run it, which is noted."""
+    names = reader.get("architectures")
+    if medusa := medusa_message(reader.data):
+        reader.problem("architectures", medusa)
+        return None
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        reader.problem("architectures", f"must name one architecture out of {', '.join(ARCHITECTURES)}; got {names!r}")
+        return None
+    name, kind = names[0], reader.get("model_type")
+    if name in MULTIMODAL:
+        return _language_model_of(reader, name)
+    if name in ARCHITECTURES:
+        family = family_of_type(kind)
+        if family is not None and architecture_of(family) != name:
+            reader.problem(
+                "architectures", f"{name} contradicts the model_type {kind!r}: their layers compute other things"
+            )
+        return name
+    if name in ARCHITECTURE_OF_FAMILY.values():
+        known = ", ".join(ARCHITECTURES)
+        reader.problem(
+            "architectures", f"{name}: only `foredraft simulate` knows this family; the decoder has layers of {known}"
+        )
+    else:
+        # No name that is near is suggested: under another family's name a checkpoint may load and compute something
+        # else.
+        reader.problem(
+            "architectures", f"{name} is none of {', '.join(ARCHITECTURES)}, and no other one computes the same"
+        )
+    return None
+
+
+def _language_model_of(reader: ConfigReader, name: str) -> str | None:
+    """Return the architecture of the language model inside a model that sees, by its own `model_type`."""
+    known = MULTIMODAL[name]
+    kind = reader.under("text_config").get("model_type")
+    family = known[0] if kind is None else family_of_type(kind)
+    if family not in known:
+        reader.problem("text_config.model_type", f"{kind!r}: inside {name} the decoder runs {', '.join(known)}")
+        return None
+    return architecture_of(family)
+
+
+def medusa_message(data: Mapping[str, Any]) -> str | None:
+    """Return the message about a configuration of Medusa heads; None for any other configuration."""
+    names = data.get("architectures")
+    name = names[0] if isinstance(names, list) and names else data.get("model_type")
+    if not (isinstance(name, str) and "medusa" in name.lower()) and "medusa_num_heads" not in data:
+        return None
+    return (
+        "these are Medusa heads, each of which guesses a token from the target's last state without looking at the guesses before; "
+        "they are not implemented; EAGLE and EAGLE-3 heads are"
+    )
+
+
+def refuse_keys_of_others(reader: ConfigReader, architecture: str) -> None:
+    """Note keys with which another family's layers compute something else: this one's would load and leave it out."""
+    family, question = family_of(architecture), "is this another model under its name?"
+    if not family.has_windows and reader.get("sliding_window") is not None:
+        reader.problem("sliding_window", f"{architecture} has none; {question}")
+    if not family.has_unrotated_layers and 0 in (reader.get("no_rope_layers") or ()):
+        reader.problem("no_rope_layers", f"{architecture} rotates all layers; {question}")
+    for key, neutral in _foreign_keys(family).items():
+        if reader.get(key) not in (None, neutral):
+            reader.problem(key, f"{architecture} has none; {question}")
+
+
+def _foreign_keys(own: Family) -> dict[str, float]:
     """Return the keys with which other families change what a layer computes, and the values that change nothing."""
     keys = {name: 1.0 for family in DECODED.values() for name in family.numbers.values()}
-    scales = {family.attention_scale for family in DECODED.values()} - {None, own.attention_scale}
-    keys |= {scale.name: 0.0 for scale in scales if scale is not None}
+    scales = {family.attention_scale for family in DECODED.values()} - {own.attention_scale}
+    keys |= {scale.name: 0.0 for scale in scales if isinstance(scale, ScaleKey)}
     if own.softcaps is None:
         keys |= {"attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0}
     return {name: value for name, value in keys.items() if name not in own.numbers.values()}

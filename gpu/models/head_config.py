@@ -11,8 +11,8 @@ from ...core.errors import ConfigError
 from ...core.model_shape import HF_QUANT_CONFIG, modelopt_config
 from ...core.model_shape.quantization import CONFIG_KEYS
 from ...core.parsing import ConfigReader
-from .config import LLAMA, ModelConfig, medusa_message, read_json, read_model_config
-from .families import ARCHITECTURES, MODEL_TYPES, family_of
+from .config import LLAMA, ModelConfig, read_json, read_model_config
+from .families import ARCHITECTURES, MODEL_TYPES, family_of, medusa_message
 
 EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
 AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"

@@ -85,11 +85,15 @@ class Layer(nn.Module):
         self.input_norm = norm(names.before_attention) if input_norm else None
         self.mlp_norm = norm(names.before_mlp)
         self.behind_attention_norm, self.behind_mlp_norm = norm(names.behind_attention), norm(names.behind_mlp)
+        self.layer_scalar = None
+        if self.family.has_layer_scalar:
+            self.layer_scalar = empty_weight(1, device=device, dtype=dtype)
         self.mixer = GroupedAttention(config, index, ops, device, dtype, input_size, rotation)
         self.mlp: Mlp | ExpertMlp = (ExpertMlp if sparse else Mlp)(config, ops, device, dtype)
         # Plain attributes of the object, past the module's registry.
         self.norms = (self.input_norm, self.mlp_norm)
         self._behind = (self.behind_attention_norm, self.behind_mlp_norm)
+        self._scalar = self.layer_scalar
         self._multiplier = None if config.residual_multiplier == 1.0 else config.residual_multiplier
         self.mix, self.run_mlp = self.mixer.run, self.mlp.run
 
@@ -100,7 +104,7 @@ class Layer(nn.Module):
         return (
             self.behind_attention_norm is self.behind_mlp_norm is None
             and self.mlp_norm is not None
-            and self._multiplier is None
+            and self._multiplier is self._scalar is None
             and self.activation == SILU
             and self.mixer.is_plain
         )
@@ -110,7 +114,10 @@ class Layer(nn.Module):
         chosen experts if it has experts."""
         normed, residual = add_norm(self.ops, self._added(out, 0), residual, self.norms[1], self.eps)
         out, experts = self.run_mlp(normed)
-        return self._added(out, 1), residual, experts
+        out = self._added(out, 1)
+        if self._scalar is not None:
+            out, residual = out * self._scalar, residual * self._scalar
+        return out, residual, experts
 
     def _added(self, out: Tensor, half: int) -> Tensor:
         """Return what a half of the layer, the mixer or the MLP, adds to the residual."""
@@ -126,6 +133,8 @@ class Layer(nn.Module):
         norms = {names.before_attention: self.input_norm, names.before_mlp: self.mlp_norm}
         norms |= dict(zip((names.behind_attention, names.behind_mlp), self._behind, strict=True))
         yield from (NamedWeight(f"{name}.weight", w.detach(), offset) for name, w in norms.items() if w is not None)
+        if self.layer_scalar is not None:
+            yield NamedWeight("layer_scalar", self.layer_scalar.detach())
         prefix = "mlp" if self.family.experts is None else self.family.experts.prefix
         yield from (replace(weight, name=f"{prefix}.{weight.name}") for weight in self.mlp.checkpoint_weights())
 

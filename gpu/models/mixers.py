@@ -16,7 +16,7 @@ from ..ops.port import Ops
 from .attention import PLAIN, Attention, Softmax
 from .config import ModelConfig
 from .projection import Projection
-from .rope import channel_order, cos_sin_table, query_factors, unrotated_table
+from .rope import Rope, channel_order, cos_sin_table, query_factors, unrotated_table
 from .weights import NamedWeight, empty_weight, rows_of
 
 
@@ -33,18 +33,19 @@ SHARED_ROTATION = Rotation()
 
 def rotations_of(config: ModelConfig, device: torch.device | str) -> tuple[Tensor, list[Rotation]]:
     """Return the rotary table of a model, and what each of its layers has of its own. Each table is made once."""
-    size, positions = config.head_dim, config.max_position_embeddings
+    size, positions = config.full_head_dim or config.head_dim, config.max_position_embeddings
     main = cos_sin_table(config.rope, size, positions, device)
     factors = query_factors(config.rope, positions, device)
-    known = {config.rope: SHARED_ROTATION if factors is None else Rotation(None, factors)}
+    known: dict[tuple[Rope | None, int], Rotation] = {
+        (config.rope, size): SHARED_ROTATION if factors is None else Rotation(None, factors)
+    }
     layers = []
-    for rope in map(config.rope_of, range(config.num_layers)):
-        if rope is None:
-            table = known.get(rope) or Rotation(unrotated_table(size, positions, device))
-        else:
-            table = known.get(rope) or Rotation(cos_sin_table(rope, size, positions, device))
-        known[rope] = table
-        layers.append(table)
+    for layer in range(config.num_layers):
+        rope, size = key = config.rope_of(layer), config.heads_of(layer).dim
+        if key not in known:
+            table = unrotated_table(size, positions, device) if rope is None else None
+            known[key] = Rotation(cos_sin_table(rope, size, positions, device) if table is None else table)
+        layers.append(known[key])
     return main, layers
 
 
@@ -66,13 +67,14 @@ class GroupedAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.index, self.ops, self.eps = index, ops, config.rms_norm_eps
-        self.family, self.head_dim = config.family, config.head_dim
-        self.heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        heads = config.heads_of(index)
+        self.family, self.head_dim = config.family, heads.dim
+        self.heads = (heads.query, heads.kv, 0 if heads.values_are_keys else heads.kv)
         self.rope, self.table = config.rope_of(index), rotation.table
         hidden, d, wide = config.hidden_size, self.head_dim, norm_dtype(config, dtype)
         total = sum(self.heads) * d
         self.qkv_weight = empty_weight(total, input_size or hidden, device=device, dtype=dtype)
-        self.output_weight = empty_weight(hidden, config.num_heads * d, device=device, dtype=dtype)
+        self.output_weight = empty_weight(hidden, heads.query * d, device=device, dtype=dtype)
         self.qkv_bias = empty_weight(total, device=device, dtype=dtype) if config.qkv_bias else None
         self.output_bias = empty_weight(hidden, device=device, dtype=dtype) if config.output_bias else None
         self.q_norm = self.k_norm = self.sinks = None
@@ -92,13 +94,15 @@ class GroupedAttention(nn.Module):
         )
         self._head_norms = None if self.q_norm is None else (self.q_norm, self.k_norm)
         self._joint = self.family.joint_head_norms
+        self._value_norm = torch.ones(d, dtype=dtype, device=device) if self.family.has_value_norms else None
 
     @property
     def is_plain(self) -> bool:
         """Whether the host computes it: scores that are products alone, norms of each head, and no rotation but the
         pass's own."""
         softmax, own_rotation = self.softmax, self.table is not None and self.rope is not None
-        return softmax.is_plain and softmax.query_factors is None and not (self._joint or own_rotation)
+        differs = self._joint or own_rotation or self._value_norm is not None
+        return softmax.is_plain and softmax.query_factors is None and not differs
 
     def run(self, x: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
         """Attend: x [n, input size] → [n, H], without the residual.
@@ -106,6 +110,10 @@ class GroupedAttention(nn.Module):
         project_qkv, project_output = self.projections
         qkv = project_qkv(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = qkv.split_with_sizes(self.heads, 1)
+        if not self.heads[2]:
+            v = k
+        if self._value_norm is not None:
+            v = self.ops.rms_norm(v, self._value_norm, self.eps)
         if self._head_norms is not None:
             q, k = (self._norm(x, weight) for x, weight in zip((q, k), self._head_norms, strict=True))
         out = attention.attend(self.index, q, k, v, cos_sin if self.table is None else self.table, self.softmax)
@@ -118,7 +126,7 @@ class GroupedAttention(nn.Module):
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         """Yield the weights with names below the layer's own prefix, as the family publishes them."""
-        rows = {f"self_attn.{p}_proj": n * self.head_dim for p, n in zip("qkv", self.heads, strict=True)}
+        rows = {f"self_attn.{p}_proj": n * self.head_dim for p, n in zip("qkv", self.heads, strict=True) if n}
         if self.family.fused_qkv:
             rows = {"self_attn.qkv_proj": sum(rows.values())}
         q, k, _ = self.heads

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ...core.parsing import ConfigReader
     from .families import Family
 
-Scaling = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-SCALINGS: tuple[Scaling, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+Scaling = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
+SCALINGS: tuple[Scaling, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +34,27 @@ class Rope:
     truncate: bool = True  # yarn: round the borders of the ramp to whole channels
     short_factors: tuple[float, ...] = ()  # longrope: of each pair of channels, within the original context
     long_factors: tuple[float, ...] = ()  # longrope: beyond it
-    fraction: float = 1.0  # of a head's channels, the first ones, which are rotated
+    # Of a head's channels, the first ones, which are rotated; proportional: of its pairs.
+    fraction: float = 1.0
     neighbours: bool = False  # published channels 2 i and 2 i + 1 are a pair, not i and i + half of the rotated ones
     query_beta: float = 0.0  # b: a query at position p is multiplied by 1 + b · ln(1 + ⌊p / original context⌋)
 
     def rotated(self, head_dim: int) -> int:
-        """Return how many channels of a head are rotated."""
-        return int(head_dim * self.fraction)
+        """Return how many channels of a head are rotated, some of them by nothing if that is proportional."""
+        return head_dim if self.scaling == "proportional" else int(head_dim * self.fraction)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the keys `rope_theta` and, if scaled, `rope_scaling` of a config.json."""
         data: dict[str, Any] = {"rope_theta": self.theta}
-        if self.fraction != 1.0:
+        if self.fraction != 1.0 and self.scaling != "proportional":
             data["partial_rotary_factor"] = self.fraction
         if self.scaling == "default" and not self.query_beta:
             return data
         scaling: dict[str, Any] = {"rope_type": self.scaling, "factor": self.factor}
-        if self.scaling != "linear":
+        if self.scaling not in ("linear", "proportional"):
             scaling["original_max_position_embeddings"] = self.original_max_position
+        if self.scaling == "proportional":
+            scaling["partial_rotary_factor"] = self.fraction
         if self.query_beta:
             scaling["llama_4_scaling_beta"] = self.query_beta
         if self.scaling == "longrope":
@@ -88,7 +91,9 @@ def read_ropes(reader: ConfigReader, max_positions: int, head_dim: int, family: 
 def _read_rope(reader: ConfigReader, inner: ConfigReader, max_positions: int, head_dim: int, family: Family) -> Rope:
     """Return a rotation with what the family's own kinds of it need."""
     rope = _read_scaled(reader, inner, max_positions)
-    if family.rotated_fraction is None:
+    if rope.scaling == "proportional":
+        rope = replace(rope, fraction=inner.number("partial_rotary_factor", 1.0))
+    elif family.rotated_fraction is None:
         for holder in (reader, inner):
             if holder.number("partial_rotary_factor", 1.0) != 1.0:
                 holder.problem("partial_rotary_factor", "this family rotates whole heads only (1.0)")
@@ -125,12 +130,14 @@ def _read_scaled(reader: ConfigReader, inner: ConfigReader, max_positions: int) 
         "original_max_position_embeddings",
         reader.integer("original_max_position_embeddings", max_positions),
     )
-    if scaling in ("yarn", "longrope") and inner.get("factor") is None:
+    if scaling == "proportional":
+        factor = inner.number("factor", 1.0)
+    elif scaling in ("yarn", "longrope") and inner.get("factor") is None:
         factor = max_positions / original
     else:
         factor = inner.number("factor")
-    if scaling == "linear":
-        return Rope(theta, "linear", factor)
+    if scaling in ("linear", "proportional"):
+        return Rope(theta, scaling, factor)
     if scaling == "dynamic":
         return Rope(theta, "dynamic", factor, max_positions)
     if scaling == "longrope":
@@ -241,6 +248,7 @@ def inverse_frequencies(rope: Rope, head_dim: int, num_positions: int = 0) -> Te
     """Return the radians per position of each pair of the d rotated channels, float64 [d / 2]: theta^(−2i / d), scaled.
 
     linear: all are divided by the factor (position interpolation, arXiv 2306.15595).
+    proportional: so are they, and the last pairs do not turn (Gemma 4).
     dynamic: a table of n positions beyond the c of training has the base theta · (factor · n / c − factor + 1)^(d / (d
     − 2)) (arXiv 2309.00071, section 3.1, "NTK-aware", and 3.3).
     longrope: each is divided by a factor of its own, in a table beyond the original context by another one than within
@@ -260,8 +268,9 @@ def inverse_frequencies(rope: Rope, head_dim: int, num_positions: int = 0) -> Te
     frequencies = theta ** -(channels / head_dim)
     if rope.scaling in ("default", "dynamic"):
         return frequencies
-    if rope.scaling == "linear":
-        return frequencies / rope.factor
+    if rope.scaling in ("linear", "proportional"):
+        turning = channels < 2 * int(rope.fraction * head_dim // 2)
+        return turning * frequencies / rope.factor
     if rope.scaling == "longrope":
         is_long = num_positions > rope.original_max_position
         return frequencies / torch.tensor(rope.long_factors if is_long else rope.short_factors, dtype=torch.float64)

@@ -55,13 +55,13 @@ def rows_of(
 
 
 def initialize(model: nn.Module, seed: int, std: float = 0.02) -> None:
-    """Draw random weights: matrices and biases normal with deviation `std`, norms 1, without touching
-    torch's own generators."""
+    """Draw random weights: matrices and biases normal with deviation `std`, norms and scalars of layers 1, without
+    touching torch's own generators."""
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or name.endswith("layer_scalar"):
                 parameter.fill_(1.0)
             else:
                 parameter.normal_(0.0, std, generator=generator)

@@ -53,12 +53,11 @@ def bytes_per_token(
 ) -> int:
     from ..batch.pools import bytes_per_slot
 
-    total = bytes_per_slot(target.num_layers, target.num_kv_heads, target.head_dim, dtype)
+    total = bytes_per_slot(target.kv_shapes, dtype)
     if algorithm.draft_kv is DraftKV.NONE:
         return total
     shape = draft if algorithm.drafter is Drafter.MODEL else draft.model
-    layers = shape.num_layers * (heads_of(draft, algorithm) or 1)
-    return total + bytes_per_slot(layers, shape.num_kv_heads, shape.head_dim, dtype)
+    return total + bytes_per_slot(shape.kv_shapes * (heads_of(draft, algorithm) or 1), dtype)
 
 
 def heads_of(draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm) -> int | None:
@@ -90,7 +89,8 @@ def working_bytes(
 def _activations(model: ModelConfig) -> int:
     """Return the values per token that a layer makes: residual and norms, projections, rotated heads, the MLP's two
     halves and their product."""
-    heads = (2 * model.num_heads + 3 * model.num_kv_heads) * model.head_dim
+    kinds = {model.heads_of(layer) for layer in range(model.num_layers)}
+    heads = max((2 * kind.query + 3 * kind.kv) * kind.dim for kind in kinds)
     mlp = 3 * model.intermediate_size
     if model.moe is not None:
         mlp = max(mlp, 3 * model.moe.intermediate_size * model.moe.top_k)

@@ -47,6 +47,14 @@ LONGROPE = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
+GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": 8,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
+
 FAMILIES = {
     "llama": ("LlamaForCausalLM", {}),
     "llama, one kv head, tied, other head size": (
@@ -100,6 +108,11 @@ FAMILIES = {
             },
         },
     ),
+    "gemma4, two kinds of heads": (
+        "Gemma4ForCausalLM",
+        GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 5.0},
+    ),
+    "gemma4, projected values": ("Gemma4ForCausalLM", GEMMA4 | {"tie_word_embeddings": False}),
     "gpt-oss": (
         "GptOssForCausalLM",
         {
@@ -200,6 +213,9 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.15, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.fill_(0.7)
 
 
 def model_of_transformers(name: str, **fields) -> torch.nn.Module:

@@ -134,6 +134,26 @@ def test_quantized_heads_are_refused_by_the_file_beside_the_configuration(tmp_pa
         HeadConfig.from_directory(tmp_path, EAGLE3, TARGET)
 
 
+GEMMA4 = {"architectures": ["Gemma4ForCausalLM"], "sliding_window": 16, "hidden_size_per_layer_input": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
+        ({"enable_moe_block": True}, "enable_moe_block"),
+        ({"per_layer_config": {"3": {"head_dim": 32}}}, "per_layer_config"),
+        ({"per_layer_config": {"5": {"head_dim": "32"}, "7": {"head_dim": "32"}}}, "per_layer_config"),
+        ({"global_head_dim": 31}, "global_head_dim"),
+    ],
+)
+def test_gemma4_with_other_parts_is_refused(changes: dict, key: str):
+    config = ModelConfig.from_dict(MINIMAL | GEMMA4)
+    assert [config.heads_of(i).dim for i in range(8)] == [16] * 5 + [512] + [16] + [512]
+    refused(MINIMAL | GEMMA4 | changes, key)
+
+
 def test_inactive_sliding_windows_are_no_obstacle():
     def window(**changes) -> tuple[int, tuple[int, ...]]:
         config = ModelConfig.from_dict(MINIMAL | {"architectures": [QWEN2], "sliding_window": 64} | changes)

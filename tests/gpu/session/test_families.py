@@ -31,7 +31,7 @@ def test_every_family_is_here():
 
 
 # Whose layers compute what others' do not; the rest runs at night.
-FAST = ("mixtral", "gemma3", "gpt_oss", "olmo3", "granite", "glm4", "ministral3")
+FAST = ("mixtral", "gemma3", "gemma4", "gpt_oss", "olmo3", "granite", "glm4", "ministral3")
 
 
 @pytest.mark.parametrize(

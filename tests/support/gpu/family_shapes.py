@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from foredraft.core.model_shape import ARCHITECTURES, MoeConfig
+from foredraft.core.model_shape import MoeConfig
 from foredraft.gpu.models.config import ModelConfig
-from foredraft.gpu.models.families import CLAMPED_SWIGLU, GELU_TANH
+from foredraft.gpu.models.families import CLAMPED_SWIGLU, GELU_TANH, architecture_of
 from foredraft.gpu.models.rope import Rope
 from small_checkpoint import SHAPE
 
@@ -31,6 +31,11 @@ FIELDS: dict[str, dict] = {
     },
     "gemma2": {**GEMMA, **WINDOWS, "attention_softcap": 3.0, "logit_softcap": 9.0, "tied_embeddings": True},
     "gemma3": {**GEMMA, **WINDOWS, "local_rope": Rope(100.0), "qk_norm": True, "tied_embeddings": True},
+    "gemma4": {
+        **WINDOWS, "activation": GELU_TANH, "attention_scale": 1.0, "qk_norm": True, "tied_embeddings": True,
+        "full_head_dim": 16, "full_kv_heads": 1, "values_are_keys": True, "logit_softcap": 9.0,
+        "rope": Rope(1e4, "proportional", fraction=0.25), "local_rope": Rope(100.0),
+    },
     "gpt_oss": {
         **WINDOWS, "sinks": True, "moe": replace(EXPERTS, intermediate_size=64), "qkv_bias": True, "output_bias": True,
         "activation": CLAMPED_SWIGLU,
@@ -57,5 +62,5 @@ def family_of(label: str) -> str:
 
 
 SHAPES: dict[str, ModelConfig] = {
-    label: replace(SHAPE, architecture=ARCHITECTURES[family_of(label)], **fields) for label, fields in FIELDS.items()
+    label: replace(SHAPE, architecture=architecture_of(family_of(label)), **fields) for label, fields in FIELDS.items()
 }
