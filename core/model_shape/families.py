@@ -50,6 +50,10 @@ class MoeConfig:
     norm_topk_prob: bool = False  # the chosen experts' weights sum to 1
     decoder_sparse_step: int = 1  # every how many layers has experts, counted from the end of each group
     mlp_only_layers: tuple[int, ...] = ()
+    shared_size: int = 0  # width of the experts that every token goes to, beside the chosen ones
+    scale: float = 1.0  # of the chosen experts' weights
+    num_groups: int = 1  # into which the experts are divided
+    top_groups: int = 1  # from which a token's are chosen
 
     def is_sparse(self, layer: int) -> bool:
         """Return whether `layer` has experts instead of one MLP."""
@@ -57,7 +61,9 @@ class MoeConfig:
 
 
 def read_experts(reader: ConfigReader, family: str | None) -> MoeConfig | None:
-    """Read a mixture of experts as Qwen, Mixtral and gpt-oss configure it; None for a family that has none."""
+    """Read a mixture of experts as Qwen, Mixtral, gpt-oss and DeepSeek configure it; None for other families."""
+    if family in ("deepseek_v2", "deepseek_v3"):
+        return _read_grouped_experts(reader)
     if family not in ("qwen3_moe", "qwen2_moe", "qwen3_next", "mixtral", "gpt_oss"):
         return None
     has_one_width = family in ("mixtral", "gpt_oss")  # whose layers all have experts, with weights that sum to 1
@@ -71,6 +77,32 @@ def read_experts(reader: ConfigReader, family: str | None) -> MoeConfig | None:
         mlp_only_layers=reader.integers("mlp_only_layers"),
     )
     _check_top_k(reader, moe.top_k, moe.num_experts)
+    return moe
+
+
+def _read_grouped_experts(reader: ConfigReader) -> MoeConfig | None:
+    """Read the experts of DeepSeek, which are chosen from groups, behind some dense layers; None if there are none."""
+    number = reader.integer
+    if reader.get("n_routed_experts") is None:
+        return None
+    count, groups = number("n_routed_experts"), number("n_group", 1)
+    top_groups, width = number("topk_group", 1), number("moe_intermediate_size")
+    if count % groups or top_groups > groups:
+        reader.problem("n_group", f"{count} experts in {groups} groups, of which {top_groups} are chosen")
+    if (every := number("moe_layer_freq", 1)) != 1:
+        reader.problem("moe_layer_freq", f"expected experts in every layer behind the dense ones (1), found {every}")
+    moe = MoeConfig(
+        num_experts=count,
+        top_k=number("num_experts_per_tok"),
+        intermediate_size=width,
+        norm_topk_prob=reader.flag("norm_topk_prob"),
+        mlp_only_layers=tuple(range(number("first_k_dense_replace", 0, minimum=0))),
+        shared_size=width * number("n_shared_experts", 0, minimum=0),
+        scale=reader.number("routed_scaling_factor", 1.0),
+        num_groups=groups,
+        top_groups=top_groups,
+    )
+    _check_top_k(reader, moe.top_k, count)
     return moe
 
 

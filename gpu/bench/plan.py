@@ -26,6 +26,7 @@ from ..session.plan import (
     check_algorithm,
     check_choices,
     check_directories,
+    check_kernels,
     check_steps,
     draft_config,
     refuse_without_effect,
@@ -178,6 +179,7 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False, on_meta: 
     device = "meta" if on_meta else resolve_device(options.device)
     refuse_without_effect(session, algorithm, device)
     graphs = _graphs(options, device)
+    check_kernels(target, device, "<arguments>")
     dtype = resolve_dtype(options.dtype, target, device)
     acceptance, name = _acceptance(options, algorithm, target)
     if isinstance(acceptance, FixedMeanAcceptance) and acceptance.mean_accept_length > max(steps) + 1 > 1:

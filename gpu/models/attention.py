@@ -61,7 +61,10 @@ PLAIN = Softmax()
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one layer keeps of a token: keys [heads, key_dim] and values [heads, value_dim]."""
+    """What one layer keeps of a token: keys [heads, key_dim] and values [heads, value_dim].
+
+    `value_dim` 0: the keys, as they are kept, are the values.
+    """
 
     heads: int
     key_dim: int
@@ -77,7 +80,7 @@ class Attention(Protocol):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
         """Attend: q [n, Hq, d], k and v [n, Hk, d], not rotated yet → [n, Hq, d]. `layer` counts the model's own layers
-        from 0.
+        from 0. With v [n, Hk, 0] the rotated keys are the values.
 
         cos_sin float32 [positions, d]: the model's rotary table, d/2 cosines, then d/2 sines.
         """

@@ -54,7 +54,7 @@ def load_target(
     stored: Mapping[str, AnyTensor] = {
         name: tensor
         for name, tensor in list_tensors(directory).items()
-        if not _is_ignorable(name) and language_model_name(name) not in left_out
+        if not _is_ignorable(name) and language_model_name(name) not in left_out and not _is_behind(name, config)
     }
     if config.quantization is not None:
         stored = unpacked(stored, config.quantization)
@@ -268,6 +268,12 @@ def _part_of(name: str) -> str:
     if "norm" in name:
         return "norms"
     return "mlp" if ".mlp." in name or ".block_sparse_moe." in name else "attention"
+
+
+def _is_behind(name: str, config: ModelConfig) -> bool:
+    """Return whether a tensor belongs to a layer behind the model's own, which predicts further tokens."""
+    number = name.removeprefix("model.layers.").partition(".")[0]
+    return config.family.predicts_behind and number.isdecimal() and int(number) >= config.num_layers
 
 
 def _is_ignorable(name: str) -> bool:

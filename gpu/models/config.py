@@ -59,6 +59,17 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Sizes of latent attention: of the vector that is kept of a token, and of the parts of each head."""
+
+    rank: int  # of the vector from which keys and values of all heads are made
+    rope_dim: int  # of the key that is rotated and kept beside it, which all heads share
+    nope_dim: int  # of a head's query and key that are not rotated
+    value_dim: int  # of a head's value
+    query_rank: int = 0  # of the vector from which queries are made; 0: they are projected at once
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Sizes in elements, positions in tokens."""
 
@@ -76,6 +87,7 @@ class ModelConfig:
     full_head_dim: int = 0  # of the layers without a window, where they have heads of their own
     full_kv_heads: int = 0  # of these layers
     values_are_keys: bool = False  # of these layers: keys before their norm are the values, too
+    latent: Latent | None = None  # attention has one key-value head of head_dim = rank + rope_dim
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
@@ -146,7 +158,7 @@ class ModelConfig:
     def kv_shape_of(self, layer: int) -> KVShape:
         """Return what a layer keeps of a token."""
         heads = self.heads_of(layer)
-        return KVShape(heads.kv, heads.dim, heads.dim)
+        return KVShape(heads.kv, heads.dim, 0 if self.latent else heads.dim)
 
     @property
     def kv_shapes(self) -> tuple[KVShape, ...]:
@@ -196,6 +208,8 @@ class ModelConfig:
             "torch_dtype": next(name for name, dtype in DTYPES.items() if dtype is self.dtype),
             **self._ropes_to_dict(),
         }
+        if self.latent is not None:
+            data |= self._latent_to_dict(self.latent)
         family = self.family
         if self.window:
             kinds = ("full_attention", "sliding_attention")
@@ -227,7 +241,18 @@ class ModelConfig:
                 data[key] = has_bias
         if family.experts is not None and self.moe is not None:
             data |= {family.experts.key: self.moe.num_experts, "num_experts_per_tok": self.moe.top_k}
-            if family.experts.has_own_width:
+            if family.has_latent:
+                data |= {
+                    "moe_intermediate_size": self.moe.intermediate_size,
+                    "norm_topk_prob": self.moe.norm_topk_prob,
+                    "first_k_dense_replace": len(self.moe.mlp_only_layers),
+                    "n_shared_experts": self.moe.shared_size // self.moe.intermediate_size,
+                    "routed_scaling_factor": self.moe.scale,
+                    "n_group": self.moe.num_groups,
+                    "topk_group": self.moe.top_groups,
+                    "topk_method": "group_limited_greedy" if self.moe.num_groups > 1 else "greedy",
+                }
+            elif family.experts.has_own_width:
                 data |= {
                     "moe_intermediate_size": self.moe.intermediate_size,
                     "norm_topk_prob": self.moe.norm_topk_prob,
@@ -235,6 +260,19 @@ class ModelConfig:
                     "mlp_only_layers": list(self.moe.mlp_only_layers),
                 }
         return data
+
+    def _latent_to_dict(self, latent: Latent) -> dict[str, Any]:
+        return {
+            "kv_lora_rank": latent.rank,
+            "q_lora_rank": latent.query_rank or None,
+            "qk_nope_head_dim": latent.nope_dim,
+            "qk_rope_head_dim": latent.rope_dim,
+            "v_head_dim": latent.value_dim,
+            "num_key_value_heads": self.num_heads,
+            "head_dim": latent.rope_dim,
+            "rope_interleave": self.rope.neighbours,
+            "partial_rotary_factor": 1.0,
+        }
 
     def _ropes_to_dict(self) -> dict[str, Any]:
         if self.local_rope is None:
@@ -254,6 +292,9 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
     family = Family() if architecture is None else family_of(architecture)
     if name is not None:
         reader = replace_missing(reader, **FAMILIES[name].defaults)
+    latent = _read_latent(reader) if family.has_latent else None
+    if latent is not None:
+        reader = reader.with_data({**reader.data, "num_key_value_heads": None, "head_dim": latent.rope_dim})
     sizes = read_sizes(reader, name)
     layers, head_dim = sizes["layers"], sizes["head_dim"]
     if head_dim % 2:
@@ -268,7 +309,7 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
     if window and window >= sizes["max_context"] and local_rope is None:
         window, windowed = None, frozenset()
     scale, caps = family.attention_scale, family.softcaps
-    config = {
+    config: dict[str, Any] = {
         "vocab_size": sizes["vocab"],
         "hidden_size": sizes["hidden"],
         "intermediate_size": sizes["intermediate"],
@@ -300,7 +341,32 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
         **(_read_full_heads(reader, sizes, windowed) if family.has_full_heads else {}),
         **{field: reader.number(key, 1.0) for field, key in family.numbers.items()},
     }
+    if latent is not None:
+        size = latent.rank + latent.rope_dim
+        config |= {"latent": latent, "num_kv_heads": 1, "head_dim": size}
+        config["attention_scale"] = (latent.nope_dim + latent.rope_dim) ** -0.5 * rope.score_factor
+        neighbours = reader.flag("rope_interleave", family.rotates_neighbours)
+        config["rope"] = replace(rope, fraction=latent.rope_dim / size, neighbours=neighbours)
     return None if reader.problems or architecture is None else ModelConfig(architecture, **config)
+
+
+def _read_latent(reader: ConfigReader) -> Latent:
+    """Read the sizes of latent attention, and refuse ways to choose experts that its families do not have here."""
+    number = reader.integer
+    latent = Latent(
+        number("kv_lora_rank"),
+        number("qk_rope_head_dim"),
+        number("qk_nope_head_dim"),
+        number("v_head_dim"),
+        0 if reader.get("q_lora_rank") is None else number("q_lora_rank"),
+    )
+    if latent.rank % 2:
+        reader.problem("kv_lora_rank", f"must be even, half of it stands beside each half of a key; got {latent.rank}")
+    if (scores := reader.get("scoring_func", "softmax")) not in ("softmax", "sigmoid"):
+        reader.problem("scoring_func", f"expected softmax or sigmoid, found {scores!r}")
+    if reader.get("index_topk") is not None:
+        reader.problem("index_topk", "sparse attention is not implemented")
+    return latent
 
 
 def _read_full_heads(reader: ConfigReader, sizes: dict[str, Any], windowed: frozenset[int]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from ...core.model_shape import ARCHITECTURES as ARCHITECTURE_OF_FAMILY
@@ -31,6 +32,14 @@ class Norms:
     behind_mlp: str | None = None
 
 
+class Routing(Enum):
+    """How the experts of a token are chosen, and what weighs them."""
+
+    SOFTMAX = "shares of all experts"
+    GROUPED = "shares of all experts, from the groups with the greatest share"  # DeepSeek V2
+    CORRECTED = "sigmoids, chosen with a bias for each expert, from the groups with the two greatest"  # DeepSeek V3
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertForm:
     """How a checkpoint stores a layer's experts.
@@ -47,6 +56,7 @@ class ExpertForm:
     packed: bool = False
     key: str = "num_experts"
     has_own_width: bool = True
+    routing: Routing = Routing.SOFTMAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,8 @@ class Family:
     numbers: Mapping[str, str] = field(default_factory=dict)  # the key of each multiplier of `ModelConfig`
     has_windows: bool = True
     has_sinks: bool = False  # see `Softmax`
+    has_latent: bool = False  # attention over a latent vector, see `LatentAttention`
+    predicts_behind: bool = False  # checkpoints may have layers behind the model's, which predict further tokens
     has_unrotated_layers: bool = False  # `no_rope_layers`
     rotated_fraction: float | None = None  # of a head's channels, if the file does not say it; None: all, always
     rotates_neighbours: bool = False  # see `Rope`
@@ -146,6 +158,14 @@ DECODED: Mapping[str, Family] = {
     ),
     "ministral3": Family(qkv_bias=False, output_bias=False, scales_queries=True),
     "seed_oss": Family(output_bias="attention_out_bias", mlp_bias="mlp_bias", has_windows=False),
+    "deepseek_v2": Family(
+        mlp_bias="mlp_bias", has_latent=True, has_windows=False, rotates_neighbours=True,
+        experts=ExpertForm(key="n_routed_experts", routing=Routing.GROUPED),
+    ),
+    "deepseek_v3": Family(
+        has_latent=True, has_windows=False, rotates_neighbours=True, predicts_behind=True,
+        experts=ExpertForm(key="n_routed_experts", routing=Routing.CORRECTED),
+    ),
 }  # fmt: skip
 """By the family's name in `core.model_shape`."""
 

@@ -14,45 +14,10 @@ from torch import Tensor, nn
 from ..ops.port import NO_CAPTURE, Capture, LayersOutput, Ops
 from .attention import Attention
 from .config import ModelConfig
-from .families import GELU_TANH, SILU
-from .mixers import SHARED_ROTATION, GroupedAttention, Rotation, norm_dtype
-from .moe import ExpertMlp
-from .projection import Projection
-from .weights import NamedWeight, empty_weight, rows_of
-
-
-class Mlp(nn.Module):
-    """down(activation(gate(x)) · up(x)), gate and up in one projection."""
-
-    def __init__(self, config: ModelConfig, ops: Ops, device: torch.device | str, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.activate = None if ops is None else ops.gelu_mul if config.activation == GELU_TANH else ops.silu_mul
-        self._is_published_fused = config.family.fused_gate_up
-        width = config.intermediate_size
-        self.gate_up_weight = empty_weight(2 * width, config.hidden_size, device=device, dtype=dtype)
-        self.down_weight = empty_weight(config.hidden_size, width, device=device, dtype=dtype)
-        self.gate_up_bias = self.down_bias = None
-        if config.mlp_bias:
-            self.gate_up_bias = empty_weight(2 * width, device=device, dtype=dtype)
-            self.down_bias = empty_weight(config.hidden_size, device=device, dtype=dtype)
-        self.projections = (
-            Projection(self.gate_up_weight, self.gate_up_bias),
-            Projection(self.down_weight, self.down_bias),
-        )
-
-    def run(self, x: Tensor) -> tuple[Tensor, None]:
-        """Run the MLP: x [n, H] → [n, H], and no experts."""
-        gate_up, down = self.projections
-        return down(self.activate(gate_up(x))), None
-
-    def checkpoint_weights(self) -> Iterator[NamedWeight]:
-        width = self.down_weight.shape[1]
-        gate_up = {"gate_up_proj": 2 * width} if self._is_published_fused else {"gate_proj": width, "up_proj": width}
-        yield from rows_of(self.gate_up_weight, gate_up, "weight")
-        yield NamedWeight("down_proj.weight", self.down_weight.detach())
-        if self.gate_up_bias is not None and self.down_bias is not None:
-            yield from rows_of(self.gate_up_bias, gate_up, "bias")
-            yield NamedWeight("down_proj.bias", self.down_bias.detach())
+from .families import SILU
+from .mixers import SHARED_ROTATION, GroupedAttention, LatentAttention, Rotation, norm_dtype
+from .mlps import ExpertMlp, Mlp
+from .weights import NamedWeight, empty_weight
 
 
 class Layer(nn.Module):
@@ -88,7 +53,11 @@ class Layer(nn.Module):
         self.layer_scalar = None
         if self.family.has_layer_scalar:
             self.layer_scalar = empty_weight(1, device=device, dtype=dtype)
-        self.mixer = GroupedAttention(config, index, ops, device, dtype, input_size, rotation)
+        self.mixer: GroupedAttention | LatentAttention
+        if config.latent is not None:
+            self.mixer = LatentAttention(config, index, ops, device, dtype, rotation)
+        else:
+            self.mixer = GroupedAttention(config, index, ops, device, dtype, input_size, rotation)
         self.mlp: Mlp | ExpertMlp = (ExpertMlp if sparse else Mlp)(config, ops, device, dtype)
         # Plain attributes of the object, past the module's registry.
         self.norms = (self.input_norm, self.mlp_norm)

@@ -155,6 +155,134 @@ class GroupedAttention(nn.Module):
         return (torch.arange(heads)[:, None] * self.head_dim + torch.tensor(order)).flatten()
 
 
+class LatentAttention(nn.Module):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): of a token one latent vector is kept,
+    from which keys and values of all heads can be made, and one rotated key that they share.
+
+    Keys are not made: a head's query is multiplied with the projection that would make them, and its weighted sum of
+    latent vectors with the one that makes values. So it is attention whose query heads share one key of rank + rope_dim
+    channels, that is its own value. Its channels stand as `place` puts them.
+    """
+
+    is_plain = False
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        ops: Ops,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        rotation: Rotation = SHARED_ROTATION,
+    ) -> None:
+        super().__init__()
+        assert config.latent is not None
+        self.index, self.ops, self.num_heads, self.sizes = index, ops, config.num_heads, config.latent
+        self.rope, self.table = config.rope, rotation.table
+        self.softmax = softmax_of(config, index)
+        sizes, hidden, heads = self.sizes, config.hidden_size, config.num_heads
+
+        def weight(rows: int, columns: int) -> nn.Parameter:
+            return empty_weight(rows, columns, device=device, dtype=dtype)
+
+        def bias(rows: int, exists: bool) -> nn.Parameter | None:
+            return empty_weight(rows, device=device, dtype=dtype) if exists else None
+
+        self.query_down_weight = self.query_down_bias = self.query_norm = None
+        if sizes.query_rank:
+            self.query_down_weight = weight(sizes.query_rank, hidden)
+            self.query_down_bias = bias(sizes.query_rank, config.qkv_bias)
+            self.query_norm = empty_weight(sizes.query_rank, device=device, dtype=dtype)
+        self.query_weight = weight(heads * (sizes.nope_dim + sizes.rope_dim), sizes.query_rank or hidden)
+        self.latent_weight = weight(sizes.rank + sizes.rope_dim, hidden)
+        self.latent_bias = bias(sizes.rank + sizes.rope_dim, config.qkv_bias)
+        self.latent_norm = empty_weight(sizes.rank, device=device, dtype=dtype)
+        self.expand_weight = weight(heads * (sizes.nope_dim + sizes.value_dim), sizes.rank)
+        self.output_weight = weight(hidden, heads * sizes.value_dim)
+        self.output_bias = bias(hidden, config.output_bias)
+        # Plain attributes of the object, past the module's registry.
+        self._norms = (self.query_norm, self.latent_norm)
+        down = self.query_down_weight
+        self.projections = (
+            Projection(self.query_weight),
+            Projection(self.latent_weight, self.latent_bias),
+            Projection(self.output_weight, self.output_bias),
+            *(() if down is None else (Projection(down, self.query_down_bias),)),
+        )
+        self._expand = self.expand_weight.view(heads, sizes.nope_dim + sizes.value_dim, sizes.rank)
+
+    def run(self, x: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
+        """Attend: x [n, H] → [n, H], without the residual."""
+        n, sizes = x.shape[0], self.sizes
+        project_query, project_latent, project_output, *down = self.projections
+        query_norm, latent_norm = self._norms
+        if query_norm is not None:
+            q = project_query(self.ops.rms_norm(down[0](x), query_norm, LATENT_EPS))
+        else:
+            q = project_query(x)
+        q_nope, q_rope = q.view(n, self.num_heads, -1).split_with_sizes((sizes.nope_dim, sizes.rope_dim), 2)
+        latent, k_rope = project_latent(x).split_with_sizes((sizes.rank, sizes.rope_dim), 1)
+        latent = self.ops.rms_norm(latent, latent_norm, LATENT_EPS)
+        to_key, to_value = self._expand.split_with_sizes((sizes.nope_dim, sizes.value_dim), 1)
+        q_latent = torch.bmm(q_nope.transpose(0, 1), to_key).transpose(0, 1)
+        q, k = place(q_rope, q_latent), place(k_rope, latent).unsqueeze(1)
+        table = cos_sin if self.table is None else self.table
+        out = attention.attend(self.index, q, k, k[..., :0], table, self.softmax)
+        _, seen = displace(out, sizes.rope_dim)
+        values = torch.bmm(seen.transpose(0, 1), to_value.transpose(1, 2)).transpose(0, 1)
+        return project_output(values.flatten(1))
+
+    def checkpoint_weights(self) -> Iterator[NamedWeight]:
+        """Yield the weights with names below the layer's own prefix, as the family publishes them."""
+        sizes, of_latent = self.sizes, self._order(self.sizes.rank, 1)
+        of_query = self._order(sizes.nope_dim, self.num_heads)
+        if self.query_down_weight is None:
+            yield NamedWeight("self_attn.q_proj.weight", self.query_weight.detach(), order=of_query)
+        else:
+            yield NamedWeight("self_attn.q_b_proj.weight", self.query_weight.detach(), order=of_query)
+        rest = {
+            "q_a_proj.weight": self.query_down_weight,
+            "q_a_proj.bias": self.query_down_bias,
+            "q_a_layernorm.weight": self.query_norm,
+            "kv_a_layernorm.weight": self.latent_norm,
+            "kv_b_proj.weight": self.expand_weight,
+            "o_proj.weight": self.output_weight,
+            "o_proj.bias": self.output_bias,
+        }
+        yield from (NamedWeight(f"self_attn.{name}", w.detach()) for name, w in rest.items() if w is not None)
+        yield NamedWeight("self_attn.kv_a_proj_with_mqa.weight", self.latent_weight.detach(), order=of_latent)
+        if self.latent_bias is not None:
+            yield NamedWeight("self_attn.kv_a_proj_with_mqa.bias", self.latent_bias.detach(), order=of_latent)
+
+    def _order(self, before: int, heads: int) -> Tensor | None:
+        """Return which published row stands at each place of so many heads, whose rotated channels are behind `before`
+        others."""
+        order = channel_order(replace(self.rope, fraction=1.0), self.sizes.rope_dim)
+        if order is None:
+            return None
+        one = torch.tensor([*range(before), *(before + channel for channel in order)])
+        return (torch.arange(heads)[:, None] * len(one) + one).flatten()
+
+
+LATENT_EPS = 1e-6  # of the norms inside latent attention, whatever the configuration says of the others
+
+
+def place(rotated: Tensor, latent: Tensor) -> Tensor:
+    """Return the channels of a query or key of latent attention: half of the rotated ones stands before each half of
+    the others, so that place i turns against place i + half."""
+    first, second = rotated.chunk(2, -1)
+    before, behind = latent.chunk(2, -1)
+    return torch.cat((first, before, second, behind), -1)
+
+
+def displace(x: Tensor, rope_dim: int) -> tuple[Tensor, Tensor]:
+    """Return the rotated and the other channels of what `place` made."""
+    first, second = x.chunk(2, -1)
+    half = rope_dim // 2
+    parts = [torch.cat((first[..., part], second[..., part]), -1) for part in (slice(half), slice(half, None))]
+    return parts[0], parts[1]
+
+
 def norm_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of norms: 32 bits at least where 16 would round what their weights have beyond the published
     ones."""

@@ -37,11 +37,17 @@ class Rope:
     # Of a head's channels, the first ones, which are rotated; proportional: of its pairs.
     fraction: float = 1.0
     neighbours: bool = False  # published channels 2 i and 2 i + 1 are a pair, not i and i + half of the rotated ones
+    mscale_all_dim: float = 0.0  # yarn: what latent attention scales its scores by, see `score_factor`
     query_beta: float = 0.0  # b: a query at position p is multiplied by 1 + b · ln(1 + ⌊p / original context⌋)
+
+    @property
+    def score_factor(self) -> float:
+        """The factor of latent attention's scores: the square of YaRN's temperature (DeepSeek-V2's own code)."""
+        return _temperature(self.factor, self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
 
     def rotated(self, head_dim: int) -> int:
         """Return how many channels of a head are rotated, some of them by nothing if that is proportional."""
-        return head_dim if self.scaling == "proportional" else int(head_dim * self.fraction)
+        return head_dim if self.scaling == "proportional" else int(head_dim * self.fraction + 1e-6)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the keys `rope_theta` and, if scaled, `rope_scaling` of a config.json."""
@@ -66,6 +72,8 @@ class Rope:
         if self.scaling == "yarn":
             scaling |= {"beta_fast": self.beta_fast, "beta_slow": self.beta_slow}
             scaling |= {"attention_factor": self.attention_factor, "truncate": self.truncate}
+            if self.mscale_all_dim:
+                scaling["mscale_all_dim"] = self.mscale_all_dim
         return {**data, "rope_scaling": scaling}
 
 
@@ -165,6 +173,7 @@ def _read_scaled(reader: ConfigReader, inner: ConfigReader, max_positions: int) 
         beta_slow=inner.number("beta_slow", 1.0),
         attention_factor=_attention_factor(inner, factor),
         truncate=inner.flag("truncate", True),
+        mscale_all_dim=inner.number("mscale_all_dim", 0.0) if inner.get("mscale_all_dim") else 0.0,
     )
 
 
@@ -179,16 +188,17 @@ def _numbers(reader: ConfigReader, key: str) -> tuple[float, ...]:
 def _attention_factor(reader: ConfigReader, factor: float) -> float:
     """Return the temperature of YaRN's attention, 0.1 ln(factor) + 1 unless the file says otherwise (arXiv
     2309.00071, eq. 22)."""
-
-    def temperature(mscale: float) -> float:
-        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     mscale, mscale_all_dim = reader.get("mscale"), reader.get("mscale_all_dim")
     if mscale and mscale_all_dim:
-        default = temperature(reader.number("mscale")) / temperature(reader.number("mscale_all_dim"))
+        default = _temperature(factor, reader.number("mscale"))
+        default /= _temperature(factor, reader.number("mscale_all_dim"))
     else:
-        default = temperature(1.0)
+        default = _temperature(factor, 1.0)
     return reader.number("attention_factor", default)
+
+
+def _temperature(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def cos_sin_table(rope: Rope, head_dim: int, num_positions: int, device: torch.device | str = "cpu") -> Tensor:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ..batch.pools import PagedAttention
 from ..models.attention import Attention
-from ..models.layer import Layer, Mlp, run_layers
+from ..models.layer import Layer, run_layers
+from ..models.mlps import Mlp
 from .port import NO_CAPTURE, Capture, DecodeBatch, ExtendBatch, LayersOutput, VerifyBatch
 from .torch_ops import TorchOps
 

@@ -110,6 +110,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     if options.steps and not algorithm.is_speculative:
         refuse_without_effect(options, algorithm, device)
     draft = draft_config(options, algorithm, target)
+    check_kernels(target, device, str(options.model))
     dtype = resolve_dtype(options.dtype, target, device)
     spec = resolve_spec(
         EngineConfig(
@@ -318,6 +319,13 @@ def resolve_device(name: str) -> str:
         found = torch.cuda.device_count()
         raise ConfigError.of(ARGUMENTS, "device", f"{name} is not there; torch finds {found} CUDA devices")
     return name
+
+
+def check_kernels(target: ModelConfig, device: str, source: str) -> None:
+    """Raise ConfigError for a model that the kernels of a GPU cannot run."""
+    if device != "cpu" and target.latent is not None:
+        message = "latent attention runs on a CPU only so far: the GPU's kernels have no heads of this width"
+        raise ConfigError.of(source, "kv_lora_rank", message)
 
 
 def resolve_dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:

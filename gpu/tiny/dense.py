@@ -43,7 +43,8 @@ class DenseAttention:
             self._table, self._rows = cos_sin, cos_sin[self._positions].to(q.dtype)
         b, t = self._shape
         q = softmax.scaled(q, self._positions)
-        q, k, v = (x.unflatten(0, (b, t)).transpose(1, 2) for x in (rotate(q, self._rows), rotate(k, self._rows), v))
+        q, k = rotate(q, self._rows), rotate(k, self._rows)
+        q, k, v = (x.unflatten(0, (b, t)).transpose(1, 2) for x in (q, k, v if v.shape[-1] else k))
         if softmax is not PLAIN:
             return self._written_out(q, k, v, softmax)
         out = F.scaled_dot_product_attention(

@@ -12,7 +12,7 @@ from foredraft.gpu.models import projection
 from foredraft.gpu.models.checkpoint import load_target, random_weights, save_target
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Capture, Decoder
-from foredraft.gpu.models.moe import ExpertMlp, as_captured
+from foredraft.gpu.models.mlps import ExpertMlp, as_captured
 from foredraft.gpu.models.projection import BLOCKS, COLUMNS, ROWS, has_blocks, layout_for, pack_projections
 from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.ops.host_ops import HOST_DTYPES
@@ -47,6 +47,19 @@ LONGROPE = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
+LATENT = {
+    "kv_lora_rank": 12,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
 GEMMA4 = {
     "head_dim": 8,
     "global_head_dim": 16,
@@ -199,6 +212,21 @@ FAMILIES = {
             },
         },
     ),
+    "deepseek v2, two of four groups": (
+        "DeepseekV2ForCausalLM",
+        LATENT | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.3},
+    ),
+    "deepseek v2, no groups, queries at once, biases": (
+        "DeepseekV2ForCausalLM",
+        LATENT | {"q_lora_rank": None, "attention_bias": True, "mlp_bias": True, "first_k_dense_replace": 0},
+    ),
+    "deepseek v3": ("DeepseekV3ForCausalLM", LATENT | {"n_group": 4, "topk_group": 2, "rope_parameters": YARN}),
+    "deepseek v3, mscale, halves": (
+        "DeepseekV3ForCausalLM",
+        LATENT
+        | {"n_group": 1, "topk_group": 1, "rope_interleave": False, "norm_topk_prob": False, "n_shared_experts": 2}
+        | {"rope_parameters": YARN | {"mscale": 0.8, "mscale_all_dim": 1.2}},
+    ),
     "seed-oss": ("SeedOssForCausalLM", {"head_dim": 16, "attention_out_bias": True, "mlp_bias": True}),
     "seed-oss, biases of q, k and v": ("SeedOssForCausalLM", {"head_dim": 16}),
 }
@@ -216,6 +244,8 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.fill_(0.7)
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.15, generator=generator)
 
 
 def model_of_transformers(name: str, **fields) -> torch.nn.Module:

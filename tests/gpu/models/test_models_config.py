@@ -77,7 +77,7 @@ def test_all_problems_at_once_with_file_and_key():
     assert "must be a whole number, got '64'" in message
 
 
-@pytest.mark.parametrize("architecture", ["DeepseekV3ForCausalLM", "Qwen3NextForCausalLM", "Glm4MoeForCausalLM"])
+@pytest.mark.parametrize("architecture", ["DeepseekV32ForCausalLM", "Qwen3NextForCausalLM", "Glm4MoeForCausalLM"])
 def test_families_of_the_simulator_are_refused_for_what_they_are(architecture):
     message = refused(MINIMAL | {"architectures": [architecture]}, "architectures")
     assert "only `foredraft simulate` knows this family" in message and "did you mean" not in message

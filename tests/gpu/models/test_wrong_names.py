@@ -20,7 +20,7 @@ TOKENS = torch.arange(60) * 7 % 320
 # Names of other families in `transformers`, some of which differ from a known one by a letter or a digit.
 OTHERS = (
     "ApertusForCausalLM", "ArceeForCausalLM", "BaichuanForCausalLM", "BambaForCausalLM", "BitNetForCausalLM",
-    "ChatGLMModel", "Cohere2ForCausalLM", "CohereForCausalLM", "DeepseekV2ForCausalLM", "DiffLlamaForCausalLM",
+    "ChatGLMModel", "Cohere2ForCausalLM", "CohereForCausalLM", "DeepseekV32ForCausalLM", "DiffLlamaForCausalLM",
     "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "FalconForCausalLM", "Gemma3nForCausalLM", "GemmaForCausalLM",
     "Glm4MoeForCausalLM", "GlmForCausalLM", "GPTNeoXForCausalLM", "GraniteMoeForCausalLM", "HeliumForCausalLM",
     "HunYuanDenseV1ForCausalLM", "InternLM3ForCausalLM", "Lfm2ForCausalLM", "LlamaForCausalLm", "MiniCPMForCausalLM",

@@ -31,7 +31,18 @@ def test_every_family_is_here():
 
 
 # Whose layers compute what others' do not; the rest runs at night.
-FAST = ("mixtral", "gemma3", "gemma4", "gpt_oss", "olmo3", "granite", "glm4", "ministral3")
+FAST = (
+    "mixtral",
+    "gemma3",
+    "gemma4",
+    "gpt_oss",
+    "olmo3",
+    "granite",
+    "glm4",
+    "ministral3",
+    "deepseek_v2",
+    "deepseek_v3",
+)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log
 
 from foredraft.core.model_shape import MoeConfig
-from foredraft.gpu.models.config import ModelConfig
+from foredraft.gpu.models.config import Latent, ModelConfig
 from foredraft.gpu.models.families import CLAMPED_SWIGLU, GELU_TANH, architecture_of
 from foredraft.gpu.models.rope import Rope
 from small_checkpoint import SHAPE
@@ -14,6 +15,10 @@ WINDOWS = {"window": 6, "windowed_layers": (0, 2)}
 ALL_WINDOWS = {"window": 6, "windowed_layers": (0, 1, 2, 3)}
 GEMMA = {"activation": GELU_TANH, "attention_scale": 16**-0.5}
 EXPERTS = MoeConfig(4, 2, 24, norm_topk_prob=True)
+ROUTED = MoeConfig(
+    8, 2, 24, norm_topk_prob=True, mlp_only_layers=(0,), shared_size=24, scale=1.5, num_groups=4, top_groups=2
+)
+LATENT = {"head_dim": 16, "num_kv_heads": 1, "rope": Rope(1e4, fraction=0.25, neighbours=True)}
 FIELDS: dict[str, dict] = {
     "llama": {},
     "llama, dynamic rope": {"rope": Rope(1e4, "dynamic", 2.0, SHAPE.max_position_embeddings)},
@@ -53,6 +58,15 @@ FIELDS: dict[str, dict] = {
     "glm4": {"rope": Rope(1e4, fraction=0.5, neighbours=True), "qkv_bias": True},
     "ministral3": {"rope": Rope(1e3, "yarn", 4.0, 16, query_beta=0.3)},
     "seed_oss": {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+    "deepseek_v2": {
+        **LATENT, "latent": Latent(rank=12, rope_dim=4, nope_dim=6, value_dim=8),
+        "moe": replace(ROUTED, norm_topk_prob=False, num_groups=2), "attention_scale": 10**-0.5,
+    },
+    "deepseek_v3": {
+        **LATENT, "latent": Latent(rank=12, rope_dim=4, nope_dim=6, value_dim=5, query_rank=16), "moe": ROUTED,
+        "rope": Rope(1e4, "yarn", 4.0, 64, mscale_all_dim=1.0, fraction=0.25, neighbours=True),
+        "attention_scale": 10**-0.5 * (0.1 * log(4) + 1) ** 2,
+    },
 }  # fmt: skip
 
 
