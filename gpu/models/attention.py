@@ -60,6 +60,27 @@ PLAIN = Softmax()
 
 
 @dataclass(frozen=True, slots=True)
+class Heads:
+    """The heads of one layer's attention."""
+
+    query: int
+    kv: int
+    dim: int  # channels of each
+    values_are_keys: bool = False  # there is no projection of values
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Sizes of latent attention: of the vector that is kept of a token, and of the parts of each head."""
+
+    rank: int  # of the vector from which keys and values of all heads are made
+    rope_dim: int  # of the key that is rotated and kept beside it, which all heads share
+    nope_dim: int  # of a head's query and key that are not rotated
+    value_dim: int  # of a head's value
+    query_rank: int = 0  # of the vector from which queries are made; 0: they are projected at once
+
+
+@dataclass(frozen=True, slots=True)
 class KVShape:
     """What one layer keeps of a token: keys [heads, key_dim] and values [heads, value_dim].
 

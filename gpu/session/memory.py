@@ -37,7 +37,7 @@ def checkpoint_bytes(draft_directory: Path | None, target: ModelConfig, dtype: t
     """Return the bytes of the target's and the draft's weights as they are loaded."""
     from ..models.checkpoint import PREDICTION, required_bytes
     from ..models.eagle import unprefixed
-    from ..models.tensor_files import list_tensors
+    from ..models.stored.tensor_files import list_tensors
 
     draft = 0
     if draft_directory is not None:

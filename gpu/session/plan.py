@@ -26,6 +26,8 @@ ARGUMENTS = "<arguments>"
 AUTO = "auto"
 POLICIES = ("ema", "goodput")
 
+MAX_HEAD_DIM = 256  # with which the kernels of a GPU are compiled and compared
+
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
@@ -242,7 +244,7 @@ def recognise_draft(directory: Path) -> str:
     only a head has."""
     from ..models.config import read_json
     from ..models.head_config import head_form
-    from ..models.tensor_files import list_tensors
+    from ..models.stored.tensor_files import list_tensors
 
     path = Path(directory) / "config.json"
     return head_form(read_json(path), list_tensors(directory), str(path)) or "STANDALONE"
@@ -322,10 +324,11 @@ def resolve_device(name: str) -> str:
 
 
 def check_kernels(target: ModelConfig, device: str, source: str) -> None:
-    """Raise ConfigError for a model that the kernels of a GPU cannot run."""
-    if device != "cpu" and target.latent is not None:
-        message = "latent attention runs on a CPU only so far: the GPU's kernels have no heads of this width"
-        raise ConfigError.of(source, "kv_lora_rank", message)
+    """Raise ConfigError for a model whose heads are wider than those of a GPU's kernels."""
+    widest = max(target.heads_of(layer).dim for layer in range(target.num_layers))
+    if device != "cpu" and widest > MAX_HEAD_DIM:
+        message = f"{widest} channels: a GPU's kernels have at most {MAX_HEAD_DIM}, so this model runs on a CPU only"
+        raise ConfigError.of(source, "kv_lora_rank" if target.latent is not None else "head_dim", message)
 
 
 def resolve_dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from foredraft.core.errors import ConfigError
-from foredraft.gpu.models import tensor_files
 from foredraft.gpu.models.checkpoint import (
     HEADS,
     load_draft,
@@ -23,7 +22,8 @@ from foredraft.gpu.models.checkpoint import (
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Decoder
 from foredraft.gpu.models.head_config import EAGLE, EAGLE3, HeadConfig, default_aux_layers
-from foredraft.gpu.models.tensor_files import INDEX, SINGLE, CheckpointError
+from foredraft.gpu.models.stored import tensor_files
+from foredraft.gpu.models.stored.tensor_files import INDEX, SINGLE, CheckpointError
 from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.session.plan import recognise_draft

@@ -26,7 +26,7 @@ from foredraft.gpu.models.decoder import Capture, Decoder
 from foredraft.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, PredictionLayer
 from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from foredraft.gpu.models.projection import BLOCKS, pack_projections
-from foredraft.gpu.models.tensor_files import SINGLE, CheckpointError
+from foredraft.gpu.models.stored.tensor_files import SINGLE, CheckpointError
 from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.session.plan import recognise_draft

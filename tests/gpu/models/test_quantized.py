@@ -11,12 +11,12 @@ import pytest
 import torch
 from family_shapes import SHAPES
 from foredraft.core.errors import ConfigError
-from foredraft.gpu.models import quantized
 from foredraft.gpu.models.checkpoint import load_target, random_weights, save_target
 from foredraft.gpu.models.config import ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Decoder
 from foredraft.gpu.models.families import CLAMPED_SWIGLU
-from foredraft.gpu.models.tensor_files import SINGLE, CheckpointError
+from foredraft.gpu.models.stored import quantized
+from foredraft.gpu.models.stored.tensor_files import SINGLE, CheckpointError
 from foredraft.gpu.ops.torch_ops import TorchOps
 from safetensors.torch import load_file, save_file
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from foredraft.gpu.models.families import ARCHITECTURES, MULTIMODAL
+from family_shapes import SHAPES, family_of
+from foredraft.gpu.models.families import ARCHITECTURES, DECODED, MULTIMODAL, architecture_of
 from foredraft.gpu.models.head_config import EAGLE, PREDICTION_LAYERS, SPECULATORS
-from foredraft.gpu.models.quantized import METHODS
+from foredraft.gpu.models.stored.quantized import METHODS
+from kinds_of_drafts import DRAFTS
 from test_checkpoint import HEAD_FORMS
 from test_models import FAMILIES
 from test_quantized import FORMS
@@ -33,6 +35,26 @@ def test_architectures():
     compared = {name for name, _ in FAMILIES.values()}
     # transformers has no MiMo; its layers are Qwen2's, and test_models_eagle writes its prediction layer out.
     assert compared == set(ARCHITECTURES) - {MIMO}
+
+
+def proved(family: str) -> str:
+    """The row of a family in the table of what is proved, from the tests that prove it."""
+    architecture = architecture_of(family)
+    count = sum(name == architecture for name, _ in FAMILIES.values())
+    logits = f"{count} configuration{'s' * (count > 1)}" if count else "none; its layers are those of `qwen2`"
+    forms = {"qwen3_moe": "every form but MXFP4", "gpt_oss": "FP8 by row, MXFP4"}.get(family, "FP8 by row")
+    drafts = [options.get("algorithm") or name for name, options in DRAFTS.items() if not name.startswith("itself,")]
+    drafts += ["`STANDALONE`"] + ["prediction layer"] * DECODED[family].has_prediction_layer
+    names = ", ".join(dict.fromkeys(name if "`" in name or " " in name else f"`{name}`" for name in drafts))
+    device = "CPU" if DECODED[family].has_latent or DECODED[family].has_full_heads else "CPU, GPU"
+    return f"| `{family}` | {logits} | {forms} | {names} | {device} |"
+
+
+def test_what_is_proved_of_each_family():
+    heading = "| family | logits compared with"
+    rows = TEXT.partition(heading)[2].partition("\n\n")[0].splitlines()[2:]
+    assert rows == [proved(family) for family in DECODED]
+    assert {family_of(label) for label in SHAPES} == set(DECODED), "quantized weights and drafts of each"
 
 
 def test_quantized_forms():

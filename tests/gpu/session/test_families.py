@@ -13,17 +13,10 @@ from foredraft.gpu.models.families import DECODED
 from foredraft.gpu.session.prompts import RequestDefaults, make_requests, read_prompts
 from foredraft.gpu.session.session import DecodeSession, SessionOptions
 from foredraft.gpu.session.text import Tokenizer
+from kinds_of_drafts import DRAFTS, ITSELF
 from small_checkpoint import write_head, write_target
 
 LINES = ['{"prompt": "def add(a, b):", "max_tokens": 20}', '{"tokens": [5, 6, 7], "max_tokens": 12}']
-ITSELF = "itself, as a tree"
-DRAFTS = {
-    ITSELF: {"steps": 3, "topk": 2, "num_draft_tokens": 8},
-    "itself, as a chain": {"steps": 2},
-    "look-up": {"algorithm": "NGRAM", "steps": 3},
-    "EAGLE": {"steps": 2, "topk": 2, "num_draft_tokens": 4},
-    "EAGLE3": {"steps": 2},
-}
 
 
 def test_every_family_is_here():

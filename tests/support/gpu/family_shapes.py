@@ -6,7 +6,8 @@ from dataclasses import replace
 from math import log
 
 from foredraft.core.model_shape import MoeConfig
-from foredraft.gpu.models.config import Latent, ModelConfig
+from foredraft.gpu.models.attention import Latent
+from foredraft.gpu.models.config import ModelConfig
 from foredraft.gpu.models.families import CLAMPED_SWIGLU, GELU_TANH, architecture_of
 from foredraft.gpu.models.rope import Rope
 from small_checkpoint import SHAPE
