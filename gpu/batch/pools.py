@@ -86,6 +86,10 @@ class PagedAttention:
     positions: Tensor  # int64 [n]
     slots: Tensor  # int64 [n]
 
+    @property
+    def in_round(self) -> bool:
+        return not isinstance(self.batch, ExtendBatch)
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
         """See `Attention`."""
         ops, batch, kv = self.ops, self.batch, self.pool.layers[layer]

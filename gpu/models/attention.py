@@ -99,6 +99,11 @@ class KVShape:
 class Attention(Protocol):
     """One forward pass's attention over its batch of n tokens; paged in the executor, dense in training."""
 
+    @property
+    def in_round(self) -> bool:
+        """Whether it is a pass of a decode round. These choose what a graph can hold, before a capture and without one,
+        so that captured and eager rounds compute the same."""
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
         """Attend: q [n, Hq, d], k and v [n, Hk, d], not rotated yet → [n, Hq, d]. `layer` counts the model's own layers
         from 0. With v [n, Hk, 0] the rotated keys are the values.

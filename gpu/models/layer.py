@@ -78,11 +78,13 @@ class Layer(nn.Module):
             and self.mixer.is_plain
         )
 
-    def after_attention(self, out: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def after_attention(
+        self, out: Tensor, residual: Tensor, in_round: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the layer's second half: what the MLP adds to the residual [n, H], the residual beside it, and the
-        chosen experts if it has experts."""
+        chosen experts if it has experts. `in_round`: see `Attention`."""
         normed, residual = add_norm(self.ops, self._added(out, 0), residual, self.norms[1], self.eps)
-        out, experts = self.run_mlp(normed)
+        out, experts = self.run_mlp(normed, in_round)
         out = self._added(out, 1)
         if self._scalar is not None:
             out, residual = out * self._scalar, residual * self._scalar
@@ -140,7 +142,9 @@ def run_layers(
             normed = residual if norm is None else ops.rms_norm(residual, norm, eps)
         if place in capture.aux_layers:
             aux.append(residual)
-        out, residual, experts = layer.after_attention(layer.mix(normed, attention, cos_sin), residual)
+        out, residual, experts = layer.after_attention(
+            layer.mix(normed, attention, cos_sin), residual, attention.in_round
+        )
         if experts is not None and capture.routed_experts:
             chosen.append(experts)
     assert out is not None, "a model without layers"

@@ -16,8 +16,6 @@ the gather at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 
 import torch
@@ -32,18 +30,6 @@ from .weights import NamedWeight, empty_weight, rows_of
 
 MAX_TOKENS_ALL_EXPERTS = 256
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
-_in_round: ContextVar[bool] = ContextVar("_in_round", default=False)
-
-
-@contextmanager
-def as_captured() -> Iterator[None]:
-    """Run passes of a decode round: all of them, before a capture and without one, choose the products that
-    a graph can hold."""
-    token = _in_round.set(True)
-    try:
-        yield
-    finally:
-        _in_round.reset(token)
 
 
 class Mlp(nn.Module):
@@ -67,8 +53,8 @@ class Mlp(nn.Module):
             Projection(self.down_weight, self.down_bias),
         )
 
-    def run(self, x: Tensor) -> tuple[Tensor, None]:
-        """Run the MLP: x [n, H] → [n, H], and no experts."""
+    def run(self, x: Tensor, in_round: bool = False) -> tuple[Tensor, None]:
+        """Run the MLP: x [n, H] → [n, H], and no experts. It is the same in rounds and elsewhere."""
         gate_up, down = self.projections
         return down(self.activate(gate_up(x))), None
 
@@ -112,18 +98,21 @@ class ExpertMlp(nn.Module):
         self._biases = (self.router_bias, self.gate_up_bias, self.down_bias)
         self._activate = clamped_swiglu if self.form.packed else None if ops is None else ops.silu_mul
 
-    def run(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the experts: x [n, H] → [n, H], and the chosen experts int64 [n, k], best first."""
+    def run(self, x: Tensor, in_round: bool = False) -> tuple[Tensor, Tensor]:
+        """Run the experts: x [n, H] → [n, H], and the chosen experts int64 [n, k], best first. `in_round`: see
+        `Attention`."""
         weights, experts = self.route(x)
-        out = self.way_for(len(x), x.device.type != "cpu")(x, weights, experts)
+        out = self.way_for(len(x), x.device.type != "cpu", in_round)(x, weights, experts)
         return out if self._shared is None else out + self._shared.run(x)[0], experts
 
-    def way_for(self, num_tokens: int, on_gpu: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def way_for(
+        self, num_tokens: int, on_gpu: bool, in_round: bool = False
+    ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return the way of a pass over so many tokens."""
         if 3 * num_tokens * self.moe.top_k <= self.moe.num_experts:
             return self._gathered
         # A grouped product may look at the groups' ends on the host, which no graph can hold.
-        if on_gpu and (num_tokens <= MAX_TOKENS_ALL_EXPERTS or _in_round.get()):
+        if on_gpu and (num_tokens <= MAX_TOKENS_ALL_EXPERTS or in_round):
             return self._all_experts
         return self._sorted
 

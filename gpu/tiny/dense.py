@@ -19,6 +19,8 @@ class DenseAttention:
     if None. Sequences of one length share a batched pass; others are kept apart by a mask [n, n].
     """
 
+    in_round = False
+
     def __init__(
         self, lengths: Sequence[int], positions: Tensor | None = None, device: torch.device | str = "cpu"
     ) -> None:
@@ -79,6 +81,8 @@ class UnrolledAttention:
 
     which is one triangle and one diagonal per step (Li et al., arXiv 2503.01840, section 3.2 and figure 6).
     """
+
+    in_round = False
 
     def __init__(self, batch_size: int, length: int) -> None:
         self._shape = (batch_size, length)

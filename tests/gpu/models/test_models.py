@@ -7,17 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from family_shapes import SHAPES
 from foredraft.core.errors import ConfigError
 from foredraft.gpu.models import projection
 from foredraft.gpu.models.checkpoint import load_target, random_weights, save_target
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Capture, Decoder
-from foredraft.gpu.models.mlps import ExpertMlp, as_captured
+from foredraft.gpu.models.mlps import ExpertMlp
 from foredraft.gpu.models.projection import BLOCKS, COLUMNS, ROWS, has_blocks, layout_for, pack_projections
 from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.ops.host_ops import HOST_DTYPES
 from foredraft.gpu.ops.torch_ops import TorchOps
-from foredraft.gpu.session.plan import resolve_dtype
+from foredraft.gpu.session.plan import check_kernels, resolve_dtype
 from foredraft.gpu.tiny.dense import DenseAttention
 
 SMALL = dict(  # noqa: C408
@@ -62,7 +63,7 @@ LATENT = {
 }
 GEMMA4 = {
     "head_dim": 8,
-    "global_head_dim": 16,
+    "global_head_dim": 24,
     "sliding_window": 8,
     "hidden_size_per_layer_input": 0,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
@@ -351,8 +352,8 @@ def test_a_round_of_many_tokens_takes_the_experts_way_that_a_graph_can_hold_befo
     ways = {(on_gpu, n): mlp.way_for(n, on_gpu) for on_gpu in (True, False) for n in (1, 256, 257)}
     assert ways[True, 1] == ways[False, 1] == mlp._gathered
     assert ways[True, 256] == mlp._all_experts and ways[True, 257] == ways[False, 257] == mlp._sorted
-    with as_captured():
-        assert mlp.way_for(257, True) == mlp._all_experts and mlp.way_for(257, False) == mlp._sorted
+    assert mlp.way_for(257, True, in_round=True) == mlp._all_experts
+    assert mlp.way_for(257, False, in_round=True) == mlp._sorted
     assert mlp.way_for(257, True) == mlp._sorted
 
 
@@ -521,6 +522,15 @@ def test_large_models_keep_bfloat16_where_the_cpu_has_it(native: bool, monkeypat
     )
     assert resolve_dtype("auto", replace(large, dtype=torch.float16), "cpu") is torch.float32
     assert resolve_dtype("bfloat16", small, "cpu") is torch.bfloat16
+
+
+def test_heads_that_are_wider_than_a_gpus_kernels_are_refused_there():
+    latent = replace(SHAPES["deepseek_v3"], head_dim=576)
+    for shape, key in ((latent, "kv_lora_rank"), (replace(SHAPES["gemma4"], full_head_dim=512), "head_dim")):
+        with pytest.raises(ConfigError, match=rf"m: {key}: 5\d\d channels: a GPU's kernels have at most 256"):
+            check_kernels(shape, "cuda", "m")
+        check_kernels(shape, "cpu", "m")
+    check_kernels(replace(SHAPES["llama"], head_dim=256), "cuda:1", "m")
 
 
 def test_other_dtypes_are_the_models_own_and_unknown_ones_are_refused():

@@ -39,7 +39,7 @@ FIELDS: dict[str, dict] = {
     "gemma3": {**GEMMA, **WINDOWS, "local_rope": Rope(100.0), "qk_norm": True, "tied_embeddings": True},
     "gemma4": {
         **WINDOWS, "activation": GELU_TANH, "attention_scale": 1.0, "qk_norm": True, "tied_embeddings": True,
-        "full_head_dim": 16, "full_kv_heads": 1, "values_are_keys": True, "logit_softcap": 9.0,
+        "full_head_dim": 24, "full_kv_heads": 1, "values_are_keys": True, "logit_softcap": 9.0,
         "rope": Rope(1e4, "proportional", fraction=0.25), "local_rope": Rope(100.0),
     },
     "gpt_oss": {
