@@ -309,7 +309,8 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> Model
     model_type = reader.get("model_type")
     key = family_of_type(model_type)
     if key is None:
-        hint = nearest_name(model_type, ARCHITECTURES) if isinstance(model_type, str) else ""
+        is_name = isinstance(model_type, str) and model_type != "mistral3"  # a model that sees, whose text part is gone
+        hint = nearest_name(model_type, ARCHITECTURES) if is_name else ""
         reader.problem("model_type", f"expected one of {', '.join(ARCHITECTURES)}{hint}, found {model_type!r}")
         reader.raise_problems()
     assert key is not None

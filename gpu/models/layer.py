@@ -41,8 +41,8 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         self.index, self.ops, self.eps = index, ops, config.rms_norm_eps
-        self.family, self.activation = config.family, config.activation
-        names, wide = self.family.norms, norm_dtype(config, dtype)
+        self._family, self._activation = config.family, config.activation
+        names, wide = self._family.norms, norm_dtype(config, dtype)
 
         def norm(name: str | None) -> nn.Parameter | None:
             return None if name is None else empty_weight(config.hidden_size, device=device, dtype=wide)
@@ -50,8 +50,8 @@ class Layer(nn.Module):
         self.input_norm = norm(names.before_attention) if input_norm else None
         self.mlp_norm = norm(names.before_mlp)
         self.behind_attention_norm, self.behind_mlp_norm = norm(names.behind_attention), norm(names.behind_mlp)
-        self.layer_scalar = None
-        if self.family.has_layer_scalar:
+        self.layer_scalar: nn.Parameter | None = None
+        if self._family.has_layer_scalar:
             self.layer_scalar = empty_weight(1, device=device, dtype=dtype)
         self.mixer: GroupedAttention | LatentAttention
         if config.latent is not None:
@@ -60,7 +60,7 @@ class Layer(nn.Module):
             self.mixer = GroupedAttention(config, index, ops, device, dtype, input_size, rotation)
         self.mlp: Mlp | ExpertMlp = (ExpertMlp if sparse else Mlp)(config, ops, device, dtype)
         # Plain attributes of the object, past the module's registry.
-        self.norms = (self.input_norm, self.mlp_norm)
+        self.norms: tuple[nn.Parameter | None, nn.Parameter | None] = (self.input_norm, self.mlp_norm)
         self._behind = (self.behind_attention_norm, self.behind_mlp_norm)
         self._scalar = self.layer_scalar
         self._multiplier = None if config.residual_multiplier == 1.0 else config.residual_multiplier
@@ -73,8 +73,9 @@ class Layer(nn.Module):
         return (
             self.behind_attention_norm is self.behind_mlp_norm is None
             and self.mlp_norm is not None
-            and self._multiplier is self._scalar is None
-            and self.activation == SILU
+            and self._multiplier is None
+            and self._scalar is None
+            and self._activation == SILU
             and self.mixer.is_plain
         )
 
@@ -100,13 +101,13 @@ class Layer(nn.Module):
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         """Yield the weights with names below the layer's own prefix, as the family publishes them."""
         yield from self.mixer.checkpoint_weights()
-        names, offset = self.family.norms, self.family.norm_offset
+        names, offset = self._family.norms, self._family.norm_offset
         norms = {names.before_attention: self.input_norm, names.before_mlp: self.mlp_norm}
         norms |= dict(zip((names.behind_attention, names.behind_mlp), self._behind, strict=True))
         yield from (NamedWeight(f"{name}.weight", w.detach(), offset) for name, w in norms.items() if w is not None)
         if self.layer_scalar is not None:
             yield NamedWeight("layer_scalar", self.layer_scalar.detach())
-        prefix = "mlp" if self.family.experts is None else self.family.experts.prefix
+        prefix = "mlp" if self._family.experts is None else self._family.experts.prefix
         yield from (replace(weight, name=f"{prefix}.{weight.name}") for weight in self.mlp.checkpoint_weights())
 
 

@@ -43,8 +43,11 @@ def rotations_of(config: ModelConfig, device: torch.device | str) -> tuple[Tenso
     for layer in range(config.num_layers):
         rope, size = key = config.rope_of(layer), config.heads_of(layer).dim
         if key not in known:
-            table = unrotated_table(size, positions, device) if rope is None else None
-            known[key] = Rotation(cos_sin_table(rope, size, positions, device) if table is None else table)
+            known[key] = Rotation(
+                unrotated_table(size, positions, device)
+                if rope is None
+                else cos_sin_table(rope, size, positions, device)
+            )
         layers.append(known[key])
     return main, layers
 
@@ -66,35 +69,41 @@ class GroupedAttention(nn.Module):
         rotation: Rotation = SHARED_ROTATION,
     ) -> None:
         super().__init__()
-        self.index, self.ops, self.eps = index, ops, config.rms_norm_eps
+        self.index, self._ops, self._eps = index, ops, config.rms_norm_eps
         heads = config.heads_of(index)
-        self.family, self.head_dim = config.family, heads.dim
-        self.heads = (heads.query, heads.kv, 0 if heads.values_are_keys else heads.kv)
+        self._family, self.head_dim = config.family, heads.dim
+        self.heads: tuple[int, int, int] = (heads.query, heads.kv, 0 if heads.values_are_keys else heads.kv)
         self.rope, self.table = config.rope_of(index), rotation.table
         hidden, d, wide = config.hidden_size, self.head_dim, norm_dtype(config, dtype)
         total = sum(self.heads) * d
-        self.qkv_weight = empty_weight(total, input_size or hidden, device=device, dtype=dtype)
-        self.output_weight = empty_weight(hidden, heads.query * d, device=device, dtype=dtype)
-        self.qkv_bias = empty_weight(total, device=device, dtype=dtype) if config.qkv_bias else None
-        self.output_bias = empty_weight(hidden, device=device, dtype=dtype) if config.output_bias else None
-        self.q_norm = self.k_norm = self.sinks = None
+        self.qkv_weight: nn.Parameter = empty_weight(total, input_size or hidden, device=device, dtype=dtype)
+        self.output_weight: nn.Parameter = empty_weight(hidden, heads.query * d, device=device, dtype=dtype)
+        self.qkv_bias: nn.Parameter | None = (
+            empty_weight(total, device=device, dtype=dtype) if config.qkv_bias else None
+        )
+        self.output_bias: nn.Parameter | None = (
+            empty_weight(hidden, device=device, dtype=dtype) if config.output_bias else None
+        )
+        self.q_norm: nn.Parameter | None = None
+        self.k_norm: nn.Parameter | None = None
+        self.sinks: nn.Parameter | None = None
         if config.qk_norm:
-            of_q, of_k = (n * d if self.family.joint_head_norms else d for n in self.heads[:2])
+            of_q, of_k = (n * d if self._family.joint_head_norms else d for n in self.heads[:2])
             self.q_norm = empty_weight(of_q, device=device, dtype=wide)
             self.k_norm = empty_weight(of_k, device=device, dtype=wide)
         if config.sinks:
             self.sinks = empty_weight(config.num_heads, device=device, dtype=dtype)
-        self.softmax = softmax_of(config, index)
+        self.softmax: Softmax = softmax_of(config, index)
         if self.sinks is not None or rotation.query_factors is not None:
             self.softmax = replace(self.softmax, sinks=self.sinks, query_factors=rotation.query_factors)
         # Plain attributes of the object, past the module's registry.
-        self.projections = (
+        self.projections: tuple[Projection, Projection] = (
             Projection(self.qkv_weight, self.qkv_bias),
             Projection(self.output_weight, self.output_bias),
         )
-        self._head_norms = None if self.q_norm is None else (self.q_norm, self.k_norm)
-        self._joint = self.family.joint_head_norms
-        self._value_norm = torch.ones(d, dtype=dtype, device=device) if self.family.has_value_norms else None
+        self._head_norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+        self._joint = self._family.joint_head_norms
+        self._value_norm = torch.ones(d, dtype=dtype, device=device) if self._family.has_value_norms else None
 
     @property
     def is_plain(self) -> bool:
@@ -113,7 +122,7 @@ class GroupedAttention(nn.Module):
         if not self.heads[2]:
             v = k
         if self._value_norm is not None:
-            v = self.ops.rms_norm(v, self._value_norm, self.eps)
+            v = self._ops.rms_norm(v, self._value_norm, self._eps)
         if self._head_norms is not None:
             q, k = (self._norm(x, weight) for x, weight in zip((q, k), self._head_norms, strict=True))
         out = attention.attend(self.index, q, k, v, cos_sin if self.table is None else self.table, self.softmax)
@@ -121,13 +130,13 @@ class GroupedAttention(nn.Module):
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         if self._joint:
-            return self.ops.rms_norm(x.flatten(1), weight, self.eps).view(x.shape)
-        return self.ops.rms_norm(x, weight, self.eps)
+            return self._ops.rms_norm(x.flatten(1), weight, self._eps).view(x.shape)
+        return self._ops.rms_norm(x, weight, self._eps)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         """Yield the weights with names below the layer's own prefix, as the family publishes them."""
         rows = {f"self_attn.{p}_proj": n * self.head_dim for p, n in zip("qkv", self.heads, strict=True) if n}
-        if self.family.fused_qkv:
+        if self._family.fused_qkv:
             rows = {"self_attn.qkv_proj": sum(rows.values())}
         q, k, _ = self.heads
         order = self._order(q + k)
@@ -144,7 +153,7 @@ class GroupedAttention(nn.Module):
         if self._head_norms is not None:
             for name, heads, weight in zip(("q_norm", "k_norm"), (q, k), self._head_norms, strict=True):
                 order = self._order(heads if self._joint else 1)
-                offset = self.family.norm_offset
+                offset = self._family.norm_offset
                 yield NamedWeight(f"self_attn.{name}.weight", weight.detach(), offset, order)
 
     def _order(self, heads: int) -> Tensor | None:
@@ -177,10 +186,10 @@ class LatentAttention(nn.Module):
     ) -> None:
         super().__init__()
         assert config.latent is not None
-        self.index, self.ops, self.num_heads, self.sizes = index, ops, config.num_heads, config.latent
-        self.rope, self.table = config.rope, rotation.table
-        self.softmax = softmax_of(config, index)
-        sizes, hidden, heads = self.sizes, config.hidden_size, config.num_heads
+        self._index, self._ops, self._num_heads, self._sizes = index, ops, config.num_heads, config.latent
+        self._rope, self._table = config.rope, rotation.table
+        self._softmax = softmax_of(config, index)
+        sizes, hidden, heads = self._sizes, config.hidden_size, config.num_heads
 
         def weight(rows: int, columns: int) -> nn.Parameter:
             return empty_weight(rows, columns, device=device, dtype=dtype)
@@ -188,76 +197,77 @@ class LatentAttention(nn.Module):
         def bias(rows: int, exists: bool) -> nn.Parameter | None:
             return empty_weight(rows, device=device, dtype=dtype) if exists else None
 
-        self.query_down_weight = self.query_down_bias = self.query_norm = None
+        self._query_down_weight = self._query_down_bias = self._query_norm = None
         if sizes.query_rank:
-            self.query_down_weight = weight(sizes.query_rank, hidden)
-            self.query_down_bias = bias(sizes.query_rank, config.qkv_bias)
-            self.query_norm = empty_weight(sizes.query_rank, device=device, dtype=dtype)
-        self.query_weight = weight(heads * (sizes.nope_dim + sizes.rope_dim), sizes.query_rank or hidden)
-        self.latent_weight = weight(sizes.rank + sizes.rope_dim, hidden)
-        self.latent_bias = bias(sizes.rank + sizes.rope_dim, config.qkv_bias)
-        self.latent_norm = empty_weight(sizes.rank, device=device, dtype=dtype)
-        self.expand_weight = weight(heads * (sizes.nope_dim + sizes.value_dim), sizes.rank)
-        self.output_weight = weight(hidden, heads * sizes.value_dim)
-        self.output_bias = bias(hidden, config.output_bias)
+            self._query_down_weight = weight(sizes.query_rank, hidden)
+            self._query_down_bias = bias(sizes.query_rank, config.qkv_bias)
+            self._query_norm = empty_weight(sizes.query_rank, device=device, dtype=dtype)
+        self._query_weight = weight(heads * (sizes.nope_dim + sizes.rope_dim), sizes.query_rank or hidden)
+        self._latent_weight = weight(sizes.rank + sizes.rope_dim, hidden)
+        self._latent_bias = bias(sizes.rank + sizes.rope_dim, config.qkv_bias)
+        self._latent_norm = empty_weight(sizes.rank, device=device, dtype=dtype)
+        self._expand_weight = weight(heads * (sizes.nope_dim + sizes.value_dim), sizes.rank)
+        self._output_weight = weight(hidden, heads * sizes.value_dim)
+        self._output_bias = bias(hidden, config.output_bias)
         # Plain attributes of the object, past the module's registry.
-        self._norms = (self.query_norm, self.latent_norm)
-        down = self.query_down_weight
-        self.projections = (
-            Projection(self.query_weight),
-            Projection(self.latent_weight, self.latent_bias),
-            Projection(self.output_weight, self.output_bias),
-            *(() if down is None else (Projection(down, self.query_down_bias),)),
+        self._norms = (self._query_norm, self._latent_norm)
+        down = self._query_down_weight
+        self.projections: tuple[Projection, ...] = (
+            Projection(self._query_weight),
+            Projection(self._latent_weight, self._latent_bias),
+            Projection(self._output_weight, self._output_bias),
+            *(() if down is None else (Projection(down, self._query_down_bias),)),
         )
-        self._expand = self.expand_weight.view(heads, sizes.nope_dim + sizes.value_dim, sizes.rank)
+        self._expand = self._expand_weight.view(heads, sizes.nope_dim + sizes.value_dim, sizes.rank)
 
     def run(self, x: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
         """Attend: x [n, H] → [n, H], without the residual."""
-        n, sizes = x.shape[0], self.sizes
+        n, sizes = x.shape[0], self._sizes
         project_query, project_latent, project_output, *down = self.projections
         query_norm, latent_norm = self._norms
         if query_norm is not None:
-            q = project_query(self.ops.rms_norm(down[0](x), query_norm, LATENT_EPS))
+            q = project_query(self._ops.rms_norm(down[0](x), query_norm, LATENT_EPS))
         else:
             q = project_query(x)
-        q_nope, q_rope = q.view(n, self.num_heads, -1).split_with_sizes((sizes.nope_dim, sizes.rope_dim), 2)
+        q_nope, q_rope = q.view(n, self._num_heads, -1).split_with_sizes((sizes.nope_dim, sizes.rope_dim), 2)
         latent, k_rope = project_latent(x).split_with_sizes((sizes.rank, sizes.rope_dim), 1)
-        latent = self.ops.rms_norm(latent, latent_norm, LATENT_EPS)
+        latent = self._ops.rms_norm(latent, latent_norm, LATENT_EPS)
         to_key, to_value = self._expand.split_with_sizes((sizes.nope_dim, sizes.value_dim), 1)
         q_latent = torch.bmm(q_nope.transpose(0, 1), to_key).transpose(0, 1)
         q, k = place(q_rope, q_latent), place(k_rope, latent).unsqueeze(1)
-        table = cos_sin if self.table is None else self.table
-        out = attention.attend(self.index, q, k, k[..., :0], table, self.softmax)
+        table = cos_sin if self._table is None else self._table
+        out = attention.attend(self._index, q, k, k[..., :0], table, self._softmax)
         _, seen = displace(out, sizes.rope_dim)
         values = torch.bmm(seen.transpose(0, 1), to_value.transpose(1, 2)).transpose(0, 1)
-        return project_output(values.flatten(1))
+        attended: Tensor = project_output(values.flatten(1))
+        return attended
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         """Yield the weights with names below the layer's own prefix, as the family publishes them."""
-        sizes, of_latent = self.sizes, self._order(self.sizes.rank, 1)
-        of_query = self._order(sizes.nope_dim, self.num_heads)
-        if self.query_down_weight is None:
-            yield NamedWeight("self_attn.q_proj.weight", self.query_weight.detach(), order=of_query)
+        sizes, of_latent = self._sizes, self._order(self._sizes.rank, 1)
+        of_query = self._order(sizes.nope_dim, self._num_heads)
+        if self._query_down_weight is None:
+            yield NamedWeight("self_attn.q_proj.weight", self._query_weight.detach(), order=of_query)
         else:
-            yield NamedWeight("self_attn.q_b_proj.weight", self.query_weight.detach(), order=of_query)
+            yield NamedWeight("self_attn.q_b_proj.weight", self._query_weight.detach(), order=of_query)
         rest = {
-            "q_a_proj.weight": self.query_down_weight,
-            "q_a_proj.bias": self.query_down_bias,
-            "q_a_layernorm.weight": self.query_norm,
-            "kv_a_layernorm.weight": self.latent_norm,
-            "kv_b_proj.weight": self.expand_weight,
-            "o_proj.weight": self.output_weight,
-            "o_proj.bias": self.output_bias,
+            "q_a_proj.weight": self._query_down_weight,
+            "q_a_proj.bias": self._query_down_bias,
+            "q_a_layernorm.weight": self._query_norm,
+            "kv_a_layernorm.weight": self._latent_norm,
+            "kv_b_proj.weight": self._expand_weight,
+            "o_proj.weight": self._output_weight,
+            "o_proj.bias": self._output_bias,
         }
         yield from (NamedWeight(f"self_attn.{name}", w.detach()) for name, w in rest.items() if w is not None)
-        yield NamedWeight("self_attn.kv_a_proj_with_mqa.weight", self.latent_weight.detach(), order=of_latent)
-        if self.latent_bias is not None:
-            yield NamedWeight("self_attn.kv_a_proj_with_mqa.bias", self.latent_bias.detach(), order=of_latent)
+        yield NamedWeight("self_attn.kv_a_proj_with_mqa.weight", self._latent_weight.detach(), order=of_latent)
+        if self._latent_bias is not None:
+            yield NamedWeight("self_attn.kv_a_proj_with_mqa.bias", self._latent_bias.detach(), order=of_latent)
 
     def _order(self, before: int, heads: int) -> Tensor | None:
         """Return which published row stands at each place of so many heads, whose rotated channels are behind `before`
         others."""
-        order = channel_order(replace(self.rope, fraction=1.0), self.sizes.rope_dim)
+        order = channel_order(replace(self._rope, fraction=1.0), self._sizes.rope_dim)
         if order is None:
             return None
         one = torch.tensor([*range(before), *(before + channel for channel in order)])

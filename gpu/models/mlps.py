@@ -78,25 +78,27 @@ class ExpertMlp(nn.Module):
     def __init__(self, config: ModelConfig, ops: Ops, device: torch.device | str, dtype: torch.dtype) -> None:
         super().__init__()
         assert config.moe is not None
-        self.ops, self.moe, self.form = ops, config.moe, config.family.experts or ExpertForm()
+        self.ops, self.moe, self._form = ops, config.moe, config.family.experts or ExpertForm()
         num_experts, width, hidden = config.moe.num_experts, config.moe.intermediate_size, config.hidden_size
         self.router_weight = empty_weight(num_experts, hidden, device=device, dtype=dtype)
         self.gate_up_weight = empty_weight(num_experts, 2 * width, hidden, device=device, dtype=dtype)
         self.down_weight = empty_weight(num_experts, hidden, width, device=device, dtype=dtype)
         self.router_bias = self.gate_up_bias = self.down_bias = None
-        if self.form.packed:
+        if self._form.packed:
             self.router_bias = empty_weight(num_experts, device=device, dtype=dtype)
             self.gate_up_bias = empty_weight(num_experts, 2 * width, device=device, dtype=dtype)
             self.down_bias = empty_weight(num_experts, hidden, device=device, dtype=dtype)
-        self.choice_bias = None
-        if self.form.routing is Routing.CORRECTED:
+        self.choice_bias: nn.Parameter | None = None
+        if self._form.routing is Routing.CORRECTED:
             wide = torch.promote_types(dtype, torch.float32)
             self.choice_bias = empty_weight(num_experts, device=device, dtype=wide)
-        self.shared = Mlp(config, ops, device, dtype, config.moe.shared_size) if config.moe.shared_size else None
+        self.shared: Mlp | None = (
+            Mlp(config, ops, device, dtype, config.moe.shared_size) if config.moe.shared_size else None
+        )
         self._choice_bias, self._shared = self.choice_bias, self.shared
         self._weights = (self.router_weight, self.gate_up_weight, self.down_weight)
         self._biases = (self.router_bias, self.gate_up_bias, self.down_bias)
-        self._activate = clamped_swiglu if self.form.packed else None if ops is None else ops.silu_mul
+        self._activate = clamped_swiglu if self._form.packed else None if ops is None else ops.silu_mul
 
     def run(self, x: Tensor, in_round: bool = False) -> tuple[Tensor, Tensor]:
         """Run the experts: x [n, H] → [n, H], and the chosen experts int64 [n, k], best first. `in_round`: see
@@ -119,7 +121,7 @@ class ExpertMlp(nn.Module):
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights (in x's dtype) and numbers of each token's experts, both [n, k].
         Probabilities are taken over all experts."""
-        if self.form.routing is not Routing.SOFTMAX:
+        if self._form.routing is not Routing.SOFTMAX:
             return self._route_by_groups(x)
         logits = F.linear(x, self._weights[0], self._biases[0])
         weights, experts = logits.softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32)).topk(self.moe.top_k)
@@ -208,7 +210,7 @@ class ExpertMlp(nn.Module):
             yield NamedWeight("gate.e_score_correction_bias", self.choice_bias.detach())
         if self.shared is not None:
             yield from (replace(w, name=f"shared_experts.{w.name}") for w in self.shared.checkpoint_weights())
-        gate, up, down = self.form.gate, self.form.up, self.form.down
+        gate, up, down = self._form.gate, self._form.up, self._form.down
         yield NamedWeight("gate.weight", self.router_weight.detach())
         width = self.down_weight.shape[2]
         for i in range(self.moe.num_experts):

@@ -21,6 +21,7 @@ from torch import Tensor
 from ..batch.pools import PagedAttention
 from ..models.attention import Attention
 from ..models.layer import Layer, run_layers
+from ..models.mixers import GroupedAttention
 from ..models.mlps import Mlp
 from .port import NO_CAPTURE, Capture, DecodeBatch, ExtendBatch, LayersOutput, VerifyBatch
 from .torch_ops import TorchOps
@@ -164,6 +165,7 @@ class HostLayer:
     def __init__(self, layer: Layer) -> None:
         assert isinstance(layer.mlp, Mlp), "experts are not done on the host"
         mixer = layer.mixer
+        assert isinstance(mixer, GroupedAttention), "other mixers are not done on the host"
         self._qkv, self._output = mixer.projections
         self._gate_up, self._down = layer.mlp.projections
         self._hq, self._hk = mixer.heads[0], mixer.heads[1]
@@ -302,8 +304,9 @@ def _run_on_host(
 
 def can_run_on_host(layer: Layer) -> bool:
     """Return whether a layer is dense and plain, of a dtype that NumPy has, and laid out for inference."""
-    dense = isinstance(layer.mlp, Mlp) and layer.mixer.output_weight.dtype in HOST_DTYPES
-    return dense and layer.is_plain and layer.mixer.projections[0].is_packed
+    if not (isinstance(layer.mlp, Mlp) and isinstance(layer.mixer, GroupedAttention) and layer.is_plain):
+        return False
+    return layer.mixer.output_weight.dtype in HOST_DTYPES and layer.mixer.projections[0].is_packed
 
 
 def array(tensor: Tensor) -> np.ndarray:

@@ -334,7 +334,7 @@ def check_kernels(target: ModelConfig, device: str, source: str) -> None:
 def resolve_dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:
     import torch
 
-    from ..models.config import DTYPES
+    from ..models.read_config import DTYPES
 
     if device != "cpu" and (name == "float64" or (name == AUTO and target.dtype is torch.float64)):
         message = "float64 is for a CPU: the GPU's kernels sum in float32; choose float32 or bfloat16"
