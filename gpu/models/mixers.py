@@ -124,7 +124,8 @@ class GroupedAttention(nn.Module):
         if self._value_norm is not None:
             v = self._ops.rms_norm(v, self._value_norm, self._eps)
         if self._head_norms is not None:
-            q, k = (self._norm(x, weight) for x, weight in zip((q, k), self._head_norms, strict=True))
+            q_norm, k_norm = self._head_norms
+            q, k = self._norm(q, q_norm), self._norm(k, k_norm)
         out = attention.attend(self.index, q, k, v, cos_sin if self.table is None else self.table, self.softmax)
         return project_output(out.flatten(1))
 

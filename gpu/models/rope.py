@@ -57,7 +57,7 @@ class Rope:
         if self.scaling == "default" and not self.query_beta:
             return data
         scaling: dict[str, Any] = {"rope_type": self.scaling, "factor": self.factor}
-        if self.scaling not in ("linear", "proportional"):
+        if self.scaling not in ("linear", "dynamic", "proportional"):
             scaling["original_max_position_embeddings"] = self.original_max_position
         if self.scaling == "proportional":
             scaling["partial_rotary_factor"] = self.fraction

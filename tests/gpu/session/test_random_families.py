@@ -31,12 +31,12 @@ def random_request(rng: random.Random, number: int) -> Request:
     return Request(f"r{number}", Prompt.of_tokens(tokens), rng.randint(1, 30))
 
 
-def random_options(rng: random.Random) -> dict:
+def random_options(rng: random.Random) -> tuple[dict, str | None]:
     name = rng.choice([None, *DRAFTS])
     options = {} if name is None else dict(DRAFTS[name])
     if "topk" in options and rng.random() < 0.5:
-        options |= {"topk": 3, "steps": rng.randint(2, 4), "num_draft_tokens": rng.randint(4, 16)}
-    elif "steps" in options and name != "EAGLE":
+        options |= {"topk": 3, "steps": rng.randint(2, 4), "num_draft_tokens": rng.randint(4, 12)}
+    elif "steps" in options and "topk" not in options:
         options["steps"] = rng.randint(1, 5)
     options |= {
         "page_size": rng.choice((1, 4)),
@@ -58,7 +58,7 @@ def test_every_token_is_the_one_that_transformers_chooses(label: str, tmp_path: 
     target = write_target(tmp_path / "target", shape)
     heads = cache(lambda name: write_head(tmp_path / name, name))
     reference = getattr(transformers, shape.architecture).from_pretrained(
-        target, dtype=torch.float64, attn_implementation="eager"
+        target, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
     )
     compared = accepted = 0
     for number in range(SESSIONS):
@@ -67,7 +67,7 @@ def test_every_token_is_the_one_that_transformers_chooses(label: str, tmp_path: 
         requests = [random_request(rng, i) for i in range(rng.randint(1, 5))]
         session = DecodeSession.open(SessionOptions(target, draft=draft, dtype="float64", debug=True, **options))
         outputs = session.run(requests)
-        accepted += session.stats().accept_length > 1.5
+        accepted += (session.stats().accept_length or 0) > 1.5
         for request in requests:
             prompt, found = np.asarray(request.prompt.tokens), np.asarray(outputs[request.request_id].tokens)
             assert len(found), (number, options)
