@@ -389,7 +389,7 @@ def _bytes_of_weights(plan: BenchPlan, session: SessionOptions) -> int:
     from .shapes import meta_models
 
     if plan.options.model is not None:
-        return checkpoint_bytes(session.draft, plan.target, plan.dtype)
+        return checkpoint_bytes(session.draft, plan.draft, plan.target, plan.dtype)
     models = meta_models(plan.target, plan.draft, plan.dtype)
     return sum(model.weight_bytes for model in models if model is not None)
 

@@ -181,9 +181,12 @@ def _load_head(directory: Path, algorithm: str, target: Decoder) -> DraftHead:
 
 def _load_prediction_layer(directory: Path, config: HeadConfig, target: Decoder) -> PredictionLayer:
     """Load the parts of a model's checkpoint beside the model."""
-    head = PredictionLayer(config, target)
+    head, form = PredictionLayer(config, target), target.config.family.prediction
+    assert form is not None, "its configuration was read"
     stored = {
-        name: tensor for name, tensor in list_tensors(directory).items() if unprefixed(name).startswith(PREDICTION)
+        name: tensor
+        for name, tensor in list_tensors(directory).items()
+        if form.name_within(name, target.num_layers) is not None
     }
     if target.config.quantization is not None:
         stored = unpacked(stored, target.config.quantization)
@@ -273,7 +276,7 @@ def _part_of(name: str) -> str:
 def _is_behind(name: str, config: ModelConfig) -> bool:
     """Return whether a tensor belongs to a layer behind the model's own, which predicts further tokens."""
     number = name.removeprefix("model.layers.").partition(".")[0]
-    return config.family.predicts_behind and number.isdecimal() and int(number) >= config.num_layers
+    return config.family.prediction is not None and number.isdecimal() and int(number) >= config.num_layers
 
 
 def _is_ignorable(name: str) -> bool:

@@ -192,19 +192,22 @@ class EagleHead(BodiedHead):
 
 
 class PredictionLayer(DraftHead):
-    """The layer inside a model's own checkpoint that predicts the token after next (MiMo, arXiv 2505.07608), one for
-    all steps.
+    """The layer inside a model's own checkpoint that predicts the token after next, one for all steps (MiMo, arXiv
+    2505.07608; DeepSeek-V3, arXiv 2412.19437, section 2.2).
 
-    input_proj([norm(hidden state j); norm(embedding of token j + 1)]) → decoder layer → norm, which gives both what the
-    next step takes and what the target's LM head takes.
+    input([norm(hidden state j); norm(embedding of token j + 1)]) → decoder layer → norm, which gives both what the next
+    step takes and what the target's LM head takes. Some families have the embedding first.
     """
 
     def __init__(self, config: HeadConfig, target: Decoder) -> None:
         super().__init__(config, target, False, False)
+        form = config.model.family.prediction
+        assert form is not None, f"{config.model.architecture} has no prediction layer"
         hidden = config.model.hidden_size
+        self._form, self._behind = form, target.num_layers
         self.input_weight = self._empty(hidden, 2 * hidden)
         self.token_norm, self.hidden_norm, self.final_norm = (self._empty(hidden) for _ in range(3))
-        self.layer = Layer(config.model, 0, self.ops, self.device, self.dtype)
+        self.layer = Layer(config.model, 0, self.ops, self.device, self.dtype, sparse=bool(config.model.moe_layers))
         self.projections = (*self.projections, Projection(self.input_weight))
         self._layers = (self.layer,)
         self._norms = (self.token_norm, self.hidden_norm, self.final_norm)
@@ -214,15 +217,18 @@ class PredictionLayer(DraftHead):
         eps = self._layers[0].eps
         embedded = self.ops.rms_norm(torch.embedding(self._tables[0], tokens), token_norm, eps)
         normed = self.ops.rms_norm(hidden, hidden_norm, eps)
-        residual = self.projections[-1](torch.cat((normed, embedded), -1))
+        inputs = (embedded, normed) if self._form.token_first else (normed, embedded)
+        residual = self.projections[-1](torch.cat(inputs, -1))
         out = self.ops.run_layers(self._layers, residual, attention, self.cos_sin, final_norm=final_norm)
         return HeadOutput(out.hidden, out.hidden)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
-        named = {"input_proj": self.input_weight, "token_layernorm": self.token_norm}
-        named |= {"hidden_layernorm": self.hidden_norm, "final_layernorm": self.final_norm}
-        yield from (NamedWeight(f"mtp_layers.0.{name}.weight", weight.detach()) for name, weight in named.items())
-        yield from (replace(w, name=f"mtp_layers.0.{w.name}") for w in self.layer.checkpoint_weights())
+        form = self._form
+        named = {form.input: self.input_weight, form.token_norm: self.token_norm}
+        named |= {form.hidden_norm: self.hidden_norm, form.final_norm: self.final_norm}
+        prefix = form.prefix.format(layers=self._behind)
+        yield from (NamedWeight(f"{prefix}{name}.weight", weight.detach()) for name, weight in named.items())
+        yield from (replace(w, name=f"{prefix}{w.name}") for w in self.layer.checkpoint_weights())
 
 
 class MultiLayerEagle(BodiedHead):

@@ -60,6 +60,30 @@ class ExpertForm:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictionForm:
+    """How a checkpoint calls the parts of the layer that predicts the token after next, which drafts for its model.
+
+    `prefix`: of its tensors below "model.", with {layers} for the number of the model's own. `token_first`: whether the
+    token's embedding stands before the hidden state in what is projected. `repeated`: tensors of the model that stand
+    there again.
+    """
+
+    prefix: str = "mtp_layers.0."
+    input: str = "input_proj"
+    token_norm: str = "token_layernorm"
+    hidden_norm: str = "hidden_layernorm"
+    final_norm: str = "final_layernorm"
+    token_first: bool = False
+    repeated: tuple[str, ...] = ()
+
+    def name_within(self, name: str, num_layers: int) -> str | None:
+        """Return the name of a tensor below the prefix; None for one that stands elsewhere or is repeated."""
+        prefix = f"model.{self.prefix.format(layers=num_layers)}"
+        part = name.removeprefix(prefix)
+        return None if part == name or part in self.repeated else part
+
+
+@dataclass(frozen=True, slots=True)
 class ScaleKey:
     """The key that gives the factor of query-key products: its value to the given power."""
 
@@ -93,7 +117,6 @@ class Family:
     has_windows: bool = True
     has_sinks: bool = False  # see `Softmax`
     has_latent: bool = False  # attention over a latent vector, see `LatentAttention`
-    predicts_behind: bool = False  # checkpoints may have layers behind the model's, which predict further tokens
     has_unrotated_layers: bool = False  # `no_rope_layers`
     rotated_fraction: float | None = None  # of a head's channels, if the file does not say it; None: all, always
     rotates_neighbours: bool = False  # see `Rope`
@@ -104,7 +127,7 @@ class Family:
     fused_qkv: bool = False  # as published
     fused_gate_up: bool = False  # as published
     is_for_heads: bool = False  # draft heads are made of these layers
-    has_prediction_layer: bool = False  # in its checkpoints, which drafts for them
+    prediction: PredictionForm | None = None  # of a layer in its checkpoints that drafts for them
 
 
 _BEHIND_TOO = Norms(
@@ -141,7 +164,7 @@ DECODED: Mapping[str, Family] = {
         activation=CLAMPED_SWIGLU, has_sinks=True,
         experts=ExpertForm(packed=True, key="num_local_experts", has_own_width=False),
     ),
-    "mimo": Family(qkv_bias=True, output_bias=False, has_prediction_layer=True),
+    "mimo": Family(qkv_bias=True, output_bias=False, prediction=PredictionForm()),
     "smollm3": Family(mlp_bias="mlp_bias", has_unrotated_layers=True),
     "olmo2": _OLMO2,
     "olmo3": Family(norms=_BEHIND_ONLY, has_head_norms=True, joint_head_norms=True, unscaled_windows=True),
@@ -163,7 +186,11 @@ DECODED: Mapping[str, Family] = {
         experts=ExpertForm(key="n_routed_experts", routing=Routing.GROUPED),
     ),
     "deepseek_v3": Family(
-        has_latent=True, has_windows=False, rotates_neighbours=True, predicts_behind=True,
+        has_latent=True, has_windows=False, rotates_neighbours=True,
+        prediction=PredictionForm(
+            "layers.{layers}.", "eh_proj", "enorm", "hnorm", "shared_head.norm", token_first=True,
+            repeated=("embed_tokens.weight", "shared_head.head.weight"),
+        ),
         experts=ExpertForm(key="n_routed_experts", routing=Routing.CORRECTED),
     ),
 }  # fmt: skip

@@ -19,7 +19,7 @@ AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 SPECULATORS_KEY = "speculators_model_type"
 _UNQUANTIZED = "quantized weights of a head are not implemented; give the one with 16- or 32-bit weights"
 # Architectures whose checkpoints have a prediction layer that drafts for them.
-PREDICTION_LAYERS = tuple(name for name in ARCHITECTURES if family_of(name).has_prediction_layer)
+PREDICTION_LAYERS = tuple(name for name in ARCHITECTURES if family_of(name).prediction is not None)
 HEAD_LAYERS = tuple(name for name in ARCHITECTURES if family_of(name).is_for_heads)  # whose layers heads are made of
 SPECULATORS = {"eagle": EAGLE, "eagle3": EAGLE3}  # `speculators_model_type` of the format of vLLM's speculators
 
@@ -189,7 +189,8 @@ def _prediction_layer(reader: ConfigReader, target: ModelConfig) -> HeadConfig:
             "num_nextn_predict_layers", f"expected 1: a single layer, which drafts every step; got {found!r}"
         )
     reader.raise_problems()
-    layer = replace(target, num_layers=1, windowed_layers=(), window=0, quantization=None)
+    moe = None if target.moe is None else replace(target.moe, mlp_only_layers=())
+    layer = replace(target, num_layers=1, windowed_layers=(), window=0, moe=moe, quantization=None)
     return HeadConfig(EAGLE, layer, target.hidden_size, target.vocab_size, inside_target=True)
 
 

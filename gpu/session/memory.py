@@ -33,19 +33,21 @@ class NotEnoughMemory(ForedraftError):
     """The device cannot hold the weights and the KV of one request. The message says how much each of them needs."""
 
 
-def checkpoint_bytes(draft_directory: Path | None, target: ModelConfig, dtype: torch.dtype) -> int:
+def checkpoint_bytes(
+    draft_directory: Path | None, draft: ModelConfig | HeadConfig | None, target: ModelConfig, dtype: torch.dtype
+) -> int:
     """Return the bytes of the target's and the draft's weights as they are loaded."""
-    from ..models.checkpoint import PREDICTION, required_bytes
-    from ..models.eagle import unprefixed
+    from ..models.checkpoint import required_bytes
     from ..models.stored.tensor_files import list_tensors
 
-    draft = 0
+    num_bytes, form = 0, target.family.prediction
     if draft_directory is not None:
         tensors = list_tensors(draft_directory)
         # Of a model that drafts for itself the prediction layer is all that is loaded again.
-        own = {name: tensor for name, tensor in tensors.items() if unprefixed(name).startswith(PREDICTION)}
-        draft = sum(math.prod(tensor.shape) * dtype.itemsize for tensor in (own or tensors).values())
-    return sum(required_bytes(target, dtype).values()) + draft
+        if form is not None and getattr(draft, "inside_target", False):
+            tensors = {name: t for name, t in tensors.items() if form.name_within(name, target.num_layers) is not None}
+        num_bytes = sum(math.prod(tensor.shape) * dtype.itemsize for tensor in tensors.values())
+    return sum(required_bytes(target, dtype).values()) + num_bytes
 
 
 def bytes_per_token(

@@ -137,7 +137,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     check_algorithm(options, algorithm, spec.max_steps, target, draft)
     spec = replace(spec.with_config(context_len=_context_len(options, target, longest_request)), decodes_text=True)
     target = target.within(spec.config.context_len)
-    weight_bytes = checkpoint_bytes(options.draft, target, dtype)
+    weight_bytes = checkpoint_bytes(options.draft, draft, target, dtype)
     working = working_bytes(target, draft, spec, dtype) if device != "cpu" else 0
     slot_bytes = bytes_per_token(target, draft, algorithm, dtype)
     num_pages, kv_bytes = size_pool(

@@ -44,7 +44,7 @@ def proved(family: str) -> str:
     logits = f"{count} configuration{'s' * (count > 1)}" if count else "none; its layers are those of `qwen2`"
     forms = {"qwen3_moe": "every form but MXFP4", "gpt_oss": "FP8 by row, MXFP4"}.get(family, "FP8 by row")
     drafts = [options.get("algorithm") or name for name, options in DRAFTS.items() if not name.startswith("itself,")]
-    drafts += ["`STANDALONE`"] + ["prediction layer"] * DECODED[family].has_prediction_layer
+    drafts += ["`STANDALONE`"] + ["prediction layer"] * (DECODED[family].prediction is not None)
     names = ", ".join(dict.fromkeys(name if "`" in name or " " in name else f"`{name}`" for name in drafts))
     device = "CPU" if DECODED[family].has_latent or DECODED[family].has_full_heads else "CPU, GPU"
     return f"| `{family}` | {logits} | {forms} | {names} | {device} |"
@@ -64,12 +64,12 @@ def test_quantized_forms():
 
 def test_head_forms():
     rows = list(zip(column("draft |"), column("draft |", 1), column("draft |", 2), strict=True))
-    for form, algorithm in [*HEAD_FORMS, ("MiMo", EAGLE)]:
+    for form, algorithm in [*HEAD_FORMS, ("MiMo", EAGLE), ("DeepSeek-V3", EAGLE)]:
         assert any(form in draft + layout and codes([name]) == {algorithm} for draft, layout, name in rows), (
             form,
             algorithm,
         )
-    assert PREDICTION_LAYERS == (MIMO,)
+    assert PREDICTION_LAYERS == (MIMO, "DeepseekV3ForCausalLM")
     kinds = re.findall(r"speculators_model_type: (\w+)", "".join(layout for _, layout, _ in rows))
     assert {*kinds} == {*SPECULATORS}
     assert {algorithm for form, algorithm in HEAD_FORMS if form == "speculators"} == {*SPECULATORS.values()}

@@ -44,7 +44,7 @@ FIELDS: dict[str, dict] = {
     },
     "gpt_oss": {
         **WINDOWS, "sinks": True, "moe": replace(EXPERTS, intermediate_size=64), "qkv_bias": True, "output_bias": True,
-        "activation": CLAMPED_SWIGLU,
+        "activation": CLAMPED_SWIGLU, "rope": Rope(1e4, "yarn", 4.0, 32, attention_factor=1.1, truncate=False),
     },
     "mimo": {"qkv_bias": True},
     "smollm3": {"unrotated_layers": (1, 3), "tied_embeddings": True},
