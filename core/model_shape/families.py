@@ -63,7 +63,7 @@ class MoeConfig:
 def read_experts(reader: ConfigReader, family: str | None) -> MoeConfig | None:
     """Read a mixture of experts as Qwen, Mixtral, gpt-oss and DeepSeek configure it; None for other families."""
     if family in ("deepseek_v2", "deepseek_v3"):
-        return _read_grouped_experts(reader)
+        return _read_grouped_experts(reader, family)
     if family not in ("qwen3_moe", "qwen2_moe", "qwen3_next", "mixtral", "gpt_oss"):
         return None
     has_one_width = family in ("mixtral", "gpt_oss")  # whose layers all have experts, with weights that sum to 1
@@ -80,13 +80,14 @@ def read_experts(reader: ConfigReader, family: str | None) -> MoeConfig | None:
     return moe
 
 
-def _read_grouped_experts(reader: ConfigReader) -> MoeConfig | None:
+def _read_grouped_experts(reader: ConfigReader, family: str) -> MoeConfig | None:
     """Read the experts of DeepSeek, which are chosen from groups, behind some dense layers; None if there are none."""
     number = reader.integer
     if reader.get("n_routed_experts") is None:
         return None
-    count, groups = number("n_routed_experts"), number("n_group", 1)
-    top_groups, width = number("topk_group", 1), number("moe_intermediate_size")
+    count, width = number("n_routed_experts"), number("moe_intermediate_size")
+    has_groups = family == "deepseek_v3" or reader.get("topk_method") == "group_limited_greedy"
+    groups, top_groups = (number("n_group", 1), number("topk_group", 1)) if has_groups else (1, 1)
     if count % groups or top_groups > groups:
         reader.problem("n_group", f"{count} experts in {groups} groups, of which {top_groups} are chosen")
     if (every := number("moe_layer_freq", 1)) != 1:

@@ -67,18 +67,8 @@ def read_windows(reader: ConfigReader, family: str, layers: int) -> tuple[int | 
     """Return the attention window in tokens, and the layers that have it."""
     key = "attention_chunk_size" if family == "llama4" else "sliding_window"
     always = (
-        "mistral",
-        "mixtral",
-        "phi3",
-        "gemma2",
-        "gemma3",
-        "gpt_oss",
-        "step3p7",
-        "llama4",
-        "olmo3",
-        "ministral3",
-        "gemma4",
-    )
+        "mistral", "ministral3", "mixtral", "phi3", "gemma2", "gemma3", "gemma4", "gpt_oss", "step3p7", "llama4", "olmo3",
+    )  # fmt: skip
     if reader.get(key) is None or not reader.flag("use_sliding_window", family in always):
         return None, frozenset()
     window, kinds = reader.integer(key), reader.get("layer_types")

@@ -20,10 +20,13 @@ from ...observe.input_files import read_text
 from .attention import Heads, KVShape, Latent
 from .families import (
     GELU_TANH,
+    LAYER_TYPES,
     MODEL_TYPES,
     MULTIMODAL,
     SILU,
+    ExpertForm,
     Family,
+    Routing,
     ScaleKey,
     family_of,
     read_architecture,
@@ -179,9 +182,8 @@ class ModelConfig:
             data |= self._latent_to_dict(self.latent)
         family = self.family
         if self.window:
-            kinds = ("full_attention", "sliding_attention")
             data["sliding_window"] = self.window
-            data["layer_types"] = [kinds[i in self.windowed_layers] for i in range(self.num_layers)]
+            data["layer_types"] = [LAYER_TYPES[i in self.windowed_layers] for i in range(self.num_layers)]
             data["use_sliding_window"] = True
         if self.activation == GELU_TANH:
             data["hidden_activation"] = self.activation
@@ -207,25 +209,7 @@ class ModelConfig:
             if isinstance(key, str):
                 data[key] = has_bias
         if family.experts is not None and self.moe is not None:
-            data |= {family.experts.key: self.moe.num_experts, "num_experts_per_tok": self.moe.top_k}
-            if family.has_latent:
-                data |= {
-                    "moe_intermediate_size": self.moe.intermediate_size,
-                    "norm_topk_prob": self.moe.norm_topk_prob,
-                    "first_k_dense_replace": len(self.moe.mlp_only_layers),
-                    "n_shared_experts": self.moe.shared_size // self.moe.intermediate_size,
-                    "routed_scaling_factor": self.moe.scale,
-                    "n_group": self.moe.num_groups,
-                    "topk_group": self.moe.top_groups,
-                    "topk_method": "group_limited_greedy" if self.moe.num_groups > 1 else "greedy",
-                }
-            elif family.experts.has_own_width:
-                data |= {
-                    "moe_intermediate_size": self.moe.intermediate_size,
-                    "norm_topk_prob": self.moe.norm_topk_prob,
-                    "decoder_sparse_step": self.moe.decoder_sparse_step,
-                    "mlp_only_layers": list(self.moe.mlp_only_layers),
-                }
+            data |= _experts_to_dict(self.moe, family.experts)
         return data
 
     def _latent_to_dict(self, latent: Latent) -> dict[str, Any]:
@@ -262,6 +246,24 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file. Raises ConfigError."""
     return read_json_object(str(path), read_text, with_infinity=True)
+
+
+def _experts_to_dict(moe: MoeConfig, form: ExpertForm) -> dict[str, Any]:
+    data: dict[str, Any] = {form.key: moe.num_experts, "num_experts_per_tok": moe.top_k}
+    if form.has_own_width:
+        data |= {"moe_intermediate_size": moe.intermediate_size, "norm_topk_prob": moe.norm_topk_prob}
+    if form.routing is not Routing.SOFTMAX:
+        data |= {
+            "first_k_dense_replace": len(moe.mlp_only_layers),
+            "n_shared_experts": moe.shared_size // moe.intermediate_size,
+            "routed_scaling_factor": moe.scale,
+            "n_group": moe.num_groups,
+            "topk_group": moe.top_groups,
+            "topk_method": "group_limited_greedy" if moe.num_groups > 1 else "greedy",
+        }
+    elif form.has_own_width:
+        data |= {"decoder_sparse_step": moe.decoder_sparse_step, "mlp_only_layers": list(moe.mlp_only_layers)}
+    return data
 
 
 def _ids_to_json(ids: tuple[int, ...]) -> int | list[int] | None:

@@ -7,7 +7,7 @@ rest. No other code asks for a family's name: a new one is a row here, and in `c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -15,6 +15,7 @@ from ...core.model_shape import ARCHITECTURES as ARCHITECTURE_OF_FAMILY
 from ...core.model_shape import family_of_type
 from ...core.parsing import ConfigReader
 
+LAYER_TYPES = ("full_attention", "sliding_attention")
 SILU, GELU_TANH, CLAMPED_SWIGLU = "silu", "gelu_pytorch_tanh", "clamped swiglu"
 
 
@@ -133,13 +134,15 @@ class Family:
 _BEHIND_TOO = Norms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
-_BEHIND_ONLY = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 _GEMMA2 = Family(
     norms=_BEHIND_TOO, norm_offset=1.0, scaled_embeddings=True, activation=GELU_TANH,
     attention_scale=ScaleKey("query_pre_attn_scalar", -0.5), softcaps=(50.0, 30.0),
 )  # fmt: skip
 _QWEN2 = Family(qkv_bias=True, output_bias=False, is_for_heads=True)
-_OLMO2 = Family(norms=_BEHIND_ONLY, has_head_norms=True, joint_head_norms=True, has_windows=False)
+_OLMO2 = Family(
+    norms=Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm"), has_head_norms=True,
+    joint_head_norms=True, has_windows=False,
+)  # fmt: skip
 
 DECODED: Mapping[str, Family] = {
     "llama": Family(mlp_bias="mlp_bias", has_windows=False, is_for_heads=True),
@@ -152,10 +155,7 @@ DECODED: Mapping[str, Family] = {
     ),
     "phi3": Family(fused_qkv=True, fused_gate_up=True, rotated_fraction=1.0),
     "gemma2": _GEMMA2,
-    "gemma3": Family(
-        norms=_BEHIND_TOO, norm_offset=1.0, has_head_norms=True, scaled_embeddings=True, activation=GELU_TANH,
-        attention_scale=_GEMMA2.attention_scale, softcaps=(0.0, 0.0), local_rope_key="rope_local_base_freq",
-    ),
+    "gemma3": replace(_GEMMA2, has_head_norms=True, softcaps=(0.0, 0.0), local_rope_key="rope_local_base_freq"),
     "gemma4": Family(
         norms=_BEHIND_TOO, has_head_norms=True, has_value_norms=True, has_layer_scalar=True, has_full_heads=True,
         scaled_embeddings=True, activation=GELU_TANH, attention_scale=1.0, softcaps=(0.0, 0.0),
@@ -164,10 +164,10 @@ DECODED: Mapping[str, Family] = {
         activation=CLAMPED_SWIGLU, has_sinks=True,
         experts=ExpertForm(packed=True, key="num_local_experts", has_own_width=False),
     ),
-    "mimo": Family(qkv_bias=True, output_bias=False, prediction=PredictionForm()),
+    "mimo": replace(_QWEN2, is_for_heads=False, prediction=PredictionForm()),
     "smollm3": Family(mlp_bias="mlp_bias", has_unrotated_layers=True),
     "olmo2": _OLMO2,
-    "olmo3": Family(norms=_BEHIND_ONLY, has_head_norms=True, joint_head_norms=True, unscaled_windows=True),
+    "olmo3": replace(_OLMO2, has_windows=True, unscaled_windows=True),
     "granite": Family(
         mlp_bias="mlp_bias", has_windows=False, attention_scale=ScaleKey("attention_multiplier", 1.0),
         numbers={
@@ -286,6 +286,9 @@ def refuse_keys_of_others(reader: ConfigReader, architecture: str) -> None:
         reader.problem("sliding_window", f"{architecture} has none; {question}")
     if not family.has_unrotated_layers and 0 in (reader.get("no_rope_layers") or ()):
         reader.problem("no_rope_layers", f"{architecture} rotates all layers; {question}")
+    kinds = reader.get("layer_types")
+    if isinstance(kinds, list) and (others := [kind for kind in kinds if kind not in LAYER_TYPES]):
+        reader.problem("layer_types", f"expected only {' and '.join(LAYER_TYPES)}, found {others[0]!r}")
     for key, neutral in _foreign_keys(family).items():
         if reader.get(key) not in (None, neutral):
             reader.problem(key, f"{architecture} has none; {question}")

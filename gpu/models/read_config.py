@@ -11,7 +11,7 @@ import torch
 from ...core.model_shape import FAMILIES, read_experts, read_sizes, read_unrotated, read_windows, replace_missing
 from ...core.parsing import ConfigReader
 from .attention import Latent
-from .families import CLAMPED_SWIGLU, GELU_TANH, MODEL_TYPES, SILU, Family, ScaleKey, family_of
+from .families import CLAMPED_SWIGLU, GELU_TANH, MODEL_TYPES, SILU, Family, Routing, ScaleKey, family_of
 from .rope import read_ropes
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -23,7 +23,7 @@ def read_fields(reader: ConfigReader, architecture: str | None) -> dict[str, Any
     family = Family() if architecture is None else family_of(architecture)
     if name is not None:
         reader = replace_missing(reader, **FAMILIES[name].defaults)
-    latent = _read_latent(reader) if family.has_latent else None
+    latent = _read_latent(reader, family) if family.has_latent else None
     if latent is not None:
         reader = reader.with_data({**reader.data, "num_key_value_heads": None, "head_dim": latent.rope_dim})
     sizes = read_sizes(reader, name)
@@ -81,7 +81,7 @@ def read_fields(reader: ConfigReader, architecture: str | None) -> dict[str, Any
     return config
 
 
-def _read_latent(reader: ConfigReader) -> Latent:
+def _read_latent(reader: ConfigReader, family: Family) -> Latent:
     """Read the sizes of latent attention, and refuse ways to choose experts that its families do not have here."""
     number = reader.integer
     latent = Latent(
@@ -93,8 +93,15 @@ def _read_latent(reader: ConfigReader) -> Latent:
     )
     if latent.rank % 2:
         reader.problem("kv_lora_rank", f"must be even, half of it stands beside each half of a key; got {latent.rank}")
-    if (scores := reader.get("scoring_func", "softmax")) not in ("softmax", "sigmoid"):
-        reader.problem("scoring_func", f"expected softmax or sigmoid, found {scores!r}")
+    is_corrected = family.experts is not None and family.experts.routing is Routing.CORRECTED
+    scores = "sigmoid" if is_corrected else "softmax"
+    if (found := reader.get("scoring_func", scores)) != scores:
+        reader.problem("scoring_func", f"this family's experts are chosen by {scores}, found {found!r}")
+    methods = ("greedy", "group_limited_greedy")
+    if not is_corrected and (method := reader.get("topk_method", methods[0])) not in methods:
+        reader.problem("topk_method", f"expected one of {', '.join(methods)}, found {method!r}")
+    if not is_corrected and reader.flag("norm_topk_prob"):
+        reader.problem("norm_topk_prob", "the shares of this family's chosen experts do not sum to 1 (false)")
     if reader.get("index_topk") is not None:
         reader.problem("index_topk", "sparse attention is not implemented")
     return latent

@@ -104,6 +104,7 @@ def test_a_checkpoint_under_another_familys_name_is_refused():
         ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1] * 8}}, "rope_parameters.long_factor"),
         ({"rope_scaling": {"rope_type": "default", "llama_4_scaling_beta": 0.1}}, "rope_scaling.llama_4_scaling_beta"),
         ({"no_rope_layers": [1, 1, 0]}, "no_rope_layers"),
+        ({"layer_types": ["full_attention", "linear_attention"] * 4}, "layer_types"),
         ({"residual_multiplier": 0.5}, "residual_multiplier"),
         ({"query_pre_attn_scalar": 256}, "query_pre_attn_scalar"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
@@ -132,6 +133,39 @@ def test_quantized_heads_are_refused_by_the_file_beside_the_configuration(tmp_pa
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
     with pytest.raises(ConfigError, match=r"hf_quant_config.json: quantization: quant_algo 'NVFP4': quantized"):
         HeadConfig.from_directory(tmp_path, EAGLE3, TARGET)
+
+
+LATENT = {
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "key"),
+    [
+        ("DeepseekV2ForCausalLM", {"scoring_func": "sigmoid"}, "scoring_func"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method"),
+        ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob"),
+        ("DeepseekV2ForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq"),
+        ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func"),
+        ("DeepseekV3ForCausalLM", {"n_group": 3}, "n_group"),
+        ("DeepseekV3ForCausalLM", {"kv_lora_rank": 15}, "kv_lora_rank"),
+        ("DeepseekV3ForCausalLM", {"qk_rope_head_dim": None}, "qk_rope_head_dim"),
+        ("DeepseekV3ForCausalLM", {"index_topk": 64}, "index_topk"),
+    ],
+)
+def test_latent_attention_with_other_parts_is_refused(architecture: str, changes: dict, key: str):
+    data = MINIMAL | {"architectures": [architecture]} | LATENT
+    config = ModelConfig.from_dict(data | {"n_group": 4, "topk_group": 2, "topk_method": "greedy"})
+    assert config.moe.num_groups == (1 if architecture.startswith("DeepseekV2") else 4)
+    assert (config.head_dim, config.num_kv_heads, config.attention_scale) == (24, 1, 0.25)
+    refused(data | changes, key)
 
 
 GEMMA4 = {"architectures": ["Gemma4ForCausalLM"], "sliding_window": 16, "hidden_size_per_layer_input": 0}
