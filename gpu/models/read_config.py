@@ -28,7 +28,7 @@ def read_fields(reader: ConfigReader, architecture: str | None) -> dict[str, Any
         reader = reader.with_data({**reader.data, "num_key_value_heads": None, "head_dim": latent.rope_dim})
     sizes = read_sizes(reader, name)
     layers, head_dim = sizes["layers"], sizes["head_dim"]
-    if head_dim % 2:
+    if latent is None and head_dim % 2:
         reader.problem("head_dim", f"must be even, its halves are rotated against each other; got {head_dim}")
     window, windowed = read_windows(reader, name or "", layers) if family.has_windows else (None, frozenset[int]())
     if reader.get("use_bidirectional_attention") not in (None, False, "vision"):  # of images there are none
@@ -91,8 +91,9 @@ def _read_latent(reader: ConfigReader, family: Family) -> Latent:
         number("v_head_dim"),
         0 if reader.get("q_lora_rank") is None else number("q_lora_rank"),
     )
-    if latent.rank % 2:
-        reader.problem("kv_lora_rank", f"must be even, half of it stands beside each half of a key; got {latent.rank}")
+    for key, size in (("kv_lora_rank", latent.rank), ("qk_rope_head_dim", latent.rope_dim)):
+        if reader.get(key) is not None and size % 2:
+            reader.problem(key, f"must be even, half of it stands in each half of a key; got {size}")
     is_corrected = family.experts is not None and family.experts.routing is Routing.CORRECTED
     scores = "sigmoid" if is_corrected else "softmax"
     if (found := reader.get("scoring_func", scores)) != scores:

@@ -156,6 +156,7 @@ LATENT = {
         ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func"),
         ("DeepseekV3ForCausalLM", {"n_group": 3}, "n_group"),
         ("DeepseekV3ForCausalLM", {"kv_lora_rank": 15}, "kv_lora_rank"),
+        ("DeepseekV3ForCausalLM", {"qk_rope_head_dim": 7}, "qk_rope_head_dim"),
         ("DeepseekV3ForCausalLM", {"qk_rope_head_dim": None}, "qk_rope_head_dim"),
         ("DeepseekV3ForCausalLM", {"index_topk": 64}, "index_topk"),
     ],
