@@ -36,6 +36,8 @@ def read_fields(reader: ConfigReader, architecture: str | None) -> dict[str, Any
     if family.activation == CLAMPED_SWIGLU and (limit := reader.number("swiglu_limit", 7.0)) != 7.0:
         reader.problem("swiglu_limit", f"only 7 is implemented, got {limit:g}")
     rope, local_rope = read_ropes(reader, sizes["max_context"], head_dim, family)
+    if family.has_full_heads and local_rope is None:
+        reader.problem("rope_parameters", "expected an object for full_attention, and one for sliding_attention")
     # Beyond the context a window hides nothing; but its layers may have a rotation of their own.
     if window and window >= sizes["max_context"] and local_rope is None:
         window, windowed = None, frozenset()

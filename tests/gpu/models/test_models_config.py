@@ -169,7 +169,16 @@ def test_latent_attention_with_other_parts_is_refused(architecture: str, changes
     refused(data | changes, key)
 
 
-GEMMA4 = {"architectures": ["Gemma4ForCausalLM"], "sliding_window": 16, "hidden_size_per_layer_input": 0}
+ROPES = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+    "sliding_attention": {"rope_type": "default"},
+}
+GEMMA4 = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "sliding_window": 16,
+    "hidden_size_per_layer_input": 0,
+    "rope_parameters": ROPES,
+}
 
 
 @pytest.mark.parametrize(
@@ -177,6 +186,7 @@ GEMMA4 = {"architectures": ["Gemma4ForCausalLM"], "sliding_window": 16, "hidden_
     [
         ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"),
         ({"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
+        ({"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters"),
         ({"enable_moe_block": True}, "enable_moe_block"),
         ({"per_layer_config": {"3": {"head_dim": 32}}}, "per_layer_config"),
         ({"per_layer_config": {"5": {"head_dim": "32"}, "7": {"head_dim": "32"}}}, "per_layer_config"),
