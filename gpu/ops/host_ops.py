@@ -175,8 +175,10 @@ class HostLayer:
         self._is_rotated = mixer.rope is not None
         self._index = layer.index
         self._eps = layer.eps
-        self._input_norm = None if layer.norms[0] is None else array(layer.norms[0])
-        self._post_norm = array(layer.norms[1])
+        input_norm, mlp_norm = layer.norms
+        assert mlp_norm is not None, "a layer without it is not plain"
+        self._input_norm = None if input_norm is None else array(input_norm)
+        self._post_norm = array(mlp_norm)
         self._head_norms = None
         if mixer.q_norm is not None:
             q_norm, k_norm = array(mixer.q_norm), array(mixer.k_norm)
