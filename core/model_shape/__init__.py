@@ -1,9 +1,9 @@
 """The shape of a model: what decides its weights, its KV cache and the cost of a forward pass."""
 
 from .catalogue import BUILT_IN, built_in_config, known_models, known_repositories, lookup_model, published_alike
-from .families import ARCHITECTURES, FAMILIES, MoeConfig, language_model, read_experts, read_model_shape
+from .families import ARCHITECTURES, FAMILIES, MoeConfig, family_of_type, language_model, read_experts, read_model_shape
 from .layers import Attention, Cache, Experts, LatentAttention, Mlp, Product, Recurrence
-from .mixers import read_sizes, read_windows, replace_missing
+from .mixers import read_sizes, read_unrotated, read_windows, replace_missing
 from .quantization import HF_QUANT_CONFIG, modelopt_config
 from .shape import DTYPE_BYTES, ModelShape, UnknownModel
 
@@ -24,6 +24,7 @@ __all__ = [
     "Recurrence",
     "UnknownModel",
     "built_in_config",
+    "family_of_type",
     "known_models",
     "known_repositories",
     "language_model",
@@ -33,6 +34,7 @@ __all__ = [
     "read_experts",
     "read_model_shape",
     "read_sizes",
+    "read_unrotated",
     "read_windows",
     "replace_missing",
 ]

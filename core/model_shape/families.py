@@ -50,6 +50,10 @@ class MoeConfig:
     norm_topk_prob: bool = False  # the chosen experts' weights sum to 1
     decoder_sparse_step: int = 1  # every how many layers has experts, counted from the end of each group
     mlp_only_layers: tuple[int, ...] = ()
+    shared_size: int = 0  # width of the experts that every token goes to, beside the chosen ones
+    scale: float = 1.0  # of the chosen experts' weights
+    num_groups: int = 1  # into which the experts are divided
+    top_groups: int = 1  # from which a token's are chosen
 
     def is_sparse(self, layer: int) -> bool:
         """Return whether `layer` has experts instead of one MLP."""
@@ -57,7 +61,9 @@ class MoeConfig:
 
 
 def read_experts(reader: ConfigReader, family: str | None) -> MoeConfig | None:
-    """Read a mixture of experts as Qwen, Mixtral and gpt-oss configure it; None for a family that has none."""
+    """Read a mixture of experts as Qwen, Mixtral, gpt-oss and DeepSeek configure it; None for other families."""
+    if family in ("deepseek_v2", "deepseek_v3"):
+        return _read_grouped_experts(reader, family)
     if family not in ("qwen3_moe", "qwen2_moe", "qwen3_next", "mixtral", "gpt_oss"):
         return None
     has_one_width = family in ("mixtral", "gpt_oss")  # whose layers all have experts, with weights that sum to 1
@@ -71,6 +77,33 @@ def read_experts(reader: ConfigReader, family: str | None) -> MoeConfig | None:
         mlp_only_layers=reader.integers("mlp_only_layers"),
     )
     _check_top_k(reader, moe.top_k, moe.num_experts)
+    return moe
+
+
+def _read_grouped_experts(reader: ConfigReader, family: str) -> MoeConfig | None:
+    """Read the experts of DeepSeek, which are chosen from groups, behind some dense layers; None if there are none."""
+    number = reader.integer
+    if reader.get("n_routed_experts") is None:
+        return None
+    count, width = number("n_routed_experts"), number("moe_intermediate_size")
+    has_groups = family == "deepseek_v3" or reader.get("topk_method") == "group_limited_greedy"
+    groups, top_groups = (number("n_group", 1), number("topk_group", 1)) if has_groups else (1, 1)
+    if count % groups or top_groups > groups:
+        reader.problem("n_group", f"{count} experts in {groups} groups, of which {top_groups} are chosen")
+    if (every := number("moe_layer_freq", 1)) != 1:
+        reader.problem("moe_layer_freq", f"expected experts in every layer behind the dense ones (1), found {every}")
+    moe = MoeConfig(
+        num_experts=count,
+        top_k=number("num_experts_per_tok"),
+        intermediate_size=width,
+        norm_topk_prob=reader.flag("norm_topk_prob"),
+        mlp_only_layers=tuple(range(number("first_k_dense_replace", 0, minimum=0))),
+        shared_size=width * number("n_shared_experts", 0, minimum=0),
+        scale=reader.number("routed_scaling_factor", 1.0),
+        num_groups=groups,
+        top_groups=top_groups,
+    )
+    _check_top_k(reader, moe.top_k, count)
     return moe
 
 
@@ -243,6 +276,13 @@ FAMILIES: Mapping[str, Family] = {
     "nemotron_h": Family("NemotronHForCausalLM", nemotron, _nemotron_mlps),
     "nemotron-nas": Family("DeciLMForCausalLM", nas_attention, _nas_mlps),
     "falcon_h1": Family("FalconH1ForCausalLM", falcon),
+    "smollm3": Family("SmolLM3ForCausalLM", defaults={**_TIED, "rope_theta": 2e6}),
+    "olmo2": Family("Olmo2ForCausalLM", defaults={"rms_norm_eps": 1e-5}),
+    "olmo3": Family("Olmo3ForCausalLM", defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5}),
+    "granite": Family("GraniteForCausalLM"),
+    "glm4": Family("Glm4ForCausalLM", defaults={"rms_norm_eps": 1.5625e-7, "attention_bias": True, "head_dim": 128}),
+    "ministral3": Family("Ministral3ForCausalLM", defaults={"rms_norm_eps": 1e-5, "head_dim": 128}),
+    "seed_oss": Family("SeedOssForCausalLM", defaults={"attention_bias": True, "head_dim": 128}),
 }
 """The families whose configurations are understood, by `model_type`."""
 ARCHITECTURES: Mapping[str, str] = {name: family.architecture for name, family in FAMILIES.items()}
@@ -258,7 +298,7 @@ _ALIASES: Mapping[str, str] = {
 configured alike."""
 
 
-def family_of(model_type: Any) -> str | None:
+def family_of_type(model_type: Any) -> str | None:
     """Return the family that a `model_type` belongs to; None for an unknown one."""
     known = _ALIASES.get(model_type, model_type) if isinstance(model_type, str) else None
     return known if known in FAMILIES else None
@@ -268,9 +308,10 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> Model
     """Read the shape of a parsed `config.json`; `name` is what reports call the model. Raises ConfigError."""
     reader = language_model(config, source)
     model_type = reader.get("model_type")
-    key = family_of(model_type)
+    key = family_of_type(model_type)
     if key is None:
-        hint = nearest_name(model_type, ARCHITECTURES) if isinstance(model_type, str) else ""
+        is_name = isinstance(model_type, str) and model_type != "mistral3"  # a model that sees, whose text part is gone
+        hint = nearest_name(model_type, ARCHITECTURES) if is_name else ""
         reader.problem("model_type", f"expected one of {', '.join(ARCHITECTURES)}{hint}, found {model_type!r}")
         reader.raise_problems()
     assert key is not None

@@ -42,7 +42,7 @@ def read_sizes(reader: ConfigReader, family: str | None) -> dict[str, Any]:
         "max_context": reader.integer("max_position_embeddings", 2048),
         "tied_embeddings": reader.flag("tie_word_embeddings"),
         "qkv_bias": reader.flag("attention_bias") or family in ("qwen2", "qwen2_moe", "mimo"),
-        "qk_norm": family in ("qwen3", "qwen3_moe"),
+        "qk_norm": family in ("qwen3", "qwen3_moe", "olmo2", "olmo3"),
     }
 
 
@@ -66,7 +66,9 @@ def grouped(reader: ConfigReader, family: str, layers: int, **others: Any) -> li
 def read_windows(reader: ConfigReader, family: str, layers: int) -> tuple[int | None, frozenset[int]]:
     """Return the attention window in tokens, and the layers that have it."""
     key = "attention_chunk_size" if family == "llama4" else "sliding_window"
-    always = ("mistral", "mixtral", "phi3", "gemma2", "gemma3", "gpt_oss", "step3p7", "llama4")
+    always = (
+        "mistral", "ministral3", "mixtral", "phi3", "gemma2", "gemma3", "gemma4", "gpt_oss", "step3p7", "llama4", "olmo3",
+    )  # fmt: skip
     if reader.get(key) is None or not reader.flag("use_sliding_window", family in always):
         return None, frozenset()
     window, kinds = reader.integer(key), reader.get("layer_types")
@@ -76,12 +78,26 @@ def read_windows(reader: ConfigReader, family: str, layers: int) -> tuple[int | 
         chosen = set(range(reader.integer("max_window_layers", layers, minimum=0), layers))
     elif family in ("gemma2", "gpt_oss"):
         chosen = set(range(0, layers, 2))
-    elif family in ("gemma3", "llama4"):  # every sixth, every fourth layer sees everything
-        pattern = reader.integer("sliding_window_pattern", 6 if family == "gemma3" else 4)
+    elif family == "smollm3":
+        chosen = set(read_unrotated(reader, layers))
+    elif family in ("gemma3", "gemma4", "llama4", "olmo3"):  # every sixth, every fourth layer sees everything
+        pattern = reader.integer("sliding_window_pattern", 6 if family.startswith("gemma") else 4)
         chosen = {layer for layer in range(layers) if (layer + 1) % pattern}
     else:
         chosen = set(range(layers))
+    if family == "gemma4":  # the last layer sees everything, whatever the file says
+        chosen.discard(layers - 1)
     return (window, frozenset(chosen)) if chosen else (None, frozenset())
+
+
+def read_unrotated(reader: ConfigReader, layers: int) -> tuple[int, ...]:
+    """Return the layers of SmolLM3 whose queries and keys are not rotated: those with a 0 in `no_rope_layers`, else
+    every `no_rope_layer_interval`-th."""
+    if reader.get("no_rope_layers") is not None:
+        kinds = kinds_of(reader, layers, "no_rope_layers")
+        return tuple(layer for layer, kind in enumerate(kinds) if kind == 0)
+    interval = reader.integer("no_rope_layer_interval", 4)
+    return tuple(range(interval - 1, layers, interval))
 
 
 def gpt_oss(reader: ConfigReader, family: str, layers: int) -> Mixers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,28 +11,27 @@ import torch
 from torch import Tensor
 
 from ...core.contract.step import PrefillStep
-from ..models.attention import PLAIN, Softmax
+from ..models.attention import PLAIN, KVShape, Softmax
 from ..ops.port import AttentionBatch, DecodeBatch, ExtendBatch, KVTensors, Ops, VerifyBatch
 from .uploads import upload, uploads_to
 
 
 class KVPool:
-    """Keys and values of one model, [layers, slots, Hk, d] each. Slot 0 (page 0) is the sink that padding writes to."""
+    """Keys and values of one model, [layers, slots, Hk, d] each. Slot 0 (page 0) is the sink that padding writes to.
 
-    def __init__(
-        self,
-        num_layers: int,
-        num_slots: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        shape = (num_layers, num_slots, num_kv_heads, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+    If layers keep different shapes of a token, rows of [layers, slots, 1, width] hold the widest.
+    """
+
+    def __init__(self, shapes: Sequence[KVShape], num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        widest = widest_of(shapes)
+        cells = (len(shapes), num_slots, widest.heads)
+        self.keys = torch.zeros((*cells, widest.key_dim), dtype=dtype, device=device)
+        self.values = torch.zeros((*cells, widest.value_dim), dtype=dtype, device=device)
         # Indexing a tensor costs as much as a small kernel, so each layer's view is made once.
-        self.layers: tuple[KVTensors, ...] = tuple(map(KVTensors, self.keys, self.values))
+        self.layers: tuple[KVTensors, ...] = tuple(
+            KVTensors(*_cells_of(shape, widest, keys, values))
+            for shape, keys, values in zip(shapes, self.keys, self.values, strict=True)
+        )
         self.all_layers = KVTensors(self.keys, self.values)
 
     @cached_property
@@ -50,9 +50,30 @@ class KVPool:
         return self.keys.nbytes + self.values.nbytes
 
 
-def bytes_per_slot(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+def widest_of(shapes: Sequence[KVShape]) -> KVShape:
+    """Return the shape of a pool's cells that has room for each of `shapes`, which is theirs if they are all one."""
+    if len(set(shapes)) == 1:
+        return shapes[0]
+    keys, values = (max(shape.heads * dim for shape, dim in dims) for dims in zip(*map(_dims, shapes), strict=True))
+    return KVShape(1, keys, values)
+
+
+def _dims(shape: KVShape) -> tuple[tuple[KVShape, int], tuple[KVShape, int]]:
+    return (shape, shape.key_dim), (shape, shape.value_dim)
+
+
+def _cells_of(shape: KVShape, widest: KVShape, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a layer's view of its cells [slots, …]: keys [slots, Hk, d] and values [slots, Hk, d]."""
+    if shape == widest:
+        return keys, values
+    dims = (keys, shape.key_dim), (values, shape.value_dim)
+    first, second = (cells[:, 0, : shape.heads * dim].unflatten(1, (shape.heads, dim)) for cells, dim in dims)
+    return first, second
+
+
+def bytes_per_slot(shapes: Sequence[KVShape], dtype: torch.dtype) -> int:
     """Return bytes that one token's keys and values take."""
-    return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
+    return len(shapes) * widest_of(shapes).elements * dtype.itemsize
 
 
 @dataclass(slots=True)
@@ -65,9 +86,14 @@ class PagedAttention:
     positions: Tensor  # int64 [n]
     slots: Tensor  # int64 [n]
 
+    @property
+    def in_round(self) -> bool:
+        return not isinstance(self.batch, ExtendBatch)
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
         """See `Attention`."""
         ops, batch, kv = self.ops, self.batch, self.pool.layers[layer]
+        q = softmax.scaled(q, self.positions)
         q, k = ops.rope_write(q, k, v, cos_sin, self.positions, self.slots, kv)
         if isinstance(batch, DecodeBatch):
             return ops.decode_attention(q, kv, batch, softmax)

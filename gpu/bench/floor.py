@@ -52,7 +52,7 @@ def round_bytes(
     if isinstance(draft, Decoder):
         of_draft = tuple((window, steps * size) for window, size in decoder_kv_bytes(draft))
         return RoundBytes(weights + steps * decoder_pass_bytes(draft, verified_tokens), kv + of_draft)
-    slot = bytes_per_slot(draft.num_layers, draft.num_kv_heads, draft.head_dim, target.dtype)
+    slot = bytes_per_slot(draft.kv_shapes, target.dtype)
     if isinstance(draft, MultiLayerEagle):
         # All heads run once, in the catch-up; each brings its own layer of the pool.
         return RoundBytes(weights + head_pass_bytes(draft, target), (*kv, (0, slot)))
@@ -64,9 +64,10 @@ def round_bytes(
 def decoder_kv_bytes(model: Decoder) -> tuple[tuple[int, int], ...]:
     """Return (window, bytes of a token's KV) of a model's layers with and without a window; window 0:
     they see all tokens."""
-    layer = bytes_per_slot(1, model.num_kv_heads, model.head_dim, model.dtype)
-    windowed = len(model.config.windowed_layers)
-    return (0, (model.num_layers - windowed) * layer), (model.config.window, windowed * layer)
+    read = [0, 0]
+    for layer, shape in enumerate(model.kv_shapes):
+        read[layer in model.config.windowed_layers] += shape.elements * model.dtype.itemsize
+    return (0, read[0]), (model.config.window, read[1])
 
 
 def decoder_pass_bytes(model: Decoder, num_tokens: int) -> int:

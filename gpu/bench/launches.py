@@ -184,5 +184,5 @@ def _flat(argument: Any) -> Iterable[Any]:
 
 def _tables(module: nn.Module) -> list[Tensor]:
     """Return the rotary tables of a model and of its layers."""
-    found = [getattr(part, name, None) for part in module.modules() for name in ("cos_sin", "_local_table")]
+    found = [getattr(part, name, None) for part in module.modules() for name in ("cos_sin", "table", "_table")]
     return [x for x in found if isinstance(x, Tensor)]

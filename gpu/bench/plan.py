@@ -26,6 +26,7 @@ from ..session.plan import (
     check_algorithm,
     check_choices,
     check_directories,
+    check_kernels,
     check_steps,
     draft_config,
     refuse_without_effect,
@@ -178,6 +179,7 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False, on_meta: 
     device = "meta" if on_meta else resolve_device(options.device)
     refuse_without_effect(session, algorithm, device)
     graphs = _graphs(options, device)
+    check_kernels(target, device, "<arguments>")
     dtype = resolve_dtype(options.dtype, target, device)
     acceptance, name = _acceptance(options, algorithm, target)
     if isinstance(acceptance, FixedMeanAcceptance) and acceptance.mean_accept_length > max(steps) + 1 > 1:
@@ -305,7 +307,7 @@ def _acceptance(
             names = ", ".join(PRESET_NAMES)
             message = f"{text!r} is no number, list of numbers or one of {names}{nearest(text, PRESET_NAMES)}"
             raise ConfigError.of(ARGUMENTS, "--acceptance", message) from None
-        from ..models.config import MODEL_TYPES
+        from ..models.families import MODEL_TYPES
 
         family = MODEL_TYPES[target.architecture]
         preset = usual_preset(algorithm.draft_form or algorithm.name, family, algorithm.usual_acceptance, text).preset
@@ -387,7 +389,7 @@ def _bytes_of_weights(plan: BenchPlan, session: SessionOptions) -> int:
     from .shapes import meta_models
 
     if plan.options.model is not None:
-        return checkpoint_bytes(session.draft, plan.target, plan.dtype)
+        return checkpoint_bytes(session.draft, plan.draft, plan.target, plan.dtype)
     models = meta_models(plan.target, plan.draft, plan.dtype)
     return sum(model.weight_bytes for model in models if model is not None)
 

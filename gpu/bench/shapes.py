@@ -18,6 +18,7 @@ from ..models.config import LLAMA, ModelConfig, read_json
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead
 from ..models.head_config import EAGLE3, HeadConfig, default_aux_layers
+from ..models.rope import Rope
 from ..ops.port import Ops
 
 EAGLE3_VOCABULARY = 32000  # tokens of published EAGLE-3 heads for vocabularies of 128 thousand and more
@@ -90,7 +91,11 @@ def _plain_layers(target: ModelConfig) -> ModelConfig:
     """Return the sizes with the layers of a Llama, which drafts have for every target."""
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
     kept = (*sizes, "rms_norm_eps", "rope", "max_position_embeddings", "tied_embeddings", "dtype")
-    return ModelConfig(LLAMA, **{name: getattr(target, name) for name in kept})
+    fields = {name: getattr(target, name) for name in kept}
+    if (latent := target.latent) is not None:  # whose one key-value head no draft has
+        fields |= {"num_kv_heads": target.num_heads, "head_dim": latent.nope_dim + latent.rope_dim}
+        fields["rope"] = Rope(target.rope.theta)
+    return ModelConfig(LLAMA, **fields)
 
 
 def random_draft(config: ModelConfig | HeadConfig, target: Decoder, seed: int) -> Decoder | DraftHead:

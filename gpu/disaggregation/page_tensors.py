@@ -53,7 +53,7 @@ class PageTensors:
         for pool in self._pools:
             for cells in (pool.keys, pool.values):
                 found = cells[:, places].unflatten(1, (n, self._page_size)).transpose(0, 1)
-                parts.append(found.reshape(n, -1).view(torch.uint8))
+                parts.append(found.flatten(1).view(torch.uint8))
         return torch.cat(parts, dim=1)
 
     def write(self, slots: np.ndarray, rows: Tensor) -> None:
@@ -61,13 +61,13 @@ class PageTensors:
         n, begin = len(slots), 0
         places = torch.from_numpy(slots.reshape(-1).astype(np.int64)).to(self.device)
         rows = rows.to(self.device)
-        for pool, size in zip(self._pools, self._sizes, strict=True):
-            layers, _, heads, dim = pool.keys.shape
-            for cells in (pool.keys, pool.values):
-                part = rows[:, begin : begin + size // 2].contiguous().view(cells.dtype)
-                part = part.view(n, layers, self._page_size, heads, dim).transpose(0, 1)
-                cells.index_copy_(1, places, part.reshape(layers, -1, heads, dim))
-                begin += size // 2
+        for cells in (cells for pool in self._pools for cells in (pool.keys, pool.values)):
+            layers, _, heads, dim = cells.shape
+            size = layers * self._page_size * heads * dim * cells.element_size()
+            part = rows[:, begin : begin + size].contiguous().view(cells.dtype)
+            part = part.view(n, layers, self._page_size, heads, dim).transpose(0, 1)
+            cells.index_copy_(1, places, part.reshape(layers, len(places), heads, dim))
+            begin += size
 
     def seals(self, rows: Tensor) -> list[PageSeal]:
         """Return the seal of each row, uint8 [n, row_bytes]."""
@@ -94,7 +94,8 @@ class PageTensors:
 
 def _layout(pool: KVPool) -> str:
     layers, _, heads, dim = pool.keys.shape
-    return f"{str(pool.keys.dtype).removeprefix('torch.')} {layers} x {heads} x {dim}"
+    others = "" if pool.values.shape[-1] == dim else f" + {pool.values.shape[-1]}"
+    return f"{str(pool.keys.dtype).removeprefix('torch.')} {layers} x {heads} x {dim}{others}"
 
 
 def _checksums(rows: Tensor) -> list[int]:

@@ -94,7 +94,7 @@ def build_executor(
 
 
 def pool_for(model: DraftModel, num_slots: int, target: Decoder) -> KVPool:
-    return KVPool(model.num_layers, num_slots, model.num_kv_heads, model.head_dim, target.dtype, target.device)
+    return KVPool(model.kv_shapes, num_slots, target.dtype, target.device)
 
 
 def required(draft_model: DraftModel | None, algorithm: str) -> DraftModel:

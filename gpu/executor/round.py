@@ -25,7 +25,6 @@ from ..draft.port import Accepted, Draft, Relayed, RoundBatch
 from ..kernels.constants import numbers
 from ..kernels.rounds.verify_sampling import sample_torch
 from ..models.decoder import Decoder, DecoderOutput
-from ..models.moe import as_captured
 from ..ops.port import Capture, DeviceTree, DeviceVerified, Ops, VerifyBatch
 from .outputs import DRAFT_HIDDEN, NEXT_RELAY, NodeProducer, node_outputs
 from .shaping import target_probs
@@ -179,13 +178,12 @@ class DecodeRound:
 
     def begin(self, batch: RoundBatch, relayed: Mapping[str, Tensor], wanted: frozenset[str], phase: Phase) -> Passed:
         """Draft, and run the target over the trees."""
-        with as_captured():
-            with phase("draft"):
-                tree = self.draft.propose(batch, relayed)
-            with phase("verify"):
-                slots = window_slots(batch, tree.num_nodes)
-                forward = self._verify_forward(batch, tree, slots, wanted)
-                return Passed(batch, relayed, tree, slots, forward, self._target.logits(forward.hidden))
+        with phase("draft"):
+            tree = self.draft.propose(batch, relayed)
+        with phase("verify"):
+            slots = window_slots(batch, tree.num_nodes)
+            forward = self._verify_forward(batch, tree, slots, wanted)
+            return Passed(batch, relayed, tree, slots, forward, self._target.logits(forward.hidden))
 
     def finish(
         self,
@@ -203,7 +201,7 @@ class DecodeRound:
             verified = self._accept(batch, tree, shaped, sampling, forced_runs)
             emitted, bonus = self._ops.gather_emitted(verified.predict, verified.accept_index, verified.accept_lens)
             outputs = self._compacted(passed, verified, wanted)
-        with as_captured(), phase("draft"):
+        with phase("draft"):
             captured = outputs.pop(DRAFT_HIDDEN, None)
             # A path has no more nodes than its tree, even if the steps would allow more.
             longest = min(longest or int(verified.accept_lens.max()), tree.num_nodes)

@@ -17,6 +17,7 @@ class Softmax:
     window: int = 0  # positions that a query sees, its own included; 0: all before it
     softcap: float = 0.0  # c: scores become c · tanh(score / c); 0: they stay (Gemma 2)
     sinks: Tensor | None = None  # [Hq]: one more score per head in the softmax, which has no value (gpt-oss)
+    query_factors: Tensor | None = None  # float32 [positions]: of a query at each position (Ministral 3)
 
     @property
     def is_plain(self) -> bool:
@@ -26,6 +27,12 @@ class Softmax:
     def scale_of(self, q: Tensor) -> float:
         """Return the factor of the products for q […, d]."""
         return q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    def scaled(self, q: Tensor, positions: Tensor) -> Tensor:
+        """Return queries [n, Hq, d] at `positions` [n] with their factors."""
+        if self.query_factors is None:
+            return q
+        return q * self.query_factors[positions].to(q.dtype)[:, None, None]
 
     def window_within(self, positions: int) -> int:
         """Return the window, or 0 if a text of `positions` tokens fits into it."""
@@ -52,12 +59,54 @@ class Softmax:
 PLAIN = Softmax()
 
 
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The heads of one layer's attention."""
+
+    query: int
+    kv: int
+    dim: int  # channels of each
+    values_are_keys: bool = False  # there is no projection of values
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Sizes of latent attention: of the vector that is kept of a token, and of the parts of each head."""
+
+    rank: int  # of the vector from which keys and values of all heads are made
+    rope_dim: int  # of the key that is rotated and kept beside it, which all heads share
+    nope_dim: int  # of a head's query and key that are not rotated
+    value_dim: int  # of a head's value
+    query_rank: int = 0  # of the vector from which queries are made; 0: they are projected at once
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one layer keeps of a token: keys [heads, key_dim] and values [heads, value_dim].
+
+    `value_dim` 0: the keys, as they are kept, are the values.
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def elements(self) -> int:
+        return self.heads * (self.key_dim + self.value_dim)
+
+
 class Attention(Protocol):
     """One forward pass's attention over its batch of n tokens; paged in the executor, dense in training."""
 
+    @property
+    def in_round(self) -> bool:
+        """Whether it is a pass of a decode round. These choose what a graph can hold, before a capture and without one,
+        so that captured and eager rounds compute the same."""
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
         """Attend: q [n, Hq, d], k and v [n, Hk, d], not rotated yet → [n, Hq, d]. `layer` counts the model's own layers
-        from 0.
+        from 0. With v [n, Hk, 0] the rotated keys are the values.
 
         cos_sin float32 [positions, d]: the model's rotary table, d/2 cosines, then d/2 sines.
         """

@@ -20,8 +20,8 @@ from .config import ModelConfig
 from .decoder import Decoder
 from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle, PredictionLayer, unprefixed
 from .head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
-from .quantized import AnyTensor, read_unpacked, unpacked
-from .tensor_files import FLOAT_DTYPES, CheckpointError, StoredTensor, list_tensors, read_tensors, write_tensors
+from .stored.quantized import AnyTensor, read_unpacked, unpacked
+from .stored.tensor_files import FLOAT_DTYPES, CheckpointError, StoredTensor, list_tensors, read_tensors, write_tensors
 from .weights import NamedWeight, initialize
 
 HEADS: Mapping[str, type[EagleHead] | type[Eagle3Head] | type[MultiLayerEagle]] = {
@@ -40,18 +40,21 @@ def load_target(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     min_positions: int = 0,
+    context_len: int | None = None,
 ) -> Decoder:
     """Return the model in `directory`, in the checkpoint's dtype if `dtype` is None. Raises ConfigError,
     CheckpointError.
 
-    `min_positions` are those of the target that a draft is loaded for; see `over_positions`.
+    `min_positions` are those of the target that a draft is loaded for; see `over_positions`. `context_len`: of the
+    longest text, if that is known; see `ModelConfig.within`.
     """
     config = over_positions(ModelConfig.from_directory(directory), min_positions)
+    config = config if context_len is None else config.within(context_len)
     left_out = (None, "lm_head.weight") if config.tied_embeddings else (None,)
     stored: Mapping[str, AnyTensor] = {
         name: tensor
         for name, tensor in list_tensors(directory).items()
-        if not _is_ignorable(name) and language_model_name(name) not in left_out
+        if not _is_ignorable(name) and language_model_name(name) not in left_out and not _is_behind(name, config)
     }
     if config.quantization is not None:
         stored = unpacked(stored, config.quantization)
@@ -178,9 +181,12 @@ def _load_head(directory: Path, algorithm: str, target: Decoder) -> DraftHead:
 
 def _load_prediction_layer(directory: Path, config: HeadConfig, target: Decoder) -> PredictionLayer:
     """Load the parts of a model's checkpoint beside the model."""
-    head = PredictionLayer(config, target)
+    head, form = PredictionLayer(config, target), target.config.family.prediction
+    assert form is not None, "its configuration was read"
     stored = {
-        name: tensor for name, tensor in list_tensors(directory).items() if unprefixed(name).startswith(PREDICTION)
+        name: tensor
+        for name, tensor in list_tensors(directory).items()
+        if form.name_within(name, target.num_layers) is not None
     }
     if target.config.quantization is not None:
         stored = unpacked(stored, target.config.quantization)
@@ -265,6 +271,12 @@ def _part_of(name: str) -> str:
     if "norm" in name:
         return "norms"
     return "mlp" if ".mlp." in name or ".block_sparse_moe." in name else "attention"
+
+
+def _is_behind(name: str, config: ModelConfig) -> bool:
+    """Return whether a tensor belongs to a layer behind the model's own, which predicts further tokens."""
+    number = name.removeprefix("model.layers.").partition(".")[0]
+    return config.family.prediction is not None and number.isdecimal() and int(number) >= config.num_layers
 
 
 def _is_ignorable(name: str) -> bool:

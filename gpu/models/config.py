@@ -14,33 +14,29 @@ from typing import Any
 
 import torch
 
-from ...core.model_shape import ARCHITECTURES as ARCHITECTURE_OF_FAMILY
-from ...core.model_shape import (
-    FAMILIES,
-    HF_QUANT_CONFIG,
-    MoeConfig,
-    language_model,
-    modelopt_config,
-    read_experts,
-    read_sizes,
-    read_windows,
-    replace_missing,
-)
+from ...core.model_shape import HF_QUANT_CONFIG, MoeConfig, language_model, modelopt_config
 from ...core.parsing import ConfigReader, read_json_object
 from ...observe.input_files import read_text
-from .quantized import Quantization, read_quantization
-from .rope import Rope, read_ropes
+from .attention import Heads, KVShape, Latent
+from .families import (
+    GELU_TANH,
+    LAYER_TYPES,
+    MODEL_TYPES,
+    MULTIMODAL,
+    SILU,
+    ExpertForm,
+    Family,
+    Routing,
+    ScaleKey,
+    family_of,
+    read_architecture,
+    refuse_keys_of_others,
+)
+from .read_config import DTYPES, read_fields
+from .rope import Rope
+from .stored.quantized import Quantization, read_quantization
 
-DECODED = (
-    "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "phi3", "gemma2", "gemma3", "gpt_oss", "mimo",
-)  # fmt: skip
-MODEL_TYPES = {ARCHITECTURE_OF_FAMILY[family]: family for family in DECODED}
-ARCHITECTURES = tuple(MODEL_TYPES)
-LLAMA, QWEN2, QWEN3, QWEN3_MOE, MISTRAL, MIXTRAL, PHI3, GEMMA2, GEMMA3, GPT_OSS, MIMO = ARCHITECTURES
-# Models that see, too, of which the decoder runs the language model.
-MULTIMODAL = {"Gemma3ForConditionalGeneration": GEMMA3, "Mistral3ForConditionalGeneration": MISTRAL}
-SILU, GELU_TANH, CLAMPED_SWIGLU = "silu", "gelu_pytorch_tanh", "clamped swiglu"
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+LLAMA, QWEN3_MOE = "LlamaForCausalLM", "Qwen3MoeForCausalLM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +54,27 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     rope: Rope = field(default_factory=Rope)
     max_position_embeddings: int = 2048
+    full_head_dim: int = 0  # of the layers without a window, where they have heads of their own
+    full_kv_heads: int = 0  # of these layers
+    values_are_keys: bool = False  # of these layers: keys before their norm are the values, too
+    latent: Latent | None = None  # attention has one key-value head of head_dim = rank + rope_dim
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
-    qk_norm: bool = False  # RMSNorm over each head of q and k, before rotation
+    qk_norm: bool = False  # RMSNorm of q and k before rotation, over each head or all at once as the family has it
     tied_embeddings: bool = False
     moe: MoeConfig | None = None
     activation: str = SILU
     window: int = 0  # positions that a query of `windowed_layers` sees, its own included
     windowed_layers: tuple[int, ...] = ()
     local_rope: Rope | None = None  # of the windowed layers, where it is another one
+    unrotated_layers: tuple[int, ...] = ()
     attention_scale: float | None = None  # None: head_dim^-½
     attention_softcap: float = 0.0  # see `Softmax`
     logit_softcap: float = 0.0  # of the LM head's logits, in the same way
+    logit_divisor: float = 1.0
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0  # of what attention and MLP add to the residual
     sinks: bool = False  # see `Softmax`
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -99,32 +103,50 @@ class ModelConfig:
     def from_dict(cls, data: Mapping[str, Any], source: str = "config.json") -> ModelConfig:
         """Read a parsed config.json. Raises ConfigError with all problems of `source`."""
         reader = ConfigReader(data, source)
-        architecture = _architecture(reader)
-        if architecture in MULTIMODAL.values() and data.get("text_config") is not None:
+        architecture = read_architecture(reader)
+        if data.get("text_config") is not None and data.get("architectures") in [[name] for name in MULTIMODAL]:
+            reader.raise_problems()
             reader = language_model(data, source)
-        if architecture == LLAMA and reader.get("sliding_window") is not None:
-            reader.problem(
-                "sliding_window", "a Llama has none; is this another model, such as Mistral, under its name?"
-            )
+        if architecture is not None:
+            refuse_keys_of_others(reader, architecture)
         config, quantization = read_model_config(reader, architecture), read_quantization(reader)
         reader.raise_problems()
         assert config is not None
         return replace(config, quantization=quantization)
 
     @property
-    def is_gemma(self) -> bool:
-        """Norms of weight 1 + w, further ones behind attention and MLP, and scaled embeddings."""
-        return self.architecture in (GEMMA2, GEMMA3)
+    def family(self) -> Family:
+        """What the layers compute beside what this configuration says, and how their weights are published."""
+        return family_of(self.architecture)
+
+    def heads_of(self, layer: int) -> Heads:
+        """Return the heads of a layer's attention."""
+        if self.full_head_dim and layer not in self.windowed_layers:
+            return Heads(self.num_heads, self.full_kv_heads, self.full_head_dim, self.values_are_keys)
+        return Heads(self.num_heads, self.num_kv_heads, self.head_dim)
+
+    def kv_shape_of(self, layer: int) -> KVShape:
+        """Return what a layer keeps of a token."""
+        heads = self.heads_of(layer)
+        return KVShape(heads.kv, heads.dim, 0 if self.latent else heads.dim)
 
     @property
-    def norm_offset(self) -> float:
-        """What the weights of norms have beyond the published ones."""
-        return 1.0 if self.is_gemma else 0.0
+    def kv_shapes(self) -> tuple[KVShape, ...]:
+        return tuple(map(self.kv_shape_of, range(self.num_layers)))
 
-    @property
-    def is_gpt_oss(self) -> bool:
-        """A router and experts with biases, and gate and up in turns."""
-        return self.architecture == GPT_OSS
+    def rope_of(self, layer: int) -> Rope | None:
+        """Return the rotation of a layer; None for one that rotates nothing."""
+        if layer in self.unrotated_layers:
+            return None
+        return self.local_rope if self.local_rope is not None and layer in self.windowed_layers else self.rope
+
+    def within(self, context_len: int) -> ModelConfig:
+        """Return the configuration for texts of at most `context_len` tokens: if they fit into the context before
+        longrope, its tables are those of that context."""
+        original = self.rope.original_max_position
+        if self.rope.scaling != "longrope" or not context_len <= original < self.max_position_embeddings:
+            return self
+        return replace(self, max_position_embeddings=original)
 
     @property
     def num_moe_layers(self) -> int:
@@ -154,89 +176,71 @@ class ModelConfig:
             "eos_token_id": _ids_to_json(self.eos_token_ids),
             "pad_token_id": None,  # some families' default is past a small vocabulary
             "torch_dtype": next(name for name, dtype in DTYPES.items() if dtype is self.dtype),
-            **self.rope.to_dict(),
+            **self._ropes_to_dict(),
         }
+        if self.latent is not None:
+            data |= self._latent_to_dict(self.latent)
+        family = self.family
         if self.window:
-            kinds = ("full_attention", "sliding_attention")
             data["sliding_window"] = self.window
-            data["layer_types"] = [kinds[i in self.windowed_layers] for i in range(self.num_layers)]
+            data["layer_types"] = [LAYER_TYPES[i in self.windowed_layers] for i in range(self.num_layers)]
             data["use_sliding_window"] = True
-        if self.is_gemma:
+        if self.activation == GELU_TANH:
+            data["hidden_activation"] = self.activation
+        if isinstance(family.attention_scale, ScaleKey):
+            data[family.attention_scale.name] = family.attention_scale.written(
+                self.attention_scale or self.head_dim**-0.5
+            )
+        if family.softcaps is not None:
+            data["attn_logit_softcapping"] = self.attention_softcap or None
+            data["final_logit_softcapping"] = self.logit_softcap or None
+        if family.has_full_heads:
             data |= {
-                "hidden_activation": self.activation,
-                "query_pre_attn_scalar": round((self.attention_scale or self.head_dim**-0.5) ** -2),
-                "attn_logit_softcapping": self.attention_softcap or None,
-                "final_logit_softcapping": self.logit_softcap or None,
+                "global_head_dim": self.full_head_dim or self.head_dim,
+                "num_global_key_value_heads": self.full_kv_heads or self.num_kv_heads,
+                "attention_k_eq_v": self.values_are_keys,
+                "hidden_size_per_layer_input": 0,
             }
-        if self.local_rope is not None:
-            data["rope_local_base_freq"] = self.local_rope.theta
-        if self.architecture != QWEN2:
-            data["attention_bias"] = self.qkv_bias
-        if self.architecture == LLAMA:
-            data["mlp_bias"] = self.mlp_bias
-        if self.architecture in (MIXTRAL, GPT_OSS):
-            data |= {"num_local_experts": self.moe.num_experts, "num_experts_per_tok": self.moe.top_k}
-        elif self.moe is not None:
-            data |= {
-                "num_experts": self.moe.num_experts,
-                "num_experts_per_tok": self.moe.top_k,
-                "moe_intermediate_size": self.moe.intermediate_size,
-                "norm_topk_prob": self.moe.norm_topk_prob,
-                "decoder_sparse_step": self.moe.decoder_sparse_step,
-                "mlp_only_layers": list(self.moe.mlp_only_layers),
-            }
+        if family.has_unrotated_layers:
+            data["no_rope_layers"] = [int(i not in self.unrotated_layers) for i in range(self.num_layers)]
+        data |= {key: getattr(self, name) for name, key in family.numbers.items()}
+        biases = (family.mlp_bias, self.mlp_bias), (family.output_bias, self.output_bias)
+        for key, has_bias in (*biases, (family.qkv_bias, self.qkv_bias)):
+            if isinstance(key, str):
+                data[key] = has_bias
+        if family.experts is not None and self.moe is not None:
+            data |= _experts_to_dict(self.moe, family.experts)
         return data
+
+    def _latent_to_dict(self, latent: Latent) -> dict[str, Any]:
+        return {
+            "kv_lora_rank": latent.rank,
+            "q_lora_rank": latent.query_rank or None,
+            "qk_nope_head_dim": latent.nope_dim,
+            "qk_rope_head_dim": latent.rope_dim,
+            "v_head_dim": latent.value_dim,
+            "num_key_value_heads": self.num_heads,
+            "head_dim": latent.rope_dim,
+            "rope_interleave": self.rope.neighbours,
+            "partial_rotary_factor": 1.0,
+        }
+
+    def _ropes_to_dict(self) -> dict[str, Any]:
+        if self.local_rope is None:
+            return self.rope.to_dict()
+        if self.family.local_rope_key is not None:
+            return {**self.rope.to_dict(), self.family.local_rope_key: self.local_rope.theta}
+        ropes = {"full_attention": self.rope, "sliding_attention": self.local_rope}
+        parts = {kind: rope.to_dict() for kind, rope in ropes.items()}
+        for part in parts.values():
+            part |= {"rope_type": "default"} | part.pop("rope_scaling", {})
+        return {"rope_parameters": parts}
 
 
 def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelConfig | None:
     """Read the configuration of `architecture`; None if the reader has noted problems."""
-    family = None if architecture is None else MODEL_TYPES[architecture]
-    if family is not None:
-        reader = replace_missing(reader, **FAMILIES[family].defaults)
-    sizes = read_sizes(reader, family)
-    if sizes["head_dim"] % 2:
-        reader.problem("head_dim", f"must be even, its halves are rotated against each other; got {sizes['head_dim']}")
-    window, windowed = read_windows(reader, family or "", sizes["layers"])
-    if reader.get("use_bidirectional_attention"):
-        reader.problem("use_bidirectional_attention", "only attention to earlier tokens is implemented")
-    if architecture == GPT_OSS and (limit := reader.number("swiglu_limit", 7.0)) != 7.0:
-        reader.problem("swiglu_limit", f"only 7 is implemented, got {limit:g}")
-    rope, local_rope = read_ropes(reader, sizes["max_context"])
-    # Beyond the context a window hides nothing; but its layers may have a rotation of their own.
-    if window and window >= sizes["max_context"] and local_rope is None:
-        window, windowed = None, frozenset()
-    is_gemma = architecture in (GEMMA2, GEMMA3)
-    is_capped = architecture == GEMMA2
-    config = {
-        "vocab_size": sizes["vocab"],
-        "hidden_size": sizes["hidden"],
-        "intermediate_size": sizes["intermediate"],
-        "num_layers": sizes["layers"],
-        "num_heads": sizes["heads"],
-        "num_kv_heads": sizes["kv_heads"],
-        "head_dim": sizes["head_dim"],
-        "rms_norm_eps": reader.number("rms_norm_eps", 1e-6),
-        "rope": rope,
-        "max_position_embeddings": sizes["max_context"],
-        "qkv_bias": sizes["qkv_bias"],
-        "output_bias": architecture not in (QWEN2, MIMO) and reader.flag("attention_bias"),
-        "mlp_bias": architecture == LLAMA and reader.flag("mlp_bias"),
-        "qk_norm": sizes["qk_norm"] or architecture == GEMMA3,
-        "tied_embeddings": sizes["tied_embeddings"],
-        "moe": read_experts(reader, family),
-        "bos_token_id": next(iter(reader.token_ids("bos_token_id")), None),
-        "eos_token_ids": reader.token_ids("eos_token_id"),
-        "dtype": _read_dtype(reader),
-        "activation": _read_activation(reader, architecture),
-        "window": window or 0,
-        "windowed_layers": tuple(sorted(windowed)),
-        "local_rope": local_rope if windowed else None,
-        "attention_scale": reader.number("query_pre_attn_scalar") ** -0.5 if is_gemma else None,
-        "attention_softcap": _read_softcap(reader, "attn_logit_softcapping", 50.0 if is_capped else 0.0) * is_gemma,
-        "logit_softcap": _read_softcap(reader, "final_logit_softcapping", 30.0 if is_capped else 0.0) * is_gemma,
-        "sinks": architecture == GPT_OSS,
-    }
-    return None if reader.problems or architecture is None else ModelConfig(architecture, **config)
+    fields = read_fields(reader, architecture)
+    return None if reader.problems or architecture is None else ModelConfig(architecture, **fields)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -244,70 +248,22 @@ def read_json(path: Path) -> dict[str, Any]:
     return read_json_object(str(path), read_text, with_infinity=True)
 
 
-def _architecture(reader: ConfigReader) -> str | None:
-    names = reader.get("architectures")
-    if medusa := medusa_message(reader.data):
-        reader.problem("architectures", medusa)
-        return None
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        reader.problem("architectures", f"must name one architecture out of {', '.join(ARCHITECTURES)}; got {names!r}")
-        return None
-    name = MULTIMODAL.get(names[0], names[0])
-    if name in ARCHITECTURES:
-        kind = reader.get("model_type")
-        if kind in ARCHITECTURE_OF_FAMILY and ARCHITECTURE_OF_FAMILY[kind] != name and name == names[0]:
-            reader.problem(
-                "architectures", f"{name} contradicts the model_type {kind!r}: their layers compute other things"
-            )
-        return name
-    if name in ARCHITECTURE_OF_FAMILY.values():
-        known = ", ".join(ARCHITECTURES)
-        reader.problem(
-            "architectures", f"{name}: only `foredraft simulate` knows this family; the decoder has layers of {known}"
-        )
-    else:
-        # No name that is near is suggested: under another family's name a checkpoint may load and compute something
-        # else.
-        reader.problem(
-            "architectures", f"{name} is none of {', '.join(ARCHITECTURES)}, and no other one computes the same"
-        )
-    return None
-
-
-def medusa_message(data: Mapping[str, Any]) -> str | None:
-    """Return the message about a configuration of Medusa heads; None for any other configuration."""
-    names = data.get("architectures")
-    name = names[0] if isinstance(names, list) and names else data.get("model_type")
-    if not (isinstance(name, str) and "medusa" in name.lower()) and "medusa_num_heads" not in data:
-        return None
-    return (
-        "these are Medusa heads, each of which guesses a token from the target's last state without looking at the guesses before; "
-        "they are not implemented; EAGLE and EAGLE-3 heads are"
-    )
-
-
-def _read_activation(reader: ConfigReader, architecture: str | None) -> str:
-    """Return the activation of the MLPs; Gemma names its own, gpt-oss none for what it computes."""
-    key = "hidden_activation" if reader.get("hidden_activation") is not None else "hidden_act"
-    wanted = GELU_TANH if architecture in (GEMMA2, GEMMA3) else SILU
-    found = reader.get(key, wanted)
-    if found != wanted and not (wanted == GELU_TANH and key == "hidden_act"):
-        reader.problem(key, f"only {wanted} is implemented for this family, got {found!r}")
-    return CLAMPED_SWIGLU if architecture == GPT_OSS else wanted
-
-
-def _read_softcap(reader: ConfigReader, key: str, default: float) -> float:
-    """Return 0 for null, which says that there is none."""
-    return 0.0 if reader.get(key, default) in (None, 0.0) else reader.number(key, default)
-
-
-def _read_dtype(reader: ConfigReader) -> torch.dtype:
-    key = "torch_dtype" if reader.get("torch_dtype") is not None else "dtype"
-    name = reader.get(key) or "float32"
-    if name not in DTYPES:
-        reader.problem(key, f"{name!r} is none of {', '.join(DTYPES)}")
-        return torch.float32
-    return DTYPES[name]
+def _experts_to_dict(moe: MoeConfig, form: ExpertForm) -> dict[str, Any]:
+    data: dict[str, Any] = {form.key: moe.num_experts, "num_experts_per_tok": moe.top_k}
+    if form.has_own_width:
+        data |= {"moe_intermediate_size": moe.intermediate_size, "norm_topk_prob": moe.norm_topk_prob}
+    if form.routing is not Routing.SOFTMAX:
+        data |= {
+            "first_k_dense_replace": len(moe.mlp_only_layers),
+            "n_shared_experts": moe.shared_size // moe.intermediate_size,
+            "routed_scaling_factor": moe.scale,
+            "n_group": moe.num_groups,
+            "topk_group": moe.top_groups,
+            "topk_method": "group_limited_greedy" if moe.num_groups > 1 else "greedy",
+        }
+    elif form.has_own_width:
+        data |= {"decoder_sparse_step": moe.decoder_sparse_step, "mlp_only_layers": list(moe.mlp_only_layers)}
+    return data
 
 
 def _ids_to_json(ids: tuple[int, ...]) -> int | list[int] | None:

@@ -12,8 +12,8 @@ from ..ops.port import NO_CAPTURE, Capture, Ops
 from .attention import Attention
 from .config import ModelConfig
 from .layer import Layer
+from .mixers import norm_dtype, rotations_of
 from .projection import Projection
-from .rope import cos_sin_table
 from .weights import NamedWeight, empty_weight, weight_bytes
 
 
@@ -37,29 +37,27 @@ class Decoder(nn.Module):
         super().__init__()
         self.config, self.ops = config, ops
         self.device, self.dtype = torch.device(device), dtype
-        self.num_layers, self.num_kv_heads, self.head_dim = config.num_layers, config.num_kv_heads, config.head_dim
+        self.num_layers, self.kv_shapes = config.num_layers, config.kv_shapes
         self.vocab_size, self.hidden_size = vocab, hidden = config.vocab_size, config.hidden_size
         self.embed_weight = empty_weight(vocab, hidden, device=device, dtype=dtype)
         sparse = config.moe_layers
-        local_table = None
-        if config.local_rope is not None:
-            local_table = cos_sin_table(config.local_rope, config.head_dim, config.max_position_embeddings, device)
+        self.cos_sin, rotations = rotations_of(config, device)
         self.layers = nn.ModuleList(
-            Layer(config, i, ops, device, dtype, sparse=i in sparse, local_table=local_table)
-            for i in range(config.num_layers)
+            Layer(config, i, ops, device, dtype, sparse=i in sparse, rotation=rotation)
+            for i, rotation in enumerate(rotations)
         )
-        wide_dtype = torch.promote_types(dtype, torch.float32) if config.is_gemma else dtype
+        wide_dtype = norm_dtype(config, dtype)
         self.norm_weight = empty_weight(hidden, device=device, dtype=wide_dtype)
         self.lm_head_weight = (
             None if config.tied_embeddings else empty_weight(vocab, hidden, device=device, dtype=dtype)
         )
-        self.cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_position_embeddings, device)
         # Plain attributes: see `layer`.
         self._tables = (self.embed_weight, self.norm_weight)
         self.projections = (Projection(self.output_embedding),)
         self._layers = tuple(self.layers)
-        # In the weights' dtype, in which Gemma was trained with it.
-        self._embedding_scale = float(torch.tensor(hidden**0.5, dtype=dtype)) if config.is_gemma else None
+        self._embedding_scale = config.embedding_multiplier if config.embedding_multiplier != 1.0 else None
+        if config.family.scaled_embeddings:  # in the weights' dtype, in which Gemma was trained with it
+            self._embedding_scale = float(torch.tensor(hidden**0.5, dtype=dtype))
 
     def forward(self, tokens: Tensor, attention: Attention, capture: Capture = NO_CAPTURE) -> DecoderOutput:
         """Run the layers over tokens int64 [n]; `attention` knows which sequences they belong to, and where."""
@@ -75,7 +73,10 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits: [m, H] → [m, V], in float32 at least."""
-        logits, cap = wide(self.projections[0](hidden)), self.config.logit_softcap
+        logits, config = wide(self.projections[0](hidden)), self.config
+        if config.logit_divisor != 1.0:
+            logits = logits / config.logit_divisor
+        cap = config.logit_softcap
         return (logits / cap).tanh_().mul_(cap) if cap else logits
 
     @property
@@ -93,7 +94,7 @@ class Decoder(nn.Module):
         for layer in self._layers:
             for weight in layer.checkpoint_weights():
                 yield replace(weight, name=f"model.layers.{layer.index}.{weight.name}")
-        yield NamedWeight("model.norm.weight", self.norm_weight.detach(), self.config.norm_offset)
+        yield NamedWeight("model.norm.weight", self.norm_weight.detach(), self.config.family.norm_offset)
         if self.lm_head_weight is not None:
             yield NamedWeight("lm_head.weight", self.lm_head_weight.detach())
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,8 @@ class DraftHead(nn.Module, ABC):
         self.device, self.dtype = target.device, target.dtype
         model = config.model
         # The layers of the draft KV pool, and the vocabulary of the draft.
-        self.num_layers, self.num_kv_heads, self.head_dim = model.num_layers, model.num_kv_heads, model.head_dim
+        self.num_layers = model.num_layers
+        self.kv_shapes = model.kv_shapes
         self.hidden_size, self.vocab_size = model.hidden_size, config.draft_vocab_size
         if not own_embeddings:
             assert model.hidden_size == target.hidden_size, "the target's embeddings have another width"
@@ -149,7 +150,7 @@ class EagleLayers(nn.Module):
         if self.fc_bias is not None:
             yield NamedWeight("fc.bias", self.fc_bias.detach())
         for i, layer in enumerate(self._layers):
-            yield from (NamedWeight(f"layers.{i}.{weight.name}", weight.view) for weight in layer.checkpoint_weights())
+            yield from (replace(weight, name=f"layers.{i}.{weight.name}") for weight in layer.checkpoint_weights())
 
 
 class BodiedHead(DraftHead):
@@ -191,19 +192,22 @@ class EagleHead(BodiedHead):
 
 
 class PredictionLayer(DraftHead):
-    """The layer inside a model's own checkpoint that predicts the token after next (MiMo, arXiv 2505.07608), one for
-    all steps.
+    """The layer inside a model's own checkpoint that predicts the token after next, one for all steps (MiMo, arXiv
+    2505.07608; DeepSeek-V3, arXiv 2412.19437, section 2.2).
 
-    input_proj([norm(hidden state j); norm(embedding of token j + 1)]) → decoder layer → norm, which gives both what the
-    next step takes and what the target's LM head takes.
+    input([norm(hidden state j); norm(embedding of token j + 1)]) → decoder layer → norm, which gives both what the next
+    step takes and what the target's LM head takes. Some families have the embedding first.
     """
 
     def __init__(self, config: HeadConfig, target: Decoder) -> None:
         super().__init__(config, target, False, False)
+        form = config.model.family.prediction
+        assert form is not None, f"{config.model.architecture} has no prediction layer"
         hidden = config.model.hidden_size
+        self._form, self._behind = form, target.num_layers
         self.input_weight = self._empty(hidden, 2 * hidden)
         self.token_norm, self.hidden_norm, self.final_norm = (self._empty(hidden) for _ in range(3))
-        self.layer = Layer(config.model, 0, self.ops, self.device, self.dtype)
+        self.layer = Layer(config.model, 0, self.ops, self.device, self.dtype, sparse=bool(config.model.moe_layers))
         self.projections = (*self.projections, Projection(self.input_weight))
         self._layers = (self.layer,)
         self._norms = (self.token_norm, self.hidden_norm, self.final_norm)
@@ -213,15 +217,18 @@ class PredictionLayer(DraftHead):
         eps = self._layers[0].eps
         embedded = self.ops.rms_norm(torch.embedding(self._tables[0], tokens), token_norm, eps)
         normed = self.ops.rms_norm(hidden, hidden_norm, eps)
-        residual = self.projections[-1](torch.cat((normed, embedded), -1))
+        inputs = (embedded, normed) if self._form.token_first else (normed, embedded)
+        residual = self.projections[-1](torch.cat(inputs, -1))
         out = self.ops.run_layers(self._layers, residual, attention, self.cos_sin, final_norm=final_norm)
         return HeadOutput(out.hidden, out.hidden)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
-        named = {"input_proj": self.input_weight, "token_layernorm": self.token_norm}
-        named |= {"hidden_layernorm": self.hidden_norm, "final_layernorm": self.final_norm}
-        yield from (NamedWeight(f"mtp_layers.0.{name}.weight", weight.detach()) for name, weight in named.items())
-        yield from (NamedWeight(f"mtp_layers.0.{w.name}", w.view) for w in self.layer.checkpoint_weights())
+        form = self._form
+        named = {form.input: self.input_weight, form.token_norm: self.token_norm}
+        named |= {form.hidden_norm: self.hidden_norm, form.final_norm: self.final_norm}
+        prefix = form.prefix.format(layers=self._behind)
+        yield from (NamedWeight(f"{prefix}{name}.weight", weight.detach()) for name, weight in named.items())
+        yield from (replace(w, name=f"{prefix}{w.name}") for w in self.layer.checkpoint_weights())
 
 
 class MultiLayerEagle(BodiedHead):
@@ -233,13 +240,14 @@ class MultiLayerEagle(BodiedHead):
 
     def _add_bodies(self, fc_bias: bool) -> None:
         self.num_heads = self.num_layers = self.config.num_heads  # as many steps it can draft
+        self.kv_shapes = self.kv_shapes[:1] * self.num_layers
         self.heads = nn.ModuleList(EagleLayers(self, s, 1, fc_bias) for s in range(self.num_heads))
         self._bodies = tuple(self.heads)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         yield from super().checkpoint_weights()
         for s, body in enumerate(self.heads):
-            yield from (NamedWeight(f"heads.{s}.{weight.name}", weight.view) for weight in body.checkpoint_weights())
+            yield from (replace(weight, name=f"heads.{s}.{weight.name}") for weight in body.checkpoint_weights())
 
 
 class Eagle3Head(DraftHead):
@@ -286,9 +294,7 @@ class Eagle3Head(DraftHead):
         if self.fc_bias is not None:
             yield NamedWeight("fc.bias", self.fc_bias.detach())
         yield NamedWeight("midlayer.hidden_norm.weight", self.hidden_norm.detach())
-        yield from (
-            NamedWeight(f"midlayer.{weight.name}", weight.view) for weight in self.midlayer.checkpoint_weights()
-        )
+        yield from (replace(weight, name=f"midlayer.{weight.name}") for weight in self.midlayer.checkpoint_weights())
         yield NamedWeight("norm.weight", self.norm_weight.detach())
 
     def canonical_name(self, name: str) -> str:

@@ -11,25 +11,16 @@ from ...core.errors import ConfigError
 from ...core.model_shape import HF_QUANT_CONFIG, modelopt_config
 from ...core.model_shape.quantization import CONFIG_KEYS
 from ...core.parsing import ConfigReader
-from .config import (
-    ARCHITECTURES,
-    LLAMA,
-    MIMO,
-    MODEL_TYPES,
-    QWEN2,
-    QWEN3,
-    ModelConfig,
-    medusa_message,
-    read_json,
-    read_model_config,
-)
+from .config import LLAMA, ModelConfig, read_json, read_model_config
+from .families import ARCHITECTURES, MODEL_TYPES, family_of, medusa_message
 
 EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
 AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 SPECULATORS_KEY = "speculators_model_type"
 _UNQUANTIZED = "quantized weights of a head are not implemented; give the one with 16- or 32-bit weights"
-PREDICTION_LAYERS = (MIMO,)  # architectures whose checkpoints have a prediction layer that drafts for them
-HEAD_LAYERS = (LLAMA, QWEN2, QWEN3)  # whose layers heads are made of
+# Architectures whose checkpoints have a prediction layer that drafts for them.
+PREDICTION_LAYERS = tuple(name for name in ARCHITECTURES if family_of(name).prediction is not None)
+HEAD_LAYERS = tuple(name for name in ARCHITECTURES if family_of(name).is_for_heads)  # whose layers heads are made of
 SPECULATORS = {"eagle": EAGLE, "eagle3": EAGLE3}  # `speculators_model_type` of the format of vLLM's speculators
 
 
@@ -198,7 +189,8 @@ def _prediction_layer(reader: ConfigReader, target: ModelConfig) -> HeadConfig:
             "num_nextn_predict_layers", f"expected 1: a single layer, which drafts every step; got {found!r}"
         )
     reader.raise_problems()
-    layer = replace(target, architecture=QWEN2, num_layers=1, windowed_layers=(), window=0, quantization=None)
+    moe = None if target.moe is None else replace(target.moe, mlp_only_layers=())
+    layer = replace(target, num_layers=1, windowed_layers=(), window=0, moe=moe, quantization=None)
     return HeadConfig(EAGLE, layer, target.hidden_size, target.vocab_size, inside_target=True)
 
 

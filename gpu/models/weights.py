@@ -14,21 +14,24 @@ class NamedWeight:
     """One tensor of a checkpoint: its published name, and the part of a parameter that holds it (a view, to copy into
     or from).
 
-    The part holds what is published plus `offset`: Gemma publishes norms less 1, which 16 bits would round.
+    The part holds what is published plus `offset`: Gemma publishes norms less 1, which 16 bits would round. `order`
+    int64 [rows]: the published row at each of the part's rows, if they are others.
     """
 
     name: str
     view: Tensor
     offset: float = 0.0
+    order: Tensor | None = None
 
     def fill(self, published: Tensor) -> None:
-        self.view.copy_(published)
+        self.view.copy_(published if self.order is None else published[self.order])
         if self.offset:
             self.view.add_(self.offset)
 
     def published(self) -> Tensor:
         """Return a copy on the CPU, as a checkpoint has it."""
-        return (self.view.detach() - self.offset).cpu() if self.offset else self.view.detach().cpu().clone()
+        ours = (self.view.detach() - self.offset).cpu() if self.offset else self.view.detach().cpu().clone()
+        return ours if self.order is None else torch.empty_like(ours).index_copy_(0, self.order, ours)
 
 
 def empty_weight(*shape: int, device: torch.device | str, dtype: torch.dtype) -> nn.Parameter:
@@ -36,23 +39,29 @@ def empty_weight(*shape: int, device: torch.device | str, dtype: torch.dtype) ->
     return nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
 
 
-def rows_of(parameter: Tensor, sizes: dict[str, int], suffix: str) -> Iterator[NamedWeight]:
-    """Yield the tensors that a parameter stacks along its first axis: `sizes` names them, with their rows, in order."""
+def rows_of(
+    parameter: Tensor, sizes: dict[str, int], suffix: str, order: Tensor | None = None
+) -> Iterator[NamedWeight]:
+    """Yield the tensors that a parameter stacks along its first axis: `sizes` names them, with their rows, in order.
+
+    `order` int64 [rows of the parameter]: see `NamedWeight`; no row stands in another tensor than its published one.
+    """
     first = 0
     for name, size in sizes.items():
-        yield NamedWeight(f"{name}.{suffix}", parameter.detach()[first : first + size])
+        part = None if order is None else order[first : first + size] - first
+        yield NamedWeight(f"{name}.{suffix}", parameter.detach()[first : first + size], order=part)
         first += size
     assert first == parameter.shape[0], f"{first} rows named of {parameter.shape[0]}"
 
 
 def initialize(model: nn.Module, seed: int, std: float = 0.02) -> None:
-    """Draw random weights: matrices and biases normal with deviation `std`, norms 1, without touching
-    torch's own generators."""
+    """Draw random weights: matrices and biases normal with deviation `std`, norms and scalars of layers 1, without
+    touching torch's own generators."""
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or name.endswith("layer_scalar"):
                 parameter.fill_(1.0)
             else:
                 parameter.normal_(0.0, std, generator=generator)

@@ -127,7 +127,7 @@ class CheckedOps:
 
     def _pools(self, kv: KVTensors, slot_axis: int) -> None:
         k, v = kv
-        if k.shape[slot_axis] != self._num_slots or v.shape != k.shape:
+        if k.shape[slot_axis] != self._num_slots or v.shape[:-1] != k.shape[:-1]:
             message = f"pools {list(k.shape)} and {list(v.shape)}, expected {self._num_slots} slots in both"
             raise InvariantViolation("ALLOC-11", message)
 

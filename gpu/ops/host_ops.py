@@ -20,7 +20,9 @@ from torch import Tensor
 
 from ..batch.pools import PagedAttention
 from ..models.attention import Attention
-from ..models.layer import Layer, Mlp, run_layers
+from ..models.layer import Layer, run_layers
+from ..models.mixers import GroupedAttention
+from ..models.mlps import Mlp
 from .port import NO_CAPTURE, Capture, DecodeBatch, ExtendBatch, LayersOutput, VerifyBatch
 from .torch_ops import TorchOps
 
@@ -162,19 +164,24 @@ class HostLayer:
 
     def __init__(self, layer: Layer) -> None:
         assert isinstance(layer.mlp, Mlp), "experts are not done on the host"
-        self._qkv, self._output = layer.projections
+        mixer = layer.mixer
+        assert isinstance(mixer, GroupedAttention), "other mixers are not done on the host"
+        self._qkv, self._output = mixer.projections
         self._gate_up, self._down = layer.mlp.projections
-        self._hq, self._hk = layer.heads[0], layer.heads[1]
-        self._d = layer.head_dim
-        self._scale = layer.head_dim**-0.5
-        self._window = layer.softmax.window
+        self._hq, self._hk = mixer.heads[0], mixer.heads[1]
+        self._d = mixer.head_dim
+        self._scale = mixer.softmax.scale or mixer.head_dim**-0.5
+        self._window = mixer.softmax.window
+        self._is_rotated = mixer.rope is not None
         self._index = layer.index
         self._eps = layer.eps
-        self._input_norm = None if layer.norms[0] is None else array(layer.norms[0])
-        self._post_norm = array(layer.norms[1])
+        input_norm, mlp_norm = layer.norms
+        assert mlp_norm is not None, "a layer without it is not plain"
+        self._input_norm = None if input_norm is None else array(input_norm)
+        self._post_norm = array(mlp_norm)
         self._head_norms = None
-        if layer.q_norm is not None:
-            q_norm, k_norm = array(layer.q_norm), array(layer.k_norm)
+        if mixer.q_norm is not None:
+            q_norm, k_norm = array(mixer.q_norm), array(mixer.k_norm)
             self._head_norms = np.concatenate([np.tile(q_norm, (self._hq, 1)), np.tile(k_norm, (self._hk, 1))])
 
     def run(self, residual: np.ndarray, host_pass: HostPass, rotation: Rotation) -> np.ndarray:
@@ -191,7 +198,8 @@ class HostLayer:
         qk, v = qkv[:, : hq + hk], qkv[:, hq + hk :]
         if self._head_norms is not None:
             qk = rms_norm(qk, self._head_norms, self._eps)
-        qk = rotate(qk, rotation)
+        if self._is_rotated:
+            qk = rotate(qk, rotation)
         k_pool, v_pool = host_pass.pools[self._index]
         new_k = qk[:, hq:]
         k_pool[keys.write], v_pool[keys.write] = new_k, v
@@ -297,10 +305,10 @@ def _run_on_host(
 
 
 def can_run_on_host(layer: Layer) -> bool:
-    """Return whether a layer is a dense Llama's but for a window, of a dtype that NumPy has, and laid
-    out for inference."""
-    dense = isinstance(layer.mlp, Mlp) and layer.output_weight.dtype in HOST_DTYPES
-    return dense and layer.is_plain and layer.projections[0].is_packed
+    """Return whether a layer is dense and plain, of a dtype that NumPy has, and laid out for inference."""
+    if not (isinstance(layer.mlp, Mlp) and isinstance(layer.mixer, GroupedAttention) and layer.is_plain):
+        return False
+    return layer.mixer.output_weight.dtype in HOST_DTYPES and layer.mixer.projections[0].is_packed
 
 
 def array(tensor: Tensor) -> np.ndarray:

@@ -33,19 +33,21 @@ class NotEnoughMemory(ForedraftError):
     """The device cannot hold the weights and the KV of one request. The message says how much each of them needs."""
 
 
-def checkpoint_bytes(draft_directory: Path | None, target: ModelConfig, dtype: torch.dtype) -> int:
+def checkpoint_bytes(
+    draft_directory: Path | None, draft: ModelConfig | HeadConfig | None, target: ModelConfig, dtype: torch.dtype
+) -> int:
     """Return the bytes of the target's and the draft's weights as they are loaded."""
-    from ..models.checkpoint import PREDICTION, required_bytes
-    from ..models.eagle import unprefixed
-    from ..models.tensor_files import list_tensors
+    from ..models.checkpoint import required_bytes
+    from ..models.stored.tensor_files import list_tensors
 
-    draft = 0
+    num_bytes, form = 0, target.family.prediction
     if draft_directory is not None:
         tensors = list_tensors(draft_directory)
         # Of a model that drafts for itself the prediction layer is all that is loaded again.
-        own = {name: tensor for name, tensor in tensors.items() if unprefixed(name).startswith(PREDICTION)}
-        draft = sum(math.prod(tensor.shape) * dtype.itemsize for tensor in (own or tensors).values())
-    return sum(required_bytes(target, dtype).values()) + draft
+        if form is not None and getattr(draft, "inside_target", False):
+            tensors = {name: t for name, t in tensors.items() if form.name_within(name, target.num_layers) is not None}
+        num_bytes = sum(math.prod(tensor.shape) * dtype.itemsize for tensor in tensors.values())
+    return sum(required_bytes(target, dtype).values()) + num_bytes
 
 
 def bytes_per_token(
@@ -53,12 +55,11 @@ def bytes_per_token(
 ) -> int:
     from ..batch.pools import bytes_per_slot
 
-    total = bytes_per_slot(target.num_layers, target.num_kv_heads, target.head_dim, dtype)
+    total = bytes_per_slot(target.kv_shapes, dtype)
     if algorithm.draft_kv is DraftKV.NONE:
         return total
     shape = draft if algorithm.drafter is Drafter.MODEL else draft.model
-    layers = shape.num_layers * (heads_of(draft, algorithm) or 1)
-    return total + bytes_per_slot(layers, shape.num_kv_heads, shape.head_dim, dtype)
+    return total + bytes_per_slot(shape.kv_shapes * (heads_of(draft, algorithm) or 1), dtype)
 
 
 def heads_of(draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm) -> int | None:
@@ -90,7 +91,8 @@ def working_bytes(
 def _activations(model: ModelConfig) -> int:
     """Return the values per token that a layer makes: residual and norms, projections, rotated heads, the MLP's two
     halves and their product."""
-    heads = (2 * model.num_heads + 3 * model.num_kv_heads) * model.head_dim
+    kinds = {model.heads_of(layer) for layer in range(model.num_layers)}
+    heads = max((2 * kind.query + 3 * kind.kv) * kind.dim for kind in kinds)
     mlp = 3 * model.intermediate_size
     if model.moe is not None:
         mlp = max(mlp, 3 * model.moe.intermediate_size * model.moe.top_k)

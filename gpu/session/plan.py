@@ -26,6 +26,8 @@ ARGUMENTS = "<arguments>"
 AUTO = "auto"
 POLICIES = ("ema", "goodput")
 
+MAX_HEAD_DIM = 256  # with which the kernels of a GPU are compiled and compared
+
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
@@ -110,6 +112,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     if options.steps and not algorithm.is_speculative:
         refuse_without_effect(options, algorithm, device)
     draft = draft_config(options, algorithm, target)
+    check_kernels(target, device, str(options.model))
     dtype = resolve_dtype(options.dtype, target, device)
     spec = resolve_spec(
         EngineConfig(
@@ -133,7 +136,8 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     check_steps(spec)
     check_algorithm(options, algorithm, spec.max_steps, target, draft)
     spec = replace(spec.with_config(context_len=_context_len(options, target, longest_request)), decodes_text=True)
-    weight_bytes = checkpoint_bytes(options.draft, target, dtype)
+    target = target.within(spec.config.context_len)
+    weight_bytes = checkpoint_bytes(options.draft, draft, target, dtype)
     working = working_bytes(target, draft, spec, dtype) if device != "cpu" else 0
     slot_bytes = bytes_per_token(target, draft, algorithm, dtype)
     num_pages, kv_bytes = size_pool(
@@ -240,7 +244,7 @@ def recognise_draft(directory: Path) -> str:
     only a head has."""
     from ..models.config import read_json
     from ..models.head_config import head_form
-    from ..models.tensor_files import list_tensors
+    from ..models.stored.tensor_files import list_tensors
 
     path = Path(directory) / "config.json"
     return head_form(read_json(path), list_tensors(directory), str(path)) or "STANDALONE"
@@ -319,10 +323,18 @@ def resolve_device(name: str) -> str:
     return name
 
 
+def check_kernels(target: ModelConfig, device: str, source: str) -> None:
+    """Raise ConfigError for a model whose heads are wider than those of a GPU's kernels."""
+    widest = max(target.heads_of(layer).dim for layer in range(target.num_layers))
+    if device != "cpu" and widest > MAX_HEAD_DIM:
+        message = f"{widest} channels: a GPU's kernels have at most {MAX_HEAD_DIM}, so this model runs on a CPU only"
+        raise ConfigError.of(source, "kv_lora_rank" if target.latent is not None else "head_dim", message)
+
+
 def resolve_dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:
     import torch
 
-    from ..models.config import DTYPES
+    from ..models.read_config import DTYPES
 
     if device != "cpu" and (name == "float64" or (name == AUTO and target.dtype is torch.float64)):
         message = "float64 is for a CPU: the GPU's kernels sum in float32; choose float32 or bfloat16"

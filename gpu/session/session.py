@@ -172,13 +172,14 @@ def load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None
     from ..models.decoder import Decoder
 
     options, algorithm = plan.options, plan.algorithm
+    load = partial(load_target, ops=ops, device=plan.device, dtype=plan.dtype, context_len=plan.spec.config.context_len)
     if options.draft is None:
-        return load_target(options.model, ops, plan.device, plan.dtype), None
+        return load(options.model), None
     if algorithm.drafter is Drafter.MODEL:  # it shares nothing with the target
-        draft = load_target(options.draft, ops, plan.device, plan.dtype, plan.target.max_position_embeddings)
-        return load_target(options.model, ops, plan.device, plan.dtype), draft
+        draft = load(options.draft, min_positions=plan.target.max_position_embeddings)
+        return load(options.model), draft
     load_draft(options.draft, algorithm.draft_form, Decoder(plan.target, ops, "meta", plan.dtype))
-    target = load_target(options.model, ops, plan.device, plan.dtype)
+    target = load(options.model)
     return target, load_draft(options.draft, algorithm.draft_form, target)
 
 

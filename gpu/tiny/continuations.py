@@ -19,6 +19,8 @@ ROWS_AT_ONCE = 64  # bounds the keys and values held
 class GrowingAttention:
     """An `Attention` over rows of equal length that remembers what it has seen: [layers, rows, Hk, positions, d]."""
 
+    in_round = False
+
     def __init__(self, decoder: Decoder, num_rows: int, num_positions: int) -> None:
         config = decoder.config
         shape = (config.num_layers, num_rows, config.num_kv_heads, num_positions, config.head_dim)

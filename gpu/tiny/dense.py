@@ -19,6 +19,8 @@ class DenseAttention:
     if None. Sequences of one length share a batched pass; others are kept apart by a mask [n, n].
     """
 
+    in_round = False
+
     def __init__(
         self, lengths: Sequence[int], positions: Tensor | None = None, device: torch.device | str = "cpu"
     ) -> None:
@@ -42,7 +44,9 @@ class DenseAttention:
         if self._table is not cos_sin:
             self._table, self._rows = cos_sin, cos_sin[self._positions].to(q.dtype)
         b, t = self._shape
-        q, k, v = (x.unflatten(0, (b, t)).transpose(1, 2) for x in (rotate(q, self._rows), rotate(k, self._rows), v))
+        q = softmax.scaled(q, self._positions)
+        q, k = rotate(q, self._rows), rotate(k, self._rows)
+        q, k, v = (x.unflatten(0, (b, t)).transpose(1, 2) for x in (q, k, v if v.shape[-1] else k))
         if softmax is not PLAIN:
             return self._written_out(q, k, v, softmax)
         out = F.scaled_dot_product_attention(
@@ -77,6 +81,8 @@ class UnrolledAttention:
 
     which is one triangle and one diagonal per step (Li et al., arXiv 2503.01840, section 3.2 and figure 6).
     """
+
+    in_round = False
 
     def __init__(self, batch_size: int, length: int) -> None:
         self._shape = (batch_size, length)

@@ -382,7 +382,7 @@ def _language_model(size: TinySize, shape: TinyShape, seed: int, device: str) ->
     model = random_weights(_llama(size, shape), TorchOps(), device, torch.float32, seed)
     with torch.no_grad():
         for layer in model.layers:
-            layer.output_weight.zero_()
+            layer.mixer.output_weight.zero_()
             layer.mlp.down_weight.zero_()
     return model
 

@@ -277,7 +277,7 @@ def test_in_layers_with_a_window_the_tokens_inside_it_count(tmp_path):
     path = tmp_path / "moe.json"
     path.write_text(json.dumps(MOE))
     target = random_weights(shape_of(str(path)), ops_for("cpu"), "cpu", torch.float32, 0)
-    layer, lens = 2 * target.num_kv_heads * target.head_dim * 4, np.array([[4, 20], [7, 21]])
+    layer, lens = 2 * target.config.num_kv_heads * target.config.head_dim * 4, np.array([[4, 20], [7, 21]])
     whole = round_bytes(target, None, Drafter.NONE, 0, 2)
     assert whole.total(lens) == 2 * whole.weights + 52 * layer * target.num_layers
     target.config = replace(target.config, window=8, windowed_layers=(0,))

@@ -20,6 +20,7 @@ from foredraft.core.handoff import TransferKey
 from foredraft.core.handoff.messages import Ack, Renew
 from foredraft.core.scheduler.config import EngineConfig, EngineRole
 from foredraft.core.scheduler.engine import Engine
+from foredraft.gpu.batch.pools import KVPool
 from foredraft.gpu.disaggregation.control import MAX_FRAME_BYTES, ControlError, ControlSocket
 from foredraft.gpu.disaggregation.link import (
     FAULTS_VARIABLE,
@@ -34,6 +35,7 @@ from foredraft.gpu.disaggregation.page_tensors import PageTensors
 from foredraft.gpu.disaggregation.processes import Disaggregation, WorkerPlace, Workers, backend_for
 from foredraft.gpu.disaggregation.session import plan_disaggregated
 from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.models.attention import KVShape
 from foredraft.gpu.session.plan import SessionOptions
 from matrix_cells import OPS, small_head, small_model
 from serving import CONFIG, Way
@@ -114,13 +116,19 @@ def test_an_algorithm_that_other_processes_do_not_know_is_refused(models, forget
 # -- pages as bytes ----------------------------------------------------------------------------------------------------
 
 
-def pools_of(algorithm="EAGLE3", page_size=4, filled=True):
+LATENTS = (KVShape(1, 20, 0),) * 3
+MIXED = (KVShape(2, 8, 8), KVShape(1, 16, 24))
+
+
+def pools_of(algorithm="EAGLE3", page_size=4, filled=True, shapes=None):
     way = Way(
         algorithm, None if algorithm == "NONE" else small_head(0, algorithm), {"steps": 0 if algorithm == "NONE" else 2}
     )
     config = EngineConfig(**{**CONFIG, "page_size": page_size, "num_pages": 12})
     engine = Engine(config, get_algorithm(way.algorithm), way.controller())
     executor = build_executor(engine, small_model(0), way.draft, OPS)
+    if shapes is not None:
+        executor.pool = KVPool(shapes, executor.pool.num_slots, executor.pool.keys.dtype, executor.pool.keys.device)
     pools = [pool for pool in (executor.pool, executor.draft_pool) if pool is not None]
     for number, pool in enumerate(pools if filled else ()):
         generator = torch.Generator().manual_seed(number)
@@ -130,10 +138,10 @@ def pools_of(algorithm="EAGLE3", page_size=4, filled=True):
 
 
 @pytest.mark.parametrize("algorithm", ["NONE", "EAGLE3"])
-@pytest.mark.parametrize("page_size", [1, 4])
-def test_pages_arrive_at_other_slots_as_they_were(algorithm, page_size):
-    source, source_pools = pools_of(algorithm, page_size)
-    target, target_pools = pools_of(algorithm, page_size, filled=False)
+@pytest.mark.parametrize(("page_size", "shapes"), [(1, None), (4, None), (4, LATENTS), (4, MIXED)])
+def test_pages_arrive_at_other_slots_as_they_were(algorithm, page_size, shapes):
+    source, source_pools = pools_of(algorithm, page_size, shapes=shapes)
+    target, target_pools = pools_of(algorithm, page_size, filled=False, shapes=shapes)
     here = np.array([3, 7, 1], np.int32)[:, None] * page_size + np.arange(page_size, dtype=np.int32)
     there = np.array([2, 1, 9], np.int32)[:, None] * page_size + np.arange(page_size, dtype=np.int32)
     rows = source.read(here)

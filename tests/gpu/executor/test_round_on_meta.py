@@ -58,7 +58,7 @@ def draft_on_meta(algorithm: str, target: Decoder, topk: int):
 
 
 def pool_of(model) -> KVPool:
-    return KVPool(model.num_layers, SLOTS, model.num_kv_heads, model.head_dim, torch.float32, META)
+    return KVPool(model.kv_shapes, SLOTS, torch.float32, META)
 
 
 @pytest.mark.fast("*-True", "NONE-*", "STANDALONE-3-4-9-False")

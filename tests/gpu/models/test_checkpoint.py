@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from family_shapes import SHAPES
 from foredraft.core.errors import ConfigError
-from foredraft.gpu.models import tensor_files
 from foredraft.gpu.models.checkpoint import (
     HEADS,
     load_draft,
@@ -23,7 +23,8 @@ from foredraft.gpu.models.checkpoint import (
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Decoder
 from foredraft.gpu.models.head_config import EAGLE, EAGLE3, HeadConfig, default_aux_layers
-from foredraft.gpu.models.tensor_files import INDEX, SINGLE, CheckpointError
+from foredraft.gpu.models.stored import tensor_files
+from foredraft.gpu.models.stored.tensor_files import INDEX, SINGLE, CheckpointError
 from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.session.plan import recognise_draft
@@ -99,7 +100,7 @@ def test_dtypes_are_converted(target: Decoder, tmp_path: Path, stored: torch.dty
     assert load_target(tmp_path, OPS).dtype is stored
     loaded = load_target(tmp_path, OPS, dtype=torch.float32)
     assert loaded.dtype is torch.float32
-    assert torch.equal(loaded.layers[1].qkv_weight, other.layers[1].qkv_weight.float())
+    assert torch.equal(loaded.layers[1].mixer.qkv_weight, other.layers[1].mixer.qkv_weight.float())
 
 
 def test_tensors_that_a_model_does_not_need(target: Decoder, directory: Path):
@@ -247,6 +248,20 @@ def test_a_head_with_the_targets_own_vocabulary_needs_no_map(target: Decoder, tm
     head = load_draft(tmp_path, EAGLE3, target)
     x = torch.randn(2, 32)
     torch.testing.assert_close(head.logits(x), target.logits(x))
+
+
+@pytest.mark.parametrize("label", ["deepseek_v3", "llama"])
+def test_layers_behind_the_models_own_are_left_out_where_a_family_has_them(tmp_path: Path, label: str):
+    """DeepSeek-V3's files have one more, which predicts the token after next."""
+    model = random_weights(SHAPES[label], OPS, "cpu", torch.float32)
+    save_target(model, tmp_path)
+    behind = {f"model.layers.{model.num_layers}.eh_proj.weight": torch.ones(2, 2)}
+    save_file({**load_file(tmp_path / SINGLE), **behind}, tmp_path / SINGLE)
+    if label == "llama":
+        with pytest.raises(CheckpointError, match=r"layers\.4\.eh_proj\.weight: belongs to nothing"):
+            load_target(tmp_path, OPS)
+    else:
+        same(load_target(tmp_path, OPS), model)
 
 
 @pytest.mark.parametrize("moe", [None, MoeConfig(4, 2, 16, mlp_only_layers=(0,))])

@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 from foredraft.gpu.batch.pools import KVPool, PagedAttention
+from foredraft.gpu.models.attention import KVShape
 from foredraft.gpu.models.checkpoint import random_weights
-from foredraft.gpu.models.config import LLAMA, QWEN2, QWEN3, QWEN3_MOE, ModelConfig, MoeConfig
+from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Capture
 from foredraft.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
 from foredraft.gpu.models.head_config import HeadConfig
@@ -21,8 +22,10 @@ SLOTS = 40
 OPS = HostOps()
 MODELS = {
     "llama": ModelConfig(LLAMA, 70, 48, 80, 3, 4, 2, 16),
-    "qwen2, biases": ModelConfig(QWEN2, 70, 48, 80, 2, 4, 1, 16, qkv_bias=True, output_bias=True, mlp_bias=True),
-    "qwen3, head norms": ModelConfig(QWEN3, 70, 48, 80, 2, 6, 6, 8, qk_norm=True),
+    "qwen2, biases": ModelConfig(
+        "Qwen2ForCausalLM", 70, 48, 80, 2, 4, 1, 16, qkv_bias=True, output_bias=True, mlp_bias=True
+    ),
+    "qwen3, head norms": ModelConfig("Qwen3ForCausalLM", 70, 48, 80, 2, 6, 6, 8, qk_norm=True),
 }
 
 
@@ -39,7 +42,7 @@ SCATTERED = [9, 4, 30, 31, 32, 33, 8, 7, 6, 5, 20, 21, 22, 23, 24, 25]
 
 def pool_of(model, dtype: torch.dtype) -> KVPool:
     torch.manual_seed(3)
-    pool = KVPool(model.num_layers, SLOTS, model.num_kv_heads, model.head_dim, dtype, torch.device("cpu"))
+    pool = KVPool(model.kv_shapes, SLOTS, dtype, torch.device("cpu"))
     pool.keys.normal_()
     pool.values.normal_()
     return pool
@@ -179,12 +182,12 @@ def test_what_is_no_pass_of_one_row():
     for lens in ([6, 6], [7, 6], [6, 8], [0, 1]):
         ends = torch.tensor(lens)
         assert view_of(one.expand(2), ends, ends) is None
-    pool = KVPool(1, SLOTS, 2, 8, torch.bfloat16, torch.device("cpu"))
+    pool = KVPool([KVShape(2, 8, 8)], SLOTS, torch.bfloat16, torch.device("cpu"))
     assert host_pass_of(window(pool, NEIGHBOURS, 5, [1, 3])) is None
 
 
 def test_neighbours_are_read_where_they_are():
-    pool = KVPool(1, SLOTS, 2, 8, torch.float32, torch.device("cpu"))
+    pool = KVPool([KVShape(2, 8, 8)], SLOTS, torch.float32, torch.device("cpu"))
     keys = host_pass_of(window(pool, NEIGHBOURS, 5, [1, 3])).keys
     assert (keys.read, keys.write, keys.own) == (slice(5, 12), slice(10, 12), False)
     keys = host_pass_of(window(pool, SCATTERED, 5, [1, 3])).keys

@@ -7,17 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from family_shapes import SHAPES
 from foredraft.core.errors import ConfigError
 from foredraft.gpu.models import projection
 from foredraft.gpu.models.checkpoint import load_target, random_weights, save_target
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Capture, Decoder
-from foredraft.gpu.models.moe import ExpertMlp, as_captured
+from foredraft.gpu.models.mlps import ExpertMlp
 from foredraft.gpu.models.projection import BLOCKS, COLUMNS, ROWS, has_blocks, layout_for, pack_projections
 from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.ops.host_ops import HOST_DTYPES
 from foredraft.gpu.ops.torch_ops import TorchOps
-from foredraft.gpu.session.plan import resolve_dtype
+from foredraft.gpu.session.plan import check_kernels, resolve_dtype
 from foredraft.gpu.tiny.dense import DenseAttention
 
 SMALL = dict(  # noqa: C408
@@ -38,7 +39,35 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.2, 1.5],
+    "long_factor": [1.5, 3.0, 7.0],
+}
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+
+LATENT = {
+    "kv_lora_rank": 12,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
+GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 24,
+    "sliding_window": 8,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
 
 FAMILIES = {
     "llama": ("LlamaForCausalLM", {}),
@@ -93,6 +122,11 @@ FAMILIES = {
             },
         },
     ),
+    "gemma4, two kinds of heads": (
+        "Gemma4ForCausalLM",
+        GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 5.0},
+    ),
+    "gemma4, projected values": ("Gemma4ForCausalLM", GEMMA4 | {"tie_word_embeddings": False}),
     "gpt-oss": (
         "GptOssForCausalLM",
         {
@@ -103,6 +137,99 @@ FAMILIES = {
             "rope_parameters": YARN | {"truncate": False},
         },
     ),
+    "llama, dynamic rope": (
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}},
+    ),
+    "phi3, longrope beyond the original context": (
+        "Phi3ForCausalLM",
+        {"pad_token_id": 0, "original_max_position_embeddings": 32, "rope_parameters": LONGROPE},
+    ),
+    "phi3, longrope within the original context": (
+        "Phi3ForCausalLM",
+        {"pad_token_id": 0, "original_max_position_embeddings": 128, "rope_parameters": LONGROPE},
+    ),
+    "smollm3": ("SmolLM3ForCausalLM", {"pad_token_id": 0, "no_rope_layer_interval": 2}),
+    "smollm3, windows, biases": (
+        "SmolLM3ForCausalLM",
+        {
+            "pad_token_id": 0,
+            "no_rope_layers": [1, 0, 0],
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "olmo2": ("Olmo2ForCausalLM", {}),
+    "olmo2, biases, no grouping": ("Olmo2ForCausalLM", {"attention_bias": True, "num_key_value_heads": 4}),
+    "olmo3, two rotations": (
+        "Olmo3ForCausalLM",
+        {
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+    ),
+    "olmo3, one rotation": (
+        "Olmo3ForCausalLM",
+        {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "granite": (
+        "GraniteForCausalLM",
+        {
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite, biases": ("GraniteForCausalLM", {"attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.3}),
+    "glm4": ("Glm4ForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
+    "glm4, a quarter rotated, no biases": (
+        "Glm4ForCausalLM",
+        {
+            "head_dim": 16,
+            "pad_token_id": 0,
+            "attention_bias": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.25},
+        },
+    ),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        {
+            "head_dim": 16,
+            "rope_parameters": YARN
+            | {
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.3,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        },
+    ),
+    "deepseek v2, two of four groups": (
+        "DeepseekV2ForCausalLM",
+        LATENT | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.3},
+    ),
+    "deepseek v2, no groups, queries at once, biases": (
+        "DeepseekV2ForCausalLM",
+        LATENT | {"q_lora_rank": None, "attention_bias": True, "mlp_bias": True, "first_k_dense_replace": 0},
+    ),
+    "deepseek v3": ("DeepseekV3ForCausalLM", LATENT | {"n_group": 4, "topk_group": 2, "rope_parameters": YARN}),
+    "deepseek v3, mscale, halves": (
+        "DeepseekV3ForCausalLM",
+        LATENT
+        | {"n_group": 1, "topk_group": 1, "rope_interleave": False, "norm_topk_prob": False, "n_shared_experts": 2}
+        | {"rope_parameters": YARN | {"mscale": 0.8, "mscale_all_dim": 1.2}},
+    ),
+    "seed-oss": ("SeedOssForCausalLM", {"head_dim": 16, "attention_out_bias": True, "mlp_bias": True}),
+    "seed-oss, biases of q, k and v": ("SeedOssForCausalLM", {"head_dim": 16}),
 }
 
 pytestmark = pytest.mark.xdist_group("transformers")
@@ -115,6 +242,11 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.15, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.fill_(0.7)
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.15, generator=generator)
 
 
 def model_of_transformers(name: str, **fields) -> torch.nn.Module:
@@ -171,6 +303,22 @@ def test_what_is_saved_loads_in_transformers(pair, tmp_path):
 
 
 @torch.no_grad()
+def test_a_context_within_the_original_one_takes_the_short_factors_of_longrope(tmp_path):
+    """As `transformers` does for each text; a longer context takes the long ones for all its texts."""
+    fields = {"pad_token_id": 0, "original_max_position_embeddings": 32, "rope_parameters": LONGROPE}
+    theirs = model_of_transformers("Phi3ForCausalLM", **fields)
+    randomize(theirs, seed=8)
+    theirs.save_pretrained(tmp_path)
+    short, long = tokens_of(32), tokens_of(33)
+    for context_len, tokens in ((32, short), (33, long), (None, long)):
+        ours = load_target(tmp_path, TorchOps(), context_len=context_len)
+        found = ours.logits(ours(tokens, DenseAttention([len(tokens)])).hidden)
+        assert (found - theirs(tokens[None]).logits[0]).abs().max() <= 1e-4
+    apart = ours.logits(ours(short, DenseAttention([32])).hidden) - theirs(short[None]).logits[0]
+    assert apart.abs().max() > 1e-2, "the factors matter"
+
+
+@torch.no_grad()
 def test_routed_experts_are_those_that_transformers_chooses():
     theirs = model_of_transformers("Qwen3MoeForCausalLM", **MOE, mlp_only_layers=[1], output_router_logits=True)
     randomize(theirs, seed=5)
@@ -204,8 +352,8 @@ def test_a_round_of_many_tokens_takes_the_experts_way_that_a_graph_can_hold_befo
     ways = {(on_gpu, n): mlp.way_for(n, on_gpu) for on_gpu in (True, False) for n in (1, 256, 257)}
     assert ways[True, 1] == ways[False, 1] == mlp._gathered
     assert ways[True, 256] == mlp._all_experts and ways[True, 257] == ways[False, 257] == mlp._sorted
-    with as_captured():
-        assert mlp.way_for(257, True) == mlp._all_experts and mlp.way_for(257, False) == mlp._sorted
+    assert mlp.way_for(257, True, in_round=True) == mlp._all_experts
+    assert mlp.way_for(257, False, in_round=True) == mlp._sorted
     assert mlp.way_for(257, True) == mlp._sorted
 
 
@@ -276,8 +424,8 @@ def test_random_weights_depend_on_the_seed_and_on_nothing_else():
     torch.manual_seed(2)
     second = random_weights(config, TorchOps(), "cpu", torch.float32, seed=7)
     third = random_weights(config, TorchOps(), "cpu", torch.float32, seed=8)
-    assert torch.equal(first.layers[0].qkv_weight, second.layers[0].qkv_weight)
-    assert not torch.equal(first.layers[0].qkv_weight, third.layers[0].qkv_weight)
+    assert torch.equal(first.layers[0].mixer.qkv_weight, second.layers[0].mixer.qkv_weight)
+    assert not torch.equal(first.layers[0].mixer.qkv_weight, third.layers[0].mixer.qkv_weight)
     torch.manual_seed(1)
     assert torch.equal(state, torch.random.get_rng_state())
 
@@ -374,6 +522,15 @@ def test_large_models_keep_bfloat16_where_the_cpu_has_it(native: bool, monkeypat
     )
     assert resolve_dtype("auto", replace(large, dtype=torch.float16), "cpu") is torch.float32
     assert resolve_dtype("bfloat16", small, "cpu") is torch.bfloat16
+
+
+def test_heads_that_are_wider_than_a_gpus_kernels_are_refused_there():
+    latent = replace(SHAPES["deepseek_v3"], head_dim=576)
+    for shape, key in ((latent, "kv_lora_rank"), (replace(SHAPES["gemma4"], full_head_dim=512), "head_dim")):
+        with pytest.raises(ConfigError, match=rf"m: {key}: 5\d\d channels: a GPU's kernels have at most 256"):
+            check_kernels(shape, "cuda", "m")
+        check_kernels(shape, "cpu", "m")
+    check_kernels(replace(SHAPES["llama"], head_dim=256), "cuda:1", "m")
 
 
 def test_other_dtypes_are_the_models_own_and_unknown_ones_are_refused():

@@ -8,10 +8,11 @@ import math
 import pytest
 import torch
 from foredraft.core.errors import ConfigError
-from foredraft.gpu.models.config import LLAMA, QWEN2, QWEN3_MOE, ModelConfig, MoeConfig
+from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from foredraft.gpu.models.rope import Rope, cos_sin_table
 
+QWEN2 = "Qwen2ForCausalLM"
 MINIMAL = {
     "architectures": [LLAMA],
     "vocab_size": 100,
@@ -76,7 +77,7 @@ def test_all_problems_at_once_with_file_and_key():
     assert "must be a whole number, got '64'" in message
 
 
-@pytest.mark.parametrize("architecture", ["DeepseekV3ForCausalLM", "Qwen3NextForCausalLM", "Glm4MoeForCausalLM"])
+@pytest.mark.parametrize("architecture", ["DeepseekV32ForCausalLM", "Qwen3NextForCausalLM", "Glm4MoeForCausalLM"])
 def test_families_of_the_simulator_are_refused_for_what_they_are(architecture):
     message = refused(MINIMAL | {"architectures": [architecture]}, "architectures")
     assert "only `foredraft simulate` knows this family" in message and "did you mean" not in message
@@ -98,8 +99,15 @@ def test_a_checkpoint_under_another_familys_name_is_refused():
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.type"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type"),
+        ({"rope_scaling": {"type": "dynamic"}}, "rope_scaling.factor"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "rope_scaling.type"),
+        ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1] * 8}}, "rope_parameters.long_factor"),
+        ({"rope_scaling": {"rope_type": "default", "llama_4_scaling_beta": 0.1}}, "rope_scaling.llama_4_scaling_beta"),
+        ({"no_rope_layers": [1, 1, 0]}, "no_rope_layers"),
+        ({"layer_types": ["full_attention", "linear_attention"] * 4}, "layer_types"),
+        ({"residual_multiplier": 0.5}, "residual_multiplier"),
+        ({"query_pre_attn_scalar": 256}, "query_pre_attn_scalar"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "rope_scaling.factor"),
         ({"rope_scaling": "linear"}, "rope_scaling"),
@@ -125,6 +133,70 @@ def test_quantized_heads_are_refused_by_the_file_beside_the_configuration(tmp_pa
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
     with pytest.raises(ConfigError, match=r"hf_quant_config.json: quantization: quant_algo 'NVFP4': quantized"):
         HeadConfig.from_directory(tmp_path, EAGLE3, TARGET)
+
+
+LATENT = {
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "key"),
+    [
+        ("DeepseekV2ForCausalLM", {"scoring_func": "sigmoid"}, "scoring_func"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method"),
+        ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob"),
+        ("DeepseekV2ForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq"),
+        ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func"),
+        ("DeepseekV3ForCausalLM", {"n_group": 3}, "n_group"),
+        ("DeepseekV3ForCausalLM", {"kv_lora_rank": 15}, "kv_lora_rank"),
+        ("DeepseekV3ForCausalLM", {"qk_rope_head_dim": 7}, "qk_rope_head_dim"),
+        ("DeepseekV3ForCausalLM", {"qk_rope_head_dim": None}, "qk_rope_head_dim"),
+        ("DeepseekV3ForCausalLM", {"index_topk": 64}, "index_topk"),
+    ],
+)
+def test_latent_attention_with_other_parts_is_refused(architecture: str, changes: dict, key: str):
+    data = MINIMAL | {"architectures": [architecture]} | LATENT
+    config = ModelConfig.from_dict(data | {"n_group": 4, "topk_group": 2, "topk_method": "greedy"})
+    assert config.moe.num_groups == (1 if architecture.startswith("DeepseekV2") else 4)
+    assert (config.head_dim, config.num_kv_heads, config.attention_scale) == (24, 1, 0.25)
+    refused(data | changes, key)
+
+
+ROPES = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+    "sliding_attention": {"rope_type": "default"},
+}
+GEMMA4 = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "sliding_window": 16,
+    "hidden_size_per_layer_input": 0,
+    "rope_parameters": ROPES,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
+        ({"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters"),
+        ({"enable_moe_block": True}, "enable_moe_block"),
+        ({"per_layer_config": {"3": {"head_dim": 32}}}, "per_layer_config"),
+        ({"per_layer_config": {"5": {"head_dim": "32"}, "7": {"head_dim": "32"}}}, "per_layer_config"),
+        ({"global_head_dim": 31}, "global_head_dim"),
+    ],
+)
+def test_gemma4_with_other_parts_is_refused(changes: dict, key: str):
+    config = ModelConfig.from_dict(MINIMAL | GEMMA4)
+    assert [config.heads_of(i).dim for i in range(8)] == [16] * 5 + [512] + [16] + [512]
+    refused(MINIMAL | GEMMA4 | changes, key)
 
 
 def test_inactive_sliding_windows_are_no_obstacle():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from family_shapes import SHAPES
 from foredraft import Session
 from foredraft.core.errors import ConfigError
 from foredraft.gpu.models import projection
@@ -21,12 +22,12 @@ from foredraft.gpu.models.checkpoint import (
     save_draft,
     save_target,
 )
-from foredraft.gpu.models.config import LLAMA, MIMO, QWEN2, ModelConfig
+from foredraft.gpu.models.config import LLAMA, ModelConfig
 from foredraft.gpu.models.decoder import Capture, Decoder
 from foredraft.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, PredictionLayer
 from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from foredraft.gpu.models.projection import BLOCKS, pack_projections
-from foredraft.gpu.models.tensor_files import SINGLE, CheckpointError
+from foredraft.gpu.models.stored.tensor_files import SINGLE, CheckpointError
 from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.session.plan import recognise_draft
@@ -35,6 +36,7 @@ from safetensors.torch import load_file, save_file
 from small_checkpoint import SHAPE, VOCAB_SIZE, write_target
 from torch import Tensor
 
+MIMO = "MiMoForCausalLM"
 MODEL = ModelConfig(LLAMA, 50, 32, 40, 5, 4, 2, 8, max_position_embeddings=64)
 LAYER = replace(MODEL, num_layers=1)
 TOKENS = torch.tensor([3, 14, 15, 9, 26, 5, 35])
@@ -229,7 +231,7 @@ def test_the_prediction_layer_of_a_model_drafts_for_it(tmp_path: Path):
     shape = replace(MODEL, architecture=MIMO, qkv_bias=True)
     target = random_weights(shape, TorchOps(), "cpu", torch.float64, seed=1)
     save_target(target, tmp_path)
-    config = HeadConfig(EAGLE, replace(shape, architecture=QWEN2, num_layers=1), 32, 50, inside_target=True)
+    config = HeadConfig(EAGLE, replace(shape, num_layers=1), 32, 50, inside_target=True)
     head = filled(PredictionLayer(config, target))
     tensors = {f"model.{weight.name}": weight.published() for weight in head.checkpoint_weights()}
     save_file({**load_file(tmp_path / SINGLE), **tensors}, tmp_path / SINGLE)
@@ -257,15 +259,70 @@ def test_the_prediction_layer_of_a_model_drafts_for_it(tmp_path: Path):
     torch.testing.assert_close(loaded.logits(out.logits_hidden), target.logits(expected))
     with pytest.raises(ConfigError, match="only for the model of its own checkpoint"):
         load_draft(tmp_path, EAGLE, random_weights(MODEL, TorchOps(), "cpu", torch.float64))
-    (tmp_path / "config.json").write_text(json.dumps(data | {"architectures": ["DeepseekV3ForCausalLM"]}))
-    with pytest.raises(ConfigError, match="implemented for MiMoForCausalLM alone"):
+    (tmp_path / "config.json").write_text(json.dumps(data | {"architectures": ["Glm4MoeForCausalLM"]}))
+    with pytest.raises(ConfigError, match="implemented for MiMoForCausalLM, DeepseekV3ForCausalLM alone"):
         recognise_draft(tmp_path)
+
+
+@torch.no_grad()
+def test_the_prediction_layer_of_deepseek_v3_is_that_of_transformers(tmp_path: Path):
+    """Its parts stand behind the model's layers, with copies of the model's embeddings and LM head."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_layers import MtpLayer
+
+    target = write_target(tmp_path, SHAPES["deepseek_v3"])
+    theirs = transformers.DeepseekV3ForCausalLM.from_pretrained(
+        target, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    )
+    model = load_target(target, TorchOps(), dtype=torch.float64)
+    shape, prefix = model.config, f"model.layers.{model.num_layers}."
+    data = json.loads((target / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    (target / "config.json").write_text(json.dumps(data))
+    layer = replace(shape, num_layers=1, moe=replace(shape.moe, mlp_only_layers=()))
+    made = filled(PredictionLayer(HeadConfig(EAGLE, layer, 32, VOCAB_SIZE, inside_target=True), model))
+    tensors = {f"model.{weight.name}": weight.published() for weight in made.checkpoint_weights()}
+    copies = {f"{prefix}embed_tokens.weight": torch.ones(2), f"{prefix}shared_head.head.weight": torch.ones(2)}
+    save_file({**load_file(target / SINGLE), **tensors, **copies}, target / SINGLE)
+    head = load_draft(target, recognise_draft(target), load_target(target, TorchOps(), dtype=torch.float64))
+
+    config = theirs.config.get_mtp_config()
+    config._attn_implementation = config._experts_implementation = "eager"
+    block = type(theirs.model.layers[-1])
+    reference = MtpLayer(config, block, type(theirs.model.norm), 0).double().eval()
+    own = {name.removeprefix(prefix): tensor.double() for name, tensor in tensors.items()}
+    experts = {"gate_up_proj": [], "down_proj": []}
+    for number in range(shape.moe.num_experts):
+        gate, up, down = (own.pop(f"mlp.experts.{number}.{part}_proj.weight") for part in ("gate", "up", "down"))
+        experts["gate_up_proj"].append(torch.cat([gate, up]))
+        experts["down_proj"].append(down)
+    own |= {f"mlp.experts.{name}": torch.stack(each) for name, each in experts.items()}
+    parts = ("eh_proj.", "enorm.", "hnorm.")
+    named = {name if name.startswith(parts) else f"mtp_block.{name}": tensor for name, tensor in own.items()}
+    named["post_norm.weight"] = named.pop("mtp_block.shared_head.norm.weight")
+    reference.load_state_dict(named)
+
+    tokens = torch.arange(30) * 7 % VOCAB_SIZE
+    hidden = torch.randn(30, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = torch.full((30, 30), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+    embedded, positions = theirs.model.embed_tokens(tokens)[None], torch.arange(30)[None]
+    turns = theirs.model.rotary_emb(embedded, positions)
+    expected = reference(embedded, hidden[None], turns, mask, positions, None)
+    found = head(tokens, hidden, DenseAttention([30]))
+    torch.testing.assert_close(found.hidden, expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(head.logits(found.logits_hidden), theirs.lm_head(expected[0]), rtol=1e-5, atol=1e-5)
+
+    # And it drafts in a session without changing its text.
+    plain, drafted = (
+        Session(target, draft=d, dtype="float64", **o) for d, o in ((None, {}), (target, {"steps": 3, "topk": 2}))
+    )
+    assert drafted.generate("def add(", max_tokens=12).tokens == plain.generate("def add(", max_tokens=12).tokens
+    assert drafted.stats().drafted
 
 
 def test_a_session_whose_model_drafts_for_itself(tmp_path: Path):
     target = write_target(tmp_path, replace(SHAPE, architecture=MIMO, qkv_bias=True))
     config = HeadConfig(
-        EAGLE, replace(SHAPE, architecture=QWEN2, qkv_bias=True, num_layers=1), 32, VOCAB_SIZE, inside_target=True
+        EAGLE, replace(SHAPE, architecture=MIMO, qkv_bias=True, num_layers=1), 32, VOCAB_SIZE, inside_target=True
     )
     head = filled(PredictionLayer(config, load_target(target, TorchOps())))
     tensors = {f"model.{weight.name}": weight.published() for weight in head.checkpoint_weights()}

@@ -9,19 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from family_shapes import SHAPES
 from foredraft.core.errors import ConfigError
-from foredraft.gpu.models import config as families
-from foredraft.gpu.models import quantized
 from foredraft.gpu.models.checkpoint import load_target, random_weights, save_target
 from foredraft.gpu.models.config import ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Decoder
-from foredraft.gpu.models.tensor_files import SINGLE, CheckpointError
+from foredraft.gpu.models.families import CLAMPED_SWIGLU
+from foredraft.gpu.models.stored import quantized
+from foredraft.gpu.models.stored.tensor_files import SINGLE, CheckpointError
 from foredraft.gpu.ops.torch_ops import TorchOps
 from safetensors.torch import load_file, save_file
 
 OPS = TorchOps()
 GROUP = 8
-SHAPE = ModelConfig(families.QWEN3_MOE, 40, 32, 48, 2, 4, 2, 8, qk_norm=True, max_position_embeddings=32)
+SHAPE = ModelConfig("Qwen3MoeForCausalLM", 40, 32, 48, 2, 4, 2, 8, qk_norm=True, max_position_embeddings=32)
 SHAPE = replace(SHAPE, moe=MoeConfig(2, 1, 16, mlp_only_layers=(0,)))
 Tensors = dict[str, torch.Tensor]
 
@@ -174,12 +175,29 @@ def test_weights_are_those_that_the_format_defines(plain, tmp_path: Path, form: 
     loaded = load_target(tmp_path, OPS)
     for weight in loaded.checkpoint_weights():
         torch.testing.assert_close(weight.view, expected[weight.name], rtol=1e-6, atol=0)
-    assert load_target(tmp_path, OPS, dtype=torch.bfloat16).layers[1].qkv_weight.dtype is torch.bfloat16
+    assert load_target(tmp_path, OPS, dtype=torch.bfloat16).layers[1].mixer.qkv_weight.dtype is torch.bfloat16
     # A part that is missing is named.
     missing = next(name for name in stored if name.endswith(("scales", "scale", "scale_inv")) and "input" not in name)
     save_file({name: tensor for name, tensor in stored.items() if name != missing}, tmp_path / SINGLE)
     with pytest.raises(CheckpointError, match=r"is missing|belongs to nothing|has dtype"):
         load_target(tmp_path, OPS)
+
+
+@pytest.mark.parametrize("label", SHAPES)
+def test_every_family_takes_quantized_weights(label: str, tmp_path: Path):
+    """Their rows may stand in another order, or be fused, in the model: what is loaded is what was published."""
+    save_target(random_weights(SHAPES[label], OPS, "cpu", torch.float32, 1), tmp_path)
+    quantization, quantize = FORMS["fp8, per row"]
+    stored, expected = {}, {}
+    for seed, (name, tensor) in enumerate(sorted(load_file(tmp_path / SINGLE).items())):
+        parts, expected[name] = {name: tensor}, tensor
+        if is_quantized(name, tensor) and name.endswith(".weight"):
+            parts, expected[name] = quantize(name.removesuffix(".weight"), tensor, seed)
+        stored |= parts
+    assert len(stored) > len(expected)
+    write(tmp_path, tmp_path, stored, quantization)
+    for weight in load_target(tmp_path, OPS).checkpoint_weights():
+        torch.testing.assert_close(weight.published(), expected[weight.name], rtol=1e-6, atol=1e-7)
 
 
 def test_as_many_blocks_as_rows_are_no_scales_of_rows():
@@ -194,8 +212,8 @@ def test_as_many_blocks_as_rows_are_no_scales_of_rows():
 
 def test_experts_of_gpt_oss_in_mxfp4(tmp_path: Path):
     shape = replace(
-        SHAPE, architecture=families.GPT_OSS, qk_norm=False, intermediate_size=32, moe=MoeConfig(3, 2, 32, True),
-        activation=families.CLAMPED_SWIGLU, sinks=True, qkv_bias=True, output_bias=True,
+        SHAPE, architecture="GptOssForCausalLM", qk_norm=False, intermediate_size=32, moe=MoeConfig(3, 2, 32, True),
+        activation=CLAMPED_SWIGLU, sinks=True, qkv_bias=True, output_bias=True,
     )  # fmt: skip
     model = Decoder(shape, OPS, "cpu", torch.float32)
     save_target(random_weights(shape, OPS, "cpu", torch.float32), tmp_path)

@@ -6,10 +6,12 @@ import weakref
 
 import pytest
 import torch
+from family_shapes import SHAPES
 from foredraft.core.algorithm.registry import get_algorithm
-from foredraft.core.model_shape import built_in_config
+from foredraft.core.model_shape import built_in_config, read_model_shape
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
+from foredraft.gpu.batch.pools import bytes_per_slot
 from foredraft.gpu.bench.shapes import draft_shape
 from foredraft.gpu.executor.shaping import target_probs
 from foredraft.gpu.models.config import ModelConfig
@@ -87,3 +89,14 @@ def test_more_rows_and_graphs_need_more_and_the_pool_shrinks(monkeypatch):
     assert pages[0] - pages[1] == pytest.approx(full / 131072, abs=2)
     with pytest.raises(NotEnoughMemory, match=r"activations, logits and graphs 4\.00 GiB"):
         size_pool(10_000, 0.85, 131072, "cuda", spec_of(), 16 << 30, 4 << 30)
+
+
+@pytest.mark.parametrize("label", SHAPES)
+def test_a_token_takes_the_memory_that_the_simulator_prices(label: str):
+    """Latent attention keeps one vector. Cells of a pool are as wide as the widest layer of Gemma 4 needs."""
+    shape = SHAPES[label]
+    priced = read_model_shape({**shape.to_dict(), "torch_dtype": "bfloat16"}, "config.json", label).kv_bytes_per_token
+    found = bytes_per_slot(shape.kv_shapes, torch.bfloat16)
+    widest = max(kept.elements for kept in shape.kv_shapes) * shape.num_layers * 2
+    assert found == widest and sum(kept.elements for kept in shape.kv_shapes) * 2 == priced
+    assert (found == priced) == (label != "gemma4")

@@ -8,12 +8,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from foredraft.gpu.batch.pools import KVPool
 from foredraft.gpu.kernels.jit import cdiv
 from foredraft.gpu.kernels.layers import flash
 from foredraft.gpu.kernels.layers.decode_attention import decode_attention_triton
 from foredraft.gpu.kernels.layers.extend_attention import extend_attention_triton
 from foredraft.gpu.kernels.layers.flash import Cut, device_of, reading_tiles
 from foredraft.gpu.kernels.layers.verify_attention import verify_attention_triton
+from foredraft.gpu.models.attention import KVShape
+from foredraft.gpu.models.rope import unrotated_table
 from foredraft.gpu.ops.port import KVTensors, VerifyBatch
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
@@ -140,6 +143,25 @@ def test_rope_write(ops: TorchOps, dtype: torch.dtype, heads: int, kv_heads: int
     others = [slot for slot in range(k_pools.shape[1]) if slot not in slots]
     assert torch.equal(k_pools[1, others], batch.k_pool[others]) and torch.equal(k_pools[0], batch.k_pool)
     assert torch.equal(v_pools[1, others], batch.v_pool[others]) and torch.equal(v_pools[0], batch.v_pool)
+
+
+@pytest.mark.parametrize("ops", BOTH, ids=NAME)
+def test_cells_of_a_wider_row_and_one_rotation_for_all_positions(ops: TorchOps):
+    """A pool whose layers keep different shapes of a token, and a layer that rotates nothing."""
+    batch = make_batch(1, [9, 5], [1, 1], heads=4, kv_heads=2, d=16, dtype=torch.float32)
+    mixed = KVPool((KVShape(2, 16, 16), KVShape(1, 48, 40)), batch.k_pool.shape[0], torch.float32, torch.device("cpu"))
+    cells = mixed.layers[0]
+    assert cells.keys.stride() == (48, 16, 1) and cells.values.stride() == (40, 16, 1)
+    cells.keys.copy_(batch.k_pool), cells.values.copy_(batch.v_pool)
+    table, positions, slots = unrotated_table(16, 512), torch.tensor([400, 3]), torch.tensor([0, 0])
+    assert table.stride(0) == 0
+    with checked_memory(read_only=[batch.q, batch.k, batch.v, table], sinks=[cells.keys[0], cells.values[0]]) as seen:
+        q, k = ops.rope_write(batch.q, batch.k, batch.v, table, positions, slots, cells)
+    assert seen.launches == (ops is KERNELS)
+    assert torch.equal(q, batch.q) and torch.equal(k, batch.k)
+    view = decode_view(batch, [9, 5])
+    assert torch.equal(ops.decode_attention(q, cells, view), ops.decode_attention(q, batch.kv, view))
+    assert not mixed.keys[1].any() and not mixed.values[1].any()
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...core.errors import ConfigError, Problem
-from ...core.parsing import read_json_object
-from ...observe.input_files import read_text
+from ....core.errors import ConfigError, Problem
+from ....core.parsing import read_json_object
+from ....observe.input_files import read_text
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"

@@ -1,5 +1,4 @@
-"""A mixture of experts in place of a layer's MLP (Qwen3-MoE, Mixtral, gpt-oss): each token goes to the top k of E
-experts.
+"""The MLPs of layers: dense ones, and mixtures of experts in which each token goes to the top k of E experts.
 
 Three ways to the same sum, chosen by the number of tokens, which the host knows; none of them waits for the device.
 
@@ -17,79 +16,140 @@ the gather at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.port import Ops
-from .config import MIXTRAL, ModelConfig
-from .weights import NamedWeight, empty_weight
+from .config import ModelConfig
+from .families import GELU_TANH, ExpertForm, Routing
+from .projection import Projection
+from .weights import NamedWeight, empty_weight, rows_of
 
 MAX_TOKENS_ALL_EXPERTS = 256
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
-_in_round: ContextVar[bool] = ContextVar("_in_round", default=False)
 
 
-@contextmanager
-def as_captured() -> Iterator[None]:
-    """Run passes of a decode round: all of them, before a capture and without one, choose the products that
-    a graph can hold."""
-    token = _in_round.set(True)
-    try:
-        yield
-    finally:
-        _in_round.reset(token)
+class Mlp(nn.Module):
+    """down(activation(gate(x)) · up(x)), gate and up in one projection."""
+
+    def __init__(
+        self, config: ModelConfig, ops: Ops, device: torch.device | str, dtype: torch.dtype, width: int | None = None
+    ) -> None:
+        super().__init__()
+        self.activate = None if ops is None else ops.gelu_mul if config.activation == GELU_TANH else ops.silu_mul
+        self._is_published_fused = config.family.fused_gate_up
+        width = width or config.intermediate_size
+        self.gate_up_weight = empty_weight(2 * width, config.hidden_size, device=device, dtype=dtype)
+        self.down_weight = empty_weight(config.hidden_size, width, device=device, dtype=dtype)
+        self.gate_up_bias = self.down_bias = None
+        if config.mlp_bias:
+            self.gate_up_bias = empty_weight(2 * width, device=device, dtype=dtype)
+            self.down_bias = empty_weight(config.hidden_size, device=device, dtype=dtype)
+        self.projections = (
+            Projection(self.gate_up_weight, self.gate_up_bias),
+            Projection(self.down_weight, self.down_bias),
+        )
+
+    def run(self, x: Tensor, in_round: bool = False) -> tuple[Tensor, None]:
+        """Run the MLP: x [n, H] → [n, H], and no experts. It is the same in rounds and elsewhere."""
+        gate_up, down = self.projections
+        return down(self.activate(gate_up(x))), None
+
+    def checkpoint_weights(self) -> Iterator[NamedWeight]:
+        width = self.down_weight.shape[1]
+        gate_up = {"gate_up_proj": 2 * width} if self._is_published_fused else {"gate_proj": width, "up_proj": width}
+        yield from rows_of(self.gate_up_weight, gate_up, "weight")
+        yield NamedWeight("down_proj.weight", self.down_weight.detach())
+        if self.gate_up_bias is not None and self.down_bias is not None:
+            yield from rows_of(self.gate_up_bias, gate_up, "bias")
+            yield NamedWeight("down_proj.bias", self.down_bias.detach())
 
 
 class ExpertMlp(nn.Module):
     """Experts' gate and up projections in one tensor [E, 2 · I, H], down projections in another [E, H, I].
 
-    gpt-oss has their rows in turns, gate, up, gate, …, biases of all, and a router with a bias.
+    gpt-oss has their rows in turns, gate, up, gate, …, biases of all, and a router with a bias. DeepSeek has an MLP for
+    all tokens beside them, and V3 a bias of the choice alone.
     """
 
     def __init__(self, config: ModelConfig, ops: Ops, device: torch.device | str, dtype: torch.dtype) -> None:
         super().__init__()
         assert config.moe is not None
-        self.ops, self.moe = ops, config.moe
+        self.ops, self.moe, self._form = ops, config.moe, config.family.experts or ExpertForm()
         num_experts, width, hidden = config.moe.num_experts, config.moe.intermediate_size, config.hidden_size
         self.router_weight = empty_weight(num_experts, hidden, device=device, dtype=dtype)
         self.gate_up_weight = empty_weight(num_experts, 2 * width, hidden, device=device, dtype=dtype)
         self.down_weight = empty_weight(num_experts, hidden, width, device=device, dtype=dtype)
         self.router_bias = self.gate_up_bias = self.down_bias = None
-        if config.is_gpt_oss:
+        if self._form.packed:
             self.router_bias = empty_weight(num_experts, device=device, dtype=dtype)
             self.gate_up_bias = empty_weight(num_experts, 2 * width, device=device, dtype=dtype)
             self.down_bias = empty_weight(num_experts, hidden, device=device, dtype=dtype)
+        self.choice_bias: nn.Parameter | None = None
+        if self._form.routing is Routing.CORRECTED:
+            wide = torch.promote_types(dtype, torch.float32)
+            self.choice_bias = empty_weight(num_experts, device=device, dtype=wide)
+        self.shared: Mlp | None = (
+            Mlp(config, ops, device, dtype, config.moe.shared_size) if config.moe.shared_size else None
+        )
+        self._choice_bias, self._shared = self.choice_bias, self.shared
         self._weights = (self.router_weight, self.gate_up_weight, self.down_weight)
         self._biases = (self.router_bias, self.gate_up_bias, self.down_bias)
-        self._activate = clamped_swiglu if config.is_gpt_oss else None if ops is None else ops.silu_mul
-        self._architecture = config.architecture
+        self._activate = clamped_swiglu if self._form.packed else None if ops is None else ops.silu_mul
 
-    def run(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the experts: x [n, H] → [n, H], and the chosen experts int64 [n, k], best first."""
+    def run(self, x: Tensor, in_round: bool = False) -> tuple[Tensor, Tensor]:
+        """Run the experts: x [n, H] → [n, H], and the chosen experts int64 [n, k], best first. `in_round`: see
+        `Attention`."""
         weights, experts = self.route(x)
-        return self.way_for(len(x), x.device.type != "cpu")(x, weights, experts), experts
+        out = self.way_for(len(x), x.device.type != "cpu", in_round)(x, weights, experts)
+        return out if self._shared is None else out + self._shared.run(x)[0], experts
 
-    def way_for(self, num_tokens: int, on_gpu: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def way_for(
+        self, num_tokens: int, on_gpu: bool, in_round: bool = False
+    ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return the way of a pass over so many tokens."""
         if 3 * num_tokens * self.moe.top_k <= self.moe.num_experts:
             return self._gathered
         # A grouped product may look at the groups' ends on the host, which no graph can hold.
-        if on_gpu and (num_tokens <= MAX_TOKENS_ALL_EXPERTS or _in_round.get()):
+        if on_gpu and (num_tokens <= MAX_TOKENS_ALL_EXPERTS or in_round):
             return self._all_experts
         return self._sorted
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights (in x's dtype) and numbers of each token's experts, both [n, k].
         Probabilities are taken over all experts."""
+        if self._form.routing is not Routing.SOFTMAX:
+            return self._route_by_groups(x)
         logits = F.linear(x, self._weights[0], self._biases[0])
         weights, experts = logits.softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32)).topk(self.moe.top_k)
         if self.moe.norm_topk_prob:
             weights = weights / weights.sum(-1, keepdim=True)
         return weights.to(x.dtype), experts
+
+    def _route_by_groups(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Route as DeepSeek V2 (arXiv 2405.04434, section 2.2.2) and V3 (arXiv 2412.19437, section 2.1.2) do, in 32
+        bits at least."""
+        wide, moe = torch.promote_types(x.dtype, torch.float32), self.moe
+        logits = F.linear(x.to(wide), self._weights[0].to(wide))
+        if self._choice_bias is None:
+            scores = choice = logits.softmax(-1)
+            best = 1
+        else:
+            scores = logits.sigmoid()
+            choice, best = scores + self._choice_bias, 2
+        if moe.num_groups > 1:
+            grouped = choice.unflatten(-1, (moe.num_groups, -1))
+            chosen = grouped.topk(best, -1).values.sum(-1).topk(moe.top_groups, -1).indices
+            inside = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter(-1, chosen, True)
+            choice = grouped.masked_fill(~inside.unsqueeze(-1), -torch.inf).flatten(-2)
+        experts = choice.topk(moe.top_k, -1).indices
+        weights = scores.gather(-1, experts)
+        if moe.norm_topk_prob:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return (weights * moe.scale).to(x.dtype), experts
 
     def _gathered(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         _, gate_up, down = self._weights
@@ -146,7 +206,11 @@ class ExpertMlp(nn.Module):
             yield NamedWeight("experts.down_proj", self.down_weight.detach().transpose(1, 2))
             yield NamedWeight("experts.down_proj_bias", self.down_bias.detach())
             return
-        gate, up, down = ("w1", "w3", "w2") if self._architecture == MIXTRAL else ("gate_proj", "up_proj", "down_proj")
+        if self.choice_bias is not None:
+            yield NamedWeight("gate.e_score_correction_bias", self.choice_bias.detach())
+        if self.shared is not None:
+            yield from (replace(w, name=f"shared_experts.{w.name}") for w in self.shared.checkpoint_weights())
+        gate, up, down = self._form.gate, self._form.up, self._form.down
         yield NamedWeight("gate.weight", self.router_weight.detach())
         width = self.down_weight.shape[2]
         for i in range(self.moe.num_experts):

@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...core.model_shape.quantization import CONFIG_KEYS
-from ...core.parsing import ConfigReader
+from ....core.model_shape.quantization import CONFIG_KEYS
+from ....core.parsing import ConfigReader
 from .tensor_files import StoredTensor, read_tensors
 
 METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "awq", "gptq", "mxfp4")
