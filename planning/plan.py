@@ -22,12 +22,11 @@ from ..sim.assembly import assemble
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .candidates import REPLICAS, Candidate, base_tables, make_candidates
-from .confidence.bounds import Level, Spread, differences
 from .confidence.comparison import ModelErrors
 from .demand.question import Question
 from .demand.trace_part import TracePart
 from .search.counts import least_count
-from .search.held import Reference, held_load
+from .search.held import PAIRS, Reference, held_load
 from .search.judge import Finding, Search
 from .search.loads import greatest_load
 from .search.pace import ROUNDS, Pace
@@ -43,8 +42,6 @@ On a trace all candidates meet the same requests, and the tolerance of that resu
 KEPT_AT_LEAST = 3
 ROUGH, CLOSER, FINE = 0.1, 0.05, 0.03
 """Tolerances of the first round, of its part on a quarter of a trace, and of the second round."""
-PAIRS = 4
-"""Seeds of a candidate in the second round, and in the third of those that are not the best."""
 AT_ONCE = 2  # runs of a search that is alone, whatever number of processes there is: the answer does not depend on it
 FIRST_SHARE = 0.25  # of the requests, in the first round
 ROUGH_ROWS = 1000  # of a trace, in the first round
@@ -193,19 +190,12 @@ class Plan:
         if not found:
             return
         best = max(found, key=lambda index: found[index].value)
-        groups = [list(one.crossings.values()) for index, one in found.items() if index != best]
-        alone = self._held_search(best, self.question.seeds, partial(Level.of, others=groups))
-        yield from self._searched("third", self.fine, {best: alone}, workers)
-        apart = [differences(one.crossings, found[best].crossings) for index, one in found.items() if index != best]
+        yield from self._searched("third", self.fine, {best: self._held_search(best, self.question.seeds)}, workers)
         held = self.fine[best]
         if held.level is None:  # a run of it failed
             return
-        reference = Reference(held, held.level, Spread.of(apart))
-        others = {
-            index: self._held_search(index, self.question.seeds[:PAIRS], reference.level_of)
-            for index in found
-            if index != best
-        }
+        reference, some = Reference(found[best], held, held.level), self.question.seeds[:PAIRS]
+        others = {index: self._held_search(index, some, reference) for index in found if index != best}
         yield from self._searched("third", self.fine, others, workers)
 
     def settings_at(self, candidate: Candidate, load: float, seed: int) -> dict[str, Any]:
@@ -213,10 +203,10 @@ class Plan:
         settings = {**candidate.settings, REPLICAS: self.engines(candidate), **self._requests(load)}
         return {**settings, self.load_key: load, "seed": seed}
 
-    def _held_search(self, index: int, seeds: Sequence[int], level_of: Callable[..., Level]) -> Search:
+    def _held_search(self, index: int, seeds: Sequence[int], reference: Reference | None = None) -> Search:
         settings = {**self.candidates[index].settings, REPLICAS: self.engines(self.candidates[index])}
         found, limits = self.fine[index], self.question.objectives
-        return held_load(settings, self.load_key, found, limits, seeds, FINE, self._requests, level_of)
+        return held_load(settings, self.load_key, found, limits, seeds, FINE, self._requests, reference)
 
     def _first_round(
         self, indices: Iterable[int], workers: Workers, ends_early: bool = True
