@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,9 @@ from .judge import Finding, Judge, Search
 from .loads import tidy
 from .own_loads import REACH, own_loads
 
-FEWEST = 16
-"""Seeds of the best candidate, at least."""
 PAIRS = 4
 """Seeds of a candidate in the second round, and in the third of those that are not the best; so many run at the stated
 load."""
-NEAR = 0.5
-"""Of the tolerance: runs so near the stated load say what it takes of the limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +54,21 @@ def held_load(
     seeds: Sequence[int],
     tolerance: float,
     sized: Callable[[float], Mapping[str, Any]],
+    fewest: int,
     reference: Reference | None = None,
 ) -> Search:
     """Search the load that SHARE of runs hold, with a tolerance bound over the greatest loads of the seeds.
 
-    `found`: the load that half of the runs hold, with the slope there. The best candidate takes FEWEST of the seeds. If
-    the bound gives more than `tolerance` away, it takes more of them, up to all. Another candidate takes PAIRS, and is
-    compared with the best one, its `reference`.
+    `found`: the load that half of the runs hold, with the slope there. The best candidate takes `fewest` of the seeds,
+    and more of them, up to all, while the bound gives more than `tolerance` away. Another candidate is compared with
+    the best one, its `reference`.
     """
     judge = Judge(settings, key, objectives, seeds, sized)
-    if reference is None:
-        first = math.log(found.value) - min(math.log(found.value) - Level.of(found.crossings).bound, tolerance)
-        starts, level_of, count = dict.fromkeys(seeds, first), Level.of, min(FEWEST, len(seeds))
-        slope = found.slope
-    else:
-        starts, level_of, count = reference.starts(found, seeds), reference.level_of, len(seeds)
-        slope = reference.half.slope  # so that what it errs by cancels
+    count, level_of, slope = min(fewest, len(seeds)), Level.of, found.slope
+    starts = dict.fromkeys(seeds, math.log(found.value) - tolerance)
+    if reference is not None:
+        level_of, slope = reference.level_of, reference.half.slope  # one slope, so that what it errs by cancels
+        starts = reference.starts(found, seeds)
     crossings = dict[int, float]()
     while True:
         new = {seed: starts[seed] for seed in seeds[:count] if seed not in crossings}
@@ -82,13 +77,13 @@ def held_load(
         if level.given_away <= tolerance or count == len(seeds):
             break
         count = min(2 * count, len(seeds))
-    value = math.exp(level.bound)
-    some = seeds[: min(PAIRS, len(seeds))]
+    value, some = tidy(math.exp(level.bound)), seeds[: min(PAIRS, count)]
     ran = [load for load in judge.values_of(some[0]) if all((load, seed) in judge.summaries for seed in some)]
     at = min(ran, key=lambda load: abs(math.log(load / value)), default=math.inf)
-    if abs(math.log(at / value)) > NEAR * tolerance:
-        at = tidy(value)
+    if abs(math.log(at / value)) > tolerance:
+        at = value
         yield from judge.run([at], some)
     half = math.exp(level.mean)
     interval = Estimate(half, half * level.spread.half_width(level.count))
-    return judge.finding(value, at, found.curve, slope=slope, crossings=crossings, interval=interval, level=level)
+    result = judge.finding(value, at, found.curve, slope=slope, crossings=crossings, interval=interval, level=level)
+    return replace(result, excess=result.excess * math.exp(slope * math.log(value / at)))

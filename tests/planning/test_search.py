@@ -109,7 +109,7 @@ def stated(answer: Callable[[Mapping[str, Any]], Trial], seeds: range, start: fl
     """Return what a plan of one candidate states: the load that 95 % of runs hold."""
     service = Service(answer)
     ((_, half),) = run_searches({0: greatest_load({}, "load", start, LIMIT, seeds[:4], 0.03, 1.1)}, service)
-    search = held_load({}, "load", half, LIMIT, seeds, 0.03, lambda load: {})
+    search = held_load({}, "load", half, LIMIT, seeds, 0.03, lambda load: {}, 16)
     ((_, found),) = run_searches({0: search}, service)
     return found
 
@@ -188,7 +188,7 @@ def test_bounds_of_all_candidates_hold_where_runs_draw_busy_windows(rise: str):
         assert ranked[2].load == pytest.approx(ranked[1].load, rel=0.1)
         assert ranked[3].load == pytest.approx(0.8 * ranked[1].load, rel=0.1) and not ranked[3].equal
         ties.append(ranked[1].equal and ranked[2].equal)
-        assert len(service.runs) < 500
+        assert len(service.runs) < 600
     assert sum(share >= 0.9 for share in held) >= 27 and sum(ties) >= 8
     assert sum(held) / len(held) < 0.985  # and not by stating much too little
 
@@ -473,6 +473,7 @@ def test_a_plan_on_a_whole_trace_drops_candidates_on_its_slices(tmp_path: Path):
         pass
     ranked = rank_candidates(whole)
     assert ranked[0].candidate.name == "EAGLE3, 6 steps" and ranked[0].load == pytest.approx(3.9, rel=0.02)
+    assert sum(3.9 * math.exp(0.005 * noise(seed)) >= ranked[0].load for seed in range(100, 500)) >= 360
     assert {item.candidate.name for item in ranked if not item.dropped} == {f"EAGLE3, {n} steps" for n in (5, 6, 7)}
     assert {item.candidate.name for item in ranked if item.dropped and item.equal} == {
         f"EAGLE3, {n} steps" for n in (4, 8)
@@ -480,7 +481,7 @@ def test_a_plan_on_a_whole_trace_drops_candidates_on_its_slices(tmp_path: Path):
     sizes = [run.get("workload.num_requests", 20_000) for run in service.runs]
     assert set(sizes) == {1000, 5000, 20_000}
     assert all(run.get("workload.start_s", 0) >= 3600 for run in service.runs if "workload.num_requests" in run)
-    assert sum(size == 20_000 for size in sizes) <= 16 + 3 * (4 + 3 + 4)
+    assert sum(size == 20_000 for size in sizes) <= 4 + 3 * (4 + 4)
     assert not any("workload.resample_s" in run for run in service.runs)
 
 
