@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ..confidence.bounds import Level, differences
+from ..confidence.bounds import SHARE, Level, differences
 from ..confidence.intervals import Estimate
 from ..slo import Objective
-from .judge import Finding, Judge, Search
+from ..trial import Trial
+from .judge import MOST_EXCESS, Finding, Judge, Search, Wanted
 from .loads import tidy
-from .own_loads import REACH, own_loads
+from .own_loads import REACH, bounded, own_loads
 
 PAIRS = 4
 """Seeds of a candidate in the second round, and in the third of those that are not the best; so many run at the stated
@@ -77,13 +78,34 @@ def held_load(
         if level.given_away <= tolerance or count == len(seeds):
             break
         count = min(2 * count, len(seeds))
-    value, some = tidy(math.exp(level.bound)), seeds[: min(PAIRS, count)]
-    ran = [load for load in judge.values_of(some[0]) if all((load, seed) in judge.summaries for seed in some)]
-    at = min(ran, key=lambda load: abs(math.log(load / value)), default=math.inf)
-    if abs(math.log(at / value)) > tolerance:
-        at = value
-        yield from judge.run([at], some)
+    allowed = int(count * (1 - SHARE)) if reference is None else count  # few seeds tell no share
+    bound, at = yield from _confirmed(judge, level.bound, seeds[:count], allowed, bounded(slope), tolerance)
+    level, value = replace(level, below=max(level.below, level.mean - bound)), tidy(math.exp(bound))
     half = math.exp(level.mean)
     interval = Estimate(half, half * level.spread.half_width(level.count))
     result = judge.finding(value, at, found.curve, slope=slope, crossings=crossings, interval=interval, level=level)
     return replace(result, excess=result.excess * math.exp(slope * math.log(value / at)))
+
+
+def _confirmed(
+    judge: Judge, bound: float, seeds: Sequence[int], allowed: int, slope: float, tolerance: float
+) -> Generator[Wanted, list[Trial], tuple[float, float]]:
+    """Lower the logarithm of a load until at most `allowed` of the runs there break the limits. Return it, and the load
+    of these runs, which is within the tolerance.
+
+    Where runs of one seed at neighbouring loads differ by chance, its greatest load is the luckiest of several runs.
+    """
+    while True:
+        ran = [load for load in judge.values_of(seeds[0]) if all((load, seed) in judge.summaries for seed in seeds)]
+        at = min(ran, key=lambda load: abs(math.log(load) - bound), default=math.inf)
+        if abs(math.log(at) - bound) > tolerance:
+            at = tidy(math.exp(bound))
+            yield from judge.run([at], seeds)
+        if allowed >= len(seeds):
+            return bound, at
+        over = sorted(judge.log_excess(at, seed) for seed in seeds)[-1 - allowed]
+        is_told = over < math.log(MOST_EXCESS)
+        limit = math.log(at) - (over / slope if is_told else REACH)
+        if bound <= limit:
+            return bound, at
+        bound = limit

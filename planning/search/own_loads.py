@@ -19,6 +19,11 @@ FLATTEST, STEEPEST = 0.25, 4.0
 """Bounds of a slope by which a greatest load is estimated. A cliff is steeper, and a slope does not tell its place."""
 
 
+def bounded(slope: float) -> float:
+    """Return a slope within these bounds."""
+    return min(max(slope, FLATTEST), STEEPEST)
+
+
 def own_loads(
     judge: Judge, starts: Mapping[int, float], slope: float
 ) -> Generator[Wanted, list[Trial], dict[int, float]]:
@@ -28,7 +33,7 @@ def own_loads(
     per logarithm of the load. A seed with one run has its limit where a line of this slope meets it, and one with runs
     on both sides where the line through them does. It runs just below this place, until a run so near has held.
     """
-    slope = min(max(slope, FLATTEST), STEEPEST)
+    slope = bounded(slope)
     next_logs, found = dict(starts), dict[int, float]()
     for _ in range(MOST_RUNS):
         yield from judge.run_each([(tidy(math.exp(log)), seed) for seed, log in next_logs.items()])

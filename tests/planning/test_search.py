@@ -146,6 +146,22 @@ def test_a_curve_that_is_flat_below_its_limit_is_followed_down():
     assert held >= 360 and 8 * math.exp(-0.45) < found.value < 8 * math.exp(-0.1)
 
 
+def test_the_stated_load_holds_where_runs_of_one_seed_differ_by_chance():
+    """The excess rises slowly, and differs more between loads of one seed than between seeds: the greatest load that a
+    seed holds is a lucky one. In most of 30 plans 90 % of fresh runs hold the stated load."""
+
+    def answer(run: Mapping[str, Any]) -> Trial:
+        draws = 0.3 * noise(run["seed"]) + 1.4 * noise(f"{run['seed']} {run['load']}")
+        return trial(100 * math.exp(0.5 * math.log(run["load"] / 8) + 0.1 * draws))
+
+    shares = []
+    for first in range(0, 3000, 100):
+        load = stated(answer, range(first, first + 48), 6).value
+        fresh = [answer({"load": load, "seed": seed}).summary["p99_ttft_ms"] for seed in range(9000, 9400)]
+        shares.append(sum(value <= 100 for value in fresh) / len(fresh))
+    assert sum(share >= 0.9 for share in shares) >= 24 and sum(shares) / 30 > 0.92
+
+
 RISES: Mapping[str, Callable[[float], float]] = {  # the logarithm of the share of the limit, by that of the load
     "power": lambda above: 3 * above,
     "flat, then a wall": lambda above: math.inf if above > 0.3 else max(1.2 * above, 0.25 * above - 0.475),
