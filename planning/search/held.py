@@ -20,6 +20,8 @@ from .own_loads import REACH, bounded, own_loads
 PAIRS = 4
 """Seeds of a candidate in the second round, and in the third of those that are not the best; so many run at the stated
 load."""
+MOVES = 8
+"""Loads at which the stated one is confirmed, at most: runs that hold at no load end there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,13 @@ def held_load(
     the best one, its `reference`.
     """
     judge = Judge(settings, key, objectives, seeds, sized)
-    count, level_of, slope = min(fewest, len(seeds)), Level.of, found.slope
+    count, level_of, slope = min(fewest, len(seeds)), Level.of, bounded(found.slope)
     starts = dict.fromkeys(seeds, math.log(found.value) - tolerance)
     if reference is not None:
-        level_of, slope = reference.level_of, reference.half.slope  # one slope, so that what it errs by cancels
+        level_of, slope = (
+            reference.level_of,
+            bounded(reference.half.slope),
+        )  # one slope, so that what it errs by cancels
         starts = reference.starts(found, seeds)
     crossings = dict[int, float]()
     while True:
@@ -79,23 +84,23 @@ def held_load(
             break
         count = min(2 * count, len(seeds))
     allowed = int(count * (1 - SHARE)) if reference is None else count  # few seeds tell no share
-    bound, at = yield from _confirmed(judge, level.bound, seeds[:count], allowed, bounded(slope), tolerance)
+    bound, at = yield from _confirmed(judge, level.bound, seeds[:count], allowed, slope, tolerance)
     level, value = replace(level, below=max(level.below, level.mean - bound)), tidy(math.exp(bound))
     half = math.exp(level.mean)
     interval = Estimate(half, half * level.spread.half_width(level.count))
     result = judge.finding(value, at, found.curve, slope=slope, crossings=crossings, interval=interval, level=level)
-    return replace(result, excess=result.excess * math.exp(slope * math.log(value / at)))
+    return replace(result, excess=result.excess * (value / at) ** slope)
 
 
 def _confirmed(
     judge: Judge, bound: float, seeds: Sequence[int], allowed: int, slope: float, tolerance: float
 ) -> Generator[Wanted, list[Trial], tuple[float, float]]:
     """Lower the logarithm of a load until at most `allowed` of the runs there break the limits. Return it, and the load
-    of these runs, which is within the tolerance.
+    of the last runs, which is about within the tolerance.
 
     Where runs of one seed at neighbouring loads differ by chance, its greatest load is the luckiest of several runs.
     """
-    while True:
+    for _ in range(MOVES):
         ran = [load for load in judge.values_of(seeds[0]) if all((load, seed) in judge.summaries for seed in seeds)]
         at = min(ran, key=lambda load: abs(math.log(load) - bound), default=math.inf)
         if abs(math.log(at) - bound) > tolerance:
@@ -109,3 +114,4 @@ def _confirmed(
         if bound <= limit:
             return bound, at
         bound = limit
+    return bound, at

@@ -30,10 +30,10 @@ def own_loads(
     """Search the logarithm of the greatest load that a run of each seed holds.
 
     `starts`: the logarithm of the first load of each seed. `slope`: how much the logarithm of the excess rises about
-    per logarithm of the load. A seed with one run has its limit where a line of this slope meets it, and one with runs
-    on both sides where the line through them does. It runs just below this place, until a run so near has held.
+    per logarithm of the load (`bounded`). A seed with one run has its limit where a line of this slope meets it, and
+    one with runs on both sides where the line through them does. It runs just below this place, until a run so near
+    has held.
     """
-    slope = bounded(slope)
     next_logs, found = dict(starts), dict[int, float]()
     for _ in range(MOST_RUNS):
         yield from judge.run_each([(tidy(math.exp(log)), seed) for seed, log in next_logs.items()])

@@ -162,6 +162,17 @@ def test_the_stated_load_holds_where_runs_of_one_seed_differ_by_chance():
     assert sum(share >= 0.9 for share in shares) >= 24 and sum(shares) / 30 > 0.92
 
 
+def test_runs_that_hold_no_load_end_the_search():
+    """One window in eight has a request that is refused at every load: the stated load goes far down."""
+    runs = []
+
+    def answer(run: Mapping[str, Any]) -> Trial:
+        runs.append(run)
+        return trial(100 * (run["load"] / 8) ** 2, refused=int(run["seed"] % 8 == 7))
+
+    assert stated(answer, range(48), 6).value < 1 and len(runs) < 600
+
+
 RISES: Mapping[str, Callable[[float], float]] = {  # the logarithm of the share of the limit, by that of the load
     "power": lambda above: 3 * above,
     "flat, then a wall": lambda above: math.inf if above > 0.3 else max(1.2 * above, 0.25 * above - 0.475),
