@@ -67,13 +67,10 @@ def held_load(
     the best one, its `reference`.
     """
     judge = Judge(settings, key, objectives, seeds, sized)
-    count, level_of, slope = min(fewest, len(seeds)), Level.of, bounded(found.slope)
+    count, level_of = min(fewest, len(seeds)), Level.of if reference is None else reference.level_of
+    slope = bounded((reference.half if reference else found).slope)  # one for all, so that what it errs by cancels
     starts = dict.fromkeys(seeds, math.log(found.value) - tolerance)
     if reference is not None:
-        level_of, slope = (
-            reference.level_of,
-            bounded(reference.half.slope),
-        )  # one slope, so that what it errs by cancels
         starts = reference.starts(found, seeds)
     crossings = dict[int, float]()
     while True:
