@@ -26,7 +26,7 @@ from .confidence.comparison import ModelErrors
 from .demand.question import Question
 from .demand.trace_part import TracePart
 from .search.counts import least_count
-from .search.held import PAIRS, Reference, held_load
+from .search.held import Reference, held_load
 from .search.judge import Finding, Search
 from .search.loads import greatest_load
 from .search.pace import ROUNDS, Pace
@@ -42,6 +42,8 @@ On a trace all candidates meet the same requests, and the tolerance of that resu
 KEPT_AT_LEAST = 3
 ROUGH, CLOSER, FINE = 0.1, 0.05, 0.03
 """Tolerances of the first round, of its part on a quarter of a trace, and of the second round."""
+PAIRS = 4
+"""Seeds of a candidate in the second round, and in the third of those that are not the best."""
 FEWEST = 16
 """Seeds of the best candidate in the third round, at least. Runs of a long trace that is replayed as it is differ by
 draws of acceptance alone; there PAIRS are the least."""

@@ -127,7 +127,7 @@ def table(found: Sequence[Checked]) -> Iterator[str]:
         name = f"{case.name}, {item.candidate.name}" if len(case.tried["speculation.steps"]) > 1 else case.name
         run = f"{finding.summary['submitted']:,} requests, {finding.summary['duration']:.0f} s"
         cells = [f"{name}: `{case.slo.replace(',', ', ')}`", run, f"{finding.interval.mean:.3g}"]
-        cells += [f"{finding.level.spread.deviation:.1%}", f"{item.load:.3g} {unit}, {len(finding.crossings)}"]
+        cells += [f"{finding.level.spread.deviation:.1%}", f"{item.load:.3g} {unit}, {finding.seeds}"]
         yield f"| {' | '.join([*cells, *(str(held.get(factor, '')) for factor in FACTORS)])} |"
 
 

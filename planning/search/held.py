@@ -17,9 +17,6 @@ from .judge import MOST_EXCESS, Finding, Judge, Search, Wanted
 from .loads import tidy
 from .own_loads import REACH, bounded, own_loads
 
-PAIRS = 4
-"""Seeds of a candidate in the second round, and in the third of those that are not the best; so many run at the stated
-load."""
 MOVES = 8
 """Loads at which the stated one is confirmed, at most: runs that hold at no load end there."""
 

@@ -68,6 +68,11 @@ class Finding:
     at: float = math.nan
     level: Level | None = None
 
+    @property
+    def seeds(self) -> int:
+        """The seeds that a load rests on: of a candidate that is compared with the best one, those of the best one."""
+        return len(self.crossings) if self.level is None else self.level.spread.freedom + 1
+
 
 @dataclass
 class Judge:

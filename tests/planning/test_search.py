@@ -18,9 +18,9 @@ from foredraft.planning.confidence.ranked import Ranked
 from foredraft.planning.confidence.ranking import rank_candidates
 from foredraft.planning.demand.question import Question
 from foredraft.planning.grid import parse_grid
-from foredraft.planning.plan import Plan
+from foredraft.planning.plan import PAIRS, Plan
 from foredraft.planning.search.counts import least_count
-from foredraft.planning.search.held import PAIRS, held_load
+from foredraft.planning.search.held import held_load
 from foredraft.planning.search.judge import Finding
 from foredraft.planning.search.loads import greatest_load
 from foredraft.planning.search.pace import Pace
@@ -465,6 +465,7 @@ def test_candidates_are_compared_seed_by_seed():
     assert [item.equal for item in ranked if not item.dropped] == [True, False, False]
     seeds = {item.candidate.name: len(item.finding.crossings) for item in ranked}
     assert seeds["EAGLE3, 1 step"] == 48 and seeds["EAGLE3, 2 steps"] == PAIRS
+    assert {item.finding.seeds for item in ranked} == {48}  # the others rest on those of the best one
     for item in ranked:
         own = speed[item.candidate.settings["speculation.steps"]]
         held = sum(own * math.exp(0.1 * noise(seed)) >= item.load for seed in range(1000, 1400))
