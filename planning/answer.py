@@ -257,7 +257,7 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool) -> PlannedCandidate:
         per_million=None if bill is None else bill.planned.output,
         bill=bill,
         energy=energy(whole, item) if holds else None,
-        run=PlannedRun(summary["submitted"], summary["duration"], len(found.crossings)) if holds else None,
+        run=PlannedRun(summary["submitted"], summary["duration"], found.seeds) if holds else None,
         tightest=None if found.tightest is None else found.tightest.name,
         taken=found.excess if math.isfinite(found.excess) else None,
         taken_interval=item.taken_range,
@@ -311,7 +311,7 @@ def _length_of_runs(whole: Plan, best: Ranked) -> str:
     text = f"A run has {count_of(summary['submitted'], 'request')} in {summary['duration']:.0f} s."
     if whole.trace_part is not None:
         text = f"{text} {whole.trace_part.of_a_run()}"
-    seeds = len(best.finding.crossings)
+    seeds = best.finding.seeds
     if seeds > 1:
         text += (
             f" The load is a tolerance bound over {seeds} seeds: with {CONFIDENCE:.0%} confidence {SHARE:.0%} of runs "

@@ -5,7 +5,7 @@ Three rounds. In the first every candidate is searched roughly, with one seed an
 behind are dropped. With a whole trace, the first round takes a thousand requests, and then a quarter of the trace for
 the candidates that are left. In the second round the other candidates (with a whole trace the best three) are searched
 finely, with a few seeds. The search begins where the first round ended. The third round says how sure a greatest load
-is: the best candidate runs with many seeds near the load that 95 % of runs hold, the others with a few of these seeds.
+is, by the greatest load of each run: the best candidate runs with many seeds, the others with a few of these.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ..sim.assembly import assemble
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .candidates import REPLICAS, Candidate, base_tables, make_candidates
-from .confidence.bounds import Level, Spread, differences
 from .confidence.comparison import ModelErrors
 from .demand.question import Question
 from .demand.trace_part import TracePart
@@ -45,6 +44,9 @@ ROUGH, CLOSER, FINE = 0.1, 0.05, 0.03
 """Tolerances of the first round, of its part on a quarter of a trace, and of the second round."""
 PAIRS = 4
 """Seeds of a candidate in the second round, and in the third of those that are not the best."""
+FEWEST = 16
+"""Seeds of the best candidate in the third round, at least. Runs of a long trace that is replayed as it is differ by
+draws of acceptance alone; there PAIRS are the least."""
 AT_ONCE = 2  # runs of a search that is alone, whatever number of processes there is: the answer does not depend on it
 FIRST_SHARE = 0.25  # of the requests, in the first round
 ROUGH_ROWS = 1000  # of a trace, in the first round
@@ -145,22 +147,20 @@ class Plan:
         if self.question.load is not None and able and all(map(self._is_hopeless, able)):
             nearest = min(able, key=self._distance)  # alone it is searched on: how many devices it would take
             yield from self._first_round([nearest], workers, ends_early=False)
-        kept, seeds = (
-            self._kept(self.rough, 1 - ROUGH if self._has_slices else DROPPED_BELOW),
-            self.question.seeds[:PAIRS],
-        )
+        kept = self._kept(self.rough, 1 - ROUGH if self._has_slices else DROPPED_BELOW)
+        first_seed = self.question.seeds[:1]
         if not self._has_slices:
             again = {index: self._fine_search(index) for index in kept}
             yield from self._searched("second", self.fine, again, workers)
         elif kept:
-            closer = partial(self._search_again, tolerance=CLOSER, seeds=seeds[:1], sized=lambda load: self._quarter)
+            closer = partial(self._search_again, tolerance=CLOSER, seeds=first_seed, sized=lambda load: self._quarter)
             yield from self._best_first("first", self.rough, kept, workers, closer, 1 + ROUGH)
             self.on_a_quarter = kept
             # What a quarter cannot tell apart a whole trace hardly can: so few are enough to find the load of the best.
             kept = self._kept(kept, 1.0)
             if not kept:
                 return
-            fine = partial(self._search_again, tolerance=FINE, seeds=seeds, sized=self._requests)
+            fine = partial(self._search_again, tolerance=FINE, seeds=first_seed, sized=self._requests)
             yield from self._best_first("second", self.fine, kept, workers, fine, 1 + 2 * CLOSER)
         if self.question.load is None:
             yield from self._third_round(workers)
@@ -193,19 +193,12 @@ class Plan:
         if not found:
             return
         best = max(found, key=lambda index: found[index].value)
-        groups = [list(one.crossings.values()) for index, one in found.items() if index != best]
-        alone = self._held_search(best, self.question.seeds, partial(Level.of, others=groups))
-        yield from self._searched("third", self.fine, {best: alone}, workers)
-        apart = [differences(one.crossings, found[best].crossings) for index, one in found.items() if index != best]
+        yield from self._searched("third", self.fine, {best: self._held_search(best, self.question.seeds)}, workers)
         held = self.fine[best]
         if held.level is None:  # a run of it failed
             return
-        reference = Reference(held, held.level, Spread.of(apart))
-        others = {
-            index: self._held_search(index, self.question.seeds[:PAIRS], reference.level_of)
-            for index in found
-            if index != best
-        }
+        reference, some = Reference(found[best], held, held.level), self.question.seeds[:PAIRS]
+        others = {index: self._held_search(index, some, reference) for index in found if index != best}
         yield from self._searched("third", self.fine, others, workers)
 
     def settings_at(self, candidate: Candidate, load: float, seed: int) -> dict[str, Any]:
@@ -213,10 +206,11 @@ class Plan:
         settings = {**candidate.settings, REPLICAS: self.engines(candidate), **self._requests(load)}
         return {**settings, self.load_key: load, "seed": seed}
 
-    def _held_search(self, index: int, seeds: Sequence[int], level_of: Callable[..., Level]) -> Search:
+    def _held_search(self, index: int, seeds: Sequence[int], reference: Reference | None = None) -> Search:
         settings = {**self.candidates[index].settings, REPLICAS: self.engines(self.candidates[index])}
         found, limits = self.fine[index], self.question.objectives
-        return held_load(settings, self.load_key, found, limits, seeds, FINE, self._requests, level_of)
+        least = FEWEST if self._runs_differ_much else PAIRS
+        return held_load(settings, self.load_key, found, limits, seeds, FINE, self._requests, least, reference)
 
     def _first_round(
         self, indices: Iterable[int], workers: Workers, ends_early: bool = True
@@ -250,6 +244,11 @@ class Plan:
         if self.question.load is not None or self.question.requests is not None:
             return False
         return self.trace_part is not None and FIRST_SHARE * self.trace_part.count > ROUGH_ROWS
+
+    @property
+    def _runs_differ_much(self) -> bool:
+        """Whether runs of different seeds have other arrivals or few requests."""
+        return not self._has_slices or self.trace_part is None or self.trace_part.window_s is not None
 
     @cached_property
     def _least_slice(self) -> dict[str, Any]:

@@ -88,12 +88,11 @@ class Level:
     below: float = 0.0
 
     @classmethod
-    def of(cls, own: Mapping[int, float], others: Iterable[Sequence[float]]) -> Level:
-        """Return the level of a candidate by each seed's own greatest load; `others` are those of other candidates, for
-        the spread."""
+    def of(cls, own: Mapping[int, float]) -> Level:
+        """Return the level of a candidate by each seed's own greatest load."""
         values = sorted(own.values())
         mean = float(np.mean(values))
-        return cls(mean, len(values), Spread.of([values, *others]), mean - values[failures_allowed(len(values))])
+        return cls(mean, len(values), Spread.of([values]), mean - values[failures_allowed(len(values))])
 
     @property
     def bound(self) -> float:
@@ -111,25 +110,17 @@ class Level:
 
         return self.mean - float(ndtri(LEAST_SHARE)) * self.spread.deviation - self.bound
 
-    @property
-    def error_of_bound(self) -> float:
-        """The standard error of the bound, about: that of the mean and that of the spread."""
-        if not self.spread.freedom:
-            return 0.0
-        factor = tolerance_factor(self.count, self.spread.freedom)
-        return self.spread.deviation * math.sqrt(1 / self.count + factor**2 / (2 * self.spread.freedom))
-
-    def behind(self, own: Mapping[int, float], reference: Mapping[int, float], differences: Spread) -> Level:
+    def behind(self, own: Mapping[int, float], reference: Mapping[int, float]) -> Level:
         """Return the level of another candidate, whose runs are compared with those of this one seed by seed.
 
-        `own`: its greatest loads, of a few seeds. `reference`: those of this candidate. `differences`: the spread of
-        the difference between candidates, which is small because both see the same draws. So a few seeds say as much
-        as all seeds of this candidate and their difference.
+        `own`: its greatest loads, of a few seeds. `reference`: those of this candidate. The difference between two
+        candidates varies little, because both see the same draws. So a few seeds say as much as all seeds of this
+        candidate and their difference.
         """
-        both = [seed for seed in own if seed in reference]
-        mean = self.mean + float(np.mean([own[seed] - reference[seed] for seed in both]))
-        ratio = differences.deviation / self.spread.deviation if self.spread.deviation else 0.0
-        return Level(mean, 1 / (1 / self.count + ratio**2 / len(both)), self.spread, self.below)
+        apart = differences(own, reference)
+        mean = self.mean + float(np.mean(apart))
+        ratio = Spread.of([apart]).deviation / self.spread.deviation if self.spread.deviation else 0.0
+        return Level(mean, 1 / (1 / self.count + ratio**2 / len(apart)), self.spread, self.below)
 
 
 def differences(one: Mapping[int, float], other: Mapping[int, float]) -> list[float]:

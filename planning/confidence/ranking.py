@@ -83,7 +83,8 @@ def _paired(whole: Plan, best: Ranked, item: Ranked) -> tuple[float, float]:
     own = differences(best.finding.crossings, item.finding.crossings)
     if len(own) < 2:  # of a load that is only a bound
         return math.log(best.load / item.load), 0.0
-    pooled = Spread.of(differences(best.finding.crossings, other.crossings) for other in whole.fine.values())
+    others = [one.crossings for one in whole.fine.values() if one is not best.finding]
+    pooled = Spread.of(differences(best.finding.crossings, one) for one in others)
     return sum(own) / len(own), pooled.half_width(len(own))
 
 

@@ -1,43 +1,49 @@
-"""The search of the load that nearly all runs hold, around the load that half of them hold."""
+"""The search of the load that nearly all runs hold, by the greatest load of each run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..confidence.bounds import Level, Spread
+import numpy as np
+
+from ..confidence.bounds import SHARE, Level, differences
 from ..confidence.intervals import Estimate
 from ..slo import Objective
-from .judge import Finding, Judge, Search
-from .loads import crossing, tidy
+from ..trial import Trial
+from .judge import MOST_EXCESS, Finding, Judge, Search, Wanted
+from .loads import tidy
+from .own_loads import REACH, bounded, own_loads
 
-FEWEST = 16
-"""Seeds of the best candidate, at least."""
 MOVES = 8
-"""Loads that are tried at most."""
-APART = 0.03
-"""The least difference of the logarithms of two loads that tell a slope."""
-STEEPER = 8.0
-"""The slope between the loads of the search is at most so many times that at the limit, and at least its inverse."""
-NEAR = 0.5
-"""Of the tolerance: a bound so near the load whose runs say it needs no runs at another load. So does one that is
-nearer than half of its own error."""
+"""Loads at which the stated one is confirmed, at most: runs that hold at no load end there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The best candidate, with which the others are compared seed by seed: its finding, its level, and the spread of
-    the differences."""
+    """The best candidate, with which the others are compared seed by seed: its finding of the second round, and that of
+    the third, which has a level."""
 
-    finding: Finding
+    half: Finding
+    held: Finding
     level: Level
-    differences: Spread
+
+    def starts(self, found: Finding, seeds: Sequence[int]) -> dict[int, float]:
+        """Return the logarithm of the load at which each seed of another candidate runs first: about its own greatest
+        load, by that of the best, or the load to be stated if the two are near each other.
+
+        `found`: the other candidate's finding of the second round.
+        """
+        apart = float(np.mean(differences(found.crossings, self.half.crossings)))
+        stated = self.level.bound + apart
+        own = {seed: self.held.crossings[seed] + apart for seed in seeds}
+        return {seed: log if abs(log - stated) > REACH else stated for seed, log in own.items()}
 
     def level_of(self, crossings: Mapping[int, float]) -> Level:
-        """Return the level of another candidate by its greatest loads of a few seeds."""
-        return self.level.behind(crossings, self.finding.crossings, self.differences)
+        """Return the level of another candidate by the greatest loads of a few seeds."""
+        return self.level.behind(crossings, self.held.crossings)
 
 
 def held_load(
@@ -48,50 +54,58 @@ def held_load(
     seeds: Sequence[int],
     tolerance: float,
     sized: Callable[[float], Mapping[str, Any]],
-    level_of: Callable[[Mapping[int, float]], Level],
-    fewest: int = FEWEST,
+    fewest: int,
+    reference: Reference | None = None,
 ) -> Search:
-    """Search the load that SHARE of runs hold, with a tolerance bound over seeds.
+    """Search the load that SHARE of runs hold, with a tolerance bound over the greatest loads of the seeds.
 
-    `found`: the load that half of the runs hold, with the slope there. `level_of`: returns what single runs hold, by
-    the greatest loads of some seeds. Runs `fewest` seeds at the load where the bound is by the runs so far. If the
-    bound by these runs is near this load, but gives more than `tolerance` away, runs more seeds, up to all. If it is
-    not near, moves there.
+    `found`: the load that half of the runs hold, with the slope there. The best candidate takes `fewest` of the seeds,
+    and more of them, up to all, while the bound gives more than `tolerance` away. Another candidate is compared with
+    the best one, its `reference`.
     """
     judge = Judge(settings, key, objectives, seeds, sized)
-    slope, level, count = found.slope, level_of(found.crossings), min(fewest, len(seeds))
-    next_log, before = level.bound, math.nan
-    is_near = False
-    for _ in range(MOVES):
-        load = tidy(math.exp(next_log))
-        while True:
-            yield from judge.run([load], seeds[:count])
-            slope = _slope(judge, before, load, slope, found.slope)
-            crossings = {seed: crossing(load, judge.log_excess(load, seed), slope) for seed in seeds[:count]}
-            level = level_of(crossings)
-            is_near = abs(level.bound - math.log(load)) <= max(NEAR * tolerance, level.error_of_bound / 2)
-            if not is_near or level.given_away <= tolerance or count == len(seeds):
-                break
-            count = min(2 * count, len(seeds))
-        if is_near:
+    count, level_of = min(fewest, len(seeds)), Level.of if reference is None else reference.level_of
+    slope = bounded((reference.half if reference else found).slope)  # one for all, so that what it errs by cancels
+    starts = dict.fromkeys(seeds, math.log(found.value) - tolerance)
+    if reference is not None:
+        starts = reference.starts(found, seeds)
+    crossings = dict[int, float]()
+    while True:
+        new = {seed: starts[seed] for seed in seeds[:count] if seed not in crossings}
+        crossings |= yield from own_loads(judge, new, slope)
+        level = level_of(crossings)
+        if level.given_away <= tolerance or count == len(seeds):
             break
-        next_log, before = level.bound, load
-    # A bound far from the loads that have run rests on a slope alone: it does not raise the stated load.
-    value = math.exp(level.bound if is_near else min(level.bound, math.log(load)))
-    taken = math.exp(slope * (math.log(value) - level.mean))
-    interval = Estimate(found.value, found.value * level.spread.half_width(len(found.crossings)))
-    more = {"curve": found.curve, "slope": slope, "crossings": crossings, "interval": interval, "level": level}
-    return judge.finding(value, load, **more, excess=taken)
+        count = min(2 * count, len(seeds))
+    allowed = int(count * (1 - SHARE)) if reference is None else count  # few seeds tell no share
+    bound, at = yield from _confirmed(judge, level.bound, seeds[:count], allowed, slope, tolerance)
+    level, value = replace(level, below=max(level.below, level.mean - bound)), tidy(math.exp(bound))
+    half = math.exp(level.mean)
+    interval = Estimate(half, half * level.spread.half_width(level.count))
+    result = judge.finding(value, at, found.curve, slope=slope, crossings=crossings, interval=interval, level=level)
+    return replace(result, excess=result.excess * (value / at) ** slope)
 
 
-def _slope(judge: Judge, before: float, load: float, now: float, at_limit: float) -> float:
-    """Return the slope between two loads that have run, by the seeds of both; `now` where they do not tell it.
+def _confirmed(
+    judge: Judge, bound: float, seeds: Sequence[int], allowed: int, slope: float, tolerance: float
+) -> Generator[Wanted, list[Trial], tuple[float, float]]:
+    """Lower the logarithm of a load until at most `allowed` of the runs there break the limits. Return it, and the load
+    of the last runs, which is about within the tolerance.
 
-    Far below the limit of a mean run the excess often rises less than there.
+    Where runs of one seed at neighbouring loads differ by chance, its greatest load is the luckiest of several runs.
     """
-    common = [seed for seed in judge.seeds if (before, seed) in judge.summaries and (load, seed) in judge.summaries]
-    if not common or abs(math.log(load / before)) < APART:
-        return now
-    rises = [judge.log_excess(load, seed) - judge.log_excess(before, seed) for seed in common]
-    slope = sum(rises) / len(rises) / math.log(load / before)
-    return min(max(slope, at_limit / STEEPER), at_limit * STEEPER)
+    for _ in range(MOVES):
+        ran = [load for load in judge.values_of(seeds[0]) if all((load, seed) in judge.summaries for seed in seeds)]
+        at = min(ran, key=lambda load: abs(math.log(load) - bound), default=math.inf)
+        if abs(math.log(at) - bound) > tolerance:
+            at = tidy(math.exp(bound))
+            yield from judge.run([at], seeds)
+        if allowed >= len(seeds):
+            return bound, at
+        over = sorted(judge.log_excess(at, seed) for seed in seeds)[-1 - allowed]
+        is_told = over < math.log(MOST_EXCESS)
+        limit = math.log(at) - (over / slope if is_told else REACH)
+        if bound <= limit:
+            return bound, at
+        bound = limit
+    return bound, at

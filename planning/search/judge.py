@@ -68,6 +68,11 @@ class Finding:
     at: float = math.nan
     level: Level | None = None
 
+    @property
+    def seeds(self) -> int:
+        """The seeds that a load rests on: of a candidate that is compared with the best one, those of the best one."""
+        return len(self.crossings) if self.level is None else self.level.spread.freedom + 1
+
 
 @dataclass
 class Judge:
@@ -98,7 +103,11 @@ class Judge:
 
     def run(self, values: Sequence[float], seeds: Sequence[int]) -> Generator[Wanted, list[Trial], None]:
         """Make all missing runs at these values with these seeds, at the same time."""
-        missing = [(value, seed) for value in values for seed in seeds if (value, seed) not in self.summaries]
+        yield from self.run_each([(value, seed) for value in values for seed in seeds])
+
+    def run_each(self, places: Sequence[tuple[float, int]]) -> Generator[Wanted, list[Trial], None]:
+        """Make all missing runs at these (value, seed), at the same time."""
+        missing = [place for place in places if place not in self.summaries]
         if missing:
             trials = yield [
                 {**self.settings, **self.sized(value), self.key: value, "seed": seed} for value, seed in missing
@@ -107,6 +116,10 @@ class Judge:
                 if trial.status != "done":
                     raise CannotRun(trial.message)
                 self.summaries[place] = trial.summary
+
+    def values_of(self, seed: int) -> list[float]:
+        """Return the values that a seed has run at."""
+        return [value for value, one in self.summaries if one == seed]
 
     def mean_log_excess(self, value: float, seeds: Sequence[int]) -> float:
         """Return the mean of the logarithms of the excesses at a value that has run;
@@ -132,8 +145,14 @@ class Judge:
             excesses.setdefault(value, []).append(self.log_excess(value, seed))
         return Spread.of(taken for taken in excesses.values() if min(map(abs, taken)) < math.log(MOST_EXCESS))
 
-    def finding(self, value: float, at: float, **more: Any) -> Finding:
-        """Return the finding `value`, with the results of the runs at `at`. `more`: other fields of the finding."""
+    def finding(
+        self, value: float, at: float, curve: Mapping[float, Sequence[float]] | None = None, **more: Any
+    ) -> Finding:
+        """Return the finding `value`, with the results of the runs at `at`.
+
+        `curve`: that of another search, if the seeds of this one have no loads in common. `more`: other fields of the
+        finding.
+        """
         seeds = [seed for seed in self.seeds if (at, seed) in self.summaries]
         logs = np.log(np.maximum([shares(self.objectives, self.summaries[at, seed]) for seed in seeds], 1e-9)).mean(0)
         summary = self.summaries[at, seeds[0]]
@@ -141,7 +160,7 @@ class Judge:
         tightest = self.objectives[int(np.argmax(logs))] if is_told else excess(self.objectives, summary)[1]
         taken = [self.share(at, seed) for seed in seeds]
         mean = math.inf if any(map(math.isinf, taken)) else float(np.exp(np.mean(np.log(taken))))
-        found = Finding(value, None, summary, tightest, mean, curve=self.curve(), at=at)
+        found = Finding(value, None, summary, tightest, mean, curve=self.curve() if curve is None else curve, at=at)
         return replace(found, **more)
 
     def curve(self) -> dict[float, list[float]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +109,7 @@ def stated(answer: Callable[[Mapping[str, Any]], Trial], seeds: range, start: fl
     """Return what a plan of one candidate states: the load that 95 % of runs hold."""
     service = Service(answer)
     ((_, half),) = run_searches({0: greatest_load({}, "load", start, LIMIT, seeds[:4], 0.03, 1.1)}, service)
-    search = held_load({}, "load", half, LIMIT, seeds, 0.03, lambda load: {}, partial(Level.of, others=[]))
+    search = held_load({}, "load", half, LIMIT, seeds, 0.03, lambda load: {}, 16)
     ((_, found),) = run_searches({0: search}, service)
     return found
 
@@ -147,6 +146,80 @@ def test_a_curve_that_is_flat_below_its_limit_is_followed_down():
     assert held >= 360 and 8 * math.exp(-0.45) < found.value < 8 * math.exp(-0.1)
 
 
+def test_the_stated_load_holds_where_runs_of_one_seed_differ_by_chance():
+    """The excess rises slowly, and differs more between loads of one seed than between seeds: the greatest load that a
+    seed holds is a lucky one. In most of 30 plans 90 % of fresh runs hold the stated load."""
+
+    def answer(run: Mapping[str, Any]) -> Trial:
+        draws = 0.3 * noise(run["seed"]) + 1.4 * noise(f"{run['seed']} {run['load']}")
+        return trial(100 * math.exp(0.5 * math.log(run["load"] / 8) + 0.1 * draws))
+
+    shares = []
+    for first in range(0, 3000, 100):
+        load = stated(answer, range(first, first + 48), 6).value
+        fresh = [answer({"load": load, "seed": seed}).summary["p99_ttft_ms"] for seed in range(9000, 9400)]
+        shares.append(sum(value <= 100 for value in fresh) / len(fresh))
+    assert sum(share >= 0.9 for share in shares) >= 24 and sum(shares) / 30 > 0.92
+
+
+def test_runs_that_hold_no_load_end_the_search():
+    """One window in eight has a request that is refused at every load: the stated load goes far down."""
+    runs = []
+
+    def answer(run: Mapping[str, Any]) -> Trial:
+        runs.append(run)
+        return trial(100 * (run["load"] / 8) ** 2, refused=int(run["seed"] % 8 == 7))
+
+    assert stated(answer, range(48), 6).value < 1 and len(runs) < 600
+
+
+RISES: Mapping[str, Callable[[float], float]] = {  # the logarithm of the share of the limit, by that of the load
+    "power": lambda above: 3 * above,
+    "flat, then a wall": lambda above: math.inf if above > 0.3 else max(1.2 * above, 0.25 * above - 0.475),
+    "cliff": lambda above: math.inf if above > 0 else 0.2 * above - 0.9,
+}
+
+
+def busy_windows(seed: int) -> float:
+    """Return the logarithm of a seed's own greatest load: one of 30 windows in 33 is busy, and each busy one that a run
+    draws takes a third of the load."""
+    draws = random.Random(f"windows {seed}")
+    return -0.4 * sum(draws.random() < 0.03 for _ in range(30)) + 0.1 * draws.gauss(0, 1)
+
+
+@pytest.mark.parametrize("rise", sorted(RISES))
+def test_bounds_of_all_candidates_hold_where_runs_draw_busy_windows(rise: str):
+    """Of three candidates two are equal and one holds 20 % less. Their runs differ by a factor of 5 between seeds, by
+    2 % between candidates, and by 2 % with the load."""
+    capacity, held, ties = {1: 8.0, 2: 8.0, 3: 6.4}, [], []
+
+    def own(steps: int, seed: int) -> float:
+        return capacity[steps] * math.exp(busy_windows(seed) + 0.02 * noise(f"{seed} {steps}"))
+
+    def answer(run: Mapping[str, Any]) -> Trial:
+        load, steps, seed = run["workload.rate"], run["speculation.steps"], run["seed"]
+        taken = RISES[rise](math.log(load / own(steps, seed)))
+        if math.isinf(taken):
+            return trial(1000.0, mean_output_tokens=1.0, overloaded=True)
+        return trial(100 * math.exp(taken + 0.02 * noise(f"{seed} {steps} {load}")), mean_output_tokens=1.0)
+
+    candidates = make_candidates(Scenario(), {"speculation.steps": [1, 2, 3]}, None)
+    for first in range(0, 10_000, 1000):
+        whole = Plan(Scenario(), candidates, Question(LIMIT, None, None, range(first, first + 48), 400, 0.0))
+        service = Service(answer)
+        for _ in whole.run(service):
+            pass
+        ranked = {item.candidate.settings["speculation.steps"]: item for item in rank_candidates(whole)}
+        for steps, item in ranked.items():
+            held.append(sum(own(steps, seed) >= item.load for seed in range(20_000, 20_400)) / 400)
+        assert ranked[2].load == pytest.approx(ranked[1].load, rel=0.1)
+        assert ranked[3].load == pytest.approx(0.8 * ranked[1].load, rel=0.1) and not ranked[3].equal
+        ties.append(ranked[1].equal and ranked[2].equal)
+        assert len(service.runs) < 600
+    assert sum(share >= 0.9 for share in held) >= 27 and sum(ties) >= 8
+    assert sum(held) / len(held) < 0.985  # and not by stating much too little
+
+
 def test_a_stated_load_is_not_above_its_limit():
     """The share of the limit is that of the mean run there; half of the runs hold the load of the second round."""
     found = stated(lambda run: trial(100 * (run["load"] / 8) ** 3 * math.exp(0.1 * noise(run["seed"]))), range(32), 6)
@@ -158,19 +231,22 @@ def test_other_candidates_are_as_sure_as_the_best_by_their_differences():
     """The second candidate has 4 of the seeds: its stated load rests on all 32 of the first, because both see the same
     draws."""
     logs = {seed: 0.1 * noise(seed) for seed in range(32)}
-    level = Level.of(logs, [])
-    other = level.behind({seed: logs[seed] - 0.2 for seed in range(4)}, logs, Spread(0.0, 3))
+    level = Level.of(logs)
+    other = level.behind({seed: logs[seed] - 0.2 for seed in range(4)}, logs)
     assert failures_allowed(16) == failures_allowed(32) == 0 and failures_allowed(64) == 2
     assert other.mean == pytest.approx(level.mean - 0.2) and other.count == pytest.approx(32)
     assert level.bound - other.bound == pytest.approx(0.2)
-    apart = level.behind({seed: logs[seed] - 0.2 for seed in range(4)}, logs, Spread(level.spread.deviation, 3))
-    assert apart.count == pytest.approx(1 / (1 / 32 + 1 / 4)) and apart.bound < other.bound
+    steps = [-0.3, 0.1, -0.1, 0.3]  # of the differences, whose mean is the same
+    apart = level.behind({seed: logs[seed] - 0.2 + steps[seed] for seed in range(4)}, logs)
+    ratio = Spread.of([steps]).deviation / level.spread.deviation
+    assert apart.mean == pytest.approx(other.mean) and apart.bound < other.bound
+    assert apart.count == pytest.approx(1 / (1 / 32 + ratio**2 / 4))
 
 
 def test_a_few_runs_far_below_the_others_move_the_bound():
     """One run in eight meets a burst, which a normal distribution does not know."""
     logs = {seed: 0.001 * noise(seed) - (0.5 if seed % 8 == 7 else 0.0) for seed in range(64)}
-    level = Level.of(logs, [])
+    level = Level.of(logs)
     normal = level.mean - tolerance_factor(64, 63) * level.spread.deviation
     assert level.bound < normal and level.bound == pytest.approx(sorted(logs.values())[2])
 
@@ -389,6 +465,7 @@ def test_candidates_are_compared_seed_by_seed():
     assert [item.equal for item in ranked if not item.dropped] == [True, False, False]
     seeds = {item.candidate.name: len(item.finding.crossings) for item in ranked}
     assert seeds["EAGLE3, 1 step"] == 48 and seeds["EAGLE3, 2 steps"] == PAIRS
+    assert {item.finding.seeds for item in ranked} == {48}  # the others rest on those of the best one
     for item in ranked:
         own = speed[item.candidate.settings["speculation.steps"]]
         held = sum(own * math.exp(0.1 * noise(seed)) >= item.load for seed in range(1000, 1400))
@@ -424,6 +501,7 @@ def test_a_plan_on_a_whole_trace_drops_candidates_on_its_slices(tmp_path: Path):
         pass
     ranked = rank_candidates(whole)
     assert ranked[0].candidate.name == "EAGLE3, 6 steps" and ranked[0].load == pytest.approx(3.9, rel=0.02)
+    assert sum(3.9 * math.exp(0.005 * noise(seed)) >= ranked[0].load for seed in range(100, 500)) >= 360
     assert {item.candidate.name for item in ranked if not item.dropped} == {f"EAGLE3, {n} steps" for n in (5, 6, 7)}
     assert {item.candidate.name for item in ranked if item.dropped and item.equal} == {
         f"EAGLE3, {n} steps" for n in (4, 8)
@@ -431,7 +509,7 @@ def test_a_plan_on_a_whole_trace_drops_candidates_on_its_slices(tmp_path: Path):
     sizes = [run.get("workload.num_requests", 20_000) for run in service.runs]
     assert set(sizes) == {1000, 5000, 20_000}
     assert all(run.get("workload.start_s", 0) >= 3600 for run in service.runs if "workload.num_requests" in run)
-    assert sum(size == 20_000 for size in sizes) <= 16 + 3 * (4 + 3 + 4)
+    assert sum(size == 20_000 for size in sizes) <= 4 + 3 * (4 + 4)
     assert not any("workload.resample_s" in run for run in service.runs)
 
 
