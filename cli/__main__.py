@@ -23,6 +23,8 @@ EXTRAS = {  # extra -> the packages that it brings
     "cluster": ("ray", "grpc"),
     "report": ("plotly", "kaleido"),
     "server": ("fastapi", "starlette", "uvicorn", "prometheus_client"),
+    "kv-events": ("zmq", "msgspec"),
+    "otel": ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter"),
     "lossless": ("httpx",),
 }
 NEED_MODELS = ("generate", "bench", "selftest", "tiny", "twin", "warmup")

@@ -25,7 +25,7 @@ from .planning.report import report
 from .planning.sweep import sweep
 from .planning.tune import tune
 from .replay import replay
-from .serve import serve
+from .serving.serve import serve
 from .simulation.acceptance import acceptance
 from .simulation.calibrate import calibrate
 from .simulation.schema import schema

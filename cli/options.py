@@ -3,7 +3,9 @@ that do nothing."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import partial, wraps
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +24,27 @@ def option(flags: str, text: str, metavar: str | None = None, **settings: Any) -
 def in_panel(title: str) -> partial[Any]:
     """Return `option` for those that the help shows in a panel."""
     return partial(option, rich_help_panel=title)
+
+
+def with_options(name: str, declared: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator of commands that puts the parameters of `declared` in the place of the parameter `name`, which
+    gets their values by their names."""
+    inner = signature(declared, eval_str=True).parameters
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**arguments: Any) -> None:
+            command(**{name: {one: arguments.pop(one) for one in inner}}, **arguments)
+
+        own = signature(command, eval_str=True).parameters.values()
+        all_declared = [one for given in own for one in (inner.values() if given.name == name else (given,))]
+        parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in all_declared]
+        shown: Any = run  # where typer reads its parameters
+        shown.__signature__ = signature(command, eval_str=True).replace(parameters=parameters)
+        shown.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
 
 
 def argument(metavar: str | None, text: str) -> Any:

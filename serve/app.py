@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,8 +13,10 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from ..observe.log import package_version
+from .connections import port_of
 from .errors import ApiError
 from .frontend import Frontend
 from .guards import Guards
@@ -21,6 +24,7 @@ from .metrics import Exposition
 from .requests.api import Api
 from .requests.faults import FaultInjector, RequestFaults
 from .requests.identity import Identity
+from .requests.load import engine_loads, server_load
 from .requests.reading import ReadingRules, RequestReader
 from .requests.schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
@@ -38,18 +42,27 @@ def make_app(
     dialect: str = "openai",
     access: Callable[[Mapping[str, Any]], None] | None = None,
     faults: RequestFaults | None = None,
+    engine_of_port: Mapping[int, int] = MappingProxyType({}),
+    origins: Sequence[str] = (),
 ) -> FastAPI:
     """Return the application, which begins to serve with its lifespan.
 
     `model`: the name that clients see, by default the body's. `metrics_as`: the server whose metric names are used.
     `dialect`: the server whose clients are understood. `access` gets the facts of each request that has been answered.
-    `faults`: what happens to requests on demand. Raises ConfigError.
+    `faults`: what happens to requests on demand. `engine_of_port`: the engine that serves alone what comes to a port.
+    `origins`: sites whose pages may use the server. Raises ConfigError.
     """
     model = model or frontend.body.name
     reader = RequestReader(_rules(frontend, model, dialect), frontend.body.tokenizer)
-    api = Api(frontend, model, reader, dialect)
+    api = Api(frontend, model, reader, dialect, engine_of_port)
     body = frontend.body
     exposition = Exposition(frontend.metrics, model, metrics_as, lambda: body.at_ns(time.monotonic()))
+
+    def engines(request: Request) -> Sequence[int]:
+        """Return the numbers of the engines that stand behind the port of a request."""
+        alone = engine_of_port.get(port_of(request.scope))
+        return range(len(body.engines)) if alone is None else (alone,)
+
     version = package_version()
 
     @asynccontextmanager
@@ -64,6 +77,14 @@ def make_app(
         app.add_middleware(FaultInjector, faults=faults)
     app.add_middleware(Guards, limits=frontend.limits, api_key=api_key, plain=PLAIN)
     app.add_middleware(Identity, access=access)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id"],
+        )
     app.exception_handler(ApiError)(_api_error)
     app.exception_handler(HTTPException)(_http_error)
     app.exception_handler(Exception)(_own_error)
@@ -94,8 +115,18 @@ def make_app(
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         """The metrics in Prometheus' text format, or as OpenMetrics for clients that accept it."""
-        content, media_type = exposition(request.headers.get("accept", ""))
+        content, media_type = exposition(request.headers.get("accept", ""), engines(request))
         return Response(content, headers={"Content-Type": media_type})
+
+    @app.get("/load")
+    async def load(request: Request) -> Response:
+        """How many outputs are running or waiting, as vLLM has it."""
+        return JSONResponse(server_load([body.engines[number] for number in engines(request)]))
+
+    @app.get("/v1/loads")
+    async def loads(request: Request) -> Response:
+        """The load of each engine, as SGLang has it."""
+        return JSONResponse(engine_loads(frontend.metrics, engines(request), body.at_ns(time.monotonic())))
 
     app.openapi = lambda: _schema(app)  # type: ignore[method-assign]  # FastAPI's own way to add to it
     app.state.frontend = frontend

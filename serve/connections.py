@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import socket
+import ssl
 import sys
+from collections.abc import Mapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
@@ -29,9 +33,9 @@ FLUSH_S = 2.0
 """How long the last bytes of aborted replies have to reach the clients."""
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, option: str = "--host, --port") -> socket.socket:
     """Take an address before anything dear is loaded or written; port 0: any free one.
-    Raises ConfigError if it cannot be had."""
+    Raises ConfigError, which names `option`, if it cannot be had."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
@@ -44,14 +48,45 @@ def bind(host: str, port: int) -> socket.socket:
             taken.close()
             raise
     except (OSError, UnicodeError) as error:
-        raise cannot_listen(host, port, error) from None
+        raise cannot_listen(f"{host} port {port}", error, option) from None
     return taken
 
 
-def cannot_listen(host: str, port: int, error: Exception) -> ConfigError:
+def bind_path(path: Path) -> socket.socket:
+    """Take a Unix socket; one that a server has left behind is replaced. Raises ConfigError if it cannot be had."""
+    taken = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() and taken.connect_ex(str(path)) == errno.ECONNREFUSED:
+            path.unlink()
+        taken.bind(str(path))
+    except OSError as error:
+        taken.close()
+        raise cannot_listen(str(path), error, "--uds") from None
+    return taken
+
+
+def address_of(listener: socket.socket, scheme: str) -> str:
+    """Return the address of a listener as clients write it."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def cannot_listen(address: str, error: Exception, option: str = "--host, --port") -> ConfigError:
     """Return the error of an address that cannot be had."""
     reason = (getattr(error, "strerror", None) or str(error)).lower()
-    return ConfigError.of("<arguments>", "--host, --port", f"cannot listen on {host} port {port}: {reason}")
+    return ConfigError.of("<arguments>", option, f"cannot listen on {address}: {reason}")
+
+
+def check_certificate(certificate: Path, key: Path | None) -> None:
+    """Raise ConfigError if no HTTPS server can be made of these files."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except OSError as error:
+        files = certificate if key is None else f"{certificate} with {key}"
+        message = f"{files} cannot be used: {error.strerror or error}".lower()
+        raise ConfigError.of("<arguments>", "--ssl-certfile, --ssl-keyfile", message) from None
 
 
 class BoundedHeads(HttpProtocol):
@@ -137,8 +172,11 @@ def _head_is_too_large() -> ApiError:
     return ApiError(431, f"the head of the request is larger than {MOST_HEAD_BYTES} bytes", code="head_too_large")
 
 
-def http_config(app: ASGIApp, limits: Limits, drain_s: float) -> uvicorn.Config:
-    """Return how uvicorn serves `app` within `limits`. drain_s: seconds that replies have to end after a signal."""
+def http_config(
+    app: ASGIApp, limits: Limits, drain_s: float, certificate: tuple[Path, Path | None] | None = None
+) -> uvicorn.Config:
+    """Return how uvicorn serves `app` within `limits`. drain_s: seconds that replies have to end after a signal.
+    certificate: the files of certificate and key, if HTTPS is to be served."""
 
     class Heads(BoundedHeads):
         stall_s = limits.stall_s
@@ -156,4 +194,12 @@ def http_config(app: ASGIApp, limits: Limits, drain_s: float) -> uvicorn.Config:
         limit_concurrency=limits.max_connections,
         timeout_graceful_shutdown=math.ceil(drain_s + FLUSH_S) if math.isfinite(drain_s) else None,
         timeout_keep_alive=max(1, round(limits.stall_s)),
+        ssl_certfile=None if certificate is None else certificate[0],
+        ssl_keyfile=None if certificate is None else certificate[1],
     )
+
+
+def port_of(scope: Mapping[str, Any]) -> int:
+    """Return the port to which a request came; 0 for a Unix socket."""
+    _, port = scope.get("server") or ("", 0)
+    return port or 0

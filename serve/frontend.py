@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from ..core.contract.request import FinishedRequest
 from .answers.reply import Choice, Delta, Reply
-from .bodies.port import Body, Order, Piece
+from .bodies.port import Body, Order, Piece, body_clock
 from .errors import ApiError
 from .limits import Limits
 from .metrics import ServerMetrics
+from .metrics.counts import Life
 from .scheduler import SchedulerThread
 
 Action = Callable[[], None]
@@ -41,21 +43,24 @@ class Frontend:
         stamps: bool = False,
         flush: Callable[[], None] = lambda: None,
         start_s: float = 0.0,
+        after_turn: Callable[[], None] = lambda: None,
+        on_end: Callable[[FinishedRequest, int, Life], None] | None = None,
     ) -> None:
         """Make a frontend of `body`. `stamps`: each event of a stream begins with a comment, when its round
-        ended (Unix, ns). `flush`: see SchedulerThread. `start_s`: seconds of the body that a start takes."""
+        ended (Unix, ns). `flush`, `after_turn`: see SchedulerThread. `start_s`: seconds of the body that a start takes.
+        `on_end` hears of each output that ends, on the scheduler's thread."""
         self.body = body
         self.limits = limits
         self.metrics = metrics
         self.tell = tell
         self.is_draining: bool = False
-        metrics.engines, metrics.pace = body.engines, body.pace
+        metrics.engines, metrics.pace, metrics.on_end = body.engines, body.pace, on_end
         self._stamps = stamps
         self._told: set[str] = set()
         self._began_s = time.monotonic()
         self._ns_per_s = body.at_ns(1.0) - body.at_ns(0.0)
         self._start_s = start_s * 1e9 / self._ns_per_s
-        self._unix_ns = time.time_ns() - (body.at_ns(time.monotonic()) / self._ns_per_s) * 1e9  # at time 0 of the body
+        self._unix_ns = body_clock(body)
         self._numbers = itertools.count()
         self._choices: dict[str, tuple[Reply, Choice]] = {}  # of outputs that the body has, by the ids of their orders
         self._replies: dict[str, Reply] = {}
@@ -64,7 +69,7 @@ class Frontend:
         self._sent_at: list[tuple[float, Iterable[tuple[Choice, Delta]]]] = []  # and not counted yet
         self._held: list[tuple[int, list[Action]]] = []  # (due time, actions that send what was prepared for it)
         self.scheduler: SchedulerThread = SchedulerThread(
-            body, self, self._body_failed, 2 * limits.max_streams + SPARE_COMMANDS, flush
+            body, self, self._body_failed, 2 * limits.max_streams + SPARE_COMMANDS, flush, after_turn
         )
 
     @property
@@ -130,7 +135,7 @@ class Frontend:
             self.metrics.num_refused += 1
             message = f"{self.num_live} outputs are being served, at most {limit} may be"
             raise ApiError(429, message, code="too_many_streams", retry_after_s=self.limits.retry_after_s)
-        orders = [replace(order, number=next(self._numbers)) for order in orders]
+        orders = [replace(order, number=next(self._numbers), name=reply_id) for order in orders]
         at_ns = self.body.at_ns
         lives = [self.metrics.ordered(order, at_ns(order.at_s)) for order in orders]
         choices = [Choice(i, order, self.body.make_decoder(order), lives[i]) for i, order in enumerate(orders)]
@@ -169,7 +174,7 @@ class Frontend:
 
     def stamp(self, delta: Delta) -> bytes:
         """Return the bytes that come before the event of a delta."""
-        return b": %d\n" % (self._unix_ns + delta.at_ns / self._ns_per_s * 1e9) if self._stamps else b""
+        return b": %d\n" % self._unix_ns(delta.at_ns) if self._stamps else b""
 
     def tell_once(self, message: str) -> None:
         """Tell who runs the server something, the first time that it is to be told."""

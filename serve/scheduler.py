@@ -28,7 +28,7 @@ class SchedulerThread:
     """Runs `body` between `start` and `stop`.
 
     On this thread `outlet` gets the pieces of each round, and `on_failure` an error of the body, which ends it. `flush`
-    is called there each FLUSH_S, and when the body has nothing to do.
+    is called there each FLUSH_S, and when the body has nothing to do; `after_turn` after each turn of the body.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class SchedulerThread:
         on_failure: Callable[[BaseException], None],
         max_commands: int,
         flush: Callable[[], None] = lambda: None,
+        after_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self.body = body
         self.error: BaseException | None = None  # why the loop has ended before `stop`
@@ -45,6 +46,7 @@ class SchedulerThread:
         self._on_failure = on_failure
         self._max_commands = max_commands
         self._flush = flush
+        self._after_turn = after_turn
         self._flushed_s = 0.0
         self._commands: list[Callable[[], None]] = []
         self._changed = threading.Condition()
@@ -105,6 +107,7 @@ class SchedulerThread:
             while not self._stopping:
                 self._take_commands()
                 self.body.turn(self._outlet)
+                self._after_turn()
                 self._flush_if_due()
         except BaseException as error:
             self.error = error

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from fastapi import FastAPI
 
 from ..core.errors import ForedraftError
 from ..observe.input_files import read_text
-from .connections import BoundedHeads, cannot_listen, http_config
+from .connections import BoundedHeads, address_of, cannot_listen, http_config
 from .frontend import Frontend
 from .requests.faults import Admin
 
@@ -35,10 +36,10 @@ a round's events."""
 
 
 class Server(uvicorn.Server):
-    """Serves `app` on what `bind` has taken until a signal ends it; `address` is where, once it has begun.
+    """Serves `app` on what `bind` has taken until a signal ends it; `address` is the first, once it has begun.
 
     `drain_s`: seconds after the first signal until the remaining replies are aborted. `table`: the file of the adaptive
-    configuration, if any. `admin`: another application, on another port.
+    configuration, if any. `admin`: another application, on another port. `certificate`: files of an HTTPS server.
     """
 
     def __init__(
@@ -46,25 +47,26 @@ class Server(uvicorn.Server):
         app: FastAPI,
         frontend: Frontend,
         *,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         drain_s: float,
         table: Path | None = None,
         admin: Admin | None = None,
+        certificate: tuple[Path, Path | None] | None = None,
     ) -> None:
-        super().__init__(http_config(app, frontend.limits, drain_s))
+        super().__init__(http_config(app, frontend.limits, drain_s, certificate))
         self.address: str = ""
         self.should_exit: bool = False
         self._frontend = frontend
         self._table = table
         self._admin = admin
         self._admin_server: uvicorn.Server | None = None
-        self._listener = listener
+        self._listeners = list(listeners)
         self._drain_s = drain_s
         self._drain_ends_s = math.inf
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        with self._listener:
-            super().run(sockets=[self._listener])
+        with self._listeners[0]:
+            super().run(sockets=self._listeners)
 
     def handle_exit(self, sig: int, frame: object) -> None:
         """Take a signal that ends the server. It goes on listening while it drains, so that `/ready` and `/metrics`
@@ -81,12 +83,12 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        host, port = self._listener.getsockname()[:2]
+        address = address_of(self._listeners[0], "https" if self.config.is_ssl else "http")
         try:
             await super().startup(sockets)
         except OSError as error:  # another process has begun to listen meanwhile
             await self.lifespan.shutdown()
-            raise cannot_listen(host, port, error) from None
+            raise cannot_listen(address, error) from None
         if self.should_exit:
             return
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -97,7 +99,7 @@ class Server(uvicorn.Server):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
         if self._admin is not None:
             await self._start_admin(self._admin.app, self._admin.listener)
-        self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.address = address
         self._frontend.tell(f"{self._frontend.body.name} is served on {self.address}")
 
     async def _start_admin(self, app: FastAPI, listener: socket.socket) -> None:

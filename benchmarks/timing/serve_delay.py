@@ -87,7 +87,7 @@ def main() -> None:
     frontend = Frontend(SimulatedBody(scenario, speed=20.0), Limits(), ServerMetrics())
     app = make_app(frontend)
     app.state.reader.start()
-    server = Server(app, frontend, listener=bind("127.0.0.1", 0), drain_s=5)
+    server = Server(app, frontend, listeners=[bind("127.0.0.1", 0)], drain_s=5)
     turns = Turns()
     thread = threading.Thread(target=server.run)
     thread.start()

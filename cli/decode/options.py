@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Mapping
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..options import AS_JSON, in_panel, output_option
+from ..options import AS_JSON, in_panel, output_option, with_options
 
 if TYPE_CHECKING:
     from ...core.errors import Problem
@@ -108,23 +108,7 @@ def _session_options(
 
 
 _SESSION = signature(_session_options, eval_str=True).parameters
-
-
-def with_session_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with the options of a session in place of its parameter `session`, which takes
-    their values by name."""
-
-    @wraps(command)
-    def run(**arguments: Any) -> None:
-        command(session={name: arguments.pop(name) for name in _SESSION}, **arguments)
-
-    own = signature(command, eval_str=True).parameters.values()
-    declared = [one for given in own for one in (_SESSION.values() if given.name == "session" else (given,))]
-    parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in declared]
-    shown: Any = run  # where typer reads its parameters
-    shown.__signature__ = signature(command).replace(parameters=parameters)
-    shown.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+with_session_options = with_options("session", _session_options)
 
 
 def session_values(session: Mapping[str, Any]) -> dict[str, Any]:

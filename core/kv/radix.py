@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,10 +66,23 @@ class Insertion:
     duplicates: Slots  # int32: the caller's slots of positions that were cached in other slots; the caller frees them
 
 
+class CacheListener(Protocol):
+    """Hears what enters and leaves a cache. A page is known by its first slot."""
+
+    def stored(self, keys: Keys, slots: Slots, before: int | None, namespace: str) -> None:
+        """Note that whole pages entered. `before`: the first slot of the page before them, None at a prefix's begin."""
+
+    def removed(self, slots: Slots) -> None:
+        """Note that whole pages left."""
+
+    def cleared(self) -> None:
+        """Note that every page left."""
+
+
 class RadixCache:
     """A prefix cache over slots of pages of `page_size`, see the module's description.
 
-    Counters in tokens, plain ints: `queries` asked for and `hits` found by `match`.
+    Counters in tokens, plain ints: `queries` asked for and `hits` found by `match`. `listener` hears of its pages.
     """
 
     def __init__(self, page_size: int = 1, key_kind: Literal["token", "bigram"] = "token", policy: str = "lru") -> None:
@@ -86,6 +99,7 @@ class RadixCache:
         self.policy = policy
         self.hits: int = 0
         self.queries: int = 0
+        self.listener: CacheListener | None = None
         self._num_evictable = 0
         self._num_protected = 0
         self._clock = 0
@@ -152,7 +166,11 @@ class RadixCache:
             raise InvariantViolation("RADIX-10", "a page of the caller shares a part of its slots with a cached page")
         duplicates = slots[:length][differs.ravel()]
         if length < aligned:
-            node = self._add_leaf(node, keys[length:aligned].copy(), slots[length:aligned].copy(), namespace)
+            above = node
+            node = self._add_leaf(above, keys[length:aligned].copy(), slots[length:aligned].copy(), namespace)
+            if self.listener is not None:
+                before = int(above.slots[-self.page_size]) if above.slots.size else None
+                self.listener.stored(node.keys, node.slots, before, namespace)
         canonical = np.concatenate((cached, slots[length:aligned]))
         return Insertion(node, canonical, duplicates)
 
@@ -194,6 +212,9 @@ class RadixCache:
 
         Leaves are evicted whole, except the last one: it loses only as many pages at its end as are still needed.
         """
+        return self._evict(num_slots, self.listener)
+
+    def _evict(self, num_slots: int, listener: CacheListener | None) -> Slots:
         evicted = []
         num_freed = 0
         while num_freed < num_slots and (leaf := self._queue.pop()) is not None:
@@ -204,11 +225,16 @@ class RadixCache:
             self._remove_leaf(leaf)
             evicted.append(leaf.slots)
             num_freed += leaf.slots.size
+            if listener is not None:
+                listener.removed(leaf.slots)
         return np.concatenate(evicted) if evicted else np.empty(0, dtype=np.int32)
 
     def clear(self) -> Slots:
         """Evict all unlocked slots and return them, int32; they belong to the caller now."""
-        return self.evict(self._num_evictable)
+        if self._num_protected or self.listener is None:
+            return self.evict(self._num_evictable)
+        self.listener.cleared()
+        return self._evict(self._num_evictable, None)
 
     def cached_slots(self) -> Slots:
         """Return the slots of the whole tree, int32 [evictable + protected]. Walks the tree: for checks."""

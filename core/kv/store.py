@@ -235,7 +235,7 @@ class KVStore:
     def forget(self) -> None:
         """Empty the cache: the KV is gone, with the worker that held it. No row is held any more."""
         if self.cache is not None and self.cache.evictable_slots:
-            self.allocator.free(self.cache.evict(self.cache.evictable_slots))
+            self.allocator.free(self.cache.clear())
         if self.host is not None:
             self.host.forget()
         self._writes.clear()

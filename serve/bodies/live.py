@@ -27,6 +27,7 @@ from ...core.scheduler.engine import Engine
 from ...observe.input_files import read_text
 from ...sim.actors.clock import call_at
 from ...sim.actors.device import Truth
+from ...sim.actors.router import ReplicaRouter
 from ...sim.faults.plan import FaultPlan
 from ...sim.run import Simulation
 from ...sim.scenario import Scenario
@@ -107,18 +108,24 @@ class LiveSimulation(Simulation):
         """Return the length of the next output, as the scenario's workload has them."""
         return next(self._output_lens)
 
-    def submit(self, request: Request, output_len: int, at_ns: int) -> None:
-        """Send a request at `at_ns`, or now if that is over; the model stops it after `output_len` tokens."""
+    def submit(self, request: Request, output_len: int, at_ns: int, replica: int | None = None) -> None:
+        """Send a request at `at_ns`, or now if that is over, to `replica` if one is given; the model stops it after
+        `output_len` tokens."""
         at_ns = max(at_ns, self.env.now)
         shift = self._day.shift(at_ns) if self._day is not None else 0.0
-        call_at(self.env, at_ns, self._submit, request, Truth(output_len, request_key(request.request_id), shift))
+        truth = Truth(output_len, request_key(request.request_id), shift)
+        call_at(self.env, at_ns, self._submit, request, truth, replica)
 
-    def _submit(self, request: Request, truth: Truth) -> None:
+    def _submit(self, request: Request, truth: Truth, replica: int | None) -> None:
         self._num_submitted += 1
         if self.faults is not None:
             self.faults.sent(request.request_id)
             self.faults.clients.take(self._num_submitted, request.request_id, self.env.now)
-        self.router.submit(request, truth)
+        if replica is None:
+            self.router.submit(request, truth)
+        else:
+            assert isinstance(self.router, ReplicaRouter), "a replica serves whole requests"
+            self.router.submit(request, truth, (replica,))
 
     def cancel(self, request_id: str, at_ns: int) -> None:
         """Give a request up at `at_ns`, or now if that is over; does nothing if it has ended."""

@@ -11,6 +11,7 @@ its tokenizer, any thread may use.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -39,10 +40,14 @@ class Order:
     min_tokens: int = 0  # no end of text and no stop token ends the output before
     stop_tokens: frozenset[int] = frozenset()  # of the request; each ends the output
     namespace: str = ""  # prompts of other namespaces share no prefix with this one
+    engine: int | None = None  # that serves it, past the router
     # For metrics alone: outputs with each prompt, whether this is the first of its request, whether they are streamed.
     num_outputs: int = 1
     is_first: bool = False
     streams: bool = False
+    # For spans: the id of the answer, and the headers that name the client's trace.
+    name: str = ""
+    trace: tuple[tuple[str, str], ...] = ()
 
     @property
     def request_id(self) -> str:
@@ -63,6 +68,13 @@ class Piece:
 def longest_request(engines: Sequence[Engine]) -> int:
     """Return the tokens of a prompt with its output that context and pool of every engine take."""
     return min(min(one.config.context_len, one.sizes.pool_limit(one.config)) for one in engines)
+
+
+def body_clock(body: Body) -> Callable[[int], int]:
+    """Return what makes Unix time in ns of a time of the body."""
+    ns_per_s = body.at_ns(1.0) - body.at_ns(0.0)
+    begin_ns = time.time_ns() - (body.at_ns(time.monotonic()) / ns_per_s) * 1e9  # at time 0 of the body
+    return lambda at_ns: round(begin_ns + at_ns / ns_per_s * 1e9)
 
 
 class TextCodec(Protocol):

@@ -66,7 +66,7 @@ class SimulatedBody:
         self.vocab_size = MAX_TOKEN_ID + 1
         self.engines: Sequence[Engine] = self.simulation.engines
         self.context_len: int = longest_request(self.engines)
-        self._needs_blocks = "prefix_aware" in (b.policy for b in self.simulation.router.balancers.values())
+        self.needs_blocks = "prefix_aware" in (b.policy for b in self.simulation.router.balancers.values())
         self._speed = speed
         self.pace: Pace | None = Pace(speed, warn)
         self._clock = clock
@@ -84,7 +84,7 @@ class SimulatedBody:
 
     def submit(self, order: Order) -> str:
         prompt = Prompt.of_tokens(order.prompt)
-        if self._needs_blocks:
+        if self.needs_blocks:
             blocks = [order.prompt[i : i + BLOCK_SIZE].tobytes().hex() for i in range(0, prompt.length, BLOCK_SIZE)]
             blocks = [order.namespace + block for block in blocks]
             prompt = Prompt.of_blocks([request_key(block) >> 1 for block in blocks], BLOCK_SIZE, prompt.length)
@@ -93,7 +93,7 @@ class SimulatedBody:
         if not order.ignore_eos:
             output_len = max(self.simulation.draw_output_len(), order.min_tokens + 1 if order.min_tokens else 0)
         self._live[order.request_id] = _Writing(order)
-        self.simulation.submit(request, output_len, self.at_ns(order.at_s))
+        self.simulation.submit(request, output_len, self.at_ns(order.at_s), order.engine)
         return ""
 
     def abort(self, request_id: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -72,11 +72,12 @@ class Life:
     """A request so far: what it asks for, when it came, was admitted and got tokens, and where."""
 
     __slots__ = (
-        *("admitted_ns", "arrival_ns", "engine", "first_ns", "last_ns", "max_tokens"),
+        *("admitted_ns", "arrival_ns", "engine", "first_ns", "last_ns", "max_tokens", "order"),
         *("num_cached", "num_prompt", "num_retractions", "num_tokens", "streams"),
     )
 
     def __init__(self, order: Order, arrival_ns: int) -> None:
+        self.order = order
         self.arrival_ns = arrival_ns
         self.admitted_ns = self.first_ns = self.last_ns = -1
         self.engine = 0
@@ -223,6 +224,7 @@ class ServerMetrics:
         self.num_queue_full: int = 0  # by the engine's limit of its queue
         self.delay: Histogram = Histogram()
         self.counts: defaultdict[int, EngineCounts] = defaultdict(EngineCounts)
+        self.on_end: Callable[[FinishedRequest, int, Life], None] | None = None  # also hears of each end
         self._open: dict[str, Life] = {}
 
     def sink(self, engine: int) -> EventSink:
@@ -266,6 +268,8 @@ class ServerMetrics:
             self.num_queue_full += 1
         else:
             self.counts[life.engine].end(end, at_ns, life)
+        if self.on_end is not None:
+            self.on_end(end, at_ns, life)
 
     # -- as `/metrics` has them ---------------------------------------------------------------------------------------
 

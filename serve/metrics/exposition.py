@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -38,11 +38,14 @@ class Exposition(Collector):
         self._model = model
         self._style = style
         self._now_ns = now_ns
+        self._numbers: Sequence[int] = ()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
-    def __call__(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the text of `/metrics` and its media type, OpenMetrics if a client accepts it."""
+    def __call__(self, accept: str = "", engines: Sequence[int] | None = None) -> tuple[bytes, str]:
+        """Return the text of `/metrics` and its media type, OpenMetrics if a client accepts it. `engines`: numbers of
+        those whose series are wanted; all by default."""
+        self._numbers = range(len(self._metrics.engines)) if engines is None else engines
         encode, media_type = choose_encoder(accept)
         return encode(self._registry), media_type
 
@@ -51,8 +54,7 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[Metric]:
         metrics, now_ns = self._metrics, self._now_ns()
-        numbers = range(len(metrics.engines))
-        values = [metrics.values(number, now_ns) for number in numbers]
+        values = {number: metrics.values(number, now_ns) for number in self._numbers}
         for prefix, series in STYLES[self._style]:
             name = f"{prefix}:{series.name}"
             if series.kind == "histogram":
@@ -65,17 +67,17 @@ class Exposition(Collector):
             if family.samples:
                 yield family
 
-    def _samples(self, series: Series, values: list[dict[str, float]]) -> Iterator[tuple[Labels, float]]:
+    def _samples(self, series: Series, values: Mapping[int, dict[str, float]]) -> Iterator[tuple[Labels, float]]:
         metrics, key = self._metrics, series.key
         if key == "cache_config":
-            for number in range(len(values)):
+            for number in values:
                 yield self._cache_config(number), 1.0
         elif key == "rejected":
             yield {"model_name": self._model, "reason": "max_num_queued_reqs"}, metrics.num_queue_full
         elif key in (of_server := metrics.server_values()):
             yield {"model_name": self._model}, of_server[key]
         elif series.per_engine:
-            for number, found in enumerate(values):
+            for number, found in values.items():
                 own = self._labels(number)
                 if series.label:
                     for label, value in metrics.labelled(number, key).items():
@@ -85,10 +87,10 @@ class Exposition(Collector):
         else:
             yield from self._sums(series, values)
 
-    def _sums(self, series: Series, values: list[dict[str, float]]) -> Iterator[tuple[Labels, float]]:
+    def _sums(self, series: Series, values: Mapping[int, dict[str, float]]) -> Iterator[tuple[Labels, float]]:
         """Yield the samples of a counter over all engines of a type."""
         sums: Counter[tuple[str, str]] = Counter()
-        for number, found in enumerate(values):
+        for number, found in values.items():
             of_labels = self._metrics.labelled(number, series.key) if series.label else {"": found.get(series.key, 0)}
             for label, value in of_labels.items():
                 sums[self._type(number), label] += value  # type: ignore[assignment]  # counts are whole numbers
@@ -102,7 +104,7 @@ class Exposition(Collector):
             self._add(family, {"model_name": self._model}, self._metrics.delay, series)
             return family
         groups: dict[tuple[tuple[str, str], ...], list[Histogram]] = {}
-        for number in range(len(self._metrics.engines)):
+        for number in self._numbers:
             own = self._labels(number) if series.per_engine else self._server_labels(number)
             for (key, label), histogram in tuple(self._metrics.counts[number].histograms.items()):
                 if key == series.key:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import Request
@@ -18,9 +20,10 @@ from ..answers.forms import ChatForm, CompletionForm
 from ..answers.reply import Reply
 from ..answers.tools import CallForm
 from ..bodies.port import Order
+from ..connections import port_of
 from ..errors import ApiError
 from ..frontend import Frontend
-from .identity import FACTS
+from .identity import FACTS, TRACE_HEADERS
 from .reading import SMALL_BODY, Asked, RequestReader, check_tokens, validated
 from .schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest
 
@@ -33,10 +36,19 @@ SEEDS = 2**63 - 1
 
 class Api:
     """The endpoints of a server that calls its model `model`. `dialect`: the server whose clients come; parameters
-    that have no effect are then left out and told once, but for openai, where they are errors."""
+    that have no effect are then left out and told once, but for openai, where they are errors. `engine_of_port`: the
+    engine that serves alone what comes to a port."""
 
-    def __init__(self, frontend: Frontend, model: str, reader: RequestReader, dialect: str = "openai") -> None:
+    def __init__(
+        self,
+        frontend: Frontend,
+        model: str,
+        reader: RequestReader,
+        dialect: str = "openai",
+        engine_of_port: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
         self._dialect = dialect
+        self._engine_of_port = engine_of_port
         self._body = frontend.body
         self._frontend = frontend
         self._model = model
@@ -54,7 +66,7 @@ class Api:
                 400, "log-probabilities of the prompt are not supported: leave out echo or logprobs", param="echo"
             )
         outputs = () if asked.logprobs is None else _outputs(asked.logprobs)
-        orders = await self._orders(read, asked.max_tokens or DEFAULT_MAX_TOKENS, outputs)
+        orders = await self._orders(request, read, asked.max_tokens or DEFAULT_MAX_TOKENS, outputs)
         reply = self._open("cmpl", request, orders, sum(map(len, read.prompts)))
         form = CompletionForm(
             reply, self._model, self._codec, usage=asked.usage, num_logprobs=asked.logprobs, echoes=read.echoes
@@ -71,7 +83,7 @@ class Api:
         if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
             raise ApiError(400, "contradicts max_tokens: give one of them", param="max_completion_tokens")
         outputs = _outputs(asked.top_logprobs or 0) if asked.logprobs else ()
-        orders = await self._orders(read, asked.max_completion_tokens or asked.max_tokens, outputs)
+        orders = await self._orders(request, read, asked.max_completion_tokens or asked.max_tokens, outputs)
         reply = self._open("chatcmpl", request, orders, len(read.prompts[0]))
         shown = (asked.top_logprobs or 0) if asked.logprobs else None
         if read.call is not None:
@@ -182,7 +194,9 @@ class Api:
             **shaping,
         )
 
-    async def _orders(self, read: Asked, max_tokens: int | None, outputs: tuple[str, ...]) -> list[Order]:
+    async def _orders(
+        self, request: Request, read: Asked, max_tokens: int | None, outputs: tuple[str, ...]
+    ) -> list[Order]:
         """Return n orders for each prompt. Raises ApiError if their outputs do not fit."""
         asked, prompts, at_s = read.request, read.prompts, time.monotonic()
         sampling = await self._sampling(asked)
@@ -194,6 +208,8 @@ class Api:
             asked_for = f"{max_tokens} tokens after a prompt of {self._body.context_len - room}"
             message = f"{asked_for}; the context has room for {room}"
             raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
+        engine = self._engine_of_port.get(port_of(request.scope))
+        trace = tuple((name, request.headers[name]) for name in TRACE_HEADERS if name in request.headers)
         orders: list[Order] = []
         for prompt in prompts:
             for i in range(asked.num_outputs):
@@ -212,6 +228,8 @@ class Api:
                         min_tokens=asked.min_tokens or 0,
                         stop_tokens=frozenset(asked.stop_token_ids or ()),
                         namespace=asked.cache_salt or "",
+                        engine=engine,
+                        trace=trace,
                         num_outputs=asked.num_outputs,
                         is_first=not orders,
                         streams=bool(asked.stream),

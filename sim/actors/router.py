@@ -206,9 +206,9 @@ class ReplicaRouter:
             else:
                 self._balancer.skip()
 
-    def submit(self, request: Request, truth: Truth) -> int:
-        """Send a request to its replica, which is returned."""
-        replica = self._balancer.assign(request, self._numbers)
+    def submit(self, request: Request, truth: Truth, among: Sequence[int] = ()) -> int:
+        """Send a request to its replica, which is returned: one of `among`, if any are given."""
+        replica = self._balancer.assign(request, among or self._numbers)
         self._home[request.request_id] = replica
         size = request.prompt.length * BYTES_PER_TOKEN
         self.links[replica].send(size, self.replicas[replica].receive, request, truth)

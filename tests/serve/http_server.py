@@ -9,10 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
+from socket import socket
 from types import ModuleType
 
 import httpx
 from foredraft.core.contract.events import EventSink
+from foredraft.core.contract.request import FinishedRequest
 from foredraft.serve.app import make_app
 from foredraft.serve.bodies.port import Body
 from foredraft.serve.bodies.simulated import SimulatedBody
@@ -20,6 +23,7 @@ from foredraft.serve.connections import bind
 from foredraft.serve.frontend import Frontend
 from foredraft.serve.limits import Limits
 from foredraft.serve.metrics import ServerMetrics
+from foredraft.serve.metrics.counts import Life
 from foredraft.serve.server import Server
 from foredraft.sim.faults.plan import FaultPlan
 from foredraft.sim.scenario_file import load_scenario
@@ -84,12 +88,24 @@ def wait_until(condition, seconds: float = DEADLINE_S) -> None:
 
 @contextmanager
 def serving(
-    body: Body, limits: Limits | None = None, metrics: ServerMetrics | None = None, *, start_s: float = 0.0, **settings
+    body: Body,
+    limits: Limits | None = None,
+    metrics: ServerMetrics | None = None,
+    *,
+    start_s: float = 0.0,
+    after_turn: Callable[[], None] = lambda: None,
+    on_end: Callable[[FinishedRequest, int, Life], None] | None = None,
+    listeners: Sequence[socket] = (),
+    certificate: tuple[Path, Path] | None = None,
+    **settings,
 ) -> Iterator[Served]:
     """Serve `body` until the end of the block; `settings` are those of `make_app`."""
-    frontend = Frontend(body, limits or Limits(), metrics or ServerMetrics(), start_s=start_s)
+    frontend = Frontend(
+        body, limits or Limits(), metrics or ServerMetrics(), start_s=start_s, after_turn=after_turn, on_end=on_end
+    )
     app = make_app(frontend, **settings)
-    server = Server(app, frontend, listener=bind("127.0.0.1", 0), drain_s=5)
+    listeners = list(listeners) or [bind("127.0.0.1", 0)]
+    server = Server(app, frontend, listeners=listeners, drain_s=5, certificate=certificate)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

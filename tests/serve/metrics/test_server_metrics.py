@@ -207,7 +207,7 @@ def test_openmetrics_is_for_those_who_accept_it(simulated: Served):
 def test_the_dashboard_asks_for_metrics_that_there_are(simulated: Served):
     simulated.post("/v1/completions", prompt="x", max_tokens=9)
     names = {name.split()[0] for name in _samples(simulated.http.get("/metrics").text)}
-    panels = json.loads((ROOT / "examples/serving_dashboard.json").read_text())["panels"]
+    panels = json.loads((ROOT / "examples/serving/grafana/dashboard.json").read_text())["panels"]
     asked = {
         part for panel in panels for target in panel["targets"] for part in target["expr"].replace("(", " ").replace("{", " ").split()
         if part.startswith("foredraft:")

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from foredraft.serve.log_lines import LIBRARIES, ServerLog
+from foredraft.serve.telemetry.log_lines import LIBRARIES, ServerLog
 from http_server import serving, simulated_body
 
 ASKED = {"prompt": "x", "max_tokens": 3}

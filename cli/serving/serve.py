@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .decode.options import (
+from ..decode.options import (
     engine_option,
     given_session_options,
     model_option,
@@ -18,20 +18,21 @@ from .decode.options import (
     session_values,
     with_session_options,
 )
-from .logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
-from .options import Settings, in_panel, refuse_without_effect
-from .simulation.simulate import Faults
+from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
+from ..options import Settings, in_panel, refuse_without_effect
+from ..simulation.simulate import Faults
+from .operations import Operations, with_operations
 
 if TYPE_CHECKING:
-    from ..core.contract.events import EventSink
-    from ..gpu.session.plan import SessionOptions
-    from ..serve.bodies.port import Body
-    from ..serve.limits import Limits
-    from ..serve.log_lines import ServerLog
-    from ..serve.recording import Recording
-    from ..serve.requests.faults import Admin, RequestFaults
-    from ..sim.faults.plan import FaultPlan
-    from ..sim.scenario import Scenario
+    from ...core.contract.events import EventSink
+    from ...gpu.session.plan import SessionOptions
+    from ...serve.bodies.port import Body
+    from ...serve.limits import Limits
+    from ...serve.requests.faults import Admin, RequestFaults
+    from ...serve.telemetry.log_lines import ServerLog
+    from ...serve.telemetry.recording import Recording
+    from ...sim.faults.plan import FaultPlan
+    from ...sim.scenario import Scenario
 
 KEY = "FOREDRAFT_API_KEY"
 server_option, limits_option = in_panel("Server"), in_panel("Limits")
@@ -86,8 +87,10 @@ StallS = Annotated[float, limits_option("--stall-s",
 
 @problems_name_options
 @with_session_options
+@with_operations
 def serve(
-    model: ModelDirectory = None, simulate: Simulate = None, *, session: Mapping[str, Any], settings: Settings = None,
+    model: ModelDirectory = None, simulate: Simulate = None, *, session: Mapping[str, Any],
+    operations: Mapping[str, Any], settings: Settings = None,
     faults: Faults = None, speed: Speed = None, seed: Seed = None,
     host: Host = "127.0.0.1", port: Port = 8000, api_key: ApiKey = None, served_model_name: ServedName = None,
     metrics_as: MetricsAs = "foredraft", dialect: Dialect = None, access_log: AccessLog = False,
@@ -115,24 +118,26 @@ def serve(
     up. SIGHUP makes the server read the adaptive table again. On bad input the
     command prints one message and exits with code 2.
     """
-    from ..serve.connections import bind
-    from ..serve.limits import Limits
-    from ..serve.metrics import STYLES
-    from ..serve.recording import Recording
-    from ..serve.requests.api import DIALECTS
+    from ...serve.limits import Limits
+    from ...serve.metrics import STYLES
+    from ...serve.requests.api import DIALECTS
+    from ...serve.telemetry.recording import Recording
 
     log = _start_log(log_level, log_format)
     _check_choice(model, simulate)
     limits = Limits(max_streams, max_body_bytes, max_prompt_tokens, max_choices, deadline_s, stall_s)
     _refuse_unknown("--metrics-as", metrics_as, STYLES)
     _refuse_unknown("--dialect", dialect or "openai", DIALECTS)
-    _check_key(api_key, host, log)
-    with bind(host, port) as listener, Recording(record) as recording:
+    asked = Operations(**operations)
+    if asked.uds is None:
+        _check_key(api_key, host, log)
+    with asked.listen(host, port) as listener, Recording(record) as recording:
         if model is not None:
-            from ..gpu.session.hub import local_checkpoint
-            from ..gpu.session.plan import SessionOptions
+            from ...gpu.session.hub import local_checkpoint
+            from ...gpu.session.plan import SessionOptions
 
             ignored = {"settings": settings, "faults": faults, "speed": speed, "dialect": dialect, "start_s": start_s}
+            ignored["replica_ports"] = asked.replica_ports
             _refuse_for("--model", "a checkpoint is decoded", ignored, {"settings": "--set"})
             values = session_values(session)
             options = SessionOptions(local_checkpoint(model), **values, seed=seed or 0, block_rounds=1)
@@ -146,13 +151,13 @@ def serve(
         faults_on_demand = _faults_on_demand(fault_headers, admin_port, log)
         _run(
             body, limits, recording, watched, *faults_on_demand, log=log, access_log=access_log, start_s=start_s or 0.0,
-            listener=listener, drain_s=drain_s,
+            operations=asked, host=host, listener=listener, drain_s=drain_s,
             stamp=stamp, api_key=api_key, model=served_model_name, metrics_as=metrics_as, dialect=dialect or "openai",
         )  # fmt: skip
 
 
 def _check_choice(model: Path | None, simulate: Path | None) -> None:
-    from ..core.errors import ConfigError
+    from ...core.errors import ConfigError
 
     if (model is None) == (simulate is None):
         message = "give exactly one of them: a checkpoint to decode, or a scenario to simulate"
@@ -163,7 +168,7 @@ def _check_key(api_key: str | None, host: str, log: ServerLog) -> None:
     """Refuse an empty key, which would let everyone in; warn if the server is open to other machines without one."""
     import ipaddress
 
-    from ..core.errors import ConfigError
+    from ...core.errors import ConfigError
 
     if (os.environ.get(KEY) if api_key is None else api_key.strip()) == "":
         message = "is empty, and the server would be open; give a key, or unset the variable"
@@ -178,8 +183,8 @@ def _check_key(api_key: str | None, host: str, log: ServerLog) -> None:
 
 def _start_log(level: str | None, form: str) -> ServerLog:
     """Return the log in the form that was given; lines of engines are written from `level` on."""
-    from ..observe.engine_lines import FORMATS
-    from ..serve.log_lines import ServerLog
+    from ...observe.engine_lines import FORMATS
+    from ...serve.telemetry.log_lines import ServerLog
 
     _refuse_unknown("--log-format", form, FORMATS)
     start_logging(level, form if level is not None else DEFAULT_FORMAT)
@@ -189,7 +194,7 @@ def _start_log(level: str | None, form: str) -> ServerLog:
 
 
 def _refuse_unknown(name: str, value: str, known: Iterable[str]) -> None:
-    from ..core.errors import ConfigError, nearest
+    from ...core.errors import ConfigError, nearest
 
     names = tuple(known)
     if value not in names:
@@ -206,11 +211,11 @@ def _refuse_for(kind: str, why: str, given: dict[str, Any], names: dict[str, str
 
 
 def _real_body(options: SessionOptions, recording: Recording, log: ServerLog) -> Body:
-    from ..gpu.session.plan import plan_session, refuse_without_effect
-    from ..gpu.session.session import DecodeSession, check_vocabulary
-    from ..gpu.session.text import Tokenizer
-    from ..serve.bodies.real import RealBody
-    from .decode.record import run_facts
+    from ...gpu.session.plan import plan_session, refuse_without_effect
+    from ...gpu.session.session import DecodeSession, check_vocabulary
+    from ...gpu.session.text import Tokenizer
+    from ...serve.bodies.real import RealBody
+    from ..decode.record import run_facts
 
     tokenizer = Tokenizer.load(options.model)
     plan = plan_session(options)
@@ -235,11 +240,11 @@ def _simulated_body(
     recording: Recording,
     log: ServerLog,
 ) -> tuple[Body, str | None]:
-    from ..core.errors import ConfigError
-    from ..serve.bodies.live import live_scenario, with_its_table
-    from ..serve.bodies.simulated import SimulatedBody
-    from ..sim.scenario_file import load_scenario
-    from .simulation.simulate import errors_at, given_by_options
+    from ...core.errors import ConfigError
+    from ...serve.bodies.live import live_scenario, with_its_table
+    from ...serve.bodies.simulated import SimulatedBody
+    from ...sim.scenario_file import load_scenario
+    from ..simulation.simulate import errors_at, given_by_options
 
     if speed is not None and not 0 < speed < float("inf"):
         raise ConfigError.of("<arguments>", "speed", f"must be positive, got {speed}")
@@ -259,9 +264,9 @@ def _simulated_body(
 def _service_faults(given: str, scenario: Scenario, origins: dict[str, str], log: ServerLog) -> FaultPlan:
     """Return the faults of the service in a plan;
     clients are those outside, which a note says where the plan has its own."""
-    from ..sim.disaggregation.pools import pools_of
-    from ..sim.faults.plan import load_fault_plan
-    from .simulation.simulate import errors_at
+    from ...sim.disaggregation.pools import pools_of
+    from ...sim.faults.plan import load_fault_plan
+    from ..simulation.simulate import errors_at
 
     with errors_at(origins):
         transfers = pools_of(scenario).is_disaggregated
@@ -277,8 +282,8 @@ def _faults_on_demand(
     """Return the faults that clients or the admin port can ask for, and that port."""
     if not by_header and admin_port is None:
         return None, None
-    from ..serve.connections import bind
-    from ..serve.requests.faults import Admin, RequestFaults, admin_app
+    from ...serve.connections import bind
+    from ...serve.requests.faults import Admin, RequestFaults, admin_app
 
     faults = RequestFaults(by_header=by_header)
     if admin_port is None:
@@ -299,6 +304,8 @@ def _run(
     log: ServerLog,
     access_log: bool,
     start_s: float,
+    operations: Operations,
+    host: str,
     listener: socket,
     drain_s: float,
     stamp: bool,
@@ -307,24 +314,32 @@ def _run(
     metrics_as: str,
     dialect: str,
 ) -> None:
-    from ..serve.app import make_app
-    from ..serve.frontend import Frontend
-    from ..serve.server import Server
+    from ...serve.app import make_app
+    from ...serve.frontend import Frontend
+    from ...serve.server import Server
 
-    frontend = Frontend(body, limits, recording.metrics, log.tell, stamps=stamp, flush=recording.flush, start_s=start_s)
-    if recording.folder is not None:
-        log.tell(f"the decision log is in {recording.folder}")
-    access = log.access if access_log else None
-    app = make_app(
-        frontend, model=model, api_key=api_key, metrics_as=metrics_as, dialect=dialect, access=access, faults=faults
-    )
-    app.state.reader.start()
-    server = Server(app, frontend, listener=listener, drain_s=drain_s, table=table, admin=admin)
-    server.run()
-    if not server.started:
-        raise typer.Exit(1)
-    if frontend.scheduler.error is not None:
-        raise frontend.scheduler.error
+    with operations.watch(body, recording, host, log) as watching:
+        frontend = Frontend(
+            body, limits, recording.metrics, log.tell, stamps=stamp, flush=recording.flush, start_s=start_s,
+            after_turn=watching.after_turn, on_end=watching.on_end,
+        )  # fmt: skip
+        if recording.folder is not None:
+            log.tell(f"the decision log is in {recording.folder}")
+        access = log.access if access_log else None
+        app = make_app(
+            frontend, model=model, api_key=api_key, metrics_as=metrics_as, dialect=dialect, access=access, faults=faults,
+            engine_of_port=watching.engine_of_port, origins=operations.allowed_origins or (),
+        )  # fmt: skip
+        app.state.reader.start()
+        server = Server(
+            app, frontend, listeners=[listener, *watching.listeners], drain_s=drain_s, table=table, admin=admin,
+            certificate=operations.certificate,
+        )  # fmt: skip
+        server.run()
+        if not server.started:
+            raise typer.Exit(1)
+        if frontend.scheduler.error is not None:
+            raise frontend.scheduler.error
     _tell_faults(body)
 
 
@@ -333,7 +348,7 @@ def _tell_faults(body: Body) -> None:
     report = getattr(body, "finish", lambda: None)()
     if report is None:
         return
-    from .simulation.run_record import EXIT_BROKEN, print_broken, print_faults
+    from ..simulation.run_record import EXIT_BROKEN, print_broken, print_faults
 
     print_faults(report)
     if not report.kept:

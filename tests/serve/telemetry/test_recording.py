@@ -11,7 +11,7 @@ import pytest
 from foredraft.cli.app import app
 from foredraft.core.errors import ConfigError
 from foredraft.observe.log import EventLog, read_log
-from foredraft.serve.recording import Recording
+from foredraft.serve.telemetry.recording import Recording
 from server_process import recorded, serve
 from typer.testing import CliRunner
 

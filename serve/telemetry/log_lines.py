@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LIBRARIES = ("uvicorn", "asyncio", "fastapi")
+LIBRARIES = ("uvicorn", "asyncio", "fastapi", "opentelemetry")
 
 
 @dataclass(frozen=True, slots=True)

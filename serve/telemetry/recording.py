@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.contract.events import EventSink
-from ..core.errors import ConfigError
-from ..observe.log import EventLog
-from .metrics import ServerMetrics
+from ...core.contract.events import EventSink
+from ...core.errors import ConfigError
+from ...observe.log import EventLog
+from ..metrics import ServerMetrics
 
 EVENTS = "events.jsonl"
 PART_BYTES = 1 << 28

@@ -1,0 +1,1 @@
+"""`foredraft serve`, and how its server is reached and watched."""
