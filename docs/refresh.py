@@ -21,7 +21,10 @@ from foredraft.core.adaptive.config import SlotConfig
 from foredraft.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS
 from foredraft.core.model_shape import known_models
 from foredraft.core.scheduler.life import JOINT_RULES, TRANSITIONS, RequestState
+from foredraft.serve.bodies.real import RealBody
+from foredraft.serve.bodies.simulated import SimulatedBody
 from foredraft.serve.metrics.series import ABSENT, OWN, SGLANG, VLLM, Series
+from foredraft.serve.requests.schema import ChatRequest, CompletionRequest, Only
 from foredraft.sim.calibration.accuracy import FIGURES
 from foredraft.sim.calibration.points import COLUMNS
 from foredraft.sim.cost import efficiency
@@ -30,6 +33,7 @@ from foredraft.sim.scenario import Scenario
 from pydantic import BaseModel
 
 FOLDER = Path(__file__).resolve().parent
+UNSEEN = ("temperature", "top_p", "top_k", "user")  # no time of a simulation depends on them
 BLOCK = re.compile(r"(<!-- from ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -73,6 +77,32 @@ def absent_metrics() -> str:
             names = ", ".join(f"`{name}`" for name, reason in absent.items() if reason == why)
             rows.append(f"| {style} | {names} | {why} |")
     return "\n".join(rows)
+
+
+def request_parameters() -> str:
+    """Return what each parameter of completions and chats does, by dialect and body."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    known = {**CompletionRequest.model_fields, **ChatRequest.model_fields}
+    for name, field in known.items():
+        accepted = next((one.values for one in field.metadata if isinstance(one, Only)), None)
+        if accepted is not None:
+            values = " or ".join(f"`{json.dumps(value)}`" for value in accepted)
+            cells = (f"{values}; else error", "left out", f"{values}; else error")
+        else:
+            plain = "accepted" if name in UNSEEN else "effect"
+            strict, lenient = ("error", "left out") if name in SimulatedBody.unsupported else (plain, plain)
+            model = "error" if name in RealBody.unsupported else "accepted" if name == "user" else "effect"
+            cells = (strict, lenient, model)
+        rows.setdefault(cells, []).append(f"`{name}`")
+    rows["error", "left out", "error"] = ["all others"]
+    head = "| parameter | `openai` | `vllm`, `sglang` | `--model` |"
+    return "\n".join(
+        [
+            head,
+            "| --- | --- | --- | --- |",
+            *(f"| {', '.join(names)} | {' | '.join(row)} |" for row, names in rows.items()),
+        ]
+    )
 
 
 def joint_rules() -> str:
@@ -211,6 +241,7 @@ BLOCKS = {
     "joint-rules": joint_rules,
     "server-metrics": server_metrics,
     "absent-metrics": absent_metrics,
+    "request-parameters": request_parameters,
     "life-of-a-transfer": life_of_a_transfer,
     "scenario-keys": scenario_keys,
     "cost-accuracy": cost_accuracy,
