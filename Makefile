@@ -100,6 +100,7 @@ format: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/refresh.py
 	$(BIN)/python docs/commands.py
+	$(BIN)/python examples/serving/autoscaler.py --out runs/autoscaler
 	$(BIN)/python docs/pictures.py
 
 # The documentation as a site: open site/index.html.

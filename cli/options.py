@@ -26,7 +26,7 @@ def in_panel(title: str) -> partial[Any]:
     return partial(option, rich_help_panel=title)
 
 
-def with_options(name: str, declared: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(name: str, declared: Callable[..., Any]) -> Decorator:
     """Return a decorator of commands that puts the parameters of `declared` in the place of the parameter `name`, which
     gets their values by their names."""
     inner = signature(declared, eval_str=True).parameters
@@ -52,6 +52,7 @@ def argument(metavar: str | None, text: str) -> Any:
     return typer.Argument(metavar=metavar, help=text)
 
 
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 output_option = in_panel("Output")
 ScenarioFile = Annotated[
     Path | None, argument("SCENARIO.toml", "Scenario file. Default: Llama-3.1-8B on one H100 with EAGLE-3.")

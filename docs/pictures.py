@@ -1,8 +1,10 @@
-"""Draws the pictures of README.md and docs/tutorial.md: `python docs/pictures.py`. A test finds them stale.
+"""Draws the pictures of README.md, docs/tutorial.md and docs/serve.md: `python docs/pictures.py`. A test finds them
+stale.
 
     docs/pictures/numbers.json      what is drawn: made again here, of the tutorial only if runs/tutorial has what its
-                                    commands write
+                                    commands write, of the autoscaler only if runs/autoscaler has its turns
     docs/pictures/speculation.svg   throughput of a GPU against the speed that each user sees, with and without drafts
+    docs/pictures/autoscaler.svg    requests and servers of examples/serving/autoscaler.py
     docs/pictures/*.svg             figures of `foredraft report`, from the tutorial's plan and tune
 
 The same numbers give the same bytes. Text stays text, in the reader's own font; dark surroundings change the colours.
@@ -29,6 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "pictures"
 NUMBERS = FOLDER / "numbers.json"
 TUTORIAL = ROOT / "runs" / "tutorial"
+AUTOSCALER = ROOT / "runs" / "autoscaler" / "turns.json"
+PER_SERVER = 16  # requests at once, as the autoscaler has it
 
 CHAT = ROOT / "examples" / "chat_on_h100.toml"
 ALGORITHMS = ("NONE", "EAGLE3")
@@ -87,6 +91,12 @@ def tutorial_numbers(folder: Path) -> dict[str, Any]:
     return {name: _drawn(draw(str(folder / runs))) for name, (runs, draw) in REPORTED.items()}
 
 
+def autoscaler_numbers(file: Path) -> dict[str, list[float]]:
+    """Return what the turns of the autoscaler have seen, by column."""
+    turns = json.loads(file.read_text(encoding="utf-8"))
+    return {key: [turn[key] for turn in turns] for key in turns[0]}
+
+
 def _limit_of(runs: str, name: str) -> Mapping[str, Any]:
     limits = json.loads((Path(runs) / "answer.json").read_text(encoding="utf-8"))["limits"]
     return next(limit for limit in limits if limit["name"] == name)
@@ -125,6 +135,7 @@ def pictures(numbers: Mapping[str, Any]) -> dict[str, str]:
     """Return every picture as SVG text, by the name of its file."""
     with matplotlib.rc_context(STYLE):
         drawn = {"speculation.svg": _svg(_speculation(numbers["speculation"]))}
+        drawn["autoscaler.svg"] = _svg(_autoscaler(numbers["autoscaler"]))
         for name, figure in numbers["tutorial"].items():
             drawn[f"{name}.svg"] = _svg(_reported(figure))
     return drawn
@@ -182,6 +193,29 @@ def _label(
     at = curve["users"].index(users)
     point = (curve["speed"][at], curve["throughput"][at])
     axes.annotate(text, point, offset, textcoords="offset points", ha=ha, color=colour, fontweight=weight)
+
+
+def _autoscaler(turns: Mapping[str, list[float]]) -> Figure:
+    minutes = np.array(turns["at_s"]) / 60
+    most, held = int(max(turns["running"])), turns["in_slo"][-1] / turns["ended"][-1]
+    used = float(np.mean(turns["running"])) / most
+    title = f"{held:.0%} of the requests meet the SLO,\nwith {used:.0%} of the time of {most} servers"
+    figure, axes = _canvas(title, "Llama-3.1-8B on L4s, at least 10 tokens/s for each request, simulated")
+    room = PER_SERVER * np.array(turns["ready"])
+    axes.fill_between(minutes, room, step="post", color=ORANGE, alpha=0.12, linewidth=0)
+    axes.plot(minutes, room, color=ORANGE, drawstyle="steps-post")
+    axes.plot(minutes, turns["requests"], color=BLUE)
+    full, late = np.flatnonzero(room == max(room)), np.flatnonzero(np.array(turns["requests"]) >= PER_SERVER)[-1]
+    for point, text, colour, offset, ha in (
+        ((minutes[full].mean(), max(room)), f"{PER_SERVER} for each ready server", ORANGE, (0, 8), "center"),
+        ((minutes[late], turns["requests"][late]), "requests at once", BLUE, (-14, -26), "right"),
+    ):
+        axes.annotate(text, point, offset, textcoords="offset points", ha=ha, color=colour, fontweight="bold")
+    axes.set_xlim(0, minutes[-1])
+    axes.set_ylim(0, 1.2 * max(*room, *turns["requests"]))
+    axes.set_xlabel("simulated minutes")
+    axes.set_ylabel("requests")
+    return figure
 
 
 def _reported(drawn: Mapping[str, Any]) -> Figure:
@@ -288,6 +322,10 @@ def main() -> None:
         numbers["tutorial"] = tutorial_numbers(TUTORIAL)
     else:
         print("runs/tutorial has no runs: the pictures of the tutorial stay as they are", file=sys.stderr)
+    if AUTOSCALER.exists():
+        numbers["autoscaler"] = autoscaler_numbers(AUTOSCALER)
+    else:
+        print("runs/autoscaler has no turns: its picture stays as it is", file=sys.stderr)
     NUMBERS.write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for name, text in pictures(numbers).items():
         (FOLDER / name).write_text(text, encoding="utf-8")

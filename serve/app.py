@@ -25,6 +25,7 @@ from .requests.api import Api
 from .requests.faults import FaultInjector, RequestFaults
 from .requests.identity import Identity
 from .requests.load import engine_loads, server_load
+from .requests.messages import CountTokensRequest, MessagesRequest
 from .requests.reading import ReadingRules, RequestReader
 from .requests.schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
@@ -58,11 +59,6 @@ def make_app(
     body = frontend.body
     exposition = Exposition(frontend.metrics, model, metrics_as, lambda: body.at_ns(time.monotonic()))
 
-    def engines(request: Request) -> Sequence[int]:
-        """Return the numbers of the engines that stand behind the port of a request."""
-        alone = engine_of_port.get(port_of(request.scope))
-        return range(len(body.engines)) if alone is None else (alone,)
-
     version = package_version()
 
     @asynccontextmanager
@@ -91,6 +87,8 @@ def make_app(
     for path, kind, endpoint in (
         ("/v1/completions", CompletionRequest, api.complete),
         ("/v1/chat/completions", ChatRequest, api.chat),
+        ("/v1/messages", MessagesRequest, api.messages),
+        ("/v1/messages/count_tokens", CountTokensRequest, api.count_tokens),
         ("/tokenize", TokenizeRequest, api.tokenize),
         ("/detokenize", DetokenizeRequest, api.detokenize),
         ("/abort", AbortRequest, api.abort),
@@ -99,6 +97,22 @@ def make_app(
     app.get("/v1/models")(api.models)
     app.get("/v1/models/{name:path}")(api.model)
     app.get("/version")(lambda: {"version": version})
+
+    _add_probes(app, frontend, exposition, engine_of_port)
+    app.openapi = lambda: _schema(app)  # type: ignore[method-assign]  # FastAPI's own way to add to it
+    app.state.frontend = frontend
+    app.state.reader = reader
+    return app
+
+
+def _add_probes(app: FastAPI, frontend: Frontend, exposition: Exposition, engine_of_port: Mapping[int, int]) -> None:
+    """Add the endpoints for those who watch the server."""
+    body = frontend.body
+
+    def engines(request: Request) -> Sequence[int]:
+        """Return the numbers of the engines that stand behind the port of a request."""
+        alone = engine_of_port.get(port_of(request.scope))
+        return range(len(body.engines)) if alone is None else (alone,)
 
     @app.get("/health")
     async def health() -> Response:
@@ -128,11 +142,6 @@ def make_app(
         """The load of each engine, as SGLang has it."""
         return JSONResponse(engine_loads(frontend.metrics, engines(request), body.at_ns(time.monotonic())))
 
-    app.openapi = lambda: _schema(app)  # type: ignore[method-assign]  # FastAPI's own way to add to it
-    app.state.frontend = frontend
-    app.state.reader = reader
-    return app
-
 
 def _readiness(frontend: Frontend) -> dict[str, Any]:
     told: dict[str, Any] = {"ready": frontend.is_ready}
@@ -161,7 +170,10 @@ def _takes(kind: type[Body]) -> dict[str, Any]:
 
 def _schema(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
-        kinds = (AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest)
+        kinds = (
+            *(AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest),
+            *(MessagesRequest, CountTokensRequest),
+        )
         _, shown = models_json_schema([(kind, "validation") for kind in kinds], ref_template=f"{COMPONENTS}{{model}}")
         app.openapi_schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
         app.openapi_schema.setdefault("components", {}).setdefault("schemas", {}).update(shown["$defs"])
@@ -172,7 +184,10 @@ def _schema(app: FastAPI) -> dict[str, Any]:
 
 
 async def _api_error(request: Request, error: ApiError) -> Response:
-    return JSONResponse(error.to_json(), error.status, error.headers)
+    told = error.to_json()
+    if request.url.path.startswith("/v1/messages"):
+        told = {"type": "error", **told}  # as Anthropic has it
+    return JSONResponse(told, error.status, error.headers)
 
 
 async def _own_error(request: Request, error: Exception) -> Response:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+encode: Callable[[Any], str] = json.JSONEncoder(separators=(",", ":")).encode
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -53,7 +54,7 @@ class ApiError(Exception):
 
 def event(value: dict[str, Any]) -> bytes:
     """Return one server-sent event."""
-    return b"data: %b\n\n" % _encode(value).encode()
+    return b"data: %b\n\n" % encode(value).encode()
 
 
 def is_full(message: str) -> bool:

@@ -52,7 +52,10 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     "checks": {"numpy", "torch", "threadpoolctl", "simpy", "pyarrow", "hypothesis", "transformers"},
     "planning": {"numpy", "pyarrow", "scipy", "optuna", "ray", "yaml"},
     "twin": {"numpy", "simpy", "torch"},
-    "serve": {"numpy", "pydantic", "pydantic_core", "fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"},
+    "serve": {
+        *("numpy", "pydantic", "pydantic_core", "fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"),
+        *("zmq", "msgspec", "opentelemetry"),
+    },
     "ui": {"starlette", "uvicorn"},
     "cli": {"numpy", "pydantic", "typer", "rich", "kaleido", "choreographer"},
     "api": {"pyarrow", "rich"},

@@ -9,7 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..options import AS_JSON, in_panel, output_option, with_options
+from ..options import AS_JSON, Decorator, in_panel, output_option, with_options
 
 if TYPE_CHECKING:
     from ...core.errors import Problem
@@ -108,7 +108,7 @@ def _session_options(
 
 
 _SESSION = signature(_session_options, eval_str=True).parameters
-with_session_options = with_options("session", _session_options)
+with_session_options: Decorator = with_options("session", _session_options)
 
 
 def session_values(session: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from ..options import in_panel, refuse_without_effect, with_options
+from ..options import Decorator, in_panel, refuse_without_effect, with_options
 
 if TYPE_CHECKING:
     from ...core.contract.request import FinishedRequest
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ...serve.telemetry.log_lines import ServerLog
     from ...serve.telemetry.recording import Recording
 
-operations_option = in_panel("Operations")
+operations_option: partial[Any] = in_panel("Operations")
 
 # fmt: off
 Uds = Annotated[Path | None, operations_option("--uds",
@@ -59,7 +60,7 @@ def _operation_options(
     """Declare the options."""
 
 
-with_operations = with_options("operations", _operation_options)
+with_operations: Decorator = with_options("operations", _operation_options)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.responses import Response
 
 from ..connections import TRANSPORT
-from ..errors import ApiError, event
+from ..errors import ApiError
 from ..frontend import Frontend
 from .forms import CompletionForm
 from .reply import Choice, Delta, Reply
@@ -112,10 +112,10 @@ class Answer(Response):
                         self._reply.writer = self
                 start = None
                 deltas = await self._reply.take()
-            await self._send(send, None, b"".join([*self._form.last(), b"data: [DONE]\n\n"]), True)
+            await self._send(send, None, b"".join([*self._form.last(), self._form.end]), True)
         except ApiError as error:
             if start is None:
-                await self._send(send, None, event(error.to_json()), True)
+                await self._send(send, None, self._form.error(error), True)
             else:
                 await self._send(send, _start(error.status, "application/json", error.headers), error.to_bytes(), True)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..bodies.port import TextCodec
-from ..errors import event
+from ..errors import ApiError, event
 from .reply import Choice, Delta, Reply
 
 FILLED = re.compile(r'"\\u0000(\d+)"')
@@ -27,6 +27,7 @@ class CompletionForm:
     """
 
     object = chunk_object = "text_completion"
+    end = b"data: [DONE]\n\n"  # of a stream
 
     def __init__(
         self,
@@ -109,6 +110,10 @@ class CompletionForm:
         prompt, output, cached = self.reply.num_prompt_tokens, self.reply.num_tokens, self.reply.num_cached_tokens
         counts = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
         return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the event of an error that ends the stream."""
+        return event(error.to_json())
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.reply.id, "object": kind, "created": self.reply.created, "model": self.model}

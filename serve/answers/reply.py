@@ -50,6 +50,11 @@ class Choice:
         self.num_received += len(piece.tokens)
 
     @property
+    def stop(self) -> str | None:
+        """The stop string at which the text has ended."""
+        return self._decoder.stop
+
+    @property
     def has_news(self) -> bool:
         return bool(self._pieces) and self.finish is None and not self.error
 

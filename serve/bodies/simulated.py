@@ -66,7 +66,7 @@ class SimulatedBody:
         self.vocab_size = MAX_TOKEN_ID + 1
         self.engines: Sequence[Engine] = self.simulation.engines
         self.context_len: int = longest_request(self.engines)
-        self.needs_blocks = "prefix_aware" in (b.policy for b in self.simulation.router.balancers.values())
+        self.needs_blocks: bool = "prefix_aware" in (b.policy for b in self.simulation.router.balancers.values())
         self._speed = speed
         self.pace: Pace | None = Pace(speed, warn)
         self._clock = clock

@@ -284,7 +284,7 @@ ABSENT: Mapping[str, Mapping[str, str]] = {
         "max_running_requests_under_SLO": "it is a share of what an objective allows, which is not known",
         "scheduler_*": "the scheduler's own process has none of these stages",
         "per_stage_req_latency_seconds": "the scheduler's own process has none of these stages",
-        "get_loads_duration_seconds": "there is no such endpoint",
+        "get_loads_duration_seconds": "/v1/loads waits for no engine",
         "routing_key_*": "requests have no routing keys",
         "num_unique_running_routing_keys": "requests have no routing keys",
         "*streaming_session*": "there are no sessions",

@@ -17,6 +17,7 @@ from ...core.contract.request import Grammar, SamplingParams
 from ...core.errors import ForedraftError
 from ..answers.answer import Answer, Told
 from ..answers.forms import ChatForm, CompletionForm
+from ..answers.messages import MessagesForm
 from ..answers.reply import Reply
 from ..answers.tools import CallForm
 from ..bodies.port import Order
@@ -24,6 +25,7 @@ from ..connections import port_of
 from ..errors import ApiError
 from ..frontend import Frontend
 from .identity import FACTS, TRACE_HEADERS
+from .messages import CountTokensRequest, MessagesRequest
 from .reading import SMALL_BODY, Asked, RequestReader, check_tokens, validated
 from .schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest
 
@@ -91,6 +93,19 @@ class Api:
         else:
             form = ChatForm(reply, self._model, self._codec, usage=asked.usage, num_logprobs=shown)
         return Answer(self._frontend, reply, form, stream=bool(asked.stream))
+
+    async def messages(self, request: Request) -> Response:
+        """Answer a conversation, as Anthropic's clients ask it."""
+        read = await self._asked(MessagesRequest, request)
+        self._check(read, {})
+        orders = await self._orders(request, read, read.request.max_tokens, ())
+        reply = self._open("msg", request, orders, len(read.prompts[0]))
+        form = MessagesForm(reply, self._model, self._codec, call=read.call)
+        return Answer(self._frontend, reply, form, stream=bool(read.request.stream))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """The number of tokens of a conversation, as Anthropic's clients ask for it."""
+        return await self._told(CountTokensRequest, request)
 
     async def models(self) -> dict[str, Any]:
         """The served model."""

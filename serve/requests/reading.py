@@ -31,6 +31,7 @@ from ...core.errors import InvalidRequest
 from ..answers.tools import Call
 from ..bodies.port import TextCodec
 from ..errors import ApiError
+from .messages import CountTokensRequest, LenientMessagesRequest, MessagesRequest
 from .schema import (
     Body,
     ChatRequest,
@@ -44,7 +45,11 @@ from .schema import (
 SMALL_BODY = 1 << 13
 """Bytes of a body that is read in the event loop: one to three milliseconds of work."""
 MAX_PARAMETER_BYTES = 1 << 17
-LENIENT: dict[type[Body], type[Body]] = {CompletionRequest: LenientCompletionRequest, ChatRequest: LenientChatRequest}
+LENIENT: dict[type[Body], type[Body]] = {
+    CompletionRequest: LenientCompletionRequest,
+    ChatRequest: LenientChatRequest,
+    MessagesRequest: LenientMessagesRequest,
+}
 MOST_NAME, MOST_NAMES = 64, 20
 """Of parameters that are left out: what is told of them."""
 MAX_WAITING_BYTES = 1 << 26
@@ -97,6 +102,8 @@ def read(kind: type[Body], data: bytes, rules: ReadingRules, codec: TextCodec) -
         return replace(_read_chat(request, rules, codec), ignored=_short(ignored))
     if isinstance(request, TokenizeRequest):
         return _tokenized(request, rules, codec)
+    if isinstance(request, CountTokensRequest):
+        return _read_messages(request, rules, codec, _short(ignored))
     assert isinstance(request, DetokenizeRequest), "the others are read by `validated` alone"
     check_tokens(request.tokens, rules.vocab_size, "tokens")
     return json.dumps({"prompt": codec.decode(np.array(request.tokens, dtype=np.int64))}).encode()
@@ -164,6 +171,19 @@ def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec) -> A
     asked = Asked(request, [_within_context(tokens, rules, "messages")], call=call)
     request.messages, request.tools = [], None if request.tools is None else request.tools[:1]
     return asked
+
+
+def _read_messages(
+    request: CountTokensRequest, rules: ReadingRules, codec: TextCodec, ignored: tuple[str, ...]
+) -> Asked | bytes:
+    try:
+        chat = request.to_chat()
+    except ValidationError as error:
+        raise ApiError(400, error.errors(include_url=False, include_input=False)[0]["msg"]) from None
+    asked = _read_chat(chat, rules, codec)
+    if isinstance(request, MessagesRequest):
+        return replace(asked, ignored=ignored)
+    return json.dumps({"input_tokens": len(asked.prompts[0])}).encode()
 
 
 def _tokenized(request: TokenizeRequest, rules: ReadingRules, codec: TextCodec) -> bytes:

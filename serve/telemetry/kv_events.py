@@ -139,7 +139,7 @@ class KvPublisher:
         self._clock = clock
         self._waiting: queue.Queue[tuple[int, float, list[Event]] | None] = queue.Queue(MOST_BATCHES)
         self._events: list[PageEvents] = []
-        context = zmq.Context.instance()
+        context: zmq.Context[Any] = zmq.Context.instance()
         for engine in engines:
             cache = engine.store.cache
             if cache is None:
@@ -199,7 +199,7 @@ def _bound(context: zmq.Context[Any], kind: int, endpoint: str, number: int, opt
     head, _, port = endpoint.rpartition(":")
     if not endpoint.startswith("tcp://") or not port.isdigit():
         raise ConfigError.of("<arguments>", option, f"{endpoint!r} is no address such as tcp://*:5557")
-    socket = context.socket(kind)
+    socket: zmq.Socket[Any] = context.socket(kind)
     if kind == zmq.PUB:
         socket.set_hwm(MOST_BATCHES)
     else:

@@ -66,7 +66,8 @@ def test_the_pictures_of_the_tutorial_have_the_numbers_of_its_page(numbers, page
         assert re.search(rf"^  batch {batch} (to \d+|on) +{count:g} steps?$", page, re.MULTILINE), (batch, count)
 
 
-def test_the_page_and_the_first_page_show_every_picture(page):
+def test_the_pages_show_every_picture(page):
     shown = set(re.findall(r"\]\(pictures/([\w-]+\.svg)\)", page))
     shown |= set(re.findall(r"docs/pictures/([\w-]+\.svg)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    shown |= set(re.findall(r"\]\(pictures/([\w-]+\.svg)\)", (ROOT / "docs/serve.md").read_text(encoding="utf-8")))
     assert shown == {path.name for path in pictures.FOLDER.glob("*.svg")}
