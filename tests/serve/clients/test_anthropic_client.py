@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from foredraft.serve.requests.messages import CountTokensRequest
 from http_server import Served, serving, simulated_body
 
 TOOL = {
@@ -45,7 +46,8 @@ def test_an_answer_has_its_text_its_reason_and_its_tokens(anthropic, simulated):
     assert told == client.messages.count_tokens(**count).input_tokens > 5
     chat = [{"role": "system", "content": ASKED["system"]}, *ASKED["messages"]]
     assert told == simulated.post("/tokenize", messages=chat).json()["count"]
-    assert client.messages.create(**ASKED).usage.cache_read_input_tokens > 0
+    again = client.messages.create(**ASKED).usage
+    assert again.cache_read_input_tokens > 0 and again.input_tokens + again.cache_read_input_tokens == told
 
 
 def test_a_stream_has_the_events_of_an_answer(anthropic, simulated):
@@ -97,6 +99,35 @@ def test_a_demanded_tool_is_used_and_its_result_is_history(anthropic, choice, st
         assert (
             answer.content[0].type == "text" and answer.usage.input_tokens + answer.usage.cache_read_input_tokens > 40
         )
+
+
+def test_a_history_with_tools_is_the_chat_that_it_is():
+    asked = {
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "…", "signature": "s"},
+                    {"type": "text", "text": "I look."},
+                    {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "rain"}]},
+        ],
+        "tools": [TOOL],
+        "tool_choice": {"type": "tool", "name": "weather"},
+    }
+    chat = CountTokensRequest.model_validate(asked).to_chat()
+    call = {"type": "function", "id": "t1", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    assert [message.to_template() for message in chat.messages] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+        {"role": "tool", "content": "rain", "tool_call_id": "t1"},
+    ]
+    assert chat.demanded is not None and chat.demanded.parameters == TOOL["input_schema"]
 
 
 def test_errors_and_keys_are_those_that_the_package_knows(anthropic):

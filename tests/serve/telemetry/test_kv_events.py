@@ -80,14 +80,15 @@ def test_the_events_rebuild_the_cache(seed):
     """Also after splits, evictions of halves of nodes, and an emptying."""
     dice, cache, index = np.random.default_rng(seed), RadixCache(page_size=4), Index()
     cache.listener = events = PageEvents(4, "token")
-    free = list(range(0, 4000, 4))
+    free, tokens = list(range(0, 8000, 4)), np.empty(0, dtype=np.int64)
     for turn in range(120):
         if turn == 80:
             free += cache.clear()[::4].tolist()
         elif dice.random() < 0.3:
             free += cache.evict(int(dice.integers(1, 30)))[::4].tolist()
         else:
-            tokens = dice.integers(0, 3, int(dice.integers(1, 40)))
+            kept = tokens[: int(dice.integers(0, 60))] if dice.random() < 0.7 else tokens[:0]  # goes on behind a prefix
+            tokens = np.concatenate((kept, dice.integers(0, 3, int(dice.integers(1, 40)))))
             pages = [free.pop(0) for _ in range(len(tokens) // 4)]
             slots = np.array([page + i for page in pages for i in range(4)], dtype=np.int32)
             done = cache.insert(tokens, slots)
