@@ -153,6 +153,7 @@ def main() -> None:
     asked = parser.parse_args()
     settings = [part for item in asked.set or LARGE for part in ("--set", item)]
     command = [sys.executable, "-m", "foredraft.cli", "serve", "--simulate", asked.scenario, *settings]
+    command += ["--max-streams", str(max(asked.streams, 512))]
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:1])  # the server inherits it
     with subprocess.Popen([*command, "--stamp", "--port", "0"], stderr=subprocess.PIPE, text=True) as server:
