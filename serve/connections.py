@@ -85,7 +85,7 @@ def check_certificate(certificate: Path, key: Path | None) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
     except OSError as error:
         files = certificate if key is None else f"{certificate} with {key}"
-        message = f"{files} cannot be used: {error.strerror or error}".lower()
+        message = f"{files} cannot be used: {(error.strerror or str(error)).lower()}"
         raise ConfigError.of("<arguments>", "--ssl-certfile, --ssl-keyfile", message) from None
 
 

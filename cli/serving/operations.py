@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ...serve.bodies.port import Body
     from ...serve.metrics.counts import Life
     from ...serve.telemetry.log_lines import ServerLog
-    from ...serve.telemetry.recording import Recording
 
 operations_option: partial[Any] = in_panel("Operations")
 
@@ -116,7 +115,7 @@ class Operations:
                     self.uds.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def watch(self, body: Body, recording: Recording, host: str, log: ServerLog) -> Iterator[Watching]:
+    def watch(self, body: Body, host: str, log: ServerLog) -> Iterator[Watching]:
         """Start what runs beside the server, and end it with the block. Raises ConfigError."""
         watching = Watching()
         with contextlib.ExitStack() as stack:

@@ -129,8 +129,7 @@ def serve(
     _refuse_unknown("--metrics-as", metrics_as, STYLES)
     _refuse_unknown("--dialect", dialect or "openai", DIALECTS)
     asked = Operations(**operations)
-    if asked.uds is None:
-        _check_key(api_key, host, log)
+    _check_key(api_key, host if asked.uds is None else "localhost", log)
     with asked.listen(host, port) as listener, Recording(record) as recording:
         if model is not None:
             from ...gpu.session.hub import local_checkpoint
@@ -318,7 +317,7 @@ def _run(
     from ...serve.frontend import Frontend
     from ...serve.server import Server
 
-    with operations.watch(body, recording, host, log) as watching:
+    with operations.watch(body, host, log) as watching:
         frontend = Frontend(
             body, limits, recording.metrics, log.tell, stamps=stamp, flush=recording.flush, start_s=start_s,
             after_turn=watching.after_turn, on_end=watching.on_end,

@@ -209,5 +209,5 @@ def _bound(context: zmq.Context[Any], kind: int, endpoint: str, number: int, opt
         socket.bind(address)
     except zmq.ZMQError as error:
         socket.close(linger=0)
-        raise ConfigError.of("<arguments>", option, f"cannot listen on {address}: {error}".lower()) from None
+        raise ConfigError.of("<arguments>", option, f"cannot listen on {address}: {str(error).lower()}") from None
     return socket

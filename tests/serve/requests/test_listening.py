@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import ssl
 import subprocess
@@ -9,11 +10,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from foredraft.core.errors import ConfigError
+from foredraft.cli.app import app
+from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.serve.connections import bind, bind_path, check_certificate
 from foredraft.serve.metrics import ServerMetrics
 from http_server import serving, simulated_body
 from prometheus_client.parser import text_string_to_metric_families
+from server_process import SMALL, serve
+from typer.testing import CliRunner
 
 ASKED = {"prompt": "x", "max_tokens": 20, "ignore_eos": True}
 
@@ -115,6 +119,43 @@ def test_loads_follow_the_requests():
             assert counts == (2, 3, 2) and 0 < load["num_used_tokens"] < load["max_total_num_tokens"] == 40000
         served.wait_until_idle()
         assert served.http.get("/load").json() == {"server_load": 0}
+
+
+def test_the_command_takes_the_options(tmp_path):
+    path = tmp_path / "s.sock"
+    options = ["--set", "hardware.replicas=2", "--uds", str(path), "--replica-ports", "0", "--metrics-as", "vllm"]
+    with serve(tmp_path, *options, "--kv-events", "tcp://127.0.0.1:0", "--allowed-origins", "*") as (_, address, log):
+        assert address == f"unix:{path}"
+        ports = re.findall(r"replica (\d) is reached alone on port (\d+)", log.read_text())
+        assert [number for number, _ in ports] == ["0", "1"] and log.read_text().count("tcp://127.0.0.1:") == 2
+        metrics = httpx.get(f"http://127.0.0.1:{ports[1][1]}/metrics", headers={"Origin": "https://a.example"})
+        assert 'vllm:num_requests_running{engine="1"' in metrics.text and 'engine="0"' not in metrics.text
+        assert metrics.headers["Access-Control-Allow-Origin"] == "*"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--ssl-keyfile", "k.pem"], "--ssl-keyfile: has no effect: without --ssl-certfile"),
+        (["--kv-events-topic", "t"], "--kv-events-topic: has no effect: without --kv-events"),
+        (["--ssl-certfile", "None.pem"], "None.pem cannot be used: no such file or directory"),
+        (["--uds", "s.sock", "--api-key", " "], "is empty, and the server would be open"),
+        (["--otlp-traces-endpoint", "collector"], "'collector' is no http:// or https:// address"),
+        (
+            ["--replica-ports", "0", "--set", "disaggregation.prefill=1", "--set", "disaggregation.decode=1"],
+            "serves no request alone",
+        ),
+        (
+            ["--kv-events", "tcp://*:1", "--set", "hardware.replicas=2", "--set", "router.policy='prefix_aware'"],
+            "prefix_aware replaces tokens by hashes",
+        ),
+    ],
+)
+def test_options_that_cannot_have_effect_are_one_error(options, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("scenario.toml").write_text("")
+    asked = CliRunner().invoke(app, ["serve", "--simulate", "scenario.toml", *SMALL, "--port", "0", *options])
+    assert isinstance(asked.exception, ForedraftError) and told in str(asked.exception)
 
 
 def test_answers_name_their_pod(monkeypatch):
