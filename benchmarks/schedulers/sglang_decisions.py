@@ -22,7 +22,7 @@ from foredraft.core.scheduler.life import RequestRecord, RequestState
 from foredraft.core.scheduler.policies import VICTIMS, GuaranteedShare
 from foredraft.sim.cost.server import PROFILES
 
-from .wheel import open_wheel, read_source
+from foredraft.checks.servers.wheel import open_wheel, read_source
 from .workloads import Draws
 
 REAL = (

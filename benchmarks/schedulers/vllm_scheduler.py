@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from .wheel import open_wheel, read_source
+from foredraft.checks.servers.wheel import open_wheel, read_source
 from .workloads import BLOCK, CONTEXT, STOP_TOKEN, Arrivals, Call, Decision, Device, Workload
 
 REAL = (

@@ -84,7 +84,7 @@ def make_goodput(config: StepsConfig) -> ControllerAdapter:
     return ControllerAdapter(GoodputPolicy(table, costs))
 
 
-EACH = ("inspection", "counters", "sizing", "runtime")
+EACH = ("inspection", "counters", "sizing", "runtime", "misuse")
 make_fixed.capabilities = StepsCapabilities.of(EACH)
 make_ema.capabilities = StepsCapabilities.of(
     (*EACH, "adaptive", "averages", "average_rule", "probes", "settles", "reload")

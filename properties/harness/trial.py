@@ -232,16 +232,28 @@ class Trial:
             raise self._accident(method, error) from error
 
     def call(self, method: Callable[..., Any], *arguments: object) -> Any:
-        """Call the component, and record the call and its answer if the history is reported."""
+        """Call the component, and record the call and its answer if the history is reported.
+
+        An adapter with `own_calls` notes there the calls that it makes itself, as text: these are shown instead.
+        """
         if self.calls is None or (name := getattr(method, "__name__", "?")) in self.looks:
             return method(*arguments)
-        self.calls.append(f"{name}({', '.join(shortened(value, MAX_ARGUMENT) for value in arguments)})")
+        told = f"{name}({', '.join(shortened(value, MAX_ARGUMENT) for value in arguments)})"
+        own: list[str] = []
+        has_own = hasattr(self.subject, "own_calls")
+        if has_own:
+            self.subject.own_calls = own
         try:
             answer = method(*arguments)
         except Exception as error:
-            self.calls[-1] += f" raised {type(error).__name__}"
+            told += f" raised {type(error).__name__}"
             raise
-        self.calls[-1] += f" -> {shortened(answer, MAX_ANSWER)}"
+        else:
+            told += f" -> {shortened(answer, MAX_ANSWER)}"
+        finally:
+            self.calls += own or [told]
+            if has_own:
+                self.subject.own_calls = None
         return answer
 
     def _accident(self, method: Callable[..., Any], error: Exception) -> Violation:

@@ -21,7 +21,7 @@ KV allocators and the request table:
     ALLOC-06 E: a page writable by one live request is in no other live table; sharing only for full, verified, read-only pages
     ALLOC-07 E: 0 <= committed <= allocated <= row width; allocated is page aligned
     ALLOC-08 E: pages held == ceil(allocated/page); exercised at n*page-1, n*page, n*page+1 and when one step crosses several pages
-    ALLOC-09 E: a failed allocation changes nothing (byte-equal state), incl. refs and locks taken while trying
+    ALLOC-09 E: a failed allocation changes nothing but the order of the free list, incl. refs and locks taken while trying
     ALLOC-10 E: freeing a page not held raises a typed error and changes nothing; free(list with duplicates) drops one reference
     ALLOC-11 E: ids returned after eviction are in range, aligned, disjoint, not live
     ALLOC-12 E: reserved page/slot 0 (padding, null) is never allocated, freed, cached or counted

@@ -30,14 +30,18 @@ Outcome = Finding | bool | None
 Checker = Callable[[Any], Outcome]
 
 
-def unchanged(m: Any, why: str) -> Outcome:
-    """Return whether a component shows the same after a refused operation as before it;
-    `before` and `after` are named tuples."""
+def unchanged(m: Any, why: str, unordered: tuple[str, ...] = ()) -> Outcome:
+    """Return whether a component shows the same after a refused operation as before it.
+
+    `before` and `after` are named tuples. The order within the fields in `unordered` may differ.
+    """
     if m.after == m.before:
         return True
-    name = next(name for name in m.after._fields if getattr(m.after, name) != getattr(m.before, name))
-    was = f"refused ({m.refusal}), but {name} went from {getattr(m.before, name)} to {getattr(m.after, name)}"
-    return Finding(was, "nothing has changed", why)
+    for name, was, now in zip(m.after._fields, m.before, m.after, strict=True):
+        if was != now and not (name in unordered and sorted(was) == sorted(now)):
+            found = f"refused ({m.refusal}), but {name} went from {was} to {now}"
+            return Finding(found, "nothing has changed", why)
+    return True
 
 
 def first_difference(runs: tuple[Any, Any]) -> tuple[int, Any, Any] | None:

@@ -256,7 +256,7 @@ def a_round_finds_the_graph_of_its_key(m: Moment) -> Outcome:
 @checks("STEPS-13", CONTRACT, "averages", on=("deliver", "observe"))
 def feedback_of_other_steps_is_left_out(m: Moment) -> Outcome:
     told = m.told
-    if told is None or not told.correct or told.executed == told.current:
+    if told is None or not told.correct or told.executed == told.current or m.capabilities.untold_steps:
         return None
     changed = _difference(m.before, m.after._replace(counted=m.before.counted))
     if changed:

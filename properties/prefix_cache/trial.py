@@ -64,7 +64,9 @@ def _is_not_locked(t: PrefixCacheTrial, name: str) -> bool:
 def _can_lock(t: PrefixCacheTrial, name: str) -> bool:
     # A lock of what was evicted and is back is as good as a refusal: the caller's slots hold what it found in them.
     match = t.model.matches.get(name)
-    return match is not None and not (t.model.is_stale(match.path) and t.model.is_back(match.path))
+    if match is None:
+        return False
+    return not t.model.is_stale(match.path) or not (t.capabilities.unchecked_locks or t.model.is_back(match.path))
 
 
 def _is_stray(t: PrefixCacheTrial, name: str) -> bool:

@@ -78,11 +78,12 @@ class StepsCapabilities(Capabilities):
     adaptive: bool = False
     inspection: bool = False  # `state()`
     counters: bool = False  # `counted()`
-    # `average(batch_size)`: each range keeps a moving average, fed by rounds of its own current steps alone
+    # `average(batch_size)`: each range keeps a moving average, fed by rounds of its own current steps alone (unless
+    # `untold_steps`)
     averages: bool = False
     # It chooses by the published rule of the moving average. A range begins at `initial`, else at the middle candidate
     # of all ranges, or at its own middle one if it does not have that. It looks again every `update_interval` results
-    # after `warmup_batches`, and probes from 0.
+    # after `warmup_batches`, and probes from 0, with `probes` more and more rarely.
     average_rule: bool = False
     # It leaves 0 steps within a bound that follows from its table, and tries in vain more and more rarely
     probes: bool = False
@@ -95,7 +96,11 @@ class StepsCapabilities(Capabilities):
     # `attach(build, captured)` and `graph(steps, batch_size)`: the graph of a round is found under its key
     runtime: bool = False
     reload: bool = False  # `reload(text)`
+    misuse: bool = False  # it refuses or leaves out results that no round can have
+    # It does not know the steps of a round, so a late result moves the average whatever the round's steps were.
+    untold_steps: bool = False
 
+    RELAXES: ClassVar = ("untold_steps",)
     FOUNDATIONS: ClassVar = dict.fromkeys(
         ("averages", "average_rule", "probes", "settles", "estimates", "goodput", "reload"), ("adaptive",)
     )
@@ -117,8 +122,8 @@ class StepController(Protocol):
 
     def observe(self, correct_drafts: Sequence[float], batch_size: int, executed_steps: int) -> object:
         """Take one verify result: the correct drafts (0 … executed_steps) of the rows still alive, from a round
-        launched with `batch_size` rows and `executed_steps`. It may come late, after the choice has changed. Impossible
-        values are refused or left out."""
+        launched with `batch_size` rows and `executed_steps`. It may come late, after the choice has changed. With
+        `misuse`, impossible values are refused or left out."""
 
     @needs("inspection")
     def state(self) -> object:

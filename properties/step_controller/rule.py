@@ -125,8 +125,8 @@ class _Range:
 class AverageRule:
     """What a controller with `average_rule` must choose after each result, if no dwell holds its switches up."""
 
-    def __init__(self, table: Table, initial: int) -> None:
-        self._table = table
+    def __init__(self, table: Table, initial: int, backs_off: bool) -> None:
+        self._table, self._backs_off = table, backs_off
         first = initial if initial >= 0 else table.union[len(table.union) // 2]
         self._ranges = []
         for members in table.candidates:
@@ -172,7 +172,7 @@ class AverageRule:
                 target -= 1
         if own.is_probing:
             own.failed_probes = own.failed_probes + 1 if members[target] == 0 else 0
-        if members[target] == 0:
+        if members[target] == 0 and self._backs_off:
             own.looks_to_probe = min(2**own.failed_probes, LONGEST_WAIT) if own.is_probing else 1
         own.is_probing, own.index = False, target
 

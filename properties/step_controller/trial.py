@@ -115,7 +115,7 @@ class StepControllerTrial(Trial):
         self._shown: Shown | None = None
         # A dwell holds switches up; the rule does not know it.
         follows_rule = self.capabilities.average_rule and not self.table.min_dwell_batches
-        self.rule = AverageRule(self.table, self.config.initial) if follows_rule else None
+        self.rule = AverageRule(self.table, self.config.initial, self.capabilities.probes) if follows_rule else None
         self.begin(self.operation)
         self.end()
         if self.capabilities.runtime:
@@ -218,7 +218,9 @@ class StepControllerTrial(Trial):
         m = self.moment
         if self.rule is not None and m.garbage is None:
             try:
-                self.rule.take(self._range_of(batch_size), correct, executed)
+                number = self._range_of(batch_size)
+                known = self.rule.steps(number) if self.capabilities.untold_steps else executed
+                self.rule.take(number, correct, known)
             except Undecided:
                 self.rule = None
         if correct and m.garbage is None:
@@ -262,7 +264,11 @@ class StepControllerTrial(Trial):
         return self._tell_alone([min(run, steps) for run in runs], batch_size, steps)
 
     @operation(
-        weight=8, hostile=True, probes="STEPS-02", when=lambda t, batch_size, kind: batch_size >= 1 and kind in GARBAGE
+        weight=8,
+        hostile=True,
+        needs="misuse",
+        probes="STEPS-02",
+        when=lambda t, batch_size, kind: batch_size >= 1 and kind in GARBAGE,
     )
     def garbage(self, batch_size: int, kind: str) -> None:
         """Tell a result of the current steps, with one value that no round can have produced."""

@@ -1,22 +1,26 @@
-"""Opens packages of another server from its wheel, without their `__init__` and without what they import for a device.
+"""Opens packages of another server, without their `__init__` and without what they import for a device.
 
 A server's scheduler is Python, and needs little of the rest of its package. So only the modules of the scheduler are
-imported from their files. All others have stand-ins: modules whose attributes are empty classes.
+imported from their files: those of a wheel, of a folder into which a wheel was unpacked, or of the installed package.
+All others have stand-ins: modules whose attributes are empty classes.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
 import sys
+import textwrap
 import zipfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from foredraft.core.errors import ConfigError
+from ...core.errors import ConfigError
 
 
 class _AnyAttribute(type):
@@ -87,16 +91,38 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Do nothing: a stand-in makes its attributes when they are asked for."""
 
 
-def open_wheel(path: Path, package: str, real: Collection[str], absent: Collection[str]) -> str:
+def open_wheel(
+    path: Path, package: str, real: Collection[str], absent: Collection[str], known: Collection[str] = ()
+) -> str:
     """Make `package` importable from a wheel, or from a folder into which one was unpacked. Returns its version.
 
     `real`: the modules and packages of it that are imported from their files, each with all below it; all others have
-    stand-ins. `absent`: packages of others that need not be installed. A process can open one release of a package.
-    Raises ConfigError if `path` has no such package.
+    stand-ins. `absent`: packages of others that need not be installed. `known`: the versions that are accepted, all if
+    there are none. A process can open one release of a package. Raises ConfigError if `path` has no such package, or
+    not all of its real modules.
     """
     version = _version(path, package)
+    if known and version not in known:
+        what = f"{package} {version}; the adapters are written for {', '.join(known)}"
+        raise ConfigError.of(str(path), "", what)
+    has_file = _has_file(path)
+    for module in real:
+        file = module.replace(".", "/")
+        if not (has_file(f"{file}.py") or has_file(f"{file}/")):
+            what = f"{package} {version} has no module {module}: a part of it is missing, or it is another release"
+            raise ConfigError.of(str(path), "", what)
     sys.meta_path.insert(0, _Finder(package, str(path), real, absent))
     return version
+
+
+def installed(package: str) -> Path:
+    """Return the folder in which a package is installed. Raises ConfigError if it is not."""
+    try:
+        found = importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        what = f"is not installed; install it, or name its wheel: --wheel FILE (pip download --no-deps {package})"
+        raise ConfigError.of(package, "", what) from None
+    return Path(str(found.locate_file("")))
 
 
 def read_source(path: Path, file: str) -> str:
@@ -105,6 +131,32 @@ def read_source(path: Path, file: str) -> str:
         return (path / file).read_text(encoding="utf-8")
     with zipfile.ZipFile(path) as wheel:
         return wheel.read(file).decode("utf-8")
+
+
+def load_functions(path: Path, file: str, names: Collection[str], scope: dict[str, Any]) -> dict[str, Any]:
+    """Return functions of a file whose module is not imported, by name. They see `scope` and each other.
+
+    A static method is returned as a function. Raises ConfigError for a function that the file does not have.
+    """
+    source = read_source(path, file)
+    lines, found = source.splitlines(), dict(scope)
+    nodes = {node.name: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)}
+    for name in names:
+        if name not in nodes:
+            raise ConfigError.of(str(path), "", f"{file} has no function {name}: it is another release")
+        text = "\n".join(lines[nodes[name].lineno - 1 : nodes[name].end_lineno])
+        future = "from __future__ import annotations\n"
+        exec(compile(future + textwrap.dedent(text), file, "exec"), found)
+    return {name: found[name] for name in names}
+
+
+def _has_file(path: Path) -> Callable[[str], bool]:
+    """Return a function that says whether a wheel or a folder has a file, or a folder if the name ends with "/"."""
+    if path.is_dir():
+        return lambda name: (path / name).exists()
+    with zipfile.ZipFile(path) as wheel:
+        names = wheel.namelist()
+    return lambda name: any(each.startswith(name) for each in names) if name.endswith("/") else name in names
 
 
 def _version(path: Path, package: str) -> str:

@@ -1,0 +1,1 @@
+"""Components of other servers, from their released packages, behind the contracts (`foredraft check vllm`)."""

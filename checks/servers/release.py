@@ -1,0 +1,80 @@
+"""A release of another server that is opened for a check: its version, where it is, and the calls of its components."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ConfigError
+from ...properties.harness.importing import NotInstalled
+from .wheel import installed, open_wheel
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """An opened release. `path`: its wheel, or the folder that has it."""
+
+    package: str
+    version: str
+    path: Path
+
+
+_named: dict[str, Path] = {}
+_opened: dict[str, Release] = {}
+
+
+def name_wheel(package: str, path: Path) -> None:
+    """Use this wheel or folder when the package is opened, and not the installed one."""
+    _named[package] = path
+
+
+def open_release(
+    package: str, known: Collection[str], real: Collection[str], absent: Collection[str] = ()
+) -> tuple[Release, bool]:
+    """Return the release of a package, and whether this call has opened it.
+
+    It is the one that `name_wheel` has named, else the installed one. Raises ConfigError if there is none, if it is
+    none of the `known` versions, if modules are missing, or if another one is open in this process; and NotInstalled if
+    there is no torch.
+    """
+    path = _named.get(package)
+    found = _opened.get(package)
+    if found is not None:
+        if path is not None and path != found.path:
+            what = f"{found.version} of {found.path} is open; a process can open one release of a package"
+            raise ConfigError.of(package, "", what)
+        return found, False
+    if importlib.util.find_spec("torch") is None:
+        raise NotInstalled(package, "torch")
+    path = installed(package) if path is None else path
+    version = open_wheel(path, package, real, absent, known)
+    _opened[package] = Release(package, version, path)
+    return _opened[package], True
+
+
+class Recorded:
+    """An object of another server, whose calls are noted while `log` is a list.
+
+    `owner.own_calls` is that list, or None. An attribute is that of the object.
+    """
+
+    def __init__(self, target: Any, name: str, owner: Any, tell: Callable[[Any], str] = repr) -> None:
+        self._target, self._name, self._owner, self._tell = target, name, owner, tell
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._target, name)
+        if self._owner.own_calls is None or not callable(value):
+            return value
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            told = [*map(self._tell, arguments), *(f"{key}={self._tell(item)}" for key, item in named.items())]
+            self._owner.own_calls.append(f"{self._name}.{name}({', '.join(told)})")
+            answer = value(*arguments, **named)
+            if answer is not None:
+                self._owner.own_calls[-1] += f"  # {self._tell(answer)}"
+            return answer
+
+        return call
