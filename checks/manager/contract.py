@@ -12,25 +12,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from ...properties.harness.contract import Capabilities
+from ...properties.harness.contract import Capabilities, needs
 from ...properties.harness.letters import Choices
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerConfig:
     """What `make(config)` builds: `num_pages` pages of `page_size` slots, and a padding page of the manager's own
-    where it has one."""
+    where it has one.
+
+    `windows`: for each group of layers, how many tokens its attention sees, the newest included (2 or more); 0: all. A request has
+    a page table for each group. `lookahead`: how many slots a step needs behind its positions, for drafts.
+    """
 
     num_pages: int
     page_size: int = 1
+    windows: tuple[int, ...] = (0,)
+    lookahead: int = 0
 
     def __post_init__(self) -> None:
-        assert self.num_pages >= 1 and self.page_size >= 1
+        assert self.num_pages >= 1 and self.page_size >= 1 and self.lookahead >= 0
+        assert self.windows and all(window == 0 or window >= 2 for window in self.windows)
 
     @classmethod
     def draw(cls, choose: Choices, has: ManagerCapabilities) -> ManagerConfig:
         """Choose a pool of a few pages."""
-        return cls(num_pages=choose(range(1, 10)), page_size=choose((1, 2, 2, 3, 4, 4, 8, 16)))
+        num_pages, page_size = choose(range(1, 10)), choose((1, 2, 2, 3, 4, 4, 8, 16))
+        near = (2, page_size + 1, 2 * page_size + 1)
+        windows = (choose(near),) if has.windows and choose((False, True)) else (0,)
+        if has.groups and choose((False, True)):
+            num_pages *= 2
+            windows = (0, choose((0, *near)) if has.windows else 0)
+        return cls(num_pages, page_size, windows, choose((0, 0, 1, 3)) if has.lookahead else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +54,15 @@ class ManagerCapabilities(Capabilities):
     namespaces: bool = False  # namespaces other than "" are kept apart
     # It refuses what no caller should do: to grow or release a request that is not there, to admit one that is
     misuse: bool = False
+    # It gives back pages that no later position sees, also when it refuses to grow: their slots are -1 in `slots_of`.
+    windows: bool = False
+    groups: bool = False  # `tables_of`: several groups of layers, with a page table each
+    lookahead: bool = False  # `config.lookahead` slots behind the positions of a step
+    # A match is one page shorter than what is cached, as a draft head needs the hidden states of the last page.
+    drops_last_page: bool = False
 
-    FOUNDATIONS: ClassVar = {"namespaces": ("caching",)}
+    RELAXES: ClassVar = ("drops_last_page",)
+    FOUNDATIONS: ClassVar = {"namespaces": ("caching",), "drops_last_page": ("caching",)}
 
 
 class BlockManager(Protocol):
@@ -65,7 +85,12 @@ class BlockManager(Protocol):
         """End a request: it holds nothing any more."""
 
     def slots_of(self, request: str) -> Sequence[int]:
-        """Return the slots of a request's positions, in whole pages."""
+        """Return the slots of a request's positions in the first group, in whole pages; -1 in a page that it no longer
+        has (`windows`)."""
+
+    @needs("groups")
+    def tables_of(self, request: str) -> Sequence[Sequence[int]]:
+        """Return what `slots_of` returns, for each group."""
 
     def num_free(self) -> int:
         """Count the pages that no request holds, cached or not."""

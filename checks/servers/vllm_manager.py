@@ -1,0 +1,107 @@
+"""vLLM's KV manager behind the contract of block managers: full attention, sliding windows, two groups of layers.
+
+It trusts its callers, so it does not declare `misuse`. With EAGLE the last block of a hit is left out.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from ...properties.harness.contract import Adapter
+from ..manager.contract import ManagerConfig
+from .release import Recorded
+from .vllm import cache_config, make_request, module_of
+
+CONTEXT = 4096
+
+
+class VLLMManager:
+    """A manager of the release, and the requests that its scheduler would keep."""
+
+    def __init__(self, config: ManagerConfig, use_eagle: bool) -> None:
+        kind = module_of("core.kv_cache_manager").KVCacheManager
+        block = {"scheduler_block_size": config.page_size, "hash_block_size": config.page_size}
+        tables = cache_config(config.num_pages, config.page_size, config.windows)
+        known = inspect.signature(kind).parameters
+        block = {name: value for name, value in block.items() if name in known}
+        self.config, self.own_calls = config, None
+        self.manager: Any = Recorded(
+            kind(tables, max_model_len=CONTEXT, enable_caching=True, use_eagle=use_eagle, **block),
+            "manager",
+            self,
+            self._told,
+        )
+        layers = ", ".join(f"sliding window {window}" if window else "full attention" for window in config.windows)
+        self.made = (
+            f"manager = KVCacheManager(…, use_eagle={use_eagle})  # {config.num_pages} blocks of {config.page_size} and "
+            f"the null block; groups: {layers}"
+        )
+        self.requests: dict[str, Any] = {}
+
+    own_calls: list[str] | None
+
+    def admit(self, request: str, tokens: Sequence[int], namespace: str, num_tokens: int) -> int | None:
+        lora = SimpleNamespace(lora_name=namespace, lora_path="", adapter_id=1) if "lora" in namespace else None
+        salt = namespace if namespace and lora is None else None
+        made = make_request(request, tokens, self.config.page_size, lora_request=lora, cache_salt=salt)
+        if self.own_calls is not None:
+            more = f", cache_salt={salt!r}" if salt else f", lora_request={namespace!r}" if lora else ""
+            self.own_calls.append(f"{request} = Request({list(tokens)}{more}, …)")
+        blocks, length, *_ = self.manager.get_computed_blocks(made)
+        count = min(num_tokens, len(tokens) - length)
+        if self._allocate(made, count, num_new_computed_tokens=length, new_computed_blocks=blocks) is None:
+            return None
+        made.num_computed_tokens = length + count
+        self.requests[request] = made
+        return int(length)
+
+    def _allocate(self, request: Any, count: int, **found: Any) -> Any:
+        lookahead = {"num_lookahead_tokens": self.config.lookahead} if self.config.lookahead else {}
+        return self.manager.allocate_slots(request, count, **found, **lookahead)
+
+    def grow(self, request: str, tokens: Sequence[int], num_tokens: int) -> bool:
+        made = self.requests[request]
+        if len(tokens) > made.num_tokens:
+            made.append_output_token_ids(list(tokens[made.num_tokens :]))
+        if self._allocate(made, num_tokens) is None:
+            return False
+        made.num_computed_tokens += num_tokens
+        return True
+
+    def release(self, request: str) -> None:
+        self.manager.free(self.requests.pop(request))
+
+    def slots_of(self, request: str) -> list[int]:
+        return self.tables_of(request)[0]
+
+    def tables_of(self, request: str) -> list[list[int]]:
+        size = self.config.page_size
+        return [
+            [block * size + offset if block else -1 for block in blocks for offset in range(size)]
+            for blocks in self.manager.get_block_ids(request)
+        ]
+
+    def num_free(self) -> int:
+        return int(self.manager.block_pool.get_num_free_blocks())
+
+    def _told(self, value: Any) -> str:
+        match type(value).__name__:
+            case "Request":
+                return str(value.request_id)
+            case "KVCacheBlocks":
+                return f"blocks {[list(group) for group in value.get_block_ids()]}"
+            case "tuple":
+                return f"({', '.join(map(self._told, value))})"
+        return repr(value)
+
+
+def _adapter(use_eagle: bool, *more: str) -> Callable[[ManagerConfig], VLLMManager]:
+    capabilities = ("caching", "namespaces", "windows", "groups", "lookahead", *more)
+    return Adapter(lambda config: VLLMManager(config, use_eagle), capabilities, None)
+
+
+make = _adapter(False)
+make_eagle = _adapter(True, "drops_last_page")
