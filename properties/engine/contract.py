@@ -232,14 +232,23 @@ class EngineCapabilities(Capabilities):
     to_tail: bool = False  # a request that is retracted waits behind the others of its priority
     # How much a newcomer leaves free, when a refused one is tried again, and how long none enters after a retraction.
     estimates: bool = False
+    strict_priorities: bool = False  # greater priorities always go first, so that a stream of them can starve others
+    # A page is in the cache from its allocation on: a request of the same step, or a later one, may start from it before
+    # it is computed, as the device runs the chunks of a step in order.
+    caches_at_allocation: bool = False
 
     FOUNDATIONS: ClassVar = {
         "prefix_cache": ("slots",),
         "ordered_reuse": ("slots",),
+        "strict_priorities": ("priorities",),
+        "caches_at_allocation": ("prefix_cache",),
         "isolation": ("losses",),
         "reserves": ("slots",),
     }
-    RELAXES: ClassVar = ("ordered_reuse", "own_victims", "to_tail", "estimates")
+    RELAXES: ClassVar = (
+        *("ordered_reuse", "own_victims", "to_tail", "estimates"),
+        *("strict_priorities", "caches_at_allocation"),
+    )
 
     @property
     def own_rules(self) -> bool:

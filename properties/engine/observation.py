@@ -3,6 +3,7 @@ and after."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -76,7 +77,7 @@ class Moment:
     # pages
     leaked: tuple[int, str, str] | None = None  # (page, whose it was, why it left) of one that should be free
     keeps_reserves = False  # the engine declares `reserves`
-    own_victims = to_tail = estimates = False  # likewise
+    own_victims = to_tail = estimates = strict_priorities = caches_at_allocation = False  # likewise
     reuse_is_ordered = False  # a page that a step in flight may write can go to a step that is launched later
     is_still = False  # all pages have the owners that they had, and the same steps are in flight
 
@@ -96,6 +97,11 @@ class Moment:
     @property
     def max_running(self) -> int:
         return self.config.max_running if self.recovery is None else self.recovery.max_running
+
+    @property
+    def ageing(self) -> float:
+        """How often a request may be overtaken by later ones of greater priority."""
+        return math.inf if self.strict_priorities else self.config.ageing
 
     @property
     def leak_from(self) -> str | None:

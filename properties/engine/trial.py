@@ -82,6 +82,8 @@ class EngineTrial(Trial):
         self.moment.keeps_reserves = self.capabilities.reserves
         self.moment.own_victims, self.moment.to_tail = self.capabilities.own_victims, self.capabilities.to_tail
         self.moment.estimates = self.capabilities.estimates
+        self.moment.strict_priorities = self.capabilities.strict_priorities
+        self.moment.caches_at_allocation = self.capabilities.caches_at_allocation
 
     def end(self) -> None:
         if not self.moment.observed:

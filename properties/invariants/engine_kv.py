@@ -29,6 +29,8 @@ def no_other_owns_what_a_step_writes(m: Moment) -> Outcome:
     for flight in flights:
         for page, (life, stay) in flight.writes.items():
             owner = owners.get(page)
+            if owner == "*" and m.caches_at_allocation:
+                continue  # what is read before it is written shows in the tokens
             if owner is None or (owner == life.name and (stay == life.stay or life.leaving)):
                 continue
             whose = {"": "free", "*": "cached"}.get(owner, f"{owner}'s")
@@ -154,7 +156,8 @@ def only_what_is_computed_is_cached(m: Moment) -> Outcome:
     if not cached or cached == m.before.cached:
         return None
     size = m.config.page_size
-    for page in set(cached).difference(m.before.cached or ()):
+    due = {page for flight in m.model.flights for page in flight.writes} if m.caches_at_allocation else ()
+    for page in set(cached).difference(m.before.cached or (), due):
         cells = m.cells[page * size : page * size + size]
         if NOTHING in cells:
             was = f"page {page} is cached, and position {cells.index(NOTHING)} of it holds no text"
@@ -177,10 +180,11 @@ def the_shared_prefix_is_the_one_of_now(m: Moment) -> Outcome:
         was = f"{life.name} enters with {start} positions on the pages {shared}"
         if len(slots) < start or not set(shared) <= set(cached):
             return Finding(was, f"cached ones: {sorted(cached)}", "the prefix found earlier may have been evicted")
-        if [m.cells[slot] for slot in slots[:start]] != life.row.stream.hashes[:start]:
+        is_there = not m.caches_at_allocation  # it may be computed by this step
+        if is_there and [m.cells[slot] for slot in slots[:start]] != life.row.stream.hashes[:start]:
             return Finding(f"{was}, which hold another text", "its own prefix", "it goes on from another's prompt")
         overlap = sorted(set(own) & set(cached))
-        if overlap:
+        if overlap and is_there:
             was = f"{life.name} begins to write at {start}, on the cached page {overlap[0]}"
             return Finding(was, "pages of its own", "cached pages are read-only")
     return found
@@ -199,7 +203,7 @@ def a_hit_leaves_a_token_to_compute(m: Moment) -> Outcome:
         if start:
             found = True
         # The engine must use the pages that are there: one after the other, as long as the last position is the text's.
-        if m.cached_before is None or not set(m.before.cached or ()) <= set(m.after.cached):
+        if m.cached_before is None or not set(m.before.cached or ()) <= set(m.after.cached) or _has_refilled(m):
             continue
         usable = (len(life.context) - 1) // size * size
         ends = life.row.stream.hashes[size - 1 : usable : size]
@@ -209,3 +213,15 @@ def a_hit_leaves_a_token_to_compute(m: Moment) -> Outcome:
             was = f"{life.name} enters with {start} positions from the cache"
             return Finding(was, f"{due}, which are there", "what is cached and not found is computed again")
     return found
+
+
+def _has_refilled(m: Moment) -> bool:
+    """Return whether the plan may have given a cached page another content, which is cached at once."""
+    if not m.caches_at_allocation:
+        return False
+    size, entered = m.config.page_size, {life.name: start for life, start in m.admitted}
+    taken: set[int] = set()
+    for name, slots in m.after.slots.items():
+        own = slots[entered.get(name, len(m.before.slots.get(name, ()))) :]
+        taken.update(slot // size for slot in own)
+    return not taken.isdisjoint(m.before.cached or ())

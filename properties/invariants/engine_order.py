@@ -42,9 +42,9 @@ def no_request_is_overtaken_for_ever(m: Moment) -> Outcome:
     if m.was_lost:
         return None  # suspects of a failure go first
     for life in m.overtaken:
-        if life.overtaken > m.config.ageing:
+        if life.overtaken > m.ageing:
             was = f"{life.name} (priority {life.wish.priority}) was overtaken {life.overtaken} times by later requests"
-            return Finding(was, f"{m.config.ageing} times at most", "a stream of greater priorities must not starve it")
+            return Finding(was, f"{m.ageing} times at most", "a stream of greater priorities must not starve it")
     return True if m.admitted and m.was_waiting else None
 
 
@@ -64,7 +64,7 @@ def only_the_lower_gives_way(m: Moment) -> Outcome:
                 continue
             its = life.wish.priority
             is_equal = its == priority and name in m.before.running and not life.leaving and not m.is_disturbed
-            if is_equal and not m.own_victims and life.place > victim.place and life.overtaken < m.config.ageing:
+            if is_equal and not m.own_victims and life.place > victim.place and life.overtaken < m.ageing:
                 should, why = f"{name} gives way, which came later", "the oldest would never come to its end"
                 return Finding(f"{was} {name} stays", should, why)
             if name in entered and m.first:
@@ -74,7 +74,7 @@ def only_the_lower_gives_way(m: Moment) -> Outcome:
                 if not m.is_disturbed and (its < priority if m.to_tail else its <= priority):
                     should, why = "a strictly greater priority", "equals would push each other out for ever"
                     return Finding(f"{was} {name} ({its}) enters", should, why)
-            elif not m.own_victims and life.overtaken < m.config.ageing and its < priority:
+            elif not m.own_victims and life.overtaken < m.ageing and its < priority:
                 should, why = "the lowest priority gives way", "a request is never pushed out for a smaller one"
                 return Finding(f"{was} {name} ({its}) stays", should, why)
     return found
@@ -150,7 +150,7 @@ def equals_enter_in_order(m: Moment) -> Outcome:
             if theirs == mine and life.place < entered.place:
                 was = f"{entered.name} enters before {life.name}, which came earlier, both of priority {mine}"
                 return Finding(was, "first come, first served", "equals are served in the order of their arrival")
-            if entered.overtaken < m.config.ageing and theirs > mine:
+            if entered.overtaken < m.ageing and theirs > mine:
                 was = f"{entered.name} (priority {mine}) enters before {life.name} ({theirs})"
                 return Finding(was, "the greater priority", "that is what priorities are for")
     return True

@@ -130,9 +130,9 @@ def _preemption_that_is_due(m: Moment, running: Sequence[Life]) -> Finding | Non
     if not config.preempt or m.model.lingering or any(life.aborted for life in m.was_waiting):
         return None
     head = max(m.was_waiting, key=lambda life: (life.wish.priority, -life.place))
-    if any(life.overtaken >= config.ageing for life in m.was_waiting):
+    if any(life.overtaken >= m.ageing for life in m.was_waiting):
         return None  # an aged request of smaller priority may go first
-    lower = [life for life in running if life.wish.priority < head.wish.priority and life.overtaken < config.ageing]
+    lower = [life for life in running if life.wish.priority < head.wish.priority and life.overtaken < m.ageing]
     size, cached = config.page_size, set(m.before.cached or ())
     own = [slot // size for life in lower for slot in m.before.slots[life.name][::size]]
     room = (len(m.before.free) + len([page for page in own if page not in cached])) * size
@@ -179,7 +179,7 @@ def _needless_retraction(m: Moment) -> Finding | None:
     has_row = len(m.before.running) - len(others) - len(leaving) < config.max_running
     for head in m.was_waiting if config.preempt else ():
         most = config.whole_pages(len(head.context_of_now) + config.reserve) + size
-        is_aged = last.overtaken - m.overtaken.count(last) >= config.ageing  # it gives way to no priority
+        is_aged = last.overtaken - m.overtaken.count(last) >= m.ageing  # it gives way to no priority
         lacks_room = m.estimates or most > room or not has_row
         if head.wish.priority > last.wish.priority and not is_aged and lacks_room:
             return None
