@@ -21,7 +21,7 @@ REASONS = {"FINISHED_STOPPED": "stop", "FINISHED_LENGTH_CAPPED": "length"}
 class VLLMScheduler:
     """A scheduler of the release. A name may come again while its last step runs, so requests have ids of their own."""
 
-    def __init__(self, config: ServingConfig, policy: str, is_async: bool) -> None:
+    def __init__(self, config: ServingConfig, policy: str, is_async: bool, is_shared: bool) -> None:
         budget = _budget(config)
         settings = SchedulerSettings(
             num_blocks=config.num_pages,
@@ -31,7 +31,7 @@ class VLLMScheduler:
             context_len=config.context_len,
             is_async=is_async,
             caches=config.prefix_cache,
-            more={"policy": policy},
+            more={"policy": policy, "long_prefill_token_threshold": max(budget // 2, 1) if is_shared else 0},
         )
         self.config, self.own_calls = config, None
         given = f"max_num_seqs={config.max_running}, max_num_batched_tokens={budget}, policy={policy!r}"
@@ -49,6 +49,8 @@ class VLLMScheduler:
         self.delivered: dict[str, list[int]] = {}
         self.flights: list[tuple[int, Any, list[tuple[str, int, bool]]]] = []  # (step, output, (id, end, is chunk))
         self.number = 0
+        # A request gave way and nothing was planned: the loop of `EngineCore` waits for the step in flight then.
+        self.is_waiting = False
 
     own_calls: list[str] | None
 
@@ -86,7 +88,7 @@ class VLLMScheduler:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def plan(self) -> dict[str, Any] | None:
-        if len(self.flights) == self.config.depth:
+        if len(self.flights) == self.config.depth or self.is_waiting:
             return None
         before = {id: request.num_computed_tokens for id, request in self.core.requests.items()}
         output = self.scheduler.schedule()
@@ -97,6 +99,7 @@ class VLLMScheduler:
                 enters[id] = num_computed
         if not output.num_scheduled_tokens:
             self.core.update_from_output(output, _result({}))
+            self.is_waiting = bool(self.flights and output.preempted_req_ids)
             return None
         prefill, decode, parts = [], [], []
         for id, count in output.num_scheduled_tokens.items():
@@ -121,6 +124,7 @@ class VLLMScheduler:
         if not self.flights or answer.step != self.flights[0][0]:
             raise ValueError(f"step {answer.step} is not the oldest in flight")
         _, output, parts = self.flights.pop(0)
+        self.is_waiting = False
         first, rows = iter(answer.first), iter(answer.runs[0] if answer.runs else ())
         sampled: dict[str, list[int]] = {}
         for id, end, is_chunk in parts:
@@ -195,7 +199,9 @@ def _told(value: Any) -> str:
     return repr(value)
 
 
-def _adapter(policy: str, is_async: bool, *more: str) -> Callable[[ServingConfig], VLLMScheduler]:
+def _adapter(
+    policy: str, is_async: bool, *more: str, is_shared: bool = False
+) -> Callable[[ServingConfig], VLLMScheduler]:
     common = ("chunked_prefill", "mixed", "slots", "prefix_cache", "caches_at_allocation", "ordered_reuse")
     capabilities = (*common, "own_victims", *more)
 
@@ -204,9 +210,10 @@ def _adapter(policy: str, is_async: bool, *more: str) -> Callable[[ServingConfig
         is_valid = _budget(config) > config.max_running and config.num_slots >= config.context_len
         return is_served and is_valid and config.overlap == is_async
 
-    return Adapter(lambda config: VLLMScheduler(config, policy, is_async), capabilities, supports)
+    return Adapter(lambda config: VLLMScheduler(config, policy, is_async, is_shared), capabilities, supports)
 
 
 make = _adapter("fcfs", False)
 make_by_priority = _adapter("priority", False, "priorities", "strict_priorities")
-make_async = _adapter("fcfs", True, "overlap")
+make_shared = _adapter("priority", False, "priorities", "strict_priorities", is_shared=True)
+make_async = _adapter("fcfs", True, "overlap", "late_tokens")

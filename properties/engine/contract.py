@@ -236,18 +236,22 @@ class EngineCapabilities(Capabilities):
     # A page is in the cache from its allocation on: a request of the same step, or a later one, may start from it before
     # it is computed, as the device runs the chunks of a step in order.
     caches_at_allocation: bool = False
+    # What a step in flight computes for a request that is retracted meanwhile may still be delivered: the device runs
+    # steps in order.
+    late_tokens: bool = False
 
     FOUNDATIONS: ClassVar = {
         "prefix_cache": ("slots",),
         "ordered_reuse": ("slots",),
         "strict_priorities": ("priorities",),
         "caches_at_allocation": ("prefix_cache",),
+        "late_tokens": ("ordered_reuse",),
         "isolation": ("losses",),
         "reserves": ("slots",),
     }
     RELAXES: ClassVar = (
         *("ordered_reuse", "own_victims", "to_tail", "estimates"),
-        *("strict_priorities", "caches_at_allocation"),
+        *("strict_priorities", "caches_at_allocation", "late_tokens"),
     )
 
     @property

@@ -25,6 +25,7 @@ class Device:
         self.has_slots = capabilities.slots
         self.has_marks = capabilities.marks
         self.cells = [NOTHING] * ((config.num_pages + 1) * config.page_size)
+        self._forgotten: list[tuple[int, int]] = []  # (step, page): a page to be emptied when that step has run
 
     def execute(self, flight: Flight, limit: int) -> Answer:
         """Run a step, its rounds until `limit`, or until a request ends."""
@@ -45,6 +46,8 @@ class Device:
                 ended |= over
             runs.append(tokens)
             marks.append(beside)
+        self.forget([page for step, page in self._forgotten if step <= flight.number])
+        self._forgotten = [(step, page) for step, page in self._forgotten if step > flight.number]
         failed = [part.life.name for part in flight.parts if part.life.failing and part.is_present]
         if self.has_marks:
             return Answer(flight.number, first, runs, first_marks, marks, failed)
@@ -55,6 +58,10 @@ class Device:
         size = self.config.page_size
         for page in pages:
             self.cells[page * size : page * size + size] = [NOTHING] * size
+
+    def forget_after(self, step: int, pages: Iterable[int]) -> None:
+        """Empty the cells of pages when a step has run: those before it still read them."""
+        self._forgotten += [(step, page) for page in pages]
 
     def spoil(self, flight: Flight) -> None:
         """Empty all cells that a step which has failed half way may have written."""

@@ -292,6 +292,16 @@ class EngineModel:
                 expected[name] = (expected[name][0] if len(answer.runs) > 1 else [], "error")
         return expected
 
+    def late(self, flight: Flight, answer: Answer) -> dict[str, tuple[list[int], str]]:
+        """Return what requests may still get that were retracted since the launch, and the reason if they end."""
+        runs = [(chunk, [token]) for chunk, token in zip(flight.chunks, answer.first, strict=True) if chunk.is_last]
+        runs += [(row, [t for run in answer.runs for t in run[number]]) for number, row in enumerate(flight.rows)]
+        return {
+            part.life.name: part.life.cut(part.life.delivered, run)
+            for part, run in runs
+            if part.life.state is WAITING and part.stay + 1 == part.life.stay
+        }
+
     def commit(self, flight: Flight, answer: Answer, expected: dict[str, tuple[list[int], str]]) -> None:
         """Move committed lengths and counters on by the oldest step in flight."""
         self.flights.pop(0)

@@ -121,7 +121,11 @@ def follow_pages(t: Any, seen: Observation) -> None:
     owners.update(dict.fromkeys(seen.free, ""))
     m.owners = t.owners = owners
     if seen.free != before.free:
-        t.device.forget(set(seen.free).difference(before.free or ()))
+        gone = set(seen.free).difference(before.free or ())
+        if t.capabilities.ordered_reuse and model.flights:
+            t.device.forget_after(model.flights[-1].number, gone)
+        else:
+            t.device.forget(gone)
     if not owners.keys() <= t.all_pages:
         foreign = sorted(owners.keys() - t.all_pages)
         raise t.misbehaviour("TYPE", f"page {foreign[0]} is in use", f"pages 1 … {t.config.num_pages}")

@@ -251,6 +251,7 @@ class EngineTrial(Trial):
         model.last_answer = m.answer
         m.gone = tuple([part.life.name for part in flight.parts if not part.is_present])
         m.expected = model.expected(flight, m.answer)
+        late = model.late(flight, m.answer) if self.capabilities.late_tokens else {}
         events = self._step(self.subject.commit, m.answer)
         if isinstance(events, Refused):
             return
@@ -258,6 +259,7 @@ class EngineTrial(Trial):
         if self._recovery is not None:
             self._recovery.commit()
         read_events(self, events)
+        m.expected = {name: late[name] for name in late if name in m.delivered} | m.expected
         model.recount_flight()
         if self.capabilities.counters and (m.ends or m.gone or (flight.rows and flight.steps == 0)):
             m.counters = self.integers(self.must(self.subject.counters), "counters()")
