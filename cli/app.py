@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .audit import audit
-from .check import check
+from .checking.check import check
 from .decode.bench import bench
 from .decode.generate import generate
 from .decode.lossless import lossless

@@ -10,27 +10,23 @@ from __future__ import annotations
 
 import ast
 import importlib
-import textwrap
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from foredraft.checks.servers.release import name_wheel
+from foredraft.checks.servers.sglang import open_sglang
+from foredraft.checks.servers.wheel import load_functions, read_source
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.life import RequestRecord, RequestState
 from foredraft.core.scheduler.policies import VICTIMS, GuaranteedShare
 from foredraft.sim.cost.server import PROFILES
 
-from foredraft.checks.servers.wheel import open_wheel, read_source
 from .workloads import Draws
 
-REAL = (
-    "sglang.srt.managers.schedule_policy",
-    "sglang.srt.managers.scheduler_components.new_token_ratio_tracker",
-    "sglang.srt.mem_cache.prefill_budget",
-    "sglang.srt.speculative.adaptive_spec_params",
-)
 _BATCH = "sglang/srt/managers/schedule_batch.py"
 
 
@@ -48,19 +44,19 @@ class SGLang:
 
     def __init__(self, path: Path) -> None:
         """Raise ConfigError if `path` is no wheel of SGLang, and no folder of an unpacked one."""
-        self.version: str = open_wheel(path, "sglang", REAL, ())
+        name_wheel("sglang", path)
+        self.version: str = open_sglang(any_release=True).version
         self.schedule = SimpleNamespace(
             schedule_conservativeness=1.0, retraction_policy="length", schedule_low_priority_values_first=False
         )
         vars(importlib.import_module("sglang.srt.environ"))["envs"] = _Settings(read_source(path, _ENVIRON))
         context = importlib.import_module("sglang.srt.runtime_context")
         vars(context)["get_schedule"] = lambda: self.schedule
-        tracker = importlib.import_module(REAL[1])
+        tracker = importlib.import_module("sglang.srt.managers.scheduler_components.new_token_ratio_tracker")
         self._tracker = tracker.NewTokenRatioTracker
-        scope: dict[str, Any] = {"get_schedule": lambda: self.schedule, "Req": Any, "List": list, "Tuple": tuple}
-        source = _function(read_source(path, _BATCH), "_get_decode_retraction_order")
-        exec(compile(source, _BATCH, "exec"), scope)
-        self._order = scope["_get_decode_retraction_order"]
+        scope: dict[str, Any] = {"get_schedule": lambda: self.schedule, "sys": sys}
+        name = "_get_decode_retraction_order"
+        self._order = load_functions(path, _BATCH, [name], scope)[name]
 
     def shares(self, moves: list[str], requests: list[Any]) -> Iterator[float]:
         """Yield the share after each move: a decode step, an idle server, or a retraction that leaves `requests`."""
@@ -92,15 +88,6 @@ class _Settings:
                 default = node.value.args[0]
                 if isinstance(default, ast.Constant) and isinstance(node.targets[0], ast.Name):
                     setattr(self, node.targets[0].id, _Setting(default.value))
-
-
-def _function(source: str, name: str) -> str:
-    """Return the source of a static method as that of a function."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
-            return "import sys\n" + textwrap.dedent("\n".join(lines))
-    raise LookupError(f"{name} is not in this release")
 
 
 def _draw_requests(draws: Draws) -> list[SimpleNamespace]:

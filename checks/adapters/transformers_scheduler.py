@@ -60,7 +60,7 @@ class TransformersEngine:
         batching = _TRANSFORMERS.ContinuousBatchingConfig(
             page_size=config.page_size,
             num_blocks=config.num_pages,
-            max_batch_tokens=min(config.step_tokens or config.chunk_size, config.chunk_size),
+            max_batch_tokens=_budget(config),
             max_requests_per_batch=config.max_running,
             max_blocks_per_request=0,
             max_memory_percent=0.9,
@@ -238,9 +238,15 @@ def make(config: ServingConfig) -> TransformersEngine:
 
 
 def supports(config: ServingConfig) -> bool:
-    """Return whether a configuration does not speculate, mixes prefill and decode, and has pages of four
-    tokens at least."""
-    return config.algorithm == "none" and config.mixed and config.page_size >= 4 and not config.max_queue
+    """Return whether a configuration does not speculate, mixes prefill and decode, has pages of four tokens at
+    least, and one budget that leaves a token for a prompt beside a row of each request."""
+    is_served = config.algorithm == "none" and config.mixed and config.page_size >= 4 and not config.max_queue
+    return is_served and _budget(config) > config.max_running
+
+
+def _budget(config: ServingConfig) -> int:
+    """Return the tokens of a step, prompts and outputs together."""
+    return min(config.step_tokens or config.chunk_size, config.chunk_size)
 
 
 make.capabilities = EngineCapabilities(slots=True, chunked_prefill=True, mixed=True, prefix_cache=True)

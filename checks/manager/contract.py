@@ -21,8 +21,8 @@ class ManagerConfig:
     """What `make(config)` builds: `num_pages` pages of `page_size` slots, and a padding page of the manager's own
     where it has one.
 
-    `windows`: for each group of layers, how many tokens its attention sees, the newest included (2 or more); 0: all. A request has
-    a page table for each group. `lookahead`: how many slots a step needs behind its positions, for drafts.
+    `windows`: for each group of layers, how many tokens its attention sees, the newest included (2 or more); 0: all. A
+    request has a page table for each group. `lookahead`: how many slots a step needs behind its positions, for drafts.
     """
 
     num_pages: int

@@ -198,7 +198,10 @@ class ManagerTrial(Trial):
         if not self.capabilities.groups:
             return (self.integers(self.must(self.subject.slots_of, request), "slots_of()"),)
         tables = self.sequence(
-            self.must(self.subject.tables_of, request), "tables_of()", "a table for each group", len(self.config.windows)
+            self.must(self.subject.tables_of, request),
+            "tables_of()",
+            "a table for each group",
+            len(self.config.windows),
         )
         return tuple(self.integers(slots, "a table of tables_of()") for slots in tables)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 from ...core.errors import ConfigError
 from ...properties.harness.importing import NotInstalled
-from .wheel import installed, open_wheel
+from .wheel import has_package, installed, open_wheel
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Release:
     path: Path
 
 
+OPENED = ("vllm", "sglang")
 _named: dict[str, Path] = {}
 _opened: dict[str, Release] = {}
 
@@ -29,6 +31,15 @@ _opened: dict[str, Release] = {}
 def name_wheel(package: str, path: Path) -> None:
     """Use this wheel or folder when the package is opened, and not the installed one."""
     _named[package] = path
+
+
+def name_any_wheel(path: Path) -> None:
+    """Use this wheel or folder for the package that it has. Raises ConfigError if that is none that can be opened."""
+    for package in OPENED:
+        if has_package(path, package):
+            name_wheel(package, path)
+            return
+    raise ConfigError.of(str(path), "wheel", f"expected one of the packages {', '.join(OPENED)}")
 
 
 def open_release(
@@ -78,3 +89,15 @@ class Recorded:
             return answer
 
         return call
+
+
+def installed_version(package: str, known: Collection[str]) -> Release:
+    """Return the installed release of a package that is imported whole. Raises ConfigError as `open_release` does."""
+    if package in _named:
+        what = "it is imported as a whole, so it must be installed; --wheel is for vllm and sglang"
+        raise ConfigError.of(str(_named[package]), "", what)
+    path = installed(package)
+    version = importlib.metadata.version(package)
+    if version not in known:
+        raise ConfigError.of(package, "", f"{version}; the adapters are written for {', '.join(known)}")
+    return Release(package, version, path)

@@ -34,9 +34,9 @@ _COMMON = "sglang/srt/utils/common.py"
 _FUNCTIONS = ("ceil_div", "ceil_align", "get_num_new_pages", "next_power_of_2")
 
 
-def open_sglang() -> Release:
-    """Return the release. Raises ConfigError, and NotInstalled if there is no torch."""
-    release, is_new = open_release("sglang", RELEASES, REAL)
+def open_sglang(any_release: bool = False) -> Release:
+    """Return the release, one of RELEASES if not `any_release`. Raises ConfigError, and NotInstalled without torch."""
+    release, is_new = open_release("sglang", () if any_release else RELEASES, REAL)
     if is_new:
         _prepare(release)
     return release

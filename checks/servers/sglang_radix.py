@@ -1,7 +1,7 @@
 """SGLang's radix cache behind the prefix cache contract.
 
-It trusts its callers: a lock on a node that was evicted is not noticed. `evict` frees slots through the allocator, which
-is the adapter here. Its "lfu" counts insertions, not matches, so that order is not asked for.
+It trusts its callers: a lock on a node that was evicted is not noticed. `evict` frees slots through the allocator,
+which is the adapter here. Its "lfu" counts insertions, not matches, so that order is not asked for.
 """
 
 from __future__ import annotations

@@ -48,9 +48,9 @@ class _NoStats:
         return None
 
 
-def open_vllm() -> Release:
-    """Return the release. Raises ConfigError, and NotInstalled if there is no torch."""
-    release, is_new = open_release("vllm", RELEASES, REAL, ABSENT)
+def open_vllm(any_release: bool = False) -> Release:
+    """Return the release, one of RELEASES if not `any_release`. Raises ConfigError, and NotInstalled without torch."""
+    release, is_new = open_release("vllm", () if any_release else RELEASES, REAL, ABSENT)
     if is_new:
         _prepare(release)
     return release
@@ -58,7 +58,7 @@ def open_vllm() -> Release:
 
 def module_of(name: str) -> Any:
     """Return a module of the release by its path below `vllm.v1`."""
-    open_vllm()
+    open_vllm(any_release=True)
     return importlib.import_module(f"vllm.v1.{name}")
 
 
@@ -69,7 +69,9 @@ def _prepare(release: Release) -> None:
     vars(utils)["record_function_or_nullcontext"] = lambda name: nullcontext()
     vars(importlib.import_module("vllm.utils"))["length_from_prompt_token_ids_or_embeds"] = lambda ids, _: len(ids)
     vars(importlib.import_module("vllm.v1.metrics.stats"))["PrefillStats"] = _NoStats
-    vars(importlib.import_module("vllm.multimodal.utils"))["strip_covered_mm_data"] = lambda features, *_, **__: features
+    vars(importlib.import_module("vllm.multimodal.utils"))["strip_covered_mm_data"] = lambda features, *_, **__: (
+        features
+    )
     importlib.import_module("vllm.v1.core.sched.async_scheduler")
     sys.modules["vllm.v1.core.kv_cache_utils"].init_none_hash(hash_of)
     structured = sys.modules["vllm.v1.request"].StructuredOutputRequest

@@ -1,13 +1,13 @@
 """vLLM's scheduler behind the engine contract, in the loop of its `EngineCore`, without speculation.
 
-One budget of tokens bounds a step, prompts and outputs together. Its front end refuses what is too long, so the adapter
-does. Its start refuses a pool that is smaller than the context and a budget that is smaller than the batch, so `supports`
-does.
+One budget of tokens bounds a step, prompts and outputs together. vLLM's front end refuses what is too long, so the
+adapter does. Its start refuses a pool that is smaller than the context, and a budget that is smaller than the batch, so
+`supports` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ...properties.engine.contract import Answer, Event, ServingConfig, Wish
@@ -21,7 +21,7 @@ REASONS = {"FINISHED_STOPPED": "stop", "FINISHED_LENGTH_CAPPED": "length"}
 class VLLMScheduler:
     """A scheduler of the release. A name may come again while its last step runs, so requests have ids of their own."""
 
-    def __init__(self, config: ServingConfig, policy: str, is_async: bool, is_shared: bool) -> None:
+    def __init__(self, config: ServingConfig, policy: str, is_async: bool, is_capped: bool) -> None:
         budget = _budget(config)
         settings = SchedulerSettings(
             num_blocks=config.num_pages,
@@ -31,10 +31,12 @@ class VLLMScheduler:
             context_len=config.context_len,
             is_async=is_async,
             caches=config.prefix_cache,
-            more={"policy": policy, "long_prefill_token_threshold": max(budget // 2, 1) if is_shared else 0},
+            more={"policy": policy, "long_prefill_token_threshold": max(budget // 2, 1) if is_capped else 0},
         )
         self.config, self.own_calls = config, None
         given = f"max_num_seqs={config.max_running}, max_num_batched_tokens={budget}, policy={policy!r}"
+        if is_capped:
+            given += f", long_prefill_token_threshold={max(budget // 2, 1)}"
         self.made = (
             f"scheduler = {'Async' if is_async else ''}Scheduler(…)  # {given}, {config.num_pages} blocks of "
             f"{config.page_size} and the null block, max_model_len={config.context_len}, "
@@ -200,7 +202,7 @@ def _told(value: Any) -> str:
 
 
 def _adapter(
-    policy: str, is_async: bool, *more: str, is_shared: bool = False
+    policy: str, is_async: bool, *more: str, is_capped: bool = False
 ) -> Callable[[ServingConfig], VLLMScheduler]:
     common = ("chunked_prefill", "mixed", "slots", "prefix_cache", "caches_at_allocation", "ordered_reuse")
     capabilities = (*common, "own_victims", *more)
@@ -210,10 +212,10 @@ def _adapter(
         is_valid = _budget(config) > config.max_running and config.num_slots >= config.context_len
         return is_served and is_valid and config.overlap == is_async
 
-    return Adapter(lambda config: VLLMScheduler(config, policy, is_async, is_shared), capabilities, supports)
+    return Adapter(lambda config: VLLMScheduler(config, policy, is_async, is_capped), capabilities, supports)
 
 
 make = _adapter("fcfs", False)
 make_by_priority = _adapter("priority", False, "priorities", "strict_priorities")
-make_shared = _adapter("priority", False, "priorities", "strict_priorities", is_shared=True)
+make_capped = _adapter("priority", False, "priorities", "strict_priorities", is_capped=True)
 make_async = _adapter("fcfs", True, "overlap", "late_tokens")

@@ -159,18 +159,27 @@ def _has_file(path: Path) -> Callable[[str], bool]:
     return lambda name: any(each.startswith(name) for each in names) if name.endswith("/") else name in names
 
 
+def has_package(path: Path, package: str) -> bool:
+    """Return whether a wheel or a folder has a package. Raises ConfigError if it is neither."""
+    return any(name.startswith(f"{package}-") and name.endswith(".dist-info") for name in _metadata(path))
+
+
 def _version(path: Path, package: str) -> str:
     """Return the version in the wheel's metadata."""
-    if path.is_dir():
-        names = [found.name for found in path.iterdir()]
-    elif zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as wheel:
-            names = [name.partition("/")[0] for name in wheel.namelist() if name.endswith("/METADATA")]
-    else:
-        raise ConfigError.of(str(path), "wheel", "is no wheel and no folder of an unpacked wheel")
-    for name in sorted(names):
+    names = sorted(_metadata(path))
+    for name in names:
         found, _, version = name.removesuffix(".dist-info").partition("-")
         if found == package and name.endswith(".dist-info"):
             return version
-    shown = ", ".join(sorted(names)[:5]) or "nothing"
+    shown = ", ".join(names[:5]) or "nothing"
     raise ConfigError.of(str(path), "wheel", f"expected the package {package}, found {shown}")
+
+
+def _metadata(path: Path) -> list[str]:
+    """Return the names of the folders that have metadata, in a folder all names in it."""
+    if path.is_dir():
+        return [found.name for found in path.iterdir()]
+    if not zipfile.is_zipfile(path):
+        raise ConfigError.of(str(path), "wheel", "is no wheel and no folder of an unpacked wheel")
+    with zipfile.ZipFile(path) as wheel:
+        return [name.partition("/")[0] for name in wheel.namelist() if name.endswith("/METADATA")]

@@ -233,8 +233,8 @@ class EngineCapabilities(Capabilities):
     # How much a newcomer leaves free, when a refused one is tried again, and how long none enters after a retraction.
     estimates: bool = False
     strict_priorities: bool = False  # greater priorities always go first, so that a stream of them can starve others
-    # A page is in the cache from its allocation on: a request of the same step, or a later one, may start from it before
-    # it is computed, as the device runs the chunks of a step in order.
+    # A page is in the cache from its allocation on: a request of the same step, or a later one, may start from it
+    # before it is computed, as the device runs the chunks of a step in order.
     caches_at_allocation: bool = False
     # What a step in flight computes for a request that is retracted meanwhile may still be delivered: the device runs
     # steps in order.

@@ -214,7 +214,8 @@ class EngineTrial(Trial):
             m.flight = read_step(self, view)
         if m.admitted and self._has_cache and m.before.cached is not None:
             size, cells = self.config.page_size, self.device.cells
-            m.cached_before = frozenset([cells[page * size + size - 1] for page in m.before.cached])
+            due = {page for flight in m.before_plan for page in flight.writes}  # it may hold what was there before
+            m.cached_before = frozenset([cells[page * size + size - 1] for page in m.before.cached if page not in due])
         self._observe()
         if m.flight is not None:
             model.launch(m.flight, m.after.slots)

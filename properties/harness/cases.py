@@ -21,7 +21,7 @@ from .trial import Trial, Violation
 
 MAX_BYTES = 1_000_000
 MAX_OPERATIONS = 10_000
-MAX_CALLS = 12
+MAX_CALLS = 60
 """Calls of one operation that a history shows, the last ones."""
 _KEYS = {
     "suite": str,

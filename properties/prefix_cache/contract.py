@@ -64,7 +64,9 @@ class PrefixCacheCapabilities(Capabilities):
     table: bool = False
     # It refuses what no caller should do: to unlock what is not locked, to evict less than nothing
     misuse: bool = False
-    unchecked_locks: bool = False  # it does not look whether a page was evicted: a caller locks what it has just matched
+    unchecked_locks: bool = (
+        False  # it does not look whether a page was evicted: a caller locks what it has just matched
+    )
 
     RELAXES: ClassVar = ("unchecked_locks",)
     FOUNDATIONS: ClassVar = {"policies": ("lru",), "table": ("inspection",)}

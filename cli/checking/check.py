@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.errors import count_of
-from .options import AsJson, argument, option, print_document, refuse_without_effect
-from .progress import StatusLine
+from ...core.errors import count_of
+from ..options import AsJson, argument, option, print_document, refuse_without_effect
+from ..progress import StatusLine
+from .processes import side_by_side
+from .servers import check_server
 
 if TYPE_CHECKING:
-    from ..properties.harness.report import Report
-    from ..properties.harness.swarm import Budget
-    from ..properties.invariants.registry import Invariant
+    from ...properties.harness.report import Report
+    from ...properties.harness.swarm import Budget
+    from ...properties.invariants.registry import Invariant
 
 EXIT_BROKEN = 1
 DEFAULT_BUDGET = "60s"  # of a component that is not ours
@@ -32,7 +31,8 @@ DEFAULT_CASES = Path("runs/cases")
 # fmt: off
 Contract = Annotated[str | None, argument("CONTRACT",
     "Contract: allocator, prefix-cache, relay, accept, acceptance-process, step-controller, engine, executor, "
-    "block-manager, transport or simulator. Default: all.")]
+    "block-manager, transport or simulator. Or a package, whose components are checked: vllm, sglang or transformers. "
+    "Default: all contracts.")]
 Subject = Annotated[str | None, argument("MODULE:MAKE",
     "Component: `MAKE(config)` in MODULE returns a new one; docs/contracts.md lists its methods. Default: the built-in "
     "components.")]
@@ -54,6 +54,8 @@ ShowList = Annotated[bool, option("--list",
 Mutants = Annotated[bool, option("--mutants",
     "Plant known defects in the built-in components, and check that each one is found.")]
 Replay = Annotated[Path | None, option("--replay", "Run a stored case again.", "FILE")]
+Wheel = Annotated[Path | None, option("--wheel",
+    "Wheel of vllm or sglang, or the folder into which one was unpacked. Default: the installed package.", "FILE")]
 Cases = Annotated[Path, option("--cases", "Directory for the stored cases of failures.", "DIR")]
 # fmt: on
 
@@ -62,6 +64,7 @@ def check(
     contract: Contract = None, subject: Subject = None, budget: BudgetText = None, seed: Seed = DEFAULT_SEED,
     capability: Capability = None, expect: Expect = None, allow: Allow = None, without: Without = None, show_list: ShowList = False,
     mutants: Mutants = False, replay: Replay = None, as_json: AsJson = False, cases: Cases = DEFAULT_CASES,
+    wheel: Wheel = None,
 ) -> None:  # fmt: skip
     """Check a component against its invariants.
 
@@ -73,6 +76,7 @@ def check(
 
         foredraft check
         foredraft check allocator my.package:make --budget 60s
+        foredraft check vllm --wheel vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl
         foredraft check --replay runs/cases/allocator-ALLOC-10.case.json
     """
     other = "--list" if show_list else "--replay" if replay is not None else "--mutants" if mutants else None
@@ -88,6 +92,20 @@ def check(
         ("--allow", bool(allow) and elsewhere, f"{other} allows nothing"),
         ("--cases", cases != DEFAULT_CASES and elsewhere, f"{other} stores no case"),
     )
+    if contract in SERVERS and not show_list and not mutants and replay is None:
+        refuse_without_effect(
+            ("SUBJECT", subject is not None, "its adapters are shipped"),
+            ("--capability", bool(capability), "its adapters declare theirs"),
+            ("--expect", bool(expect), "what is known of it is listed"),
+            ("--allow", bool(allow), "what is known of it is listed"),
+            ("--without", bool(without), "nothing is left out"),
+        )
+        if not check_server(contract, budget, seed, as_json, cases, wheel):
+            raise typer.Exit(EXIT_BROKEN)
+        return
+    if wheel is not None:
+        refuse_without_effect(("--wheel", subject is None and replay is None, "only other servers' components need it"))
+        _name_wheel(wheel)
     if show_list:
         _print_invariants(contract, as_json)
     elif replay is not None:
@@ -104,6 +122,15 @@ def check(
         _check(contract, subject, budget, {**options, "seed": seed}, as_json, cases)
 
 
+SERVERS = ("vllm", "sglang", "transformers")
+
+
+def _name_wheel(path: Path) -> None:
+    from ...checks.servers.release import name_any_wheel
+
+    name_any_wheel(path)
+
+
 def _check(
     contract: str | None,
     subject: str | None,
@@ -112,8 +139,8 @@ def _check(
     as_json: bool,
     cases: Path,
 ) -> None:
-    from ..checks.registry import SUBJECTS, contracts, suite_of
-    from ..properties.harness.swarm import Budget
+    from ...checks.registry import SUBJECTS, contracts, suite_of
+    from ...properties.harness.swarm import Budget
 
     names = [suite_of(name).name for name in ([contract] if contract is not None else contracts())]
     if subject is None and any(value for name, value in options.items() if name != "seed"):
@@ -124,7 +151,7 @@ def _check(
         share = Budget.of(budget or DEFAULT_BUDGET).divided(len(chosen))
     run = partial(_run, subject is not None, share, cases, options, len(names) > 1)
     outcomes, line = [], StatusLine(quiet=len(names) == 1 or not sys.stderr.isatty())
-    for text, outcome in _side_by_side(run, chosen) if len(names) > 1 else map(run, chosen):
+    for text, outcome in side_by_side(run, chosen) if len(names) > 1 else map(run, chosen):
         line.clear()
         if not as_json:
             typer.echo(f"{text}\n")
@@ -133,7 +160,7 @@ def _check(
     line.clear()
     ok = all(outcome.get("ok", True) for outcome in outcomes)
     if as_json:
-        from .documents.checking import CheckDocument
+        from ..documents.checking import CheckDocument
 
         print_document(CheckDocument(ok, sorted(outcomes, key=lambda outcome: "ok" not in outcome)))
     if not ok:
@@ -144,24 +171,14 @@ Chosen = tuple[str, str]
 """A contract, and a component of it."""
 
 
-def _side_by_side(run: Callable[[Chosen], Any], chosen: list[Chosen]) -> Iterator[Any]:
-    """Yield what `run` returns of each, in their order.
-    There are as many processes as cores; a component is one core's work."""
-    # The processes have what this one has imported: components may be known to it alone.
-    with get_context("fork").Pool(
-        min(os.cpu_count() or 1, len(chosen)), signal.signal, (signal.SIGINT, signal.SIG_IGN)
-    ) as pool:
-        yield from pool.imap(run, chosen)
-
-
 def _run(
     is_named: bool, budget: Budget | None, cases: Path, options: dict[str, Any], quiet: bool, chosen: Chosen
 ) -> tuple[str, dict[str, Any]]:
     """Check one component, and store the cases of its failures. Returns what to print, and what to write as JSON."""
-    from ..checks.registry import OPERATIONS, suite_of
-    from ..properties.conformance import check as check_one
-    from ..properties.harness.importing import NotInstalled, load_make
-    from ..properties.harness.swarm import Budget
+    from ...checks.registry import OPERATIONS, suite_of
+    from ...properties.conformance import check as check_one
+    from ...properties.harness.importing import NotInstalled, load_make
+    from ...properties.harness.swarm import Budget
 
     contract, name = chosen
     suite = suite_of(contract)
@@ -201,22 +218,22 @@ def _expected(items: list[str] | None) -> dict[str, str]:
 
 
 def _bad(option: str, what: str) -> None:
-    from ..core.errors import ConfigError
+    from ...core.errors import ConfigError
 
     raise ConfigError.of(option, "", what)
 
 
 def _replay(path: Path, subject: str | None, as_json: bool) -> None:
-    from ..checks import registry as registry  # a case may be of any contract
-    from ..properties.harness.cases import load_case
-    from ..properties.harness.importing import load_make
-    from ..properties.harness.report import told
+    from ...checks import registry as registry  # a case may be of any contract
+    from ...properties.harness.cases import load_case
+    from ...properties.harness.importing import load_make
+    from ...properties.harness.report import told
 
     case = load_case(path)
     make = load_make(subject or case.subject)
     violation, history, calls, ends_in = case.tell(make)
     if as_json:
-        from .documents.checking import CaseDocument
+        from ..documents.checking import CaseDocument
 
         told_of = [
             {
@@ -248,15 +265,15 @@ def _replay(path: Path, subject: str | None, as_json: bool) -> None:
 
 
 def _print_invariants(contract: str | None, as_json: bool) -> None:
-    from ..checks.registry import suite_of
-    from ..properties.invariants import all_invariants
+    from ...checks.registry import suite_of
+    from ...properties.invariants import all_invariants
 
     chosen: Sequence[Invariant] = all_invariants()
     if contract is not None:
         suite = suite_of(contract)
         chosen = [item for item in chosen if item.contract == suite.name]
     if as_json:
-        from .documents.checking import InvariantLine, InvariantsDocument
+        from ..documents.checking import InvariantLine, InvariantsDocument
 
         print_document(InvariantsDocument([InvariantLine(one.id, one.group, one.sentence, one.how) for one in chosen]))
         return
@@ -276,8 +293,8 @@ def _print_invariants(contract: str | None, as_json: bool) -> None:
 
 
 def _check_mutants(contract: str | None, budget: str | None, as_json: bool) -> None:
-    from ..checks.registry import contracts, mutants_of
-    from ..properties.harness.mutants import kill
+    from ...checks.registry import contracts, mutants_of
+    from ...properties.harness.mutants import kill
 
     names = [contract] if contract is not None else contracts()
     matrix: dict[str, Any] = {}
@@ -295,7 +312,7 @@ def _check_mutants(contract: str | None, budget: str | None, as_json: bool) -> N
                 f"{name}: {len(kills) - alive} of {len(kills)} mutants killed; invariants with a mutant: {', '.join(caught)}"
             )
     if as_json:
-        from .documents.checking import MutantsDocument
+        from ..documents.checking import MutantsDocument
 
         print_document(MutantsDocument(not survivors, matrix))
     if survivors:

@@ -1,0 +1,1 @@
+"""`foredraft check`: components of ours, of yours, and of other servers."""

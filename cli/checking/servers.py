@@ -1,0 +1,130 @@
+"""`foredraft check vllm`, `sglang`, `transformers`: components of other servers, a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ...core.errors import ConfigError, count_of
+from ..options import print_document
+from .processes import side_by_side
+
+if TYPE_CHECKING:
+    from ...checks.servers.packages import ServerComponent, ServerPackage
+    from ...checks.servers.release import Release
+    from ...properties.harness.report import Failure, Report
+    from ...properties.harness.swarm import Budget
+
+
+def check_server(name: str, budget: str | None, seed: int, as_json: bool, cases: Path, wheel: Path | None) -> bool:
+    """Check the components of a package, and print a line for each. Returns whether nothing new was found.
+
+    Raises ConfigError for a package that is missing, incomplete, or of a release that the adapters do not know.
+    """
+    from ...checks.servers.packages import package_of
+    from ...checks.servers.release import name_wheel
+    from ...properties.harness.swarm import Budget
+
+    package = package_of(name)
+    if wheel is not None:
+        name_wheel(package.name, wheel)
+    release = package.open()
+    if not as_json:
+        typer.echo(f"{release.package} {release.version}, {release.path}")
+    share = None if budget is None else Budget.of(budget).divided(len(package.components))
+    outcomes, ok = [], True
+    width = max(len(item.name) for item in package.components)
+    for line, text, outcome in side_by_side(
+        partial(_run, release, share, seed, cases, wheel, width), package.components
+    ):
+        outcomes.append(outcome)
+        ok &= outcome["ok"]
+        if not as_json:
+            typer.echo(line)
+            if text:
+                typer.echo(f"\n{text}\n")
+    _say_absent(package, width, as_json, outcomes)
+    if as_json:
+        from ..documents.checking import CheckDocument
+
+        print_document(CheckDocument(ok, outcomes))
+    return ok
+
+
+def _say_absent(package: ServerPackage, width: int, as_json: bool, outcomes: list[dict[str, Any]]) -> None:
+    for name, reason in package.absent.items():
+        outcomes.append({"component": name, "status": "cannot run here", "reason": reason})
+        if not as_json:
+            typer.echo(f"  {name:<{width}}  {'':<15}  cannot run here: {reason}")
+
+
+def _run(
+    release: Release, budget: Budget | None, seed: int, cases: Path, wheel: Path | None, width: int,
+    component: ServerComponent,
+) -> tuple[str, str, dict[str, Any]]:  # fmt: skip
+    """Check one component. Returns its line, the text of failures that are new, and what to write as JSON."""
+    from ...checks.registry import suite_of
+    from ...properties.conformance import check
+    from ...properties.harness.importing import load_make
+    from ...properties.harness.swarm import Budget
+
+    report = check(
+        suite_of(component.contract),
+        load_make(component.subject),
+        subject=component.subject,
+        seed=seed,
+        budget=budget or Budget(operations=component.operations),
+        allowed_failures=component.may_break(release.version),
+        every_failure=True,
+    )
+    paths = {}
+    option = "" if wheel is None else f" --wheel {wheel}"
+    for failure in report.shown:
+        if failure.id not in component.otherwise:
+            paths[failure.id] = _store(release, component, failure, cases, option)
+    status, what = _status(report, component, component.defects_of(release.version), paths)
+    head = f"  {component.name:<{width}}  {component.contract:<15}  "
+    text = (
+        "" if report.ok else report.text({id: f"foredraft check --replay {path}{option}" for id, path in paths.items()})
+    )
+    outcome = {"component": component.name, "status": status, "ok": report.ok, **report.to_json()}
+    return f"{head}{status}: {what}", text, outcome
+
+
+def _store(release: Release, component: ServerComponent, failure: Failure, cases: Path, option: str) -> Path:
+    """Store the case of a failure, and a report for its maintainers beside it."""
+    from ...checks.servers.bug_report import bug_report
+
+    words = "-".join(component.name.replace(",", "").replace("_", "-").split())
+    path = cases / f"{release.package}-{words}-{failure.id}.case.json"
+    text = bug_report(release, component, failure, f"foredraft check --replay {path}{option}")
+    try:
+        failure.case.save(path)
+        path.with_suffix("").with_suffix(".md").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError.of(str(path), "", f"the case cannot be written: {error.strerror}") from error
+    return path
+
+
+def _status(
+    report: Report, component: ServerComponent, defects: Mapping[str, str], paths: dict[str, Path]
+) -> tuple[str, str]:
+    """Return in a word what came of a check, and the rest of its line."""
+    held = count_of(sum(map(bool, report.evaluations.values())) - len(report.shown), "invariant")
+    operations = count_of(report.num_operations, "operation")
+    broken = {failure.id for failure in report.expected}
+    if not report.ok:
+        return "FAILED", "; ".join(report.reasons())
+    otherwise = [*component.relaxed, *sorted(broken & component.otherwise.keys())]
+    design = f"; by design other: {', '.join(otherwise)}" if otherwise else ""
+    if not broken & defects.keys():
+        return "holds", f"{held} in {operations}{design}"
+    by_text: dict[str, list[str]] = {}
+    for id in sorted(broken & defects.keys()):
+        by_text.setdefault(defects[id], []).append(f"{id}, {paths[id].with_suffix('').with_suffix('.md')}")
+    told = "; ".join(f"{text} ({'; '.join(where)})" for text, where in by_text.items())
+    return "defect", f"{told}; {held} held in {operations}{design}"
