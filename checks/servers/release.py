@@ -67,9 +67,9 @@ def open_release(
 
 
 class Recorded:
-    """An object of another server, whose calls are noted while `log` is a list.
+    """An object of another server, whose calls are noted as text in `owner.own_calls` while that is a list.
 
-    `owner.own_calls` is that list, or None. An attribute is that of the object.
+    Its attributes are those of the object.
     """
 
     def __init__(self, target: Any, name: str, owner: Any, tell: Callable[[Any], str] = repr) -> None:

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from foredraft.core.errors import ConfigError
 from foredraft.observe.metrics import RunMetrics
 from foredraft.sim.cost.server import PROFILES, VLLM_POLICIES
 from foredraft.sim.run import Simulation
@@ -19,12 +18,10 @@ def schedulers():
     """The package of the comparison."""
     sys.path.insert(0, str(ROOT))
     try:
-        from benchmarks.schedulers import comparison, our_scheduler, records, wheel, workloads
+        from benchmarks.schedulers import comparison, our_scheduler, records, workloads
     finally:
         sys.path.remove(str(ROOT))
-    return {
-        module.__name__.rpartition(".")[2]: module for module in (comparison, our_scheduler, records, wheel, workloads)
-    }
+    return {module.__name__.rpartition(".")[2]: module for module in (comparison, our_scheduler, records, workloads)}
 
 
 def share_of(schedulers, seeds, **policies) -> float:
@@ -91,29 +88,3 @@ def test_blocks_of_rounds_decide_as_single_rounds_with_the_rules_of_vllm(algorit
         assert results[0][name] == results[1][name], name
     assert results[0]["retractions"] > 3 and results[0]["completed"] == 60
     assert results[0]["delivered_tokens"] == results[0]["total_output_tokens"]
-
-
-def test_a_file_that_is_no_wheel_of_the_package_is_refused(schedulers, tmp_path):
-    wheel = schedulers["wheel"]
-    file = tmp_path / "vllm-1.whl"
-    file.write_text("no archive")
-    with pytest.raises(ConfigError, match="is no wheel and no folder of an unpacked wheel"):
-        wheel.open_wheel(file, "vllm", (), ())
-    (tmp_path / "sglang-0.5.dist-info").mkdir()
-    with pytest.raises(ConfigError, match=r"expected the package vllm, found sglang-0\.5\.dist-info"):
-        wheel.open_wheel(tmp_path, "vllm", (), ())
-
-
-def test_only_the_scheduler_of_an_opened_package_is_imported_from_its_files(schedulers, tmp_path):
-    (tmp_path / "vllmx-0.1.dist-info").mkdir()
-    (tmp_path / "vllmx" / "core").mkdir(parents=True)
-    (tmp_path / "vllmx" / "__init__.py").write_text("raise ImportError('needs a GPU')")
-    source = "from vllmx.device import Stream\nfrom vllmx import limits\nvalue = (Stream(1), limits.Most.rows)"
-    (tmp_path / "vllmx" / "core" / "plan.py").write_text(source)
-    assert schedulers["wheel"].open_wheel(tmp_path, "vllmx", ("vllmx.core",), ()) == "0.1"
-    try:
-        from vllmx.core import plan
-    finally:
-        sys.meta_path.pop(0)
-    assert [type(part).__name__ for part in plan.value[:1]] == ["Stream"]
-    assert list(plan.value[1]) == []
