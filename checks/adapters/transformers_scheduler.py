@@ -40,14 +40,6 @@ except ImportError as error:
 """Why transformers cannot be imported, "" if it can."""
 
 
-EXPECTED_FAILURES = {
-    "ENGINE-11": "once a request was put back, requests are admitted again when one finishes, but not when the last is cancelled",
-    "ENGINE-05": "its limit is on the requests of a batch; one that waits for a block runs beside them",
-    "ENGINE-10": "the request that finds no block gives way, also if it is the oldest",
-    "ENGINE-16": "a request that does not fit is passed over by later ones that do",
-}
-
-
 class TransformersEngine:
     """Requests by name; block b of the cache is page b - 1, as the first two blocks are never given out."""
 

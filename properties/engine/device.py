@@ -29,6 +29,7 @@ class Device:
 
     def execute(self, flight: Flight, limit: int) -> Answer:
         """Run a step, its rounds until `limit`, or until a request ends."""
+        self._forget_until(flight.number - 1)  # of steps that were lost
         first, first_marks = [], []
         for chunk in flight.chunks:
             token, mark = self._prefill(chunk, flight.slots.get(chunk.life.name, ()))
@@ -46,8 +47,7 @@ class Device:
                 ended |= over
             runs.append(tokens)
             marks.append(beside)
-        self.forget([page for step, page in self._forgotten if step <= flight.number])
-        self._forgotten = [(step, page) for step, page in self._forgotten if step > flight.number]
+        self._forget_until(flight.number)
         failed = [part.life.name for part in flight.parts if part.life.failing and part.is_present]
         if self.has_marks:
             return Answer(flight.number, first, runs, first_marks, marks, failed)
@@ -62,6 +62,11 @@ class Device:
     def forget_after(self, step: int, pages: Iterable[int]) -> None:
         """Empty the cells of pages when a step has run: those before it still read them."""
         self._forgotten += [(step, page) for page in pages]
+
+    def _forget_until(self, step: int) -> None:
+        if self._forgotten:
+            self.forget([page for waits_for, page in self._forgotten if waits_for <= step])
+            self._forgotten = [item for item in self._forgotten if item[0] > step]
 
     def spoil(self, flight: Flight) -> None:
         """Empty all cells that a step which has failed half way may have written."""

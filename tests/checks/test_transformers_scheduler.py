@@ -1,6 +1,7 @@
 """The engine's suite on the scheduler of Hugging Face transformers: the bug that it found, and what else holds."""
 
 import pytest
+from foredraft.checks.servers.packages import package_of
 from foredraft.properties.conformance import check
 from foredraft.properties.engine.contract import ServingConfig
 from foredraft.properties.engine.trial import EngineTrial as Do
@@ -56,7 +57,9 @@ def test_if_the_last_one_finishes_the_others_are_admitted(adapter):
 
 
 def test_the_rest_holds(adapter, record_property):
-    report = check(SUITE, adapter.make, expected_failures=adapter.EXPECTED_FAILURES, budget=600)
+    (component,) = [each for each in package_of("transformers").components if each.contract == "engine"]
+    allowed = component.may_break(adapter._TRANSFORMERS.__version__)
+    report = check(SUITE, adapter.make, allowed_failures=allowed, every_failure=True, budget=600)
     assert not report.failures and not report.disputed, report.text()
     assert report.executed["abort"] and report.evaluations["ACCEPT-03"] > 50
     record_property("note", f"transformers' scheduler: {report.num_operations:,} operations")
