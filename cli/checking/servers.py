@@ -59,7 +59,7 @@ def _say_absent(package: ServerPackage, width: int, as_json: bool, outcomes: lis
     for name, reason in package.absent.items():
         outcomes.append({"component": name, "status": "cannot run here", "reason": reason})
         if not as_json:
-            typer.echo(f"  {name:<{width}}  {'':<15}  cannot run here: {reason}")
+            typer.echo(f"  {name:<{width}}  {'':<15}  cannot run here\n      {reason}")
 
 
 def _run(
@@ -86,13 +86,14 @@ def _run(
     for failure in report.shown:
         if failure.id not in component.otherwise:
             paths[failure.id] = _store(release, component, failure, cases, option)
-    status, what = _status(report, component, component.defects_of(release.version), paths)
-    head = f"  {component.name:<{width}}  {component.contract:<15}  "
-    text = (
-        "" if report.ok else report.text({id: f"foredraft check --replay {path}{option}" for id, path in paths.items()})
-    )
-    outcome = {"component": component.name, "status": status, "ok": report.ok, **report.to_json()}
-    return f"{head}{status}: {what}", text, outcome
+    status, rest, notes = _status(report, component, component.defects_of(release.version), paths)
+    lines = [
+        f"  {component.name:<{width}}  {component.contract:<15}  {status}{rest}",
+        *(f"      {note}" for note in notes),
+    ]
+    replays = {id: f"foredraft check --replay {path}{option}" for id, path in paths.items()}
+    text = "" if report.ok else report.text(replays)
+    return "\n".join(lines), text, {"component": component.name, "status": status, **report.to_json()}
 
 
 def _store(release: Release, component: ServerComponent, failure: Failure, cases: Path, option: str) -> Path:
@@ -112,19 +113,21 @@ def _store(release: Release, component: ServerComponent, failure: Failure, cases
 
 def _status(
     report: Report, component: ServerComponent, defects: Mapping[str, str], paths: dict[str, Path]
-) -> tuple[str, str]:
-    """Return in a word what came of a check, and the rest of its line."""
+) -> tuple[str, str, list[str]]:
+    """Return in a word what came of a check, the rest of its line, and the lines below it."""
     held = count_of(sum(map(bool, report.evaluations.values())) - len(report.shown), "invariant")
     operations = count_of(report.num_operations, "operation")
     broken = {failure.id for failure in report.expected}
     if not report.ok:
-        return "FAILED", "; ".join(report.reasons())
+        return "FAILED", f": {'; '.join(report.reasons())}", []
     otherwise = [*component.relaxed, *sorted(broken & component.otherwise.keys())]
-    design = f"; by design other: {', '.join(otherwise)}" if otherwise else ""
+    notes = [f"by design other: {', '.join(otherwise)}"] if otherwise else []
     if not broken & defects.keys():
-        return "holds", f"{held} in {operations}{design}"
+        return "holds", f": {held} in {operations}", notes
     by_text: dict[str, list[str]] = {}
     for id in sorted(broken & defects.keys()):
-        by_text.setdefault(defects[id], []).append(f"{id}, {paths[id].with_suffix('').with_suffix('.md')}")
-    told = "; ".join(f"{text} ({'; '.join(where)})" for text, where in by_text.items())
-    return "defect", f"{told}; {held} held in {operations}{design}"
+        by_text.setdefault(defects[id], []).append(id)
+    for text, ids in by_text.items():
+        reports = [str(paths[id].with_suffix("").with_suffix(".md")) for id in ids]
+        notes += [f"{', '.join(ids)}: {text}", *reports]
+    return "defect", f"; {held} held in {operations}", notes
