@@ -248,7 +248,7 @@ MUTANTS = (
     *defects("step-controller", make_unattached, _PLACES, PROBES, ("adaptive", "counters", "probes")),
     *defects("step-controller", make_unattached, _PLACES, SETTLES, ("adaptive", "settles")),
     *defects("step-controller", make_ema, _PLACES, CONTROLLERS),
-    *defects("step-controller", make_unattached, _PLACES, READS, ("adaptive", "inspection")),
+    *defects("step-controller", make_unattached, _PLACES, READS, ("adaptive", "inspection", "misuse")),
     *defects("step-controller", make_estimating, _PLACES, ESTIMATES, ("adaptive", "estimates")),
     _drafting(DraftsTheMost, "STEPS-08", "goodput"),
     _drafting(DraftsTheLeast, "STEPS-08", "goodput"),

@@ -1,6 +1,6 @@
 """Histories of other servers' components, recorded from the real packages and played back without them.
 
-    python -m foredraft.checks.servers.recording vllm vllm-0.33.0-….whl tests/support/servers
+    python -m foredraft.checks.servers.recording vllm vllm-0.33.0-….whl tests/checks/servers/recorded
 
 A history has the operations of one run and every answer that the component gave. Played back, the component gives the
 same answers again; the trial and its invariants run as they do on the real one.

@@ -43,7 +43,7 @@ def _wrong_choice(m: Moment) -> tuple[int, int, tuple[int, ...]] | None:
     return next((choice for choice in chosen if choice[1] not in choice[2]), None)
 
 
-@checks("STEPS-02", CONTRACT)
+@checks("STEPS-02", CONTRACT, "misuse")
 def garbage_does_no_harm(m: Moment) -> Outcome:
     if m.unfinite:
         return Finding(m.unfinite, "a finite number", "what is not finite stays so: the choice never changes again")

@@ -21,7 +21,7 @@ from foredraft.properties.harness.trial import Violation
 from foredraft.properties.invariants import of_contract
 from foredraft.properties.step_controller.rule import AverageRule, read_table
 
-RECORDED = sorted((Path(__file__).parents[1] / "support" / "servers").glob("*.json"))
+RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 
 
 def history_of(name):
