@@ -39,7 +39,7 @@ class ManagerConfig:
         """Choose a pool of a few pages."""
         num_pages, page_size = choose(range(1, 10)), choose((1, 2, 2, 3, 4, 4, 8, 16))
         near = (2, page_size + 1, 2 * page_size + 1)
-        windows = (choose(near),) if has.windows and choose((False, True)) else (0,)
+        windows: tuple[int, ...] = (choose(near),) if has.windows and choose((False, True)) else (0,)
         if has.groups and choose((False, True)):
             num_pages *= 2
             windows = (0, choose((0, *near)) if has.windows else 0)

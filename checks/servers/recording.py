@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,10 @@ class _Playback:
         return call
 
 
+def _recorded(make: Callable[[Any], Any], notes: list[list[Any]], methods: Sequence[str], config: Any) -> _Recorder:
+    return _Recorder(make(config), notes, methods)
+
+
 def record(component: ServerComponent) -> dict[str, Any]:
     """Return the history of the first run that carries out enough operations, as JSON."""
     suite, make = suite_of(component.contract), load_make(component.subject)
@@ -97,7 +102,7 @@ def record(component: ServerComponent) -> dict[str, Any]:
     for run in count():
         notes: list[list[Any]] = []
         config, operations = Swarm(checked, SEED).drawn(run)
-        adapter = Adapter(lambda given, notes=notes: _Recorder(make(given), notes, methods), checked.capabilities, None)
+        adapter = Adapter(partial(_recorded, make, notes, methods), checked.capabilities, None)
         trial = Component(suite, adapter, checked.capabilities).execute(config, operations[:OPERATIONS])
         if trial.num_operations >= FEWEST:
             case = Case(

@@ -34,7 +34,8 @@ class SGLangRadixCache:
             is_eagle=config.bigram,
             eviction_policy=config.policy,
         )
-        self.config, self.freed = config, []
+        self.config = config
+        self.freed: list[int] = []
         self.own_calls: list[str] | None = None
         said = f"page_size={config.page_size}, is_eagle={config.bigram}, eviction_policy={config.policy!r}"
         self.made = f"cache = RadixCache(CacheInitParams({said}, …))"

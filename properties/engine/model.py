@@ -294,7 +294,9 @@ class EngineModel:
 
     def late(self, flight: Flight, answer: Answer) -> dict[str, tuple[list[int], str]]:
         """Return what requests may still get that were retracted since the launch, and the reason if they end."""
-        runs = [(chunk, [token]) for chunk, token in zip(flight.chunks, answer.first, strict=True) if chunk.is_last]
+        runs: list[tuple[Chunk | RoundRow, list[int]]] = [
+            (chunk, [token]) for chunk, token in zip(flight.chunks, answer.first, strict=True) if chunk.is_last
+        ]
         runs += [(row, [t for run in answer.runs for t in run[number]]) for number, row in enumerate(flight.rows)]
         return {
             part.life.name: part.life.cut(part.life.delivered, run)

@@ -217,11 +217,12 @@ def a_hit_leaves_a_token_to_compute(m: Moment) -> Outcome:
 
 def _has_refilled(m: Moment) -> bool:
     """Return whether the plan may have given a cached page another content, which is cached at once."""
-    if not m.caches_at_allocation:
+    before, after = m.before.slots, m.after.slots
+    if not m.caches_at_allocation or before is None or after is None:
         return False
     size, entered = m.config.page_size, {life.name: start for life, start in m.admitted}
     taken: set[int] = set()
-    for name, slots in m.after.slots.items():
-        own = slots[entered.get(name, len(m.before.slots.get(name, ()))) :]
+    for name, slots in after.items():
+        own = slots[entered.get(name, len(before.get(name, ()))) :]
         taken.update(slot // size for slot in own)
     return not taken.isdisjoint(m.before.cached or ())
