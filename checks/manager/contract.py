@@ -61,7 +61,7 @@ class ManagerCapabilities(Capabilities):
     # A match is one page shorter than what is cached, as a draft head needs the hidden states of the last page.
     drops_last_page: bool = False
 
-    RELAXES: ClassVar = ("drops_last_page",)
+    RELAXES: ClassVar[tuple[str, ...]] = ("drops_last_page",)
     FOUNDATIONS: ClassVar = {"namespaces": ("caching",), "drops_last_page": ("caching",)}
 
 

@@ -19,7 +19,9 @@ class PlainManager:
     capabilities = ManagerCapabilities.all()
 
     def __init__(self, config: ManagerConfig) -> None:
-        self.size, self.windows, self.lookahead = config.page_size, config.windows, config.lookahead
+        self.size: int = config.page_size
+        self.windows: tuple[int, ...] = config.windows
+        self.lookahead: int = config.lookahead
         self.free = list(range(1, config.num_pages + 1))
         self.count = dict.fromkeys(self.free, 0)
         self.keys: dict[int, Key] = {}

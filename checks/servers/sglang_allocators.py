@@ -20,7 +20,7 @@ class SGLangAllocator:
     """An allocator of the release. Page 0 is its padding page."""
 
     def __init__(self, config: AllocatorConfig, need_sort: bool) -> None:
-        self.torch = importlib.import_module("torch")
+        self.torch: Any = importlib.import_module("torch")
         self.own_calls: list[str] | None = None
         size, page_size = config.num_pages * config.page_size, config.page_size
         device = {"dtype": self.torch.half, "device": "cpu", "kvcache": None, "need_sort": need_sort}
@@ -30,7 +30,7 @@ class SGLangAllocator:
             pool = module_of("mem_cache.allocator.paged").PagedTokenToKVPoolAllocator(size, page_size, **device)
         sizes = f"{size}" if page_size == 1 else f"{size}, {page_size}"
         kind = type(pool).__name__
-        self.made = f'pool = {kind}({sizes}, torch.half, "cpu", kvcache=None, need_sort={need_sort})'
+        self.made: str = f'pool = {kind}({sizes}, torch.half, "cpu", kvcache=None, need_sort={need_sort})'
         self.pool: Any = Recorded(pool, "pool", self, _told)
 
     def _slots(self, answer: Any) -> list[int] | None:
@@ -77,7 +77,7 @@ def _adapter(
 
 TOKEN = ("padding_page", "inspection")
 PAGED = ("paged", *TOKEN, "batches")
-make_token = _adapter(False, False, TOKEN)
-make_token_sorted = _adapter(False, True, TOKEN)
-make_paged = _adapter(True, False, PAGED)
-make_paged_sorted = _adapter(True, True, PAGED)
+make_token: Callable[[AllocatorConfig], SGLangAllocator] = _adapter(False, False, TOKEN)
+make_token_sorted: Callable[[AllocatorConfig], SGLangAllocator] = _adapter(False, True, TOKEN)
+make_paged: Callable[[AllocatorConfig], SGLangAllocator] = _adapter(True, False, PAGED)
+make_paged_sorted: Callable[[AllocatorConfig], SGLangAllocator] = _adapter(True, True, PAGED)

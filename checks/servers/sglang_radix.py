@@ -24,8 +24,9 @@ class SGLangRadixCache:
     """A cache of the release without a request table."""
 
     def __init__(self, config: PrefixCacheConfig) -> None:
-        self.torch = importlib.import_module("torch")
-        self.base, self.radix = module_of("mem_cache.base_prefix_cache"), module_of("mem_cache.radix_cache")
+        self.torch: Any = importlib.import_module("torch")
+        self.base: Any = module_of("mem_cache.base_prefix_cache")
+        self.radix: Any = module_of("mem_cache.radix_cache")
         params = module_of("mem_cache.cache_init_params").CacheInitParams(
             disable=False,
             req_to_token_pool=None,
@@ -38,7 +39,7 @@ class SGLangRadixCache:
         self.freed: list[int] = []
         self.own_calls: list[str] | None = None
         said = f"page_size={config.page_size}, is_eagle={config.bigram}, eviction_policy={config.policy!r}"
-        self.made = f"cache = RadixCache(CacheInitParams({said}, …))"
+        self.made: str = f"cache = RadixCache(CacheInitParams({said}, …))"
         self.tree: Any = self.radix.RadixCache(params)
         self.cache: Any = Recorded(self.tree, "cache", self, self._told)
 
@@ -130,6 +131,6 @@ def _adapter(order: str) -> Callable[[PrefixCacheConfig], SGLangRadixCache]:
     return Adapter(SGLangRadixCache, capabilities, lambda config: config.policy == (order or "lru"))
 
 
-make = _adapter("")
-make_lru = _adapter("lru")
-make_fifo = _adapter("fifo")
+make: Callable[[PrefixCacheConfig], SGLangRadixCache] = _adapter("")
+make_lru: Callable[[PrefixCacheConfig], SGLangRadixCache] = _adapter("lru")
+make_fifo: Callable[[PrefixCacheConfig], SGLangRadixCache] = _adapter("fifo")

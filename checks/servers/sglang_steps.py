@@ -41,7 +41,7 @@ class SGLangSteps:
         union = module.resolve_candidate_steps_from_config(path)
         initial = config.initial if config.initial >= 0 else union[len(union) // 2]
         self.own_calls: list[str] | None = None
-        self.made = f"params = AdaptiveSpeculativeParams({initial}, cfg_path)  # a file with {config.table}"
+        self.made: str = f"params = AdaptiveSpeculativeParams({initial}, cfg_path)  # a file with {config.table}"
         self.policy: Any = module.AdaptiveSpeculativeParams(initial, path)
         if config.captured:
             self.made += f"\nparams.set_cuda_graph_bs({list(config.captured)})"
@@ -64,7 +64,7 @@ class SGLangSteps:
         return float(self.policy._route(batch_size).ema_accept_len)
 
 
-make = Adapter(
+make: Adapter = Adapter(
     SGLangSteps,
     ("adaptive", "inspection", "averages", "average_rule", "settles", "untold_steps"),
     lambda config: read_table(config.table).min_dwell_batches == 0,

@@ -27,7 +27,8 @@ class VLLMManager:
         tables = cache_config(config.num_pages, config.page_size, config.windows)
         known = inspect.signature(kind).parameters
         block = {name: value for name, value in block.items() if name in known}
-        self.config, self.own_calls = config, None
+        self.config: ManagerConfig = config
+        self.own_calls: list[str] | None = None
         self.manager: Any = Recorded(
             kind(tables, max_model_len=CONTEXT, enable_caching=True, use_eagle=use_eagle, **block),
             "manager",
@@ -35,13 +36,11 @@ class VLLMManager:
             self._told,
         )
         layers = ", ".join(f"sliding window {window}" if window else "full attention" for window in config.windows)
-        self.made = (
+        self.made: str = (
             f"manager = KVCacheManager(…, use_eagle={use_eagle})  # {config.num_pages} blocks of {config.page_size} and "
             f"the null block; groups: {layers}"
         )
         self.requests: dict[str, Any] = {}
-
-    own_calls: list[str] | None
 
     def admit(self, request: str, tokens: Sequence[int], namespace: str, num_tokens: int) -> int | None:
         lora = SimpleNamespace(lora_name=namespace, lora_path="", adapter_id=1) if "lora" in namespace else None
@@ -103,5 +102,5 @@ def _adapter(use_eagle: bool, *more: str) -> Callable[[ManagerConfig], VLLMManag
     return Adapter(lambda config: VLLMManager(config, use_eagle), capabilities, None)
 
 
-make = _adapter(False)
-make_eagle = _adapter(True, "drops_last_page")
+make: Callable[[ManagerConfig], VLLMManager] = _adapter(False)
+make_eagle: Callable[[ManagerConfig], VLLMManager] = _adapter(True, "drops_last_page")

@@ -33,11 +33,12 @@ class VLLMScheduler:
             caches=config.prefix_cache,
             more={"policy": policy, "long_prefill_token_threshold": max(budget // 2, 1) if is_capped else 0},
         )
-        self.config, self.own_calls = config, None
+        self.config: ServingConfig = config
+        self.own_calls: list[str] | None = None
         given = f"max_num_seqs={config.max_running}, max_num_batched_tokens={budget}, policy={policy!r}"
         if is_capped:
             given += f", long_prefill_token_threshold={max(budget // 2, 1)}"
-        self.made = (
+        self.made: str = (
             f"scheduler = {'Async' if is_async else ''}Scheduler(…)  # {given}, {config.num_pages} blocks of "
             f"{config.page_size} and the null block, max_model_len={config.context_len}, "
             f"enable_prefix_caching={config.prefix_cache}"
@@ -50,11 +51,9 @@ class VLLMScheduler:
         self.ends: dict[str, int] = {}  # id -> where its prefill ends, since it last entered
         self.delivered: dict[str, list[int]] = {}
         self.flights: list[tuple[int, Any, list[tuple[str, int, bool]]]] = []  # (step, output, (id, end, is chunk))
-        self.number = 0
+        self.number: int = 0
         # A request gave way and nothing was planned: the loop of `EngineCore` waits for the step in flight then.
-        self.is_waiting = False
-
-    own_calls: list[str] | None
+        self.is_waiting: bool = False
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
@@ -215,7 +214,11 @@ def _adapter(
     return Adapter(lambda config: VLLMScheduler(config, policy, is_async, is_capped), capabilities, supports)
 
 
-make = _adapter("fcfs", False)
-make_by_priority = _adapter("priority", False, "priorities", "strict_priorities")
-make_capped = _adapter("priority", False, "priorities", "strict_priorities", is_capped=True)
-make_async = _adapter("fcfs", True, "overlap", "late_tokens")
+make: Callable[[ServingConfig], VLLMScheduler] = _adapter("fcfs", False)
+make_by_priority: Callable[[ServingConfig], VLLMScheduler] = _adapter(
+    "priority", False, "priorities", "strict_priorities"
+)
+make_capped: Callable[[ServingConfig], VLLMScheduler] = _adapter(
+    "priority", False, "priorities", "strict_priorities", is_capped=True
+)
+make_async: Callable[[ServingConfig], VLLMScheduler] = _adapter("fcfs", True, "overlap", "late_tokens")

@@ -68,7 +68,7 @@ class PrefixCacheCapabilities(Capabilities):
         False  # it does not look whether a page was evicted: a caller locks what it has just matched
     )
 
-    RELAXES: ClassVar = ("unchecked_locks",)
+    RELAXES: ClassVar[tuple[str, ...]] = ("unchecked_locks",)
     FOUNDATIONS: ClassVar = {"policies": ("lru",), "table": ("inspection",)}
 
 

@@ -100,7 +100,7 @@ class StepsCapabilities(Capabilities):
     # It does not know the steps of a round, so a late result moves the average whatever the round's steps were.
     untold_steps: bool = False
 
-    RELAXES: ClassVar = ("untold_steps",)
+    RELAXES: ClassVar[tuple[str, ...]] = ("untold_steps",)
     FOUNDATIONS: ClassVar = dict.fromkeys(
         ("averages", "average_rule", "probes", "settles", "estimates", "goodput", "reload"), ("adaptive",)
     )

@@ -326,7 +326,9 @@ def test_the_real_packages(name, monkeypatch, capsys, tmp_path):
         pytest.skip(f"no wheel of {name} in FOREDRAFT_WHEELS, and it is not installed")
     option = ["--wheel", str(wheels[-1])] if wheels else []
     monkeypatch.setattr("sys.argv", ["foredraft", "check", name, "--cases", str(tmp_path), *option])
-    main()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("      ")]
     assert len(lines) == 1 + len(package.components) + len(package.absent)
     assert not any("FAILED" in line for line in lines)
