@@ -107,7 +107,7 @@ SHAPE = {
 }  # fmt: skip
 FIXED = {"speculation.policy": "fixed", "speculation.steps": 4}
 DEEPSEEK = {
-    "model.target": "deepseek-ai/DeepSeek-V3", "hardware.gpu": "H200", "hardware.expert_parallel": 8,
+    "model.target": "glm-4.5-air", "hardware.gpu": "H200", "hardware.expert_parallel": 8,
     "speculation.algorithm": "EAGLE", **FIXED,
 }  # fmt: skip
 DEPLOYMENTS = {
