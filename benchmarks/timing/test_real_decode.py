@@ -46,7 +46,8 @@ transformers = pytest.importorskip("transformers")
 
 PROCESSES = 5
 NEW_TOKENS, PROMPT_LEN, PROMPTS, BATCH = 96, 64, 4, 8
-SHAPE_TOKENS = 12  # of plain decoding with random weights
+SHAPE_TOKENS = 24  # with random weights
+SHAPE_STEPS, SHAPE_ACCEPT_LENGTH = 3, 2.5  # of the chains with random weights, whose acceptance is simulated
 TIE = 1e-3  # logits nearer than this are equal in float32 after sixteen layers
 LLAMA_160M = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32000, "hidden_size": 768,
@@ -276,15 +277,16 @@ def products_bytes_per_s(model: torch.nn.Module) -> float:
 
 
 def time_shape(name: str) -> dict[str, float]:
-    """Return tokens per second of plain decoding with random weights, ours and theirs, and our shares
-    of the bandwidth."""
+    """Return tokens per second of plain decoding with random weights, ours and theirs, our shares of the bandwidth, and
+    what a chain of drafts makes of it: the time of a round over that of a plain one, and the speed-up."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(SHAPES[name]), encoding="utf-8")
         options = BenchOptions(
             random_weights=str(path),
-            algorithm="NONE",
-            steps="0",
+            algorithm="NGRAM",
+            steps=str(SHAPE_STEPS),
+            acceptance=str(SHAPE_ACCEPT_LENGTH),
             batch_sizes="1",
             context_lengths=str(PROMPT_LEN),
             output_tokens=SHAPE_TOKENS,
@@ -294,7 +296,7 @@ def time_shape(name: str) -> dict[str, float]:
             threads=torch.get_num_threads(),
         )
         bench = Bench(plan_bench(options))
-        ((ours,),) = bench.cells()
+        ((ours, chain),) = bench.cells()
         dtype = bench.plan.dtype
         products = products_bytes_per_s(bench.models[0]) / bench.machine.copy_bytes_per_s
         del bench
@@ -309,6 +311,8 @@ def time_shape(name: str) -> dict[str, float]:
         "share": ours.floor_share,
         "products": products,
         "theirs": SHAPE_TOKENS / (long - short),  # without the prompt, as ours
+        "round": chain.round_ms / ours.round_ms,
+        "chain": chain.tokens_per_s / ours.tokens_per_s,
         "dtype": str(dtype).removeprefix("torch."),
     }
 
@@ -351,15 +355,17 @@ def measure(processes: int) -> list[str]:
         lines.append(f"| {name} | {tokens:.2f} | {' | '.join(f'{part:.2f}' for part in parts)} | {sum(parts):.2f} |")
     lines += [
         "",
-        "| plain, random weights | tokens/s | of the copy bandwidth | its products alone | transformers | ratio |",
-        "| --- " * 6 + "|",
+        "| plain, random weights | tokens/s | of the copy bandwidth | its products alone | transformers | ratio "
+        f"| round of {SHAPE_STEPS + 1} rows over plain | chain over plain |",
+        "| --- " * 8 + "|",
     ]
     for shape in SHAPES:
         print(f"shape {shape}", file=sys.stderr, flush=True)
         found = [in_process(time_shape, shape) for _ in range(max(1, processes // 2))]
         columns = [[run[key] for run in found] for key in ("ours", "share", "products", "theirs")]
         columns.append([ours / theirs for ours, theirs in zip(columns[0], columns[3], strict=True)])
-        forms = (".1f", ".0%", ".0%", ".1f", ".2f")
+        columns += [[run[key] for run in found] for key in ("round", "chain")]
+        forms = (".1f", ".0%", ".0%", ".1f", ".2f", ".2f", ".2f")
         texts = [_spread(values, form) for values, form in zip(columns, forms, strict=True)]
         lines.append(f"| {shape}, {found[0]['dtype']} | {' | '.join(texts)} |")
     return lines
