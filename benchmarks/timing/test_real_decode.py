@@ -1,8 +1,8 @@
 """Real decoding on a CPU: this project and the `generate()` of `transformers`, on the same prompts, in the same
 processes.
 
-    OMP_NUM_THREADS=1 python benchmarks/timing/test_real_decode.py   # or pytest -s; some minutes
-    OMP_NUM_THREADS=1 python benchmarks/timing/test_real_decode.py --write  # put the tables into docs/benchmarks.md
+    OMP_NUM_THREADS=1 python -m benchmarks.timing.test_real_decode   # or pytest -s; some minutes
+    OMP_NUM_THREADS=1 python -m benchmarks.timing.test_real_decode --write  # put the tables into docs/benchmarks.md
 
 The tiny pair in float32, greedy, and plain decoding of larger shapes with random weights. Ends of text are ignored, so
 that everyone makes the same number of tokens. Each side first looks for its best settings on one prompt. Then
@@ -40,7 +40,8 @@ from foredraft.gpu.session.devices import ops_for
 from foredraft.gpu.session.text import Tokenizer
 from foredraft.gpu.tiny.pair import make_pair
 from foredraft.gpu.tiny.sizes import PairOptions, size_of
-from pages import write_block
+
+from benchmarks.pages import write_block
 
 transformers = pytest.importorskip("transformers")
 
@@ -323,7 +324,8 @@ def time_shape(name: str) -> dict[str, float]:
 def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function of this file returns in a process of its own."""
     order = json.dumps([function.__name__, *arguments])
-    done = subprocess.run([sys.executable, __file__, "--child", order], check=True, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "benchmarks.timing.test_real_decode", "--child", order]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
