@@ -168,8 +168,8 @@ ESTIMATES = """
 ExpectsWithoutTheBonus (STEPS-16): Only drafts are counted as tokens: plain decoding yields nothing, and drafting always pays.
     ControllerAdapter.expected = good(self, steps, batch_size) - 1
 
-ExpectsEveryPositionAlone (STEPS-16): A draft counts with its own acceptance, as if those before it need not be accepted.
-    ControllerAdapter.expected = 1 + sum(self.policy.estimate.probabilities[:steps])
+ExpectsEveryPositionAlone (STEPS-16): A draft counts as the first one does, as if those before it need not be accepted.
+    ControllerAdapter.expected = 1 + steps * self.policy.estimate.probabilities[0]
 """
 
 # -- of no policy: what knows the cost ---------------------------------------------------------------------------------
