@@ -33,7 +33,8 @@ from foredraft.sim.scenario import Scenario
 from pydantic import BaseModel
 
 FOLDER = Path(__file__).resolve().parent
-UNSEEN = ("temperature", "top_p", "top_k", "user")  # no time of a simulation depends on them
+UNSEEN_ALWAYS = ("user", "parallel_tool_calls")
+UNSEEN = ("temperature", "top_p", "top_k", *UNSEEN_ALWAYS)  # no time of a simulation depends on them
 BLOCK = re.compile(r"(<!-- from ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -91,7 +92,7 @@ def request_parameters() -> str:
         else:
             plain = "accepted" if name in UNSEEN else "effect"
             strict, lenient = ("error", "left out") if name in SimulatedBody.unsupported else (plain, plain)
-            model = "error" if name in RealBody.unsupported else "accepted" if name == "user" else "effect"
+            model = "error" if name in RealBody.unsupported else "accepted" if name in UNSEEN_ALWAYS else "effect"
             cells = (strict, lenient, model)
         rows.setdefault(cells, []).append(f"`{name}`")
     rows["error", "left out", "error"] = ["all others"]

@@ -27,6 +27,7 @@ from .requests.identity import Identity
 from .requests.load import engine_loads, server_load
 from .requests.messages import CountTokensRequest, MessagesRequest
 from .requests.reading import ReadingRules, RequestReader
+from .requests.responses import ResponsesRequest
 from .requests.schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 PLAIN = {"/health", "/ready", "/version"}
@@ -87,6 +88,7 @@ def make_app(
     for path, kind, endpoint in (
         ("/v1/completions", CompletionRequest, api.complete),
         ("/v1/chat/completions", ChatRequest, api.chat),
+        ("/v1/responses", ResponsesRequest, api.responses),
         ("/v1/messages", MessagesRequest, api.messages),
         ("/v1/messages/count_tokens", CountTokensRequest, api.count_tokens),
         ("/tokenize", TokenizeRequest, api.tokenize),
@@ -94,6 +96,8 @@ def make_app(
         ("/abort", AbortRequest, api.abort),
     ):
         app.post(path, response_class=Response, openapi_extra=_takes(kind))(endpoint)
+    app.get("/v1/responses/{name}")(api.response)
+    app.delete("/v1/responses/{name}")(api.response)
     app.get("/v1/models")(api.models)
     app.get("/v1/models/{name:path}")(api.model)
     app.get("/version")(lambda: {"version": version})
@@ -172,7 +176,7 @@ def _schema(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         kinds = (
             *(AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest),
-            *(MessagesRequest, CountTokensRequest),
+            *(MessagesRequest, CountTokensRequest, ResponsesRequest),
         )
         _, shown = models_json_schema([(kind, "validation") for kind in kinds], ref_template=f"{COMPONENTS}{{model}}")
         app.openapi_schema = get_openapi(title=app.title, version=app.version, routes=app.routes)

@@ -19,6 +19,7 @@ from ..answers.answer import Answer, Told
 from ..answers.forms import ChatForm, CompletionForm
 from ..answers.messages import MessagesForm
 from ..answers.reply import Reply
+from ..answers.responses import ResponsesForm
 from ..answers.tools import CallForm
 from ..bodies.port import Order
 from ..connections import port_of
@@ -27,6 +28,7 @@ from ..frontend import Frontend
 from .identity import FACTS, TRACE_HEADERS
 from .messages import CountTokensRequest, MessagesRequest
 from .reading import SMALL_BODY, Asked, RequestReader, check_tokens, validated
+from .responses import ResponsesRequest
 from .schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest
 
 DEFAULT_MAX_TOKENS = 16
@@ -69,7 +71,7 @@ class Api:
             )
         outputs = () if asked.logprobs is None else _outputs(asked.logprobs)
         orders = await self._orders(request, read, asked.max_tokens or DEFAULT_MAX_TOKENS, outputs)
-        reply = self._open("cmpl", request, orders, sum(map(len, read.prompts)))
+        reply = self._open("cmpl-", request, orders, sum(map(len, read.prompts)))
         form = CompletionForm(
             reply, self._model, self._codec, usage=asked.usage, num_logprobs=asked.logprobs, echoes=read.echoes
         )
@@ -86,7 +88,7 @@ class Api:
             raise ApiError(400, "contradicts max_tokens: give one of them", param="max_completion_tokens")
         outputs = _outputs(asked.top_logprobs or 0) if asked.logprobs else ()
         orders = await self._orders(request, read, asked.max_completion_tokens or asked.max_tokens, outputs)
-        reply = self._open("chatcmpl", request, orders, len(read.prompts[0]))
+        reply = self._open("chatcmpl-", request, orders, len(read.prompts[0]))
         shown = (asked.top_logprobs or 0) if asked.logprobs else None
         if read.call is not None:
             form: ChatForm = CallForm(reply, self._model, self._codec, usage=asked.usage, call=read.call)
@@ -94,12 +96,30 @@ class Api:
             form = ChatForm(reply, self._model, self._codec, usage=asked.usage, num_logprobs=shown)
         return Answer(self._frontend, reply, form, stream=bool(asked.stream))
 
+    async def responses(self, request: Request) -> Response:
+        """Answer a conversation, as OpenAI's newer clients ask it."""
+        read = await self._asked(ResponsesRequest, request)
+        asked: ChatRequest = read.request
+        self._check(read, {"logprobs": bool(asked.logprobs), "top_logprobs": bool(asked.top_logprobs)})
+        outputs = _outputs(asked.top_logprobs or 0) if asked.logprobs else ()
+        orders = await self._orders(request, read, asked.max_tokens, outputs, "max_output_tokens")
+        reply = self._open("resp_", request, orders, len(read.prompts[0]))
+        shown = (asked.top_logprobs or 0) if asked.logprobs else None
+        form = ResponsesForm(
+            reply, self._model, self._codec, num_logprobs=shown, call=read.call, repeated=read.repeated
+        )
+        return Answer(self._frontend, reply, form, stream=bool(asked.stream))
+
+    async def response(self, name: str) -> Response:
+        """An error: answers are not stored."""
+        raise ApiError(404, f"answers are not stored here, so {name!r} is not known", code="not_found")
+
     async def messages(self, request: Request) -> Response:
         """Answer a conversation, as Anthropic's clients ask it."""
         read = await self._asked(MessagesRequest, request)
         self._check(read, {})
         orders = await self._orders(request, read, read.request.max_tokens, ())
-        reply = self._open("msg", request, orders, len(read.prompts[0]))
+        reply = self._open("msg-", request, orders, len(read.prompts[0]))
         form = MessagesForm(reply, self._model, self._codec, call=read.call)
         return Answer(self._frontend, reply, form, stream=bool(read.request.stream))
 
@@ -150,12 +170,12 @@ class Api:
         assert isinstance(told, bytes), "the request is answered where it is read"
         return Told(told, self._frontend.limits.stall_s)
 
-    def _open(self, kind: str, request: Request, orders: list[Order], num_prompt_tokens: int) -> Reply:
+    def _open(self, prefix: str, request: Request, orders: list[Order], num_prompt_tokens: int) -> Reply:
         """Send orders to the body. The answer has the request's id, as that of vLLM has, unless another one has it."""
         facts = request.scope.get(FACTS, {})
-        reply_id = f"{kind}-{facts.get('request_id') or secrets.token_hex(12)}"
+        reply_id = f"{prefix}{facts.get('request_id') or secrets.token_hex(12)}"
         if self._frontend.find(reply_id) is not None:
-            reply_id = f"{kind}-{secrets.token_hex(12)}"
+            reply_id = f"{prefix}{secrets.token_hex(12)}"
         reply = self._frontend.open(reply_id, orders, num_prompt_tokens)
         names = [choice.order.request_id for choice in reply.choices]
         facts["orders"] = names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
@@ -210,9 +230,10 @@ class Api:
         )
 
     async def _orders(
-        self, request: Request, read: Asked, max_tokens: int | None, outputs: tuple[str, ...]
+        self, request: Request, read: Asked, max_tokens: int | None, outputs: tuple[str, ...], name: str = "max_tokens"
     ) -> list[Order]:
-        """Return n orders for each prompt. Raises ApiError if their outputs do not fit."""
+        """Return n orders for each prompt. Raises ApiError if their outputs do not fit; `name` is then the
+        parameter."""
         asked, prompts, at_s = read.request, read.prompts, time.monotonic()
         sampling = await self._sampling(asked)
         room = self._body.context_len - max(map(len, prompts))
@@ -222,7 +243,7 @@ class Api:
         if max_tokens is not None and max_tokens > room:
             asked_for = f"{max_tokens} tokens after a prompt of {self._body.context_len - room}"
             message = f"{asked_for}; the context has room for {room}"
-            raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
+            raise ApiError(400, message, param=name, code="context_length_exceeded")
         engine = self._engine_of_port.get(port_of(request.scope))
         trace = tuple((name, request.headers[name]) for name in TRACE_HEADERS if name in request.headers)
         orders: list[Order] = []

@@ -270,7 +270,7 @@ class ChatRequest(Sampled):
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     functions: Annotated[Any, only([])] = None
-    parallel_tool_calls: Annotated[Any, only(True)] = None
+    parallel_tool_calls: bool | None = Field(None, description="an answer has at most one call")
     modalities: Annotated[Any, only(["text"])] = None
     service_tier: Annotated[Any, only("auto", "default")] = None
     store: Annotated[Any, only(False)] = None

@@ -22,7 +22,6 @@ def test_an_unsupported_parameter_may_have_its_values_without_effect_alone():
     }
     expected = {
         "store": [None, False],
-        "parallel_tool_calls": [None, True],
         "best_of": [None, 1],
     }
     assert {name: repr(shown[name]) for name in expected} == {name: repr(values) for name, values in expected.items()}
