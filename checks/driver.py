@@ -20,7 +20,7 @@ from ..core.draws import Purpose, hash64
 from ..core.errors import InvariantViolation
 from ..core.scheduler.driver import Driver
 from ..core.scheduler.engine import Engine
-from ..properties.reference import HashLanguageModel, ReferenceExecutor, expected_outputs, plain_greedy
+from ..properties.executor.reference import HashLanguageModel, ReferenceExecutor, expected_outputs, plain_greedy
 
 
 class Dice:

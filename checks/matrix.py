@@ -27,8 +27,8 @@ from ..core.errors import ConfigError
 from ..core.prompt import Prompt
 from ..core.scheduler.config import EngineConfig, EngineSizes
 from ..core.scheduler.engine import Engine
-from ..properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
-from ..properties.reference.language_model import USER_OUTPUTS
+from ..properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+from ..properties.executor.reference.language_model import USER_OUTPUTS
 from .cells import Cell, pairwise_cells, random_cells
 from .driver import (
     Dice,

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from ..properties.block_manager.trial import ManagerTrial
+from ..properties.executor.trial import ExecutorTrial
 from ..properties.harness.mutants import Mutant
 from ..properties.harness.suite import Suite
 from ..properties.suites import register
 from ..properties.suites import suite_of as suite_of  # offered here, since all contracts are registered then
+from ..properties.transport.trial import TransportTrial
 from .acceptance.trial import ProcessTrial
-from .executor.trial import ExecutorTrial
-from .manager.trial import ManagerTrial
-from .transport.trial import TransportTrial
 
-EXECUTOR = register(Suite(ExecutorTrial, ("foredraft.checks.executor.reference_subject:make",)))
+EXECUTOR = register(Suite(ExecutorTrial, ("foredraft.properties.executor.reference.adapter:make",)))
 ACCEPTANCE = register(Suite(ProcessTrial, ("foredraft.checks.acceptance.core_subject:make",)))
-MANAGER = register(Suite(ManagerTrial, ("foredraft.checks.manager.plain:make",)))
-TRANSPORT = register(Suite(TransportTrial, ("foredraft.checks.transport.handoff_subject:make",)))
+MANAGER = register(Suite(ManagerTrial, ("foredraft.properties.block_manager.plain:make",)))
+TRANSPORT = register(Suite(TransportTrial, ("foredraft.checks.adapters.handoff:make",)))
 
 OURS: dict[str, dict[str, int]] = {
     "allocator": {
@@ -51,12 +51,12 @@ OURS: dict[str, dict[str, int]] = {
         "foredraft.properties.engine.plain:make": 8_000,
     },
     "executor": {
-        "foredraft.checks.executor.reference_subject:make": 3_000,
-        "foredraft.checks.executor.simulated_subject:make": 3_000,
-        "foredraft.checks.executor.torch_subject:make": 1_150,
+        "foredraft.properties.executor.reference.adapter:make": 3_000,
+        "foredraft.checks.adapters.simulated_executor:make": 3_000,
+        "foredraft.checks.adapters.torch_executor:make": 1_150,
     },
-    "block-manager": {"foredraft.checks.manager.plain:make": 15_000},
-    "transport": {"foredraft.checks.transport.handoff_subject:make": 7_000},
+    "block-manager": {"foredraft.properties.block_manager.plain:make": 15_000},
+    "transport": {"foredraft.checks.adapters.handoff:make": 7_000},
     "simulator": {"foredraft.checks.adapters.simulator:make": 420},
 }
 """Contract -> our components, under the names that reports and cases have. Each can be loaded if what it needs is

@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 from ..core.errors import ConfigError, Problem, nearest
 from .harness.cases import Case
 from .harness.contract import MISBEHAVIOURS, SUITE_VERSION, Adapter, Capabilities
+from .harness.invariants import Invariant, invariant, of_contract
 from .harness.operation import Operation
 from .harness.report import Failure, PropertiesBroken, Report
 from .harness.shrink import Shrinker, control_of
 from .harness.suite import Component, Suite
 from .harness.swarm import Budget, Found, Swarm
-from .invariants import Invariant, invariant, of_contract
 from .suites import suite_of
 
 MAX_DISPUTED = 4

@@ -12,9 +12,9 @@ from typing import ClassVar
 import numpy as np
 
 from ...core.draws import Purpose, hash64
+from ...properties.harness.invariants import Finding, Outcome, checks
 from ...properties.harness.operation import Operation, operation
 from ...properties.harness.trial import Trial
-from ...properties.invariants.registry import Finding, Outcome, checks
 from . import model
 from .contract import Process, ProcessCapabilities, ProcessConfig
 from .model import Moment, Share, tolerance_of

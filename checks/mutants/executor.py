@@ -12,11 +12,11 @@ import numpy as np
 
 from ...core.contract.future_map import FutureMap, RelayField
 from ...core.contract.step import PADDING_ROW
-from ...properties.reference import ReferenceExecutor
-from ...properties.reference.drafting import ReferenceDrafter
-from ...properties.reference.language_model import HIDDEN_SIZE, hidden_of
-from ...properties.reference.passes import ReferencePasses
-from ..executor.reference_subject import ReferenceAdapter
+from ...properties.executor.reference import ReferenceExecutor
+from ...properties.executor.reference.adapter import ReferenceAdapter
+from ...properties.executor.reference.drafting import ReferenceDrafter
+from ...properties.executor.reference.language_model import HIDDEN_SIZE, hidden_of
+from ...properties.executor.reference.passes import ReferencePasses
 from .planting import defects, lookup
 
 SIMULATED = REAL = ()

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..executor.simulated_subject import SimulatedExecutor
+from ..adapters.simulated_executor import SimulatedExecutor
 from .planting import defects, lookup
 
 SIMULATED = """

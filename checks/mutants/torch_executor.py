@@ -9,7 +9,7 @@ from ...gpu.draft.heads import HeadsDraft
 from ...gpu.executor import shaping
 from ...gpu.executor.round import DecodeRound
 from ...gpu.executor.shaping import RowShaping
-from ..executor.torch_subject import CheckedExecutor
+from ..adapters.torch_executor import CheckedExecutor
 from .planting import defects, lookup
 
 REAL = """

@@ -13,7 +13,7 @@ from ...core.handoff.side import Send
 from ...core.scheduler.admission import Admission
 from ...core.scheduler.output import OutputLog
 from ...core.scheduler.transfers import Transfers
-from ..transport.handoff_subject import CountingWorker, HandoffTransport
+from ..adapters.handoff import CountingWorker, HandoffTransport
 from .planting import defects, lookup
 
 PREFILL_SIDE = """

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from ...properties.block_manager.contract import ManagerConfig
 from ...properties.harness.contract import Adapter
-from ..manager.contract import ManagerConfig
 from .release import Recorded
 from .vllm import cache_config, make_request, module_of
 

@@ -18,9 +18,9 @@ from .processes import side_by_side
 from .servers import check_server
 
 if TYPE_CHECKING:
+    from ...properties.harness.invariants import Invariant
     from ...properties.harness.report import Report
     from ...properties.harness.swarm import Budget
-    from ...properties.invariants.registry import Invariant
 
 EXIT_BROKEN = 1
 DEFAULT_BUDGET = "60s"  # of a component that is not ours
@@ -266,7 +266,7 @@ def _replay(path: Path, subject: str | None, as_json: bool) -> None:
 
 def _print_invariants(contract: str | None, as_json: bool) -> None:
     from ...checks.registry import suite_of
-    from ...properties.invariants import all_invariants
+    from ...properties.harness.invariants import all_invariants
 
     chosen: Sequence[Invariant] = all_invariants()
     if contract is not None:

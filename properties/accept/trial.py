@@ -13,6 +13,7 @@ from ..harness.operation import Handles, Operation, operation
 from ..harness.text import listed
 from ..harness.trial import Trial
 from . import inputs
+from . import invariants as invariants  # registers the checkers
 from .contract import MAX_NODES, Accept, AcceptCapabilities, AcceptConfig, Batch, capacity
 from .expected import Coins, Drafter
 from .model import AcceptModel, Answer, Moment, Round, shares_of, verdict_in_words

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..reference.canary import Cell
+from .canary import Cell
 from .contract import AllocatorCapabilities, AllocatorConfig
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..harness.trial import Trial
-from ..reference.canary import ShadowMemory
+from .canary import ShadowMemory
 from .model import AllocatorModel, Holder, Moment, Observation
 
 _NO_PAGES: dict[int, int] = {}

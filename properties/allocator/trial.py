@@ -8,7 +8,8 @@ from typing import ClassVar
 from ..harness.operation import Handles, Operation, operation
 from ..harness.text import listed
 from ..harness.trial import Trial
-from ..reference.canary import ShadowMemory, contents
+from . import invariants as invariants  # registers the checkers
+from .canary import ShadowMemory, contents
 from .contract import Allocator, AllocatorCapabilities, AllocatorConfig
 from .model import AllocatorModel, Moment
 from .reading import observe

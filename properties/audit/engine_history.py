@@ -3,7 +3,7 @@
 Only what lives is kept: requests, rows, steps in flight. After a contradiction the history goes on from what the log
 says, so that one contradiction does not cause others.
 
-The checkers of the engine contract (`properties/invariants/engine_*.py`) cannot be used here. They compare tokens,
+The checkers of the engine contract (`properties/engine/invariants/`) cannot be used here. They compare tokens,
 slots and queues, of which a simulation's log has only counts. And an audit must go on after a contradiction, over
 millions of rows.
 """

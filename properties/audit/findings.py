@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..harness.contract import SUITE_VERSION
-from ..invariants import invariant
+from ..harness.invariants import invariant
 
 MAX_FINDINGS = 100
 """How many flaws are kept; all are counted."""

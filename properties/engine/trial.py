@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from ..harness.operation import Handles, Operation, operation
 from ..harness.trial import Refused, Trial
+from . import invariants as invariants  # registers the checkers
 from .contract import Answer, Engine, EngineCapabilities, ServingConfig, Wish
 from .device import Device
 from .language import STOP, STOP_STRINGS, prompt_of

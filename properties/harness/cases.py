@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.parsing import ParseError, parse_json
 from ...observe.input_files import read_text
-from ..invariants import Invariant, of_contract
 from ..suites import suite_of
 from .contract import MISBEHAVIOURS, SUITE_VERSION
+from .invariants import Invariant, of_contract
 from .operation import Operation, decode, decode_fields, encode
 from .suite import Component
 from .trial import Trial, Violation

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...core.errors import count_of
-from ..invariants import Finding, invariant
 from .cases import Case
 from .contract import SUITE_VERSION
+from .invariants import Finding, invariant
 
 
 def told(history: Sequence[str], calls: Sequence[Sequence[str]]) -> list[str]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..invariants import Invariant, invariant
 from .contract import MISBEHAVIOURS, Adapter
 from .importing import NotInstalled, load_make, resolved
+from .invariants import Invariant, invariant
 from .letters import Choices, simpler_choices, translated
 from .operation import Operation, renamed, simpler
 from .suite import Component

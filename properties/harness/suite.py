@@ -14,9 +14,9 @@ from types import FrameType
 from typing import Any
 
 from ...core.errors import ConfigError
-from ..invariants import Finding, Invariant, invariant, of_contract
 from .contract import MISBEHAVIOURS, capabilities_of, supports_of
 from .importing import NotInstalled
+from .invariants import Finding, Invariant, invariant, of_contract
 from .letters import Choices, Vocabulary, vocabulary_of
 from .operation import Operation
 from .trial import Broken, Trial, Violation, frames

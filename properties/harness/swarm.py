@@ -15,8 +15,7 @@ from typing import Any
 
 from ...core.draws import Purpose, hash64
 from ...core.errors import ConfigError
-from ..invariants import Invariant
-from ..invariants.registry import clauses_of, collected
+from .invariants import Invariant, clauses_of, collected
 from .letters import Vocabulary, draw, kept_features
 from .operation import Operation
 from .suite import Component

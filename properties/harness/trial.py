@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 from ...core.errors import InvariantViolation
-from ..invariants.registry import Checker, Finding, Invariant, invariant
 from .contract import MISBEHAVIOURS, REFUSALS, Capabilities, promised_by
+from .invariants import Checker, Finding, Invariant, invariant
 from .operation import Declared, Operation, Values
 from .text import shortened, shown
 

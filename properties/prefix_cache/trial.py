@@ -16,6 +16,7 @@ from typing import ClassVar
 from ..harness.operation import Handles, Operation, operation
 from ..harness.text import listed
 from ..harness.trial import Trial
+from . import invariants as invariants  # registers the checkers
 from .contract import PrefixCache, PrefixCacheCapabilities, PrefixCacheConfig
 from .model import (
     HUGE_KIND,

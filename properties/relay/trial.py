@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from ..harness.operation import Operation, operation
 from ..harness.trial import Trial
+from . import invariants as invariants  # registers the checkers
 from .contract import HIDDEN, Relay, RelayCapabilities, RelayConfig
 from .model import PADDING, Moment, Owner, RelayModel, Wrong, length_of, stamp_of
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
+from . import invariants as invariants  # registers the checkers
 from .answer import Answer, Moment, Queueing
 from .contract import FAULTS, Service, Simulator, SimulatorCapabilities, SimulatorConfig
 from .elsewhere import CASES, digest, digests_elsewhere, is_importable

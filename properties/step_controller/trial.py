@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
+from . import invariants as invariants  # registers the checkers
 from .contract import StepController, StepsCapabilities, StepsConfig
 from .model import GARBAGE, PROCESSES, Moment, Offered, RecordingBuilder, Shown, Stretch, Told, correct_drafts
 from .reading import read_average, read_counted, read_state

@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from foredraft.checks.executor.contract import MANY, ExecutorCapabilities, ExecutorConfig
-from foredraft.checks.executor.model import hidden_arrays
-from foredraft.checks.executor.record import RecordedCore, first_unequal
-from foredraft.checks.executor.reference_subject import ReferenceAdapter
-from foredraft.checks.executor.reference_subject import make as make_reference
-from foredraft.checks.executor.trial import ExecutorTrial
 from foredraft.checks.registry import EXECUTOR as SUITE
 from foredraft.core.contract.hidden import merge_hidden
 from foredraft.core.contract.step import BlockEnd
 from foredraft.core.errors import ConfigError
+from foredraft.properties.executor.contract import MANY, ExecutorCapabilities, ExecutorConfig
+from foredraft.properties.executor.model import hidden_arrays
+from foredraft.properties.executor.record import RecordedCore, first_unequal
+from foredraft.properties.executor.reference.adapter import ReferenceAdapter
+from foredraft.properties.executor.reference.adapter import make as make_reference
+from foredraft.properties.executor.trial import ExecutorTrial
 from foredraft.properties.harness.cases import Case
 from foredraft.properties.harness.letters import Choices, simpler_choices
 from foredraft.properties.harness.trial import Violation
@@ -374,7 +374,7 @@ def one_coin_for_two_things(executor):
 )
 def test_sampled_tokens_are_independent_draws(defect, words):
     pytest.importorskip("torch")
-    from foredraft.checks.executor.torch_subject import CheckedExecutor
+    from foredraft.checks.adapters.torch_executor import CheckedExecutor
 
     def make(config):
         subject = CheckedExecutor(config)

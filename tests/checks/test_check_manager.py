@@ -2,8 +2,8 @@
 
 import pytest
 from foredraft.checks.conformance import check_block_manager
-from foredraft.checks.manager.contract import ManagerConfig
-from foredraft.checks.manager.plain import PlainManager
+from foredraft.properties.block_manager.contract import ManagerConfig
+from foredraft.properties.block_manager.plain import PlainManager
 from foredraft.properties.conformance import PropertiesBroken
 
 

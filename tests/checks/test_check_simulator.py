@@ -8,9 +8,9 @@ from foredraft.checks.adapters.simulator import CheckedSimulator, make
 from foredraft.checks.mutants.simulator import BreaksTiesByHash
 from foredraft.properties.harness.cases import load_case
 from foredraft.properties.harness.trial import Violation
-from foredraft.properties.invariants.simulator.runs import EXCEPTIONS, excuse, more_pages_are_no_worse
 from foredraft.properties.simulator.contract import SimulatorConfig
 from foredraft.properties.simulator.elsewhere import CASES
+from foredraft.properties.simulator.invariants.runs import EXCEPTIONS, excuse, more_pages_are_no_worse
 from foredraft.properties.simulator.trial import IMPOSSIBLE
 from foredraft.properties.suites import suite_of
 

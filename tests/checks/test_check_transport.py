@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from foredraft.checks.adapters import handoff as handoff
 from foredraft.checks.mutants.planting import defects
 from foredraft.checks.registry import TRANSPORT
-from foredraft.checks.transport import handoff_subject as handoff
-from foredraft.checks.transport.contract import DECODE, PREFILL, TransportConfig
-from foredraft.checks.transport.trial import TransportTrial as Op
 from foredraft.properties.conformance import check
 from foredraft.properties.harness.trial import Violation
+from foredraft.properties.transport.contract import DECODE, PREFILL, TransportConfig
+from foredraft.properties.transport.trial import TransportTrial as Op
 
 CAPABILITIES = handoff.make.capabilities
 

@@ -23,9 +23,9 @@ from foredraft.core.scheduler.requests import Requests
 from foredraft.core.scheduler.rounds import DecodeRounds
 from foredraft.core.tree import outputs
 from foredraft.core.tree.outputs import NodeOutputs
-from foredraft.properties.reference import drafting, language_model, shadow
-from foredraft.properties.reference.executor import ReferenceExecutor
-from foredraft.properties.reference.passes import ReferencePasses
+from foredraft.properties.executor.reference import drafting, language_model, shadow
+from foredraft.properties.executor.reference.executor import ReferenceExecutor
+from foredraft.properties.executor.reference.passes import ReferencePasses
 
 # Prompts that begin alike and are computed in one step: both requests hold the prefix until the cache has taken one
 # copy. Most defects show in one of these; they come first.

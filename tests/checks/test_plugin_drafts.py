@@ -12,8 +12,8 @@ from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.engine import Engine
-from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
-from foredraft.properties.reference.handoff import HandoffPair
+from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
+from foredraft.properties.executor.reference.handoff import HandoffPair
 from witness import Witness, WitnessProposer
 
 pytestmark = pytest.mark.usefixtures("forget")

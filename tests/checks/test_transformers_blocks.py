@@ -9,7 +9,7 @@ pytestmark = pytest.mark.xdist_group("transformers")  # one worker imports it: i
 
 @pytest.fixture
 def blocks():
-    from foredraft.checks.adapters import transformers_blocks
+    from foredraft.checks.servers import transformers_blocks
 
     return transformers_blocks
 

@@ -19,7 +19,7 @@ UNDER_PRESSURE = [Do.submit("a", 4, 8), Do.submit("b", 4, 8), Do.run(2)]  # thre
 @pytest.fixture
 def adapter():
     """transformers takes seconds to import: not while tests are collected."""
-    from foredraft.checks.adapters import transformers_scheduler
+    from foredraft.checks.servers import transformers_scheduler
 
     if transformers_scheduler.MISSING:
         pytest.skip(transformers_scheduler.MISSING)
@@ -66,8 +66,8 @@ def test_the_rest_holds(adapter, record_property):
 
 
 def test_without_transformers_it_says_what_is_missing(monkeypatch):
-    from foredraft.checks.adapters import transformers_scheduler as adapter
-    from foredraft.checks.adapters.transformers_blocks import TransformersMissing
+    from foredraft.checks.servers import transformers_scheduler as adapter
+    from foredraft.checks.servers.transformers_blocks import TransformersMissing
 
     monkeypatch.setattr(adapter, "MISSING", "no module")
     with pytest.raises(TransformersMissing, match="no module"):

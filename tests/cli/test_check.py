@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from foredraft.checks import registry
 from foredraft.checks.adapters import kv_allocator
-from foredraft.properties.invariants import all_invariants
+from foredraft.properties.harness.invariants import all_invariants
 
 BAD = Path(__file__).parents[1] / "support" / "bad_allocators.py"
 

@@ -17,8 +17,9 @@ from changes import CHANGED, ROOT, Change
 
 OURS = "tests/properties/contracts/test_every_contract.py::test_ours_hold"
 CHECK_SIMULATOR = f"{OURS}[simulator-foredraft.checks.adapters.simulator:make]"
-CHECK_EXECUTOR = tuple(
-    f"{OURS}[executor-foredraft.checks.executor.{name}_subject:make]" for name in ("reference", "simulated", "torch")
+CHECK_EXECUTOR = (
+    f"{OURS}[executor-foredraft.properties.executor.reference.adapter:make]",
+    *(f"{OURS}[executor-foredraft.checks.adapters.{name}_executor:make]" for name in ("simulated", "torch")),
 )
 CHECK_RELAY = f"{OURS}[relay-foredraft.checks.adapters.future_map:make]"
 CHECK_TREES = tuple(f"{OURS}[accept-foredraft.checks.adapters.{name}_accept:make]" for name in ("tree", "torch"))

@@ -17,8 +17,8 @@ from foredraft.observe.log import EventLog
 from foredraft.observe.metrics import RunMetrics
 from foredraft.observe.perfetto import PerfettoTrace
 from foredraft.observe.replay import replay
-from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
-from foredraft.properties.reference.handoff import HandoffPair
+from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+from foredraft.properties.executor.reference.handoff import HandoffPair
 
 MS = 1_000_000
 ROLES = ("prefill", "decode")

@@ -34,7 +34,7 @@ def test_each_kind_of_name_is_listed():
         "python foredraft.gpu.session.plan.SessionOptions.algorithm",
         "contract foredraft.properties.allocator.contract.Allocator.alloc(self, num_slots)",
         "contract foredraft.properties.allocator.contract.AllocatorConfig.num_pages",
-        "contract foredraft.checks.transport.contract.TransportCapabilities.going_on",
+        "contract foredraft.properties.transport.contract.TransportCapabilities.going_on",
         "checking foredraft.properties.conformance.check_allocator",
         "plugin foredraft.core.algorithm.proposer.Proposer.propose(self, request)",
         "command foredraft simulate --set",

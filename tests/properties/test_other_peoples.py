@@ -11,10 +11,10 @@ from foredraft.properties.conformance import AllocatorConformance, check
 from foredraft.properties.engine.plain import PlainEngine
 from foredraft.properties.engine.trial import EngineTrial
 from foredraft.properties.harness.importing import load_make
+from foredraft.properties.harness.invariants import Finding, clauses_of, collected, invariant
 from foredraft.properties.harness.machines import configs
 from foredraft.properties.harness.shrink import control_of
 from foredraft.properties.harness.swarm import Budget, Swarm
-from foredraft.properties.invariants.registry import Finding, clauses_of, collected, invariant
 from foredraft.properties.prefix_cache.plain import PlainPrefixCache
 from foredraft.properties.suites import suite_of
 from hypothesis import given

@@ -7,7 +7,7 @@ from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.driver import Driver
 from foredraft.core.scheduler.engine import Engine
-from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 
 MODEL = HashLanguageModel(seed=1, vocab_size=24)
 

@@ -20,8 +20,8 @@ from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.engine import Engine
-from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
-from foredraft.properties.reference.handoff import HandoffPair
+from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
+from foredraft.properties.executor.reference.handoff import HandoffPair
 from foredraft_suffix.automaton import DraftTree
 from foredraft_suffix.drafting import FIRST_TRUST, FORGETTING, MOST_TRUST, SuffixAutomatonDrafting, trust_after
 

@@ -16,9 +16,9 @@ from foredraft.checks.servers.release import Recorded, Release
 from foredraft.cli.__main__ import main
 from foredraft.core.errors import ConfigError
 from foredraft.properties.conformance import check
+from foredraft.properties.harness.invariants import of_contract
 from foredraft.properties.harness.swarm import Budget, Swarm
 from foredraft.properties.harness.trial import Violation
-from foredraft.properties.invariants import of_contract
 from foredraft.properties.step_controller.rule import AverageRule, read_table
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))

@@ -8,7 +8,7 @@ from foredraft.core.algorithm.proposer import Proposal
 from foredraft.core.algorithm.registry import algorithm_names, get_algorithm, register_algorithm, unregister_algorithm
 from foredraft.core.contract.future_map import RelayField
 from foredraft.core.errors import ConfigError
-from foredraft.properties.reference import plain_greedy
+from foredraft.properties.executor.reference import plain_greedy
 from served_engine import MODEL, ask, finish, make
 
 

@@ -5,7 +5,7 @@ from foredraft.core.contract.events import Planned
 from foredraft.core.contract.request import FinishReason
 from foredraft.core.errors import ConfigError
 from foredraft.core.scheduler.policies import least_entitled
-from foredraft.properties.reference import plain_greedy
+from foredraft.properties.executor.reference import plain_greedy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from served_engine import MODEL, ask, finish, make, turn

@@ -11,7 +11,7 @@ from foredraft.core.errors import InvariantViolation
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.engine import Engine
 from foredraft.core.scheduler.recovery import GOOD_STEPS, StepLimits
-from foredraft.properties.reference import HashDraft, ReferenceExecutor
+from foredraft.properties.executor.reference import HashDraft, ReferenceExecutor
 from served_engine import MODEL, ask, make, turn
 
 RAISED = FailureCause.RAISED

@@ -7,7 +7,7 @@ from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.life import RequestRecord, RequestState
 from foredraft.core.scheduler.policies import OUR_POLICIES, GuaranteedShare, Policies
-from foredraft.properties.reference import plain_greedy
+from foredraft.properties.executor.reference import plain_greedy
 from served_engine import MODEL, ask, finish, make, turn
 
 FALLING = Policies(guarantee_floor=0.14, guarantee_rounds=600)

@@ -16,7 +16,7 @@ from foredraft.core.scheduler.driver import Driver
 from foredraft.core.scheduler.spec import EngineSpec, default_graph_sizes, resolve_spec
 from foredraft.observe.log import EventLog, read_log
 from foredraft.observe.replay import replay
-from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 
 CONFIG = EngineConfig(num_pages=400, context_len=96, max_running=4, chunk_size=16, block_rounds=4, track_tokens=True)
 MODEL = HashLanguageModel(seed=1, vocab_size=24)

@@ -12,9 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from foredraft.checks.cells import Cell
-from foredraft.checks.driver import Dice, Disturbance, HostileDriver
-from foredraft.checks.executor.dense_drafting import (
+from foredraft.checks.adapters.dense_drafting import (
     DenseHead,
     DenseModel,
     Proposal,
@@ -24,6 +22,8 @@ from foredraft.checks.executor.dense_drafting import (
     captured_states,
     dense_tree,
 )
+from foredraft.checks.cells import Cell
+from foredraft.checks.driver import Dice, Disturbance, HostileDriver
 from foredraft.checks.matrix import config_of, controller_of, requests_of
 from foredraft.core.acceptance.process import GaussianAcceptance
 from foredraft.core.algorithm.ngram import NgramIndex

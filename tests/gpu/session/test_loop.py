@@ -10,7 +10,7 @@ from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.engine import Engine
 from foredraft.gpu.session.loop import DecodeLoop, Deliveries, all_of
-from foredraft.properties.reference import (
+from foredraft.properties.executor.reference import (
     HashDraft,
     HashLanguageModel,
     ReferenceExecutor,

@@ -354,7 +354,7 @@ def test_prompts_beyond_the_context_are_named(models):
 
 def test_the_cost_table_is_the_time_of_rounds(models):
     """A clock that the executor moves: 100 ns a round, 10 a row, 7 a step, 1 a KV token of a row."""
-    from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+    from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 
     now = [0]
 

@@ -14,7 +14,7 @@ from foredraft.core.prompt import Prompt
 from foredraft.observe.log import EventLog, LogError
 from foredraft.properties.audit.findings import AUDITED, MAX_FINDINGS
 from foredraft.properties.audit.log import audit_log
-from foredraft.properties.invariants import all_invariants
+from foredraft.properties.harness.invariants import all_invariants
 from foredraft.sim.run import Simulation
 from foredraft.sim.scenario_file import load_scenario
 from tampered_logs import OF_RETRACTIONS, QUEUE_MISCOUNTED, TAMPERINGS, TOKEN_LOST, places, records_of

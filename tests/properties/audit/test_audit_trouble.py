@@ -13,8 +13,8 @@ from foredraft.core.scheduler.config import EngineConfig, EngineRole
 from foredraft.core.scheduler.engine import Engine
 from foredraft.observe.log import EventLog
 from foredraft.properties.audit.log import audit_log
-from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor
-from foredraft.properties.reference.handoff import HandoffPair
+from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+from foredraft.properties.executor.reference.handoff import HandoffPair
 from foredraft.sim.faults.plan import swarm_plan
 from foredraft.sim.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict

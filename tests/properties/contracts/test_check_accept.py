@@ -8,9 +8,9 @@ from foredraft.properties.accept import plain
 from foredraft.properties.accept.contract import AcceptCapabilities, AcceptConfig
 from foredraft.properties.accept.expected import Coins
 from foredraft.properties.conformance import check_accept
+from foredraft.properties.harness.invariants import of_contract
 from foredraft.properties.harness.report import PropertiesBroken
 from foredraft.properties.harness.trial import Violation
-from foredraft.properties.invariants import of_contract
 from foredraft.properties.suites import suite_of
 
 ACCEPT = suite_of("accept")

@@ -15,10 +15,9 @@ from foredraft.core.errors import ConfigError
 from foredraft.properties.allocator import plain
 from foredraft.properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
 from foredraft.properties.conformance import AllocatorConformance, check, check_allocator
+from foredraft.properties.harness.invariants import BY_THE_MATRIX, all_invariants
 from foredraft.properties.harness.report import PropertiesBroken
 from foredraft.properties.harness.swarm import Budget
-from foredraft.properties.invariants import all_invariants
-from foredraft.properties.invariants.registry import BY_THE_MATRIX
 from foredraft.properties.suites import suite_of
 
 ALLOCATOR = suite_of("allocator")

@@ -10,10 +10,10 @@ from foredraft.properties.conformance import check
 from foredraft.properties.engine import plain
 from foredraft.properties.engine.contract import SHAPES, EngineCapabilities, ServingConfig
 from foredraft.properties.engine.trial import EngineTrial as Do
+from foredraft.properties.harness.invariants import of_contract
 from foredraft.properties.harness.letters import Choices, simpler_choices
 from foredraft.properties.harness.swarm import Swarm
 from foredraft.properties.harness.trial import Violation
-from foredraft.properties.invariants import of_contract
 from foredraft.properties.suites import suite_of
 
 SUITE = suite_of("engine")

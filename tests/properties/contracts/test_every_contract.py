@@ -12,9 +12,9 @@ import pytest
 from foredraft.checks.registry import OPERATIONS, SUBJECTS, contracts, suite_of
 from foredraft.properties.conformance import check
 from foredraft.properties.harness.importing import NotInstalled, load_make
+from foredraft.properties.harness.invariants import Invariant, of_contract
 from foredraft.properties.harness.operation import decode, encode
 from foredraft.properties.harness.swarm import Swarm
-from foredraft.properties.invariants import Invariant, of_contract
 
 
 def ids(family, *numbers):

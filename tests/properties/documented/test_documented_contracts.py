@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from foredraft.checks.registry import contracts, mutants_of, suite_of
+from foredraft.properties.harness.invariants import all_invariants, of_contract
 from foredraft.properties.harness.mutants import MAX_SHRUNK
-from foredraft.properties.invariants import all_invariants, of_contract
 
 DOCS = Path(__file__).parents[3] / "docs"
 PROPERTIES = (DOCS / "properties.md").read_text(encoding="utf-8")

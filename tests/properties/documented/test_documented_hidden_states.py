@@ -7,7 +7,7 @@ import pytest
 from foredraft.checks.registry import EXECUTOR, mutants_of
 from foredraft.properties.conformance import check
 from foredraft.properties.harness.importing import load_make
-from foredraft.properties.invariants import invariant
+from foredraft.properties.harness.invariants import invariant
 
 TEXT = (Path(__file__).parents[3] / "docs" / "standalone-hidden-states.md").read_text(encoding="utf-8")
 STORIES = dict(

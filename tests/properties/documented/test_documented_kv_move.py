@@ -7,8 +7,8 @@ import pytest
 from foredraft.checks.adapters.tree_accept import TreeAccept
 from foredraft.checks.registry import mutants_of
 from foredraft.properties.accept.plain import PlainAccept
+from foredraft.properties.harness.invariants import invariant
 from foredraft.properties.harness.mutants import kill
-from foredraft.properties.invariants import invariant
 
 TEXT = (Path(__file__).parents[3] / "docs" / "no-out-of-bounds-kv-move.md").read_text(encoding="utf-8")
 BLOCKS = {

@@ -12,9 +12,15 @@ from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.driver import Driver
 from foredraft.core.scheduler.engine import Engine
-from foredraft.properties.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
-from foredraft.properties.reference.language_model import extend_hash, hash_of, hidden_of, namespace_salt, prefix_hashes
-from foredraft.properties.reference.shadow import ShadowKV
+from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
+from foredraft.properties.executor.reference.language_model import (
+    extend_hash,
+    hash_of,
+    hidden_of,
+    namespace_salt,
+    prefix_hashes,
+)
+from foredraft.properties.executor.reference.shadow import ShadowKV
 
 MODEL = HashLanguageModel(seed=2, vocab_size=24)
 

@@ -14,16 +14,16 @@ from foredraft.core.handoff import HandoffTiming
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.engine import Engine
-from foredraft.properties.reference import (
+from foredraft.properties.executor.reference import (
     HashDraft,
     HashLanguageModel,
     ReferenceExecutor,
     expected_outputs,
     plain_greedy,
 )
-from foredraft.properties.reference import handoff as handoff_module
-from foredraft.properties.reference.handoff import HandoffPair
-from foredraft.properties.reference.language_model import USER_OUTPUTS
+from foredraft.properties.executor.reference import handoff as handoff_module
+from foredraft.properties.executor.reference.handoff import HandoffPair
+from foredraft.properties.executor.reference.language_model import USER_OUTPUTS
 
 MODEL = HashLanguageModel(seed=3, vocab_size=24)
 MS = 1_000_000

@@ -1,0 +1,107 @@
+"""The simulated executor behind the executor contract:
+`foredraft check executor foredraft.checks.adapters.simulated_executor:make`.
+
+What `actors/engine.py` does with a device on simulated time, without the time: launch, draw, apply. The contract's
+config is taken as it comes (`properties/executor/contract.py`); this file imports nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ...core.contract.step import Step, StepResult
+from ...core.draws import request_key
+from ...sim.actors.device import Device, Truth
+from ...sim.assembly import Assembly, assemble
+from ...sim.scenario import Acceptance, EngineTable, Scenario, Speculation
+
+LONGEST_OUTPUT = 25
+
+
+class SimulatedExecutor:
+    """Run steps on one device. The true length of an output follows from the request's id, some beyond
+    what it may emit."""
+
+    capabilities = ("trees", "hidden_states", "inspection", "accounting")
+
+    def __init__(self, config: Any) -> None:
+        controller = config.make_controller()
+        nodes = controller.max_num_draft_tokens
+        self.assembly = _assembly(config.algorithm, config.steps, config.topk, nodes, config.page_size)
+        acceptance, rank_ratio = self.assembly.acceptance, self.assembly.scenario.acceptance.rank_ratio
+        self.device = Device(
+            self.assembly.cost,
+            config.max_running,
+            acceptance,
+            lambda topk, steps, nodes: acceptance.for_tree(topk, steps, nodes, rank_ratio),
+        )
+        self._queue: deque[Step] = deque()
+        self._stop_through = 0
+        self._now_ns = 0
+
+    def launch(self, step: Step) -> None:
+        for join in step.joins:
+            key = request_key(join.request.request_id)
+            self.device.truths[join.request.request_id] = Truth(1 + key % LONGEST_OUTPUT, key)
+        self._queue.append(step)
+
+    def collect(self) -> StepResult:
+        step = self._queue.popleft()
+        device = self.device
+        device.open_rows(step.joins)
+        decode = prefill = drawn = None
+        device_ns = device.step_ns(step) if step.prefill is not None else 0
+        if step.decode is not None:
+            limit = 1 if step.step_id <= self._stop_through else step.max_rounds
+            drawn = device.draw(step.decode, limit, timed=step.prefill is None)
+        if step.prefill is not None:
+            prefill = device.prefill(step)
+        rounds_ns = np.array([device_ns])
+        if drawn is not None:
+            rounds = drawn.rounds
+            decode = device.apply(step.decode, drawn, rounds, asked=rounds < step.max_rounds)
+            if step.prefill is None:
+                rounds_ns = drawn.device_ns[:rounds]
+        ends_ns = self._now_ns + np.add.accumulate(rounds_ns.astype(np.int64))
+        self._now_ns = int(ends_ns[-1])
+        return StepResult(step.step_id, prefill, decode, ends_ns)
+
+    def request_stop(self, last_step_id: int) -> None:
+        self._stop_through = max(self._stop_through, last_step_id)
+
+    def hidden_sizes(self) -> tuple[int, ...]:
+        shapes = [self.assembly.target]
+        if self.assembly.draft is not None and self.assembly.draft.body is not None:
+            shapes.append(self.assembly.draft.body)
+        return tuple(shape.hidden for shape in shapes)
+
+    def roots(self) -> tuple[object, ...]:
+        return (self.device, self._queue)
+
+    def weights(self) -> tuple[object, ...]:
+        return (self.device.cost,)  # tables of times
+
+    def hidden_bytes(self) -> int:
+        return self.assembly.memory.hidden_states_bytes
+
+
+@cache
+def _assembly(algorithm: str, steps: int, topk: int, num_draft_tokens: int, page_size: int) -> Assembly:
+    """Assemble llama-3.1-8B on an H100, with whatever draft the algorithm has."""
+    nodes = num_draft_tokens if topk > 1 else None
+    return assemble(
+        Scenario(
+            speculation=Speculation(
+                algorithm=algorithm, policy="fixed", steps=steps, topk=topk, num_draft_tokens=nodes
+            ),
+            engine=EngineTable(page_size=page_size, max_running=8, chunk_size=64),
+            acceptance=Acceptance(preset="chat"),
+        )
+    )
+
+
+make = SimulatedExecutor

@@ -1,0 +1,334 @@
+"""The block manager's trial (BLOCKS-01 … 07): the suite is scheduler and device, and reads every slot again
+after each operation."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ..harness.invariants import Finding, Outcome, checks
+from ..harness.operation import Handles, Operation, operation
+from ..harness.trial import Trial
+from .contract import BlockManager, ManagerCapabilities, ManagerConfig
+from .model import Cell, Moment, Running, Tables
+
+CONTRACT = "block-manager"
+
+
+@checks("BLOCKS-01", CONTRACT, on=("admit",))
+def a_match_is_the_requests_own_prefix(m: Moment) -> Outcome:
+    if m.match is None:
+        return None
+    length, tables = m.match
+    running = m.running[m.request]
+    was = f"{m.request} starts with {length} of {len(running.tokens)} positions"
+    if length % m.config.page_size:
+        return Finding(was, "whole pages", "the rest of the page would be written under others")
+    if not 0 <= length < len(running.tokens):
+        return Finding(was, "less than all", "the first token comes from computing the last position")
+    for group, slots in enumerate(tables):
+        for position, slot in enumerate(slots):
+            if slot >= 0 and m.memory.get(slot) != running.cell(group, position):
+                was = f"{m.request} finds position {position} in slot {slot}, which holds {m.memory.get(slot)}"
+                return Finding(was, f"{running.cell(group, position)}", "it goes on from another's text")
+    return True
+
+
+@checks("BLOCKS-02", CONTRACT)
+def every_page_is_free_or_held(m: Moment) -> Outcome:
+    num_free, by_request = m.after
+    held = set().union(*map(m.pages_of, by_request.values()))
+    if num_free + len(held) != m.config.num_pages:
+        was = f"{num_free} pages are free, {len(held)} are held"
+        return Finding(was, f"{m.config.num_pages} in all", "a page is lost, or handed out under its holder")
+    if m.drained and num_free != m.config.num_pages:
+        return Finding(f"{num_free} pages are free at the end", f"{m.config.num_pages}", "a page is lost")
+    return True
+
+
+@checks("BLOCKS-03", CONTRACT)
+def what_is_computed_stays(m: Moment) -> Outcome:
+    mine = {slot // m.config.page_size for slot in m.written}
+    for name, running in m.running.items():
+        shared = mine & m.pages_of(running.tables) if name != m.request else ()
+        if shared:
+            was = f"{m.request} writes page {min(shared)}, which {name} has, too"
+            return Finding(was, "pages of its own", "only full pages are shared")
+        for group, (slots, window) in enumerate(zip(running.tables, m.config.windows, strict=True)):
+            for position in range(running.seen_from(window), min(running.computed, len(slots))):
+                slot = slots[position]
+                if m.memory.get(slot) != running.cell(group, position):
+                    was = f"slot {slot} of {name}, position {position}, holds {m.memory.get(slot)}"
+                    return Finding(was, f"{running.cell(group, position)}", "its attention reads another text there")
+    return True if m.running else None
+
+
+@checks("BLOCKS-04", CONTRACT, on=("admit", "grow"))
+def what_fits_is_granted_and_a_refusal_changes_nothing(m: Moment) -> Outcome:
+    if m.refusal is None:
+        return True
+    if not _is_as_before(m):
+        return Finding(f"a refused {m.operation} changed {m.before} into {m.after}", "nothing", "it was refused")
+    if m.fits:
+        was = f"refused ({m.refusal}), with {m.before[0]} pages free"
+        return Finding(was, "granted: that is enough", "the request waits for ever")
+    return True
+
+
+def _is_as_before(m: Moment) -> bool:
+    """Return whether all requests have what they had, but for pages that no later position sees."""
+    if m.after == m.before:
+        return True
+    (_, before), (_, after) = m.before, m.after
+    if before.keys() != after.keys() or not any(m.config.windows):
+        return False
+    return all(
+        len(was) == len(now)
+        and all(
+            new in (old, -1) and (new == old or position < m.running[name].seen_from(window))
+            for position, (old, new) in enumerate(zip(was, now, strict=True))
+        )
+        for name in before
+        for was, now, window in zip(before[name], after[name], m.config.windows, strict=True)
+    )
+
+
+@checks("BLOCKS-05", CONTRACT, "caching", on=("admit",))
+def what_was_released_is_found_again(m: Moment) -> Outcome:
+    if m.match is None:
+        return None
+    if m.match[0] < m.expected:
+        was = f"{m.request} starts with {m.match[0]} cached positions"
+        return Finding(
+            was, f"{m.expected}: they were released, and no page was handed out since", "they are computed again"
+        )
+    return True
+
+
+@checks("BLOCKS-06", CONTRACT, on=("admit", "grow"))
+def slots_stand_in_whole_pages(m: Moment) -> Outcome:
+    if m.refusal is not None:
+        return None
+    size, running = m.config.page_size, m.running[m.request]
+    needed = running.computed + m.config.lookahead
+    for slots, window in zip(running.tables, m.config.windows, strict=True):
+        if len(slots) < needed:
+            was = f"{m.request} has {len(slots)} slots"
+            return Finding(was, f"{needed}, one for each position", "the last ones are written nowhere")
+        for position, slot in enumerate(slots):
+            if slot == -1 and position < running.seen_from(window):
+                continue  # its page was given back
+            in_order = position % size == 0 or slot == slots[position - 1] + 1
+            if slot < 0 or slot % size != position % size or not in_order:
+                was = f"position {position} of {m.request} is in slot {slot}, behind slot {slots[position - 1]}"
+                return Finding(was, "pages of neighbouring slots", "kernels address pages, not slots")
+    return True
+
+
+@checks("BLOCKS-07", CONTRACT, "misuse", on=("release-stray", "admit-again"))
+def misuse_changes_nothing(m: Moment) -> Outcome:
+    if m.operation.tag == "admit-again" and m.refusal is None:
+        return Finding(f"{m.operation} was accepted", "a refusal", "two requests share one table")
+    if m.after != m.before:
+        return Finding(f"{m.operation} changed {m.before} into {m.after}", "nothing", "other requests pay for it")
+    return True
+
+
+REQUESTS = Handles(("r1", "r2", "r3", "r4"))
+NAMESPACES = ("", "lora-1", "1")
+
+
+def _is_new(t: ManagerTrial, request: str) -> bool:
+    return request not in t.moment.running
+
+
+def _is_running(t: ManagerTrial, request: str) -> bool:
+    return request in t.moment.running
+
+
+def _pages(config: ManagerConfig, has: ManagerCapabilities) -> tuple[tuple[int, ...], ...]:
+    return ((0,), (0, 0), (0, 1), (1,), (0, 0, 0), (0, 0, 1), (1, 0))
+
+
+def _extras(config: ManagerConfig, has: ManagerCapabilities) -> list[int]:
+    return [1, 0, config.page_size - 1, -1, 1]
+
+
+def _spaces(config: ManagerConfig, has: ManagerCapabilities) -> tuple[str, ...]:
+    return ("", "", *NAMESPACES) if has.namespaces else ("",)
+
+
+class ManagerTrial(Trial):
+    """`subject` under operations."""
+
+    contract = "block-manager"
+    looks = ("slots_of", "tables_of", "num_free")
+    quick = 20_000
+    values: ClassVar = {"request": REQUESTS, "num_tokens": lambda c, has: [64, 64, 1, c.page_size, c.page_size + 1]}
+
+    subject: BlockManager
+    config: ManagerConfig
+    capabilities: ManagerCapabilities
+    moment: Moment
+
+    def prepare(self) -> None:
+        self.moment = Moment(self.config)
+        self.found: set[Cell] = set()  # the last cells of pages that were released last, and are not handed out yet
+        self._observe()
+
+    def begin(self, operation: Operation | str) -> None:
+        m = self.moment
+        for running in m.running.values():
+            running.start = running.computed  # its last step is over
+        self.moment = Moment(self.config, operation, m.running, m.memory, before=m.after, after=m.after)
+
+    def end(self) -> None:
+        self._observe()
+        m = self.moment
+        self.transcript.append((m.match, m.refusal, m.after))
+
+    def _observe(self) -> None:
+        m = self.moment
+        for name, running in m.running.items():
+            running.tables = self._tables(name)
+        num_free = self.integer(self.must(self.subject.num_free), "num_free()")
+        m.after = num_free, {name: running.tables for name, running in m.running.items()}
+
+    def _tables(self, request: str) -> Tables:
+        """Ask for the slots of a request in each group."""
+        if not self.capabilities.groups:
+            return (self.integers(self.must(self.subject.slots_of, request), "slots_of()"),)
+        tables = self.sequence(
+            self.must(self.subject.tables_of, request),
+            "tables_of()",
+            "a table for each group",
+            len(self.config.windows),
+        )
+        return tuple(self.integers(slots, "a table of tables_of()") for slots in tables)
+
+    def text(self, pages: tuple[int, ...], extra: int) -> list[int]:
+        """Return pages of kinds 0 and 1, which differ in every token, and `extra` tokens more or less."""
+        size = self.config.page_size
+        tokens = [100 * (number + 1) + 10 * kind + at for number, kind in enumerate(pages) for at in range(size)]
+        return tokens + [7] * extra if extra >= 0 else tokens[:extra]
+
+    # -- operations ---------------------------------------------------------------------------------------------------
+
+    @operation(weight=10, when=_is_new, pages=_pages, extra=_extras, namespace=_spaces)
+    def admit(self, request: str, pages: tuple[int, ...], extra: int, namespace: str, num_tokens: int) -> bool | None:
+        """Start a request and compute `num_tokens` positions behind its cached prefix, or all that are left."""
+        tokens = self.text(pages, extra)
+        if not tokens or num_tokens < 1:
+            return False
+        m = self.moment
+        known = self._known(tokens, namespace)
+        m.expected = known if self.capabilities.caching else 0
+        if self.capabilities.drops_last_page:
+            m.expected = max(m.expected - self.config.page_size, 0)
+        asked = min(num_tokens, len(tokens) - known)  # if more is cached, fewer are left
+        # How much of it is cached nothing but the manager knows, and cached pages count as free: so many pages are
+        # enough in any case.
+        most = min((len(tokens) - 1) // self.config.page_size * self.config.page_size + num_tokens, len(tokens))
+        m.fits = self._pages_to(most) * len(self.config.windows) <= m.before[0]
+        answer = self.ask(self.subject.admit, request, list(tokens), namespace, asked)
+        if self.refused(answer, None, False):
+            return None
+        length = self.integer(answer, "admit()")
+        running = m.running[request] = Running(namespace, tokens, len(tokens))
+        running.tables = self._tables(request)
+        m.request, m.match = request, (length, tuple(slots[:length] for slots in running.tables))
+        running.computed = max(0, min(length, len(tokens)))
+        self._compute(running, min(asked, len(tokens) - running.computed))
+        return None
+
+    def _pages_to(self, num_tokens: int) -> int:
+        """Return the pages of a table with so many positions and those of drafts behind them."""
+        return -(-(num_tokens + self.config.lookahead) // self.config.page_size)
+
+    def _known(self, tokens: list[int], namespace: str) -> int:
+        """Return the positions that a manager must find again: the most of which every group has what it sees."""
+        size = self.config.page_size
+        for length in range((len(tokens) - 1) // size * size, 0, -size):
+            if all(self._sees(tokens, namespace, group, length) for group in range(len(self.config.windows))):
+                return length
+        return 0
+
+    def _sees(self, tokens: list[int], namespace: str, group: int, length: int) -> bool:
+        """Return whether all that the next position sees in a group was released, behind so many positions."""
+        size, window = self.config.page_size, self.config.windows[group]
+        back = window - 1 + (size if self.capabilities.drops_last_page else 0)
+        first = max(length - back, 0) // size * size if window else 0
+        ends = range(first + size, length + 1, size)
+        return all((group, namespace, tuple(tokens[:end])) in self.found for end in ends)
+
+    def _compute(self, running: Running, num_tokens: int) -> None:
+        """Write the next positions, as the device does in the same step, and drafts behind them."""
+        m, start, stop = self.moment, running.computed, running.computed + num_tokens
+        written = set()
+        for group, slots in enumerate(running.tables):
+            for position in range(start, min(stop + self.config.lookahead, len(slots))):
+                m.memory[slots[position]] = running.cell(group, position) if position < stop else None
+                written.add(slots[position])
+        m.written = frozenset(written)
+        running.start, running.computed = start, stop
+        self.found.clear()  # a page was handed out, perhaps one of these
+
+    @operation(weight=12, when=_is_running)
+    def grow(self, request: str, num_tokens: int) -> bool | None:
+        """Compute the next chunk of a prompt, or a token that has been sampled."""
+        m, running = self.moment, self.moment.running[request]
+        if num_tokens < 1:
+            return False
+        left = running.prompt_len - running.computed
+        if left <= 0:
+            running.tokens.append(1000 + len(running.tokens))
+        asked = min(num_tokens, left) if left > 0 else len(running.tokens) - running.computed
+        m.request = request
+        needed, size = self._pages_to(running.computed + asked), self.config.page_size
+        m.fits = sum(max(needed - len(slots) // size, 0) for slots in running.tables) <= m.before[0]
+        answer = self.ask(self.subject.grow, request, list(running.tokens), asked)
+        if self.refused(answer, None, False):
+            if left <= 0:
+                running.tokens.pop()  # it is sampled once more
+            return None
+        running.tables = self._tables(request)
+        self._compute(running, asked)
+        return None
+
+    @operation(weight=6, when=_is_running)
+    def release(self, request: str) -> None:
+        """End a request."""
+        running = self.moment.running.pop(request)
+        size = self.config.page_size
+        self.must(self.subject.release, request)
+        for group, slots in enumerate(running.tables):
+            for end in range(size, running.computed + 1, size):
+                if slots[end - 1] >= 0:
+                    self.found.add(running.cell(group, end - 1))
+
+    @operation(needs="misuse", weight=1, when=_is_new)
+    def release_stray(self, request: str) -> None:
+        """Release a request that is not there. Must be refused, or do nothing."""
+        self.ask(self.subject.release, request)
+
+    @operation(needs="misuse", weight=1, when=_is_running)
+    def admit_again(self, request: str) -> None:
+        """Admit a request under the name of one that runs. Must be refused."""
+        self.refused(self.ask(self.subject.admit, request, self.text((1,), 1), "", 1), None, False)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Release everything; then all pages are free."""
+        for name in list(self.moment.running):
+            self.release(name)
+        self.operation = "drained"
+        self.begin("drained")
+        self.moment.drained = True
+        self._observe()
+        self.check()
+
+    def describe(self) -> str:
+        m = self.moment
+        if m.match is not None:
+            return f"-> {m.match[0]} cached, writes {sorted(m.written)}"
+        return f"-> writes {sorted(m.written)}" if m.written else "done"

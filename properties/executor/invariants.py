@@ -1,0 +1,98 @@
+"""ACCEPT-17 and SIM-04 of executors; the form of their answers is checked in `model.py`.
+A checker reads the `Moment` alone."""
+
+from __future__ import annotations
+
+from ..harness.invariants import Finding, Outcome, checks
+from .contract import HIDDEN_STATES
+from .model import Moment
+
+CONTRACT = "executor"
+
+
+@checks("ACCEPT-17", CONTRACT, "inspection")
+def no_hidden_states_where_none_are_needed(m: Moment) -> Outcome:
+    if m.merge is not None:
+        return _merged_like_with_like(m)
+    if m.sent is not None:
+        return _received_as_needed(m)
+    if m.needs_hidden_states:
+        return _relayed_where_needed(m)
+    why = f"{m.config.algorithm} needs none: whatever is there takes memory, and will meet a batch that has None"
+    for name, shape in m.relay or ():
+        if HIDDEN_STATES in name or (shape and shape[-1] in m.hidden_sizes):
+            return Finding(f"the relay has a field {name} of {list(shape)} per row", "no such field", why)
+    for found, verb in ((m.kept, "keeps"), (m.in_step, "is given"), (m.in_result, "answers with")):
+        if found:
+            array = found[0]
+            was = f"the executor {verb} {array.path}: {array.dtype} {list(array.shape)}"
+            return Finding(was, "None", why)
+    if m.hidden_bytes:
+        return Finding(f"hidden_bytes() is {m.hidden_bytes}", "0", why)
+    looked_at = (m.relay, m.kept, m.in_step, m.in_result, m.hidden_bytes)
+    return None if all(item is None for item in looked_at) else True
+
+
+def _relayed_where_needed(m: Moment) -> Outcome:
+    """Check the positive control: where hidden states are needed they are there, one for every row."""
+    if m.hidden_bytes == 0:
+        return Finding("hidden_bytes() is 0", f"more: {m.config.algorithm} drafts from hidden states", "they need room")
+    if m.relay is None:
+        return True if m.hidden_bytes else None
+    fields = [(name, shape) for name, shape in m.relay if HIDDEN_STATES in name]
+    if len(fields) != 1 or not fields[0][1]:
+        return Finding(
+            f"the relay has {', '.join(name for name, _ in m.relay)}",
+            f"one field {HIDDEN_STATES} with a vector per row",
+            f"{m.config.algorithm} drafts from hidden states, and a row without one cannot be in its batch",
+        )
+    if m.kept is not None and not m.kept and fields[0][1][-1] in m.hidden_sizes:
+        was = "nothing as wide as a hidden state can be reached from roots()"
+        should = f"what its relay keeps in {fields[0][0]}"
+        return Finding(was, should, "where it cannot be seen when it is there, not to see it says nothing")
+    return True
+
+
+def _received_as_needed(m: Moment) -> Outcome:
+    """Check requests that were handed over: a hidden state for each row that is served, or for none."""
+    sent = ", ".join("a hidden state" if has else "None" for has in m.sent) or "none"
+    received = "None" if m.received is None else f"an array {list(m.received)}"
+    was = f"{m.config.algorithm} was handed {sent}; the draft input has {received} for {m.served} rows"
+    if not m.needs_hidden_states:
+        if m.received is not None or m.served != len(m.sent):
+            should = f"None for {len(m.sent)} rows, whatever was sent"
+            return Finding(was, should, "a draft that reads no hidden states does not use those of another step")
+        return True
+    count = sum(map(bool, m.sent))
+    if m.received is None or m.received[0] != count or m.served != count:
+        return Finding(was, f"{count} rows: those that came with one", "a row without one cannot be in this batch")
+    return True
+
+
+def _merged_like_with_like(m: Moment) -> Outcome:
+    first, second = m.merged
+    words = [f"{rows} rows" if rows >= 0 else "None" for rows in m.merged]
+    if (first < 0) != (second < 0):
+        if not isinstance(m.merge, str):
+            was = f"{words[0]} and {words[1]} were merged to {m.merge if m.merge >= 0 else None}"
+            return Finding(was, "a refusal", "a batch in which some rows have hidden states belongs to no algorithm")
+        return True
+    wanted = -1 if first < 0 else first + second
+    if m.merge != wanted:
+        said = m.merge if isinstance(m.merge, str) else f"{m.merge} rows" if m.merge >= 0 else "None"
+        should = f"{wanted} rows" if wanted >= 0 else "None"
+        was = f"{words[0]} and {words[1]} were merged to {said}"
+        return Finding(was, should, "batches of one algorithm go together")
+    return True
+
+
+@checks("SIM-04", CONTRACT)
+def the_record_decides_the_same(m: Moment) -> Outcome:
+    if m.difference is not None:
+        served, fed = m.difference
+        return Finding(
+            f"the engine that was served: {served}",
+            f"as the one that was fed the recorded results: {fed}",
+            "what is in no record was changed past the port (an array of a step, for instance), so no replay repeats the run",
+        )
+    return True if m.num_events else None

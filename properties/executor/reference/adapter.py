@@ -1,0 +1,105 @@
+"""The reference executor behind the executor contract, and what wrappers of our executors share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ....core.algorithm.algorithm import Drafter
+from ....core.contract.handoff_batch import DraftInput, HandoffBatch
+from ....core.contract.hidden import merge_hidden
+from ....core.contract.step import Step, StepResult
+from ...accept.expected import best_nodes
+from ..contract import HIDDEN_STATES, ExecutorCapabilities, ExecutorConfig
+from ..oracle import After, Drafts, looked_up
+from . import HashDraft, HashLanguageModel, ReferenceExecutor
+from .language_model import HIDDEN_SIZE, extend_hash, hidden_of, namespace_salt
+
+AGREEMENT = 0.7
+
+
+class WrappedExecutor:
+    """Run steps on `executor`, whose hidden states have `hidden_size` numbers."""
+
+    hidden_size: ClassVar[int]
+    executor: Any
+
+    def launch(self, step: Step) -> None:
+        self.executor.launch(step)
+
+    def collect(self) -> StepResult:
+        return self.executor.collect()
+
+    def request_stop(self, last_step_id: int) -> None:
+        self.executor.request_stop(last_step_id)
+
+    def advance(self, rounds: int) -> bool:
+        return self.executor.advance(rounds)
+
+    def relay_fields(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [(field.name, field.shape_suffix) for field in self.executor.future_map.fields]
+
+    def roots(self) -> Sequence[object]:
+        return (self.executor,)
+
+    def merge(self, first: list[list[float]] | None, second: list[list[float]] | None) -> Any:
+        shape = (-1, self.hidden_size)
+        batches = [None if rows is None else np.array(rows, np.float32).reshape(shape) for rows in (first, second)]
+        return merge_hidden(*batches)
+
+    def draft_input(self, batch: HandoffBatch, last_tokens: np.ndarray) -> DraftInput | None:
+        return self.executor.algorithm.build_disagg_draft_input(batch, last_tokens, None)
+
+
+class ReferenceAdapter(WrappedExecutor):
+    """Run steps on a `ReferenceExecutor`."""
+
+    hidden_size = HIDDEN_SIZE
+    capabilities = replace(ExecutorCapabilities.all(), accounting=False, samples=False, shaped=False, proposals=False)
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        cycles = {"regularity": 0.85, "period": 4} if config.algorithm == "NGRAM" else {}
+        model = HashLanguageModel(seed=1, vocab_size=config.vocab_size, **cycles)
+        self.draft = HashDraft(model, AGREEMENT)
+        self.executor = ReferenceExecutor(config.make_engine(), self.draft)
+        self._hashes: dict[tuple[int, ...], int] = {}
+
+    def hidden_sizes(self) -> tuple[int, ...]:
+        return (HIDDEN_SIZE,)
+
+    def shown(self) -> tuple[str, ...]:
+        return (HIDDEN_STATES,)
+
+    def after(self, text: Sequence[int], first: int) -> After:
+        hashes = np.array([self._hash(tuple(text[:end])) for end in range(first + 1, len(text) + 1)], np.uint64)
+        logits = self.draft.target.logits(hashes, np.array(text[first:]))
+        return After(logits, {HIDDEN_STATES: hidden_of(hashes)})
+
+    def drafted(self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int) -> Drafts:
+        drafter = self.executor.algorithm.drafter
+        if drafter is Drafter.LOOKUP:
+            return looked_up(text, num_draft_tokens, max(1, min(topk, num_draft_tokens - 1)))
+
+        def after(level: int, path: tuple[int, ...]) -> list[tuple[int, np.float32]]:
+            whole = (*text, *path)
+            hashes, head = np.array([self._hash(whole)], np.uint64), level if drafter is Drafter.HEADS else 0
+            tokens, shares = self.draft.top_k(hashes, np.array(whole[-1:]), topk, head)
+            return list(zip(tokens[0].tolist(), shares[0], strict=True))
+
+        return best_nodes(after, steps, topk, num_draft_tokens)
+
+    def _hash(self, text: tuple[int, ...]) -> int:
+        found = self._hashes.get(text)
+        if found is None:
+            before = self._hash(text[:-1]) if len(text) > 1 else namespace_salt("")
+            found = self._hashes[text] = int(extend_hash(before, text[-1]))
+        return found
+
+    def weights(self) -> tuple[object, ...]:
+        return (self.draft.target,)
+
+
+make = ReferenceAdapter

@@ -1,0 +1,396 @@
+"""The executor's trial: an engine that the executor serves, a second one that gets only the record, and the
+model of the rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...core.contract.handoff_batch import DraftInput, HandoffBatch
+from ...core.contract.outcomes import CommitOutcome
+from ...core.contract.request import GRAMMAR_KINDS, GREEDY, Grammar, Request, SamplingParams
+from ...core.contract.step import Step
+from ...core.draws import Purpose, hash64, request_key
+from ...core.errors import InvariantViolation
+from ...core.prompt import Prompt
+from ..harness.contract import REFUSALS
+from ..harness.operation import Handles, Operation, operation
+from ..harness.trial import Trial
+from . import invariants as invariants  # registers the checkers
+from .contract import HIDDEN_STATES, MANY, STOP_TOKENS, Executor, ExecutorCapabilities, ExecutorConfig
+from .judge import Judge, Wrong
+from .model import DeviceModel, FoundArray, Moment, hidden_arrays
+from .record import RecordedCore
+
+MAX_STEPS_TO_DRAIN = 2000
+LAST = "last"
+"""The request that is served when all others have ended."""
+
+REQUESTS = Handles("abcd")
+SAMPLING = {
+    "b": SamplingParams(temperature=9.0, top_k=3, seed=5),
+    "c": SamplingParams(temperature=9.0, top_k=1),
+    "d": SamplingParams(temperature=9.0, top_p=0.5, seed=6),
+}
+"""Of requests by name, where they may sample; the others are greedy."""
+PENALTIES = {"presence_penalty": 3.0, "frequency_penalty": 2.0, "logit_bias": ((3, 4.0), (7, -9.0))}
+GRAMMAR = Grammar(GRAMMAR_KINDS[0], "")
+SHAPES = {
+    "a": {"repetition_penalty": 1.6, **PENALTIES},
+    "b": {"grammar": GRAMMAR},
+    "c": {"repetition_penalty": 0.7, "grammar": GRAMMAR},
+    "d": PENALTIES,
+}
+SHAPED_LEN = 12
+"""How requests by name change logits, where they may: those of so many tokens."""
+RULES = (
+    SamplingParams(temperature=4.0),
+    SamplingParams(temperature=1.0, top_p=0.5),
+    SamplingParams(temperature=8.0, top_k=4),
+    SamplingParams(temperature=2.0),  # at which drafts have about half of the mass
+    SamplingParams(temperature=1.0, top_p=0.5),  # which leaves few tokens, each of them often
+)
+NUM_SAMPLED, SAMPLED_LEN = 55, 6
+
+PROMPT_LENS = (1, 2, 3, 7, 8, 9, 16, 17, 25)
+
+
+def _asks(config: ExecutorConfig, has: ExecutorCapabilities) -> tuple[bool, ...]:
+    return (False, False, True) if has.tokens else (False,)
+
+
+def _is_in_flight(t: ExecutorTrial) -> bool:
+    return bool(t.steps)
+
+
+class ExecutorTrial(Trial):
+    """`subject` serves an engine of `config`. Its results are checked against the model before they are committed."""
+
+    contract = "executor"
+    looks = ("hidden_sizes", "hidden_bytes", "relay_fields", "roots", "weights")
+    quick = 6_000
+    run_length = 30
+    limit_s = 60.0
+    values: ClassVar = {
+        "request": REQUESTS,
+        "prompt_len": PROMPT_LENS,
+        "max_tokens": (1, 2, 5, 12, 20),
+        "shared": (0, 0, 1, 9),
+        "stops": _asks,
+        "show": _asks,
+    }
+
+    subject: Executor
+    config: ExecutorConfig
+    capabilities: ExecutorCapabilities
+    moment: Moment
+
+    def prepare(self) -> None:
+        config, subject = self.config, self.subject
+        self.core = RecordedCore(config.make_engine)
+        self.engine = self.core.live
+        algorithm, self.judge, self._shown = self.engine.algorithm, None, (HIDDEN_STATES,)
+        if self.capabilities.plain:
+            self.judge = Judge(subject, config, self.capabilities)
+            self._shown = tuple(self.must(subject.shown))
+        self.model = DeviceModel(config, algorithm, self.judge)
+        self._has_sampled = False
+        self.steps: list[Step] = []  # in flight
+        self._delivered: tuple[int, Any, list] | None = None  # the last result: step, accept lengths and their values
+        self._said = ""
+        self._stem = _tokens("stem", 16, config.vocab_size)
+        self.moment = Moment(config, self.capabilities, algorithm.needs_hidden_states)
+        if self.capabilities.inspection:
+            self.moment.hidden_sizes = self.integers(self.must(subject.hidden_sizes), "hidden_sizes()")
+        if self.capabilities.accounting:
+            self.moment.hidden_bytes = self.integer(self.must(subject.hidden_bytes), "hidden_bytes()")
+        self._look()
+
+    # -- around every operation ---------------------------------------------------------------------------------------
+
+    def begin(self, operation: Operation | str) -> None:
+        self.moment.forget()
+        self._said = "done"
+
+    def end(self) -> None:
+        m = self.moment
+        self.core.look_at_steps()
+        m.difference, m.num_events = self.core.difference, self.core.num_events
+        self.transcript.append(self._said)
+
+    def _look(self) -> None:
+        """Ask for what the subject relays, and search what it keeps."""
+        m, subject = self.moment, self.subject
+        if self.capabilities.relay:
+            m.relay = tuple([self._field(f) for f in self.must(subject.relay_fields)])
+        if self.capabilities.inspection:
+            found = enumerate(self.must(subject.roots))
+            roots = {f"{type(root).__name__}{f' {number}' if number else ''}": root for number, root in found}
+            found = hidden_arrays(roots, m.hidden_sizes, (*self.must(subject.weights), subject))
+            if found:
+                found = self._unasked(found, any(self.model.shown(flight) for flight in self.model.in_flight))
+            m.kept = found
+
+    @staticmethod
+    def _unasked(found: list[FoundArray], shown: bool) -> list[FoundArray]:
+        """Leave out the target's hidden states on their way to a user who asked to see them:
+        under that name, among outputs."""
+        end = f"[{HIDDEN_STATES!r}]"
+        return [array for array in found if not (shown and array.path.endswith(end) and "outputs" in array.path)]
+
+    def _field(self, item: Any) -> tuple[str, tuple[int, ...]]:
+        name, shape = self.sequence(item, "a field of relay_fields()", "(name, shape of one row)", 2)
+        if not isinstance(name, str):
+            raise self.misbehaviour("TYPE", f"relay_fields() has the name {name!r}", "a text")
+        return name, self.integers(shape, f"the shape of {name!r}")
+
+    # -- operations ---------------------------------------------------------------------------------------------------
+
+    @operation(weight=6)
+    def submit(self, request: str, prompt_len: int, max_tokens: int, shared: int, stops: bool, show: bool) -> bool:
+        """Submit a request, with the first `shared` tokens of its prompt as in all others.
+        `show`: it asks for hidden states."""
+        if prompt_len < 1 or max_tokens < 1:
+            return False
+        own = _tokens(request, prompt_len, self.config.vocab_size)
+        if request == REQUESTS[-1]:
+            own %= 3  # so few tokens that all that is looked up has occurred before, and goes on in several ways
+        shared = min(max(shared, 0), prompt_len, len(self._stem))
+        outcome = self.core.submit(
+            Request(
+                request,
+                Prompt.of_tokens(np.concatenate([self._stem[:shared], own[shared:]])),
+                max_tokens,
+                stop_tokens=STOP_TOKENS if stops else (),
+                outputs=self._shown if show else (),
+                sampling=self._sampling(request, max_tokens),
+            )
+        )
+        if outcome.refusal:
+            self._said = f"refused ({outcome.refusal})"
+        elif outcome.replan:
+            self._request_stop()
+        return True
+
+    def _sampling(self, request: str, max_tokens: int) -> SamplingParams:
+        plain = SAMPLING.get(request, GREEDY) if self.capabilities.samples else GREEDY
+        is_shaped = self.capabilities.shaped and max_tokens == SHAPED_LEN
+        return replace(plain, **SHAPES.get(request, {})) if is_shaped else plain
+
+    @operation(weight=1, hostile=True)
+    def abort(self, request: str) -> None:
+        """Abort a request."""
+        if self.core.abort(request).replan:
+            self._request_stop()
+
+    @operation(weight=1, hostile=True)
+    def retract(self, request: str) -> None:
+        """Retract a running request: it gives its KV back, and begins again from the tokens that were delivered."""
+        if self.core.retract(request):
+            self._request_stop()
+
+    @operation(weight=12)
+    def launch(self) -> bool:
+        """Plan and launch the next step, if there is one."""
+        m, before = self.moment, self.core.num_events
+        step = self.core.plan()
+        if step is None:
+            self._said = "nothing to do"
+            return self.core.difference is not None or self.core.num_events > before
+        if self.core.difference is not None:
+            return True
+        self.model.launch(step)
+        self.steps.append(step)
+        if self.capabilities.inspection:
+            m.in_step = hidden_arrays({"step": step}, m.hidden_sizes)
+        self.must(self.subject.launch, step)
+        self._said = f"step {step.step_id}: {_words(step)}"
+        self._look()
+        return True
+
+    @operation(weight=12, when=_is_in_flight)
+    def collect(self) -> None:
+        """Commit the result of the oldest step."""
+        m, flight = self.moment, self.model.in_flight[0]
+        shown = self.model.shown(flight)
+        result = self.must(self.subject.collect)
+        if self.capabilities.inspection:
+            m.in_result = self._unasked(hidden_arrays({"result": result}, m.hidden_sizes), shown)
+        try:
+            self.model.collect(result)
+        except Wrong as wrong:
+            raise self.misbehaviour(wrong.id, f"step {flight.step_id}: {wrong.was}", wrong.should) from None
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            was = f"step {flight.step_id}: a result that cannot be read ({type(error).__name__}: {error})"
+            raise self.misbehaviour("TYPE", was, "a core.step.StepResult with its parts") from error
+        self._still_as_delivered()
+        if result.decode is not None:
+            lens = result.decode.accept_lens
+            self._delivered = (flight.step_id, lens, lens.tolist())
+        outcome = self.core.commit(self.steps.pop(0), result)
+        if self.core.refusal:
+            was = f"the engine cannot commit the result of step {flight.step_id}: {self.core.refusal}"
+            raise self.misbehaviour("ANSWER", was, "a result that follows from the step")
+        self._said = self._outcome(flight.step_id, result, outcome)
+        self._look()
+
+    def _still_as_delivered(self) -> None:
+        if self._delivered is not None:
+            step_id, lens, values = self._delivered
+            now = lens.tolist()
+            if now != values:
+                was = f"the accept lengths of step {step_id} were {values} when they were delivered, now {now}"
+                raise self.misbehaviour("ANSWER", was, "a result stays what it is")
+
+    @staticmethod
+    def _outcome(step_id: int, result: Any, outcome: CommitOutcome | None) -> str:
+        lens = "" if result.decode is None else f", accept lengths {result.decode.accept_lens.tolist()}"
+        ended = [] if outcome is None else [end.request_id for end in outcome.finished]
+        return f"step {step_id}{lens}{', ends ' if ended else ''}{' and '.join(ended)}"
+
+    @operation(weight=1, hostile=True, when=_is_in_flight)
+    def stop(self) -> None:
+        """Ask everything in flight to end at its next round boundary."""
+        self._request_stop()
+
+    def _request_stop(self) -> None:
+        self.must(self.subject.request_stop, self.engine.last_step_id)
+        self.model.stop(self.engine.last_step_id)
+
+    @operation(weight=3, needs="rounds", when=_is_in_flight, rounds=(1, 1, 2, 3))
+    def advance(self, rounds: int) -> bool:
+        """Run `rounds` rounds of the oldest step, without an answer yet."""
+        if rounds < 1:
+            return False
+        is_over = self.must(self.subject.advance, rounds)
+        if not isinstance(is_over, bool | np.bool_):
+            raise self.misbehaviour("TYPE", f"advance({rounds}) is {is_over!r}", "whether the step is over")
+        self.model.advance(rounds)
+        self._said = "over" if is_over else "not over"
+        self._look()
+        return True
+
+    @operation(weight=2, needs="samples")
+    def sample(self) -> bool:
+        """Sample requests with one prompt to their end, by seeds of their own:
+        as independent draws of the exact distribution."""
+        if self._has_sampled or self.config.max_running < MANY:
+            return False  # once in a run, and in few runs: it takes as long as many operations
+        self._has_sampled = True
+        self.judge.forget()
+        prompt = Prompt.of_tokens(self._stem[:3])
+        for number in range(NUM_SAMPLED):
+            self.core.submit(Request(f"sampled {number}", prompt, SAMPLED_LEN, sampling=RULES[number % len(RULES)]))
+        self._serve()
+        unfair = self.judge.unfairness()
+        if unfair is not None:
+            raise self.misbehaviour("ANSWER", unfair, "every token is an independent draw of the exact distribution")
+        self._said = f"{NUM_SAMPLED} requests are served"
+        return True
+
+    @operation(weight=1, needs="merging", probes="ACCEPT-17", first=(-1, 0, 1, 3), second=(-1, 0, 2))
+    def merge(self, first: int, second: int) -> None:
+        """Join the hidden states of two batches: of so many rows each, −1 for a batch that has None."""
+        m = self.moment
+        width = m.hidden_sizes[0] if m.hidden_sizes else 8
+        batches = [None if rows < 0 else [[at + 1.0] * width] * rows for at, rows in enumerate((first, second))]
+        m.merged = (max(first, -1), max(second, -1))
+        try:
+            answer = self.subject.merge(*batches)
+        except (*REFUSALS, InvariantViolation) as error:
+            m.merge = f"{type(error).__name__}: {error}"
+        except Exception as error:
+            raise self._accident(self.subject.merge, error) from error
+        else:
+            m.merge = -1 if answer is None else self._rows_of(answer)
+        self._said = f"-> {m.merge if isinstance(m.merge, str) or m.merge >= 0 else None}"
+
+    def _rows_of(self, answer: Any) -> int:
+        try:
+            return len(answer)
+        except TypeError:
+            raise self.misbehaviour("TYPE", f"merge() is {answer!r:.60}", "rows of numbers, or None") from None
+
+    @operation(weight=1, needs="handoff", probes="ACCEPT-17", sent=((0,), (1,), (), (0, 0), (1, 1), (0, 1), (1, 0, 1)))
+    def arrive(self, sent: tuple[int, ...]) -> None:
+        """Hand over a request from a prefill worker for each entry of `sent`: 1 with a hidden state, 0 with None."""
+        m = self.moment
+        count, width, topk = len(sent), m.hidden_sizes[0] if m.hidden_sizes else 8, self.config.topk
+        batch = HandoffBatch(
+            rows=np.arange(1, count + 1, dtype=np.int32),
+            epochs=np.ones(count, np.int64),
+            request_ids=tuple(f"arrival {number}" for number in range(count)),
+            seq_lens=np.full(count, 3, np.int64),
+            probabilities=np.arange(1, count * topk + 1, dtype=np.float32).reshape(count, topk) / np.float32(64),
+            token_ids=np.arange(count * topk).reshape(count, topk),
+            hidden_states=tuple(np.full(width, at + 1.0, np.float32) if has else None for at, has in enumerate(sent)),
+            hidden_size=width,
+        )
+        last_tokens = np.arange(100, 100 + count)
+        answer = self.must(self.subject.draft_input, batch, last_tokens)
+        m.sent, m.served = sent, count
+        if answer is not None:
+            if not isinstance(answer, DraftInput):
+                was = f"draft_input() is {answer!r:.60}"
+                raise self.misbehaviour("TYPE", was, "a core.algorithm.DraftInput, or None")
+            m.served = len(answer.rows)
+            m.received = None if answer.hidden_states is None else tuple(answer.hidden_states.shape)
+            self._belongs_to_its_rows(answer, batch, last_tokens)
+        self._said = f"-> {m.served} of {count} rows, hidden states {list(m.received) if m.received else m.received}"
+
+    def _belongs_to_its_rows(self, answer: DraftInput, batch: HandoffBatch, last_tokens: np.ndarray) -> None:
+        """Compare what the first round of each arrival drafts from with what was sent of it."""
+        columns = {
+            "bonus token": (answer.bonus_tokens, last_tokens),
+            "probabilities": (answer.probabilities, batch.probabilities),
+            "token ids": (answer.token_ids, batch.token_ids),
+            "hidden state": (answer.hidden_states, batch.hidden_states),
+        }
+        for place, row in enumerate(answer.rows.tolist()):
+            at = batch.rows.tolist().index(row)
+            for what, (given, was_sent) in columns.items():
+                if given is None or was_sent[at] is None:
+                    continue
+                if len(given) != len(answer.rows) or not np.array_equal(given[place], was_sent[at]):
+                    was = f"the {what} of row {row} is {np.asarray(given[place : place + 1]).tolist()}"
+                    raise self.misbehaviour("ANSWER", was, f"{np.asarray(was_sent[at]).tolist()}, as it was sent")
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Serve all requests to their end, and one more after that."""
+        self._serve()
+        self.submit(LAST, 3, 4, 0, False, False)
+        self._serve()
+        if not self.engine.is_idle:
+            raise self.misbehaviour("ANSWER", "requests are left, but nothing is planned", "all are served")
+
+    def _serve(self) -> None:
+        for _ in range(MAX_STEPS_TO_DRAIN):
+            while self.launch():
+                pass
+            if not self.collect():
+                return
+        raise self.misbehaviour("ANSWER", f"no end after {MAX_STEPS_TO_DRAIN} steps", "all are served")
+
+    def describe(self) -> str:
+        return self._said
+
+
+def _tokens(name: str, count: int, vocab_size: int) -> np.ndarray:
+    """Make a prompt, int64 [count], from the name of its request."""
+    bits = hash64(0, Purpose.TOKEN, request_key(name), np.arange(count))
+    return (bits % np.uint64(vocab_size)).astype(np.int64)
+
+
+def _words(step: Step) -> str:
+    parts = []
+    if step.prefill is not None:
+        parts.append(f"{int(step.prefill.lens.sum())} prompt tokens")
+    if step.decode is not None:
+        d = step.decode
+        rounds = f", at most {d.max_rounds} rounds" if d.max_rounds > 1 else ""
+        parts.append(f"{len(d.rows)} rows of {d.num_draft_tokens} nodes{rounds}")
+    return " and ".join(parts)
