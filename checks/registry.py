@@ -72,8 +72,7 @@ def contracts() -> tuple[str, ...]:
 
 
 MUTANTS = {contract: f".mutants.{contract.replace('-', '_')}" for contract in OURS} | {
-    "acceptance-process": ".acceptance.mutants",
-    "block-manager": ".manager.mutants",
+    "acceptance-process": ".acceptance.mutants"
 }
 """Contract -> the module that has its planted defects."""
 

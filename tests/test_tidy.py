@@ -38,8 +38,8 @@ CORE_ORDER = (
 )
 """The folders of core, its root first: each imports only what stands before it."""
 NOT_JUDGED = {"core.errors", "core.draws"}  # what an oracle may import from core
-# The executor's contract speaks in core's types: a configuration makes the engine whose steps the executor runs, and the
-# model reads the steps and results that it judges.
+# The executor's contract speaks in core's types: a configuration makes the engine whose steps the executor runs, and
+# the model reads the steps and results that it judges.
 JUDGED_IN_CORE_TYPES = {
     "properties.executor.contract": {
         *("core.adaptive", "core.algorithm.registry", "core.contract.events", "core.contract.handoff_batch"),

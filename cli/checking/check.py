@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -177,7 +178,7 @@ def _run(
     """Check one component, and store the cases of its failures. Returns what to print, and what to write as JSON."""
     from ...checks.registry import OPERATIONS, suite_of
     from ...properties.conformance import check as check_one
-    from ...properties.harness.importing import NotInstalled, load_make
+    from ...properties.harness.importing import NotInstalled
     from ...properties.harness.swarm import Budget
 
     contract, name = chosen
@@ -185,13 +186,26 @@ def _run(
     budget = budget or Budget(operations=OPERATIONS.get(name, suite.quick), is_extended=True)
     try:
         with _shown_progress(name, quiet) as show:
-            report = check_one(suite, load_make(name), subject=name, progress=show, budget=budget, **options)
+            report = check_one(suite, _load(name), subject=name, progress=show, budget=budget, **options)
     except NotInstalled as error:
         if is_named:
             raise
         reason = f"needs {error.package}, which is not installed"
         return f"{contract}: {name} skipped: {reason}", {"contract": contract, "subject": name, "skipped": reason}
     return _told(report, cases), report.to_json()
+
+
+def _load(name: str) -> Callable[[Any], Any]:
+    """Load a component, with a line for a name that is deprecated."""
+    from ...properties.harness.importing import load_make
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DeprecationWarning)
+        make = load_make(name)
+    for warning in caught:
+        if str(warning.message).startswith(name):
+            typer.echo(f"foredraft: {warning.message}", err=True)
+    return make
 
 
 def _told(report: Report, cases: Path) -> str:
@@ -226,11 +240,10 @@ def _bad(option: str, what: str) -> None:
 def _replay(path: Path, subject: str | None, as_json: bool) -> None:
     from ...checks import registry as registry  # a case may be of any contract
     from ...properties.harness.cases import load_case
-    from ...properties.harness.importing import load_make
     from ...properties.harness.report import told
 
     case = load_case(path)
-    make = load_make(subject or case.subject)
+    make = _load(subject or case.subject)
     violation, history, calls, ends_in = case.tell(make)
     if as_json:
         from ..documents.checking import CaseDocument

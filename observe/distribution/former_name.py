@@ -15,6 +15,16 @@ FORMER_MODULES = tuple(f"{FORMER_NAME}.{package}." for package in ("checks", "co
 VARIABLES = ("API_KEY", "CACHE", "KERNELS")
 """The environment variables that users set, without their prefix. For example, FORETOKEN_CACHE of 0.1 is
 FOREDRAFT_CACHE today."""
+MOVED_COMPONENTS = {
+    "foredraft.checks.executor.reference_subject": "foredraft.properties.executor.reference.adapter",
+    "foredraft.checks.executor.simulated_subject": "foredraft.checks.adapters.simulated_executor",
+    "foredraft.checks.executor.torch_subject": "foredraft.checks.adapters.torch_executor",
+    "foredraft.checks.manager.plain": "foredraft.properties.block_manager.plain",
+    "foredraft.checks.transport.handoff_subject": "foredraft.checks.adapters.handoff",
+    "foredraft.checks.adapters.transformers_blocks": "foredraft.checks.servers.transformers_blocks",
+    "foredraft.checks.adapters.transformers_scheduler": "foredraft.checks.servers.transformers_scheduler",
+}
+"""Former module -> module, of the components that stored cases and installed entry points name."""
 
 
 def made_by_former(remedy: str) -> str:

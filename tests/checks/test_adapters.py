@@ -7,10 +7,11 @@ import pytest
 from foredraft.checks.registry import SUBJECTS as OF_CONTRACT
 from foredraft.checks.registry import suite_of
 from foredraft.core.errors import ConfigError
-from foredraft.properties.harness.importing import ENTRY_POINTS, NotInstalled, load_make
+from foredraft.observe.distribution.former_name import MOVED_COMPONENTS
+from foredraft.properties.harness.importing import ENTRY_POINTS, NotInstalled, load_make, resolved
 from foredraft.properties.harness.letters import Choices
 
-OFFERED = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
+OFFERED = {point.name: resolved(point.name) for point in entry_points(group=ENTRY_POINTS)}
 SUBJECTS = [(contract, subject) for contract, subjects in OF_CONTRACT.items() for subject in subjects]
 
 
@@ -33,6 +34,17 @@ def test_there_is_a_name_for_what_is_not_ours():
     pytest.importorskip("torch")
     for name in sorted(others):
         assert load_make(name).capabilities
+
+
+@pytest.mark.parametrize("former", MOVED_COMPONENTS)
+def test_the_former_place_of_a_component_still_works(former):
+    """A stored case may name it."""
+    try:
+        with pytest.warns(DeprecationWarning, match=f"name {MOVED_COMPONENTS[former]}:make instead"):
+            make = load_make(f"{former}:make")
+    except NotInstalled as error:
+        pytest.skip(str(error))
+    assert make.__module__ == MOVED_COMPONENTS[former]
 
 
 def test_a_name_means_what_its_module_does(monkeypatch, tmp_path):
