@@ -11,6 +11,9 @@ round, R the reserve of one request.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import sys
 from typing import overload
 
 import numpy as np
@@ -96,9 +99,9 @@ class InvalidRow(ForedraftError):
 class RequestTable:
     """`num_rows` rows of `width` slot ids, and the epoch of each row's present owner.
 
-    `slots` is int32 [num_rows + 1, width], with row 0 all zero. The operating system commits memory only where it is
-    written. `epochs` is int64 [num_rows + 1]. A row's epoch increases when the row changes owner, so (row, epoch) names
-    one stay of one request.
+    `slots` is int32 [num_rows + 1, width], with row 0 all zero. The operating system commits only the memory pages that
+    are written. `epochs` is int64 [num_rows + 1]. A row's epoch increases when the row changes owner, so (row, epoch)
+    names one stay of one request.
     """
 
     def __init__(self, num_rows: int, width: int) -> None:
@@ -106,7 +109,7 @@ class RequestTable:
         assert width >= 0, f"width is {width}, expected at least 0"
         self.num_rows = num_rows
         self.width = width
-        self.slots: Int32Array = np.zeros((num_rows + 1, width), dtype=np.int32)
+        self.slots: Int32Array = _zeros_in_small_pages(num_rows + 1, width)
         self.epochs: Int64Array = np.zeros(num_rows + 1, dtype=np.int64)
         self._free_rows = list(range(num_rows, 0, -1))
         self._taken = bytearray(num_rows + 1)
@@ -221,6 +224,19 @@ class RequestTable:
         cells = first.repeat(counts)
         cells += self._counting[: cells.size] if cells.size <= self.width else np.arange(cells.size)
         return cells
+
+
+def _zeros_in_small_pages(num_rows: int, width: int) -> Int32Array:
+    """Return zeros, int32 [num_rows, width].
+
+    NumPy asks Linux for huge pages where an array is large. The first slot of each row would then commit 2 MiB.
+    """
+    if sys.platform != "linux" or not num_rows * width:
+        return np.zeros((num_rows, width), dtype=np.int32)
+    memory = mmap.mmap(-1, num_rows * width * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # of a kernel without huge pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype=np.int32).reshape(num_rows, width)
 
 
 class SlotlessTable(RequestTable):
