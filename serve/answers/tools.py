@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
+from ..bodies.shaped import frame_of
 from .forms import ChatForm
 from .reply import Choice, Delta
-
-_EMPTY: Mapping[str, Any] = {"integer": 0, "number": 0, "boolean": False, "array": [], "object": {}, "null": None}
-_WORDS = "\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +23,9 @@ class Call:
 
     @classmethod
     def of(cls, function: Mapping[str, Any]) -> Call:
-        """Return the call of a function of `tools`. Each parameter that it requires has the first of its values, or an
-        empty one of its type; the words of the output are the first text."""
-        parameters = function.get("parameters") or {}
-        properties, arguments, has_words = parameters.get("properties") or {}, {}, False
-        for name in parameters.get("required") or ():
-            schema = properties.get(name) or {}
-            if schema.get("enum"):
-                arguments[name] = schema["enum"][0]
-            elif schema.get("type", "string") == "string":
-                arguments[name], has_words = "" if has_words else _WORDS, True
-            else:
-                arguments[name] = _EMPTY.get(str(schema["type"]))
-        before, _, after = json.dumps(arguments).partition(json.dumps(_WORDS)[1:-1])
-        return cls(str(function.get("name", "")), before, after)
+        """Return the call of a function of `tools`, with the arguments that `frame_of` makes of its parameters. Raises
+        InvalidRequest."""
+        return cls(str(function.get("name", "")), *frame_of({"type": "object", **(function.get("parameters") or {})}))
 
 
 class CallForm(ChatForm):

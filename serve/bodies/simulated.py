@@ -10,7 +10,7 @@ from typing import Any
 from ...core.contract.events import EventSink
 from ...core.contract.request import FinishReason, Grammar, Request
 from ...core.draws import request_key
-from ...core.errors import InvalidRequest, InvariantViolation
+from ...core.errors import InvariantViolation
 from ...core.prompt import MAX_TOKEN_ID, Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
@@ -22,6 +22,7 @@ from .filler import ALL_WORDS, FillerTokenizer, WordDecoder, filler, word_edges,
 from .live import Emission, LiveSimulation
 from .pace import Pace
 from .port import Order, Outlet, Piece, TextCodec, TextDecoder, longest_request
+from .shaped import ShapedDecoder, frame_of_text
 
 BLOCK_SIZE = 16
 """The number of tokens in a block; the policy prefix_aware compares prompts block by block."""
@@ -35,11 +36,12 @@ class SimulatedBody:
 
     An output is as long as the scenario's workload has them, at most `max_tokens`; with ignore_eos it is `max_tokens`
     long. Sampling parameters are checked and change nothing but the words (seed, logit_bias): no time depends on them.
-    Log-probabilities are those of the words without a bias. `warn` gets a sentence when real time is not kept.
+    JSON that a request wants has the words in it. Log-probabilities are those of the words without a bias. `warn` gets
+    a sentence when real time is not kept.
     """
 
     unsupported: Mapping[str, str] = dict.fromkeys(
-        ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "response_format"),
+        ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p"),
         "has no effect on a simulated server, which has no model",
     )
     hand_over_s: float = 0.02  # planning takes no simulated time, and would share the interpreter with the sending
@@ -77,10 +79,12 @@ class SimulatedBody:
         return round((at_s - self._start_s) * self._speed * 1e9)
 
     def check_grammar(self, grammar: Grammar) -> None:
-        raise InvalidRequest(self.unsupported["response_format"])
+        frame_of_text(grammar.text)
 
     def make_decoder(self, order: Order) -> TextDecoder:
-        return StreamDecoder(self.tokenizer, order.stop) if order.stop else WordDecoder()
+        decoder: TextDecoder = StreamDecoder(self.tokenizer, order.stop) if order.stop else WordDecoder()
+        grammar = order.sampling.grammar
+        return decoder if grammar is None else ShapedDecoder(decoder, *frame_of_text(grammar.text))
 
     def submit(self, order: Order) -> str:
         prompt = Prompt.of_tokens(order.prompt)

@@ -168,7 +168,10 @@ def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec, para
     if request.tools and not rules.without_tools:
         text = json.dumps([tool.model_dump(exclude_none=True) for tool in request.tools])
         messages = [{"role": "tools", "content": text}, *messages]
-        call = None if request.demanded is None else Call.of(request.demanded.model_dump())
+        try:
+            call = None if request.demanded is None else Call.of(request.demanded.model_dump())
+        except InvalidRequest as error:
+            raise ApiError(400, f"the parameters of a function: {error}", param="tools") from None
     _check_bytes("".join(message["content"] or "" for message in messages), rules, codec, param)
     tokens = _encoded(partial(codec.encode_chat, messages), param)
     asked = Asked(request, [_within_context(tokens, rules, param)], call=call)

@@ -165,7 +165,7 @@ def test_the_model_is_listed(served: Served):
         ({"prompt": [2**31 - 1, -1]}, "prompt"),
         ({"max_tokens": 10**8}, "max_tokens"),
         ({"extra_body": {"beam_width": 3}}, "beam_width"),
-        ({"extra_body": {"response_format": {"type": "json_object"}}}, "response_format"),
+        ({"extra_body": {"response_format": {"type": "json_object"}, "ignore_eos": True}}, "ignore_eos"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": {"five": 1}}, "logit_bias"),

@@ -16,7 +16,7 @@ from http_server import Served, serving, simulated_body
 ASKED = {"prompt": "Why is the sky blue?", "max_tokens": 60, "seed": 3}
 LEFT_OUT = {
     "skip_special_tokens": False, "kv_transfer_params": {"a": 1}, "frequency_penalty": 0.5, "best_of": 4, "rid": "x",
-    "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"},
+    "structured_outputs": {"regex": "a"},
 }  # fmt: skip
 TOOL = {
     "type": "function",

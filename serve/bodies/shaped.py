@@ -1,0 +1,198 @@
+"""JSON that follows a schema, with one place for the words of an output: what a simulated body, which has no model,
+answers where a request wants JSON or demands the call of a function."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii as quote
+from typing import Any
+
+from ...core.errors import InvalidRequest
+from .port import TextDecoder
+
+MAX_VALUES = 1000
+"""Values of one JSON: a schema may ask for more than its own length, by references and numbers of items."""
+MAX_DEPTH = 64
+MAX_FRAME = 1 << 16
+"""Characters of a JSON, beside the words."""
+_WORDS = "\0"
+_FORMATS = {
+    "date": "2026-01-01", "time": "00:00:00Z", "date-time": "2026-01-01T00:00:00Z", "email": "a@example.com",
+    "uri": "https://example.com", "uuid": "00000000-0000-4000-8000-000000000000", "ipv4": "192.0.2.1",
+}  # fmt: skip
+
+
+def frame_of(schema: Any) -> tuple[str, str]:
+    """Return the JSON before the words and after them; without a place for words, all of it and an empty text.
+
+    An object has what it requires; a value is the first of those that are listed, or an empty one. The words are the
+    first text that may be any. Patterns are not followed. Raises InvalidRequest for a schema that is none, or asks for
+    more than MAX_VALUES values."""
+    before, _, after = json.dumps(_Sample(schema).value(schema)).partition(json.dumps(_WORDS)[1:-1])
+    if len(before) + len(after) > MAX_FRAME:
+        raise InvalidRequest(f"the schema asks for more than {MAX_FRAME} characters")
+    return before, after
+
+
+@lru_cache(maxsize=64)
+def frame_of_text(text: str) -> tuple[str, str]:
+    """Return the frame of a schema's JSON. An object of any keys has one text."""
+    schema = json.loads(text)
+    return frame_of({"required": ["text"]} if schema == {"type": "object"} else schema)
+
+
+class _Sample:
+    """Makes one value of a schema and its parts."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._left = MAX_VALUES
+        self._has_words = False
+
+    def value(self, schema: Any, depth: int = 0) -> Any:
+        self._left -= 1
+        if self._left < 0 or depth > MAX_DEPTH:
+            raise InvalidRequest(
+                f"the schema asks for more than {MAX_VALUES} values, or for more than {MAX_DEPTH} in each other"
+            )
+        if isinstance(schema, bool):
+            schema = {}
+        if not isinstance(schema, Mapping):
+            raise InvalidRequest(f"expected a schema, found {json.dumps(schema)[:80]}")
+        if "const" in schema or "enum" in schema:
+            chosen = schema["const"] if "const" in schema else _first(schema["enum"])
+            self._left -= len(json.dumps(chosen)) // 64  # a long one counts as several
+            return chosen
+        for key in ("anyOf", "oneOf"):
+            if schema.get(key):
+                options = [one for one in _list(schema, key) if one != {"type": "null"}]
+                return self.value(_first(options or _list(schema, key)), depth + 1)
+        if "$ref" in schema:
+            return self.value(self._referred(schema["$ref"]), depth + 1)
+        if schema.get("allOf"):
+            merged: dict[str, Any] = {}
+            for part in _list(schema, "allOf"):
+                part = self._referred(part["$ref"]) if isinstance(part, Mapping) and "$ref" in part else part
+                merged = _both(merged, part)
+            return self.value(_both(merged, {key: one for key, one in schema.items() if key != "allOf"}), depth + 1)
+        kind = schema.get("type")
+        kind = next((one for one in kind if one != "null"), "null") if isinstance(kind, list) else kind
+        if kind is None:
+            kind = (
+                "object"
+                if "properties" in schema or "required" in schema
+                else "array"
+                if "items" in schema
+                else "string"
+            )
+        return self._of_kind(kind, schema, depth)
+
+    def _of_kind(self, kind: Any, schema: Mapping[str, Any], depth: int) -> Any:
+        if kind == "object":
+            properties = _mapping(schema, "properties")
+            return {str(name): self.value(properties.get(name) or {}, depth + 1) for name in _list(schema, "required")}
+        if kind == "array":
+            items = [*_list(schema, "prefixItems")]
+            count = min(int(_number(schema, "minItems", 0)), MAX_VALUES + 1)
+            items += [schema.get("items", {})] * (count - len(items))
+            return [self.value(one, depth + 1) for one in items]
+        if kind == "string":
+            return self._text(schema)
+        if kind in ("integer", "number"):
+            return _least(schema, kind == "integer")
+        if kind in ("boolean", "null"):
+            return False if kind == "boolean" else None
+        raise InvalidRequest(f"a schema has the unknown type {json.dumps(kind)[:80]}")
+
+    def _text(self, schema: Mapping[str, Any]) -> str:
+        if schema.get("format") in _FORMATS:
+            return _FORMATS[schema["format"]]
+        if not self._has_words and "maxLength" not in schema and "pattern" not in schema:
+            self._has_words = True
+            return _WORDS
+        return "x" * min(int(_number(schema, "minLength", 0)), MAX_VALUES)
+
+    def _referred(self, reference: Any) -> Any:
+        found = self._root
+        for name in str(reference).split("/")[1:]:
+            name = name.replace("~1", "/").replace("~0", "~")
+            if not isinstance(found, Mapping) or name not in found:
+                raise InvalidRequest(f"the schema has no {reference}")
+            found = found[name]
+        return found
+
+
+def _list(schema: Mapping[str, Any], key: str) -> Sequence[Any]:
+    found = schema.get(key) or ()
+    if not isinstance(found, list | tuple):
+        raise InvalidRequest(f"{key} of a schema is no list")
+    return found
+
+
+def _mapping(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = schema.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise InvalidRequest(f"{key} of a schema is no object")
+    return found
+
+
+def _first(values: Any) -> Any:
+    if not isinstance(values, list) or not values:
+        raise InvalidRequest("a schema lists no values to choose from")
+    return values[0]
+
+
+def _both(one: dict[str, Any], other: Any) -> dict[str, Any]:
+    """Return a schema of two that both hold: with the properties and the required names of both."""
+    if not isinstance(other, Mapping):
+        return one
+    both = {**one, **other}
+    if "properties" in both:
+        both["properties"] = {**_mapping(one, "properties"), **_mapping(other, "properties")}
+    if "required" in both:
+        both["required"] = [*_list(one, "required"), *_list(other, "required")]
+    return both
+
+
+def _number(schema: Mapping[str, Any], key: str, default: float) -> float:
+    found = schema.get(key, default)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise InvalidRequest(f"{key} of a schema is no number")
+    return found
+
+
+def _least(schema: Mapping[str, Any], is_whole: bool) -> float:
+    """Return the number nearest to 0 that a schema allows."""
+    step: float = 1 if is_whole else _number(schema, "multipleOf", 0) or 1
+    least = _number(schema, "minimum", -math.inf)
+    most = _number(schema, "maximum", math.inf)
+    if "exclusiveMinimum" in schema:
+        least = max(least, _number(schema, "exclusiveMinimum", 0) + step)
+    if "exclusiveMaximum" in schema:
+        most = min(most, _number(schema, "exclusiveMaximum", 0) - step)
+    nearest = min(max(0, least), most)
+    return int(nearest) if is_whole else nearest
+
+
+class ShapedDecoder:
+    """Text of `inner` as the words of a JSON. Where a stop string ends it, the JSON ends there, too."""
+
+    def __init__(self, inner: TextDecoder, before: str, after: str) -> None:
+        self.stop: str | None = None
+        self._inner = inner
+        self._before = before  # until it has been told
+        self._after = after
+
+    def push(self, tokens: Sequence[int]) -> str:
+        return self._told(self._inner.push(tokens))
+
+    def finish(self) -> str:
+        return self._told(self._inner.finish()) + ("" if self.stop is not None else self._after)
+
+    def _told(self, words: str) -> str:
+        self.stop = self._inner.stop
+        before, self._before = self._before, ""
+        return before + (quote(words)[1:-1] if self._after else "")

@@ -1,0 +1,138 @@
+"""JSON that a simulated server makes of schemas: it follows them, in each form of answer, whole and as a stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from foredraft.core.errors import InvalidRequest
+from foredraft.serve.bodies.shaped import MAX_VALUES, ShapedDecoder, frame_of, frame_of_text
+from http_server import Served
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "seed": 1}
+NESTED = {
+    "$defs": {
+        "Step": {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}, "how": {"type": "string"}}},
+        "Tree": {"type": "object", "required": ["left"], "properties": {"left": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/Leaf"}]}}},
+        "Leaf": {"const": "leaf"},
+    },
+    "type": "object",
+    "properties": {
+        "steps": {"type": "array", "minItems": 2, "items": {"allOf": [{"$ref": "#/$defs/Step"}, {"required": ["n", "how"]}]}},
+        "tree": {"$ref": "#/$defs/Tree"},
+        "when": {"type": "string", "format": "date"},
+        "code": {"type": "string", "minLength": 2, "maxLength": 3},
+        "size": {"type": ["number", "null"], "exclusiveMinimum": 2, "maximum": 9},
+        "kind": {"enum": ["a", "b"]},
+        "done": {"type": "boolean"},
+    },
+    "required": ["steps", "tree", "when", "code", "size", "kind", "done"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+def _filled(schema: Any, words: str = ' say "no"') -> Any:
+    before, after = frame_of(schema)
+    return json.loads(before + (json.dumps(words)[1:-1] if after else "") + after)
+
+
+def test_the_value_follows_its_schema_and_has_the_words_once():
+    value = _filled(NESTED)
+    jsonschema.validate(value, NESTED)
+    assert value["steps"][0]["how"] == ' say "no"' and json.dumps(value).count("say") == 1
+    assert value["tree"] == {"left": "leaf"} and value["size"] == 3
+
+
+KINDS = st.recursive(
+    st.one_of(
+        st.builds(lambda least: {"type": "integer", "minimum": least, "maximum": least + 2}, st.integers(-5, 5)),
+        st.builds(lambda least: {"type": "string", "minLength": least}, st.integers(0, 3)),
+        st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"enum": [3, "x"]}, {"const": [1]}, True, {}]),
+    ),
+    lambda inner: st.one_of(
+        st.builds(lambda one, least: {"type": "array", "items": one, "minItems": least}, inner, st.integers(0, 2)),
+        st.builds(
+            lambda named: {"type": "object", "properties": named, "required": sorted(named)},
+            st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+        ),
+        st.builds(lambda some: {"anyOf": some}, st.lists(inner, min_size=1, max_size=3)),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(KINDS)
+def test_drawn_schemas_are_followed(schema: Any):
+    jsonschema.validate(_filled(schema, "words of an output"), schema)
+
+
+DOUBLING = {f"d{i}": {"type": "array", "minItems": 2, "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(40)}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"}, {"$ref": "#/$defs/none"}, {"type": "objekt"}, {"type": "object", "required": 5}, {"enum": []}, 5,
+        {"type": "object", "properties": [], "required": ["a"]} | {"properties": [1]}, {"allOf": [{"$ref": "#"}]},
+        {"type": "array", "minItems": 10**12}, {"type": "integer", "minimum": "x"}, {"anyOf": 3},
+        {"$defs": {**DOUBLING, "d40": {}}, "$ref": "#/$defs/d0"},
+        {"type": "array", "minItems": MAX_VALUES - 1, "items": {"const": "x" * 5000}},
+    ],
+)  # fmt: skip
+def test_a_schema_that_is_none_or_asks_for_too_much_is_an_error(simulated: Served, schema: Any):
+    with pytest.raises(InvalidRequest):
+        frame_of(schema)
+    if isinstance(schema, dict):
+        asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        answer = simulated.post("/v1/chat/completions", **CHAT, response_format=asked)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+        tool = {
+            "type": "function",
+            "function": {"name": "f", "parameters": {"properties": {"a": schema}, "required": ["a"]}},
+        }
+        if "$ref" not in json.dumps(schema):
+            answer = simulated.post("/v1/chat/completions", **CHAT, tools=[tool], tool_choice="required")
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+
+
+def test_answers_are_json_in_each_form(simulated: Served):
+    shaped = {"type": "json_schema", "json_schema": {"name": "n", "schema": NESTED}}
+    whole = simulated.post("/v1/chat/completions", **CHAT, response_format=shaped).json()
+    text = whole["choices"][0]["message"]["content"]
+    jsonschema.validate(json.loads(text), NESTED)
+    assert whole["usage"]["completion_tokens"] == 8 and len(json.loads(text)["steps"][0]["how"].split()) == 8
+    events = simulated.client.chat.completions.create(model="served", **CHAT, response_format=shaped, stream=True)
+    assert "".join(event.choices[0].delta.content or "" for event in events) == text
+    plain = simulated.post("/v1/completions", prompt="x", max_tokens=3, response_format={"type": "json_object"}).json()
+    assert len(json.loads(plain["choices"][0]["text"])["text"].split()) == 3
+    form = {"type": "json_schema", "name": "n", "schema": NESTED}
+    answer = simulated.client.responses.create(model="served", input="hi", text={"format": form})
+    jsonschema.validate(json.loads(answer.output_text), NESTED)
+
+
+def test_a_stop_string_ends_json_too(simulated: Served):
+    asked = {**CHAT, "max_tokens": 40, "response_format": {"type": "json_object"}}
+    words = json.loads(simulated.post("/v1/chat/completions", **asked).json()["choices"][0]["message"]["content"])
+    stop = words["text"].split()[5]
+    cut = simulated.post("/v1/chat/completions", **asked, stop=f" {stop}").json()["choices"][0]
+    assert cut["finish_reason"] == "stop" and cut["message"]["content"].startswith('{"text": "')
+    assert not cut["message"]["content"].endswith("}")
+
+
+def test_a_frame_without_a_place_for_words_is_told_once():
+    class Words:
+        stop = None
+
+        def push(self, tokens: list[int]) -> str:
+            return " word" * len(tokens)
+
+        def finish(self) -> str:
+            return ""
+
+    decoder = ShapedDecoder(Words(), *frame_of_text('{"type": "integer", "minimum": 4}'))
+    assert [decoder.push([1]), decoder.push([2, 3]), decoder.finish()] == ["4", "", ""]
