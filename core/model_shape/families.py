@@ -64,7 +64,7 @@ def read_experts(reader: ConfigReader, family: str | None) -> MoeConfig | None:
     """Read a mixture of experts as Qwen, Mixtral, gpt-oss and DeepSeek configure it; None for other families."""
     if family in ("deepseek_v2", "deepseek_v3"):
         return _read_grouped_experts(reader, family)
-    if family not in ("qwen3_moe", "qwen2_moe", "qwen3_next", "mixtral", "gpt_oss"):
+    if family not in ("qwen3_moe", "qwen2_moe", "qwen3_next", "qwen3_5_moe", "mixtral", "gpt_oss"):
         return None
     has_one_width = family in ("mixtral", "gpt_oss")  # whose layers all have experts, with weights that sum to 1
     key = "num_local_experts" if has_one_width or reader.get("num_local_experts") is not None else "num_experts"
@@ -72,9 +72,10 @@ def read_experts(reader: ConfigReader, family: str | None) -> MoeConfig | None:
         num_experts=reader.integer(key),
         top_k=reader.integer("num_experts_per_tok"),
         intermediate_size=reader.integer("intermediate_size" if has_one_width else "moe_intermediate_size"),
-        norm_topk_prob=has_one_width or reader.flag("norm_topk_prob"),
+        norm_topk_prob=has_one_width or reader.flag("norm_topk_prob", family in ("qwen3_next", "qwen3_5_moe")),
         decoder_sparse_step=reader.integer("decoder_sparse_step", 1),
         mlp_only_layers=reader.integers("mlp_only_layers"),
+        shared_size=0 if has_one_width else reader.integer("shared_expert_intermediate_size", 0, minimum=0),
     )
     _check_top_k(reader, moe.top_k, moe.num_experts)
     return moe
@@ -125,7 +126,7 @@ def _dense(reader: ConfigReader, family: str, layers: int) -> Parts:
 def _qwen_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
     moe = read_experts(reader, family)
     assert moe is not None
-    shared = 0 if family == "mixtral" else reader.integer("shared_expert_intermediate_size", 0, minimum=0)
+    shared = moe.shared_size
     experts = Experts(moe.num_experts, moe.top_k, moe.intermediate_size, shared, shared_gate=bool(shared))
     has_dense = any(not moe.is_sparse(layer) for layer in range(layers))
     dense = Mlp(reader.integer("intermediate_size")) if has_dense else None
@@ -192,10 +193,6 @@ def _gemma4_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
     return [_experts(reader, reader.integer("moe_intermediate_size"), shared_width=width)] * layers
 
 
-def _qwen35_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
-    return (_qwen_experts if reader.get("num_experts") is not None else _dense)(reader, "qwen3_moe", layers)
-
-
 def _nemotron_mlps(reader: ConfigReader, family: str, layers: int) -> Parts:
     """Read MLPs without a gate (squared ReLU), dense or with experts that may work on a smaller latent vector."""
     pattern = nemotron_pattern(reader)
@@ -242,7 +239,8 @@ _GEMMA3 = {
     **_GEMMA, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4,
     "max_position_embeddings": 131_072, "use_qk_norm": True,
 }  # fmt: skip
-_QWEN_NEXT: Mapping[str, Any] = {"linear_num_value_heads": 32, "linear_num_key_heads": 16}
+_QWEN_HYBRID: Mapping[str, Any] = {"head_dim": 256}
+_QWEN_NEXT = {**_QWEN_HYBRID, "linear_num_value_heads": 32, "linear_num_key_heads": 16}
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("LlamaForCausalLM"),
@@ -272,7 +270,8 @@ FAMILIES: Mapping[str, Family] = {
     "glm_moe_dsa": Family("GlmMoeDsaForCausalLM", latent, _deepseek_experts),
     "kimi_linear": Family("KimiLinearForCausalLM", kimi_linear, _deepseek_experts),
     "qwen3_next": Family("Qwen3NextForCausalLM", delta_rule, _qwen_experts, _QWEN_NEXT),
-    "qwen3_5": Family("Qwen3_5ForConditionalGeneration", delta_rule, _qwen35_experts),
+    "qwen3_5": Family("Qwen3_5ForConditionalGeneration", delta_rule, defaults=_QWEN_HYBRID),
+    "qwen3_5_moe": Family("Qwen3_5MoeForConditionalGeneration", delta_rule, _qwen_experts, _QWEN_HYBRID),
     "nemotron_h": Family("NemotronHForCausalLM", nemotron, _nemotron_mlps),
     "nemotron-nas": Family("DeciLMForCausalLM", nas_attention, _nas_mlps),
     "falcon_h1": Family("FalconH1ForCausalLM", falcon),
@@ -291,7 +290,7 @@ MAX_LAYERS = 10_000
 _ALIASES: Mapping[str, str] = {
     "gemma3_text": "gemma3", "gemma4_text": "gemma4", "llama4_text": "llama4", "kimi_k2": "deepseek_v3",
     "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe",
-    "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5", "minimax_text_01": "minimax",
+    "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe", "minimax_text_01": "minimax",
     "minimax_m3_vl": "minimax_m3", "deepseek_ref": "deepseek_v4",
 }  # fmt: skip
 """Other names of `model_type` for a family: language models inside multimodal ones, and models that are

@@ -12,17 +12,28 @@ from torch import Tensor
 
 from ...core.contract.step import PrefillStep
 from ..models.attention import PLAIN, KVShape, Softmax
+from ..ops.delta_rule import Inputs, StateShape
 from ..ops.port import AttentionBatch, DecodeBatch, ExtendBatch, KVTensors, Ops, VerifyBatch
+from .states import ChunkStates, PassStates, StatePool
 from .uploads import upload, uploads_to
 
 
 class KVPool:
     """Keys and values of one model, [layers, slots, Hk, d] each. Slot 0 (page 0) is the sink that padding writes to.
 
-    If layers keep different shapes of a token, rows of [layers, slots, 1, width] hold the widest.
+    If layers keep different shapes of a token, rows of [layers, slots, 1, width] hold the widest. `states`: of the
+    model's recurrent layers, if it has some.
     """
 
-    def __init__(self, shapes: Sequence[KVShape], num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        shapes: Sequence[KVShape],
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        states: StatePool | None = None,
+    ) -> None:
+        self.states = states
         widest = widest_of(shapes)
         cells = (len(shapes), num_slots, widest.heads)
         self.keys = torch.zeros((*cells, widest.key_dim), dtype=dtype, device=device)
@@ -47,7 +58,7 @@ class KVPool:
 
     @property
     def num_bytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return self.keys.nbytes + self.values.nbytes + (0 if self.states is None else self.states.num_bytes)
 
 
 def widest_of(shapes: Sequence[KVShape]) -> KVShape:
@@ -85,6 +96,7 @@ class PagedAttention:
     batch: AttentionBatch
     positions: Tensor  # int64 [n]
     slots: Tensor  # int64 [n]
+    states: PassStates | None = None  # of a model with recurrent layers
 
     @property
     def in_round(self) -> bool:
@@ -100,6 +112,11 @@ class PagedAttention:
         if isinstance(batch, VerifyBatch):
             return ops.verify_attention(q, k, v, kv, batch, softmax)
         return ops.extend_attention(q, k, v, kv, batch, softmax)
+
+    def recur(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
+        """See `Attention`."""
+        assert self.states is not None, "the pass of a model with recurrent layers has their states"
+        return self.states.run(layer, inputs, kernel, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +180,11 @@ class Chunks:
     def attention(self, ops: Ops, pool: KVPool) -> PagedAttention:
         """Return the attention of a pass over these tokens, with the KV in `pool`."""
         batch = ExtendBatch(self.table, self.rows, self.prefix_lens, self.starts, self.max_prefix_len, self.max_new_len)
-        return PagedAttention(ops, pool, batch, self.positions, self.slots)
+        states = None
+        if pool.states is not None:
+            kept = upload(self.table.device, self.part.lens.astype(np.int64))
+            states = ChunkStates(pool.states, self.rows, self.prefix_lens, self.starts, kept, self.max_new_len)
+        return PagedAttention(ops, pool, batch, self.positions, self.slots, states)
 
     @property
     def num_tokens(self) -> int:

@@ -1,6 +1,7 @@
 """The bytes that a round of decoding must read, which over the memory's bandwidth give its floor.
 
-    round = target weights once + every draft pass's weights + each row's KV, once per pass of its model
+    round = target weights once + every draft pass's weights + each row's KV and recurrent states, once per pass of
+            its model
 
 Of a layer with a window only the KV inside it is read, although the pool keeps the whole row.
 
@@ -32,11 +33,13 @@ class RoundBytes:
 
     weights: int  # per round, target and draft
     kv: tuple[tuple[int, int], ...]  # (window, bytes): per round and token in a row's KV, of which window 0 reads all
+    states: int = 0  # per round and row, of recurrent layers
 
     def total(self, kv_lens: np.ndarray) -> int:
         """Return the bytes of rounds in which rows had KV of these lengths, int [rounds, bs]."""
         seen = [(np.minimum(kv_lens, window) if window else kv_lens, size) for window, size in self.kv]
-        return len(kv_lens) * self.weights + sum(int(lens.sum()) * size for lens, size in seen)
+        of_rows = kv_lens.size * self.states + sum(int(lens.sum()) * size for lens, size in seen)
+        return len(kv_lens) * self.weights + of_rows
 
 
 def round_bytes(
@@ -45,20 +48,26 @@ def round_bytes(
     """Return the bytes that a round must read. `verified_tokens`, the nodes of the whole batch, decide how many
     experts are read."""
     weights = decoder_pass_bytes(target, verified_tokens)
-    kv = decoder_kv_bytes(target)
+    kv, states = decoder_kv_bytes(target), state_bytes(target)
     if draft is None or steps == 0 or drafter in (Drafter.NONE, Drafter.LOOKUP):
-        return RoundBytes(weights, kv)
+        return RoundBytes(weights, kv, states)
     # S − 1 passes propose, one catches up.
     if isinstance(draft, Decoder):
         of_draft = tuple((window, steps * size) for window, size in decoder_kv_bytes(draft))
-        return RoundBytes(weights + steps * decoder_pass_bytes(draft, verified_tokens), kv + of_draft)
+        states += steps * state_bytes(draft)
+        return RoundBytes(weights + steps * decoder_pass_bytes(draft, verified_tokens), kv + of_draft, states)
     slot = bytes_per_slot(draft.kv_shapes, target.dtype)
     if isinstance(draft, MultiLayerEagle):
         # All heads run once, in the catch-up; each brings its own layer of the pool.
-        return RoundBytes(weights + head_pass_bytes(draft, target), (*kv, (0, slot)))
+        return RoundBytes(weights + head_pass_bytes(draft, target), (*kv, (0, slot)), states)
     fusion = draft.fc_weight.nbytes if isinstance(draft, Eagle3Head) else 0  # in the catch-up only
     a_pass = head_pass_bytes(draft, target) - fusion
-    return RoundBytes(weights + steps * a_pass + fusion, (*kv, (0, steps * slot)))
+    return RoundBytes(weights + steps * a_pass + fusion, (*kv, (0, steps * slot)), states)
+
+
+def state_bytes(model: Decoder) -> int:
+    """Return the bytes of the recurrent states of one request, which a pass reads."""
+    return sum(shape.num_bytes(model.dtype) for shape in model.state_shapes)
 
 
 def decoder_kv_bytes(model: Decoder) -> tuple[tuple[int, int], ...]:

@@ -24,7 +24,7 @@ from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.spec import EngineSpec
 from ...observe.engine_lines import active_level
-from ..session.plan import ARGUMENTS, SessionOptions, SessionPlan, plan_session
+from ..session.plan import ARGUMENTS, SessionOptions, SessionPlan, has_states, plan_session
 from ..session.session import check_vocabulary
 from ..session.text import Tokenizer
 from ..session.text_session import FINISH, REFUSED, SessionStats, TextDelta, TextSession
@@ -304,6 +304,9 @@ def plan_disaggregated(
         threads = max(1, (os.cpu_count() or 1) // sharing)
     fraction = options.memory_fraction / sharing
     plan = plan_session(replace(options, device=devices[0], threads=threads, memory_fraction=fraction), longest_request)
+    if has_states(plan.target, plan.draft):
+        message = "a handoff carries KV and no recurrent state; a model with recurrent layers decodes where it prefills"
+        raise ConfigError.of(ARGUMENTS, "disaggregate", message)
     if not is_known_everywhere(plan.algorithm.name):
         message = (
             f"{plan.algorithm.name} was registered in this process alone; workers are processes of their own and know the entry "

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ...core.tree.build import MAX_TREE_NODES
 from ..batch.pools import Chunks, KVPool, PagedAttention
+from ..batch.states import BranchStates, TreeStates
 from ..batch.uploads import upload
 from ..kernels.constants import numbers
 from ..kernels.rounds.build_tree import chain_links
@@ -63,7 +64,10 @@ def window_attention(
         planned_rows=batch.padded_rows,
         planned_nodes=min(batch.max_nodes + beyond, MAX_TREE_NODES),
     )
-    return PagedAttention(ops, pool, window, positions.view(-1), slots.view(-1))
+    states = None
+    if pool.states is not None:
+        states = TreeStates.of_window(pool.states, batch.rows, batch.lengths, columns)
+    return PagedAttention(ops, pool, window, positions.view(-1), slots.view(-1), states)
 
 
 def at_column(values: Tensor, columns: Tensor) -> Tensor:
@@ -249,6 +253,9 @@ class BranchDraft(Draft):
         columns = tokens.shape[1]
         attention = window_attention(self._ops, self._pool, batch, columns, columns - width, accepted.accept_lens)
         hidden, logits_hidden = self._network.run(tokens.reshape(-1), hidden_in, attention)
+        if isinstance(attention.states, TreeStates):
+            path = numbers(columns, batch.rows.device).expand(bs, -1)
+            attention.states.keep(path, accepted.accept_lens.long())
         if hidden is not None:
             hidden = at_column(hidden.view(bs, columns, -1), last)
         return self._relay(hidden, at_column(logits_hidden.view(bs, columns, -1), last))
@@ -261,6 +268,11 @@ class BranchDraft(Draft):
         return relayed
 
 
+def branch_states(pool: KVPool, batch: RoundBatch) -> BranchStates | None:
+    """Return the states of the branches of a round, if the draft has recurrent layers."""
+    return None if pool.states is None else BranchStates(pool.states, batch.rows, batch.lengths, batch.topk)
+
+
 class _SingleBranch:
     """Where a chain keeps its KV: in the places behind its row's prefix, cell 0 at the row's length."""
 
@@ -269,6 +281,7 @@ class _SingleBranch:
         self._pool = pool
         self._batch = batch
         self._first_cell = 1 if shifted else 0  # the step whose draft token stands in cell 0
+        self._states = branch_states(pool, batch)
         places = batch.lengths[:, None] + numbers(batch.steps, batch.rows.device)
         self._slots = window_slots(batch, batch.steps)
         self._lens = places + 1
@@ -287,7 +300,7 @@ class _SingleBranch:
         queries = DecodeBatch(
             batch.table, rows, lens, lens, lens, batch.max_len + cell + 1, planned_queries=batch.padded_rows * count
         )
-        return tokens.reshape(-1), PagedAttention(self._ops, self._pool, queries, positions, slots)
+        return tokens.reshape(-1), PagedAttention(self._ops, self._pool, queries, positions, slots, self._states)
 
 
 class _Branches:
@@ -298,6 +311,7 @@ class _Branches:
         self._pool = pool
         self._batch = batch
         self._first_cell = 1 if shifted else 0  # the step whose beam node stands in cell 0
+        self._states = branch_states(pool, batch)
         topk, steps, lengths = batch.topk, batch.steps, batch.lengths
         self._row_cells = batch.rows[:, None] * batch.table.shape[1]
         in_page = lengths % page_size
@@ -329,11 +343,13 @@ class _Branches:
         max_len, planned = batch.max_len + cell + 1, batch.padded_rows * per_row
         queries = DecodeBatch(batch.table, rows, bases, tails, lens, max_len, planned_queries=planned)
         return tokens.reshape(-1), PagedAttention(
-            self._ops, self._pool, queries, positions, self._slots(places).view(-1)
+            self._ops, self._pool, queries, positions, self._slots(places).view(-1), self._states
         )
 
     def follow(self, beam: DeviceBeam, step: int) -> None:
         """Copy the KV of each beam node's parent branch into its own, before `step` writes its cell."""
+        if self._states is not None:
+            self._states.follow(beam.sources)
         cells = range(1 - self._first_cell, step - self._first_cell)  # the root stands in every branch alike
         places = torch.stack([self._starts + c for c in cells], dim=2)
         bs, topk, count = places.shape

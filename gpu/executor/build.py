@@ -10,6 +10,7 @@ from ...core.algorithm.host_drafts import HostDrafts
 from ...core.errors import ConfigError
 from ...core.scheduler.engine import Engine
 from ..batch.pools import KVPool
+from ..batch.states import StatePool
 from ..draft.branches import BranchDraft
 from ..draft.heads import HeadsDraft, carried_size
 from ..draft.network import HeadNetwork, LanguageModelNetwork
@@ -59,10 +60,10 @@ def build_executor(
     for model in (target, draft_model):
         if model is not None:
             pack_projections(model)
-    pool = pool_for(target, num_slots, target)
+    pool = pool_for(target, num_slots, target, config.max_running, debug)
     draft_pool = None
     if algorithm.draft_kv is not DraftKV.NONE:
-        draft_pool = pool_for(required(draft_model, algorithm.name), num_slots, target)
+        draft_pool = pool_for(required(draft_model, algorithm.name), num_slots, target, config.max_running, debug)
     shape = AlgorithmShape(
         steps=draft_model.num_layers if algorithm.drafter is Drafter.HEADS else engine.sizes.max_steps,
         topk=topk,
@@ -93,8 +94,11 @@ def build_executor(
     return executor
 
 
-def pool_for(model: DraftModel, num_slots: int, target: Decoder) -> KVPool:
-    return KVPool(model.kv_shapes, num_slots, target.dtype, target.device)
+def pool_for(model: DraftModel, num_slots: int, target: Decoder, num_rows: int = 0, debug: bool = False) -> KVPool:
+    """Return the pool of a model, with a state for each of `num_rows` rows if it has recurrent layers."""
+    shapes = model.state_shapes if isinstance(model, Decoder) else ()
+    states = StatePool(shapes, num_rows, target.dtype, target.device, debug) if shapes else None
+    return KVPool(model.kv_shapes, num_slots, target.dtype, target.device, states)
 
 
 def required(draft_model: DraftModel | None, algorithm: str) -> DraftModel:

@@ -19,6 +19,7 @@ from torch import Tensor
 from ...core.draws import Purpose
 from ...core.tree.outputs import NodeOutputs
 from ..batch.pools import KVPool, PagedAttention
+from ..batch.states import TreeStates
 from ..batch.uploads import upload
 from ..draft.branches import at_column, window_slots
 from ..draft.port import Accepted, Draft, Relayed, RoundBatch
@@ -125,6 +126,7 @@ class Passed:
     slots: Tensor  # int64 [bs, nd]
     forward: DecoderOutput
     logits: Tensor  # [bs · nd, V]
+    states: TreeStates | None = None  # of recurrent layers
 
 
 ShapeLogits = Callable[[DeviceTree, Tensor], Tensor]
@@ -182,8 +184,11 @@ class DecodeRound:
             tree = self.draft.propose(batch, relayed)
         with phase("verify"):
             slots = window_slots(batch, tree.num_nodes)
-            forward = self._verify_forward(batch, tree, slots, wanted)
-            return Passed(batch, relayed, tree, slots, forward, self._target.logits(forward.hidden))
+            states = None
+            if self._pool.states is not None:
+                states = TreeStates.of_tree(self._pool.states, batch.rows, batch.lengths, tree)
+            forward = self._verify_forward(batch, tree, slots, wanted, states)
+            return Passed(batch, relayed, tree, slots, forward, self._target.logits(forward.hidden), states)
 
     def finish(
         self,
@@ -201,6 +206,8 @@ class DecodeRound:
             verified = self._accept(batch, tree, shaped, sampling, forced_runs)
             emitted, bonus = self._ops.gather_emitted(verified.predict, verified.accept_index, verified.accept_lens)
             outputs = self._compacted(passed, verified, wanted)
+            if passed.states is not None:
+                passed.states.keep_verified(verified, tree.num_nodes)
         with phase("draft"):
             captured = outputs.pop(DRAFT_HIDDEN, None)
             # A path has no more nodes than its tree, even if the steps would allow more.
@@ -219,7 +226,7 @@ class DecodeRound:
         )
 
     def _verify_forward(
-        self, batch: RoundBatch, tree: DeviceTree, slots: Tensor, wanted: frozenset[str]
+        self, batch: RoundBatch, tree: DeviceTree, slots: Tensor, wanted: frozenset[str], states: TreeStates | None
     ) -> DecoderOutput:
         nodes = VerifyBatch(
             batch.table,
@@ -230,7 +237,7 @@ class DecodeRound:
             planned_rows=batch.padded_rows,
             planned_nodes=batch.max_nodes,
         )
-        attention = PagedAttention(self._ops, self._pool, nodes, tree.positions.view(-1), slots.view(-1))
+        attention = PagedAttention(self._ops, self._pool, nodes, tree.positions.view(-1), slots.view(-1), states)
         return self._target.forward(tree.tokens.view(-1), attention, capture_for(self.draft, wanted))
 
     def _accept(

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..ops.delta_rule import Inputs, StateShape
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Softmax:
@@ -110,3 +112,7 @@ class Attention(Protocol):
 
         cos_sin float32 [positions, d]: the model's rotary table, d/2 cosines, then d/2 sines.
         """
+
+    def recur(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
+        """Run n tokens through the convolution, of weights `kernel` [C, K], and the states of recurrent layer `layer`,
+        counted among these from 0 → [n, H, Dv], 32 bits at least."""

@@ -17,12 +17,14 @@ import torch
 from ...core.model_shape import HF_QUANT_CONFIG, MoeConfig, language_model, modelopt_config
 from ...core.parsing import ConfigReader, read_json_object
 from ...observe.input_files import read_text
+from ..ops.delta_rule import StateShape
 from .attention import Heads, KVShape, Latent
 from .families import (
     GELU_TANH,
     LAYER_TYPES,
     MODEL_TYPES,
     MULTIMODAL,
+    RECURRENT,
     SILU,
     ExpertForm,
     Family,
@@ -31,10 +33,11 @@ from .families import (
     family_of,
     read_architecture,
     refuse_keys_of_others,
+    saved_type,
 )
-from .read_config import DTYPES, read_fields
 from .rope import Rope
 from .stored.quantized import Quantization, read_quantization
+from .stored.read_config import DTYPES, read_fields
 
 LLAMA, QWEN3_MOE = "LlamaForCausalLM", "Qwen3MoeForCausalLM"
 
@@ -58,6 +61,9 @@ class ModelConfig:
     full_kv_heads: int = 0  # of these layers
     values_are_keys: bool = False  # of these layers: keys before their norm are the values, too
     latent: Latent | None = None  # attention has one key-value head of head_dim = rank + rope_dim
+    state: StateShape | None = None  # of each of `recurrent_layers`
+    recurrent_layers: tuple[int, ...] = ()
+    output_gate: bool = False  # of what attention gives, made of its input
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
@@ -131,8 +137,18 @@ class ModelConfig:
         return KVShape(heads.kv, heads.dim, 0 if self.latent else heads.dim)
 
     @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers with a KV cache, in the order of the pool."""
+        return tuple(layer for layer in range(self.num_layers) if layer not in self.recurrent_layers)
+
+    @property
     def kv_shapes(self) -> tuple[KVShape, ...]:
-        return tuple(map(self.kv_shape_of, range(self.num_layers)))
+        return tuple(map(self.kv_shape_of, self.attention_layers))
+
+    @property
+    def state_shapes(self) -> tuple[StateShape, ...]:
+        """What each recurrent layer keeps of a request."""
+        return () if self.state is None else (self.state,) * len(self.recurrent_layers)
 
     def rope_of(self, layer: int) -> Rope | None:
         """Return the rotation of a layer; None for one that rotates nothing."""
@@ -160,7 +176,7 @@ class ModelConfig:
         """Return the config.json that `from_dict` reads back and that `transformers` loads."""
         data: dict[str, Any] = {
             "architectures": [self.architecture],
-            "model_type": MODEL_TYPES[self.architecture],
+            "model_type": saved_type(MODEL_TYPES[self.architecture]),
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
@@ -180,6 +196,8 @@ class ModelConfig:
         }
         if self.latent is not None:
             data |= self._latent_to_dict(self.latent)
+        if self.state is not None:
+            data |= self._state_to_dict(self.state)
         family = self.family
         if self.window:
             data["sliding_window"] = self.window
@@ -225,6 +243,18 @@ class ModelConfig:
             "partial_rotary_factor": 1.0,
         }
 
+    def _state_to_dict(self, state: StateShape) -> dict[str, Any]:
+        return {
+            "linear_num_value_heads": state.heads,
+            "linear_num_key_heads": state.key_heads,
+            "linear_key_head_dim": state.key_dim,
+            "linear_value_head_dim": state.value_dim,
+            "linear_conv_kernel_dim": state.kernel,
+            "layer_types": [
+                RECURRENT if layer in self.recurrent_layers else LAYER_TYPES[0] for layer in range(self.num_layers)
+            ],
+        }
+
     def _ropes_to_dict(self) -> dict[str, Any]:
         if self.local_rope is None:
             return self.rope.to_dict()
@@ -252,6 +282,8 @@ def _experts_to_dict(moe: MoeConfig, form: ExpertForm) -> dict[str, Any]:
     data: dict[str, Any] = {form.key: moe.num_experts, "num_experts_per_tok": moe.top_k}
     if form.has_own_width:
         data |= {"moe_intermediate_size": moe.intermediate_size, "norm_topk_prob": moe.norm_topk_prob}
+    if form.has_shared_gate:
+        data["shared_expert_intermediate_size"] = moe.shared_size
     if form.routing is not Routing.SOFTMAX:
         data |= {
             "first_k_dense_replace": len(moe.mlp_only_layers),

@@ -38,6 +38,7 @@ class Decoder(nn.Module):
         self.config, self.ops = config, ops
         self.device, self.dtype = torch.device(device), dtype
         self.num_layers, self.kv_shapes = config.num_layers, config.kv_shapes
+        self.state_shapes = config.state_shapes
         self.vocab_size, self.hidden_size = vocab, hidden = config.vocab_size, config.hidden_size
         self.embed_weight = empty_weight(vocab, hidden, device=device, dtype=dtype)
         sparse = config.moe_layers

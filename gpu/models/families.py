@@ -16,6 +16,7 @@ from ...core.model_shape import family_of_type
 from ...core.parsing import ConfigReader
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
+RECURRENT = "linear_attention"  # the kind of a layer with a recurrent state
 SILU, GELU_TANH, CLAMPED_SWIGLU = "silu", "gelu_pytorch_tanh", "clamped swiglu"
 
 
@@ -58,6 +59,8 @@ class ExpertForm:
     key: str = "num_experts"
     has_own_width: bool = True
     routing: Routing = Routing.SOFTMAX
+    shared: str = "shared_experts"  # the MLP that every token goes to
+    has_shared_gate: bool = False  # a scalar of each token scales it
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,8 @@ class Family:
     has_windows: bool = True
     has_sinks: bool = False  # see `Softmax`
     has_latent: bool = False  # attention over a latent vector, see `LatentAttention`
+    has_states: bool = False  # recurrent layers, see `DeltaNet`, and attention whose output is gated
+    fused_states: bool = False  # their projections as published: two, with the parts of each key head together
     has_unrotated_layers: bool = False  # `no_rope_layers`
     rotated_fraction: float | None = None  # of a head's channels, if the file does not say it; None: all, always
     rotates_neighbours: bool = False  # see `Rope`
@@ -139,6 +144,8 @@ _GEMMA2 = Family(
     attention_scale=ScaleKey("query_pre_attn_scalar", -0.5), softcaps=(50.0, 30.0),
 )  # fmt: skip
 _QWEN2 = Family(qkv_bias=True, output_bias=False, is_for_heads=True)
+_QWEN_HYBRID = Family(norm_offset=1.0, has_head_norms=True, has_windows=False, rotated_fraction=0.25, has_states=True)
+_GATED_EXPERTS = ExpertForm(shared="shared_expert", has_shared_gate=True)
 _OLMO2 = Family(
     norms=Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm"), has_head_norms=True,
     joint_head_norms=True, has_windows=False,
@@ -193,16 +200,28 @@ DECODED: Mapping[str, Family] = {
         ),
         experts=ExpertForm(key="n_routed_experts", routing=Routing.CORRECTED),
     ),
+    "qwen3_next": replace(_QWEN_HYBRID, fused_states=True, experts=_GATED_EXPERTS),
+    "qwen3_5": _QWEN_HYBRID,
+    "qwen3_5_moe": replace(_QWEN_HYBRID, experts=_GATED_EXPERTS),
 }  # fmt: skip
 """By the family's name in `core.model_shape`."""
 
 # Published for the most part with an encoder of images, under whose name `core.model_shape` has it.
-_TEXT_ONLY = {"gemma4": "Gemma4ForCausalLM"}
+_TEXT_ONLY = {
+    "gemma4": "Gemma4ForCausalLM",
+    "qwen3_5": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
+}
 
 
 def architecture_of(family: str) -> str:
     """Return the architecture of a family, by its name in `core.model_shape`."""
     return _TEXT_ONLY.get(family, ARCHITECTURE_OF_FAMILY[family])
+
+
+def saved_type(family: str) -> str:
+    """Return the `model_type` of a family's language model in a file of its own."""
+    return f"{family}_text" if family.startswith("qwen3_5") else family
 
 
 MODEL_TYPES: Mapping[str, str] = {architecture_of(name): name for name in DECODED}
@@ -212,6 +231,8 @@ MULTIMODAL: Mapping[str, tuple[str, ...]] = {
     "Gemma3ForConditionalGeneration": ("gemma3",),
     "Gemma4ForConditionalGeneration": ("gemma4",),
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3"),
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5",),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe",),
 }
 """Models that see, too, of which the decoder runs the language model: its families, that of a file without
 `model_type` first."""
@@ -287,8 +308,9 @@ def refuse_keys_of_others(reader: ConfigReader, architecture: str) -> None:
     if not family.has_unrotated_layers and 0 in (reader.get("no_rope_layers") or ()):
         reader.problem("no_rope_layers", f"{architecture} rotates all layers; {question}")
     kinds = reader.get("layer_types")
-    if isinstance(kinds, list) and (others := [kind for kind in kinds if kind not in LAYER_TYPES]):
-        reader.problem("layer_types", f"expected only {' and '.join(LAYER_TYPES)}, found {others[0]!r}")
+    known = (LAYER_TYPES[0], RECURRENT) if family.has_states else LAYER_TYPES
+    if isinstance(kinds, list) and (others := [kind for kind in kinds if kind not in known]):
+        reader.problem("layer_types", f"expected only {' and '.join(known)}, found {others[0]!r}")
     for key, neutral in _foreign_keys(family).items():
         if reader.get(key) not in (None, neutral):
             reader.problem(key, f"{architecture} has none; {question}")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..ops.port import NO_CAPTURE, Capture, LayersOutput, Ops
 from .attention import Attention
 from .config import ModelConfig
+from .delta_net import DeltaNet
 from .families import SILU
 from .mixers import SHARED_ROTATION, GroupedAttention, LatentAttention, Rotation, norm_dtype
 from .mlps import ExpertMlp, Mlp
@@ -21,7 +22,7 @@ from .weights import NamedWeight, empty_weight
 
 
 class Layer(nn.Module):
-    """`index` counts the layers of the model's own KV pool. EAGLE-3's layer attends over an input of another width.
+    """`index` counts the model's layers. EAGLE-3's layer attends over an input of another width.
 
     `input_norm` False: the first norm stands elsewhere.
     """
@@ -53,8 +54,10 @@ class Layer(nn.Module):
         self.layer_scalar: nn.Parameter | None = None
         if self._family.has_layer_scalar:
             self.layer_scalar = empty_weight(1, device=device, dtype=dtype)
-        self.mixer: GroupedAttention | LatentAttention
-        if config.latent is not None:
+        self.mixer: GroupedAttention | LatentAttention | DeltaNet
+        if index in config.recurrent_layers:
+            self.mixer = DeltaNet(config, config.recurrent_layers.index(index), ops, device, dtype)
+        elif config.latent is not None:
             self.mixer = LatentAttention(config, index, ops, device, dtype, rotation)
         else:
             self.mixer = GroupedAttention(config, index, ops, device, dtype, input_size, rotation)

@@ -55,7 +55,7 @@ def rotations_of(config: ModelConfig, device: torch.device | str) -> tuple[Tenso
 class GroupedAttention(nn.Module):
     """Softmax attention whose query heads share key and value heads in groups.
 
-    `index` counts the layers of the model's own KV pool. `input_size`: of what is projected, if not the hidden size.
+    `index` counts the model's layers. `input_size`: of what is projected, if not the hidden size.
     """
 
     def __init__(
@@ -69,13 +69,18 @@ class GroupedAttention(nn.Module):
         rotation: Rotation = SHARED_ROTATION,
     ) -> None:
         super().__init__()
-        self.index, self._ops, self._eps = index, ops, config.rms_norm_eps
-        heads = config.heads_of(index)
+        self._place, self._ops, self._eps = (
+            index - sum(r < index for r in config.recurrent_layers),
+            ops,
+            config.rms_norm_eps,
+        )
+        heads, self._has_gate = config.heads_of(index), config.output_gate
         self._family, self.head_dim = config.family, heads.dim
         self.heads: tuple[int, int, int] = (heads.query, heads.kv, 0 if heads.values_are_keys else heads.kv)
         self.rope, self.table = config.rope_of(index), rotation.table
         hidden, d, wide = config.hidden_size, self.head_dim, norm_dtype(config, dtype)
-        total = sum(self.heads) * d
+        self._split = self.heads if not self._has_gate else (heads.query, heads.query, *self.heads[1:])
+        total = sum(self._split) * d
         self.qkv_weight: nn.Parameter = empty_weight(total, input_size or hidden, device=device, dtype=dtype)
         self.output_weight: nn.Parameter = empty_weight(hidden, heads.query * d, device=device, dtype=dtype)
         self.qkv_bias: nn.Parameter | None = (
@@ -110,7 +115,7 @@ class GroupedAttention(nn.Module):
         """Whether the host computes it: scores that are products alone, norms of each head, and no rotation but the
         pass's own."""
         softmax, own_rotation = self.softmax, self.table is not None and self.rope is not None
-        differs = self._joint or own_rotation or self._value_norm is not None
+        differs = self._joint or own_rotation or self._value_norm is not None or self._has_gate
         return softmax.is_plain and softmax.query_factors is None and not differs
 
     def run(self, x: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
@@ -118,7 +123,7 @@ class GroupedAttention(nn.Module):
         q, k, v are views of one tensor: only their last two axes are dense."""
         project_qkv, project_output = self.projections
         qkv = project_qkv(x).view(x.shape[0], -1, self.head_dim)
-        q, k, v = qkv.split_with_sizes(self.heads, 1)
+        q, *gate, k, v = qkv.split_with_sizes(self._split, 1)
         if not self.heads[2]:
             v = k
         if self._value_norm is not None:
@@ -126,8 +131,8 @@ class GroupedAttention(nn.Module):
         if self._head_norms is not None:
             q_norm, k_norm = self._head_norms
             q, k = self._norm(q, q_norm), self._norm(k, k_norm)
-        out = attention.attend(self.index, q, k, v, cos_sin if self.table is None else self.table, self.softmax)
-        return project_output(out.flatten(1))
+        out = attention.attend(self._place, q, k, v, cos_sin if self.table is None else self.table, self.softmax)
+        return project_output((out * gate[0].sigmoid() if gate else out).flatten(1))
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         if self._joint:
@@ -140,7 +145,9 @@ class GroupedAttention(nn.Module):
         if self._family.fused_qkv:
             rows = {"self_attn.qkv_proj": sum(rows.values())}
         q, k, _ = self.heads
-        order = self._order(q + k)
+        order = self._gated_order() if self._has_gate else self._order(q + k)
+        if self._has_gate:
+            rows["self_attn.q_proj"] *= 2
         if order is not None:
             order = torch.cat([order, torch.arange(len(order), self.qkv_weight.shape[0])])
         yield from rows_of(self.qkv_weight, rows, "weight", order=order)
@@ -163,6 +170,16 @@ class GroupedAttention(nn.Module):
         if order is None:
             return None
         return (torch.arange(heads)[:, None] * self.head_dim + torch.tensor(order)).flatten()
+
+    def _gated_order(self) -> Tensor:
+        """Return which published row stands at each place of q, its gate, and k: each head's gate is published behind
+        the head."""
+        d, (q, k, _) = self.head_dim, self.heads
+        published, order = torch.arange(2 * q * d).view(q, 2, d), self._order(1)
+        queries, keys = published[:, 0], torch.arange(2 * q * d, (2 * q + k) * d).view(k, d)
+        if order is not None:
+            queries, keys = queries[:, order], keys[:, order]
+        return torch.cat([part.flatten() for part in (queries, published[:, 1], keys)])
 
 
 class LatentAttention(nn.Module):

@@ -95,7 +95,10 @@ class ExpertMlp(nn.Module):
         self.shared: Mlp | None = (
             Mlp(config, ops, device, dtype, config.moe.shared_size) if config.moe.shared_size else None
         )
-        self._choice_bias, self._shared = self.choice_bias, self.shared
+        self.shared_gate: nn.Parameter | None = None
+        if self.shared is not None and self._form.has_shared_gate:
+            self.shared_gate = empty_weight(1, hidden, device=device, dtype=dtype)
+        self._choice_bias, self._shared, self._shared_gate = self.choice_bias, self.shared, self.shared_gate
         self._weights = (self.router_weight, self.gate_up_weight, self.down_weight)
         self._biases = (self.router_bias, self.gate_up_bias, self.down_bias)
         self._activate = clamped_swiglu if self._form.packed else None if ops is None else ops.silu_mul
@@ -105,7 +108,12 @@ class ExpertMlp(nn.Module):
         `Attention`."""
         weights, experts = self.route(x)
         out = self.way_for(len(x), x.device.type != "cpu", in_round)(x, weights, experts)
-        return out if self._shared is None else out + self._shared.run(x)[0], experts
+        return out if self._shared is None else out + self._of_shared(x), experts
+
+    def _of_shared(self, x: Tensor) -> Tensor:
+        assert self._shared is not None
+        out, _ = self._shared.run(x)
+        return out if self._shared_gate is None else out * F.linear(x, self._shared_gate).sigmoid()
 
     def way_for(
         self, num_tokens: int, on_gpu: bool, in_round: bool = False
@@ -209,7 +217,10 @@ class ExpertMlp(nn.Module):
         if self.choice_bias is not None:
             yield NamedWeight("gate.e_score_correction_bias", self.choice_bias.detach())
         if self.shared is not None:
-            yield from (replace(w, name=f"shared_experts.{w.name}") for w in self.shared.checkpoint_weights())
+            name = self._form.shared
+            yield from (replace(w, name=f"{name}.{w.name}") for w in self.shared.checkpoint_weights())
+        if self.shared_gate is not None:
+            yield NamedWeight(f"{self._form.shared}_gate.weight", self.shared_gate.detach())
         gate, up, down = self._form.gate, self._form.up, self._form.down
         yield NamedWeight("gate.weight", self.router_weight.detach())
         width = self.down_weight.shape[2]

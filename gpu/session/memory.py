@@ -62,6 +62,19 @@ def bytes_per_token(
     return total + bytes_per_slot(shape.kv_shapes * (heads_of(draft, algorithm) or 1), dtype)
 
 
+def state_bytes(
+    target: ModelConfig, draft: ModelConfig | HeadConfig | None, spec: EngineSpec, dtype: torch.dtype
+) -> int:
+    """Return the bytes of the recurrent states of a target and of a draft that is a language model: one for each
+    running request and one for padding, what a round keeps of each node, and copies of one layer's states."""
+    config, shapes = spec.config, list(target.state_shapes)
+    shapes += getattr(draft, "state_shapes", ())
+    sizes = [shape.num_bytes(dtype) for shape in shapes]
+    slots = (sum(sizes) + 3 * max(sizes, default=0)) * (config.max_running + 1)
+    nodes = sum(shape.node_bytes(dtype) for shape in shapes) * config.max_running * spec.max_num_draft_tokens
+    return slots + nodes
+
+
 def heads_of(draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm) -> int | None:
     """Return the heads of a draft that has one per step, None for others."""
     return draft.num_heads if algorithm.drafter is Drafter.HEADS else None
@@ -93,6 +106,8 @@ def _activations(model: ModelConfig) -> int:
     halves and their product."""
     kinds = {model.heads_of(layer) for layer in range(model.num_layers)}
     heads = max((2 * kind.query + 3 * kind.kv) * kind.dim for kind in kinds)
+    if (state := model.state) is not None:
+        heads = max(heads, 3 * state.channels + 4 * state.heads * (state.key_dim + state.value_dim))
     mlp = 3 * model.intermediate_size
     if model.moe is not None:
         mlp = max(mlp, 3 * model.moe.intermediate_size * model.moe.top_k)
@@ -107,9 +122,10 @@ def size_pool(
     spec: EngineSpec,
     weight_bytes: int,
     working: int,
+    states: int = 0,
 ) -> tuple[int, int]:
-    """Return the pages of the KV pool, and their bytes in all pools, beside weights and `working` bytes of what passes
-    need.
+    """Return the pages of the KV pool, and their bytes in all pools, beside weights, `states` bytes of recurrent states
+    and `working` bytes of what passes need.
 
     `kv_tokens` None: what running requests need, if `memory_fraction` of the free memory suffices. Raises
     NotEnoughMemory if the device cannot hold one request.
@@ -123,14 +139,16 @@ def size_pool(
         wanted = int(config.max_running * one_request * (1 + cache))
         least = one_request
     free = free_bytes(device)
-    budget = int(free * memory_fraction) - weight_bytes - working
+    budget = int(free * memory_fraction) - weight_bytes - working - states
     if budget < (least + page_size) * slot_bytes:
         gib = 1 << 30
         passes = f"activations, logits and graphs {working / gib:.2f} GiB, " if working else ""
+        passes += f"recurrent states {states / gib:.2f} GiB, " if states else ""
         raise NotEnoughMemory(
             f"not enough memory on {device}: the weights need {weight_bytes / gib:.2f} GiB, {passes}KV of {least} tokens "
             f"{least * slot_bytes / gib:.2f} GiB ({slot_bytes} bytes each); {memory_fraction:.0%} of the free "
             f"{free / gib:.2f} GiB are {free * memory_fraction / gib:.2f} GiB. A smaller context_len, kv_tokens or dtype helps"
+            + (", or fewer requests at once (max_running)" if states else "")
         )
     pages = min(wanted, budget // slot_bytes - page_size) // page_size
     return pages, (pages + 1) * page_size * slot_bytes

@@ -14,7 +14,7 @@ from ...core.scheduler.config import EngineConfig, EngineSizes
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
 from ...core.tree.build import MAX_TREE_NODES
 from ...observe.input_files import read_text
-from .memory import bytes_per_token, checkpoint_bytes, heads_of, size_pool, working_bytes
+from .memory import bytes_per_token, checkpoint_bytes, heads_of, size_pool, state_bytes, working_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,7 @@ ARGUMENTS = "<arguments>"
 AUTO = "auto"
 POLICIES = ("ema", "goodput")
 
+NO_SHARED_PREFIX = "the prefix cache is off: a model with recurrent layers keeps no state behind a cached prefix"
 MAX_HEAD_DIM = 256  # with which the kernels of a GPU are compiled and compared
 
 
@@ -88,6 +89,7 @@ class SessionPlan:
             *map(str, unused),
             *self.spec.notices,
             *([f"the mode is {config.mode}: {config.mode_reason}"] if forced else ()),
+            *([NO_SHARED_PREFIX] if self.options.prefix_cache and has_states(self.target, self.draft) else ()),
         )
 
     def max_prompt_len(self) -> int:
@@ -121,7 +123,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
             page_size=options.page_size,
             max_running=options.max_running,
             chunk_size=options.chunk_size,
-            prefix_cache=options.prefix_cache,
+            prefix_cache=options.prefix_cache and not has_states(target, draft),
             block_rounds=options.block_rounds or (8 if device == "cpu" else 1),
             track_tokens=True,
         ),
@@ -141,7 +143,14 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     working = working_bytes(target, draft, spec, dtype) if device != "cpu" else 0
     slot_bytes = bytes_per_token(target, draft, algorithm, dtype)
     num_pages, kv_bytes = size_pool(
-        options.kv_tokens, options.memory_fraction, slot_bytes, device, spec, weight_bytes, working
+        options.kv_tokens,
+        options.memory_fraction,
+        slot_bytes,
+        device,
+        spec,
+        weight_bytes,
+        working,
+        state_bytes(target, draft, spec, dtype),
     )
     spec = spec.with_config(num_pages=num_pages)
     spec.resolve_sizes()  # refuses a pool that is too small for any request
@@ -323,6 +332,12 @@ def resolve_device(name: str) -> str:
     return name
 
 
+def has_states(*models: ModelConfig | HeadConfig | None) -> bool:
+    """Return whether a model has recurrent layers. Then no request takes a prefix from another: the state behind a
+    cached prefix is not kept."""
+    return any(getattr(model, "state", None) is not None for model in models)
+
+
 def check_kernels(target: ModelConfig, device: str, source: str) -> None:
     """Raise ConfigError for a model whose heads are wider than those of a GPU's kernels."""
     widest = max(target.heads_of(layer).dim for layer in range(target.num_layers))
@@ -334,7 +349,7 @@ def check_kernels(target: ModelConfig, device: str, source: str) -> None:
 def resolve_dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:
     import torch
 
-    from ..models.read_config import DTYPES
+    from ..models.stored.read_config import DTYPES
 
     if device != "cpu" and (name == "float64" or (name == AUTO and target.dtype is torch.float64)):
         message = "float64 is for a CPU: the GPU's kernels sum in float32; choose float32 or bfloat16"

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..batch.states import ChunkStates, StatePool
 from ..models.attention import PLAIN, Softmax
+from ..ops.delta_rule import Inputs, StateShape
 
 
 class DenseAttention:
@@ -25,7 +27,7 @@ class DenseAttention:
         self, lengths: Sequence[int], positions: Tensor | None = None, device: torch.device | str = "cpu"
     ) -> None:
         assert len(lengths) > 0 and min(lengths) > 0, lengths
-        self._shape = (len(lengths), lengths[0])
+        self._shape, self._lengths = (len(lengths), lengths[0]), tuple(lengths)
         self._mask: Tensor | None = None
         if positions is None:
             positions = torch.cat([torch.arange(length, device=device) for length in lengths])
@@ -53,6 +55,16 @@ class DenseAttention:
             q, k, v, attn_mask=self._mask, is_causal=self._mask is None, enable_gqa=q.shape[1] != k.shape[1]
         )
         return out.transpose(1, 2).flatten(0, 1)
+
+    def recur(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
+        """See `Attention`."""
+        device, count = inputs.mixed.device, len(self._lengths)
+        pool = StatePool([shape], count, inputs.mixed.dtype, device)
+        lens = torch.tensor(self._lengths, device=device)
+        starts = torch.cat((lens.new_zeros(1), lens.cumsum(0)))
+        rows = torch.arange(1, count + 1, device=device)
+        chunks = ChunkStates(pool, rows, torch.zeros_like(rows), starts, lens, max(self._lengths))
+        return chunks.run(0, inputs, kernel, shape)
 
     def _written_out(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """Return the attention of q, k, v [b, heads, t, d] with any softmax, [b · t, Hq, d]."""

@@ -40,7 +40,7 @@ _AUTO = "hardware.kernels=auto takes the roofline"
 _COMPOSED = frozenset((
     "llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "mimo", "gemma4", "qwen2_moe", "gpt_oss", "llama4", "minimax_m2",
     "minimax_m3", "mimo_v2_flash", "step3p7", "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm_moe_dsa",
-    "kimi_linear", "qwen3_5", "nemotron_h", "nemotron-nas",
+    "kimi_linear", "qwen3_5", "qwen3_5_moe", "nemotron_h", "nemotron-nas",
 ))  # fmt: skip
 """The families that the package composes from their own configuration."""
 _WEIGHTS: Mapping[str, Mapping[str, str]] = {

@@ -305,7 +305,7 @@ def test_prompts_of_a_tokenizer_are_text(models):
     assert len(bench_prompts(tokenizer, 320, 1, 1_000_000, 0)[0]) == 1_000_000
 
 
-SIMULATED_ALONE = {"qwen3-next-80b-a3b", "glm-4.5", "glm-4.5-air"}
+SIMULATED_ALONE = {"glm-4.5", "glm-4.5-air"}
 
 
 def test_the_decoder_can_run_every_built_in_model_but_those_that_only_simulate_knows():

@@ -20,6 +20,7 @@ from foredraft.gpu.ops.host_ops import HOST_DTYPES
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.session.plan import check_kernels, resolve_dtype
 from foredraft.gpu.tiny.dense import DenseAttention
+from wide_recurrence import wide_recurrence
 
 SMALL = dict(  # noqa: C408
     vocab_size=97,
@@ -61,6 +62,15 @@ LATENT = {
     "moe_intermediate_size": 24,
     "first_k_dense_replace": 1,
 }
+HYBRID = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+SHARED = MOE | {"shared_expert_intermediate_size": 20}
 GEMMA4 = {
     "head_dim": 8,
     "global_head_dim": 24,
@@ -230,6 +240,16 @@ FAMILIES = {
     ),
     "seed-oss": ("SeedOssForCausalLM", {"head_dim": 16, "attention_out_bias": True, "mlp_bias": True}),
     "seed-oss, biases of q, k and v": ("SeedOssForCausalLM", {"head_dim": 16}),
+    "qwen3 next": ("Qwen3NextForCausalLM", HYBRID | SHARED),
+    "qwen3 next, every other layer with experts, biases, half of each head rotated": (
+        "Qwen3NextForCausalLM",
+        HYBRID
+        | SHARED
+        | {"decoder_sparse_step": 2, "attention_bias": True, "linear_conv_kernel_dim": 3, "linear_num_value_heads": 2}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}},
+    ),
+    "qwen3.5": ("Qwen3_5ForCausalLM", HYBRID | {"tie_word_embeddings": True}),
+    "qwen3.5 moe": ("Qwen3_5MoeForCausalLM", HYBRID | SHARED),
 }
 
 pytestmark = pytest.mark.xdist_group("transformers")
@@ -252,7 +272,10 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
 def model_of_transformers(name: str, **fields) -> torch.nn.Module:
     """transformers takes seconds to import: not while tests are collected, and in one worker."""
     model = getattr(pytest.importorskip("transformers"), name)
-    config = model.config_class(**SMALL | fields)
+    sizes = SMALL | fields
+    if name == "Qwen3_5MoeForCausalLM":  # all of its layers have experts
+        del sizes["intermediate_size"]
+    config = model.config_class(**sizes)
     config._attn_implementation = "eager"  # attention written out: torch's own knows neither soft caps nor sinks
     return model(config).eval()
 
@@ -279,15 +302,17 @@ def test_logits_and_hidden_states_are_those_of_transformers(pair):
     # Two sequences of different length in one ragged batch, then each alone.
     out = ours(tokens, DenseAttention([63, 37]), Capture(aux_layers=(0, 1, 3)))
     logits = ours.logits(out.hidden)
+    # Of a recurrence both sides sum in other orders.
+    bound = 2e-4 if ours.config.state is not None else 1e-4
     assert out.hidden.shape == (100, 48) and logits.dtype is torch.float32
     for part in (slice(0, 63), slice(63, 100)):
         expected = theirs(tokens[None, part], output_hidden_states=True)
-        assert (logits[part] - expected.logits[0]).abs().max() <= 1e-4
+        assert (logits[part] - expected.logits[0]).abs().max() <= bound
         # hidden_states[i] enters layer i; the last one of the list is normed, so layer 3's (there are 3) is compared
         # elsewhere.
         entering = torch.cat([expected.hidden_states[0][0], expected.hidden_states[1][0]], -1)
-        assert (out.aux[part, : 2 * 48] - entering).abs().max() <= 1e-4
-        assert (out.hidden[part] - expected.hidden_states[-1][0]).abs().max() <= 1e-4
+        assert (out.aux[part, : 2 * 48] - entering).abs().max() <= bound
+        assert (out.hidden[part] - expected.hidden_states[-1][0]).abs().max() <= bound
     normed = torch.nn.functional.rms_norm(out.aux[:, 2 * 48 :], (48,), ours.norm_weight, ours.config.rms_norm_eps)
     torch.testing.assert_close(normed, out.hidden)
 
@@ -298,7 +323,8 @@ def test_what_is_saved_loads_in_transformers(pair, tmp_path):
     save_target(ours, tmp_path)
     again = type(theirs).from_pretrained(tmp_path)
     tokens = tokens_of(20, seed=2)[None]
-    torch.testing.assert_close(again(tokens).logits, theirs(tokens).logits)
+    atol = 1e-4 if ours.config.state is not None else 1e-5  # a recurrence carries the rounding of norms on
+    torch.testing.assert_close(again(tokens).logits, theirs(tokens).logits, atol=atol, rtol=1.3e-6)
     assert ModelConfig.from_directory(tmp_path) == ours.config
 
 
@@ -316,6 +342,22 @@ def test_a_context_within_the_original_one_takes_the_short_factors_of_longrope(t
         assert (found - theirs(tokens[None]).logits[0]).abs().max() <= 1e-4
     apart = ours.logits(ours(short, DenseAttention([32])).hidden) - theirs(short[None]).logits[0]
     assert apart.abs().max() > 1e-2, "the factors matter"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["qwen3 next", "qwen3.5"])
+def test_a_recurrence_in_64_bits_is_that_of_transformers(name: str, tmp_path, monkeypatch: pytest.MonkeyPatch):
+    architecture, fields = FAMILIES[name]
+    theirs = model_of_transformers(architecture, **fields)
+    theirs.set_experts_implementation("eager")
+    randomize(theirs, seed=9)
+    theirs.save_pretrained(tmp_path)
+    ours, tokens = load_target(tmp_path, TorchOps(), dtype=torch.float64), tokens_of(100)
+    with wide_recurrence(monkeypatch, theirs):
+        expected = theirs.double()(tokens[None]).logits[0]
+    found = ours.logits(ours(tokens, DenseAttention([100])).hidden)
+    assert expected.dtype is found.dtype is torch.float64
+    assert (found - expected).abs().max() <= 1e-5  # the tables of the rotation have 32 bits
 
 
 @torch.no_grad()

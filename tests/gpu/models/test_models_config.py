@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 import torch
+from family_shapes import SHAPES
 from foredraft.core.errors import ConfigError
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
@@ -77,7 +79,39 @@ def test_all_problems_at_once_with_file_and_key():
     assert "must be a whole number, got '64'" in message
 
 
-@pytest.mark.parametrize("architecture", ["DeepseekV32ForCausalLM", "Qwen3NextForCausalLM", "Glm4MoeForCausalLM"])
+HYBRID = {"qwen3_next", "qwen3_5"}
+
+
+@pytest.mark.parametrize("label", sorted(HYBRID))
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"linear_num_value_heads": None}, "linear_num_value_heads: is missing"),
+        ({"linear_key_head_dim": None, "linear_conv_kernel_dim": None}, "linear_key_head_dim: is missing.*conv_kernel"),
+        ({"linear_num_value_heads": 3}, "linear_num_value_heads: 3 value heads cannot share 2 key heads evenly"),
+        ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim: expected at least 2, got 1"),
+        ({"layer_types": ["linear_attention"] * 4}, "layer_types: expected at least one layer with full_attention"),
+        ({"layer_types": ["full_attention"]}, "layer_types: must be a list with an entry for each of 4 layers"),
+        (
+            {"layer_types": ["mamba"] * 4},
+            "layer_types: expected only full_attention and linear_attention, found 'mamba'",
+        ),
+        ({"attn_output_gate": False}, "attn_output_gate: attention without a gate"),
+    ],
+)
+def test_a_hybrid_checkpoint_says_its_states(label: str, change: dict, message: str):
+    with pytest.raises(ConfigError, match=re.compile(message, re.DOTALL)):
+        ModelConfig.from_dict({**SHAPES[label].to_dict(), **change})
+
+
+def test_three_of_four_layers_are_recurrent_if_the_file_does_not_say_which():
+    data = SHAPES["qwen3_5"].to_dict()
+    del data["layer_types"]
+    assert ModelConfig.from_dict(data).recurrent_layers == (0, 1, 2)
+    assert ModelConfig.from_dict(data | {"full_attention_interval": 2}).recurrent_layers == (0, 2)
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV32ForCausalLM", "KimiLinearForCausalLM", "Glm4MoeForCausalLM"])
 def test_families_of_the_simulator_are_refused_for_what_they_are(architecture):
     message = refused(MINIMAL | {"architectures": [architecture]}, "architectures")
     assert "only `foredraft simulate` knows this family" in message and "did you mean" not in message

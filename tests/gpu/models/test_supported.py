@@ -46,7 +46,8 @@ def proved(family: str) -> str:
     drafts = [options.get("algorithm") or name for name, options in DRAFTS.items() if not name.startswith("itself,")]
     drafts += ["`STANDALONE`"] + ["prediction layer"] * (DECODED[family].prediction is not None)
     names = ", ".join(dict.fromkeys(name if "`" in name or " " in name else f"`{name}`" for name in drafts))
-    device = "CPU" if DECODED[family].has_latent or DECODED[family].has_full_heads else "CPU, GPU"
+    only_cpu = DECODED[family].has_latent or DECODED[family].has_full_heads or DECODED[family].has_states
+    device = "CPU" if only_cpu else "CPU, GPU"
     return f"| `{family}` | {logits} | {forms} | {names} | {device} |"
 
 

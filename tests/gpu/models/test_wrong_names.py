@@ -26,7 +26,7 @@ OTHERS = (
     "HunYuanDenseV1ForCausalLM", "InternLM3ForCausalLM", "Lfm2ForCausalLM", "LlamaForCausalLm", "MiniCPMForCausalLM",
     "MinistralForCausalLM", "Mistral4ForCausalLM", "NemotronForCausalLM", "Olmo3SinkForCausalLM", "OlmoForCausalLM",
     "OlmoeForCausalLM", "Phi4MMForCausalLM", "PhiForCausalLM", "PhimoeForCausalLM", "Qwen2MoeForCausalLM",
-    "Qwen3NextForCausalLM", "QwenLMHeadModel", "StableLmForCausalLM", "Starcoder2ForCausalLM", "VaultGemmaForCausalLM",
+    "Qwen3_5MoeForCausalLm", "QwenLMHeadModel", "StableLmForCausalLM", "Starcoder2ForCausalLM", "VaultGemmaForCausalLM",
 )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def test_other_families_are_refused_by_name():
 
 def test_a_model_type_of_another_family_is_refused():
     for label, shape in SHAPES.items():
-        for model_type in {*MODEL_TYPES.values(), "cohere2", "qwen3_next"} - {MODEL_TYPES[shape.architecture]}:
+        for model_type in {*MODEL_TYPES.values(), "cohere2", "kimi_linear"} - {MODEL_TYPES[shape.architecture]}:
             data = shape.to_dict() | {"model_type": model_type}
             if model_type == "cohere2":  # nothing is known of it: what the architecture says holds
                 assert ModelConfig.from_dict(data) == shape, label

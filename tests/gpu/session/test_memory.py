@@ -22,6 +22,7 @@ from foredraft.gpu.session.memory import (
     SAMPLING_BYTES,
     NotEnoughMemory,
     size_pool,
+    state_bytes,
     working_bytes,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -95,8 +96,20 @@ def test_more_rows_and_graphs_need_more_and_the_pool_shrinks(monkeypatch):
 def test_a_token_takes_the_memory_that_the_simulator_prices(label: str):
     """Latent attention keeps one vector. Cells of a pool are as wide as the widest layer of Gemma 4 needs."""
     shape = SHAPES[label]
-    priced = read_model_shape({**shape.to_dict(), "torch_dtype": "bfloat16"}, "config.json", label).kv_bytes_per_token
+    of_simulator = read_model_shape({**shape.to_dict(), "torch_dtype": "bfloat16"}, "config.json", label)
+    priced = of_simulator.kv_bytes_per_token
     found = bytes_per_slot(shape.kv_shapes, torch.bfloat16)
-    widest = max(kept.elements for kept in shape.kv_shapes) * shape.num_layers * 2
+    widest = max(kept.elements for kept in shape.kv_shapes) * len(shape.kv_shapes) * 2
     assert found == widest and sum(kept.elements for kept in shape.kv_shapes) * 2 == priced
+    assert sum(kept.num_bytes(torch.bfloat16) for kept in shape.state_shapes) == of_simulator.recurrent_state_bytes
     assert (found == priced) == (label != "gemma4")
+
+
+def test_recurrent_states_are_planned_before_a_weight_is_read():
+    shape, spec = SHAPES["qwen3_next"], spec_of()
+    states = state_bytes(shape, None, spec, torch.bfloat16)
+    assert state_bytes(SHAPES["llama"], None, spec, torch.bfloat16) == 0
+    assert states > sum(kept.num_bytes(torch.bfloat16) for kept in shape.state_shapes) * spec.config.max_running
+    assert state_bytes(shape, shape, spec, torch.bfloat16) > states
+    with pytest.raises(NotEnoughMemory, match=r"recurrent states 900\.00 GiB, .*fewer requests at once"):
+        size_pool(10, 0.85, 131072, "cpu", spec, 0, 0, 900 << 30)

@@ -16,6 +16,7 @@ from foredraft.core.prompt import Prompt
 from foredraft.gpu.session.session import DecodeSession, SessionOptions
 from kinds_of_drafts import DRAFTS
 from small_checkpoint import VOCAB_SIZE, write_head, write_target
+from wide_recurrence import wide_recurrence
 
 SESSIONS = 15
 # transformers has no MiMo, and changes the rotation of longrope within a text.
@@ -52,7 +53,7 @@ def random_options(rng: random.Random) -> tuple[dict, str | None]:
 
 @pytest.mark.parametrize("label", WITH_REFERENCE)
 @torch.no_grad()
-def test_every_token_is_the_one_that_transformers_chooses(label: str, tmp_path: Path):
+def test_every_token_is_the_one_that_transformers_chooses(label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     transformers = pytest.importorskip("transformers")
     shape, rng = SHAPES[label], random.Random(label)
     target = write_target(tmp_path / "target", shape)
@@ -71,7 +72,8 @@ def test_every_token_is_the_one_that_transformers_chooses(label: str, tmp_path: 
         for request in requests:
             prompt, found = np.asarray(request.prompt.tokens), np.asarray(outputs[request.request_id].tokens)
             assert len(found), (number, options)
-            logits = reference(torch.from_numpy(np.concatenate([prompt, found]))[None]).logits[0]
+            with wide_recurrence(monkeypatch, reference):
+                logits = reference(torch.from_numpy(np.concatenate([prompt, found]))[None]).logits[0]
             expected = logits[len(prompt) - 1 : -1].argmax(-1)
             assert found.tolist() == expected.tolist(), (number, name, options)
             compared += len(found)

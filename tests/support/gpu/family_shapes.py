@@ -10,6 +10,7 @@ from foredraft.gpu.models.attention import Latent
 from foredraft.gpu.models.config import ModelConfig
 from foredraft.gpu.models.families import CLAMPED_SWIGLU, GELU_TANH, architecture_of
 from foredraft.gpu.models.rope import Rope
+from foredraft.gpu.ops.delta_rule import StateShape
 from small_checkpoint import SHAPE
 
 WINDOWS = {"window": 6, "windowed_layers": (0, 2)}
@@ -19,6 +20,11 @@ EXPERTS = MoeConfig(4, 2, 24, norm_topk_prob=True)
 ROUTED = MoeConfig(
     8, 2, 24, norm_topk_prob=True, mlp_only_layers=(0,), shared_size=24, scale=1.5, num_groups=4, top_groups=2
 )
+SHARED = MoeConfig(6, 2, 24, norm_topk_prob=True, shared_size=20)
+HYBRID = {
+    "state": StateShape(heads=4, key_heads=2, key_dim=6, value_dim=5, kernel=4), "recurrent_layers": (0, 1, 3),
+    "output_gate": True, "qk_norm": True, "rope": Rope(1e4, fraction=0.25),
+}  # fmt: skip
 LATENT = {"head_dim": 16, "num_kv_heads": 1, "rope": Rope(1e4, fraction=0.25, neighbours=True)}
 FIELDS: dict[str, dict] = {
     "llama": {},
@@ -68,6 +74,9 @@ FIELDS: dict[str, dict] = {
         "rope": Rope(1e4, "yarn", 4.0, 64, mscale_all_dim=1.0, fraction=0.25, neighbours=True),
         "attention_scale": 10**-0.5 * (0.1 * log(4) + 1) ** 2,
     },
+    "qwen3_next": {**HYBRID, "moe": SHARED},
+    "qwen3_5": {**HYBRID, "recurrent_layers": (1, 2)},
+    "qwen3_5_moe": {**HYBRID, "moe": SHARED},
 }  # fmt: skip
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from ...core.model_shape import FAMILIES, read_experts, read_sizes, read_unrotated, read_windows, replace_missing
-from ...core.parsing import ConfigReader
-from .attention import Latent
-from .families import CLAMPED_SWIGLU, GELU_TANH, MODEL_TYPES, SILU, Family, Routing, ScaleKey, family_of
-from .rope import read_ropes
+from ....core.model_shape import FAMILIES, read_experts, read_sizes, read_unrotated, read_windows, replace_missing
+from ....core.parsing import ConfigReader
+from ...ops.delta_rule import StateShape
+from ..attention import Latent
+from ..families import CLAMPED_SWIGLU, GELU_TANH, MODEL_TYPES, RECURRENT, SILU, Family, Routing, ScaleKey, family_of
+from ..rope import read_ropes
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -21,8 +22,13 @@ def read_fields(reader: ConfigReader, architecture: str | None) -> dict[str, Any
     """Return the fields of `ModelConfig`; what is wrong or missing is noted in `reader`."""
     name = None if architecture is None else MODEL_TYPES[architecture]
     family = Family() if architecture is None else family_of(architecture)
+    recurrent = _read_recurrent(reader) if family.has_states else {}
     if name is not None:
         reader = replace_missing(reader, **FAMILIES[name].defaults)
+    if family.experts is not None and family.experts.has_own_width and reader.get("intermediate_size") is None:
+        reader = replace_missing(
+            reader, intermediate_size=reader.get("moe_intermediate_size")
+        )  # all layers have experts
     latent = _read_latent(reader, family) if family.has_latent else None
     if latent is not None:
         reader = reader.with_data({**reader.data, "num_key_value_heads": None, "head_dim": latent.rope_dim})
@@ -73,6 +79,7 @@ def read_fields(reader: ConfigReader, architecture: str | None) -> dict[str, Any
         "sinks": family.has_sinks,
         **(_read_full_heads(reader, sizes, windowed) if family.has_full_heads else {}),
         **{field: reader.number(key, 1.0) for field, key in family.numbers.items()},
+        **recurrent,
     }
     if latent is not None:
         size = latent.rank + latent.rope_dim
@@ -81,6 +88,38 @@ def read_fields(reader: ConfigReader, architecture: str | None) -> dict[str, Any
         neighbours = reader.flag("rope_interleave", family.rotates_neighbours)
         config["rope"] = replace(rope, fraction=latent.rope_dim / size, neighbours=neighbours)
     return config
+
+
+def _read_recurrent(reader: ConfigReader) -> dict[str, Any]:
+    """Read the sizes of a recurrent layer, none of which has a default, and which layers are recurrent: three of four
+    if the file does not say it."""
+    number = reader.integer
+    state = StateShape(
+        number("linear_num_value_heads"),
+        number("linear_num_key_heads"),
+        number("linear_key_head_dim"),
+        number("linear_value_head_dim"),
+        number("linear_conv_kernel_dim"),
+    )
+    if reader.get("linear_num_key_heads") is not None and state.heads % state.key_heads:
+        found = f"{state.heads} value heads cannot share {state.key_heads} key heads evenly"
+        reader.problem("linear_num_value_heads", found)
+    if reader.get("linear_conv_kernel_dim") is not None and state.kernel < 2:
+        reader.problem("linear_conv_kernel_dim", f"expected at least 2, got {state.kernel}")
+    if not reader.flag("attn_output_gate", True):
+        reader.problem("attn_output_gate", "attention without a gate is not implemented for this family")
+    layers = number("num_hidden_layers")
+    kinds = reader.get("layer_types")
+    if kinds is None:
+        every = number("full_attention_interval", 4)
+        kinds = [RECURRENT if (layer + 1) % every else "full_attention" for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        reader.problem("layer_types", f"must be a list with an entry for each of {layers} layers, got {kinds!r}")
+        kinds = []
+    elif all(kind == RECURRENT for kind in kinds):
+        reader.problem("layer_types", "expected at least one layer with full_attention")
+    recurrent = tuple(layer for layer, kind in enumerate(kinds) if kind == RECURRENT)
+    return {"state": state, "recurrent_layers": recurrent, "output_gate": True}
 
 
 def _read_latent(reader: ConfigReader, family: Family) -> Latent:
