@@ -24,6 +24,8 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,9 +59,14 @@ class Stream:
 
     def ask(self) -> None:
         """Send the next request."""
-        self.asked, self.parts = self.dice.randrange(50, 250), []
-        body = {"prompt": self.dice.random().hex() + " word" * self.dice.randrange(20, 200), "max_tokens": self.asked}
-        body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+        asked = self.dice.randrange(50, 250)
+        self.send(self.dice.random().hex() + " word" * self.dice.randrange(20, 200), asked)
+
+    def send(self, prompt: str | list[int], num_tokens: int) -> None:
+        """Send a request for so many tokens."""
+        self.asked, self.parts = num_tokens, []
+        body = {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
         data = json.dumps(body).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
         self.socket.sendall(head.encode() + data)
@@ -82,7 +89,7 @@ class Seen:
 
     def counts(self) -> tuple[int, int, int]:
         """Return requests that got all their tokens, those that did not, and tokens."""
-        got = [_usage(parts) for _, parts in self.answers]
+        got = [num_received(parts) for _, parts in self.answers]
         whole = sum(count == asked for count, (asked, _) in zip(got, self.answers, strict=True))
         return whole, len(got) - whole, sum(got)
 
@@ -96,7 +103,15 @@ class Seen:
         return (at_ns - stamps)[stamps >= since_ns] / 1e6
 
 
-def _usage(parts: list[tuple[int, bytes]]) -> int:
+def connect(port: int) -> socket.socket:
+    """Return a connection whose data has times."""
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    return connection
+
+
+def num_received(parts: list[tuple[int, bytes]]) -> int:
+    """Return the tokens of an answer that came, as its usage has them; 0 without its end."""
     end = b"".join(data for _, data in parts[-3:])
     if b"data: [DONE]\n\n" not in end:
         return 0
@@ -109,9 +124,7 @@ def load(port: int, pid: int, num_streams: int, seconds: float) -> tuple[Seen, i
     until, poll, streams, waiting = begin + RAMP_S + seconds, select.epoll(), {}, []
     for number in range(num_streams):
         dice = random.Random(number)
-        connection = socket.create_connection(("127.0.0.1", port))
-        connection.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        waiting.append(Stream(connection, dice, begin + dice.random() * RAMP_S))
+        waiting.append(Stream(connect(port), dice, begin + dice.random() * RAMP_S))
     waiting.sort(key=lambda stream: -stream.begins)
     while streams or waiting:
         now = time.monotonic()
@@ -143,6 +156,28 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@contextmanager
+def started(scenario: str | Path, arguments: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Serve a scenario in a process of its own; yields its port and its id. Server and this process have a core each,
+    where the system lets them."""
+    command = [sys.executable, "-m", "foredraft.cli", "serve", "--simulate", str(scenario), *arguments]
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[:1])  # the server inherits it
+    with subprocess.Popen([*command, "--port", "0"], stderr=subprocess.PIPE, text=True) as server:
+        os.sched_setaffinity(0, cores[1:] or cores)
+        try:
+            address = ""
+            while not address and (line := server.stderr.readline()):
+                print(line, end="", file=sys.stderr)
+                address = line.partition(" is served on ")[2].strip()
+            if not address:
+                sys.exit(2)
+            yield int(address.rpartition(":")[2]), server.pid
+        finally:
+            server.terminate()
+            os.sched_setaffinity(0, cores)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenario", default=str(ROOT / "examples/chat_on_h100.toml"))
@@ -152,22 +187,11 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into docs/serve.md")
     asked = parser.parse_args()
     settings = [part for item in asked.set or LARGE for part in ("--set", item)]
-    command = [sys.executable, "-m", "foredraft.cli", "serve", "--simulate", asked.scenario, *settings]
-    command += ["--max-streams", str(max(asked.streams, 512))]
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[:1])  # the server inherits it
-    with subprocess.Popen([*command, "--stamp", "--port", "0"], stderr=subprocess.PIPE, text=True) as server:
-        os.sched_setaffinity(0, cores[1:] or cores)
-        address = ""
-        while not address and (line := server.stderr.readline()):
-            print(line, end="", file=sys.stderr)
-            address = line.partition(" is served on ")[2].strip()
-        if not address:
-            sys.exit(2)
-        begin, cpu_before = time.monotonic(), cpu_s(server.pid)
-        seen, since_ns = load(int(address.rpartition(":")[2]), server.pid, asked.streams, asked.seconds)
-        took, used_s = time.monotonic() - begin, cpu_s(server.pid) - cpu_before
-        server.terminate()
+    settings += ["--max-streams", str(max(asked.streams, 512)), "--stamp"]
+    with started(asked.scenario, settings) as (port, pid):
+        begin, cpu_before = time.monotonic(), cpu_s(pid)
+        seen, since_ns = load(port, pid, asked.streams, asked.seconds)
+        took, used_s = time.monotonic() - begin, cpu_s(pid) - cpu_before
     (completed, lost, tokens), delays_ms = seen.counts(), seen.delays_ms(since_ns)
     settled = seen.memory[len(seen.memory) // 3 :]
     rows = {
@@ -177,6 +201,7 @@ def main() -> None:
         "output tokens per second": f"{tokens / took:,.0f}",
         "added latency p50, p90, p99": ", ".join(f"{v:.1f}" for v in np.percentile(delays_ms, (50, 90, 99))) + " ms",
         "processor of the server": f"{used_s / took:.0%} of one core, {1e6 * used_s / len(delays_ms):.0f} µs per event",
+        "output tokens per second of processor time": f"{tokens / used_s:,.0f}",
         "memory after a third, at the end": f"{settled[0] / 2**20:,.0f}, {settled[-1] / 2**20:,.0f} MiB",
     }
     table = [f"| {name} | {value} |" for name, value in {"measured": "value", "---": "---", **rows}.items()]

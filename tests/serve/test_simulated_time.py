@@ -5,23 +5,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+from foredraft import simulate
 from foredraft.core.contract.events import Committed, Planned, Submitted
 from foredraft.core.contract.request import GREEDY
 from foredraft.core.prompt import Prompt
 from foredraft.observe.encoding import LineEncoder
 from foredraft.serve.bodies.filler import FillerTokenizer
 from foredraft.serve.bodies.port import Order, Piece
+from foredraft.serve.bodies.simulated import SimulatedBody
 from foredraft.serve.limits import Limits
 from foredraft.sim.run import Simulation
+from foredraft.sim.scenario_file import load_scenario
 from foredraft.sim.workload.workload import Arrival, SyntheticWorkload
 from http_server import Served, serving, simulated_body
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/chat_on_h100.toml"
 DISAGGREGATED = ("disaggregation.prefill=1", "disaggregation.decode=1")
 SERVICES = [
     (),
@@ -85,21 +91,10 @@ def test_a_clients_arrivals_bring_the_events_of_a_simulation(keys: tuple[str, ..
     served_events: dict[int, list] = {}
     clock = _Clock()
     body = simulated_body(*keys, speed=1.0, clock=clock, sinks=lambda i: [served_events.setdefault(i, []).append])
-    gaps_ns = np.random.default_rng(7).integers(1, 60_000_000, 40)
-    arrivals, outlet = [], _Outlet()
-    for number, at_ns in enumerate(np.cumsum(gaps_ns).tolist()):
-        while (wait_s := body.wait_s()) is not None and clock.now_s + wait_s < at_ns / 1e9:
-            clock.now_s += wait_s + 1e-6
-            body.turn(outlet)
-        clock.now_s = max(clock.now_s, at_ns / 1e9)
-        prompt = np.arange(number % 5 * 100, number % 5 * 100 + 150 + number)
-        order = Order(number, prompt, 60, clock.now_s, GREEDY, priority=number % 7 == 0)
-        body.submit(order)
-        arrivals.append((body.at_ns(clock.now_s), order))
-    while (wait_s := body.wait_s()) is not None:
-        clock.now_s += wait_s
-        body.turn(outlet)
-        clock.now_s += 1e-6
+    times_ns = np.cumsum(np.random.default_rng(7).integers(1, 60_000_000, 40)).tolist()
+    prompts = [np.arange(number % 5 * 100, number % 5 * 100 + 150 + number) for number in range(40)]
+    orders = [Order(i, prompt, 60, 0.0, GREEDY, priority=i % 7 == 0) for i, prompt in enumerate(prompts)]
+    arrivals, outlet = _serve(body, clock, times_ns, orders)
 
     predicted: dict[int, list] = {}
     scenario = body.simulation.scenario
@@ -121,6 +116,55 @@ def test_a_clients_arrivals_bring_the_events_of_a_simulation(keys: tuple[str, ..
     assert [piece.at_ns for piece in outlet.pieces] == sorted(piece.at_ns for piece in outlet.pieces)
     assert outlet.num_ahead > 0.8 * len(outlet.pieces) and len(outlet.begun) > 30
     assert sum(isinstance(event, Planned | Committed) for of in served_events.values() for event in of) > 100
+
+
+def _serve(
+    body: SimulatedBody, clock: _Clock, times_ns: list[int], orders: list[Order]
+) -> tuple[list[tuple[int, Order]], _Outlet]:
+    """Play clients that send their orders at these times; return when each came, and what they got."""
+    arrivals, outlet = [], _Outlet()
+    for at_ns, order in zip(times_ns, orders, strict=True):
+        while (wait_s := body.wait_s()) is not None and clock.now_s + wait_s < at_ns / 1e9:
+            clock.now_s += wait_s + 1e-6
+            body.turn(outlet)
+        clock.now_s = max(clock.now_s, at_ns / 1e9)
+        body.submit(replace(order, at_s=clock.now_s))
+        arrivals.append((body.at_ns(clock.now_s), order))
+    while (wait_s := body.wait_s()) is not None:
+        clock.now_s += wait_s
+        body.turn(outlet)
+        clock.now_s += 1e-6
+    return arrivals, outlet
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rate", "num_requests"), [(3.0, 100), (25.0, 500), (40.0, 500)], ids=["light", "knee", "over"]
+)
+def test_clients_measure_the_times_of_a_simulation(rate: float, num_requests: int):
+    """The first and the last token of each client come when `simulate` has them for the same arrivals. `python -m
+    benchmarks.timing.serve_times` compares these loads in real time, over HTTP."""
+    keys = ("hardware.kernels=roofline", f"workload.rate={rate}", f"workload.num_requests={num_requests}")
+    scenario, _ = load_scenario(EXAMPLE, keys)
+    clock = _Clock()
+    body = SimulatedBody(scenario, clock=clock)
+    asked = list(Simulation(scenario).workload)
+    orders = [
+        Order(one.row, np.r_[one.row + 1, np.ones(one.prompt.length - 1, int)], one.output_len, 0.0, GREEDY, (), True)
+        for one in asked
+    ]
+    arrivals, outlet = _serve(body, clock, [one.time_ns for one in asked], orders)
+    times: dict[str, list[int]] = {}
+    for piece in outlet.pieces:
+        times.setdefault(piece.request_id, []).append(piece.at_ns)
+    seen = [(at_ns, times[order.request_id][0], times[order.request_id][-1]) for at_ns, order in arrivals]
+
+    predicted = simulate(scenario).requests.sort_by("arrival_ns")
+    came_ns, first_ns, finish_ns = (predicted[f"{name}_ns"].to_numpy() for name in ("arrival", "first_token", "finish"))
+    assert len(predicted) == num_requests
+    apart = np.array(seen).T - (came_ns, first_ns, finish_ns)
+    assert np.abs(apart[1:]).max() <= 2000, "the clock goes in steps of a microsecond"
+    assert (apart[0] > -200_000).all() and (apart[0] <= 2000).all(), "the simulator counts from behind the front end"
 
 
 def _prompt_of(events: dict[int, list], order: Order) -> Prompt:
