@@ -108,5 +108,5 @@ site: $(STAMP)
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs/site docs site
 
 clean:
-	rm -rf .venv build dist runs site .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks
+	rm -rf .venv build dist runs site .pytest_cache .ruff_cache .mypy_cache .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

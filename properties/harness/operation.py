@@ -57,7 +57,13 @@ class Operation:
         object.__setattr__(self, "arguments", tuple(getattr(self, field.name) for field in fields(self)))
 
     def __str__(self) -> str:
-        return " ".join([self.tag, *(str(list(v)) if isinstance(v, tuple) else str(v) for v in self.arguments)])
+        named = zip(self.__match_args__, self.arguments, strict=True)
+        said = (f"{name}={list(value) if isinstance(value, tuple) else value}" for name, value in named)
+        return f"{self.tag} {', '.join(said)}".rstrip()
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print it for Hypothesis as a program would make it: `AllocatorTrial.alloc(holder='a', num_slots=1)`."""
+        printer.text(repr(self))
 
 
 # -- declarations -----------------------------------------------------------------------------------------------------
@@ -156,7 +162,7 @@ def _kind_of(body: Callable[..., Any], when: Callable[..., bool] | None) -> type
         frozen=True,
         slots=True,
     )
-    kind.tag = body.__name__.replace("_", "-")
+    kind.tag, kind.__qualname__ = body.__name__.replace("_", "-"), body.__qualname__
     kind.body, kind.when, kind.num_when = body, when, len(taken)
     return kind
 

@@ -25,10 +25,11 @@ HANG_LIMIT_S = 0.1
 
 
 def control_of(component: Component, subject: str) -> tuple[str, Component] | None:
-    """Return the plainest component of ours, other than `subject`, that can do all that this one can, behind
-    its import string."""
+    """Return the plainest component of ours that can do all that this one can, behind its import string. None from the
+    module of `subject` itself: a defect of both would be called one of the suite."""
+    module = resolved(subject).partition(":")[0]
     for name in component.suite.controls:
-        if name == resolved(subject):
+        if name.partition(":")[0] == module:
             continue
         try:
             make = load_make(name)

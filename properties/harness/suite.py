@@ -38,8 +38,9 @@ def can_interrupt() -> bool:
 
 
 @contextmanager
-def alarm(limit_s: float) -> Iterator[None]:
-    """Raise Hanging in the body once it has taken `limit_s` seconds, and again from time to time if it goes on.
+def alarm(limit_s: float, is_busy: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Raise Hanging in the body once it has taken `limit_s` seconds, and again from time to time if it goes on; only
+    where `is_busy` says that the component is at work.
 
     Of these seconds it must have computed for nine in ten (`MOSTLY`), else it gets `PATIENCE` times as many: other
     processes may have had the core. What other threads of the process compute is not counted.
@@ -52,6 +53,8 @@ def alarm(limit_s: float) -> Iterator[None]:
 
     def ring(number: int, frame: FrameType | None) -> None:
         has_computed = time.thread_time() - computed_s >= MOSTLY * limit_s
+        if not is_busy():
+            return
         if has_computed or time.monotonic() - begin_s >= PATIENCE * limit_s:
             raise Hanging
 
@@ -187,6 +190,8 @@ class Component:
             if isinstance(outcome, Finding):
                 broken.append(Broken(item.id, outcome))
         if broken:
+            # What differs in the same configuration, too, differs for no reason of the others.
+            broken.sort(key=lambda item: invariant(item.id).twin != "again")
             raise Violation(f"the same operations {invariant(broken[0].id).twin}", broken)
         return first
 
@@ -204,9 +209,9 @@ class Component:
             return self._run(config, operations, invariants, drain, limit_s, watch)
 
     def _run(self, config, operations, invariants, drain, limit_s, watch) -> Trial:
-        trial, at = None, lambda: "make" if trial is None else trial.operation
+        trial = None
         try:
-            with alarm(limit_s):
+            with self.judged(lambda: "make" if trial is None else trial.operation, limit_s), alarm(limit_s):
                 trial = self.start(config, invariants)
                 if watch is not None:
                     trial.calls = []
@@ -216,22 +221,25 @@ class Component:
                         watch(operation, trial)
                 if drain:
                     trial.drain()
+        except Violation as violation:
+            violation.trial = trial
+            raise
+        return trial
+
+    @contextmanager
+    def judged(self, at: Callable[[], Operation | str], limit_s: float) -> Iterator[None]:
+        """Raise a Violation for whatever goes wrong in the body; `at` returns the operation that is carried out."""
+        try:
+            yield
         except Hanging as error:
             was = f"{at()} did not return within {limit_s:g} s{frames(error)}"
-            finding = Finding(was, "an answer", MISBEHAVIOURS["HANGS"])
-            violation, cause = Violation(at(), [Broken("HANGS", finding)]), None
-        except Violation as error:
-            violation, cause = error, error.__cause__
-        except NotInstalled:
+            raise Violation(at(), [Broken("HANGS", Finding(was, "an answer", MISBEHAVIOURS["HANGS"]))]) from None
+        except (Violation, NotInstalled):
             raise
         except Exception as error:
             # Each trial looks at the answers that it expects; what it did not foresee ends here, and is no crash of the
             # suite.
-            violation, cause = Violation(at(), [Broken("TYPE", _unreadable(error))]), error
-        else:
-            return trial
-        violation.trial = trial
-        raise violation from cause
+            raise Violation(at(), [Broken("TYPE", _unreadable(error))]) from error
 
 
 def _unreadable(error: Exception) -> Finding:

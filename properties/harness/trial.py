@@ -20,7 +20,7 @@ from .operation import Declared, Operation, Values
 from .text import shortened, shown
 
 SHOWN_FRAMES = 3
-MAX_ARGUMENT, MAX_ANSWER = 40, 60  # characters that a history shows of them
+MAX_ARGUMENT, MAX_ANSWER = 40, 60  # characters that a history shows of arrays and objects; plain data is not cut
 _INTEGERS = frozenset({int})
 _HARNESS = frozenset(str(path) for path in Path(__file__).parent.glob("*.py"))
 

@@ -1,31 +1,102 @@
 """Hypothesis over the operations of a contract."""
 
 import pytest
+from bad_allocators import Exact, Hangs, ListAllocator
 from foredraft.checks.adapters import kv_allocator
-from foredraft.checks.registry import mutants_of
-from foredraft.properties.harness.machines import histories, machine
+from foredraft.checks.registry import contracts, mutants_of
+from foredraft.properties.harness.contract import Adapter
+from foredraft.properties.harness.machines import SETTINGS, configs, histories, machine, operations
 from foredraft.properties.harness.trial import Violation
 from foredraft.properties.suites import suite_of
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import HealthCheck, find, given, settings
+from hypothesis.stateful import rule, run_state_machine_as_test
 
-ALLOCATOR = suite_of("allocator")
-
-MUTANTS = {mutant.name: mutant for mutant in mutants_of("allocator")}
+ALLOCATOR, ENGINE = suite_of("allocator"), suite_of("engine")
+CAPABILITIES = kv_allocator.make.capabilities
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
+IN_TESTS = settings(SETTINGS, database=None, derandomize=True, max_examples=100)
+
+FOUND = {
+    "allocator": ["PromisesTooLittle", "FreesAnything"],
+    "prefix-cache": ["TrustsTheHash"],
+    "relay": ["ReadsTheUnwritten"],
+    "accept": ["MatchesAnyNode", "WalksTheSiblingsInACircle"],
+    "acceptance-process": ["DrawsForThePlaceInTheBatch"],
+    "step-controller": ["ReadsHalfOfATable"],
+    "engine": ["SaysGoodbyeTwice"],
+    "executor": ["AllocatesForTheWidestAlgorithm"],
+    "block-manager": ["ForgetsTheNamespace"],
+    "transport": ["SendsTheFirstDraft"],
+    "simulator": ["CountsTheFirstTokenTwice"],
+}
 
 
-@pytest.mark.parametrize("name", ["LosesTheLastPage", "FreesAnything"])
-def test_hypothesis_finds_defects_too(name):
-    broken = machine("allocator", MUTANTS[name].make)
-    found = settings(QUIET, max_examples=400, stateful_step_count=20, phases=[Phase.generate])
+def violation_of(broken, **options):
     with pytest.raises(Violation) as caught:
-        run_state_machine_as_test(broken, settings=found)
-    assert {broken.id for broken in caught.value.broken} & set(MUTANTS[name].caught_by)
+        run_state_machine_as_test(broken, settings=settings(IN_TESTS, **options))
+    return caught.value
 
 
-@given(histories("allocator", kv_allocator.make.capabilities))
+@pytest.mark.parametrize(("contract", "name"), [(contract, name) for contract in FOUND for name in FOUND[contract]])
+def test_hypothesis_finds_a_defect_of_each_contract_and_tells_a_short_history(contract, name):
+    mutant = next(mutant for mutant in mutants_of(contract) if mutant.name == name)
+    found = violation_of(machine(contract, mutant.make))
+    assert {broken.id for broken in found.broken} & set(mutant.caught_by)
+    assert found.failure.ends_in and len(found.failure.case.operations) <= 10
+    assert found.failure.case.replay(mutant.make) is not None and not found.failure.is_disputed
+
+
+def test_every_contract_has_such_a_defect():
+    assert tuple(FOUND) == contracts()
+
+
+def test_a_failure_of_a_rule_of_ones_own_is_told_as_hypothesis_drew_it():
+    class Mine(machine("allocator", ListAllocator)):
+        @rule()
+        def steal(self):
+            if self.trial.subject.pages:
+                self.trial.subject.pages.pop()
+
+    found = violation_of(Mine)
+    assert found.id in ("ALLOC-01", "ALLOC-15") and not hasattr(found, "failure")
+
+
+def test_a_component_that_hangs_is_stopped(monkeypatch):
+    monkeypatch.setattr("foredraft.properties.harness.machines.RUN_LIMIT_S", 0.4)
+    monkeypatch.setattr("foredraft.properties.harness.shrink.HANG_LIMIT_S", 0.04)
+    found = violation_of(machine("allocator", Hangs))
+    assert found.id == "HANGS" and found.failure.case.operations[-1].tag == "free"
+
+
+def test_a_component_is_made_from_supported_configurations_alone():
+    def supports(config):
+        return config.page_size == 16 and config.candidates == (0,) and config.prefix_cache
+
+    capabilities = ENGINE.capabilities.of(["slots", "prefix_cache"])
+    plainest = find(configs("engine", capabilities, supports), lambda config: True, settings=QUIET)
+    assert supports(plainest)
+    assert find(configs("engine", capabilities, supports), lambda config: config.num_pages > 8, settings=QUIET)
+
+
+@pytest.mark.parametrize("contract", ["allocator", "relay", "accept", "engine"])
+def test_configurations_shrink_to_the_plainest(contract):
+    suite = suite_of(contract)
+    component = suite.component(Adapter(None, suite.capabilities.all(), None))
+    found = find(configs(contract, component.capabilities), lambda config: True, settings=QUIET)
+    assert found == component.configure(lambda values: values[0])
+
+
+def test_operations_shrink_to_the_plainest():
+    config = ALLOCATOR.component(Exact).configure(lambda values: values[-1])
+    drawn = operations("allocator", config, CAPABILITIES)
+    asks = find(
+        drawn, lambda one: one.tag == "alloc" and one.num_slots > 1, settings=settings(QUIET, max_examples=2_000)
+    )
+    assert asks.holder == "a"
+
+
+@given(histories("allocator", CAPABILITIES))
 @settings(QUIET, max_examples=40)
 def test_histories_as_values(history):
-    config, operations = history
-    ALLOCATOR.component(kv_allocator.make).execute(config, operations, twice=True)
+    config, drawn = history
+    ALLOCATOR.component(kv_allocator.make).execute(config, drawn, twice=True)

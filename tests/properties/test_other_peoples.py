@@ -125,7 +125,7 @@ def test_an_exception_shows_its_last_frames_and_a_history_the_calls():
     ]
     assert all("test_other_peoples.py:" in line for line in lines[1:])
     assert failure.calls == (("can_allocate(1) -> True", "alloc(1) -> [0]"), ("free([0]) raised KeyError",))
-    assert "\n    2. free a 1\n         free([0]) raised KeyError\n" in failure.text()
+    assert "\n    2. free holder=a, num_pages=1\n         free([0]) raised KeyError\n" in failure.text()
     assert failure.to_json()["calls"] == [list(calls) for calls in failure.calls]
 
 

@@ -174,6 +174,6 @@ def test_stored_cases_pass(path):
 
 
 def test_a_violation_names_itself():
-    with pytest.raises(Violation, match=r"ALLOC-14 at alloc a 2: .*expected: ") as caught:
+    with pytest.raises(Violation, match=r"ALLOC-14 at alloc holder=a, num_slots=2: .*expected: ") as caught:
         ALLOCATOR.component(Exact).execute(AllocatorConfig(2), [ops.alloc("a", 2)])
     assert caught.value.trial.trace == [ops.alloc("a", 2)]

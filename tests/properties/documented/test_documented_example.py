@@ -9,6 +9,7 @@ from foredraft.properties.engine.contract import EngineCapabilities
 from foredraft.properties.engine.plain import PlainEngine
 from foredraft.properties.harness.contract import Adapter
 from foredraft.properties.harness.swarm import Swarm
+from foredraft.properties.harness.trial import Violation
 from foredraft.properties.suites import suite_of
 
 ALLOCATOR, ENGINE = suite_of("allocator"), suite_of("engine")
@@ -46,3 +47,14 @@ def test_the_configurations_of_the_example():
     capabilities = EngineCapabilities(slots=True, prefix_cache=True)
     config, _ = Swarm(ENGINE.component(Adapter(PlainEngine, capabilities, names["supports"])), 1).drawn(0)
     assert config.page_size == 16 and config.prefix_cache and config.max_steps == 0
+
+
+def test_the_state_machine_of_the_example(monkeypatch):
+    """The test that the page shows fails with the history that the page shows."""
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if ".TestCase" in block]
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    names = {}
+    exec(compile(code, "docs/properties.md", "exec"), names)
+    with pytest.raises(Violation) as caught:
+        names["TestBlocks"]("runTest").runTest()
+    assert caught.value.id in ("ALLOC-10", "ALLOC-01") and len(caught.value.failure.case.operations) <= 3
