@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ..core.errors import ConfigError, Problem, nearest
-from .harness.cases import Case
+from .harness.cases import Case, load_case
 from .harness.contract import MISBEHAVIOURS, SUITE_VERSION, Adapter, Capabilities
+from .harness.importing import load_make
 from .harness.invariants import Invariant, invariant, of_contract
 from .harness.operation import Operation
-from .harness.report import Failure, PropertiesBroken, Report
+from .harness.report import Failure, InvariantBroken, PropertiesBroken, Report, outcome_of
 from .harness.shrink import Shrinker, control_of
 from .harness.suite import Component, Suite
 from .harness.swarm import Budget, Found, Swarm
@@ -198,6 +200,15 @@ def explain(
     )
 
 
+def check_case(path: str | Path, make: Callable[[Any], Any] | None = None) -> None:
+    """Run a stored case again, on the component that it names or on what `make` makes. Raises AssertionError, with the
+    history, if it fails; ConfigError for a damaged case."""
+    case = load_case(Path(path))
+    story = case.tell(load_make(case.subject) if make is None else make)
+    if story.violation is not None:
+        raise AssertionError("\n".join(["", *outcome_of(case, story)]))
+
+
 def name_of(make: Callable[[Any], Any]) -> str:
     """Return `module:name`, as the command line takes it, or what comes close."""
     module, name = getattr(make, "__module__", ""), getattr(make, "__qualname__", type(make).__qualname__)
@@ -256,6 +267,12 @@ class Conformance:
             )
         return cls._report
 
+    @classmethod
+    def as_adapter(cls) -> Adapter:
+        """Return the component as a stored case finds it, under the name of this class."""
+        tests = cls()
+        return Adapter(tests.make, cls.capabilities, tests.supports)
+
     def check_invariant(self, id: str) -> None:
         """Raise AssertionError if it is broken, unittest.SkipTest (a skip for pytest too) if it is not checked or
         expected to fail."""
@@ -267,7 +284,7 @@ class Conformance:
                 raise unittest.SkipTest(f"{id} is expected to fail: {failure.expected}")
         for failure in report.failures:
             if failure.id == id:
-                raise AssertionError("\n" + failure.text())
+                raise InvariantBroken(failure)
         assert id not in report.held, f"{id} was expected to fail and held"
         assert report.evaluations[id], f"{id} was never evaluated"
 
@@ -275,8 +292,9 @@ class Conformance:
         """Fail if a call raises, hangs, or answers in another form than the contract says, or if an enabled
         operation never happened."""
         report = self.report()
-        broken = [failure.text() for failure in report.failures if failure.id in MISBEHAVIOURS]
-        assert not broken, "\n" + "\n".join(broken)
+        for failure in report.failures:
+            if failure.id in MISBEHAVIOURS:
+                raise InvariantBroken(failure)
         assert not report.vacuous, report.vacuous
 
 

@@ -6,6 +6,7 @@ Active where the package is installed (entry point `pytest11`), or with `-p fore
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("foredraft", "foredraft property checks")
     group.addoption("--foredraft-seed", type=int, help="seed of conformance classes, instead of their own")
+    group.addoption("--foredraft-cases", default="runs/cases", help="directory for the cases of failed tests")
     group.addoption("--foredraft-budget", help="budget of conformance classes: a number of operations, or a time (60s)")
 
 
@@ -43,6 +45,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> objec
     """Note which implementation ran with which seed;
     with several workers the note travels as a property of the report."""
     report = yield
+    if report.when == "call" and call.excinfo is not None:
+        _leave_cases(item, call.excinfo.value, report)
     cls = _conformance_class(item)
     done = vars(cls).get("_report") if cls is not None else None
     if report.when == "call" and done is not None:
@@ -50,6 +54,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> objec
         line += "all hold" if done.ok else "; ".join(done.reasons())
         report.user_properties.append(("foredraft", line))
     return report
+
+
+def _leave_cases(item: pytest.Item, error: BaseException, report: pytest.TestReport) -> None:
+    """Store the cases of a failure, and say in the test's report how they are run again."""
+    failures = getattr(error, "failures", None) or ([error.failure] if hasattr(error, "failure") else [])
+    if "foredraft.properties.harness.report" not in sys.modules:
+        return
+    from .harness.report import Failure, left_behind
+
+    for failure in failures:
+        if isinstance(failure, Failure):
+            folder = Path(item.config.getoption("--foredraft-cases"))
+            report.sections.append((f"case of {failure.id}", left_behind(failure, folder)))
 
 
 def pytest_terminal_summary(terminalreporter: object) -> None:

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ import typer
 from ...core.errors import count_of
 from ..options import AsJson, argument, option, print_document, refuse_without_effect
 from ..progress import StatusLine
+from .annotations import annotations
 from .processes import side_by_side
 from .servers import check_server
 
@@ -27,6 +29,13 @@ EXIT_BROKEN = 1
 DEFAULT_BUDGET = "60s"  # of a component that is not ours
 DEFAULT_SEED = 1
 DEFAULT_CASES = Path("runs/cases")
+
+
+class Format(StrEnum):
+    """How a check is printed."""
+
+    text = "text"
+    github = "github"
 
 
 # fmt: off
@@ -57,6 +66,8 @@ Mutants = Annotated[bool, option("--mutants",
 Replay = Annotated[Path | None, option("--replay", "Run a stored case again.", "FILE")]
 Wheel = Annotated[Path | None, option("--wheel",
     "Wheel of vllm or sglang, or the folder into which one was unpacked. Default: the installed package.", "FILE")]
+Form = Annotated[Format, option("--format",
+    "text, or github: also a line for each failure that GitHub Actions shows beside the component.")]
 Cases = Annotated[Path, option("--cases", "Directory for the stored cases of failures.", "DIR")]
 # fmt: on
 
@@ -65,7 +76,7 @@ def check(
     contract: Contract = None, subject: Subject = None, budget: BudgetText = None, seed: Seed = DEFAULT_SEED,
     capability: Capability = None, expect: Expect = None, allow: Allow = None, without: Without = None, show_list: ShowList = False,
     mutants: Mutants = False, replay: Replay = None, as_json: AsJson = False, cases: Cases = DEFAULT_CASES,
-    wheel: Wheel = None,
+    wheel: Wheel = None, form: Form = Format.text,
 ) -> None:  # fmt: skip
     """Check a component against its invariants.
 
@@ -92,6 +103,7 @@ def check(
         ("--expect", bool(expect) and elsewhere, f"{other} expects nothing"),
         ("--allow", bool(allow) and elsewhere, f"{other} allows nothing"),
         ("--cases", cases != DEFAULT_CASES and elsewhere, f"{other} stores no case"),
+        ("--format", form != Format.text and (elsewhere or as_json), f"{other or '--json'} prints no annotations"),
     )
     if contract in SERVERS and not show_list and not mutants and replay is None:
         refuse_without_effect(
@@ -100,6 +112,7 @@ def check(
             ("--expect", bool(expect), "what is known of it is listed"),
             ("--allow", bool(allow), "what is known of it is listed"),
             ("--without", bool(without), "nothing is left out"),
+            ("--format", form != Format.text, "its failures are not in your files"),
         )
         if not check_server(contract, budget, seed, as_json, cases, wheel):
             raise typer.Exit(EXIT_BROKEN)
@@ -120,7 +133,7 @@ def check(
             "allowed_failures": allow or (),
             "without": without or (),
         }
-        _check(contract, subject, budget, {**options, "seed": seed}, as_json, cases)
+        _check(contract, subject, budget, {**options, "seed": seed}, as_json, cases, form)
 
 
 SERVERS = ("vllm", "sglang", "transformers")
@@ -139,6 +152,7 @@ def _check(
     options: dict[str, Any],
     as_json: bool,
     cases: Path,
+    form: Format,
 ) -> None:
     from ...checks.registry import SUBJECTS, contracts, suite_of
     from ...properties.harness.swarm import Budget
@@ -150,7 +164,7 @@ def _check(
     share = None
     if budget is not None or subject is not None:
         share = Budget.of(budget or DEFAULT_BUDGET).divided(len(chosen))
-    run = partial(_run, subject is not None, share, cases, options, len(names) > 1)
+    run = partial(_run, subject is not None, share, cases, options, form, len(names) > 1)
     outcomes, line = [], StatusLine(quiet=len(names) == 1 or not sys.stderr.isatty())
     for text, outcome in side_by_side(run, chosen) if len(names) > 1 else map(run, chosen):
         line.clear()
@@ -173,7 +187,13 @@ Chosen = tuple[str, str]
 
 
 def _run(
-    is_named: bool, budget: Budget | None, cases: Path, options: dict[str, Any], quiet: bool, chosen: Chosen
+    is_named: bool,
+    budget: Budget | None,
+    cases: Path,
+    options: dict[str, Any],
+    form: Format,
+    quiet: bool,
+    chosen: Chosen,
 ) -> tuple[str, dict[str, Any]]:
     """Check one component, and store the cases of its failures. Returns what to print, and what to write as JSON."""
     from ...checks.registry import OPERATIONS, suite_of
@@ -186,13 +206,18 @@ def _run(
     budget = budget or Budget(operations=OPERATIONS.get(name, suite.quick), is_extended=True)
     try:
         with _shown_progress(name, quiet) as show:
-            report = check_one(suite, _load(name), subject=name, progress=show, budget=budget, **options)
+            make = _load(name)
+            report = check_one(suite, make, subject=name, progress=show, budget=budget, **options)
     except NotInstalled as error:
         if is_named:
             raise
         reason = f"needs {error.package}, which is not installed"
         return f"{contract}: {name} skipped: {reason}", {"contract": contract, "subject": name, "skipped": reason}
-    return _told(report, cases), report.to_json()
+    replay = _stored(report, cases)
+    text = report.text(replay)
+    if form is Format.github:
+        text = "\n".join([text, *annotations(report, make, replay)])
+    return text, report.to_json()
 
 
 def _load(name: str) -> Callable[[Any], Any]:
@@ -208,8 +233,8 @@ def _load(name: str) -> Callable[[Any], Any]:
     return make
 
 
-def _told(report: Report, cases: Path) -> str:
-    """Store the cases of a report's failures, and return its text."""
+def _stored(report: Report, cases: Path) -> dict[str, str]:
+    """Store the cases of a report's failures. Returns the command for each invariant that runs its case again."""
     paths = {}
     for failure in report.shown:
         path = cases / report.case_name(failure)
@@ -218,7 +243,7 @@ def _told(report: Report, cases: Path) -> str:
         except OSError as error:
             _bad(str(path), f"the case cannot be written: {error.strerror}")
         paths[failure.id] = path
-    return report.text({id: f"foredraft check --replay {path}" for id, path in paths.items()})
+    return {id: f"foredraft check --replay {path}" for id, path in paths.items()}
 
 
 def _expected(items: list[str] | None) -> dict[str, str]:
@@ -240,11 +265,11 @@ def _bad(option: str, what: str) -> None:
 def _replay(path: Path, subject: str | None, as_json: bool) -> None:
     from ...checks import registry as registry  # a case may be of any contract
     from ...properties.harness.cases import load_case
-    from ...properties.harness.report import told
+    from ...properties.harness.report import outcome_of, told
 
     case = load_case(path)
     make = _load(subject or case.subject)
-    violation, history, calls, ends_in = case.tell(make)
+    violation, history, calls, ends_in = story = case.tell(make)
     if as_json:
         from ..documents.checking import CaseDocument
 
@@ -263,18 +288,10 @@ def _replay(path: Path, subject: str | None, as_json: bool) -> None:
     typer.echo(
         f"{path}: {case.contract} {subject or case.subject}, {count_of(len(case.operations), 'operation')}, {case.config}"
     )
-    for line in told(history, calls):
+    for line in outcome_of(case, story):
         typer.echo(line)
-    if violation is None:
-        typer.echo(f"{case.invariant} holds: the case does not fail (any more).")
-        return
-    for broken in violation.broken:
-        typer.echo(f"{broken.id}  {broken.sentence}")
-        typer.echo(f"  at     {ends_in}")
-        typer.echo(f"  was    {broken.finding.was}")
-        typer.echo(f"  should {broken.finding.should}")
-        typer.echo(f"  why    {broken.finding.why}")
-    raise typer.Exit(EXIT_BROKEN)
+    if violation is not None:
+        raise typer.Exit(EXIT_BROKEN)
 
 
 def _print_invariants(contract: str | None, as_json: bool) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ...core.errors import count_of
-from .cases import Case
+from .cases import Case, Story
 from .contract import SUITE_VERSION
 from .invariants import Finding, invariant
 
@@ -18,6 +20,18 @@ def told(history: Sequence[str], calls: Sequence[Sequence[str]]) -> list[str]:
     for number, line in enumerate(history):
         lines.append(f"  {number + 1:>3}. {line}")
         lines += [f"         {call}" for call in (calls[number] if number < len(calls) else ())]
+    return lines
+
+
+def outcome_of(case: Case, story: Story) -> list[str]:
+    """Return the lines about a case that was run again."""
+    lines = told(story.history, story.calls)
+    if story.violation is None:
+        return [*lines, f"{case.invariant} holds: the case does not fail (any more)."]
+    for broken in story.violation.broken:
+        found = broken.finding
+        lines += [f"{broken.id}  {broken.sentence}", f"  at     {story.ends_in}", f"  was    {found.was}"]
+        lines += [f"  should {found.should}", f"  why    {found.why}"]
     return lines
 
 
@@ -187,12 +201,52 @@ class Report:
         }
 
 
+TEST = """\
+from pathlib import Path
+
+from foredraft.properties.conformance import check_case
+
+
+def test_{name}():
+    check_case(Path(__file__).with_name("{file}"){make})
+"""
+
+
+def left_behind(failure: Failure, folder: Path) -> str:
+    """Store the case of a failed test. Returns how it is run again: the command, and a test to put beside the case."""
+    case = failure.case
+    subject = re.sub(r"\W+", "-", case.subject).strip("-")
+    path = folder / f"{subject}-{failure.id}.case.json"
+    # What a function or a lambda has made cannot be imported by its name.
+    is_named = ":" in case.subject and "<" not in case.subject
+    make = "" if is_named else ", make"  # of the failed test
+    try:
+        case.save(path)
+    except OSError as error:
+        return f"the case cannot be written to {path}: {error.strerror}"
+    line = "" if is_named else f"{case.contract} MODULE:MAKE "
+    test = TEST.format(name=failure.id.lower().replace("-", "_"), file=path.name, make=make)
+    return f"replay foredraft check {line}--replay {path}\n\n{test}"
+
+
 class PropertiesBroken(AssertionError):
-    """A check has failed; `report` says how."""
+    """A check has failed; `report` says how, `failures` are those that are to be seen."""
 
     def __init__(self, report: Report) -> None:
         super().__init__(report)
         self.report = report
+        self.failures = report.shown
 
     def __str__(self) -> str:
         return "\n" + self.report.text()
+
+
+class InvariantBroken(AssertionError):
+    """One invariant is broken in a test of its own."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failures = (failure,)
+
+    def __str__(self) -> str:
+        return "\n" + self.failures[0].text()

@@ -26,6 +26,22 @@ def theirs(tmp_path, monkeypatch):
     sys.modules.pop("theirs", None)
 
 
+def test_failures_for_github_name_file_and_line(command, theirs):
+    outcome = command("check", "allocator", "theirs:Exact", "--budget", "4000", "--format", "github")
+    (line,) = [line for line in outcome.out.splitlines() if line.startswith("::error ")]
+    source = (theirs / "theirs.py").read_text().splitlines()
+    where, _, text = line.removeprefix("::error ").partition("::")
+    file, number, title = where.split(",")
+    assert file == "file=theirs.py" and source[int(number.removeprefix("line=")) - 1].startswith("class Exact")
+    assert title == "title=ALLOC-14 theirs%3AExact"
+    assert re.search(r"%0Awas \d slots were refused", text) and text.endswith("ALLOC-14.case.json")
+    good = command("check", "allocator", "theirs:ListAllocator", "--budget", "4000", "--format", "github")
+    assert good.code == 0 and "::error" not in good.out
+    refused = command("check", "allocator", "theirs:Exact", "--format", "github", "--json")
+    assert refused.code == 2 and "--format" in refused.err
+    assert command("check", "allocator", "theirs:Exact", "--format", "gitlab").code == 2
+
+
 def test_ours(command, theirs):
     outcome = command("check", "allocator", "--budget", "15000")
     assert outcome.code == 0, outcome.out

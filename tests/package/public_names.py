@@ -46,7 +46,7 @@ ANSWERS = {  # module -> what the planning functions of the package return
     "foredraft.observe.output_files": ("Document",),
 }
 CHECKING = {  # module -> what users of the contracts take from it
-    "foredraft.properties.conformance": ("check", "Conformance", "Report"),
+    "foredraft.properties.conformance": ("check", "check_case", "Conformance", "Report"),
     "foredraft.properties.harness.contract": ("Capabilities", "needs"),
     "foredraft.properties.harness.machines": ("machine", "configs", "operations", "histories", "SETTINGS"),
 }

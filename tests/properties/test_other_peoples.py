@@ -94,6 +94,8 @@ def test_the_control_can_do_what_the_component_can():
         assert (control and control[0]) == wanted
     name, _ = control_of(ENGINE.component(None, ("slots",)), "foredraft.properties.engine.plain:make")
     assert name != "foredraft.properties.engine.plain:make", "a component is not its own control"
+    of_plain = control_of(ALLOCATOR.component(None, ("misuse",)), "foredraft.properties.allocator.plain:make_unpadded")
+    assert of_plain is None, "another component of the same module shares its defects"
     of_core = control_of(ENGINE.component(None, ("slots", "overlap")), "core-engine")
     assert of_core is None or of_core[0] != "foredraft.checks.adapters.core_engine:make", "nor under its other name"
 

@@ -1,5 +1,6 @@
 """The pytest plugin, the base class and the entry points, in a process of their own."""
 
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -11,6 +12,7 @@ import pytest
 TESTS = """
 from bad_allocators import Exact, ListAllocator
 from foredraft.properties.conformance import AllocatorConformance, check_allocator
+from foredraft.properties.harness.machines import machine
 
 class TestGood(AllocatorConformance):
     def make(self, config):
@@ -22,6 +24,11 @@ class TestBad(AllocatorConformance):
 
 def test_in_one_call():
     check_allocator(ListAllocator, budget=2000)
+
+def test_that_fails():
+    check_allocator(lambda config: Exact(config), budget=2000)
+
+TestMachine = machine("allocator", Exact).TestCase
 """
 
 
@@ -56,3 +63,29 @@ def test_the_plugin_marks_conformance_tests_and_says_what_ran(run_pytest):
     section = done.stdout.partition("= foredraft =")[2]
     assert "allocator test_theirs:TestGood: seed 7, 4," in section and "all hold" in section
     assert "allocator test_theirs:TestBad: seed 7" in section and "ALLOC-14 is broken" in section
+
+
+def test_a_failure_leaves_its_case_a_command_and_a_test(run_pytest, tmp_path):
+    done = run_pytest("-k", "alloc_14 or that_fails or Machine", "--foredraft-budget", "4000")
+    assert done.returncode == 1 and "3 failed" in done.stdout
+    names = ["test_theirs-TestBad", "test_theirs-test_that_fails-locals-lambda", "bad_allocators-Exact"]
+    kept = sorted(path.name for path in (tmp_path / "runs" / "cases").iterdir())
+    assert kept == sorted(f"{name}-ALLOC-14.case.json" for name in names)
+    assert "check allocator MODULE:MAKE --replay runs/cases/test_theirs-test_that_fails" in done.stdout
+    (command,) = re.findall(r"^replay foredraft (check --replay \S+TestBad\S+)$", done.stdout, re.MULTILINE)
+    again = subprocess.run(
+        [sys.executable, "-m", "foredraft", *command.split()], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert again.returncode == 1 and "ALLOC-14" in again.stdout
+    tests = re.findall(r"^from pathlib import Path\n\n.*?\n    check_case.*?\n", done.stdout, re.MULTILINE | re.DOTALL)
+    (test,) = [test for test in tests if "TestBad" in test]
+    (tmp_path / "runs" / "cases" / "test_kept.py").write_text(test)
+    kept = run_pytest("runs/cases/test_kept.py")
+    assert kept.returncode == 1 and "test_alloc_14" in kept.stdout and "were refused" in kept.stdout
+
+
+def test_a_case_that_cannot_be_written_hides_no_failure(run_pytest, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = run_pytest("-k", "that_fails", "--foredraft-cases", "file/cases")
+    assert done.returncode == 1 and "the case cannot be written to file/cases" in done.stdout
+    assert "ALLOC-14" in done.stdout
