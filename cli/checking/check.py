@@ -17,6 +17,7 @@ from ...core.errors import count_of
 from ..options import AsJson, argument, option, print_document, refuse_without_effect
 from ..progress import StatusLine
 from .annotations import annotations
+from .printed import held_back
 from .processes import side_by_side
 from .servers import check_server
 
@@ -205,7 +206,7 @@ def _run(
     suite = suite_of(contract)
     budget = budget or Budget(operations=OPERATIONS.get(name, suite.quick), is_extended=True)
     try:
-        with _shown_progress(name, quiet) as show:
+        with _shown_progress(name, quiet) as show, held_back() as printed:
             make = _load(name)
             report = check_one(suite, make, subject=name, progress=show, budget=budget, **options)
     except NotInstalled as error:
@@ -214,7 +215,7 @@ def _run(
         reason = f"needs {error.package}, which is not installed"
         return f"{contract}: {name} skipped: {reason}", {"contract": contract, "subject": name, "skipped": reason}
     replay = _stored(report, cases)
-    text = report.text(replay)
+    text = report.text(replay) + printed.line()
     if form is Format.github:
         text = "\n".join([text, *annotations(report, make, replay)])
     return text, report.to_json()

@@ -3,6 +3,7 @@ it runs a history, within a limit of time."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -71,6 +72,7 @@ RUN_LIMIT_S = 2.0
 """How long one run of a few hundred operations may take before it counts as hanging; a good one takes milliseconds."""
 
 WARM_UP_LIMIT_S = 60.0
+EXIT_FORKED = 70
 DRAWN_FOR_SUPPORT = 5_000
 
 
@@ -205,8 +207,15 @@ class Component:
         return next((other for other in others if other and self.supports(other)), None)
 
     def _execute_once(self, config, operations, invariants, drain, limit_s, watch=None) -> Trial:
-        with getattr(self.make, "planted", nullcontext)():  # the defect of a mutant
-            return self._run(config, operations, invariants, drain, limit_s, watch)
+        process = os.getpid()
+        try:
+            with getattr(self.make, "planted", nullcontext)():  # the defect of a mutant
+                return self._run(config, operations, invariants, drain, limit_s, watch)
+        finally:
+            if os.getpid() != process:
+                # A call has forked and come back twice: the copy must not go on with the check.
+                os.write(2, f"foredraft: a call of the component forked; process {os.getpid()} ends\n".encode())
+                os._exit(EXIT_FORKED)
 
     def _run(self, config, operations, invariants, drain, limit_s, watch) -> Trial:
         trial = None

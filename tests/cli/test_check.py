@@ -42,6 +42,16 @@ def test_failures_for_github_name_file_and_line(command, theirs):
     assert command("check", "allocator", "theirs:Exact", "--format", "gitlab").code == 2
 
 
+def test_what_a_component_prints_stands_in_no_report(command, theirs):
+    more = "\nclass Prints(ListAllocator):\n    def alloc(self, n):\n        print('x' * 5_000)\n        return super().alloc(n)\n"
+    (theirs / "theirs.py").write_text((theirs / "theirs.py").read_text() + more)
+    outcome = command("check", "allocator", "theirs:Prints", "--budget", "2000")
+    assert outcome.code == 0 and len(outcome.out) < 3_000
+    assert re.search(r"\nprinted by the component, and not shown: \d,\d{3},\d{3} characters, first 'xxx", outcome.out)
+    found = json.loads(command("check", "allocator", "theirs:Prints", "--budget", "2000", "--json").out)
+    assert found["ok"]
+
+
 def test_ours(command, theirs):
     outcome = command("check", "allocator", "--budget", "15000")
     assert outcome.code == 0, outcome.out

@@ -1,6 +1,10 @@
 """Components that raise, hang, answer nonsense or lie are reported as that, with the operation."""
 
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import bad_allocators as bad
 import pytest
@@ -96,3 +100,32 @@ def test_the_alarm_rings_once_and_is_gone():
     thread.start()
     thread.join()
     assert done == [False] and can_interrupt()
+
+
+FORKS = """
+import os
+from bad_allocators import ListAllocator
+from foredraft.properties.conformance import check_allocator
+
+class Forks(ListAllocator):
+    forked = False
+
+    def alloc(self, n):
+        if not Forks.forked:
+            Forks.forked = True
+            self.child = os.fork()
+            if self.child:
+                assert os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1]) == 70
+        return super().alloc(n)
+
+print(check_allocator(Forks, budget=2_000).ok)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_the_copy_of_a_process_that_a_call_forks_ends():
+    """Only one process goes on with the check and prints its report."""
+    folder = Path(bad.__file__).parent
+    done = subprocess.run([sys.executable, "-c", FORKS], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert done.stderr.count("a call of the component forked") == 1
