@@ -8,6 +8,7 @@ Its models have random weights and a few thousand parameters, made in memory. Th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from ...gpu.models.decoder import Decoder
 from ...gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
 from ...gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from ...gpu.models.weights import initialize
+from ...gpu.ops.delta_rule import StateShape
 from ...gpu.ops.host_ops import HostOps
 from ...gpu.ops.port import Capture, DeviceTree
 from ...gpu.tiny.dense import DenseAttention
@@ -40,6 +42,8 @@ HIDDEN = 44
 DRAFT_HIDDEN = 52
 NUM_HEADS = 7
 CONTEXT_LEN = 256
+QWEN3_NEXT = "Qwen3NextForCausalLM"
+STATE = StateShape(heads=4, key_heads=2, key_dim=5, value_dim=7, kernel=4)
 SHARPNESS = 12.0  # a fresh model says nearly the same everywhere
 TOKEN, CONTEXT = 4.0, 0.25  # what the last token and what layers add weigh, so that a head can often be right
 LONG_CONTEXT, NOISE = 3.0, 0.01
@@ -63,8 +67,9 @@ class CheckedExecutor(WrappedExecutor):
         # Pools of threads would only wait for their members: the models are tiny.
         torch.set_num_threads(1)
         threadpool_limits(1, user_api="blas")
-        target = target_model(config.vocab_size, config.mixture, context_of(config.algorithm))
-        draft = draft_model(config.algorithm, config.vocab_size, config.mixture)
+        kind = Kind(config.mixture, is_recurrent=config.mixture and not config.prefix_cache)
+        target = target_model(config.vocab_size, kind, context_of(config.algorithm))
+        draft = draft_model(config.algorithm, config.vocab_size, kind)
         self.models = (target, draft)
         self.config = config
         self.executor: TorchExecutor = build_executor(
@@ -160,19 +165,29 @@ def _drafts(tokens: list[int], parents: list[int]) -> Drafts:
     return {tuple(path) for path in paths_of(tokens, parents) if path}
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a target has: experts in its second layer, and a recurrent first layer, whose state no prefix cache has."""
+
+    mixture: bool = False
+    is_recurrent: bool = False
+
+
+PLAIN = Kind()
+
+
 @cache
-def target_model(vocab_size: int, mixture: bool = False, context: float = CONTEXT) -> Decoder:
+def target_model(vocab_size: int, kind: Kind = PLAIN, context: float = CONTEXT) -> Decoder:
     """Return the target that all executors of a configuration share."""
-    return _fresh_target(vocab_size, mixture, context)
+    return _fresh_target(vocab_size, kind, context)
 
 
 def context_of(algorithm: str) -> float:
     return LONG_CONTEXT if get_algorithm(algorithm).drafter is Drafter.MODEL else CONTEXT
 
 
-def _fresh_target(vocab_size: int, mixture: bool, context: float) -> Decoder:
-    """Make a target, with `mixture` one whose second layer has experts."""
-    target = _sharpened(Decoder(_config(vocab_size, HIDDEN, 2, mixture), OPS, "cpu", torch.float32), 0)
+def _fresh_target(vocab_size: int, kind: Kind, context: float) -> Decoder:
+    target = _sharpened(Decoder(_config(vocab_size, HIDDEN, 2, kind), OPS, "cpu", torch.float32), 0)
     with torch.no_grad():
         target.embed_weight *= TOKEN
     _weigh_layers(target, context)
@@ -180,14 +195,14 @@ def _fresh_target(vocab_size: int, mixture: bool, context: float) -> Decoder:
 
 
 @cache
-def draft_model(algorithm: str, vocab_size: int, mixture: bool = False) -> DraftModel | None:
+def draft_model(algorithm: str, vocab_size: int, kind: Kind = PLAIN) -> DraftModel | None:
     """Return what the algorithm drafts with: None, a small language model, or a head on the target."""
     drafter, form = get_algorithm(algorithm).drafter, get_algorithm(algorithm).draft_form
     if drafter in (Drafter.NONE, Drafter.LOOKUP):
         return None
     if drafter is Drafter.MODEL:
         # An executor that packed the shared one has dropped its plain weights.
-        return _near(_fresh_target(vocab_size, mixture, LONG_CONTEXT))
+        return _near(_fresh_target(vocab_size, kind, LONG_CONTEXT))
     config = HeadConfig(
         algorithm=form,
         model=_config(vocab_size, HIDDEN, 1),
@@ -197,7 +212,7 @@ def draft_model(algorithm: str, vocab_size: int, mixture: bool = False) -> Draft
         num_heads=NUM_HEADS if form == MULTI_LAYER_EAGLE else 1,
     )
     kinds = {EAGLE: EagleHead, EAGLE3: Eagle3Head, MULTI_LAYER_EAGLE: MultiLayerEagle}
-    head = _sharpened(kinds[form](config, target_model(vocab_size, mixture)), 2)
+    head = _sharpened(kinds[form](config, target_model(vocab_size, kind)), 2)
     if form == EAGLE3:
         head.set_vocabulary(torch.arange(vocab_size))
     else:
@@ -232,10 +247,12 @@ def _near(target: Decoder) -> Decoder:
     return draft
 
 
-def _config(vocab_size: int, hidden_size: int, num_layers: int, mixture: bool = False) -> ModelConfig:
-    experts = MoeConfig(num_experts=16, top_k=2, intermediate_size=12, decoder_sparse_step=2) if mixture else None
+def _config(vocab_size: int, hidden_size: int, num_layers: int, kind: Kind = PLAIN) -> ModelConfig:
+    experts = MoeConfig(num_experts=16, top_k=2, intermediate_size=12, decoder_sparse_step=2) if kind.mixture else None
+    states = {"state": STATE, "recurrent_layers": (0,), "output_gate": True} if kind.is_recurrent else {}
     return ModelConfig(
-        architecture=QWEN3_MOE if mixture else LLAMA,
+        architecture=QWEN3_NEXT if kind.is_recurrent else QWEN3_MOE if kind.mixture else LLAMA,
+        **states,
         moe=experts,
         vocab_size=vocab_size,
         hidden_size=hidden_size,

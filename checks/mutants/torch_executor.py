@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...gpu.batch.states import ChunkStates, TreeStates
 from ...gpu.draft.branches import BranchDraft
 from ...gpu.draft.heads import HeadsDraft
 from ...gpu.executor import shaping
@@ -102,6 +103,32 @@ DraftsFromTheSameSlot (ANSWER): Every head of a multi-layer draft says what foll
         - accept_lens - 1 + head)
         + accept_lens - 1)
 
+KeepsWhatWasRejected (ANSWER, RAISES): The state of a recurrent layer takes in all nodes of a tree, not the accepted path alone.
+    TreeStates.keep_verified
+        - self.keep(verified.accept_index.long() - firsts, verified.accept_lens.long())
+        + order = numbers(num_nodes, firsts.device).expand(len(firsts), -1)
+        + self.keep(order, torch.full_like(verified.accept_lens, num_nodes).long())
+
+KeepsTheFirstNodes (ANSWER): A state takes in as many nodes as were accepted, but the first ones of the tree.
+    TreeStates.keep_verified
+        - self.keep(verified.accept_index.long() - firsts, verified.accept_lens.long())
+        + self.keep(numbers(num_nodes, firsts.device).expand(len(firsts), -1), verified.accept_lens.long())
+
+KeepsItTwice (ANSWER, RAISES): The accepted path enters the state in two calls: the round's, and once more.
+    TreeStates.keep:
+        good(self, path, lens)
+        good(self, path, lens)
+
+ReadsAFreedSlot (ANSWER): A row that begins goes on from the state of the request that had its slot before.
+    ChunkStates.__init__:
+        good(self, pool, rows, prefix_lens, starts, kept, max_len)
+        self._first = torch.zeros_like(self._first)
+
+SharesOneSlot (ANSWER, RAISES): Two requests have one slot: every row reads and writes the state of the first.
+    TreeStates.__init__:
+        good(self, pool, rows, lengths, links)
+        self._rows = rows[:1].expand(len(rows))
+
 HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root of their tree.
     CheckedExecutor.__init__:
         good(self, config)
@@ -115,6 +142,6 @@ HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root o
         decode_round._verify_forward = without_root
 """
 
-_PLACES = [BranchDraft, CheckedExecutor, DecodeRound, HeadsDraft, RowShaping, replace, shaping]
+_PLACES = [BranchDraft, CheckedExecutor, ChunkStates, DecodeRound, HeadsDraft, RowShaping, TreeStates, replace, shaping]
 MUTANTS = defects("executor", CheckedExecutor, _PLACES, REAL, prefix="gpu:", np=np)
 __getattr__ = lookup(MUTANTS)

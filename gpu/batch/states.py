@@ -58,14 +58,14 @@ class StatePool:
         own.inputs[rows] = states.inputs
 
     def check(self, rows: Tensor, lengths: Tensor) -> None:
-        """Raise STATE-01 if, debugging, the state of a row is not the one after its `lengths` int64 [B] tokens."""
+        """Raise RELAY-03 if, debugging, the state of a row is not the one after its `lengths` int64 [B] tokens."""
         if self._debug and rows.device.type != "meta":
             found = self.lengths[rows]
             if bool(((found != lengths) & (rows > 0)).any()):
                 message = (
                     f"rows {rows.tolist()} have states after {found.tolist()} tokens, and {lengths.tolist()} in KV"
                 )
-                raise InvariantViolation("STATE-01", message)
+                raise InvariantViolation("RELAY-03", message)
 
 
 class PassStates(Protocol):

@@ -30,7 +30,8 @@ HEADS: Mapping[str, type[EagleHead] | type[Eagle3Head] | type[MultiLayerEagle]] 
     MULTI_LAYER_EAGLE: MultiLayerEagle,
 }
 STANDALONE = "STANDALONE"
-PREDICTION = "mtp_layers."  # beside a model's own layers
+PREDICTION = ("mtp_layers.", "mtp.")  # beside a model's own layers
+TOWERS = ("vision_tower.", "multi_modal_projector.", "visual.")  # of models that see
 MAX_NAMED = 8  # of a long list of tensors
 
 
@@ -67,7 +68,7 @@ def load_target(
 def language_model_name(name: str) -> str | None:
     """Return a tensor's name in a checkpoint of the language model alone;
     None for towers that see and for prediction layers."""
-    if name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.", PREDICTION)):
+    if name.removeprefix("model.").startswith(TOWERS + PREDICTION):
         return None
     if name.startswith("model.language_model."):
         return "model." + name.removeprefix("model.language_model.")

@@ -23,6 +23,7 @@ from .attention import Attention
 from .decoder import Decoder, wide
 from .head_config import HeadConfig
 from .layer import Layer
+from .mixers import norm_dtype
 from .projection import Projection
 from .rope import cos_sin_table
 from .weights import NamedWeight, empty_weight, weight_bytes
@@ -206,7 +207,10 @@ class PredictionLayer(DraftHead):
         hidden = config.model.hidden_size
         self._form, self._behind = form, target.num_layers
         self.input_weight = self._empty(hidden, 2 * hidden)
-        self.token_norm, self.hidden_norm, self.final_norm = (self._empty(hidden) for _ in range(3))
+        wide = norm_dtype(config.model, self.dtype)
+        self.token_norm, self.hidden_norm, self.final_norm = (
+            empty_weight(hidden, device=self.device, dtype=wide) for _ in range(3)
+        )
         self.layer = Layer(config.model, 0, self.ops, self.device, self.dtype, sparse=bool(config.model.moe_layers))
         self.projections = (*self.projections, Projection(self.input_weight))
         self._layers = (self.layer,)
@@ -224,11 +228,12 @@ class PredictionLayer(DraftHead):
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         form = self._form
-        named = {form.input: self.input_weight, form.token_norm: self.token_norm}
-        named |= {form.hidden_norm: self.hidden_norm, form.final_norm: self.final_norm}
+        offset = self.config.model.family.norm_offset
         prefix = form.prefix.format(layers=self._behind)
-        yield from (NamedWeight(f"{prefix}{name}.weight", weight.detach()) for name, weight in named.items())
-        yield from (replace(w, name=f"{prefix}{w.name}") for w in self.layer.checkpoint_weights())
+        yield NamedWeight(f"{prefix}{form.input}.weight", self.input_weight.detach())
+        for name, norm in zip((form.token_norm, form.hidden_norm, form.final_norm), self._norms, strict=True):
+            yield NamedWeight(f"{prefix}{name}.weight", norm.detach(), offset)
+        yield from (replace(w, name=f"{prefix}{form.layer}{w.name}") for w in self.layer.checkpoint_weights())
 
 
 class MultiLayerEagle(BodiedHead):

@@ -69,7 +69,8 @@ class PredictionForm:
 
     `prefix`: of its tensors below "model.", with {layers} for the number of the model's own. `token_first`: whether the
     token's embedding stands before the hidden state in what is projected. `repeated`: tensors of the model that stand
-    there again.
+    there again. `root`: what stands before the prefix. `layer`: of the layer's own tensors, behind the prefix. `key`:
+    of the number of such layers in `config.json`; `is_counted`: whether every file has it.
     """
 
     prefix: str = "mtp_layers.0."
@@ -79,10 +80,14 @@ class PredictionForm:
     final_norm: str = "final_layernorm"
     token_first: bool = False
     repeated: tuple[str, ...] = ()
+    root: str = "model."
+    layer: str = ""
+    key: str = "num_nextn_predict_layers"
+    is_counted: bool = True
 
     def name_within(self, name: str, num_layers: int) -> str | None:
         """Return the name of a tensor below the prefix; None for one that stands elsewhere or is repeated."""
-        prefix = f"model.{self.prefix.format(layers=num_layers)}"
+        prefix = f"{self.root}{self.prefix.format(layers=num_layers)}"
         part = name.removeprefix(prefix)
         return None if part == name or part in self.repeated else part
 
@@ -144,7 +149,13 @@ _GEMMA2 = Family(
     attention_scale=ScaleKey("query_pre_attn_scalar", -0.5), softcaps=(50.0, 30.0),
 )  # fmt: skip
 _QWEN2 = Family(qkv_bias=True, output_bias=False, is_for_heads=True)
-_QWEN_HYBRID = Family(norm_offset=1.0, has_head_norms=True, has_windows=False, rotated_fraction=0.25, has_states=True)
+_MTP = PredictionForm(
+    "mtp.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", token_first=True, root="", layer="layers.0.",
+    key="mtp_num_hidden_layers",
+)  # fmt: skip
+_QWEN_HYBRID = Family(
+    norm_offset=1.0, has_head_norms=True, has_windows=False, rotated_fraction=0.25, has_states=True, prediction=_MTP
+)
 _GATED_EXPERTS = ExpertForm(shared="shared_expert", has_shared_gate=True)
 _OLMO2 = Family(
     norms=Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm"), has_head_norms=True,
@@ -200,7 +211,10 @@ DECODED: Mapping[str, Family] = {
         ),
         experts=ExpertForm(key="n_routed_experts", routing=Routing.CORRECTED),
     ),
-    "qwen3_next": replace(_QWEN_HYBRID, fused_states=True, experts=_GATED_EXPERTS),
+    "qwen3_next": replace(
+        _QWEN_HYBRID, fused_states=True, experts=_GATED_EXPERTS,
+        prediction=replace(_MTP, key="num_nextn_predict_layers", is_counted=False),
+    ),
     "qwen3_5": _QWEN_HYBRID,
     "qwen3_5_moe": replace(_QWEN_HYBRID, experts=_GATED_EXPERTS),
 }  # fmt: skip

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
-from ...core.model_shape import HF_QUANT_CONFIG, modelopt_config
+from ...core.model_shape import HF_QUANT_CONFIG, language_model, modelopt_config
 from ...core.model_shape.quantization import CONFIG_KEYS
 from ...core.parsing import ConfigReader
 from .config import LLAMA, ModelConfig, read_json, read_model_config
-from .families import ARCHITECTURES, MODEL_TYPES, family_of, medusa_message
+from .families import ARCHITECTURES, DECODED, MODEL_TYPES, MULTIMODAL, family_of, medusa_message
 
 EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
 AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
@@ -20,6 +20,7 @@ SPECULATORS_KEY = "speculators_model_type"
 _UNQUANTIZED = "quantized weights of a head are not implemented; give the one with 16- or 32-bit weights"
 # Architectures whose checkpoints have a prediction layer that drafts for them.
 PREDICTION_LAYERS = tuple(name for name in ARCHITECTURES if family_of(name).prediction is not None)
+_THAT_SEE = tuple(name for name, kinds in MULTIMODAL.items() if any(DECODED[kind].prediction for kind in kinds))
 HEAD_LAYERS = tuple(name for name in ARCHITECTURES if family_of(name).is_for_heads)  # whose layers heads are made of
 SPECULATORS = {"eagle": EAGLE, "eagle3": EAGLE3}  # `speculators_model_type` of the format of vLLM's speculators
 
@@ -52,7 +53,7 @@ class HeadConfig:
         """Read a parsed config.json. Raises ConfigError with all problems, or with everything that does not fit the
         target."""
         reader = ConfigReader(data, source)
-        if algorithm == EAGLE and data.get("architectures") in [[name] for name in PREDICTION_LAYERS]:
+        if algorithm == EAGLE and data.get("architectures") in [[name] for name in (*PREDICTION_LAYERS, *_THAT_SEE)]:
             return _prediction_layer(reader, target)
         if SPECULATORS_KEY in data:
             reader = reader.with_data(_of_speculators(reader, algorithm))
@@ -168,7 +169,7 @@ def head_form(data: Mapping[str, Any], tensor_names: Iterable[str], source: str)
     form = next((form.name for form in _FORMS if form.has(architecture, names)), None)
     if medusa := medusa_message({"medusa_num_heads": 1} if form == _MEDUSA else data):
         reader.problem("architectures", medusa)
-    elif form == _PREDICTION and architectures not in [[name] for name in PREDICTION_LAYERS]:
+    elif form == _PREDICTION and architectures not in [[name] for name in (*PREDICTION_LAYERS, *_THAT_SEE)]:
         known = ", ".join(PREDICTION_LAYERS)
         reader.problem("architectures", f"{architectures}: prediction layers are implemented for {known} alone")
     reader.raise_problems()
@@ -183,14 +184,17 @@ def _prediction_layer(reader: ConfigReader, target: ModelConfig) -> HeadConfig:
         reader.problem(
             "architectures", "a prediction layer drafts only for the model of its own checkpoint, not for this target"
         )
-    if reader.integer("num_nextn_predict_layers", 0, minimum=0) != 1:
-        found = reader.get("num_nextn_predict_layers")
-        reader.problem(
-            "num_nextn_predict_layers", f"expected 1: a single layer, which drafts every step; got {found!r}"
-        )
+    form, text = target.family.prediction, language_model(reader.data, reader.source)
     reader.raise_problems()
-    moe = None if target.moe is None else replace(target.moe, mlp_only_layers=())
-    layer = replace(target, num_layers=1, windowed_layers=(), window=0, moe=moe, quantization=None)
+    assert form is not None, "the target is the model of this checkpoint"
+    if text.integer(form.key, 0 if form.is_counted else 1, minimum=0) != 1:
+        found = text.get(form.key)
+        text.problem(form.key, f"expected 1: a single layer, which drafts every step; got {found!r}")
+    text.raise_problems()
+    moe = None if target.moe is None else replace(target.moe, mlp_only_layers=(), decoder_sparse_step=1)
+    layer = replace(
+        target, num_layers=1, windowed_layers=(), window=0, recurrent_layers=(), state=None, moe=moe, quantization=None
+    )
     return HeadConfig(EAGLE, layer, target.hidden_size, target.vocab_size, inside_target=True)
 
 

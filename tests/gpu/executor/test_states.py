@@ -159,8 +159,8 @@ def test_a_state_of_another_length_is_refused():
     pool = pool_of()
     prefill(pool, {1: inputs_of(5, 1)}, {1: 0}, {1: 5})
     links = links_of([[-1]])
-    with pytest.raises(InvariantViolation, match="STATE-01"):
+    with pytest.raises(InvariantViolation, match="RELAY-03"):
         TreeStates(pool, torch.tensor([1]), torch.tensor([4]), links)
-    with pytest.raises(InvariantViolation, match="STATE-01"):
+    with pytest.raises(InvariantViolation, match="RELAY-03"):
         prefill(pool, {1: inputs_of(1, 1)}, {1: 6}, {1: 1})
     TreeStates(pool, torch.tensor([0, 0]), torch.tensor([3, 4]), links_of([[-1], [-1]]))  # padding has no length

@@ -3,6 +3,7 @@ published names."""
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -260,7 +261,7 @@ def test_the_prediction_layer_of_a_model_drafts_for_it(tmp_path: Path):
     with pytest.raises(ConfigError, match="only for the model of its own checkpoint"):
         load_draft(tmp_path, EAGLE, random_weights(MODEL, TorchOps(), "cpu", torch.float64))
     (tmp_path / "config.json").write_text(json.dumps(data | {"architectures": ["Glm4MoeForCausalLM"]}))
-    with pytest.raises(ConfigError, match="implemented for MiMoForCausalLM, DeepseekV3ForCausalLM alone"):
+    with pytest.raises(ConfigError, match=r"implemented for MiMoForCausalLM, DeepseekV3ForCausalLM, .* alone"):
         recognise_draft(tmp_path)
 
 
@@ -310,6 +311,71 @@ def test_the_prediction_layer_of_deepseek_v3_is_that_of_transformers(tmp_path: P
     found = head(tokens, hidden, DenseAttention([30]))
     torch.testing.assert_close(found.hidden, expected[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(head.logits(found.logits_hidden), theirs.lm_head(expected[0]), rtol=1e-5, atol=1e-5)
+
+    # And it drafts in a session without changing its text.
+    plain, drafted = (
+        Session(target, draft=d, dtype="float64", **o) for d, o in ((None, {}), (target, {"steps": 3, "topk": 2}))
+    )
+    assert drafted.generate("def add(", max_tokens=12).tokens == plain.generate("def add(", max_tokens=12).tokens
+    assert drafted.stats().drafted
+
+
+@pytest.mark.parametrize(
+    "label", ["qwen3_5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_next", "qwen3_5_moe"))]
+)
+@torch.no_grad()
+def test_the_prediction_layer_of_a_hybrid_model_is_that_of_transformers(label: str, tmp_path: Path):
+    """Attention without a state, whatever the model's layers are; beside the model, below `mtp.`."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_layers import MtpLayer
+
+    target = write_target(tmp_path, SHAPES[label])
+    theirs = getattr(transformers, SHAPES[label].architecture).from_pretrained(
+        target, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    )
+    model = load_target(target, TorchOps(), dtype=torch.float64)
+    shape, form = model.config, model.config.family.prediction
+    data = json.loads((target / "config.json").read_text())
+    layer = replace(shape, num_layers=1, recurrent_layers=(), state=None)
+    made = filled(PredictionLayer(HeadConfig(EAGLE, layer, 32, VOCAB_SIZE, inside_target=True), model))
+    tensors = {weight.name: weight.published() for weight in made.checkpoint_weights()}
+    assert {"mtp.fc.weight", "mtp.norm.weight", "mtp.layers.0.self_attn.q_norm.weight"} <= tensors.keys()
+    save_file({**load_file(target / SINGLE), **tensors}, target / SINGLE)
+    if form.is_counted:
+        with pytest.raises(ConfigError, match="mtp_num_hidden_layers: expected 1"):
+            load_draft(target, EAGLE, model)
+        data |= {form.key: 1}
+        (target / "config.json").write_text(json.dumps(data))
+    head = load_draft(target, recognise_draft(target), load_target(target, TorchOps(), dtype=torch.float64))
+
+    config = copy.deepcopy(theirs.config)
+    config.layer_types = ["full_attention"]
+    config._attn_implementation = config._experts_implementation = "eager"
+    reference = MtpLayer(config, type(theirs.model.layers[-1]), type(theirs.model.norm), 0).double().eval()
+    own = {name.removeprefix("mtp."): tensor.double() for name, tensor in tensors.items()}
+    if shape.moe is not None:
+        experts = {"gate_up_proj": [], "down_proj": []}
+        for number in range(shape.moe.num_experts):
+            parts = [own.pop(f"layers.0.mlp.experts.{number}.{p}_proj.weight") for p in ("gate", "up", "down")]
+            experts["gate_up_proj"].append(torch.cat(parts[:2]))
+            experts["down_proj"].append(parts[2])
+        own |= {f"layers.0.mlp.experts.{name}": torch.stack(each) for name, each in experts.items()}
+    places = {"fc.": "eh_proj.", "pre_fc_norm_embedding.": "enorm.", "pre_fc_norm_hidden.": "hnorm."}
+    places |= {"norm.": "post_norm.", "layers.0.": "mtp_block."}
+    named = {}
+    for name, tensor in own.items():
+        first = next(part for part in places if name.startswith(part))
+        named[places[first] + name.removeprefix(first)] = tensor
+    reference.load_state_dict(named)
+
+    tokens = torch.arange(30) * 7 % VOCAB_SIZE
+    hidden = torch.randn(30, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = torch.full((30, 30), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+    embedded, positions = theirs.model.embed_tokens(tokens)[None], torch.arange(30)[None]
+    turns = theirs.model.rotary_emb(embedded, positions)
+    expected = reference(embedded, hidden[None], turns, mask, positions, None)
+    found = head(tokens, hidden, DenseAttention([30]))
+    torch.testing.assert_close(found.hidden, expected[0], rtol=1e-5, atol=1e-5)
 
     # And it drafts in a session without changing its text.
     plain, drafted = (
