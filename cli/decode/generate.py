@@ -44,6 +44,11 @@ class SessionMaker:
         self._topology = None
         self._faults = {}
         if disaggregate is not None:
+            from ...core.errors import ConfigError
+
+            if options.tensor_parallel > 1:
+                message = "is for one process or for ranks, not for workers: leave --disaggregate or this one out"
+                raise ConfigError.of("<arguments>", "tensor_parallel", message)
             from ...gpu.disaggregation.link import plans_from_environment
             from ...gpu.disaggregation.processes import Disaggregation
 
@@ -68,9 +73,12 @@ class SessionMaker:
         if self._topology is None:
             from ...gpu.session.session import DecodeSession
 
-            yield DecodeSession.open(
-                self._options, plan=plan, tokenizer=tokenizer, make_sinks=lambda made: record.make_sinks(made, plan)
-            )
+            with closing(
+                DecodeSession.open(
+                    self._options, plan=plan, tokenizer=tokenizer, make_sinks=lambda made: record.make_sinks(made, plan)
+                )
+            ) as session:
+                yield session
             return
         from ...gpu.disaggregation.processes import Workers
         from ...gpu.disaggregation.session import DisaggregatedSession

@@ -92,6 +92,8 @@ ContextLen = Annotated[int | None, engine_option("--context-len",
     "maximum.")]
 KvTokens = Annotated[int | None, engine_option("--kv-tokens",
     "KV slots of the pool. Default: as many as the running requests need.")]
+TensorParallel = Annotated[int, engine_option("--tensor-parallel",
+    "Divide the model among so many GPUs, or processes on a CPU.", "N")]
 Debug = Annotated[bool, engine_option("--debug", "Check every index that moves, reads or writes KV; slow.")]
 AsJson = Annotated[bool, output_option("--json", AS_JSON)]
 Quiet = Annotated[bool, output_option("--quiet -q", "Print no progress on standard error.")]
@@ -102,7 +104,7 @@ def _session_options(
     draft: Draft = None, algorithm: Algorithm = "auto", steps: Steps = None, topk: Topk = 1, num_draft_tokens: Nodes = None,
     adaptive: Adaptive = None, policy: Policy = None, device: Device = "auto", threads: Threads = None, dtype: Dtype = "auto",
     overlap: Overlap = None, page_size: PageSize = 1, max_running: MaxRunning = 32, context_len: ContextLen = None,
-    kv_tokens: KvTokens = None, debug: Debug = False,
+    kv_tokens: KvTokens = None, tensor_parallel: TensorParallel = 1, debug: Debug = False,
 ) -> None:  # fmt: skip
     """Declare the options of a session that commands have in common, with the names of `SessionOptions`."""
 

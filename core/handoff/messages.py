@@ -201,7 +201,7 @@ def encode(message: Message) -> bytes:
     """Encode a message as one frame."""
     pieces: list[bytes] = []
     header = json.dumps(
-        {"message": type(message).__name__, "fields": _plain(message, pieces), "sizes": [len(p) for p in pieces]},
+        {"message": type(message).__name__, "fields": plain(message, pieces), "sizes": [len(p) for p in pieces]},
         separators=(",", ":"),
         allow_nan=False,
     ).encode()
@@ -242,8 +242,8 @@ def _pieces(sizes: list[int], body: memoryview) -> list[bytes]:
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _plain(value: Any, pieces: list[bytes]) -> Any:
-    """Return `value` as JSON; arrays and bytes become pieces of the body."""
+def plain(value: Any, pieces: list[bytes]) -> Any:
+    """Return `value` as JSON; arrays and bytes become pieces of the body. `tree` reads it."""
     if isinstance(value, Request):
         return request_to_json(value)
     if isinstance(value, PageSeal):
@@ -261,11 +261,11 @@ def _plain(value: Any, pieces: list[bytes]) -> Any:
     if isinstance(value, TransferKey):
         return list(value)
     if hasattr(value, "__dataclass_fields__"):
-        return {field.name: _plain(getattr(value, field.name), pieces) for field in fields(value)}
+        return {field.name: plain(getattr(value, field.name), pieces) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(name): _plain(item, pieces) for name, item in value.items()}
+        return {str(name): plain(item, pieces) for name, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(item, pieces) for item in value]
+        return [plain(item, pieces) for item in value]
     return value
 
 
@@ -328,7 +328,7 @@ def _bytes(value: Any, pieces: list[bytes]) -> bytes:
     return pieces[_integer(value["bytes"])]
 
 
-def _tree(value: Any, pieces: list[bytes]) -> Any:
+def tree(value: Any, pieces: list[bytes]) -> Any:
     """Return JSON with its arrays put back."""
     if isinstance(value, dict) and "array" in value:
         content = pieces[_integer(value["array"])]
@@ -342,19 +342,19 @@ def _tree(value: Any, pieces: list[bytes]) -> Any:
             raise MalformedMessage(f"{len(content)} bytes are no {dtype}{shape}")
         return np.frombuffer(content, dtype=dtype).reshape(shape)
     if isinstance(value, dict):
-        return {name: _tree(item, pieces) for name, item in value.items()}
+        return {name: tree(item, pieces) for name, item in value.items()}
     if isinstance(value, list):
-        return [_tree(item, pieces) for item in value]
+        return [tree(item, pieces) for item in value]
     return value
 
 
 def _arrival(value: Any, pieces: list[bytes]) -> Arrival:
     draft = None
     if value["draft"] is not None:
-        found = _tree(value["draft"], pieces)
+        found = tree(value["draft"], pieces)
         draft = DraftPayload(found["values"], found["hidden_states"], bool(found["needs_hidden_states"]))
     first = value["first_token"]
-    outputs = {name: _number(item) for name, item in _tree(value["outputs"], pieces).items()}
+    outputs = {name: _number(item) for name, item in tree(value["outputs"], pieces).items()}
     return Arrival(None if first is None else _integer(first), draft, outputs, _text(value["failure"]))
 
 

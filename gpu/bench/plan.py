@@ -16,6 +16,7 @@ from ...core.errors import ConfigError, Problem, nearest
 from ...core.kv.request_table import ceil_to_page
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
+from ..parallel.shards import WHOLE
 from ..session.hub import local_checkpoint
 from ..session.memory import NotEnoughMemory, bytes_per_token, checkpoint_bytes, free_bytes, heads_of
 from ..session.plan import (
@@ -389,7 +390,7 @@ def _bytes_of_weights(plan: BenchPlan, session: SessionOptions) -> int:
     from .shapes import meta_models
 
     if plan.options.model is not None:
-        return checkpoint_bytes(session.draft, plan.draft, plan.target, plan.dtype)
+        return checkpoint_bytes(session.draft, plan.draft, plan.target, plan.dtype, WHOLE)
     models = meta_models(plan.target, plan.draft, plan.dtype)
     return sum(model.weight_bytes for model in models if model is not None)
 

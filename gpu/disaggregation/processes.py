@@ -34,6 +34,11 @@ class WorkerPlace:
     role: EngineRole
     rank: int
 
+    @property
+    def title(self) -> str:
+        """What messages call the worker."""
+        return f"worker {self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class Disaggregation:
@@ -132,9 +137,9 @@ class WorkerFailed(ForedraftError):
 
 
 class WorkerProcess:
-    """One worker. `death` is why it is gone, empty while it lives."""
+    """One worker, a process that runs `module`. `death` is why it is gone, empty while it lives."""
 
-    def __init__(self, place: WorkerPlace, device: str) -> None:
+    def __init__(self, place: WorkerPlace, device: str, module: str) -> None:
         self.place = place
         self.device = device
         self.death = ""
@@ -143,7 +148,7 @@ class WorkerProcess:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -153,13 +158,14 @@ class WorkerProcess:
         except OSError as error:
             ours.close()
             self._stderr.close()
-            raise WorkerFailed(f"worker {place.name} cannot be started: {error.strerror or error}") from None
+            raise WorkerFailed(f"{place.title} cannot be started: {error.strerror or error}") from None
         finally:
             theirs.close()
         ours.settimeout(SILENCE_S)
         self.control = ControlSocket(ours)
         self.heard_s = self.pinged_s = time.monotonic()
         self.is_up = False
+        self.exchanges = 0  # that a rank has said it has begun
 
     @property
     def name(self) -> str:
@@ -202,6 +208,8 @@ class Workers:
     """Processes that are connected with each other.
     They serve one session after the other; leaving the context ends them."""
 
+    module = MODULE
+
     def __init__(self, places: Sequence[WorkerPlace], devices: Sequence[str]) -> None:
         self.devices = tuple(devices)
         self.silence_s = SILENCE_S
@@ -211,7 +219,7 @@ class Workers:
         self.all: dict[str, WorkerProcess] = {}
         try:
             for place, device in zip(places, devices, strict=True):
-                worker = WorkerProcess(place, device)
+                worker = WorkerProcess(place, device, self.module)
                 self.all[place.name] = worker
                 self._selector.register(worker.control, selectors.EVENT_READ, worker)
             self._connect()
@@ -259,11 +267,11 @@ class Workers:
         while missing:
             for worker, said in self.hear(1.0):
                 if said is None:
-                    raise WorkerFailed(f"worker {worker.name} {worker.death}")
+                    raise WorkerFailed(f"{worker.place.title} {worker.death}")
                 if said["session"] != self.num_sessions:
                     continue
                 if said["say"] == "failed":
-                    raise WorkerFailed(f"worker {worker.name}: {said['message']}")
+                    raise WorkerFailed(f"{worker.place.title}: {said['message']}")
                 if said["say"] == wanted and worker.name in missing:
                     del missing[worker.name]
                     found[worker.name] = said
@@ -330,7 +338,9 @@ class Workers:
         for message in messages:
             if message["say"] == "line":
                 write_forwarded(message["line"], worker.name)
-            elif message["say"] != "pong":
+            elif message["say"] == "pong":
+                worker.exchanges = message.get("exchanges", 0)
+            else:
                 yield worker, message
 
     def _watch(self, heard: list[tuple[WorkerProcess, dict[str, Any] | None]]) -> None:

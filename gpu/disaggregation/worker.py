@@ -63,26 +63,20 @@ class SessionOrder:
 
     def to_json(self) -> dict[str, Any]:
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        options = asdict(self.options)
-        for name in _PATHS:
-            options[name] = None if options[name] is None else str(options[name])
-        engine = self.engine
-        if engine.policy == "goodput" and engine.cost_table is None:
-            engine = replace(engine, policy="ema")  # an engine that is complete in itself, until the costs are measured
-        described = {"policy": self.engine.policy, "spec": engine.to_json()}
-        return {**plain, "options": options, "engine": described, "timing": asdict(self.timing)}
+        return {
+            **plain,
+            "options": options_to_json(self.options),
+            "engine": engine_to_json(self.engine),
+            "timing": asdict(self.timing),
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SessionOrder:
-        options = dict(value["options"])
-        for name in _PATHS:
-            options[name] = None if options[name] is None else Path(options[name])
-        engine = EngineSpec.from_json(value["engine"]["spec"], "the order of a session")
         return cls(
             **{
                 **value,
-                "options": SessionOptions(**options),
-                "engine": replace(engine, policy=value["engine"]["policy"]),
+                "options": options_from_json(value["options"]),
+                "engine": engine_from_json(value["engine"]),
                 "timing": HandoffTiming(**value["timing"]),
             }
         )
@@ -90,6 +84,28 @@ class SessionOrder:
     @property
     def role(self) -> EngineRole:
         return self.engine.config.role
+
+
+def options_to_json(options: SessionOptions) -> dict[str, Any]:
+    plain = asdict(options)
+    return {**plain, **{name: None if plain[name] is None else str(plain[name]) for name in _PATHS}}
+
+
+def options_from_json(value: Mapping[str, Any]) -> SessionOptions:
+    paths = {name: None if value[name] is None else Path(value[name]) for name in _PATHS}
+    return SessionOptions(**{**value, **paths})
+
+
+def engine_to_json(engine: EngineSpec) -> dict[str, Any]:
+    """Return an engine's specification for another process, also one whose costs that process will measure."""
+    whole = engine
+    if engine.policy == "goodput" and engine.cost_table is None:
+        engine = replace(engine, policy="ema")  # an engine that is complete in itself, until the costs are measured
+    return {"policy": whole.policy, "spec": engine.to_json()}
+
+
+def engine_from_json(value: Mapping[str, Any]) -> EngineSpec:
+    return replace(EngineSpec.from_json(value["spec"], "the order of a session"), policy=value["policy"])
 
 
 def open_serving(

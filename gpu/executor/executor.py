@@ -188,6 +188,9 @@ class TorchExecutor:
         self._shaping.forget()
         self.future_map.drop(np.arange(1, self.future_map.num_rows + 1))
 
+    def close(self) -> None:
+        """Do nothing: all that an executor has is freed with it."""
+
     @property
     def num_in_flight(self) -> int:
         return len(self._queue)

@@ -7,15 +7,17 @@ copied alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from ...core.errors import ForedraftError, Problem
 from ..ops.port import Ops
+from ..parallel.shards import WHOLE, Cut, Shard, cut_of
 from .config import ModelConfig
 from .decoder import Decoder
 from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle, PredictionLayer, unprefixed
@@ -42,12 +44,13 @@ def load_target(
     dtype: torch.dtype | None = None,
     min_positions: int = 0,
     context_len: int | None = None,
+    shard: Shard = WHOLE,
 ) -> Decoder:
     """Return the model in `directory`, in the checkpoint's dtype if `dtype` is None. Raises ConfigError,
     CheckpointError.
 
     `min_positions` are those of the target that a draft is loaded for; see `over_positions`. `context_len`: of the
-    longest text, if that is known; see `ModelConfig.within`.
+    longest text, if that is known; see `ModelConfig.within`. `shard`: the part of the model to be loaded.
     """
     config = over_positions(ModelConfig.from_directory(directory), min_positions)
     config = config if context_len is None else config.within(context_len)
@@ -59,9 +62,10 @@ def load_target(
     }
     if config.quantization is not None:
         stored = unpacked(stored, config.quantization)
-    _check(directory, _meta_decoder(config, ops), {language_model_name(name): t for name, t in stored.items()})
-    decoder = Decoder(config, ops, device, dtype or config.dtype)
-    _fill(decoder, stored, language_model_name)
+    whole = _meta_decoder(config, ops)
+    _check(directory, whole, {language_model_name(name): t for name, t in stored.items()})
+    decoder = Decoder(config, ops, device, dtype or config.dtype, shard)
+    _fill(decoder, stored, language_model_name, {} if shard.is_whole else _cuts(whole, decoder))
     return decoder
 
 
@@ -98,20 +102,25 @@ def over_positions(draft: ModelConfig, min_positions: int) -> ModelConfig:
     return replace(draft, max_position_embeddings=max(draft.max_position_embeddings, min_positions))
 
 
-def required_bytes(config: ModelConfig, dtype: torch.dtype) -> dict[str, int]:
+def required_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE) -> dict[str, int]:
     """Return bytes of the weights by part (embeddings, attention, MLPs, norms), before anything is allocated;
-    sum them for the whole."""
+    sum them for the whole. Of a `shard`, of those that its rank has."""
     sizes = {"embeddings": 0, "attention": 0, "mlp": 0, "norms": 0}
-    for weight in _meta_decoder(config).checkpoint_weights():
+    for weight in _meta_decoder(config, shard=shard).checkpoint_weights():
         sizes[_part_of(weight.name)] += weight.view.numel() * dtype.itemsize
     return sizes
 
 
 def random_weights(
-    config: ModelConfig, ops: Ops, device: torch.device | str, dtype: torch.dtype, seed: int = 0
+    config: ModelConfig,
+    ops: Ops,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    seed: int = 0,
+    shard: Shard = WHOLE,
 ) -> Decoder:
-    """Return a model of this shape with random weights, for timing."""
-    decoder = Decoder(config, ops, device, dtype)
+    """Return a model of this shape with random weights, for timing. All its shards have the same numbers."""
+    decoder = Decoder(config, ops, device, dtype, shard)
     initialize(decoder, seed)
     return decoder
 
@@ -245,10 +254,28 @@ def _listed(names: set[str], one: str, many: str) -> list[Problem]:
     return problems
 
 
-def _fill(model: Decoder | DraftHead, stored: Mapping[str, AnyTensor], canonical=lambda name: name) -> None:
-    weights = {weight.name: weight for weight in model.checkpoint_weights()}
-    for name, tensor in read_unpacked(stored):
+def _fill(
+    model: Decoder | DraftHead,
+    stored: Mapping[str, AnyTensor],
+    canonical: Callable[[str], str | None] = str,
+    cuts: Mapping[str | None, Cut] = MappingProxyType({}),
+) -> None:
+    weights: dict[str | None, NamedWeight] = {weight.name: weight for weight in model.checkpoint_weights()}
+    of_files = {name: cuts[canonical(name)] for name in stored if canonical(name) in cuts}
+    for name, tensor in read_unpacked(stored, of_files):
         weights[canonical(name)].fill(tensor)
+
+
+def _cuts(whole: Decoder, part: Decoder) -> dict[str | None, Cut]:
+    """Return which part of each published tensor a rank has, by name, of those that are divided."""
+    cuts: dict[str | None, Cut] = {}
+    for weight, own in zip(whole.checkpoint_weights(), part.checkpoint_weights(), strict=True):
+        assert weight.name == own.name, (weight.name, own.name)
+        fused = None if weight.fused is None or own.fused is None else (weight.fused, own.fused)
+        cut = cut_of(weight.view.shape, own.view.shape, part.shard, fused)
+        if cut is not None:
+            cuts[weight.name] = cut
+    return cuts
 
 
 def _save(directory: str | Path, config: dict, weights: list[NamedWeight], others: dict[str, Tensor]) -> None:
@@ -261,9 +288,9 @@ def _save(directory: str | Path, config: dict, weights: list[NamedWeight], other
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _meta_decoder(config: ModelConfig, ops: Ops | None = None) -> Decoder:
+def _meta_decoder(config: ModelConfig, ops: Ops | None = None, shard: Shard = WHOLE) -> Decoder:
     """Return the model without memory behind it: names and shapes."""
-    return Decoder(config, ops, "meta", config.dtype)
+    return Decoder(config, ops, "meta", config.dtype, shard)
 
 
 def _part_of(name: str) -> str:

@@ -7,17 +7,19 @@ a weight is read. All problems of a file are reported together, with the file an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...core.model_shape import HF_QUANT_CONFIG, MoeConfig, language_model, modelopt_config
 from ...core.parsing import ConfigReader, read_json_object
 from ...observe.input_files import read_text
 from ..ops.delta_rule import StateShape
+from ..parallel.shards import WHOLE, Shard
 from .attention import Heads, KVShape, Latent
 from .families import (
     GELU_TANH,
@@ -85,6 +87,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
+    shard: Shard = WHOLE  # the part whose sizes these are, of a model on several devices
     # of the files; the model's own weights are not quantized
     quantization: Quantization | None = field(default=None, compare=False)
 
@@ -124,6 +127,11 @@ class ModelConfig:
     def family(self) -> Family:
         """What the layers compute beside what this configuration says, and how their weights are published."""
         return family_of(self.architecture)
+
+    @property
+    def exchange(self) -> Callable[[Tensor], Tensor] | None:
+        """What makes a layer's whole output of the part that this rank computes; None in one process."""
+        return None if self.shard.is_whole else self.shard.total
 
     def heads_of(self, layer: int) -> Heads:
         """Return the heads of a layer's attention."""

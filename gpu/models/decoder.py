@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from ...core.errors import ConfigError
 from ..ops.port import NO_CAPTURE, Capture, Ops
+from ..parallel.shards import WHOLE, Shard, sharded
 from .attention import Attention
 from .config import ModelConfig
 from .layer import Layer
 from .mixers import norm_dtype, rotations_of
-from .projection import Projection
+from .projection import Embedding, Projection
 from .weights import NamedWeight, empty_weight, weight_bytes
 
 
@@ -30,31 +33,46 @@ class Decoder(nn.Module):
     """Weights are uninitialised; `checkpoint` or `weights.initialize` fill them. Frozen unless `requires_grad_` is
     called.
 
-    `ops` may be None on the device "meta", for a model that is only asked for its names and shapes.
+    `ops` may be None on the device "meta", for a model that is only asked for its names and shapes. `shard`: the part
+    of the model that this is; `config`, the vocabulary and all that goes in and out stay those of the whole.
     """
 
-    def __init__(self, config: ModelConfig, ops: Ops | None, device: torch.device | str, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: Ops | None,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        shard: Shard = WHOLE,
+    ) -> None:
         super().__init__()
-        self.config, self.ops = config, ops
+        self.config, self.ops, self.shard = config, ops, shard
+        config = sharded(config, shard)
         self.device, self.dtype = torch.device(device), dtype
         self.num_layers, self.kv_shapes = config.num_layers, config.kv_shapes
         self.state_shapes = config.state_shapes
         self.vocab_size, self.hidden_size = vocab, hidden = config.vocab_size, config.hidden_size
-        self.embed_weight = empty_weight(vocab, hidden, device=device, dtype=dtype)
+        own_vocab = -(-vocab // shard.size)
+        self.embed_weight = empty_weight(own_vocab, hidden, device=device, dtype=dtype)
         sparse = config.moe_layers
         self.cos_sin, rotations = rotations_of(config, device)
         self.layers = nn.ModuleList(
             Layer(config, i, ops, device, dtype, sparse=i in sparse, rotation=rotation)
             for i, rotation in enumerate(rotations)
         )
+        if not shard.is_whole and not all(getattr(layer.mixer, "can_be_sharded", False) for layer in self.layers):
+            message = f"a layer of {config.architecture} cannot be divided among ranks"
+            raise ConfigError.of("config.json", "architectures", message)
         wide_dtype = norm_dtype(config, dtype)
         self.norm_weight = empty_weight(hidden, device=device, dtype=wide_dtype)
         self.lm_head_weight = (
-            None if config.tied_embeddings else empty_weight(vocab, hidden, device=device, dtype=dtype)
+            None if config.tied_embeddings else empty_weight(own_vocab, hidden, device=device, dtype=dtype)
         )
         # Plain attributes: see `layer`.
-        self._tables = (self.embed_weight, self.norm_weight)
-        self.projections = (Projection(self.output_embedding),)
+        self._norms = (self.norm_weight,)
+        self.embedding = Embedding(self.embed_weight, shard)
+        all_logits = None if shard.is_whole else partial(shard.gathered, width=vocab)
+        self.projections = (Projection(self.output_embedding, exchange=all_logits),)
         self._layers = tuple(self.layers)
         self._embedding_scale = config.embedding_multiplier if config.embedding_multiplier != 1.0 else None
         if config.family.scaled_embeddings:  # in the weights' dtype, in which Gemma was trained with it
@@ -63,13 +81,13 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, attention: Attention, capture: Capture = NO_CAPTURE) -> DecoderOutput:
         """Run the layers over tokens int64 [n]; `attention` knows which sequences they belong to, and where."""
         out = self.ops.run_layers(
-            self._layers, self.embed(tokens), attention, self.cos_sin, final_norm=self._tables[1], capture=capture
+            self._layers, self.embed(tokens), attention, self.cos_sin, final_norm=self._norms[0], capture=capture
         )
         return DecoderOutput(out.hidden, out.aux, out.routed_experts)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens: int64 [n] → [n, H]."""
-        embedded = torch.embedding(self._tables[0], tokens)
+        embedded = self.embedding(tokens)
         return embedded if self._embedding_scale is None else embedded * self._embedding_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -82,7 +100,7 @@ class Decoder(nn.Module):
 
     @property
     def output_embedding(self) -> Tensor:
-        """[V, H]; the input embedding if they are tied."""
+        """[V, H], or a rank's rows of it; the input embedding if they are tied."""
         return self.embed_weight if self.lm_head_weight is None else self.lm_head_weight
 
     @property

@@ -24,7 +24,7 @@ from .decoder import Decoder, wide
 from .head_config import HeadConfig
 from .layer import Layer
 from .mixers import norm_dtype
-from .projection import Projection
+from .projection import Embedding, Projection
 from .rope import cos_sin_table
 from .weights import NamedWeight, empty_weight, weight_bytes
 
@@ -63,8 +63,8 @@ class DraftHead(nn.Module, ABC):
         # Published heads state a short context, but run over the target's.
         num_positions = max(model.max_position_embeddings, target.config.max_position_embeddings)
         self.cos_sin = cos_sin_table(model.rope, model.head_dim, num_positions, self.device)
-        # In tuples, so that the target's weights do not count as this module's own.
-        self._tables = (target.embed_weight if self.embed_weight is None else self.embed_weight,)
+        # In plain objects, so that the target's weights do not count as this module's own.
+        self._embed = target.embedding if self.embed_weight is None else Embedding(self.embed_weight)
         own = self.lm_head_weight
         self._output = target.projections[0] if own is None else Projection(own)
         self.projections: tuple[Projection, ...] = () if own is None else (self._output,)
@@ -175,7 +175,7 @@ class BodiedHead(DraftHead):
         """Set `_bodies`."""
 
     def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
-        embedded = torch.embedding(self._tables[0], tokens)
+        embedded = self._embed(tokens)
         out = self._bodies[head].run(embedded, hidden, attention, self.cos_sin)
         return HeadOutput(out, out)
 
@@ -219,7 +219,7 @@ class PredictionLayer(DraftHead):
     def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
         token_norm, hidden_norm, final_norm = self._norms
         eps = self._layers[0].eps
-        embedded = self.ops.rms_norm(torch.embedding(self._tables[0], tokens), token_norm, eps)
+        embedded = self.ops.rms_norm(self._embed(tokens), token_norm, eps)
         normed = self.ops.rms_norm(hidden, hidden_norm, eps)
         inputs = (embedded, normed) if self._form.token_first else (normed, embedded)
         residual = self.projections[-1](torch.cat(inputs, -1))
@@ -286,7 +286,7 @@ class Eagle3Head(DraftHead):
     def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
         input_norm, hidden_norm, final_norm = self._norms
         eps = self._layers[0].eps
-        embedded = self.ops.rms_norm(torch.embedding(self._tables[0], tokens), input_norm, eps)
+        embedded = self.ops.rms_norm(self._embed(tokens), input_norm, eps)
         normed = self.ops.rms_norm(hidden, hidden_norm, eps)
         residual = normed if self.config.norm_before_residual else hidden
         inputs = torch.cat((embedded, normed), -1)

@@ -58,6 +58,8 @@ class GroupedAttention(nn.Module):
     `index` counts the model's layers. `input_size`: of what is projected, if not the hidden size.
     """
 
+    can_be_sharded = True
+
     def __init__(
         self,
         config: ModelConfig,
@@ -104,7 +106,7 @@ class GroupedAttention(nn.Module):
         # Plain attributes of the object, past the module's registry.
         self.projections: tuple[Projection, Projection] = (
             Projection(self.qkv_weight, self.qkv_bias),
-            Projection(self.output_weight, self.output_bias),
+            Projection(self.output_weight, self.output_bias, config.exchange),
         )
         self._head_norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
         self._joint = self._family.joint_head_norms
@@ -142,17 +144,18 @@ class GroupedAttention(nn.Module):
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         """Yield the weights with names below the layer's own prefix, as the family publishes them."""
         rows = {f"self_attn.{p}_proj": n * self.head_dim for p, n in zip("qkv", self.heads, strict=True) if n}
-        if self._family.fused_qkv:
-            rows = {"self_attn.qkv_proj": sum(rows.values())}
+        fused = tuple(rows.values()) if self._family.fused_qkv else None
+        if fused is not None:
+            rows = {"self_attn.qkv_proj": sum(fused)}
         q, k, _ = self.heads
         order = self._gated_order() if self._has_gate else self._order(q + k)
         if self._has_gate:
             rows["self_attn.q_proj"] *= 2
         if order is not None:
             order = torch.cat([order, torch.arange(len(order), self.qkv_weight.shape[0])])
-        yield from rows_of(self.qkv_weight, rows, "weight", order=order)
+        yield from rows_of(self.qkv_weight, rows, "weight", order, fused)
         if self.qkv_bias is not None:
-            yield from rows_of(self.qkv_bias, rows, "bias", order=order)
+            yield from rows_of(self.qkv_bias, rows, "bias", order, fused)
         yield NamedWeight("self_attn.o_proj.weight", self.output_weight.detach())
         if self.output_bias is not None:
             yield NamedWeight("self_attn.o_proj.bias", self.output_bias.detach())
@@ -192,6 +195,7 @@ class LatentAttention(nn.Module):
     """
 
     is_plain = False
+    can_be_sharded = True
 
     def __init__(
         self,
@@ -233,7 +237,7 @@ class LatentAttention(nn.Module):
         self.projections: tuple[Projection, ...] = (
             Projection(self._query_weight),
             Projection(self._latent_weight, self._latent_bias),
-            Projection(self._output_weight, self._output_bias),
+            Projection(self._output_weight, self._output_bias, config.exchange),
             *(() if down is None else (Projection(down, self._query_down_bias),)),
         )
         self._expand = self._expand_weight.view(heads, sizes.nope_dim + sizes.value_dim, sizes.rank)

@@ -38,7 +38,9 @@ class Mlp(nn.Module):
     def __init__(
         self, config: ModelConfig, ops: Ops, device: torch.device | str, dtype: torch.dtype, width: int | None = None
     ) -> None:
+        """`width`: of an MLP beside experts, which exchanges its output together with them."""
         super().__init__()
+        exchange = config.exchange if width is None else None
         self.activate = None if ops is None else ops.gelu_mul if config.activation == GELU_TANH else ops.silu_mul
         self._is_published_fused = config.family.fused_gate_up
         width = width or config.intermediate_size
@@ -50,7 +52,7 @@ class Mlp(nn.Module):
             self.down_bias = empty_weight(config.hidden_size, device=device, dtype=dtype)
         self.projections = (
             Projection(self.gate_up_weight, self.gate_up_bias),
-            Projection(self.down_weight, self.down_bias),
+            Projection(self.down_weight, self.down_bias, exchange),
         )
 
     def run(self, x: Tensor, in_round: bool = False) -> tuple[Tensor, None]:
@@ -60,11 +62,13 @@ class Mlp(nn.Module):
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         width = self.down_weight.shape[1]
-        gate_up = {"gate_up_proj": 2 * width} if self._is_published_fused else {"gate_proj": width, "up_proj": width}
-        yield from rows_of(self.gate_up_weight, gate_up, "weight")
+        gate_up, fused = {"gate_proj": width, "up_proj": width}, None
+        if self._is_published_fused:
+            gate_up, fused = {"gate_up_proj": 2 * width}, (width, width)
+        yield from rows_of(self.gate_up_weight, gate_up, "weight", fused=fused)
         yield NamedWeight("down_proj.weight", self.down_weight.detach())
         if self.gate_up_bias is not None and self.down_bias is not None:
-            yield from rows_of(self.gate_up_bias, gate_up, "bias")
+            yield from rows_of(self.gate_up_bias, gate_up, "bias", fused=fused)
             yield NamedWeight("down_proj.bias", self.down_bias.detach())
 
 
@@ -100,7 +104,9 @@ class ExpertMlp(nn.Module):
             self.shared_gate = empty_weight(1, hidden, device=device, dtype=dtype)
         self._choice_bias, self._shared, self._shared_gate = self.choice_bias, self.shared, self.shared_gate
         self._weights = (self.router_weight, self.gate_up_weight, self.down_weight)
-        self._biases = (self.router_bias, self.gate_up_bias, self.down_bias)
+        # Outputs of all ranks are added: one of them adds the bias.
+        self._biases = (self.router_bias, self.gate_up_bias, self.down_bias if config.shard.rank == 0 else None)
+        self._exchange = config.exchange
         self._activate = clamped_swiglu if self._form.packed else None if ops is None else ops.silu_mul
 
     def run(self, x: Tensor, in_round: bool = False) -> tuple[Tensor, Tensor]:
@@ -108,7 +114,8 @@ class ExpertMlp(nn.Module):
         `Attention`."""
         weights, experts = self.route(x)
         out = self.way_for(len(x), x.device.type != "cpu", in_round)(x, weights, experts)
-        return out if self._shared is None else out + self._of_shared(x), experts
+        out = out if self._shared is None else out + self._of_shared(x)
+        return out if self._exchange is None else self._exchange(out), experts
 
     def _of_shared(self, x: Tensor) -> Tensor:
         assert self._shared is not None

@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..parallel.shards import WHOLE, Shard
+
 MIN_PACKED_ELEMENTS = 1 << 17
 MIN_ROWS_OF_SMALL, MIN_ROWS_OF_LARGE = 8, 3  # from which on one product of all rows is faster than one of each
 FULL_ROWS = 4  # of the tiles that a product of several rows is made of
@@ -33,13 +35,18 @@ ROWS, COLUMNS, BLOCKS = "rows", "columns", "blocks"  # [out, in] as stored; [in,
 
 class Projection:
     """x [n, in] → x · weightᵀ + bias, [n, out]. A plain object:
-    calling an `nn.Module` costs as much as a small product."""
+    calling an `nn.Module` costs as much as a small product.
 
-    __slots__ = ("_bias", "_columns", "_multiply", "_weight", "layout")
+    `exchange` makes the whole output of this rank's part, before the bias is added; None: the product is whole."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    __slots__ = ("_bias", "_columns", "_exchange", "_late_bias", "_multiply", "_weight", "layout")
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, exchange: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         self._weight = weight
-        self._bias = bias
+        self._exchange = exchange
+        self._bias, self._late_bias = (bias, None) if exchange is None else (None, bias)
         self._multiply: Callable[[Tensor], Tensor] | None = None  # with blocks
         self._columns: tuple[np.ndarray, np.ndarray | None] | None = None
         self.layout = ""  # once it is laid out for inference on a CPU; the weight stays as it is from then on
@@ -47,7 +54,13 @@ class Projection:
     def __call__(self, x: Tensor) -> Tensor:
         if self._columns is not None:
             return torch.from_numpy(self.on_host(x.numpy()))
-        return F.linear(x, self._weight, self._bias) if self._multiply is None else self._multiply(x)
+        out = F.linear(x, self._weight, self._bias) if self._multiply is None else self._multiply(x)
+        return out if self._exchange is None else self._exchanged(out)
+
+    def _exchanged(self, out: Tensor) -> Tensor:
+        assert self._exchange is not None
+        out = self._exchange(out)
+        return out if self._late_bias is None else out + self._late_bias
 
     @property
     def is_packed(self) -> bool:
@@ -69,7 +82,7 @@ class Projection:
             out = np.matmul(x, weight)
         if bias is not None:
             out += bias
-        return out
+        return out if self._exchange is None else self._exchanged(torch.from_numpy(out)).numpy()
 
     def pack(self, keep: bool = False) -> None:
         """Lay the weight out as suits its size and dtype and the number of threads. In columns the parameter is a view
@@ -89,12 +102,35 @@ class Projection:
                 self._weight.data = torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape)
 
 
+class Embedding:
+    """The rows of a weight [V, H] that tokens int64 [n] name, [n, H].
+
+    With a `shard`, this rank has the rows behind those of the ranks before it, and all ranks get the token's row.
+    """
+
+    __slots__ = ("_shard", "_weight")
+
+    def __init__(self, weight: Tensor, shard: Shard = WHOLE) -> None:
+        self._weight, self._shard = weight, shard
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        if self._shard.is_whole:
+            return torch.embedding(self._weight, tokens)
+        num_rows = self._weight.shape[0]
+        places = tokens - self._shard.rank * num_rows
+        elsewhere = (places < 0) | (places >= num_rows)
+        own = torch.embedding(self._weight, places.clamp(0, num_rows - 1))
+        return self._shard.total(own.masked_fill(elsewhere.unsqueeze(-1), 0.0))
+
+
 def layout_for(weight: Tensor) -> str:
     """Return the layout for a weight [out, in] on this machine."""
     is_small = weight.numel() < MIN_PACKED_ELEMENTS
     can_be_blocks = not is_small and has_blocks(weight.dtype)
     if weight.dtype in (torch.float32, torch.float64) and (is_small or torch.get_num_threads() == 1):
-        return BLOCKS if can_be_blocks and blocks_are_faster() else COLUMNS
+        if not can_be_blocks:
+            return COLUMNS
+        return BLOCKS if (blocks_are_faster() if _given is None else _given) else COLUMNS
     return BLOCKS if can_be_blocks else ROWS
 
 
@@ -135,6 +171,16 @@ def _seconds(products: list[Callable[[Tensor], object]]) -> float:
             best = min(best, time.thread_time() - begin)
         total += best
     return total
+
+
+_given: bool | None = None  # by another process
+
+
+def take_layout(blocks: bool) -> None:
+    """Lay large weights out as another process has found to be faster (`blocks_are_faster`), so that both round
+    alike."""
+    global _given
+    _given = blocks
 
 
 def has_blocks(dtype: torch.dtype) -> bool:

@@ -15,13 +15,15 @@ class NamedWeight:
     or from).
 
     The part holds what is published plus `offset`: Gemma publishes norms less 1, which 16 bits would round. `order`
-    int64 [rows]: the published row at each of the part's rows, if they are others.
+    int64 [rows]: the published row at each of the part's rows, if they are others. `fused`: the rows of the tensors
+    that the published one stacks.
     """
 
     name: str
     view: Tensor
     offset: float = 0.0
     order: Tensor | None = None
+    fused: tuple[int, ...] | None = None
 
     def fill(self, published: Tensor) -> None:
         self.view.copy_(published if self.order is None else published[self.order])
@@ -40,16 +42,21 @@ def empty_weight(*shape: int, device: torch.device | str, dtype: torch.dtype) ->
 
 
 def rows_of(
-    parameter: Tensor, sizes: dict[str, int], suffix: str, order: Tensor | None = None
+    parameter: Tensor,
+    sizes: dict[str, int],
+    suffix: str,
+    order: Tensor | None = None,
+    fused: tuple[int, ...] | None = None,
 ) -> Iterator[NamedWeight]:
     """Yield the tensors that a parameter stacks along its first axis: `sizes` names them, with their rows, in order.
 
     `order` int64 [rows of the parameter]: see `NamedWeight`; no row stands in another tensor than its published one.
+    `fused`: see there, too.
     """
     first = 0
     for name, size in sizes.items():
         part = None if order is None else order[first : first + size] - first
-        yield NamedWeight(f"{name}.{suffix}", parameter.detach()[first : first + size], order=part)
+        yield NamedWeight(f"{name}.{suffix}", parameter.detach()[first : first + size], order=part, fused=fused)
         first += size
     assert first == parameter.shape[0], f"{first} rows named of {parameter.shape[0]}"
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ...core.scheduler.spec import EngineSpec
     from ..models.config import ModelConfig
     from ..models.head_config import HeadConfig
+    from ..parallel.shards import Shard
 
 DEFAULT_CACHE_SHARE = 0.25  # share of slots beyond what running requests need, for prefixes that return
 MIB = 1 << 20
@@ -34,9 +35,14 @@ class NotEnoughMemory(ForedraftError):
 
 
 def checkpoint_bytes(
-    draft_directory: Path | None, draft: ModelConfig | HeadConfig | None, target: ModelConfig, dtype: torch.dtype
+    draft_directory: Path | None,
+    draft: ModelConfig | HeadConfig | None,
+    target: ModelConfig,
+    dtype: torch.dtype,
+    shard: Shard,
 ) -> int:
-    """Return the bytes of the target's and the draft's weights as they are loaded."""
+    """Return the bytes of the target's and the draft's weights as one rank loads them: its part of the target, the
+    whole draft."""
     from ..models.checkpoint import required_bytes
     from ..models.stored.tensor_files import list_tensors
 
@@ -47,7 +53,7 @@ def checkpoint_bytes(
         if form is not None and getattr(draft, "inside_target", False):
             tensors = {name: t for name, t in tensors.items() if form.name_within(name, target.num_layers) is not None}
         num_bytes = sum(math.prod(tensor.shape) * dtype.itemsize for tensor in tensors.values())
-    return sum(required_bytes(target, dtype).values()) + num_bytes
+    return sum(required_bytes(target, dtype, shard).values()) + num_bytes
 
 
 def bytes_per_token(

@@ -14,6 +14,7 @@ from ...core.scheduler.config import EngineConfig, EngineSizes
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
 from ...core.tree.build import MAX_TREE_NODES
 from ...observe.input_files import read_text
+from ..parallel.shards import WHOLE, Shard, check_shards, rank_devices, sharded
 from .memory import bytes_per_token, checkpoint_bytes, heads_of, size_pool, state_bytes, working_bytes
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class SessionOptions:
     block_rounds: int | None = None  # rounds per plan; default: 8 on a CPU, 1 on a GPU, where overlap hides the host
     graphs: bool | None = None  # capture rounds as CUDA graphs; default: on a GPU, unless debugging
     debug: bool = False
+    tensor_parallel: int = 1  # ranks that have a part of the model each; see `gpu.parallel`
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,9 @@ class SessionPlan:
     dtype: torch.dtype
     device: str
     spec: EngineSpec
-    weight_bytes: int
+    weight_bytes: int  # of one rank, as all that follows
     kv_bytes: int
+    shard: Shard = WHOLE  # of the rank that carries the plan out
 
     @property
     def sizes(self) -> EngineSizes:
@@ -110,7 +113,11 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     check_directories(options)
     target = ModelConfig.from_directory(options.model)
     algorithm = get_algorithm(algorithm_name(options))
+    num_ranks = options.tensor_parallel
     device = resolve_device(options.device)
+    if num_ranks > 1:
+        device = rank_devices(options.device, num_ranks)[0]
+        check_shards(target, num_ranks, str(options.model))
     if options.steps and not algorithm.is_speculative:
         refuse_without_effect(options, algorithm, device)
     draft = draft_config(options, algorithm, target)
@@ -124,7 +131,8 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
             max_running=options.max_running,
             chunk_size=options.chunk_size,
             prefix_cache=options.prefix_cache and not has_states(target, draft),
-            block_rounds=options.block_rounds or (8 if device == "cpu" else 1),
+            # All ranks must end a step after the same round, and only the parent knows when a new plan is wanted.
+            block_rounds=options.block_rounds or (8 if device == "cpu" and num_ranks == 1 else 1),
             track_tokens=True,
         ),
         algorithm,
@@ -139,12 +147,13 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     check_algorithm(options, algorithm, spec.max_steps, target, draft)
     spec = replace(spec.with_config(context_len=_context_len(options, target, longest_request)), decodes_text=True)
     target = target.within(spec.config.context_len)
-    weight_bytes = checkpoint_bytes(options.draft, draft, target, dtype)
-    working = working_bytes(target, draft, spec, dtype) if device != "cpu" else 0
-    slot_bytes = bytes_per_token(target, draft, algorithm, dtype)
+    part = Shard(0, num_ranks)
+    weight_bytes = checkpoint_bytes(options.draft, draft, target, dtype, part)
+    working = working_bytes(sharded(target, part), draft, spec, dtype) if device != "cpu" else 0
+    slot_bytes = bytes_per_token(sharded(target, part), draft, algorithm, dtype)
     num_pages, kv_bytes = size_pool(
         options.kv_tokens,
-        options.memory_fraction,
+        options.memory_fraction / (num_ranks if device == "cpu" else 1),  # a CPU's ranks share its memory
         slot_bytes,
         device,
         spec,
@@ -193,10 +202,12 @@ def check_choices(options: SessionOptions) -> None:
         hint = nearest(options.policy, POLICIES)
         problems.append(Problem("policy", f"{options.policy!r} is none of {', '.join(POLICIES)}{hint}"))
     least = {"steps": 0, "topk": 1, "page_size": 1, "context_len": 2, "max_running": 1, "chunk_size": 1}
-    for name, minimum in {**least, "kv_tokens": 1, "block_rounds": 1, "seed": 0}.items():
+    for name, minimum in {**least, "kv_tokens": 1, "block_rounds": 1, "seed": 0, "tensor_parallel": 1}.items():
         value = getattr(options, name)
         if value is not None and value < minimum:
             problems.append(Problem(name, f"must be at least {minimum}, got {value}"))
+    if options.tensor_parallel > 1 and (options.block_rounds or 1) > 1:
+        problems.append(Problem("block_rounds", f"{options.block_rounds} rounds; with tensor_parallel a step has one"))
     if not 0.0 < options.memory_fraction <= 1.0:
         problems.append(Problem("memory_fraction", f"must be in (0, 1], got {options.memory_fraction}"))
     if problems:

@@ -15,7 +15,7 @@ from ...core.errors import ConfigError, InvariantViolation, Problem
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.engine import Engine
-from ...observe.engine_lines import engine_lines
+from ...observe.engine_lines import EngineLines, engine_lines
 from ..batch.uploads import on_device
 from .grammar import grammars_of
 from .loop import DecodeLoop, Deliveries, Delta, all_of
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..executor.shaping import Matcher
     from ..models.decoder import Decoder
     from ..ops.port import Ops
+    from ..parallel.ranks import RankedExecutor
 
 
 class DecodeSession(TextSession):
@@ -39,7 +40,7 @@ class DecodeSession(TextSession):
     def __init__(
         self,
         engine: Engine,
-        executor: TorchExecutor,
+        executor: TorchExecutor | RankedExecutor,
         deliveries: Deliveries,
         tokenizer: Tokenizer,
         *,
@@ -64,6 +65,7 @@ class DecodeSession(TextSession):
         make_sinks: Callable[[EngineSpec], Sequence[EventSink]] = lambda spec: (),
     ) -> DecodeSession:
         """Load the models and make the engine. `make_sinks` is given the engine's specification, for a log's header.
+        With `tensor_parallel` the models are in processes of their own, which `close` ends.
 
         A `plan` and a `tokenizer` that were made before are used. Raises ConfigError and other ForedraftErrors.
         """
@@ -71,7 +73,8 @@ class DecodeSession(TextSession):
         tokenizer = tokenizer or Tokenizer.load(options.model)
         check_vocabulary(tokenizer, plan)
         deliveries = Deliveries()
-        engine, executor, plan = load_engine(plan, tokenizer, lambda spec: [deliveries, *make_sinks(spec)])
+        load = load_engine if plan.options.tensor_parallel == 1 else load_ranks
+        engine, executor, plan = load(plan, tokenizer, lambda spec: [deliveries, *make_sinks(spec)])
         return cls(
             engine, executor, deliveries, tokenizer, plan=plan, phase_seconds=lambda: dict(executor.clock.seconds)
         )
@@ -91,6 +94,7 @@ class DecodeSession(TextSession):
         """Free models, pools and graphs; `stats` stay as they are. Nothing is served afterwards."""
         if self._closed is None:
             self._closed = self.stats()
+            self.executor.close()
             del self.executor, self.loop, self._phase_seconds
 
     def _begin(self, request: Request) -> str:
@@ -140,10 +144,7 @@ def load_engine(
             whole = spec.with_role(EngineRole.BOTH)
             spec = replace(spec, cost_table=measure_cost_table(whole, target, draft, ops))
             plan = replace(plan, spec=spec)
-        sinks, lines = make_sinks(spec), engine_lines("engine")
-        if lines is not None:
-            sinks = [*sinks, lines]
-        engine = spec.make_engine(all_of(sinks), tokenizer)
+        engine, lines = _make_engine(spec, tokenizer, make_sinks)
         executor = build_executor(
             engine,
             target,
@@ -155,10 +156,29 @@ def load_engine(
             make_matcher=partial(_make_matcher, tokenizer, plan.target.vocab_size),
         )
     if lines is not None:
-        lines.engine = engine
         executor.graphs.on_round = lines.round_ran
         executor.graphs.on_capture = lines.graph_captured
     return engine, executor, plan
+
+
+def load_ranks(
+    plan: SessionPlan, tokenizer: Tokenizer, make_sinks: Callable[[EngineSpec], Sequence[EventSink]]
+) -> tuple[Engine, RankedExecutor, SessionPlan]:
+    """Do what `load_engine` does, with an executor whose models are in a process for each rank. Raises RankFailed."""
+    from ..parallel.ranks import open_ranks
+
+    return open_ranks(plan, lambda spec: _make_engine(spec, tokenizer, make_sinks)[0])
+
+
+def _make_engine(
+    spec: EngineSpec, tokenizer: Tokenizer, make_sinks: Callable[[EngineSpec], Sequence[EventSink]]
+) -> tuple[Engine, EngineLines | None]:
+    """Make an engine, and what writes its lines if something listens."""
+    sinks, lines = make_sinks(spec), engine_lines("engine")
+    engine = spec.make_engine(all_of([*sinks, *([] if lines is None else [lines])]), tokenizer)
+    if lines is not None:
+        lines.engine = engine
+    return engine, lines
 
 
 def _make_matcher(tokenizer: Tokenizer, vocab_size: int, grammar: Grammar) -> Matcher:
@@ -174,12 +194,12 @@ def load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None
     options, algorithm = plan.options, plan.algorithm
     load = partial(load_target, ops=ops, device=plan.device, dtype=plan.dtype, context_len=plan.spec.config.context_len)
     if options.draft is None:
-        return load(options.model), None
+        return load(options.model, shard=plan.shard), None
     if algorithm.drafter is Drafter.MODEL:  # it shares nothing with the target
         draft = load(options.draft, min_positions=plan.target.max_position_embeddings)
-        return load(options.model), draft
+        return load(options.model, shard=plan.shard), draft
     load_draft(options.draft, algorithm.draft_form, Decoder(plan.target, ops, "meta", plan.dtype))
-    target = load(options.model)
+    target = load(options.model, shard=plan.shard)
     return target, load_draft(options.draft, algorithm.draft_form, target)
 
 

@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from ....core.model_shape.quantization import CONFIG_KEYS
 from ....core.parsing import ConfigReader
+from ...parallel.shards import Cut
 from .tensor_files import StoredTensor, read_tensors
 
 METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "awq", "gptq", "mxfp4")
@@ -151,13 +153,17 @@ def unpacked(stored: Mapping[str, StoredTensor], quantization: Quantization) -> 
     return {**left, **found}
 
 
-def read_unpacked(stored: Mapping[str, AnyTensor]) -> Iterator[tuple[str, Tensor]]:
-    """Do what `tensor_files.read_tensors` does; of quantized matrices yield the weights in float32, one at a time."""
-    yield from read_tensors({name: tensor for name, tensor in stored.items() if isinstance(tensor, StoredTensor)})
+def read_unpacked(
+    stored: Mapping[str, AnyTensor], cuts: Mapping[str, Cut] = MappingProxyType({})
+) -> Iterator[tuple[str, Tensor]]:
+    """Do what `tensor_files.read_tensors` does; of quantized matrices yield the weights in float32, one at a time. A
+    part of one is cut out of the whole: the scales of its blocks may be those of other rows, too."""
+    yield from read_tensors({name: t for name, t in stored.items() if isinstance(t, StoredTensor)}, cuts)
     for name, tensor in stored.items():
         if isinstance(tensor, PackedTensor):
             parts = dict(read_tensors(dict(tensor.parts)))
-            yield name, tensor.unpack([parts[part] for part in tensor.parts])
+            weight = tensor.unpack([parts[part] for part in tensor.parts])
+            yield name, cuts[name].of(weight) if name in cuts else weight
 
 
 def _take(

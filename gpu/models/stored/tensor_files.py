@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,6 +23,7 @@ from torch import Tensor
 from ....core.errors import ConfigError, Problem
 from ....core.parsing import read_json_object
 from ....observe.input_files import read_text
+from ...parallel.shards import Cut
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -69,17 +71,21 @@ def list_tensors(directory: str | Path) -> dict[str, StoredTensor]:
     raise CheckpointError(str(directory), [Problem("", _why_nothing(directory))])
 
 
-def read_tensors(stored: dict[str, StoredTensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor on the CPU), file by file, each read when it is asked for. Raises CheckpointError."""
+def read_tensors(
+    stored: Mapping[str, StoredTensor], cuts: Mapping[str, Cut] = MappingProxyType({})
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor on the CPU), file by file, each read when it is asked for. Raises CheckpointError.
+
+    Of a tensor that `cuts` names, its part; nothing else of it is read from safetensors."""
     for path in sorted({tensor.path for tensor in stored.values()}):
         names = [name for name, tensor in stored.items() if tensor.path == path]
         try:
             if path.suffix == ".bin":
                 tensors = _load_pickled(path)
-                yield from ((name, tensors[name]) for name in names)
+                yield from ((n, cuts[n].of(tensors[n]) if n in cuts else tensors[n]) for n in names)
                 continue
             with safe_open(path, framework="pt", device="cpu") as file:
-                yield from ((name, file.get_tensor(name)) for name in names)
+                yield from ((n, cuts[n].of(file.get_slice(n)) if n in cuts else file.get_tensor(n)) for n in names)
         except (SafetensorError, OSError, NotTensors) as error:
             raise CheckpointError(str(path), [_unreadable(error)]) from error
 

@@ -393,9 +393,9 @@ def test_problems_are_found_before_memory_is_taken(directory: Path, monkeypatch:
     devices = []
     create = Decoder.__init__
 
-    def recorded(self, config, ops, device, dtype):
+    def recorded(self, config, ops, device, dtype, *shard):
         devices.append(str(device))
-        create(self, config, ops, device, dtype)
+        create(self, config, ops, device, dtype, *shard)
 
     monkeypatch.setattr(Decoder, "__init__", recorded)
     refused(directory, "has shape [33]")

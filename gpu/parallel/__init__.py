@@ -1,0 +1,7 @@
+"""One model on several devices: each process, a rank, has a part of every matrix, and all run the same steps.
+
+parent   session ─ engine ─ RankedExecutor       control: frames over a socket pair, one per rank
+         │            │             │
+       rank 0       rank 1  …     rank N − 1     each: TorchExecutor over its part of the model
+         └───── sums and gathers ─────┘          torch.distributed: NCCL on GPUs, gloo on CPUs
+"""

@@ -1,0 +1,190 @@
+"""The process of one rank: `python -m foredraft.gpu.parallel.rank FD`, started by `ranks.Ranks`.
+
+It has a part of the model, and the executor of one process. The parent plans; every rank launches and collects the same
+steps in the same order. Its answers to a step are the parent's of rank 0, and of the others a checksum.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+
+from ...core.algorithm.registry import get_algorithm
+from ...core.errors import ForedraftError
+from ...observe.engine_lines import forward_lines
+from ..disaggregation.control import ControlSocket
+from ..disaggregation.link import connect
+from ..disaggregation.worker import engine_from_json, engine_to_json, options_from_json
+from ..executor.executor import TorchExecutor
+from ..models.config import ModelConfig
+from ..models.projection import blocks_are_faster, take_layout
+from ..models.stored.tensor_files import list_tensors
+from ..session.plan import SessionPlan
+from ..session.session import load_engine
+from ..session.text import Tokenizer
+from .shards import EXCHANGES, ExchangeFailed, Shard
+from .wire import result_digest, result_to_json, step_from_json
+
+_SAMPLED_BYTES, _SAMPLED_EVERY = 1 << 12, 1 << 22
+
+
+class Rank:
+    """Carries out the parent's orders."""
+
+    def __init__(self, control: ControlSocket) -> None:
+        self._control = control
+        self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._executor: TorchExecutor | None = None
+        self._session = 0
+        self._number = 0
+        self._is_over = False
+
+    def run(self) -> None:
+        threading.Thread(target=self._read_control, name="control", daemon=True).start()
+        while not self._is_over:
+            order = self._orders.get()
+            try:
+                getattr(self, "_" + order.pop("do"))(**order)
+            except Exception as error:
+                # Not one of these goes on: the others would wait for this rank in the next exchange.
+                if not isinstance(error, ForedraftError):
+                    traceback.print_exc()
+                message = str(error) if isinstance(error, ForedraftError) else f"{type(error).__name__}: {error}"
+                self._answer("failed", message=message, waited=isinstance(error, ExchangeFailed))
+
+    def _read_control(self) -> None:
+        while (messages := self._control.receive()) is not None:
+            for message in messages:
+                if message["do"] == "ping":
+                    self._control.send_soon({"say": "pong", "exchanges": EXCHANGES.begun})
+                else:
+                    self._orders.put(message)
+        # The parent is gone; the main thread may wait for another rank, so do not wait for it.
+        os._exit(0)
+
+    # -- what the parent may say ------------------------------------------------------------------------------------
+
+    def _connect(self, host: str, port: int, rank: int, world_size: int, backend: str, device: str) -> None:
+        if device != "cpu":
+            torch.cuda.set_device(device)
+        connect(host, port, rank, world_size, backend)
+        self._number = rank
+        self._answer("connected")
+
+    def _open(self, session: int, order: dict[str, Any]) -> None:
+        """Load this rank's part of the model, and make its executor."""
+        self._session, self._executor = session, None
+        log_level = order["log_level"] if self._number == 0 else None
+        forward_lines(log_level, lambda line: self._control.send_soon({"say": "line", "line": line}))
+        plan = _plan_of(order)
+        if plan.device == "cpu":
+            faster = torch.tensor([self._number == 0 and plan.dtype is torch.float32 and blocks_are_faster()])
+            dist.broadcast(faster, 0)
+            take_layout(bool(faster))
+        _, self._executor, plan = load_engine(plan, Tokenizer.load(plan.options.model), lambda spec: [])
+        self._answer(
+            "opened",
+            engine=engine_to_json(plan.spec),
+            captured=self._executor.draft.is_captured,
+            identity=identity_of(order),
+        )
+
+    def _launch(self, step: dict[str, Any]) -> None:
+        assert self._executor is not None
+        self._executor.launch(step_from_json(step))
+
+    def _collect(self) -> None:
+        assert self._executor is not None
+        result = result_to_json(self._executor.collect())
+        content: dict[str, Any] = {"digest": result_digest(result)}
+        if self._number == 0:
+            content |= {"result": result, "seconds": dict(self._executor.clock.seconds)}
+        self._answer("result", **content)
+
+    def _end(self) -> None:
+        self._is_over = True
+
+    def _answer(self, word: str, **values: Any) -> None:
+        self._control.send_soon({"say": word, "session": self._session, **values})
+
+
+def _plan_of(order: Mapping[str, Any]) -> SessionPlan:
+    options, spec = options_from_json(order["options"]), engine_from_json(order["engine"])
+    return SessionPlan(
+        options=options,
+        target=ModelConfig.from_directory(options.model),
+        draft=None,  # only planning looks at it
+        algorithm=get_algorithm(spec.algorithm),
+        dtype=getattr(torch, order["dtype"]),
+        device=order["device"],
+        spec=spec,
+        weight_bytes=order["weight_bytes"],
+        kv_bytes=order["kv_bytes"],
+        shard=Shard(*order["shard"]),
+    )
+
+
+def identity_of(order: Mapping[str, Any]) -> dict[str, str]:
+    """Return everything that must be the same on all ranks, by what messages call it."""
+    options = order["options"]
+    settings = [options, order["engine"]]
+    return {
+        "version of foredraft": own_version(),
+        "version of torch": torch.__version__,
+        "version of Python": platform.python_version(),
+        "dtype": order["dtype"],
+        "model": _checkpoint_digest(options["model"]),
+        "draft": "none" if options["draft"] is None else _checkpoint_digest(options["draft"]),
+        "options": f"{crc32(repr(settings).encode()):08x}",
+    }
+
+
+def own_version() -> str:
+    try:
+        return version("foredraft")
+    except PackageNotFoundError:  # a copy of the sources
+        return "none"
+
+
+def _checkpoint_digest(directory: str) -> str:
+    """Return the place of a checkpoint and a checksum of its configuration and of samples of its weights."""
+    digest = crc32((Path(directory) / "config.json").read_bytes())
+    for path in sorted({tensor.path for tensor in list_tensors(directory).values()}):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            for place in (*range(0, size, _SAMPLED_EVERY), max(0, size - _SAMPLED_BYTES)):
+                file.seek(place)
+                digest = crc32(file.read(_SAMPLED_BYTES), digest)
+    return f"{digest:08x} in {directory}"
+
+
+def main() -> None:
+    # Ctrl-C on a terminal reaches the whole group of processes; the parent handles it and ends the requests in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    code = 0
+    try:
+        Rank(ControlSocket(socket.socket(fileno=int(sys.argv[1])))).run()
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    # Threads of the library may wait for ranks that are gone; a usual end would wait for them.
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""The ranks' processes, as the parent sees them, and the executor that runs an engine's steps on all of them.
+
+A rank that dies, hangs or differs ends them all: each waits for the others twice per layer, and none has the whole
+model. The error names the rank that was the cause.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from ...core.contract.step import Step, StepResult
+from ...core.errors import ForedraftError
+from ...core.scheduler.config import EngineRole
+from ...observe.engine_lines import active_level
+from ..disaggregation.processes import HOST, WorkerFailed, WorkerPlace, WorkerProcess, Workers, backend_for
+from ..disaggregation.worker import engine_from_json, engine_to_json, options_to_json
+from ..session.plan import SessionPlan
+from .shards import rank_devices
+from .wire import result_from_json, step_to_json
+
+if TYPE_CHECKING:
+    from ...core.scheduler.engine import Engine
+    from ...core.scheduler.spec import EngineSpec
+
+LISTEN_S = 1.0
+GRACE_S = 2.0
+"""How long the parent looks for the cause when a rank says that an exchange has failed."""
+
+
+class RankFailed(ForedraftError):
+    """A rank has died, hangs, has failed or differs from the others; the message names it. No rank runs any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace(WorkerPlace):
+    """One rank."""
+
+    @property
+    def title(self) -> str:
+        return f"rank {self.rank}"
+
+
+class Ranks(Workers):
+    """Processes that have a part of one model each.
+    They serve one session after the other; leaving the context ends them."""
+
+    module = "foredraft.gpu.parallel.rank"
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self._found: dict[str, dict[str, Any]] = {}  # answers of ranks to the last question, by name
+        super().__init__([RankPlace(f"rank{i}", EngineRole.BOTH, i) for i in range(len(devices))], devices)
+
+    def hear(self, wait_s: float) -> list[tuple[WorkerProcess, dict[str, Any] | None]]:
+        """Wait up to `wait_s` for messages and return them; None: the rank is dead."""
+        heard = [said for worker in self._ready(wait_s, EngineRole.BOTH) for said in self._listen(worker)]
+        self._watch(heard)
+        return heard
+
+    def open(self, orders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Have every rank load its part; return what rank 0 has answered. Raises RankFailed."""
+        self.num_sessions += 1
+        for worker, order in zip(self.all.values(), orders, strict=True):
+            worker.say({"do": "open", "session": self.num_sessions, "order": order})
+        answers = list(self.gather("opened").values())
+        for worker, answer in zip(self.all.values(), answers, strict=True):
+            for what, value in answer["identity"].items():
+                if value != answers[0]["identity"][what]:
+                    self.fail(
+                        f"{worker.place.title} differs in the {what}: {value}; rank 0 has {answers[0]['identity'][what]}"
+                    )
+        return answers[0]
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        for worker in self.all.values():
+            worker.say(message)
+
+    def gather(self, wanted: str, must_progress: bool = False) -> dict[str, dict[str, Any]]:
+        """Wait for the answers of all ranks, and return them by name, in the order of the ranks.
+
+        Raises RankFailed, and ends all processes, if a rank dies or fails, or if with `must_progress` for `silence_s`
+        no rank has begun an exchange. If a signal's handler interrupts it, the next call continues.
+        """
+        found = self._found
+        begun, since_s = -1, time.monotonic()
+        while len(found) < len(self.all):
+            for worker, said in self.hear(LISTEN_S):
+                if said is None:
+                    self.fail(f"{worker.place.title} {worker.death}")
+                elif said["say"] == "failed":
+                    self._fail_for(worker, said)
+                elif said["say"] == wanted:
+                    found[worker.name] = said
+            total = sum(worker.exchanges for worker in self.all.values()) + len(found)
+            if total != begun or not must_progress:
+                begun, since_s = total, time.monotonic()
+            elif time.monotonic() - since_s > self.silence_s:
+                self._fail_for_nothing(found)
+        self._found = {}
+        return {name: found[name] for name in self.all}
+
+    def fail(self, message: str) -> None:
+        """End all processes. Raises RankFailed."""
+        self.close(at_once=True)
+        raise RankFailed(f"{message}; the session is over, and all {len(self.all)} ranks have ended")
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _fail_for(self, worker: WorkerProcess, said: Mapping[str, Any]) -> None:
+        """Find the cause of a rank's failure: if an exchange has failed, another rank is."""
+        first, until_s = f"{worker.place.title}: {said['message']}", time.monotonic() + GRACE_S
+        while said["waited"] and time.monotonic() < until_s:
+            for other, news in self.hear(GRACE_S / 10):
+                if news is None:
+                    self.fail(f"{other.place.title} {other.death}")
+                if news is not None and news["say"] == "failed" and not news["waited"]:
+                    self.fail(f"{other.place.title}: {news['message']}")
+        self.fail(first)
+
+    def _fail_for_nothing(self, found: Mapping[str, Any]) -> None:
+        late = [worker for worker in self.all.values() if worker.name not in found]
+        fewest = min(worker.exchanges for worker in late)
+        names = " and ".join(worker.place.title for worker in late if worker.exchanges == fewest)
+        self.fail(f"{names} did not go on for {self.silence_s:.0f} s in a step, after {fewest} exchanges")
+
+    def _connect(self) -> None:
+        for worker in self.all.values():
+            worker.say(
+                {
+                    "do": "connect",
+                    "host": HOST,
+                    "port": self._port,
+                    "rank": worker.place.rank,
+                    "world_size": len(self.all),
+                    "backend": backend_for(self.devices),
+                    "device": worker.device,
+                }
+            )
+        self.gather("connected")
+        for worker in self.all.values():
+            worker.is_up = True
+
+
+class RankedExecutor:
+    """Runs the steps of an engine on all ranks, as `core.scheduler.driver.Executor`: each rank runs each step, and all
+    must give the same result."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.clock = SimpleNamespace(seconds={})  # of rank 0, by phase
+        self._is_asked = False  # for the oldest step's result
+
+    def launch(self, step: Step) -> None:
+        self.ranks.tell({"do": "launch", "step": step_to_json(step)})
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest step's result. Raises RankFailed."""
+        if not self._is_asked:
+            self._is_asked = True
+            self.ranks.tell({"do": "collect"})
+        answers = list(self.ranks.gather("result", must_progress=True).values())
+        self._is_asked = False
+        for number, answer in enumerate(answers):
+            if answer["digest"] != answers[0]["digest"]:
+                self.ranks.fail(f"rank {number} computed another result of step {_step_of(answers[0])} than rank 0")
+        self.clock.seconds = answers[0]["seconds"]
+        return result_from_json(answers[0]["result"])
+
+    def request_stop(self, last_step_id: int) -> None:
+        """Do nothing: a step of ranks has one round."""
+
+    def restart(self) -> None:
+        """Raise RankFailed: ranks that have failed have ended."""
+        self.ranks.fail("a step has failed")
+
+    def close(self) -> None:
+        """End the ranks."""
+        self.ranks.close()
+
+
+def _step_of(answer: Mapping[str, Any]) -> int:
+    step_id: int = answer["result"]["value"]["step_id"]
+    return step_id
+
+
+def orders_of(plan: SessionPlan, devices: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what each rank needs for a session."""
+    options = plan.options
+    return [
+        {
+            "options": options_to_json(options),
+            "engine": engine_to_json(plan.spec),
+            "dtype": str(plan.dtype).removeprefix("torch."),
+            "device": device,
+            "weight_bytes": plan.weight_bytes,
+            "kv_bytes": plan.kv_bytes,
+            "shard": [rank, len(devices)],
+            "log_level": active_level(),
+        }
+        for rank, device in enumerate(devices)
+    ]
+
+
+def open_ranks(
+    plan: SessionPlan, make_engine: Callable[[EngineSpec], Engine], ranks: Ranks | None = None
+) -> tuple[Engine, RankedExecutor, SessionPlan]:
+    """Start the ranks of `plan`, or take `ranks` that serve no session, and make the engine whose steps they run. Also
+    return the plan with the values that were measured meanwhile. Raises RankFailed, ConfigError."""
+    devices = rank_devices(plan.options.device, plan.options.tensor_parallel)
+    ranks = ranks or Ranks(devices)
+    try:
+        answer = ranks.open(orders_of(plan, devices))
+        plan = replace(plan, spec=engine_from_json(answer["engine"]))
+        engine = make_engine(plan.spec)
+        if plan.spec.graph_sizes is not None:
+            engine.controller.init_states(plan.spec.graph_sizes if answer["captured"] else None)
+    except BaseException:
+        ranks.close(at_once=True)
+        raise
+    return engine, RankedExecutor(ranks), plan
+
+
+__all__ = ["RankFailed", "RankedExecutor", "Ranks", "WorkerFailed", "open_ranks", "orders_of"]
