@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +22,7 @@ from .options import (
     Overlap,
     PageSize,
     Quiet,
+    TensorParallel,
     Threads,
     Topk,
     engine_option,
@@ -207,7 +209,8 @@ def bench(
     acceptance: Acceptance = None, batch_sizes: BatchSizes = "1,8,32", context_lengths: ContextLengths = "128,1024",
     output_tokens: OutputTokens = 128, prompts: Prompts = 4, repeat: Repeat = 3, processes: Processes = 1,
     device: Device = "auto", threads: Threads = None, overlap: Overlap = None, graphs: Graphs = None,
-    page_size: PageSize = 1, seed: Seed = 0, estimate: Estimate = None, as_json: AsJson = False, quiet: Quiet = False,
+    page_size: PageSize = 1, tensor_parallel: TensorParallel = 1, seed: Seed = 0, estimate: Estimate = None,
+    as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Time decoding: batch sizes × context lengths × draft steps, each against plain decoding.
 
@@ -246,6 +249,7 @@ def bench(
         num_draft_tokens=tree_nodes(num_draft_tokens), batch_sizes=batch_sizes, context_lengths=context_lengths,
         output_tokens=output_tokens, acceptance=acceptance, overlap=overlap, graphs=graphs, device=device,
         dtype=dtype, threads=threads, page_size=page_size, prompts=prompts, repeat=repeat, seed=seed,
+        tensor_parallel=tensor_parallel,
     )  # fmt: skip
     if estimate is not None:
         _estimate(estimate, options, processes, as_json)
@@ -272,6 +276,7 @@ def _estimate(gpu: str, options: BenchOptions, processes: int, as_json: bool) ->
     """Print what rounds should take on a GPU."""
     from dataclasses import asdict
 
+    from ...core.errors import ConfigError
     from ...gpu.bench.plan import BenchOptions, plan_bench
     from ...gpu.bench.report import parameters
     from ...twin.estimate import estimates, lines
@@ -283,6 +288,9 @@ def _estimate(gpu: str, options: BenchOptions, processes: int, as_json: bool) ->
     given = {name: getattr(options, name) != getattr(usual, name) for name in unused} | {"processes": processes > 1}
     reason = "an estimate runs nothing, and is of captured rounds"
     refuse_without_effect(*((f"--{name}", is_given, reason) for name, is_given in given.items()))
+    if options.tensor_parallel > 1:
+        message = "an estimate has no price for what ranks exchange: leave --estimate or this one out"
+        raise ConfigError.of("<arguments>", "tensor_parallel", message)
     plan = plan_bench(options, on_meta=True)
     found = estimates(plan, gpu)
     if as_json:
@@ -302,10 +310,10 @@ def _measure(
     machine: Machine | None = None
     results: list[ArmResult] = []
     try:
-        bench = Bench(plan, progress.show)
-        machine = bench.machine
-        for cell in bench.cells():
-            results += cell
+        with closing(Bench(plan, progress.show)) as bench:
+            machine = bench.machine
+            for cell in bench.cells():
+                results += cell
     except KeyboardInterrupt:
         return machine, results, False
     finally:

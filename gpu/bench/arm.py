@@ -20,10 +20,13 @@ from ...core.contract.events import Committed, Event
 from ...core.contract.request import Request
 from ...core.errors import ForedraftError
 from ...core.prompt import Prompt
+from ...core.scheduler.engine import Engine
 from ..executor.build import DraftModel, build_executor
+from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureReport
 from ..models.decoder import Decoder
 from ..ops.port import Ops
+from ..parallel.ranks import RankedExecutor
 from ..session.loop import DecodeLoop, Deliveries, all_of
 from .floor import RoundBytes, round_bytes
 from .plan import ArmPlan
@@ -88,6 +91,29 @@ class _Rounds:
             self.has_ended = bool(event.result.decode.ended.any())
 
 
+def make_executor(
+    plan: ArmPlan,
+    engine: Engine,
+    target: Decoder,
+    draft: DraftModel | None,
+    ops: Ops,
+    acceptance: AcceptanceProcess | None,
+    seed: int,
+) -> TorchExecutor:
+    """Make the executor of an arm, whose `engine` is made of `plan.spec`."""
+    return build_executor(
+        engine,
+        target,
+        draft if plan.steps else None,
+        ops,
+        graph_sizes=plan.spec.graph_sizes,
+        graph_sampling=False,
+        graph_outputs=False,
+        acceptance=acceptance,
+        seed=seed,
+    )
+
+
 class Arm:
     """Serves `prompts` (equally long, whole batches) with `max_tokens` each; `run` again gives the same tokens."""
 
@@ -101,22 +127,15 @@ class Arm:
         max_tokens: int,
         acceptance: AcceptanceProcess | None = None,
         seed: int = 0,
+        executor: RankedExecutor | None = None,
     ) -> None:
+        """`executor`: of ranks that have the models; those given are then parts without memory, of which only sizes are
+        asked."""
         self.plan = plan
         deliveries = Deliveries()
         self._rounds = _Rounds()
         engine = plan.spec.make_engine(all_of([deliveries, self._rounds]))
-        self.executor = build_executor(
-            engine,
-            target,
-            draft if plan.steps else None,
-            ops,
-            graph_sizes=plan.spec.graph_sizes,
-            graph_sampling=False,
-            graph_outputs=False,
-            acceptance=acceptance,
-            seed=seed,
-        )
+        self.executor = executor or make_executor(plan, engine, target, draft, ops, acceptance, seed)
         self.loop = DecodeLoop(engine, self.executor, deliveries)
         size = plan.spec.config.max_running
         assert len(prompts) % size == 0, f"{len(prompts)} prompts are no whole batches of {size}"
@@ -130,7 +149,7 @@ class Arm:
 
     @property
     def captures(self) -> tuple[CaptureReport, ...]:
-        return tuple(self.executor.graphs.reports)
+        return () if isinstance(self.executor, RankedExecutor) else tuple(self.executor.graphs.reports)
 
     def run(self, max_tokens: int | None = None) -> Timing:
         """Serve each batch up to the end of its first request;
@@ -140,7 +159,8 @@ class Arm:
     def _run(self, prompts: Sequence[Prompt], max_tokens: int) -> Timing:
         loop, rounds, executor = self.loop, self._rounds, self.executor
         rounds.clear()
-        rounds_before = executor.counters.rounds
+        on_gpu = not isinstance(executor, RankedExecutor) and executor.device.type == "cuda"
+        rounds_before = executor.counters.rounds if on_gpu else 0
         begin_ns = time.perf_counter_ns()
         for number, prompt in enumerate(prompts):
             refusal = loop.submit(Request(str(number), prompt, max_tokens))
@@ -156,7 +176,7 @@ class Arm:
             if rounds.has_ended and end is None:
                 end = self._mark()
                 loop.abort_all()
-        if executor.device.type == "cuda":
+        if on_gpu:
             end = self._with_phases_of(end, begin, executor.counters.rounds - rounds_before)
         outputs = tuple(tuple(part) for part in tokens.values())
         return self._timing(begin_ns, begin, end, outputs, prompts[0].length)

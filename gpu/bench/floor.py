@@ -25,6 +25,7 @@ from ..batch.pools import bytes_per_slot
 from ..executor.build import DraftModel
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
+from ..parallel.shards import sharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def decoder_pass_bytes(model: Decoder, num_tokens: int) -> int:
     total = model.weight_bytes
     if model.lm_head_weight is not None:
         total -= model.embed_weight.nbytes
-    moe = model.config.moe
+    moe = sharded(model.config, model.shard).moe
     if moe is not None:
         expert = 3 * moe.intermediate_size * model.hidden_size * model.dtype.itemsize
         # Tokens choose k of E experts; with even routing an expert is missed by all of them with this probability.

@@ -57,9 +57,13 @@ class Launch:
 
 def count_launches(plan: BenchPlan, arm: ArmPlan, context_len: int, traits: DeviceTraits) -> list[Launch]:
     """Return the launches of a greedy round of `arm` on a GPU with these traits, with `context_len` tokens of KV per
-    row. `plan` is one for the device "meta". Raises ForedraftError for rounds without a graph, and without Triton."""
+    row.
+
+    `plan` is one for the device "meta". With tensor parallelism the launches are those of one rank, without what ranks
+    exchange. Raises ForedraftError for rounds without a graph, and without Triton.
+    """
     ops: Any = TritonOps()
-    target, draft = meta_models(plan.target, plan.draft if arm.steps else None, plan.dtype, ops)
+    target, draft = meta_models(plan.target, plan.draft if arm.steps else None, plan.dtype, ops, plan.part)
     engine = arm.spec.make_engine(lambda event: None)
     executor = build_executor(engine, target, draft, ops, graph_sizes=arm.spec.graph_sizes, graph_outputs=False)
     batch_size = arm.spec.config.max_running

@@ -16,7 +16,7 @@ from ...core.errors import ConfigError, Problem, nearest
 from ...core.kv.request_table import ceil_to_page
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
-from ..parallel.shards import WHOLE
+from ..parallel.shards import Shard, check_shards, rank_devices, sharded
 from ..session.hub import local_checkpoint
 from ..session.memory import NotEnoughMemory, bytes_per_token, checkpoint_bytes, free_bytes, heads_of
 from ..session.plan import (
@@ -71,6 +71,7 @@ class BenchOptions:
     dtype: str = AUTO
     threads: int | None = None
     page_size: int = 1
+    tensor_parallel: int = 1
     prompts: int = 4  # of each cell: at least so many, in whole batches
     repeat: int = 3
     seed: int = 0
@@ -124,6 +125,11 @@ class BenchPlan:
     weight_bytes: int
 
     @property
+    def part(self) -> Shard:
+        """The part of the model whose sizes count: rank 0's."""
+        return Shard(0, self.options.tensor_parallel)
+
+    @property
     def spec(self) -> EngineSpec:
         """The engine with the most drafts; all engines have its mode."""
         return self.cells[0].arms[-1].spec
@@ -171,13 +177,18 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False, on_meta: 
         device=options.device,
         threads=options.threads,
         seed=options.seed,
+        tensor_parallel=options.tensor_parallel,
     )
     if options.model is not None and not on_meta:
         session = with_look_up(session)
     check_choices(session)
     target, algorithm, draft, steps = _models(options, session, steps)
     steps = _steps_of(algorithm, options, steps)
-    device = "meta" if on_meta else resolve_device(options.device)
+    num_ranks = options.tensor_parallel
+    if num_ranks > 1:
+        check_shards(target, num_ranks, str(session.model))
+    device = resolve_device(options.device) if num_ranks == 1 else rank_devices(options.device, num_ranks)[0]
+    device = "meta" if on_meta else device
     refuse_without_effect(session, algorithm, device)
     graphs = _graphs(options, device)
     check_kernels(target, device, "<arguments>")
@@ -370,7 +381,8 @@ def _spec(plan: BenchPlan, session: SessionOptions, batch_size: int, steps: int)
 def _arm(plan: BenchPlan, spec: EngineSpec, length: int) -> ArmPlan:
     page_size, positions = spec.config.page_size, spec.config.context_len
     # A block's rounds wait for each other; in overlap mode the next step's are enqueued before one is over.
-    spec = spec.with_config(block_rounds=1 if spec.config.overlap else CPU_BLOCK_ROUNDS)
+    in_blocks = not spec.config.overlap and plan.options.tensor_parallel == 1
+    spec = spec.with_config(block_rounds=CPU_BLOCK_ROUNDS if in_blocks else 1)
     context_len = length + plan.options.output_tokens
     if context_len > positions:
         message = f"{length} with {plan.options.output_tokens} output tokens needs {context_len} positions; the model has {positions}"
@@ -379,7 +391,7 @@ def _arm(plan: BenchPlan, spec: EngineSpec, length: int) -> ArmPlan:
     pages_of_row = ceil_to_page(spec.resolve_sizes().row_width, page_size) // page_size
     num_pages = spec.config.max_running * (pages_of_row + 1)
     draft = plan.draft if spec.max_steps else None
-    slot_bytes = bytes_per_token(plan.target, draft, spec.make_algorithm(), plan.dtype)
+    slot_bytes = bytes_per_token(sharded(plan.target, plan.part), draft, spec.make_algorithm(), plan.dtype)
     return ArmPlan(spec.with_config(num_pages=num_pages), (num_pages + 1) * page_size * slot_bytes)
 
 
@@ -390,13 +402,15 @@ def _bytes_of_weights(plan: BenchPlan, session: SessionOptions) -> int:
     from .shapes import meta_models
 
     if plan.options.model is not None:
-        return checkpoint_bytes(session.draft, plan.draft, plan.target, plan.dtype, WHOLE)
-    models = meta_models(plan.target, plan.draft, plan.dtype)
+        return checkpoint_bytes(session.draft, plan.draft, plan.target, plan.dtype, plan.part)
+    models = meta_models(plan.target, plan.draft, plan.dtype, shard=plan.part)
     return sum(model.weight_bytes for model in models if model is not None)
 
 
 def _check_memory(plan: BenchPlan, weight_bytes: int) -> None:
     free = free_bytes(plan.device)
+    if plan.device == "cpu":
+        free //= plan.options.tensor_parallel  # its ranks share it
     budget = int(free * MEMORY_FRACTION)
     if weight_bytes + plan.kv_bytes > budget:
         raise NotEnoughMemory(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import replace
 from statistics import mean, median
 
@@ -35,8 +36,8 @@ def run_process(options: BenchOptions) -> tuple[Machine, list[ArmResult]]:
 def _measure(options: BenchOptions) -> tuple[Machine, list[ArmResult]] | str:
     """Return the measurements, or the reason why there are none."""
     try:
-        bench = Bench(plan_bench(options))
-        return bench.machine, [result for cell in bench.cells() for result in cell]
+        with closing(Bench(plan_bench(options))) as bench:
+            return bench.machine, [result for cell in bench.cells() for result in cell]
     except ForedraftError as error:
         return str(error)
 

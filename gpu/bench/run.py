@@ -20,17 +20,20 @@ import torch
 
 from ...core.draws import Purpose, uniform
 from ..executor.build import DraftModel
+from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureReport
 from ..models.checkpoint import load_draft, load_target, random_weights
 from ..models.decoder import Decoder
 from ..ops.port import Ops
+from ..parallel.shards import WHOLE, Shard
 from ..session.devices import ops_for, set_threads
 from ..session.text import Tokenizer
 from ..tiny.corpus import NoCorpus, read_corpus
-from .arm import Arm, Timing, common_outputs
+from .arm import Arm, Timing, common_outputs, make_executor
 from .floor import copy_bandwidth
 from .plan import ArmPlan, BenchPlan, CellPlan, acceptance_of_arm
-from .shapes import random_draft
+from .ranks import open_bench_ranks
+from .shapes import meta_models, random_draft
 
 CORPUS_BYTES = 4_000_000
 ZIPF_SHIFT = 2.7  # Mandelbrot's, for words of English text
@@ -124,8 +127,12 @@ class Bench:
         plan: BenchPlan,
         on_progress: OnProgress = lambda text: None,
         models: tuple[Decoder, DraftModel | None] | None = None,
+        shard: Shard | None = None,
     ) -> None:
-        """Load the models, unless those of another benchmark of the same models are given."""
+        """Load the models, unless those of another benchmark of the same models are given.
+
+        With tensor parallelism, start the ranks that load them, unless this is a rank with the part `shard`.
+        """
         self.plan = plan
         self._on_progress = on_progress
         self._ops: Ops = ops_for(plan.device)
@@ -135,9 +142,13 @@ class Bench:
         if options.model is not None and (Path(options.model) / "tokenizer.json").is_file():
             self._tokenizer = Tokenizer.load(options.model)
         on_progress("measuring the memory's copy bandwidth")
-        bandwidth = copy_bandwidth(plan.device)
+        bandwidth = copy_bandwidth(plan.device) if shard is None else 0.0  # ranks would disturb each other
         if models is None:
             on_progress("loading the weights" if options.model is not None else "making random weights")
+        self._ranks = None if options.tensor_parallel == 1 or shard is not None else open_bench_ranks(options)
+        self._shard = shard or WHOLE
+        if self._ranks is not None:
+            models = meta_models(plan.target, plan.draft, plan.dtype, shard=plan.part)
         self.models = self._target, self._draft = models or self._load()
         self.machine = Machine(
             device_name=device_name(plan.device),
@@ -147,6 +158,17 @@ class Bench:
             draft_bytes=0 if self._draft is None else self._draft.weight_bytes,
         )
 
+    def close(self) -> None:
+        """End the ranks, if there are any."""
+        if self._ranks is not None:
+            self._ranks.close()
+
+    def make_executor(self, cell: int, arm: int) -> TorchExecutor:
+        """Make the executor of an arm for a rank, whose engine plans nothing."""
+        arm_plan = self.plan.cells[cell].arms[arm]
+        engine, acceptance = arm_plan.spec.make_engine(), acceptance_of_arm(self.plan, arm_plan)
+        return make_executor(arm_plan, engine, self._target, self._draft, self._ops, acceptance, self.plan.options.seed)
+
     def cells(self) -> Iterator[tuple[ArmResult, ...]]:
         """Yield the results of one cell after another, plain decoding first in each."""
         for number, cell in enumerate(self.plan.cells, 1):
@@ -155,9 +177,9 @@ class Bench:
     def _load(self) -> tuple[Decoder, DraftModel | None]:
         plan, options = self.plan, self.plan.options
         if options.model is None:
-            target = random_weights(plan.target, self._ops, plan.device, plan.dtype, options.seed)
+            target = random_weights(plan.target, self._ops, plan.device, plan.dtype, options.seed, self._shard)
             return target, None if plan.draft is None else random_draft(plan.draft, target, options.seed + 1)
-        target = load_target(options.model, self._ops, plan.device, plan.dtype)
+        target = load_target(options.model, self._ops, plan.device, plan.dtype, shard=self._shard)
         if options.draft is None:
             return target, None
         return target, load_draft(options.draft, plan.algorithm.draft_form, target)
@@ -172,11 +194,14 @@ class Bench:
             self.plan.options.seed,
         )
         found = []
-        for arm_plan in cell.arms:
+        for number, arm_plan in enumerate(cell.arms):
             on_arm(arm_plan)
+            executor = None
+            if self._ranks is not None:
+                executor = self._ranks.make_arm(self.plan.cells.index(cell), number)
             options, acceptance = self.plan.options, acceptance_of_arm(self.plan, arm_plan)
             models = self._target, self._draft, self._ops
-            found.append(Arm(arm_plan, *models, prompts, options.output_tokens, acceptance, options.seed))
+            found.append(Arm(arm_plan, *models, prompts, options.output_tokens, acceptance, options.seed, executor))
         return found
 
     def _cell(self, cell: CellPlan, where: str) -> tuple[ArmResult, ...]:

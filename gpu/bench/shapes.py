@@ -20,6 +20,7 @@ from ..models.eagle import DraftHead
 from ..models.head_config import EAGLE3, HeadConfig, default_aux_layers
 from ..models.rope import Rope
 from ..ops.port import Ops
+from ..parallel.shards import WHOLE, Shard
 
 EAGLE3_VOCABULARY = 32000  # tokens of published EAGLE-3 heads for vocabularies of 128 thousand and more
 LOGIT_DEVIATION = 10.0  # of a random draft
@@ -115,10 +116,15 @@ def random_draft(config: ModelConfig | HeadConfig, target: Decoder, seed: int) -
 
 
 def meta_models(
-    target: ModelConfig, draft: ModelConfig | HeadConfig | None, dtype: torch.dtype, ops: Ops | None = None
+    target: ModelConfig,
+    draft: ModelConfig | HeadConfig | None,
+    dtype: torch.dtype,
+    ops: Ops | None = None,
+    shard: Shard = WHOLE,
 ) -> tuple[Decoder, Decoder | DraftHead | None]:
-    """Return the models without memory behind them, to know their sizes, or with `ops` what they launch."""
-    model = Decoder(target, ops, "meta", dtype)
+    """Return the models without memory behind them, to know their sizes, or with `ops` what they launch; of the target
+    the part `shard`."""
+    model = Decoder(target, ops, "meta", dtype, shard)
     if not isinstance(draft, HeadConfig):
         return model, None if draft is None else Decoder(draft, ops, "meta", dtype)
     head = HEADS[draft.algorithm](draft, model)

@@ -125,6 +125,8 @@ HOST = "127.0.0.1"
 MODULE = "foredraft.gpu.disaggregation.worker"
 SILENCE_S = 60.0
 """A worker that has not answered a ping for this long is killed. Workers answer while they compute."""
+START_S = 300.0
+"""The same until it is connected: while it loads libraries nothing else runs in it, and a busy machine is slow."""
 PING_AFTER_S = 5.0
 END_S = 10.0
 """How long a worker may take to end by itself."""
@@ -353,8 +355,7 @@ class Workers:
                     worker.pinged_s = now_s
                     worker.say({"do": "ping"})
                 continue
-            # While libraries are being loaded nothing else runs in a worker.
-            silence_s = self.silence_s if worker.is_up else max(self.silence_s, SILENCE_S)
+            silence_s = self.silence_s if worker.is_up else START_S
             if now_s - worker.pinged_s > silence_s:
                 self._selector.unregister(worker.control)
                 worker.bury(f"did not answer for {silence_s:.0f} s")

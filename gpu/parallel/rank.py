@@ -6,6 +6,7 @@ steps in the same order. Its answers to a step are the parent's of rank 0, and o
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import queue
@@ -15,9 +16,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import torch
@@ -39,6 +41,9 @@ from ..session.text import Tokenizer
 from .shards import EXCHANGES, ExchangeFailed, Shard
 from .wire import result_digest, result_to_json, step_from_json
 
+if TYPE_CHECKING:
+    from ..bench.run import Bench
+
 _SAMPLED_BYTES, _SAMPLED_EVERY = 1 << 12, 1 << 22
 
 
@@ -48,9 +53,10 @@ class Rank:
     def __init__(self, control: ControlSocket) -> None:
         self._control = control
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._executor: TorchExecutor | None = None
+        self._executors: dict[int, TorchExecutor] = {}
+        self._bench: Bench | None = None
         self._session = 0
-        self._number = 0
+        self._number, self._device = 0, "cpu"
         self._is_over = False
 
     def run(self) -> None:
@@ -82,38 +88,68 @@ class Rank:
         if device != "cpu":
             torch.cuda.set_device(device)
         connect(host, port, rank, world_size, backend)
-        self._number = rank
+        self._number, self._device = rank, device
         self._answer("connected")
 
     def _open(self, session: int, order: dict[str, Any]) -> None:
         """Load this rank's part of the model, and make its executor."""
-        self._session, self._executor = session, None
+        self._begin(session, order["shard"][1])
         log_level = order["log_level"] if self._number == 0 else None
         forward_lines(log_level, lambda line: self._control.send_soon({"say": "line", "line": line}))
         plan = _plan_of(order)
-        if plan.device == "cpu":
-            faster = torch.tensor([self._number == 0 and plan.dtype is torch.float32 and blocks_are_faster()])
-            dist.broadcast(faster, 0)
-            take_layout(bool(faster))
-        _, self._executor, plan = load_engine(plan, Tokenizer.load(plan.options.model), lambda spec: [])
+        self._agree(plan.device, plan.dtype)
+        _, executor, plan = load_engine(plan, Tokenizer.load(plan.options.model), lambda spec: [])
+        self._executors[0] = executor
         self._answer(
             "opened",
             engine=engine_to_json(plan.spec),
-            captured=self._executor.draft.is_captured,
-            identity=identity_of(order),
+            captured=executor.draft.is_captured,
+            identity=identity_of(order["options"], [order["dtype"], order["engine"]]),
         )
 
-    def _launch(self, step: dict[str, Any]) -> None:
-        assert self._executor is not None
-        self._executor.launch(step_from_json(step))
+    def _open_bench(self, session: int, order: dict[str, Any]) -> None:
+        """Load this rank's part of the models of a benchmark."""
+        from ..bench.plan import plan_bench
+        from ..bench.ranks import options_from_json as bench_options
+        from ..bench.run import Bench
 
-    def _collect(self) -> None:
-        assert self._executor is not None
-        result = result_to_json(self._executor.collect())
+        self._begin(session, order["size"])
+        plan = plan_bench(bench_options(order["options"]))
+        self._agree(plan.device, plan.dtype)
+        plan = replace(plan, device=self._device)
+        self._bench = Bench(plan, shard=Shard(self._number, order["size"]))
+        settings = [str(plan.dtype), [cell.arms[-1].spec.to_json() for cell in plan.cells]]
+        self._answer("opened", identity=identity_of(order["options"], settings))
+
+    def _make_arm(self, cell: int, arm: int) -> None:
+        assert self._bench is not None, "no benchmark was opened"
+        if not arm:
+            self._executors.clear()
+            gc.collect()  # executors are in reference cycles, and their pools are large
+        self._executors[arm] = self._bench.make_executor(cell, arm)
+        self._answer("made")
+
+    def _launch(self, executor: int, step: dict[str, Any]) -> None:
+        self._executors[executor].launch(step_from_json(step))
+
+    def _collect(self, executor: int) -> None:
+        result = result_to_json(self._executors[executor].collect())
         content: dict[str, Any] = {"digest": result_digest(result)}
         if self._number == 0:
-            content |= {"result": result, "seconds": dict(self._executor.clock.seconds)}
+            content |= {"result": result, "seconds": dict(self._executors[executor].clock.seconds)}
         self._answer("result", **content)
+
+    def _begin(self, session: int, size: int) -> None:
+        self._session, self._bench = session, None
+        self._executors.clear()
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))  # the most; small models take one
+
+    def _agree(self, device: str, dtype: torch.dtype) -> None:
+        """Lay weights out as rank 0 does: whole drafts must round alike on all ranks."""
+        if device == "cpu":
+            faster = torch.tensor([self._number == 0 and dtype is torch.float32 and blocks_are_faster()])
+            dist.broadcast(faster, 0)
+            take_layout(bool(faster))
 
     def _end(self) -> None:
         self._is_over = True
@@ -138,18 +174,18 @@ def _plan_of(order: Mapping[str, Any]) -> SessionPlan:
     )
 
 
-def identity_of(order: Mapping[str, Any]) -> dict[str, str]:
-    """Return everything that must be the same on all ranks, by what messages call it."""
-    options = order["options"]
-    settings = [options, order["engine"]]
+def identity_of(options: Mapping[str, Any], settings: list[Any]) -> dict[str, str]:
+    """Return everything that must be the same on all ranks, by what messages call it; `settings` begin with the
+    dtype."""
+    draft = options["draft"] if options["model"] is not None else None  # beside random weights it is no directory
     return {
         "version of foredraft": own_version(),
         "version of torch": torch.__version__,
         "version of Python": platform.python_version(),
-        "dtype": order["dtype"],
-        "model": _checkpoint_digest(options["model"]),
-        "draft": "none" if options["draft"] is None else _checkpoint_digest(options["draft"]),
-        "options": f"{crc32(repr(settings).encode()):08x}",
+        "dtype": settings[0],
+        "model": "none" if options["model"] is None else _checkpoint_digest(options["model"]),
+        "draft": "none" if draft is None else _checkpoint_digest(draft),
+        "options": f"{crc32(repr([options, settings]).encode()):08x}",
     }
 
 
@@ -173,8 +209,10 @@ def _checkpoint_digest(directory: str) -> str:
 
 
 def main() -> None:
-    # Ctrl-C on a terminal reaches the whole group of processes; the parent handles it and ends the requests in order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal's Ctrl-C, and a service manager's SIGTERM, reach the whole group of processes: the parent handles them
+    # and ends the requests in order.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     code = 0
     try:
         Rank(ControlSocket(socket.socket(fileno=int(sys.argv[1])))).run()

@@ -60,11 +60,12 @@ class Ranks(Workers):
         self._watch(heard)
         return heard
 
-    def open(self, orders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Have every rank load its part; return what rank 0 has answered. Raises RankFailed."""
+    def open(self, orders: Sequence[Mapping[str, Any]], kind: str = "open") -> dict[str, Any]:
+        """Have every rank load its part by its order of this kind; return what rank 0 has answered. Raises
+        RankFailed."""
         self.num_sessions += 1
         for worker, order in zip(self.all.values(), orders, strict=True):
-            worker.say({"do": "open", "session": self.num_sessions, "order": order})
+            worker.say({"do": kind, "session": self.num_sessions, "order": order})
         answers = list(self.gather("opened").values())
         for worker, answer in zip(self.all.values(), answers, strict=True):
             for what, value in answer["identity"].items():
@@ -148,19 +149,20 @@ class RankedExecutor:
     """Runs the steps of an engine on all ranks, as `core.scheduler.driver.Executor`: each rank runs each step, and all
     must give the same result."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: Ranks, number: int = 0) -> None:
+        """`number`: of the executor of each rank that runs the steps, if ranks have several."""
+        self.ranks, self._number = ranks, number
         self.clock = SimpleNamespace(seconds={})  # of rank 0, by phase
         self._is_asked = False  # for the oldest step's result
 
     def launch(self, step: Step) -> None:
-        self.ranks.tell({"do": "launch", "step": step_to_json(step)})
+        self.ranks.tell({"do": "launch", "executor": self._number, "step": step_to_json(step)})
 
     def collect(self) -> StepResult:
         """Wait for the oldest step's result. Raises RankFailed."""
         if not self._is_asked:
             self._is_asked = True
-            self.ranks.tell({"do": "collect"})
+            self.ranks.tell({"do": "collect", "executor": self._number})
         answers = list(self.ranks.gather("result", must_progress=True).values())
         self._is_asked = False
         for number, answer in enumerate(answers):

@@ -59,11 +59,12 @@ class Shard:
 
     def total(self, x: Tensor) -> Tensor:
         """Return the sum of all ranks' x, of one shape; on a GPU in place. On the device "meta", and alone, x."""
-        if self.is_whole or x.is_meta:
+        if self.is_whole:
             return x
-        if x.is_cuda:
+        if x.is_meta or x.is_cuda:
             EXCHANGES.begun += 1
-            dist.all_reduce(x)
+            if x.is_cuda:
+                dist.all_reduce(x)
             return x
         parts = self._all_of(x)
         total = parts[0].to(torch.promote_types(x.dtype, torch.float32))
@@ -75,13 +76,15 @@ class Shard:
         """Return the columns of all ranks' x [n, c], the first `width` of size · c: [n, width]."""
         if self.is_whole:
             return x
-        parts = x.expand(self.size, *x.shape) if x.is_meta else self._all_of(x)
+        parts = self._all_of(x)
         return parts.transpose(0, 1).flatten(1)[:, :width]
 
     def _all_of(self, x: Tensor) -> Tensor:
         """Return [size, *x.shape], in the order of the ranks."""
         EXCHANGES.begun += 1
         parts = x.new_empty((self.size, *x.shape))
+        if x.is_meta:
+            return parts
         try:
             dist.all_gather_into_tensor(parts.view(-1), x.contiguous().view(-1))
         except RuntimeError as error:  # a rank is gone

@@ -3,19 +3,25 @@ of them ends all, with its name."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import threading
+import socket
+import subprocess
+import sys
 import time
-from contextlib import contextmanager
+import urllib.request
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
-from family_shapes import SHAPES
-from foredraft.core.contract.request import Grammar, Request, SamplingParams
+from foredraft.core.contract.request import Request, SamplingParams
 from foredraft.core.prompt import Prompt
+from foredraft.gpu.bench.plan import BenchOptions, plan_bench
+from foredraft.gpu.bench.run import Bench
+from foredraft.gpu.disaggregation import processes
 from foredraft.gpu.parallel.ranks import RankFailed, Ranks, open_ranks, orders_of
 from foredraft.gpu.session.loop import Deliveries, all_of
 from foredraft.gpu.session.plan import SessionOptions, plan_session
@@ -48,7 +54,7 @@ def drafts(tmp_path_factory, target) -> dict[str, dict]:
             made[name]["draft"] = write_head(tmp_path_factory.mktemp(name), name)
     heads = write_head(tmp_path_factory.mktemp("heads"), "MULTI_LAYER_EAGLE")
     made["heads"] = {"draft": heads, "algorithm": "MULTI_LAYER_EAGLE", "steps": 2}
-    made["adaptive"] = {**made["itself, as a chain"], "adaptive": "with-zero"}
+    made["adaptive"] = {"draft": target, "adaptive": "with-zero"}
     return {"none": {"algorithm": "NONE"}, **made}
 
 
@@ -141,3 +147,253 @@ def test_ranks_give_the_outputs_of_one_process(size, name, target, drafts, alone
         assert output.logprobs == pytest.approx(other.logprobs, abs=1e-9)
     assert (stats.rounds, stats.correct_drafts) == (of_one.rounds, of_one.correct_drafts)
     assert name == "none" or stats.drafted
+
+
+# -- ranks that fail ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two():
+    ranks = Ranks(("cpu", "cpu"))
+    yield ranks
+    ranks.close(at_once=True)
+
+
+def check_gone(ranks: Ranks) -> None:
+    assert not ranks.living()
+    for worker in ranks.all.values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker.pid, 0)
+
+
+def fails_in_a_step(ranks: Ranks, target: Path, harm) -> str:
+    """Decode, do harm after the first tokens, and return the error's message."""
+    with opened(ranks, options_for(target, 2, algorithm="NONE")) as session:
+        deltas = session.stream(requests_of(target))
+        next(deltas)
+        harm(session)
+        with pytest.raises(RankFailed) as caught:
+            for _ in deltas:
+                pass
+    check_gone(ranks)
+    return str(caught.value)
+
+
+def signals_rank_1(number: int):
+    return lambda session: os.kill(session.executor.ranks.all["rank1"].pid, number)
+
+
+def test_a_rank_that_dies_ends_the_session_with_its_name(two, target):
+    message = fails_in_a_step(two, target, signals_rank_1(signal.SIGKILL))
+    assert message == "rank 1 was killed by SIGKILL; the session is over, and all 2 ranks have ended"
+
+
+@pytest.mark.slow
+def test_a_rank_that_stops_answering_ends_the_session_with_its_name(two, target):
+    two.silence_s = 2.0
+    assert fails_in_a_step(two, target, signals_rank_1(signal.SIGSTOP)).startswith("rank 1 did not answer for 2 s")
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_take_part_ends_the_session_with_its_name(two, target):
+    """It answers, but begins no exchange: it was not told the step, as if its main thread hung."""
+
+    def harm(session):
+        rank0 = two.all["rank0"]
+        two.tell, two.silence_s = rank0.say, 3.0
+
+    message = fails_in_a_step(two, target, harm)
+    assert message.startswith("rank 1 did not go on for 3 s in a step, after ")
+
+
+@pytest.mark.slow
+def test_a_rank_whose_step_raises_ends_the_session_with_its_name(two, target):
+    """The other rank waits for it, and is not the one that is named."""
+
+    def harm(session):
+        two.all["rank1"].say({"do": "collect"})  # where nothing was launched
+
+    assert fails_in_a_step(two, target, harm).startswith("rank 1: IndexError")
+
+
+@pytest.mark.slow
+def test_a_rank_that_computes_something_else_ends_the_session_with_its_name(two, target):
+    from foredraft.core.contract.step import Step
+    from foredraft.gpu.parallel.wire import step_to_json
+
+    def with_another_seed(step: Step) -> Step:
+        joins = [
+            replace(
+                join, request=replace(join.request, sampling=replace(SAMPLED, temperature=5.0, top_p=1.0, seed=number))
+            )
+            for number, join in enumerate(step.joins)
+        ]
+        return replace(step, joins=tuple(joins))
+
+    def harm(session):
+        def launch(step: Step) -> None:
+            two.all["rank0"].say({"do": "launch", "step": step_to_json(step)})
+            two.all["rank1"].say({"do": "launch", "step": step_to_json(with_another_seed(step))})
+
+        session.executor.launch = launch
+
+    assert fails_in_a_step(two, target, harm).startswith("rank 1 computed another result of step ")
+
+
+@pytest.mark.parametrize(
+    "what", ["dtype", pytest.param("options", marks=pytest.mark.slow), pytest.param("model", marks=pytest.mark.slow)]
+)
+def test_a_rank_that_has_something_else_is_named(what, two, target, tmp_path):
+    plan = plan_session(options_for(target, 2, algorithm="NONE"), LONGEST)
+    orders = orders_of(plan, two.devices)
+    if what == "dtype":
+        orders[1]["dtype"] = "float32"
+    elif what == "options":
+        orders[1]["options"]["seed"] = 7
+    else:
+        orders[1]["options"]["model"] = str(write_target(tmp_path, seed=9))
+    with pytest.raises(RankFailed, match=f"rank 1 differs in the {what}: ") as caught:
+        two.open(orders)
+    assert "rank 0 has " in str(caught.value)
+    check_gone(two)
+
+
+@pytest.mark.slow
+def test_a_rank_of_another_version_is_named(target, tmp_path, monkeypatch):
+    found = tmp_path / "foredraft-99.0.dist-info"
+    found.mkdir()
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: foredraft\nVersion: 99.0\n", encoding="utf-8")
+    usual, environments = processes._environment, []
+
+    def environment():
+        environments.append(usual())
+        if len(environments) == 2:
+            environments[-1]["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{environments[-1].get('PYTHONPATH', '')}"
+        return environments[-1]
+
+    monkeypatch.setattr(processes, "_environment", environment)
+    with Ranks(("cpu", "cpu")) as ranks:
+        with pytest.raises(RankFailed, match=r"rank 1 differs in the version of foredraft: 99\.0; rank 0 has "):
+            ranks.open(orders_of(plan_session(options_for(target, 2), LONGEST), ranks.devices))
+        check_gone(ranks)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_is_damaged_is_the_error_of_the_rank_that_reads_it(two, target, tmp_path):
+    plan = plan_session(options_for(target, 2, algorithm="NONE"), LONGEST)
+    orders = orders_of(plan, two.devices)
+    orders[1]["options"]["model"] = str(tmp_path / "none")
+    with pytest.raises(RankFailed, match=r"rank 1: .*none"):
+        two.open(orders)
+    check_gone(two)
+
+
+@pytest.mark.slow
+def test_a_benchmark_of_ranks_decodes_what_one_process_decodes(target):
+    options = BenchOptions(target, batch_sizes="2", context_lengths="12", output_tokens=12, steps="2", repeat=1)
+    options = replace(options, algorithm="NGRAM", device="cpu", dtype="float64", prompts=2)
+    outputs = []
+    for ranks in (1, 2):
+        with closing(Bench(plan_bench(replace(options, tensor_parallel=ranks)))) as bench:
+            arms = bench.arms(bench.plan.cells[0])
+            outputs.append([arm.run().outputs for arm in arms])
+            (results,) = bench.cells()
+        assert [result.equal_outputs for result in results] == [2, 2]
+        assert all(result.tokens_per_s > 0 and result.shares["verify"] > 0 for result in results)
+    for one, other in zip(*outputs, strict=True):
+        assert [a[: len(b)] for a, b in zip(one, other, strict=True)] == [
+            b[: len(a)] for a, b in zip(one, other, strict=True)
+        ]
+
+
+# -- the commands ------------------------------------------------------------------------------------------------------
+
+
+def members_of(group: int) -> list[int]:
+    """The living processes of a process group."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            except OSError:
+                continue
+            if int(its_group) == group and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def start_generate(target: Path, *options: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "foredraft", "generate", "--model", str(target), "--device", "cpu"),
+            *("--tensor-parallel", "2", "--prompt", "def add", *options),
+        ],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_text_of_one_process(target):
+    texts = []
+    for ranks in ("1", "2"):
+        process = start_generate(target, "--max-tokens", "12", "--dtype", "float64", "--tensor-parallel", ranks)
+        text, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        texts.append(text)
+        assert not members_of(process.pid)
+    assert texts[0] == texts[1] != ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_command_leaves_no_process(number, target):
+    process = start_generate(target, "--max-tokens", "200", "--context-len", "250", "--ignore-eos")
+    assert process.stdout is not None and process.stdout.read(1), "it has begun to print"
+    assert len(members_of(process.pid)) == 3
+    if number == signal.SIGKILL:
+        process.kill()
+    else:
+        os.killpg(process.pid, number)
+    process.communicate(timeout=120)
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    for _ in range(600):
+        if not members_of(process.pid):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"still there: {members_of(process.pid)}")
+
+
+@pytest.mark.slow
+def test_a_server_of_ranks_answers_and_ends_with_the_rank_that_dies(target):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "foredraft", "serve", "--model", str(target), "--device", "cpu"),
+            *("--tensor-parallel", "2", "--context-len", "100", "--port", str(port)),
+        ],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True,
+    )  # fmt: skip
+
+    def ask() -> bytes:
+        body = json.dumps({"prompt": "def add", "max_tokens": 8, "temperature": 0}).encode()
+        address = f"http://127.0.0.1:{port}/v1/completions"
+        request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+        return urllib.request.urlopen(request, timeout=60).read()
+
+    answer = None
+    while answer is None and process.poll() is None:
+        try:
+            answer = ask()
+        except OSError:  # it does not listen yet
+            time.sleep(0.5)
+    assert answer is not None and json.loads(answer)["usage"]["completion_tokens"] == 8
+    (rank1,) = [pid for pid in members_of(process.pid) if pid != process.pid][1:]
+    os.kill(rank1, signal.SIGKILL)
+    with pytest.raises((OSError, HTTPException)):
+        ask()
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 2 and "was killed by SIGKILL; the session is over" in text, text
+    assert not members_of(process.pid)

@@ -1,0 +1,74 @@
+"""What a rank launches, exchanges and keeps, counted without a GPU, beside what the simulator prices for the same shape
+and number of devices."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from foredraft.core.model_shape import read_model_shape
+from foredraft.gpu.batch.pools import bytes_per_slot
+from foredraft.gpu.bench.launches import LM_HEAD, PROJECTIONS, count_launches
+from foredraft.gpu.bench.plan import BenchOptions, plan_bench
+from foredraft.gpu.kernels.layers.flash import DeviceTraits
+from foredraft.gpu.models.checkpoint import required_bytes
+from foredraft.gpu.models.config import ModelConfig
+from foredraft.gpu.parallel.shards import EXCHANGES, Shard, sharded
+from foredraft.sim.cost.efficiency import default_efficiency
+from foredraft.sim.cost.hardware import lookup_gpu
+from foredraft.sim.cost.passes.forward import ForwardCost
+
+DENSE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "vocab_size": 200,
+    "max_position_embeddings": 4096,
+}
+GQA = DENSE | {"num_key_value_heads": 4, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+GPU, TRAITS = lookup_gpu("H100"), DeviceTraits(processors=132, capability=9)
+
+
+def cost_of(shape: dict, ranks: int) -> ForwardCost:
+    return ForwardCost(read_model_shape(shape, "config.json", "test"), GPU, default_efficiency(GPU), ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("shape", [DENSE, GQA], ids=["two KV heads", "four KV heads"])
+def test_a_rank_launches_the_products_and_exchanges_that_the_simulator_prices(shape, ranks, tmp_path):
+    pytest.importorskip("triton")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(shape))
+    options = BenchOptions(random_weights=str(path), batch_sizes="2", context_lengths="40", dtype="bfloat16")
+    plan = plan_bench(replace(options, algorithm="NONE", tensor_parallel=ranks), on_meta=True)
+    before = EXCHANGES.begun
+    found = count_launches(plan, plan.cells[0].arms[0], 40, TRAITS)
+    exchanges = (EXCHANGES.begun - before) / 2  # the round is replayed twice, to make its constants first
+    launched = Counter(launch.product[2:] for launch in found if launch.group in (PROJECTIONS, LM_HEAD))
+
+    cost = cost_of(shape, ranks)
+    priced = Counter({(cost.shape.hidden, cost.shape.vocab // ranks): 1})
+    for part, count in (*cost.shape.mixers, *cost.shape.mlps):
+        for product in part.products(cost.shape.hidden, ranks):
+            priced[product.inner, product.columns] += count * int(product.groups)
+    assert launched == priced
+    # The simulator has no exchange of embeddings, and counts the gathered logits with the LM head.
+    assert exchanges == (0 if ranks == 1 else cost.collectives + 2)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("shape", [DENSE, GQA], ids=["two KV heads", "four KV heads"])
+def test_a_rank_keeps_the_bytes_that_the_simulator_plans_for(shape, ranks):
+    config, cost = ModelConfig.from_dict(shape), cost_of(shape, ranks)
+    part = Shard(0, ranks)
+    assert bytes_per_slot(sharded(config, part).kv_shapes, torch.bfloat16) == cost.shape.token_bytes(ranks)
+    weights = sum(required_bytes(config, torch.bfloat16, part).values())
+    assert weights == cost.shape.weight_bytes_per_device(ranks, ranks, 1)
