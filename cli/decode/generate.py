@@ -44,11 +44,6 @@ class SessionMaker:
         self._topology = None
         self._faults = {}
         if disaggregate is not None:
-            from ...core.errors import ConfigError
-
-            if options.tensor_parallel > 1:
-                message = "is for one process or for ranks, not for workers: leave --disaggregate or this one out"
-                raise ConfigError.of("<arguments>", "tensor_parallel", message)
             from ...gpu.disaggregation.link import plans_from_environment
             from ...gpu.disaggregation.processes import Disaggregation
 

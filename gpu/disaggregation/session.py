@@ -297,6 +297,11 @@ def plan_disaggregated(
 
     Workers on one device share its memory, and on a CPU its cores. Raises as `plan_session` does.
     """
+    if options.tensor_parallel > 1:
+        message = (
+            f"{options.tensor_parallel}; workers hand whole KV on, and ranks have parts of it: leave disaggregate out"
+        )
+        raise ConfigError.of(ARGUMENTS, "tensor_parallel", message)
     devices = topology.devices(options.device)
     sharing = max(devices.count(device) for device in devices)
     threads = options.threads

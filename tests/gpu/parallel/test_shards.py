@@ -11,6 +11,8 @@ import pytest
 import torch
 from family_shapes import SHAPES, family_of
 from foredraft.core.errors import ConfigError
+from foredraft.gpu.disaggregation.processes import Disaggregation
+from foredraft.gpu.disaggregation.session import plan_disaggregated
 from foredraft.gpu.models import checkpoint
 from foredraft.gpu.models.checkpoint import load_target, required_bytes
 from foredraft.gpu.models.families import DECODED
@@ -253,6 +255,8 @@ def test_more_ranks_than_gpus_are_refused(device, expected, monkeypatch):
 
 def test_options_that_contradict_ranks_are_refused(tmp_path):
     directory = write_target(tmp_path)
+    with pytest.raises(ConfigError, match="tensor_parallel: 2; workers hand whole KV on"):
+        plan_disaggregated(SessionOptions(directory, device="cpu", tensor_parallel=2), Disaggregation(1, 1))
     for options, expected in (
         ({"tensor_parallel": 0}, "tensor_parallel: must be at least 1"),
         ({"tensor_parallel": 2, "block_rounds": 8}, "block_rounds: 8 rounds; with tensor_parallel a step has one"),
