@@ -323,21 +323,42 @@ def members_of(group: int) -> list[int]:
     return found
 
 
-def start_generate(target: Path, *options: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-P", "-m", "foredraft", "generate", "--model", str(target), "--device", "cpu"),
-            *("--tensor-parallel", "2", "--prompt", "def add", *options),
-        ],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True,
-    )  # fmt: skip
+@pytest.fixture
+def start():
+    """Starts commands in groups of processes of their own, which end with the test."""
+    started = []
+
+    def command(name: str, target: Path, *options: str) -> subprocess.Popen:
+        words = (sys.executable, "-P", "-m", "foredraft", name, "--model", str(target), "--device", "cpu")
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [*words, "--tensor-parallel", "2", *options], stdout=pipe, stderr=pipe, start_new_session=True, text=True
+        )
+        started.append(process)
+        return process
+
+    yield command
+    for process in started:
+        for pid in members_of(process.pid):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
-def test_the_command_prints_the_text_of_one_process(target):
+def test_the_command_prints_the_text_of_one_process(target, start):
     texts = []
     for ranks in ("1", "2"):
-        process = start_generate(target, "--max-tokens", "12", "--dtype", "float64", "--tensor-parallel", ranks)
+        process = start(
+            "generate",
+            target,
+            "--prompt",
+            "def add",
+            "--max-tokens",
+            "12",
+            "--dtype",
+            "float64",
+            "--tensor-parallel",
+            ranks,
+        )
         text, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
         texts.append(text)
@@ -347,8 +368,9 @@ def test_the_command_prints_the_text_of_one_process(target):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_command_leaves_no_process(number, target):
-    process = start_generate(target, "--max-tokens", "200", "--context-len", "250", "--ignore-eos")
+def test_an_interrupted_command_leaves_no_process(number, target, start):
+    length = ("--max-tokens", "200", "--context-len", "250", "--ignore-eos")
+    process = start("generate", target, "--prompt", "def add", *length)
     assert process.stdout is not None and process.stdout.read(1), "it has begun to print"
     assert len(members_of(process.pid)) == 3
     if number == signal.SIGKILL:
@@ -365,17 +387,11 @@ def test_an_interrupted_command_leaves_no_process(number, target):
 
 
 @pytest.mark.slow
-def test_a_server_of_ranks_answers_and_ends_with_the_rank_that_dies(target):
+def test_a_server_of_ranks_answers_and_ends_with_the_rank_that_dies(target, start):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-P", "-m", "foredraft", "serve", "--model", str(target), "--device", "cpu"),
-            *("--tensor-parallel", "2", "--context-len", "100", "--port", str(port)),
-        ],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True,
-    )  # fmt: skip
+    process = start("serve", target, "--context-len", "100", "--port", str(port))
 
     def ask() -> bytes:
         body = json.dumps({"prompt": "def add", "max_tokens": 8, "temperature": 0}).encode()
@@ -395,6 +411,6 @@ def test_a_server_of_ranks_answers_and_ends_with_the_rank_that_dies(target):
     os.kill(of_ranks[1], signal.SIGKILL)
     with pytest.raises((OSError, HTTPException)):
         ask()
-    text, _ = process.communicate(timeout=120)
+    text = "".join(process.communicate(timeout=120))
     assert process.returncode and "was killed by SIGKILL; the session is over" in text, text
     assert not members_of(process.pid)
