@@ -148,6 +148,12 @@ class Arm:
         )
 
     @property
+    def own_executor(self) -> TorchExecutor:
+        """The executor, of an arm whose models are in this process."""
+        assert not isinstance(self.executor, RankedExecutor), "its models are in the ranks' processes"
+        return self.executor
+
+    @property
     def captures(self) -> tuple[CaptureReport, ...]:
         return () if isinstance(self.executor, RankedExecutor) else tuple(self.executor.graphs.reports)
 
@@ -160,7 +166,7 @@ class Arm:
         loop, rounds, executor = self.loop, self._rounds, self.executor
         rounds.clear()
         on_gpu = not isinstance(executor, RankedExecutor) and executor.device.type == "cuda"
-        rounds_before = executor.counters.rounds if on_gpu else 0
+        rounds_before = self.own_executor.counters.rounds if on_gpu else 0
         begin_ns = time.perf_counter_ns()
         for number, prompt in enumerate(prompts):
             refusal = loop.submit(Request(str(number), prompt, max_tokens))
@@ -177,7 +183,7 @@ class Arm:
                 end = self._mark()
                 loop.abort_all()
         if on_gpu:
-            end = self._with_phases_of(end, begin, executor.counters.rounds - rounds_before)
+            end = self._with_phases_of(end, begin, self.own_executor.counters.rounds - rounds_before)
         outputs = tuple(tuple(part) for part in tokens.values())
         return self._timing(begin_ns, begin, end, outputs, prompts[0].length)
 
@@ -187,10 +193,11 @@ class Arm:
     def _with_phases_of(self, end: _Mark, begin: _Mark, num_rounds: int) -> _Mark:
         """Return `end` with what the rounds up to it took:
         a GPU's are measured later, and in overlap mode some ran past the end."""
-        torch.cuda.synchronize(self.executor.device)
-        self.executor.clock.settle()
+        executor = self.own_executor
+        torch.cuda.synchronize(executor.device)
+        executor.clock.settle()
         in_window = sum(len(kept) for kept in self._rounds.kept) / num_rounds
-        before, now = begin.phase_s, self.executor.clock.seconds
+        before, now = begin.phase_s, executor.clock.seconds
         phase_s = {n: before.get(n, 0.0) + (now[n] - before.get(n, 0.0)) * in_window for n in now}
         return replace(end, phase_s=phase_s)
 

@@ -167,7 +167,7 @@ class WorkerProcess:
         self.control = ControlSocket(ours)
         self.heard_s = self.pinged_s = time.monotonic()
         self.is_up = False
-        self.exchanges = 0  # that a rank has said it has begun
+        self.exchanges: int = 0  # that a rank has said it has begun
 
     @property
     def name(self) -> str:
@@ -210,7 +210,7 @@ class Workers:
     """Processes that are connected with each other.
     They serve one session after the other; leaving the context ends them."""
 
-    module = MODULE
+    module: str = MODULE
 
     def __init__(self, places: Sequence[WorkerPlace], devices: Sequence[str]) -> None:
         self.devices = tuple(devices)

@@ -70,7 +70,7 @@ class Decoder(nn.Module):
         )
         # Plain attributes: see `layer`.
         self._norms = (self.norm_weight,)
-        self.embedding = Embedding(self.embed_weight, shard)
+        self.embedding: Embedding = Embedding(self.embed_weight, shard)
         all_logits = None if shard.is_whole else partial(shard.gathered, width=vocab)
         self.projections = (Projection(self.output_embedding, exchange=all_logits),)
         self._layers = tuple(self.layers)

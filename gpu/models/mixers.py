@@ -58,7 +58,7 @@ class GroupedAttention(nn.Module):
     `index` counts the model's layers. `input_size`: of what is projected, if not the hidden size.
     """
 
-    can_be_sharded = True
+    can_be_sharded: bool = True
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class LatentAttention(nn.Module):
     """
 
     is_plain = False
-    can_be_sharded = True
+    can_be_sharded: bool = True
 
     def __init__(
         self,

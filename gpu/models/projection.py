@@ -46,7 +46,8 @@ class Projection:
     ) -> None:
         self._weight = weight
         self._exchange = exchange
-        self._bias, self._late_bias = (bias, None) if exchange is None else (None, bias)
+        self._bias = bias if exchange is None else None
+        self._late_bias = None if exchange is None else bias
         self._multiply: Callable[[Tensor], Tensor] | None = None  # with blocks
         self._columns: tuple[np.ndarray, np.ndarray | None] | None = None
         self.layout = ""  # once it is laid out for inference on a CPU; the weight stays as it is from then on

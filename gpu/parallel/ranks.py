@@ -48,7 +48,7 @@ class Ranks(Workers):
     """Processes that have a part of one model each.
     They serve one session after the other; leaving the context ends them."""
 
-    module = "foredraft.gpu.parallel.rank"
+    module: str = "foredraft.gpu.parallel.rank"
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._found: dict[str, dict[str, Any]] = {}  # answers of ranks to the last question, by name
@@ -152,7 +152,7 @@ class RankedExecutor:
     def __init__(self, ranks: Ranks, number: int = 0) -> None:
         """`number`: of the executor of each rank that runs the steps, if ranks have several."""
         self.ranks, self._number = ranks, number
-        self.clock = SimpleNamespace(seconds={})  # of rank 0, by phase
+        self.clock: SimpleNamespace = SimpleNamespace(seconds={})  # of rank 0, by phase
         self._is_asked = False  # for the oldest step's result
 
     def launch(self, step: Step) -> None:

@@ -40,10 +40,10 @@ class Exchanges:
     fewest is the one that all others wait for."""
 
     def __init__(self) -> None:
-        self.begun = 0
+        self.begun: int = 0
 
 
-EXCHANGES = Exchanges()
+EXCHANGES: Exchanges = Exchanges()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Shard:
         return parts
 
 
-WHOLE = Shard()
+WHOLE: Shard = Shard()
 
 
 def sharded(config: ModelConfig, shard: Shard) -> ModelConfig:

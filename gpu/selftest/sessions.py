@@ -311,7 +311,9 @@ def close_frees(context: Context) -> Finding:
         for turn in range(2):  # what the first leaves, libraries' workspaces and constants, is not the session's
             session = session_of(context, torch.float32, way, graphs=True)
             session.run(requests_of(context))
-            held = [weakref.ref(x) for x in (session.executor.pool.keys, session.executor.target, session.executor)]
+            executor = session.own_executor
+            held = [weakref.ref(x) for x in (executor.pool.keys, executor.target, executor)]
+            del executor
             session.close()
             del session
             alive = [

@@ -116,12 +116,13 @@ def launches_per_round(arm: Arm) -> dict[str, float]:
 
 
 def _counted(arm: Arm, max_tokens: int) -> Counter[str]:
-    before = arm.executor.counters.rounds
+    executor = arm.own_executor
+    before = executor.counters.rounds
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         arm.run(max_tokens)
-        torch.cuda.synchronize(arm.executor.device)
-    counts = Counter(rounds=arm.executor.counters.rounds - before)
+        torch.cuda.synchronize(executor.device)
+    counts = Counter(rounds=executor.counters.rounds - before)
     for event in profile.key_averages():
         # Variants have letters behind them: cuLaunchKernelEx, cudaLaunchKernelExC.
         name = next((name for name in CALLS if event.key.startswith(name)), None)

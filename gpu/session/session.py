@@ -79,6 +79,14 @@ class DecodeSession(TextSession):
             engine, executor, deliveries, tokenizer, plan=plan, phase_seconds=lambda: dict(executor.clock.seconds)
         )
 
+    @property
+    def own_executor(self) -> TorchExecutor:
+        """The executor, of a session whose models are in this process."""
+        from ..parallel.ranks import RankedExecutor
+
+        assert not isinstance(self.executor, RankedExecutor), "its models are in the ranks' processes"
+        return self.executor
+
     def stats(self) -> SessionStats:
         """Return the numbers since the session was opened."""
         if self._closed is not None:
@@ -256,7 +264,7 @@ def warm_up(session: DecodeSession, on_line: Callable[[str], None]) -> int:
 
     Batches with user outputs or changed logits are captured when they come.
     """
-    config, executor = session.engine.config, session.executor
+    config, executor = session.engine.config, session.own_executor
     for kind, sampling in KINDS.items():
         on_line(f"compiling: {kind} rounds")
         for length in {1, max(1, min(config.chunk_size, config.context_len - MAX_TOKENS))}:
