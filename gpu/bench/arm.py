@@ -135,7 +135,9 @@ class Arm:
         deliveries = Deliveries()
         self._rounds = _Rounds()
         engine = plan.spec.make_engine(all_of([deliveries, self._rounds]))
-        self.executor = executor or make_executor(plan, engine, target, draft, ops, acceptance, seed)
+        self.executor: TorchExecutor | RankedExecutor = executor or make_executor(
+            plan, engine, target, draft, ops, acceptance, seed
+        )
         self.loop = DecodeLoop(engine, self.executor, deliveries)
         size = plan.spec.config.max_running
         assert len(prompts) % size == 0, f"{len(prompts)} prompts are no whole batches of {size}"

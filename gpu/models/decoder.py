@@ -46,7 +46,8 @@ class Decoder(nn.Module):
         shard: Shard = WHOLE,
     ) -> None:
         super().__init__()
-        self.config, self.ops, self.shard = config, ops, shard
+        self.config, self.ops = config, ops
+        self.shard: Shard = shard
         config = sharded(config, shard)
         self.device, self.dtype = torch.device(device), dtype
         self.num_layers, self.kv_shapes = config.num_layers, config.kv_shapes

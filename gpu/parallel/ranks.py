@@ -151,7 +151,8 @@ class RankedExecutor:
 
     def __init__(self, ranks: Ranks, number: int = 0) -> None:
         """`number`: of the executor of each rank that runs the steps, if ranks have several."""
-        self.ranks, self._number = ranks, number
+        self.ranks: Ranks = ranks
+        self._number = number
         self.clock: SimpleNamespace = SimpleNamespace(seconds={})  # of rank 0, by phase
         self._is_asked = False  # for the oldest step's result
 

@@ -134,6 +134,8 @@ def check_shards(config: ModelConfig, size: int, source: str) -> None:
     found = []
     if family.joint_head_norms:
         found.append(Problem("model_type", "norms of all heads at once need the channels of all ranks"))
+    if config.recurrent_layers:
+        found.append(Problem("layer_types", "recurrent layers are not divided"))
     even = {"num_attention_heads": config.num_heads}
     if config.num_moe_layers < config.num_layers:
         even["intermediate_size"] = config.intermediate_size
