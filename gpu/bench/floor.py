@@ -25,7 +25,7 @@ from ..batch.pools import bytes_per_slot
 from ..executor.build import DraftModel
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
-from ..parallel.shards import sharded
+from ..parallel.divided import sharded
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from ...core.errors import ConfigError, Problem, nearest
 from ...core.kv.request_table import ceil_to_page
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
-from ..parallel.shards import Shard, check_shards, rank_devices, sharded
+from ..parallel.divided import check_shards, sharded
+from ..parallel.shards import Shard, rank_devices
 from ..session.hub import local_checkpoint
 from ..session.memory import NotEnoughMemory, bytes_per_token, checkpoint_bytes, free_bytes, heads_of
 from ..session.plan import (

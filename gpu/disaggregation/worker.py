@@ -32,6 +32,7 @@ from ...core.scheduler.spec import EngineSpec
 from ...observe.engine_lines import forward_lines
 from ...observe.log import EventLog
 from ..models.config import ModelConfig
+from ..session.as_json import engine_from_json, engine_to_json, options_from_json, options_to_json
 from ..session.loop import Deliveries
 from ..session.plan import SessionOptions, SessionPlan
 from ..session.session import load_engine
@@ -39,8 +40,6 @@ from ..session.text import Tokenizer
 from .control import ControlSocket
 from .link import LinkFaults, LinkNews, ParcelFaults, PeerLink, connect, links
 from .serving import News, Serving
-
-_PATHS = ("model", "draft")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,28 +83,6 @@ class SessionOrder:
     @property
     def role(self) -> EngineRole:
         return self.engine.config.role
-
-
-def options_to_json(options: SessionOptions) -> dict[str, Any]:
-    plain = asdict(options)
-    return {**plain, **{name: None if plain[name] is None else str(plain[name]) for name in _PATHS}}
-
-
-def options_from_json(value: Mapping[str, Any]) -> SessionOptions:
-    paths = {name: None if value[name] is None else Path(value[name]) for name in _PATHS}
-    return SessionOptions(**{**value, **paths})
-
-
-def engine_to_json(engine: EngineSpec) -> dict[str, Any]:
-    """Return an engine's specification for another process, also one whose costs that process will measure."""
-    whole = engine
-    if engine.policy == "goodput" and engine.cost_table is None:
-        engine = replace(engine, policy="ema")  # an engine that is complete in itself, until the costs are measured
-    return {"policy": whole.policy, "spec": engine.to_json()}
-
-
-def engine_from_json(value: Mapping[str, Any]) -> EngineSpec:
-    return replace(EngineSpec.from_json(value["spec"], "the order of a session"), policy=value["policy"])
 
 
 def open_serving(

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ...core.errors import ConfigError
 from ..ops.port import NO_CAPTURE, Capture, Ops
-from ..parallel.shards import WHOLE, Shard, sharded
+from ..parallel.divided import sharded
+from ..parallel.shards import WHOLE, Shard
 from .attention import Attention
 from .config import ModelConfig
 from .layer import Layer

@@ -30,11 +30,11 @@ from ...core.errors import ForedraftError
 from ...observe.engine_lines import forward_lines
 from ..disaggregation.control import ControlSocket
 from ..disaggregation.link import connect
-from ..disaggregation.worker import engine_from_json, engine_to_json, options_from_json
 from ..executor.executor import TorchExecutor
 from ..models.config import ModelConfig
 from ..models.projection import blocks_are_faster, take_layout
 from ..models.stored.tensor_files import list_tensors
+from ..session.as_json import engine_from_json, engine_to_json, options_from_json
 from ..session.plan import SessionPlan
 from ..session.session import load_engine
 from ..session.text import Tokenizer

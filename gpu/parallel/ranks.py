@@ -17,7 +17,7 @@ from ...core.errors import ForedraftError
 from ...core.scheduler.config import EngineRole
 from ...observe.engine_lines import active_level
 from ..disaggregation.processes import HOST, WorkerFailed, WorkerPlace, WorkerProcess, Workers, backend_for
-from ..disaggregation.worker import engine_from_json, engine_to_json, options_to_json
+from ..session.as_json import engine_from_json, engine_to_json, options_to_json
 from ..session.plan import SessionPlan
 from .shards import rank_devices
 from .wire import result_from_json, step_to_json

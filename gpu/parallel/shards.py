@@ -18,17 +18,13 @@ the same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...core.errors import ConfigError, ForedraftError, Problem
-
-if TYPE_CHECKING:
-    from ..models.config import ModelConfig
+from ...core.errors import ConfigError, ForedraftError
 
 
 class ExchangeFailed(ForedraftError):
@@ -95,25 +91,6 @@ class Shard:
 WHOLE: Shard = Shard()
 
 
-def sharded(config: ModelConfig, shard: Shard) -> ModelConfig:
-    """Return the configuration of the layers of one part: its heads and channels. `check_shards` has found that it can
-    be divided."""
-    if shard.is_whole:
-        return config
-    size, moe = shard.size, config.moe
-    if moe is not None:
-        moe = replace(moe, intermediate_size=moe.intermediate_size // size, shared_size=moe.shared_size // size)
-    return replace(
-        config,
-        num_heads=config.num_heads // size,
-        num_kv_heads=max(1, config.num_kv_heads // size),
-        full_kv_heads=max(1, config.full_kv_heads // size) if config.full_kv_heads else 0,
-        intermediate_size=config.intermediate_size // size,
-        moe=moe,
-        shard=shard,
-    )
-
-
 def rank_devices(asked: str, size: int) -> tuple[str, ...]:
     """Return the device of each rank: all on the CPU, or a GPU of its own for each. Raises ConfigError."""
     num_gpus = torch.cuda.device_count() if asked in ("auto", "cuda") else 0
@@ -126,36 +103,6 @@ def rank_devices(asked: str, size: int) -> tuple[str, ...]:
         message = f"{size} ranks need {size} GPUs, torch finds {num_gpus}; --device cpu needs none"
         raise ConfigError.of("<arguments>", "tensor_parallel", message)
     return tuple(f"cuda:{rank}" for rank in range(size))
-
-
-def check_shards(config: ModelConfig, size: int, source: str) -> None:
-    """Raise ConfigError with everything that keeps a model from being divided among `size` ranks."""
-    family = config.family
-    found = []
-    if family.joint_head_norms:
-        found.append(Problem("model_type", "norms of all heads at once need the channels of all ranks"))
-    if config.recurrent_layers:
-        found.append(Problem("layer_types", "recurrent layers are not divided"))
-    even = {"num_attention_heads": config.num_heads}
-    if config.num_moe_layers < config.num_layers:
-        even["intermediate_size"] = config.intermediate_size
-    if config.moe is not None:
-        even["moe_intermediate_size"] = config.moe.intermediate_size
-        if config.moe.shared_size:
-            even["shared experts' width"] = config.moe.shared_size
-    found += [Problem(key, f"{n} cannot be divided by {size}") for key, n in even.items() if n % size]
-    for key, n in (
-        ("num_key_value_heads", config.num_kv_heads),
-        ("num_global_key_value_heads", config.full_kv_heads),
-    ):
-        if n and n % size and size % n:
-            found.append(Problem(key, f"{n} heads can neither be divided by {size} nor be copied to as many"))
-    if -(-config.vocab_size // -(-config.vocab_size // size)) < size:
-        found.append(Problem("vocab_size", f"{config.vocab_size} tokens are too few: a rank would have none"))
-    if found:
-        architecture = config.architecture
-        problems = [replace(p, message=f"{p.message}: {architecture} cannot run on {size} ranks") for p in found]
-        raise ConfigError(source, problems)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from ...core.scheduler.config import EngineConfig, EngineSizes
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
 from ...core.tree.build import MAX_TREE_NODES
 from ...observe.input_files import read_text
-from ..parallel.shards import WHOLE, Shard, check_shards, rank_devices, sharded
+from ..parallel.divided import check_shards, sharded
+from ..parallel.shards import WHOLE, Shard, rank_devices
 from .memory import bytes_per_token, checkpoint_bytes, heads_of, size_pool, state_bytes, working_bytes
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from foredraft.gpu.bench.plan import BenchOptions, plan_bench
 from foredraft.gpu.kernels.layers.flash import DeviceTraits
 from foredraft.gpu.models.checkpoint import required_bytes
 from foredraft.gpu.models.config import ModelConfig
-from foredraft.gpu.parallel.shards import EXCHANGES, Shard, sharded
+from foredraft.gpu.parallel.divided import sharded
+from foredraft.gpu.parallel.shards import EXCHANGES, Shard
 from foredraft.sim.cost.efficiency import default_efficiency
 from foredraft.sim.cost.hardware import lookup_gpu
 from foredraft.sim.cost.passes.forward import ForwardCost

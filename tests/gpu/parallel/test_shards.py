@@ -17,7 +17,8 @@ from foredraft.gpu.models import checkpoint
 from foredraft.gpu.models.checkpoint import load_target, required_bytes
 from foredraft.gpu.models.families import DECODED
 from foredraft.gpu.models.stored import tensor_files
-from foredraft.gpu.parallel.shards import Cut, Shard, check_shards, cut_of, rank_devices, sharded
+from foredraft.gpu.parallel.divided import check_shards, sharded
+from foredraft.gpu.parallel.shards import Cut, Shard, cut_of, rank_devices
 from foredraft.gpu.session.devices import ops_for
 from foredraft.gpu.session.plan import SessionOptions, plan_session
 from foredraft.gpu.tiny.dense import DenseAttention
