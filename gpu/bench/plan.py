@@ -29,6 +29,7 @@ from ..session.plan import (
     check_kernels,
     check_steps,
     draft_config,
+    keeps_quantized,
     refuse_without_effect,
     resolve_device,
     resolve_dtype,
@@ -68,6 +69,7 @@ class BenchOptions:
     graphs: bool | None = None
     device: str = AUTO
     dtype: str = AUTO
+    quantized: str = AUTO  # as in a session
     threads: int | None = None
     page_size: int = 1
     prompts: int = 4  # of each cell: at least so many, in whole batches
@@ -167,6 +169,7 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False, on_meta: 
         max_running=max(batch_sizes),
         prefix_cache=False,
         dtype=options.dtype,
+        quantized=options.quantized,
         device=options.device,
         threads=options.threads,
         seed=options.seed,
@@ -389,7 +392,8 @@ def _bytes_of_weights(plan: BenchPlan, session: SessionOptions) -> int:
     from .shapes import meta_models
 
     if plan.options.model is not None:
-        return checkpoint_bytes(session.draft, plan.draft, plan.target, plan.dtype)
+        kept = session.model if keeps_quantized(session.quantized, plan.target, plan.device) else None
+        return checkpoint_bytes(session.draft, plan.draft, plan.target, plan.dtype, kept)
     models = meta_models(plan.target, plan.draft, plan.dtype)
     return sum(model.weight_bytes for model in models if model is not None)
 

@@ -34,10 +34,16 @@ class NotEnoughMemory(ForedraftError):
 
 
 def checkpoint_bytes(
-    draft_directory: Path | None, draft: ModelConfig | HeadConfig | None, target: ModelConfig, dtype: torch.dtype
+    draft_directory: Path | None,
+    draft: ModelConfig | HeadConfig | None,
+    target: ModelConfig,
+    dtype: torch.dtype,
+    kept: Path | None = None,
 ) -> int:
-    """Return the bytes of the target's and the draft's weights as they are loaded."""
+    """Return the bytes of the target's and the draft's weights as they are loaded. `kept`: the directory of a target
+    whose quantized matrices stay as they are stored."""
     from ..models.checkpoint import required_bytes
+    from ..models.stored.quantized import bytes_saved
     from ..models.stored.tensor_files import list_tensors
 
     num_bytes, form = 0, target.family.prediction
@@ -47,7 +53,10 @@ def checkpoint_bytes(
         if form is not None and getattr(draft, "inside_target", False):
             tensors = {name: t for name, t in tensors.items() if form.name_within(name, target.num_layers) is not None}
         num_bytes = sum(math.prod(tensor.shape) * dtype.itemsize for tensor in tensors.values())
-    return sum(required_bytes(target, dtype).values()) + num_bytes
+    unpacked = sum(required_bytes(target, dtype).values())
+    if kept is not None and target.quantization is not None:
+        unpacked -= bytes_saved(list_tensors(kept), target.quantization, dtype)
+    return unpacked + num_bytes
 
 
 def bytes_per_token(

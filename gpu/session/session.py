@@ -20,7 +20,7 @@ from ..batch.uploads import on_device
 from .grammar import grammars_of
 from .loop import DecodeLoop, Deliveries, Delta, all_of
 from .memory import NotEnoughMemory
-from .plan import SessionOptions, SessionPlan, plan_session
+from .plan import SessionOptions, SessionPlan, keeps_quantized, plan_session
 from .text import Tokenizer
 from .text_session import FINISH, SessionStats, TextDelta, TextSession, numbers_of
 
@@ -173,6 +173,7 @@ def load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None
 
     options, algorithm = plan.options, plan.algorithm
     load = partial(load_target, ops=ops, device=plan.device, dtype=plan.dtype, context_len=plan.spec.config.context_len)
+    load = partial(load, keep_quantized=keeps_quantized(options.quantized, plan.target, plan.device))
     if options.draft is None:
         return load(options.model), None
     if algorithm.drafter is Drafter.MODEL:  # it shares nothing with the target
