@@ -16,7 +16,7 @@ import typer
 from ...core.errors import count_of
 from ..options import AsJson, argument, option, print_document, refuse_without_effect
 from ..progress import StatusLine
-from .annotations import annotations
+from .annotations import error_commands
 from .printed import held_back
 from .processes import side_by_side
 from .servers import check_server
@@ -217,7 +217,7 @@ def _run(
     replay = _stored(report, cases)
     text = report.text(replay) + printed.line()
     if form is Format.github:
-        text = "\n".join([text, *annotations(report, make, replay)])
+        text = "\n".join([text, *error_commands(report, make, replay)])
     return text, report.to_json()
 
 
