@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from ..observe.log import package_version
+from .bodies.port import RemoteEngine
 from .connections import port_of
 from .errors import ApiError
 from .frontend import Frontend
@@ -121,8 +122,7 @@ def _add_probes(app: FastAPI, frontend: Frontend, exposition: Exposition, engine
     @app.get("/health")
     async def health() -> Response:
         """200 while the engine runs, 503 while it starts and once it has failed."""
-        is_well = frontend.scheduler.is_running and not frontend.is_starting
-        return PlainTextResponse("", 200 if is_well else 503)
+        return PlainTextResponse("", 200 if frontend.is_well else 503)
 
     @app.get("/ready")
     async def ready() -> Response:
@@ -139,7 +139,7 @@ def _add_probes(app: FastAPI, frontend: Frontend, exposition: Exposition, engine
     @app.get("/load")
     async def load(request: Request) -> Response:
         """How many outputs are running or waiting, as vLLM has it."""
-        return JSONResponse(server_load([body.engines[number] for number in engines(request)]))
+        return JSONResponse(server_load(frontend.metrics, engines(request)))
 
     @app.get("/v1/loads")
     async def loads(request: Request) -> Response:
@@ -151,6 +151,9 @@ def _readiness(frontend: Frontend) -> dict[str, Any]:
     told: dict[str, Any] = {"ready": frontend.is_ready}
     if not frontend.is_ready:
         told["reason"] = frontend.why_not_ready
+    workers = [engine for engine in frontend.body.engines if isinstance(engine, RemoteEngine)]
+    if workers:
+        told["workers"] = {worker.name: worker.loss or "lives" for worker in workers}
     if (pace := frontend.body.pace) is not None:
         told |= {"speed": pace.speed, "possible_speed": pace.possible_speed, "behind_s": round(pace.behind_s, 3)}
         if not pace.is_kept:

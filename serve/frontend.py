@@ -79,7 +79,12 @@ class Frontend:
 
     @property
     def is_ready(self) -> bool:
-        return self.scheduler.is_running and not self.is_draining and not self.is_starting
+        return self.is_well and not self.is_draining
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the engine runs."""
+        return self.scheduler.is_running and not self.body.failure and not self.is_starting
 
     @property
     def is_starting(self) -> bool:
@@ -89,7 +94,7 @@ class Frontend:
     def why_not_ready(self) -> str:
         if self.is_draining:
             return "the server is stopping"
-        return "the weights are being loaded" if self.is_starting else "the engine has failed"
+        return "the weights are being loaded" if self.is_starting else self.body.failure or "the engine has failed"
 
     @property
     def _left_to_start_s(self) -> float:

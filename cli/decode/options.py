@@ -95,6 +95,8 @@ ContextLen = Annotated[int | None, engine_option("--context-len",
     "maximum.")]
 KvTokens = Annotated[int | None, engine_option("--kv-tokens",
     "KV slots of the pool. Default: as many as the running requests need.")]
+Disaggregate = Annotated[str | None, engine_option("--disaggregate",
+    "Prefill in N processes and decode in M, each on its own GPU if there are GPUs.", "prefill=N,decode=M")]
 Debug = Annotated[bool, engine_option("--debug", "Check every index that moves, reads or writes KV; slow.")]
 AsJson = Annotated[bool, output_option("--json", AS_JSON)]
 Quiet = Annotated[bool, output_option("--quiet -q", "Print no progress on standard error.")]

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...core.contract.request import FinishedRequest, Grammar, SamplingParams
+from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
 from .pace import Pace
 
@@ -52,6 +53,16 @@ class Order:
     @property
     def request_id(self) -> str:
         return f"r{self.number}"
+
+
+@dataclass(slots=True)
+class RemoteEngine:
+    """An engine in another process. `gauges`: its newest numbers, as `observe.measuring.gauges` names them."""
+
+    name: str
+    config: EngineConfig
+    gauges: Mapping[str, float] = field(default_factory=dict)
+    loss: str = ""  # how its process ended; empty while it lives
 
 
 @dataclass(slots=True)
@@ -126,13 +137,20 @@ class Body(Protocol):
     context_len: int  # tokens of a prompt with its output, at least 1
     unsupported: Mapping[str, str]
     hand_over_s: float  # how long it may wait after each delivery until the loop has sent that
-    engines: Sequence[Engine]
+    engines: Sequence[Engine | RemoteEngine]
     pace: Pace | None  # of a simulation
     make_codec: Callable[[], TextCodec]  # makes the same tokenizer in another process
 
     @property
     def tokenizer(self) -> TextCodec:
         """What turns texts of clients into tokens, and tokens into text."""
+
+    @property
+    def failure(self) -> str:
+        """Why no request can be served any more; empty if it can."""
+
+    def wake(self) -> None:
+        """End a turn that waits, because an order has come. Any thread may call this."""
 
     def at_ns(self, at_s: float) -> int:
         """Return the time of the body, real or simulated, at a time of `time.monotonic`."""

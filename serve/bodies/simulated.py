@@ -44,6 +44,7 @@ class SimulatedBody:
         ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p"),
         "has no effect on a simulated server, which has no model",
     )
+    failure: str = ""
     hand_over_s: float = 0.02  # planning takes no simulated time, and would share the interpreter with the sending
 
     def __init__(
@@ -74,6 +75,9 @@ class SimulatedBody:
         self._clock = clock
         self._start_s = clock()
         self._live: dict[str, _Writing] = {}
+
+    def wake(self) -> None:
+        """Do nothing: no turn waits."""
 
     def at_ns(self, at_s: float) -> int:
         return round((at_s - self._start_s) * self._speed * 1e9)

@@ -232,6 +232,8 @@ def _own() -> Iterator[Series]:
     yield Series("behind_real_time_seconds", "gauge", "behind", text, per_engine=False)
     text = "Greatest --speed that can be expected to hold at the load of the last seconds."
     yield Series("possible_speed", "gauge", "possible_speed", text, per_engine=False)
+    text = "1 while the process of a worker lives, 0 once it is lost (with --disaggregate)."
+    yield Series("worker_up", "gauge", "worker", text, "worker", per_engine=False)
     yield Series("steps_lost", "counter", "failures", "Steps of the device that failed.")
 
 
