@@ -42,6 +42,7 @@ class Order:
     stop_tokens: frozenset[int] = frozenset()  # of the request; each ends the output
     namespace: str = ""  # prompts of other namespaces share no prefix with this one
     engine: int | None = None  # that serves it, past the router
+    has_kv: bool = False  # another server has computed the prompt and sends its KV
     # For metrics alone: outputs with each prompt, whether this is the first of its request, whether they are streamed.
     num_outputs: int = 1
     is_first: bool = False

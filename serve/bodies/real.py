@@ -29,6 +29,7 @@ class ModelBody:
 
     unsupported: Mapping[str, str] = {
         "tools": "has no effect here: no parser finds the calls of this model in its text",
+        "kv_transfer_params": "has no effect here: no other program sends KV to this server, or takes it",
         "min_tokens": "has no effect here: the model's end of text is not held back",
     }
     hand_over_s: float = 0.0  # a device would idle

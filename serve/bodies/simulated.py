@@ -70,6 +70,11 @@ class SimulatedBody:
         self.engines: Sequence[Engine] = self.simulation.engines
         self.context_len: int = longest_request(self.engines)
         self.needs_blocks: bool = "prefix_aware" in (b.policy for b in self.simulation.router.balancers.values())
+        assembly = self.simulation.assembly
+        if assembly.pools.is_disaggregated or faults is not None:
+            reason = "has no effect in a scenario with pools, or with faults"
+            self.unsupported = {**self.unsupported, "kv_transfer_params": reason}
+        self.tensor_parallel: int = assembly.deployment.parallel.tensor
         self._speed = speed
         self.pace: Pace | None = Pace(speed, warn)
         self._clock = clock
@@ -100,8 +105,9 @@ class SimulatedBody:
         output_len = order.max_tokens + 1
         if not order.ignore_eos:
             output_len = max(self.simulation.draw_output_len(), order.min_tokens + 1 if order.min_tokens else 0)
+        output_len = max(output_len, 2) if order.has_kv else output_len  # the first token came with the KV
         self._live[order.request_id] = _Writing(order)
-        self.simulation.submit(request, output_len, self.at_ns(order.at_s), order.engine)
+        self.simulation.submit(request, output_len, self.at_ns(order.at_s), order.engine, has_kv=order.has_kv)
         return ""
 
     def abort(self, request_id: str) -> None:
