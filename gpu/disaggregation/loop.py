@@ -33,7 +33,7 @@ class WorkerLoop:
     """
 
     def __init__(self, workers: Workers) -> None:
-        self.workers = workers
+        self.workers: Workers = workers
         self.refused: set[str] = set()  # requests that workers refused, of which no delta was returned yet
         self.reports: dict[str, dict[str, Any]] = {}  # by worker: what it holds, and its work so far
         self.on_admit: Callable[[WorkerProcess, str, int, int], None] = lambda worker, request_id, cached, ns: None

@@ -45,7 +45,7 @@ class DisaggregatedSession(TextSession):
         super().__init__(tokenizer)
         self.workers = workers
         self.plan = plan
-        self.loop = WorkerLoop(workers)
+        self.loop: WorkerLoop = WorkerLoop(workers)
         self._reports: dict[str, dict[str, Any]] = {}  # the last ones
         self._is_open = True
 

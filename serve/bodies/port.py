@@ -138,13 +138,16 @@ class Body(Protocol):
     context_len: int  # tokens of a prompt with its output, at least 1
     unsupported: Mapping[str, str]
     hand_over_s: float  # how long it may wait after each delivery until the loop has sent that
-    engines: Sequence[Engine | RemoteEngine]
     pace: Pace | None  # of a simulation
     make_codec: Callable[[], TextCodec]  # makes the same tokenizer in another process
 
     @property
     def tokenizer(self) -> TextCodec:
         """What turns texts of clients into tokens, and tokens into text."""
+
+    @property
+    def engines(self) -> Sequence[Engine | RemoteEngine]:
+        """The engines of the body, each of this process or of another one."""
 
     @property
     def failure(self) -> str:

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ...core.contract.events import EventSink
 from ...core.contract.request import FinishReason, Grammar, Request
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation
-from ...core.prompt import MAX_TOKEN_ID, Prompt
+from ...core.prompt import MAX_TOKEN_ID, NO_TOKENS, Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
 from ...gpu.session.text import StreamDecoder
@@ -26,6 +28,9 @@ from .shaped import ShapedDecoder, frame_of_text
 
 BLOCK_SIZE = 16
 """The number of tokens in a block; the policy prefix_aware compares prompts block by block."""
+
+MOST_CACHED = 8192
+"""Tokens of an answer that the prefix cache can have, so that a long one takes no long work at its arrival."""
 
 AHEAD = 64
 """Tokens of filler text that are made at once."""
@@ -78,6 +83,7 @@ class SimulatedBody:
         if assembly.pools.is_disaggregated or faults is not None:
             self.why_no_sleep = "engines of a scenario with pools, or with faults, do not sleep"
         self.tensor_parallel: int = assembly.deployment.parallel.tensor
+        self.caches_answers: bool = any(engine.store.cache is not None for engine in self.engines)
         self._speed = speed
         self.pace: Pace | None = Pace(speed, warn)
         self._clock = clock
@@ -104,12 +110,15 @@ class SimulatedBody:
             blocks = [order.prompt[i : i + BLOCK_SIZE].tobytes().hex() for i in range(0, prompt.length, BLOCK_SIZE)]
             blocks = [order.namespace + block for block in blocks]
             prompt = Prompt.of_blocks([request_key(block) >> 1 for block in blocks], BLOCK_SIZE, prompt.length)
-        request = Request(order.request_id, prompt, order.max_tokens, order.priority, order.namespace)
         output_len = order.max_tokens + 1
         if not order.ignore_eos:
             output_len = max(self.simulation.draw_output_len(), order.min_tokens + 1 if order.min_tokens else 0)
         output_len = max(output_len, 2) if order.has_kv else output_len  # the first token came with the KV
-        self._live[order.request_id] = _Writing(order)
+        writing = self._live[order.request_id] = _Writing(order)
+        answer = NO_TOKENS
+        if self.caches_answers and not self.needs_blocks:  # else blocks say what follows
+            answer = Prompt.of_tokens(writing.words(0, min(output_len, order.max_tokens, MOST_CACHED)))
+        request = Request(order.request_id, prompt, order.max_tokens, order.priority, order.namespace, answer=answer)
         self.simulation.submit(request, output_len, self.at_ns(order.at_s), order.engine, has_kv=order.has_kv)
         return ""
 
@@ -193,11 +202,15 @@ class _Writing:
         self._ahead: list[int] = []
         self.num_tokens = 0
 
+    def words(self, first: int, count: int) -> np.ndarray:
+        """Return `count` tokens of the output from `first` on, int64 [count]."""
+        return filler(self._seed, self._key, first, count, self._edges)
+
     def write(self, count: int) -> list[int]:
         """Return the next `count` tokens."""
         if count > len(self._ahead):
             known = self.num_tokens + len(self._ahead)
-            self._ahead += filler(self._seed, self._key, known, max(count, AHEAD), self._edges)
+            self._ahead += self.words(known, max(count, AHEAD)).tolist()
         tokens, self._ahead = self._ahead[:count], self._ahead[count:]
         self.num_tokens += count
         return tokens

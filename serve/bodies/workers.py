@@ -42,6 +42,7 @@ class WorkersBody(ModelBody):
         self._metrics = metrics
         self._tell = tell
         self._asked_s = 0.0
+        self.failure: str = ""
         for number in self._number.values():
             metrics.counts[number].hear_no_events()
         loop.on_admit = lambda worker, *news: metrics.admitted(self._number[worker.name], *news)

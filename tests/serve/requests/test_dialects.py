@@ -15,7 +15,7 @@ from http_server import Served, serving, simulated_body
 
 ASKED = {"prompt": "Why is the sky blue?", "max_tokens": 60, "seed": 3}
 LEFT_OUT = {
-    "skip_special_tokens": False, "kv_transfer_params": {"a": 1}, "frequency_penalty": 0.5, "best_of": 4, "rid": "x",
+    "skip_special_tokens": False, "frequency_penalty": 0.5, "best_of": 4, "rid": "x",
     "structured_outputs": {"regex": "a"},
 }  # fmt: skip
 TOOL = {
@@ -161,7 +161,7 @@ def test_a_model_refuses_what_it_cannot_honour(real: Served):
 def test_prompts_of_other_namespaces_go_to_other_replicas_by_their_hashes():
     body = simulated_body("hardware.replicas=2", "router.policy='prefix_aware'")
     prompts = []
-    body.simulation.submit = lambda request, *others: prompts.append(request.prompt)
+    body.simulation.submit = lambda request, *others, **more: prompts.append(request.prompt)
     for namespace in ("", "", "a"):
         body.submit(Order(len(prompts), np.arange(1, 65), 4, 0.0, GREEDY, namespace=namespace))
     assert prompts[0].to_json() == prompts[1].to_json() != prompts[2].to_json()
