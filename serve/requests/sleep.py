@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -38,9 +39,7 @@ def add_sleep(app: FastAPI, frontend: Frontend, engines: Callable[[Request], Seq
         async with one_at_a_time:
             numbers = engines(request)
             for number in numbers:
-                await _call(
-                    lambda number=number: body.fall_asleep(number, int(level), mode == "keep", frontend.start_s)
-                )
+                await _call(partial(body.fall_asleep, number, int(level), mode == "keep", frontend.start_s))
             await _wait(numbers, asleep=True)
         return Response()
 
@@ -50,7 +49,7 @@ def add_sleep(app: FastAPI, frontend: Frontend, engines: Callable[[Request], Seq
         async with one_at_a_time:
             numbers = engines(request)
             for number in numbers:
-                await _call(lambda number=number: body.wake_up(number))
+                await _call(partial(body.wake_up, number))
             await _wait(numbers, asleep=False)
         return Response()
 
