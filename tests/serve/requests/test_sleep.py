@@ -60,7 +60,7 @@ def test_a_sleep_drops_the_kv_and_a_wake_up_takes_the_load_of_the_weights():
 @pytest.mark.parametrize(("mode", "finish"), [("abort", "abort"), ("keep", "length")])
 def test_requests_of_an_engine_that_falls_asleep(mode: str, finish: str):
     """They are aborted, or go on after the wake-up; those that come meanwhile wait."""
-    with serving(simulated_body(speed=2)) as served:
+    with serving(simulated_body(speed=1)) as served:
         answers: list[httpx.Response] = []
 
         def ask(**fields: object) -> threading.Thread:
@@ -70,12 +70,13 @@ def test_requests_of_an_engine_that_falls_asleep(mode: str, finish: str):
             task.start()
             return task
 
-        running = [ask(max_tokens=400) for _ in range(3)]
-        wait_until(lambda: served.http.get("/load").json()["server_load"] == 3)
+        running = [ask(max_tokens=2000) for _ in range(3)]
+        wait_until(lambda: served.frontend.num_live == 3)
         assert served.http.post("/sleep", params={"mode": mode}).status_code == 200
         late = ask()
         wait_until(lambda: served.frontend.num_live == (4 if mode == "keep" else 1))
-        time.sleep(0.1)
+        for task in running if mode == "abort" else ():
+            task.join(60)
         assert len(answers) == (0 if mode == "keep" else 3)
         assert served.http.post("/wake_up").status_code == 200
         for task in (*running, late):
@@ -83,7 +84,7 @@ def test_requests_of_an_engine_that_falls_asleep(mode: str, finish: str):
         ends = sorted(answer.json()["choices"][0]["finish_reason"] for answer in answers)
         assert ends == sorted([finish] * 3 + ["length"])
         if mode == "keep":
-            assert sorted(answer.json()["usage"]["completion_tokens"] for answer in answers) == [60, 400, 400, 400]
+            assert sorted(answer.json()["usage"]["completion_tokens"] for answer in answers) == [60, 2000, 2000, 2000]
         served.wait_until_idle()
 
 
