@@ -148,8 +148,9 @@ def test_workers_serve_the_text_of_generate_and_a_loss_changes_none(
         assert total(address, "kv_cache_usage_perc") == 0 and total(address, "num_requests_running") == 0
         assert not [key for key in found if "iteration_tokens" in key], "not known here, so absent"
         os.kill(pid_of(server, 1), signal.SIGSTOP)  # the prompt is computed, and its output stands
+        before = total(address, "generation_tokens_total")
         last = Stream(address, PROMPTS[2])
-        last.wait_for_text()
+        wait_until(lambda: total(address, "generation_tokens_total") > before)
         os.kill(pid_of(server, 1), signal.SIGKILL)
         last.join(DEADLINE_S)
         assert re.search("worker decode1 was killed by SIGKILL; there is no other worker", last.error), last.error
