@@ -5,8 +5,7 @@
     def test_my_allocator():
         check_allocator(lambda config: MyAllocator(config.num_pages), budget="10s", seed=1)
 
-There is a `check_…` and a `…Conformance` for every contract; those of executors and transports, whose contracts speak
-in Foredraft's own types, are in `foredraft.checks.conformance`. The import needs neither pytest nor hypothesis.
+There is a `check_…` and a `…Conformance` for every contract. The import needs neither pytest nor hypothesis.
 """
 
 from __future__ import annotations
@@ -171,7 +170,7 @@ def explain(
     shrinker.shrink()
     id = found.violation.id
     case = Case(
-        contract=component.suite.name,
+        suite=component.suite,
         subject=subject,
         capabilities=component.capabilities.declared,
         config=shrinker.config,
@@ -332,4 +331,7 @@ RelayConformance, check_relay = for_tests("relay")
 AcceptConformance, check_accept = for_tests("accept")
 StepControllerConformance, check_step_controller = for_tests("step-controller")
 EngineConformance, check_engine = for_tests("engine")
+ExecutorConformance, check_executor = for_tests("executor")
+BlockManagerConformance, check_block_manager = for_tests("block-manager")
+TransportConformance, check_transport = for_tests("transport")
 SimulatorConformance, check_simulator = for_tests("simulator")

@@ -8,10 +8,10 @@ from dataclasses import replace
 from ...core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, AdaptiveStepSlot
 from ...core.adaptive.graphs import GraphTable, MissingGraph
 from ...core.errors import ConfigError
-from ...properties.harness.mutants import Mutant
 from ...properties.step_controller.contract import StepsConfig
 from ...properties.step_controller.rule import read_table
 from ..adapters.step_controller import ControllerAdapter, make_ema, make_goodput
+from ..mutant import Mutant
 from .planting import defects
 
 CONTROLLERS = """

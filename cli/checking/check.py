@@ -41,7 +41,7 @@ class Format(StrEnum):
 
 # fmt: off
 Contract = Annotated[str | None, argument("CONTRACT",
-    "Contract: allocator, prefix-cache, relay, accept, acceptance-process, step-controller, engine, executor, "
+    "Contract: allocator, prefix-cache, relay, accept, step-controller, engine, executor, "
     "block-manager, transport or simulator. Or a package, whose components are checked: vllm, sglang or transformers. "
     "Default: all contracts.")]
 Subject = Annotated[str | None, argument("MODULE:MAKE",
@@ -264,11 +264,11 @@ def _bad(option: str, what: str) -> None:
 
 
 def _replay(path: Path, subject: str | None, as_json: bool) -> None:
-    from ...checks import registry as registry  # a case may be of any contract
+    from ...checks.registry import suite_of
     from ...properties.harness.cases import load_case
     from ...properties.harness.report import outcome_of, told
 
-    case = load_case(path)
+    case = load_case(path, suite_of)
     make = _load(subject or case.subject)
     violation, history, calls, ends_in = story = case.tell(make)
     if as_json:
@@ -325,7 +325,7 @@ def _print_invariants(contract: str | None, as_json: bool) -> None:
 
 def _check_mutants(contract: str | None, budget: str | None, as_json: bool) -> None:
     from ...checks.registry import contracts, mutants_of
-    from ...properties.harness.mutants import kill
+    from ...checks.mutant import kill
 
     names = [contract] if contract is not None else contracts()
     matrix: dict[str, Any] = {}

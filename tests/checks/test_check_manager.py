@@ -1,10 +1,9 @@
 """The contract of block managers: what is asked of one that declares less, or does something otherwise by design."""
 
 import pytest
-from foredraft.checks.conformance import check_block_manager
 from foredraft.properties.block_manager.contract import ManagerConfig
 from foredraft.properties.block_manager.plain import PlainManager
-from foredraft.properties.conformance import PropertiesBroken
+from foredraft.properties.conformance import PropertiesBroken, check_block_manager
 
 
 def test_it_holds_without_a_cache():
