@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..core.errors import ConfigError, nearest
 from .accept.trial import AcceptTrial
 from .allocator.trial import AllocatorTrial
-from .block_manager.trial import ManagerTrial
+from .block_manager.trial import BlockManagerTrial
 from .engine.trial import EngineTrial
 from .executor.trial import ExecutorTrial
 from .harness.suite import Suite
@@ -39,7 +39,7 @@ SUITES: dict[str, Suite] = {
         EngineTrial, ("foredraft.properties.engine.plain:make", "foredraft.checks.adapters.core_engine:make")
     ),
     "executor": Suite(ExecutorTrial, ("foredraft.properties.executor.reference.adapter:make",)),
-    "block-manager": Suite(ManagerTrial, ("foredraft.properties.block_manager.plain:make",)),
+    "block-manager": Suite(BlockManagerTrial, ("foredraft.properties.block_manager.plain:make",)),
     "transport": Suite(TransportTrial, ("foredraft.checks.adapters.handoff:make",)),
     "simulator": Suite(SimulatorTrial, ("foredraft.checks.adapters.simulator:make",)),
 }

@@ -1,4 +1,7 @@
-"""The contract of an executor: it runs the steps of a `core.Engine`, in order, and answers each with a `StepResult`."""
+"""The contract of an executor: it runs the steps of a `core.Engine`, in order, and answers each with a `StepResult`.
+
+It speaks in types of `core`: a configuration makes the engine, and an adapter gets its steps as they are.
+"""
 
 from __future__ import annotations
 

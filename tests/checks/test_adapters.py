@@ -55,6 +55,13 @@ def test_the_former_place_of_a_component_still_works(former):
     assert make.__module__ == MOVED_COMPONENTS[former]
 
 
+def test_a_former_name_of_an_adapter_still_works(monkeypatch):
+    point = EntryPoint("plain-block-manager", OFFERED["plain-block-manager"], ENTRY_POINTS)
+    monkeypatch.setattr("foredraft.properties.harness.importing.entry_points", lambda group: [point])
+    with pytest.warns(DeprecationWarning, match="plain-manager is deprecated: name plain-block-manager instead"):
+        assert load_make("plain-manager") is load_make("plain-block-manager")
+
+
 def test_a_name_means_what_its_module_does(monkeypatch, tmp_path):
     """Also with what the module declares for it, and with the words that a module would fail with."""
     (tmp_path / "named.py").write_text("CAPABILITIES = ('paged',)\ndef make(config): return config\n")

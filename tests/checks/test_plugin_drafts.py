@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from foredraft.checks.cells import Cell, random_cells
+from foredraft.checks.cells import MatrixCell, random_cells
 from foredraft.checks.matrix import CellReport, run_cell, run_cell_in_blocks, run_cells, summary
 from foredraft.core.adaptive import fixed_controller
 from foredraft.core.algorithm.host_drafts import PluginError
@@ -59,7 +59,7 @@ class Silent(WitnessProposer):
 
 
 CELLS = [
-    Cell(
+    MatrixCell(
         algorithm="PLUGGED",
         mode="overlap",
         steps=3,
@@ -69,8 +69,8 @@ CELLS = [
         pool="tight",
         seed=3,
     ),
-    Cell(algorithm="PLUGGED", mode="overlap", page_size=4, topk=3, steps=3, chunk_size=8, seed=4),
-    Cell(algorithm="PLUGGED", steps=2, prefixes="shared", stops="tokens", seed=5),
+    MatrixCell(algorithm="PLUGGED", mode="overlap", page_size=4, topk=3, steps=3, chunk_size=8, seed=4),
+    MatrixCell(algorithm="PLUGGED", steps=2, prefixes="shared", stops="tokens", seed=5),
 ]
 
 
