@@ -324,8 +324,8 @@ def _print_invariants(contract: str | None, as_json: bool) -> None:
 
 
 def _check_mutants(contract: str | None, budget: str | None, as_json: bool) -> None:
-    from ...checks.registry import contracts, mutants_of
     from ...checks.mutant import kill
+    from ...checks.registry import contracts, mutants_of
 
     names = [contract] if contract is not None else contracts()
     matrix: dict[str, Any] = {}
