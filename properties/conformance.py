@@ -202,7 +202,7 @@ def explain(
 def check_case(path: str | Path, make: Callable[[Any], Any] | None = None) -> None:
     """Run a stored case again, on the component that it names or on what `make` makes. Raises AssertionError, with the
     history, if it fails; ConfigError for a damaged case."""
-    case = load_case(Path(path))
+    case = load_case(Path(path), suite_of)
     story = case.tell(load_make(case.subject) if make is None else make)
     if story.violation is not None:
         raise AssertionError("\n".join(["", *outcome_of(case, story)]))

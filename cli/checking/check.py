@@ -69,6 +69,9 @@ Wheel = Annotated[Path | None, option("--wheel",
     "Wheel of vllm or sglang, or the folder into which one was unpacked. Default: the installed package.", "FILE")]
 Form = Annotated[Format, option("--format",
     "text, or github: also a line for each failure that GitHub Actions shows beside the component.")]
+Algorithm = Annotated[str | None, option("--algorithm",
+    "For the contract executor: every engine that is drawn has this algorithm, for example one of a plugin of yours.",
+    "NAME")]
 Cases = Annotated[Path, option("--cases", "Directory for the stored cases of failures.", "DIR")]
 # fmt: on
 
@@ -77,7 +80,7 @@ def check(
     contract: Contract = None, subject: Subject = None, budget: BudgetText = None, seed: Seed = DEFAULT_SEED,
     capability: Capability = None, expect: Expect = None, allow: Allow = None, without: Without = None, show_list: ShowList = False,
     mutants: Mutants = False, replay: Replay = None, as_json: AsJson = False, cases: Cases = DEFAULT_CASES,
-    wheel: Wheel = None, form: Form = Format.text,
+    wheel: Wheel = None, form: Form = Format.text, algorithm: Algorithm = None,
 ) -> None:  # fmt: skip
     """Check a component against its invariants.
 
@@ -104,6 +107,8 @@ def check(
         ("--expect", bool(expect) and elsewhere, f"{other} expects nothing"),
         ("--allow", bool(allow) and elsewhere, f"{other} allows nothing"),
         ("--cases", cases != DEFAULT_CASES and elsewhere, f"{other} stores no case"),
+        ("--algorithm", algorithm is not None and elsewhere, f"{other} draws no engines"),
+        ("--algorithm", algorithm is not None and contract != "executor", "only the contract executor has one"),
         ("--format", form != Format.text and (elsewhere or as_json), f"{other or '--json'} prints no annotations"),
     )
     if contract in SERVERS and not show_list and not mutants and replay is None:
@@ -134,7 +139,7 @@ def check(
             "allowed_failures": allow or (),
             "without": without or (),
         }
-        _check(contract, subject, budget, {**options, "seed": seed}, as_json, cases, form)
+        _check(contract, subject, budget, {**options, "seed": seed}, as_json, cases, form, algorithm)
 
 
 SERVERS = ("vllm", "sglang", "transformers")
@@ -154,6 +159,7 @@ def _check(
     as_json: bool,
     cases: Path,
     form: Format,
+    algorithm: str | None,
 ) -> None:
     from ...checks.registry import SUBJECTS, contracts, suite_of
     from ...properties.harness.swarm import Budget
@@ -165,7 +171,7 @@ def _check(
     share = None
     if budget is not None or subject is not None:
         share = Budget.of(budget or DEFAULT_BUDGET).divided(len(chosen))
-    run = partial(_run, subject is not None, share, cases, options, form, len(names) > 1)
+    run = partial(_run, subject is not None, share, cases, algorithm, options, form, len(names) > 1)
     outcomes, line = [], StatusLine(quiet=len(names) == 1 or not sys.stderr.isatty())
     for text, outcome in side_by_side(run, chosen) if len(names) > 1 else map(run, chosen):
         line.clear()
@@ -191,6 +197,7 @@ def _run(
     is_named: bool,
     budget: Budget | None,
     cases: Path,
+    algorithm: str | None,
     options: dict[str, Any],
     form: Format,
     quiet: bool,
@@ -204,6 +211,10 @@ def _run(
 
     contract, name = chosen
     suite = suite_of(contract)
+    if algorithm is not None:
+        from ...properties.executor.contract import drawn_with
+
+        suite = suite.drawing(drawn_with(algorithm))
     budget = budget or Budget(operations=OPERATIONS.get(name, suite.quick), is_extended=True)
     try:
         with _shown_progress(name, quiet) as show, held_back() as printed:
