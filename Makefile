@@ -8,7 +8,7 @@ RUN_DIR := runs/demo
 # Whatever the environment says, Python keeps what it compiled: tests start hundreds of processes of the same modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test types browser readme soak nightly mutation release bench accuracy lint format docs site clean
+.PHONY: setup demo test types browser readme soak clients nightly mutation release bench accuracy lint format docs site clean
 
 setup: $(STAMP)
 
@@ -71,9 +71,15 @@ browser: $(STAMP)
 soak: $(STAMP)
 	$(BIN)/python -P -m pytest -n 2 --dist loadgroup -m 'slow and not gpu'
 
+# Clients of others against `foredraft serve`, each in an environment of its own below build/clients, with the tests that need it; a client that
+# cannot be installed is named. Some of them: make clients CLIENTS="litellm aiperf"
+clients: $(STAMP)
+	$(BIN)/python -P tests/serve/clients/environments.py $(CLIENTS)
+
 # What runs once a night, and before an issue is called done: with the extras that `make test` does without, whose tests it skips.
 nightly: $(STAMP) .venv/.measured .venv/.cluster
 	@$(MAKE) --no-print-directory soak
+	@$(MAKE) --no-print-directory clients
 	@$(MAKE) --no-print-directory types PYTHON_VERSIONS="3.12 3.13 3.14"
 
 # Small changes to the source of core, sim and gpu, drawn until the budget is spent, to see whether a test notices; goes on where it stopped.

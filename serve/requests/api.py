@@ -247,7 +247,7 @@ class Api:
             raise ApiError(400, message, param="min_tokens")
         if max_tokens is not None and max_tokens > room:
             asked_for = f"{max_tokens} tokens after a prompt of {self._body.context_len - room}"
-            message = f"{asked_for}; the context has room for {room}"
+            message = f"{asked_for}; this model's maximum context length is {self._body.context_len} tokens"
             raise ApiError(400, message, param=name, code="context_length_exceeded")
         has_kv = self._kv.comes(asked, prompts, max_tokens or room)
         engine = self._engine_of_port.get(port_of(request.scope))

@@ -306,11 +306,18 @@ class ChatRequest(Sampled):
 
     @property
     def demanded(self) -> ToolFunction | None:
-        """The function that the answer has to call."""
+        """The function that the answer has to call: if any will do, the first that was not called since the user's last
+        message, so that an agent comes to an end, or else the last."""
+        functions = [tool.function for tool in self.tools or ()]
         if isinstance(self.tool_choice, ToolChoice):
             name = self.tool_choice.function.name
-            return next(tool.function for tool in self.tools or () if tool.function.name == name)
-        return self.tools[0].function if self.tool_choice == "required" and self.tools else None
+            return next(function for function in functions if function.name == name)
+        if self.tool_choice != "required" or not functions:
+            return None
+        called: set[str] = set()
+        for message in self.messages:
+            called = set() if message.role == "user" else called | {c.function.name for c in message.tool_calls or ()}
+        return next((function for function in functions if function.name not in called), functions[-1])
 
 
 class LenientCompletionRequest(CompletionRequest):

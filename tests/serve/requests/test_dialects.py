@@ -11,6 +11,7 @@ from foredraft.core.contract.request import GREEDY
 from foredraft.serve.answers.tools import Call
 from foredraft.serve.bodies.port import Order
 from foredraft.serve.metrics import ServerMetrics
+from foredraft.serve.requests.schema import ChatRequest
 from http_server import Served, serving, simulated_body
 
 ASKED = {"prompt": "Why is the sky blue?", "max_tokens": 60, "seed": 3}
@@ -137,6 +138,24 @@ def test_tools_that_need_not_be_called_are_part_of_the_prompt(simulated: Served)
     assert tooled["choices"][0]["message"]["content"] == plain["choices"][0]["message"]["content"]
     for wrong in ({"tool_choice": "required"}, {"tools": [TOOL], "tool_choice": {"function": {"name": "other"}}}):
         assert simulated.post("/v1/chat/completions", **CHAT, **wrong).status_code == 400
+
+
+def test_an_agent_that_must_call_comes_to_its_last_function():
+    """Any function is demanded: the first that was not called since the user's last message."""
+    tools = [{"function": {"name": name}} for name in ("look", "read", "done")]
+    messages: list[dict[str, object]] = [{"role": "user", "content": "hi"}]
+    names = []
+    for _ in range(5):
+        demanded = ChatRequest.model_validate(
+            {"messages": messages, "tools": tools, "tool_choice": "required"}
+        ).demanded
+        assert demanded is not None
+        names.append(demanded.name)
+        call = {"id": "c", "function": {"name": demanded.name}}
+        messages += [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "", "tool_call_id": "c"}]
+        if names[-2:] == ["done", "done"]:
+            messages.append({"role": "user", "content": "more"})
+    assert names == ["look", "read", "done", "done", "look"]
 
 
 def test_arguments_of_a_call_without_a_text():
