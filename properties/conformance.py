@@ -195,6 +195,7 @@ def explain(
         ends_in=story.ends_in or str(violation.operation),
         control=control,
         is_disputed=shrinker.is_disputed,
+        is_repeatable=shrinker.is_repeatable,
         expected=(announced or {}).get(id, ""),
     )
 

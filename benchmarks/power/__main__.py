@@ -59,7 +59,9 @@ def _print_sites(seed: int, count: int) -> None:
     for group, areas in AREAS.items():
         for area in areas:
             for number, site in enumerate(draw_sites(group, area, seed, count), 1):
-                print(f"\n{area}, {number}: {site.module} {site.name}, lines {site.first} to {site.last}\n{site.text()}")
+                print(
+                    f"\n{area}, {number}: {site.module} {site.name}, lines {site.first} to {site.last}\n{site.text()}"
+                )
 
 
 def _show(defects: list[Defect], workers: int) -> int:
@@ -101,14 +103,13 @@ def _judge(draw: Draw, defects: list[Defect], workers: int, seed: int) -> int:
         known = {item["id"]: item for item in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
     left = [one for one in defects if one.id not in known]
     left.sort(key=lambda one: int(one.id.rpartition("-")[2]))  # some of each area first
-    with tempfile.TemporaryDirectory() as folder, path.open("a", encoding="utf-8") as file:
-        with ThreadPoolExecutor(workers) as pool:
-            for done in as_completed(pool.submit(judge_one, one, Path(folder), seed) for one in left):
-                outcome = done.result()
-                known[outcome["id"]] = outcome
-                print(json.dumps(outcome), file=file, flush=True)
-                by = outcome["found_by"] or f"missed by {', '.join(COMPONENTS[outcome['area']])}"
-                print(f"{outcome['id']:<14} {by}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as folder, path.open("a", encoding="utf-8") as file, ThreadPoolExecutor(workers) as pool:
+        for done in as_completed(pool.submit(judge_one, one, Path(folder), seed) for one in left):
+            outcome = done.result()
+            known[outcome["id"]] = outcome
+            print(json.dumps(outcome), file=file, flush=True)
+            by = outcome["found_by"] or outcome.get("gone") or f"missed by {', '.join(COMPONENTS[outcome['area']])}"
+            print(f"{outcome['id']:<14} {by}", file=sys.stderr, flush=True)
     print(report([known[one.id] for one in draw.defects if one.id in known], len(draw.defects), seed))
     return 0
 

@@ -47,20 +47,23 @@ class Draw:
     path: Path
     digest: str
     defects: tuple[Defect, ...]
-    passed_over: dict[str, str]
+    passed_over: dict[str, str]  # sites of the draw without a defect, and the reasons
 
 
 def read_draw(path: Path) -> Draw:
-    """Read a draw. Raises ValueError for a script that is too long, and for an id that is there twice."""
+    """Read a draw. Raises ValueError for an unknown area, and for a script that is too long."""
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     shows, found = data.get("shows", {}), {}
     for id, entry in data["defects"].items():
         script = shows.get(entry["show"], entry["show"]).strip("\n")
         if len(script.splitlines()) > MOST_LINES:
             raise ValueError(f"{path}: {id}.show has {len(script.splitlines())} lines, expected {MOST_LINES} at most")
+        area = id.rpartition("-")[0]
+        if all(area not in areas for areas in AREAS.values()):
+            raise ValueError(f"{path}: {id} is of no area; an id is that of an area and a number, such as kv-1")
         texts = {key: entry[key].strip("\n") for key in ("old", "new")}
         file = entry["site"].split()[0]
-        found[id] = Defect(id, id.rpartition("-")[0], entry["site"], entry["mistake"], file, show=script, **texts)
+        found[id] = Defect(id, area, entry["site"], entry["mistake"], file, show=script, **texts)
     patches = sha256("\0".join(f"{one.id} {one.file}\0{one.old}\0{one.new}" for one in found.values()).encode())
     digest = patches.hexdigest()[:16]
     return Draw(path, digest, tuple(found.values()), data.get("passed_over", {}))

@@ -11,9 +11,9 @@ from typing import Any
 
 from .copies import in_fork, planted
 from .defects import Defect
-from .sites import AREAS
+from .sites import AREAS, ROOT
 
-RELAY, ACCEPT, STEPS = "relay", "accept", "step-controller"
+ACCEPT, STEPS = "accept", "step-controller"
 COMPONENTS: dict[str, tuple[str, ...]] = {
     "kv": ("allocator", "prefix-cache", "engine", "transport", "executor", "simulator"),
     "rounds": ("engine", "transport", "executor", "simulator"),
@@ -32,8 +32,15 @@ LIMIT_S = 600.0
 
 
 def judge_one(defect: Defect, folder: Path, seed: int) -> dict[str, Any]:
-    """Check the components that reach a defect, until one finds it. Returns the outcome of the defect as JSON."""
+    """Check the components that reach a defect, until one finds it. Returns the outcome of the defect as JSON.
+
+    A defect whose place in the source is another one by now has the key `gone`, and is not counted.
+    """
     outcome = {"id": defect.id, "area": defect.area, "group": defect.group, "found_by": "", "ids": []}
+    try:
+        defect.applied((ROOT / defect.file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return outcome | {"gone": str(error)}
     with planted(folder / defect.id, defect) as place:
         found = in_fork(place, partial(_check, COMPONENTS[defect.area], seed), LIMIT_S)
     if isinstance(found, dict):
@@ -63,6 +70,8 @@ def _check(contracts: Sequence[str], seed: int) -> tuple[str, list[str]] | None:
 
 def report(outcomes: list[dict[str, Any]], planned: int, seed: int) -> str:
     """Return a table: per area and group how many defects were judged and found, with the interval of the share."""
+    gone = [one["id"] for one in outcomes if "gone" in one]
+    outcomes = [one for one in outcomes if "gone" not in one]
     rows = ["| area | planted | found | share (95 %) | missed |", "| --- | --- | --- | --- | --- |"]
     for group, areas in AREAS.items():
         for label, of in (*((area, (area,)) for area in areas), (f"**{group}**", tuple(areas))):
@@ -74,7 +83,8 @@ def report(outcomes: list[dict[str, Any]], planned: int, seed: int) -> str:
             share = f"{found / len(judged):.0%} ({low:.0%} to {high:.0%})"
             missed = "" if len(of) > 1 else ", ".join(one["id"] for one in judged if not one["found_by"])
             rows.append(f"| {label} | {len(judged)} | {found} | {share} | {missed} |")
-    return "\n".join([*rows, f"{len(outcomes)} of {planned} defects judged, checks with seed {seed}"])
+    rows.append(f"{len(outcomes)} of {planned} defects judged, checks with seed {seed}")
+    return "\n".join([*rows, *([f"no longer in the source: {', '.join(gone)}"] if gone else ())])
 
 
 def wilson(found: int, trials: int, z: float = 1.96) -> tuple[float, float]:

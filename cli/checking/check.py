@@ -58,6 +58,9 @@ Expect = Annotated[list[str] | None, option("--expect",
     "An invariant that is known to be broken, with the reason; repeatable. If it holds, that is an error.", "ID=REASON")]
 Allow = Annotated[list[str] | None, option("--allow",
     "An invariant that may be broken or hold; repeatable. If it is broken, that is reported and no error.", "ID")]
+EveryFailure = Annotated[bool, option("--every-failure",
+    "Go on after a failure, without the invariant that failed, until the budget is spent. Default: the first failure of "
+    "a component ends its check.")]
 Without = Annotated[list[str] | None, option("--without",
     "Leave out this kind of operation, by its name in a history; repeatable.", "NAME")]
 ShowList = Annotated[bool, option("--list",
@@ -78,9 +81,10 @@ Cases = Annotated[Path, option("--cases", "Directory for the stored cases of fai
 
 def check(
     contract: Contract = None, subject: Subject = None, budget: BudgetText = None, seed: Seed = DEFAULT_SEED,
-    capability: Capability = None, expect: Expect = None, allow: Allow = None, without: Without = None, show_list: ShowList = False,
-    mutants: Mutants = False, replay: Replay = None, as_json: AsJson = False, cases: Cases = DEFAULT_CASES,
-    wheel: Wheel = None, form: Form = Format.text, algorithm: Algorithm = None,
+    capability: Capability = None, expect: Expect = None, allow: Allow = None, without: Without = None,
+    every_failure: EveryFailure = False, show_list: ShowList = False, mutants: Mutants = False,
+    replay: Replay = None, as_json: AsJson = False, cases: Cases = DEFAULT_CASES, wheel: Wheel = None,
+    form: Form = Format.text, algorithm: Algorithm = None,
 ) -> None:  # fmt: skip
     """Check a component against its invariants.
 
@@ -106,6 +110,7 @@ def check(
         ("--capability", bool(capability) and elsewhere, f"{other} asks for none"),
         ("--expect", bool(expect) and elsewhere, f"{other} expects nothing"),
         ("--allow", bool(allow) and elsewhere, f"{other} allows nothing"),
+        ("--every-failure", every_failure and elsewhere, f"{other} is about single failures"),
         ("--cases", cases != DEFAULT_CASES and elsewhere, f"{other} stores no case"),
         ("--algorithm", algorithm is not None and elsewhere, f"{other} draws no engines"),
         ("--algorithm", algorithm is not None and contract != "executor", "only the contract executor has one"),
@@ -118,6 +123,7 @@ def check(
             ("--expect", bool(expect), "what is known of it is listed"),
             ("--allow", bool(allow), "what is known of it is listed"),
             ("--without", bool(without), "nothing is left out"),
+            ("--every-failure", every_failure, "its checks go on after a failure anyway"),
             ("--format", form != Format.text, "its failures are not in your files"),
         )
         if not check_server(contract, budget, seed, as_json, cases, wheel):
@@ -138,6 +144,7 @@ def check(
             "expected_failures": _expected(expect),
             "allowed_failures": allow or (),
             "without": without or (),
+            "every_failure": every_failure,
         }
         _check(contract, subject, budget, {**options, "seed": seed}, as_json, cases, form, algorithm)
 
@@ -165,7 +172,7 @@ def _check(
     from ...properties.harness.swarm import Budget
 
     names = [suite_of(name).name for name in ([contract] if contract is not None else contracts())]
-    if subject is None and any(value for name, value in options.items() if name != "seed"):
+    if subject is None and any(value for name, value in options.items() if name not in ("seed", "every_failure")):
         _bad("--capability, --expect, --allow and --without", "are for a component of your own: name it as module:make")
     chosen = [(name, one) for name in names for one in ([subject] if subject is not None else SUBJECTS[name])]
     share = None
