@@ -103,7 +103,11 @@ def _judge(draw: Draw, defects: list[Defect], workers: int, seed: int) -> int:
         known = {item["id"]: item for item in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
     left = [one for one in defects if one.id not in known]
     left.sort(key=lambda one: int(one.id.rpartition("-")[2]))  # some of each area first
-    with tempfile.TemporaryDirectory() as folder, path.open("a", encoding="utf-8") as file, ThreadPoolExecutor(workers) as pool:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        path.open("a", encoding="utf-8") as file,
+        ThreadPoolExecutor(workers) as pool,
+    ):
         for done in as_completed(pool.submit(judge_one, one, Path(folder), seed) for one in left):
             outcome = done.result()
             known[outcome["id"]] = outcome

@@ -32,6 +32,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from foredraft import simulate
+
 from ..pages import write_block
 
 NONE = ("speculation.algorithm=NONE",)
