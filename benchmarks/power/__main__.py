@@ -51,7 +51,7 @@ def main() -> int:
     print(f"{draw.path.name}: {len(draw.defects)} defects, digest {draw.digest}")
     warm_up()
     if options.command == "show":
-        return _show(chosen, options.workers)
+        return _show(draw, chosen, options.workers)
     return _judge(draw, chosen, options.workers, options.seed)
 
 
@@ -64,9 +64,21 @@ def _print_sites(seed: int, count: int) -> None:
                 )
 
 
-def _show(defects: list[Defect], workers: int) -> int:
-    """Print of each defect whether its script sees it. Returns 1 if it does not see one."""
-    unseen = 0
+def _seen_file(draw: Draw) -> Path:
+    """Return the file that says which defects were seen."""
+    path = ROOT / "runs" / "power" / f"{draw.path.stem}-{draw.digest}-seen.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _read_seen(draw: Draw) -> dict[str, bool]:
+    path = _seen_file(draw)
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _show(draw: Draw, defects: list[Defect], workers: int) -> int:
+    """Print of each defect whether its script sees it, and keep that. Returns 1 if it does not see one."""
+    unseen, seen = 0, _read_seen(draw)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
 
         def said(script: str, name: str, defect: Defect | None) -> tuple[bool, str]:
@@ -85,7 +97,9 @@ def _show(defects: list[Defect], workers: int) -> int:
                 line = "makes no difference"
             else:
                 line = "seen" if is_whole else f"seen: {printed[-120:]}"
-            unseen += not line.startswith("seen")
+            seen[one.id] = line.startswith("seen")
+            unseen += not seen[one.id]
+            _seen_file(draw).write_text(json.dumps(seen, indent=0), encoding="utf-8")
             print(f"{one.id:<14} {line}", flush=True)
     return int(unseen > 0)
 
@@ -96,8 +110,10 @@ def _run_script(script: str) -> None:
 
 
 def _judge(draw: Draw, defects: list[Defect], workers: int, seed: int) -> int:
-    path = ROOT / "runs" / "power" / f"{draw.path.stem}-{draw.digest}-seed-{seed}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    seen = _read_seen(draw)
+    defects = [one for one in defects if seen.get(one.id)]
+    left_out = [one.id for one in draw.defects if not seen.get(one.id)]
+    path = _seen_file(draw).with_name(f"{draw.path.stem}-{draw.digest}-seed-{seed}.jsonl")
     known = {}
     if path.exists():
         known = {item["id"]: item for item in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
@@ -114,7 +130,10 @@ def _judge(draw: Draw, defects: list[Defect], workers: int, seed: int) -> int:
             print(json.dumps(outcome), file=file, flush=True)
             by = outcome["found_by"] or outcome.get("gone") or f"missed by {', '.join(COMPONENTS[outcome['area']])}"
             print(f"{outcome['id']:<14} {by}", file=sys.stderr, flush=True)
-    print(report([known[one.id] for one in draw.defects if one.id in known], len(draw.defects), seed))
+    counted = [one for one in draw.defects if seen.get(one.id)]
+    print(report([known[one.id] for one in counted if one.id in known], len(counted), seed))
+    if left_out:
+        print(f"not counted, as `show` has not seen them: {', '.join(left_out)}")
     return 0
 
 

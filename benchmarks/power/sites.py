@@ -39,7 +39,8 @@ LEFT_OUT = (
     "core/kv/radix_check.py", "gpu/ops/debug.py", "gpu/ops/triton_ops.py", "gpu/executor/graphs.py",
 )  # fmt: skip
 NAMES_LEFT_OUT = (
-    "check", "describe", "snapshot", "to_json", "to_dict", "checkpoint_weights", "__init__", "__post_init__", "__repr__",
+    "check", "describe", "snapshot", "to_json", "to_dict", "checkpoint_weights",
+    "__init__", "__post_init__", "__repr__",
 )  # fmt: skip
 """Functions that recount what others did, describe, write files, or take in arguments."""
 

@@ -1,5 +1,6 @@
 """Draws of defects (`benchmarks/power`): they can be read, are planted and shown, and their share has an interval."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,9 +15,12 @@ ROOT = Path(__file__).parents[2]
 def power():
     sys.path.insert(0, str(ROOT))
     try:
+        from benchmarks.power import __main__ as main
         from benchmarks.power import copies, defects, judging, sites
 
-        yield type("Power", (), {"copies": copies, "defects": defects, "judging": judging, "sites": sites})
+        yield type(
+            "Power", (), {"copies": copies, "defects": defects, "judging": judging, "main": main, "sites": sites}
+        )
     finally:
         sys.path.remove(str(ROOT))
 
@@ -69,6 +73,33 @@ def test_a_planted_defect_is_seen_in_a_copy_alone(power, tmp_path):
     assert not (tmp_path / "copy").exists() and "def count_of(" in (ROOT / "core" / "errors.py").read_text("utf-8")
     with pytest.raises(ValueError, match="stands 0 times"):
         defect.applied("nothing")
+
+
+def test_only_what_was_seen_is_judged(power, tmp_path, monkeypatch, capsys):
+    texts = {
+        "site": "core/kv/store.py x",
+        "mistake": "m",
+        "file": "core/kv/store.py",
+        "old": "a",
+        "new": "b",
+        "show": "",
+    }
+    ones = tuple(power.defects.Defect(f"kv-{number}", "kv", **texts) for number in (1, 2, 3))
+    draw = power.defects.Draw(Path("1.toml"), "0", ones, {})
+    monkeypatch.setattr(power.main, "ROOT", tmp_path)
+    power.main._seen_file(draw).write_text(json.dumps({"kv-1": True, "kv-2": False, "kv-3": True}))
+    outcome = {"area": "kv", "ids": []}
+    monkeypatch.setattr(
+        power.main,
+        "judge_one",
+        lambda one, folder, seed: outcome | {"id": one.id, "found_by": "x" if one.id == "kv-1" else ""},
+    )
+    for _ in range(2):  # the second call has nothing left to judge
+        power.main._judge(draw, list(ones), 1, 1)
+        said = capsys.readouterr().out
+        assert "| kv | 2 | 1 | 50% (9% to 91%) | kv-3 |" in said and "2 of 2 defects judged" in said
+        assert "not counted, as `show` has not seen them: kv-2" in said
+    assert len((tmp_path / "runs" / "power" / "1-0-seed-1.jsonl").read_text().splitlines()) == 2
 
 
 def test_the_interval_of_a_share(power):
