@@ -8,7 +8,7 @@ RUN_DIR := runs/demo
 # Whatever the environment says, Python keeps what it compiled: tests start hundreds of processes of the same modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test types browser readme soak nightly mutation release bench accuracy lint format docs site clean
+.PHONY: setup demo test types browser readme soak clients nightly mutation release bench accuracy lint format docs site clean
 
 setup: $(STAMP)
 
@@ -26,13 +26,13 @@ $(STAMP): pyproject.toml hatch_build.py constraints.txt | $(BIN)/python
 	$(INSTALL) '.[dev]'
 	@touch .venv/.planning .venv/.gpu $(STAMP)
 
-.venv/.planning .venv/.gpu .venv/.measured: .venv/.%: pyproject.toml hatch_build.py constraints.txt | $(BIN)/python
+.venv/.planning .venv/.gpu .venv/.measured .venv/.cluster: .venv/.%: pyproject.toml hatch_build.py constraints.txt | $(BIN)/python
 	$(INSTALL) '.[sim,$*]'
 	@touch $@
 
 # Where the links to the modules of api/ are gone (`rm -r build`) or others than these, an install makes them again.
 ifneq ($(sort $(notdir $(wildcard api/*.py))),$(sort $(notdir $(wildcard build/editable/foredraft/*.py))))
-.PHONY: $(STAMP) .venv/.planning .venv/.gpu .venv/.measured
+.PHONY: $(STAMP) .venv/.planning .venv/.gpu .venv/.measured .venv/.cluster
 endif
 
 # Capacity and a plan first, which need the simulator alone; then a small model that is trained for a minute and decodes with every kind of draft,
@@ -71,8 +71,15 @@ browser: $(STAMP)
 soak: $(STAMP)
 	$(BIN)/python -P -m pytest -n 2 --dist loadgroup -m 'slow and not gpu'
 
-# What runs once a night, and before an issue is called done.
-nightly: soak
+# Clients of others against `foredraft serve`, each in an environment of its own below build/clients, with the tests that need it; a client that
+# cannot be installed is named. Some of them: make clients CLIENTS="litellm aiperf"
+clients: $(STAMP)
+	$(BIN)/python -P tests/serve/clients/environments.py $(CLIENTS)
+
+# What runs once a night, and before an issue is called done: with the extras that `make test` does without, whose tests it skips.
+nightly: $(STAMP) .venv/.measured .venv/.cluster
+	@$(MAKE) --no-print-directory soak
+	@$(MAKE) --no-print-directory clients
 	@$(MAKE) --no-print-directory types PYTHON_VERSIONS="3.12 3.13 3.14"
 
 # Small changes to the source of core, sim and gpu, drawn until the budget is spent, to see whether a test notices; goes on where it stopped.

@@ -252,8 +252,8 @@ def check(contract: str, make: Callable[[Any], Any] | str, **options: Any) -> Re
     """Search for operations that break a component, and return the report; nothing is raised for a broken invariant.
 
     Args:
-        contract: "allocator", "prefix-cache", "relay", "accept", "acceptance-process", "step-controller", "engine",
-            "executor", "block-manager", "transport" or "simulator".
+        contract: "allocator", "prefix-cache", "relay", "accept", "step-controller", "engine", "executor",
+            "block-manager", "transport" or "simulator".
         make: A function that takes a configuration and returns a fresh component, or its name as "module:make".
         **options: Passed to `foredraft.properties.conformance.check`, for example `budget="60s"`,
             `capabilities=("paged",)`, `seed=7`.
@@ -266,12 +266,11 @@ def check(contract: str, make: Callable[[Any], Any] | str, **options: Any) -> Re
         report = check("allocator", lambda config: MyAllocator(config.num_pages), budget="10s")
         assert report.ok, report.text()
     """
-    from foredraft.checks import registry
-    from foredraft.properties import conformance
+    from foredraft.properties import conformance, suites
     from foredraft.properties.harness import importing
 
     return conformance.check(
-        registry.suite_of(contract), importing.load_make(make) if isinstance(make, str) else make, **options
+        suites.suite_of(contract), importing.load_make(make) if isinstance(make, str) else make, **options
     )
 
 

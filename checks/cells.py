@@ -20,7 +20,7 @@ def _dimension(*values: Any, usual: Any = MISSING) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MatrixCell:
     """One configuration. Every field is one dimension of the matrix;
     `seed` chooses the workload and the disturbances."""
 
@@ -53,7 +53,7 @@ class Cell:
 
 
 DIMENSIONS: dict[str, tuple] = {
-    field.name: field.metadata["choices"] for field in fields(Cell) if "choices" in field.metadata
+    field.name: field.metadata["choices"] for field in fields(MatrixCell) if "choices" in field.metadata
 }
 
 
@@ -61,7 +61,7 @@ PLAIN = {"topk": 1, "steps": 0, "policy": "fixed", "drafts": "model", "agreement
 """What plain decoding has where others draft."""
 
 
-def is_legal(cell: Cell) -> bool:
+def is_legal(cell: MatrixCell) -> bool:
     """Return whether a cell describes something: plain decoding, which drafts nothing, is one cell of the
     drafting dimensions."""
     if cell.algorithm == "NONE":
@@ -72,14 +72,14 @@ def is_legal(cell: Cell) -> bool:
     return cell.mixed or not cell.token_budget
 
 
-def random_cell(dice: Dice, seed: int, fixed: dict | None = None) -> Cell:
+def random_cell(dice: Dice, seed: int, fixed: dict | None = None) -> MatrixCell:
     """Draw a legal cell, with the given choices fixed; a legal one must exist."""
     while True:
         choices = {name: dice.choose(values) for name, values in DIMENSIONS.items()}
         choices |= fixed or {}
         if choices["algorithm"] == "NONE":
             choices |= PLAIN | (fixed or {})
-        cell = Cell(**choices, seed=seed)
+        cell = MatrixCell(**choices, seed=seed)
         if is_legal(cell):
             return cell
 
@@ -97,21 +97,21 @@ def legal_pairs() -> dict[tuple[str, object, str, object], None]:
 def _extends(choices: dict) -> bool:
     """Return whether two choices occur together in a legal cell:
     the rest is either plain decoding or the most permissive one."""
-    plain = Cell()
-    speculative = Cell(algorithm="EAGLE", steps=3, topk=1)
+    plain = MatrixCell()
+    speculative = MatrixCell(algorithm="EAGLE", steps=3, topk=1)
     return any(is_legal(replace(base, **choices)) for base in (plain, speculative))
 
 
-def pairs_of(cell: Cell) -> list[tuple[str, object, str, object]]:
+def pairs_of(cell: MatrixCell) -> list[tuple[str, object, str, object]]:
     return [(a, getattr(cell, a), b, getattr(cell, b)) for a, b in itertools.combinations(DIMENSIONS, 2)]
 
 
-def pairwise_cells(seed: int = 0, attempts: int = 24) -> list[Cell]:
+def pairwise_cells(seed: int = 0, attempts: int = 24) -> list[MatrixCell]:
     """Return cells that together have every legal pair;
     each is the best of some that have the first pair still missing."""
     missing = legal_pairs()
     dice = Dice(seed)
-    cells: list[Cell] = []
+    cells: list[MatrixCell] = []
     while missing:
         first, a, second, b = next(iter(missing))
         drawn = (random_cell(dice, len(cells), {first: a, second: b}) for _ in range(attempts))
@@ -122,7 +122,7 @@ def pairwise_cells(seed: int = 0, attempts: int = 24) -> list[Cell]:
     return cells
 
 
-def random_cells(count: int, seed: int, fixed: dict | None = None) -> Iterator[Cell]:
+def random_cells(count: int, seed: int, fixed: dict | None = None) -> Iterator[MatrixCell]:
     """Yield `count` random legal cells, with the given choices fixed."""
     dice = Dice(seed)
     for number in range(count):

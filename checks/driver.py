@@ -258,7 +258,7 @@ def check_outputs(model: HashLanguageModel, request: Request, end: FinishedReque
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class DriverOperation:
     """What happens during unit `time`: `request` is submitted, or, if it is None, `aborted` is given up."""
 
     time: int
@@ -276,7 +276,7 @@ class Standing:
 
 
 @dataclass(slots=True)
-class History:
+class DriverHistory:
     """What one engine did, by units of device time."""
 
     units: list[tuple] = field(default_factory=list)  # per unit: prefill chunks, decode batch, steps, nodes
@@ -294,16 +294,16 @@ class UnitClock(Driver):
     whenever the first engine has committed and no block is in flight, each request's length and slots.
     """
 
-    def __init__(self, engine: Engine, executor: ReferenceExecutor, operations: list[Operation]) -> None:
+    def __init__(self, engine: Engine, executor: ReferenceExecutor, operations: list[DriverOperation]) -> None:
         super().__init__(engine, executor, lambda: self._time)
-        self.history = History()
+        self.history = DriverHistory()
         self._operations = sorted(operations, key=lambda operation: operation.time)
         self._time = 0
         self._steps: list[Step] = []
         self._step_retractions: dict[int, tuple[str, ...]] = {}
         engine._events = self._on_event
 
-    def run(self) -> History:
+    def run(self) -> DriverHistory:
         while self._operations or self._steps:
             if not self._steps and self._operations[0].time > self._time:
                 self._time = self._operations[0].time
@@ -330,7 +330,7 @@ class UnitClock(Driver):
             key = event.step.step_id if event.step is not None else self.engine.last_step_id + 1
             self._step_retractions[key] = self._step_retractions.get(key, ()) + event.retracted
 
-    def _apply(self, operation: Operation) -> None:
+    def _apply(self, operation: DriverOperation) -> None:
         if operation.request is not None:
             self.submit(operation.request)
         else:
@@ -385,7 +385,7 @@ class UnitClock(Driver):
         return Standing(tuple(requests), engine.store.allocator.num_held_slots, waiting)
 
 
-def compare_histories(blocks: History, singles: History) -> None:
+def compare_histories(blocks: DriverHistory, singles: DriverHistory) -> None:
     """Raise InvariantViolation SIM-12 at the first difference."""
     for number, (one, other) in enumerate(zip(blocks.units, singles.units, strict=False)):
         if one != other:

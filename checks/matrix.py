@@ -29,12 +29,12 @@ from ..core.scheduler.config import EngineConfig, EngineSizes
 from ..core.scheduler.engine import Engine
 from ..properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 from ..properties.executor.reference.language_model import USER_OUTPUTS
-from .cells import Cell, pairwise_cells, random_cells
+from .cells import MatrixCell, pairwise_cells, random_cells
 from .driver import (
     Dice,
     Disturbance,
+    DriverOperation,
     HostileDriver,
-    Operation,
     UnitClock,
     check_feedback,
     check_greedy_output,
@@ -58,15 +58,15 @@ class LetterDecoder:
         return "".join(chr(97 + int(token)) for token in tokens)
 
 
-def algorithm_of(cell: Cell) -> SpecAlgorithm:
+def algorithm_of(cell: MatrixCell) -> SpecAlgorithm:
     return OutsideDraft() if cell.algorithm == "PLUGIN" else get_algorithm(cell.algorithm)
 
 
-def _drafts_on_host(cell: Cell) -> bool:
+def _drafts_on_host(cell: MatrixCell) -> bool:
     return algorithm_of(cell).drafter is Drafter.LOOKUP
 
 
-def controller_of(cell: Cell) -> AdaptiveController:
+def controller_of(cell: MatrixCell) -> AdaptiveController:
     """Return the step policy of a cell: candidates up to `steps`, zero among them."""
     steps, topk = cell.steps, cell.topk
     shape: dict = {"depth_limited": not _drafts_on_host(cell)}
@@ -91,7 +91,7 @@ def controller_of(cell: Cell) -> AdaptiveController:
     return build_controller("ema", table, **shape)
 
 
-def _table(cell: Cell) -> dict:
+def _table(cell: MatrixCell) -> dict:
     low = max(1, cell.steps - 2)
     quick = {"ema_alpha": 0.6, "update_interval": 2, "warmup_batches": 1}
     top = sorted({low, cell.steps})
@@ -104,13 +104,13 @@ def _table(cell: Cell) -> dict:
     }
 
 
-def _tree_size(cell: Cell, steps: int) -> int:
+def _tree_size(cell: MatrixCell, steps: int) -> int:
     """Return the nodes of a tree that `steps` levels can fill, and not the same number for every cell."""
     most = 1 + cell.topk + (steps - 1) * cell.topk**2
     return min(most, 2 + (cell.seed * 7 + cell.steps) % 16 + steps)
 
 
-def config_of(cell: Cell, algorithm: SpecAlgorithm, controller: AdaptiveController) -> EngineConfig:
+def config_of(cell: MatrixCell, algorithm: SpecAlgorithm, controller: AdaptiveController) -> EngineConfig:
     """Return sizes near their limits: a tight pool holds about two requests, a tiny one hardly more than
     the longest alone."""
     config = EngineConfig(
@@ -135,7 +135,7 @@ def config_of(cell: Cell, algorithm: SpecAlgorithm, controller: AdaptiveControll
     return replace(config, num_pages=-(-slots // cell.page_size))
 
 
-def requests_of(cell: Cell, dice: Dice, output_lens: tuple[int, ...] = (1, 2, 5, 12, 24)) -> list[Request]:
+def requests_of(cell: MatrixCell, dice: Dice, output_lens: tuple[int, ...] = (1, 2, 5, 12, 24)) -> list[Request]:
     """Return a few requests whose lengths lie at and around page and chunk edges."""
     stem = [dice.below(VOCAB_SIZE) for _ in range(40)]
     requests = []
@@ -177,7 +177,7 @@ class CellReport:
     refused: int
 
 
-def build_cell(cell: Cell, events=None) -> tuple[Engine, ReferenceExecutor, HashLanguageModel]:
+def build_cell(cell: MatrixCell, events=None) -> tuple[Engine, ReferenceExecutor, HashLanguageModel]:
     algorithm, controller = algorithm_of(cell), controller_of(cell)
     config = config_of(cell, algorithm, controller)
     engine = Engine(config, algorithm, controller, events=events, text_decoder=LetterDecoder())
@@ -190,7 +190,7 @@ def build_cell(cell: Cell, events=None) -> tuple[Engine, ReferenceExecutor, Hash
     return engine, executor, model
 
 
-def run_cell(cell: Cell) -> CellReport:
+def run_cell(cell: MatrixCell) -> CellReport:
     """Serve a cell's workload and compare everything; raises at the first contradiction."""
     dice = Dice(cell.seed * 1_000_003 + 17)
     events: list = []
@@ -218,16 +218,18 @@ def run_cell(cell: Cell) -> CellReport:
     )
 
 
-def run_cell_in_blocks(cell: Cell) -> int:
+def run_cell_in_blocks(cell: MatrixCell) -> int:
     """Check SIM-12 for one cell: run the same history in blocks and singly. Returns how many blocks there were."""
     dice = Dice(cell.seed * 1_000_003 + 29)
     if cell.stops == "strings":
         cell = replace(cell, stops="tokens")
     requests = requests_of(cell, dice, (2, 12, 30, 60))
     span = 0 if cell.arrivals == "at once" else 60
-    operations = [Operation(dice.below(span) if span else 0, request) for request in requests]
+    operations = [DriverOperation(dice.below(span) if span else 0, request) for request in requests]
     if cell.disturbance in ("abort", "all"):
-        operations += [Operation(dice.below(80), None, request.request_id) for request in requests if dice.chance(40)]
+        operations += [
+            DriverOperation(dice.below(80), None, request.request_id) for request in requests if dice.chance(40)
+        ]
     histories = []
     for rounds in (max(cell.block_rounds, 2), 1):
         # Blocks need free memory, so every pool is one size larger; with stop strings there are none.
@@ -239,19 +241,19 @@ def run_cell_in_blocks(cell: Cell) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    cell: Cell
+class MatrixFailure:
+    cell: MatrixCell
     error: str
 
 
-def run_cells(cells, report=print, run=run_cell) -> tuple[list[Failure], list]:
+def run_cells(cells, report=print, run=run_cell) -> tuple[list[MatrixFailure], list]:
     """Run cells; a failing one is reported by its one-line reproducer, the others go on."""
     failures, reports = [], []
     for cell in cells:
         try:
             reports.append(run(cell))
         except Exception as error:
-            failures.append(Failure(cell, f"{type(error).__name__}: {error}"))
+            failures.append(MatrixFailure(cell, f"{type(error).__name__}: {error}"))
             report(f"{failures[-1].error}\n    {cell.reproducer()}")
     return failures, reports
 
@@ -270,8 +272,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     begin = time.perf_counter()
     if options.cell:
-        known = {field.name for field in fields(Cell)}
-        cells = [Cell(**{key: value for key, value in json.loads(options.cell).items() if key in known})]
+        known = {field.name for field in fields(MatrixCell)}
+        cells = [MatrixCell(**{key: value for key, value in json.loads(options.cell).items() if key in known})]
     elif options.pairwise:
         cells = pairwise_cells()
     else:
@@ -290,7 +292,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def summary(failures: list[Failure], reports: list[CellReport]) -> str:
+def summary(failures: list[MatrixFailure], reports: list[CellReport]) -> str:
     total = {name: sum(getattr(report, name) for report in reports) for name in CellReport.__slots__}
     counts = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in total.items())
     return f"{len(reports)} cells passed, {len(failures)} failed: {counts}"

@@ -26,7 +26,7 @@ PASTS = (0, 100, 1024, 5000, 16_384, 65_536)
 TARGET_PASS = ("verify", "attention", "lm_head", "comm")
 
 
-class Finding(NamedTuple):
+class PriceFinding(NamedTuple):
     """A price that cannot be: the rule that it breaks, the work, what it costs, and what it should cost at least, in
     ns."""
 
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
         return f"{self.rule}: {self.work} takes {self.ns / 1e3:,.1f} us, and at least {self.least_ns / 1e3:,.1f}"
 
 
-def impossible_prices(cost: RoundCost) -> Iterator[Finding]:
+def impossible_prices(cost: RoundCost) -> Iterator[PriceFinding]:
     """Yield the impossible prices of an engine on grids of rows, draft steps, contexts and prompts."""
     depths = STEPS if cost.draft is not None else STEPS[:1]
     rounds: dict[tuple[int, ...], int] = {
@@ -64,7 +64,7 @@ def impossible_prices(cost: RoundCost) -> Iterator[Finding]:
 
 def _falls(
     names: Sequence[str], axes: Sequence[Sequence[int]], prices: Mapping[tuple[int, ...], int]
-) -> Iterator[Finding]:
+) -> Iterator[PriceFinding]:
     """Yield the prices below that of the next smaller work along an axis."""
     for place, (name, axis) in enumerate(zip(names, axes, strict=True)):
         before = dict(zip(axis[1:], axis, strict=False))
@@ -73,10 +73,10 @@ def _falls(
                 less = prices[(*work[:place], before[work[place]], *work[place + 1 :])]
                 if ns < less * (1 - SLACK):
                     words = ", ".join(f"{value} {of}" for value, of in zip(work, names, strict=True))
-                    yield Finding(f"more {name} take no less", words, ns, less)
+                    yield PriceFinding(f"more {name} take no less", words, ns, less)
 
 
-def _dearer_plain(cost: RoundCost, depths: Sequence[int]) -> Iterator[Finding]:
+def _dearer_plain(cost: RoundCost, depths: Sequence[int]) -> Iterator[PriceFinding]:
     """Yield the rounds whose target pass is cheaper than that of plain decoding of the same rows, and the trees that
     are cheaper than chains of fewer nodes."""
     for rows, context in itertools.product(ROWS, CONTEXTS):
@@ -87,7 +87,7 @@ def _dearer_plain(cost: RoundCost, depths: Sequence[int]) -> Iterator[Finding]:
             for nodes, ns, least in ((steps + 1, chain, plain), (2 * steps + 1, tree, chain)):
                 if ns < least * (1 - SLACK):
                     words = f"a target pass of {rows} rows, {nodes} nodes, {context} context"
-                    yield Finding("verifying is no cheaper", words, ns, least)
+                    yield PriceFinding("verifying is no cheaper", words, ns, least)
 
 
 def _target_pass(cost: RoundCost, rows: int, steps: int, topk: int, nodes: int, context: int) -> int:
@@ -112,11 +112,11 @@ class _Least:
         full = [(cache, count) for cache, count in shape.caches(tp) if cache.reach is None]
         self._kv_bytes = sum(count * cache.token_bytes(element) for cache, count in full)
 
-    def findings(self, work: str, ns: int, tokens: float, kv_tokens: float) -> Iterator[Finding]:
+    def findings(self, work: str, ns: int, tokens: float, kv_tokens: float) -> Iterator[PriceFinding]:
         """Yield what is impossible about a pass over `tokens` of a group that reads `kv_tokens`."""
         least = (self._weights_bytes + self._kv_bytes * kv_tokens) * self._byte_ns
         if ns < least * (1 - SLACK):
-            yield Finding("bytes over bandwidth", work, ns, least)
+            yield PriceFinding("bytes over bandwidth", work, ns, least)
         least = self._token_flops * tokens * self._flop_ns
         if ns < least * (1 - SLACK):
-            yield Finding("operations over peak", work, ns, least)
+            yield PriceFinding("operations over peak", work, ns, least)

@@ -1,23 +1,11 @@
-"""All contracts: registers those that are defined in `checks/`, and lists our components of each and where its
-planted defects stand."""
+"""Our components of each contract, and where its planted defects stand."""
 
 from __future__ import annotations
 
 from importlib import import_module
 
-from ..properties.block_manager.trial import ManagerTrial
-from ..properties.executor.trial import ExecutorTrial
-from ..properties.harness.mutants import Mutant
-from ..properties.harness.suite import Suite
-from ..properties.suites import register
-from ..properties.suites import suite_of as suite_of  # offered here, since all contracts are registered then
-from ..properties.transport.trial import TransportTrial
-from .acceptance.trial import ProcessTrial
-
-EXECUTOR = register(Suite(ExecutorTrial, ("foredraft.properties.executor.reference.adapter:make",)))
-ACCEPTANCE = register(Suite(ProcessTrial, ("foredraft.checks.acceptance.core_subject:make",)))
-MANAGER = register(Suite(ManagerTrial, ("foredraft.properties.block_manager.plain:make",)))
-TRANSPORT = register(Suite(TransportTrial, ("foredraft.checks.adapters.handoff:make",)))
+from ..properties.suites import suite_of as suite_of
+from .mutant import Mutant
 
 OURS: dict[str, dict[str, int]] = {
     "allocator": {
@@ -39,7 +27,6 @@ OURS: dict[str, dict[str, int]] = {
         "foredraft.properties.accept.plain:make": 1_200,
         "foredraft.checks.adapters.torch_accept:make": 2_000,
     },
-    "acceptance-process": {"foredraft.checks.acceptance.core_subject:make": 800},
     "step-controller": {
         "foredraft.checks.adapters.step_controller:make_fixed": 20_000,
         "foredraft.checks.adapters.step_controller:make_ema": 15_000,
@@ -71,12 +58,6 @@ def contracts() -> tuple[str, ...]:
     return tuple(SUBJECTS)
 
 
-MUTANTS = {contract: f".mutants.{contract.replace('-', '_')}" for contract in OURS} | {
-    "acceptance-process": ".acceptance.mutants"
-}
-"""Contract -> the module that has its planted defects."""
-
-
 def mutants_of(contract: str) -> tuple[Mutant, ...]:
     """Return the planted defects of a contract. Raises ConfigError for one that there is not."""
-    return import_module(MUTANTS[suite_of(contract).name], __package__).MUTANTS
+    return import_module(f".mutants.{suite_of(contract).name.replace('-', '_')}", __package__).MUTANTS

@@ -9,6 +9,8 @@ and a block `text` right behind it is what it prints. A comment before the fence
 `<!-- varies -->`, since the output has durations or rates of this machine, which then are not compared;
 `<!-- exit 1 -->`, since the command ends with that code.
 
+A line `…` of an output stands for lines that are left out. An output that differs is written whole.
+
 Every section (`##`) that installs something has a fresh environment, which the sections after it keep. It has the
 versions of constraints.txt, so that the outputs do not change with every release of a library. Nothing but
 `pip install` reaches the network. Standard error, where the commands show progress, is not part of what a document
@@ -37,6 +39,7 @@ FENCE = re.compile(
     r"^```(?P<language>sh|console|python|text)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+LEFT_OUT = "…"
 DURATION = re.compile(r"\d[\d.,]*(?= (?:s|ms|per second)\b)")
 LIMIT_S = 900
 TUTORIAL = Path("runs", "tutorial")  # what the tutorial's commands write; docs/pictures.py draws it
@@ -83,7 +86,7 @@ class Command:
         if done.returncode != self.code_expected:
             ends = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
             return f"{self.name}: exit code {done.returncode}, expected {self.code_expected}\n{ends}"
-        if self.shown is None or form(done.stdout, self.varies) == form(self.shown, self.varies):
+        if self.shown is None or is_shown(form(done.stdout, self.varies), form(self.shown, self.varies)):
             return ""
         return f"{self.name}: run `make docs`; it prints\n{done.stdout}\nwhere the document has\n{self.shown}"
 
@@ -93,6 +96,21 @@ def form(text: str, varies: bool) -> list[str]:
     space for several. All other numbers are compared."""
     lines = [line.rstrip() for line in text.rstrip().splitlines()]
     return [re.sub(r"\s+", " ", DURATION.sub("#", line)) for line in lines] if varies else lines
+
+
+def is_shown(printed: list[str], shown: list[str]) -> bool:
+    """Return whether a document shows what was printed. A line `…` stands for any lines that it leaves out."""
+    at, may_skip = 0, False
+    for line in shown:
+        if line == LEFT_OUT:
+            may_skip = True
+            continue
+        if may_skip and line in printed[at:]:
+            at = printed.index(line, at)
+        if at == len(printed) or printed[at] != line:
+            return False
+        at, may_skip = at + 1, False
+    return may_skip or at == len(printed)
 
 
 def commands_of(document: str, text: str) -> list[Command]:

@@ -44,6 +44,7 @@ def decode_request(record: Mapping[str, Any]) -> Request:
             outputs=tuple(record.get("outputs", ())),
             shown=Prompt.from_json(record["shown"]) if "shown" in record else NO_TOKENS,
             fixed_length=bool(record.get("fixed_length", False)),
+            answer=Prompt.from_json(record["answer"]) if "answer" in record else NO_TOKENS,
             arrived_ns=record.get("arrived_ns"),
         )
     except _UNREADABLE as error:

@@ -253,6 +253,8 @@ def _request_parts(request: Request) -> list[str]:
         parts.append('"fixed_length":true')
     if request.shown.length:
         parts.append(f'"shown":{_dumps(request.shown.to_json())}')
+    if request.answer.length:
+        parts.append(f'"answer":{_dumps(request.answer.to_json())}')
     if request.arrived_ns is not None:
         parts.append(f'"arrived_ns":{request.arrived_ns}')
     return parts

@@ -5,8 +5,7 @@
     def test_my_allocator():
         check_allocator(lambda config: MyAllocator(config.num_pages), budget="10s", seed=1)
 
-There is a `check_…` and a `…Conformance` for every contract; those of executors and transports, whose contracts speak
-in Foredraft's own types, are in `foredraft.checks.conformance`. The import needs neither pytest nor hypothesis.
+There is a `check_…` and a `…Conformance` for every contract. The import needs neither pytest nor hypothesis.
 """
 
 from __future__ import annotations
@@ -171,7 +170,7 @@ def explain(
     shrinker.shrink()
     id = found.violation.id
     case = Case(
-        contract=component.suite.name,
+        suite=component.suite,
         subject=subject,
         capabilities=component.capabilities.declared,
         config=shrinker.config,
@@ -196,6 +195,7 @@ def explain(
         ends_in=story.ends_in or str(violation.operation),
         control=control,
         is_disputed=shrinker.is_disputed,
+        is_repeatable=shrinker.is_repeatable,
         expected=(announced or {}).get(id, ""),
     )
 
@@ -203,7 +203,7 @@ def explain(
 def check_case(path: str | Path, make: Callable[[Any], Any] | None = None) -> None:
     """Run a stored case again, on the component that it names or on what `make` makes. Raises AssertionError, with the
     history, if it fails; ConfigError for a damaged case."""
-    case = load_case(Path(path))
+    case = load_case(Path(path), suite_of)
     story = case.tell(load_make(case.subject) if make is None else make)
     if story.violation is not None:
         raise AssertionError("\n".join(["", *outcome_of(case, story)]))
@@ -332,4 +332,7 @@ RelayConformance, check_relay = for_tests("relay")
 AcceptConformance, check_accept = for_tests("accept")
 StepControllerConformance, check_step_controller = for_tests("step-controller")
 EngineConformance, check_engine = for_tests("engine")
+ExecutorConformance, check_executor = for_tests("executor")
+BlockManagerConformance, check_block_manager = for_tests("block-manager")
+TransportConformance, check_transport = for_tests("transport")
 SimulatorConformance, check_simulator = for_tests("simulator")

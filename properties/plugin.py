@@ -6,8 +6,9 @@ Active where the package is installed (entry point `pytest11`), or with `-p fore
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -41,10 +42,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> object:
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, object]:
     """Note which implementation ran with which seed;
     with several workers the note travels as a property of the report."""
-    report = yield
+    report: Any = yield
     if report.when == "call" and call.excinfo is not None:
         _leave_cases(item, call.excinfo.value, report)
     cls = _conformance_class(item)

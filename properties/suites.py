@@ -1,18 +1,21 @@
-"""The suites of the contracts that any engine can implement. A package with contracts of its own registers theirs."""
+"""The suites of the contracts."""
 
 from __future__ import annotations
 
 from ..core.errors import ConfigError, nearest
 from .accept.trial import AcceptTrial
 from .allocator.trial import AllocatorTrial
+from .block_manager.trial import BlockManagerTrial
 from .engine.trial import EngineTrial
+from .executor.trial import ExecutorTrial
 from .harness.suite import Suite
 from .prefix_cache.trial import PrefixCacheTrial
 from .relay.trial import RelayTrial
 from .simulator.trial import SimulatorTrial
 from .step_controller.trial import StepControllerTrial
+from .transport.trial import TransportTrial
 
-_SUITES: dict[str, Suite] = {
+SUITES: dict[str, Suite] = {
     "allocator": Suite(
         AllocatorTrial,
         ("foredraft.properties.allocator.plain:make", "foredraft.properties.allocator.plain:make_unpadded"),
@@ -35,21 +38,21 @@ _SUITES: dict[str, Suite] = {
     "engine": Suite(
         EngineTrial, ("foredraft.properties.engine.plain:make", "foredraft.checks.adapters.core_engine:make")
     ),
+    "executor": Suite(ExecutorTrial, ("foredraft.properties.executor.reference.adapter:make",)),
+    "block-manager": Suite(BlockManagerTrial, ("foredraft.properties.block_manager.plain:make",)),
+    "transport": Suite(TransportTrial, ("foredraft.checks.adapters.handoff:make",)),
     "simulator": Suite(SimulatorTrial, ("foredraft.checks.adapters.simulator:make",)),
 }
 
 
-def register(suite: Suite) -> Suite:
-    assert suite.name not in _SUITES, f"there is a contract {suite.name} already"
-    _SUITES[suite.name] = suite
-    return suite
-
-
 def suite_of(contract: str, source: str = "contract") -> Suite:
-    """Return the suite of a contract. Raises ConfigError for one that is not registered."""
-    if contract not in _SUITES:
-        what = f"there is no contract {contract!r}{nearest(contract, _SUITES)}; there is {', '.join(_SUITES)}"
+    """Return the suite of a contract. Raises ConfigError for an unknown one."""
+    if contract == "acceptance-process":
+        what = "is no contract since version 0.2: tests/core/acceptance/test_laws_of_acceptance.py checks our processes"
+        raise ConfigError.of(source, "", f"{contract} {what}")
+    if contract not in SUITES:
+        what = f"there is no contract {contract!r}{nearest(contract, SUITES)}; there is {', '.join(SUITES)}"
         if ":" in contract:
-            what = f"name the contract before the component, for example: allocator {contract}; there is {', '.join(_SUITES)}"
+            what = f"name the contract before the component, for example: allocator {contract}; there is {', '.join(SUITES)}"
         raise ConfigError.of(source, "", what)
-    return _SUITES[contract]
+    return SUITES[contract]

@@ -16,6 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from ..observe.log import package_version
+from .bodies.port import RemoteEngine
+from .bodies.simulated import SimulatedBody
 from .connections import port_of
 from .errors import ApiError
 from .frontend import Frontend
@@ -29,6 +31,7 @@ from .requests.messages import CountTokensRequest, MessagesRequest
 from .requests.reading import ReadingRules, RequestReader
 from .requests.responses import ResponsesRequest
 from .requests.schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .requests.sleep import add_sleep
 
 PLAIN = {"/health", "/ready", "/version"}
 """What needs no key: probes come without one."""
@@ -121,8 +124,7 @@ def _add_probes(app: FastAPI, frontend: Frontend, exposition: Exposition, engine
     @app.get("/health")
     async def health() -> Response:
         """200 while the engine runs, 503 while it starts and once it has failed."""
-        is_well = frontend.scheduler.is_running and not frontend.is_starting
-        return PlainTextResponse("", 200 if is_well else 503)
+        return PlainTextResponse("", 200 if frontend.is_well else 503)
 
     @app.get("/ready")
     async def ready() -> Response:
@@ -136,10 +138,12 @@ def _add_probes(app: FastAPI, frontend: Frontend, exposition: Exposition, engine
         content, media_type = exposition(request.headers.get("accept", ""), engines(request))
         return Response(content, headers={"Content-Type": media_type})
 
+    add_sleep(app, frontend, engines)
+
     @app.get("/load")
     async def load(request: Request) -> Response:
         """How many outputs are running or waiting, as vLLM has it."""
-        return JSONResponse(server_load([body.engines[number] for number in engines(request)]))
+        return JSONResponse(server_load(frontend.metrics, engines(request)))
 
     @app.get("/v1/loads")
     async def loads(request: Request) -> Response:
@@ -151,6 +155,12 @@ def _readiness(frontend: Frontend) -> dict[str, Any]:
     told: dict[str, Any] = {"ready": frontend.is_ready}
     if not frontend.is_ready:
         told["reason"] = frontend.why_not_ready
+    workers = [engine for engine in frontend.body.engines if isinstance(engine, RemoteEngine)]
+    if workers:
+        told["workers"] = {worker.name: worker.loss or "lives" for worker in workers}
+    if isinstance(frontend.body, SimulatedBody):
+        asleep = [number for number in range(len(frontend.body.engines)) if frontend.body.sleep_level(number)]
+        told |= {"sleeping": asleep} if asleep else {}
     if (pace := frontend.body.pace) is not None:
         told |= {"speed": pace.speed, "possible_speed": pace.possible_speed, "behind_s": round(pace.behind_s, 3)}
         if not pace.is_kept:

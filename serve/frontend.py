@@ -55,10 +55,12 @@ class Frontend:
         self.tell = tell
         self.is_draining: bool = False
         metrics.engines, metrics.pace, metrics.on_end = body.engines, body.pace, on_end
+        metrics.sleep_level = getattr(body, "sleep_level", None)
         self._stamps = stamps
         self._told: set[str] = set()
         self._began_s = time.monotonic()
         self._ns_per_s = body.at_ns(1.0) - body.at_ns(0.0)
+        self.start_s = start_s
         self._start_s = start_s * 1e9 / self._ns_per_s
         self._unix_ns = body_clock(body)
         self._numbers = itertools.count()
@@ -79,7 +81,12 @@ class Frontend:
 
     @property
     def is_ready(self) -> bool:
-        return self.scheduler.is_running and not self.is_draining and not self.is_starting
+        return self.is_well and not self.is_draining
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the engine runs."""
+        return self.scheduler.is_running and not self.body.failure and not self.is_starting
 
     @property
     def is_starting(self) -> bool:
@@ -89,7 +96,7 @@ class Frontend:
     def why_not_ready(self) -> str:
         if self.is_draining:
             return "the server is stopping"
-        return "the weights are being loaded" if self.is_starting else "the engine has failed"
+        return "the weights are being loaded" if self.is_starting else self.body.failure or "the engine has failed"
 
     @property
     def _left_to_start_s(self) -> float:

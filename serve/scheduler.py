@@ -65,6 +65,7 @@ class SchedulerThread:
         with self._changed:
             self._stopping = True
             self._changed.notify()
+        self.body.wake()
         self._thread.join()
 
     def submit(self, order: Order) -> None:
@@ -96,6 +97,7 @@ class SchedulerThread:
             )
             self._commands.append(command)
             self._changed.notify()
+        self.body.wake()
 
     def _submit(self, order: Order) -> None:
         if refusal := self.body.submit(order):

@@ -1,4 +1,4 @@
-"""The source itself: who imports whom, sizes, names, the maximum instead of the configured draft tokens, packaging."""
+"""The source itself: who imports whom, sizes, names, the maximum instead of the configured draft tokens."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import ast
 import graphlib
 import re
 import sys
-import tomllib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from source_tree import PACKAGES, ROOT, Import, imports_of, imports_that, module_name, sources, statements, tree_of
 
 pytestmark = pytest.mark.xdist_group("tidy")  # one worker parses every file once
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "twin", "serve", "ui", "cli", "api")
 ABOVE = {  # package -> the packages that it may import
     "core": {"core"},
     "observe": {"observe", "core"},
@@ -87,96 +83,6 @@ LONG_FUNCTIONS: dict[str, str] = {
 }
 # Modules that nothing in the packages imports: entrances for users, which may start any package.
 ENTRANCES = {"api.__main__": "python -m foredraft"}
-
-
-@dataclass(frozen=True)
-class Import:
-    """`target` is a module of ours ("core.engine") or the top-level name of a library. `when` it runs: as the module is
-    loaded, for type checkers alone ("types"), or in a function ("call")."""
-
-    target: str
-    ours: bool
-    when: str
-    line: int
-
-
-def sources(*folders: str) -> Iterator[Path]:
-    for folder in folders:
-        yield from sorted(path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
-
-
-def statements_in(node: ast.AST) -> Iterator[ast.AST]:
-    """Its children without expressions, in which neither an import nor a function of a name can stand."""
-    return (n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt | ast.ExceptHandler | ast.match_case))
-
-
-def statements(node: ast.AST) -> Iterator[ast.AST]:
-    for child in statements_in(node):
-        yield child
-        yield from statements(child)
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-@cache
-def is_module(name: str) -> bool:
-    path = ROOT.joinpath(*name.split("."))
-    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
-
-
-@cache
-def imports_of(path: Path) -> tuple[Import, ...]:
-    found: list[Import] = []
-    package = path.relative_to(ROOT).parent.parts
-
-    def visit(node: ast.AST, when: str) -> None:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            when = "call"
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            when = "types"
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                add(alias.name, (), when, node.lineno)
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
-            name = ".".join(filter(None, [base, node.module or ""])) if node.level else node.module
-            add(name, tuple(alias.name for alias in node.names), when, node.lineno, relative=bool(node.level))
-        for child in statements_in(node):
-            visit(child, when)
-
-    def add(name: str, members: tuple[str, ...], when: str, line: int, relative: bool = False) -> None:
-        if name == "foredraft" or name.startswith("foredraft."):
-            inside = name.removeprefix("foredraft").lstrip(".")
-            name, relative = (inside if inside and is_module(inside) else f"api.{inside}".rstrip(".")), True
-        if not relative:
-            found.append(Import(name.split(".")[0], False, when, line))
-            return
-        modules = [f"{name}.{member}".lstrip(".") for member in members]
-        for module in [m for m in modules if is_module(m)] or [name]:
-            found.append(Import(module, True, when, line))
-        if any(not is_module(m) for m in modules) and name not in [f.target for f in found]:
-            found.append(Import(name, True, when, line))
-
-    visit(tree_of(path), "load")
-    return tuple(found)
-
-
-def imports_that(is_wrong: Callable[[Path, Import], bool], *folders: str) -> str:
-    """Say which imports of the folders' files are wrong, a line each."""
-    return "\n".join(
-        f"{path.relative_to(ROOT)}:{item.line} imports {item.target}"
-        for path in sources(*folders)
-        for item in imports_of(path)
-        if is_wrong(path, item)
-    )
 
 
 def test_the_walk_sees_the_tree():
@@ -337,6 +243,18 @@ def test_no_folder_is_crowded():
     assert {name: n for name, n in entries.items() if n > 15} == {}
 
 
+def test_class_names_are_unique_in_the_suite():
+    """One name, one class: a reader of a contract need not ask whose `Moment` it is. Names with an underscore are their
+    file's own."""
+    places: dict[str, list[str]] = {}
+    for path in sources("properties", "checks"):
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    assert len(places) > 200
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
 def test_files_are_named_after_what_is_in_them():
     grab_bags = {"util", "utils", "helper", "helpers", "common", "misc", "manager", "managers", "stuff", "base"}
     wrong = [
@@ -422,76 +340,6 @@ def test_the_tree_is_free_of(what: str, pattern: str):
         if re.search(pattern, line)
     ]
     assert not wrong, f"{what}:\n" + "\n".join(wrong)
-
-
-# -- packaging ---------------------------------------------------------------------------------------------------------
-
-
-@cache
-def pyproject() -> dict:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-
-
-def test_every_list_of_the_packages_names_all():
-    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert set(PACKAGES) == folders == set(pyproject()["tool"]["pyright"]["include"])
-    checked = re.search(r"^PACKAGES = (\(.*?\))", (ROOT / "tests/package/type_checks/check_types.py").read_text(), re.M)
-    assert checked and set(ast.literal_eval(checked[1])) == folders
-
-
-def test_nothing_at_the_root_is_named_like_the_package():
-    """It would be imported instead of what is installed, wherever the working directory is on Python's path."""
-    assert not [path.name for path in ROOT.iterdir() if path.stem.lower() == pyproject()["project"]["name"]]
-
-
-def test_every_package_is_packaged():
-    wheel = pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]
-    places = {"api": "foredraft"} | {package: f"foredraft/{package}" for package in PACKAGES if package != "api"}
-    assert wheel["sources"] == places and set(wheel["only-include"]) == set(PACKAGES)
-    without_init = {
-        str(path.parent.relative_to(ROOT)) for path in sources(*PACKAGES) if not (path.parent / "__init__.py").is_file()
-    }
-    assert not without_init
-
-
-def test_constraints_pin_every_dependency():
-    lines = [line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
-    pins = dict(line.split("==") for line in lines if line)
-    normal = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins.items()}
-    project = pyproject()["project"]
-    wanted = [
-        *project["dependencies"],
-        *(item for extra in project["optional-dependencies"].values() for item in extra),
-    ]
-    names = {re.split(r"[\s\[<>=;!~]", item)[0] for item in wanted} - {"foredraft"}
-    missing = {name for name in names if re.sub(r"[-_.]+", "-", name).lower() not in normal}
-    assert not missing
-    assert normal["torch"] == "2.13.0"
-
-
-@pytest.mark.parametrize(
-    ("extra", "folders", "optional"),
-    [
-        (None, ("core",), set()),
-        ("properties", ("core", "properties"), {"pytest"}),
-        (
-            "sim",
-            ("core", "sim", "observe", "cli"),
-            {"plotly", "kaleido", "choreographer", "ray", "aiconfigurator_core", "scipy"},
-        ),
-    ],
-)
-def test_an_extra_covers_what_its_packages_import(extra: str | None, folders: tuple[str, ...], optional: set[str]):
-    """NumPy comes with a plain install; `optional` is imported only where it is there."""
-    project = pyproject()["project"]
-    wanted = project["dependencies"] + (project["optional-dependencies"][extra] if extra else [])
-    imported = {
-        item.target
-        for path in sources(*folders)
-        for item in imports_of(path)
-        if not item.ours and item.target not in sys.stdlib_module_names
-    }
-    assert imported <= {re.split(r"[\s\[<>=;!~]", item)[0] for item in wanted} | optional
 
 
 def test_test_files_have_names_of_their_own():

@@ -7,7 +7,8 @@ processes.
 The tiny pair in float32, greedy, and plain decoding of larger shapes with random weights. Ends of text are ignored, so
 that everyone makes the same number of tokens. Each side first looks for its best settings on one prompt. Then
 contenders take turns in one process after another; tables have medians over the processes, least and greatest.
-FOREDRAFT_PAIR names a pair's directory; without it that of the cache is used, and trained if it is missing.
+FOREDRAFT_PAIR names a pair's directory; without it that of the cache is used, and trained if it is missing. CTranslate2
+is a rival where it is installed (`pip install ctranslate2`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from foredraft.gpu.bench.arm import Arm
 from foredraft.gpu.bench.plan import BenchOptions, plan_bench
 from foredraft.gpu.bench.run import Bench, bench_prompts
 from foredraft.gpu.executor.round import PhaseClock
+from foredraft.gpu.models import projection
 from foredraft.gpu.models.checkpoint import load_draft, load_target
 from foredraft.gpu.session.devices import ops_for
 from foredraft.gpu.session.text import Tokenizer
@@ -271,15 +273,20 @@ def products_bytes_per_s(model: torch.nn.Module) -> float:
     times = []
     for _ in range(9):
         begin = time.perf_counter()
-        for projection, row in rows:
-            projection(row)
+        for one, row in rows:
+            one(row)
         times.append(time.perf_counter() - begin)
     return sum(one._weight.nbytes for one in projections) / median(times)
 
 
-def time_shape(name: str) -> dict[str, float]:
+def time_shape(name: str, in_columns: bool = False) -> dict[str, Any]:
     """Return tokens per second of plain decoding with random weights, ours and theirs, our shares of the bandwidth, and
-    what a chain of drafts makes of it: the time of a round over that of a plain one, and the speed-up."""
+    what a chain of drafts makes of it: the time of a round over that of a plain one, and the speed-up.
+
+    `in_columns`: large weights lie in columns, also where blocks are faster.
+    """
+    if in_columns:
+        projection.blocks_are_faster = lambda: False
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(SHAPES[name]), encoding="utf-8")
@@ -318,6 +325,40 @@ def time_shape(name: str) -> dict[str, float]:
     }
 
 
+def time_rival(name: str) -> dict[str, float]:
+    """Return tokens per second of plain decoding by CTranslate2, by the type that it computes with; none where it is
+    not installed."""
+    try:
+        import ctranslate2
+    except ImportError:
+        return {}
+    from tokenizers import Tokenizer as Words
+    from tokenizers.models import WordLevel
+
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        config = transformers.AutoConfig.for_model(**SHAPES[name], bos_token_id=1, eos_token_id=2)
+        transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+        words = Words(WordLevel({str(token): token for token in range(config.vocab_size)}, unk_token="0"))
+        special = {"bos_token": "1", "eos_token": "2", "unk_token": "0"}
+        transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
+        prompt = [[str(token) for token in range(3, PROMPT_LEN + 3)]]
+        for weights, computes in ((None, "float32"), ("int8", "int8_float32")):
+            place = Path(folder, computes)
+            ctranslate2.converters.TransformersConverter(folder).convert(str(place), quantization=weights)
+            threads = {"intra_threads": torch.get_num_threads(), "inter_threads": 1}
+            model = ctranslate2.Generator(str(place), device="cpu", compute_type=computes, **threads)
+
+            def generate(tokens: int, model: Any = model) -> None:
+                settings = {"max_length": tokens, "min_length": tokens, "include_prompt_in_result": False}
+                model.generate_batch(prompt, sampling_topk=1, end_token=[], **settings)
+
+            generate(2)
+            short, long = (seconds(lambda _, n=n: generate(n), [])[0] for n in (1, 1 + SHAPE_TOKENS))
+            found[computes] = SHAPE_TOKENS / (long - short)
+    return found
+
+
 # -- all processes ----------------------------------------------------------------------------------------------------
 
 
@@ -329,8 +370,8 @@ def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(processes: int) -> list[str]:
-    """Return the tables, as lines of Markdown."""
+def measure_pair(processes: int) -> list[str]:
+    """Return the tables of the pair, as lines of Markdown."""
     directory = str(pair_directory())
     chosen = in_process(choose, directory)
     specs = [PLAIN, *chosen.values(), THEIR_PLAIN]
@@ -355,21 +396,32 @@ def measure(processes: int) -> list[str]:
     for name in [in_words(spec) for spec in specs if spec[0] == "ours"]:
         tokens, *parts = (median(column) for column in zip(*(run["1"][name][3:] for run in runs), strict=True))
         lines.append(f"| {name} | {tokens:.2f} | {' | '.join(f'{part:.2f}' for part in parts)} | {sum(parts):.2f} |")
-    lines += [
+    return lines
+
+
+def measure_shapes(processes: int) -> list[str]:
+    """Return the tables of larger shapes with random weights, as lines of Markdown."""
+    lines = [
+        f"{processes} processes, {torch.get_num_threads()} thread; median, least and greatest.",
         "",
         "| plain, random weights | tokens/s | of the copy bandwidth | its products alone | transformers | ratio "
         f"| round of {SHAPE_STEPS + 1} rows over plain | chain over plain |",
         "| --- " * 8 + "|",
     ]
-    for shape in SHAPES:
+    for shape, in_columns in (("160M", False), ("160M", True), ("1B", False)):
         print(f"shape {shape}", file=sys.stderr, flush=True)
-        found = [in_process(time_shape, shape) for _ in range(max(1, processes // 2))]
+        found = [in_process(time_shape, shape, in_columns) for _ in range(processes)]
         columns = [[run[key] for run in found] for key in ("ours", "share", "products", "theirs")]
         columns.append([ours / theirs for ours, theirs in zip(columns[0], columns[3], strict=True)])
         columns += [[run[key] for run in found] for key in ("round", "chain")]
         forms = (".1f", ".0%", ".0%", ".1f", ".2f", ".2f", ".2f")
         texts = [_spread(values, form) for values, form in zip(columns, forms, strict=True)]
-        lines.append(f"| {shape}, {found[0]['dtype']} | {' | '.join(texts)} |")
+        columns_of = ", in columns" if in_columns else ""
+        lines.append(f"| {shape}, {found[0]['dtype']}{columns_of} | {' | '.join(texts)} |")
+    rivals = [in_process(time_rival, "160M") for _ in range(processes)]
+    if rivals[0]:
+        lines += ["", "| 160M, plain, CTranslate2 | tokens/s |", "| --- | --- |"]
+        lines += [f"| {name} | {_spread([run[name] for run in rivals], '.1f')} |" for name in rivals[0]]
     return lines
 
 
@@ -377,25 +429,32 @@ def _spread(values: Sequence[float], form: str) -> str:
     return f"{median(values):{form}} ({min(values):{form}} … {max(values):{form}})"
 
 
+TABLES = {"pair": measure_pair, "shapes": measure_shapes}
+
+
 def test_real_decode():
     """Print the tables. Outputs that differ, other than by ties, end a process with an error."""
-    print("\n" + "\n".join(measure(PROCESSES)))
+    for measure in TABLES.values():
+        print("\n" + "\n".join(measure(PROCESSES)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--processes", type=int, default=PROCESSES)
     parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    parser.add_argument("--only", choices=list(TABLES), help="the tables of the pair or those of larger shapes")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         name, *arguments = json.loads(options.child)
         print(json.dumps(globals()[name](*arguments)))
         return
-    lines = measure(options.processes)
-    print("\n".join(lines))
-    if options.write:
-        write_block("benchmarks.md", "real decode: tables", lines)
+    for name, measure in TABLES.items():
+        if options.only in (None, name):
+            lines = measure(options.processes)
+            print("\n".join(lines))
+            if options.write:
+                write_block("benchmarks.md", f"real decode: {name}", lines)
 
 
 if __name__ == "__main__":

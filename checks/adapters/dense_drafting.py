@@ -31,7 +31,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
+class DenseRelay:
     """What a row's round should begin with."""
 
     topk_ids: np.ndarray  # int64 [n]
@@ -60,9 +60,9 @@ class DenseModel:
     def __init__(self, model: Decoder, noise: int = 0) -> None:
         self._model, self._noise = model, noise
 
-    def begin(self, text: Sequence[int], topk: int) -> tuple[Relay, list[int]]:
+    def begin(self, text: Sequence[int], topk: int) -> tuple[DenseRelay, list[int]]:
         ids, probabilities = self._candidates([text], topk)
-        return Relay(ids[0], probabilities[0], None), list(text)
+        return DenseRelay(ids[0], probabilities[0], None), list(text)
 
     def go_on(self, frontier: list[list[int]], tokens: Sequence[int], topk: int):
         frontier = [[*branch, token] for branch, token in zip(frontier, tokens, strict=True)]
@@ -89,10 +89,10 @@ class DenseHead:
     def __init__(self, head: DraftHead, target: Decoder, noise: int = 0) -> None:
         self._head, self._target, self._noise = head, target, noise
 
-    def begin(self, text: Sequence[int], topk: int) -> tuple[Relay, HeadBranch]:
+    def begin(self, text: Sequence[int], topk: int) -> tuple[DenseRelay, HeadBranch]:
         hidden = self._head.prepare_hidden(captured_states(self._target, text[:-1], self._head.aux_layers))
         branches, ids, probabilities = self._pass(torch.tensor(text[1:])[None], hidden[None], topk)
-        return Relay(ids[0], probabilities[0], branches[0].last.numpy()), branches[0]
+        return DenseRelay(ids[0], probabilities[0], branches[0].last.numpy()), branches[0]
 
     def go_on(self, frontier: list[HeadBranch], tokens: Sequence[int], topk: int):
         new = torch.tensor([int(token) for token in tokens])
@@ -121,7 +121,7 @@ class DenseHeads:
     def __init__(self, heads: MultiLayerEagle, target: Decoder, noise: int = 0) -> None:
         self._heads, self._target, self._noise = heads, target, noise
 
-    def begin(self, text: Sequence[int], topk: int) -> tuple[Relay, tuple[int, list]]:
+    def begin(self, text: Sequence[int], topk: int) -> tuple[DenseRelay, tuple[int, list]]:
         tokens = torch.tensor(text[1:])
         hidden = self._heads.prepare_hidden(captured_states(self._target, text[:-1], self._heads.aux_layers))
         said: list[tuple[np.ndarray, np.ndarray]] = []
@@ -133,7 +133,7 @@ class DenseHeads:
             hidden = out.hidden
             ids, probabilities = best(self._heads.logits(out.logits_hidden[-1:]), topk, self._noise)
             said.append((self._heads.to_target_ids(torch.from_numpy(ids[0])).numpy(), probabilities[0]))
-        return Relay(*said[0], None), (0, said)
+        return DenseRelay(*said[0], None), (0, said)
 
     def go_on(self, frontier: list[tuple[int, list]], tokens: Sequence[int], topk: int):
         depth, said = frontier[0][0] + 1, frontier[0][1]
@@ -146,7 +146,7 @@ class Proposal:
     """What a round should begin with, what it should draft step by step (empty without steps), and the tree
     that it makes of it."""
 
-    relay: Relay
+    relay: DenseRelay
     levels: list[Candidates]
     tree: VerifyTree
 

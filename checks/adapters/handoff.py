@@ -29,9 +29,9 @@ from ...properties.transport.contract import (
     Ended,
     Message,
     PageContent,
+    TransferWish,
     TransportCapabilities,
     TransportConfig,
-    Wish,
 )
 
 CONTEXT_LEN = 64
@@ -154,17 +154,17 @@ class HandoffTransport:
     def connect(self, read: Callable[[int], PageContent], write: Callable[[int, PageContent], None]) -> None:
         self.read, self.write = read, write
 
-    def submit(self, wish: Wish, now_ns: int) -> bool:
+    def submit(self, wish: TransferWish, now_ns: int) -> bool:
         self._first_tokens[str(wish.request)] = wish.first_token
         return self._submit(Request(str(wish.request), Prompt.of_tokens(wish.tokens), wish.num_output), wish, now_ns)
 
-    def go_on(self, wish: Wish, num_shown: int, now_ns: int) -> bool:
+    def go_on(self, wish: TransferWish, num_shown: int, now_ns: int) -> bool:
         text = (*wish.tokens, wish.first_token)
         prompt, shown = Prompt.of_tokens(text[:-num_shown]), Prompt.of_tokens(text[-num_shown:])
         self._first_tokens[str(wish.request)] = OUTPUT_TOKEN  # what the executor would draw
         return self._submit(Request(str(wish.request), prompt, wish.num_output, shown=shown), wish, now_ns)
 
-    def _submit(self, request: Request, wish: Wish, now_ns: int) -> bool:
+    def _submit(self, request: Request, wish: TransferWish, now_ns: int) -> bool:
         refusal = self._workers[PREFILL].side.submit(request, DECODE, now_ns).refusal
         if not refusal:
             self._drafts[request.request_id] = tuple(wish.draft)

@@ -13,7 +13,7 @@ from ...core.adaptive import (
 )
 from ...core.adaptive.graphs import GraphTable
 from ...core.adaptive.policy import FixedPolicy, StepPolicy
-from ...properties.step_controller.contract import BuildGraph, StepsCapabilities, StepsConfig
+from ...properties.step_controller.contract import BuildGraph, StepControllerCapabilities, StepControllerConfig
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -58,22 +58,22 @@ class ControllerAdapter:
         self.controller.reload(text)
 
 
-def initial_of(config: StepsConfig) -> int | None:
+def initial_of(config: StepControllerConfig) -> int | None:
     """Return the steps to begin with, None for those that follow from the table."""
     return None if config.initial < 0 else config.initial
 
 
-def make_fixed(config: StepsConfig) -> ControllerAdapter:
+def make_fixed(config: StepControllerConfig) -> ControllerAdapter:
     """Make one that always chooses the same steps."""
     return ControllerAdapter(FixedPolicy(load_adaptive_config(config.table).candidate_steps[0]))
 
 
-def make_ema(config: StepsConfig) -> ControllerAdapter:
+def make_ema(config: StepControllerConfig) -> ControllerAdapter:
     """Make one that follows the moving average of each range."""
     return ControllerAdapter(AdaptiveSpeculativeParams(initial_of(config), config.table))
 
 
-def make_goodput(config: StepsConfig) -> ControllerAdapter:
+def make_goodput(config: StepControllerConfig) -> ControllerAdapter:
     """Make one that chooses the most expected tokens per second, by the modelled cost."""
     table = load_adaptive_config(config.table)
     costs = CostTable.from_function(  # on a grid; the cost is linear, so nothing is lost
@@ -85,8 +85,10 @@ def make_goodput(config: StepsConfig) -> ControllerAdapter:
 
 
 EACH = ("inspection", "counters", "sizing", "runtime", "misuse")
-make_fixed.capabilities = StepsCapabilities.of(EACH)
-make_ema.capabilities = StepsCapabilities.of(
+make_fixed.capabilities = StepControllerCapabilities.of(EACH)
+make_ema.capabilities = StepControllerCapabilities.of(
     (*EACH, "adaptive", "averages", "average_rule", "probes", "settles", "reload")
 )
-make_goodput.capabilities = StepsCapabilities.of((*EACH, "adaptive", "probes", "settles", "estimates", "goodput"))
+make_goodput.capabilities = StepControllerCapabilities.of(
+    (*EACH, "adaptive", "probes", "settles", "estimates", "goodput")
+)

@@ -137,6 +137,8 @@ class CheckedExecutor(WrappedExecutor):
         target, draft = self.models
         drafter = self.executor.algorithm.drafter
         if drafter is Drafter.LOOKUP:
+            if self.executor.algorithm.name != "NGRAM":
+                return None  # only its plugin knows
             return looked_up(text, num_draft_tokens, max(1, min(topk, num_draft_tokens - 1)))
         if drafter is Drafter.HEADS and self.config.prefix_cache:
             return None  # behind a cached prefix nothing is known of what the heads said at its end

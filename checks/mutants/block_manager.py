@@ -1,36 +1,36 @@
 """Planted defects of block managers, each in the plain one."""
 
-from ...properties.block_manager.plain import PlainManager
+from ...properties.block_manager.plain import PlainBlockManager
 from .planting import defects, lookup
 
 MANAGER = """
 FindsAllOfIt (BLOCKS-01): A prompt that is cached to its end leaves no token to compute.
-    PlainManager.lookup = good(self, [*tokens, -1], namespace)
+    PlainBlockManager.lookup = good(self, [*tokens, -1], namespace)
 
 ForgetsTheNamespace (BLOCKS-01): Requests of different adapters share their pages.
-    PlainManager.key = group, "", tuple(tokens[:end])
+    PlainBlockManager.key = group, "", tuple(tokens[:end])
 
 KeysTheBlockAlone (BLOCKS-01): A block is found by its own tokens, whatever stands before it.
-    PlainManager.key = group, namespace, tuple(tokens[end - self.size : end])
+    PlainBlockManager.key = group, namespace, tuple(tokens[end - self.size : end])
 
 FindsHalfAPage (BLOCKS-01, BLOCKS-03): A match ends in the middle of a page.
-    PlainManager.admit:
+    PlainBlockManager.admit:
         length = good(self, request, tokens, namespace, num_tokens)
         return length - 1 if length and self.size > 1 else length
 
 LosesTheLastPage (BLOCKS-02): A release keeps the page that is not full.
-    PlainManager.release:
+    PlainBlockManager.release:
         if self.lengths.get(request, 0) % self.size and len(self.tables[request][0]) > 1:
             self.tables[request][0].pop()
         good(self, request)
 
 FreesWhatOthersHold (BLOCKS-02, BLOCKS-03): A release frees shared pages, too.
-    PlainManager.give_back
+    PlainBlockManager.give_back
         - self.count[page] -= 1
         + self.count[page] = 0
 
 SharesThePageThatGrows (BLOCKS-01, BLOCKS-03): A request that enters takes the unfinished page of another one with the same text.
-    PlainManager.lookup:
+    PlainBlockManager.lookup:
         found = good(self, tokens, namespace)
         for name, tables in self.tables.items():
             grows = self.lengths[name] % self.size and len(tokens) > len(tables[0]) * self.size
@@ -39,7 +39,7 @@ SharesThePageThatGrows (BLOCKS-01, BLOCKS-03): A request that enters takes the u
         return found
 
 HoldsWhatItFoundBeforeItRefuses (BLOCKS-04, BLOCKS-02): A refused request keeps its references to the cached prefix.
-    PlainManager.admit:
+    PlainBlockManager.admit:
         length = good(self, request, tokens, namespace, num_tokens)
         if length is None:
             for page in filter(None, self.lookup(tokens, namespace)[0]):
@@ -47,54 +47,54 @@ HoldsWhatItFoundBeforeItRefuses (BLOCKS-04, BLOCKS-02): A refused request keeps 
         return length
 
 KeepsOnePageBack (BLOCKS-04): The last page is never handed out.
-    PlainManager.admit = good(self, request, tokens, namespace, num_tokens) if len(self.free) > 1 else None
+    PlainBlockManager.admit = good(self, request, tokens, namespace, num_tokens) if len(self.free) > 1 else None
 
 ForgetsAtTheEnd (BLOCKS-05): The pages of a request that ends are not found again.
-    PlainManager.give_back
+    PlainBlockManager.give_back
         - self.free.append(page)
         + self.free.append(page)
         + self.keys.pop(page, None)
 
 ReturnsThePagesInTheOrderOfTheirNumbers (BLOCKS-06): Slots come sorted, not in the order of positions.
-    PlainManager.tables_of = [sorted(slots, reverse=True) for slots in good(self, request)]
+    PlainBlockManager.tables_of = [sorted(slots, reverse=True) for slots in good(self, request)]
 
 ForgetsTheSampledToken (BLOCKS-06): A page is missing where a token is the first of a new one.
-    PlainManager.grow:
+    PlainBlockManager.grow:
         if num_tokens == 1 and self.lengths.get(request, 1) % self.size == 0 and self.size > 1:
             return True
         return good(self, request, tokens, num_tokens)
 
 ForgetsAPageThatIsSeen (BLOCKS-03): A window of layers gives back the page in which it begins.
-    PlainManager.first_seen:
+    PlainBlockManager.first_seen:
         first = good(self, length, window)
         return first + 1 if window and (first + 1) * self.size < length else first
 
 OneKeyForAllGroups (BLOCKS-01, BLOCKS-03): A page of one group of layers is found for another one.
-    PlainManager.key = 0, namespace, tuple(tokens[:end])
+    PlainBlockManager.key = 0, namespace, tuple(tokens[:end])
 
 CachesDrafts (BLOCKS-01, BLOCKS-03): A page that drafts have filled is found by the next request.
-    PlainManager.extend
+    PlainBlockManager.extend
         - for number, page in enumerate(pages[: self.lengths[request] // self.size], 1):
         + for number, page in enumerate(pages[: self.needed(self.lengths[request])], 1):
 
 ForgetsTheDrafts (BLOCKS-06): A step has no slots for drafts where they begin a page.
-    PlainManager.needed = -(-length // self.size)
+    PlainBlockManager.needed = -(-length // self.size)
 
 HandsOutWhatAWindowGaveBack (BLOCKS-02): A page that a window gave back stays in the table of its request.
-    PlainManager.forget
+    PlainBlockManager.forget
         - pages[number] = GONE
         + pass
 
 MovesBackAPage (BLOCKS-01): A match gives the pages of a window one place too early.
-    PlainManager.lookup:
+    PlainBlockManager.lookup:
         found = good(self, tokens, namespace)
         return [pages[1:] + pages[:1] if pages[:1] == [GONE] else pages for pages in found]
 
 AdmitsANameTwice (BLOCKS-07): A second request of a name takes the first one's place.
-    PlainManager.admit
+    PlainBlockManager.admit
         - raise ValueError(f"{request} is there already")
         + self.release(request)
 """
 
-MUTANTS = defects("block-manager", PlainManager, [PlainManager], MANAGER)
+MUTANTS = defects("block-manager", PlainBlockManager, [PlainBlockManager], MANAGER)
 __getattr__ = lookup(MUTANTS)

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from ...properties.harness.mutants import Mutant
+from ..mutant import Mutant
 
 _HEAD = re.compile(r"(\w+) \(([A-Z]+(?:-\d+)?(?:, [A-Z]+(?:-\d+)?)*)\): (.+)", re.DOTALL)
 _PLACE = re.compile(r"(\w+)\.(\w+)(?:\((.*?)\))?(:| = .+)?", re.DOTALL)

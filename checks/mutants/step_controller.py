@@ -8,10 +8,10 @@ from dataclasses import replace
 from ...core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, AdaptiveStepSlot
 from ...core.adaptive.graphs import GraphTable, MissingGraph
 from ...core.errors import ConfigError
-from ...properties.harness.mutants import Mutant
-from ...properties.step_controller.contract import StepsConfig
+from ...properties.step_controller.contract import StepControllerConfig
 from ...properties.step_controller.rule import read_table
 from ..adapters.step_controller import ControllerAdapter, make_ema, make_goodput
+from ..mutant import Mutant
 from .planting import defects
 
 CONTROLLERS = """
@@ -178,7 +178,7 @@ ExpectsEveryPositionAlone (STEPS-16): A draft counts as the first one does, as i
 class DraftsTheMost:
     """Every draft is taken to be worth its time: the deepest candidate, always."""
 
-    def __init__(self, config: StepsConfig) -> None:
+    def __init__(self, config: StepControllerConfig) -> None:
         self.table, self.captured = read_table(config.table), config.captured
 
     def candidates(self, batch_size):
@@ -202,7 +202,7 @@ class DraftsMoreTheLessIsAccepted(DraftsTheMost):
     """Where a row had nothing accepted it drafts the most, to make up for it;
     where every row had something, the least."""
 
-    def __init__(self, config: StepsConfig) -> None:
+    def __init__(self, config: StepControllerConfig) -> None:
         super().__init__(config)
         self.interval = self.table.update_interval + 64 * self.table.min_dwell_batches
         self.results = {}  # candidates -> for each result, whether a row had nothing accepted
@@ -224,14 +224,14 @@ class DraftsMoreTheLessIsAccepted(DraftsTheMost):
 # -- how they are made ------------------------------------------------------------------------------------------------
 
 
-def make_unattached(config: StepsConfig, make=make_ema) -> ControllerAdapter:
+def make_unattached(config: StepControllerConfig, make=make_ema) -> ControllerAdapter:
     """Make a controller that routes by the captured sizes, though no graphs are built for it."""
     controller = make(config)
     controller.policy.set_cuda_graph_bs(config.captured or None)
     return controller
 
 
-def make_estimating(config: StepsConfig) -> ControllerAdapter:
+def make_estimating(config: StepControllerConfig) -> ControllerAdapter:
     return make_unattached(config, make_goodput)
 
 

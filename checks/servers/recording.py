@@ -21,7 +21,7 @@ from ...properties.harness.contract import Adapter
 from ...properties.harness.importing import load_make
 from ...properties.harness.suite import Component
 from ...properties.harness.swarm import Swarm
-from ..registry import suite_of
+from ...properties.suites import suite_of
 from .packages import ServerComponent, package_of
 from .release import name_wheel
 
@@ -106,7 +106,7 @@ def record(component: ServerComponent) -> dict[str, Any]:
         trial = Component(suite, adapter, checked.capabilities).execute(config, operations[:OPERATIONS])
         if trial.num_operations >= FEWEST:
             case = Case(
-                suite.name,
+                suite,
                 component.subject,
                 checked.capabilities.declared,
                 config,
@@ -131,8 +131,8 @@ def _shortened(notes: list[list[Any]]) -> Iterator[list[Any]]:
 
 def play(history: dict[str, Any], source: str) -> tuple[Component, Case]:
     """Return the component of a history, and its case. Raises ConfigError if it was recorded by another suite."""
-    case = parse_case(history["case"], source)
-    suite = suite_of(case.contract)
+    case = parse_case(history["case"], source, suite_of)
+    suite = case.suite
     methods = [name for names in suite.trial.methods.values() for name in names]
     capabilities = suite.capabilities.of(case.capabilities)
     adapter = Adapter(lambda _: _Playback(iter(history["answers"]), methods), capabilities, None)

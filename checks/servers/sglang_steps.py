@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...properties.harness.contract import Adapter
-from ...properties.step_controller.contract import StepsConfig
+from ...properties.step_controller.contract import StepControllerConfig
 from ...properties.step_controller.rule import read_table
 from .release import Recorded
 from .sglang import module_of
@@ -36,7 +36,7 @@ def _file(text: str) -> Path:
 class SGLangSteps:
     """The policy of the release, which its controller asks for the steps of each batch."""
 
-    def __init__(self, config: StepsConfig) -> None:
+    def __init__(self, config: StepControllerConfig) -> None:
         module, path = module_of("speculative.adaptive_spec_params"), str(_file(config.table))
         union = module.resolve_candidate_steps_from_config(path)
         initial = config.initial if config.initial >= 0 else union[len(union) // 2]

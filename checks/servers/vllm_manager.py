@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from ...properties.block_manager.contract import ManagerConfig
+from ...properties.block_manager.contract import BlockManagerConfig
 from ...properties.harness.contract import Adapter
 from .release import Recorded
 from .vllm import cache_config, make_request, module_of
@@ -21,13 +21,13 @@ CONTEXT = 4096
 class VLLMManager:
     """A manager of the release, and the requests that its scheduler would keep."""
 
-    def __init__(self, config: ManagerConfig, use_eagle: bool) -> None:
+    def __init__(self, config: BlockManagerConfig, use_eagle: bool) -> None:
         kind = module_of("core.kv_cache_manager").KVCacheManager
         block = {"scheduler_block_size": config.page_size, "hash_block_size": config.page_size}
         tables = cache_config(config.num_pages, config.page_size, config.windows)
         known = inspect.signature(kind).parameters
         block = {name: value for name, value in block.items() if name in known}
-        self.config: ManagerConfig = config
+        self.config: BlockManagerConfig = config
         self.own_calls: list[str] | None = None
         self.manager: Any = Recorded(
             kind(tables, max_model_len=CONTEXT, enable_caching=True, use_eagle=use_eagle, **block),
@@ -97,10 +97,10 @@ class VLLMManager:
         return repr(value)
 
 
-def _adapter(use_eagle: bool, *more: str) -> Callable[[ManagerConfig], VLLMManager]:
+def _adapter(use_eagle: bool, *more: str) -> Callable[[BlockManagerConfig], VLLMManager]:
     capabilities = ("caching", "namespaces", "windows", "groups", "lookahead", *more)
     return Adapter(lambda config: VLLMManager(config, use_eagle), capabilities, None)
 
 
-make: Callable[[ManagerConfig], VLLMManager] = _adapter(False)
-make_eagle: Callable[[ManagerConfig], VLLMManager] = _adapter(True, "drops_last_page")
+make: Callable[[BlockManagerConfig], VLLMManager] = _adapter(False)
+make_eagle: Callable[[BlockManagerConfig], VLLMManager] = _adapter(True, "drops_last_page")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ...properties.harness.report import Report
 
 
-def annotations(report: Report, make: Callable[[Any], Any], replay: Mapping[str, str]) -> list[str]:
+def error_commands(report: Report, make: Callable[[Any], Any], replay: Mapping[str, str]) -> list[str]:
     """Return a line `::error …` for each failure that was not announced, and one for all other reasons.
 
     `replay`: invariant -> the command that runs its case again.

@@ -16,7 +16,7 @@ import typer
 from ...core.errors import count_of
 from ..options import AsJson, argument, option, print_document, refuse_without_effect
 from ..progress import StatusLine
-from .annotations import annotations
+from .annotations import error_commands
 from .printed import held_back
 from .processes import side_by_side
 from .servers import check_server
@@ -41,7 +41,7 @@ class Format(StrEnum):
 
 # fmt: off
 Contract = Annotated[str | None, argument("CONTRACT",
-    "Contract: allocator, prefix-cache, relay, accept, acceptance-process, step-controller, engine, executor, "
+    "Contract: allocator, prefix-cache, relay, accept, step-controller, engine, executor, "
     "block-manager, transport or simulator. Or a package, whose components are checked: vllm, sglang or transformers. "
     "Default: all contracts.")]
 Subject = Annotated[str | None, argument("MODULE:MAKE",
@@ -58,6 +58,9 @@ Expect = Annotated[list[str] | None, option("--expect",
     "An invariant that is known to be broken, with the reason; repeatable. If it holds, that is an error.", "ID=REASON")]
 Allow = Annotated[list[str] | None, option("--allow",
     "An invariant that may be broken or hold; repeatable. If it is broken, that is reported and no error.", "ID")]
+EveryFailure = Annotated[bool, option("--every-failure",
+    "Go on after a failure, without the invariant that failed, until the budget is spent. Default: the first failure of "
+    "a component ends its check.")]
 Without = Annotated[list[str] | None, option("--without",
     "Leave out this kind of operation, by its name in a history; repeatable.", "NAME")]
 ShowList = Annotated[bool, option("--list",
@@ -69,15 +72,19 @@ Wheel = Annotated[Path | None, option("--wheel",
     "Wheel of vllm or sglang, or the folder into which one was unpacked. Default: the installed package.", "FILE")]
 Form = Annotated[Format, option("--format",
     "text, or github: also a line for each failure that GitHub Actions shows beside the component.")]
+Algorithm = Annotated[str | None, option("--algorithm",
+    "For the contract executor: every engine that is drawn has this algorithm, for example one of a plugin of yours.",
+    "NAME")]
 Cases = Annotated[Path, option("--cases", "Directory for the stored cases of failures.", "DIR")]
 # fmt: on
 
 
 def check(
     contract: Contract = None, subject: Subject = None, budget: BudgetText = None, seed: Seed = DEFAULT_SEED,
-    capability: Capability = None, expect: Expect = None, allow: Allow = None, without: Without = None, show_list: ShowList = False,
-    mutants: Mutants = False, replay: Replay = None, as_json: AsJson = False, cases: Cases = DEFAULT_CASES,
-    wheel: Wheel = None, form: Form = Format.text,
+    capability: Capability = None, expect: Expect = None, allow: Allow = None, without: Without = None,
+    every_failure: EveryFailure = False, show_list: ShowList = False, mutants: Mutants = False,
+    replay: Replay = None, as_json: AsJson = False, cases: Cases = DEFAULT_CASES, wheel: Wheel = None,
+    form: Form = Format.text, algorithm: Algorithm = None,
 ) -> None:  # fmt: skip
     """Check a component against its invariants.
 
@@ -103,7 +110,10 @@ def check(
         ("--capability", bool(capability) and elsewhere, f"{other} asks for none"),
         ("--expect", bool(expect) and elsewhere, f"{other} expects nothing"),
         ("--allow", bool(allow) and elsewhere, f"{other} allows nothing"),
+        ("--every-failure", every_failure and elsewhere, f"{other} is about single failures"),
         ("--cases", cases != DEFAULT_CASES and elsewhere, f"{other} stores no case"),
+        ("--algorithm", algorithm is not None and elsewhere, f"{other} draws no engines"),
+        ("--algorithm", algorithm is not None and contract != "executor", "only the contract executor has one"),
         ("--format", form != Format.text and (elsewhere or as_json), f"{other or '--json'} prints no annotations"),
     )
     if contract in SERVERS and not show_list and not mutants and replay is None:
@@ -113,6 +123,7 @@ def check(
             ("--expect", bool(expect), "what is known of it is listed"),
             ("--allow", bool(allow), "what is known of it is listed"),
             ("--without", bool(without), "nothing is left out"),
+            ("--every-failure", every_failure, "its checks go on after a failure anyway"),
             ("--format", form != Format.text, "its failures are not in your files"),
         )
         if not check_server(contract, budget, seed, as_json, cases, wheel):
@@ -133,8 +144,9 @@ def check(
             "expected_failures": _expected(expect),
             "allowed_failures": allow or (),
             "without": without or (),
+            "every_failure": every_failure,
         }
-        _check(contract, subject, budget, {**options, "seed": seed}, as_json, cases, form)
+        _check(contract, subject, budget, {**options, "seed": seed}, as_json, cases, form, algorithm)
 
 
 SERVERS = ("vllm", "sglang", "transformers")
@@ -154,18 +166,19 @@ def _check(
     as_json: bool,
     cases: Path,
     form: Format,
+    algorithm: str | None,
 ) -> None:
     from ...checks.registry import SUBJECTS, contracts, suite_of
     from ...properties.harness.swarm import Budget
 
     names = [suite_of(name).name for name in ([contract] if contract is not None else contracts())]
-    if subject is None and any(value for name, value in options.items() if name != "seed"):
+    if subject is None and any(value for name, value in options.items() if name not in ("seed", "every_failure")):
         _bad("--capability, --expect, --allow and --without", "are for a component of your own: name it as module:make")
     chosen = [(name, one) for name in names for one in ([subject] if subject is not None else SUBJECTS[name])]
     share = None
     if budget is not None or subject is not None:
         share = Budget.of(budget or DEFAULT_BUDGET).divided(len(chosen))
-    run = partial(_run, subject is not None, share, cases, options, form, len(names) > 1)
+    run = partial(_run, subject is not None, share, cases, algorithm, options, form, len(names) > 1)
     outcomes, line = [], StatusLine(quiet=len(names) == 1 or not sys.stderr.isatty())
     for text, outcome in side_by_side(run, chosen) if len(names) > 1 else map(run, chosen):
         line.clear()
@@ -191,6 +204,7 @@ def _run(
     is_named: bool,
     budget: Budget | None,
     cases: Path,
+    algorithm: str | None,
     options: dict[str, Any],
     form: Format,
     quiet: bool,
@@ -204,6 +218,10 @@ def _run(
 
     contract, name = chosen
     suite = suite_of(contract)
+    if algorithm is not None:
+        from ...properties.executor.contract import drawn_with
+
+        suite = suite.drawing(drawn_with(algorithm))
     budget = budget or Budget(operations=OPERATIONS.get(name, suite.quick), is_extended=True)
     try:
         with _shown_progress(name, quiet) as show, held_back() as printed:
@@ -217,7 +235,7 @@ def _run(
     replay = _stored(report, cases)
     text = report.text(replay) + printed.line()
     if form is Format.github:
-        text = "\n".join([text, *annotations(report, make, replay)])
+        text = "\n".join([text, *error_commands(report, make, replay)])
     return text, report.to_json()
 
 
@@ -264,11 +282,11 @@ def _bad(option: str, what: str) -> None:
 
 
 def _replay(path: Path, subject: str | None, as_json: bool) -> None:
-    from ...checks import registry as registry  # a case may be of any contract
+    from ...checks.registry import suite_of
     from ...properties.harness.cases import load_case
     from ...properties.harness.report import outcome_of, told
 
-    case = load_case(path)
+    case = load_case(path, suite_of)
     make = _load(subject or case.subject)
     violation, history, calls, ends_in = story = case.tell(make)
     if as_json:
@@ -324,8 +342,8 @@ def _print_invariants(contract: str | None, as_json: bool) -> None:
 
 
 def _check_mutants(contract: str | None, budget: str | None, as_json: bool) -> None:
+    from ...checks.mutant import kill
     from ...checks.registry import contracts, mutants_of
-    from ...properties.harness.mutants import kill
 
     names = [contract] if contract is not None else contracts()
     matrix: dict[str, Any] = {}

@@ -67,10 +67,10 @@ def _run(
     component: ServerComponent,
 ) -> tuple[str, str, dict[str, Any]]:  # fmt: skip
     """Check one component. Returns its line, the text of failures that are new, and what to write as JSON."""
-    from ...checks.registry import suite_of
     from ...properties.conformance import check
     from ...properties.harness.importing import load_make
     from ...properties.harness.swarm import Budget
+    from ...properties.suites import suite_of
 
     report = check(
         suite_of(component.contract),

@@ -16,8 +16,8 @@ from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
 from ..options import output_option, refuse_without_effect
 from ..terminal import EXIT_BROKEN_PIPE, discard_output
 from .options import (
+    Disaggregate,
     Quiet,
-    engine_option,
     model_option,
     problems_name_options,
     prompt_option,
@@ -124,8 +124,6 @@ Stop = Annotated[list[str] | None, sampling_option("--stop",
     "Text that ends an output; the output does not include it; repeatable.", "TEXT")]
 IgnoreEos = Annotated[bool, sampling_option("--ignore-eos",
     "Continue after the end-of-text token, up to --max-tokens.")]
-Disaggregate = Annotated[str | None, engine_option("--disaggregate",
-    "Prefill in N processes and decode in M, each on its own GPU if there are GPUs.", "prefill=N,decode=M")]
 Logprobs = Annotated[bool, output_option("--logprobs",
     "Print the log-probability of each token; the output is then JSON.")]
 AsJson = Annotated[bool, output_option("--json",

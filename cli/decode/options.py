@@ -65,6 +65,9 @@ Draft = Annotated[Path | None, model_option("--draft",
 Dtype = Annotated[str, model_option("--dtype",
     "float64, float32, float16, bfloat16. auto: the checkpoint's dtype; on a CPU without native bfloat16, float32 "
     "instead of 16-bit dtypes.")]
+Quantized = Annotated[str, model_option("--quantized",
+    "Quantized weights: keep (read as they are stored), unpack (into --dtype when they are loaded). auto: keep on a "
+    "GPU, unpack on a CPU.", "keep|unpack")]
 Algorithm = Annotated[str, speculation_option("--algorithm",
     "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: the algorithm of the draft; without "
     "a draft NGRAM on a CPU and NONE on a GPU.", "NAME")]
@@ -94,6 +97,8 @@ KvTokens = Annotated[int | None, engine_option("--kv-tokens",
     "KV slots of the pool. Default: as many as the running requests need.")]
 TensorParallel = Annotated[int, engine_option("--tensor-parallel",
     "Divide the model among so many GPUs, or processes on a CPU.", "N")]
+Disaggregate = Annotated[str | None, engine_option("--disaggregate",
+    "Prefill in N processes and decode in M, each on its own GPU if there are GPUs.", "prefill=N,decode=M")]
 Debug = Annotated[bool, engine_option("--debug", "Check every index that moves, reads or writes KV; slow.")]
 AsJson = Annotated[bool, output_option("--json", AS_JSON)]
 Quiet = Annotated[bool, output_option("--quiet -q", "Print no progress on standard error.")]
@@ -103,8 +108,8 @@ Quiet = Annotated[bool, output_option("--quiet -q", "Print no progress on standa
 def _session_options(
     draft: Draft = None, algorithm: Algorithm = "auto", steps: Steps = None, topk: Topk = 1, num_draft_tokens: Nodes = None,
     adaptive: Adaptive = None, policy: Policy = None, device: Device = "auto", threads: Threads = None, dtype: Dtype = "auto",
-    overlap: Overlap = None, page_size: PageSize = 1, max_running: MaxRunning = 32, context_len: ContextLen = None,
-    kv_tokens: KvTokens = None, tensor_parallel: TensorParallel = 1, debug: Debug = False,
+    quantized: Quantized = "auto", overlap: Overlap = None, page_size: PageSize = 1, max_running: MaxRunning = 32,
+    context_len: ContextLen = None, kv_tokens: KvTokens = None, tensor_parallel: TensorParallel = 1, debug: Debug = False,
 ) -> None:  # fmt: skip
     """Declare the options of a session that commands have in common, with the names of `SessionOptions`."""
 

@@ -124,10 +124,12 @@ class Operations:
                 for listener in watching.listeners:
                     stack.enter_context(listener)
             if self.kv_events is not None:
+                from ...core.scheduler.engine import Engine
                 from ...serve.telemetry.kv_events import KvPublisher
 
                 _check_blocks(body)
-                publisher = KvPublisher(body.engines, self.kv_events, self.kv_events_replay, self.kv_events_topic or "")
+                engines = [engine for engine in body.engines if isinstance(engine, Engine)]
+                publisher = KvPublisher(engines, self.kv_events, self.kv_events_replay, self.kv_events_topic or "")
                 stack.callback(publisher.close)
                 watching.after_turn = publisher.publish
                 log.tell(f"KV events are published on {', '.join(publisher.addresses)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..decode.options import (
+    Disaggregate,
     engine_option,
     given_session_options,
     model_option,
@@ -90,7 +92,7 @@ StallS = Annotated[float, limits_option("--stall-s",
 @with_operations
 def serve(
     model: ModelDirectory = None, simulate: Simulate = None, *, session: Mapping[str, Any],
-    operations: Mapping[str, Any], settings: Settings = None,
+    disaggregate: Disaggregate = None, operations: Mapping[str, Any], settings: Settings = None,
     faults: Faults = None, speed: Speed = None, seed: Seed = None,
     host: Host = "127.0.0.1", port: Port = 8000, api_key: ApiKey = None, served_model_name: ServedName = None,
     metrics_as: MetricsAs = "foredraft", dialect: Dialect = None, access_log: AccessLog = False,
@@ -107,6 +109,8 @@ def serve(
     and prefix cache.
 
         foredraft serve --model models/target --draft models/eagle3
+        foredraft serve --model models/target --draft models/eagle3 \\
+            --disaggregate prefill=1,decode=2
         foredraft serve --simulate examples/chat_on_h100.toml
         foredraft serve --simulate scenario.toml --speed 10 --record runs/served
         curl http://127.0.0.1:8000/v1/completions \\
@@ -130,7 +134,7 @@ def serve(
     _refuse_unknown("--dialect", dialect or "openai", DIALECTS)
     asked = Operations(**operations)
     _check_key(api_key, host if asked.uds is None else "localhost", log)
-    with asked.listen(host, port) as listener, Recording(record) as recording:
+    with asked.listen(host, port) as listener, Recording(record) as recording, ExitStack() as workers:
         if model is not None:
             from ...gpu.session.hub import local_checkpoint
             from ...gpu.session.plan import SessionOptions
@@ -140,9 +144,16 @@ def serve(
             _refuse_for("--model", "a checkpoint is decoded", ignored, {"settings": "--set"})
             values = session_values(session)
             options = SessionOptions(local_checkpoint(model), **values, seed=seed or 0, block_rounds=1)
-            body, table = _real_body(options, recording, log), session["adaptive"]
+            table = session["adaptive"]
+            if disaggregate is None:
+                body = _real_body(options, recording, log)
+            else:
+                from .workers import refuse_with_workers, workers_body
+
+                refuse_with_workers(asked)
+                body = workers.enter_context(workers_body(options, disaggregate, recording, log))
         else:
-            unused = given_session_options(session)
+            unused = given_session_options(session) | {"disaggregate": disaggregate}
             assert simulate is not None, "one of them is given"
             _refuse_for("--simulate", "the scenario has a key for it: set that key with --set", unused, {})
             body, table = _simulated_body(simulate, settings, seed, speed, faults, recording, log)

@@ -147,8 +147,9 @@ class Request:
     the output that the client has already, from a worker that was lost. The request continues after it as without the
     loss: the next decode round starts from the last token of `shown`. `max_tokens` and the number of tokens that is
     reported at the end count it; what is delivered, and the outputs, begin behind it. `fixed_length`: the client wants
-    all `max_tokens` tokens, and no token ends the output before (`ignore_eos` of other servers). `arrived_ns` is for
-    metrics alone.
+    all `max_tokens` tokens, and no token ends the output before (`ignore_eos` of other servers). `answer`: what the
+    model is going to say, or the beginning of it, where that is known and the executor has no tokens; its KV can then
+    be cached. `arrived_ns` is for metrics alone.
     """
 
     request_id: str
@@ -162,6 +163,7 @@ class Request:
     outputs: tuple[str, ...] = ()
     shown: Prompt = NO_TOKENS  # only its length is known where the executor has no tokens
     fixed_length: bool = False
+    answer: Prompt = NO_TOKENS
     arrived_ns: int | None = None  # when it reached the server, by the clock of the events; None: when it is submitted
 
     def __post_init__(self) -> None:
@@ -196,10 +198,14 @@ class Request:
     def continued(self, length: int) -> np.ndarray | None:
         """Return the first `length` tokens of prompt and output, int64 [length], by the description of the prompt.
 
-        A prompt that is known by its tokens does not say what follows: then the prompt alone.
+        A prompt that is known by its tokens does not say what follows: then the prompt and as much of `answer`.
         """
-        prompt = self.prompt if self.prompt.hash_ids is None else self.prompt.continued(length)
-        return prompt.materialize()
+        if self.prompt.hash_ids is not None:
+            return self.prompt.continued(length).materialize()
+        tokens, answer = self.prompt.materialize(), self.answer.materialize()
+        if tokens is None or answer is None:
+            return tokens
+        return np.concatenate([tokens, answer[: length - len(tokens)]])
 
 
 @dataclass(slots=True)

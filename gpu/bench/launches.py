@@ -111,6 +111,8 @@ class _Recorder(TorchDispatchMode):
         if name in _ATTENTION:
             num_bytes = self._attention_bytes(name, arguments) if "k_pool" in arguments else self._moved(tensors)
             self._add(owner or self._model, ATTENTION, name, num_bytes)
+        elif name == "expert_product_kernel":
+            self._expert_product(name, arguments)
         elif name in _OF_LAYERS or owner is not None:
             self._add(owner or self._model, ELEMENTWISE, name, self._moved(tensors))
         else:
@@ -146,6 +148,13 @@ class _Recorder(TorchDispatchMode):
         elif out.ndim == 3:
             group = EXPERTS  # gathered
         self._add(self._model if group != REST else "", group, name, self._moved([x, weight, out]), product)
+
+    def _expert_product(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Write down the product with chosen experts. As many are read as there are choices, and no more than exist."""
+        x, weight, out, choices = arguments["x"], arguments["codes"], arguments["out"], arguments["experts"].numel()
+        read = weight.nbytes * min(choices, len(weight)) // len(weight)
+        product = (choices, 1, x.shape[-1], out.shape[-1])
+        self._add(self._owner([weight]) or self._model, EXPERTS, name, read + self._moved([x, out]), product)
 
     def _owner(self, tensors: Iterable[Tensor]) -> str | None:
         for x in tensors:

@@ -31,6 +31,7 @@ from ..session.plan import (
     check_kernels,
     check_steps,
     draft_config,
+    keeps_quantized,
     refuse_without_effect,
     resolve_device,
     resolve_dtype,
@@ -70,6 +71,7 @@ class BenchOptions:
     graphs: bool | None = None
     device: str = AUTO
     dtype: str = AUTO
+    quantized: str = AUTO  # as in a session
     threads: int | None = None
     page_size: int = 1
     tensor_parallel: int = 1
@@ -175,6 +177,7 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False, on_meta: 
         max_running=max(batch_sizes),
         prefix_cache=False,
         dtype=options.dtype,
+        quantized=options.quantized,
         device=options.device,
         threads=options.threads,
         seed=options.seed,
@@ -403,7 +406,9 @@ def _bytes_of_weights(plan: BenchPlan, session: SessionOptions) -> int:
     from .shapes import meta_models
 
     if plan.options.model is not None:
-        return checkpoint_bytes(session.draft, plan.draft, plan.target, plan.dtype, plan.part)
+        keeps = keeps_quantized(session, plan.target, plan.device)
+        kept = session.model if keeps else None
+        return checkpoint_bytes(session.draft, plan.draft, plan.target, plan.dtype, plan.part, kept)
     models = meta_models(plan.target, plan.draft, plan.dtype, shard=plan.part)
     return sum(model.weight_bytes for model in models if model is not None)
 

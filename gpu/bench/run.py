@@ -27,6 +27,7 @@ from ..models.decoder import Decoder
 from ..ops.port import Ops
 from ..parallel.shards import WHOLE, Shard
 from ..session.devices import ops_for, set_threads
+from ..session.plan import keeps_quantized
 from ..session.text import Tokenizer
 from ..tiny.corpus import NoCorpus, read_corpus
 from .arm import Arm, Timing, common_outputs, make_executor
@@ -179,7 +180,8 @@ class Bench:
         if options.model is None:
             target = random_weights(plan.target, self._ops, plan.device, plan.dtype, options.seed, self._shard)
             return target, None if plan.draft is None else random_draft(plan.draft, target, options.seed + 1)
-        target = load_target(options.model, self._ops, plan.device, plan.dtype, shard=self._shard)
+        kept = keeps_quantized(options, plan.target, plan.device)
+        target = load_target(options.model, self._ops, plan.device, plan.dtype, shard=self._shard, keep_quantized=kept)
         if options.draft is None:
             return target, None
         return target, load_draft(options.draft, plan.algorithm.draft_form, target)

@@ -217,6 +217,10 @@ class Workers:
         self.silence_s = SILENCE_S
         self.num_sessions = 0
         self._selector = selectors.DefaultSelector()
+        self._wakes, self._waker = socket.socketpair()
+        self._wakes.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector.register(self._wakes, selectors.EVENT_READ)
         self._store, self._port = _loopback_store()
         self.all: dict[str, WorkerProcess] = {}
         try:
@@ -252,6 +256,11 @@ class Workers:
         heard += effects
         self._watch(heard)
         return heard
+
+    def wake(self) -> None:
+        """End the `hear` that waits, or the next one; any thread may call this."""
+        with suppress(BlockingIOError, OSError):  # it will wake up, or it is closed
+            self._waker.send(b"w")
 
     def ask_all(self, wanted: str, message: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Send `message` to every living worker and wait for their answers of the kind `wanted`; other messages are
@@ -294,13 +303,21 @@ class Workers:
             for worker in self.living():
                 worker.bury("ended")
             self._selector.close()
+            self._wakes.close()
+            self._waker.close()
             self._store = None
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _ready(self, wait_s: float, role: EngineRole) -> list[WorkerProcess]:
         """Wait up to `wait_s` for any worker, and return those of a role that can be read."""
-        ready = {key.data.name for key, _ in self._selector.select(wait_s)}
+        ready = set()
+        for key, _ in self._selector.select(wait_s):
+            if key.data is None:
+                with suppress(BlockingIOError):
+                    self._wakes.recv(1 << 16)
+            else:
+                ready.add(key.data.name)
         return [worker for worker in self.living() if worker.name in ready and worker.place.role is role]
 
     def _connect(self) -> None:

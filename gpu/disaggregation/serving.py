@@ -7,6 +7,7 @@ take     a parcel from a peer ─► the handoff's driver ─► its actions are
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from ...core.algorithm.arrival import DraftPayload
-from ...core.contract.events import Event, HandoffMove, HandoffMoved
+from ...core.contract.events import Committed, Event, HandoffMove, HandoffMoved, Planned
 from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.contract.step import StepResult
 from ...core.handoff import (
@@ -31,8 +32,10 @@ from ...core.handoff import (
     make_side,
 )
 from ...core.handoff.messages import Page
+from ...core.scheduler.config import EngineRole
 from ...core.scheduler.driver import Driver
 from ...core.scheduler.engine import Engine
+from ...observe.measuring.gauges import count_drafts, gauges_of
 from ..executor.executor import TorchExecutor
 from ..session.loop import Deliveries
 from ..session.text_session import numbers_of
@@ -56,11 +59,12 @@ class PolledDriver(Driver):
 
 
 class News:
-    """News that the parent does not have yet, in this order: joined requests, tokens, ends."""
+    """News that the parent does not have yet, in this order: admitted and joined requests, tokens, ends."""
 
     def __init__(self, send: Callable[[Mapping[str, Any]], None], session: int) -> None:
         self._send = send
         self._session = session
+        self._admitted: list[list[Any]] = []
         self._joined: list[str] = []
         self._tokens: list[list[Any]] = []
         self._ended: list[list[Any]] = []
@@ -68,6 +72,10 @@ class News:
 
     def submitted(self, request: Request) -> None:
         self._num_told[request.request_id] = request.shown.length
+
+    def admitted(self, request_id: str, num_cached: int, at_ns: int) -> None:
+        """Note that a prompt begins, with so many tokens from the prefix cache."""
+        self._admitted.append([request_id, num_cached, at_ns])
 
     def joined(self, request: Request) -> None:
         self._joined.append(request.request_id)
@@ -88,9 +96,9 @@ class News:
         self._ended.append([request_id, "refused", 0, why])
 
     def flush(self) -> None:
-        if self._joined or self._tokens or self._ended:
-            news = {"joined": self._joined, "tokens": self._tokens, "ended": self._ended}
-            self._joined, self._tokens, self._ended = [], [], []
+        if self._admitted or self._joined or self._tokens or self._ended:
+            news = {"admitted": self._admitted, "joined": self._joined, "tokens": self._tokens, "ended": self._ended}
+            self._admitted, self._joined, self._tokens, self._ended = [], [], [], []
             self._send({"say": "news", "session": self._session, **news})
 
 
@@ -118,6 +126,7 @@ class Serving:
         self.handoff = HandoffDriver(make_side(engine, self.pages.format, session, timing, executor.relayed), self)
         self.news = news
         self.num_malformed = 0
+        self._totals: Counter[tuple[str, str]] = Counter()
         self._session = session
         self._deliveries = deliveries
         self._links = links
@@ -223,8 +232,20 @@ class Serving:
             "phase_seconds": {**self.executor.clock.seconds, "host": self.driver.host_ns / 1e9},
         }
 
+    def gauges(self) -> dict[str, Any]:
+        """Return how full this worker is, and [what, label, number] of what it counted, as a server's metrics name
+        it."""
+        return {"gauges": gauges_of(self.engine), "totals": [[*key, number] for key, number in self._totals.items()]}
+
     def watch(self, event: Event) -> None:
-        """Tell the parent of requests that join; an event sink."""
+        """Tell the parent of prompts that begin, and of requests that join; an event sink."""
+        if isinstance(event, Planned) and event.step is not None and self.engine.role is EngineRole.PREFILL:
+            for entry in event.step.joins:
+                self.news.admitted(entry.request.request_id, entry.num_cached, event.now_ns)
+        if isinstance(event, Planned):
+            self._totals["retractions", ""] += len(event.retracted)
+        elif isinstance(event, Committed):
+            count_drafts(self._totals, event)
         if isinstance(event, HandoffMoved) and event.move is HandoffMove.JOIN and not event.finished:
             self.news.joined(self.engine.requests.live[event.request_id].request)
 

@@ -28,6 +28,7 @@ from ...core.errors import ForedraftError
 from ...core.handoff import HandoffTiming
 from ...core.handoff.messages import request_from_json
 from ...core.scheduler.config import EngineRole
+from ...core.scheduler.driver import reload_table
 from ...core.scheduler.spec import EngineSpec
 from ...observe.engine_lines import forward_lines
 from ...observe.log import EventLog
@@ -39,7 +40,10 @@ from ..session.session import load_engine
 from ..session.text import Tokenizer
 from .control import ControlSocket
 from .link import LinkFaults, LinkNews, ParcelFaults, PeerLink, connect, links
-from .serving import News, Serving
+from .serving import News, Serving, now_ns
+
+_PATHS = ("model", "draft")
+FLUSH_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class SessionOrder:
     kv_bytes: int
     timing: HandoffTiming
     log: str | None = None  # events.jsonl, if one is kept
+    log_part_bytes: int | None = None  # of one file of it; None: it stays one file
     run: Mapping[str, Any] | None = None  # what its header says of the run
     faults: Mapping[str, Any] | None = None  # on the worker's links
     log_level: str | None = None  # from which lines of the engine go to the parent; None: none do
@@ -110,7 +115,9 @@ def open_serving(
         nonlocal log
         sinks: list[EventSink] = [deliveries, lambda event: [sink(event) for sink in watched]]
         if order.log is not None:
-            log = EventLog(Path(order.log), {"engine": spec.to_json(), "run": order.run})
+            log = EventLog(
+                Path(order.log), {"engine": spec.to_json(), "run": order.run}, part_bytes=order.log_part_bytes
+            )
             sinks.append(log.sink(0))
         return sinks
 
@@ -144,7 +151,8 @@ class Worker:
         self._links: dict[str, PeerLink] = {}
         self._faults = LinkFaults()
         self._serving: Serving | None = None
-        self._log: Any = None
+        self._log: EventLog | None = None
+        self._flushed_ns = 0
         self._session = 0
         self._is_over = False
 
@@ -159,11 +167,20 @@ class Worker:
         worked = False
         while not self._is_over:
             serving = self._serving
+            if not worked:
+                self._flush_log()  # a worker that is killed loses a second of its log at most
             self._take_in(0.0 if worked else None if serving is None else serving.wait_s())
             worked = False
             if self._serving is not None:
                 self._serving.tick()
                 worked = self._serving.turn(self._between_rounds)
+                if now_ns() >= self._flushed_ns + FLUSH_NS:
+                    self._flush_log()
+
+    def _flush_log(self) -> None:
+        if self._log is not None:
+            self._log.flush()
+        self._flushed_ns = now_ns()
 
     def _between_rounds(self) -> None:
         self._take_in(0.0)
@@ -244,6 +261,15 @@ class Worker:
         found = {} if self._serving is None else self._serving.describe()
         self._answer("report", report=found)
 
+    def _gauges(self) -> None:
+        if self._serving is not None:
+            self._answer("gauges", **self._serving.gauges())
+
+    def _reload(self, table: str, source: str) -> None:
+        """Use another adaptive table, which the parent has checked."""
+        assert self._serving is not None, "a table came before the session was opened"
+        reload_table(self._serving.engine, table, source, now_ns())
+
     def _close(self, complete: bool) -> None:
         """End the session; the process stays for the next one."""
         self._leave_session(complete)
@@ -263,8 +289,10 @@ class Worker:
 
 
 def main() -> None:
-    # Ctrl-C on a terminal reaches the whole group of processes; the parent handles it and ends the requests in order.
+    # Ctrl-C on a terminal, and the end of a systemd unit, reach the whole group of processes; the parent handles it and
+    # ends the requests in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     code = 0
     try:
         Worker(ControlSocket(socket.socket(fileno=int(sys.argv[1])))).run()

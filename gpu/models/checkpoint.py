@@ -22,9 +22,10 @@ from .config import ModelConfig
 from .decoder import Decoder
 from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle, PredictionLayer, unprefixed
 from .head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
-from .stored.quantized import AnyTensor, read_unpacked, unpacked
+from .stored.coded import CodedWeight, stacked
+from .stored.quantized import AnyTensor, PackedTensor, read_tensor, read_unpacked, unpacked
 from .stored.tensor_files import FLOAT_DTYPES, CheckpointError, StoredTensor, list_tensors, read_tensors, write_tensors
-from .weights import NamedWeight, initialize
+from .weights import NamedWeight, allocate, initialize, products_of
 
 HEADS: Mapping[str, type[EagleHead] | type[Eagle3Head] | type[MultiLayerEagle]] = {
     EAGLE: EagleHead,
@@ -45,12 +46,15 @@ def load_target(
     min_positions: int = 0,
     context_len: int | None = None,
     shard: Shard = WHOLE,
+    keep_quantized: bool = False,
 ) -> Decoder:
     """Return the model in `directory`, in the checkpoint's dtype if `dtype` is None. Raises ConfigError,
     CheckpointError.
 
     `min_positions` are those of the target that a draft is loaded for; see `over_positions`. `context_len`: of the
     longest text, if that is known; see `ModelConfig.within`. `shard`: the part of the model to be loaded.
+    `keep_quantized`: products take quantized matrices as they are stored, where their form allows it; if not, all
+    weights are unpacked into `dtype`, as those of a part always are.
     """
     config = over_positions(ModelConfig.from_directory(directory), min_positions)
     config = config if context_len is None else config.within(context_len)
@@ -64,7 +68,10 @@ def load_target(
         stored = unpacked(stored, config.quantization)
     whole = _meta_decoder(config, ops)
     _check(directory, whole, {language_model_name(name): t for name, t in stored.items()})
-    decoder = Decoder(config, ops, device, dtype or config.dtype, shard)
+    keeps = keep_quantized and config.quantization is not None and shard.is_whole
+    decoder = Decoder(replace(config, keeps_quantized=keeps), ops, device, dtype or config.dtype, shard)
+    if keeps:
+        stored = _keep(decoder, stored)
     _fill(decoder, stored, language_model_name, {} if shard.is_whole else _cuts(whole, decoder))
     return decoder
 
@@ -252,6 +259,43 @@ def _listed(names: set[str], one: str, many: str) -> list[Problem]:
     if len(ordered) > MAX_NAMED:
         problems.append(Problem("", f"… {len(ordered) - MAX_NAMED} more {many}"))
     return problems
+
+
+def _keep(decoder: Decoder, stored: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
+    """Give the products their matrices in stored numbers, one at a time, and return the tensors that are left.
+
+    A product's matrix may be made of several tensors. Where one of them has no numbers to keep, or they are of
+    different forms, the parameter gets memory for unpacked weights.
+    """
+    left = {language_model_name(name): (name, tensor) for name, tensor in stored.items()}
+    parts: dict[int, list[NamedWeight]] = {}
+    for weight in decoder.checkpoint_weights():
+        parts.setdefault(weight.view.untyped_storage().data_ptr(), []).append(weight)
+    for product in products_of(decoder):
+        parameter = product.parameter
+        if parameter.untyped_storage().nbytes() >= parameter.nbytes:
+            continue  # it has memory of its own
+        weights = parts[parameter.untyped_storage().data_ptr()]
+        coded = _together([(weight, *left[weight.name]) for weight in weights])
+        if coded is None:
+            allocate(parameter)
+            continue
+        product.keep(coded.viewed(parameter.shape).to(decoder.device))
+        for weight in weights:
+            del left[weight.name]
+    return dict(left.values())
+
+
+def _together(parts: list[tuple[NamedWeight, str, AnyTensor]]) -> CodedWeight | None:
+    """Return the matrix that is made of these tensors (the part of each, its name in the files, itself), if all of them
+    have numbers to keep, of one form."""
+    values = []
+    for weight, name, tensor in parts:
+        value = read_tensor(tensor, name) if isinstance(tensor, PackedTensor) else None
+        if not isinstance(value, CodedWeight):
+            return None
+        values.append(weight.arranged(value))
+    return stacked(values)
 
 
 def _fill(

@@ -88,8 +88,9 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
     shard: Shard = WHOLE  # the part whose sizes these are, of a model on several devices
-    # of the files; the model's own weights are not quantized
-    quantization: Quantization | None = field(default=None, compare=False)
+    quantization: Quantization | None = field(default=None, compare=False)  # of the files
+    # Whether products keep quantized matrices in the numbers of the files; if not, all weights have the model's dtype.
+    keeps_quantized: bool = field(default=False, compare=False)
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> ModelConfig:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,9 @@ from torch import Tensor, nn
 from ..ops.port import Ops
 from .attention import PLAIN, Attention, Softmax
 from .config import ModelConfig
-from .projection import Projection
+from .projection import Projection, product_of
 from .rope import Rope, channel_order, cos_sin_table, query_factors, unrotated_table
-from .weights import NamedWeight, empty_weight, rows_of
+from .weights import NamedWeight, empty_matrix, empty_weight, rows_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,8 +84,9 @@ class GroupedAttention(nn.Module):
         hidden, d, wide = config.hidden_size, self.head_dim, norm_dtype(config, dtype)
         self._split = self.heads if not self._has_gate else (heads.query, heads.query, *self.heads[1:])
         total = sum(self._split) * d
-        self.qkv_weight: nn.Parameter = empty_weight(total, input_size or hidden, device=device, dtype=dtype)
-        self.output_weight: nn.Parameter = empty_weight(hidden, heads.query * d, device=device, dtype=dtype)
+        matrix = partial(empty_matrix, device=device, dtype=dtype, kept=config.keeps_quantized)
+        self.qkv_weight: nn.Parameter = matrix(total, input_size or hidden)
+        self.output_weight: nn.Parameter = matrix(hidden, heads.query * d)
         self.qkv_bias: nn.Parameter | None = (
             empty_weight(total, device=device, dtype=dtype) if config.qkv_bias else None
         )
@@ -105,8 +107,8 @@ class GroupedAttention(nn.Module):
             self.softmax = replace(self.softmax, sinks=self.sinks, query_factors=rotation.query_factors)
         # Plain attributes of the object, past the module's registry.
         self.projections: tuple[Projection, Projection] = (
-            Projection(self.qkv_weight, self.qkv_bias),
-            Projection(self.output_weight, self.output_bias, config.exchange),
+            Projection(self.qkv_weight, self.qkv_bias, product_of(ops)),
+            Projection(self.output_weight, self.output_bias, product_of(ops), config.exchange),
         )
         self._head_norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
         self._joint = self._family.joint_head_norms
@@ -213,8 +215,7 @@ class LatentAttention(nn.Module):
         self._softmax = softmax_of(config, index)
         sizes, hidden, heads = self._sizes, config.hidden_size, config.num_heads
 
-        def weight(rows: int, columns: int) -> nn.Parameter:
-            return empty_weight(rows, columns, device=device, dtype=dtype)
+        weight = partial(empty_matrix, device=device, dtype=dtype, kept=config.keeps_quantized)
 
         def bias(rows: int, exists: bool) -> nn.Parameter | None:
             return empty_weight(rows, device=device, dtype=dtype) if exists else None
@@ -228,17 +229,19 @@ class LatentAttention(nn.Module):
         self._latent_weight = weight(sizes.rank + sizes.rope_dim, hidden)
         self._latent_bias = bias(sizes.rank + sizes.rope_dim, config.qkv_bias)
         self._latent_norm = empty_weight(sizes.rank, device=device, dtype=dtype)
-        self._expand_weight = weight(heads * (sizes.nope_dim + sizes.value_dim), sizes.rank)
+        # Its halves are multiplied with apart, so it stays a tensor.
+        expanded = heads * (sizes.nope_dim + sizes.value_dim)
+        self._expand_weight = empty_weight(expanded, sizes.rank, device=device, dtype=dtype)
         self._output_weight = weight(hidden, heads * sizes.value_dim)
         self._output_bias = bias(hidden, config.output_bias)
         # Plain attributes of the object, past the module's registry.
         self._norms = (self._query_norm, self._latent_norm)
         down = self._query_down_weight
         self.projections: tuple[Projection, ...] = (
-            Projection(self._query_weight),
-            Projection(self._latent_weight, self._latent_bias),
-            Projection(self._output_weight, self._output_bias, config.exchange),
-            *(() if down is None else (Projection(down, self._query_down_bias),)),
+            Projection(self._query_weight, product=product_of(ops)),
+            Projection(self._latent_weight, self._latent_bias, product_of(ops)),
+            Projection(self._output_weight, self._output_bias, product_of(ops), config.exchange),
+            *(() if down is None else (Projection(down, self._query_down_bias, product_of(ops)),)),
         )
         self._expand = self._expand_weight.view(heads, sizes.nope_dim + sizes.value_dim, sizes.rank)
 

@@ -1,22 +1,17 @@
 """The MLPs of layers: dense ones, and mixtures of experts in which each token goes to the top k of E experts.
 
-Three ways to the same sum, chosen by the number of tokens, which the host knows; none of them waits for the device.
-
-    few tokens    the weights of the chosen experts are gathered and multiplied batched: n · k experts are copied
-    some tokens   every expert multiplies every token (batched), weights of experts not chosen are 0: all E are read
-                  once
-    many tokens   tokens sorted by expert, one product per expert over its segment
-
-The gather moves each chosen expert three times (read, write, read), so it pays while 3 · n · k ≤ E. Reading all experts
-hides the redundant products as long as they take less time than the weights' transfer: on current devices up to some
-hundred tokens. On a CPU, where products are dear and looking at the segments' sizes is free, the sorted form follows
-the gather at once.
+There are two ways to the same sum. The first multiplies each token with the weights of its experts as it stands
+(`Ops.expert_product`). On a GPU this is one kernel for all experts, which waits for nothing, so rounds take it, and
+passes of few tokens. On a CPU it copies the weights of n · k experts, so it pays while 3 · n · k ≤ E. The second sorts
+the tokens by expert and multiplies each expert's segment; long prompts take it, and on a CPU, where looking at the
+segments' sizes is free, everything else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +20,11 @@ from torch import Tensor, nn
 from ..ops.port import Ops
 from .config import ModelConfig
 from .families import GELU_TANH, ExpertForm, Routing
-from .projection import Projection
-from .weights import NamedWeight, empty_weight, rows_of
+from .projection import Projection, product_of
+from .stored.coded import CodedWeight
+from .weights import NamedWeight, empty_matrix, empty_weight, rows_of
 
-MAX_TOKENS_ALL_EXPERTS = 256
+MAX_CHOICES = 2048  # of a pass outside of rounds on a GPU that goes to the experts as it stands
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 
@@ -44,15 +40,16 @@ class Mlp(nn.Module):
         self.activate = None if ops is None else ops.gelu_mul if config.activation == GELU_TANH else ops.silu_mul
         self._is_published_fused = config.family.fused_gate_up
         width = width or config.intermediate_size
-        self.gate_up_weight = empty_weight(2 * width, config.hidden_size, device=device, dtype=dtype)
-        self.down_weight = empty_weight(config.hidden_size, width, device=device, dtype=dtype)
+        matrix = partial(empty_matrix, device=device, dtype=dtype, kept=config.keeps_quantized)
+        self.gate_up_weight = matrix(2 * width, config.hidden_size)
+        self.down_weight = matrix(config.hidden_size, width)
         self.gate_up_bias = self.down_bias = None
         if config.mlp_bias:
             self.gate_up_bias = empty_weight(2 * width, device=device, dtype=dtype)
             self.down_bias = empty_weight(config.hidden_size, device=device, dtype=dtype)
         self.projections = (
-            Projection(self.gate_up_weight, self.gate_up_bias),
-            Projection(self.down_weight, self.down_bias, exchange),
+            Projection(self.gate_up_weight, self.gate_up_bias, product_of(ops)),
+            Projection(self.down_weight, self.down_bias, product_of(ops), exchange),
         )
 
     def run(self, x: Tensor, in_round: bool = False) -> tuple[Tensor, None]:
@@ -85,8 +82,9 @@ class ExpertMlp(nn.Module):
         self.ops, self.moe, self._form = ops, config.moe, config.family.experts or ExpertForm()
         num_experts, width, hidden = config.moe.num_experts, config.moe.intermediate_size, config.hidden_size
         self.router_weight = empty_weight(num_experts, hidden, device=device, dtype=dtype)
-        self.gate_up_weight = empty_weight(num_experts, 2 * width, hidden, device=device, dtype=dtype)
-        self.down_weight = empty_weight(num_experts, hidden, width, device=device, dtype=dtype)
+        matrix = partial(empty_matrix, device=device, dtype=dtype, kept=config.keeps_quantized)
+        self.gate_up_weight = matrix(num_experts, 2 * width, hidden)
+        self.down_weight = matrix(num_experts, hidden, width)
         self.router_bias = self.gate_up_bias = self.down_bias = None
         if self._form.packed:
             self.router_bias = empty_weight(num_experts, device=device, dtype=dtype)
@@ -103,9 +101,12 @@ class ExpertMlp(nn.Module):
         if self.shared is not None and self._form.has_shared_gate:
             self.shared_gate = empty_weight(1, hidden, device=device, dtype=dtype)
         self._choice_bias, self._shared, self._shared_gate = self.choice_bias, self.shared, self.shared_gate
-        self._weights = (self.router_weight, self.gate_up_weight, self.down_weight)
+        self._router = (self.router_weight, self.router_bias)
         # Outputs of all ranks are added: one of them adds the bias.
-        self._biases = (self.router_bias, self.gate_up_bias, self.down_bias if config.shard.rank == 0 else None)
+        self.expert_projections = (
+            ExpertProjection(self.gate_up_weight, self.gate_up_bias, ops),
+            ExpertProjection(self.down_weight, self.down_bias if config.shard.rank == 0 else None, ops),
+        )
         self._exchange = config.exchange
         self._activate = clamped_swiglu if self._form.packed else None if ops is None else ops.silu_mul
 
@@ -126,19 +127,18 @@ class ExpertMlp(nn.Module):
         self, num_tokens: int, on_gpu: bool, in_round: bool = False
     ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return the way of a pass over so many tokens."""
-        if 3 * num_tokens * self.moe.top_k <= self.moe.num_experts:
-            return self._gathered
-        # A grouped product may look at the groups' ends on the host, which no graph can hold.
-        if on_gpu and (num_tokens <= MAX_TOKENS_ALL_EXPERTS or in_round):
-            return self._all_experts
-        return self._sorted
+        choices = num_tokens * self.moe.top_k
+        if on_gpu:
+            # A grouped product may look at the groups' ends on the host, which no graph can hold.
+            return self._as_they_stand if in_round or choices <= MAX_CHOICES else self._sorted
+        return self._as_they_stand if 3 * choices <= self.moe.num_experts else self._sorted
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights (in x's dtype) and numbers of each token's experts, both [n, k].
         Probabilities are taken over all experts."""
         if self._form.routing is not Routing.SOFTMAX:
             return self._route_by_groups(x)
-        logits = F.linear(x, self._weights[0], self._biases[0])
+        logits = F.linear(x, *self._router)
         weights, experts = logits.softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32)).topk(self.moe.top_k)
         if self.moe.norm_topk_prob:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -148,7 +148,7 @@ class ExpertMlp(nn.Module):
         """Route as DeepSeek V2 (arXiv 2405.04434, section 2.2.2) and V3 (arXiv 2412.19437, section 2.1.2) do, in 32
         bits at least."""
         wide, moe = torch.promote_types(x.dtype, torch.float32), self.moe
-        logits = F.linear(x.to(wide), self._weights[0].to(wide))
+        logits = F.linear(x.to(wide), self._router[0].to(wide))
         if self._choice_bias is None:
             scores = choice = logits.softmax(-1)
             best = 1
@@ -166,47 +166,20 @@ class ExpertMlp(nn.Module):
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return (weights * moe.scale).to(x.dtype), experts
 
-    def _gathered(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        _, gate_up, down = self._weights
-        _, gate_up_bias, down_bias = self._biases
-        n, top_k = experts.shape
-        chosen = experts.flatten()
-        tokens = x.repeat_interleave(top_k, 0).unsqueeze(-1)
-        inner = gate_up[chosen].bmm(tokens).squeeze(-1)
-        inner = self._activate(inner if gate_up_bias is None else inner + gate_up_bias[chosen])
-        out = down[chosen].bmm(inner.unsqueeze(-1)).view(n, top_k, -1)
-        if down_bias is not None:
-            out = out + down_bias[experts]
+    def _as_they_stand(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        gate_up, down = self.expert_projections
+        inner = self._activate(gate_up(x, experts).flatten(0, 1))
+        out = down(inner.view(*experts.shape, -1), experts)
         return (weights.unsqueeze(1) @ out).squeeze(1)
 
-    def _all_experts(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        _, gate_up, down = self._weights
-        _, gate_up_bias, down_bias = self._biases
-        num_experts, double_width, _ = gate_up.shape
-        n = x.shape[0]
-        inner = torch.matmul(x, gate_up.transpose(1, 2))  # [E, n, 2 · I]
-        if gate_up_bias is not None:
-            inner += gate_up_bias.unsqueeze(1)
-        inner = self._activate(inner.view(-1, double_width)).view(num_experts, n, -1)
-        out = torch.bmm(inner, down.transpose(1, 2))  # [E, n, H]
-        if down_bias is not None:
-            out += down_bias.unsqueeze(1)
-        share = torch.zeros(n, num_experts, dtype=x.dtype, device=x.device).scatter(1, experts, weights)
-        return torch.einsum("enh,ne->nh", out, share)
-
     def _sorted(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        _, gate_up, down = self._weights
-        _, gate_up_bias, down_bias = self._biases
+        gate_up, down = self.expert_projections
         order = experts.flatten().argsort(stable=True)
         tokens = order // experts.shape[1]
         counts = torch.zeros(self.moe.num_experts, dtype=torch.int64, device=x.device)
         counts = counts.scatter_add(0, experts.flatten(), torch.ones_like(order))
         chosen = experts.flatten()[order]
-        inner = _grouped_linear(x[tokens], gate_up, counts)
-        inner = self._activate(inner if gate_up_bias is None else inner + gate_up_bias[chosen])
-        out = _grouped_linear(inner, down, counts)
-        if down_bias is not None:
-            out = out + down_bias[chosen]
+        out = down.of_segments(self._activate(gate_up.of_segments(x[tokens], counts, chosen)), counts, chosen)
         out = out * weights.flatten()[order].unsqueeze(-1)
         return torch.zeros_like(x).index_add(0, tokens, out)
 
@@ -243,6 +216,29 @@ def clamped_swiglu(gate_up: Tensor) -> Tensor:
     (up + 1) · gate · sigmoid(1.702 gate), clamped to 7 (gpt-oss's own code)."""
     gate, up = gate_up[..., ::2].clamp(max=SWIGLU_LIMIT), gate_up[..., 1::2].clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
     return (up + 1) * gate * torch.sigmoid(SWIGLU_ALPHA * gate)
+
+
+class ExpertProjection:
+    """The products with one matrix of each expert, [E, out, in], and their biases [E, out]."""
+
+    __slots__ = ("_bias", "_ops", "coded", "parameter")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, ops: Ops) -> None:
+        self.parameter, self._bias, self._ops = weight, bias, ops
+        self.coded: CodedWeight | None = None
+
+    def keep(self, coded: CodedWeight) -> None:
+        self.coded = coded
+
+    def __call__(self, x: Tensor, experts: Tensor) -> Tensor:
+        """Return the products of chosen experts, [n, k, out]; see `Ops.expert_product`."""
+        out = self._ops.expert_product(x, self.parameter if self.coded is None else self.coded, experts)
+        return out if self._bias is None else out + self._bias[experts]
+
+    def of_segments(self, x: Tensor, counts: Tensor, chosen: Tensor) -> Tensor:
+        """Multiply segment e of x [m, in], counts[e] rows, with expert e, which `chosen` [m] names again: [m, out]."""
+        out = _grouped_linear(x, self.parameter if self.coded is None else self.coded.dense(x.dtype), counts)
+        return out if self._bias is None else out + self._bias[chosen]
 
 
 def _grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:

@@ -19,18 +19,36 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops.port import Ops
 from ..parallel.shards import WHOLE, Shard
+from .stored.coded import CodedWeight
 
 MIN_PACKED_ELEMENTS = 1 << 17
 MIN_ROWS_OF_SMALL, MIN_ROWS_OF_LARGE = 8, 3  # from which on one product of all rows is faster than one of each
 FULL_ROWS = 4  # of the tiles that a product of several rows is made of
-ROWS, COLUMNS, BLOCKS = "rows", "columns", "blocks"  # [out, in] as stored; [in, out]; oneDNN's own
+# [out, in] as stored; [in, out]; oneDNN's own; the numbers of the checkpoint
+ROWS, COLUMNS, BLOCKS, CODED = "rows", "columns", "blocks", "coded"
+
+
+class Product(Protocol):
+    """What multiplies with one matrix, or with those of experts, and may keep them in the numbers of a checkpoint."""
+
+    @property
+    def parameter(self) -> Tensor:
+        """The parameter, of which a shape alone is left if `coded` is not None."""
+
+    @property
+    def coded(self) -> CodedWeight | None: ...
+
+    def keep(self, coded: CodedWeight) -> None:
+        """Multiply with `coded` from now on, which has the parameter's shape and device."""
 
 
 class Projection:
@@ -39,18 +57,26 @@ class Projection:
 
     `exchange` makes the whole output of this rank's part, before the bias is added; None: the product is whole."""
 
-    __slots__ = ("_bias", "_columns", "_exchange", "_late_bias", "_multiply", "_weight", "layout")
+    __slots__ = (
+        "_bias", "_columns", "_exchange", "_late_bias", "_multiply", "_product", "_weight", "coded", "layout",
+    )  # fmt: skip
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, exchange: Callable[[Tensor], Tensor] | None = None
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        product: Callable[[Tensor, CodedWeight], Tensor] | None = None,
+        exchange: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._weight = weight
         self._exchange = exchange
         self._bias = bias if exchange is None else None
         self._late_bias = None if exchange is None else bias
-        self._multiply: Callable[[Tensor], Tensor] | None = None  # with blocks
+        self._product = product  # with stored numbers; None: the weight is never kept in them
+        self._multiply: Callable[[Tensor], Tensor] | None = None  # with blocks, and with stored numbers
         self._columns: tuple[np.ndarray, np.ndarray | None] | None = None
-        self.layout = ""  # once it is laid out for inference on a CPU; the weight stays as it is from then on
+        self.coded: CodedWeight | None = None
+        self.layout = ""  # once it is laid out for inference; the weight stays as it is from then on
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._columns is not None:
@@ -66,6 +92,19 @@ class Projection:
     @property
     def is_packed(self) -> bool:
         return bool(self.layout)
+
+    @property
+    def parameter(self) -> Tensor:
+        return self._weight
+
+    def keep(self, coded: CodedWeight) -> None:
+        product, bias = self._product, self._bias
+        assert product is not None, "this product takes no stored numbers"
+        self.coded, self.layout = coded, CODED
+        if bias is None:
+            self._multiply = lambda x: product(x, coded)
+        else:
+            self._multiply = lambda x: product(x, coded) + bias
 
     def on_host(self, x: np.ndarray) -> np.ndarray:
         """Return the same for an array, a new one that is the caller's."""
@@ -122,6 +161,11 @@ class Embedding:
         elsewhere = (places < 0) | (places >= num_rows)
         own = torch.embedding(self._weight, places.clamp(0, num_rows - 1))
         return self._shard.total(own.masked_fill(elsewhere.unsqueeze(-1), 0.0))
+
+
+def product_of(ops: Ops | None) -> Callable[[Tensor, CodedWeight], Tensor] | None:
+    """Return the product with stored numbers of a model's operations; None without operations, for shapes alone."""
+    return None if ops is None else ops.coded_product
 
 
 def layout_for(weight: Tensor) -> str:

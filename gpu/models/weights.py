@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from .projection import Product
+from .stored.coded import CodedWeight
+
 
 @dataclass(frozen=True, slots=True)
 class NamedWeight:
@@ -30,6 +33,10 @@ class NamedWeight:
         if self.offset:
             self.view.add_(self.offset)
 
+    def arranged(self, published: CodedWeight) -> CodedWeight:
+        """Return a published matrix with its rows in the order of the part."""
+        return published if self.order is None else published.rows(self.order)
+
     def published(self) -> Tensor:
         """Return a copy on the CPU, as a checkpoint has it."""
         ours = (self.view.detach() - self.offset).cpu() if self.offset else self.view.detach().cpu().clone()
@@ -39,6 +46,29 @@ class NamedWeight:
 def empty_weight(*shape: int, device: torch.device | str, dtype: torch.dtype) -> nn.Parameter:
     """Return an uninitialised parameter; frozen until a trainer calls `requires_grad_`."""
     return nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
+
+
+def empty_matrix(*shape: int, device: torch.device | str, dtype: torch.dtype, kept: bool) -> nn.Parameter:
+    """Return an uninitialised matrix that nothing but a product reads.
+
+    `kept`: the product may keep it in the numbers of its checkpoint, so the parameter has a shape and no memory until
+    `allocate` gives it some.
+    """
+    if not kept:
+        return empty_weight(*shape, device=device, dtype=dtype)
+    return nn.Parameter(torch.full((), torch.nan, device=device, dtype=dtype).expand(shape), requires_grad=False)
+
+
+def allocate(parameter: Tensor) -> None:
+    """Give a parameter of `empty_matrix` its memory. Views of it that were made before have none."""
+    parameter.data = torch.empty(parameter.shape, device=parameter.device, dtype=parameter.dtype)
+
+
+def products_of(model: nn.Module) -> Iterator[Product]:
+    """Yield the products with the model's matrices, experts' included."""
+    for module in model.modules():
+        yield from getattr(module, "projections", ())
+        yield from getattr(module, "expert_projections", ())
 
 
 def rows_of(
@@ -75,5 +105,6 @@ def initialize(model: nn.Module, seed: int, std: float = 0.02) -> None:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Return bytes of all parameters that the model itself owns."""
-    return sum(parameter.nbytes for parameter in model.parameters())
+    """Return bytes of all weights that the model itself owns, those in stored numbers included."""
+    coded = {id(one.parameter): one.coded.nbytes for one in products_of(model) if one.coded is not None}
+    return sum(coded.get(id(parameter), parameter.nbytes) for parameter in model.parameters())

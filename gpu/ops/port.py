@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor, nn
 
 from ..models.attention import PLAIN, Attention, Softmax
+from ..models.stored.coded import CodedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,15 @@ class Ops(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Return silu(gate) · up: [n, 2 · I] → [n, I]; the gate is the first half."""
+
+    def coded_product(self, x: Tensor, weight: CodedWeight) -> Tensor:
+        """Return x [n, in] · weightᵀ, [n, out], of weights in stored numbers."""
+
+    def expert_product(self, x: Tensor, weight: Tensor | CodedWeight, experts: Tensor) -> Tensor:
+        """Return the products with the weights of chosen experts, [n, k, out].
+
+        experts int64 [n, k]; weight [E, out, in]; x [n, in], or [n, k, in] with a row for each choice.
+        """
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """Return gelu(gate) · up in the same way, GELU in its form with tanh."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..kernels.layers.decode_attention import decode_attention_torch, decode_keys
 from ..kernels.layers.extend_attention import extend_attention_torch, extend_keys
+from ..kernels.layers.products import coded_product_torch, expert_product_torch
 from ..kernels.layers.rms_norm import add_rms_norm_torch, rms_norm_torch
 from ..kernels.layers.rope_write import rope_write_torch, rotation_of
 from ..kernels.layers.silu_mul import gelu_mul_torch, silu_mul_torch
@@ -41,6 +42,8 @@ class TorchOps:
     add_rms_norm = staticmethod(add_rms_norm_torch)
     silu_mul = staticmethod(silu_mul_torch)
     gelu_mul = staticmethod(gelu_mul_torch)
+    coded_product = staticmethod(coded_product_torch)
+    expert_product = staticmethod(expert_product_torch)
     build_chain = staticmethod(build_chain_torch)
     build_tree = staticmethod(build_tree_torch)
     verify_greedy = staticmethod(verify_greedy_torch)

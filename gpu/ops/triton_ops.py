@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..kernels.layers.decode_attention import decode_attention_triton
 from ..kernels.layers.extend_attention import extend_attention_triton
+from ..kernels.layers.products import coded_product_triton, expert_product_torch, expert_product_triton
 from ..kernels.layers.rms_norm import add_rms_norm_torch, add_rms_norm_triton, rms_norm_torch, rms_norm_triton
 from ..kernels.layers.rope_write import rope_write_triton
 from ..kernels.layers.silu_mul import gelu_mul_torch, silu_mul_torch, silu_mul_triton
@@ -21,6 +22,7 @@ from ..kernels.rounds.relay import relay_gather_triton, relay_scatter_triton_
 from ..kernels.rounds.verify_greedy import verify_greedy_triton
 from ..kernels.rounds.verify_sampling import verify_sampling_triton
 from ..models.layer import run_layers
+from ..models.stored.coded import CodedWeight
 
 
 class TritonOps:
@@ -30,6 +32,7 @@ class TritonOps:
     """
 
     run_layers = staticmethod(run_layers)
+    coded_product = staticmethod(coded_product_triton)
     build_chain = staticmethod(build_chain_triton)
     build_tree = staticmethod(build_tree_triton)
     verify_greedy = staticmethod(verify_greedy_triton)
@@ -54,6 +57,10 @@ class TritonOps:
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         norm = add_rms_norm_torch if _needs_gradient(x, residual, weight) else add_rms_norm_triton
         return norm(x, residual, weight, eps)
+
+    def expert_product(self, x: Tensor, weight: Tensor | CodedWeight, experts: Tensor) -> Tensor:
+        is_trained = isinstance(weight, Tensor) and _needs_gradient(x, weight)
+        return (expert_product_torch if is_trained else expert_product_triton)(x, weight, experts)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return silu_mul_torch(gate_up) if _needs_gradient(gate_up) else silu_mul_triton(gate_up)

@@ -40,10 +40,12 @@ def checkpoint_bytes(
     target: ModelConfig,
     dtype: torch.dtype,
     shard: Shard,
+    kept: Path | None = None,
 ) -> int:
     """Return the bytes of the target's and the draft's weights as one rank loads them: its part of the target, the
-    whole draft."""
+    whole draft. `kept`: the directory of a target whose quantized matrices stay as they are stored."""
     from ..models.checkpoint import required_bytes
+    from ..models.stored.quantized import bytes_saved
     from ..models.stored.tensor_files import list_tensors
 
     num_bytes, form = 0, target.family.prediction
@@ -53,7 +55,10 @@ def checkpoint_bytes(
         if form is not None and getattr(draft, "inside_target", False):
             tensors = {name: t for name, t in tensors.items() if form.name_within(name, target.num_layers) is not None}
         num_bytes = sum(math.prod(tensor.shape) * dtype.itemsize for tensor in tensors.values())
-    return sum(required_bytes(target, dtype, shard).values()) + num_bytes
+    unpacked = sum(required_bytes(target, dtype, shard).values())
+    if kept is not None and target.quantization is not None:
+        unpacked -= bytes_saved(list_tensors(kept), target.quantization, dtype)
+    return unpacked + num_bytes
 
 
 def bytes_per_token(

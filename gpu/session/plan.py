@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
 from ...core.algorithm.registry import get_algorithm
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 ARGUMENTS = "<arguments>"
 AUTO = "auto"
 POLICIES = ("ema", "goodput")
+KEEP, UNPACK = "keep", "unpack"
 
 NO_SHARED_PREFIX = "the prefix cache is off: a model with recurrent layers keeps no state behind a cached prefix"
 MAX_HEAD_DIM = 256  # with which the kernels of a GPU are compiled and compared
@@ -54,6 +55,9 @@ class SessionOptions:
     memory_fraction: float = 0.85  # of the device's free memory, weights included
     # AUTO: the checkpoint's; on a CPU float32 for 16 bits, unless it has native bfloat16 and the model is large
     dtype: str = AUTO
+    # What becomes of a checkpoint's quantized matrices: "keep" (default on a GPU) has products read them as they are
+    # stored, "unpack" (default on a CPU) makes them weights of `dtype` when they are loaded.
+    quantized: str = AUTO
     device: str = AUTO
     threads: int | None = None  # of torch on a CPU, in the process; default: 1 for small models, else torch's choice
     seed: int = 0
@@ -149,7 +153,8 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     spec = replace(spec.with_config(context_len=_context_len(options, target, longest_request)), decodes_text=True)
     target = target.within(spec.config.context_len)
     part = Shard(0, num_ranks)
-    weight_bytes = checkpoint_bytes(options.draft, draft, target, dtype, part)
+    kept = options.model if keeps_quantized(options, target, device) else None
+    weight_bytes = checkpoint_bytes(options.draft, draft, target, dtype, part, kept)
     working = working_bytes(sharded(target, part), draft, spec, dtype) if device != "cpu" else 0
     slot_bytes = bytes_per_token(sharded(target, part), draft, algorithm, dtype)
     num_pages, kv_bytes = size_pool(
@@ -202,6 +207,13 @@ def check_choices(options: SessionOptions) -> None:
     if options.policy is not None and options.policy not in POLICIES:
         hint = nearest(options.policy, POLICIES)
         problems.append(Problem("policy", f"{options.policy!r} is none of {', '.join(POLICIES)}{hint}"))
+    if options.quantized not in (known := (AUTO, KEEP, UNPACK)):
+        hint = nearest(options.quantized, known)
+        problems.append(Problem("quantized", f"{options.quantized!r} is none of {', '.join(known)}{hint}"))
+    if options.quantized == KEEP and options.tensor_parallel > 1:
+        problems.append(
+            Problem("quantized", "ranks unpack their parts of quantized matrices: choose unpack, or one rank")
+        )
     least = {"steps": 0, "topk": 1, "page_size": 1, "context_len": 2, "max_running": 1, "chunk_size": 1}
     for name, minimum in {**least, "kv_tokens": 1, "block_rounds": 1, "seed": 0, "tensor_parallel": 1}.items():
         value = getattr(options, name)
@@ -373,6 +385,24 @@ def resolve_dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:
         message = f"{name!r} is none of {AUTO}, {', '.join(DTYPES)}{nearest_name(name, DTYPES)}"
         raise ConfigError.of(ARGUMENTS, "dtype", message)
     return DTYPES[name]
+
+
+class QuantizedChoice(Protocol):
+    """The options of a session or a benchmark that say what becomes of quantized matrices."""
+
+    @property
+    def quantized(self) -> str: ...
+
+    @property
+    def tensor_parallel(self) -> int: ...
+
+
+def keeps_quantized(options: QuantizedChoice, model: ModelConfig, device: str) -> bool:
+    """Return whether a model's products take its quantized matrices as they are stored. Parts of a divided model are
+    unpacked."""
+    on_gpu = device not in ("cpu", "meta")
+    is_wanted = options.quantized == KEEP or (options.quantized == AUTO and on_gpu)
+    return is_wanted and model.quantization is not None and options.tensor_parallel == 1
 
 
 def _stays_narrow(target: ModelConfig) -> bool:

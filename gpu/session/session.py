@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 from ...core.algorithm.algorithm import Drafter
 from ...core.contract.events import EventSink
 from ...core.contract.request import Grammar, Request, SamplingParams
-from ...core.errors import ConfigError, InvariantViolation, Problem
+from ...core.errors import ConfigError, Problem
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.engine import Engine
 from ...observe.engine_lines import EngineLines, engine_lines
 from ..batch.uploads import on_device
 from .grammar import grammars_of
-from .loop import DecodeLoop, Deliveries, Delta, all_of
+from .loop import DecodeLoop, Deliveries, all_of
 from .memory import NotEnoughMemory
-from .plan import SessionOptions, SessionPlan, plan_session
+from .plan import SessionOptions, SessionPlan, keeps_quantized, plan_session
 from .text import Tokenizer
-from .text_session import FINISH, SessionStats, TextDelta, TextSession, numbers_of
+from .text_session import SessionStats, TextDelta, TextSession, numbers_of
 
 if TYPE_CHECKING:
     from ...core.scheduler.spec import EngineSpec
@@ -118,19 +118,6 @@ class DecodeSession(TextSession):
     def _abort_all(self) -> None:
         self.loop.abort_all()
 
-    def _as_text(self, delta: Delta) -> TextDelta:
-        request_id, tokens, end = delta.request_id, delta.tokens.tolist(), delta.finished
-        text, finish, message = self._text_of(request_id, tokens), None, ""
-        if end is not None:
-            told = self._receiving[request_id].num_tokens
-            if end.num_output != told:
-                message = f"request {request_id!r}: {told} tokens were told, {end.num_output} delivered"
-                raise InvariantViolation("ACCEPT-12", message)
-            finish, message = FINISH[end.reason], end.message
-            text += self._last_text_of(request_id, finish)
-        logprobs = tuple(float(value) for value in delta.outputs.get("logprobs", ()))
-        return TextDelta(request_id, text, tuple(tokens), logprobs, finish, message)
-
 
 def load_engine(
     plan: SessionPlan, tokenizer: Tokenizer, make_sinks: Callable[[EngineSpec], Sequence[EventSink]]
@@ -201,6 +188,7 @@ def load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None
 
     options, algorithm = plan.options, plan.algorithm
     load = partial(load_target, ops=ops, device=plan.device, dtype=plan.dtype, context_len=plan.spec.config.context_len)
+    load = partial(load, keep_quantized=keeps_quantized(options, plan.target, plan.device))
     if options.draft is None:
         return load(options.model, shard=plan.shard), None
     if algorithm.drafter is Drafter.MODEL:  # it shares nothing with the target

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from ...core.contract.request import FinishReason, Request
+from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
 from ...observe.summary import Measurements, latencies
+from .loop import Delta
 from .text import StreamDecoder, Tokenizer
 
 FINISH = {
@@ -200,6 +202,19 @@ class TextSession(ABC):
             measured.e2el_ns.extend(np.array([receiving.last_ns - receiving.sent_ns]))
             measured.num_output.extend(np.array([receiving.num_tokens]))
         return receiving.decoder.finish()
+
+    def _as_text(self, delta: Delta) -> TextDelta:
+        request_id, tokens, end = delta.request_id, delta.tokens.tolist(), delta.finished
+        text, finish, message = self._text_of(request_id, tokens), None, ""
+        if end is not None:
+            told = self._receiving[request_id].num_tokens
+            if end.num_output != told:
+                message = f"request {request_id!r}: {told} tokens were told, {end.num_output} delivered"
+                raise InvariantViolation("ACCEPT-12", message)
+            finish, message = FINISH[end.reason], end.message
+            text += self._last_text_of(request_id, finish)
+        logprobs = tuple(float(value) for value in delta.outputs.get("logprobs", ()))
+        return TextDelta(request_id, text, tuple(tokens), logprobs, finish, message)
 
     def _stats(self, **of_engines: Any) -> SessionStats:
         """Return the counts of this session together with those of its engines."""

@@ -25,6 +25,8 @@ MOVED_COMPONENTS = {
     "foredraft.checks.adapters.transformers_scheduler": "foredraft.checks.servers.transformers_scheduler",
 }
 """Former module -> module, of the components that stored cases and installed entry points name."""
+RENAMED_ADAPTERS = {"plain-manager": "plain-block-manager"}
+"""Former name -> name of an adapter."""
 
 
 def made_by_former(remedy: str) -> str:

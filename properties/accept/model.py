@@ -139,7 +139,7 @@ class Walk(NamedTuple):
 
 
 @dataclass(slots=True)
-class Answer:
+class AcceptAnswer:
     """A verdict, and the KV and outputs behind it."""
 
     accept_index: tuple[int, ...]
@@ -155,7 +155,7 @@ class Answer:
     given: dict[str, np.ndarray] = field(default_factory=dict)  # outputs before compaction
     compacted: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def read(self, round: Round) -> Answer:
+    def read(self, round: Round) -> AcceptAnswer:
         """Split the flat sequences by their own width; find the rows whose nodes are a path."""
         rows, nodes, lens = round.num_rows, round.nodes, self.accept_lens
         flat = len(self.accept_index)
@@ -190,7 +190,9 @@ class Shares:
     impossible: tuple[int, int] | None  # (row, token) of something emitted that has probability 0
 
 
-def shares_of(answer: Answer, weights: np.ndarray, tokens: list[int], parents: list[int], probs: np.ndarray) -> Shares:
+def shares_of(
+    answer: AcceptAnswer, weights: np.ndarray, tokens: list[int], parents: list[int], probs: np.ndarray
+) -> Shares:
     """Add up what the rows emit, each with its weight.
     `tokens` and `parents` of one row, `probs` float64 [nd, V] of its nodes."""
     first, second = Counter(), Counter()
@@ -216,7 +218,7 @@ def shares_of(answer: Answer, weights: np.ndarray, tokens: list[int], parents: l
 
 
 @dataclass(slots=True)
-class Moment:
+class AcceptMoment:
     """One operation, the round that it was about, and what the component answered."""
 
     config: AcceptConfig
@@ -224,7 +226,7 @@ class Moment:
     model: AcceptModel
     operation: object = "make"
     round: Round | None = None
-    answer: Answer | None = None
+    answer: AcceptAnswer | None = None
     wanted: list[list[int]] | None = None  # [bs][nd]; the target's own choice, −1 where it has none; greedy rounds only
     probs: np.ndarray | None = None  # float64 [bs · nd, V]; sampled rounds only
     failing: list[list[bool]] | None = None  # [bs][nd]; whether the target gives no numbers
@@ -301,7 +303,7 @@ class AcceptModel:
             codes = [code_of(p, at) for p, at in zip(prefixes, round.positions[number], strict=True)]
             self._write(round.batch.windows[number], codes)
 
-    def commit(self, m: Moment) -> list[int]:
+    def commit(self, m: AcceptMoment) -> list[int]:
         """Make final what was accepted, up to the end of the context. Returns the rows whose requests end: there, or
         without an answer that can be followed."""
         ended = list(m.round.rows)
@@ -328,7 +330,7 @@ class AcceptModel:
         return None
 
 
-def verdict_in_words(m: Moment, number: int) -> str:
+def verdict_in_words(m: AcceptMoment, number: int) -> str:
     """Return what the verdict says of a row of the round, for a history."""
     answer, round = m.answer, m.round
     text = f"row {round.rows[number]}: accepts the flat nodes {listed(answer.lanes(number))}"

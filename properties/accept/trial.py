@@ -16,7 +16,7 @@ from . import inputs
 from . import invariants as invariants  # registers the checkers
 from .contract import MAX_NODES, Accept, AcceptCapabilities, AcceptConfig, Batch, capacity
 from .expected import Coins, Drafter
-from .model import AcceptModel, Answer, Moment, Round, shares_of, verdict_in_words
+from .model import AcceptAnswer, AcceptModel, AcceptMoment, Round, shares_of, verdict_in_words
 from .reading import read_cells, read_compacted, read_flat, read_links, read_moves, read_round, read_table
 
 ROUNDS = Handles("abc")
@@ -93,7 +93,7 @@ class AcceptTrial(Trial):
     subject: Accept
     config: AcceptConfig
     capabilities: AcceptCapabilities
-    moment: Moment
+    moment: AcceptMoment
 
     @classmethod
     def twin_config(cls, kind: str, config: AcceptConfig) -> AcceptConfig:
@@ -104,11 +104,11 @@ class AcceptTrial(Trial):
         self.model = AcceptModel(self.config)
         self.shape = (1, 1, 2)
         self.rounds: dict[str, Round] = {}
-        self.moment = Moment(self.config, self.capabilities, self.model)
+        self.moment = AcceptMoment(self.config, self.capabilities, self.model)
         self.must(self.subject.configure, *self.shape)
 
     def begin(self, operation: Operation | str) -> None:
-        self.moment = Moment(self.config, self.capabilities, self.model, operation)
+        self.moment = AcceptMoment(self.config, self.capabilities, self.model, operation)
 
     # -- what is only asked for a value: trees that it drafts itself, distributions, coins -----------------------------
 
@@ -202,7 +202,7 @@ class AcceptTrial(Trial):
         coins = [np.tile(coin, (round.num_rows // inputs.GRID, 1)) for coin in inputs.grid(round.num_coins)]
         method = self.subject.verify_sampling if len(probs) == 1 else self.subject.verify_drafted
         verdict = read_flat(self, self.must(method, round.handle, *many, *coins), "the verdict", 4)
-        answer = Answer(*verdict).read(round)
+        answer = AcceptAnswer(*verdict).read(round)
         if answer.is_formed and len(answer.walks) == round.num_rows:
             self.moment.shares = shares_of(answer, weights, round.tokens[0], round.parents[0], probs[0])
 
@@ -340,7 +340,7 @@ class AcceptTrial(Trial):
         m, has = self.moment, self.capabilities
         parts = read_flat(self, verdict, "the verdict", 4)
         self.transcript.append(tuple(parts))
-        answer = m.answer = Answer(*parts).read(round)
+        answer = m.answer = AcceptAnswer(*parts).read(round)
         self.model.write_nodes(round)
         if has.outputs:
             self._compact(round, answer)
@@ -351,12 +351,12 @@ class AcceptTrial(Trial):
         for row in ended:
             self.model.replace(row, 1)
 
-    def _compact(self, round: Round, answer: Answer) -> None:
+    def _compact(self, round: Round, answer: AcceptAnswer) -> None:
         answer.given = inputs.outputs(round.num_rows * round.nodes)
         got = self.must(self.subject.compact, round.handle, dict(answer.given))
         answer.compacted = read_compacted(self, got, answer.given)
 
-    def _move(self, round: Round, answer: Answer) -> None:
+    def _move(self, round: Round, answer: AcceptAnswer) -> None:
         before = answer.before = self.model.pools.copy()
         after = self.must(self.subject.move, round.handle, self.model.pools.copy())
         answer.after = read_cells(self, after, before.shape)

@@ -17,7 +17,7 @@ _MULTIPLIER = 0x9E3779B97F4A7C15
 _VOCAB_SIZE = 50_021
 
 
-class Cell(NamedTuple):
+class ShadowCell(NamedTuple):
     """What stands in one slot."""
 
     owner: int
@@ -26,10 +26,10 @@ class Cell(NamedTuple):
     prefix_hash: int
 
 
-_CONTENTS: dict[int, list[Cell]] = {}
+_CONTENTS: dict[int, list[ShadowCell]] = {}
 
 
-def contents(owner: int, start: int, stop: int) -> list[Cell]:
+def contents(owner: int, start: int, stop: int) -> list[ShadowCell]:
     """Return the cells of positions `start … stop − 1` of an owner.
     Made once: the same owner always writes the same."""
     cells = _CONTENTS.setdefault(owner, [])
@@ -37,7 +37,7 @@ def contents(owner: int, start: int, stop: int) -> list[Cell]:
         position = len(cells)
         token = (owner * 7919 + position * 104_729) % _VOCAB_SIZE
         before = cells[-1].prefix_hash if cells else owner * _MULTIPLIER & _MASK
-        cells.append(Cell(owner, position, token, ((before ^ token) * _MULTIPLIER) & _MASK))
+        cells.append(ShadowCell(owner, position, token, ((before ^ token) * _MULTIPLIER) & _MASK))
     return cells[start:stop]
 
 
@@ -45,15 +45,17 @@ class ShadowMemory:
     """The slots of one pool. A write out of bounds is not stopped here; the invariants find it."""
 
     def __init__(self) -> None:
-        self._cells: dict[int, Cell] = {}
+        self._cells: dict[int, ShadowCell] = {}
 
-    def write(self, slots: Iterable[int], cells: Iterable[Cell]) -> None:
+    def write(self, slots: Iterable[int], cells: Iterable[ShadowCell]) -> None:
         self._cells.update(zip(slots, cells, strict=True))
 
-    def read(self, slots: Iterable[int]) -> list[Cell | None]:
+    def read(self, slots: Iterable[int]) -> list[ShadowCell | None]:
         return list(map(self._cells.get, slots))
 
-    def first_wrong(self, slots: Sequence[int], expected: Sequence[Cell]) -> tuple[int, Cell | None, Cell] | None:
+    def first_wrong(
+        self, slots: Sequence[int], expected: Sequence[ShadowCell]
+    ) -> tuple[int, ShadowCell | None, ShadowCell] | None:
         """Return the first slot that does not hold what is expected: (slot, found, expected); None if all do."""
         found = self.read(slots)
         if found == expected:

@@ -1,6 +1,6 @@
 """ALLOC-01 … ALLOC-16: what is true of every KV allocator and request table, after every operation.
 
-A checker gets a `Moment` (`allocator/model.py`) and looks at it alone.
+A checker gets a `AllocatorMoment` (`allocator/model.py`) and looks at it alone.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..harness.invariants import Finding, Outcome, checks, first_difference, unchanged
-from .model import Moment
+from .model import AllocatorMoment
 
 if TYPE_CHECKING:
     from ..harness.trial import Trial
@@ -18,7 +18,7 @@ CONTRACT = "allocator"
 
 
 @checks("ALLOC-01", CONTRACT, general=True)
-def pages_are_conserved(m: Moment) -> Outcome:
+def pages_are_conserved(m: AllocatorMoment) -> Outcome:
     size, after = m.config.page_size, m.after
     deferred = m.waiting.keys() - m.held.keys() if m.waiting else ()
     taken = len(m.held) + len(deferred) + len(m.model.cached)
@@ -40,7 +40,7 @@ def pages_are_conserved(m: Moment) -> Outcome:
 
 
 @checks("ALLOC-02", CONTRACT, "inspection")
-def free_list_has_no_duplicate(m: Moment) -> Outcome:
+def free_list_has_no_duplicate(m: AllocatorMoment) -> Outcome:
     free, size = m.after.free_pages, m.config.page_size
     if len(set(free)) != len(free):
         twice = next(page for page in free if free.count(page) > 1)
@@ -53,7 +53,7 @@ def free_list_has_no_duplicate(m: Moment) -> Outcome:
 
 
 @checks("ALLOC-03", CONTRACT)
-def nothing_free_is_referenced(m: Moment) -> Outcome:
+def nothing_free_is_referenced(m: AllocatorMoment) -> Outcome:
     free = m.after.free_pages
     if m.row_granted and not m.row_was_free:
         was = "a row is handed out while all are taken or in use by a step in flight"
@@ -77,7 +77,7 @@ def nothing_free_is_referenced(m: Moment) -> Outcome:
 
 
 @checks("ALLOC-04", CONTRACT, "sharing")
-def references_are_the_holders(m: Moment) -> Outcome:
+def references_are_the_holders(m: AllocatorMoment) -> Outcome:
     first, held, waiting = m.first_page, m.held, m.waiting
     for page, count in enumerate(m.after.references, first):
         should = held.get(page, 0) + (waiting.get(page, 0) if waiting else 0)
@@ -91,7 +91,7 @@ def references_are_the_holders(m: Moment) -> Outcome:
 
 
 @checks("ALLOC-05", CONTRACT, "inspection")
-def what_is_not_held_is_free_or_cached(m: Moment) -> Outcome:
+def what_is_not_held_is_free_or_cached(m: AllocatorMoment) -> Outcome:
     free, cached = m.after.free_pages, m.model.cached
     if m.not_cacheable:
         was = f"page {m.not_cacheable[0]} is cached"
@@ -109,12 +109,12 @@ def what_is_not_held_is_free_or_cached(m: Moment) -> Outcome:
     return True
 
 
-def _states_of(m: Moment, page: int) -> list[str]:
+def _states_of(m: AllocatorMoment, page: int) -> list[str]:
     places = ("free", m.after.free_pages), ("cached", m.model.cached), ("held", m.held), ("deferred", m.waiting)
     return [name for name, where in places if page in where]
 
 
-def _page_of_no_or_two_states(m: Moment) -> int | None:
+def _page_of_no_or_two_states(m: AllocatorMoment) -> int | None:
     """Return the first page that is in no state or in two. Held and deferred is one: it has an owner."""
     for page in sorted(m.all_pages):
         states = set(_states_of(m, page)) - ({"deferred"} if page in m.held else set())
@@ -124,7 +124,7 @@ def _page_of_no_or_two_states(m: Moment) -> int | None:
 
 
 @checks("ALLOC-06", CONTRACT)
-def writable_pages_have_one_owner(m: Moment) -> Outcome:
+def writable_pages_have_one_owner(m: AllocatorMoment) -> Outcome:
     if m.answer is not None:
         for page in m.pages_of_answer():
             if page in m.held_before:
@@ -141,7 +141,7 @@ def writable_pages_have_one_owner(m: Moment) -> Outcome:
 
 
 @checks("ALLOC-07", CONTRACT, "table")
-def rows_are_in_bounds(m: Moment) -> Outcome:
+def rows_are_in_bounds(m: AllocatorMoment) -> Outcome:
     if not m.after.rows:
         return None
     size, width = m.config.page_size, m.config.row_width
@@ -157,7 +157,7 @@ def rows_are_in_bounds(m: Moment) -> Outcome:
 
 
 @checks("ALLOC-08", CONTRACT)
-def as_many_pages_as_needed(m: Moment) -> Outcome:
+def as_many_pages_as_needed(m: AllocatorMoment) -> Outcome:
     size = m.config.page_size
     if m.answer is not None and len(m.answer) != m.asked:
         was = f"asked for {m.asked} slots, got {len(m.answer)}: {list(m.answer)}"
@@ -176,7 +176,7 @@ def as_many_pages_as_needed(m: Moment) -> Outcome:
 
 
 @checks("ALLOC-09", CONTRACT, on=("alloc", "grow", "open", "extend", "decode"))
-def a_refusal_changes_nothing(m: Moment) -> Outcome:
+def a_refusal_changes_nothing(m: AllocatorMoment) -> Outcome:
     if m.refusal is None:
         return None
     # A free list may be sorted before the call is refused.
@@ -184,7 +184,7 @@ def a_refusal_changes_nothing(m: Moment) -> Outcome:
 
 
 @checks("ALLOC-10", CONTRACT, "misuse", on=("free-stray", "free-twice"))
-def only_what_is_held_can_be_freed(m: Moment) -> Outcome:
+def only_what_is_held_can_be_freed(m: AllocatorMoment) -> Outcome:
     if m.operation.tag == "free-stray":
         if m.refusal is None:
             was = f"free of pages {list(m.operation.pages)} was accepted"
@@ -203,7 +203,7 @@ def only_what_is_held_can_be_freed(m: Moment) -> Outcome:
 
 
 @checks("ALLOC-11", CONTRACT, on=("alloc", "grow", "trim", "extend", "decode"))
-def ids_are_good(m: Moment) -> Outcome:
+def ids_are_good(m: AllocatorMoment) -> Outcome:
     if m.parts:
         return _parts_go_on(m)
     if m.operation.tag != "alloc":
@@ -227,7 +227,7 @@ def ids_are_good(m: Moment) -> Outcome:
     return True
 
 
-def _parts_go_on(m: Moment) -> Outcome:
+def _parts_go_on(m: AllocatorMoment) -> Outcome:
     """Return whether each request of a batch goes on behind its last slot, and where its page is full in a new
     one of the pool."""
     size, first = m.config.page_size, m.first_page
@@ -246,7 +246,7 @@ def _parts_go_on(m: Moment) -> Outcome:
     return True
 
 
-def _rows_are_pages(m: Moment) -> Outcome:
+def _rows_are_pages(m: AllocatorMoment) -> Outcome:
     """Return whether the slots of every row that has changed are whole pages, ascending inside each."""
     if not m.after.rows:
         return None
@@ -261,7 +261,7 @@ def _rows_are_pages(m: Moment) -> Outcome:
 
 
 @checks("ALLOC-12", CONTRACT, "padding_page")
-def padding_stays_out(m: Moment) -> Outcome:
+def padding_stays_out(m: AllocatorMoment) -> Outcome:
     size, free, cached = m.config.page_size, m.after.free_pages, m.after.cached_pages
     seen = bool(m.answer) and min(m.answer) < size and any(0 <= slot < size for slot in m.answer)
     if seen or 0 in m.held or (free and 0 in free) or (cached and 0 in cached):
@@ -280,7 +280,7 @@ def same_history_same_ids(runs: tuple[Trial, Trial]) -> Outcome:
 
 
 @checks("ALLOC-14", CONTRACT, on=("alloc", "grow", "extend", "decode"))
-def what_is_promised_is_kept(m: Moment) -> Outcome:
+def what_is_promised_is_kept(m: AllocatorMoment) -> Outcome:
     if m.allowed is None:
         return None
     if m.allowed and m.refusal is not None:
@@ -296,7 +296,7 @@ def what_is_promised_is_kept(m: Moment) -> Outcome:
 
 
 @checks("ALLOC-15", CONTRACT)
-def all_comes_back(m: Moment) -> Outcome:
+def all_comes_back(m: AllocatorMoment) -> Outcome:
     if not m.drained:
         return None
     left = {
@@ -313,7 +313,7 @@ def all_comes_back(m: Moment) -> Outcome:
 
 
 @checks("ALLOC-16", CONTRACT, on=("alloc", "grow", "extend", "decode"))
-def edges_of_the_pool(m: Moment) -> Outcome:
+def edges_of_the_pool(m: AllocatorMoment) -> Outcome:
     if m.asked == 0 and m.operation.tag == "alloc":
         if m.answer != ():
             was = f"got {list(m.answer)}" if m.answer is not None else f"was refused: {m.refusal}"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .canary import Cell
+from .canary import ShadowCell
 from .contract import AllocatorCapabilities, AllocatorConfig
 
 
@@ -24,7 +24,7 @@ class Holder:
         self.owner = owner
         self.pages: list[int] = []
         self.slots: list[int] = []
-        self.cells: list[Cell] = []
+        self.cells: list[ShadowCell] = []
         self.committed = 0  # rows only: tokens that are final
         self.wanted = 0  # rows only: tokens that there must be room for
 
@@ -58,7 +58,7 @@ class AllocatorModel:
         self.holders: dict[str, Holder] = {}
         self.rows: dict[str, Holder] = {}
         self.parts: dict[str, Holder] = {}  # requests whose last page need not be full
-        self.cached: dict[int, list[Cell]] = {}
+        self.cached: dict[int, list[ShadowCell]] = {}
         self.deferred: list[tuple[int, Holder, bool]] = []  # (step, what waits for it, whether a row goes with it)
         self.launched = 0
         self.completed = 0
@@ -124,7 +124,7 @@ class AllocatorModel:
         self.deferred = [item for item in self.deferred if item[0] > self.completed]
 
 
-class Observation(NamedTuple):
+class AllocatorObservation(NamedTuple):
     """All that an allocator shows; None where it declares no such capability.
     Equal if and only if nothing has changed."""
 
@@ -137,7 +137,7 @@ class Observation(NamedTuple):
 
 
 @dataclass(slots=True)
-class Moment:
+class AllocatorMoment:
     """One operation and its effects. `held` and `waiting` are recounts: page -> number of references."""
 
     config: AllocatorConfig
@@ -158,8 +158,8 @@ class Moment:
     row_was_free: bool = False  # and whether there was one
     stale: tuple | None = None  # (whose, slot, found, expected) of a slot that does not hold what its owner wrote
     not_cacheable: tuple[int, ...] = ()
-    before: Observation = field(default_factory=lambda: Observation(0, None, None, None, None, None))
-    after: Observation = field(default_factory=lambda: Observation(0, None, None, None, None, None))
+    before: AllocatorObservation = field(default_factory=lambda: AllocatorObservation(0, None, None, None, None, None))
+    after: AllocatorObservation = field(default_factory=lambda: AllocatorObservation(0, None, None, None, None, None))
     held_before: dict[int, int] = field(default_factory=dict)
     waiting_before: dict[int, int] = field(default_factory=dict)
     held: dict[int, int] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ..harness.trial import Trial
 from .canary import ShadowMemory
-from .model import AllocatorModel, Holder, Moment, Observation
+from .model import AllocatorModel, AllocatorMoment, AllocatorObservation, Holder
 
 _NO_PAGES: dict[int, int] = {}
 
@@ -14,7 +14,7 @@ _NO_PAGES: dict[int, int] = {}
 def observe(trial: Trial, model: AllocatorModel, memory: ShadowMemory, pages: Iterable[int]) -> None:
     """Ask the subject for everything that it shows, and recount the model. `pages`: all of the pool."""
     subject, has = trial.subject, trial.capabilities
-    m: Moment = trial.moment
+    m: AllocatorMoment = trial.moment
     must, integers = trial.must, trial.integers
     free = cached = deferred = references = rows = None
     num_free = trial.integer(must(subject.num_free), "num_free()")
@@ -29,7 +29,7 @@ def observe(trial: Trial, model: AllocatorModel, memory: ShadowMemory, pages: It
         references = integers([must(subject.references, page) for page in pages], "references()")
     if has.table:
         rows = tuple([(name, _row(trial, model, name, row)) for name, row in model.rows.items()])
-    m.after = Observation(num_free, free, cached, deferred, references, rows)
+    m.after = AllocatorObservation(num_free, free, cached, deferred, references, rows)
     m.held = model.held()
     m.waiting = model.waiting() if model.deferred else _NO_PAGES
     m.stale = None
@@ -40,7 +40,7 @@ def observe(trial: Trial, model: AllocatorModel, memory: ShadowMemory, pages: It
             break
 
 
-def _follow_the_cache(model: AllocatorModel, moment: Moment, cached: tuple[int, ...]) -> None:
+def _follow_the_cache(model: AllocatorModel, moment: AllocatorMoment, cached: tuple[int, ...]) -> None:
     """Take over the pages that the subject has evicted, which it may do. It may not cache other pages than the retired
     ones."""
     moment.not_cacheable = tuple(page for page in cached if page not in model.cached)

@@ -11,7 +11,7 @@ from ..harness.trial import Trial
 from . import invariants as invariants  # registers the checkers
 from .canary import ShadowMemory, contents
 from .contract import Allocator, AllocatorCapabilities, AllocatorConfig
-from .model import AllocatorModel, Moment
+from .model import AllocatorModel, AllocatorMoment
 from .reading import observe
 
 HOLDERS = Handles("abcd")
@@ -96,14 +96,14 @@ class AllocatorTrial(Trial):
     subject: Allocator
     config: AllocatorConfig
     capabilities: AllocatorCapabilities
-    moment: Moment
+    moment: AllocatorMoment
 
     def prepare(self) -> None:
         self.model = AllocatorModel(self.config.page_size)
         self.memory = ShadowMemory()
         first = 1 if self.capabilities.padding_page else 0
         self._all_pages = range(first, first + self.config.num_pages)
-        self.moment = Moment(self.config, self.capabilities, self.model, frozenset(self._all_pages))
+        self.moment = AllocatorMoment(self.config, self.capabilities, self.model, frozenset(self._all_pages))
         observe(self, self.model, self.memory, self._all_pages)
 
     # -- around every operation ---------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ..harness.letters import Choices
 
 
 @dataclass(frozen=True, slots=True)
-class ManagerConfig:
+class BlockManagerConfig:
     """What `make(config)` builds: `num_pages` pages of `page_size` slots, and a padding page of the manager's own
     where it has one.
 
@@ -35,7 +35,7 @@ class ManagerConfig:
         assert self.windows and all(window == 0 or window >= 2 for window in self.windows)
 
     @classmethod
-    def draw(cls, choose: Choices, has: ManagerCapabilities) -> ManagerConfig:
+    def draw(cls, choose: Choices, has: BlockManagerCapabilities) -> BlockManagerConfig:
         """Choose a pool of a few pages."""
         num_pages, page_size = choose(range(1, 10)), choose((1, 2, 2, 3, 4, 4, 8, 16))
         near = (2, page_size + 1, 2 * page_size + 1)
@@ -47,7 +47,7 @@ class ManagerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ManagerCapabilities(Capabilities):
+class BlockManagerCapabilities(Capabilities):
     """What a manager declares."""
 
     caching: bool = False  # what was released is found again, until its pages are handed out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .contract import ManagerConfig
+from .contract import BlockManagerConfig
 
 Cell = tuple[int, str, tuple[int, ...]]
 """What stands in a slot: the group of layers, the namespace, and the text up to the slot's token."""
@@ -14,7 +14,7 @@ Tables = tuple[tuple[int, ...], ...]
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class ManagedRequest:
     """A request that the manager knows: positions below `computed` stand in `tables`; `start` is the first position of
     the step that runs, or of the next one."""
 
@@ -34,12 +34,12 @@ class Running:
 
 
 @dataclass(slots=True)
-class Moment:
+class BlockManagerMoment:
     """One operation and its effects, as the checkers see them."""
 
-    config: ManagerConfig
+    config: BlockManagerConfig
     operation: object = "make"
-    running: dict[str, Running] = field(default_factory=dict)
+    running: dict[str, ManagedRequest] = field(default_factory=dict)
     memory: dict[int, Cell | None] = field(default_factory=dict)  # None: a draft
     request: str = ""
     match: tuple[int, Tables] | None = None  # the length found, and the slots

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .contract import ManagerCapabilities, ManagerConfig
+from .contract import BlockManagerCapabilities, BlockManagerConfig
 
 Key = tuple[int, str, tuple[int, ...]]
 
@@ -12,13 +12,13 @@ GONE = 0
 """In a table: a page that no later position sees. Page 0 is never handed out."""
 
 
-class PlainManager:
+class PlainBlockManager:
     """`free`: pages that no request holds, the one to be handed out next first; `keys`:
     page -> group, namespace and text up to its end; `tables`: request -> pages by group."""
 
-    capabilities = ManagerCapabilities.all()
+    capabilities = BlockManagerCapabilities.all()
 
-    def __init__(self, config: ManagerConfig) -> None:
+    def __init__(self, config: BlockManagerConfig) -> None:
         self.size: int = config.page_size
         self.windows: tuple[int, ...] = config.windows
         self.lookahead: int = config.lookahead
@@ -134,4 +134,4 @@ class PlainManager:
         return len(self.free)
 
 
-make = PlainManager
+make = PlainBlockManager

@@ -8,14 +8,14 @@ from typing import ClassVar
 from ..harness.invariants import Finding, Outcome, checks
 from ..harness.operation import Handles, Operation, operation
 from ..harness.trial import Trial
-from .contract import BlockManager, ManagerCapabilities, ManagerConfig
-from .model import Cell, Moment, Running, Tables
+from .contract import BlockManager, BlockManagerCapabilities, BlockManagerConfig
+from .model import BlockManagerMoment, Cell, ManagedRequest, Tables
 
 CONTRACT = "block-manager"
 
 
 @checks("BLOCKS-01", CONTRACT, on=("admit",))
-def a_match_is_the_requests_own_prefix(m: Moment) -> Outcome:
+def a_match_is_the_requests_own_prefix(m: BlockManagerMoment) -> Outcome:
     if m.match is None:
         return None
     length, tables = m.match
@@ -34,7 +34,7 @@ def a_match_is_the_requests_own_prefix(m: Moment) -> Outcome:
 
 
 @checks("BLOCKS-02", CONTRACT)
-def every_page_is_free_or_held(m: Moment) -> Outcome:
+def every_page_is_free_or_held(m: BlockManagerMoment) -> Outcome:
     num_free, by_request = m.after
     held = set().union(*map(m.pages_of, by_request.values()))
     if num_free + len(held) != m.config.num_pages:
@@ -46,7 +46,7 @@ def every_page_is_free_or_held(m: Moment) -> Outcome:
 
 
 @checks("BLOCKS-03", CONTRACT)
-def what_is_computed_stays(m: Moment) -> Outcome:
+def what_is_computed_stays(m: BlockManagerMoment) -> Outcome:
     mine = {slot // m.config.page_size for slot in m.written}
     for name, running in m.running.items():
         shared = mine & m.pages_of(running.tables) if name != m.request else ()
@@ -63,7 +63,7 @@ def what_is_computed_stays(m: Moment) -> Outcome:
 
 
 @checks("BLOCKS-04", CONTRACT, on=("admit", "grow"))
-def what_fits_is_granted_and_a_refusal_changes_nothing(m: Moment) -> Outcome:
+def what_fits_is_granted_and_a_refusal_changes_nothing(m: BlockManagerMoment) -> Outcome:
     if m.refusal is None:
         return True
     if not _is_as_before(m):
@@ -74,7 +74,7 @@ def what_fits_is_granted_and_a_refusal_changes_nothing(m: Moment) -> Outcome:
     return True
 
 
-def _is_as_before(m: Moment) -> bool:
+def _is_as_before(m: BlockManagerMoment) -> bool:
     """Return whether all requests have what they had, but for pages that no later position sees."""
     if m.after == m.before:
         return True
@@ -93,7 +93,7 @@ def _is_as_before(m: Moment) -> bool:
 
 
 @checks("BLOCKS-05", CONTRACT, "caching", on=("admit",))
-def what_was_released_is_found_again(m: Moment) -> Outcome:
+def what_was_released_is_found_again(m: BlockManagerMoment) -> Outcome:
     if m.match is None:
         return None
     if m.match[0] < m.expected:
@@ -105,7 +105,7 @@ def what_was_released_is_found_again(m: Moment) -> Outcome:
 
 
 @checks("BLOCKS-06", CONTRACT, on=("admit", "grow"))
-def slots_stand_in_whole_pages(m: Moment) -> Outcome:
+def slots_stand_in_whole_pages(m: BlockManagerMoment) -> Outcome:
     if m.refusal is not None:
         return None
     size, running = m.config.page_size, m.running[m.request]
@@ -125,7 +125,7 @@ def slots_stand_in_whole_pages(m: Moment) -> Outcome:
 
 
 @checks("BLOCKS-07", CONTRACT, "misuse", on=("release-stray", "admit-again"))
-def misuse_changes_nothing(m: Moment) -> Outcome:
+def misuse_changes_nothing(m: BlockManagerMoment) -> Outcome:
     if m.operation.tag == "admit-again" and m.refusal is None:
         return Finding(f"{m.operation} was accepted", "a refusal", "two requests share one table")
     if m.after != m.before:
@@ -137,27 +137,27 @@ REQUESTS = Handles(("r1", "r2", "r3", "r4"))
 NAMESPACES = ("", "lora-1", "1")
 
 
-def _is_new(t: ManagerTrial, request: str) -> bool:
+def _is_new(t: BlockManagerTrial, request: str) -> bool:
     return request not in t.moment.running
 
 
-def _is_running(t: ManagerTrial, request: str) -> bool:
+def _is_running(t: BlockManagerTrial, request: str) -> bool:
     return request in t.moment.running
 
 
-def _pages(config: ManagerConfig, has: ManagerCapabilities) -> tuple[tuple[int, ...], ...]:
+def _pages(config: BlockManagerConfig, has: BlockManagerCapabilities) -> tuple[tuple[int, ...], ...]:
     return ((0,), (0, 0), (0, 1), (1,), (0, 0, 0), (0, 0, 1), (1, 0))
 
 
-def _extras(config: ManagerConfig, has: ManagerCapabilities) -> list[int]:
+def _extras(config: BlockManagerConfig, has: BlockManagerCapabilities) -> list[int]:
     return [1, 0, config.page_size - 1, -1, 1]
 
 
-def _spaces(config: ManagerConfig, has: ManagerCapabilities) -> tuple[str, ...]:
+def _spaces(config: BlockManagerConfig, has: BlockManagerCapabilities) -> tuple[str, ...]:
     return ("", "", *NAMESPACES) if has.namespaces else ("",)
 
 
-class ManagerTrial(Trial):
+class BlockManagerTrial(Trial):
     """`subject` under operations."""
 
     contract = "block-manager"
@@ -166,12 +166,12 @@ class ManagerTrial(Trial):
     values: ClassVar = {"request": REQUESTS, "num_tokens": lambda c, has: [64, 64, 1, c.page_size, c.page_size + 1]}
 
     subject: BlockManager
-    config: ManagerConfig
-    capabilities: ManagerCapabilities
-    moment: Moment
+    config: BlockManagerConfig
+    capabilities: BlockManagerCapabilities
+    moment: BlockManagerMoment
 
     def prepare(self) -> None:
-        self.moment = Moment(self.config)
+        self.moment = BlockManagerMoment(self.config)
         self.found: set[Cell] = set()  # the last cells of pages that were released last, and are not handed out yet
         self._observe()
 
@@ -179,7 +179,7 @@ class ManagerTrial(Trial):
         m = self.moment
         for running in m.running.values():
             running.start = running.computed  # its last step is over
-        self.moment = Moment(self.config, operation, m.running, m.memory, before=m.after, after=m.after)
+        self.moment = BlockManagerMoment(self.config, operation, m.running, m.memory, before=m.after, after=m.after)
 
     def end(self) -> None:
         self._observe()
@@ -233,7 +233,7 @@ class ManagerTrial(Trial):
         if self.refused(answer, None, False):
             return None
         length = self.integer(answer, "admit()")
-        running = m.running[request] = Running(namespace, tokens, len(tokens))
+        running = m.running[request] = ManagedRequest(namespace, tokens, len(tokens))
         running.tables = self._tables(request)
         m.request, m.match = request, (length, tuple(slots[:length] for slots in running.tables))
         running.computed = max(0, min(length, len(tokens)))
@@ -260,7 +260,7 @@ class ManagerTrial(Trial):
         ends = range(first + size, length + 1, size)
         return all((group, namespace, tuple(tokens[:end])) in self.found for end in ends)
 
-    def _compute(self, running: Running, num_tokens: int) -> None:
+    def _compute(self, running: ManagedRequest, num_tokens: int) -> None:
         """Write the next positions, as the device does in the same step, and drafts behind them."""
         m, start, stop = self.moment, running.computed, running.computed + num_tokens
         written = set()

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from .contract import Answer, EngineCapabilities, ServingConfig
 from .language import GARBAGE, NOTHING, num_correct, stream_of
-from .model import Chunk, Flight, RoundRow, Row
+from .model import Chunk, EngineRow, Flight, RoundRow
 
 Slots = tuple[int, ...]
 
@@ -78,7 +78,7 @@ class Device:
                 if slot // size in flight.writes:
                     self.cells[slot] = NOTHING
 
-    def _read(self, row: Row, slots: Slots, length: int) -> None:
+    def _read(self, row: EngineRow, slots: Slots, length: int) -> None:
         """Compare the row's text up to `length` with the cells where the step says that it is."""
         if not self.has_slots or row.wrong:
             return
@@ -89,7 +89,7 @@ class Device:
             slot = slots[position] if position < len(slots) else None
             row.wrong = f"slot {slot} was read for position {position}, and does not hold it"
 
-    def _write(self, row: Row, slots: Slots, start: int, kept: int, reach: int) -> None:
+    def _write(self, row: EngineRow, slots: Slots, start: int, kept: int, reach: int) -> None:
         """Write the row's text to the positions [start, start + kept), and garbage to the rest up to `reach`."""
         if not self.has_slots:
             return

@@ -14,7 +14,7 @@ WAITING, RUNNING = "waiting", "running"
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class EngineRow:
     """One stay of a request on the device: `length` positions have KV, `stream.tokens[length]` is the last token."""
 
     stream: Stream
@@ -24,7 +24,7 @@ class Row:
 
 
 @dataclass(slots=True, eq=False)
-class Life:
+class RequestLife:
     """One accepted request. A stay is the time between an admission and the next departure."""
 
     wish: Wish
@@ -40,7 +40,7 @@ class Life:
     launched: int = 0  # positions of the context that launched chunks reach
     decoding: bool = False
     kv: int = -1  # committed KV length while it decodes, else -1
-    row: Row | None = None
+    row: EngineRow | None = None
     aborted: bool = False
     leaving: bool = False  # aborted, and its end event is due with a commit
     failing: bool = False
@@ -111,9 +111,9 @@ class Life:
 class Chunk(NamedTuple):
     """One chunk of a step."""
 
-    life: Life
+    life: RequestLife
     stay: int
-    row: Row
+    row: EngineRow
     start: int
     due: int  # where the last chunk ended
     tokens: tuple[int, ...]
@@ -139,9 +139,9 @@ class Chunk(NamedTuple):
 class RoundRow(NamedTuple):
     """One row of a step's rounds. It may begin at any length up to `latest`, and write any position below `reach`."""
 
-    life: Life
+    life: RequestLife
     stay: int
-    row: Row
+    row: EngineRow
     length: int
     is_known: bool  # no step in flight before it moves the row
     root: int | None
@@ -168,14 +168,14 @@ class Flight:
     rounds: int
     slots: dict[str, tuple[int, ...]] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)  # how many each had before
-    writes: dict[int, tuple[Life, int]] = field(default_factory=dict)  # page -> whose stay may write it
+    writes: dict[int, tuple[RequestLife, int]] = field(default_factory=dict)  # page -> whose stay may write it
     interrupted: bool = False
 
     @property
     def parts(self) -> list[Chunk | RoundRow]:
         return [*self.chunks, *self.rows]
 
-    def lives(self) -> list[Life]:
+    def lives(self) -> list[RequestLife]:
         return [part.life for part in self.parts]
 
     def note_writes(self, page_size: int) -> None:
@@ -192,8 +192,8 @@ class EngineModel:
 
     def __init__(self, config: ServingConfig) -> None:
         self.config = config
-        self.lives: dict[str, Life] = {}  # by name: those that live
-        self.ended: dict[str, Life] = {}  # by name: the last one that ended
+        self.lives: dict[str, RequestLife] = {}  # by name: those that live
+        self.ended: dict[str, RequestLife] = {}  # by name: the last one that ended
         self.flights: list[Flight] = []
         self.lost: list[Flight] = []  # steps that failed, and may still be writing
         self.num_accepted = self.num_attempts = self.num_ended = self._places = 0
@@ -208,10 +208,10 @@ class EngineModel:
         self.decisions: list[tuple] = []
         self.verified = self.proposed = self.correct = 0
 
-    def waiting(self) -> list[Life]:
+    def waiting(self) -> list[RequestLife]:
         return [life for life in self.lives.values() if life.state is WAITING]
 
-    def running(self) -> list[Life]:
+    def running(self) -> list[RequestLife]:
         return [life for life in self.lives.values() if life.state is RUNNING]
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -220,22 +220,22 @@ class EngineModel:
         """Take a request into the queue."""
         self.num_accepted += 1
         truth = stream_of(wish.prompt, wish.seed, self.config.model)
-        self.lives[wish.request] = Life(wish, self.num_attempts, promise, truth, place=self._next_place())
+        self.lives[wish.request] = RequestLife(wish, self.num_attempts, promise, truth, place=self._next_place())
 
     def _next_place(self) -> int:
         self._places += 1
         return self._places
 
-    def admit(self, life: Life, start: int, key: int) -> None:
+    def admit(self, life: RequestLife, start: int, key: int) -> None:
         """Let a request enter with its first chunk."""
         life.state = RUNNING
         life.stay += 1
         life.context = [*life.wish.prompt, *life.delivered]
         life.launched = start
         life.has_committed = False
-        life.row = Row(stream_of(life.context, key, self.config.model), start)
+        life.row = EngineRow(stream_of(life.context, key, self.config.model), start)
 
-    def retract(self, life: Life, to_tail: bool) -> None:
+    def retract(self, life: RequestLife, to_tail: bool) -> None:
         """Let a running request wait again."""
         life.depart(WAITING)
         if to_tail:
@@ -245,7 +245,7 @@ class EngineModel:
         if life.name not in self.asked_back:
             self.retractions_since_progress += 1
 
-    def end(self, life: Life, reason: str) -> None:
+    def end(self, life: RequestLife, reason: str) -> None:
         """Let a request leave for good."""
         life.depart(reason)
         self.lives.pop(life.name, None)

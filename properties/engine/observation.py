@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from .contract import Answer, Wish
-from .model import EngineModel, Flight, Life
+from .model import EngineModel, Flight, RequestLife
 from .recovery import Loss, Recovery
 
 
-class Observation(NamedTuple):
+class EngineObservation(NamedTuple):
     """All that an engine shows; None where it declares no such capability."""
 
     waiting: tuple[str, ...]
@@ -31,7 +31,7 @@ class End(NamedTuple):
     marks: tuple[int, ...] | None
 
 
-class Moment:
+class EngineMoment:
     """One operation and its effects. The class holds what few operations set, and these values are
     never written into."""
 
@@ -54,15 +54,15 @@ class Moment:
     # plan
     asked = False
     flight: Flight | None = None
-    was_waiting: Sequence[Life] = ()
-    overtaken: Sequence[Life] = ()  # by requests that entered
+    was_waiting: Sequence[RequestLife] = ()
+    overtaken: Sequence[RequestLife] = ()  # by requests that entered
     asked_back: frozenset[str] = frozenset()  # requests that `retract` named
     before_plan: Sequence[Flight] = ()  # the steps that were in flight
     lingering_before: Collection[int] = ()  # pages that wait for a step to be committed
     was_lost = False  # a step has failed: fewer steps may be drafted, and suspects of the failure go first
     recovery: Recovery | None = None  # what that has led to, where there are rules for it
     was_holding = False  # nothing may enter until a round is committed
-    first: Sequence[Life] = ()  # before a plan: the suspects that go first
+    first: Sequence[RequestLife] = ()  # before a plan: the suspects that go first
     is_disturbed = False  # allocations were denied, a step was lost or a request was asked back: no promise of progress
     cached_before: frozenset[int] | None = None  # what the last cells of the cached pages held
     # commit
@@ -81,17 +81,17 @@ class Moment:
     reuse_is_ordered = False  # a page that a step in flight may write can go to a step that is launched later
     is_still = False  # all pages have the owners that they had, and the same steps are in flight
 
-    def __init__(self, model: EngineModel, cells: list[int], operation: object, before: Observation) -> None:
+    def __init__(self, model: EngineModel, cells: list[int], operation: object, before: EngineObservation) -> None:
         self.config = model.config
         self.model = model
         self.cells = cells  # the device's pool: which text stands in each slot
         self.operation = operation
         self.before = self.after = before
-        self.admitted: list[tuple[Life, int]] = []  # with the length taken from the cache
-        self.retracted: list[Life] = []
+        self.admitted: list[tuple[RequestLife, int]] = []  # with the length taken from the cache
+        self.retracted: list[RequestLife] = []
         self.delivered: dict[str, list[int]] = {}  # by request, of this operation
         self.ends: list[End] = []
-        self.ended_lives: dict[str, Life] = {}
+        self.ended_lives: dict[str, RequestLife] = {}
         self.owners: dict[int, str] = {}  # page -> the request that has it, "" free, "*" cached
 
     @property
@@ -108,26 +108,26 @@ class Moment:
         """Why the request left whose page should be free and is not; None if there is no such page."""
         return None if self.leaked is None else self.leaked[2]
 
-    def retract(self, life: Life) -> None:
+    def retract(self, life: RequestLife) -> None:
         """Note that a request that ran waits again."""
         self.retracted.append(life)
         self._note_pages(life, "retracted")
         # What a failed step takes along keeps its place.
         self.model.retract(life, self.to_tail and self.operation.tag not in ("lose", "resume"))
 
-    def end(self, life: Life, end: End) -> None:
+    def end(self, life: RequestLife, end: End) -> None:
         self.ends.append(end)
         self.ended_lives[end.request] = life
         self._note_pages(life, end.reason)
         self.model.end(life, end.reason)
 
-    def _note_pages(self, life: Life, why: str) -> None:
+    def _note_pages(self, life: RequestLife, why: str) -> None:
         """Remember whose pages those are that must come back."""
         size = self.config.page_size
         for page in {slot // size for slot in (self.before.slots or {}).get(life.name, ())}:
             self.model.lingering.setdefault(page, (0, life.name, why))
 
-    def note_hold(self, running: Sequence[Life]) -> None:
+    def note_hold(self, running: Sequence[RequestLife]) -> None:
         """Note whether this plan had to wait for a round to be committed.
         `running` are the requests that ran before it."""
         new = {chunk.life for chunk in self.flight.chunks} if self.flight is not None else ()

@@ -8,8 +8,8 @@ from typing import Any
 from ..harness.text import shown
 from ..harness.trial import Trial
 from .contract import REASONS
-from .model import WAITING, Chunk, Flight, Life, RoundRow
-from .observation import End, Moment, Observation
+from .model import WAITING, Chunk, Flight, RequestLife, RoundRow
+from .observation import End, EngineMoment, EngineObservation
 from .rules import extent
 
 _STRINGS = frozenset({str})
@@ -27,7 +27,7 @@ def read_step(trial: Trial, view: object) -> Flight:
     """Return the step as the model sees it, and admit the requests that enter with it. Raises a Violation (TYPE)."""
     view = trial.mapping(view, "plan()", f"None, or a mapping with {', '.join(_KEYS)}", _KEYS)
     number, steps, rounds = (trial.integer(view[key], key) for key in ("step", "steps", "rounds"))
-    m: Moment = trial.moment
+    m: EngineMoment = trial.moment
     enters = names(trial, view["enters"], "enters")
     chunks = [_chunk(trial, m, item, enters) for item in trial.sequence(view["prefill"], "prefill")]
     decode = trial.sequence(view["decode"], "decode")
@@ -41,7 +41,7 @@ def read_step(trial: Trial, view: object) -> Flight:
     return Flight(number, chunks, rows, steps, rounds)
 
 
-def _chunk(trial: Trial, m: Moment, item: object, enters: tuple[str, ...]) -> Chunk:
+def _chunk(trial: Trial, m: EngineMoment, item: object, enters: tuple[str, ...]) -> Chunk:
     name, start, tokens, tail, key = trial.sequence(item, "a chunk", "(request, start, tokens, tail, key)", 5)
     life = _life(trial, m, name)
     start, tail, key = trial.integer(start, "start"), trial.integer(tail, "tail"), trial.integer(key, "key")
@@ -55,7 +55,7 @@ def _chunk(trial: Trial, m: Moment, item: object, enters: tuple[str, ...]) -> Ch
     return Chunk(life, life.stay, life.row, start, life.launched, tokens, tail, key, is_last)
 
 
-def _row(trial: Trial, m: Moment, item: object, steps: int, rounds: int) -> RoundRow:
+def _row(trial: Trial, m: EngineMoment, item: object, steps: int, rounds: int) -> RoundRow:
     name, length, root, key = trial.sequence(item, "a row", "(request, length, root, key)", 4)
     life = _life(trial, m, name)
     length, key = trial.integer(length, "length"), trial.integer(key, "key")
@@ -66,7 +66,7 @@ def _row(trial: Trial, m: Moment, item: object, steps: int, rounds: int) -> Roun
     return RoundRow(life, life.stay, life.row, length, is_known, root, key, latest, reach)
 
 
-def _life(trial: Trial, m: Moment, name: object) -> Life:
+def _life(trial: Trial, m: EngineMoment, name: object) -> RequestLife:
     life = m.model.lives.get(name) if type(name) is str else None
     if life is None:
         has_ended = type(name) is str and name in m.model.ended
@@ -78,7 +78,7 @@ def _life(trial: Trial, m: Moment, name: object) -> Life:
 def read_events(trial: Trial, events: object) -> int:
     """Note events in the moment and the model. Returns how many there were."""
     items = trial.sequence(events, "the events")
-    m: Moment = trial.moment
+    m: EngineMoment = trial.moment
     for item in items:
         kind = item[0] if isinstance(item, tuple | list) and item else None
         if kind == "tokens" and len(item) == 3:
@@ -103,7 +103,7 @@ def read_events(trial: Trial, events: object) -> int:
     return len(items)
 
 
-def follow_pages(t: Any, seen: Observation) -> None:
+def follow_pages(t: Any, seen: EngineObservation) -> None:
     """Note which request of the trial `t` has which page.
     Pages without an owner wait for a step; note one that waits for none."""
     size, model, m = t.config.page_size, t.model, t.moment

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from .contract import ServingConfig
-from .model import WAITING, Flight, Life
+from .model import WAITING, Flight, RequestLife
 
 GOOD_STEPS = 8
 LEAST_SHARE = 8
@@ -24,7 +24,7 @@ LEAST_SHARE = 8
 class Loss(NamedTuple):
     """What a failed step must do at once: the request that fails, and those that run on."""
 
-    blamed: Life | None
+    blamed: RequestLife | None
     running: tuple[str, ...]
 
 
@@ -38,7 +38,7 @@ class Recovery:
         self.prefill = config.chunk_size
         self._config = config
         self._good_steps = 0
-        self._first: list[Life] = []
+        self._first: list[RequestLife] = []
 
     @property
     def is_reduced(self) -> bool:
@@ -48,12 +48,12 @@ class Recovery:
     def max_running(self) -> int:
         return min(self._config.max_running, self.rows or self._config.max_running)
 
-    def first(self) -> list[Life]:
+    def first(self) -> list[RequestLife]:
         """Return the requests that enter before all others, in their order."""
         self._first = [life for life in self._first if life.state is WAITING]
         return list(self._first)
 
-    def fail(self, flights: list[Flight], running: Iterable[Life]) -> Loss:
+    def fail(self, flights: list[Flight], running: Iterable[RequestLife]) -> Loss:
         """Note that the oldest of `flights` has failed, with those behind it."""
         lost = [[p.life for p in flight.parts if p.is_present and not p.life.leaving] for flight in flights]
         there = list(dict.fromkeys(lost[0]))
@@ -97,6 +97,6 @@ class Recovery:
             self.rows = None
 
 
-def _place(life: Life) -> tuple[int, int]:
+def _place(life: RequestLife) -> tuple[int, int]:
     """Return a key by which the most entitled come first."""
     return -life.wish.priority, life.place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .contract import ServingConfig, Wish
-from .model import EngineModel, Flight, Life
+from .model import EngineModel, Flight, RequestLife
 
 
 def verdict(config: ServingConfig, wish: Wish, num_waiting: int) -> tuple[str, str]:
@@ -56,7 +56,7 @@ def room_for_all(config: ServingConfig, num_running: int) -> int:
 
 
 def extent(
-    config: ServingConfig, earlier: Sequence[Flight], life: Life, steps: int, rounds: int
+    config: ServingConfig, earlier: Sequence[Flight], life: RequestLife, steps: int, rounds: int
 ) -> tuple[bool, int, int]:
     """Return of a row: whether its length is known, the greatest at which it may begin, and the end of what it may
     write.

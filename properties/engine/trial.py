@@ -12,7 +12,7 @@ from .contract import Answer, Engine, EngineCapabilities, ServingConfig, Wish
 from .device import Device
 from .language import STOP, STOP_STRINGS, prompt_of
 from .model import RUNNING, EngineModel
-from .observation import Moment, Observation
+from .observation import EngineMoment, EngineObservation
 from .reading import follow_pages, names, read_events, read_step
 from .recovery import Recovery
 from .rules import limits, limits_of, promises, shown, verdict
@@ -53,7 +53,7 @@ class EngineTrial(Trial):
     subject: Engine
     config: ServingConfig
     capabilities: EngineCapabilities
-    moment: Moment
+    moment: EngineMoment
 
     def prepare(self) -> None:
         self.model = EngineModel(self.config)
@@ -63,7 +63,7 @@ class EngineTrial(Trial):
         self._recovery = Recovery(self.config) if self.capabilities.isolation else None
         self.owners: dict[int, str] = {}
         self._was_denied = self._was_lost = False
-        self.moment = Moment(self.model, self.device.cells, "make", Observation((), (), None, None, None))
+        self.moment = EngineMoment(self.model, self.device.cells, "make", EngineObservation((), (), None, None, None))
         self._observe()
 
     @classmethod
@@ -74,7 +74,7 @@ class EngineTrial(Trial):
 
     def begin(self, operation: Operation | str) -> None:
         self.operation = operation
-        self.moment = Moment(self.model, self.device.cells, operation, self.moment.after)
+        self.moment = EngineMoment(self.model, self.device.cells, operation, self.moment.after)
         self.moment.recovery = self._recovery
         has_no_rules = self._was_lost and self._recovery is None
         if self._was_denied or has_no_rules or self.model.lost or self.model.asked_back:
@@ -101,7 +101,7 @@ class EngineTrial(Trial):
             free = integers(must(subject.free_pages), "free_pages()")
         if self._has_cache:
             cached = integers(must(subject.cached_pages), "cached_pages()")
-        m.after = Observation(waiting, running, slots, free, cached)
+        m.after = EngineObservation(waiting, running, slots, free, cached)
         m.observed = True
         lives = self.model.lives
         for name in waiting:

@@ -1,8 +1,12 @@
-"""The contract of an executor: it runs the steps of a `core.Engine`, in order, and answers each with a `StepResult`."""
+"""The contract of an executor: it runs the steps of a `core.Engine`, in order, and answers each with a `StepResult`.
+
+It speaks in types of `core`: a configuration makes the engine, and an adapter gets its steps as they are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -13,6 +17,7 @@ from ...core.algorithm.registry import get_algorithm
 from ...core.contract.events import EventSink
 from ...core.contract.handoff_batch import DraftInput, HandoffBatch
 from ...core.contract.step import Step, StepResult
+from ...core.errors import ConfigError
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import EngineSpec, resolve_spec
@@ -25,6 +30,7 @@ TEXT_LEN = 48  # of the longest drawn request
 ALGORITHMS = (*["STANDALONE"] * 4, "NONE", "NONE", "NGRAM", "NGRAM")
 WITH_HEADS = (*["STANDALONE"] * 3, "NONE", "NGRAM", "NGRAM", *["EAGLE", "EAGLE3"] * 2, "MULTI_LAYER_EAGLE")
 STOP_TOKENS = (5, 11)
+SHAPES_TRIED = 20
 MANY = 8  # rows of an engine in which many requests are sampled
 HIDDEN_STATES = "hidden_states"
 """The per-token output by which a user asks to see the target's hidden states; it belongs to no draft."""
@@ -62,14 +68,16 @@ class ExecutorConfig:
     mixture: bool = False  # the target may be a mixture of experts
 
     @classmethod
-    def draw(cls, choose: Choices, has: ExecutorCapabilities) -> ExecutorConfig:
-        """Choose an engine of a few rows, steps and branches."""
-        algorithm = choose(WITH_HEADS if has.hidden_states else ALGORITHMS)
+    def draw(cls, choose: Choices, has: ExecutorCapabilities, algorithm: str = "") -> ExecutorConfig:
+        """Choose an engine of a few rows, steps and branches; `algorithm` is the one that all have, if not any."""
+        algorithm = algorithm or choose(WITH_HEADS if has.hidden_states else ALGORITHMS)
         # Where proposals are compared, most of them are deep: what a draft has kept of its own passes shows from the
         # third step on.
         depths = (1, 2, 5, 5, 5, 5, 0, 7) if has.drafts else (1, 1, 2, 2, 5, 5, 0, 7)
         steps = 0 if algorithm == "NONE" else choose(depths)
-        topk = choose((1, 3, 3, 5) if has.drafts else (1, 1, 3, 5)) if has.trees and steps > 0 else 1
+        kind = get_algorithm(algorithm)
+        trees = has.trees and kind.supports_trees
+        topk = choose((1, 3, 3, 5) if has.drafts else (1, 1, 3, 5)) if trees and steps > 0 else 1
         nodes = min(choose((3, 6, 9, 13)), 1 + topk + (steps - 1) * topk**2) if topk > 1 else 0
         config = cls(
             algorithm=algorithm,
@@ -81,7 +89,7 @@ class ExecutorConfig:
             max_running=choose((1, 1, 2, 3)),
             chunk_size=choose((64, 64, 5, 8)),
             block_rounds=choose((1, 1, 3, 8)),
-            overlap=choose((False, True)),
+            overlap=choose((False, True)) and kind.supports_overlap,
             mixed=choose((True, False)),
             # Behind a cached prefix there is no plain model of what several heads say: most runs of these have none.
             prefix_cache=choose((False, True)) and (algorithm != WITH_HEADS[-1] or page_size == 1),
@@ -233,6 +241,20 @@ class Executor(Protocol):
     @needs("proposals")
     def proposed(self) -> Sequence[Sequence[Drafts]]:
         """Return the drafts of every row in every round of the result that was collected last."""
+
+
+def drawn_with(algorithm: str) -> type[ExecutorConfig]:
+    """Return what draws configurations of one algorithm, for example of a plugin. Raises ConfigError for an unknown
+    one."""
+    name = get_algorithm(algorithm).name
+
+    def draw(cls: type, choose: Choices, has: ExecutorCapabilities) -> ExecutorConfig:
+        for _ in range(SHAPES_TRIED):
+            with suppress(ConfigError):  # a shape that the algorithm does not take
+                return ExecutorConfig.draw(choose, has, name)
+        return ExecutorConfig.draw(choose, has, name)
+
+    return type(f"{name}Config", (ExecutorConfig,), {"draw": classmethod(draw), "__slots__": ()})
 
 
 MakeExecutor = Callable[[ExecutorConfig], Executor]

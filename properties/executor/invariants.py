@@ -1,17 +1,17 @@
 """ACCEPT-17 and SIM-04 of executors; the form of their answers is checked in `model.py`.
-A checker reads the `Moment` alone."""
+A checker reads the `ExecutorMoment` alone."""
 
 from __future__ import annotations
 
 from ..harness.invariants import Finding, Outcome, checks
 from .contract import HIDDEN_STATES
-from .model import Moment
+from .model import ExecutorMoment
 
 CONTRACT = "executor"
 
 
 @checks("ACCEPT-17", CONTRACT, "inspection")
-def no_hidden_states_where_none_are_needed(m: Moment) -> Outcome:
+def no_hidden_states_where_none_are_needed(m: ExecutorMoment) -> Outcome:
     if m.merge is not None:
         return _merged_like_with_like(m)
     if m.sent is not None:
@@ -33,7 +33,7 @@ def no_hidden_states_where_none_are_needed(m: Moment) -> Outcome:
     return None if all(item is None for item in looked_at) else True
 
 
-def _relayed_where_needed(m: Moment) -> Outcome:
+def _relayed_where_needed(m: ExecutorMoment) -> Outcome:
     """Check the positive control: where hidden states are needed they are there, one for every row."""
     if m.hidden_bytes == 0:
         return Finding("hidden_bytes() is 0", f"more: {m.config.algorithm} drafts from hidden states", "they need room")
@@ -53,7 +53,7 @@ def _relayed_where_needed(m: Moment) -> Outcome:
     return True
 
 
-def _received_as_needed(m: Moment) -> Outcome:
+def _received_as_needed(m: ExecutorMoment) -> Outcome:
     """Check requests that were handed over: a hidden state for each row that is served, or for none."""
     sent = ", ".join("a hidden state" if has else "None" for has in m.sent) or "none"
     received = "None" if m.received is None else f"an array {list(m.received)}"
@@ -69,7 +69,7 @@ def _received_as_needed(m: Moment) -> Outcome:
     return True
 
 
-def _merged_like_with_like(m: Moment) -> Outcome:
+def _merged_like_with_like(m: ExecutorMoment) -> Outcome:
     first, second = m.merged
     words = [f"{rows} rows" if rows >= 0 else "None" for rows in m.merged]
     if (first < 0) != (second < 0):
@@ -87,7 +87,7 @@ def _merged_like_with_like(m: Moment) -> Outcome:
 
 
 @checks("SIM-04", CONTRACT)
-def the_record_decides_the_same(m: Moment) -> Outcome:
+def the_record_decides_the_same(m: ExecutorMoment) -> Outcome:
     if m.difference is not None:
         served, fed = m.difference
         return Finding(

@@ -34,7 +34,7 @@ MOST_TIES = 24
 """Choices among nearly equal candidates that are tried before a proposal is wrong."""
 
 
-class Wrong(Exception):
+class WrongResult(Exception):
     """What a result says, what it should say, and whether its form ("TYPE") or its content ("ANSWER") is wrong."""
 
     def __init__(self, was: str, should: str, id: str = "ANSWER") -> None:
@@ -119,7 +119,7 @@ class Judge:
                 return
         should = f"{wanted[0]}: that many follow the draft's own proposal for its text"
         was = f"{what} emits {len(run)} tokens, {list(run)}, with {steps} steps of {topk} and {nodes} nodes"
-        raise Wrong(was, should)
+        raise WrongResult(was, should)
 
     def _proposal(self, text: Sequence[int], tree: tuple[int, int, int], found: Drafts, what: str) -> None:
         """Compare the drafts of a round with those that the draft model alone has for the row's text."""
@@ -131,7 +131,7 @@ class Judge:
                 return
         own, others = sorted(found - wanted)[:3], sorted(wanted - found)[:3]
         was = f"{what} drafts {own} behind {len(text)} tokens, with {steps} steps of {topk} and {nodes} nodes"
-        raise Wrong(was, f"{others}: what the draft says of that text and branch alone")
+        raise WrongResult(was, f"{others}: what the draft says of that text and branch alone")
 
     def _note_token_beside(self, row: Served, run: Sequence[int], drafts: Sequence[int]) -> None:
         """Note where a run's last token stands among those that `drafts`, which it could have been
@@ -151,7 +151,7 @@ class Judge:
             if token not in kept:
                 where = f"{what}: token {depth + 1} is {token}"
                 should = f"one of {sorted(kept.tolist())}: {_words(sampling)}, after {len(row.text) + depth} tokens"
-                raise Wrong(where, should)
+                raise WrongResult(where, should)
             if not sampling.is_greedy:
                 number = self._emitted.get(row.request_id, 0) + depth
                 probs = probabilities(logits, sampling)
@@ -171,7 +171,7 @@ class Judge:
                     same = is_close(found[depth], wanted)
                 if not same:
                     where = f"{what}: {name} of token {depth + 1} is {_short(found[depth])}"
-                    raise Wrong(where, f"{_short(wanted)}, after {len(row.text) + depth} tokens")
+                    raise WrongResult(where, f"{_short(wanted)}, after {len(row.text) + depth} tokens")
 
 
 def _shaped(row: Served, logits: np.ndarray, text: list[int]) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The expected results of an executor: the requests in its rows, as the steps describe them, and the values that a
 checker looks at.
 
-Plain Python, one row and one round after the other. A result that does not follow from its step raises `Wrong`.
+Plain Python, one row and one round after the other. A result that does not follow from its step raises `WrongResult`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from ...core.algorithm.algorithm import SpecAlgorithm
 from ...core.contract.step import NO_TOKEN, BlockEnd, Step, StepResult
 from .contract import HIDDEN_STATES, ExecutorCapabilities, ExecutorConfig
-from .judge import Judge, Wrong
+from .judge import Judge, WrongResult
 
 _OPAQUE = (str, bytes, int, float, bool, complex, type, types.ModuleType, np.generic, np.dtype, Enum)
 
@@ -87,7 +87,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 @dataclass(slots=True)
-class Moment:
+class ExecutorMoment:
     """One operation: what the executor keeps, what it answered, and where the two engines differ.
 
     None where an operation has nothing of the kind, or the executor does not show it.
@@ -116,7 +116,7 @@ class Moment:
 
 
 @dataclass(slots=True)
-class Row:
+class ExecutorRow:
     """A request in a row."""
 
     request_id: str
@@ -131,11 +131,11 @@ class Row:
 
 
 @dataclass(slots=True)
-class InFlight:
+class LaunchedStep:
     """A launched step, copied, because the executor may write into the arrays of the step itself."""
 
     step_id: int
-    joins: list[tuple[int, Row]]
+    joins: list[tuple[int, ExecutorRow]]
     released: list[tuple[int, int]]
     chunks: list[tuple[int, bool, list[int]]] | None  # (row, whether it is the last chunk, its tokens)
     rows: list[int] | None
@@ -156,8 +156,8 @@ class DeviceModel:
         self.judge = judge
         self.config = config
         self.algorithm = algorithm
-        self.rows: dict[int, Row] = {}
-        self.in_flight: list[InFlight] = []
+        self.rows: dict[int, ExecutorRow] = {}
+        self.in_flight: list[LaunchedStep] = []
         self.last_time = 0
 
     def launch(self, step: Step) -> None:
@@ -166,7 +166,7 @@ class DeviceModel:
             request, left = join.request, join.max_tokens - join.num_emitted
             text = [] if join.cached_tokens is None else join.cached_tokens.tolist()
             known = request.stop_tokens, request.outputs, request.sampling, request.prompt.length
-            joins.append((join.row, Row(request.request_id, join.epoch, left, *known, text)))
+            joins.append((join.row, ExecutorRow(request.request_id, join.epoch, left, *known, text)))
         chunks = rows = None
         width = 0
         if step.prefill is not None:
@@ -181,7 +181,7 @@ class DeviceModel:
             part = step.decode
             rows = part.rows.tolist()
             width = self.algorithm.accept_width(part.steps, part.num_draft_tokens)
-        flight = InFlight(step.step_id, joins, list(step.released), chunks, rows, width)
+        flight = LaunchedStep(step.step_id, joins, list(step.released), chunks, rows, width)
         if step.decode is not None:
             flight.tree = (part.steps, part.topk if part.steps else 1, part.num_draft_tokens)
             flight.lengths = tuple(zip(part.seq_lens.tolist(), part.max_seq_lens.tolist(), strict=True))
@@ -197,7 +197,7 @@ class DeviceModel:
     def advance(self, rounds: int) -> None:
         self.in_flight[0].advanced += rounds
 
-    def shown(self, flight: InFlight) -> bool:
+    def shown(self, flight: LaunchedStep) -> bool:
         """Return whether a request of the step asks to see hidden states."""
         joined = dict(flight.joins)
         rows = [row for row, _, _ in flight.chunks or ()] + (flight.rows or [])
@@ -213,13 +213,17 @@ class DeviceModel:
         self.rows.update(flight.joins)
         for name in ("step_id", "prefill", "decode", "round_end_ns", "failures"):
             if not hasattr(result, name):
-                raise Wrong(f"a {type(result).__name__} without {name}", "a core.step.StepResult", "TYPE")
+                raise WrongResult(f"a {type(result).__name__} without {name}", "a core.step.StepResult", "TYPE")
         if result.step_id != flight.step_id:
-            raise Wrong(f"the result of step {result.step_id}", f"that of step {flight.step_id}, the oldest in flight")
+            raise WrongResult(
+                f"the result of step {result.step_id}", f"that of step {flight.step_id}, the oldest in flight"
+            )
         for part, wanted in (("prefill", flight.chunks), ("decode", flight.rows)):
             if (getattr(result, part) is None) != (wanted is None):
                 there = "a" if wanted is not None else "no"
-                raise Wrong(f"result.{part} is {getattr(result, part)!r:.60}", f"the step has {there} {part} part")
+                raise WrongResult(
+                    f"result.{part} is {getattr(result, part)!r:.60}", f"the step has {there} {part} part"
+                )
         failed = self._failures(flight, result)
         if flight.chunks is not None:
             self._prefill(flight, result.prefill, failed)
@@ -227,23 +231,23 @@ class DeviceModel:
             self._decode(flight, result.decode, failed)
         self._times(flight, result)
 
-    def _failures(self, flight: InFlight, result: StepResult) -> set[int]:
+    def _failures(self, flight: LaunchedStep, result: StepResult) -> set[int]:
         known = {row for row, _, _ in flight.chunks or ()} | set(flight.rows or ())
         for row, message in result.failures:
             if row not in known:
-                raise Wrong(f"a failure of row {row} ({message})", f"one of the step's rows, {sorted(known)}")
+                raise WrongResult(f"a failure of row {row} ({message})", f"one of the step's rows, {sorted(known)}")
             self.rows[row].over = True
         return {row for row, _ in result.failures}
 
     # -- prefill ------------------------------------------------------------------------------------------------------
 
-    def _prefill(self, flight: InFlight, part: Any, failed: set[int]) -> None:
+    def _prefill(self, flight: LaunchedStep, part: Any, failed: set[int]) -> None:
         count = len(flight.chunks)
         tokens = [None] * count
         if self.config.tokens:
             tokens = column(part.tokens, (count,), "iu", "prefill.tokens")
         elif part.tokens is not None:
-            raise Wrong("prefill.tokens is there", "None: no tokens are promised", "TYPE")
+            raise WrongResult("prefill.tokens is there", "None: no tokens are promised", "TYPE")
         stopped = [False] * count
         if part.stopped is not None:
             stopped = column(part.stopped, (count,), "b", "prefill.stopped")
@@ -253,9 +257,13 @@ class DeviceModel:
             if not is_last or state.over:
                 continue
             if token is not None and not 0 <= token < self.config.vocab_size:
-                raise Wrong(f"the first token of row {row} is {token}", f"one of 0 … {self.config.vocab_size - 1}")
+                raise WrongResult(
+                    f"the first token of row {row} is {token}", f"one of 0 … {self.config.vocab_size - 1}"
+                )
             if token is not None and stop != (token in state.stop_tokens):
-                raise Wrong(f"prefill.stopped of row {row} is {stop} at token {token}", f"stops: {state.stop_tokens}")
+                raise WrongResult(
+                    f"prefill.stopped of row {row} is {stop} at token {token}", f"stops: {state.stop_tokens}"
+                )
             state.remaining -= 1
             state.over = stop or state.remaining == 0
             self._outputs(part.outputs, state, row, (count,), "prefill.outputs")
@@ -267,12 +275,12 @@ class DeviceModel:
 
     # -- decode -------------------------------------------------------------------------------------------------------
 
-    def _decode(self, flight: InFlight, part: Any, failed: set[int]) -> None:
+    def _decode(self, flight: LaunchedStep, part: Any, failed: set[int]) -> None:
         rounds, bs = part.rounds, len(flight.rows)
         was_over = any(self.rows[row].over for row in flight.rows if row not in failed)
         limit = 1 if was_over else flight.limit
         if not isinstance(rounds, int | np.integer) or not 1 <= rounds <= limit:
-            raise Wrong(f"{rounds} rounds", f"1 … {limit}: {self._why(flight, was_over)}")
+            raise WrongResult(f"{rounds} rounds", f"1 … {limit}: {self._why(flight, was_over)}")
         lens = column(part.accept_lens, (rounds, bs), "iu", "decode.accept_lens")
         ended = column(part.ended, (bs,), "b", "decode.ended")
         stops = [[NO_TOKEN] * bs] * rounds
@@ -282,7 +290,9 @@ class DeviceModel:
         for row, (least, most) in zip(flight.rows, flight.lengths, strict=True) if self.config.tokens else ():
             length = len(self.rows[row].text) - 1
             if not (self.rows[row].over or row in failed or least <= length <= most):
-                raise Wrong(f"the step begins row {row} at {least} … {most}", f"at {length}: so many positions have KV")
+                raise WrongResult(
+                    f"the step begins row {row} at {least} … {most}", f"at {length}: so many positions have KV"
+                )
         expected = [False] * bs
         for row in dict.fromkeys(flight.rows):
             for number in range(rounds):
@@ -291,7 +301,7 @@ class DeviceModel:
         for number in range(rounds):
             if any(expected):
                 over = flight.rows[expected.index(True)]
-                raise Wrong(f"{rounds} rounds", f"{number}: row {over} ended there")
+                raise WrongResult(f"{rounds} rounds", f"{number}: row {over} ended there")
             for i, row in enumerate(flight.rows):
                 state = self.rows[row]
                 if state.over:
@@ -310,39 +320,41 @@ class DeviceModel:
         wrong = [i for i in range(bs) if ended[i] != expected[i] and flight.rows[i] not in failed]
         if wrong:
             row = flight.rows[wrong[0]]
-            raise Wrong(f"decode.ended of row {row} is {ended[wrong[0]]}", f"{expected[wrong[0]]}, by its tokens")
+            raise WrongResult(f"decode.ended of row {row} is {ended[wrong[0]]}", f"{expected[wrong[0]]}, by its tokens")
         self._block_end(flight, part, any(ended), was_over)
 
     def _tokens(self, part: Any, rounds: int, bs: int) -> list | None:
         if not self.config.tokens:
             if part.tokens is not None:
-                raise Wrong("decode.tokens is there", "None: no tokens are promised", "TYPE")
+                raise WrongResult("decode.tokens is there", "None: no tokens are promised", "TYPE")
             return None
         shape = getattr(part.tokens, "shape", ())
         if len(shape) != 3:
-            raise Wrong(f"decode.tokens has shape {tuple(shape)}", f"[{rounds}, {bs}, width]", "TYPE")
+            raise WrongResult(f"decode.tokens has shape {tuple(shape)}", f"[{rounds}, {bs}, width]", "TYPE")
         return column(part.tokens, (rounds, bs, shape[2]), "iu", "decode.tokens")
 
-    def _run(self, state: Row, length: int, width: int, run: list[int] | None, stop: int, what: str) -> bool:
+    def _run(self, state: ExecutorRow, length: int, width: int, run: list[int] | None, stop: int, what: str) -> bool:
         """Check one row's run of tokens in one round. Returns whether its request ends with it."""
         if not 1 <= length <= width:
-            raise Wrong(f"{what} emits {length} tokens", f"1 … {width}: the accepted drafts and the bonus token")
+            raise WrongResult(f"{what} emits {length} tokens", f"1 … {width}: the accepted drafts and the bonus token")
         if run is not None:
             if len(run) < length or any(not 0 <= token < self.config.vocab_size for token in run[:length]):
-                raise Wrong(f"{what} emits {run} with accept length {length}", f"{length} tokens of the vocabulary")
+                raise WrongResult(
+                    f"{what} emits {run} with accept length {length}", f"{length} tokens of the vocabulary"
+                )
             if any(token != NO_TOKEN for token in run[length:]):
-                raise Wrong(f"{what} emits {run} with accept length {length}", f"{NO_TOKEN} past the end")
+                raise WrongResult(f"{what} emits {run} with accept length {length}", f"{NO_TOKEN} past the end")
             first = next((at for at, token in enumerate(run[:length]) if token in state.stop_tokens), NO_TOKEN)
             if stop != first:
-                raise Wrong(f"{what} has stop_index {stop} in {run}", f"{first}: stops are {state.stop_tokens}")
+                raise WrongResult(f"{what} has stop_index {stop} in {run}", f"{first}: stops are {state.stop_tokens}")
         elif not NO_TOKEN <= stop < length:
-            raise Wrong(f"{what} has stop_index {stop}", f"{NO_TOKEN} … {length - 1}")
+            raise WrongResult(f"{what} has stop_index {stop}", f"{NO_TOKEN} … {length - 1}")
         kept = min(length, state.remaining)
         stopped = 0 <= stop < kept
         state.remaining -= stop + 1 if stopped else kept
         return stopped or state.remaining == 0
 
-    def _block_end(self, flight: InFlight, part: Any, ended: bool, was_over: bool) -> None:
+    def _block_end(self, flight: LaunchedStep, part: Any, ended: bool, was_over: bool) -> None:
         if ended:
             expected = [BlockEnd.REQUEST_ENDED]
         elif part.rounds == flight.max_rounds:
@@ -352,30 +364,30 @@ class DeviceModel:
             expected = [BlockEnd.ASKED] if flight.stopped or was_over else []
         if part.block_end not in expected:
             said = " or ".join(end.name for end in expected) or f"{flight.max_rounds} rounds: no stop was requested"
-            raise Wrong(f"{part.rounds} of {flight.max_rounds} rounds, {part.block_end!s}", said)
+            raise WrongResult(f"{part.rounds} of {flight.max_rounds} rounds, {part.block_end!s}", said)
 
     @staticmethod
-    def _why(flight: InFlight, was_over: bool) -> str:
+    def _why(flight: LaunchedStep, was_over: bool) -> str:
         if was_over:
             return "one of its requests had ended before"
         return "it was asked to stop" if flight.stopped else f"max_rounds is {flight.max_rounds}"
 
     # -- both ---------------------------------------------------------------------------------------------------------
 
-    def _outputs(self, found: Any, state: Row, row: int, shape: tuple[int, ...], what: str) -> None:
+    def _outputs(self, found: Any, state: ExecutorRow, row: int, shape: tuple[int, ...], what: str) -> None:
         if not self.config.tokens:
             return
         for name in state.outputs:
             array = (found or {}).get(name)
             if array is None or tuple(array.shape[: len(shape)]) != shape:
                 was = f"{what}[{name!r}] is {getattr(array, 'shape', None)}"
-                raise Wrong(was, f"there for row {row}, [{shape[0]}, …]")
+                raise WrongResult(was, f"there for row {row}, [{shape[0]}, …]")
 
-    def _times(self, flight: InFlight, result: StepResult) -> None:
+    def _times(self, flight: LaunchedStep, result: StepResult) -> None:
         rounds = result.decode.rounds if result.decode is not None else 1
         times = column(result.round_end_ns, (rounds,), "i", "round_end_ns")
         if sorted(times) != times or times[0] < self.last_time:
-            raise Wrong(f"rounds end at {times} ns, after {self.last_time} ns", "later and later")
+            raise WrongResult(f"rounds end at {times} ns, after {self.last_time} ns", "later and later")
         self.last_time = times[-1]
 
 
@@ -385,5 +397,5 @@ def column(values: Any, shape: Sequence[int], kinds: str, what: str) -> list:
     if dtype is None or getattr(dtype, "kind", None) not in tuple(kinds) or tuple(values.shape) != tuple(shape):
         found = f"{dtype} {list(values.shape)}" if dtype is not None else type(values).__name__
         words = {"iu": "integers", "i": "integers", "b": "booleans"}[kinds]
-        raise Wrong(f"{what} is {found}", f"a NumPy array of {words}, {list(shape)}", "TYPE")
+        raise WrongResult(f"{what} is {found}", f"a NumPy array of {words}, {list(shape)}", "TYPE")
     return values.tolist()

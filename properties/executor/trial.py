@@ -20,8 +20,8 @@ from ..harness.operation import Handles, Operation, operation
 from ..harness.trial import Trial
 from . import invariants as invariants  # registers the checkers
 from .contract import HIDDEN_STATES, MANY, STOP_TOKENS, Executor, ExecutorCapabilities, ExecutorConfig
-from .judge import Judge, Wrong
-from .model import DeviceModel, FoundArray, Moment, hidden_arrays
+from .judge import Judge, WrongResult
+from .model import DeviceModel, ExecutorMoment, FoundArray, hidden_arrays
 from .record import RecordedCore
 
 MAX_STEPS_TO_DRAIN = 2000
@@ -85,7 +85,7 @@ class ExecutorTrial(Trial):
     subject: Executor
     config: ExecutorConfig
     capabilities: ExecutorCapabilities
-    moment: Moment
+    moment: ExecutorMoment
 
     def prepare(self) -> None:
         config, subject = self.config, self.subject
@@ -101,7 +101,7 @@ class ExecutorTrial(Trial):
         self._delivered: tuple[int, Any, list] | None = None  # the last result: step, accept lengths and their values
         self._said = ""
         self._stem = _tokens("stem", 16, config.vocab_size)
-        self.moment = Moment(config, self.capabilities, algorithm.needs_hidden_states)
+        self.moment = ExecutorMoment(config, self.capabilities, algorithm.needs_hidden_states)
         if self.capabilities.inspection:
             self.moment.hidden_sizes = self.integers(self.must(subject.hidden_sizes), "hidden_sizes()")
         if self.capabilities.accounting:
@@ -220,7 +220,7 @@ class ExecutorTrial(Trial):
             m.in_result = self._unasked(hidden_arrays({"result": result}, m.hidden_sizes), shown)
         try:
             self.model.collect(result)
-        except Wrong as wrong:
+        except WrongResult as wrong:
             raise self.misbehaviour(wrong.id, f"step {flight.step_id}: {wrong.was}", wrong.should) from None
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             was = f"step {flight.step_id}: a result that cannot be read ({type(error).__name__}: {error})"

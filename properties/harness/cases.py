@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.parsing import ParseError, parse_json
 from ...observe.input_files import read_text
-from ..suites import suite_of
 from .contract import MISBEHAVIOURS, SUITE_VERSION
 from .invariants import Invariant, of_contract
 from .operation import Operation, decode, decode_fields, encode
-from .suite import Component
+from .suite import Component, Suite
 from .trial import Trial, Violation
 
 MAX_BYTES = 1_000_000
 MAX_OPERATIONS = 10_000
 MAX_CALLS = 60
 """Calls of one operation that a history shows, the last ones."""
+SuiteOf = Callable[[str, str], Suite]
+"""Returns the suite of a contract, or raises ConfigError that names the source."""
 _KEYS = {
     "suite": str,
     "contract": str,
@@ -54,7 +55,7 @@ class Case:
     With `drain`, everything is given back after the operations, and that is where it breaks.
     """
 
-    contract: str
+    suite: Suite
     subject: str
     capabilities: tuple[str, ...]
     config: Any
@@ -64,10 +65,14 @@ class Case:
     drain: bool
     operations: tuple[Operation, ...]
 
+    @property
+    def contract(self) -> str:
+        return self.suite.name
+
     def to_json(self) -> dict[str, Any]:
         return (
-            {"suite": SUITE_VERSION}
-            | {field.name: getattr(self, field.name) for field in fields(self)}
+            {"suite": SUITE_VERSION, "contract": self.contract}
+            | {field.name: getattr(self, field.name) for field in fields(self) if field.name != "suite"}
             | {
                 "capabilities": list(self.capabilities),
                 "config": asdict(self.config),
@@ -113,7 +118,7 @@ class Case:
     ) -> Violation | None:
         """Run the operations on a fresh subject. Returns the failure, or None. `watch` is called after each operation
         that held."""
-        component = suite_of(self.contract).component(make, self.capabilities)
+        component = self.suite.component(make, self.capabilities)
         if self.invariant not in MISBEHAVIOURS:
             # The one that the case is about is looked at alone first: another one may break on the way to it.
             wanted = [item for item in component.invariants if item.id == self.invariant]
@@ -131,18 +136,18 @@ class Case:
         return None
 
 
-def load_case(path: Path) -> Case:
-    """Read a case; raises ConfigError with the file and the key for a damaged one, or one of another
-    version of the suite."""
+def load_case(path: Path, suite_of: SuiteOf) -> Case:
+    """Read a case, whose suite `suite_of` returns. Raises ConfigError with the file and the key for a damaged one, or
+    one of another version of the suite."""
     source = str(path)
     try:
         data = parse_json(read_text(path, MAX_BYTES))
     except ParseError as error:
         raise ConfigError.of(source, "", f"is not JSON: {error}") from None
-    return parse_case(data, source)
+    return parse_case(data, source, suite_of)
 
 
-def parse_case(data: object, source: str) -> Case:
+def parse_case(data: object, source: str, suite_of: SuiteOf) -> Case:
     """Parse a case from its JSON value; raises ConfigError as `load_case` does."""
     if not isinstance(data, dict) or "suite" not in data:
         raise ConfigError.of(source, "", 'this is no case: expected an object with the key "suite"')
@@ -171,6 +176,7 @@ def parse_case(data: object, source: str) -> Case:
     except AssertionError as error:
         raise ConfigError.of(source, "config", f"impossible: {data['config']}") from error
     parsed = {
+        "suite": suite,
         "capabilities": capabilities.declared,
         "config": config,
         "operations": tuple(
@@ -178,4 +184,4 @@ def parse_case(data: object, source: str) -> Case:
             for number, operation in enumerate(data["operations"])
         ),
     }
-    return Case(**{key: value for key, value in data.items() if key != "suite"} | parsed)
+    return Case(**{key: value for key, value in data.items() if key != "contract"} | parsed)

@@ -89,11 +89,6 @@ Tree acceptance, sampling, compaction:
     ACCEPT-22 E: sampling parameters: temperature, then the k greatest, then the fewest greatest whose mass reaches p, normalised
     ACCEPT-23 E: a coin is a function of (seed, request, position, use): the same whenever it is asked for, even, and no two keys share
         one
-    ACCEPT-24 E: simulated acceptance: a run is a function of (seed, request, position), whatever the window, batch or steps; a recorded
-        one is replayed as it was
-    ACCEPT-25 R: simulated acceptance: depth, correlation, drift and stretches are those that were configured, within a bound known
-        beforehand; each recording has its share
-    ACCEPT-26 M: simulated acceptance: another seed is another set of requests of the same kind
 
 Adaptive step controller:
     STEPS-01 S: S is a candidate of the routed range; drafts past the context limit stay in the row's reserve, are never emitted, and

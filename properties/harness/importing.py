@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError, Problem, nearest
-from ...observe.distribution.former_name import FORMER_NAME, MOVED_COMPONENTS, NAME, is_former_module
+from ...observe.distribution.former_name import FORMER_NAME, MOVED_COMPONENTS, NAME, RENAMED_ADAPTERS, is_former_module
 from .contract import Adapter
 
 ENTRY_POINTS = "foredraft.adapters"
@@ -93,6 +93,10 @@ def _missing_package(error: Exception, module_name: str) -> str:
 
 def _load_entry_point(name: str) -> Callable[[Any], Any]:
     known = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name in RENAMED_ADAPTERS and name not in known:
+        now = RENAMED_ADAPTERS[name]
+        warnings.warn(f"{name} is deprecated: name {now} instead", DeprecationWarning, stacklevel=3)
+        name = now
     if name not in known:
         what = f"expected module:make, or the name of an adapter{nearest(name, known)}; installed: {', '.join(known) or 'none'}"
         raise ConfigError.of(name, "", what)

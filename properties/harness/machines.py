@@ -50,7 +50,7 @@ def configs(
 ) -> st.SearchStrategy[Any]:
     """Return a strategy for small configurations that are supported, from the choices that the swarm has. It shrinks to
     the plainest one."""
-    return _configs(suite_of(contract).component(Adapter(None, capabilities, supports)), {})
+    return _configs(suite_of(contract).component(Adapter(capabilities.of, capabilities, supports)), {})
 
 
 def _configs(component: Component, choices: dict[Any, tuple[int, ...]]) -> st.SearchStrategy[Any]:
@@ -111,7 +111,8 @@ class Words:
     those of all its letters."""
 
     def __init__(self, letters: Sequence[Letter]) -> None:
-        self.kind, self.weight = letters[0].kind, sum(letter.weight for letter in letters)
+        self.kind: Any = letters[0].kind
+        self.weight = sum(letter.weight for letter in letters)
         columns = zip(*(letter.arguments for letter in letters), strict=True)
         names = self.kind.__match_args__
         # Once each: what is drawn rarely by the swarm, whose runs are many, is drawn as often as the rest.
@@ -167,7 +168,7 @@ class TrialMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.trial: Trial | None = None
+        self.trial: Any = None  # the Trial, once it has begun
         self.words: list[Words] = []
         self._is_busy = False
         self._ends = ExitStack()  # of the defect of a mutant, and of the limit of time
@@ -263,13 +264,13 @@ def machine(
             self.apply(operation)
 
     members = {"start": start, "then": then, "component": component, "known_words": {}, "choices": choices}
-    made = type(f"{contract.title().replace('-', '')}Machine", (TrialMachine,), {**members, "explained": {}})
+    made: Any = type(f"{contract.title().replace('-', '')}Machine", (TrialMachine,), {**members, "explained": {}})
     made.TestCase.settings = SETTINGS
     return made
 
 
 @st.composite
-def _operation(draw: Any) -> Operation | None:
+def _operation(draw: Any) -> Any:
     """Draw an operation that makes sense in the state of the machine."""
     return draw(_RUNNER).draw(draw)
 

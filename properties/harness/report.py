@@ -50,12 +50,15 @@ class Failure:
     ends_in: str
     control: str = ""  # our component that goes through the same operations, if there is one that can
     is_disputed: bool = False  # every such history fails on that one, too: the suite is wrong here, not the component
+    is_repeatable: bool = True  # False: the same operations, run again, did not fail
     expected: str = ""  # the reason, for a failure that was announced
 
     def text(self, replay: str = "") -> str:
         case = self.case
         sizes = ", ".join(f"{name} {value}" for name, value in asdict(case.config).items())
         shrunk = f"{self.operations_before} operations, {len(case.operations)} after shrinking"
+        if not self.is_repeatable:
+            shrunk = f"{self.operations_before} operations, which did not fail when they ran again"
         lines = [
             *self._dispute(),
             f"{self.id}  {self.sentence}",
@@ -67,6 +70,11 @@ class Failure:
             f"  should {self.finding.should}",
             f"  why    {self.finding.why}",
         ]
+        if not self.is_repeatable:
+            lines.append(
+                "  unrepeatable: the component depends on something beside its operations, such as time, chance or state "
+                "that other runs share"
+            )
         if self.also:
             lines.append(f"  also broken at the same point: {', '.join(self.also)}")
         if self.expected:
@@ -96,6 +104,7 @@ class Failure:
             "calls": [list(calls) for calls in self.calls],
             "control": self.control,
             "disputed": self.is_disputed,
+            "repeatable": self.is_repeatable,
             "expected": self.expected,
             "case": self.case.to_json(),
         }

@@ -47,7 +47,7 @@ class Shrinker:
     Only a run that fails in the same way counts. Its first failure must have the id of the one that was found and, for
     a misbehaviour, the same kind, such as the same error from the same call. And `control`, a component of ours, must
     pass it: if `control` fails too, the failure is no fault of the component. `is_disputed` says that there was no such
-    run.
+    run. `is_repeatable` is False if the failure does not happen again when the operations that were found run again.
     """
 
     def __init__(
@@ -67,11 +67,12 @@ class Shrinker:
         self.attempts_left = MAX_HANGING_ATTEMPTS if self.id == "HANGS" else MAX_ATTEMPTS
         self.control = control
         self.is_disputed = control is not None
+        self.is_repeatable = True
 
     def shrink(self) -> None:
         """Make it as small as it gets within a bounded number of attempts."""
         if self._violation(self.config, self.operations) is None:
-            self.is_disputed = False  # it did not happen again, so there is nothing to dispute
+            self.is_repeatable = self.is_disputed = False  # so there is nothing to dispute
             return
         self._keeps(self.config, self.operations)
         self._shrink()

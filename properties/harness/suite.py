@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from copy import copy
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -91,6 +92,13 @@ class Suite:
         for method in trial.declared:
             if method.probes:
                 self.probes[method.probes] = (*self.probes.get(method.probes, ()), method.kind)
+
+    def drawing(self, config: type) -> Suite:
+        """Return the same suite, with configurations that `config.draw` draws. It has no controls: in these
+        configurations they may fail, too."""
+        other = copy(self)
+        other.config, other.controls = config, ()
+        return other
 
     def component(self, make: Callable[[Any], Any], capabilities: Any = None) -> Component:
         """Return a component of this contract, with the capabilities that it declares itself if none are given.

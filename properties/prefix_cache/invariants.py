@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter
 
 from ..harness.invariants import Finding, Outcome, checks, unchanged
-from .model import Matched, Moment, Node
+from .model import Matched, Node, PrefixCacheMoment
 
 CONTRACT = "prefix-cache"
 
 
 @checks("RADIX-01", CONTRACT, on=("match", "peek", "compare", "admit"))
-def a_match_is_a_prefix(m: Moment) -> Outcome:
+def a_match_is_a_prefix(m: PrefixCacheMoment) -> Outcome:
     findings = (_not_the_prefix(m, match) for match in m.matches)
     return next(filter(None, findings), True if m.matches else None)
 
 
-def _not_the_prefix(m: Moment, match: Matched) -> Finding | None:
+def _not_the_prefix(m: PrefixCacheMoment, match: Matched) -> Finding | None:
     size, text = m.config.page_size, match.text
     if match.length % size or match.length > len(text.cells):
         was = f"{match.length} positions of a text with {len(text.cells)} keys"
@@ -37,7 +37,7 @@ def _not_the_prefix(m: Moment, match: Matched) -> Finding | None:
 
 
 @checks("RADIX-02", CONTRACT)
-def locks_are_counts(m: Moment) -> Outcome:
+def locks_are_counts(m: PrefixCacheMoment) -> Outcome:
     if m.after.num_protected < 0 or m.after.num_evictable < 0:
         was = f"{m.after.num_protected} slots are protected, {m.after.num_evictable} can be evicted"
         return Finding(was, "0 or more", "a lock was taken back that was never taken")
@@ -72,7 +72,7 @@ def locks_are_counts(m: Moment) -> Outcome:
 
 
 @checks("RADIX-03", CONTRACT, on=("lock", "admit", "share"))
-def a_lock_covers_the_path(m: Moment) -> Outcome:
+def a_lock_covers_the_path(m: PrefixCacheMoment) -> Outcome:
     if m.locked is None:
         return None
     if m.stale:
@@ -100,7 +100,7 @@ def a_lock_covers_the_path(m: Moment) -> Outcome:
 
 
 @checks("RADIX-04", CONTRACT, on=("match", "compare", "insert", "admit", "share", "finish", "evict"))
-def locked_stays(m: Moment) -> Outcome:
+def locked_stays(m: PrefixCacheMoment) -> Outcome:
     if m.evicted is not None:
         size = m.config.page_size
         for slot in m.evicted.slots:
@@ -123,7 +123,7 @@ def locked_stays(m: Moment) -> Outcome:
 
 
 @checks("RADIX-05", CONTRACT, general=True)
-def the_tree_is_counted(m: Moment) -> Outcome:
+def the_tree_is_counted(m: PrefixCacheMoment) -> Outcome:
     tokens = len(m.model.tree) * m.config.page_size
     counted = m.after.num_evictable + m.after.num_protected
     if counted != tokens:
@@ -138,7 +138,7 @@ def the_tree_is_counted(m: Moment) -> Outcome:
 
 
 @checks("RADIX-06", CONTRACT)
-def locks_are_the_holders(m: Moment) -> Outcome:
+def locks_are_the_holders(m: PrefixCacheMoment) -> Outcome:
     size = m.config.page_size
     why = "a lock that is never taken back keeps its pages for ever, one that is missing loses them under a request"
     if m.after.num_protected != len(m.locks) * size:
@@ -158,7 +158,7 @@ def locks_are_the_holders(m: Moment) -> Outcome:
 
 
 @checks("RADIX-07", CONTRACT, "inspection")
-def the_tree_is_one(m: Moment) -> Outcome:
+def the_tree_is_one(m: PrefixCacheMoment) -> Outcome:
     nodes = {node.id: node for node in m.after.nodes}
     if len(nodes) != len(m.after.nodes):
         return Finding(f"{len(m.after.nodes)} nodes with {len(nodes)} ids", "ids of their own", "two nodes are one")
@@ -178,7 +178,7 @@ def the_tree_is_one(m: Moment) -> Outcome:
     return True
 
 
-def _badly_linked(m: Moment, node: Node, nodes: dict[int, Node]) -> Finding | None:
+def _badly_linked(m: PrefixCacheMoment, node: Node, nodes: dict[int, Node]) -> Finding | None:
     size = m.config.page_size
     for child in node.children:
         if child not in nodes or nodes[child].parent != node.id:
@@ -202,7 +202,7 @@ _LINKS = "a node that is not linked can neither be found nor evicted"
 
 
 @checks("RADIX-08", CONTRACT, on=("evict", "admit", "match", "compare", "insert", "lock", "finish"))
-def evictable_is_what_can_go(m: Moment) -> Outcome:
+def evictable_is_what_can_go(m: PrefixCacheMoment) -> Outcome:
     recounted = (len(m.model.tree) - len(m.locks)) * m.config.page_size
     if m.after.num_evictable != recounted:
         was = f"num_evictable() is {m.after.num_evictable}"
@@ -224,7 +224,7 @@ def evictable_is_what_can_go(m: Moment) -> Outcome:
 
 
 @checks("RADIX-10", CONTRACT, on=("insert", "share", "finish", "abort", "admit"))
-def copies_are_freed_after_the_table_is_right(m: Moment) -> Outcome:
+def copies_are_freed_after_the_table_is_right(m: PrefixCacheMoment) -> Outcome:
     if m.wrong is not None:
         whose, position, slot = m.wrong
         was = f"position {position} of {whose} is in slot {slot}, which does not hold its KV"
@@ -255,7 +255,7 @@ def copies_are_freed_after_the_table_is_right(m: Moment) -> Outcome:
 
 
 @checks("RADIX-11", CONTRACT, "namespaces", on=("match", "compare", "admit"))
-def namespaces_are_apart(m: Moment) -> Outcome:
+def namespaces_are_apart(m: PrefixCacheMoment) -> Outcome:
     size = m.config.page_size
     evaluated = False
     for match in m.matches:
@@ -279,7 +279,7 @@ def namespaces_are_apart(m: Moment) -> Outcome:
 
 
 @checks("RADIX-14", CONTRACT, on=("evict", "admit"))
-def eviction_frees_what_it_says(m: Moment) -> Outcome:
+def eviction_frees_what_it_says(m: PrefixCacheMoment) -> Outcome:
     if m.evicted is None:
         return None
     size, slots = m.config.page_size, m.evicted.slots
@@ -308,7 +308,7 @@ def eviction_frees_what_it_says(m: Moment) -> Outcome:
 
 
 @checks("RADIX-15", CONTRACT, on=("match", "peek", "compare", "admit"))
-def evicted_is_a_miss(m: Moment) -> Outcome:
+def evicted_is_a_miss(m: PrefixCacheMoment) -> Outcome:
     evaluated = False
     size = m.config.page_size
     for match in m.matches:
@@ -324,7 +324,7 @@ def evicted_is_a_miss(m: Moment) -> Outcome:
     return True if evaluated else None
 
 
-def _node_of(m: Moment) -> dict[int, Node]:
+def _node_of(m: PrefixCacheMoment) -> dict[int, Node]:
     """Return a map from the first slot of a page to the node that it is in."""
     size = m.config.page_size
     return {slot: node for node in m.after.nodes for slot in node.slots[::size]}

@@ -92,7 +92,7 @@ class Remembered:
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class RunningRequest:
     """A running request: its text, what it has locked, and the page of each of its pages of positions."""
 
     text: Text
@@ -116,7 +116,7 @@ class PrefixCacheModel:
         self.policy = policy
         self.tree: dict[int, CachedPage] = {}  # cell -> page
         self.matches: dict[str, Remembered] = {}
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, RunningRequest] = {}
         self.ever_evicted: set[int] = set()  # cells of pages that were cached once and then evicted
         self.clock = 0
 
@@ -220,7 +220,7 @@ class Node(NamedTuple):
     children: tuple[int, ...]
 
 
-class Observation(NamedTuple):
+class PrefixCacheObservation(NamedTuple):
     """All that a prefix cache shows; None where it declares no such capability.
     Equal if and only if nothing has changed."""
 
@@ -261,19 +261,19 @@ class Inserted(NamedTuple):
     should_duplicates: tuple[int, ...]
 
 
-NOTHING = Observation(0, 0, None, None)
+NOTHING = PrefixCacheObservation(0, 0, None, None)
 
 
 @dataclass(slots=True)
-class Moment:
+class PrefixCacheMoment:
     """One operation, what the cache answered, and all that it shows before and after."""
 
     config: PrefixCacheConfig
     capabilities: PrefixCacheCapabilities
     model: PrefixCacheModel
     operation: object = "make"
-    before: Observation = NOTHING
-    after: Observation = NOTHING
+    before: PrefixCacheObservation = NOTHING
+    after: PrefixCacheObservation = NOTHING
     locks: dict[int, int] = field(default_factory=dict)  # page -> holders that protect it, recounted
     matches: list[Matched] = field(default_factory=list)
     evicted: Evicted | None = None

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from ..harness.trial import Trial
-from .model import Moment, Node, Observation, PrefixCacheModel
+from .model import Node, PrefixCacheModel, PrefixCacheMoment, PrefixCacheObservation
 
 
 def observe(trial: Trial, model: PrefixCacheModel) -> None:
     """Ask the subject for everything that it shows, recount the model, and note the first slot of a table that does not
     hold what its request computed."""
     subject, has = trial.subject, trial.capabilities
-    m: Moment = trial.moment
+    m: PrefixCacheMoment = trial.moment
     num_evictable = trial.integer(trial.must(subject.num_evictable), "num_evictable()")
     num_protected = trial.integer(trial.must(subject.num_protected), "num_protected()")
     nodes = read_nodes(trial) if has.inspection else None
     free = trial.integers(trial.must(subject.free_slots), "free_slots()") if has.table else None
-    m.after = Observation(num_evictable, num_protected, nodes, free)
+    m.after = PrefixCacheObservation(num_evictable, num_protected, nodes, free)
     m.locks = model.locks()
     for name, request in model.running.items():
         m.tables[name] = slots = read_slots(trial, name) if has.table else m.slots_of(request.table)

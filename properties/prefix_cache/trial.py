@@ -23,11 +23,11 @@ from .model import (
     Evicted,
     Inserted,
     Matched,
-    Moment,
     Path,
     PrefixCacheModel,
+    PrefixCacheMoment,
     Remembered,
-    Running,
+    RunningRequest,
     Text,
     text_of,
 )
@@ -109,19 +109,21 @@ class PrefixCacheTrial(Trial):
     subject: PrefixCache
     config: PrefixCacheConfig
     capabilities: PrefixCacheCapabilities
-    moment: Moment
+    moment: PrefixCacheMoment
 
     def prepare(self) -> None:
         policy = self.config.policy if self.capabilities.policies else "lru"
         self.model = PrefixCacheModel(self.config.num_pages, self.config.page_size, policy)
-        self.moment = Moment(self.config, self.capabilities, self.model)
+        self.moment = PrefixCacheMoment(self.config, self.capabilities, self.model)
         self.end()
 
     # -- around every operation ---------------------------------------------------------------------------------------
 
     def begin(self, operation: Operation | str) -> None:
         m = self.moment
-        self.moment = Moment(self.config, self.capabilities, self.model, operation, m.after, m.after, m.locks)
+        self.moment = PrefixCacheMoment(
+            self.config, self.capabilities, self.model, operation, m.after, m.after, m.locks
+        )
 
     def end(self) -> None:
         m = self.moment
@@ -298,7 +300,7 @@ class PrefixCacheTrial(Trial):
             return None
         handle, path = found
         self.carry_out(self.subject.lock, handle)
-        running = Running(text, handle, path, [cached.page for cached in path])
+        running = RunningRequest(text, handle, path, [cached.page for cached in path])
         self.model.running[request] = running  # its lock counts from here on
         taken = self.take(-(-len(text.cells) // self.config.page_size) - len(path))
         if taken is None:
@@ -376,7 +378,7 @@ class PrefixCacheTrial(Trial):
         length = self.integer(answer, "admit()")
         slots = read_slots(self, request)
         path = m.locked = self._matched(text, slots[:length], len(text.tokens) - 1)
-        self.model.running[request] = Running(text, None, path, [slot // size for slot in slots[::size]])
+        self.model.running[request] = RunningRequest(text, None, path, [slot // size for slot in slots[::size]])
         # The subject has made room as it saw fit: it has evicted what is no longer in its tree.
         shown = {slot // size for node in read_nodes(self) for slot in node.slots}
         gone = [page for page in m.cached_pages() if page not in shown]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ..harness.invariants import Finding, Outcome, checks
-from .model import Moment
+from .model import RelayMoment
 
 CONTRACT = "relay"
 
 
 @checks("RELAY-02", CONTRACT)
-def written_then_read_once(m: Moment) -> Outcome:
+def written_then_read_once(m: RelayMoment) -> Outcome:
     if m.trace and m.refusal is None:
         why = "what was consumed, or never written, is read, or an unread value is lost"
         return Finding(f"{m.call} was accepted: {m.trace}", "a refusal", why)
@@ -35,7 +35,7 @@ def written_then_read_once(m: Moment) -> Outcome:
 
 
 @checks("RELAY-03", CONTRACT, "generations")
-def never_a_value_of_another_generation(m: Moment) -> Outcome:
+def never_a_value_of_another_generation(m: RelayMoment) -> Outcome:
     if m.foreign:
         if m.refusal is None:
             why = "a row goes from request to request, and its cell may be of another one"
@@ -48,7 +48,7 @@ def never_a_value_of_another_generation(m: Moment) -> Outcome:
     return None if m.answer is None else True
 
 
-def _is_wrong(m: Moment, of_another: bool) -> bool:
+def _is_wrong(m: RelayMoment, of_another: bool) -> bool:
     """Return whether a value was read that is not the last written one, and if so whether it is known to be of
     another request."""
     if m.wrong is None:

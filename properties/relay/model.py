@@ -22,7 +22,7 @@ class Owner(NamedTuple):
 PADDING = Owner(0, 0)
 
 
-class Cell(NamedTuple):
+class RelayCell(NamedTuple):
     """An unread cell: the generation that wrote it, and the stamp of each half that is written,
     "lengths" or "fields"."""
 
@@ -30,7 +30,7 @@ class Cell(NamedTuple):
     stamps: dict[str, int]
 
 
-class Wrong(NamedTuple):
+class WrongValue(NamedTuple):
     """A value that is not what was last written to its row.
     `writer` is the generation that wrote it, None if none did."""
 
@@ -42,7 +42,7 @@ class Wrong(NamedTuple):
 
 
 @dataclass(slots=True)
-class Moment:
+class RelayMoment:
     """One operation, how it had to end and how it ended.
 
     `trace` says why the cells, or the fields given, forbid it; `foreign` says why the generations or the rows do. With
@@ -58,7 +58,7 @@ class Moment:
     optional: bool = False
     refusal: str | None = None
     answer: tuple[int, ...] | None = None  # the lengths read
-    wrong: Wrong | None = None
+    wrong: WrongValue | None = None
     padding: str = ""  # what a padding lane read, if not zeros
     undeclared: str = ""  # a field that came back and is not declared
     num_unread: int | None = None
@@ -73,7 +73,7 @@ class RelayModel:
         self.halves = ("lengths", "fields") if config.fields else ("lengths",)
         self.rows = range(first_row, first_row + config.num_rows)
         self.owners: dict[int, Owner] = {}  # of the open requests
-        self.cells: dict[int, Cell] = {}  # row -> its cell; empty cells are not there
+        self.cells: dict[int, RelayCell] = {}  # row -> its cell; empty cells are not there
         self.written: dict[int, int] = {}  # stamp -> generation
         self._generation = FIRST_GENERATIONS[config.num_rows % len(FIRST_GENERATIONS)]
 
@@ -103,10 +103,10 @@ class RelayModel:
             return
         cell = self.cells.get(owner.row)
         if cell is None or cell.generation != owner.generation:
-            cell = self.cells[owner.row] = Cell(owner.generation, {})
+            cell = self.cells[owner.row] = RelayCell(owner.generation, {})
         cell.stamps[half] = stamp
 
-    def content(self, cell: Cell) -> dict[str, object]:
+    def content(self, cell: RelayCell) -> dict[str, object]:
         """Return what reading a whole cell must bring."""
         length = length_of(cell.stamps["lengths"])
         return {"length": length, **(self.values(cell.stamps["fields"]) if self.fields else {})}

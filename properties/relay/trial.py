@@ -10,7 +10,7 @@ from ..harness.operation import Operation, operation
 from ..harness.trial import Trial
 from . import invariants as invariants  # registers the checkers
 from .contract import HIDDEN, Relay, RelayCapabilities, RelayConfig
-from .model import PADDING, Moment, Owner, RelayModel, Wrong, length_of, stamp_of
+from .model import PADDING, Owner, RelayModel, RelayMoment, WrongValue, length_of, stamp_of
 
 REQUESTS = (1, 2, 3, 4)
 # A batch is a list of requests; 0 is a padding lane.
@@ -74,7 +74,7 @@ class RelayTrial(Trial):
     subject: Relay
     config: RelayConfig
     capabilities: RelayCapabilities
-    moment: Moment
+    moment: RelayMoment
 
     def prepare(self) -> None:
         self.model = RelayModel(self.config, 1 if self.capabilities.padding_row else 0)
@@ -82,7 +82,7 @@ class RelayTrial(Trial):
         self.end()
 
     def begin(self, operation: Operation | str) -> None:
-        self.moment = Moment(self.config, self.capabilities, operation)
+        self.moment = RelayMoment(self.config, self.capabilities, operation)
 
     def end(self) -> None:
         m = self.moment
@@ -302,7 +302,7 @@ class RelayTrial(Trial):
             if found != expected and m.wrong is None:
                 name = next(name for name in expected if found[name] != expected[name])
                 writer = model.written.get(stamp_of(_flat(found[name])[0]))
-                m.wrong = Wrong(f"{name} of row {lane.row}", found[name], expected[name], lane.generation, writer)
+                m.wrong = WrongValue(f"{name} of row {lane.row}", found[name], expected[name], lane.generation, writer)
 
     def _column(self, name: str, answer: object, count: int) -> list[object]:
         """Return a field's rows as plain numbers, or lists of them. Raises Violation for anything else."""

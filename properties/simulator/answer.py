@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
         return tuple(tokens for _, tokens in self.emissions)
 
 
-class Answer(NamedTuple):
+class SimulatorAnswer(NamedTuple):
     """What a simulator said of one run, in the form that the contract wants."""
 
     service: Service
@@ -59,23 +59,23 @@ class Queueing(NamedTuple):
 
     services: str
     tolerance: float
-    answer: Answer
+    answer: SimulatorAnswer
 
 
 @dataclass(slots=True)
-class Moment:
+class SimulatorMoment:
     """One operation. `runs` are the answers of all runs that it made; pairs are (before, with the change)."""
 
     config: SimulatorConfig
     operation: object = "make"
-    runs: tuple[Answer, ...] = ()
-    twice: tuple[Answer, Answer] | None = None
+    runs: tuple[SimulatorAnswer, ...] = ()
+    twice: tuple[SimulatorAnswer, SimulatorAnswer] | None = None
     elsewhere: tuple[int, str, str] | None = None  # number of a case, digest here, digest in another process
-    grown: tuple[Answer, Answer] | None = None  # one more request, or one more kind of fault
-    planned: tuple[Answer, Answer] | None = None  # no plan, and one without probabilities
-    enlarged: tuple[Answer, Answer] | None = None
-    replayed: tuple[Answer, Answer] | None = None
-    split: tuple[Answer, Answer] | None = None  # with steps of several rounds, and without
+    grown: tuple[SimulatorAnswer, SimulatorAnswer] | None = None  # one more request, or one more kind of fault
+    planned: tuple[SimulatorAnswer, SimulatorAnswer] | None = None  # no plan, and one without probabilities
+    enlarged: tuple[SimulatorAnswer, SimulatorAnswer] | None = None
+    replayed: tuple[SimulatorAnswer, SimulatorAnswer] | None = None
+    split: tuple[SimulatorAnswer, SimulatorAnswer] | None = None  # with steps of several rounds, and without
     queue: Queueing | None = None
     impossible: str = ""
     refusal: str | None = None  # of the run that was asked for last

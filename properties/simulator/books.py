@@ -15,12 +15,12 @@ from operator import mul
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from .ledger import Ledger
+from .ledger import SimulatorLedger
 
 EXACT = 1e-9
 
 
-class Wrong(NamedTuple):
+class WrongNumber(NamedTuple):
     """A number of a report that is not what its run says."""
 
     name: str
@@ -38,7 +38,7 @@ class Books:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: SimulatorLedger,
         summary: dict[str, Any],
         busy_ns: dict[int, tuple[float, float]] | None,
         *,
@@ -52,12 +52,12 @@ class Books:
         self.has_faults = has_faults
         self.duration_ns = round(summary["duration"] * 1e9)
 
-    def wrong(self) -> Iterator[Wrong]:
+    def wrong(self) -> Iterator[WrongNumber]:
         """Yield every number that differs."""
         for name, should in self._expected():
             value = self.summary.get(name)
             if not _near(value, should):
-                yield Wrong(name, value, should)
+                yield WrongNumber(name, value, should)
         yield from self._shares()
 
     def _expected(self) -> Iterator[tuple[str, Any]]:
@@ -166,13 +166,13 @@ class Books:
         yield "the timeline's requests", self._areas()[0] / 1e9
         yield "the timeline's tokens", float(sum(life.tokens for life in self.ledger.lives.values()))
 
-    def _shares(self) -> Iterator[Wrong]:
+    def _shares(self) -> Iterator[WrongNumber]:
         """Check that shares are shares, and that a device's is that of its work."""
         for name, value in self.summary.items():
             values = value if isinstance(value, list) and name.endswith(("per_replica", "kv_occupancy")) else [value]
             is_share = "share" in name or "occupancy" in name or name.endswith(("_rate", "attainment"))
             if is_share and any(part is not None and not 0 <= part <= 1 for part in values):
-                yield Wrong(name, value, "a share, 0 … 1")
+                yield WrongNumber(name, value, "a share, 0 … 1")
         if self.busy_ns is None or not self.duration_ns:
             return
         shares = self.summary["device_busy_share_per_replica"]
@@ -180,9 +180,9 @@ class Books:
             least, most = (min(ns / self.duration_ns, 1.0) for ns in self.busy_ns[replica])
             off = max(least - share, share - most)
             if off > 1e-6 * most + 1e-9 + 10 * len(self.ledger.steps) / self.duration_ns:
-                yield Wrong(f"device_busy_share of replica {replica}", share, f"{least} … {most}")
+                yield WrongNumber(f"device_busy_share of replica {replica}", share, f"{least} … {most}")
         if not _near(self.summary["device_busy_share"], sum(shares) / len(shares)):
-            yield Wrong("device_busy_share", self.summary["device_busy_share"], f"the mean of {shares}")
+            yield WrongNumber("device_busy_share", self.summary["device_busy_share"], f"the mean of {shares}")
 
 
 def _near(value: Any, should: Any) -> bool:

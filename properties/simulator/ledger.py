@@ -20,7 +20,7 @@ KINDS = ("engine", "submit", "handoff", "abort", "plan", "commit", "lost", "resu
 
 
 @dataclass(slots=True)
-class Life:
+class SimulatedLife:
     """One request, whichever engines had it."""
 
     id: str
@@ -45,7 +45,7 @@ class Life:
 
 
 @dataclass(slots=True)
-class Row:
+class SimulatorRow:
     """A row of a device, from a join on; it goes on as the device sees it, also when its request has
     left the engine."""
 
@@ -78,7 +78,7 @@ class StepDone:
     delivered: list[int] = field(default_factory=list)  # tokens per round
 
 
-class Ledger:
+class SimulatorLedger:
     """`lives` in the order of arrival, `steps` in that of commits.
 
     `moments`: per replica ("plan", step), ("commit", step), ("lost", time in ns) where the oldest step fails, and
@@ -86,15 +86,15 @@ class Ledger:
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
-        self.lives: dict[str, Life] = {}
-        self.refused: list[Life] = []
+        self.lives: dict[str, SimulatedLife] = {}
+        self.refused: list[SimulatedLife] = []
         self.steps: list[StepDone] = []
         self.configs: dict[int, dict[str, Any]] = {}
         self.held: dict[int, list[tuple[int, int]]] = {}  # per replica: (from, slots)
         self.retractions = 0
         self.moments: dict[int, list[tuple[str, Any]]] = {}
         self.last_ns = 0
-        self._rows: dict[tuple[int, int], Row] = {}
+        self._rows: dict[tuple[int, int], SimulatorRow] = {}
         self._row_of: dict[tuple[int, str], int] = {}
         self._flights: dict[int, list[StepDone]] = {}
         self._decode: dict[int, tuple[int, ...]] = {}
@@ -110,7 +110,7 @@ class Ledger:
             life.end = "error" if life.end == "moved" else life.end
 
     @property
-    def completed(self) -> list[Life]:
+    def completed(self) -> list[SimulatedLife]:
         return [life for life in self.lives.values() if life.end in COMPLETED]
 
     # -- records, by their kind ---------------------------------------------------------------------------------------
@@ -125,7 +125,9 @@ class Ledger:
     def _submit(self, replica: int, record: dict[str, Any]) -> None:
         life = self.lives.get(record["id"])
         if life is None or life.end != "moved":
-            life = Life(record["id"], replica, record["prompt"].get("length", -1), record["max_tokens"], record["ns"])
+            life = SimulatedLife(
+                record["id"], replica, record["prompt"].get("length", -1), record["max_tokens"], record["ns"]
+            )
         life.end = ""
         if "refusal" in record:
             life.end, life.end_ns = "refused", record["ns"]
@@ -175,7 +177,7 @@ class Ledger:
             record.get("joins", []),
         )
         for name, row, _, _, emitted, cap, *received in step.joins:
-            self._rows[replica, row] = Row(name, received[0] if received else 0, cap, emitted)
+            self._rows[replica, row] = SimulatorRow(name, received[0] if received else 0, cap, emitted)
             self._row_of[replica, name] = row
             life = self.lives[name]
             life.cap = cap
@@ -230,7 +232,7 @@ class Ledger:
         self.lives[name].retractions += 1
         self._leave(replica, name, now_ns)
 
-    def _first_token(self, step: StepDone, row: Row, kv: int, stopped: bool) -> None:
+    def _first_token(self, step: StepDone, row: SimulatorRow, kv: int, stopped: bool) -> None:
         """Give a request the token that the last chunk of its prompt yields."""
         step.emitted[0] += 1
         is_live = self._has(step, row) and self.lives[row.id].tokens == row.emitted  # else another engine had given it
@@ -240,7 +242,7 @@ class Ledger:
             self.lives[row.id].emissions.append((step.ends_ns[0], 1))
             step.delivered[0] += 1
 
-    def _has(self, step: StepDone, row: Row) -> bool:
+    def _has(self, step: StepDone, row: SimulatorRow) -> bool:
         held = self._row_of.get((step.replica, row.id))
         return held is not None and self._rows[step.replica, held] is row
 

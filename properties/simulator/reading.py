@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..harness.trial import Trial
-from .answer import Answer, Outcome
+from .answer import Outcome, SimulatorAnswer
 from .contract import Service
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -17,7 +17,7 @@ BOOKS = ("summary", "machine", "runs", "patience", "link", "port", "left")
 RATES = ("output_throughput", "request_throughput", "mean_concurrency", "mean_running")
 
 
-def read_answer(trial: Trial, answer: object, service: Service) -> Answer:
+def read_answer(trial: Trial, answer: object, service: Service) -> SimulatorAnswer:
     """Return the answer as values. Raises a Violation (TYPE) for another form than the contract's."""
     has_books = trial.capabilities.books
     keys = ("events", "times_ns", "arrivals", "requests", "summary", *(("books",) if has_books else ()))
@@ -33,7 +33,7 @@ def read_answer(trial: Trial, answer: object, service: Service) -> Answer:
         if not -1 <= request.number < len(arrivals):
             raise trial.misbehaviour("ANSWER", f"request number {request.number}", f"0 … {len(arrivals) - 1}, or −1")
     books = _whole(trial, parts["books"], "books", BOOKS) if has_books else None
-    return Answer(service, tuple(events), times, arrivals, requests, _summary(trial, parts["summary"]), books)
+    return SimulatorAnswer(service, tuple(events), times, arrivals, requests, _summary(trial, parts["summary"]), books)
 
 
 def _summary(trial: Trial, given: object) -> dict[str, float | None]:

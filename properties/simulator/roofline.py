@@ -18,7 +18,7 @@ from functools import cache, cached_property
 from math import ceil
 from typing import Any, NamedTuple
 
-from .ledger import Ledger, StepDone
+from .ledger import SimulatorLedger, StepDone
 
 TILES = ((16, 128, 0.35), (32, 128, 0.55), (64, 128, 0.80), (128, 128, 1.0), (128, 256, 1.0))
 QUERY_TILES = (16, 64, 128)
@@ -339,7 +339,7 @@ class Clockwork:
     """The replicas of one run. Per replica: `busy_ns`, the least work of its device, and `lost_ns`, what it may have
     done beside that in steps that failed. `spread_ns`: the root of the summed squares of its rounds' times."""
 
-    def __init__(self, ledger: Ledger, roofline: Roofline) -> None:
+    def __init__(self, ledger: SimulatorLedger, roofline: Roofline) -> None:
         self.busy_ns: dict[int, float] = {}
         self.lost_ns: dict[int, float] = {}
         self.spread_ns: dict[int, float] = {}

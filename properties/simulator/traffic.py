@@ -10,9 +10,9 @@ from itertools import pairwise
 from math import ceil
 from statistics import correlation, fmean, pstdev
 
-from .answer import Answer
+from .answer import SimulatorAnswer
 from .contract import Service, SimulatorConfig
-from .ledger import Ledger, Life
+from .ledger import SimulatedLife, SimulatorLedger
 
 BYTES_PER_TOKEN = 4
 SURE = 4.5
@@ -31,7 +31,7 @@ LINK_FAULTS = ("link.late", "link.lost", "link.duplicated")
 class Traffic:
     """The traffic of one run. Each method yields what is wrong as (what was, what should be)."""
 
-    def __init__(self, answer: Answer, ledger: Ledger, config: SimulatorConfig) -> None:
+    def __init__(self, answer: SimulatorAnswer, ledger: SimulatorLedger, config: SimulatorConfig) -> None:
         self.answer = answer
         self.service: Service = answer.service
         self.ledger = ledger
@@ -123,7 +123,7 @@ class Traffic:
         latency_ns, bytes_per_s = self.answer.books["link"]
         lives = {life.id: life for life in (*self.ledger.lives.values(), *self.ledger.refused)}
         free_ns: dict[int, int] = {}
-        sent: list[tuple[int, Life]] = []
+        sent: list[tuple[int, SimulatedLife]] = []
         for number, (time_ns, prompt, _) in enumerate(self.answer.arrivals):
             life = lives.get(f"r{number}")
             if life is None:
@@ -157,7 +157,7 @@ class Traffic:
                     was = f"{life.id} goes on for {late} rounds when its client has left"
                     yield was, f"{ROUNDS_IN_FLIGHT} at most, of steps in flight"
 
-    def _routes(self, sent: list[tuple[int, Life]]) -> Iterator[tuple[str, str]]:
+    def _routes(self, sent: list[tuple[int, SimulatedLife]]) -> Iterator[tuple[str, str]]:
         replicas = range(self.service.replicas)
         if self.service.policy == "round_robin":
             for number, (_, life) in enumerate(sent):
@@ -218,7 +218,7 @@ class Traffic:
         if was != should and is_whole:
             yield f"{was} bytes were transferred", f"{should}: those of {len(joined)} prompts"
 
-    def _port(self, name: str, lives: list[Life], takes_ns: dict[str, int]) -> Iterator[tuple[str, str]]:
+    def _port(self, name: str, lives: list[SimulatedLife], takes_ns: dict[str, int]) -> Iterator[tuple[str, str]]:
         lives = sorted(lives, key=lambda life: life.joined_ns)
         begins = sorted(life.emissions[0][0] for life in lives)
         for begin_ns in begins[bisect_left(begins, 0) : bisect_right(begins, self.ledger.last_ns)]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
 from . import invariants as invariants  # registers the checkers
-from .answer import Answer, Moment, Queueing
+from .answer import Queueing, SimulatorAnswer, SimulatorMoment
 from .contract import FAULTS, Service, Simulator, SimulatorCapabilities, SimulatorConfig
 from .elsewhere import CASES, digest, digests_elsewhere, is_importable
 from .reading import read_answer
@@ -142,15 +142,15 @@ class SimulatorTrial(Trial):
     subject: Simulator
     config: SimulatorConfig
     capabilities: SimulatorCapabilities
-    moment: Moment
+    moment: SimulatorMoment
 
     def prepare(self) -> None:
         self.service = Service()
-        self._last: Answer | None = None  # of the service as it is
-        self.moment = Moment(self.config)
+        self._last: SimulatorAnswer | None = None  # of the service as it is
+        self.moment = SimulatorMoment(self.config)
 
     def begin(self, operation: Operation | str) -> None:
-        self.moment = Moment(self.config, operation)
+        self.moment = SimulatorMoment(self.config, operation)
 
     def describe(self) -> str:
         return "; ".join(map(str, self.moment.runs))
@@ -251,7 +251,7 @@ class SimulatorTrial(Trial):
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
-    def _simulate(self, method: Any, service: Service, *arguments: object) -> Answer | None:
+    def _simulate(self, method: Any, service: Service, *arguments: object) -> SimulatorAnswer | None:
         """Make one run. Returns None if it was refused."""
         m = self.moment
         m.is_possible = self._is_possible(service)
@@ -268,13 +268,15 @@ class SimulatorTrial(Trial):
         self._base()
         return True
 
-    def _base(self) -> Answer | None:
+    def _base(self) -> SimulatorAnswer | None:
         """Return a run of the service as it is, an earlier one if there was one."""
         if self._last is None:
             self._last = self._simulate(self.subject.run, self.service)
         return self._last
 
-    def _pair(self, method: Any, service: Service, *arguments: object) -> tuple[Answer, Answer] | None:
+    def _pair(
+        self, method: Any, service: Service, *arguments: object
+    ) -> tuple[SimulatorAnswer, SimulatorAnswer] | None:
         """Return a run of the service as it is, and another one. None if one was refused."""
         first = self._base()
         second = None if first is None else self._simulate(method, service, *arguments)
@@ -291,7 +293,7 @@ class SimulatorTrial(Trial):
         # Each branch of a tree has pages of its own, with a copy of the prompt's last one; two rounds may be in flight.
         return longest + (2 * config.topk * (config.steps + 1 + 2 * config.page_size) if config.topk > 1 else 0)
 
-    def _check_whole(self, answer: Answer) -> None:
+    def _check_whole(self, answer: SimulatorAnswer) -> None:
         """Check that without faults every request has one end."""
         service = answer.service
         numbers = sorted(request.number for request in answer.requests if request.number >= 0)

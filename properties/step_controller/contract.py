@@ -16,7 +16,7 @@ CANDIDATES = ((1,), (1, 3), (2, 5), (0, 2), (0, 7), (1, 3, 7), (0, 1, 3), (0, 1,
 
 
 @dataclass(frozen=True, slots=True)
-class StepsConfig:
+class StepControllerConfig:
     """What `make(config)` builds.
 
     `table` is a JSON object. A key of digits is the lower bound of a range of batch sizes. It maps to an entry whose
@@ -44,7 +44,7 @@ class StepsConfig:
     varied: str = "acceptance"  # or "cost": what an invariant over two runs changes in the second one
 
     @classmethod
-    def draw(cls, choose: Choices, has: StepsCapabilities) -> StepsConfig:
+    def draw(cls, choose: Choices, has: StepControllerCapabilities) -> StepControllerConfig:
         """Choose a table of one to three ranges; for a controller that is not adaptive, one range
         with one candidate."""
         captured, fail_at = choose(CAPTURED), choose((0, 0, 1, 2) if has.adaptive else (0, 0, 1))
@@ -71,7 +71,7 @@ class StepsConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class StepsCapabilities(Capabilities):
+class StepControllerCapabilities(Capabilities):
     """What a controller declares. Each flag adds methods, operations that call them, and invariants."""
 
     # It chooses among several candidates. Without it the table has one range with one candidate.

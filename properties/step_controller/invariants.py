@@ -1,6 +1,7 @@
 """STEPS-01 … STEPS-16, but STEPS-07, which is about the engine: what is true of every controller of draft steps.
 
-A checker gets a `Moment` (`step_controller/model.py`) and looks at it alone; those about two runs get both trials.
+A checker gets a `StepControllerMoment` (`step_controller/model.py`) and looks at it alone; those about two runs get
+both trials.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ..harness.invariants import Finding, Outcome, checks
-from .model import Moment, Shown
+from .model import Shown, StepControllerMoment
 
 if TYPE_CHECKING:
     from ..harness.trial import Trial
@@ -26,7 +27,7 @@ _AS_IT_WAS = "all as it was"
 
 
 @checks("STEPS-01", CONTRACT)
-def steps_are_candidates_of_the_range(m: Moment) -> Outcome:
+def steps_are_candidates_of_the_range(m: StepControllerMoment) -> Outcome:
     wrong = m.stray_choice or _wrong_choice(m)
     if wrong is None:
         return True
@@ -37,14 +38,14 @@ def steps_are_candidates_of_the_range(m: Moment) -> Outcome:
     return Finding(was, f"one of {allowed}", "nothing was built, captured or reserved for others")
 
 
-def _wrong_choice(m: Moment) -> tuple[int, int, tuple[int, ...]] | None:
+def _wrong_choice(m: StepControllerMoment) -> tuple[int, int, tuple[int, ...]] | None:
     """Return (batch size, steps, candidates) of the first choice that is no candidate."""
     chosen = zip(m.batch_sizes, m.after.steps, m.candidates, strict=True)
     return next((choice for choice in chosen if choice[1] not in choice[2]), None)
 
 
 @checks("STEPS-02", CONTRACT, "misuse")
-def garbage_does_no_harm(m: Moment) -> Outcome:
+def garbage_does_no_harm(m: StepControllerMoment) -> Outcome:
     if m.unfinite:
         return Finding(m.unfinite, "a finite number", "what is not finite stays so: the choice never changes again")
     if m.garbage is None:
@@ -73,7 +74,7 @@ def equal_histories_equal_choices(runs: tuple[Trial, Trial]) -> Outcome:
 
 
 @checks("STEPS-04", CONTRACT, "probes", on=("offer", "phase"))
-def zero_is_a_way_station(m: Moment) -> Outcome:
+def zero_is_a_way_station(m: StepControllerMoment) -> Outcome:
     if m.offered is not None:
         size, rounds, drafts, limit = m.offered
         if drafts:
@@ -95,7 +96,7 @@ def zero_is_a_way_station(m: Moment) -> Outcome:
 
 
 @checks("STEPS-05", CONTRACT, "settles", on=("phase",))
-def stationary_input_settles(m: Moment) -> Outcome:
+def stationary_input_settles(m: StepControllerMoment) -> Outcome:
     stretch = m.stretch
     if stretch is None:
         return None
@@ -148,7 +149,7 @@ def choices_follow_acceptance_and_cost(runs: tuple[Trial, Trial]) -> Outcome:
 
 
 @checks("STEPS-08", CONTRACT, "goodput", on=("phase",))
-def as_good_as_the_best_fixed(m: Moment) -> Outcome:
+def as_good_as_the_best_fixed(m: StepControllerMoment) -> Outcome:
     stretch = m.stretch
     if stretch is None:
         return None
@@ -164,7 +165,7 @@ def as_good_as_the_best_fixed(m: Moment) -> Outcome:
 
 
 @checks("STEPS-09", CONTRACT, "reload", on=("reload", "reload-broken"))
-def a_broken_table_changes_nothing(m: Moment) -> Outcome:
+def a_broken_table_changes_nothing(m: StepControllerMoment) -> Outcome:
     if m.operation.tag == "reload":
         if m.refusal is None:
             return True
@@ -178,7 +179,7 @@ def a_broken_table_changes_nothing(m: Moment) -> Outcome:
 
 
 @checks("STEPS-10", CONTRACT, on=("deliver", "idle", "observe", "garbage", "repeat", "phase"))
-def every_result_counts_once(m: Moment) -> Outcome:
+def every_result_counts_once(m: StepControllerMoment) -> Outcome:
     if m.garbage is None and m.refusal is not None:
         was = f"a good result was refused: {m.refusal}"
         return Finding(was, "it is counted", "the estimate does not follow the results")
@@ -202,7 +203,7 @@ def every_result_counts_once(m: Moment) -> Outcome:
     return True
 
 
-def _has_its_weight(m: Moment) -> Outcome:
+def _has_its_weight(m: StepControllerMoment) -> Outcome:
     """Return whether a result of the current steps has moved the average of its own range, and no other."""
     told = m.told
     if m.after.averages is None or told.executed != told.current:
@@ -221,7 +222,7 @@ def _has_its_weight(m: Moment) -> Outcome:
 
 
 @checks("STEPS-11", CONTRACT, "runtime")
-def graphs_are_those_that_routing_reaches(m: Moment) -> Outcome:
+def graphs_are_those_that_routing_reaches(m: StepControllerMoment) -> Outcome:
     if m.built_keys is None:
         return None
     built, reachable = m.built_keys
@@ -235,7 +236,7 @@ def graphs_are_those_that_routing_reaches(m: Moment) -> Outcome:
 
 
 @checks("STEPS-12", CONTRACT, "runtime")
-def a_round_finds_the_graph_of_its_key(m: Moment) -> Outcome:
+def a_round_finds_the_graph_of_its_key(m: StepControllerMoment) -> Outcome:
     if m.attached == "failing" and m.refusal is None:
         return Finding("a graph could not be built, and no error was raised", "the error goes on", "it is missing")
     if m.attached == "failing":
@@ -254,7 +255,7 @@ def a_round_finds_the_graph_of_its_key(m: Moment) -> Outcome:
 
 
 @checks("STEPS-13", CONTRACT, "averages", on=("deliver", "observe"))
-def feedback_of_other_steps_is_left_out(m: Moment) -> Outcome:
+def feedback_of_other_steps_is_left_out(m: StepControllerMoment) -> Outcome:
     told = m.told
     if told is None or not told.correct or told.executed == told.current or m.capabilities.untold_steps:
         return None
@@ -269,7 +270,7 @@ def feedback_of_other_steps_is_left_out(m: Moment) -> Outcome:
 
 
 @checks("STEPS-14", CONTRACT, "average_rule")
-def choices_are_those_of_the_rule(m: Moment) -> Outcome:
+def choices_are_those_of_the_rule(m: StepControllerMoment) -> Outcome:
     if m.departed is None:
         return True
     size, steps, due = m.departed
@@ -281,7 +282,7 @@ def choices_are_those_of_the_rule(m: Moment) -> Outcome:
 
 
 @checks("STEPS-15", CONTRACT, "sizing")
-def reservations_hold_the_largest_round(m: Moment) -> Outcome:
+def reservations_hold_the_largest_round(m: StepControllerMoment) -> Outcome:
     if m.reserved is None:
         return None
     reserved, least, most = m.reserved
@@ -292,7 +293,7 @@ def reservations_hold_the_largest_round(m: Moment) -> Outcome:
 
 
 @checks("STEPS-16", CONTRACT, "estimates", on=("repeat", "phase"))
-def estimates_are_what_was_accepted(m: Moment) -> Outcome:
+def estimates_are_what_was_accepted(m: StepControllerMoment) -> Outcome:
     if not m.expected:
         return None
     for steps, tokens in m.expected:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core.draws import Purpose, hash64
-from .contract import StepsCapabilities, StepsConfig
+from .contract import StepControllerCapabilities, StepControllerConfig
 from .rule import Table
 
 DEPTH = 8
@@ -157,11 +157,11 @@ class Offered(NamedTuple):
 
 
 @dataclass(slots=True)
-class Moment:
+class StepControllerMoment:
     """One operation and its effects."""
 
-    config: StepsConfig
-    capabilities: StepsCapabilities
+    config: StepControllerConfig
+    capabilities: StepControllerCapabilities
     batch_sizes: tuple[int, ...]
     operation: object
     before: Shown | None

@@ -10,8 +10,18 @@ from typing import ClassVar
 from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
 from . import invariants as invariants  # registers the checkers
-from .contract import StepController, StepsCapabilities, StepsConfig
-from .model import GARBAGE, PROCESSES, Moment, Offered, RecordingBuilder, Shown, Stretch, Told, correct_drafts
+from .contract import StepController, StepControllerCapabilities, StepControllerConfig
+from .model import (
+    GARBAGE,
+    PROCESSES,
+    Offered,
+    RecordingBuilder,
+    Shown,
+    StepControllerMoment,
+    Stretch,
+    Told,
+    correct_drafts,
+)
 from .reading import read_average, read_counted, read_state
 from .rule import DAMAGES, AverageRule, Table, Undecided, damages, read_table, reloaded
 
@@ -36,18 +46,18 @@ MIN_GAIN = 1.1
 cost must draft."""
 
 
-def looked_at(config: StepsConfig, has: StepsCapabilities | None = None) -> tuple[int, ...]:
+def looked_at(config: StepControllerConfig, has: StepControllerCapabilities | None = None) -> tuple[int, ...]:
     """Return batch sizes at both sides of every edge that routing has, at most eight."""
     edges = [*read_table(config.table).bounds, *(size + 1 for size in config.captured)]
     sizes = sorted({size for edge in edges for size in (edge - 1, edge) if 0 < size <= 64} | {1})
     return tuple(sizes[:8])
 
 
-def _small(config: StepsConfig, has: StepsCapabilities) -> list[int]:
+def _small(config: StepControllerConfig, has: StepControllerCapabilities) -> list[int]:
     return [size for size in looked_at(config) if size <= 16] or [1]
 
 
-def _judged(config: StepsConfig, has: StepsCapabilities) -> list[int]:
+def _judged(config: StepControllerConfig, has: StepControllerCapabilities) -> list[int]:
     return [size for size in _small(config, has) if size >= FEWEST_ROWS] or [FEWEST_ROWS]
 
 
@@ -92,12 +102,12 @@ class StepControllerTrial(Trial):
     }
 
     subject: StepController
-    config: StepsConfig
-    capabilities: StepsCapabilities
-    moment: Moment
+    config: StepControllerConfig
+    capabilities: StepControllerCapabilities
+    moment: StepControllerMoment
 
     @classmethod
-    def twin_config(cls, kind: str, config: StepsConfig) -> StepsConfig:
+    def twin_config(cls, kind: str, config: StepControllerConfig) -> StepControllerConfig:
         """Return the other configuration of an invariant over two runs."""
         if kind == "again":
             return config
@@ -125,7 +135,9 @@ class StepControllerTrial(Trial):
     # -- around every operation ---------------------------------------------------------------------------------------
 
     def begin(self, operation: Operation | str) -> None:
-        self.moment = Moment(self.config, self.capabilities, self.batch_sizes, operation, self._shown, *self._routing)
+        self.moment = StepControllerMoment(
+            self.config, self.capabilities, self.batch_sizes, operation, self._shown, *self._routing
+        )
 
     def _route(self, table: Table, captured: tuple[int, ...]) -> None:
         """Expect the choices of this table, for batches padded to these sizes."""

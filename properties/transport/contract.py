@@ -142,7 +142,7 @@ class Ended(NamedTuple):
     reason: str  # of an error
 
 
-class Wish(NamedTuple):
+class TransferWish(NamedTuple):
     """What a client asks the prefill worker for. Computing the tokens yields `first_token`, and `draft`,
     the draft input."""
 
@@ -166,7 +166,7 @@ class Transport(Protocol):
     def connect(self, read: Callable[[int], PageContent], write: Callable[[int, PageContent], None]) -> None:
         """Take the functions that read a page of the prefill pool and write one of the decode pool. Called once."""
 
-    def submit(self, wish: Wish, now_ns: int) -> object:
+    def submit(self, wish: TransferWish, now_ns: int) -> object:
         """Give the prefill worker a request; False if refused.
         A request for one token ends with its prompt, and is never offered."""
 
@@ -247,7 +247,7 @@ class Transport(Protocol):
         Requests without a transfer stay, those that had joined are computed again."""
 
     @needs("going_on")
-    def go_on(self, wish: Wish, num_shown: int, now_ns: int) -> object:
+    def go_on(self, wish: TransferWish, num_shown: int, now_ns: int) -> object:
         """Give the prefill worker a request that a decode worker was lost with; False if refused. The tokens end with
         the output that its client has been shown, but for the last of these `num_shown` tokens: that is `first_token`,
         which no model is asked for again."""

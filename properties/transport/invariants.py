@@ -1,17 +1,17 @@
-"""HANDOFF-01 to HANDOFF-10: what holds between two workers and the link. A checker reads the `Moment` alone."""
+"""HANDOFF-01 to HANDOFF-10: what holds between two workers and the link. A checker reads a `TransportMoment` alone."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 from ..harness.invariants import Finding, Outcome, checks
-from .model import Moment
+from .model import TransportMoment
 
 CONTRACT = "transport"
 
 
 @checks("HANDOFF-01", CONTRACT)
-def only_what_has_arrived_is_decoded(m: Moment) -> Outcome:
+def only_what_has_arrived_is_decoded(m: TransportMoment) -> Outcome:
     why = "a request would be decoded from KV that is not its own"
     if m.acknowledged:
         was = m.acknowledged
@@ -24,7 +24,7 @@ def only_what_has_arrived_is_decoded(m: Moment) -> Outcome:
 
 
 @checks("HANDOFF-02", CONTRACT)
-def pages_stay_while_they_may_be_read_or_written(m: Moment) -> Outcome:
+def pages_stay_while_they_may_be_read_or_written(m: TransportMoment) -> Outcome:
     if m.freed:
         return Finding(
             m.freed,
@@ -35,7 +35,7 @@ def pages_stay_while_they_may_be_read_or_written(m: Moment) -> Outcome:
 
 
 @checks("HANDOFF-03", CONTRACT)
-def patience_ends(m: Moment) -> Outcome:
+def patience_ends(m: TransportMoment) -> Outcome:
     if m.leaked:
         should = "nothing: every lease and every fence is over" if m.was_quiet else "pages go back with the last answer"
         return Finding(m.leaked, should, "a lost message would leak memory for ever")
@@ -47,7 +47,7 @@ def patience_ends(m: Moment) -> Outcome:
 
 
 @checks("HANDOFF-04", CONTRACT)
-def late_news_is_no_news(m: Moment) -> Outcome:
+def late_news_is_no_news(m: TransportMoment) -> Outcome:
     if m.repeated:
         was = m.repeated
         should = "nothing changes: completion is keyed by request, attempt and generation, in full width"
@@ -56,7 +56,7 @@ def late_news_is_no_news(m: Moment) -> Outcome:
 
 
 @checks("HANDOFF-05", CONTRACT)
-def transfers_are_counted(m: Moment) -> Outcome:
+def transfers_are_counted(m: TransportMoment) -> Outcome:
     for side, c in m.counters.items():
         if c.started != c.completed + c.failed + c.cancelled + c.in_flight or min(c) < 0:
             return Finding(f"{side}: {c}", "started == completed + failed + cancelled + in flight", "one is lost")
@@ -67,7 +67,7 @@ def transfers_are_counted(m: Moment) -> Outcome:
 
 
 @checks("HANDOFF-06", CONTRACT)
-def a_life_goes_forward(m: Moment) -> Outcome:
+def a_life_goes_forward(m: TransportMoment) -> Outcome:
     for joined in m.joined:
         for order in joined.order:
             missing = [what for what, at in order if at is None]
@@ -85,7 +85,7 @@ def a_life_goes_forward(m: Moment) -> Outcome:
 
 
 @checks("HANDOFF-07", CONTRACT)
-def what_arrives_is_what_was_sent(m: Moment) -> Outcome:
+def what_arrives_is_what_was_sent(m: TransportMoment) -> Outcome:
     for joined in m.joined:
         if joined.wrong:
             was = f"request {joined.request}: {joined.wrong}"
@@ -95,7 +95,7 @@ def what_arrives_is_what_was_sent(m: Moment) -> Outcome:
 
 
 @checks("HANDOFF-08", CONTRACT)
-def the_end_of_a_peer_is_heard(m: Moment) -> Outcome:
+def the_end_of_a_peer_is_heard(m: TransportMoment) -> Outcome:
     if m.unheard:
         return Finding(m.unheard, "an error for it in bounded time", "its user would wait for ever")
     if m.unserved:
@@ -104,14 +104,14 @@ def the_end_of_a_peer_is_heard(m: Moment) -> Outcome:
 
 
 @checks("HANDOFF-09", CONTRACT)
-def only_verified_pages_are_cached(m: Moment) -> Outcome:
+def only_verified_pages_are_cached(m: TransportMoment) -> Outcome:
     if m.cached:
         return Finding(m.cached, "it is cached when all of its prompt is verified", "others would start from it")
     return True if m.num_unverified else None
 
 
 @checks("HANDOFF-10", CONTRACT, "roles")
-def roles_are_kept(m: Moment) -> Outcome:
+def roles_are_kept(m: TransportMoment) -> Outcome:
     if m.role:
         return Finding(
             m.role, "a worker keeps its role, and changes it only when it has nothing", "pools are sized for roles"

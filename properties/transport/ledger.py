@@ -24,7 +24,7 @@ ENDS = {"transferred": "completed", "aborted": "cancelled", "error": "failed"}
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class TransferEntry:
     """A transfer on one side."""
 
     run: Run
@@ -45,14 +45,14 @@ class Entry:
     is_sending: bool = False  # prefill: accepted, and all is computed; the link has still to read pages
 
 
-class Ledger:
+class TransportLedger:
     """The transfers of both sides. `problem` becomes what the last operation showed to be wrong."""
 
     def __init__(self, config: TransportConfig) -> None:
         self.config = config
-        self.outgoing: dict[tuple[int, int, int], Entry] = {}  # (request, generation, first attempt)
-        self.incoming: dict[tuple[int, int, int], Entry] = {}  # the newest of each
-        self._undecided: list[Entry] = []  # given up in this operation
+        self.outgoing: dict[tuple[int, int, int], TransferEntry] = {}  # (request, generation, first attempt)
+        self.incoming: dict[tuple[int, int, int], TransferEntry] = {}  # the newest of each
+        self._undecided: list[TransferEntry] = []  # given up in this operation
         self.num_accepted = 0  # by this decode worker, as new transfers
         self.num_offers = 0  # that have reached it
         self.num_acknowledged = 0
@@ -83,7 +83,7 @@ class Ledger:
 
     # -- the prefill side ---------------------------------------------------------------------------------------------
 
-    def outgoing_of(self, request: int, generation: int, attempt: int) -> Entry | None:
+    def outgoing_of(self, request: int, generation: int, attempt: int) -> TransferEntry | None:
         """Return the transfer if this is its newest attempt."""
         first = self.firsts.get((request, generation, attempt))
         entry = self.outgoing.get((request, generation, first))
@@ -96,7 +96,9 @@ class Ledger:
             for other in self._undecided:
                 if other.run is run:  # it was retracted: it goes on
                     other.end = "cancelled"
-            self.outgoing[run.request, generation, first] = Entry(run, generation, first, attempt, now_ns, now_ns)
+            self.outgoing[run.request, generation, first] = TransferEntry(
+                run, generation, first, attempt, now_ns, now_ns
+            )
             return
         entry.num_attempts += 1
         if entry.num_attempts > self.config.max_attempts:
@@ -104,17 +106,17 @@ class Ledger:
         self._acts(PREFILL, entry, "offers again", now_ns, timed_out)
         entry.newest, entry.is_waiting, entry.is_sending = attempt, True, False
 
-    def sent_manifest(self, entry: Entry, now_ns: int) -> None:
+    def sent_manifest(self, entry: TransferEntry, now_ns: int) -> None:
         entry.manifest, entry.is_waiting, entry.is_sending = entry.newest, True, False
         entry.renewed_ns = entry.heard_ns = now_ns
 
-    def advances(self, entry: Entry, now_ns: int) -> None:
+    def advances(self, entry: TransferEntry, now_ns: int) -> None:
         """Note that an accepted transfer goes on: its prompt is computed further, or a page of it was read."""
         if not (entry.is_waiting or entry.is_cancelled or entry.is_lost):
             entry.renewed_ns = entry.heard_ns = now_ns
             entry.is_sending = entry.run.is_computed
 
-    def gave_up(self, entry: Entry, now_ns: int, timed_out: bool) -> None:
+    def gave_up(self, entry: TransferEntry, now_ns: int, timed_out: bool) -> None:
         """Note that the prefill side has sent a cancel. If its request does not end, it was retracted."""
         self._acts(PREFILL, entry, "cancels", now_ns, timed_out)
         entry.is_fenced = entry.is_cancelled
@@ -135,7 +137,7 @@ class Ledger:
 
     # -- the decode side ----------------------------------------------------------------------------------------------
 
-    def incoming_of(self, request: int, generation: int, attempt: int) -> Entry | None:
+    def incoming_of(self, request: int, generation: int, attempt: int) -> TransferEntry | None:
         """Return the open transfer if this is its newest attempt."""
         entry = self.incoming.get((request, generation, self.firsts.get((request, generation, attempt), attempt)))
         return entry if entry is not None and entry.newest == attempt and not entry.is_answered else None
@@ -148,7 +150,9 @@ class Ledger:
         if entry is None or entry.is_answered or entry.is_cancelled:
             # Where an older transfer of an equal request is open, the newer one takes its place, and its pages.
             self.num_accepted += not self._replaces_one(run.request, generation)
-            self.incoming[run.request, generation, first] = Entry(run, generation, first, attempt, now_ns, now_ns)
+            self.incoming[run.request, generation, first] = TransferEntry(
+                run, generation, first, attempt, now_ns, now_ns
+            )
             return
         entry.newest, entry.is_refused, entry.renewed_ns, entry.heard_ns = attempt, False, now_ns, now_ns
 
@@ -166,14 +170,14 @@ class Ledger:
             self.num_acknowledged += 1
             entry.is_answered = True
 
-    def arrived(self, entry: Entry, attempt: int, is_certain: bool, now_ns: int) -> None:
+    def arrived(self, entry: TransferEntry, attempt: int, is_certain: bool, now_ns: int) -> None:
         """Note that news of a transfer has reached the decode side; `is_certain`: it was not ignored."""
         entry.heard_ns = now_ns
         is_certain = is_certain and self.num_accepts.get((entry.run.request, entry.generation, attempt)) == 1
         if is_certain and not entry.is_cancelled:
             entry.renewed_ns = now_ns
 
-    def withdrew(self, entry: Entry, now_ns: int, timed_out: bool) -> None:
+    def withdrew(self, entry: TransferEntry, now_ns: int, timed_out: bool) -> None:
         """Note that the decode side has sent a cancel."""
         self._acts(DECODE, entry, "cancels", now_ns, timed_out)
         entry.is_cancelled, entry.is_waiting = True, False
@@ -183,7 +187,7 @@ class Ledger:
     def _patience_ns(self, side: str) -> int:
         return self.config.lease_ns if side == PREFILL else self.config.hold_ns
 
-    def _acts(self, side: str, entry: Entry, what: str, now_ns: int, timed_out: bool) -> None:
+    def _acts(self, side: str, entry: TransferEntry, what: str, now_ns: int, timed_out: bool) -> None:
         due_ns = entry.renewed_ns + self._patience_ns(side)
         if timed_out and now_ns < due_ns:
             self.problem = f"the {side} side {what} request {entry.run.request} {due_ns - now_ns} ns before its time"

@@ -191,7 +191,7 @@ class Joined(NamedTuple):
 
 
 @dataclass(slots=True)
-class Moment:
+class TransportMoment:
     """One operation and its effects; strings and tuples are empty if nothing is wrong or nothing was seen."""
 
     config: TransportConfig

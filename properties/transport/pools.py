@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..harness.trial import Trial
 from .contract import DECODE, PREFILL, Message, PageContent, Transport, TransportConfig
-from .model import GARBAGE, Hold, Moment, Run, TransportModel, content_of
+from .model import GARBAGE, Hold, Run, TransportModel, TransportMoment, content_of
 
 
 class Pools:
@@ -59,7 +59,7 @@ class Pools:
         """Return the pages of the decode side's prefix cache."""
         return dict.fromkeys(self._ask("cached(decode)", self._subject.cached, DECODE))
 
-    def check_readers(self, moment: Moment) -> dict[int, PageContent]:
+    def check_readers(self, moment: TransportMoment) -> dict[int, PageContent]:
         """Check that pages stay as they are from when they are to be sent until they are read.
         Returns their contents."""
         pages = self._ask("reading()", self._subject.reading)
@@ -70,14 +70,16 @@ class Pools:
         self._being_read = {page: self._being_read[page] for page in pages}
         return self._being_read
 
-    def clear_free(self, moment: Moment, side: str, free: dict[int, None], reading: dict[int, PageContent]) -> None:
+    def clear_free(
+        self, moment: TransportMoment, side: str, free: dict[int, None], reading: dict[int, PageContent]
+    ) -> None:
         """Put garbage into the free pages of a side, none of which may be among those that are read."""
         for page in free:
             if page in reading:
                 moment.freed = f"page {page} is free, and the link has still to read it"
             self.contents[side][page] = GARBAGE
 
-    def check_steps_in_flight(self, moment: Moment, model: TransportModel, free: dict[int, None]) -> None:
+    def check_steps_in_flight(self, moment: TransportMoment, model: TransportModel, free: dict[int, None]) -> None:
         """Check that no page that a step of the decode worker may still write is free or another request's."""
         written = self._trial.must(self._subject.written)
         held = {request: self.of(DECODE, request) for request in model.runs} if written else {}
@@ -87,7 +89,7 @@ class Pools:
                 whose = f"belongs to request {others[0]}" if others else "is free"
                 moment.freed = f"page {page} {whose}, and a step in flight may write it for request {owner}"
 
-    def check_reserves(self, moment: Moment, model: TransportModel, accept: Message) -> None:
+    def check_reserves(self, moment: TransportMoment, model: TransportModel, accept: Message) -> None:
         """Check that a request that gets pages leaves each that is decoded its reserve, free or in the cache alone."""
         size, used, num_decoding = self.config.page_size, set[int](), 0
         for request in model.runs:
@@ -101,7 +103,9 @@ class Pools:
                 f"request {accept.request} gets pages, which leaves {room} slots to {num_decoding} that need {needed}"
             )
 
-    def check_holds(self, moment: Moment, model: TransportModel, side: str, free: dict[int, None], now_ns: int) -> None:
+    def check_holds(
+        self, moment: TransportMoment, model: TransportModel, side: str, free: dict[int, None], now_ns: int
+    ) -> None:
         """Check that no page that may still be read or written is free, has other content, or is cached
         before it is verified."""
         cached = None
@@ -125,13 +129,13 @@ class Pools:
                 cached = cached if cached is not None else self.cached()
                 self._check_unverified(moment, model, request, hold, cached)
 
-    def _check_over(self, moment: Moment, side: str, request: int, hold: Hold) -> None:
+    def _check_over(self, moment: TransportMoment, side: str, request: int, hold: Hold) -> None:
         """Check that a request is over: a fence after its other worker was lost, or when that one has given it up."""
         if hold.pages and not hold.run.is_decoding and self.of(side, request) == tuple(hold.pages.values()):
             moment.leaked = f"request {request} has its pages on the {side} side, and the other side has none of it"
 
     def _check_unverified(
-        self, moment: Moment, model: TransportModel, request: int, hold: Hold, cached: dict[int, None]
+        self, moment: TransportMoment, model: TransportModel, request: int, hold: Hold, cached: dict[int, None]
     ) -> None:
         first = max((a.first_page for a in model.attempts.values() if a.run is hold.run), default=0)
         for index, page in hold.pages.items():

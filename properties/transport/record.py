@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from . import contract
 from .contract import DECODE, PREFILL, Message, TransportConfig
-from .ledger import Ledger
+from .ledger import TransportLedger
 from .model import AttemptSeen, Hold, Run, TransportModel
 
 ENDING = {  # side -> the messages after which its pages may go
@@ -63,7 +63,7 @@ class Record:
     def __init__(self, config: TransportConfig, pages: Callable[[str, int], tuple[int, ...]]) -> None:
         self.config = config
         self.model = TransportModel(config)
-        self.ledger = Ledger(config)
+        self.ledger = TransportLedger(config)
         # request -> (generation, attempt, when) that ended at the decode side
         self.ended: dict[int, tuple[int, int, int]] = {}
         self.generation = 0  # the newest that the decode worker knows

@@ -16,12 +16,12 @@ from .contract import (
     Counters,
     Ended,
     Message,
+    TransferWish,
     Transport,
     TransportCapabilities,
     TransportConfig,
-    Wish,
 )
-from .model import AttemptSeen, Joined, Moment, Run, draft_of, first_token_of, tokens_of
+from .model import AttemptSeen, Joined, Run, TransportMoment, draft_of, first_token_of, tokens_of
 from .pools import Pools
 from .record import Fault, Parcel, Record
 
@@ -41,7 +41,7 @@ class TransportWatch(Trial):
     subject: Transport
     config: TransportConfig
     capabilities: TransportCapabilities
-    moment: Moment
+    moment: TransportMoment
 
     def prepare(self) -> None:
         self.pools = Pools(self)
@@ -55,13 +55,13 @@ class TransportWatch(Trial):
         self._is_ticking = self._is_slow = False
         self._arrived: dict[tuple[str, int], int] = {}  # (side, parcel) that has arrived and had an effect -> when
         self.must(self.subject.connect, self.pools.read, self.pools.write)
-        self.moment = Moment(self.config, self.capabilities)
+        self.moment = TransportMoment(self.config, self.capabilities)
         self._observe()
 
     # -- around every operation ---------------------------------------------------------------------------------------
 
     def begin(self, operation: Operation | str) -> None:
-        self.moment = Moment(self.config, self.capabilities, operation)
+        self.moment = TransportMoment(self.config, self.capabilities, operation)
         self.record.is_client = False
 
     def end(self) -> None:
@@ -78,7 +78,7 @@ class TransportWatch(Trial):
         tokens, serial = tokens_of(family, num_tokens), self._num_runs
         self._num_runs += 1
         draft = draft_of(tokens, serial, self.config.hidden)
-        wish = Wish(request, tokens, first_token_of(tokens), draft, num_output or self.config.num_output)
+        wish = TransferWish(request, tokens, first_token_of(tokens), draft, num_output or self.config.num_output)
         if num_shown:
             accepted = self.ask(self.subject.go_on, wish, num_shown, self.now_ns)
         else:

@@ -43,6 +43,7 @@ class CompletionForm:
         self.model = model
         self.codec = codec
         self.num_logprobs = num_logprobs
+        self.extra: Mapping[str, Any] = {}  # what a whole answer has beside
         self._usage = usage
         self._echoes = echoes
         self._offsets = [0] * len(reply.choices)  # characters of the output before the next token
@@ -93,7 +94,7 @@ class CompletionForm:
             logprobs = {name: fill("[", (", ".join(filter(None, lists.get(name, ()))),), "]") for name in lists}
             empty = None if self.num_logprobs is None else self._no_logprobs
             shown.append(self._whole_choice(choice.index, text, empty and {**empty, **logprobs}, choice.finish))
-        body = json.dumps(self._head(self.object) | {"choices": shown, "usage": self.usage()})
+        body = json.dumps(self._head(self.object) | {"choices": shown, "usage": self.usage(), **self.extra})
         parts = FILLED.split(body)
         parts[1::2] = [fills[int(number)] for number in parts[1::2]]
         return "".join(parts).encode()

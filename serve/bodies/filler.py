@@ -94,12 +94,11 @@ def word_edges(bias: Sequence[tuple[int, float]] = ()) -> np.ndarray:
     return np.cumsum(np.exp(logits - np.logaddexp.reduce(logits)))[:-1]
 
 
-def filler(seed: int, key: int, first: int, count: int, edges: np.ndarray) -> list[int]:
-    """Return the output tokens first … first + count − 1 of a request:
+def filler(seed: int, key: int, first: int, count: int, edges: np.ndarray) -> np.ndarray:
+    """Return the output tokens first … first + count − 1 of a request, int64 [count]:
     words that depend on seed, key and position alone."""
     at = uniform(seed, Purpose.TOKEN, key, np.arange(first, first + count))
-    tokens: list[int] = _WORD_TOKENS[np.searchsorted(edges, at, side="right")].tolist()
-    return tokens
+    return _WORD_TOKENS[np.searchsorted(edges, at, side="right")]
 
 
 def word_outputs(count: int) -> dict[str, list[Any]]:

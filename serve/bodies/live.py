@@ -28,6 +28,8 @@ from ...observe.input_files import read_text
 from ...sim.actors.clock import call_at
 from ...sim.actors.device import Truth
 from ...sim.actors.router import ReplicaRouter
+from ...sim.actors.sleep import Sleep
+from ...sim.disaggregation.received import KvReceiver
 from ...sim.faults.plan import FaultPlan
 from ...sim.run import Simulation
 from ...sim.scenario import Scenario
@@ -89,6 +91,7 @@ class LiveSimulation(Simulation):
         self._ends: list[Emission] = []  # that no round brought, and were not told yet
         self._told: set[str] = set()  # requests whose end came with their last round, until the actors report it
         self._num_told = 0
+        self._receivers: list[KvReceiver] = []  # of each engine, once the first request comes with its KV
         self._foreseen_of: dict[int, dict[str, Emission]] = {}  # by engine: what its next commit brings
         super().__init__(
             scenario, sinks=lambda number: [self._emission_sink(number), *sinks(number)], origins=origins, faults=faults
@@ -108,28 +111,59 @@ class LiveSimulation(Simulation):
         """Return the length of the next output, as the scenario's workload has them."""
         return next(self._output_lens)
 
-    def submit(self, request: Request, output_len: int, at_ns: int, replica: int | None = None) -> None:
+    def submit(
+        self, request: Request, output_len: int, at_ns: int, replica: int | None = None, *, has_kv: bool = False
+    ) -> None:
         """Send a request at `at_ns`, or now if that is over, to `replica` if one is given; the model stops it after
-        `output_len` tokens."""
+        `output_len` tokens. `has_kv`: another program has computed its prompt, and the KV comes over the network."""
         at_ns = max(at_ns, self.env.now)
         shift = self._day.shift(at_ns) if self._day is not None else 0.0
         truth = Truth(output_len, request_key(request.request_id), shift)
-        call_at(self.env, at_ns, self._submit, request, truth, replica)
+        call_at(self.env, at_ns, self._submit, request, truth, replica, has_kv)
 
-    def _submit(self, request: Request, truth: Truth, replica: int | None) -> None:
+    def _submit(self, request: Request, truth: Truth, replica: int | None, has_kv: bool) -> None:
         self._num_submitted += 1
         if self.faults is not None:
             self.faults.sent(request.request_id)
             self.faults.clients.take(self._num_submitted, request.request_id, self.env.now)
         if replica is None:
-            self.router.submit(request, truth)
+            chosen = self.router.submit(request, truth)
         else:
             assert isinstance(self.router, ReplicaRouter), "a replica serves whole requests"
-            self.router.submit(request, truth, (replica,))
+            chosen = self.router.submit(request, truth, (replica,))
+        if has_kv:
+            if not self._receivers:
+                self._receivers = [KvReceiver(actor, self.assembly) for actor in self.replicas]
+            self._receivers[chosen].expect(request.request_id)
 
     def cancel(self, request_id: str, at_ns: int) -> None:
         """Give a request up at `at_ns`, or now if that is over; does nothing if it has ended."""
         call_at(self.env, max(at_ns, self.env.now), self.router.cancel, request_id)
+
+    def fall_asleep(self, replica: int, level: int, keeps: bool, at_ns: int, load_ns: int) -> None:
+        """Let an engine sleep from `at_ns` on, or from now. Its requests wait if it `keeps` them; else they are
+        aborted. After level 2 a load of the weights takes `load_ns`."""
+        call_at(self.env, max(at_ns, self.env.now), self._fall_asleep, replica, level, keeps, load_ns)
+
+    def _fall_asleep(self, replica: int, level: int, keeps: bool, load_ns: int) -> None:
+        actor = self.replicas[replica]
+        if actor.sleep is not None:
+            return
+        if not keeps:
+            for request_id in list(actor.device.truths):
+                actor.abort(request_id)
+        moved_ns = self.assembly.weights_ns
+        leave_ns, come_ns = (moved_ns, moved_ns) if level == 1 else (0, load_ns)
+        actor.sleep = Sleep(self.env, level, leave_ns, come_ns)
+        actor.wake(replan=True)
+
+    def wake_up(self, replica: int, at_ns: int) -> None:
+        """Let an engine wake up, from `at_ns` on, or from now."""
+        call_at(self.env, max(at_ns, self.env.now), self._wake_up, replica)
+
+    def _wake_up(self, replica: int) -> None:
+        if (sleep := self.replicas[replica].sleep) is not None:
+            sleep.wake()
 
     def advance(self, until_ns: int) -> None:
         """Run the simulation up to and including `until_ns`, or until requests have got tokens."""
@@ -183,6 +217,9 @@ class LiveSimulation(Simulation):
         def take(event: Event) -> None:
             if isinstance(event, Planned) and event.step is not None:
                 request_of_row.update((join.row, join.request.request_id) for join in event.step.joins)
+                if self._receivers:
+                    came = [join.request.request_id for join in event.step.joins if join.num_received]
+                    self._tell([Emission(request_id, event.now_ns, 1) for request_id in came])
             elif isinstance(event, Committed):
                 at_ns, got = event.now_ns, [(request_id, 1) for request_id in event.first_tokens]
                 if event.kept is not None:

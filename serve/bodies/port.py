@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...core.contract.request import FinishedRequest, Grammar, SamplingParams
+from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
 from .pace import Pace
 
@@ -41,6 +42,7 @@ class Order:
     stop_tokens: frozenset[int] = frozenset()  # of the request; each ends the output
     namespace: str = ""  # prompts of other namespaces share no prefix with this one
     engine: int | None = None  # that serves it, past the router
+    has_kv: bool = False  # another server has computed the prompt and sends its KV
     # For metrics alone: outputs with each prompt, whether this is the first of its request, whether they are streamed.
     num_outputs: int = 1
     is_first: bool = False
@@ -52,6 +54,16 @@ class Order:
     @property
     def request_id(self) -> str:
         return f"r{self.number}"
+
+
+@dataclass(slots=True)
+class RemoteEngine:
+    """An engine in another process. `gauges`: its newest numbers, as `observe.measuring.gauges` names them."""
+
+    name: str
+    config: EngineConfig
+    gauges: Mapping[str, float] = field(default_factory=dict)
+    loss: str = ""  # how its process ended; empty while it lives
 
 
 @dataclass(slots=True)
@@ -126,13 +138,23 @@ class Body(Protocol):
     context_len: int  # tokens of a prompt with its output, at least 1
     unsupported: Mapping[str, str]
     hand_over_s: float  # how long it may wait after each delivery until the loop has sent that
-    engines: Sequence[Engine]
     pace: Pace | None  # of a simulation
     make_codec: Callable[[], TextCodec]  # makes the same tokenizer in another process
 
     @property
     def tokenizer(self) -> TextCodec:
         """What turns texts of clients into tokens, and tokens into text."""
+
+    @property
+    def engines(self) -> Sequence[Engine | RemoteEngine]:
+        """The engines of the body, each of this process or of another one."""
+
+    @property
+    def failure(self) -> str:
+        """Why no request can be served any more; empty if it can."""
+
+    def wake(self) -> None:
+        """End a turn that waits, because an order has come. Any thread may call this."""
 
     def at_ns(self, at_s: float) -> int:
         """Return the time of the body, real or simulated, at a time of `time.monotonic`."""

@@ -1,10 +1,11 @@
-"""The real body: a session over a checkpoint, driven one turn at a time."""
+"""The real body: a session over a checkpoint, driven one turn at a time, in this process or by workers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ...core.contract.request import Grammar, Request
 from ...core.contract.step import FailureCause
@@ -12,33 +13,44 @@ from ...core.prompt import Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
 from ...gpu.session.grammar import grammars_of
+from ...gpu.session.loop import Delta
 from ...gpu.session.session import DecodeSession
 from ...gpu.session.text import StreamDecoder, Tokenizer
 from .pace import Pace
-from .port import Order, Outlet, Piece, TextCodec, TextDecoder, longest_request
+from .port import Order, Outlet, Piece, RemoteEngine, TextCodec, TextDecoder, longest_request
+
+if TYPE_CHECKING:
+    from ...gpu.disaggregation.session import DisaggregatedSession
 
 
-class RealBody:
-    """Decodes with `session`; `name` is the model's.
-    Steps that fail are tried again as `core/scheduler/recovery.py` has it."""
+class ModelBody:
+    """What bodies over a checkpoint share; `name` is the model's. A subclass has the engines: it defines `turn`,
+    `wait_s` and `reload`."""
 
     unsupported: Mapping[str, str] = {
         "tools": "has no effect here: no parser finds the calls of this model in its text",
+        "kv_transfer_params": "has no effect here: no other program sends KV to this server, or takes it",
         "min_tokens": "has no effect here: the model's end of text is not held back",
     }
     hand_over_s: float = 0.0  # a device would idle
     pace: Pace | None = None
+    failure: str = ""
 
-    def __init__(self, session: DecodeSession, name: str) -> None:
+    def __init__(
+        self,
+        session: DecodeSession | DisaggregatedSession,
+        name: str,
+        engines: Sequence[Engine | RemoteEngine],
+        context_len: int,
+    ) -> None:
         self.name = name
+        self.engines = engines
+        self.context_len = context_len
         self.tokenizer: Tokenizer = session.tokenizer
         self.make_codec: Callable[[], TextCodec] = partial(Tokenizer.load, session.tokenizer.source)
         self.vocab_size: int = session.tokenizer.vocab_size
-        self.engines: Sequence[Engine] = (session.engine,)
-        self.context_len: int = longest_request(self.engines)
         self._model_vocab_size = session.plan.target.vocab_size
-        self._loop = session.loop
-        self._restart = session.executor.restart
+        self._queue = session.loop
         self._stop_tokens = session.tokenizer.eos_ids
 
     def at_ns(self, at_s: float) -> int:
@@ -51,7 +63,7 @@ class RealBody:
         return StreamDecoder(self.tokenizer, order.stop)
 
     def submit(self, order: Order) -> str:
-        return self._loop.submit(
+        return self._queue.submit(
             Request(
                 order.request_id,
                 Prompt.of_tokens(order.prompt),
@@ -66,7 +78,21 @@ class RealBody:
         )
 
     def abort(self, request_id: str) -> None:
-        self._loop.abort(request_id)
+        self._queue.abort(request_id)
+
+    def wake(self) -> None:
+        """Do nothing: no turn waits for news."""
+
+
+class RealBody(ModelBody):
+    """Decodes with `session` in this process.
+    Steps that fail are tried again as `core/scheduler/recovery.py` has it."""
+
+    def __init__(self, session: DecodeSession, name: str) -> None:
+        super().__init__(session, name, (session.engine,), longest_request((session.engine,)))
+        self._engine = session.engine
+        self._loop = session.loop
+        self._restart = session.executor.restart
 
     def wait_s(self) -> float | None:
         return None if self._loop.is_idle else 0.0
@@ -77,14 +103,19 @@ class RealBody:
         try:
             deltas = self._loop.turn()
         except (RuntimeError, MemoryError) as error:  # as devices raise; our own contradictions are none of these
-            if not self.engines[0].num_uncommitted:
+            if not self._engine.num_uncommitted:
                 raise
             is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
             cause = FailureCause.OUT_OF_MEMORY if is_memory else FailureCause.RAISED
             self._loop.lose_steps(cause, str(error), self._restart)
             return
         at_ns = time.monotonic_ns()
-        outlet.deliver([Piece(d.request_id, at_ns, d.tokens.tolist(), d.outputs, d.finished) for d in deltas])
+        outlet.deliver(pieces_of(deltas, at_ns))
 
     def reload(self, table: str, source: str) -> None:
-        reload_table(self.engines[0], table, source, time.perf_counter_ns())
+        reload_table(self._engine, table, source, time.perf_counter_ns())
+
+
+def pieces_of(deltas: Sequence[Delta], at_ns: int) -> list[Piece]:
+    """Return what a loop brought as pieces."""
+    return [Piece(d.request_id, at_ns, d.tokens.tolist(), d.outputs, d.finished) for d in deltas]

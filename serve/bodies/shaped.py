@@ -31,7 +31,11 @@ def frame_of(schema: Any) -> tuple[str, str]:
     An object has what it requires; a value is the first of those that are listed, or an empty one. The words are the
     first text that may be any. Patterns are not followed. Raises InvalidRequest for a schema that is none, or asks for
     more than MAX_VALUES values."""
-    before, _, after = json.dumps(_Sample(schema).value(schema)).partition(json.dumps(_WORDS)[1:-1])
+    try:
+        text = json.dumps(_Sample(schema).value(schema), allow_nan=False)
+    except ValueError:
+        raise InvalidRequest("the schema has a number that JSON does not have") from None
+    before, _, after = text.partition(json.dumps(_WORDS)[1:-1])
     if len(before) + len(after) > MAX_FRAME:
         raise InvalidRequest(f"the schema asks for more than {MAX_FRAME} characters")
     return before, after
@@ -53,11 +57,7 @@ class _Sample:
         self._has_words = False
 
     def value(self, schema: Any, depth: int = 0) -> Any:
-        self._left -= 1
-        if self._left < 0 or depth > MAX_DEPTH:
-            raise InvalidRequest(
-                f"the schema asks for more than {MAX_VALUES} values, or for more than {MAX_DEPTH} in each other"
-            )
+        self._count(depth)
         if isinstance(schema, bool):
             schema = {}
         if not isinstance(schema, Mapping):
@@ -75,6 +75,7 @@ class _Sample:
         if schema.get("allOf"):
             merged: dict[str, Any] = {}
             for part in _list(schema, "allOf"):
+                self._count(depth)
                 part = self._referred(part["$ref"]) if isinstance(part, Mapping) and "$ref" in part else part
                 merged = _both(merged, part)
             return self.value(_both(merged, {key: one for key, one in schema.items() if key != "allOf"}), depth + 1)
@@ -89,6 +90,12 @@ class _Sample:
                 else "string"
             )
         return self._of_kind(kind, schema, depth)
+
+    def _count(self, depth: int) -> None:
+        self._left -= 1
+        if self._left < 0 or depth > MAX_DEPTH:
+            most = f"{MAX_VALUES} values, or for more than {MAX_DEPTH} in each other"
+            raise InvalidRequest(f"the schema asks for more than {most}")
 
     def _of_kind(self, kind: Any, schema: Mapping[str, Any], depth: int) -> Any:
         if kind == "object":
@@ -158,23 +165,28 @@ def _both(one: dict[str, Any], other: Any) -> dict[str, Any]:
 
 
 def _number(schema: Mapping[str, Any], key: str, default: float) -> float:
-    found = schema.get(key, default)
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    if key not in schema:
+        return default
+    found = schema[key]
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         raise InvalidRequest(f"{key} of a schema is no number")
     return found
 
 
 def _least(schema: Mapping[str, Any], is_whole: bool) -> float:
     """Return the number nearest to 0 that a schema allows."""
-    step: float = 1 if is_whole else _number(schema, "multipleOf", 0) or 1
-    least = _number(schema, "minimum", -math.inf)
-    most = _number(schema, "maximum", math.inf)
-    if "exclusiveMinimum" in schema:
-        least = max(least, _number(schema, "exclusiveMinimum", 0) + step)
-    if "exclusiveMaximum" in schema:
-        most = min(most, _number(schema, "exclusiveMaximum", 0) - step)
-    nearest = min(max(0, least), most)
-    return int(nearest) if is_whole else nearest
+    low, above = (_number(schema, key, -math.inf) for key in ("minimum", "exclusiveMinimum"))
+    high, below = (_number(schema, key, math.inf) for key in ("maximum", "exclusiveMaximum"))
+    if is_whole:
+        least = max(low if math.isinf(low) else math.ceil(low), above if math.isinf(above) else math.floor(above) + 1)
+        most = min(high if math.isinf(high) else math.floor(high), below if math.isinf(below) else math.ceil(below) - 1)
+        return int(min(max(0, least), most))
+    found = min(max(0, low, above), high, below)
+    if found not in (above, below):
+        return found
+    if found == above:  # as far from it as the other end allows
+        return found + min(1, (min(high, below) - found) / 2)
+    return found - min(1, (found - max(low, above)) / 2)
 
 
 class ShapedDecoder:

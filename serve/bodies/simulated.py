@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ...core.contract.events import EventSink
 from ...core.contract.request import FinishReason, Grammar, Request
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation
-from ...core.prompt import MAX_TOKEN_ID, Prompt
+from ...core.prompt import MAX_TOKEN_ID, NO_TOKENS, Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
 from ...gpu.session.text import StreamDecoder
@@ -26,6 +28,9 @@ from .shaped import ShapedDecoder, frame_of_text
 
 BLOCK_SIZE = 16
 """The number of tokens in a block; the policy prefix_aware compares prompts block by block."""
+
+MOST_CACHED = 8192
+"""Tokens of an answer that the prefix cache can have, so that a long one takes no long work at its arrival."""
 
 AHEAD = 64
 """Tokens of filler text that are made at once."""
@@ -44,6 +49,7 @@ class SimulatedBody:
         ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p"),
         "has no effect on a simulated server, which has no model",
     )
+    failure: str = ""
     hand_over_s: float = 0.02  # planning takes no simulated time, and would share the interpreter with the sending
 
     def __init__(
@@ -69,11 +75,23 @@ class SimulatedBody:
         self.engines: Sequence[Engine] = self.simulation.engines
         self.context_len: int = longest_request(self.engines)
         self.needs_blocks: bool = "prefix_aware" in (b.policy for b in self.simulation.router.balancers.values())
+        assembly = self.simulation.assembly
+        if assembly.pools.is_disaggregated or faults is not None:
+            reason = "has no effect in a scenario with pools, or with faults"
+            self.unsupported = {**self.unsupported, "kv_transfer_params": reason}
+        self.why_no_sleep: str = ""
+        if assembly.pools.is_disaggregated or faults is not None:
+            self.why_no_sleep = "engines of a scenario with pools, or with faults, do not sleep"
+        self.tensor_parallel: int = assembly.deployment.parallel.tensor
+        self.caches_answers: bool = any(engine.store.cache is not None for engine in self.engines)
         self._speed = speed
         self.pace: Pace | None = Pace(speed, warn)
         self._clock = clock
         self._start_s = clock()
         self._live: dict[str, _Writing] = {}
+
+    def wake(self) -> None:
+        """Do nothing: no turn waits."""
 
     def at_ns(self, at_s: float) -> int:
         return round((at_s - self._start_s) * self._speed * 1e9)
@@ -92,12 +110,16 @@ class SimulatedBody:
             blocks = [order.prompt[i : i + BLOCK_SIZE].tobytes().hex() for i in range(0, prompt.length, BLOCK_SIZE)]
             blocks = [order.namespace + block for block in blocks]
             prompt = Prompt.of_blocks([request_key(block) >> 1 for block in blocks], BLOCK_SIZE, prompt.length)
-        request = Request(order.request_id, prompt, order.max_tokens, order.priority, order.namespace)
         output_len = order.max_tokens + 1
         if not order.ignore_eos:
             output_len = max(self.simulation.draw_output_len(), order.min_tokens + 1 if order.min_tokens else 0)
-        self._live[order.request_id] = _Writing(order)
-        self.simulation.submit(request, output_len, self.at_ns(order.at_s), order.engine)
+        output_len = max(output_len, 2) if order.has_kv else output_len  # the first token came with the KV
+        writing = self._live[order.request_id] = _Writing(order)
+        answer = NO_TOKENS
+        if self.caches_answers and not self.needs_blocks:  # else blocks say what follows
+            answer = Prompt.of_tokens(writing.words(0, min(output_len, order.max_tokens, MOST_CACHED)))
+        request = Request(order.request_id, prompt, order.max_tokens, order.priority, order.namespace, answer=answer)
+        self.simulation.submit(request, output_len, self.at_ns(order.at_s), order.engine, has_kv=order.has_kv)
         return ""
 
     def abort(self, request_id: str) -> None:
@@ -124,6 +146,23 @@ class SimulatedBody:
     def reload(self, table: str, source: str) -> None:
         for engine in self.engines:
             reload_table(engine, table, source, self.simulation.env.now)
+
+    def fall_asleep(self, replica: int, level: int, keeps: bool, load_s: float) -> None:
+        """Let an engine sleep (see `LiveSimulation.fall_asleep`). Called on the thread that drives the body."""
+        self.simulation.fall_asleep(replica, level, keeps, self._now_ns(), round(load_s * 1e9))
+
+    def wake_up(self, replica: int) -> None:
+        self.simulation.wake_up(replica, self._now_ns())
+
+    def sleep_level(self, replica: int) -> int:
+        """Return at which level an engine sleeps, or begins to or ends it; 0 if it is awake. Any thread may call it."""
+        sleep = self.simulation.replicas[replica].sleep
+        return 0 if sleep is None else sleep.level
+
+    def is_settled(self, replica: int, asleep: bool) -> bool:
+        """Return whether an engine is wholly asleep, or wholly awake. Any thread may call it."""
+        sleep = self.simulation.replicas[replica].sleep
+        return sleep is None if not asleep else sleep is not None and sleep.is_begun
 
     def finish(self) -> FaultReport | None:
         """Return which faults were injected, and which promises broken, once no thread drives the body;
@@ -163,11 +202,15 @@ class _Writing:
         self._ahead: list[int] = []
         self.num_tokens = 0
 
+    def words(self, first: int, count: int) -> np.ndarray:
+        """Return `count` tokens of the output from `first` on, int64 [count]."""
+        return filler(self._seed, self._key, first, count, self._edges)
+
     def write(self, count: int) -> list[int]:
         """Return the next `count` tokens."""
         if count > len(self._ahead):
             known = self.num_tokens + len(self._ahead)
-            self._ahead += filler(self._seed, self._key, known, max(count, AHEAD), self._edges)
+            self._ahead += self.words(known, max(count, AHEAD)).tolist()
         tokens, self._ahead = self._ahead[:count], self._ahead[count:]
         self.num_tokens += count
         return tokens

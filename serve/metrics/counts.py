@@ -16,10 +16,10 @@ import numpy as np
 
 from ...core.contract.events import Committed, Event, EventSink, Planned, Resumed, StepsLost
 from ...core.contract.request import FinishedRequest, FinishReason
-from ...core.contract.step import Join
 from ...core.scheduler.engine import Engine
+from ...observe.measuring.gauges import count_drafts, gauges_of
 from ..bodies.pace import Pace
-from ..bodies.port import Order, Piece
+from ..bodies.port import Order, Piece, RemoteEngine
 from ..errors import is_full
 from .series import ALL_EDGES, Buckets
 
@@ -30,6 +30,8 @@ REASONS = {
     FinishReason.ERROR: "error",
 }
 SECOND_NS = 10**9
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+"""As vLLM names them, by level."""
 
 
 class Histogram:
@@ -102,6 +104,13 @@ class EngineCounts:
         # Of the last second of events: (ns, output tokens), and (ns, retracted requests).
         self.emitted: deque[tuple[int, int]] = deque()
         self.retracted: deque[tuple[int, int]] = deque()
+        self.hears_events: bool = True
+
+    def hear_no_events(self) -> None:
+        """Leave out what only the events of an engine say: it is in another process."""
+        self.hears_events = False
+        self.newest = {}
+        del self.histograms["step_tokens", ""]
 
     def take(self, event: Event, lives: Mapping[str, Life], engine: int) -> None:
         """Count an event of the engine."""
@@ -113,7 +122,7 @@ class EngineCounts:
             for join in event.step.joins:
                 if (life := lives.get(join.request.request_id)) is not None:
                     life.engine = engine
-                    self._admit(join, life, event.now_ns)
+                    self.admit(life, event.now_ns, join.num_cached, join.num_loaded, join.num_received)
         elif isinstance(event, Committed):
             self._commit(event)
 
@@ -126,13 +135,14 @@ class EngineCounts:
                 self.totals["retracted_prompt", ""] += life.num_prompt
                 self.totals["retracted_output", ""] += life.num_tokens
 
-    def _admit(self, join: Join, life: Life, now_ns: int) -> None:
-        """Note that a request takes a row; a second time after a retraction, or where its KV was sent to."""
-        if life.admitted_ns >= 0 and not join.num_received:
+    def admit(self, life: Life, now_ns: int, cached: int, loaded: int = 0, received: int = 0) -> None:
+        """Note that a request takes a row; a second time after a retraction, or where its KV was sent to. `cached`
+        prompt tokens are in the prefix cache, `loaded` of them in host memory; `received` came from another engine."""
+        if life.admitted_ns >= 0 and not received:
             return
-        received, cached = join.num_received, 0 if join.num_received else join.num_cached
+        cached = 0 if received else cached
         computed = 0 if received else life.num_prompt - cached
-        loaded = min(join.num_loaded, cached)  # from host memory
+        loaded = min(loaded, cached)
         if life.admitted_ns < 0:
             life.admitted_ns, life.num_cached = now_ns, cached
         totals = self.totals
@@ -150,32 +160,21 @@ class EngineCounts:
 
     def _commit(self, event: Committed) -> None:
         totals, step = self.totals, event.step
+        count_drafts(totals, event)
         prefilled = 0 if step.prefill is None else int(step.prefill.lens.sum())
         emitted = len(event.first_tokens)
         totals["by_mode", "prefill_compute"] += prefilled
         if event.kept is not None:
-            decode, result = step.decode, event.result.decode
-            assert decode is not None and result is not None, "only a decode keeps tokens"
+            decode = step.decode
+            assert decode is not None, "only a decode keeps tokens"
             decoded = int(event.kept.sum())
             emitted += decoded
             totals["by_mode", "decode"] += decoded
             self.newest |= {"steps": decode.steps, "nodes": decode.num_draft_tokens}
             self.newest["sum_seq_lens"] = int(decode.seq_lens.sum())
-            if decode.steps:
-                self._count_drafts(result.accept_lens[event.kept > 0], decode.num_draft_tokens - 1)
         totals["output_tokens", ""] += emitted
         self.histograms["step_tokens", ""].add(prefilled + emitted)
         _push(self.emitted, event.now_ns, emitted)
-
-    def _count_drafts(self, accept_lens: np.ndarray, drafted: int) -> None:
-        accepted = (accept_lens - 1).clip(min=0)
-        self.totals["rounds", ""] += len(accepted)
-        self.totals["drafted", ""] += drafted * len(accepted)
-        self.totals["accepted", ""] += int(accepted.sum())
-        exactly = np.bincount(accepted, minlength=drafted + 1)
-        at_least = (np.cumsum(exactly[::-1])[::-1])[1:].tolist()
-        for position, count in enumerate(at_least):
-            self.totals["accepted_at", str(position)] += count
 
     def end(self, end: FinishedRequest, at_ns: int, life: Life) -> None:
         """Count the end of a request."""
@@ -218,8 +217,9 @@ class ServerMetrics:
     """Counts since the start. `sink(i)` is an event sink of engine i; `engines` are set once they are made."""
 
     def __init__(self) -> None:
-        self.engines: Sequence[Engine] = ()
+        self.engines: Sequence[Engine | RemoteEngine] = ()
         self.pace: Pace | None = None
+        self.sleep_level: Callable[[int], int] | None = None  # of an engine; None: engines never sleep
         self.num_refused = 0  # by the limit of outputs
         self.num_queue_full: int = 0  # by the engine's limit of its queue
         self.delay: Histogram = Histogram()
@@ -235,6 +235,18 @@ class ServerMetrics:
             counts.take(event, self._open, engine)
 
         return take
+
+    def admitted(self, engine: int, request_id: str, num_cached: int, now_ns: int) -> None:
+        """Note that an engine of another process begins a prompt."""
+        if (life := self._open.get(request_id)) is not None:
+            life.engine = engine
+            self.counts[engine].admit(life, now_ns, num_cached)
+
+    def moved(self, engine: int, request_id: str) -> None:
+        """Note that an engine of another process has got the KV of a request."""
+        if (life := self._open.get(request_id)) is not None:
+            life.engine = engine
+            self.counts[engine].admit(life, life.admitted_ns, 0, received=life.num_prompt)
 
     def ordered(self, order: Order, arrival_ns: int) -> Life:
         """Note a request that goes to the body, and return what is known of it."""
@@ -260,6 +272,9 @@ class ServerMetrics:
                     counts.add("ttft", (piece.at_ns - life.arrival_ns) / 1e9, life.streams)
                 life.last_ns = piece.at_ns
                 life.num_tokens += len(piece.tokens)
+                if not counts.hears_events:
+                    counts.totals["output_tokens", ""] += len(piece.tokens)
+                    _push(counts.emitted, piece.at_ns, len(piece.tokens))
             if piece.finished is not None:
                 self._end(piece.finished, piece.at_ns, self._open.pop(piece.request_id))
 
@@ -293,35 +308,21 @@ class ServerMetrics:
     def values(self, number: int, now_ns: int) -> dict[str, float]:
         """Return the numbers of engine `number` that have no further label."""
         engine, counts = self.engines[number], self.counts[number]
-        store, cache, totals = engine.store, engine.store.cache, counts.totals
-        slots, free = store.allocator.num_total_slots, store.allocator.num_free_slots
+        totals, gauges = counts.totals, engine.gauges if isinstance(engine, RemoteEngine) else gauges_of(engine)
         found = {
-            "running": len(engine.requests.running),
-            "waiting": engine.num_waiting,
-            "kv_use": 1 - store.available_slots / slots if slots else 0.0,
-            "kv_used": slots - store.available_slots,
-            "kv_free": free,
-            "kv_evictable": store.available_slots - free,
-            "kv_slots": slots,
-            "page_size": engine.config.page_size,
-            "pages": engine.config.num_pages,
-            "context_len": engine.config.context_len,
             "throughput": _newest(counts.emitted, now_ns),
-            "retracted_now": _newest(counts.retracted, now_ns),
             "aborted": totals["ended", "abort"],
             **counts.newest,
-            **{key: totals[key, ""] for key in _TOTALS},
+            **{key: totals[key, ""] for key in _TOTALS if counts.hears_events or (key, "") in totals},
+            **gauges,
         }
-        if not engine.requests.running:
-            found["sum_seq_lens"] = 0
-        if cache is not None:
-            found |= {"prefix_queries": cache.queries, "prefix_hits": cache.hits}
-            found["hit_rate"] = cache.hits / cache.queries if cache.queries else 0.0
-        if store.host is not None:
-            found |= {
-                "host_used": store.host.num_held,
-                "host_slots": engine.config.host_pages * engine.config.page_size,
-            }
+        if counts.hears_events:
+            found["retracted_now"] = _newest(counts.retracted, now_ns)
+            if not gauges["running"]:
+                found["sum_seq_lens"] = 0
+        if "prefix_queries" in gauges:
+            found["hit_rate"] = gauges["prefix_hits"] / gauges["prefix_queries"] if gauges["prefix_queries"] else 0.0
+        if "host_used" in gauges:
             found |= {key: totals[key, ""] for key in ("external_queries", "external_hits")}
             found["prefix_hits"] -= totals["external_hits", ""]  # the engine counts both
         if rounds := totals["rounds", ""]:
@@ -331,8 +332,11 @@ class ServerMetrics:
 
     def labelled(self, number: int, key: str) -> dict[str, float]:
         """Return the numbers of engine `number` by their label."""
+        if key == "sleep":
+            level = None if self.sleep_level is None else self.sleep_level(number)
+            return {} if level is None else {state: float(level == n) for n, state in enumerate(SLEEP_STATES)}
         if key == "waiting_by_reason":
-            return {"capacity": self.engines[number].num_waiting}
+            return {"capacity": waiting} if (waiting := self.values(number, 0).get("waiting")) is not None else {}
         return {label: value for (name, label), value in tuple(self.counts[number].totals.items()) if name == key}
 
 

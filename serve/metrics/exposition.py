@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from ...core.errors import ConfigError, nearest
 from ...core.scheduler.config import EngineRole
+from ..bodies.port import RemoteEngine
 from .counts import Histogram, ServerMetrics, merged
 from .series import STYLES, TOKENS, Series
 
@@ -72,6 +73,10 @@ class Exposition(Collector):
         if key == "cache_config":
             for number in values:
                 yield self._cache_config(number), 1.0
+        elif key == "worker":
+            for engine in metrics.engines:
+                if isinstance(engine, RemoteEngine):
+                    yield {"model_name": self._model, "worker": engine.name}, float(not engine.loss)
         elif key == "rejected":
             yield {"model_name": self._model, "reason": "max_num_queued_reqs"}, metrics.num_queue_full
         elif key in (of_server := metrics.server_values()):

@@ -101,6 +101,8 @@ def _vllm() -> Iterator[Series]:
     yield Series("num_requests_waiting", gauge, "waiting", "Requests that wait for a row or for memory.")
     text = "Requests that wait, by reason: capacity is a row or memory."
     yield Series("num_requests_waiting_by_reason", gauge, "waiting_by_reason", text, "reason")
+    text = "1 for the state of an engine: awake, or asleep with its weights in host memory, or without them."
+    yield Series("engine_sleep_state", gauge, "sleep", text, "sleep_state")
     yield Series("kv_cache_usage_perc", gauge, "kv_use", "Share of KV slots that no new request can get, 0 to 1.")
     yield Series("cache_config_info", gauge, "cache_config", "The KV cache, as labels.")
     text = "Prompt tokens that were looked up in the prefix cache."
@@ -232,6 +234,8 @@ def _own() -> Iterator[Series]:
     yield Series("behind_real_time_seconds", "gauge", "behind", text, per_engine=False)
     text = "Greatest --speed that can be expected to hold at the load of the last seconds."
     yield Series("possible_speed", "gauge", "possible_speed", text, per_engine=False)
+    text = "1 while the process of a worker lives, 0 once it is lost (with --disaggregate)."
+    yield Series("worker_up", "gauge", "worker", text, "worker", per_engine=False)
     yield Series("steps_lost", "counter", "failures", "Steps of the device that failed.")
 
 
@@ -248,7 +252,6 @@ STYLES: Mapping[str, tuple[tuple[str, Series], ...]] = {
 ABSENT: Mapping[str, Mapping[str, str]] = {
     "vllm": {
         "mm_cache_*": "there are no images",
-        "engine_sleep_state": "an engine does not sleep",
         "num_requests_kv_fetch_by_stage": "only a decode engine of vLLM has it",
         "corrupted_requests": "off by default: logits are not looked at",
         "watermark_requests": "off by default: texts have no marks",

@@ -26,6 +26,7 @@ from ..connections import port_of
 from ..errors import ApiError
 from ..frontend import Frontend
 from .identity import FACTS, TRACE_HEADERS
+from .kv_transfer import KvTransfers
 from .messages import CountTokensRequest, MessagesRequest
 from .reading import SMALL_BODY, Asked, RequestReader, check_tokens, validated
 from .responses import ResponsesRequest
@@ -59,6 +60,7 @@ class Api:
         self._reader = reader
         self._codec = frontend.body.tokenizer
         self._created = int(time.time())
+        self._kv = KvTransfers(frontend)
 
     async def complete(self, request: Request) -> Response:
         """Continue one prompt or several."""
@@ -75,6 +77,7 @@ class Api:
         form = CompletionForm(
             reply, self._model, self._codec, usage=asked.usage, num_logprobs=asked.logprobs, echoes=read.echoes
         )
+        form.extra = self._kv.sent(request, asked, reply)
         return Answer(self._frontend, reply, form, stream=bool(asked.stream))
 
     async def chat(self, request: Request) -> Response:
@@ -94,6 +97,7 @@ class Api:
             form: ChatForm = CallForm(reply, self._model, self._codec, usage=asked.usage, call=read.call)
         else:
             form = ChatForm(reply, self._model, self._codec, usage=asked.usage, num_logprobs=shown)
+        form.extra = self._kv.sent(request, asked, reply)
         return Answer(self._frontend, reply, form, stream=bool(asked.stream))
 
     async def responses(self, request: Request) -> Response:
@@ -190,6 +194,7 @@ class Api:
         asked: Sampled = read.request
         given |= dict.fromkeys(asked.shaping, True) | {"response_format": asked.schema_text is not None}
         given["min_tokens"] = bool(asked.min_tokens)
+        given["kv_transfer_params"] = getattr(asked, "kv_transfer_params", None) is not None
         unsupported = [name for name, is_given in given.items() if is_given and name in self._body.unsupported]
         if unsupported and self._dialect == "openai":
             name = unsupported[0]
@@ -242,8 +247,9 @@ class Api:
             raise ApiError(400, message, param="min_tokens")
         if max_tokens is not None and max_tokens > room:
             asked_for = f"{max_tokens} tokens after a prompt of {self._body.context_len - room}"
-            message = f"{asked_for}; the context has room for {room}"
+            message = f"{asked_for}; this model's maximum context length is {self._body.context_len} tokens"
             raise ApiError(400, message, param=name, code="context_length_exceeded")
+        has_kv = self._kv.comes(asked, prompts, max_tokens or room)
         engine = self._engine_of_port.get(port_of(request.scope))
         trace = tuple((name, request.headers[name]) for name in TRACE_HEADERS if name in request.headers)
         orders: list[Order] = []
@@ -265,6 +271,7 @@ class Api:
                         stop_tokens=frozenset(asked.stop_token_ids or ()),
                         namespace=asked.cache_salt or "",
                         engine=engine,
+                        has_kv=has_kv,
                         trace=trace,
                         num_outputs=asked.num_outputs,
                         is_first=not orders,

@@ -6,7 +6,6 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
-from ...core.scheduler.engine import Engine
 from ...observe.log import package_version
 from ..metrics import ServerMetrics
 
@@ -22,9 +21,10 @@ COUNTS = {  # SGLang's name -> the number of an engine
 SPECULATIVE = {"accept_length": "accept_length", "accept_rate": "accept_rate"}
 
 
-def server_load(engines: Sequence[Engine]) -> dict[str, int]:
+def server_load(metrics: ServerMetrics, numbers: Sequence[int]) -> dict[str, int]:
     """Return the outputs that engines have, running and waiting, as vLLM's `/load`."""
-    return {"server_load": sum(len(engine.requests.running) + engine.num_waiting for engine in engines)}
+    values = [metrics.values(number, 0) for number in numbers]
+    return {"server_load": sum(int(found.get("running", 0) + found.get("waiting", 0)) for found in values)}
 
 
 def engine_loads(metrics: ServerMetrics, numbers: Sequence[int], now_ns: int) -> dict[str, Any]:

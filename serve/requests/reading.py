@@ -219,14 +219,17 @@ def _check_bytes(text: str, rules: ReadingRules, codec: TextCodec, param: str) -
     """Raise ApiError for a text that is too long for the context by its bytes alone."""
     size, most = len(text.encode(errors="replace")), codec.most_bytes_per_token
     if size > rules.longest_prompt * most:
-        message = f"the prompt has {size} bytes, {most} in a token at most; expected 1 to {rules.longest_prompt} tokens"
+        has = f"it has {size} bytes, {most} in a token at most"
+        message = f"the prompt is too long: {has}; expected 1 to {rules.longest_prompt} tokens"
         raise ApiError(400, message, param=param, code="context_length_exceeded")
 
 
 def _within_context(tokens: np.ndarray, rules: ReadingRules, param: str) -> np.ndarray:
-    if not 1 <= len(tokens) <= rules.longest_prompt:
-        message = f"the prompt has {len(tokens)} tokens; expected 1 to {rules.longest_prompt}"
-        raise ApiError(400, message, param=param, code="context_length_exceeded" if len(tokens) else None)
+    if not len(tokens):
+        raise ApiError(400, f"the prompt has no tokens; expected 1 to {rules.longest_prompt}", param=param)
+    if len(tokens) > rules.longest_prompt:  # clients know the case by these words
+        message = f"the prompt is too long: it has {len(tokens)} tokens; expected 1 to {rules.longest_prompt}"
+        raise ApiError(400, message, param=param, code="context_length_exceeded")
     return tokens
 
 

@@ -117,6 +117,25 @@ class ResponseFormat(Body):
         return None if self.type == "text" else '{"type": "object"}'
 
 
+class KvTransferParams(BaseModel):
+    """How routers of vLLM let one server compute a prompt and another one decode it. What only the network needs is
+    passed on and not looked at."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", protected_namespaces=())
+
+    do_remote_decode: bool = Field(False, description="the answer says where the KV of the prompt is")
+    do_remote_prefill: bool = Field(False, description="the KV of the prompt comes from another server")
+    remote_block_ids: Annotated[list[Any], Field(max_length=MAX_TOKEN_ID)] | None = None
+
+    @property
+    def num_blocks(self) -> int | None:
+        """The number of blocks that are sent; of the longest group, where groups of layers have lists of their own."""
+        blocks = self.remote_block_ids
+        if blocks and all(isinstance(one, list) for one in blocks):
+            return max(map(len, blocks))
+        return None if blocks is None else len(blocks)
+
+
 class Sampled(Body):
     """What completions and chats have in common."""
 
@@ -151,6 +170,7 @@ class Sampled(Body):
     cache_salt: Annotated[Text, Field(max_length=256)] | None = Field(
         None, description="prompts with another one share no prefix in the cache"
     )
+    kv_transfer_params: KvTransferParams | None = None
     user: Text | None = Field(None, description="not looked at")
 
     @property
@@ -286,11 +306,18 @@ class ChatRequest(Sampled):
 
     @property
     def demanded(self) -> ToolFunction | None:
-        """The function that the answer has to call."""
+        """The function that the answer has to call: if any will do, the first that was not called since the user's last
+        message, so that an agent comes to an end, or else the last."""
+        functions = [tool.function for tool in self.tools or ()]
         if isinstance(self.tool_choice, ToolChoice):
             name = self.tool_choice.function.name
-            return next(tool.function for tool in self.tools or () if tool.function.name == name)
-        return self.tools[0].function if self.tool_choice == "required" and self.tools else None
+            return next(function for function in functions if function.name == name)
+        if self.tool_choice != "required" or not functions:
+            return None
+        called: set[str] = set()
+        for message in self.messages:
+            called = set() if message.role == "user" else called | {c.function.name for c in message.tool_calls or ()}
+        return next((function for function in functions if function.name not in called), functions[-1])
 
 
 class LenientCompletionRequest(CompletionRequest):

@@ -45,6 +45,15 @@ class Recording:
 
         return of
 
+    def worker_logs(self, names: Sequence[str]) -> dict[str, Path] | None:
+        """Return the file of the log of each worker, which writes it itself; None without a directory."""
+        if self._directory is None:
+            return None
+        self.folder = _new_folder(self._directory)
+        for name in names:
+            (self.folder / name).mkdir()
+        return {name: self.folder / name / EVENTS for name in names}
+
     def flush(self) -> None:
         """Hand what was written to the operating system: then a server that is killed does not lose it. Called on the
         thread that drives the engines."""

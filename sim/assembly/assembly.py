@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -107,6 +108,16 @@ class Assembly:
         tensor = 1 if self.prefill is None else self.deployment.parallel.tensor
         draft = 0 if self.draft is None else self.draft.token_bytes(tensor)
         return tensor * (self.target.token_bytes(tensor) + draft)
+
+    @property
+    def weights_ns(self) -> int:
+        """Nanoseconds in which the weights of each device pass its link to host memory."""
+        parallel, given_gbps = self.deployment.parallel, self.scenario.hardware.host_link_gbps
+        num_bytes = self.target.weight_bytes_per_device(parallel.tensor, parallel.devices, parallel.expert)
+        if self.draft is not None:
+            num_bytes += math.ceil(self.draft.weight_bytes / parallel.tensor)
+        link = HostLink.of(self.deployment.gpu, parallel, self.target, self.draft, given_gbps)
+        return int(num_bytes / link.bytes_per_s * 1e9)
 
     @property
     def is_corrected(self) -> bool:

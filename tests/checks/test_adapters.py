@@ -1,26 +1,28 @@
 """Names in place of module:make: every component that comes with the suite has one, as other packages
 may give theirs."""
 
+import tomllib
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 import pytest
 from foredraft.checks.registry import SUBJECTS as OF_CONTRACT
-from foredraft.checks.registry import suite_of
 from foredraft.core.errors import ConfigError
 from foredraft.observe.distribution.former_name import MOVED_COMPONENTS
 from foredraft.properties.harness.importing import ENTRY_POINTS, NotInstalled, load_make, resolved
 from foredraft.properties.harness.letters import Choices
+from foredraft.properties.suites import suite_of
 
-OFFERED = {point.name: resolved(point.name) for point in entry_points(group=ENTRY_POINTS)}
+ROOT = Path(__file__).resolve().parents[2]
+OFFERED = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"][ENTRY_POINTS]
 SUBJECTS = [(contract, subject) for contract, subjects in OF_CONTRACT.items() for subject in subjects]
 
 
 @pytest.mark.parametrize(("contract", "subject"), SUBJECTS, ids=[subject for _, subject in SUBJECTS])
 def test_what_is_checked_has_a_name_that_loads(contract, subject):
-    assert subject in OFFERED.values(), f"{subject} has no name in {ENTRY_POINTS} of the package as it is installed"
-    (name,) = [name for name, value in OFFERED.items() if value == subject]
+    assert list(OFFERED.values()).count(subject) == 1, f"{subject} has no name in {ENTRY_POINTS}"
     try:
-        make = load_make(name)
+        make = load_make(subject)
     except NotInstalled as error:
         pytest.skip(str(error))
     assert make(suite_of(contract).component(make).configure(Choices())) is not None
@@ -33,7 +35,13 @@ def test_there_is_a_name_for_what_is_not_ours():
     pytest.importorskip("transformers")
     pytest.importorskip("torch")
     for name in sorted(others):
-        assert load_make(name).capabilities
+        assert load_make(OFFERED[name]).capabilities
+
+
+def test_the_installed_package_offers_its_names():
+    installed = {point.name for point in entry_points(group=ENTRY_POINTS)}
+    assert {"kv-allocator", "reference-executor", "plain-engine"} <= installed
+    assert load_make("reference-executor").capabilities == load_make(resolved("reference-executor")).capabilities
 
 
 @pytest.mark.parametrize("former", MOVED_COMPONENTS)
@@ -45,6 +53,13 @@ def test_the_former_place_of_a_component_still_works(former):
     except NotInstalled as error:
         pytest.skip(str(error))
     assert make.__module__ == MOVED_COMPONENTS[former]
+
+
+def test_a_former_name_of_an_adapter_still_works(monkeypatch):
+    point = EntryPoint("plain-block-manager", OFFERED["plain-block-manager"], ENTRY_POINTS)
+    monkeypatch.setattr("foredraft.properties.harness.importing.entry_points", lambda group: [point])
+    with pytest.warns(DeprecationWarning, match="plain-manager is deprecated: name plain-block-manager instead"):
+        assert load_make("plain-manager") is load_make("plain-block-manager")
 
 
 def test_a_name_means_what_its_module_does(monkeypatch, tmp_path):

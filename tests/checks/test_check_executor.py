@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from foredraft.checks.registry import EXECUTOR as SUITE
 from foredraft.core.contract.hidden import merge_hidden
 from foredraft.core.contract.step import BlockEnd
 from foredraft.core.errors import ConfigError
@@ -18,7 +17,9 @@ from foredraft.properties.executor.trial import ExecutorTrial
 from foredraft.properties.harness.cases import Case
 from foredraft.properties.harness.letters import Choices, simpler_choices
 from foredraft.properties.harness.trial import Violation
+from foredraft.properties.suites import suite_of
 
+SUITE = suite_of("executor")
 EVERYTHING = make_reference.capabilities
 TALK = [ExecutorTrial.submit("a", 7, 12, 0, False, False), *[ExecutorTrial.launch(), ExecutorTrial.collect()] * 3]
 PLAIN = ExecutorConfig(context_len=64, num_pages=256)
@@ -59,9 +60,7 @@ def test_a_case_is_a_file_that_can_be_run_again(tmp_path):
             self.executor.last = np.zeros((2, 4), np.float32)
             return super().collect()
 
-    case = Case(
-        "executor", "test:Keeps", EVERYTHING.declared, PLAIN, 1, 0, "ACCEPT-17", drain=False, operations=tuple(TALK)
-    )
+    case = Case(SUITE, "test:Keeps", EVERYTHING.declared, PLAIN, 1, 0, "ACCEPT-17", drain=False, operations=tuple(TALK))
     story = case.tell(Keeps)
     assert story.violation.id == "ACCEPT-17" and story.ends_in == "operation 3"
     assert story.history[1] == "launch  step 1: 7 prompt tokens"

@@ -1,14 +1,13 @@
 """The contract of block managers: what is asked of one that declares less, or does something otherwise by design."""
 
 import pytest
-from foredraft.checks.conformance import check_block_manager
-from foredraft.properties.block_manager.contract import ManagerConfig
-from foredraft.properties.block_manager.plain import PlainManager
-from foredraft.properties.conformance import PropertiesBroken
+from foredraft.properties.block_manager.contract import BlockManagerConfig
+from foredraft.properties.block_manager.plain import PlainBlockManager
+from foredraft.properties.conformance import PropertiesBroken, check_block_manager
 
 
 def test_it_holds_without_a_cache():
-    class Forgetful(PlainManager):
+    class Forgetful(PlainBlockManager):
         def lookup(self, tokens, namespace):
             return [[] for _ in self.windows]
 
@@ -16,7 +15,7 @@ def test_it_holds_without_a_cache():
     assert report.skipped == {"BLOCKS-05": "needs caching", "BLOCKS-07": "needs misuse"}
 
 
-class DropsThePage(PlainManager):
+class DropsThePage(PlainBlockManager):
     """Computes the last page of a hit again."""
 
     def lookup(self, tokens, namespace):
@@ -38,4 +37,4 @@ def test_a_dropped_last_page_is_a_design_and_a_lost_one_is_still_found():
 
 def test_a_window_of_one_token_is_no_window():
     with pytest.raises(AssertionError):
-        ManagerConfig(2, windows=(1,))
+        BlockManagerConfig(2, windows=(1,))

@@ -96,7 +96,7 @@ def test_what_cannot_be_is_refused(how):
 )
 def test_an_exception_is_one(case, name):
     """With more pages there are more retractions, and only the exception of that name says why."""
-    stored = load_case(STORED / f"{case}.json")
+    stored = load_case(STORED / f"{case}.json", suite_of)
     trial = started(stored.config)
     for operation in stored.operations:
         assert trial.apply(operation)
@@ -109,7 +109,7 @@ def test_every_exception_has_a_case():
 
 
 def test_without_an_exception_more_retractions_are_a_finding(monkeypatch):
-    stored = load_case(STORED / "more-pages-run-more.json")
+    stored = load_case(STORED / "more-pages-run-more.json", suite_of)
     trial = started(stored.config)
     for operation in stored.operations:
         trial.apply(operation)

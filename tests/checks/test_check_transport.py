@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 from foredraft.checks.adapters import handoff as handoff
 from foredraft.checks.mutants.planting import defects
-from foredraft.checks.registry import TRANSPORT
 from foredraft.properties.conformance import check
 from foredraft.properties.harness.trial import Violation
+from foredraft.properties.suites import suite_of
 from foredraft.properties.transport.contract import DECODE, PREFILL, TransportConfig
 from foredraft.properties.transport.trial import TransportTrial as Op
 
+TRANSPORT = suite_of("transport")
 CAPABILITIES = handoff.make.capabilities
 
 

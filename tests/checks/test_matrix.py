@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 from foredraft.checks import matrix
-from foredraft.checks.cells import DIMENSIONS, Cell, is_legal, legal_pairs, pairs_of, pairwise_cells, random_cells
+from foredraft.checks.cells import DIMENSIONS, MatrixCell, is_legal, legal_pairs, pairs_of, pairwise_cells, random_cells
 from foredraft.checks.matrix import run_cell_in_blocks, run_cells, summary
 
 
@@ -54,7 +54,7 @@ def test_pairwise_cells_are_equal_in_blocks_and_singly(record_property):
 def test_a_failing_cell_prints_one_line_that_runs_it_again(monkeypatch, capsys):
     monkeypatch.setattr(matrix, "check_greedy_output", lambda *arguments: 1 / 0)
     lines = []
-    failures, _ = run_cells([Cell()], report=lines.append)
+    failures, _ = run_cells([MatrixCell()], report=lines.append)
     assert len(failures) == 1 and "ZeroDivisionError" in lines[0]
     command = lines[0].splitlines()[1].strip()
     cell = command.split("--cell ")[1].strip("'")

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from foredraft.checks.cells import Cell, pairwise_cells, random_cell
+from foredraft.checks.cells import MatrixCell, pairwise_cells, random_cell
 from foredraft.checks.driver import Dice
 from foredraft.checks.matrix import run_cell, run_cell_in_blocks
 from foredraft.checks.mutants.planting import defects
@@ -33,7 +33,7 @@ ALIKE = {"prefixes": "shared", "cache": True, "chunk_size": 64, "arrivals": "at 
 
 
 @cache
-def cells() -> list[Cell]:
+def cells() -> list[MatrixCell]:
     return [*(random_cell(Dice(seed), seed, ALIKE) for seed in range(100, 112)), *pairwise_cells(seed=2, attempts=6)]
 
 
@@ -42,7 +42,7 @@ def noticed(run=run_cell) -> bool:
     return any(noticed_in(cell, run) for cell in cells())
 
 
-def noticed_in(cell: Cell, run=run_cell) -> bool:
+def noticed_in(cell: MatrixCell, run=run_cell) -> bool:
     try:
         run(cell)
     except Exception:

@@ -4,11 +4,11 @@ from functools import cache
 
 import pytest
 from foredraft.checks.adapters import kv_allocator
+from foredraft.checks.mutant import MAX_SHRUNK, Kill, Mutant, find, kill
 from foredraft.checks.mutants.planting import defects
 from foredraft.checks.registry import contracts, mutants_of
 from foredraft.core.kv.allocator import KVAllocator
 from foredraft.properties.harness.invariants import of_contract
-from foredraft.properties.harness.mutants import MAX_SHRUNK, Kill, Mutant, find, kill
 
 
 @pytest.fixture(autouse=True)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from foredraft.checks.cells import Cell, random_cells
+from foredraft.checks.cells import MatrixCell, random_cells
 from foredraft.checks.matrix import CellReport, run_cell, run_cell_in_blocks, run_cells, summary
 from foredraft.core.adaptive import fixed_controller
 from foredraft.core.algorithm.host_drafts import PluginError
 from foredraft.core.algorithm.registry import get_algorithm, register_algorithm
 from foredraft.core.contract.request import Request
+from foredraft.core.errors import Problem
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.engine import Engine
+from foredraft.properties.conformance import check
+from foredraft.properties.executor.contract import ExecutorConfig, drawn_with
 from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
+from foredraft.properties.executor.reference.adapter import ReferenceAdapter
 from foredraft.properties.executor.reference.handoff import HandoffPair
+from foredraft.properties.suites import suite_of
 from witness import Witness, WitnessProposer
 
 pytestmark = pytest.mark.usefixtures("forget")
@@ -35,6 +40,50 @@ def test_every_round_starts_from_what_its_last_accepted_node_said(record_propert
     for count in ("blocks", "correct_drafts", "retractions", "disturbances"):
         assert sum(getattr(report, count) for report in reports) > 5, count
     assert Witness.rounds_witnessed > 150
+
+
+def check_plugged():
+    """As `foredraft check executor reference-executor --algorithm PLUGGED` does."""
+    return check(suite_of("executor").drawing(drawn_with("PLUGGED")), ReferenceAdapter, budget=1_200)
+
+
+def test_the_executor_contract_draws_engines_of_a_plugin(monkeypatch):
+    drawn, make_engine = set(), ExecutorConfig.make_engine
+
+    def note(config, *arguments):
+        drawn.add((config.algorithm, config.topk > 1, config.overlap, config.adaptive, config.block_rounds > 1))
+        return make_engine(config, *arguments)
+
+    monkeypatch.setattr(ExecutorConfig, "make_engine", note)
+    plugin(Witness)
+    Witness.rounds_witnessed = 0
+    report = check_plugged()
+    assert report.ok, report.text()
+    assert Witness.rounds_witnessed > 100
+    assert {algorithm for algorithm, *_ in drawn} == {"PLUGGED"}
+    assert all({choices[at] for choices in drawn} == {False, True} for at in range(1, 5))
+
+
+def test_the_executor_contract_draws_what_a_plugin_takes():
+    def problems(self, shape):
+        return [Problem("steps", "2 at most")] if shape.steps > 2 or shape.topk > 1 else []
+
+    plugin(Witness, supports_trees=False, supports_overlap=False, problems=problems)
+    report = check_plugged()
+    assert report.ok, report.text()
+
+
+def test_the_executor_contract_finds_a_plugin_that_talks_nonsense():
+    class Liar(WitnessProposer):
+        def propose(self, request):
+            proposal = super().propose(request)
+            proposal.next_relay["text_len"][:, 1:] += 1
+            return proposal
+
+    plugin(Witness, make_proposer=lambda self, shape: Liar())
+    report = check_plugged()
+    assert "NotTheTruth" in report.text() and not report.ok
+    assert len(report.failures[0].case.operations) <= 10
 
 
 def test_blocks_and_simulated_acceptance():
@@ -59,7 +108,7 @@ class Silent(WitnessProposer):
 
 
 CELLS = [
-    Cell(
+    MatrixCell(
         algorithm="PLUGGED",
         mode="overlap",
         steps=3,
@@ -69,8 +118,8 @@ CELLS = [
         pool="tight",
         seed=3,
     ),
-    Cell(algorithm="PLUGGED", mode="overlap", page_size=4, topk=3, steps=3, chunk_size=8, seed=4),
-    Cell(algorithm="PLUGGED", steps=2, prefixes="shared", stops="tokens", seed=5),
+    MatrixCell(algorithm="PLUGGED", mode="overlap", page_size=4, topk=3, steps=3, chunk_size=8, seed=4),
+    MatrixCell(algorithm="PLUGGED", steps=2, prefixes="shared", stops="tokens", seed=5),
 ]
 
 

@@ -81,6 +81,22 @@ def test_a_subject_of_ours_whose_package_is_missing_is_skipped(command, theirs, 
     assert unnamed.code == 2 and "for example: allocator needing:make" in unnamed.err
 
 
+def test_it_goes_on_after_a_failure_if_asked(command, theirs):
+    (theirs / "two.py").write_text(
+        "from theirs import ListAllocator\n\n\nclass Two(ListAllocator):\n"
+        "    def alloc(self, n):\n        return None if n == 2 else super().alloc(n)\n\n"
+        "    def num_free(self):\n        return super().num_free() + (len(self.pages) == 3)\n"
+    )
+    arguments = ("check", "allocator", "two:Two", "--budget", "5000", "--json")
+    ids = {}
+    for options in ((), ("--every-failure",)):
+        outcome = command(*arguments, *options)
+        assert outcome.code == 1
+        ids[options] = [one["invariant"] for one in json.loads(outcome.out)["components"][0]["failures"]]
+    assert len(ids[()]) == 1 and len(ids["--every-failure",]) > 1, ids
+    assert command("check", "--every-failure", "--list").code == 2
+
+
 def test_a_good_one(command, theirs):
     outcome = command("check", "allocator", "theirs:make", "--budget", "5000", "--seed", "4")
     assert (

@@ -14,8 +14,8 @@ change is left out.
 
 Every outcome is a line of the results file: a second call goes on where the first one stopped, and runs again what
 belongs to a module that is another one by now. A survivor is a change that was not noticed: either a test is missing,
-or it makes no difference; those stand in `tests/support/equivalent_changes.json`. `--again` judges the survivors by the
-tests of today, and the report has both shares.
+or it makes no difference; those stand in `tests/mutation/equivalent_changes.json`. `--again` judges the survivors by
+the tests of today, and the report has both shares.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from copies import Copy, children_s, warm_up
 from judges import reach_of, that_run
 from outcomes import read_results, report, source_of
 
-EQUIVALENT = ROOT / "tests" / "support" / "equivalent_changes.json"
+EQUIVALENT = ROOT / "tests" / "mutation" / "equivalent_changes.json"
 
 
 def seconds_of(text: str) -> float:

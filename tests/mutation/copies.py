@@ -88,7 +88,7 @@ def run_check(subjects: Sequence[str], share: float = 1.0) -> tuple[str, dict[st
     for name in subjects:
         make = import_module("foredraft.properties.harness.importing").load_make(name)
         budget = swarm.Budget(operations=int(share * registry.OPERATIONS[name]), is_extended=True)
-        suite = registry.suite_of(contracts[name])
+        suite = import_module("foredraft.properties.suites").suite_of(contracts[name])
         report = import_module("foredraft.properties.conformance").check(suite, make, budget=budget, subject=name)
         if not report.ok:
             return f"{name} {' '.join(failure.id for failure in report.failures) or 'did not come to everything'}", {}

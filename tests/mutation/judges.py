@@ -25,7 +25,7 @@ CHECK_RELAY = f"{OURS}[relay-foredraft.checks.adapters.future_map:make]"
 CHECK_TREES = tuple(f"{OURS}[accept-foredraft.checks.adapters.{name}_accept:make]" for name in ("tree", "torch"))
 CORPUS = "tests/sim/test_corpus.py"
 MORE_TESTS: dict[str, tuple[str, ...]] = {
-    "core/acceptance/": ("tests/checks/test_check_acceptance.py", CORPUS),
+    "core/acceptance/": ("tests/core/acceptance/test_laws_of_acceptance.py", CORPUS),
     "core/adaptive/": ("tests/properties/contracts/test_check_step_controller.py", CORPUS),
     "core/contract/future_map.py": ("tests/properties/contracts/test_check_relay.py", CHECK_RELAY),
     "core/contract/hidden.py": ("tests/core/tree/test_tree_outputs.py",),

@@ -26,11 +26,10 @@ ROOT = Path(__file__).resolve().parents[2]
 STORED = Path(__file__).with_name("public_names.txt")
 CONTRACTS = tuple(
     f"foredraft.{path.parent.relative_to(ROOT).as_posix().replace('/', '.')}.contract"
-    for folder in ("properties", "checks")
-    for path in sorted((ROOT / folder).glob("*/contract.py"))
+    for path in sorted((ROOT / "properties").glob("*/contract.py"))
     if path.parent.name != "harness"
 )
-CONFORMANCE = ("foredraft.properties.conformance", "foredraft.checks.conformance")
+CONFORMANCE = ("foredraft.properties.conformance",)
 ANSWERS = {  # module -> what the planning functions of the package return
     "foredraft.planning.answer": ("PlanAnswer", "PlannedCandidate", "PlannedRun", "RefusedCandidate"),
     "foredraft.planning.slo": ("Limit",),

@@ -118,6 +118,51 @@ def test_an_output_is_replaced_where_it_stands():
     assert documents.rewritten(text, program, "5\n") == text.replace("\n4\n", "\n5\n")
 
 
+@pytest.mark.parametrize(
+    ("shown", "is_right"),
+    [
+        ("a b c d", True),
+        ("a … d", True),
+        ("… c d", True),
+        ("a b …", True),
+        ("a … c … d", True),
+        ("a b c", False),
+        ("a c d", False),
+        ("a … e", False),
+        ("… b", False),
+        ("a … d … c", False),
+        ("a b c d e", False),
+    ],
+)
+def test_lines_may_be_left_out_where_it_is_said(shown, is_right):
+    assert documents.is_shown(["a", "b", "c", "d"], shown.split()) is is_right
+
+
+SHOWN = [
+    command
+    for command in documents.commands_of("docs/planning.md", (ROOT / "docs/planning.md").read_text(encoding="utf-8"))
+    if command.shown is not None
+]
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    return documents.Reader(tmp_path_factory.mktemp("reader")).clone
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("docs/planning.md")  # a command reads what the ones before have written
+@pytest.mark.parametrize("command", SHOWN, ids=[command.name for command in SHOWN])
+def test_planning_prints_what_is_shown(command, clone):
+    pytest.importorskip("aiconfigurator_core", reason="needs the extra measured")
+    programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FOREDRAFT")}
+    surroundings = {**kept, "PATH": programs, "COLUMNS": "80", "NO_COLOR": "1"}
+    done = documents.run_alone((*command.program, command.code), clone, surroundings)
+    if problem := command.problem(done):
+        pytest.fail(problem, pytrace=False)
+
+
 def test_every_install_line_is_run():
     for document in documents.DOCUMENTS:
         text = (ROOT / document).read_text(encoding="utf-8")

@@ -3,22 +3,23 @@ contributor runs."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from hatchling.metadata.core import ProjectMetadata
 from hatchling.plugin.manager import PluginManager
+from source_tree import PACKAGES, ROOT, imports_of, sources
 
-ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
 
@@ -154,3 +155,68 @@ def test_an_old_python_is_refused_before_pip_searches(monkeypatch):
     monkeypatch.setattr(module.platform, "python_version", lambda: "3.10.13")
     with pytest.raises(SystemExit, match=r"foredraft needs Python >=3\.11, and this is Python 3\.10\.13"):
         hook.dependencies()
+
+
+# -- packaging ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_list_of_the_packages_names_all():
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert set(PACKAGES) == folders == set(PROJECT["tool"]["pyright"]["include"])
+    checked = re.search(r"^PACKAGES = (\(.*?\))", (ROOT / "tests/package/type_checks/check_types.py").read_text(), re.M)
+    assert checked and set(ast.literal_eval(checked[1])) == folders
+
+
+def test_nothing_at_the_root_is_named_like_the_package():
+    """It would be imported instead of what is installed, wherever the working directory is on Python's path."""
+    assert not [path.name for path in ROOT.iterdir() if path.stem.lower() == PROJECT["project"]["name"]]
+
+
+def test_every_package_is_packaged():
+    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    places = {"api": "foredraft"} | {package: f"foredraft/{package}" for package in PACKAGES if package != "api"}
+    assert wheel["sources"] == places and set(wheel["only-include"]) == set(PACKAGES)
+    without_init = {
+        str(path.parent.relative_to(ROOT)) for path in sources(*PACKAGES) if not (path.parent / "__init__.py").is_file()
+    }
+    assert not without_init
+
+
+def test_constraints_pin_every_dependency():
+    lines = [line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    pins = dict(line.split("==") for line in lines if line)
+    normal = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins.items()}
+    project = PROJECT["project"]
+    wanted = [
+        *project["dependencies"],
+        *(item for extra in project["optional-dependencies"].values() for item in extra),
+    ]
+    names = {re.split(r"[\s\[<>=;!~]", item)[0] for item in wanted} - {"foredraft"}
+    missing = {name for name in names if re.sub(r"[-_.]+", "-", name).lower() not in normal}
+    assert not missing
+    assert normal["torch"] == "2.13.0"
+
+
+@pytest.mark.parametrize(
+    ("extra", "folders", "optional"),
+    [
+        (None, ("core",), set()),
+        ("properties", ("core", "properties"), {"pytest"}),
+        (
+            "sim",
+            ("core", "sim", "observe", "cli"),
+            {"plotly", "kaleido", "choreographer", "ray", "aiconfigurator_core", "scipy"},
+        ),
+    ],
+)
+def test_an_extra_covers_what_its_packages_import(extra: str | None, folders: tuple[str, ...], optional: set[str]):
+    """NumPy comes with a plain install; `optional` is imported only where it is there."""
+    project = PROJECT["project"]
+    wanted = project["dependencies"] + (project["optional-dependencies"][extra] if extra else [])
+    imported = {
+        item.target
+        for path in sources(*folders)
+        for item in imports_of(path)
+        if not item.ours and item.target not in sys.stdlib_module_names
+    }
+    assert imported <= {re.split(r"[\s\[<>=;!~]", item)[0] for item in wanted} | optional

@@ -21,7 +21,6 @@ FOUND = {
     "prefix-cache": ["TrustsTheHash"],
     "relay": ["ReadsTheUnwritten"],
     "accept": ["MatchesAnyNode", "WalksTheSiblingsInACircle"],
-    "acceptance-process": ["DrawsForThePlaceInTheBatch"],
     "step-controller": ["ReadsHalfOfATable"],
     "engine": ["SaysGoodbyeTwice"],
     "executor": ["AllocatesForTheWidestAlgorithm"],

@@ -80,6 +80,22 @@ def test_the_shrinker_leaves_what_only_the_component_fails(monkeypatch):
     assert [operation.num_slots for operation in failure.case.operations] == [3]
 
 
+def test_a_failure_that_does_not_happen_again_is_called_unrepeatable():
+    """State that outlives a component: only the hundredth allocation of all fails."""
+    calls = [0]
+
+    class LosesOnce(bad.ListAllocator):
+        def alloc(self, n):
+            calls[0] += n > 0
+            return None if n and calls[0] == 100 else super().alloc(n)
+
+    (failure,) = check(ALLOCATOR, LosesOnce, budget=5_000).failures
+    assert failure.id == "ALLOC-14" and not failure.is_repeatable and failure.to_json()["repeatable"] is False
+    assert "did not fail when they ran again" in failure.text() and "unrepeatable: " in failure.text()
+    (always,) = check(ALLOCATOR, bad.NegativeSlice, budget=5_000).failures
+    assert always.is_repeatable and "unrepeatable" not in always.text()
+
+
 def test_the_control_can_do_what_the_component_can():
     ours = {
         ("allocator", ()): "foredraft.properties.allocator.plain:make_unpadded",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from bad_allocators import CannotBeMade, Exact, ListAllocator
+from foredraft.checks.mutant import kill
 from foredraft.checks.registry import mutants_of
 from foredraft.core.errors import ConfigError
 from foredraft.properties.allocator.contract import AllocatorConfig
@@ -13,7 +14,6 @@ from foredraft.properties.conformance import check
 from foredraft.properties.harness.cases import load_case, parse_case
 from foredraft.properties.harness.contract import SUITE_VERSION
 from foredraft.properties.harness.importing import load_make
-from foredraft.properties.harness.mutants import kill
 from foredraft.properties.harness.operation import decode, simpler
 from foredraft.properties.harness.trial import Violation
 from foredraft.properties.suites import suite_of
@@ -117,7 +117,7 @@ def case_file(tmp_path):
 
 
 def test_a_case_comes_back_from_its_file(case_file):
-    case = load_case(case_file)
+    case = load_case(case_file, suite_of)
     assert case.to_json() == json.loads(case_file.read_text()) and case.to_json()["suite"] == SUITE_VERSION
     violation = case.replay(load_make(case.subject))
     assert violation.id == case.invariant == "ALLOC-14"
@@ -146,26 +146,26 @@ def test_a_damaged_case_says_so(case_file, damage, words):
     assert text != case_file.read_text()
     case_file.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load_case(case_file)
+        load_case(case_file, suite_of)
     assert words in str(caught.value) and str(case_file) in str(caught.value)
 
 
 def test_a_case_whose_subject_cannot_be_made_ends_at_the_start(case_file):
-    story = load_case(case_file).tell(CannotBeMade)
+    story = load_case(case_file, suite_of).tell(CannotBeMade)
     assert story.violation.id == "RAISES" and story.ends_in == "the start" and story.history == ()
 
 
 def test_a_case_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
-        load_case(tmp_path / "none.json")
+        load_case(tmp_path / "none.json", suite_of)
     with pytest.raises(ConfigError, match="no case"):
-        parse_case(None, "nothing")
+        parse_case(None, "nothing", suite_of)
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_stored_cases_pass(path):
     """Histories that once broke something, or a mutant of it, hold for what is there now."""
-    case = load_case(path)
+    case = load_case(path, suite_of)
     violation = case.replay(load_make(case.subject))
     assert violation is None, str(violation)
 

@@ -40,7 +40,7 @@ def wait_for(log: Path, words: str, process: subprocess.Popen) -> str:
     """Return what follows `words` in a message, once it is there."""
     begin = time.monotonic()
     while words not in (text := log.read_text()):
-        assert process.poll() is None and time.monotonic() - begin < 90, text
+        assert process.poll() is None and time.monotonic() - begin < 300, text
         time.sleep(0.02)
     return text.rpartition(words)[2]
 

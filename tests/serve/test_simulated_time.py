@@ -91,6 +91,7 @@ def test_a_clients_arrivals_bring_the_events_of_a_simulation(keys: tuple[str, ..
     served_events: dict[int, list] = {}
     clock = _Clock()
     body = simulated_body(*keys, speed=1.0, clock=clock, sinks=lambda i: [served_events.setdefault(i, []).append])
+    body.caches_answers = False  # a simulation knows no words
     times_ns = np.cumsum(np.random.default_rng(7).integers(1, 60_000_000, 40)).tolist()
     prompts = [np.arange(number % 5 * 100, number % 5 * 100 + 150 + number) for number in range(40)]
     orders = [Order(i, prompt, 60, 0.0, GREEDY, priority=i % 7 == 0) for i, prompt in enumerate(prompts)]

@@ -1,7 +1,7 @@
 """ACCEPT-06 and ACCEPT-16: where KV and outputs stand after the accepted path was moved to the front. ACCEPT-19 … 23:
 which nodes a tree has and what they see, what is sampled from, and with which coins.
 
-A checker gets a `Moment` (`accept/model.py`) and looks at it alone.
+A checker gets a `AcceptMoment` (`accept/model.py`) and looks at it alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from ...harness.invariants import Finding, Outcome, checks
 from ..expected import distribution, kept_scores, links_of, node_paths
 from ..inputs import GARBAGE_IDS
-from ..model import LAYERS, Moment
+from ..model import LAYERS, AcceptMoment
 from .rounds import CONTRACT, FINISHES, LAUNCHES
 
 _NOT_OWNED = "no row of the round owned it when it was launched"
@@ -20,7 +20,7 @@ _READ_FIRST = "every source is read before it is overwritten"
 
 
 @checks("ACCEPT-06", CONTRACT, "kv", on=FINISHES, general=True)
-def slots_hold_their_tokens(m: Moment) -> Outcome:
+def slots_hold_their_tokens(m: AcceptMoment) -> Outcome:
     if m.wrong_kv is not None:
         row, position, layer = m.wrong_kv
         slot = int(m.model.table[row, position])
@@ -47,7 +47,7 @@ def slots_hold_their_tokens(m: Moment) -> Outcome:
 
 
 @checks("ACCEPT-16", CONTRACT, "kv", on=FINISHES)
-def no_move_out_of_bounds(m: Moment) -> Outcome:
+def no_move_out_of_bounds(m: AcceptMoment) -> Outcome:
     answer = m.answer
     if answer.before is None or not answer.is_formed:
         return None
@@ -58,7 +58,7 @@ def no_move_out_of_bounds(m: Moment) -> Outcome:
     return finding or True
 
 
-def _plan_in_bounds(m: Moment, home: dict[int, int]) -> Finding | None:
+def _plan_in_bounds(m: AcceptMoment, home: dict[int, int]) -> Finding | None:
     sources, targets = m.answer.moves
     written: set[int] = set()
     for source, target in zip(sources, targets, strict=True):
@@ -84,7 +84,7 @@ def _plan_in_bounds(m: Moment, home: dict[int, int]) -> Finding | None:
     return None
 
 
-def _plan_is_carried_out(m: Moment) -> Finding | None:
+def _plan_is_carried_out(m: AcceptMoment) -> Finding | None:
     sources, targets = m.answer.moves
     expected = m.answer.before.copy()
     expected[:, list(targets)] = m.answer.before[:, list(sources)]
@@ -97,7 +97,7 @@ def _plan_is_carried_out(m: Moment) -> Finding | None:
     return None
 
 
-def _writes_in_bounds(m: Moment, home: dict[int, int]) -> Finding | None:
+def _writes_in_bounds(m: AcceptMoment, home: dict[int, int]) -> Finding | None:
     before, after = m.answer.before, m.answer.after
     for layer, slot in np.argwhere(before != after).tolist():
         if slot == 0:
@@ -113,7 +113,7 @@ def _writes_in_bounds(m: Moment, home: dict[int, int]) -> Finding | None:
     return None
 
 
-def _sources_were_read_first(m: Moment) -> Finding | None:
+def _sources_were_read_first(m: AcceptMoment) -> Finding | None:
     """Check that every source was read before it was written:
     a lane that holds what was moved into its source has read too late."""
     before, after = m.answer.before, m.answer.after
@@ -138,16 +138,16 @@ def _listed(slots: np.ndarray) -> str:
     return str(slots.tolist()) if len(slots) <= 12 else f"{slots[:12].tolist()} and {len(slots) - 12} more"
 
 
-def _path_in_words(m: Moment, number: int, path: object) -> str:
+def _path_in_words(m: AcceptMoment, number: int, path: object) -> str:
     return f"row {m.round.rows[number]} accepts the path {path} in slots {_listed(m.round.batch.windows[number])}"
 
 
-def _windows(m: Moment) -> str:
+def _windows(m: AcceptMoment) -> str:
     shown = (f"row {m.round.rows[number]} {_listed(m.round.batch.windows[number])}" for number in m.live())
     return "; ".join(shown) or "there are none"
 
 
-def _place_of(m: Moment, slot: int) -> str:
+def _place_of(m: AcceptMoment, slot: int) -> str:
     found = np.argwhere(m.model.table == slot)
     if not len(found):
         return "which belongs to no row"
@@ -155,7 +155,7 @@ def _place_of(m: Moment, slot: int) -> str:
     return f"position {position} of row {row}"
 
 
-def _content(m: Moment, slot: int, layer: int) -> str:
+def _content(m: AcceptMoment, slot: int, layer: int) -> str:
     """Say whose KV stands in a slot."""
     value = int(m.model.pools[layer, slot]) if m.answer.after is None else int(m.answer.after[layer, slot])
     for row, request in enumerate(m.model.requests):
@@ -175,7 +175,7 @@ def _content(m: Moment, slot: int, layer: int) -> str:
 
 
 @checks("ACCEPT-19", CONTRACT, on=("launch", "launch-garbage"))
-def the_best_candidates_are_kept(m: Moment) -> Outcome:
+def the_best_candidates_are_kept(m: AcceptMoment) -> Outcome:
     round, found = m.round, None
     for number, row in enumerate(round.rows if round.garbage not in GARBAGE_IDS else ()):
         both = kept_scores(round.batch, number, round.tokens[number], round.parents[number])
@@ -195,7 +195,7 @@ def _rounded(scores: list[float]) -> str:
 
 
 @checks("ACCEPT-20", CONTRACT, "links", on=LAUNCHES)
-def nodes_see_their_ancestors(m: Moment) -> Outcome:
+def nodes_see_their_ancestors(m: AcceptMoment) -> Outcome:
     if m.links is None:
         return None
     round, nodes = m.round, m.round.nodes
@@ -224,7 +224,7 @@ def nodes_see_their_ancestors(m: Moment) -> Outcome:
 
 
 @checks("ACCEPT-21", CONTRACT, "beams", on=("draft",))
-def drafts_follow_the_best(m: Moment) -> Outcome:
+def drafts_follow_the_best(m: AcceptMoment) -> Outcome:
     if m.drafter is None or m.round is None:
         return None
     steps, topk, nodes = m.drafted
@@ -248,7 +248,7 @@ def drafts_follow_the_best(m: Moment) -> Outcome:
 
 
 @checks("ACCEPT-22", CONTRACT, "parameters", on=("filter",))
-def parameters_shape_the_distribution(m: Moment) -> Outcome:
+def parameters_shape_the_distribution(m: AcceptMoment) -> Outcome:
     if m.filtered is None:
         return None
     for logits, probs, (temperature, top_k, top_p) in zip(
@@ -265,7 +265,7 @@ def parameters_shape_the_distribution(m: Moment) -> Outcome:
 
 
 @checks("ACCEPT-23", CONTRACT, "keyed_coins", on=("coins",))
-def coins_are_keyed(m: Moment) -> Outcome:
+def coins_are_keyed(m: AcceptMoment) -> Outcome:
     if m.coins is None:
         return None
     owners: dict[float, tuple[int, int, int, str]] = {}

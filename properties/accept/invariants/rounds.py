@@ -1,7 +1,7 @@
 """ACCEPT-01 … of acceptance: what a verify tree and its verdict must be. What is moved behind it stands in
 `moves.py`.
 
-A checker gets a `Moment` (`accept/model.py`) and looks at it alone.
+A checker gets a `AcceptMoment` (`accept/model.py`) and looks at it alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from ...harness.invariants import Finding, Outcome, checks, first_difference
 from ..inputs import FIRST_TOLERANCE, SECOND_TOLERANCE
-from ..model import Moment, Walk
+from ..model import AcceptMoment, Walk
 
 if TYPE_CHECKING:
     from ...harness.trial import Trial
@@ -27,7 +27,7 @@ _NEVER_SAID = "the target would never say it"
 
 
 @checks("ACCEPT-01", CONTRACT, on=FINISHES)
-def accepted_nodes_are_a_path(m: Moment) -> Outcome:
+def accepted_nodes_are_a_path(m: AcceptMoment) -> Outcome:
     lengths = {walk.number: len(walk.path) for walk in m.walks()}
     for number in m.live():
         answer, round = m.answer, m.round
@@ -45,7 +45,7 @@ def accepted_nodes_are_a_path(m: Moment) -> Outcome:
 
 
 @checks("ACCEPT-02", CONTRACT, on=FINISHES)
-def as_much_is_emitted_as_is_correct(m: Moment) -> Outcome:
+def as_much_is_emitted_as_is_correct(m: AcceptMoment) -> Outcome:
     for number in m.live():
         answer, round = m.answer, m.round
         length, room = answer.accept_lens[number], min(answer.width, round.nodes)
@@ -59,7 +59,7 @@ def as_much_is_emitted_as_is_correct(m: Moment) -> Outcome:
     return next(filter(None, findings), True if m.live() else None)
 
 
-def _follows_the_target(m: Moment, walk: Walk) -> Finding | None:
+def _follows_the_target(m: AcceptMoment, walk: Walk) -> Finding | None:
     """Return whether the drafts of the path and one more are emitted;
     greedily, the target's choices while there is a draft of them."""
     number, path, emitted = walk
@@ -87,7 +87,7 @@ def _follows_the_target(m: Moment, walk: Walk) -> Finding | None:
 
 
 @checks("ACCEPT-04", CONTRACT, "sampling", on=(*SAMPLED, "fail-target", *DISTRIBUTIONS))
-def emitted_as_the_target_would(m: Moment) -> Outcome:
+def emitted_as_the_target_would(m: AcceptMoment) -> Outcome:
     if m.shares is not None:
         return _has_the_shares(m)
     if m.probs is None or not m.live():
@@ -109,7 +109,7 @@ def emitted_as_the_target_would(m: Moment) -> Outcome:
     return True
 
 
-def _has_the_shares(m: Moment) -> Outcome:
+def _has_the_shares(m: AcceptMoment) -> Outcome:
     if m.shares.impossible is not None:
         row, token = m.shares.impossible
         return Finding(f"row {row} of many emits token {token} of probability 0", "a token with mass", _NEVER_SAID)
@@ -129,7 +129,7 @@ def _has_the_shares(m: Moment) -> Outcome:
 
 
 @checks("ACCEPT-05", CONTRACT, "sampling", on=SAMPLED)
-def rejected_drafts_do_not_come_back(m: Moment) -> Outcome:
+def rejected_drafts_do_not_come_back(m: AcceptMoment) -> Outcome:
     applied = None
     for number, path, emitted in m.walks():
         rejected = [m.round.tokens[number][child] for child in m.round.children(number, path[-1])]
@@ -145,7 +145,7 @@ def rejected_drafts_do_not_come_back(m: Moment) -> Outcome:
 
 
 @checks("ACCEPT-07", CONTRACT, on=LAUNCHES)
-def positions_have_no_hole(m: Moment) -> Outcome:
+def positions_have_no_hole(m: AcceptMoment) -> Outcome:
     round = m.round
     for number, row in enumerate(round.rows):
         start, last = int(round.batch.seq_lens[number]), round.batch.max_position
@@ -158,7 +158,7 @@ def positions_have_no_hole(m: Moment) -> Outcome:
 
 
 @checks("ACCEPT-09", CONTRACT, "raw_drafts", on=LAUNCHES)
-def the_target_sees_real_drafts(m: Moment) -> Outcome:
+def the_target_sees_real_drafts(m: AcceptMoment) -> Outcome:
     round, vocab = m.round, m.config.vocab_size
     find_stranger = _not_proposed if round.is_proposed else _not_drafted
     for number, row in enumerate(round.rows):
@@ -181,7 +181,7 @@ def the_target_sees_real_drafts(m: Moment) -> Outcome:
     return True if round.rows else None
 
 
-def _not_proposed(m: Moment, number: int) -> int | None:
+def _not_proposed(m: AcceptMoment, number: int) -> int | None:
     """Return the first node that is not the one that was proposed."""
     round, there = m.round, [True]
     proposed = zip(round.batch.parents[number].tolist(), round.batch.tokens[number].tolist(), strict=True)
@@ -193,7 +193,7 @@ def _not_proposed(m: Moment, number: int) -> int | None:
     return None
 
 
-def _not_drafted(m: Moment, number: int) -> int | None:
+def _not_drafted(m: AcceptMoment, number: int) -> int | None:
     """Return the first node that is no candidate below its parent."""
     round, vocab = m.round, m.config.vocab_size
     tokens = round.batch.tokens[number].tolist()
@@ -229,7 +229,7 @@ def ranks_agree(runs: tuple[Trial, Trial]) -> Outcome:
 
 
 @checks("ACCEPT-14", CONTRACT, "constraints", on=FINISHES)
-def nothing_forbidden_is_accepted(m: Moment) -> Outcome:
+def nothing_forbidden_is_accepted(m: AcceptMoment) -> Outcome:
     if m.round.states is None or not m.live():
         return None
     for number, path, emitted in m.walks():
@@ -248,7 +248,7 @@ def nothing_forbidden_is_accepted(m: Moment) -> Outcome:
 
 
 @checks("ACCEPT-18", CONTRACT, on=FINISHES)
-def buffers_keep_their_own_width(m: Moment) -> Outcome:
+def buffers_keep_their_own_width(m: AcceptMoment) -> Outcome:
     answer, round = m.answer, m.round
     rows, nodes = round.num_rows, round.nodes
     if not answer.is_formed:

@@ -6,14 +6,14 @@ from __future__ import annotations
 from ...harness.invariants import Finding, Outcome, checks
 from ..language import NOTHING
 from ..model import RUNNING
-from ..observation import Moment
+from ..observation import EngineMoment
 
 CONTRACT = "engine"
 COMES_BACK = "it comes back when the steps that were in flight are committed"
 
 
 @checks("RELAY-01", CONTRACT, "slots")
-def no_other_owns_what_a_step_writes(m: Moment) -> Outcome:
+def no_other_owns_what_a_step_writes(m: EngineMoment) -> Outcome:
     if m.model.lingering and m.leak_from not in (None, "abort", "retracted"):
         page, whose, why = m.leaked
         was = (
@@ -40,7 +40,7 @@ def no_other_owns_what_a_step_writes(m: Moment) -> Outcome:
 
 
 @checks("RELAY-04", CONTRACT, on=("commit",))
-def a_request_that_has_left_gets_nothing(m: Moment) -> Outcome:
+def a_request_that_has_left_gets_nothing(m: EngineMoment) -> Outcome:
     if m.counters is not None and min(m.counters) < 0:
         return Finding(f"the counters are {list(m.counters)}", "0 or more", "something was taken back twice")
     if not m.gone:
@@ -54,7 +54,7 @@ def a_request_that_has_left_gets_nothing(m: Moment) -> Outcome:
 
 
 @checks("RELAY-06", CONTRACT, "slots")
-def launched_steps_have_their_slots(m: Moment) -> Outcome:
+def launched_steps_have_their_slots(m: EngineMoment) -> Outcome:
     torn = _torn_page(m) if m.config.page_size > 1 and m.after.slots != m.before.slots else None
     if torn is not None:
         return torn
@@ -78,7 +78,7 @@ def launched_steps_have_their_slots(m: Moment) -> Outcome:
     return True
 
 
-def _torn_page(m: Moment) -> Finding | None:
+def _torn_page(m: EngineMoment) -> Finding | None:
     """Return a row that has changed and whose slots are not whole pages, ascending."""
     size, before = m.config.page_size, m.before.slots
     for name, slots in m.after.slots.items():
@@ -95,7 +95,7 @@ def _torn_page(m: Moment) -> Finding | None:
 
 
 @checks("ENGINE-06", CONTRACT, "slots")
-def a_retracted_request_holds_nothing(m: Moment) -> Outcome:
+def a_retracted_request_holds_nothing(m: EngineMoment) -> Outcome:
     why = "memory that was taken from one must serve another"
     if m.model.lingering and m.leak_from == "retracted":
         was = f"page {m.leaked[0]} of {m.leaked[1]}, which was retracted, is neither free nor cached nor held"
@@ -110,7 +110,7 @@ def a_retracted_request_holds_nothing(m: Moment) -> Outcome:
 
 
 @checks("ACCEPT-08", CONTRACT, "slots", on=("commit",))
-def no_row_holds_more_than_its_reserve(m: Moment) -> Outcome:
+def no_row_holds_more_than_its_reserve(m: EngineMoment) -> Outcome:
     if m.keeps_reserves and m.committed.rounds > 1 and (kept := _kept_of_a_block(m)) is not None:
         return kept
     if any(flight.rounds > 1 for flight in m.model.flights):
@@ -128,7 +128,7 @@ def no_row_holds_more_than_its_reserve(m: Moment) -> Outcome:
     return found
 
 
-def _kept_of_a_block(m: Moment) -> Finding | None:
+def _kept_of_a_block(m: EngineMoment) -> Finding | None:
     """Return a row that holds more after a block than the same rounds, planned one by one, would have left it."""
     flight, config, later = m.committed, m.config, {row.life for other in m.model.flights for row in other.rows}
     for number, row in enumerate(flight.rows):
@@ -151,7 +151,7 @@ def _kept_of_a_block(m: Moment) -> Finding | None:
 
 
 @checks("RADIX-09", CONTRACT, "prefix_cache")
-def only_what_is_computed_is_cached(m: Moment) -> Outcome:
+def only_what_is_computed_is_cached(m: EngineMoment) -> Outcome:
     cached = m.after.cached
     if not cached or cached == m.before.cached:
         return None
@@ -167,7 +167,7 @@ def only_what_is_computed_is_cached(m: Moment) -> Outcome:
 
 
 @checks("RADIX-12", CONTRACT, "prefix_cache", on=("plan",))
-def the_shared_prefix_is_the_one_of_now(m: Moment) -> Outcome:
+def the_shared_prefix_is_the_one_of_now(m: EngineMoment) -> Outcome:
     found = None
     size, cached = m.config.page_size, m.after.cached
     for life, start in m.admitted:
@@ -191,7 +191,7 @@ def the_shared_prefix_is_the_one_of_now(m: Moment) -> Outcome:
 
 
 @checks("RADIX-13", CONTRACT, "prefix_cache", on=("plan",))
-def a_hit_leaves_a_token_to_compute(m: Moment) -> Outcome:
+def a_hit_leaves_a_token_to_compute(m: EngineMoment) -> Outcome:
     if m.after.cached is None:
         return None
     found = None
@@ -215,7 +215,7 @@ def a_hit_leaves_a_token_to_compute(m: Moment) -> Outcome:
     return found
 
 
-def _has_refilled(m: Moment) -> bool:
+def _has_refilled(m: EngineMoment) -> bool:
     """Return whether the plan may have given a cached page another content, which is cached at once."""
     before, after = m.before.slots, m.after.slots
     if not m.caches_at_allocation or before is None or after is None:

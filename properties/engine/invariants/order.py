@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from ...harness.invariants import Finding, Outcome, checks
 from ..model import RUNNING
-from ..observation import Moment
+from ..observation import EngineMoment
 
 CONTRACT = "engine"
 
 
 @checks("ENGINE-05", CONTRACT, on=("plan",))
-def a_step_keeps_its_budgets(m: Moment) -> Outcome:
+def a_step_keeps_its_budgets(m: EngineMoment) -> Outcome:
     config, flight, num_running = m.config, m.flight, len(m.after.running)
     if num_running > m.max_running:
         return Finding(f"{num_running} requests run", f"{m.max_running} at most", "the batch may have that many rows")
@@ -38,7 +38,7 @@ def a_step_keeps_its_budgets(m: Moment) -> Outcome:
 
 
 @checks("ENGINE-09", CONTRACT, on=("plan",))
-def no_request_is_overtaken_for_ever(m: Moment) -> Outcome:
+def no_request_is_overtaken_for_ever(m: EngineMoment) -> Outcome:
     if m.was_lost:
         return None  # suspects of a failure go first
     for life in m.overtaken:
@@ -49,7 +49,7 @@ def no_request_is_overtaken_for_ever(m: Moment) -> Outcome:
 
 
 @checks("ENGINE-10", CONTRACT, on=("plan",))
-def only_the_lower_gives_way(m: Moment) -> Outcome:
+def only_the_lower_gives_way(m: EngineMoment) -> Outcome:
     found = None
     entered = {life.name for life, _ in m.admitted}
     for victim in () if m.was_lost and m.recovery is None else m.retracted:
@@ -81,7 +81,7 @@ def only_the_lower_gives_way(m: Moment) -> Outcome:
 
 
 @checks("ENGINE-11", CONTRACT)
-def every_cycle_makes_progress(m: Moment) -> Outcome:
+def every_cycle_makes_progress(m: EngineMoment) -> Outcome:
     model = m.model
     if m.drained and model.lives:
         return Finding(f"{sorted(model.lives)} have not come to an end", "all have", "the engine makes no progress")
@@ -107,7 +107,7 @@ def every_cycle_makes_progress(m: Moment) -> Outcome:
 
 
 @checks("ENGINE-14", CONTRACT, on=("plan",))
-def chunks_follow_each_other(m: Moment) -> Outcome:
+def chunks_follow_each_other(m: EngineMoment) -> Outcome:
     if m.flight is None or not m.flight.chunks:
         return None
     size = m.config.page_size
@@ -132,7 +132,7 @@ def chunks_follow_each_other(m: Moment) -> Outcome:
 
 
 @checks("ENGINE-16", CONTRACT, on=("plan",))
-def equals_enter_in_order(m: Moment) -> Outcome:
+def equals_enter_in_order(m: EngineMoment) -> Outcome:
     if not m.admitted or (m.was_lost and m.recovery is None):
         return None
     first = list(m.first)
@@ -157,7 +157,7 @@ def equals_enter_in_order(m: Moment) -> Outcome:
 
 
 @checks("ENGINE-18", CONTRACT, on=("plan", "commit"))
-def limits_are_legal(m: Moment) -> Outcome:
+def limits_are_legal(m: EngineMoment) -> Outcome:
     if m.refusal is not None:
         was = f"{m.operation} failed at {', '.join(m.degenerate)}: {m.refusal}"
         return Finding(was, "an answer", "that is a legal size")
@@ -180,7 +180,7 @@ def limits_are_legal(m: Moment) -> Outcome:
     return True
 
 
-def _empty_and_single_batches(m: Moment) -> Outcome:
+def _empty_and_single_batches(m: EngineMoment) -> Outcome:
     """Return whether nothing is planned without requests, and a request that is alone is what is planned."""
     lives = m.model.lives
     if not lives:
@@ -196,7 +196,7 @@ def _empty_and_single_batches(m: Moment) -> Outcome:
 
 
 @checks("RELAY-05", CONTRACT, on=("plan",))
-def no_placeholder_is_computed_on(m: Moment) -> Outcome:
+def no_placeholder_is_computed_on(m: EngineMoment) -> Outcome:
     if m.flight is None:
         return None
     why = "-1 is a placeholder, not a token"
@@ -216,7 +216,7 @@ def no_placeholder_is_computed_on(m: Moment) -> Outcome:
 
 
 @checks("RELAY-07", CONTRACT, on=("plan", "commit-again", "commit-early"))
-def steps_are_committed_in_order(m: Moment) -> Outcome:
+def steps_are_committed_in_order(m: EngineMoment) -> Outcome:
     flights = m.model.flights
     if len(flights) > m.config.depth:
         return Finding(f"{len(flights)} steps in flight", f"{m.config.depth}", "no slots are reserved for more")
@@ -232,7 +232,7 @@ def steps_are_committed_in_order(m: Moment) -> Outcome:
 
 
 @checks("RELAY-08", CONTRACT, on=("plan",))
-def a_request_is_in_two_steps_only_as_allowed(m: Moment) -> Outcome:
+def a_request_is_in_two_steps_only_as_allowed(m: EngineMoment) -> Outcome:
     flight = m.flight
     if flight is None:
         return None
@@ -247,7 +247,7 @@ def a_request_is_in_two_steps_only_as_allowed(m: Moment) -> Outcome:
 
 
 @checks("STEPS-07", CONTRACT, "adaptive", on=("plan", "set-steps"))
-def steps_change_at_a_launch(m: Moment) -> Outcome:
+def steps_change_at_a_launch(m: EngineMoment) -> Outcome:
     if m.operation.tag == "set-steps":
         if m.after != m.before:
             was = f"{m.operation} changed {m.before} into {m.after}"

@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...harness.invariants import Finding, Outcome, checks
-from ..model import Life
-from ..observation import Moment
+from ..model import RequestLife
+from ..observation import EngineMoment
 from ..rules import room_for_all
 
 CONTRACT = "engine"
 
 
 @checks("ENGINE-07", CONTRACT, "slots", on=("plan", "submit", "abort", "retract"))
-def what_fits_is_launched(m: Moment) -> Outcome:
+def what_fits_is_launched(m: EngineMoment) -> Outcome:
     if not m.asked:
         return _blocks_that_go_on(m)
     return _needless_retraction(m) or (_against_reserves(m) if m.keeps_reserves else None) or _idle(m)
 
 
-def _idle(m: Moment) -> Outcome:
+def _idle(m: EngineMoment) -> Outcome:
     """Return a finding if the plan leaves out what would fit without doubt."""
     config, model = m.config, m.model
     others = model.flights if m.flight is None else model.flights[:-1]
@@ -64,7 +64,7 @@ def _idle(m: Moment) -> Outcome:
     return _preemption_that_is_due(m, running) or True
 
 
-def _against_reserves(m: Moment) -> Finding | None:
+def _against_reserves(m: EngineMoment) -> Finding | None:
     """Return a finding if what enters leaves less than a reserve to each that runs, or a step has fewer or more rounds
     than its own plan may decide on."""
     config, flight, slots = m.config, m.flight, m.after.slots
@@ -112,7 +112,7 @@ def _against_reserves(m: Moment) -> Finding | None:
     return None
 
 
-def _may_have_ended(m: Moment, life: Life) -> bool:
+def _may_have_ended(m: EngineMoment, life: RequestLife) -> bool:
     """Return whether the steps in flight may be its last."""
     length = life.kv if life.kv >= 0 else len(life.context)
     for flight in m.model.flights:
@@ -121,7 +121,7 @@ def _may_have_ended(m: Moment, life: Life) -> bool:
     return life.has_stops or length >= life.end_kv
 
 
-def _preemption_that_is_due(m: Moment, running: Sequence[Life]) -> Finding | None:
+def _preemption_that_is_due(m: EngineMoment, running: Sequence[RequestLife]) -> Finding | None:
     """Return a finding if a request of greater priority waits, nothing comes back by itself, and what runs below it
     would make room."""
     config = m.config
@@ -146,7 +146,7 @@ def _preemption_that_is_due(m: Moment, running: Sequence[Life]) -> Finding | Non
     return None
 
 
-def _needless_retraction(m: Moment) -> Finding | None:
+def _needless_retraction(m: EngineMoment) -> Finding | None:
     """Return a finding if a request was retracted, though the others would have sufficed for whatever it was for."""
     config = m.config
     victims = [life for life in m.retracted if life.name not in m.asked_back]
@@ -188,7 +188,7 @@ def _needless_retraction(m: Moment) -> Finding | None:
     return Finding(was, should, "what it has computed is computed again for nothing")
 
 
-def _blocks_that_go_on(m: Moment) -> Outcome:
+def _blocks_that_go_on(m: EngineMoment) -> Outcome:
     """Return a finding if a step of several rounds goes on, though a plan would now let a request in,
     or take one out."""
     config, before = m.config, m.before

@@ -6,19 +6,19 @@ import re
 
 from ...harness.invariants import Finding, Outcome, checks
 from ..language import GARBAGE, text
-from ..model import RUNNING, Life
-from ..observation import Moment
+from ..model import RUNNING, RequestLife
+from ..observation import EngineMoment
 
 CONTRACT = "engine"
 
 
-def _life(m: Moment, name: str) -> Life | None:
+def _life(m: EngineMoment, name: str) -> RequestLife | None:
     """Return a request that lives, or has ended in this operation."""
     return m.model.lives.get(name) or m.ended_lives.get(name)
 
 
 @checks("ENGINE-01", CONTRACT, general=True)
-def every_request_is_in_one_place(m: Moment) -> Outcome:
+def every_request_is_in_one_place(m: EngineMoment) -> Outcome:
     waiting, running, model = m.after.waiting, m.after.running, m.model
     places = [*waiting, *running]
     if len(places) != len(model.lives) or set(places) != model.lives.keys():
@@ -36,7 +36,7 @@ def every_request_is_in_one_place(m: Moment) -> Outcome:
 
 
 @checks("ENGINE-02", CONTRACT)
-def a_request_ends_once_and_last(m: Moment) -> Outcome:
+def a_request_ends_once_and_last(m: EngineMoment) -> Outcome:
     if m.stray:
         return Finding(m.stray[0], "nothing after the end event", "the client reads no further")
     for name, life in m.ended_lives.items():
@@ -66,7 +66,7 @@ def a_request_ends_once_and_last(m: Moment) -> Outcome:
     return True
 
 
-def _wrong_end(m: Moment) -> Finding | None:
+def _wrong_end(m: EngineMoment) -> Finding | None:
     if m.answer is not None:
         failed = m.answer.failed
     else:
@@ -93,7 +93,7 @@ def _wrong_end(m: Moment) -> Finding | None:
 
 
 @checks("ENGINE-03", CONTRACT, on=("plan", "commit", "abort", "lose"))
-def what_was_delivered_stays(m: Moment) -> Outcome:
+def what_was_delivered_stays(m: EngineMoment) -> Outcome:
     why = "a client cannot unread a token"
     for end in m.ends:
         life = m.ended_lives[end.request]
@@ -118,7 +118,7 @@ def what_was_delivered_stays(m: Moment) -> Outcome:
 
 
 @checks("ENGINE-04", CONTRACT, "marks", on=("commit", "abort"))
-def everything_per_token_is_as_long_as_the_output(m: Moment) -> Outcome:
+def everything_per_token_is_as_long_as_the_output(m: EngineMoment) -> Outcome:
     found = None
     for end in m.ends:
         life = m.ended_lives[end.request]
@@ -133,7 +133,7 @@ def everything_per_token_is_as_long_as_the_output(m: Moment) -> Outcome:
 
 
 @checks("ENGINE-08", CONTRACT, on=("submit", "submit-impossible", "submit-again"))
-def what_can_never_run_is_refused(m: Moment) -> Outcome:
+def what_can_never_run_is_refused(m: EngineMoment) -> Outcome:
     if m.wish is None:
         return None
     if m.promise is None:
@@ -164,7 +164,7 @@ def _span(numbers: set[int]) -> str:
 
 
 @checks("ENGINE-12", CONTRACT, "misuse", on=("submit-again",))
-def a_live_name_is_refused(m: Moment) -> Outcome:
+def a_live_name_is_refused(m: EngineMoment) -> Outcome:
     name = m.wish.request
     if m.promise is not None:
         return Finding(f"a second {name} was accepted", "a refusal", "two requests share one name")
@@ -175,7 +175,7 @@ def a_live_name_is_refused(m: Moment) -> Outcome:
 
 
 @checks("ENGINE-13", CONTRACT)
-def an_abort_releases_everything(m: Moment) -> Outcome:
+def an_abort_releases_everything(m: EngineMoment) -> Outcome:
     if m.model.lingering and m.leak_from == "abort":
         was = f"page {m.leaked[0]} of {m.leaked[1]}, which was aborted, is neither free nor cached"
         should = "it comes back when the steps that were in flight are committed"
@@ -207,7 +207,7 @@ def an_abort_releases_everything(m: Moment) -> Outcome:
 
 
 @checks("ACCEPT-03", CONTRACT, on=("commit",))
-def greedy_output_is_the_oracles(m: Moment) -> Outcome:
+def greedy_output_is_the_oracles(m: EngineMoment) -> Outcome:
     found = None
     for name, got in m.delivered.items():
         life = _life(m, name)
@@ -225,7 +225,7 @@ def greedy_output_is_the_oracles(m: Moment) -> Outcome:
 
 
 @checks("ACCEPT-10", CONTRACT, on=("commit",))
-def the_first_stop_ends_the_output(m: Moment) -> Outcome:
+def the_first_stop_ends_the_output(m: EngineMoment) -> Outcome:
     found = None
     for end in m.ends:
         life = m.ended_lives[end.request]
@@ -248,7 +248,7 @@ def the_first_stop_ends_the_output(m: Moment) -> Outcome:
 
 
 @checks("ACCEPT-11", CONTRACT, on=("commit", "submit"))
-def the_output_is_as_long_as_promised(m: Moment) -> Outcome:
+def the_output_is_as_long_as_promised(m: EngineMoment) -> Outcome:
     if m.promise is not None:
         least, most = m.promises
         if not least <= m.promise <= most:
@@ -271,7 +271,7 @@ def the_output_is_as_long_as_promised(m: Moment) -> Outcome:
 
 
 @checks("ACCEPT-12", CONTRACT, "counters", on=("commit",))
-def counters_count_what_happened(m: Moment) -> Outcome:
+def counters_count_what_happened(m: EngineMoment) -> Outcome:
     if m.counters is None:
         return None
     verified, proposed, correct = m.counters

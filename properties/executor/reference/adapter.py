@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ....core.algorithm.algorithm import Drafter
+from ....core.algorithm.registry import get_algorithm
 from ....core.contract.handoff_batch import DraftInput, HandoffBatch
 from ....core.contract.hidden import merge_hidden
 from ....core.contract.step import Step, StepResult
@@ -61,7 +62,8 @@ class ReferenceAdapter(WrappedExecutor):
     capabilities = replace(ExecutorCapabilities.all(), accounting=False, samples=False, shaped=False, proposals=False)
 
     def __init__(self, config: ExecutorConfig) -> None:
-        cycles = {"regularity": 0.85, "period": 4} if config.algorithm == "NGRAM" else {}
+        looks_up = get_algorithm(config.algorithm).drafter is Drafter.LOOKUP
+        cycles = {"regularity": 0.85, "period": 4} if looks_up else {}
         model = HashLanguageModel(seed=1, vocab_size=config.vocab_size, **cycles)
         self.draft = HashDraft(model, AGREEMENT)
         self.executor = ReferenceExecutor(config.make_engine(), self.draft)
@@ -78,9 +80,11 @@ class ReferenceAdapter(WrappedExecutor):
         logits = self.draft.target.logits(hashes, np.array(text[first:]))
         return After(logits, {HIDDEN_STATES: hidden_of(hashes)})
 
-    def drafted(self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int) -> Drafts:
+    def drafted(self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int) -> Drafts | None:
         drafter = self.executor.algorithm.drafter
         if drafter is Drafter.LOOKUP:
+            if self.executor.algorithm.name != "NGRAM":
+                return None  # only its plugin knows
             return looked_up(text, num_draft_tokens, max(1, min(topk, num_draft_tokens - 1)))
 
         def after(level: int, path: tuple[int, ...]) -> list[tuple[int, np.float32]]:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from ...harness.invariants import Finding, checks
 from ...harness.invariants import Outcome as Verdict
-from ..answer import Answer, Moment
+from ..answer import SimulatorAnswer, SimulatorMoment
 from ..books import Books
 from ..contract import SimulatorConfig
-from ..ledger import Ledger
+from ..ledger import SimulatorLedger
 from ..roofline import Clockwork, Roofline
 from ..traffic import SEVERAL, Traffic
 
@@ -30,23 +30,23 @@ STEP_FAULTS = ("device.raises", "device.restarts")
 class Reading(NamedTuple):
     """An answer with what its log says."""
 
-    answer: Answer
-    ledger: Ledger
+    answer: SimulatorAnswer
+    ledger: SimulatorLedger
     clockwork: Clockwork
     traffic: Traffic
     has_pools: bool
     kinds: frozenset[str]  # the kinds of faults that may happen
 
 
-_newest: list[tuple[Answer, Reading]] = []
+_newest: list[tuple[SimulatorAnswer, Reading]] = []
 _KEPT = 4
 
 
-def _read(answer: Answer, config: SimulatorConfig) -> Reading:
+def _read(answer: SimulatorAnswer, config: SimulatorConfig) -> Reading:
     for known, reading in _newest:
         if known is answer:
             return reading
-    ledger = Ledger(answer.events)
+    ledger = SimulatorLedger(answer.events)
     clockwork = Clockwork(ledger, Roofline(answer.books["machine"]))
     kinds = frozenset(kind for kind, permille in answer.service.faults or () if permille)
     reading = Reading(answer, ledger, clockwork, Traffic(answer, ledger, config), config.has_pools, kinds)
@@ -59,7 +59,7 @@ def _first(found: Iterable[tuple[str, str]], why: str) -> Finding | None:
     return next((Finding(was, should, why) for was, should in found), None)
 
 
-def _in_new(m: Moment, look) -> Verdict:
+def _in_new(m: SimulatorMoment, look) -> Verdict:
     """Return the first finding in the runs of this moment, None if there are none.
 
     Of the long runs of a queue only the load is looked at: what they do in each step, short ones do too.
@@ -69,7 +69,7 @@ def _in_new(m: Moment, look) -> Verdict:
 
 
 @checks("SIM-13", CONTRACT, "books")
-def the_report_is_that_of_the_log(m: Moment) -> Verdict:
+def the_report_is_that_of_the_log(m: SimulatorMoment) -> Verdict:
     return _in_new(m, _report)
 
 
@@ -96,7 +96,7 @@ def _report(reading: Reading) -> Finding | None:
 
 
 @checks("SIM-14", CONTRACT, "books")
-def every_round_takes_its_time(m: Moment) -> Verdict:
+def every_round_takes_its_time(m: SimulatorMoment) -> Verdict:
     return _in_new(m, _times)
 
 
@@ -116,10 +116,12 @@ def _times(reading: Reading) -> Finding | None:
 
 
 @checks("SIM-15", CONTRACT, "books")
-def the_load_is_the_one_that_was_asked_for(m: Moment) -> Verdict:
+def the_load_is_the_one_that_was_asked_for(m: SimulatorMoment) -> Verdict:
     for answer in m.runs:
         if len(answer.arrivals) >= SEVERAL:
-            found = _first(Traffic(answer, Ledger(()), m.config).wrong_load(), "another load has another result")
+            found = _first(
+                Traffic(answer, SimulatorLedger(()), m.config).wrong_load(), "another load has another result"
+            )
             if found is not None:
                 return found
     return _in_new(m, _load)
@@ -136,5 +138,5 @@ def _load(reading: Reading) -> Finding | None:
 
 
 @checks("SIM-16", CONTRACT, "books")
-def nothing_is_left_and_all_counts_once(m: Moment) -> Verdict:
+def nothing_is_left_and_all_counts_once(m: SimulatorMoment) -> Verdict:
     return _in_new(m, lambda reading: _first(reading.traffic.wrong_rest(), "what is left is missing elsewhere"))

@@ -1,6 +1,6 @@
 """SIM-01 … SIM-03 and SIM-05 … SIM-11: what is true of every simulator of a service, run by run and pair by pair.
 
-A checker gets a `Moment` (`simulator/answer.py`) and looks at it alone.
+A checker gets a `SimulatorMoment` (`simulator/answer.py`) and looks at it alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import fmean, median
 
 from ...harness.invariants import Finding, checks
 from ...harness.invariants import Outcome as Verdict
-from ..answer import Answer, Moment, Outcome, Queueing
+from ..answer import Outcome, Queueing, SimulatorAnswer, SimulatorMoment
 from ..contract import SimulatorConfig
 
 CONTRACT = "simulator"
@@ -30,13 +30,13 @@ CONSTANT_SERVICE = 0.1
 """How far apart services of equal work may be, as a share: the scheduler may plan the next one while one runs."""
 
 
-def _in_each(m: Moment, *looks: Callable[[Answer], Finding | None]) -> Verdict:
+def _in_each(m: SimulatorMoment, *looks: Callable[[SimulatorAnswer], Finding | None]) -> Verdict:
     """Return the first finding in the runs, None if there are no runs."""
     found = (look(answer) for answer in m.runs for look in looks)
     return next((finding for finding in found if finding is not None), True) if m.runs else None
 
 
-def _first_difference(a: Answer, b: Answer) -> str:
+def _first_difference(a: SimulatorAnswer, b: SimulatorAnswer) -> str:
     for number, (x, y) in enumerate(zip(a.events, b.events, strict=False)):
         if x != y:
             return f"event {number} is {_shown(x)}, and was {_shown(y)}"
@@ -48,7 +48,7 @@ def _shown(line: str) -> str:
 
 
 @checks("SIM-01", CONTRACT, on=("twice", "elsewhere"))
-def the_same_twice(m: Moment) -> Verdict:
+def the_same_twice(m: SimulatorMoment) -> Verdict:
     if m.elsewhere is not None:
         case, here, there = m.elsewhere
         was = f"service {case} of simulator/elsewhere.py has another answer in a process with other hashes of strings"
@@ -66,11 +66,11 @@ def the_same_twice(m: Moment) -> Verdict:
 
 
 @checks("SIM-02", CONTRACT)
-def the_clock_never_goes_back(m: Moment) -> Verdict:
+def the_clock_never_goes_back(m: SimulatorMoment) -> Verdict:
     return _in_each(m, _clock)
 
 
-def _clock(answer: Answer) -> Finding | None:
+def _clock(answer: SimulatorAnswer) -> Finding | None:
     for number, (before, after) in enumerate(pairwise(answer.times_ns), 1):
         if after < before:
             was = f"event {number} is at {after} ns, the one before it at {before} ns: {_shown(answer.events[number])}"
@@ -81,7 +81,7 @@ def _clock(answer: Answer) -> Finding | None:
 
 
 @checks("SIM-03", CONTRACT)
-def latencies_add_up(m: Moment) -> Verdict:
+def latencies_add_up(m: SimulatorMoment) -> Verdict:
     completed = [request for answer in m.runs for request in answer.completed]
     findings = (_of_request(request) for request in completed)
     return next((finding for finding in findings if finding is not None), True) if completed else None
@@ -110,7 +110,7 @@ def _of_request(request: Outcome) -> Finding | None:
 
 
 @checks("SIM-05", CONTRACT, "traces", on=("replay",))
-def a_replayed_trace_is_the_run(m: Moment) -> Verdict:
+def a_replayed_trace_is_the_run(m: SimulatorMoment) -> Verdict:
     if m.replayed is None:
         return None
     run, replay = m.replayed
@@ -125,7 +125,7 @@ def a_replayed_trace_is_the_run(m: Moment) -> Verdict:
     return True
 
 
-def _since(answer: Answer, start_ns: int) -> tuple:
+def _since(answer: SimulatorAnswer, start_ns: int) -> tuple:
     requests = sorted(
         (r.number, r.reason, r.arrival_ns - start_ns, tuple((ns - start_ns, tokens) for ns, tokens in r.emissions))
         for r in answer.requests
@@ -134,7 +134,7 @@ def _since(answer: Answer, start_ns: int) -> tuple:
 
 
 @checks("SIM-17", CONTRACT, "blocks", on=("round-by-round",))
-def steps_are_their_rounds(m: Moment) -> Verdict:
+def steps_are_their_rounds(m: SimulatorMoment) -> Verdict:
     if m.split is None:
         return None
     (_, together), (_, apart) = (_since(answer, 0) for answer in m.split)
@@ -148,7 +148,7 @@ def steps_are_their_rounds(m: Moment) -> Verdict:
 
 
 @checks("SIM-06", CONTRACT, on=("one-more-request", "one-more-fault"))
-def the_draws_of_others_do_not_move(m: Moment) -> Verdict:
+def the_draws_of_others_do_not_move(m: SimulatorMoment) -> Verdict:
     if m.grown is None:
         return None
     before, after = m.grown
@@ -173,7 +173,7 @@ def the_draws_of_others_do_not_move(m: Moment) -> Verdict:
 
 
 @checks("SIM-07", CONTRACT)
-def the_summary_is_of_the_run(m: Moment) -> Verdict:
+def the_summary_is_of_the_run(m: SimulatorMoment) -> Verdict:
     return _in_each(m, _totals, _latencies, _goodput)
 
 
@@ -181,7 +181,7 @@ def _near(value: float | None, should: float, relative: float = RELATIVE) -> boo
     return value is not None and abs(value - should) <= relative * max(abs(should), 1e-9)
 
 
-def _totals(answer: Answer) -> Finding | None:
+def _totals(answer: SimulatorAnswer) -> Finding | None:
     summary, completed = answer.summary, answer.completed
     tokens = sum(sum(request.runs) for request in completed)
     retractions = sum(request.retractions for request in answer.requests)
@@ -208,7 +208,7 @@ def _totals(answer: Answer) -> Finding | None:
     return None
 
 
-def _latencies(answer: Answer) -> Finding | None:
+def _latencies(answer: SimulatorAnswer) -> Finding | None:
     completed = answer.completed
     ttft = [request.emissions[0][0] - request.arrival_ns for request in completed]
     e2el = [request.emissions[-1][0] - request.arrival_ns for request in completed]
@@ -227,7 +227,7 @@ def _latencies(answer: Answer) -> Finding | None:
     return next((finding for finding in found if finding is not None), None)
 
 
-def _of_distribution(answer: Answer, name: str, values_ns: list[float], tolerance: float) -> Finding | None:
+def _of_distribution(answer: SimulatorAnswer, name: str, values_ns: list[float], tolerance: float) -> Finding | None:
     """Compare with the recounted values. A percentile may be any between the ranks that conventions give it."""
     mean_ms = answer.summary[f"mean_{name}_ms"]
     if not values_ns:
@@ -247,7 +247,7 @@ def _of_distribution(answer: Answer, name: str, values_ns: list[float], toleranc
     return None
 
 
-def _goodput(answer: Answer) -> Finding | None:
+def _goodput(answer: SimulatorAnswer) -> Finding | None:
     service, summary = answer.service, answer.summary
     goodput, attainment = summary.get("request_goodput"), summary.get("slo_attainment")
     if goodput is None and attainment is None:
@@ -277,7 +277,7 @@ def _goodput(answer: Answer) -> Finding | None:
 
 
 @checks("SIM-08", CONTRACT, "faults", on=("no-probability",))
-def a_plan_without_probability_is_no_plan(m: Moment) -> Verdict:
+def a_plan_without_probability_is_no_plan(m: SimulatorMoment) -> Verdict:
     if m.planned is None:
         return None
     without, planned = m.planned
@@ -290,12 +290,12 @@ def a_plan_without_probability_is_no_plan(m: Moment) -> Verdict:
 
 
 @checks("SIM-09", CONTRACT)
-def the_system_holds_what_it_must(m: Moment) -> Verdict:
+def the_system_holds_what_it_must(m: SimulatorMoment) -> Verdict:
     outcome = _in_each(m, *(() if m.config.has_pools else (_littles_law,)))
     return outcome if outcome is not True or m.queue is None else _single_server(m.queue)
 
 
-def _littles_law(answer: Answer) -> Finding | None:
+def _littles_law(answer: SimulatorAnswer) -> Finding | None:
     """Check Little's law: a run begins and ends empty, so the area under the number in the system is the sum of the
     requests' times.
 
@@ -346,7 +346,7 @@ def _single_server(queue: Queueing) -> Finding | bool:
 
 
 @checks("SIM-10", CONTRACT, on=("more-pages",))
-def more_pages_are_no_worse(m: Moment) -> Verdict:
+def more_pages_are_no_worse(m: SimulatorMoment) -> Verdict:
     if m.enlarged is None:
         return None
     small, large = m.enlarged
@@ -364,7 +364,7 @@ def more_pages_are_no_worse(m: Moment) -> Verdict:
     return True
 
 
-def _holds_all(answer: Answer, config: SimulatorConfig) -> bool:
+def _holds_all(answer: SimulatorAnswer, config: SimulatorConfig) -> bool:
     """Return whether the pool has room for every request at its longest, with the drafts of two rounds, and
     a tenth to spare."""
     margin = 2 * (config.steps + 1) + config.page_size
@@ -373,7 +373,7 @@ def _holds_all(answer: Answer, config: SimulatorConfig) -> bool:
 
 
 @checks("SIM-11", CONTRACT)
-def the_impossible_is_refused(m: Moment) -> Verdict:
+def the_impossible_is_refused(m: SimulatorMoment) -> Verdict:
     if m.impossible:
         if m.refusal is not None:
             return True
@@ -383,7 +383,7 @@ def the_impossible_is_refused(m: Moment) -> Verdict:
     return True if m.runs else None
 
 
-EXCEPTIONS: dict[str, Callable[[Answer, Answer], bool]] = {
+EXCEPTIONS: dict[str, Callable[[SimulatorAnswer, SimulatorAnswer], bool]] = {
     # What the smaller pool has refused is served now, and needs memory too.
     "serves-more": lambda small, large: len(large.completed) > len(small.completed),
     # On average more requests run at a time.
@@ -393,7 +393,7 @@ EXCEPTIONS: dict[str, Callable[[Answer, Answer], bool]] = {
 Each has a case in the tests that shows it."""
 
 
-def excuse(small: Answer, large: Answer) -> str:
+def excuse(small: SimulatorAnswer, large: SimulatorAnswer) -> str:
     """Return the name of the exception by which more pages may mean more retractions; empty if none covers these two
     runs.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from foredraft.checks.adapters.step_controller import ControllerAdapter, make_ema
-from foredraft.checks.registry import mutants_of, suite_of
+from foredraft.checks.registry import mutants_of
 from foredraft.checks.servers import release, wheel
 from foredraft.checks.servers.bug_report import bug_report
 from foredraft.checks.servers.packages import PACKAGES, Defect, ServerComponent, package_of
@@ -20,6 +20,7 @@ from foredraft.properties.harness.invariants import of_contract
 from foredraft.properties.harness.swarm import Budget, Swarm
 from foredraft.properties.harness.trial import Violation
 from foredraft.properties.step_controller.rule import AverageRule, read_table
+from foredraft.properties.suites import suite_of
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 

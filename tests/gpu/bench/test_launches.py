@@ -107,12 +107,14 @@ def test_sizes_that_the_gpu_decides_are_those_of_the_gpu(tmp_path):
         assert names["join_parts_kernel"] == joined
 
 
-def test_few_tokens_copy_the_experts_that_they_choose(tmp_path):
+def test_few_tokens_read_the_experts_that_they_choose_once(tmp_path):
     found = [launch for launch in counted(plan_of(tmp_path, MOE, algorithm="NONE")) if launch.group == EXPERTS]
-    copies = [launch for launch in found if launch.product is None]
-    expert = 3 * MOE["moe_intermediate_size"] * HIDDEN * 2
-    assert sum(launch.num_bytes for launch in copies) == LAYERS * 2 * (2 * 2 * expert), "two tokens, two experts each"
-    assert len(found) - len(copies) >= 2 * LAYERS
+    inner, choices = MOE["moe_intermediate_size"], 2 * 2  # two tokens, two experts each
+    weights = choices * 3 * inner * HIDDEN
+    values = (2 * HIDDEN + choices * 2 * inner) + (choices * inner + choices * HIDDEN)  # in and out of both products
+    both = [launch.num_bytes for launch in found if launch.name == "expert_product_kernel"]
+    assert len(both) == 2 * LAYERS and sum(both) == LAYERS * 2 * (weights + values)
+    assert len(found) == 3 * LAYERS, "and the sum over a token's experts"
 
 
 def test_without_triton_nothing_is_counted(tmp_path, monkeypatch):

@@ -15,14 +15,14 @@ import torch
 from foredraft.checks.adapters.dense_drafting import (
     DenseHead,
     DenseModel,
+    DenseRelay,
     Proposal,
-    Relay,
     Shape,
     best,
     captured_states,
     dense_tree,
 )
-from foredraft.checks.cells import Cell
+from foredraft.checks.cells import MatrixCell
 from foredraft.checks.driver import Dice, Disturbance, HostileDriver
 from foredraft.checks.matrix import config_of, controller_of, requests_of
 from foredraft.core.acceptance.process import GaussianAcceptance
@@ -76,7 +76,7 @@ def exactly_relayed(name: str):
 
 def dense_heads(
     heads: MultiLayerEagle, target: Decoder, text: list[int], begins: np.ndarray, relayed_topk: int
-) -> Relay:
+) -> DenseRelay:
     """Multi-layer EAGLE, head after head. `begins` bool [n]:
     nothing was known of the slot before, as at the start of a text."""
     hidden = heads.prepare_hidden(captured_states(target, text[:-1], heads.aux_layers))
@@ -93,10 +93,10 @@ def dense_heads(
         carried.append(hidden[n - 1])
         found.append(best(heads.logits(out.logits_hidden[-1]), relayed_topk))
     carry = torch.cat(carried[:-1]).numpy() if len(carried) > 1 else np.zeros(heads.hidden_size)
-    return Relay(np.concatenate([ids for ids, _ in found]), np.concatenate([p for _, p in found]), carry)
+    return DenseRelay(np.concatenate([ids for ids, _ in found]), np.concatenate([p for _, p in found]), carry)
 
 
-def heads_tree(relay: Relay, text: list[int], shape: Shape, relayed_topk: int) -> Proposal:
+def heads_tree(relay: DenseRelay, text: list[int], shape: Shape, relayed_topk: int) -> Proposal:
     """A head knows no branch: all branches of a step go on with the same candidates."""
     root, lengths, k = np.array(text[-1:]), np.array([len(text) - 1]), shape.topk
     ids = relay.topk_ids.reshape(-1, relayed_topk)[: shape.steps, :k]
@@ -195,7 +195,7 @@ class Watched:
             self.fully += count == batch.steps + 1 > 1
 
 
-def compare_relay(wanted: Relay, got: dict[str, np.ndarray]) -> None:
+def compare_relay(wanted: DenseRelay, got: dict[str, np.ndarray]) -> None:
     assert got["topk_ids"].tolist() == wanted.topk_ids.tolist()
     np.testing.assert_allclose(got["topk_probabilities"], wanted.topk_probabilities, rtol=1e-5, atol=1e-30)
     assert ("hidden_states" in got) == (wanted.hidden is not None)
@@ -220,7 +220,7 @@ def compare_tree(wanted: VerifyTree, got: DeviceTree, i: int) -> None:
     assert got.ancestor_bits[i].numpy().view(np.uint64).tolist() == wanted.ancestor_bits[0].tolist()
 
 
-def serve_watched(cell: Cell, draft_model: DraftModel | None = None) -> tuple[Watched, int]:
+def serve_watched(cell: MatrixCell, draft_model: DraftModel | None = None) -> tuple[Watched, int]:
     """Serve a cell, half of its requests sampled hot, so that any branch may be accepted;
     also says how many were retracted."""
     dice = Dice(cell.seed * 1_000_003 + 17)
@@ -251,13 +251,13 @@ DRAFTS = ("STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
 def test_proposals_are_those_of_dense_drafting(algorithm, topk, page_size, record_property):
     common = {"algorithm": algorithm, "topk": topk, "page_size": page_size, "chunk_size": 3, "prefixes": "shared"}
     cells = [
-        Cell(**common, mode="overlap", steps=4, block_rounds=3, pool="tight", disturbance="retract", seed=5),
-        Cell(**common, mode="synchronous", steps=5, policy="ema", mixed=False, agreement=0.0, seed=1),
+        MatrixCell(**common, mode="overlap", steps=4, block_rounds=3, pool="tight", disturbance="retract", seed=5),
+        MatrixCell(**common, mode="synchronous", steps=5, policy="ema", mixed=False, agreement=0.0, seed=1),
     ]
     if topk == 1:
         # Random heads are never right twice in a row; this target is told to agree. (In a tree it may be told to agree
         # to what is no path.)
-        cells.append(Cell(**common, mode="overlap", steps=3, block_rounds=2, drafts="simulated", seed=2))
+        cells.append(MatrixCell(**common, mode="overlap", steps=3, block_rounds=2, drafts="simulated", seed=2))
     watched = [serve_watched(cell) for cell in cells]
     counts = {
         name: sum(getattr(watcher, name) for watcher, _ in watched)
@@ -274,7 +274,7 @@ def test_proposals_are_those_of_dense_drafting(algorithm, topk, page_size, recor
 def test_few_heads_draft_like_many(num_heads, topk):
     """A single head carries nothing from round to round."""
     common = {"algorithm": "MULTI_LAYER_EAGLE", "topk": topk, "chunk_size": 3, "prefixes": "shared"}
-    cell = Cell(**common, mode="overlap", steps=num_heads, disturbance="retract", pool="tight", seed=5)
+    cell = MatrixCell(**common, mode="overlap", steps=num_heads, disturbance="retract", pool="tight", seed=5)
     watched, retractions = serve_watched(cell, small_head(cell.seed % 3, cell.algorithm, num_heads))
     assert watched.proposals > 20 and watched.cached > 3 and retractions > 3
 
@@ -282,5 +282,5 @@ def test_few_heads_draft_like_many(num_heads, topk):
 @pytest.mark.parametrize("topk", [1, 4])
 def test_look_up_knows_the_whole_text(topk):
     common = {"algorithm": "NGRAM", "topk": topk, "chunk_size": 3, "prefixes": "shared", "disturbance": "retract"}
-    watched, retractions = serve_watched(Cell(**common, mode="overlap", steps=4, pool="tight", seed=5))
+    watched, retractions = serve_watched(MatrixCell(**common, mode="overlap", steps=4, pool="tight", seed=5))
     assert watched.proposals > 20 and watched.cached > 3 and watched.partly > 1 and retractions > 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from foredraft.checks.cells import Cell, random_cells
+from foredraft.checks.cells import MatrixCell, random_cells
 from foredraft.core.algorithm.builtin import Eagle, Eagle3, MultiLayerEagle, Standalone
 from foredraft.core.algorithm.registry import register_algorithm
 from matrix_cells import applicable, run_real_cell
@@ -32,5 +32,5 @@ def test_every_round_starts_from_what_its_last_accepted_node_said(record_propert
 @pytest.mark.parametrize("base", [Standalone, Eagle, Eagle3, MultiLayerEagle])
 def test_a_plugin_takes_a_drafter_that_is_there_by_saying_so(base):
     plugin(base)
-    report = run_real_cell(Cell(algorithm="PLUGGED", mode="overlap", page_size=4, topk=2, steps=3, seed=4))
+    report = run_real_cell(MatrixCell(algorithm="PLUGGED", mode="overlap", page_size=4, topk=2, steps=3, seed=4))
     assert report.drafted > 0 and report.tokens > 0

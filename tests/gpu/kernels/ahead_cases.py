@@ -12,6 +12,7 @@ from foredraft.gpu.kernels.layers import (
     decode_attention,
     extend_attention,
     flash,
+    products,
     rms_norm,
     rope_write,
     silu_mul,
@@ -261,6 +262,56 @@ NORM = [
     )
     for width, add in ((128, False), (4096, False), (4096, True), (8192, True))
 ]
+PRODUCT = {"*bf16": "x out", "i32": "n out_features in_features groups row_stride"}
+PRODUCT_SIZES = "out_features in_features row_stride"
+
+
+def stored_numbers(kind: int) -> tuple[dict[str, str], dict[str, None]]:
+    """Return the types of a weight's tensors, and those that it lacks, which are constants."""
+    names = {
+        products.DENSE: {"*bf16": "x out codes"},
+        products.E4M3: {"*u8": "codes", "*fp32": "scales"},
+        products.INT8: {"*u8": "codes", "*bf16": "x out scales"},
+        products.UINT4: {"*u8": "codes zeros", "*fp16": "scales"},
+        products.E2M1: {"*u8": "codes", "*bf16": "x out scales", "*fp32": "factors"},
+    }[kind]
+    known = " ".join(names.values()).split()
+    return names, {name: None for name in ("scales", "zeros", "factors") if name not in known}
+
+
+PRODUCTS = [
+    AotCase(
+        f"coded_product {kind}, groups of {group}, {rows} rows",
+        products.coded_product_kernel,
+        PRODUCT | stored_numbers(kind)[0],
+        stored_numbers(kind)[1]
+        | {"KIND": kind, "GROUP": group, "ROWS": rows, "BLOCK_N": 32 if rows <= 32 else 64, "BLOCK_K": products.BLOCK_K}
+        | {"PRECISION": "tf32"},
+        divisible_by_16=PRODUCT_SIZES,
+        tensor_cores=True,
+    )
+    for kind, group in (
+        (products.E4M3, 128),
+        (products.INT8, 4096),
+        (products.UINT4, 128),
+        (products.E2M1, 16),
+        (products.E2M1, 32),
+    )
+    for rows in (16, 64)
+] + [
+    AotCase(
+        f"expert_product {kind}, groups of {group}",
+        products.expert_product_kernel,
+        PRODUCT | {"*i64": "experts"} | stored_numbers(kind)[0],
+        stored_numbers(kind)[1]
+        | {"TOP_K": 8, "KIND": kind, "GROUP": group, "ROWS": 16, "CHUNK": products.CHUNK}
+        | {"BLOCK_N": 32 if kind == products.E2M1 else 64}
+        | {"BLOCK_K": products.BLOCK_K, "PRECISION": "tf32"},
+        divisible_by_16=PRODUCT_SIZES,
+        tensor_cores=True,
+    )
+    for kind, group in ((products.DENSE, products.BLOCK_K), (products.E4M3, 128), (products.E2M1, 32))
+]
 SELECT = {"*fp32": "scores", "*i32": "parents node_of kept", "i32": "n nodes"}
 LINK = {
     "*i64": "roots candidate_tokens candidate_depths seq_lens tokens positions depths ancestor_bits",
@@ -375,6 +426,7 @@ CASES = (
     *ROPE,
     *GATE,
     *NORM,
+    *PRODUCTS,
     *BUILD_TREE_CASES,
     *VERIFY_GREEDY_CASES,
     *VERIFY_SAMPLING_CASES,

@@ -391,12 +391,11 @@ def expert_mlp(dtype: torch.dtype = torch.float64, num_experts: int = 12, top_k:
 
 def test_a_round_of_many_tokens_takes_the_experts_way_that_a_graph_can_hold_before_it_is_captured():
     mlp = expert_mlp()
-    ways = {(on_gpu, n): mlp.way_for(n, on_gpu) for on_gpu in (True, False) for n in (1, 256, 257)}
-    assert ways[True, 1] == ways[False, 1] == mlp._gathered
-    assert ways[True, 256] == mlp._all_experts and ways[True, 257] == ways[False, 257] == mlp._sorted
-    assert mlp.way_for(257, True, in_round=True) == mlp._all_experts
-    assert mlp.way_for(257, False, in_round=True) == mlp._sorted
-    assert mlp.way_for(257, True) == mlp._sorted
+    ways = {(on_gpu, n): mlp.way_for(n, on_gpu) for on_gpu in (True, False) for n in (1, 1024, 1025)}
+    assert ways[True, 1] == ways[False, 1] == ways[True, 1024] == mlp._as_they_stand
+    assert ways[True, 1025] == ways[False, 1025] == mlp._sorted
+    assert mlp.way_for(1025, True, in_round=True) == mlp._as_they_stand
+    assert mlp.way_for(1025, False, in_round=True) == mlp._sorted
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 40])
@@ -409,7 +408,7 @@ def test_all_ways_through_the_experts_give_the_same_sum(n: int):
         for weight, expert in zip(weights[i], experts[i], strict=True):
             gate, up = (mlp.gate_up_weight[expert] @ x[i]).chunk(2)
             expected[i] += weight * (mlp.down_weight[expert] @ (torch.nn.functional.silu(gate) * up))
-    for way in (mlp._gathered, mlp._all_experts, mlp._sorted):
+    for way in (mlp._as_they_stand, mlp._sorted):
         torch.testing.assert_close(way(x, weights, experts), expected)
     out, chosen = mlp.run(x)
     torch.testing.assert_close(out, expected)
@@ -426,7 +425,8 @@ def test_few_tokens_read_only_the_experts_that_they_chose():
     mlp.gate_up_weight[unused] = torch.nan
     mlp.down_weight[unused] = torch.nan
     torch.testing.assert_close(mlp.run(x)[0], before)
-    assert mlp._all_experts(x, *mlp.route(x)).isnan().any()
+    mlp.down_weight[experts[0, 0]] = torch.nan
+    assert mlp.run(x)[0].isnan().any()
 
 
 @pytest.mark.parametrize("architecture", [LLAMA, QWEN3_MOE])
@@ -619,6 +619,6 @@ def test_all_ways_through_the_experts_on_a_gpu(dtype: torch.dtype):
         x = torch.randn(n, 32, generator=torch.Generator().manual_seed(n)).to(dtype)
         weights, experts = on_gpu.route(x.cuda())
         expected = exact._sorted(x.double(), weights.cpu().double(), experts.cpu())
-        for way in (on_gpu._gathered, on_gpu._all_experts, on_gpu._sorted):
+        for way in (on_gpu._as_they_stand, on_gpu._sorted):
             out = way(x.cuda(), weights, experts).cpu().double()
             torch.testing.assert_close(out, expected, rtol=0.05, atol=0.02 if dtype is torch.float32 else 0.1)

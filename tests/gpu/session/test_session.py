@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from foredraft.gpu.session.session import DecodeSession, SessionOptions, check_l
 from foredraft.gpu.session.text import Tokenizer
 from foredraft.observe.log import EventLog
 from foredraft.observe.replay import replay
+from safetensors.torch import load_file, save_file
 from small_checkpoint import CONTEXT, SHAPE, VOCAB_SIZE, write_target
 
 
@@ -428,3 +430,34 @@ def test_memory_that_the_plan_did_not_count_is_named(models, monkeypatch):
     monkeypatch.setattr("foredraft.gpu.executor.build.build_executor", build)
     with pytest.raises(NotEnoughMemory, match=r"weights and .* of KV there is no room for activations"):
         DecodeSession.open(options_for(models))
+
+
+def write_quantized(directory, source) -> None:
+    """Write a copy of a checkpoint whose matrices are 8-bit floats with a scale per row."""
+    shutil.copytree(source, directory)
+    tensors = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if "_proj.weight" not in name:
+            tensors[name] = tensor
+            continue
+        scale = tensor.float().abs().amax(1, True) / 448
+        tensors |= {name: (tensor.float() / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+    save_file(tensors, directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    quantization = {"quant_method": "fbgemm_fp8"}
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+
+
+def test_quantized_weights_are_kept_or_unpacked_with_equal_tokens(models, tmp_path):
+    write_quantized(tmp_path / "fp8", models["target"])
+    found, sizes = [], []
+    for quantized in ("keep", "unpack"):
+        options = SessionOptions(tmp_path / "fp8", models["STANDALONE"], dtype="float64", quantized=quantized)
+        session = DecodeSession.open(options)
+        found.append(session.run(requests_of(models)))
+        sizes.append(session.plan.weight_bytes)
+    assert found[0] == found[1] and sizes[0] < sizes[1]
+    auto = SessionOptions(tmp_path / "fp8", dtype="float64")
+    assert plan_session(auto).weight_bytes == plan_session(dataclasses.replace(auto, quantized="unpack")).weight_bytes
+    with pytest.raises(ConfigError, match=r"quantized: 'kept' is none of auto, keep, unpack .did you mean 'keep'"):
+        plan_session(dataclasses.replace(auto, quantized="kept"))

@@ -170,7 +170,7 @@ def test_how_an_invariant_is_checked_is_said_honestly():
         folder / "driver.py",
         folder / "matrix.py",
         folder / "driver.py",
-        *(folder.parent / "properties" / "reference").glob("*.py"),
+        *(folder.parent / "properties/executor/reference").glob("*.py"),
     ]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     assert set(re.findall(r'InvariantViolation\(\s*"([A-Z]+-\d+)"', text)) == BY_THE_MATRIX

@@ -2,10 +2,10 @@
 
 import pytest
 from foredraft.checks.adapters import radix_cache
+from foredraft.checks.mutant import kill
 from foredraft.checks.registry import mutants_of
 from foredraft.core.errors import ConfigError
 from foredraft.properties.conformance import check, check_prefix_cache
-from foredraft.properties.harness.mutants import kill
 from foredraft.properties.harness.operation import simpler
 from foredraft.properties.prefix_cache import plain
 from foredraft.properties.prefix_cache.contract import PrefixCacheConfig

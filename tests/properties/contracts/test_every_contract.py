@@ -9,12 +9,13 @@ import time
 from contextlib import suppress
 
 import pytest
-from foredraft.checks.registry import OPERATIONS, SUBJECTS, contracts, suite_of
+from foredraft.checks.registry import OPERATIONS, SUBJECTS, contracts
 from foredraft.properties.conformance import check
 from foredraft.properties.harness.importing import NotInstalled, load_make
 from foredraft.properties.harness.invariants import Invariant, of_contract
 from foredraft.properties.harness.operation import decode, encode
 from foredraft.properties.harness.swarm import Swarm
+from foredraft.properties.suites import suite_of
 
 
 def ids(family, *numbers):
@@ -25,7 +26,6 @@ CHECKED = {
     "allocator": ids("ALLOC", *range(1, 17)),
     "prefix-cache": ids("RADIX", 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 14, 15),
     "accept": ids("ACCEPT", 1, 2, 4, 5, 6, 7, 9, 13, 14, 16, 18, *range(19, 24)),
-    "acceptance-process": ids("ACCEPT", 24, 25, 26),
     "step-controller": ids("STEPS", *range(1, 7), *range(8, 17)),
     "relay": ids("RELAY", 2, 3),
     "block-manager": ids("BLOCKS", *range(1, 8)),
@@ -91,7 +91,7 @@ PROGRAM = """
 import sys
 from foredraft.properties.harness.importing import load_make
 from foredraft.properties.harness.swarm import Swarm
-from foredraft.checks.registry import suite_of
+from foredraft.properties.suites import suite_of
 component = suite_of(sys.argv[1]).component(load_make(sys.argv[2]))
 swarm = Swarm(component, 4)
 for run in range(6):

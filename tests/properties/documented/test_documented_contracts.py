@@ -5,9 +5,10 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from foredraft.checks.registry import contracts, mutants_of, suite_of
+from foredraft.checks.mutant import MAX_SHRUNK
+from foredraft.checks.registry import contracts, mutants_of
 from foredraft.properties.harness.invariants import all_invariants, of_contract
-from foredraft.properties.harness.mutants import MAX_SHRUNK
+from foredraft.properties.suites import suite_of
 
 DOCS = Path(__file__).parents[3] / "docs"
 PROPERTIES = (DOCS / "properties.md").read_text(encoding="utf-8")

@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from foredraft.checks.registry import EXECUTOR, mutants_of
+from foredraft.checks.registry import mutants_of
 from foredraft.properties.conformance import check
 from foredraft.properties.harness.importing import load_make
 from foredraft.properties.harness.invariants import invariant
+from foredraft.properties.suites import suite_of
 
 TEXT = (Path(__file__).parents[3] / "docs" / "standalone-hidden-states.md").read_text(encoding="utf-8")
 STORIES = dict(
@@ -24,7 +25,7 @@ EXECUTORS = {"": "reference", "sim": "simulated", "gpu": "real"}
 def test_a_counterexample(subject):
     if ".torch_" in subject:
         pytest.importorskip("torch")
-    report = check(EXECUTOR, load_make(subject), budget=2_000, seed=6, subject=subject)
+    report = check(suite_of("executor"), load_make(subject), budget=2_000, seed=6, subject=subject)
     (failure,) = report.failures
     text = failure.text("foredraft check --replay runs/cases/executor-ACCEPT-17.case.json")
     assert text.split() == STORIES[subject].split()  # the page wraps long lines

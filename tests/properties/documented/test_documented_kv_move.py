@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from foredraft.checks.adapters.tree_accept import TreeAccept
+from foredraft.checks.mutant import kill
 from foredraft.checks.registry import mutants_of
 from foredraft.properties.accept.plain import PlainAccept
 from foredraft.properties.harness.invariants import invariant
-from foredraft.properties.harness.mutants import kill
 
 TEXT = (Path(__file__).parents[3] / "docs" / "no-out-of-bounds-kv-move.md").read_text(encoding="utf-8")
 BLOCKS = {

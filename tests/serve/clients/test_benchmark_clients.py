@@ -1,11 +1,12 @@
-"""Benchmark clients as they are published, unmodified, against a simulated server.
-Each runs if its command is on PATH (docs/serve.md)."""
+"""Benchmark clients as they are published, unmodified, against a simulated server. Each runs if its command stands
+beside the Python that runs this, as in the environments of `make clients`, or on PATH (docs/serve.md)."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ COMMANDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("client", COMMANDS)
 def test_a_benchmark_client_gets_all_that_it_asks_for(client: str, models: dict[str, Path], tmp_path: Path):
-    command = shutil.which(client)
+    command = shutil.which(client, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if command is None:
         pytest.skip(f"{client} is not installed")
     tokenizer = tmp_path / "tokenizer"

@@ -11,11 +11,12 @@ from foredraft.core.contract.request import GREEDY
 from foredraft.serve.answers.tools import Call
 from foredraft.serve.bodies.port import Order
 from foredraft.serve.metrics import ServerMetrics
+from foredraft.serve.requests.schema import ChatRequest
 from http_server import Served, serving, simulated_body
 
 ASKED = {"prompt": "Why is the sky blue?", "max_tokens": 60, "seed": 3}
 LEFT_OUT = {
-    "skip_special_tokens": False, "kv_transfer_params": {"a": 1}, "frequency_penalty": 0.5, "best_of": 4, "rid": "x",
+    "skip_special_tokens": False, "frequency_penalty": 0.5, "best_of": 4, "rid": "x",
     "structured_outputs": {"regex": "a"},
 }  # fmt: skip
 TOOL = {
@@ -139,6 +140,24 @@ def test_tools_that_need_not_be_called_are_part_of_the_prompt(simulated: Served)
         assert simulated.post("/v1/chat/completions", **CHAT, **wrong).status_code == 400
 
 
+def test_an_agent_that_must_call_comes_to_its_last_function():
+    """Any function is demanded: the first that was not called since the user's last message."""
+    tools = [{"function": {"name": name}} for name in ("look", "read", "done")]
+    messages: list[dict[str, object]] = [{"role": "user", "content": "hi"}]
+    names = []
+    for _ in range(5):
+        demanded = ChatRequest.model_validate(
+            {"messages": messages, "tools": tools, "tool_choice": "required"}
+        ).demanded
+        assert demanded is not None
+        names.append(demanded.name)
+        call = {"id": "c", "function": {"name": demanded.name}}
+        messages += [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "", "tool_call_id": "c"}]
+        if names[-2:] == ["done", "done"]:
+            messages.append({"role": "user", "content": "more"})
+    assert names == ["look", "read", "done", "done", "look"]
+
+
 def test_arguments_of_a_call_without_a_text():
     function = {"name": "f", "parameters": {"properties": {"a": {"type": "array"}}, "required": ["a", "b"]}}
     assert Call.of(function) == Call("f", '{"a": [], "b": "', '"}')
@@ -161,7 +180,7 @@ def test_a_model_refuses_what_it_cannot_honour(real: Served):
 def test_prompts_of_other_namespaces_go_to_other_replicas_by_their_hashes():
     body = simulated_body("hardware.replicas=2", "router.policy='prefix_aware'")
     prompts = []
-    body.simulation.submit = lambda request, *others: prompts.append(request.prompt)
+    body.simulation.submit = lambda request, *others, **more: prompts.append(request.prompt)
     for namespace in ("", "", "a"):
         body.submit(Order(len(prompts), np.arange(1, 65), 4, 0.0, GREEDY, namespace=namespace))
     assert prompts[0].to_json() == prompts[1].to_json() != prompts[2].to_json()

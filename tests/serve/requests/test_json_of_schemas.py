@@ -47,6 +47,17 @@ def test_the_value_follows_its_schema_and_has_the_words_once():
     assert value["tree"] == {"left": "leaf"} and value["size"] == 3
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.floats(-9, 9), st.floats(0.1, 9), st.booleans(), st.booleans())
+def test_drawn_bounds_are_kept(low: float, room: float, is_open_below: bool, is_open_above: bool):
+    below = "exclusiveMinimum" if is_open_below else "minimum"
+    above = "exclusiveMaximum" if is_open_above else "maximum"
+    for schema in ({below: low, above: low + room}, {below: low}, {above: low}):
+        jsonschema.validate(_filled({"type": "number", **schema}), schema)
+        if len(schema) == 1 or room > 2:
+            jsonschema.validate(_filled({"type": "integer", **schema}), {"type": "integer", **schema})
+
+
 KINDS = st.recursive(
     st.one_of(
         st.builds(lambda least: {"type": "integer", "minimum": least, "maximum": least + 2}, st.integers(-5, 5)),
@@ -80,6 +91,8 @@ DOUBLING = {f"d{i}": {"type": "array", "minItems": 2, "items": {"$ref": f"#/$def
         {"$ref": "#"}, {"$ref": "#/$defs/none"}, {"type": "objekt"}, {"type": "object", "required": 5}, {"enum": []}, 5,
         {"type": "object", "properties": [], "required": ["a"]} | {"properties": [1]}, {"allOf": [{"$ref": "#"}]},
         {"type": "array", "minItems": 10**12}, {"type": "integer", "minimum": "x"}, {"anyOf": 3},
+        {"type": "integer", "minimum": 1e999}, {"const": 1e999}, {"type": "array", "minItems": 1e999},
+        {"allOf": [{"required": ["a"]}] * (MAX_VALUES + 1)},
         {"$defs": {**DOUBLING, "d40": {}}, "$ref": "#/$defs/d0"},
         {"type": "array", "minItems": MAX_VALUES - 1, "items": {"const": "x" * 5000}},
     ],
@@ -89,15 +102,19 @@ def test_a_schema_that_is_none_or_asks_for_too_much_is_an_error(simulated: Serve
         frame_of(schema)
     if isinstance(schema, dict):
         asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-        answer = simulated.post("/v1/chat/completions", **CHAT, response_format=asked)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
-        tool = {
-            "type": "function",
-            "function": {"name": "f", "parameters": {"properties": {"a": schema}, "required": ["a"]}},
-        }
+        assert _refused(simulated, response_format=asked) == "response_format"
+        parameters = {"properties": {"a": schema}, "required": ["a"]}
         if "$ref" not in json.dumps(schema):
-            answer = simulated.post("/v1/chat/completions", **CHAT, tools=[tool], tool_choice="required")
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+            tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+            assert _refused(simulated, tools=[tool], tool_choice="required") == "tools"
+
+
+def _refused(served: Served, **more: Any) -> Any:
+    """Send a chat, also with numbers that are none for Python's JSON. Return the parameter that is wrong."""
+    body = json.dumps({**CHAT, **more}).replace("Infinity", "1e999")
+    answer = served.http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]["param"]
 
 
 def test_answers_are_json_in_each_form(simulated: Served):

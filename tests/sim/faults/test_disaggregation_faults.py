@@ -13,7 +13,7 @@ from foredraft.observe.log import EventLog
 from foredraft.observe.metrics import RunMetrics
 from foredraft.observe.replay import replay
 from foredraft.properties.audit.log import audit_log
-from foredraft.properties.simulator.ledger import Ledger
+from foredraft.properties.simulator.ledger import SimulatorLedger
 from foredraft.sim.actors.clock import call_at
 from foredraft.sim.disaggregation.endpoint import HandoffEndpoint
 from foredraft.sim.faults.injector import LOSS
@@ -99,7 +99,7 @@ def serve_and_lose(tmp_path, *losses):
     assert not audit_log(path).flaws
     summary = metrics.summary()
     assert (summary["submitted"], summary["unfinished"]) == (60, 0)
-    return simulation, summary, Ledger(path.read_text().splitlines()[1:]).lives
+    return simulation, summary, SimulatorLedger(path.read_text().splitlines()[1:]).lives
 
 
 def test_requests_of_lost_decode_engines_have_the_rounds_that_they_would_have_had(tmp_path):

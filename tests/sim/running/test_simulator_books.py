@@ -7,7 +7,7 @@ from foredraft.checks.adapters.simulator import machine_of
 from foredraft.observe.encoding import LineEncoder
 from foredraft.observe.metrics import RunMetrics
 from foredraft.properties.simulator.books import Books
-from foredraft.properties.simulator.ledger import Ledger
+from foredraft.properties.simulator.ledger import SimulatorLedger
 from foredraft.properties.simulator.roofline import Clockwork, Decode, Roofline
 from foredraft.sim.assembly import assemble
 from foredraft.sim.run import Simulation
@@ -88,7 +88,7 @@ def test_the_books_are_those_of_the_run(mode, pools, way):
 
     simulation = Simulation(scenario, sinks=sinks)
     report = simulation.run()
-    ledger = Ledger(lines)
+    ledger = SimulatorLedger(lines)
     clockwork = Clockwork(ledger, Roofline(machine_of(simulation.assembly)))
     assert clockwork.late is None and clockwork.too_fast is None
     summary = summarize_run(scenario, report, metrics)

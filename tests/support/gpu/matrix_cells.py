@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 import torch
-from foredraft.checks.cells import Cell
+from foredraft.checks.cells import MatrixCell
 from foredraft.checks.driver import Dice, Disturbance, HostileDriver, check_feedback
 from foredraft.checks.matrix import VOCAB_SIZE, LetterDecoder, algorithm_of, config_of, controller_of, requests_of
 from foredraft.core.algorithm.algorithm import Drafter
@@ -92,7 +92,7 @@ def small_head(seed: int, algorithm: str, num_heads: int = 7) -> DraftHead:
     return head
 
 
-def draft_of(cell: Cell) -> Decoder | DraftHead | None:
+def draft_of(cell: MatrixCell) -> Decoder | DraftHead | None:
     """A draft for the cell's algorithm; for a language model `agreement` 0 is a stranger and 1 the target itself."""
     seed, algorithm = cell.seed % 3, algorithm_of(cell)
     if algorithm.drafter in (Drafter.NONE, Drafter.LOOKUP):
@@ -167,13 +167,15 @@ class CellReport:
     refused: int
 
 
-def applicable(cell: Cell) -> Cell:
+def applicable(cell: MatrixCell) -> MatrixCell:
     """The cell without what only the reference executor can do.
     A cover of all pairs stays one in the dimensions left."""
     return replace(cell, drafts="model", outputs=False, faults="none" if cell.faults == "target" else cell.faults)
 
 
-def run_real_cell(cell: Cell, ops: Ops = OPS, graph_sizes: tuple[int, ...] | None = None, **options) -> CellReport:
+def run_real_cell(
+    cell: MatrixCell, ops: Ops = OPS, graph_sizes: tuple[int, ...] | None = None, **options
+) -> CellReport:
     """Serve one cell on the real executor, with captured rounds for `graph_sizes`;
     raises at the first contradiction."""
     dice = Dice(cell.seed * 1_000_003 + 17)

@@ -1,8 +1,9 @@
 """How fast the simulator is, and what it says of closed loops: the tables of docs/benchmarks.md that it takes its name
 from.
 
-    python benchmarks/simulator.py AzureLLMInferenceTrace_conv.csv [hour many loops algorithms sweep] [--repeat 2]
-    [--write] python benchmarks/simulator.py mooncake_conversation_trace.jsonl routers [--write]
+    python -m benchmarks.timing.simulator AzureLLMInferenceTrace_conv.csv [hour many loops algorithms sweep]
+        [--repeat 2] [--write]
+    python -m benchmarks.timing.simulator mooncake_conversation_trace.jsonl routers [--write]
 
 hour    the Azure conversation hour (19,366 requests), the best of `--repeat` whole processes
 many    10,000 and 1,000,000 synthetic requests: memory and rate must not depend on the length of a run
@@ -31,7 +32,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from foredraft import simulate
-from pages import write_block
+
+from ..pages import write_block
 
 NONE = ("speculation.algorithm=NONE",)
 CHAIN = ("speculation.policy=fixed", "speculation.steps=3")

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..conformance import explain
-from ..suites import suite_of
-from .report import Failure
-from .swarm import Budget, Found, Swarm
+from ..properties.conformance import explain
+from ..properties.harness.report import Failure
+from ..properties.harness.swarm import Budget, Found, Swarm
+from ..properties.suites import suite_of
 
 MAX_SHRUNK = 20
 """Operations that a shrunk history may have."""

@@ -1,0 +1,89 @@
+"""Products with stored numbers and with the weights of chosen experts, as Triton kernels and in torch, against
+float64, every memory access checked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from foredraft.gpu.kernels.jit import cdiv
+from foredraft.gpu.models.stored.coded import Code, CodedWeight
+from foredraft.gpu.ops.torch_ops import TorchOps
+from foredraft.gpu.ops.triton_ops import TritonOps
+from memory_checker import checked_memory
+from torch import Tensor
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 3e-3}
+DTYPES = list(TOLERANCE)
+
+
+def stored(code: Code, shape: tuple[int, ...], group: int, scales: torch.dtype, seed: int = 0) -> CodedWeight:
+    """A random matrix, or one of each expert, in stored numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randint(0, 256, (*shape[:-1], shape[-1] * code.bits // 8), generator=generator, dtype=torch.uint8)
+    if code is Code.E4M3:
+        numbers[numbers & 0x7F == 0x7F] = 0  # not a number
+    groups = (*shape[:-1], cdiv(shape[-1], group))
+    zeros = torch.randint(0, 16, groups, generator=generator, dtype=torch.uint8) if code is Code.UINT4 else None
+    factors = torch.rand(shape[:-1], generator=generator) if code is Code.E2M1 and group == 16 else None
+    return CodedWeight(code, numbers, (torch.rand(groups, generator=generator) + 0.1).to(scales), group, zeros, factors)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("code", Code)
+@pytest.mark.parametrize(
+    ("n", "shape", "group"),
+    [
+        (1, (40, 96), 16),
+        (5, (33, 96), 32),
+        (17, (70, 200), 128),
+        (64, (64, 64), 64),
+        (3, (8, 130), 130),
+        (65, (8, 64), 64),
+    ],
+)
+def test_coded_product(dtype: torch.dtype, code: Code, n: int, shape: tuple[int, int], group: int):
+    weight = stored(code, shape, group, torch.float16)
+    x = torch.randn(n, shape[1], generator=torch.Generator().manual_seed(n)).to(dtype)
+    exact = x.double() @ weight.dense(dtype).double().t()
+    parts = [part for part in (weight.codes, weight.scales, weight.zeros, weight.factors) if part is not None]
+    with checked_memory(read_only=[x, *parts], shuffle=1) as seen:
+        found = TritonOps().coded_product(x, weight)
+    assert seen.launches == (n <= 64)  # for more rows the weights are unpacked
+    assert (found - exact).abs().max() <= TOLERANCE[dtype] * exact.abs().max()
+    assert (TorchOps().coded_product(x, weight) - exact).abs().max() <= TOLERANCE[dtype] * exact.abs().max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "experts", "shape"),
+    [(1, 2, 6, (40, 64)), (7, 2, 5, (33, 70)), (40, 1, 2, (24, 32)), (70, 4, 5, (8, 32)), (0, 2, 4, (8, 32))],
+)
+@pytest.mark.parametrize("code", [None, Code.E4M3, Code.UINT4, Code.E2M1])
+def test_expert_product(dtype: torch.dtype, tokens: int, top_k: int, experts: int, shape: tuple[int, int], code):
+    """More choices than a program takes at once, experts that nobody chose, and one that everybody chose."""
+    generator = torch.Generator().manual_seed(tokens)
+    full = (experts, *shape)
+    weight = torch.randn(full, generator=generator).to(dtype) if code is None else stored(code, full, 32, torch.float16)
+    dense = weight if isinstance(weight, Tensor) else weight.dense(dtype)
+    chosen = torch.stack([torch.randperm(max(1, experts - 1), generator=generator)[:top_k] for _ in range(tokens)] or
+                         [torch.zeros(top_k, dtype=torch.int64)])[:tokens]  # fmt: skip
+    for x in (
+        torch.randn(tokens, shape[1], generator=generator),
+        torch.randn(tokens, top_k, shape[1], generator=generator),
+    ):
+        x = x.to(dtype)
+        rows = x if x.dim() == 3 else x.unsqueeze(1).expand(-1, top_k, -1)
+        exact = torch.einsum("nkoi,nki->nko", dense[chosen].double(), rows.double())
+        parts = [weight] if isinstance(weight, Tensor) else [weight.codes, weight.scales]
+        with checked_memory(read_only=[x, chosen, *parts], shuffle=1):
+            found = TritonOps().expert_product(x, weight, chosen)
+        assert found.shape == exact.shape
+        if tokens:
+            assert (found - exact).abs().max() <= TOLERANCE[dtype] * exact.abs().max()
+
+
+def test_an_expert_that_nobody_chose_is_not_read():
+    weight = torch.full((3, 16, 32), torch.nan)
+    weight[1] = 1.0
+    out = TritonOps().expert_product(torch.ones(2, 32), weight, torch.tensor([[1], [1]]))
+    assert torch.equal(out, torch.full((2, 1, 16), 32.0))
