@@ -251,10 +251,11 @@ def _near(target: Decoder) -> Decoder:
 
 def _config(vocab_size: int, hidden_size: int, num_layers: int, kind: Kind = PLAIN) -> ModelConfig:
     experts = MoeConfig(num_experts=16, top_k=2, intermediate_size=12, decoder_sparse_step=2) if kind.mixture else None
-    states = {"state": STATE, "recurrent_layers": (0,), "output_gate": True} if kind.is_recurrent else {}
     return ModelConfig(
         architecture=QWEN3_NEXT if kind.is_recurrent else QWEN3_MOE if kind.mixture else LLAMA,
-        **states,
+        state=STATE if kind.is_recurrent else None,
+        recurrent_layers=(0,) if kind.is_recurrent else (),
+        output_gate=kind.is_recurrent,
         moe=experts,
         vocab_size=vocab_size,
         hidden_size=hidden_size,

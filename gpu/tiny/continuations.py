@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ..models.attention import PLAIN, Softmax
 from ..models.decoder import Decoder
+from ..ops.delta_rule import Inputs, StateShape
 from .dense import rotate
 
 ROWS_AT_ONCE = 64  # bounds the keys and values held
@@ -48,6 +49,10 @@ class GrowingAttention:
             enable_gqa=q.shape[1] != k.shape[1],
         )
         return out.transpose(1, 2).flatten(0, 1)
+
+    def recur(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
+        """Refuse: what is trained has no recurrent layers."""
+        raise AssertionError("a target that is trained has no recurrent layers")
 
 
 @torch.no_grad()

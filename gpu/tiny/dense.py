@@ -117,6 +117,10 @@ class UnrolledAttention:
             out = self._attend_unrolled(q, step)
         return out.transpose(1, 2).flatten(0, 1)
 
+    def recur(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
+        """Refuse: what is trained has no recurrent layers."""
+        raise AssertionError("a head that is trained has no recurrent layers")
+
     def _attend_unrolled(self, q: Tensor, step: int) -> Tensor:
         b, num_heads, t, d = q.shape
         num_kv_heads = self._keys[0].shape[1]
