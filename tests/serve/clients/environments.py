@@ -28,10 +28,14 @@ HEAVY = re.compile(r"torch(vision|audio)?|triton|nvidia-.*-cu\d+|cuda-.*")
 
 @dataclass(frozen=True)
 class Client:
-    """`requirement`: the release, as pip names it. `tests`: the arguments of pytest."""
+    """`requirement`: the release, as pip names it. `tests`: the arguments of pytest.
+
+    `needs`: what is installed in place of the requirement, whose wheel is then only downloaded.
+    """
 
     requirement: str
     tests: tuple[str, ...]
+    needs: tuple[str, ...] = ()
 
 
 def _benchmark(name: str, requirement: str) -> Client:
@@ -40,6 +44,12 @@ def _benchmark(name: str, requirement: str) -> Client:
 
 def _framework(name: str, requirement: str) -> Client:
     return Client(requirement, (f"{HERE}/test_frameworks.py", "-k", name))
+
+
+def _server(name: str, requirement: str, *needs: str) -> Client:
+    """Return the load generator in the package of a server, of which nothing else is imported."""
+    shared = ("aiohttp", "numpy", "pillow", "psutil", "pybase64", "pyzmq", "requests", "tqdm", "transformers>=5")
+    return Client(requirement, (f"{HERE}/test_benchmarks_of_servers.py", "-k", name), (*shared, *needs))
 
 
 CLIENTS = {
@@ -51,6 +61,8 @@ CLIENTS = {
     "llama_index": _framework("llama_index", "llama-index-llms-openai-like==0.8.1"),
     "aiperf": _benchmark("aiperf", "aiperf==0.13.0"),
     "guidellm": _benchmark("guidellm", "guidellm==0.8.0"),
+    "sglang": _server("sglang", "sglang==0.5.23", "msgspec", "orjson"),
+    "vllm": _server("vllm", "vllm==0.33.0", "pyyaml", "regex", "urllib3"),
 }
 
 
@@ -63,19 +75,23 @@ def make(name: str, client: Client) -> Path:
     Raises NotInstalled."""
     folder = ROOT / "build" / "clients" / name
     python, stamp = folder / "bin" / "python", folder / "installed.txt"
-    wanted = f"{client.requirement}\n{sysconfig.get_path('purelib')}\n"
+    wanted = f"{' '.join((client.requirement, *client.needs))}\n{sysconfig.get_path('purelib')}\n"
     if stamp.exists() and stamp.read_text() == wanted:
         return python
     venv.create(folder, clear=True, with_pip=False)
     own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     (own / "shared.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    report = json.loads(_output([*pip, "--dry-run", "--report", "-", client.requirement]))
+    quiet = ("--quiet", "--disable-pip-version-check")
+    pip = [str(python), "-m", "pip", "install", *quiet]
+    report = json.loads(_output([*pip, "--dry-run", "--report", "-", *(client.needs or (client.requirement,))]))
     found = [(one["metadata"]["name"], one["metadata"]["version"]) for one in report["install"]]
     if heavy := [f"{package} {version}" for package, version in found if HEAVY.fullmatch(package.lower())]:
         raise NotInstalled(f"it would bring {', '.join(heavy)}")
     if found:
         _output([*pip, "--no-deps", *(f"{package}=={version}" for package, version in found)])
+    if client.needs:
+        wheel = ("--no-deps", "--only-binary", ":all:", "--dest", str(folder / "wheels"), client.requirement)
+        _output([str(python), "-m", "pip", "download", *quiet, *wheel])
     stamp.write_text(wanted)
     return python
 

@@ -21,8 +21,6 @@ COMMANDS = {
     "guidellm": "run --backend kind=openai_http,target={url} --profile kind=concurrent,streams=4"
     " --constraint kind=max_requests,count={requests} --tokenizer kind=hf_auto,model={tokenizer}"
     " --data kind=synthetic_text,prompt_tokens=40,output_tokens={tokens} --disable-progress",
-    "vllm": "bench serve --base-url {url} --model served --tokenizer {tokenizer} --dataset-name random --random-input-len 40"
-    " --random-output-len {tokens} --num-prompts {requests} --max-concurrency 4 --ignore-eos",
 }
 
 

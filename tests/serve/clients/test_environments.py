@@ -19,6 +19,24 @@ def test_the_document_names_each_client_with_its_version():
     assert all((ROOT / client.tests[0]).exists() for client in CLIENTS.values())
 
 
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_of_a_server_only_the_wheel_is_downloaded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    commands: list[list[str]] = []
+
+    def output(command: list[str]) -> str:
+        commands.append(command)
+        return json.dumps({"install": [{"metadata": {"name": "aiohttp", "version": "3"}}]})
+
+    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    monkeypatch.setattr(environments, "_output", output)
+    python, client = make(name, CLIENTS[name]), CLIENTS[name]
+    assert make(name, client) == python and len(commands) == 3, "a second time nothing is made"
+    asked, installed, downloaded = commands
+    assert client.requirement not in asked and asked[-len(client.needs) :] == list(client.needs)
+    assert installed[-2:] == ["--no-deps", "aiohttp==3"]
+    assert "download" in downloaded and "--no-deps" in downloaded and downloaded[-1] == client.requirement
+
+
 def test_a_client_that_would_bring_a_torch_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     commands: list[list[str]] = []
 
