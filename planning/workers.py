@@ -31,7 +31,7 @@ CLIENT_SCHEME = "ray://"
 _JOIN_WITHIN_S = 40.0  # until the cluster has noticed that a node is dead
 _LOOK_EVERY_S = 2.0  # whether the cluster still answers, while no run ends
 _OBJECT_STORE_BYTES = 100_000_000  # of a cluster started here; its objects are short texts
-_QUIETLY = {"log_to_driver": False, "logging_level": "ERROR"}
+_QUIETLY: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
 class ClusterGone(ForedraftError):
@@ -158,7 +158,7 @@ class RayWorkers:
     def _start(self, count: int | None) -> None:
         """Start a cluster that ends with this process."""
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        sizes = {"num_cpus": count or os.cpu_count() or 1, "object_store_memory": _OBJECT_STORE_BYTES}
+        sizes: dict[str, Any] = {"num_cpus": count or os.cpu_count() or 1, "object_store_memory": _OBJECT_STORE_BYTES}
         self._ray.init("local", include_dashboard=False, _node_ip_address="127.0.0.1", **sizes, **_QUIETLY)
         self._is_own = True
         self._make_remote()

@@ -14,8 +14,8 @@ class Printed(io.TextIOBase):
     """Counts what is written, and keeps its beginning."""
 
     def __init__(self) -> None:
-        self.num_characters = 0
-        self.beginning = ""
+        self.num_characters: int = 0
+        self.beginning: str = ""
 
     def writable(self) -> bool:
         return True

@@ -40,7 +40,7 @@ class StatePool:
             )
             for s in shapes
         )
-        self.lengths = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
+        self.lengths: Tensor = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self._debug = debug
 
     @property

@@ -144,7 +144,7 @@ class WorkerProcess:
     def __init__(self, place: WorkerPlace, device: str, module: str) -> None:
         self.place = place
         self.device = device
-        self.death = ""
+        self.death: str = ""
         ours, theirs = socket.socketpair()
         # Shown if the worker dies.
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)

@@ -259,7 +259,7 @@ class RoundGraphs:
         self.reports: list[CaptureReport] = []
         self.on_round: Callable[[bool, int], None] | None = None  # is told whether a round of so many rows has a graph
         self.on_capture: Callable[[CaptureReport], None] | None = None
-        self.are_on = False  # whether any round may have a graph
+        self.are_on: bool = False  # whether any round may have a graph
         self._decode_round, self._cells, self._limits = decode_round, cells, limits
         self._accept_width, self._outputs = accept_width, outputs
         self._forced, self._seed = forced, seed

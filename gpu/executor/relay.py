@@ -21,7 +21,7 @@ class TorchStorage:
         self._device = device
         self._host_rows: np.ndarray | None = None
         self._device_rows = torch.empty(0, dtype=torch.int64, device=device)
-        self.num_bytes = 0
+        self.num_bytes: int = 0
 
     def allocate(self, num_rows: int, relay_field: RelayField) -> Tensor:
         shape = (num_rows, *relay_field.shape_suffix)

@@ -48,8 +48,8 @@ class Layer(nn.Module):
         def norm(name: str | None) -> nn.Parameter | None:
             return None if name is None else empty_weight(config.hidden_size, device=device, dtype=wide)
 
-        self.input_norm = norm(names.before_attention) if input_norm else None
-        self.mlp_norm = norm(names.before_mlp)
+        self.input_norm: nn.Parameter | None = norm(names.before_attention) if input_norm else None
+        self.mlp_norm: nn.Parameter | None = norm(names.before_mlp)
         self.behind_attention_norm, self.behind_mlp_norm = norm(names.behind_attention), norm(names.behind_mlp)
         self.layer_scalar: nn.Parameter | None = None
         if self._family.has_layer_scalar:

@@ -41,8 +41,8 @@ class Mlp(nn.Module):
         self._is_published_fused = config.family.fused_gate_up
         width = width or config.intermediate_size
         matrix = partial(empty_matrix, device=device, dtype=dtype, kept=config.keeps_quantized)
-        self.gate_up_weight = matrix(2 * width, config.hidden_size)
-        self.down_weight = matrix(config.hidden_size, width)
+        self.gate_up_weight: nn.Parameter = matrix(2 * width, config.hidden_size)
+        self.down_weight: nn.Parameter = matrix(config.hidden_size, width)
         self.gate_up_bias = self.down_bias = None
         if config.mlp_bias:
             self.gate_up_bias = empty_weight(2 * width, device=device, dtype=dtype)
@@ -81,10 +81,10 @@ class ExpertMlp(nn.Module):
         assert config.moe is not None
         self.ops, self.moe, self._form = ops, config.moe, config.family.experts or ExpertForm()
         num_experts, width, hidden = config.moe.num_experts, config.moe.intermediate_size, config.hidden_size
-        self.router_weight = empty_weight(num_experts, hidden, device=device, dtype=dtype)
+        self.router_weight: nn.Parameter = empty_weight(num_experts, hidden, device=device, dtype=dtype)
         matrix = partial(empty_matrix, device=device, dtype=dtype, kept=config.keeps_quantized)
-        self.gate_up_weight = matrix(num_experts, 2 * width, hidden)
-        self.down_weight = matrix(num_experts, hidden, width)
+        self.gate_up_weight: nn.Parameter = matrix(num_experts, 2 * width, hidden)
+        self.down_weight: nn.Parameter = matrix(num_experts, hidden, width)
         self.router_bias = self.gate_up_bias = self.down_bias = None
         if self._form.packed:
             self.router_bias = empty_weight(num_experts, device=device, dtype=dtype)

@@ -51,7 +51,7 @@ class DecodeSession(TextSession):
         self.engine = engine
         self.executor = executor
         self.plan = plan
-        self.loop = DecodeLoop(engine, executor, deliveries)
+        self.loop: DecodeLoop = DecodeLoop(engine, executor, deliveries)
         self._phase_seconds = phase_seconds
         self._closed: SessionStats | None = None  # the last numbers
 

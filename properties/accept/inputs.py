@@ -167,7 +167,12 @@ def coins(num_rows: int, num_nodes: int, seed: int) -> tuple[np.ndarray, np.ndar
     return tuple(found)
 
 
-OUTPUT_SHAPES = {"tokens": (), "logprobs": (2,), "hidden_states": (3,), "routed_experts": (2, 2)}
+OUTPUT_SHAPES: dict[str, tuple[int, ...]] = {
+    "tokens": (),
+    "logprobs": (2,),
+    "hidden_states": (3,),
+    "routed_experts": (2, 2),
+}
 
 
 @lru_cache(maxsize=512)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class Round:
         shape = (self.num_rows, self.nodes)
         return np.array(self.tokens, np.int64).reshape(shape), np.array(self.parents, np.int64).reshape(shape)
 
-    def rows_of(self, flat: np.ndarray) -> list[list]:
+    def rows_of(self, flat: np.ndarray) -> list[list[Any]]:
         """Return [bs · nd] values as [bs][nd]."""
         return flat.reshape(self.num_rows, self.nodes).tolist()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .canary import ShadowCell
 from .contract import AllocatorCapabilities, AllocatorConfig
@@ -156,7 +156,8 @@ class AllocatorMoment:
     twice: int | None = None  # the page that a free named twice
     row_granted: bool | None = None  # whether a request got a row
     row_was_free: bool = False  # and whether there was one
-    stale: tuple | None = None  # (whose, slot, found, expected) of a slot that does not hold what its owner wrote
+    # (whose, slot, found, expected) of a slot that does not hold what its owner wrote
+    stale: tuple[Any, ...] | None = None
     not_cacheable: tuple[int, ...] = ()
     before: AllocatorObservation = field(default_factory=lambda: AllocatorObservation(0, None, None, None, None, None))
     after: AllocatorObservation = field(default_factory=lambda: AllocatorObservation(0, None, None, None, None, None))

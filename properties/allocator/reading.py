@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from ..harness.trial import Trial
 from .canary import ShadowMemory
@@ -56,7 +57,7 @@ def _row(trial: Trial, model: AllocatorModel, name: str, row: Holder) -> tuple[i
     return slots
 
 
-def _first_stale(model: AllocatorModel, memory: ShadowMemory) -> tuple | None:
+def _first_stale(model: AllocatorModel, memory: ShadowMemory) -> tuple[Any, ...] | None:
     """Return the first holder whose cells are not what it wrote: its name, page, what is found and what it wrote."""
     places = ("holder", model.holders), ("request", model.rows), ("batch request", model.parts)
     for kind, group in places:

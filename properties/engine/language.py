@@ -55,7 +55,7 @@ class Stream:
             hashes.append(extend(hashes[-1], token))
 
 
-_STREAMS: dict[tuple, Stream] = {}
+_STREAMS: dict[tuple[tuple[int, ...], int, int], Stream] = {}
 _KEPT = 20_000
 
 

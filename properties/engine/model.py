@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .contract import Answer, ServingConfig, Wish
 from .language import Stream, stream_of, text
@@ -205,7 +205,7 @@ class EngineModel:
         self.holding = False  # since a retraction, until a round is committed
         self.retractions_since_progress = 0
         self.outputs: dict[tuple[tuple[int, ...], int], list[tuple[int, ...]]] = {}  # (prompt, seed) -> outputs
-        self.decisions: list[tuple] = []
+        self.decisions: list[tuple[Any, ...]] = []
         self.verified = self.proposed = self.correct = 0
 
     def waiting(self) -> list[RequestLife]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .contract import Answer, Wish
 from .model import EngineModel, Flight, RequestLife
@@ -146,7 +146,7 @@ class EngineMoment:
                     front.overtaken += 1
                     self.overtaken.append(front)
 
-    def decision(self) -> tuple:
+    def decision(self) -> tuple[Any, ...]:
         """Return the decisions of a plan, without the tokens, and the number of slots that each request held then."""
         held = () if self.after.slots is None else [(name, len(slots)) for name, slots in self.after.slots.items()]
         flight = self.flight

@@ -8,6 +8,7 @@ Unlike ours it hands every round its last token instead of leaving it on the dev
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from .contract import Answer, EngineCapabilities, Event, ServingConfig, Wish
 
@@ -79,7 +80,7 @@ class PlainEngine:
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def plan(self) -> dict | None:
+    def plan(self) -> dict[str, Any] | None:
         if self.prompt is not None or self.rows is not None:
             return None
         enters, prefill, decode = [], [], []

@@ -323,7 +323,7 @@ class DeviceModel:
             raise WrongResult(f"decode.ended of row {row} is {ended[wrong[0]]}", f"{expected[wrong[0]]}, by its tokens")
         self._block_end(flight, part, any(ended), was_over)
 
-    def _tokens(self, part: Any, rounds: int, bs: int) -> list | None:
+    def _tokens(self, part: Any, rounds: int, bs: int) -> list[Any] | None:
         if not self.config.tokens:
             if part.tokens is not None:
                 raise WrongResult("decode.tokens is there", "None: no tokens are promised", "TYPE")
@@ -391,7 +391,7 @@ class DeviceModel:
         self.last_time = times[-1]
 
 
-def column(values: Any, shape: Sequence[int], kinds: str, what: str) -> list:
+def column(values: Any, shape: Sequence[int], kinds: str, what: str) -> list[Any]:
     """Return an array of this shape and kind of dtype as nested lists. Raises Wrong for anything else."""
     dtype = getattr(values, "dtype", None)
     if dtype is None or getattr(dtype, "kind", None) not in tuple(kinds) or tuple(values.shape) != tuple(shape):

@@ -98,7 +98,8 @@ class ExecutorTrial(Trial):
         self.model = DeviceModel(config, algorithm, self.judge)
         self._has_sampled = False
         self.steps: list[Step] = []  # in flight
-        self._delivered: tuple[int, Any, list] | None = None  # the last result: step, accept lengths and their values
+        # The last result: step, accept lengths and their values.
+        self._delivered: tuple[int, Any, list[Any]] | None = None
         self._said = ""
         self._stem = _tokens("stem", 16, config.vocab_size)
         self.moment = ExecutorMoment(config, self.capabilities, algorithm.needs_hidden_states)

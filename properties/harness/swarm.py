@@ -87,9 +87,9 @@ class Swarm:
     def __init__(self, component: Component, seed: int, left_out: Sequence[type[Operation]] = ()) -> None:
         self.component = component
         self.seed = seed
-        self.num_runs = 0
-        self.num_operations = 0
-        self.seconds = 0.0
+        self.num_runs: int = 0
+        self.num_operations: int = 0
+        self.seconds: float = 0.0
         self.evaluations: dict[str, int] = {}
         self.executed: dict[type[Operation], int] = {}
         self._vocabularies: dict[Any, Vocabulary] = {}

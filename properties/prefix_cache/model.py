@@ -189,7 +189,7 @@ class PrefixCacheModel:
         locked = self.locks()
         children = Counter(cached.parent.cell for cached in self.tree.values() if cached.parent is not None)
         leaves = [c for c in self.tree.values() if c.cell not in children and c.page not in locked]
-        order = []
+        order: list[int] = []
         while leaves and len(order) < num_pages:
             first = min(leaves, key=self._priority)
             order.append(first.page)

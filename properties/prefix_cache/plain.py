@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 from zlib import crc32
 
 from .contract import PrefixCacheCapabilities, PrefixCacheConfig
@@ -26,7 +27,7 @@ class Block:
     id: int
     parent: Block | None
     namespace: str
-    keys: tuple
+    keys: tuple[Any, ...]
     slots: list[int]
     created: int
     used: int
@@ -54,23 +55,23 @@ class PlainPrefixCache:
     def children(self, block: Block) -> list[Block]:
         return [child for child in self.blocks() if child.parent is block]
 
-    def keys_of(self, tokens: Sequence[int]) -> list:
+    def keys_of(self, tokens: Sequence[int]) -> list[Any]:
         return list(pairwise(tokens)) if self.config.bigram else list(tokens)
 
-    def bucket(self, parent: Block | None, namespace: str, keys: tuple) -> int:
+    def bucket(self, parent: Block | None, namespace: str, keys: tuple[Any, ...]) -> int:
         number = crc32(repr((parent.id if parent else 0, namespace, keys)).encode())
         return number % self.config.hash_values if self.config.hash_values else number
 
-    def is_child(self, block: Block, parent: Block | None, namespace: str, keys: tuple) -> bool:
+    def is_child(self, block: Block, parent: Block | None, namespace: str, keys: tuple[Any, ...]) -> bool:
         return block.parent is parent and block.namespace == namespace and block.keys == keys
 
-    def child(self, parent: Block | None, namespace: str, keys: tuple) -> Block | None:
+    def child(self, parent: Block | None, namespace: str, keys: tuple[Any, ...]) -> Block | None:
         for block in self.buckets.get(self.bucket(parent, namespace, keys), ()):
             if self.is_child(block, parent, namespace, keys):
                 return block
         return None
 
-    def find(self, keys: Sequence, namespace: str) -> Path:
+    def find(self, keys: Sequence[Any], namespace: str) -> Path:
         """Return the longest cached path along these keys."""
         path: Path = ()
         for start in range(0, len(keys) - self.page_size + 1, self.page_size):
@@ -115,7 +116,7 @@ class PlainPrefixCache:
             path = (*path, self.add(path, namespace, tuple(keys[start : start + size]), slots[start : start + size]))
         return path, self.slots(path), copies
 
-    def add(self, path: Path, namespace: str, keys: tuple, slots: Sequence[int]) -> Block:
+    def add(self, path: Path, namespace: str, keys: tuple[Any, ...], slots: Sequence[int]) -> Block:
         self.num_made += 1
         parent = path[-1] if path else None
         block = Block(self.num_made, parent, namespace, keys, list(slots), self.clock, self.clock)

@@ -108,7 +108,8 @@ class Books:
         yield "committed_steps", len(steps)
         yield "prefill_tokens", sum(length for step in steps for _, _, length, _ in step.chunks)
         at_steps: Counter[int] = Counter()
-        switches, newest = 0, {}
+        switches = 0
+        newest: dict[int, int] = {}
         for step in decodes:
             at_steps[step.steps] += len(step.ends_ns)
             switches += newest.get(step.replica, step.steps) != step.steps

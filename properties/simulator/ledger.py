@@ -267,7 +267,9 @@ class SimulatorLedger:
                 if is_live:
                     self._deliver(step, row.id, number, (end_ns, kept), (position, step.steps, length))
 
-    def _deliver(self, step: StepDone, name: str, number: int, emission: tuple[int, int], accepted: tuple) -> None:
+    def _deliver(
+        self, step: StepDone, name: str, number: int, emission: tuple[int, int], accepted: tuple[Any, ...]
+    ) -> None:
         life = self.lives[name]
         life.emissions.append(emission)
         life.accepted.append(accepted)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -176,7 +176,8 @@ class StepControllerMoment:
     stretch: Stretch | None = None
     offered: Offered | None = None
     attached: str = ""  # "whole", or "failing" if a build has failed
-    built_keys: tuple[frozenset, frozenset] | None = None  # (steps, draft tokens, batch size): built, reachable
+    # (steps, draft tokens, batch size): built, reachable
+    built_keys: tuple[frozenset[Any], frozenset[Any]] | None = None
     graphs: tuple[object, ...] | None = None  # those that must be found
     departed: tuple[int, int, int] | None = None  # (batch size, steps, steps by the rule) of the first choice beside it
     reserved: tuple[int, int, int] | None = None  # draft tokens: what it says, the least and the most that it may be

@@ -53,13 +53,13 @@ class TransportLedger:
         self.outgoing: dict[tuple[int, int, int], TransferEntry] = {}  # (request, generation, first attempt)
         self.incoming: dict[tuple[int, int, int], TransferEntry] = {}  # the newest of each
         self._undecided: list[TransferEntry] = []  # given up in this operation
-        self.num_accepted = 0  # by this decode worker, as new transfers
-        self.num_offers = 0  # that have reached it
-        self.num_acknowledged = 0
+        self.num_accepted: int = 0  # by this decode worker, as new transfers
+        self.num_offers: int = 0  # that have reached it
+        self.num_acknowledged: int = 0
         # (request, generation, attempt) -> by all decode workers
         self.num_accepts: dict[tuple[int, int, int], int] = {}
         self.firsts: dict[tuple[int, int, int], int] = {}  # the same -> the first attempt of its transfer
-        self.problem = ""
+        self.problem: str = ""
 
     def forget(self, side: str) -> None:
         """Note that a worker began anew."""

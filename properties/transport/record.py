@@ -11,7 +11,7 @@ from .contract import DECODE, PREFILL, Message, TransportConfig
 from .ledger import TransportLedger
 from .model import AttemptSeen, Hold, Run, TransportModel
 
-ENDING = {  # side -> the messages after which its pages may go
+ENDING: dict[str, tuple[str, ...]] = {  # side -> the messages after which its pages may go
     PREFILL: (contract.ACK, contract.REJECT, contract.CANCEL, contract.CANCEL_ACK),
     DECODE: (contract.CANCEL, contract.CANCEL_ACK),
 }
@@ -69,8 +69,8 @@ class Record:
         self.generation = 0  # the newest that the decode worker knows
         self._queued: dict[tuple[int, int], None] = {}  # (request, generation) that waits there for room, in its turn
         self.is_client = False  # what is sent now follows from what a client does
-        self.acknowledged = ""  # an ack for what has not arrived
-        self.now_ns = 0
+        self.acknowledged: str = ""  # an ack for what has not arrived
+        self.now_ns: int = 0
         self._pages = pages
         self._num_events = 0
         self._timed_out = False

@@ -157,7 +157,8 @@ def plain_greedy(model: HashLanguageModel, request: Request, max_tokens: int) ->
     int64 [≤ max_tokens], up to the first stop token."""
     context = request.prompt.materialize()
     state = int(prefix_hashes(namespace_salt(request.namespace), context.tolist())[-1])
-    last, output = int(context[-1]), []
+    last = int(context[-1])
+    output: list[int] = []
     while len(output) < max_tokens:
         last = int(model.argmax(np.array([state], dtype=np.uint64), np.array([last]))[0])
         output.append(last)

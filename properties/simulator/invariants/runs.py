@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from math import ceil, floor
 from statistics import fmean, median
+from typing import Any
 
 from ...harness.invariants import Finding, checks
 from ...harness.invariants import Outcome as Verdict
@@ -125,7 +126,7 @@ def a_replayed_trace_is_the_run(m: SimulatorMoment) -> Verdict:
     return True
 
 
-def _since(answer: SimulatorAnswer, start_ns: int) -> tuple:
+def _since(answer: SimulatorAnswer, start_ns: int) -> tuple[Any, ...]:
     requests = sorted(
         (r.number, r.reason, r.arrival_ns - start_ns, tuple((ns - start_ns, tokens) for ns, tokens in r.emissions))
         for r in answer.requests
