@@ -90,8 +90,8 @@ def test_numpy_waits_for_no_other_thread_on_a_cpu(device: str, expected: int, mo
 
 
 def test_no_file_names_a_gpu_but_the_one_that_a_session_is_given():
-    """Nothing is made on "cuda" as such, and the current device is chosen in two places:
-    for a block, and for a command's process."""
+    """Nothing is made on "cuda" as such, and the current device is chosen in three places:
+    for a block, for a command's process, and for that of a rank."""
     root = Path(inspect.getfile(ops_for)).parents[1]
     made = re.compile(r"device=[\"']cuda|\.to\([\"']cuda|\.cuda\(\)|torch\.device\([\"']cuda")
     chosen = re.compile(r"torch\.cuda\.(set_device|device\(|current_device)")
@@ -103,5 +103,5 @@ def test_no_file_names_a_gpu_but_the_one_that_a_session_is_given():
     }
     assert found == {
         ("uploads.py", 'torch.device("cuda'), ("uploads.py", "device("), ("uploads.py", "current_device"),
-        ("devices.py", "set_device"),
+        ("devices.py", "set_device"), ("rank.py", "set_device"),
     }  # fmt: skip
