@@ -20,7 +20,7 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
     "admission": ("engine", "transport", "simulator"),
     "adaptive": (STEPS, "engine", "simulator"),
     "trees": (ACCEPT, "executor"),
-    "acceptance": ("acceptance-process", "executor", "simulator"),
+    "acceptance": ("executor", "simulator"),
     "handoff": ("transport", "simulator"),
     "simulator": ("executor", "simulator"),
     "executor": (ACCEPT, "executor"),

@@ -1,13 +1,18 @@
-"""Messages between the parent and a worker: JSON objects over a stream socket, each behind its length."""
+"""Messages between the parent and a worker: JSON objects over a stream socket, each behind its length; and what every
+worker's process does around them."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import struct
+import sys
 import threading
-from collections.abc import Mapping
-from typing import Any
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 from ...core.errors import ForedraftError
 
@@ -103,3 +108,22 @@ class ControlSocket:
 def _frame(message: Mapping[str, Any]) -> bytes:
     content = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
     return _LENGTH.pack(len(content)) + content
+
+
+def run_child(serve: Callable[[ControlSocket], None]) -> NoReturn:
+    """Serve the parent over the socket whose number is the first argument, and end this process.
+
+    A terminal's Ctrl-C, and a service manager's SIGTERM, reach the whole group of processes. The parent handles them
+    and ends the requests in order.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    code = 0
+    try:
+        serve(ControlSocket(socket.socket(fileno=int(sys.argv[1]))))
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    # Threads wait in the library for peers that may be gone; a usual end would wait for them.
+    sys.stderr.flush()
+    os._exit(code)

@@ -139,12 +139,17 @@ class WorkerFailed(ForedraftError):
 
 
 class WorkerProcess:
-    """One worker, a process that runs `module`. `death` is why it is gone, empty while it lives."""
+    """One worker, a process that runs `module`.
+
+    `death` is why it is gone, in one line that a client may read; empty while it lives. `report` has all of its last
+    words, for whoever runs it.
+    """
 
     def __init__(self, place: WorkerPlace, device: str, module: str) -> None:
         self.place = place
         self.device = device
         self.death: str = ""
+        self.report: str = ""
         ours, theirs = socket.socketpair()
         # Shown if the worker dies.
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
@@ -196,7 +201,10 @@ class WorkerProcess:
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         self._stderr.seek(0)
         words = self._stderr.read().decode("utf-8", "replace")[-STDERR_CHARACTERS:].strip()
-        self.death = why or ended + (f"; it said: {words}" if words and code > 0 else "")
+        said = words if code > 0 and not why else ""
+        self.death, self.report = (
+            (why or ended) + (f"; it said: {text}" if text else "") for text in (said.rpartition("\n")[2], said)
+        )
         self._stderr.close()
         self.control.close()
 
@@ -278,7 +286,7 @@ class Workers:
         while missing:
             for worker, said in self.hear(1.0):
                 if said is None:
-                    raise WorkerFailed(f"{worker.place.title} {worker.death}")
+                    raise WorkerFailed(f"{worker.place.title} {worker.report}")
                 if said["session"] != self.num_sessions:
                     continue
                 if said["say"] == "failed":

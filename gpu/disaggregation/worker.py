@@ -10,11 +10,7 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
-import socket
-import sys
 import threading
-import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -38,7 +34,7 @@ from ..session.loop import Deliveries
 from ..session.plan import SessionOptions, SessionPlan
 from ..session.session import load_engine
 from ..session.text import Tokenizer
-from .control import ControlSocket
+from .control import ControlSocket, run_child
 from .link import LinkFaults, LinkNews, ParcelFaults, PeerLink, connect, links
 from .serving import News, Serving, now_ns
 
@@ -289,19 +285,7 @@ class Worker:
 
 
 def main() -> None:
-    # Ctrl-C on a terminal, and the end of a systemd unit, reach the whole group of processes; the parent handles it and
-    # ends the requests in order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    code = 0
-    try:
-        Worker(ControlSocket(socket.socket(fileno=int(sys.argv[1])))).run()
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    # Threads wait in the library for peers that may be gone; a usual end would wait for them.
-    sys.stderr.flush()
-    os._exit(code)
+    run_child(lambda control: Worker(control).run())
 
 
 if __name__ == "__main__":

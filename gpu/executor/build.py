@@ -50,9 +50,12 @@ def build_executor(
     `graph_outputs`. `make_matcher` follows grammars; without it requests that ask for one fail. `producers` make
     further outputs, by the names under which requests ask for them. On a CPU the models' weights are laid out for
     inference: they can then be neither changed nor saved. Raises ConfigError if the draft does not belong to the
-    algorithm.
+    algorithm, and for an engine with a prefix cache and a model with recurrent layers.
     """
     config = engine.config
+    if config.prefix_cache and any(getattr(model, "state_shapes", ()) for model in (target, draft_model)):
+        message = "must be off: a model with recurrent layers keeps no state behind a cached prefix"
+        raise ConfigError.of("<engine>", "prefix_cache", message)
     num_slots = (config.num_pages + 1) * config.page_size
     algorithm, topk = engine.algorithm, engine.controller.topk
     if debug:

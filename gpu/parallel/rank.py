@@ -10,9 +10,6 @@ import gc
 import os
 import platform
 import queue
-import signal
-import socket
-import sys
 import threading
 import traceback
 from collections.abc import Mapping
@@ -28,7 +25,7 @@ import torch.distributed as dist
 from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ForedraftError
 from ...observe.engine_lines import forward_lines
-from ..disaggregation.control import ControlSocket
+from ..disaggregation.control import ControlSocket, run_child
 from ..disaggregation.link import connect
 from ..executor.executor import TorchExecutor
 from ..models.config import ModelConfig
@@ -209,19 +206,7 @@ def _checkpoint_digest(directory: str) -> str:
 
 
 def main() -> None:
-    # A terminal's Ctrl-C, and a service manager's SIGTERM, reach the whole group of processes: the parent handles them
-    # and ends the requests in order.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    code = 0
-    try:
-        Rank(ControlSocket(socket.socket(fileno=int(sys.argv[1])))).run()
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    # Threads of the library may wait for ranks that are gone; a usual end would wait for them.
-    sys.stderr.flush()
-    os._exit(code)
+    run_child(lambda control: Rank(control).run())
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class Ranks(Workers):
         while len(found) < len(self.all):
             for worker, said in self.hear(LISTEN_S):
                 if said is None:
-                    self.fail(f"{worker.place.title} {worker.death}")
+                    self.fail(f"{worker.place.title} {worker.report}")
                 elif said["say"] == "failed":
                     self._fail_for(worker, said)
                 elif said["say"] == wanted:
@@ -116,7 +116,7 @@ class Ranks(Workers):
         while said["waited"] and time.monotonic() < until_s:
             for other, news in self.hear(GRACE_S / 10):
                 if news is None:
-                    self.fail(f"{other.place.title} {other.death}")
+                    self.fail(f"{other.place.title} {other.report}")
                 if news is not None and news["say"] == "failed" and not news["waited"]:
                     self.fail(f"{other.place.title}: {news['message']}")
         self.fail(first)

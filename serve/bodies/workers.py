@@ -78,4 +78,4 @@ class WorkersBody(ModelBody):
         if missing:
             self.failure = f"no {' and no '.join(missing)} worker is left: {worker.name} {worker.death}"
         tail = f"no {' and no '.join(missing)} worker is left" if missing else "its requests go on elsewhere"
-        self._tell(f"worker {worker.name} {worker.death}; {tail}")
+        self._tell(f"worker {worker.name} {worker.report}; {tail}")

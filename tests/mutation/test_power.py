@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from foredraft.checks.registry import contracts
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +33,12 @@ def test_the_draws_can_be_read(power):
         groups = [one.group for one in draw.defects]
         assert groups.count("scheduler") >= 40 and groups.count("services") >= 25, draw.path
         assert all(one.old != one.new and one.mistake and one.show for one in draw.defects)
+
+
+def test_the_contracts_that_judge_are_there(power):
+    named = {contract for found in power.judging.COMPONENTS.values() for contract in found}
+    assert named <= set(contracts()), named - set(contracts())
+    assert power.judging.COMPONENTS.keys() == {area for areas in power.sites.AREAS.values() for area in areas}
 
 
 def test_another_patch_has_another_digest_and_another_script_has_not(power, tmp_path):

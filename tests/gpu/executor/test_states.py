@@ -6,9 +6,16 @@ import random
 
 import pytest
 import torch
-from foredraft.core.errors import InvariantViolation
+from family_shapes import SHAPES
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.errors import ConfigError, InvariantViolation
+from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.spec import resolve_spec
 from foredraft.gpu.batch.states import BranchStates, ChunkStates, StatePool, TreeStates
+from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.models.checkpoint import random_weights
 from foredraft.gpu.ops.delta_rule import Inputs, Links, StateShape
+from foredraft.gpu.ops.torch_ops import TorchOps
 from torch import Tensor
 
 SHAPE = StateShape(heads=4, key_heads=2, key_dim=3, value_dim=5, kernel=4)
@@ -164,3 +171,17 @@ def test_a_state_of_another_length_is_refused():
     with pytest.raises(InvariantViolation, match="RELAY-03"):
         prefill(pool, {1: inputs_of(1, 1)}, {1: 6}, {1: 1})
     TreeStates(pool, torch.tensor([0, 0]), torch.tensor([3, 4]), links_of([[-1], [-1]]))  # padding has no length
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_an_engine_that_shares_prefixes_is_refused(prefix_cache: bool):
+    model = random_weights(SHAPES["qwen3_5"], TorchOps(), "cpu", torch.float64)
+    config = EngineConfig(
+        num_pages=8, context_len=16, page_size=4, max_running=2, prefix_cache=prefix_cache, track_tokens=True
+    )
+    engine = resolve_spec(config, get_algorithm("NONE")).make_engine()
+    if not prefix_cache:
+        build_executor(engine, model, None, TorchOps())
+        return
+    with pytest.raises(ConfigError, match="prefix_cache: must be off: a model with recurrent layers"):
+        build_executor(engine, model, None, TorchOps())

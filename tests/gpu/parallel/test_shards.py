@@ -98,7 +98,7 @@ def test_the_parts_of_a_family_compute_what_the_whole_computes(label, size, tmp_
 
 
 def test_a_vocabulary_of_any_size_is_divided(tmp_path, monkeypatch):
-    """The last rank's rows are filled up; the rows beyond the vocabulary are nobody's logits."""
+    """Every rank has as many rows. Those of the last rank that lie beyond the vocabulary give no logits."""
     odd = replace(SHAPE, vocab_size=VOCAB_SIZE + 1, tied_embeddings=True)
     directory = write_target(tmp_path, odd)
     whole = load_target(directory, ops_for("cpu"), "cpu", torch.float64)

@@ -1,5 +1,6 @@
-"""Thousands of requests as nobody should send them, drawn by a seed. Meanwhile and afterwards the server answers a
-question with the same text, no request fails by a fault of the server, and nothing of the requests is left in it."""
+"""Clients send thousands of invalid or broken requests, drawn by a seed. The server answers a valid question with the
+same text before, meanwhile and afterwards, none of its answers is an error of its own (500), and it keeps nothing of
+the requests."""
 
 from __future__ import annotations
 

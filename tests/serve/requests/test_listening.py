@@ -112,7 +112,7 @@ def test_loads_follow_the_requests():
     body = simulated_body("engine.max_running=2", speed=0.02, metrics=metrics)
     with serving(body, metrics=metrics) as served:
         with served.http.stream("POST", "/v1/completions", json=ASKED | {"n": 5, "stream": True}) as stream:
-            lines = stream.iter_lines()  # an iterator that nobody holds closes the connection
+            lines = stream.iter_lines()  # kept: httpx closes the connection when the iterator is deleted
             next(lines)
             assert served.http.get("/load").json() == {"server_load": 5}
             (load,) = served.http.get("/v1/loads").json()["loads"]

@@ -60,7 +60,7 @@ def test_coded_product(dtype: torch.dtype, code: Code, n: int, shape: tuple[int,
 )
 @pytest.mark.parametrize("code", [None, Code.E4M3, Code.UINT4, Code.E2M1])
 def test_expert_product(dtype: torch.dtype, tokens: int, top_k: int, experts: int, shape: tuple[int, int], code):
-    """More choices than a program takes at once, experts that nobody chose, and one that everybody chose."""
+    """The cases have more choices of an expert than a program takes at once, and experts that no token chose."""
     generator = torch.Generator().manual_seed(tokens)
     full = (experts, *shape)
     weight = torch.randn(full, generator=generator).to(dtype) if code is None else stored(code, full, 32, torch.float16)
