@@ -1,72 +1,31 @@
-"""Searches and plans over a service whose answers are known: what they find, what they ask for, what they drop."""
+"""Limits, and searches over a service whose answers are known: what they find, what they ask for, when they end."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 from foredraft.core.errors import ConfigError
-from foredraft.planning.answer import limit_of
 from foredraft.planning.candidates import make_candidates
 from foredraft.planning.confidence.bounds import Level, Spread, failures_allowed, tolerance_factor
-from foredraft.planning.confidence.comparison import ModelErrors
-from foredraft.planning.confidence.ranked import Ranked
 from foredraft.planning.confidence.ranking import rank_candidates
 from foredraft.planning.demand.question import Question
-from foredraft.planning.grid import parse_grid
-from foredraft.planning.plan import PAIRS, Plan
+from foredraft.planning.plan import Plan
 from foredraft.planning.search.counts import least_count
 from foredraft.planning.search.held import held_load
 from foredraft.planning.search.judge import Finding
 from foredraft.planning.search.loads import greatest_load
-from foredraft.planning.search.pace import Pace
 from foredraft.planning.search.running import run_searches
 from foredraft.planning.slo import excess, objectives_of, parse_slo
 from foredraft.planning.trial import Trial
-from foredraft.planning.workers import Job
-from foredraft.sim.cost.published.evidence import Difference
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-LIMIT = parse_slo("ttft_p99<100ms")
-BALANCED = dict.fromkeys(("refused", "aborted", "failed", "unfinished"), 0) | {"overloaded": False, "saturation": 0.5}
-
-
-def trial(ttft_ms: float, **more: Any) -> Trial:
-    return Trial("done", "", {**BALANCED, "p99_ttft_ms": ttft_ms, **more})
-
-
-class Service:
-    """Workers that answer from a function of the settings, in an order of their own."""
-
-    count = 4
-
-    def __init__(self, answer: Callable[[Mapping[str, Any]], Trial]) -> None:
-        self.answer = answer
-        self.waiting: list[Job] = []
-        self.runs: list[Mapping[str, Any]] = []
-
-    def submit(self, job: Job) -> None:
-        self.waiting.append(job)
-
-    def next_ended(self) -> tuple[Job, Trial]:
-        job = self.waiting.pop(len(self.runs) % len(self.waiting))
-        self.runs.append(job.settings)
-        return job, self.answer(job.settings)
-
-    def close(self) -> None:
-        pass
-
-
-def noise(seed: int | str) -> float:
-    return random.Random(seed).gauss(0, 1)
-
+from known_service import BALANCED, LIMIT, Service, noise, trial
 
 SHAPES: Mapping[str, Callable[[float], float]] = {  # ms by the share of the capacity
     "power": lambda share: 100 * share**3,
@@ -283,6 +242,9 @@ def test_a_run_out_of_balance_holds_nothing():
         assert excess(LIMIT, {**trial(10.0).summary, **broken})[0] == math.inf
 
 
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -349,242 +311,3 @@ def test_an_attainment_that_cannot_be_is_refused(text: str, message: str):
     assert message in str(caught.value)
     with pytest.raises(ConfigError, match="has no limit of a request"):
         objectives_of("attainment>95%", Scenario())
-
-
-# -- candidates and plans ----------------------------------------------------------------------------------------------
-
-
-def test_wrong_values_are_refused_before_the_first_run():
-    for tried in ({"disaggregation.ratio": ["a:b", "1:1"]}, {"hardware.gpu": ["H100", "H999"]}):
-        with pytest.raises(ConfigError, match=r"^--try: ") as caught:
-            make_candidates(Scenario(), tried, None)
-        assert len(caught.value.problems) == 1
-    with pytest.raises(ConfigError, match="unknown key"):
-        make_candidates(Scenario(), {"hardware.gpuu": ["H100"]}, None)
-
-
-def test_prefill_and_decode_together_and_apart_are_one_question():
-    tried = parse_grid(["disaggregation.ratio=none,1:1", "speculation.steps=2"], "--try")
-    found = make_candidates(Scenario(), tried, None)
-    assert [(one.name, one.unit) for one in found] == [
-        ("EAGLE3, 2 steps, ratio none", 1),
-        ("EAGLE3, 2 steps, ratio 1:1", 2),
-    ]
-
-
-def test_the_time_left_follows_the_runs_that_have_ended():
-    pace = Pace()
-    assert pace.left_s(1) is None
-    pace.begin("first", 4)
-    for _ in range(6):
-        pace.note(Trial("done", wall_s=2.0))
-    first = pace.left_s(1)
-    assert first is not None and first > 18 * 2.0  # of this round alone
-    assert pace.left_s(4) == pytest.approx(first / 4)
-    pace.ended["first"] = 4
-    pace.begin("second", 2)
-    pace.note(Trial("done", wall_s=8.0))
-    second = pace.left_s(1)
-    pace.begin("third", 2)
-    pace.ended["second"], pace.ended["third"] = 2, 2
-    pace.note(Trial("done", wall_s=8.0))
-    assert second is not None and pace.left_s(1) == 0 < second
-
-
-def test_usual_candidates_and_those_that_are_tried():
-    usual = make_candidates(Scenario(), {}, gpus=4)
-    assert len(usual) == 8 * 3 and len({one.name for one in usual}) == 24
-    assert {one.gpus_per_unit for one in usual} == {1, 2, 4}
-    tried = make_candidates(Scenario(), {"speculation.steps": [0, 2], "disaggregation.ratio": ["2:1"]}, gpus=None)
-    assert [one.name for one in tried] == ["EAGLE3, 0 steps, ratio 2:1", "EAGLE3, 2 steps, ratio 2:1"]
-    assert [one.unit for one in tried] == [3, 3]
-    (open_steps,) = make_candidates(Scenario(), {"speculation.policy": ["fixed"]}, gpus=None)
-    assert open_steps.name == "EAGLE3, fixed"
-    own = scenario_with({}, {"speculation.topk": 4, "speculation.policy": "goodput"})
-    (kept,) = make_candidates(own, {"speculation.steps": [3]}, gpus=None)
-    assert kept.settings["speculation.topk"] == 4 and kept.settings["speculation.policy"] == "fixed"
-
-
-def capacity_of(settings: Mapping[str, Any]) -> float:
-    """Requests/s of one engine of the toy: 2 for plain decoding, 2 more per draft step up to 3 and
-    half of that beyond."""
-    steps = settings.get("speculation.steps", 0)
-    return 2.0 + 2.0 * min(steps, 3) - 2.5 * max(steps - 3, 0)
-
-
-def toy(settings: Mapping[str, Any]) -> Trial:
-    if settings.get("speculation.steps") == 4:
-        return Trial("refused", "no room")
-    load = settings["workload.rate"] / settings.get("hardware.replicas", 1)
-    return trial(100 * (load / capacity_of(settings)) ** 2, output_throughput=1000.0, mean_output_tokens=100.0)
-
-
-def plan_of(load: float | None, gpus: int | None) -> tuple[Plan, Service]:
-    tried = {"speculation.algorithm": ["NONE", "EAGLE3"], "speculation.steps": [1, 2, 3, 4, 5]}
-    candidates = make_candidates(Scenario(), tried, gpus)
-    whole = Plan(Scenario(), candidates, Question(LIMIT, load, gpus, range(2), 400, model_error=0.05))
-    service = Service(toy)
-    for _ in whole.run(service):
-        pass
-    return whole, service
-
-
-def test_a_plan_ranks_by_the_greatest_load():
-    whole, service = plan_of(None, None)
-    ranked = rank_candidates(whole)
-    assert [item.candidate.name for item in ranked][:2] == ["EAGLE3, 3 steps", "EAGLE3, 2 steps"]
-    assert ranked[0].load == pytest.approx(8.0, rel=0.01) and ranked[0].gpus == 1
-    assert [item.candidate.name for item in ranked if item.dropped] == ["EAGLE3, 5 steps"]
-    assert [(candidate.name, reason) for candidate, reason in whole.refused()] == [("EAGLE3, 4 steps", "no room")]
-    needed = {run["workload.rate"]: max(400, math.ceil(60 * run["workload.rate"])) for run in service.runs}
-    for run in service.runs:
-        whole_run = needed[run["workload.rate"]]
-        assert run["workload.num_requests"] in (
-            whole_run,
-            math.ceil(whole_run / 4),
-            math.ceil(15 * run["workload.rate"]),
-        )
-    plain = next(item for item in ranked if item.candidate.name == "plain decoding")
-    assert plain.load == pytest.approx(2.0, rel=0.01) and not plain.dropped
-
-
-def test_candidates_are_compared_seed_by_seed():
-    """Seeds differ by 10 %, but by the same for every candidate: so 4 % fewer requests/s are told apart by 4 seeds."""
-    speed = {1: 8.0, 2: 7.7, 3: 7.0}
-
-    def answer(settings: Mapping[str, Any]) -> Trial:
-        own = speed[settings["speculation.steps"]] * math.exp(0.1 * noise(settings["seed"]))
-        return trial(100 * (settings["workload.rate"] / own) ** 2, mean_output_tokens=1.0)
-
-    candidates = make_candidates(Scenario(), {"speculation.steps": [1, 2, 3]}, None)
-    whole = Plan(Scenario(), candidates, Question(LIMIT, None, None, range(48), 400, model_error=0.0))
-    service = Service(answer)
-    rounds = [name for name, _, _ in whole.run(service)]
-    assert rounds == ["first"] * 3 + ["second"] * 3 + ["third"] * 3
-    ranked = rank_candidates(whole)
-    assert [item.equal for item in ranked if not item.dropped] == [True, False, False]
-    seeds = {item.candidate.name: len(item.finding.crossings) for item in ranked}
-    assert seeds["EAGLE3, 1 step"] == 48 and seeds["EAGLE3, 2 steps"] == PAIRS
-    assert {item.finding.seeds for item in ranked} == {48}  # the others rest on those of the best one
-    for item in ranked:
-        own = speed[item.candidate.settings["speculation.steps"]]
-        held = sum(own * math.exp(0.1 * noise(seed)) >= item.load for seed in range(1000, 1400))
-        assert held >= 360 and item.finding.excess < 1 and item.load < item.finding.interval.mean
-    half_widths = [item.finding.interval.half_width / item.load for item in ranked]
-    assert max(half_widths) < 1.1 * min(half_widths)  # pooled
-
-
-def test_a_plan_on_a_whole_trace_drops_candidates_on_its_slices(tmp_path: Path):
-    """Twelve candidates: a thousand requests tell the far ones, a quarter of the trace those whose difference one run
-    shows.
-
-    Both are the trace's busiest, which come after an hour at half the rate; a whole trace holds 1.3 times what they do.
-    """
-    trace = tmp_path / "azure.csv"
-    slow = "".join(f"2023-11-16 17:{i // 300:02}:{i // 5 % 60:02}.{i % 5 * 2}000000,100,10\n" for i in range(10_000))
-    rows = slow + "".join(
-        f"2023-11-16 18:{i // 600:02}:{i // 10 % 60:02}.{i % 10}000000,100,10\n" for i in range(10_000)
-    )
-    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
-    scenario = scenario_with({}, {"workload.trace": str(trace)})
-    candidates = make_candidates(scenario, {"speculation.steps": list(range(1, 13))}, None)
-    capacity = {steps: 3.0 - 0.08 * abs(steps - 6) ** 1.5 for steps in range(1, 13)}
-
-    def answer(settings: Mapping[str, Any]) -> Trial:
-        own = capacity[settings["speculation.steps"]] * math.exp(0.005 * noise(settings["seed"]))
-        own *= 1.0 if "workload.num_requests" in settings else 1.3
-        return trial(100 * (settings["workload.rate_scale"] / own) ** 3, output_throughput=1.0)
-
-    whole = Plan(scenario, candidates, Question(LIMIT, None, None, range(4), None, model_error=0.07))
-    service = Service(answer)
-    for _ in whole.run(service):
-        pass
-    ranked = rank_candidates(whole)
-    assert ranked[0].candidate.name == "EAGLE3, 6 steps" and ranked[0].load == pytest.approx(3.9, rel=0.02)
-    assert sum(3.9 * math.exp(0.005 * noise(seed)) >= ranked[0].load for seed in range(100, 500)) >= 360
-    assert {item.candidate.name for item in ranked if not item.dropped} == {f"EAGLE3, {n} steps" for n in (5, 6, 7)}
-    assert {item.candidate.name for item in ranked if item.dropped and item.equal} == {
-        f"EAGLE3, {n} steps" for n in (4, 8)
-    }
-    sizes = [run.get("workload.num_requests", 20_000) for run in service.runs]
-    assert set(sizes) == {1000, 5000, 20_000}
-    assert all(run.get("workload.start_s", 0) >= 3600 for run in service.runs if "workload.num_requests" in run)
-    assert sum(size == 20_000 for size in sizes) <= 4 + 3 * (4 + 4)
-    assert not any("workload.resample_s" in run for run in service.runs)
-
-
-def test_a_plan_finds_the_least_gpus_for_a_load():
-    whole, _ = plan_of(25.0, None)
-    ranked = rank_candidates(whole)
-    assert [(item.candidate.name, item.gpus) for item in ranked][:2] == [("EAGLE3, 3 steps", 4), ("EAGLE3, 2 steps", 5)]
-    assert next(item for item in ranked if item.candidate.name == "plain decoding").gpus == 13
-    assert [item.equal for item in ranked][:2] == [True, False]
-
-
-def test_a_load_beyond_the_given_gpus_holds_nowhere():
-    whole, _ = plan_of(25.0, 2)
-    assert not any(item.holds for item in rank_candidates(whole) if not item.dropped)
-    far, service = plan_of(2500.0, 2)
-    assert not any(item.holds for item in rank_candidates(far) if not item.dropped)
-    assert max(run["workload.rate"] for run in service.runs) < 100  # what is out of reach is not run
-    assert len(service.runs) < 20  # all candidates but the nearest give up early
-    assert min(filter(None, map(far.needed, far.rough))) == pytest.approx(2500 / 8, rel=0.3)
-
-
-def test_a_plan_with_prices_takes_the_cheapest_gpus():
-    """One engine on the dear GPU serves as much as 1.5 on the cheap one, and costs three times as much."""
-
-    def answer(settings: Mapping[str, Any]) -> Trial:
-        capacity = 6.0 if settings["hardware.gpu"] == "H200" else 4.0
-        load = settings["workload.rate"] / settings.get("hardware.replicas", 1)
-        return trial(100 * (load / capacity) ** 2, output_throughput=1.0, mean_output_tokens=1.0)
-
-    tried = {"speculation.steps": [1], "hardware.gpu": ["H100", "H200"]}
-    candidates = make_candidates(Scenario(), tried, None)
-    found = {}
-    for prices in ({}, {"H100": 1.0, "H200": 3.0}):
-        whole = Plan(Scenario(), candidates, Question(LIMIT, 11.0, None, range(2), 400, 0.05, prices))
-        for _ in whole.run(Service(answer)):
-            pass
-        found[bool(prices)] = [(item.candidate.settings["hardware.gpu"], item.gpus) for item in rank_candidates(whole)]
-    assert found == {False: [("H200", 2), ("H100", 3)], True: [("H100", 3), ("H200", 2)]}
-
-
-def test_a_limit_that_is_never_met_bounds_the_load():
-    ((_, found),) = run_searches({0: greatest_load({}, "load", 8, LIMIT, [0], 0.03)}, Service(lambda run: trial(1.0)))
-    assert found.is_bound and found.value > 1000
-
-
-@pytest.mark.parametrize(
-    ("mean", "half_width", "is_equal"), [(0.0, 0.2, False), (0.0, 0.4, True), (-0.2, 0.2, True), (0.2, 0.4, False)]
-)
-def test_a_tie_is_a_ratio_within_the_error_of_the_comparison(
-    monkeypatch, mean: float, half_width: float, is_equal: bool
-):
-    """Of 2 steps, which hold 6 where 3 steps hold 8. `mean`: of the error of log(load of the best / its load)."""
-    monkeypatch.setattr(ModelErrors, "compare", lambda *_: Difference(mean, half_width))
-    whole, _ = plan_of(None, None)
-    best, second = rank_candidates(whole)[:2]
-    assert (second.candidate.name, second.equal) == ("EAGLE3, 2 steps", is_equal)
-    assert second.of_best_range == pytest.approx(
-        [0.75 * math.exp(-mean + end) for end in (-half_width, half_width)], rel=0.02
-    )
-    assert best.equal and best.of_best_range is None
-
-
-def test_a_plan_asks_the_same_again():
-    """Its runs follow from the question alone, so that a stopped plan finds what it has asked for in its store."""
-    runs = [sorted(map(repr, plan_of(None, None)[1].runs)) for _ in range(2)]
-    assert runs[0] == runs[1]
-
-
-def test_prefill_and_decode_apart_are_described_by_their_smallest_deployment():
-    tried = {"speculation.steps": [1], "disaggregation.ratio": ["2:2"]}
-    [candidate] = make_candidates(Scenario(), tried, None)
-    whole = Plan(Scenario(), [candidate], Question(LIMIT, None, None, range(2), 400, 0.05))
-    numbers = ["kv_occupancy_max", "retractions", "max_queue_length", "decode_rounds", "device_busy_share", "duration"]
-    summary = dict.fromkeys(numbers, 0.0) | dict.fromkeys(
-        ["mean_running", "mean_input_tokens", "mean_output_tokens", "replicas"], 4
-    )
-    limited, timing = limit_of(whole, Ranked(candidate, Finding(1.0, summary=summary), 4, 1.0))
-    assert limited.startswith("EAGLE3, 1 step, ratio 2:2 is limited by") and "foredraft" in timing

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
-from family_shapes import SHAPES
-from foredraft.core.errors import ConfigError
-from foredraft.gpu.models import projection
 from foredraft.gpu.models.checkpoint import load_target, random_weights, save_target
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Capture, Decoder
-from foredraft.gpu.models.mlps import ExpertMlp
-from foredraft.gpu.models.projection import BLOCKS, COLUMNS, ROWS, has_blocks, layout_for, pack_projections
 from foredraft.gpu.models.weights import initialize
-from foredraft.gpu.ops.host_ops import HOST_DTYPES
 from foredraft.gpu.ops.torch_ops import TorchOps
-from foredraft.gpu.session.plan import check_kernels, resolve_dtype
 from foredraft.gpu.tiny.dense import DenseAttention
 from wide_recurrence import wide_recurrence
 
@@ -382,53 +372,6 @@ def test_routed_experts_are_those_that_transformers_chooses():
     assert ours(tokens, DenseAttention([30])).routed_experts is None
 
 
-def expert_mlp(dtype: torch.dtype = torch.float64, num_experts: int = 12, top_k: int = 2) -> ExpertMlp:
-    config = ModelConfig(QWEN3_MOE, 10, 32, 48, 1, 2, 2, 16, moe=MoeConfig(num_experts, top_k, 24, norm_topk_prob=True))
-    mlp = ExpertMlp(config, TorchOps(), "cpu", dtype)
-    initialize(mlp, seed=3, std=0.3)
-    return mlp
-
-
-def test_a_round_of_many_tokens_takes_the_experts_way_that_a_graph_can_hold_before_it_is_captured():
-    mlp = expert_mlp()
-    ways = {(on_gpu, n): mlp.way_for(n, on_gpu) for on_gpu in (True, False) for n in (1, 1024, 1025)}
-    assert ways[True, 1] == ways[False, 1] == ways[True, 1024] == mlp._as_they_stand
-    assert ways[True, 1025] == ways[False, 1025] == mlp._sorted
-    assert mlp.way_for(1025, True, in_round=True) == mlp._as_they_stand
-    assert mlp.way_for(1025, False, in_round=True) == mlp._sorted
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 40])
-def test_all_ways_through_the_experts_give_the_same_sum(n: int):
-    mlp = expert_mlp()
-    x = torch.randn(n, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
-    weights, experts = mlp.route(x)
-    expected = torch.zeros_like(x)
-    for i in range(n):
-        for weight, expert in zip(weights[i], experts[i], strict=True):
-            gate, up = (mlp.gate_up_weight[expert] @ x[i]).chunk(2)
-            expected[i] += weight * (mlp.down_weight[expert] @ (torch.nn.functional.silu(gate) * up))
-    for way in (mlp._as_they_stand, mlp._sorted):
-        torch.testing.assert_close(way(x, weights, experts), expected)
-    out, chosen = mlp.run(x)
-    torch.testing.assert_close(out, expected)
-    assert torch.equal(chosen, experts)
-
-
-def test_few_tokens_read_only_the_experts_that_they_chose():
-    """At batch 1 the others' weights are never touched: not-a-number in them stays there."""
-    mlp = expert_mlp()
-    x = torch.randn(2, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    _, experts = mlp.route(x)
-    before, _ = mlp.run(x)
-    unused = [e for e in range(12) if e not in experts.flatten().tolist()]
-    mlp.gate_up_weight[unused] = torch.nan
-    mlp.down_weight[unused] = torch.nan
-    torch.testing.assert_close(mlp.run(x)[0], before)
-    mlp.down_weight[experts[0, 0]] = torch.nan
-    assert mlp.run(x)[0].isnan().any()
-
-
 @pytest.mark.parametrize("architecture", [LLAMA, QWEN3_MOE])
 def test_gradients_agree_with_finite_differences(architecture: str):
     moe = MoeConfig(4, 2, 8) if architecture == QWEN3_MOE else None
@@ -490,135 +433,3 @@ def test_dense_attention_keeps_sequences_apart_and_looks_back_only():
     torch.testing.assert_close(alone[2][:3], alone[0])
     moved = DenseAttention([3], positions=torch.tensor([5, 9, 10]))
     assert (model(tokens[:3], moved).hidden - alone[0]).abs().max() > 1e-6
-
-
-LAYOUTS = [
-    (dtype, layout)
-    for dtype in (torch.float32, torch.bfloat16, torch.float64)
-    for layout in (ROWS, COLUMNS, BLOCKS)
-    if (layout != BLOCKS or has_blocks(dtype)) and (layout != COLUMNS or dtype != torch.bfloat16)
-]
-
-
-@pytest.mark.parametrize("dtype, layout", LAYOUTS)
-@torch.no_grad()
-def test_packed_weights_change_the_speed_only(dtype: torch.dtype, layout: str, monkeypatch: pytest.MonkeyPatch):
-    config = ModelConfig(
-        QWEN3_MOE, 70, 48, 80, 3, 4, 2, 16, qkv_bias=True, moe=MoeConfig(4, 2, 24, mlp_only_layers=(0,))
-    )
-    plain, small, packed = (random_weights(config, TorchOps(), "cpu", dtype, seed=4) for _ in range(3))
-    pack_projections(small)
-    monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 0)
-    monkeypatch.setattr(projection, "layout_for", lambda weight: layout)
-    pack_projections(packed)
-    for model in small, packed:
-        owned = [p for module in model.modules() for p in getattr(module, "projections", ())]
-        assert len(owned) == 3 * 2 + 2 + 1, "attention twice a layer, the one dense MLP, the LM head"
-        expected = layout if model is packed else ROWS if dtype is torch.bfloat16 else COLUMNS
-        assert {p.layout for p in owned} == {expected}
-        for p in owned:
-            assert bool(p._weight.isnan().all()) == (expected == BLOCKS), "a weight is in memory once"
-            assert expected != COLUMNS or np.shares_memory(p._weight.numpy(), p._columns[0])
-        assert model.weight_bytes == plain.weight_bytes
-    tolerance = {} if dtype is not torch.bfloat16 else {"rtol": 0.05, "atol": 0.05}
-    for n in (1, 2, 3, 5, 40):
-        tokens = tokens_of(n) % 70
-        expected = plain(tokens, DenseAttention([n])).hidden
-        for model in small, packed:
-            out = model(tokens, DenseAttention([n])).hidden
-            torch.testing.assert_close(out, expected, **tolerance)
-            torch.testing.assert_close(model.logits(out), plain.logits(expected), **tolerance)
-
-
-@pytest.mark.parametrize("faster", [True, False])
-def test_large_weights_lie_as_is_faster_on_this_machine(faster: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(projection, "blocks_are_faster", lambda: faster)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    large, small = torch.ones(512, 512), torch.ones(8, 512)
-    has = has_blocks(torch.float32)
-    assert layout_for(large) == (BLOCKS if has and faster else COLUMNS)
-    assert layout_for(small) == layout_for(large.double()) == COLUMNS, "never timed"
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert layout_for(large) == (BLOCKS if has else ROWS), "NumPy computes with one thread"
-
-
-@pytest.mark.skipif(not has_blocks(torch.float32), reason="this build of torch has no oneDNN blocks")
-def test_the_faster_layout_is_found_by_timing_both(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(projection, "_TIMED_SHAPE", (64, 64))
-    for turn, expected in (((1.0, 2.0), False), ((2.0, 1.0), True)):  # columns first
-        seconds = iter(turn)
-        with monkeypatch.context() as patch:
-            patch.setattr(projection, "_seconds", lambda products, seconds=seconds: (len(products), next(seconds))[1])
-            assert projection.blocks_are_faster.__wrapped__() is expected
-    assert isinstance(projection.blocks_are_faster.__wrapped__(), bool)
-
-
-@pytest.mark.parametrize("native", [True, False])
-def test_large_models_keep_bfloat16_where_the_cpu_has_it(native: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(projection, "is_native", lambda dtype: native and dtype is torch.bfloat16)
-    large = ModelConfig(LLAMA, 70, 2048, 8192, 2, 16, 4, 128, dtype=torch.bfloat16)
-    small = ModelConfig(LLAMA, 70, 64, 128, 2, 4, 2, 16, dtype=torch.bfloat16)
-    assert resolve_dtype("auto", large, "cpu") is (torch.bfloat16 if native else torch.float32)
-    assert resolve_dtype("auto", small, "cpu") is torch.float32, (
-        "calls take longer than reading: 32 bits have quicker ones"
-    )
-    assert resolve_dtype("auto", replace(large, dtype=torch.float16), "cpu") is torch.float32
-    assert resolve_dtype("bfloat16", small, "cpu") is torch.bfloat16
-
-
-def test_heads_that_are_wider_than_a_gpus_kernels_are_refused_there():
-    latent = replace(SHAPES["deepseek_v3"], head_dim=576)
-    for shape, key in ((latent, "kv_lora_rank"), (replace(SHAPES["gemma4"], full_head_dim=512), "head_dim")):
-        with pytest.raises(ConfigError, match=rf"m: {key}: 5\d\d channels: a GPU's kernels have at most 256"):
-            check_kernels(shape, "cuda", "m")
-        check_kernels(shape, "cpu", "m")
-    check_kernels(replace(SHAPES["llama"], head_dim=256), "cuda:1", "m")
-
-
-def test_other_dtypes_are_the_models_own_and_unknown_ones_are_refused():
-    small = ModelConfig(LLAMA, 70, 64, 128, 2, 4, 2, 16, dtype=torch.bfloat16)
-    assert resolve_dtype("auto", small, "cuda") is torch.bfloat16
-    assert resolve_dtype("auto", replace(small, dtype=torch.float64), "cpu") is torch.float64
-    with pytest.raises(ConfigError, match=r"'float33' is none of auto, .*float32"):
-        resolve_dtype("float33", small, "cpu")
-
-
-@pytest.mark.parametrize("layout", [COLUMNS, BLOCKS])
-@torch.no_grad()
-def test_tied_embeddings_are_read_beside_the_packed_head(layout: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(projection, "layout_for", lambda weight: layout)
-    config = ModelConfig(LLAMA, 70, 48, 80, 1, 4, 2, 16, tied_embeddings=True)
-    plain, packed = (random_weights(config, TorchOps(), "cpu", torch.float32, seed=4) for _ in range(2))
-    pack_projections(packed)
-    expected = plain(tokens_of(3) % 70, DenseAttention([3])).hidden
-    out = packed(tokens_of(3) % 70, DenseAttention([3])).hidden
-    torch.testing.assert_close(packed.logits(out), plain.logits(expected))
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_large_weights_lie_in_columns_for_one_core_only(threads: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(projection, "blocks_are_faster", lambda: False)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(projection, "has_blocks", lambda dtype: dtype is not torch.float64)
-    found = {
-        d: [layout_for(torch.empty(n, 128, dtype=d)) for n in (1023, 1024)] for d in (*HOST_DTYPES, torch.bfloat16)
-    }
-    assert found == {
-        torch.float32: [COLUMNS, COLUMNS if threads == 1 else BLOCKS],
-        torch.float64: [COLUMNS, COLUMNS if threads == 1 else ROWS],
-        torch.bfloat16: [ROWS, BLOCKS],
-    }
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@torch.no_grad()
-def test_all_ways_through_the_experts_on_a_gpu(dtype: torch.dtype):
-    on_gpu, exact = expert_mlp(dtype).cuda(), expert_mlp(dtype).double()
-    for n in (1, 2, 40, 300):
-        x = torch.randn(n, 32, generator=torch.Generator().manual_seed(n)).to(dtype)
-        weights, experts = on_gpu.route(x.cuda())
-        expected = exact._sorted(x.double(), weights.cpu().double(), experts.cpu())
-        for way in (on_gpu._as_they_stand, on_gpu._sorted):
-            out = way(x.cuda(), weights, experts).cpu().double()
-            torch.testing.assert_close(out, expected, rtol=0.05, atol=0.02 if dtype is torch.float32 else 0.1)

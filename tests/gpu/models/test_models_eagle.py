@@ -265,6 +265,20 @@ def test_the_prediction_layer_of_a_model_drafts_for_it(tmp_path: Path):
         recognise_draft(tmp_path)
 
 
+def same_states(head, theirs, reference):
+    """Run a prediction layer and `transformers`' over random states, and compare what they make of them. Returns our
+    output, and their states [30, H]."""
+    tokens = torch.arange(30) * 7 % VOCAB_SIZE
+    hidden = torch.randn(30, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = torch.full((30, 30), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+    embedded, positions = theirs.model.embed_tokens(tokens)[None], torch.arange(30)[None]
+    turns = theirs.model.rotary_emb(embedded, positions)
+    expected = reference(embedded, hidden[None], turns, mask, positions, None)[0]
+    found = head(tokens, hidden, DenseAttention([30]))
+    torch.testing.assert_close(found.hidden, expected, rtol=1e-5, atol=1e-5)
+    return found, expected
+
+
 @torch.no_grad()
 def test_the_prediction_layer_of_deepseek_v3_is_that_of_transformers(tmp_path: Path):
     """Its parts stand behind the model's layers, with copies of the model's embeddings and LM head."""
@@ -302,15 +316,8 @@ def test_the_prediction_layer_of_deepseek_v3_is_that_of_transformers(tmp_path: P
     named["post_norm.weight"] = named.pop("mtp_block.shared_head.norm.weight")
     reference.load_state_dict(named)
 
-    tokens = torch.arange(30) * 7 % VOCAB_SIZE
-    hidden = torch.randn(30, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    mask = torch.full((30, 30), -torch.inf, dtype=torch.float64).triu(1)[None, None]
-    embedded, positions = theirs.model.embed_tokens(tokens)[None], torch.arange(30)[None]
-    turns = theirs.model.rotary_emb(embedded, positions)
-    expected = reference(embedded, hidden[None], turns, mask, positions, None)
-    found = head(tokens, hidden, DenseAttention([30]))
-    torch.testing.assert_close(found.hidden, expected[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(head.logits(found.logits_hidden), theirs.lm_head(expected[0]), rtol=1e-5, atol=1e-5)
+    found, expected = same_states(head, theirs, reference)
+    torch.testing.assert_close(head.logits(found.logits_hidden), theirs.lm_head(expected), rtol=1e-5, atol=1e-5)
 
     # And it drafts in a session without changing its text.
     plain, drafted = (
@@ -368,14 +375,7 @@ def test_the_prediction_layer_of_a_hybrid_model_is_that_of_transformers(label: s
         named[places[first] + name.removeprefix(first)] = tensor
     reference.load_state_dict(named)
 
-    tokens = torch.arange(30) * 7 % VOCAB_SIZE
-    hidden = torch.randn(30, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    mask = torch.full((30, 30), -torch.inf, dtype=torch.float64).triu(1)[None, None]
-    embedded, positions = theirs.model.embed_tokens(tokens)[None], torch.arange(30)[None]
-    turns = theirs.model.rotary_emb(embedded, positions)
-    expected = reference(embedded, hidden[None], turns, mask, positions, None)
-    found = head(tokens, hidden, DenseAttention([30]))
-    torch.testing.assert_close(found.hidden, expected[0], rtol=1e-5, atol=1e-5)
+    same_states(head, theirs, reference)
 
     # And it drafts in a session without changing its text.
     plain, drafted = (

@@ -1,0 +1,71 @@
+"""Mixtures of experts: which way a pass takes through them, and that all ways give the same sum."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from foredraft.gpu.models.config import QWEN3_MOE, ModelConfig, MoeConfig
+from foredraft.gpu.models.mlps import ExpertMlp
+from foredraft.gpu.models.weights import initialize
+from foredraft.gpu.ops.torch_ops import TorchOps
+
+
+def expert_mlp(dtype: torch.dtype = torch.float64, num_experts: int = 12, top_k: int = 2) -> ExpertMlp:
+    config = ModelConfig(QWEN3_MOE, 10, 32, 48, 1, 2, 2, 16, moe=MoeConfig(num_experts, top_k, 24, norm_topk_prob=True))
+    mlp = ExpertMlp(config, TorchOps(), "cpu", dtype)
+    initialize(mlp, seed=3, std=0.3)
+    return mlp
+
+
+def test_a_round_of_many_tokens_takes_the_experts_way_that_a_graph_can_hold_before_it_is_captured():
+    mlp = expert_mlp()
+    ways = {(on_gpu, n): mlp.way_for(n, on_gpu) for on_gpu in (True, False) for n in (1, 1024, 1025)}
+    assert ways[True, 1] == ways[False, 1] == ways[True, 1024] == mlp._as_they_stand
+    assert ways[True, 1025] == ways[False, 1025] == mlp._sorted
+    assert mlp.way_for(1025, True, in_round=True) == mlp._as_they_stand
+    assert mlp.way_for(1025, False, in_round=True) == mlp._sorted
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 40])
+def test_all_ways_through_the_experts_give_the_same_sum(n: int):
+    mlp = expert_mlp()
+    x = torch.randn(n, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    weights, experts = mlp.route(x)
+    expected = torch.zeros_like(x)
+    for i in range(n):
+        for weight, expert in zip(weights[i], experts[i], strict=True):
+            gate, up = (mlp.gate_up_weight[expert] @ x[i]).chunk(2)
+            expected[i] += weight * (mlp.down_weight[expert] @ (torch.nn.functional.silu(gate) * up))
+    for way in (mlp._as_they_stand, mlp._sorted):
+        torch.testing.assert_close(way(x, weights, experts), expected)
+    out, chosen = mlp.run(x)
+    torch.testing.assert_close(out, expected)
+    assert torch.equal(chosen, experts)
+
+
+def test_few_tokens_read_only_the_experts_that_they_chose():
+    """At batch 1 the others' weights are never touched: not-a-number in them stays there."""
+    mlp = expert_mlp()
+    x = torch.randn(2, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    _, experts = mlp.route(x)
+    before, _ = mlp.run(x)
+    unused = [e for e in range(12) if e not in experts.flatten().tolist()]
+    mlp.gate_up_weight[unused] = torch.nan
+    mlp.down_weight[unused] = torch.nan
+    torch.testing.assert_close(mlp.run(x)[0], before)
+    mlp.down_weight[experts[0, 0]] = torch.nan
+    assert mlp.run(x)[0].isnan().any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_all_ways_through_the_experts_on_a_gpu(dtype: torch.dtype):
+    on_gpu, exact = expert_mlp(dtype).cuda(), expert_mlp(dtype).double()
+    for n in (1, 2, 40, 300):
+        x = torch.randn(n, 32, generator=torch.Generator().manual_seed(n)).to(dtype)
+        weights, experts = on_gpu.route(x.cuda())
+        expected = exact._sorted(x.double(), weights.cpu().double(), experts.cpu())
+        for way in (on_gpu._as_they_stand, on_gpu._sorted):
+            out = way(x.cuda(), weights, experts).cpu().double()
+            torch.testing.assert_close(out, expected, rtol=0.05, atol=0.02 if dtype is torch.float32 else 0.1)
