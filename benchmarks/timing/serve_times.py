@@ -73,16 +73,16 @@ class Served:
     speed: float
     num_lost: int
     times_ms: Mapping[str, float]
-    possible_speed: float | None  # as `/ready` has it at the end
+    possible_speed: float | None  # as `/ready` has it when the last request was sent
 
     def is_close(self, name: str, simulated_ms: float) -> bool:
         """Return whether a time is as near to the simulated one as it should be."""
         return abs(self.times_ms[name] - simulated_ms) <= max(SHARE * simulated_ms, REAL_MS * self.speed)
 
 
-def send_all(port: int, arrivals: Sequence[Arrival], speed: float) -> list[Sent]:
-    """Send the arrivals at their times; return all answers."""
-    poll, busy, idle, sent = select.epoll(), {}, [], []
+def send_all(port: int, arrivals: Sequence[Arrival], speed: float) -> tuple[list[Sent], float | None]:
+    """Send the arrivals at their times; return all answers, and the possible speed at the load of these requests."""
+    poll, busy, idle, sent, possible = select.epoll(), {}, [], [], None
     waiting, begin_s = list(reversed(arrivals)), time.monotonic() + 0.1
     while waiting or busy:
         now_ns = (time.monotonic() - begin_s) * speed * 1e9
@@ -95,6 +95,9 @@ def send_all(port: int, arrivals: Sequence[Arrival], speed: float) -> list[Sent]
             if stream.socket.fileno() not in busy:
                 poll.register(stream.socket, select.EPOLLIN)
             busy[stream.socket.fileno()] = stream, sent_ns
+            if not waiting:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready") as answer:
+                    possible = json.load(answer)["possible_speed"]
         time.sleep(READ_EVERY_S)
         for number, _ in poll.poll(0):
             stream, sent_ns = busy[number]
@@ -109,7 +112,7 @@ def send_all(port: int, arrivals: Sequence[Arrival], speed: float) -> list[Sent]
                     stream.socket.close()
     for stream in idle:
         stream.socket.close()
-    return sent
+    return sent, possible
 
 
 def serve(settings: Sequence[str], arrivals: Sequence[Arrival], speed: float) -> Served:
@@ -117,9 +120,7 @@ def serve(settings: Sequence[str], arrivals: Sequence[Arrival], speed: float) ->
     given = [part for item in settings for part in ("--set", item)]
     given += ["--max-streams", str(len(arrivals)), "--speed", f"{speed:g}"]
     with started(SCENARIO, given) as (port, _):
-        sent = send_all(port, arrivals, speed)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready") as answer:
-            possible = json.load(answer)["possible_speed"]
+        sent, possible = send_all(port, arrivals, speed)
     whole = [one for one in sent if one.is_whole]
     ttft, tpot = np.array([one.times_ns for one in whole]).reshape(-1, 2).T * (speed / 1e6)
     tpot = tpot[[one.asked > 1 for one in whole]]

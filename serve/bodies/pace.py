@@ -15,8 +15,9 @@ WINDOW_S = 1.0
 NUM_WINDOWS = 10
 MIN_BUSY_SHARE = 0.02
 """Of a window that says something about the machine's speed."""
-HEADROOM = 0.8
-"""Share of the speed at which a machine would have no time left that it can be expected to hold."""
+HEADROOM = 0.5
+"""Share of the speed at which a machine would have no time left at which clients still see the simulated times: nearer
+to that speed, turns wait for turns (`benchmarks/timing/serve_times.py` measures it)."""
 LATE_S = 0.25
 WARN_EVERY_S = 30.0
 
