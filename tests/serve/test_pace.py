@@ -29,7 +29,7 @@ def test_a_simulation_that_falls_behind_tells_it_now_and_then():
         pace.turn(number * 0.01, (number + 1) * 0.01, number * 0.005)
     assert pace.possible_speed == pytest.approx(HEADROOM * 4.0, rel=0.01) and not pace.is_kept
     assert pace.behind_s == pytest.approx(30, rel=0.01) and len(told) == 60 // WARN_EVERY_S
-    assert "--speed 3.2 would hold" in told[-1] and "(--speed 8)" in told[-1]
+    assert "--speed 2 would hold" in told[-1] and "(--speed 8)" in told[-1]
 
 
 def test_clients_of_a_server_that_is_too_fast_learn_of_it():
