@@ -10,7 +10,7 @@ FindsAllOfIt (BLOCKS-01): A prompt that is cached to its end leaves no token to 
 ForgetsTheNamespace (BLOCKS-01): Requests of different adapters share their pages.
     PlainBlockManager.key = group, "", tuple(tokens[:end])
 
-KeysTheBlockAlone (BLOCKS-01): A block is found by its own tokens, whatever stands before it.
+KeysTheBlockAlone (BLOCKS-01, BLOCKS-08): A block is found by its own tokens, whatever stands before it.
     PlainBlockManager.key = group, namespace, tuple(tokens[end - self.size : end])
 
 FindsHalfAPage (BLOCKS-01, BLOCKS-03): A match ends in the middle of a page.
@@ -53,7 +53,7 @@ ForgetsAtTheEnd (BLOCKS-05): The pages of a request that ends are not found agai
     PlainBlockManager.give_back
         - self.free.append(page)
         + self.free.append(page)
-        + self.keys.pop(page, None)
+        + self.uncache(page)
 
 ReturnsThePagesInTheOrderOfTheirNumbers (BLOCKS-06): Slots come sorted, not in the order of positions.
     PlainBlockManager.tables_of = [sorted(slots, reverse=True) for slots in good(self, request)]
@@ -69,10 +69,10 @@ ForgetsAPageThatIsSeen (BLOCKS-03): A window of layers gives back the page in wh
         first = good(self, length, window)
         return first + 1 if window and (first + 1) * self.size < length else first
 
-OneKeyForAllGroups (BLOCKS-01, BLOCKS-03): A page of one group of layers is found for another one.
+OneKeyForAllGroups (BLOCKS-01, BLOCKS-03, BLOCKS-08): A page of one group of layers is found for another one.
     PlainBlockManager.key = 0, namespace, tuple(tokens[:end])
 
-CachesDrafts (BLOCKS-01, BLOCKS-03): A page that drafts have filled is found by the next request.
+CachesDrafts (BLOCKS-01, BLOCKS-03, BLOCKS-08): A page that drafts have filled is found by the next request.
     PlainBlockManager.extend
         - for number, page in enumerate(pages[: self.lengths[request] // self.size], 1):
         + for number, page in enumerate(pages[: self.needed(self.lengths[request])], 1):
@@ -89,6 +89,29 @@ MovesBackAPage (BLOCKS-01): A match gives the pages of a window one place too ea
     PlainBlockManager.lookup:
         found = good(self, tokens, namespace)
         return [pages[1:] + pages[:1] if pages[:1] == [GONE] else pages for pages in found]
+
+TellsOfNoEviction (BLOCKS-08): A cached page that is handed out leaves the cache without an event.
+    PlainBlockManager.uncache = self.keys.pop(page, None)
+
+TellsOfEqualPagesOnce (BLOCKS-08): Of equal pages only the first one enters the cache by an event, and each leaves it by one.
+    PlainBlockManager.cache:
+        known = self.key(group, tokens, namespace, end) in self.keys.values()
+        good(self, page, group, tokens, namespace, end)
+        if known:
+            self.told.pop()
+
+NamesThePageAlone (BLOCKS-08): The event of a page names its own tokens, whatever stands before them.
+    PlainBlockManager.cache:
+        good(self, page, group, tokens, namespace, end)
+        event = self.told[-1]
+        self.told[-1] = event._replace(names=[(group, namespace, tuple(event.tokens))])
+
+TellsOfAPageBehindTheWrongOne (BLOCKS-08): The event of a page names the text two pages before it.
+    PlainBlockManager.cache
+        - start = end - self.size
+        + start = max(end - 2 * self.size, 0)
+        - tokens[start:end]
+        + tokens[end - self.size : end]
 
 AdmitsANameTwice (BLOCKS-07): A second request of a name takes the first one's place.
     PlainBlockManager.admit

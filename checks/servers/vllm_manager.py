@@ -1,4 +1,5 @@
-"""vLLM's KV manager behind the contract of block managers: full attention, sliding windows, two groups of layers.
+"""vLLM's KV manager behind the contract of block managers: full attention, sliding windows, two groups of layers, and
+its KV events.
 
 It trusts its callers, so it does not declare `misuse`. With EAGLE the last block of a hit is left out.
 """
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from ...properties.block_manager.contract import BlockManagerConfig
+from ...properties.block_manager.contract import BlockManagerConfig, CacheEvent
 from ...properties.harness.contract import Adapter
 from .release import Recorded
 from .vllm import cache_config, make_request, module_of
@@ -30,7 +31,14 @@ class VLLMManager:
         self.config: BlockManagerConfig = config
         self.own_calls: list[str] | None = None
         self.manager: Any = Recorded(
-            kind(tables, max_model_len=CONTEXT, enable_caching=True, use_eagle=use_eagle, **block),
+            kind(
+                tables,
+                max_model_len=CONTEXT,
+                enable_caching=True,
+                use_eagle=use_eagle,
+                enable_kv_cache_events=True,
+                **block,
+            ),
             "manager",
             self,
             self._told,
@@ -43,7 +51,11 @@ class VLLMManager:
         self.requests: dict[str, Any] = {}
 
     def admit(self, request: str, tokens: Sequence[int], namespace: str, num_tokens: int) -> int | None:
-        lora = SimpleNamespace(lora_name=namespace, lora_path="", adapter_id=1) if "lora" in namespace else None
+        lora = (
+            SimpleNamespace(name=namespace, lora_name=namespace, lora_path="", adapter_id=1)
+            if "lora" in namespace
+            else None
+        )
         salt = namespace if namespace and lora is None else None
         made = make_request(request, tokens, self.config.page_size, lora_request=lora, cache_salt=salt)
         if self.own_calls is not None:
@@ -83,6 +95,9 @@ class VLLMManager:
             for blocks in self.manager.get_block_ids(request)
         ]
 
+    def events(self) -> list[CacheEvent]:
+        return [_event(event) for event in self.manager.block_pool.take_events()]
+
     def num_free(self) -> int:
         return int(self.manager.block_pool.get_num_free_blocks())
 
@@ -97,8 +112,18 @@ class VLLMManager:
         return repr(value)
 
 
+def _event(event: Any) -> CacheEvent:
+    """Translate a BlockStored or BlockRemoved. The cache salt is the last key of a text's first block."""
+    group = event.group_idx or 0
+    if type(event).__name__ == "BlockRemoved":
+        return CacheEvent(False, event.block_hashes, group)
+    keys = event.extra_keys[0] if event.extra_keys else None
+    namespace = str(event.lora_name or (keys[-1] if keys else ""))
+    return CacheEvent(True, event.block_hashes, group, event.parent_block_hash, event.token_ids, namespace)
+
+
 def _adapter(use_eagle: bool, *more: str) -> Callable[[BlockManagerConfig], VLLMManager]:
-    capabilities = ("caching", "namespaces", "windows", "groups", "lookahead", *more)
+    capabilities = ("caching", "namespaces", "windows", "groups", "lookahead", "events", *more)
     return Adapter(lambda config: VLLMManager(config, use_eagle), capabilities, None)
 
 

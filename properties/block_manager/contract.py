@@ -8,9 +8,9 @@ content is computed in the same step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
@@ -58,11 +58,27 @@ class BlockManagerCapabilities(Capabilities):
     windows: bool = False
     groups: bool = False  # `tables_of`: several groups of layers, with a page table each
     lookahead: bool = False  # `config.lookahead` slots behind the positions of a step
+    events: bool = False  # `events`: a second account of what is cached, from which a router works
     # A match is one page shorter than what is cached, as a draft head needs the hidden states of the last page.
     drops_last_page: bool = False
 
     RELAXES: ClassVar[tuple[str, ...]] = ("drops_last_page",)
-    FOUNDATIONS: ClassVar = {"namespaces": ("caching",), "drops_last_page": ("caching",)}
+    FOUNDATIONS: ClassVar = {"namespaces": ("caching",), "events": ("caching",), "drops_last_page": ("caching",)}
+
+
+class CacheEvent(NamedTuple):
+    """Pages of one text that entered the cache, one behind the other, or pages that left it.
+
+    `names`: one for each page, which stands for the group, the namespace and the text up to the page's end. Equal pages
+    have equal names, and each of them enters and leaves by itself.
+    """
+
+    is_stored: bool
+    names: Sequence[Hashable]
+    group: int = 0
+    parent: Hashable | None = None  # the name of the page before them; None: they begin the text
+    tokens: Sequence[int] = ()  # of the pages that entered
+    namespace: str = ""  # of a text that they begin
 
 
 class BlockManager(Protocol):
@@ -91,6 +107,10 @@ class BlockManager(Protocol):
     @needs("groups")
     def tables_of(self, request: str) -> Sequence[Sequence[int]]:
         """Return what `slots_of` returns, for each group."""
+
+    @needs("events")
+    def events(self) -> Sequence[CacheEvent]:
+        """Return what entered the cache and what left it since the last call, in this order."""
 
     def num_free(self) -> int:
         """Count the pages that no request holds, cached or not."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .contract import BlockManagerCapabilities, BlockManagerConfig
+from .contract import BlockManagerCapabilities, BlockManagerConfig, CacheEvent
 
 Key = tuple[int, str, tuple[int, ...]]
 
@@ -28,6 +28,7 @@ class PlainBlockManager:
         self.tables: dict[str, list[list[int]]] = {}
         self.names: dict[str, str] = {}  # request -> namespace
         self.lengths: dict[str, int] = {}
+        self.told: list[CacheEvent] = []
 
     def key(self, group: int, tokens: Sequence[int], namespace: str, end: int) -> Key:
         return group, namespace, tuple(tokens[:end])
@@ -95,12 +96,24 @@ class PlainBlockManager:
         for group, pages in enumerate(self.tables[request]):
             while len(pages) < self.needed(self.lengths[request]):
                 page = self.free[0]
-                self.keys.pop(page, None)
+                self.uncache(page)
                 self.hold(page)
                 pages.append(page)
             for number, page in enumerate(pages[: self.lengths[request] // self.size], 1):
-                if page != GONE:
-                    self.keys.setdefault(page, self.key(group, tokens, self.names[request], number * self.size))
+                if page != GONE and page not in self.keys:
+                    self.cache(page, group, tokens, self.names[request], number * self.size)
+
+    def cache(self, page: int, group: int, tokens: Sequence[int], namespace: str, end: int) -> None:
+        """Let a page be found that is full now."""
+        start = end - self.size
+        self.keys[page] = self.key(group, tokens, namespace, end)
+        parent = self.key(group, tokens, namespace, start) if start else None
+        self.told.append(CacheEvent(True, [self.keys[page]], group, parent, tokens[start:end], namespace))
+
+    def uncache(self, page: int) -> None:
+        """Let a page not be found any more that is handed out."""
+        if key := self.keys.pop(page, None):
+            self.told.append(CacheEvent(False, [key], key[0]))
 
     def hold(self, page: int) -> None:
         if not self.count[page]:
@@ -129,6 +142,10 @@ class PlainBlockManager:
             [page * self.size + offset if page != GONE else -1 for page in pages for offset in range(self.size)]
             for pages in self.tables[request]
         ]
+
+    def events(self) -> list[CacheEvent]:
+        told, self.told = self.told, []
+        return told
 
     def num_free(self) -> int:
         return len(self.free)

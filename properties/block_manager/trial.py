@@ -1,14 +1,15 @@
-"""The block manager's trial (BLOCKS-01 … 07): the suite is scheduler and device, and reads every slot again
+"""The block manager's trial (BLOCKS-01 … 08): the suite is scheduler and device, and reads every slot again
 after each operation."""
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import ClassVar
 
 from ..harness.invariants import Finding, Outcome, checks
 from ..harness.operation import Handles, Operation, operation
 from ..harness.trial import Trial
-from .contract import BlockManager, BlockManagerCapabilities, BlockManagerConfig
+from .contract import BlockManager, BlockManagerCapabilities, BlockManagerConfig, CacheEvent
 from .model import BlockManagerMoment, Cell, ManagedRequest, Tables
 
 CONTRACT = "block-manager"
@@ -133,6 +134,27 @@ def misuse_changes_nothing(m: BlockManagerMoment) -> Outcome:
     return True
 
 
+@checks("BLOCKS-08", CONTRACT, "events")
+def events_say_what_is_cached(m: BlockManagerMoment) -> Outcome:
+    if m.wrong_event:
+        return Finding(
+            m.wrong_event, "events that follow from those before", "who reads them has another cache in mind"
+        )
+    for cell, count in m.account.copies.items():
+        if count > (there := m.num_pages_with(cell)):
+            was = f"by the events {count} cached pages end with {cell}, and {there} hold it"
+            return Finding(was, f"{there} at most", "a page that was handed out must leave the cache")
+    if m.unannounced is not None:
+        was = f"{m.request} found the page that ends with {m.unannounced}"
+        return Finding(
+            was, "a cached one: it has not entered the cache by the events, or has left it", "routers miss it"
+        )
+    if m.match is not None and m.match[0] < m.announced:
+        was = f"{m.request} starts with {m.match[0]} cached positions"
+        return Finding(was, f"{m.announced}: they are cached by the events", "routers send requests here for nothing")
+    return True if m.account.texts else None
+
+
 REQUESTS = Handles(("r1", "r2", "r3", "r4"))
 NAMESPACES = ("", "lora-1", "1")
 
@@ -161,7 +183,7 @@ class BlockManagerTrial(Trial):
     """`subject` under operations."""
 
     contract = "block-manager"
-    looks = ("slots_of", "tables_of", "num_free")
+    looks = ("slots_of", "tables_of", "num_free", "events")
     quick = 20_000
     values: ClassVar = {"request": REQUESTS, "num_tokens": lambda c, has: [64, 64, 1, c.page_size, c.page_size + 1]}
 
@@ -179,7 +201,8 @@ class BlockManagerTrial(Trial):
         m = self.moment
         for running in m.running.values():
             running.start = running.computed  # its last step is over
-        self.moment = BlockManagerMoment(self.config, operation, m.running, m.memory, before=m.after, after=m.after)
+        kept = {"before": m.after, "after": m.after, "account": m.account}
+        self.moment = BlockManagerMoment(self.config, operation, m.running, m.memory, **kept)
 
     def end(self) -> None:
         self._observe()
@@ -192,6 +215,8 @@ class BlockManagerTrial(Trial):
             running.tables = self._tables(name)
         num_free = self.integer(self.must(self.subject.num_free), "num_free()")
         m.after = num_free, {name: running.tables for name, running in m.running.items()}
+        for event in self.sequence(self.must(self.subject.events), "events()") if self.capabilities.events else ():
+            m.wrong_event = m.wrong_event or m.account.take(CacheEvent(*event), self.config.page_size)
 
     def _tables(self, request: str) -> Tables:
         """Ask for the slots of a request in each group."""
@@ -220,10 +245,10 @@ class BlockManagerTrial(Trial):
         if not tokens or num_tokens < 1:
             return False
         m = self.moment
-        known = self._known(tokens, namespace)
-        m.expected = known if self.capabilities.caching else 0
-        if self.capabilities.drops_last_page:
-            m.expected = max(m.expected - self.config.page_size, 0)
+        known = self._longest(tokens, namespace, self.found)
+        dropped = self.config.page_size if self.capabilities.drops_last_page else 0
+        m.expected = max(known - dropped, 0) if self.capabilities.caching else 0
+        m.announced = max(self._longest(tokens, namespace, +m.account.copies) - dropped, 0)
         asked = min(num_tokens, len(tokens) - known)  # if more is cached, fewer are left
         # How much of it is cached nothing but the manager knows, and cached pages count as free: so many pages are
         # enough in any case.
@@ -236,29 +261,42 @@ class BlockManagerTrial(Trial):
         running = m.running[request] = ManagedRequest(namespace, tokens, len(tokens))
         running.tables = self._tables(request)
         m.request, m.match = request, (length, tuple(slots[:length] for slots in running.tables))
+        if self.capabilities.events:
+            m.unannounced = self._unannounced(running, length)
         running.computed = max(0, min(length, len(tokens)))
         self._compute(running, min(asked, len(tokens) - running.computed))
+        return None
+
+    def _unannounced(self, running: ManagedRequest, length: int) -> Cell | None:
+        """Return the end of the first page in a match that is not cached by the events; None if all are."""
+        ends = range(self.config.page_size, length + 1, self.config.page_size)
+        for group, slots in enumerate(running.tables):
+            for end in ends:
+                cell = running.cell(group, end - 1)
+                if slots[end - 1] >= 0 and not self.moment.account.copies[cell]:
+                    return cell
         return None
 
     def _pages_to(self, num_tokens: int) -> int:
         """Return the pages of a table with so many positions and those of drafts behind them."""
         return -(-(num_tokens + self.config.lookahead) // self.config.page_size)
 
-    def _known(self, tokens: list[int], namespace: str) -> int:
-        """Return the positions that a manager must find again: the most of which every group has what it sees."""
+    def _longest(self, tokens: list[int], namespace: str, cached: Container[Cell]) -> int:
+        """Return the positions that a manager must find: the most of which every group has what it sees.
+        `cached` has the last cells of pages."""
         size = self.config.page_size
         for length in range((len(tokens) - 1) // size * size, 0, -size):
-            if all(self._sees(tokens, namespace, group, length) for group in range(len(self.config.windows))):
+            if all(self._sees(tokens, namespace, group, length, cached) for group in range(len(self.config.windows))):
                 return length
         return 0
 
-    def _sees(self, tokens: list[int], namespace: str, group: int, length: int) -> bool:
-        """Return whether all that the next position sees in a group was released, behind so many positions."""
+    def _sees(self, tokens: list[int], namespace: str, group: int, length: int, cached: Container[Cell]) -> bool:
+        """Return whether all that the next position sees in a group is cached, behind so many positions."""
         size, window = self.config.page_size, self.config.windows[group]
         back = window - 1 + (size if self.capabilities.drops_last_page else 0)
         first = max(length - back, 0) // size * size if window else 0
         ends = range(first + size, length + 1, size)
-        return all((group, namespace, tuple(tokens[:end])) in self.found for end in ends)
+        return all((group, namespace, tuple(tokens[:end])) in cached for end in ends)
 
     def _compute(self, running: ManagedRequest, num_tokens: int) -> None:
         """Write the next positions, as the device does in the same step, and drafts behind them."""

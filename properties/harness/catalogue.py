@@ -174,6 +174,7 @@ Block managers that match and allocate:
     BLOCKS-05 E: what was released is found again as long as no page has been handed out
     BLOCKS-06 E: slots stand in whole pages, in the order of positions, one for each
     BLOCKS-07 E: a name that runs is not admitted, one that does not is not released; nothing changes
+    BLOCKS-08 R: by its events exactly the pages that a match finds are cached, each with its text
 """
 
 

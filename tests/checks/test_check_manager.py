@@ -12,7 +12,11 @@ def test_it_holds_without_a_cache():
             return [[] for _ in self.windows]
 
     report = check_block_manager(Forgetful, capabilities=(), budget=4_000)
-    assert report.skipped == {"BLOCKS-05": "needs caching", "BLOCKS-07": "needs misuse"}
+    assert report.skipped == {
+        "BLOCKS-05": "needs caching",
+        "BLOCKS-07": "needs misuse",
+        "BLOCKS-08": "needs events",
+    }
 
 
 class DropsThePage(PlainBlockManager):

@@ -56,6 +56,7 @@ def tampered(history, method, change):
         ("sglang-0.5.23-4.json", "num_evictable", lambda number: number + 1, "RADIX"),
         ("sglang-0.5.23-7.json", "steps_for", lambda steps: steps + 1, "STEPS"),
         ("vllm-0.33.0-0.json", "admit", lambda length: length + 1, "BLOCKS"),
+        ("vllm-0.33.0-0.json", "events", lambda events: events[1:], "BLOCKS-08"),
         ("vllm-0.33.0-2.json", "free_pages", lambda pages: pages[1:], "RELAY"),
     ],
 )

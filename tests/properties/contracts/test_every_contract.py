@@ -28,7 +28,7 @@ CHECKED = {
     "accept": ids("ACCEPT", 1, 2, 4, 5, 6, 7, 9, 13, 14, 16, 18, *range(19, 24)),
     "step-controller": ids("STEPS", *range(1, 7), *range(8, 17)),
     "relay": ids("RELAY", 2, 3),
-    "block-manager": ids("BLOCKS", *range(1, 8)),
+    "block-manager": ids("BLOCKS", *range(1, 9)),
     "transport": ids("HANDOFF", *range(1, 11)),
     "engine": ids("ENGINE", *range(1, 20)) | ids("RELAY", 1, 4, 5, 6, 7, 8, 9) | ids("ACCEPT", 3, 8, 10, 11, 12, 15)
     | ids("RADIX", 9, 12, 13, 16) | {"STEPS-07", "SIM-12"},
