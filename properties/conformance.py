@@ -10,12 +10,13 @@ There is a `check_…` and a `…Conformance` for every contract. The import nee
 
 from __future__ import annotations
 
+import os
 import unittest
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..core.errors import ConfigError, Problem, nearest
+from ..core.errors import ConfigError, Problem, count_of, nearest
 from .harness.cases import Case, load_case
 from .harness.contract import MISBEHAVIOURS, SUITE_VERSION, Adapter, Capabilities
 from .harness.importing import load_make
@@ -58,7 +59,7 @@ def check(
     says which configurations the component can be made from; if not given, `make.supports`, and all if there is none.
     `without` are kinds of operations, by their names in a history, that are left out, and with them what they alone
     would show. `spec` is the version of the suite that the test was written for; another one is refused. Raises
-    ConfigError for impossible arguments.
+    ConfigError for impossible arguments, and for a component that leaves so many files open that there can be no more.
 
     With `every_failure` the search goes on after a failure, without the invariant that failed; else the first one ends
     it.
@@ -83,6 +84,7 @@ def check(
     probing: tuple[type[Operation], ...] = ()
     num_disputed = 0
     while (found := _search(swarm, invariants, budget, probing, progress)) is not None:
+        _refuse_leaks(subject, swarm.num_runs)
         failure = explain(component, invariants, found, subject, announced)
         failures[failure.id] = failure
         if failure.is_disputed and (num_disputed := num_disputed + 1) % MAX_DISPUTED:
@@ -93,6 +95,17 @@ def check(
         probing += suite.probes.get(failure.id, ())
     must_fail = [id for id in announced if id not in allowed]
     return _report(swarm, subject, must_fail, failures)
+
+
+def _refuse_leaks(subject: str, num_runs: int) -> None:
+    """Raise ConfigError if this process can open no more files: neither can what explains a failure."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        what = (
+            f"it leaves files open: after {count_of(num_runs, 'run')} the process can open no more ({error.strerror})"
+        )
+        raise ConfigError.of(subject, "", what) from error
 
 
 def _kinds(suite: Suite, names: Iterable[str]) -> tuple[type[Operation], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from ...core.errors import count_of
 from ..options import AsJson, argument, option, print_document, refuse_without_effect
 from ..progress import StatusLine
 from .annotations import error_commands
-from .printed import held_back
+from .printed import end_despite_threads, held_back
 from .processes import side_by_side
 from .servers import check_server
 
@@ -179,6 +180,7 @@ def _check(
     if budget is not None or subject is not None:
         share = Budget.of(budget or DEFAULT_BUDGET).divided(len(chosen))
     run = partial(_run, subject is not None, share, cases, algorithm, options, form, len(names) > 1)
+    threads = set(threading.enumerate())
     outcomes, line = [], StatusLine(quiet=len(names) == 1 or not sys.stderr.isatty())
     for text, outcome in side_by_side(run, chosen) if len(names) > 1 else map(run, chosen):
         line.clear()
@@ -192,6 +194,7 @@ def _check(
         from ..documents.checking import CheckDocument
 
         print_document(CheckDocument(ok, sorted(outcomes, key=lambda outcome: "ok" not in outcome)))
+    end_despite_threads(threads, 0 if ok else EXIT_BROKEN)
     if not ok:
         raise typer.Exit(EXIT_BROKEN)
 
@@ -224,7 +227,7 @@ def _run(
         suite = suite.drawing(drawn_with(algorithm))
     budget = budget or Budget(operations=OPERATIONS.get(name, suite.quick), is_extended=True)
     try:
-        with _shown_progress(name, quiet) as show, held_back() as printed:
+        with _shown_progress(name, quiet) as show, held_back() as traces:
             make = _load(name)
             report = check_one(suite, make, subject=name, progress=show, budget=budget, **options)
     except NotInstalled as error:
@@ -233,7 +236,7 @@ def _run(
         reason = f"needs {error.package}, which is not installed"
         return f"{contract}: {name} skipped: {reason}", {"contract": contract, "subject": name, "skipped": reason}
     replay = _stored(report, cases)
-    text = report.text(replay) + printed.line()
+    text = report.text(replay) + traces.lines()
     if form is Format.github:
         text = "\n".join([text, *error_commands(report, make, replay)])
     return text, report.to_json()

@@ -180,10 +180,15 @@ class ServingConfig:
                 alone = {"max_running": 1, "page_size": 1, "num_pages": slots, "chunk_size": self.context_len}
                 plainest = replace(self, **bare, **alone, step_tokens=0, preempt=False, mixed=False)
                 in_pages = {"page_size": self.page_size, "num_pages": slots // self.page_size}
+                optional = {"prefix_cache": self.prefix_cache, "block_rounds": self.block_rounds}
+                budget = max(self.context_len, self.step_tokens)
+                in_one_budget = {"mixed": True, "chunk_size": budget, "step_tokens": self.step_tokens and budget}
                 return [
                     plainest,
                     replace(plainest, **in_pages),
-                    replace(plainest, **in_pages, prefix_cache=self.prefix_cache, block_rounds=self.block_rounds),
+                    replace(plainest, **in_pages, **optional),
+                    # Engines that cannot do without these.
+                    *([replace(plainest, **in_pages, **optional, **in_one_budget)] if self.mixed else []),
                 ]
             case "with another model":
                 # With a cache, which texts are equal decides what is shared: there the tokens do matter.

@@ -1,6 +1,9 @@
 """Components that raise, hang, answer nonsense or lie are reported as that, with the operation."""
 
+import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -8,6 +11,7 @@ from pathlib import Path
 
 import bad_allocators as bad
 import pytest
+from foredraft.cli.checking.printed import held_back
 from foredraft.properties.allocator.plain import make as make_plain
 from foredraft.properties.conformance import check
 from foredraft.properties.harness.suite import Hanging, alarm, can_interrupt
@@ -102,30 +106,46 @@ def test_the_alarm_rings_once_and_is_gone():
     assert done == [False] and can_interrupt()
 
 
-FORKS = """
-import os
-from bad_allocators import ListAllocator
-from foredraft.properties.conformance import check_allocator
-
-class Forks(ListAllocator):
-    forked = False
-
-    def alloc(self, n):
-        if not Forks.forked:
-            Forks.forked = True
-            self.child = os.fork()
-            if self.child:
-                assert os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1]) == 70
-        return super().alloc(n)
-
-print(check_allocator(Forks, budget=2_000).ok)
-"""
+def checked(name: str, *options: str, most_files: int = 0) -> subprocess.CompletedProcess[str]:
+    """Check a bad allocator in a process of its own, which may open so many files."""
+    line = [sys.executable, "-P", "-m", "foredraft", "check", "allocator", f"bad_allocators:{name}", *options]
+    limit = f"ulimit -n {most_files}; " if most_files else ""
+    line = ["bash", "-c", limit + shlex.join([*line, "--budget", "5000"])]
+    return subprocess.run(line, cwd=Path(bad.__file__).parent, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_the_copy_of_a_process_that_a_call_forks_ends():
     """Only one process goes on with the check and prints its report."""
-    folder = Path(bad.__file__).parent
-    done = subprocess.run([sys.executable, "-c", FORKS], cwd=folder, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    done = checked("Forks")
+    assert (done.returncode, done.stdout.count("\nok\n")) == (0, 1), done.stderr
     assert done.stderr.count("a call of the component forked") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="the system does not tell its open files")
+def test_files_that_stay_open_are_counted_until_there_can_be_no_more():
+    done = checked("LeavesFilesOpen")
+    assert done.returncode == 0 and re.search(r"\nleft behind by the component: \d+ open files\n", done.stdout)
+    done = checked("LeavesFilesOpen", most_files=40)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
+    assert "LeavesFilesOpen: it leaves files open: after" in done.stderr and "can open no more" in done.stderr
+
+
+def test_threads_that_nothing_ends_are_counted_and_do_not_keep_the_command():
+    done = checked("LeavesThreads")
+    assert done.returncode == 0 and re.search(r"\nleft behind by the component: \d+ threads\n", done.stdout)
+
+
+def test_memory_that_is_kept_is_told(monkeypatch):
+    monkeypatch.setattr("foredraft.cli.checking.printed.MOST_MEMORY_MIB", 50)
+    with held_back() as traces:
+        check(ALLOCATOR, bad.KeepsMemory, budget=5_000)
+        assert bad.KEPT
+    bad.KEPT.clear()
+    assert re.fullmatch(r"\nleft behind by the component: \d+ MiB of memory", traces.lines())
+
+
+def test_what_is_written_past_python_stands_in_no_document():
+    found = checked("WritesToTheOutput", "--json")
+    assert json.loads(found.stdout)["ok"], found.stderr
+    assert re.search(r"not shown: \d+,\d{3},000 characters, first 'xxx", checked("WritesToTheOutput").stdout)

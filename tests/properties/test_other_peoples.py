@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import bad_allocators as bad
 import pytest
+from foredraft.checks.adapters.core_engine import make as make_core
 from foredraft.checks.registry import mutants_of
 from foredraft.core.errors import ConfigError
 from foredraft.properties.conformance import AllocatorConformance, check
@@ -201,6 +202,20 @@ def test_a_module_may_say_what_it_supports(tmp_path, monkeypatch):
     make = load_make("paged:make")
     assert make.capabilities == () and make.__name__ == "make"
     assert make.supports(ALLOCATOR.config(3, 2)) and not make.supports(ALLOCATOR.config(3, 1))
+
+
+def test_an_engine_with_one_budget_for_prompts_and_outputs_is_compared_too():
+    """Its one budget bounds each step, and it cannot do without."""
+
+    def has_one(config):
+        return config.mixed and 0 < config.step_tokens <= config.chunk_size
+
+    def make(config):
+        assert has_one(config)
+        return make_core(replace(config, chunk_size=config.step_tokens))
+
+    report = check(ENGINE, make, capabilities=make_core.capabilities, supports=has_one, budget=6_000)
+    assert report.ok and report.evaluations["ENGINE-05"] and report.evaluations["ENGINE-17"], report.text()
 
 
 def test_what_cannot_be_compared_is_skipped_and_said():

@@ -1,5 +1,8 @@
 """Allocators of other people, good and bad, as they would write them: no import of anything of ours."""
 
+import os
+import threading
+
 import numpy as np
 
 
@@ -140,3 +143,46 @@ def make(config):
 
 def make_bad(config):
     return NegativeSlice(config)
+
+
+KEPT = []
+
+
+class LeavesFilesOpen(ListAllocator):
+    def __init__(self, config):
+        super().__init__(config)
+        KEPT.append(os.open(os.devnull, os.O_RDONLY))
+
+
+class LeavesThreads(ListAllocator):
+    """Each has a thread that waits for work, and nothing ends it."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        threading.Thread(target=threading.Event().wait).start()
+
+
+class KeepsMemory(ListAllocator):
+    def alloc(self, n):
+        KEPT.append(bytearray(100_000))
+        return super().alloc(n)
+
+
+class WritesToTheOutput(ListAllocator):
+    """Writes as a library in C does."""
+
+    def alloc(self, n):
+        os.write(1, b"x" * 5_000)
+        return super().alloc(n)
+
+
+class Forks(ListAllocator):
+    forked = False
+
+    def alloc(self, n):
+        if not Forks.forked:
+            Forks.forked = True
+            child = os.fork()
+            if child:
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 70
+        return super().alloc(n)
