@@ -93,7 +93,7 @@ def test_the_autoscaler_holds_its_servers(tmp_path):
     assert running[0] == 1 < max(running) and running[-1] < max(running)
     assert all(now["ended"] <= later["ended"] for now, later in pairwise(turns))
     ended = re.search(r"% of (\d+) requests in the SLO", run.stdout.splitlines()[-1])[1]
-    assert int(ended) == turns[-1]["ended"] > 300
+    assert int(ended) >= turns[-1]["ended"] > 300
 
 
 # -- configurations ---------------------------------------------------------------------------------------------------
