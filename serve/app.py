@@ -173,7 +173,14 @@ def _rules(frontend: Frontend, model: str, dialect: str) -> ReadingRules:
     longest = min(body.context_len - 1, limits.max_prompt_tokens or body.context_len)
     sizes = (body.vocab_size, body.context_len, longest, limits.max_choices)
     without_tools = body.unsupported.get("tools", "")
-    return ReadingRules(model, *sizes, body.make_codec, without_tools, is_lenient=dialect != "openai")
+    return ReadingRules(
+        model,
+        *sizes,
+        body.make_codec,
+        without_tools,
+        is_lenient=dialect != "openai",
+        takes_any_model=dialect == "sglang",
+    )
 
 
 def _takes(kind: type[Body]) -> dict[str, Any]:

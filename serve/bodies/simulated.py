@@ -133,14 +133,15 @@ class SimulatedBody:
         return max(0.0, (next_ns - self._now_ns()) / 1e9 / self._speed)
 
     def turn(self, outlet: Outlet) -> None:
-        begin_s, next_ns = self._clock(), self.simulation.next_ns
+        begin_s, next_ns, is_awaited = self._clock(), self.simulation.next_ns, bool(self._live)
         self._outlet, now_ns = outlet, self.at_ns(begin_s)
         outlet.release(now_ns)
         self.simulation.advance(now_ns)
         for ahead in self.simulation.foresee(self._now_ns()):
             outlet.prepare([self._piece(emission) for emission in ahead])
         assert self.pace is not None
-        behind_s = max(now_ns - next_ns, 0.0) / 1e9 / self._speed if math.isfinite(next_ns) else 0.0
+        is_awaited &= math.isfinite(next_ns)  # a start has events that are late for no client
+        behind_s = max(now_ns - next_ns, 0.0) / 1e9 / self._speed if is_awaited else 0.0
         self.pace.turn(begin_s, self._clock(), behind_s)
 
     def reload(self, table: str, source: str) -> None:

@@ -85,9 +85,10 @@ class Api:
         read = await self._asked(ChatRequest, request)
         asked: ChatRequest = read.request
         self._check(read, {"logprobs": bool(asked.logprobs), "top_logprobs": bool(asked.top_logprobs)})
-        if asked.top_logprobs is not None and not asked.logprobs:
+        if asked.top_logprobs and not asked.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-        if asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens):
+        both = asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens)
+        if both and self._dialect == "openai":
             raise ApiError(400, "contradicts max_tokens: give one of them", param="max_completion_tokens")
         outputs = _outputs(asked.top_logprobs or 0) if asked.logprobs else ()
         orders = await self._orders(request, read, asked.max_completion_tokens or asked.max_tokens, outputs)
@@ -203,7 +204,7 @@ class Api:
             setattr(asked, name, None)
         for name in (*unsupported, *read.ignored):
             self._frontend.tell_once(f"note: {name} of requests has no effect here")
-        if asked.stream_options is not None and not asked.stream:
+        if asked.stream_options is not None and not asked.stream and self._dialect != "sglang":
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
 
     async def _sampling(self, asked: Sampled) -> SamplingParams:

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from ...core.errors import InvalidRequest
 from ..answers.tools import Call
@@ -40,6 +41,8 @@ from .schema import (
     DetokenizeRequest,
     LenientChatRequest,
     LenientCompletionRequest,
+    LenientDetokenizeRequest,
+    LenientTokenizeRequest,
     TokenizeRequest,
 )
 
@@ -51,6 +54,8 @@ LENIENT: dict[type[Body], type[Body]] = {
     ChatRequest: LenientChatRequest,
     MessagesRequest: LenientMessagesRequest,
     ResponsesRequest: LenientResponsesRequest,
+    TokenizeRequest: LenientTokenizeRequest,
+    DetokenizeRequest: LenientDetokenizeRequest,
 }
 MOST_NAME, MOST_NAMES = 64, 20
 """Of parameters that are left out: what is told of them."""
@@ -71,6 +76,7 @@ class ReadingRules:
     make_codec: Callable[[], TextCodec]  # makes the tokenizer of the body in another process
     without_tools: str = ""  # why the body takes none
     is_lenient: bool = False  # parameters that are unknown or have no effect are left out
+    takes_any_model: bool = False  # the name of the model is not looked at
 
 
 @dataclass(slots=True)
@@ -96,7 +102,7 @@ def read(kind: type[Body], data: bytes, rules: ReadingRules, codec: TextCodec) -
     else:
         request = validated(kind, data)
     model = getattr(request, "model", None)
-    if model is not None and model != rules.model:
+    if model is not None and model != rules.model and not rules.takes_any_model:
         message = f"the model {model!r} is not served here; the served model is {rules.model!r}"
         raise ApiError(404, message, param="model", code="model_not_found")
     if isinstance(request, CompletionRequest):
@@ -121,13 +127,20 @@ def validated(kind: type[Read], data: bytes, context: dict[str, Any] | None = No
     try:
         return kind.model_validate_json(data, context=context)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = _deepest(error)
     if first["type"] == "json_invalid":
         raise ApiError(400, f"the body is not JSON: {first['ctx']['error']}")
-    where = ".".join(map(str, first["loc"]))
+    where = ".".join(str(part) for part in first["loc"] if part != "str" and "[" not in str(part))
     message = first["msg"] if first["type"] != "extra_forbidden" else "is not a parameter of this endpoint"
     param = str(first["loc"][0]) if first["loc"] else None
     raise ApiError(400, f"{where}: {message}" if where else message, param=param)
+
+
+def _deepest(error: ValidationError) -> ErrorDetails:
+    """Return the first problem; if a value may have several forms, the problem of the form that it comes nearest to."""
+    found = error.errors(include_url=False, include_input=False)
+    same = [one for one in found if one["loc"][:1] == found[0]["loc"][:1]]
+    return max(same, key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
 
 
 def check_tokens(tokens: Sequence[int], vocab_size: int, param: str) -> None:

@@ -225,7 +225,7 @@ class TextPart(Lenient):
 
 class CalledFunction(Lenient):
     name: Text
-    arguments: Text = Field("{}", description="JSON")
+    arguments: Text | dict[str, Any] | None = Field("{}", description="JSON, or the object")
 
 
 class ToolCall(Lenient):
@@ -236,7 +236,7 @@ class ToolCall(Lenient):
         """Return the call as chat templates read it: with its arguments as an object, if they are one."""
         arguments: Any = self.function.arguments
         with suppress(ValueError):
-            arguments = json.loads(arguments)
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments or {}
         return {"type": "function", "id": self.id, "function": {"name": self.function.name, "arguments": arguments}}
 
 
@@ -249,8 +249,8 @@ class ChatMessage(Lenient):
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if self.content is None and not self.tool_calls:
-            raise PydanticCustomError("content", "expected content, or tool_calls")
+        if self.content is None and not self.tool_calls and self.role != "assistant":  # it may have had no text
+            raise PydanticCustomError("content", "expected content")
         return self
 
     def to_template(self) -> dict[str, Any]:
@@ -338,6 +338,14 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     model: Text | None = None
     tokens: Annotated[list[Token], Field(fail_fast=True)]
+
+
+class LenientTokenizeRequest(TokenizeRequest):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
+
+
+class LenientDetokenizeRequest(DetokenizeRequest):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
 
 class AbortRequest(Body):

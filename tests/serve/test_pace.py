@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import httpx
 import pytest
@@ -65,3 +66,19 @@ def test_a_server_that_keeps_up_says_nothing():
         wait_until(lambda: body.pace.behind_s < 0.2)
         ready = served.http.get("/ready").json()
         assert not told and "warning" not in ready and ready["speed"] == 1
+
+
+def test_a_server_without_requests_is_not_late():
+    """A start that took long makes no client wait, and the end of a burst is forgotten."""
+    told: list[str] = []
+    late_s = [0.0]
+    body = simulated_body(speed=1.0, clock=lambda: time.monotonic() + late_s[0])
+    body.pace = Pace(1.0, told.append)
+    late_s[0] = 3.0
+    with serving(body) as served:
+        wait_until(lambda: served.frontend.scheduler.is_running)
+        assert served.http.get("/ready").json()["behind_s"] == 0 and not told
+        assert served.post("/v1/completions", **{**ASKED, "max_tokens": 9}).status_code == 200
+        served.wait_until_idle()
+        assert served.http.get("/ready").json()["behind_s"] == 0
+        assert told, "while the request ran"

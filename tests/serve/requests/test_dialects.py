@@ -57,6 +57,69 @@ def test_parameters_without_effect_are_left_out_and_told_once(lenient: tuple[Ser
     assert served.post("/v1/completions", **{**ASKED, "max_tokens": -1}).status_code == 400
 
 
+def test_tokens_are_asked_for_as_vllm_and_sglang_have_it(lenient: tuple[Served, list[str]], simulated: Served):
+    served, _ = lenient
+    chat = {"messages": CHAT["messages"], "add_generation_prompt": True, "return_token_strs": False}
+    tokens = served.post("/tokenize", **chat).json()["tokens"]
+    assert served.post("/detokenize", tokens=tokens, skip_special_tokens=True).status_code == 200
+    assert simulated.post("/tokenize", **chat).json()["error"]["param"] == "add_generation_prompt"
+
+
+def test_the_newer_limit_of_tokens_counts(lenient: tuple[Served, list[str]], simulated: Served):
+    """Clients for several servers send both, as do routers that have the prompt computed elsewhere."""
+    served, _ = lenient
+    both = {**CHAT, "max_tokens": 8, "max_completion_tokens": 5, "ignore_eos": True}
+    assert served.post("/v1/chat/completions", **both).json()["usage"]["completion_tokens"] == 5
+    assert simulated.post("/v1/chat/completions", **both).json()["error"]["param"] == "max_completion_tokens"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "model", "options"), [("vllm", 404, 400), ("sglang", 200, 200), ("openai", 404, 400)]
+)
+def test_what_sglang_does_not_look_at(dialect: str, model: int, options: int):
+    """Its clients call the model "default", and its server reads `stream_options` of streams alone."""
+    with serving(simulated_body(), dialect=dialect) as served:
+        assert served.post("/v1/completions", **ASKED, model="default").status_code == model
+        assert served.post("/v1/completions", **ASKED, stream_options={"include_usage": True}).status_code == options
+
+
+def test_no_top_log_probabilities_are_no_error(simulated: Served):
+    for given in ({"top_logprobs": 0}, {"logprobs": False, "top_logprobs": 0}):
+        choice = simulated.post("/v1/chat/completions", **CHAT, **given).json()["choices"][0]
+        assert choice["logprobs"] is None
+    assert simulated.post("/v1/chat/completions", **CHAT, top_logprobs=1).json()["error"]["param"] == "top_logprobs"
+
+
+@pytest.mark.parametrize("arguments", [{"days": 1}, None, "{}"])
+def test_a_history_has_calls_in_each_form(simulated: Served, arguments: object):
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    history = [
+        {"role": "assistant", "content": None, "reasoning_content": "hm"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "fine"},
+    ]
+    asked = {**CHAT, "messages": [*CHAT["messages"], *history]}
+    assert simulated.post("/v1/chat/completions", **asked).status_code == 200
+    asked["messages"] = [{"role": "user", "content": None}]
+    assert simulated.post("/v1/chat/completions", **asked).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"stop": ["a"] * 20}, "stop: List should have at most 16 items after validation, not 20"),
+        ({"stop": 5}, "stop: Input should be a valid string"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]},
+            "messages.0.content.0.type: Input should be 'text'",
+        ),
+        ({"n": 0, "logit_bias": {"a": 1}}, "n: Input should be greater than or equal to 1"),
+    ],
+)
+def test_an_error_names_the_deepest_fault(simulated: Served, given: dict, message: str):
+    assert simulated.post("/v1/chat/completions", **{**CHAT, **given}).json()["error"]["message"] == message
+
+
 def test_min_tokens_and_ignore_eos(lenient: tuple[Served, list[str]]):
     served, _ = lenient
     counts = {}
