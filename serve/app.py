@@ -33,7 +33,7 @@ from .requests.responses import ResponsesRequest
 from .requests.schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .requests.sleep import add_sleep
 
-PLAIN = {"/health", "/ready", "/version"}
+PLAIN = {"/health", "/health_generate", "/ready", "/version"}
 """What needs no key: probes come without one."""
 COMPONENTS = "#/components/schemas/"
 
@@ -122,6 +122,7 @@ def _add_probes(app: FastAPI, frontend: Frontend, exposition: Exposition, engine
         return range(len(body.engines)) if alone is None else (alone,)
 
     @app.get("/health")
+    @app.get("/health_generate")  # what probes of SGLang ask; here both are the engine's own state
     async def health() -> Response:
         """200 while the engine runs, 503 while it starts and once it has failed."""
         return PlainTextResponse("", 200 if frontend.is_well else 503)

@@ -48,7 +48,7 @@ def test_a_key_is_demanded():
             assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
             assert answer.headers["WWW-Authenticate"] == "Bearer"
             assert served.http.get("/metrics", headers=headers).status_code == 401
-        for path in ("/health", "/ready", "/version"):
+        for path in ("/health", "/health_generate", "/ready", "/version"):
             assert served.http.get(path).status_code == 200
         headers = {"Authorization": "Bearer secret"}
         assert served.http.post("/v1/completions", json=ASKED, headers=headers).status_code == 200
