@@ -7,9 +7,10 @@
 A draw is made by hand: at each site, in the order of its area, the mistake is written that a person would most easily
 make there, before anybody asks whether the suite finds it. `show` runs each defect's script with and without it; one
 that makes no difference is left out of the draw. `judge` plants each defect in a copy of the tree and runs the
-components whose checks can reach its area, with the operations and the seed of `foredraft check` without options. Each
-outcome is a line of `runs/power/<draw>-<digest>.jsonl`, so a second call goes on where the first one stopped, and a
-draw that was changed begins anew.
+components whose checks can reach its area, with the default operations of `foredraft check`. Each outcome is a line of
+`runs/power/<draw>-<digest>-<judgement>-seed-<seed>.jsonl`, so a second call goes on where the first one stopped, and a
+draw that was changed begins anew. With other oracles a draw is judged again, under another name of the judgement.
+`--write` puts the table into docs/detection.md, at `<!-- draw <draw>, <judgement> -->`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 
+from ..pages import write_block
 from .copies import in_fork, planted, warm_up
 from .defects import Defect, Draw, read_draw
 from .judging import COMPONENTS, judge_one, report
@@ -41,7 +44,10 @@ def main() -> int:
         command.add_argument("draw", type=Path)
         command.add_argument("--only", nargs="+", metavar="ID", help="these defects or areas")
         command.add_argument("--workers", type=int, default=1)
-    commands.choices["judge"].add_argument("--seed", type=int, default=1, help="of the checks")
+    judge = commands.choices["judge"]
+    judge.add_argument("--seed", type=int, default=1, help="of the checks")
+    judge.add_argument("--judgement", default="first", metavar="NAME", help="which one it is of this draw")
+    judge.add_argument("--write", action="store_true", help="put the table into docs/detection.md")
     options = parser.parse_args()
     if options.command == "sites":
         _print_sites(options.seed, options.count)
@@ -52,7 +58,11 @@ def main() -> int:
     warm_up()
     if options.command == "show":
         return _show(draw, chosen, options.workers)
-    return _judge(draw, chosen, options.workers, options.seed)
+    lines = _judge(draw, chosen, options.workers, options.seed, options.judgement)
+    print("\n".join(lines))
+    if options.write:
+        write_block("detection.md", f"draw {draw.path.stem}, {options.judgement}", lines)
+    return 0
 
 
 def _print_sites(seed: int, count: int) -> None:
@@ -89,6 +99,10 @@ def _show(draw: Draw, defects: list[Defect], workers: int) -> int:
         scripts = list(dict.fromkeys(one.show for one in defects))
         names = [f"as-it-is-{number}" for number in range(len(scripts))]
         expected = dict(zip(scripts, pool.map(partial(said, defect=None), scripts, names), strict=True))
+        for one in defects:
+            if one.gone():
+                print(f"{one.id:<14} is no longer in the source")
+        defects = [one for one in defects if not one.gone()]
         found = pool.map(lambda one: said(one.show, one.id, one), defects)
         for one, (is_whole, printed) in zip(defects, found, strict=True):
             if not expected[one.show][0]:
@@ -109,15 +123,15 @@ def _run_script(script: str) -> None:
     sys.stdout.flush()
 
 
-def _judge(draw: Draw, defects: list[Defect], workers: int, seed: int) -> int:
+def _judge(draw: Draw, defects: list[Defect], workers: int, seed: int, judgement: str) -> list[str]:
+    """Judge what is not judged yet. Returns the table of all that is, with its conditions."""
     seen = _read_seen(draw)
-    defects = [one for one in defects if seen.get(one.id)]
-    left_out = [one.id for one in draw.defects if not seen.get(one.id)]
-    path = _seen_file(draw).with_name(f"{draw.path.stem}-{draw.digest}-seed-{seed}.jsonl")
+    counted = [one for one in draw.defects if seen.get(one.id)]
+    path = _seen_file(draw).with_name(f"{draw.path.stem}-{draw.digest}-{judgement}-seed-{seed}.jsonl")
     known = {}
     if path.exists():
         known = {item["id"]: item for item in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
-    left = [one for one in defects if one.id not in known]
+    left = [one for one in counted if one in defects and one.id not in known]
     left.sort(key=lambda one: int(one.id.rpartition("-")[2]))  # some of each area first
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -130,11 +144,25 @@ def _judge(draw: Draw, defects: list[Defect], workers: int, seed: int) -> int:
             print(json.dumps(outcome), file=file, flush=True)
             by = outcome["found_by"] or outcome.get("gone") or f"missed by {', '.join(COMPONENTS[outcome['area']])}"
             print(f"{outcome['id']:<14} {by}", file=sys.stderr, flush=True)
-    counted = [one for one in draw.defects if seen.get(one.id)]
-    print(report([known[one.id] for one in counted if one.id in known], len(counted), seed))
-    if left_out:
-        print(f"not counted, as `show` has not seen them: {', '.join(left_out)}")
-    return 0
+    judged = [one for one in counted if one.id in known and "gone" not in known[one.id]]
+    lines = [
+        f"`python -m benchmarks.power judge benchmarks/power/draws/{draw.path.name} --judgement {judgement} --seed {seed}`:",
+        f"digest {draw.digest}, {len(judged)} defects judged, each by the default operations of `foredraft check`.",
+        "",
+        *report([known[one.id] for one in judged]),
+    ]
+    for reason, without in (
+        ("their place is no longer in the source", [one.id for one in draw.defects if one.gone()]),
+        ("no script has shown them", [one.id for one in draw.defects if not seen.get(one.id) and not one.gone()]),
+    ):
+        lines += ["", fill(f"Not counted, {reason}: {', '.join(without)}.", 120)] if without else []
+    left = [one for one in counted if one not in judged and not one.gone()]
+    lines += (
+        ["", f"Not judged yet, in the order of their numbers: {len(left)} more defects that were shown."]
+        if left
+        else []
+    )
+    return lines
 
 
 if __name__ == "__main__":

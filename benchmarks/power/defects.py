@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from .sites import AREAS
+from .sites import AREAS, ROOT
 
 MOST_LINES = 15
 
@@ -34,6 +34,14 @@ class Defect:
         if text.count(self.old) != 1 or self.old == self.new:
             raise ValueError(f"{self.id}: `old` stands {text.count(self.old)} times in {self.file}, expected once")
         return text.replace(self.old, self.new)
+
+    def gone(self) -> str:
+        """Return why the tree has no place for the defect any more; "" if it has."""
+        try:
+            self.applied((ROOT / self.file).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            return str(error)
+        return ""
 
     @property
     def group(self) -> str:

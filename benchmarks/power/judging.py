@@ -11,7 +11,7 @@ from typing import Any
 
 from .copies import in_fork, planted
 from .defects import Defect
-from .sites import AREAS, ROOT
+from .sites import AREAS
 
 ACCEPT, STEPS = "accept", "step-controller"
 COMPONENTS: dict[str, tuple[str, ...]] = {
@@ -37,10 +37,8 @@ def judge_one(defect: Defect, folder: Path, seed: int) -> dict[str, Any]:
     A defect whose place in the source is another one by now has the key `gone`, and is not counted.
     """
     outcome = {"id": defect.id, "area": defect.area, "group": defect.group, "found_by": "", "ids": []}
-    try:
-        defect.applied((ROOT / defect.file).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return outcome | {"gone": str(error)}
+    if gone := defect.gone():
+        return outcome | {"gone": gone}
     with planted(folder / defect.id, defect) as place:
         found = in_fork(place, partial(_check, COMPONENTS[defect.area], seed), LIMIT_S)
     if isinstance(found, dict):
@@ -61,6 +59,8 @@ def _check(contracts: Sequence[str], seed: int) -> tuple[str, list[str]] | None:
     check = import_module("foredraft.properties.conformance").check
     for contract in contracts:
         for name in registry.SUBJECTS[contract]:
+            if ".plain:" in name:  # written without the code that has the defect
+                continue
             budget = swarm.Budget(operations=registry.OPERATIONS[name], is_extended=True)
             report = check(registry.suite_of(contract), load_make(name), budget=budget, subject=name, seed=seed)
             if not report.ok:
@@ -68,11 +68,9 @@ def _check(contracts: Sequence[str], seed: int) -> tuple[str, list[str]] | None:
     return None
 
 
-def report(outcomes: list[dict[str, Any]], planned: int, seed: int) -> str:
+def report(outcomes: list[dict[str, Any]]) -> list[str]:
     """Return a table: per area and group how many defects were judged and found, with the interval of the share."""
-    gone = [one["id"] for one in outcomes if "gone" in one]
-    outcomes = [one for one in outcomes if "gone" not in one]
-    rows = ["| area | planted | found | share (95 %) | missed |", "| --- | --- | --- | --- | --- |"]
+    rows = ["| area | judged | found | share (95 %) | missed |", "| --- | --- | --- | --- | --- |"]
     for group, areas in AREAS.items():
         for label, of in (*((area, (area,)) for area in areas), (f"**{group}**", tuple(areas))):
             judged = [one for one in outcomes if one["area"] in of]
@@ -83,8 +81,7 @@ def report(outcomes: list[dict[str, Any]], planned: int, seed: int) -> str:
             share = f"{found / len(judged):.0%} ({low:.0%} to {high:.0%})"
             missed = "" if len(of) > 1 else ", ".join(one["id"] for one in judged if not one["found_by"])
             rows.append(f"| {label} | {len(judged)} | {found} | {share} | {missed} |")
-    rows.append(f"{len(outcomes)} of {planned} defects judged, checks with seed {seed}")
-    return "\n".join([*rows, *([f"no longer in the source: {', '.join(gone)}"] if gone else ())])
+    return rows
 
 
 def wilson(found: int, trials: int, z: float = 1.96) -> tuple[float, float]:

@@ -82,7 +82,7 @@ def test_a_planted_defect_is_seen_in_a_copy_alone(power, tmp_path):
         defect.applied("nothing")
 
 
-def test_only_what_was_seen_is_judged(power, tmp_path, monkeypatch, capsys):
+def test_only_what_was_seen_is_judged(power, tmp_path, monkeypatch):
     texts = {
         "site": "core/kv/store.py x",
         "mistake": "m",
@@ -91,22 +91,36 @@ def test_only_what_was_seen_is_judged(power, tmp_path, monkeypatch, capsys):
         "new": "b",
         "show": "",
     }
-    ones = tuple(power.defects.Defect(f"kv-{number}", "kv", **texts) for number in (1, 2, 3))
+    ones = tuple(power.defects.Defect(f"kv-{number}", "kv", **texts) for number in range(1, 6))
     draw = power.defects.Draw(Path("1.toml"), "0", ones, {})
     monkeypatch.setattr(power.main, "ROOT", tmp_path)
-    power.main._seen_file(draw).write_text(json.dumps({"kv-1": True, "kv-2": False, "kv-3": True}))
+    power.main._seen_file(draw).write_text(json.dumps({"kv-1": True, "kv-2": False, "kv-3": True, "kv-5": True}))
     outcome = {"area": "kv", "ids": []}
     monkeypatch.setattr(
         power.main,
         "judge_one",
         lambda one, folder, seed: outcome | {"id": one.id, "found_by": "x" if one.id == "kv-1" else ""},
     )
+    monkeypatch.setattr(power.defects.Defect, "gone", lambda one: "it has moved" if one.id == "kv-4" else "")
     for _ in range(2):  # the second call has nothing left to judge
-        power.main._judge(draw, list(ones), 1, 1)
-        said = capsys.readouterr().out
-        assert "| kv | 2 | 1 | 50% (9% to 91%) | kv-3 |" in said and "2 of 2 defects judged" in said
-        assert "not counted, as `show` has not seen them: kv-2" in said
-    assert len((tmp_path / "runs" / "power" / "1-0-seed-1.jsonl").read_text().splitlines()) == 2
+        lines = power.main._judge(draw, list(ones[:3]), 1, 1, "first")
+        assert "| kv | 2 | 1 | 50% (9% to 91%) | kv-3 |" in lines and lines[1].startswith("digest 0, 2 defects judged")
+        assert "Not counted, no script has shown them: kv-2." in lines
+        assert "Not counted, their place is no longer in the source: kv-4." in lines
+        assert lines[-1] == "Not judged yet, in the order of their numbers: 1 more defects that were shown."
+    assert len((tmp_path / "runs" / "power" / "1-0-first-seed-1.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_judgement_is_written_into_its_own_place(power, tmp_path, monkeypatch):
+    page = "<!-- draw 1, first -->\nold\n<!-- end -->\n<!-- draw 1, now -->\nkept\n<!-- end -->\n"
+    (tmp_path / "detection.md").write_text(page)
+    monkeypatch.setattr("benchmarks.pages.DOCS", tmp_path)
+    monkeypatch.setattr(power.main, "_judge", lambda *given: ["a", "table"])
+    monkeypatch.setattr(power.main, "warm_up", lambda: None)
+    path = str(ROOT / "benchmarks" / "power" / "draws" / "1.toml")
+    monkeypatch.setattr(sys, "argv", ["power", "judge", path, "--write"])
+    assert power.main.main() == 0
+    assert (tmp_path / "detection.md").read_text() == page.replace("old", "a\ntable")
 
 
 def test_the_interval_of_a_share(power):
