@@ -7,7 +7,7 @@ copied alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from .config import ModelConfig
 from .decoder import Decoder
 from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle, PredictionLayer, unprefixed
 from .head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from .mlps import ExpertMlp
 from .stored.coded import CodedWeight, stacked
 from .stored.quantized import AnyTensor, PackedTensor, read_tensor, read_unpacked, unpacked
 from .stored.tensor_files import FLOAT_DTYPES, CheckpointError, StoredTensor, list_tensors, read_tensors, write_tensors
@@ -67,9 +68,11 @@ def load_target(
     if config.quantization is not None:
         stored = unpacked(stored, config.quantization)
     whole = _meta_decoder(config, ops)
+    _follow(whole, stored)
     _check(directory, whole, {language_model_name(name): t for name, t in stored.items()})
     keeps = keep_quantized and config.quantization is not None and shard.is_whole
     decoder = Decoder(replace(config, keeps_quantized=keeps), ops, device, dtype or config.dtype, shard)
+    _follow(decoder, stored)
     if keeps:
         stored = _keep(decoder, stored)
     _fill(decoder, stored, language_model_name, {} if shard.is_whole else _cuts(whole, decoder))
@@ -207,6 +210,7 @@ def _load_prediction_layer(directory: Path, config: HeadConfig, target: Decoder)
     }
     if target.config.quantization is not None:
         stored = unpacked(stored, target.config.quantization)
+    _follow(head, stored)
     _check(directory, head, {unprefixed(name): tensor for name, tensor in stored.items()})
     _fill(head, stored, unprefixed)
     return head
@@ -232,6 +236,13 @@ def _read_vocabulary(directory: Path, head: DraftHead, stored: dict[str, StoredT
         problem = Problem("d2t", f"must map draft tokens to different tokens of the target, 0 … {size - 1}")
         raise CheckpointError(str(stored["d2t"].path), [problem])
     head.set_vocabulary(ids)
+
+
+def _follow(model: Decoder | DraftHead, names: Collection[str]) -> None:
+    """Name a model's weights as the tensors of a checkpoint, where a family has several ways."""
+    for module in model.modules():
+        if isinstance(module, ExpertMlp):
+            module.follow(names)
 
 
 def _check(directory: str | Path, model: Decoder | DraftHead, stored: Mapping[str, AnyTensor]) -> None:

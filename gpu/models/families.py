@@ -47,8 +47,9 @@ class ExpertForm:
     """How a checkpoint stores a layer's experts.
 
     `packed`: all of them in one tensor per projection, transposed, with biases, and gate and up in turns; else one
-    tensor per expert and projection, with the names given here. `key`: of their number in `config.json`.
-    `has_own_width`: whether they have a width beside the dense MLPs' `intermediate_size`.
+    tensor per expert and projection, with the names given here. `may_be_stacked`: or all in one tensor per projection
+    as they are computed with, gate above up. `key`: of their number in `config.json`. `has_own_width`: whether they
+    have a width beside the dense MLPs' `intermediate_size`.
     """
 
     prefix: str = "mlp"
@@ -56,6 +57,7 @@ class ExpertForm:
     up: str = "up_proj"
     down: str = "down_proj"
     packed: bool = False
+    may_be_stacked: bool = False
     key: str = "num_experts"
     has_own_width: bool = True
     routing: Routing = Routing.SOFTMAX
@@ -216,7 +218,7 @@ DECODED: Mapping[str, Family] = {
         prediction=replace(_MTP, key="num_nextn_predict_layers", is_counted=False),
     ),
     "qwen3_5": _QWEN_HYBRID,
-    "qwen3_5_moe": replace(_QWEN_HYBRID, experts=_GATED_EXPERTS),
+    "qwen3_5_moe": replace(_QWEN_HYBRID, experts=replace(_GATED_EXPERTS, may_be_stacked=True)),
 }  # fmt: skip
 """By the family's name in `core.model_shape`."""
 

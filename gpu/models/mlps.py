@@ -9,7 +9,7 @@ segments' sizes is free, everything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -26,6 +26,7 @@ from .weights import NamedWeight, empty_matrix, empty_weight, rows_of
 
 MAX_CHOICES = 2048  # of a pass outside of rounds on a GPU that goes to the experts as it stands
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+STACKED = "experts.gate_up_proj"  # the tensor of all experts' first projections, below a layer's MLP
 
 
 class Mlp(nn.Module):
@@ -80,6 +81,7 @@ class ExpertMlp(nn.Module):
         super().__init__()
         assert config.moe is not None
         self.ops, self.moe, self._form = ops, config.moe, config.family.experts or ExpertForm()
+        self._is_stored_stacked = False
         num_experts, width, hidden = config.moe.num_experts, config.moe.intermediate_size, config.hidden_size
         self.router_weight: nn.Parameter = empty_weight(num_experts, hidden, device=device, dtype=dtype)
         matrix = partial(empty_matrix, device=device, dtype=dtype, kept=config.keeps_quantized)
@@ -183,13 +185,17 @@ class ExpertMlp(nn.Module):
         out = out * weights.flatten()[order].unsqueeze(-1)
         return torch.zeros_like(x).index_add(0, tokens, out)
 
+    def follow(self, names: Collection[str]) -> None:
+        """Name the weights as a checkpoint with tensors of these names does."""
+        self._is_stored_stacked = self._form.may_be_stacked and any(name.endswith(STACKED) for name in names)
+
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         """Yield the weights with names below the layer's MLP:
-        one tensor per expert and projection, or (gpt-oss) one for all experts."""
+        one tensor per expert and projection, or one for all experts."""
         if self.gate_up_bias is not None and self.down_bias is not None and self.router_bias is not None:
             yield NamedWeight("router.weight", self.router_weight.detach())
             yield NamedWeight("router.bias", self.router_bias.detach())
-            yield NamedWeight("experts.gate_up_proj", self.gate_up_weight.detach().transpose(1, 2))
+            yield NamedWeight(STACKED, self.gate_up_weight.detach().transpose(1, 2))
             yield NamedWeight("experts.gate_up_proj_bias", self.gate_up_bias.detach())
             yield NamedWeight("experts.down_proj", self.down_weight.detach().transpose(1, 2))
             yield NamedWeight("experts.down_proj_bias", self.down_bias.detach())
@@ -203,6 +209,10 @@ class ExpertMlp(nn.Module):
             yield NamedWeight(f"{self._form.shared}_gate.weight", self.shared_gate.detach())
         gate, up, down = self._form.gate, self._form.up, self._form.down
         yield NamedWeight("gate.weight", self.router_weight.detach())
+        if self._is_stored_stacked:
+            yield NamedWeight(STACKED, self.gate_up_weight.detach())
+            yield NamedWeight("experts.down_proj", self.down_weight.detach())
+            return
         width = self.down_weight.shape[2]
         for i in range(self.moe.num_experts):
             gate_up = self.gate_up_weight.detach()[i]

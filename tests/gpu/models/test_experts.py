@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from foredraft.gpu.models.checkpoint import load_target, save_target
 from foredraft.gpu.models.config import QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.mlps import ExpertMlp
+from foredraft.gpu.models.stored.tensor_files import CheckpointError
 from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.ops.torch_ops import TorchOps
+from foredraft.gpu.tiny.dense import DenseAttention
+from safetensors.torch import save_file
+from test_models import FAMILIES, model_of_transformers, randomize, tokens_of
+from wide_recurrence import wide_recurrence
 
 
 def expert_mlp(dtype: torch.dtype = torch.float64, num_experts: int = 12, top_k: int = 2) -> ExpertMlp:
@@ -55,6 +61,32 @@ def test_few_tokens_read_only_the_experts_that_they_chose():
     torch.testing.assert_close(mlp.run(x)[0], before)
     mlp.down_weight[experts[0, 0]] = torch.nan
     assert mlp.run(x)[0].isnan().any()
+
+
+@pytest.mark.xdist_group("transformers")
+@torch.no_grad()
+def test_experts_of_a_layer_may_be_one_tensor(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """As Qwen3.5 is published, a language model beside what sees."""
+    architecture, fields = FAMILIES["qwen3.5 moe"]
+    theirs = model_of_transformers(architecture, **fields)
+    theirs.set_experts_implementation("eager")
+    randomize(theirs, seed=11)
+    theirs.save_pretrained(tmp_path)  # a tensor of each expert
+    own = {name.replace("model.", "model.language_model.", 1): value for name, value in theirs.state_dict().items()}
+    name = "model.language_model.layers.1.mlp.experts.down_proj"
+    assert own[name].shape == (6, 48, 24)
+    save_file(own, tmp_path / "model.safetensors")
+    ours, tokens = load_target(tmp_path, TorchOps(), dtype=torch.float64), tokens_of(100)
+    save_target(ours, tmp_path / "again")
+    again = type(theirs).from_pretrained(tmp_path / "again").state_dict()
+    assert all(torch.equal(again[name], value.to(again[name].dtype)) for name, value in theirs.state_dict().items())
+    with wide_recurrence(monkeypatch, theirs):
+        expected = theirs.double()(tokens[None]).logits[0]
+    found = ours.logits(ours(tokens, DenseAttention([100])).hidden)
+    assert (found - expected).abs().max() <= 1e-5  # the tables of the rotation have 32 bits
+    save_file(own | {name: own[name].float().transpose(1, 2).contiguous()}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"layers.1.mlp.experts.down_proj: has shape \[6, 24, 48\]"):
+        load_target(tmp_path, TorchOps())
 
 
 @pytest.mark.gpu

@@ -327,11 +327,29 @@ def test_the_prediction_layer_of_deepseek_v3_is_that_of_transformers(tmp_path: P
     assert drafted.stats().drafted
 
 
+def with_stacked_experts(tensors: dict[str, torch.Tensor], num_experts: int) -> dict[str, torch.Tensor]:
+    """Stack the experts of each layer: gate above up in one tensor, down in another."""
+    found = dict(tensors)
+    for prefix in {name.partition(".experts.")[0] for name in tensors if ".experts." in name}:
+        each = [
+            [found.pop(f"{prefix}.experts.{i}.{part}_proj.weight") for part in ("gate", "up", "down")]
+            for i in range(num_experts)
+        ]
+        found[f"{prefix}.experts.gate_up_proj"] = torch.stack([torch.cat((gate, up)) for gate, up, _ in each])
+        found[f"{prefix}.experts.down_proj"] = torch.stack([down for _, _, down in each])
+    return found
+
+
 @pytest.mark.parametrize(
-    "label", ["qwen3_5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_next", "qwen3_5_moe"))]
+    "label, stacked",
+    [
+        ("qwen3_5", False),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("qwen3_next", False), ("qwen3_5_moe", False))),
+        ("qwen3_5_moe", True),
+    ],
 )
 @torch.no_grad()
-def test_the_prediction_layer_of_a_hybrid_model_is_that_of_transformers(label: str, tmp_path: Path):
+def test_the_prediction_layer_of_a_hybrid_model_is_that_of_transformers(label: str, stacked: bool, tmp_path: Path):
     """Attention without a state, whatever the model's layers are; beside the model, below `mtp.`."""
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_layers import MtpLayer
@@ -347,7 +365,8 @@ def test_the_prediction_layer_of_a_hybrid_model_is_that_of_transformers(label: s
     made = filled(PredictionLayer(HeadConfig(EAGLE, layer, 32, VOCAB_SIZE, inside_target=True), model))
     tensors = {weight.name: weight.published() for weight in made.checkpoint_weights()}
     assert {"mtp.fc.weight", "mtp.norm.weight", "mtp.layers.0.self_attn.q_norm.weight"} <= tensors.keys()
-    save_file({**load_file(target / SINGLE), **tensors}, target / SINGLE)
+    stored = {**load_file(target / SINGLE), **tensors}
+    save_file(with_stacked_experts(stored, shape.moe.num_experts) if stacked else stored, target / SINGLE)
     if form.is_counted:
         with pytest.raises(ConfigError, match="mtp_num_hidden_layers: expected 1"):
             load_draft(target, EAGLE, model)
@@ -361,12 +380,7 @@ def test_the_prediction_layer_of_a_hybrid_model_is_that_of_transformers(label: s
     reference = MtpLayer(config, type(theirs.model.layers[-1]), type(theirs.model.norm), 0).double().eval()
     own = {name.removeprefix("mtp."): tensor.double() for name, tensor in tensors.items()}
     if shape.moe is not None:
-        experts = {"gate_up_proj": [], "down_proj": []}
-        for number in range(shape.moe.num_experts):
-            parts = [own.pop(f"layers.0.mlp.experts.{number}.{p}_proj.weight") for p in ("gate", "up", "down")]
-            experts["gate_up_proj"].append(torch.cat(parts[:2]))
-            experts["down_proj"].append(parts[2])
-        own |= {f"layers.0.mlp.experts.{name}": torch.stack(each) for name, each in experts.items()}
+        own = with_stacked_experts(own, shape.moe.num_experts)
     places = {"fc.": "eh_proj.", "pre_fc_norm_embedding.": "enorm.", "pre_fc_norm_hidden.": "hnorm."}
     places |= {"norm.": "post_norm.", "layers.0.": "mtp_block."}
     named = {}

@@ -3,6 +3,7 @@ it, with any draft, tree, batch, page, chunk and pool."""
 
 from __future__ import annotations
 
+import os
 import random
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from kinds_of_drafts import DRAFTS
 from small_checkpoint import VOCAB_SIZE, write_head, write_target
 from wide_recurrence import wide_recurrence
 
-SESSIONS = 15
+SESSIONS = int(os.environ.get("SESSIONS", "15"))  # of each family
 # transformers has no MiMo, and changes the rotation of longrope within a text.
 WITH_REFERENCE = [label for label in SHAPES if label not in ("mimo", "phi3, longrope")]
 
