@@ -8,6 +8,7 @@ config is taken as it comes (`properties/executor/contract.py`); this file impor
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -17,21 +18,24 @@ from ...core.contract.step import Step, StepResult
 from ...core.draws import request_key
 from ...sim.actors.device import Device, Truth
 from ...sim.assembly import Assembly, assemble
-from ...sim.scenario import Acceptance, EngineTable, Scenario, Speculation
+from ...sim.scenario import Acceptance, EngineTable, Hardware, Scenario, Speculation
+from ...sim.scenario.scenario import Model
 
 LONGEST_OUTPUT = 25
+PLAIN, RECURRENT = Model(), Model(target="qwen3-next-80b-a3b", draft="qwen3-0.6b")
 
 
 class SimulatedExecutor:
     """Run steps on one device. The true length of an output follows from the request's id, some beyond
     what it may emit."""
 
-    capabilities = ("trees", "hidden_states", "inspection", "accounting")
+    capabilities = ("trees", "hidden_states", "inspection", "accounting", "states")
 
     def __init__(self, config: Any) -> None:
         controller = config.make_controller()
         nodes = controller.max_num_draft_tokens
-        self.assembly = _assembly(config.algorithm, config.steps, config.topk, nodes, config.page_size)
+        model = RECURRENT if config.is_recurrent else PLAIN
+        self.assembly = _assembly(model, config.algorithm, config.steps, config.topk, nodes, config.page_size)
         acceptance, rank_ratio = self.assembly.acceptance, self.assembly.scenario.acceptance.rank_ratio
         self.device = Device(
             self.assembly.cost,
@@ -88,13 +92,22 @@ class SimulatedExecutor:
     def hidden_bytes(self) -> int:
         return self.assembly.memory.hidden_states_bytes
 
+    def state_room(self) -> int:
+        each = self.assembly.target.recurrent_state_bytes
+        return self.assembly.memory.recurrent_states_bytes // each if each else 0
+
+    def states(self, rows: Sequence[int]) -> list[tuple[int, None]]:
+        return [(length, None) for length in self.device.kv_lengths(np.array(rows, np.intp)).tolist()]
+
 
 @cache
-def _assembly(algorithm: str, steps: int, topk: int, num_draft_tokens: int, page_size: int) -> Assembly:
-    """Assemble llama-3.1-8B on an H100, with whatever draft the algorithm has."""
+def _assembly(model: Model, algorithm: str, steps: int, topk: int, num_draft_tokens: int, page_size: int) -> Assembly:
+    """Assemble a model on a B300, with whatever draft the algorithm has."""
     nodes = num_draft_tokens if topk > 1 else None
     return assemble(
         Scenario(
+            model=model,
+            hardware=Hardware(gpu="B300"),
             speculation=Speculation(
                 algorithm=algorithm, policy="fixed", steps=steps, topk=topk, num_draft_tokens=nodes
             ),

@@ -32,10 +32,10 @@ from ...gpu.models.weights import initialize
 from ...gpu.ops.delta_rule import StateShape
 from ...gpu.ops.host_ops import HostOps
 from ...gpu.ops.port import Capture, DeviceTree
-from ...gpu.tiny.dense import DenseAttention
-from ...properties.executor.oracle import After, Drafts, is_allowed, looked_up
+from ...properties.executor.oracle import After, Drafts, RowState, is_allowed, looked_up
 from ...properties.executor.reference.adapter import WrappedExecutor
 from .dense_drafting import DenseHead, DenseHeads, DenseModel, Shape, dense_tree
+from .plain_recurrence import PlainRecurrence, flat_state
 
 # Widths that nothing else in these models has: projections are 16 + 2 · 8 and 2 · 24 wide.
 HIDDEN = 44
@@ -60,14 +60,14 @@ class CheckedExecutor(WrappedExecutor):
     hidden_size = HIDDEN
     capabilities = (
         *("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff"),
-        *("plain", "drafts", "proposals", "samples", "shaped"),
+        *("plain", "drafts", "proposals", "samples", "shaped", "states", "restarts"),
     )
 
     def __init__(self, config: Any) -> None:
         # Pools of threads would only wait for their members: the models are tiny.
         torch.set_num_threads(1)
         threadpool_limits(1, user_api="blas")
-        kind = Kind(config.mixture, is_recurrent=config.mixture and not config.prefix_cache)
+        kind = Kind(config.mixture, config.is_recurrent)
         target = target_model(config.vocab_size, kind, context_of(config.algorithm))
         draft = draft_model(config.algorithm, config.vocab_size, kind)
         self.models = (target, draft)
@@ -97,6 +97,10 @@ class CheckedExecutor(WrappedExecutor):
         self._proposed, self._drafted = self._drafted[:rounds], self._drafted[rounds:]
         return result
 
+    def restart(self) -> None:
+        super().restart()
+        self._drafted.clear()
+
     def proposed(self) -> list[list[Drafts]]:
         return self._proposed
 
@@ -112,14 +116,18 @@ class CheckedExecutor(WrappedExecutor):
 
     def after(self, text: Sequence[int], first: int) -> After:
         known = self._plain(tuple(text))
-        return After(known.logits[first:], {name: values[first:] for name, values in known.outputs.items()})
+        outputs = {name: values[first:] for name, values in known.outputs.items()}
+        return After(known.logits[first:], outputs, known.state)
 
     def _plainly(self, text: tuple[int, ...]) -> After:
         """Return what the target gives after each token of a text, computed as one sequence in one
         pass, without pages."""
-        target, _ = self.models
+        target, draft = self.models
+        tokens, attention = torch.tensor(text), PlainRecurrence(len(text))
         with torch.no_grad():
-            out = target.forward(torch.tensor(text), DenseAttention([len(text)]), Capture(routed_experts=True))
+            out = target.forward(tokens, attention, Capture(routed_experts=True))
+            if self.config.is_recurrent and isinstance(draft, Decoder):
+                draft.forward(tokens, attention)
             logits = target.logits(out.hidden)
             logprobs = logits.log_softmax(-1)
             top, ids = logprobs.topk(NUM_TOP_LOGPROBS, dim=-1)
@@ -131,7 +139,20 @@ class CheckedExecutor(WrappedExecutor):
             "hidden_states": out.hidden.numpy(),
             "routed_experts": no_experts if out.routed_experts is None else out.routed_experts.numpy(),
         }
-        return After(logits.numpy(), outputs)
+        return After(logits.numpy(), outputs, torch.cat(attention.states).numpy() if attention.states else None)
+
+    def state_room(self) -> int:
+        states = self.executor.pool.states
+        return 0 if states is None else len(states.lengths) - 1
+
+    def states(self, rows: Sequence[int]) -> list[RowState]:
+        pools = [pool.states for pool in (self.executor.pool, self.executor.draft_pool) if pool and pool.states]
+        layers = [layer for pool in pools for layer in pool.layers]
+        found = []
+        for row in rows:
+            values = torch.cat([flat_state(layer.matrices[row], layer.inputs[row]) for layer in layers])
+            found.append(RowState(int(pools[0].lengths[row]), values.numpy()))
+        return found
 
     def drafted(self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int) -> Drafts | None:
         target, draft = self.models

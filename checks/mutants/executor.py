@@ -17,6 +17,7 @@ from ...properties.executor.reference.adapter import ReferenceAdapter
 from ...properties.executor.reference.drafting import ReferenceDrafter
 from ...properties.executor.reference.language_model import HIDDEN_SIZE, hidden_of
 from ...properties.executor.reference.passes import ReferencePasses
+from ...properties.executor.reference.shadow import ShadowStates
 from .planting import defects, lookup
 
 SIMULATED = REAL = ()
@@ -155,6 +156,28 @@ its drafts.
         turned = {name: request.relayed[name][:, ::-1] for name in ("topk_ids", "topk_probabilities")}
         return good(self, replace(request, relayed=request.relayed | turned))
 
+KeepsTheLastNode (STATE-01, RAISES): A state takes in the path to the last node of a tree, whichever was accepted.
+    ShadowStates.keep
+        - self.hashes[rows] = hashes.ravel()[last]
+        + self.hashes[rows] = hashes[:, -1]
+
+GoesOnFromItsPredecessor (STATE-02, ANSWER): A request goes on from the state of the one that had its row before.
+    ShadowStates.run_chunk
+        - int(self.hashes[row]) if start else empty
+        + int(self.hashes[row]) if start or self.lengths[row] else empty
+
+StartsEveryChunkFresh (STATE-02): Each chunk of a prompt begins from the empty state.
+    ShadowStates.run_chunk
+        - int(self.hashes[row]) if start else empty
+        + empty
+
+ForgetsWhatRests (STATE-03): Only the states of a step's own rows stay on the device.
+    ReferenceExecutor._result:
+        if self.states is not None:
+            parts = [part.rows for part in (running.step.prefill, running.step.decode) if part is not None]
+            self.states.hashes[np.setdiff1d(np.arange(len(self.states.hashes)), np.concatenate(parts))] = 0
+        return good(self, running)
+
 MixesTheArrivalsUp (ANSWER): The first tokens of requests that arrive together are those of their neighbours.
     ReferenceAdapter.draft_input:
         answer = good(self, batch, last_tokens)
@@ -163,7 +186,7 @@ MixesTheArrivalsUp (ANSWER): The first tokens of requests that arrive together a
 
 _PLACES = [
     *(ReferenceExecutor, ReferencePasses, ReferenceAdapter, ReferenceDrafter),
-    *(FutureMap, RelayField, replace, hidden_of),
+    *(FutureMap, RelayField, ShadowStates, replace, hidden_of),
 ]
 _CONSTANTS = {"np": np, "HIDDEN_SIZE": HIDDEN_SIZE, "PADDING_ROW": PADDING_ROW}
 MUTANTS = (*defects("executor", ReferenceAdapter, _PLACES, REFERENCE, **_CONSTANTS), *SIMULATED, *REAL)

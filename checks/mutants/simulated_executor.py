@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from ...sim.actors.device import Device
 from ..adapters.simulated_executor import SimulatedExecutor
 from .planting import defects, lookup
 
@@ -27,6 +28,17 @@ DrawsOneRoundMore (ANSWER): A block is drawn one round longer than it was certif
 ForgetsTheStop (ANSWER): A stop that comes between launch and run is lost.
     SimulatedExecutor.request_stop = None
 
+SetsNoStatesAside (STATE-04): The memory plan forgets the states of a model with recurrent layers.
+    SimulatedExecutor.state_room = 0
+
+SetsStatesAsideForAll (STATE-04): The memory plan sets states aside for every model.
+    SimulatedExecutor.state_room = good(self) or 1
+
+GoesOnFromTheOldLength (STATE-01, STATE-02): A row that begins again has at least the length of the request before.
+    Device.prefill
+        - self._kv_end[row] = start + length + int(self._left[row])
+        + self._kv_end[row] = max(self._kv_end[row], start + length + int(self._left[row]))
+
 EndsAreLate (ANSWER): Who ends in a round is said in the next one.
     SimulatedExecutor.collect:
         result = good(self)
@@ -35,5 +47,5 @@ EndsAreLate (ANSWER): Who ends in a round is said in the next one.
         return replace(result, decode=replace(result.decode, ended=np.zeros_like(result.decode.ended)))
 """
 
-MUTANTS = defects("executor", SimulatedExecutor, [SimulatedExecutor, replace], SIMULATED, prefix="sim:")
+MUTANTS = defects("executor", SimulatedExecutor, [Device, SimulatedExecutor, replace], SIMULATED, prefix="sim:")
 __getattr__ = lookup(MUTANTS)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...gpu.batch.states import ChunkStates, TreeStates
+from ...gpu.batch import states
+from ...gpu.batch.states import BranchStates, ChunkStates, TreeStates
 from ...gpu.draft.branches import BranchDraft
 from ...gpu.draft.heads import HeadsDraft
 from ...gpu.executor import shaping
@@ -103,31 +104,62 @@ DraftsFromTheSameSlot (ANSWER): Every head of a multi-layer draft says what foll
         - accept_lens - 1 + head)
         + accept_lens - 1)
 
-KeepsWhatWasRejected (ANSWER, RAISES): The state of a recurrent layer takes in all nodes of a tree, not the accepted path alone.
+KeepsWhatWasRejected (STATE-01, ANSWER, RAISES): The state of a recurrent layer takes in all nodes of a tree, not the accepted path alone.
     TreeStates.keep_verified
         - self.keep(verified.accept_index.long() - firsts, verified.accept_lens.long())
         + order = numbers(num_nodes, firsts.device).expand(len(firsts), -1)
         + self.keep(order, torch.full_like(verified.accept_lens, num_nodes).long())
 
-KeepsTheFirstNodes (ANSWER): A state takes in as many nodes as were accepted, but the first ones of the tree.
+KeepsTheFirstNodes (STATE-01, ANSWER): A state takes in as many nodes as were accepted, but the first ones of the tree.
     TreeStates.keep_verified
         - self.keep(verified.accept_index.long() - firsts, verified.accept_lens.long())
         + self.keep(numbers(num_nodes, firsts.device).expand(len(firsts), -1), verified.accept_lens.long())
 
-KeepsItTwice (ANSWER, RAISES): The accepted path enters the state in two calls: the round's, and once more.
+KeepsItTwice (STATE-01, ANSWER, RAISES): The accepted path enters the state in two calls: the round's, and once more.
     TreeStates.keep:
         good(self, path, lens)
         good(self, path, lens)
 
-ReadsAFreedSlot (ANSWER): A row that begins goes on from the state of the request that had its slot before.
+ReadsAFreedSlot (STATE-02, ANSWER): A row that begins goes on from the state of the request that had its slot before.
     ChunkStates.__init__:
         good(self, pool, rows, prefix_lens, starts, kept, max_len)
         self._first = torch.zeros_like(self._first)
 
-SharesOneSlot (ANSWER, RAISES): Two requests have one slot: every row reads and writes the state of the first.
+SharesOneSlot (STATE-01, ANSWER, RAISES): Two requests have one slot: every row reads and writes the state of the first.
     TreeStates.__init__:
         good(self, pool, rows, lengths, links)
         self._rows = rows[:1].expand(len(rows))
+
+ForgetsToDecay (STATE-01, STATE-02, ANSWER): What enters a state is added to it, and nothing in it fades.
+    states.advanced
+        - matrices = states.matrices * total.exp().transpose(1, 2).unsqueeze(-1) + changes
+        + matrices = states.matrices + changes
+
+ConvolvesTheOldInputs (STATE-01, STATE-02, ANSWER): The convolution sees the inputs before the last pass again.
+    states.advanced
+        - return States(matrices, seen.gather(1, last.unsqueeze(-1).expand(-1, -1, seen.shape[2])))
+        + return States(matrices, states.inputs)
+
+ClearsThePool (STATE-03, STATE-01, ANSWER): A request that begins clears the slots of all.
+    ChunkStates.__init__:
+        good(self, pool, rows, prefix_lens, starts, kept, max_len)
+        if self._first.any():
+            for layer in pool.layers:
+                layer.matrices.zero_()
+
+DraftsInTheRowsSlot (STATE-01, ANSWER): A draft's branches have no copies: the last one writes into the slot of its row.
+    BranchStates.__init__:
+        good(self, pool, rows, lengths, branches)
+        self.slots = rows.repeat_interleave(branches)
+    BranchStates.run:
+        out = good(self, layer, inputs, kernel, shape)
+        self._pool.write(layer, self.slots, self._states[layer])
+        return out
+
+LosesTheTailOfAChunk (STATE-02, ANSWER, RAISES): The last token of a prompt's chunk never enters the state.
+    ChunkStates.__init__:
+        good(self, pool, rows, prefix_lens, starts, kept, max_len)
+        self._kept = (kept - 1).clamp(min=0)
 
 HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root of their tree.
     CheckedExecutor.__init__:
@@ -142,6 +174,9 @@ HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root o
         decode_round._verify_forward = without_root
 """
 
-_PLACES = [BranchDraft, CheckedExecutor, ChunkStates, DecodeRound, HeadsDraft, RowShaping, TreeStates, replace, shaping]
+_PLACES = [
+    *(BranchDraft, BranchStates, CheckedExecutor, ChunkStates, DecodeRound, HeadsDraft, RowShaping, TreeStates),
+    *(replace, shaping, states),
+]
 MUTANTS = defects("executor", CheckedExecutor, _PLACES, REAL, prefix="gpu:", np=np)
 __getattr__ = lookup(MUTANTS)

@@ -23,7 +23,7 @@ from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import EngineSpec, resolve_spec
 from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
-from .oracle import After, Drafts
+from .oracle import After, Drafts, RowState
 
 VOCAB_SIZE = 24
 TEXT_LEN = 48  # of the longest drawn request
@@ -65,7 +65,13 @@ class ExecutorConfig:
     prefix_cache: bool = False
     tokens: bool = True
     vocab_size: int = VOCAB_SIZE
-    mixture: bool = False  # the target may be a mixture of experts
+    mixture: bool = False  # the target may be a mixture of experts, and have recurrent layers: `is_recurrent`
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the target has recurrent layers, where the executor runs any: behind a cached prefix no state is
+        known."""
+        return self.mixture and not self.prefix_cache
 
     @classmethod
     def draw(cls, choose: Choices, has: ExecutorCapabilities, algorithm: str = "") -> ExecutorConfig:
@@ -95,11 +101,11 @@ class ExecutorConfig:
             prefix_cache=choose((False, True)) and (algorithm != WITH_HEADS[-1] or page_size == 1),
             tokens=has.tokens,
         )
-        if has.samples:
+        if has.samples or has.states:
             config = replace(config, mixture=choose((False, True)))
-            if choose((False, False, False, False, True)):
-                drafting = config if config.steps or algorithm == "NONE" else replace(config, steps=choose((0, 1, 2)))
-                return replace(drafting, max_running=MANY)._with_pool(3)
+        if has.samples and choose((False, False, False, False, True)):
+            drafting = config if config.steps or algorithm == "NONE" else replace(config, steps=choose((0, 1, 2)))
+            return replace(drafting, max_running=MANY)._with_pool(3)
         return config._with_pool(choose((0, 1, 2, 3)))
 
     def _with_pool(self, pool: int) -> ExecutorConfig:
@@ -162,6 +168,8 @@ class ExecutorCapabilities(Capabilities):
     drafts: bool = False  # `drafted(…)`: what its draft proposes, to compare accept lengths with; needs `plain`
     proposals: bool = False  # `proposed()`: what it has drafted, to be the same; needs `drafts`
     samples: bool = False  # requests sample, too; needs `plain`
+    restarts: bool = False  # `restart()`: steps fail as a whole
+    states: bool = False  # models with recurrent layers run; `state_room()` and `states(rows)`
     # Requests have penalties, biases and the grammar of `oracle.is_allowed`, under any text; needs `plain`
     shaped: bool = False
 
@@ -212,6 +220,10 @@ class Executor(Protocol):
     def advance(self, rounds: int) -> bool:
         """Run at most `rounds` rounds of the oldest step now. Returns whether it is over."""
 
+    @needs("restarts")
+    def restart(self) -> None:
+        """Forget all rows and steps in flight, since one has failed: the engine has given them up, and all KV."""
+
     @needs("merging")
     def merge(self, first: list[list[float]] | None, second: list[list[float]] | None) -> Any:
         """Join the draft's hidden states of two batches: rows of numbers, or None.
@@ -221,6 +233,14 @@ class Executor(Protocol):
     def draft_input(self, batch: HandoffBatch, last_tokens: np.ndarray) -> DraftInput | None:
         """Return what the first round of handed over requests drafts from, None if it needs nothing but
         their last tokens."""
+
+    @needs("states")
+    def state_room(self) -> int:
+        """Return how many requests can have a recurrent state at once; 0 if the model has no recurrent layers."""
+
+    @needs("states")
+    def states(self, rows: Sequence[int]) -> Sequence[RowState]:
+        """Return the recurrent states of rows after the step that was collected last."""
 
     @needs("plain")
     def shown(self) -> Sequence[str]:

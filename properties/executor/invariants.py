@@ -1,11 +1,12 @@
-"""ACCEPT-17 and SIM-04 of executors; the form of their answers is checked in `model.py`.
+"""ACCEPT-17, STATE-01 to 04 and SIM-04 of executors; the form of their answers is checked in `model.py`.
 A checker reads the `ExecutorMoment` alone."""
 
 from __future__ import annotations
 
 from ..harness.invariants import Finding, Outcome, checks
 from .contract import HIDDEN_STATES
-from .model import ExecutorMoment
+from .model import ExecutorMoment, Ran
+from .oracle import is_close
 
 CONTRACT = "executor"
 
@@ -83,6 +84,42 @@ def _merged_like_with_like(m: ExecutorMoment) -> Outcome:
         should = f"{wanted} rows" if wanted >= 0 else "None"
         was = f"{words[0]} and {words[1]} were merged to {said}"
         return Finding(was, should, "batches of one algorithm go together")
+    return True
+
+
+@checks("STATE-01", CONTRACT, "states")
+def a_round_keeps_the_accepted_path(m: ExecutorMoment) -> Outcome:
+    return _states_after(m, Ran.ROUNDS, "a rejected token, or one taken in twice or never, changes all that follows")
+
+
+@checks("STATE-02", CONTRACT, "states")
+def a_chunk_goes_on_from_the_prompt(m: ExecutorMoment) -> Outcome:
+    return _states_after(m, Ran.CHUNK, "a prompt begins from the empty state and goes on from its own chunks")
+
+
+@checks("STATE-03", CONTRACT, "states")
+def other_rows_keep_their_states(m: ExecutorMoment) -> Outcome:
+    return _states_after(m, Ran.NOTHING, "a row that a step does not run goes on later from where it was")
+
+
+def _states_after(m: ExecutorMoment, ran: Ran, why: str) -> Outcome:
+    """Compare the states of rows of which a step ran so much."""
+    seen = [state for state in m.states if state.ran is ran]
+    for row, _, found, wanted in seen:
+        if found.length != wanted.length:
+            return Finding(f"the state of row {row} has taken in {found.length} tokens", f"{wanted.length}", why)
+        if wanted.values is not None and not is_close(found.values, wanted.values):
+            was = f"the state of row {row}, after {wanted.length} tokens, is another one ({ran.value} ran)"
+            return Finding(was, "that of these tokens, taken in one after the other", why)
+    return True if seen else None
+
+
+@checks("STATE-04", CONTRACT, "states")
+def there_is_room_for_the_states(m: ExecutorMoment) -> Outcome:
+    least = m.config.max_running if m.config.is_recurrent else 0
+    if m.state_room < least or (m.state_room > 0) != (least > 0):
+        should = f"{least} or more: each running request has one" if least else "0: the model has no recurrent layers"
+        return Finding(f"there is room for {m.state_room} states", should, "a state cannot wait as a page of KV can")
     return True
 
 

@@ -6,12 +6,9 @@ Plain Python, one row and one round after the other. A result that does not foll
 
 from __future__ import annotations
 
-import types
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,70 +17,8 @@ from ...core.algorithm.algorithm import SpecAlgorithm
 from ...core.contract.step import NO_TOKEN, BlockEnd, Step, StepResult
 from .contract import HIDDEN_STATES, ExecutorCapabilities, ExecutorConfig
 from .judge import Judge, WrongResult
-
-_OPAQUE = (str, bytes, int, float, bool, complex, type, types.ModuleType, np.generic, np.dtype, Enum)
-
-
-class FoundArray(NamedTuple):
-    """Where an array is reached, and what it looks like."""
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-def hidden_arrays(
-    roots: Mapping[str, object], hidden_sizes: Collection[int], without: Iterable[object] = ()
-) -> list[FoundArray]:
-    """Find every array reached from `roots` (name -> object) that could hold hidden states: of floating point, several
-    axes, the last of them as wide as one. Objects in `without` are not entered; closures and slots are."""
-    found: list[FoundArray] = []
-    seen: dict[int, object] = {id(item): item for item in without}
-    stack: list[tuple[str, Any]] = list(roots.items())
-    while stack:
-        path, value = stack.pop()
-        kind = type(value)
-        if value is None or kind in _NEVER or id(value) in seen or isinstance(value, _OPAQUE):
-            continue
-        seen[id(value)] = value  # kept, so that no other object gets its id
-        shape = getattr(value, "shape", None)
-        if isinstance(shape, tuple) and hasattr(value, "dtype"):
-            if len(shape) > 1 and shape[-1] in hidden_sizes and "float" in str(value.dtype):
-                found.append(FoundArray(path, tuple(shape), str(value.dtype)))
-        elif isinstance(value, Mapping):
-            stack += [(f"{path}[{key!r}]", item) for key, item in value.items()]
-        elif isinstance(value, list | tuple | deque):
-            stack += [(f"{path}[{number}]", item) for number, item in enumerate(value)]
-        elif isinstance(value, set | frozenset):
-            stack += [(f"{path}{{}}", item) for item in value]  # in no order, which the sorting below makes good
-        elif isinstance(value, types.FunctionType):
-            stack += [(f"{path}.<cell>", _content(cell)) for cell in value.__closure__ or ()]
-        elif isinstance(value, types.MethodType):
-            stack += [(path, value.__self__), (path, value.__func__)]
-        else:
-            stack += [(f"{path}.{name}", getattr(value, name, None)) for name in _slots(kind)]
-            stack += [(f"{path}.{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
-    return sorted(found)
-
-
-_NEVER = frozenset((int, str, float, bool, bytes))
-
-
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None
-
-
-@cache
-def _slots(kind: type) -> tuple[str, ...]:
-    """Return the attributes of a class that are not in the `__dict__` of its objects."""
-    names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
-    for base in kind.__mro__:
-        slots = vars(base).get("__slots__", ())
-        names += [slots] if isinstance(slots, str) else [name for name in slots if not name.startswith("__")]
-    return tuple(dict.fromkeys(names))
+from .oracle import RowState
+from .search import FoundArray
 
 
 @dataclass(slots=True)
@@ -107,12 +42,32 @@ class ExecutorMoment:
     sent: tuple[int, ...] | None = None  # of requests that were handed over: 1 with a hidden state, 0 with None
     served: int = 0  # how many of them the draft input is for
     received: tuple[int, ...] | None = None  # the shape of its hidden states
+    state_room: int | None = None  # requests that can have a recurrent state at once
+    states: tuple[SeenState, ...] = ()  # of rows whose request goes on, after a step
     difference: tuple[str, str] | None = None  # between the served engine and the fed one, as in `RecordedCore`
     num_events: int = 0
 
     def forget(self) -> None:
         """Clear what belongs to one operation alone."""
         self.in_step = self.in_result = self.merged = self.merge = self.sent = self.received = None
+        self.states = ()
+
+
+class Ran(Enum):
+    """What a step ran of a row."""
+
+    ROUNDS = "rounds"
+    CHUNK = "a prompt chunk"
+    NOTHING = "nothing"
+
+
+class SeenState(NamedTuple):
+    """The recurrent state of a row after a step, and what it should be."""
+
+    row: int
+    ran: Ran
+    found: RowState
+    wanted: RowState
 
 
 @dataclass(slots=True)
@@ -127,7 +82,18 @@ class ExecutorRow:
     sampling: Any  # `SamplingParams`: how the judge knows what may be emitted
     num_prompt: int
     text: list[int]  # of which it has KV, and the root behind it
+    length: int = 0  # positions with KV
+    ran: Ran = Ran.NOTHING  # of it, in the step that was collected last
     over: bool = False
+
+
+class PromptChunk(NamedTuple):
+    """A part of a prompt."""
+
+    row: int
+    is_last: bool
+    end: int  # its end in the prompt
+    tokens: list[int]  # empty if the executor has no tokens
 
 
 @dataclass(slots=True)
@@ -137,7 +103,7 @@ class LaunchedStep:
     step_id: int
     joins: list[tuple[int, ExecutorRow]]
     released: list[tuple[int, int]]
-    chunks: list[tuple[int, bool, list[int]]] | None  # (row, whether it is the last chunk, its tokens)
+    chunks: list[PromptChunk] | None
     rows: list[int] | None
     width: int = 0  # the most tokens of a round
     tree: tuple[int, int, int] = (0, 1, 1)  # steps, top-k and nodes of its rounds
@@ -176,7 +142,9 @@ class DeviceModel:
                 [] if part.tokens is None else part.tokens[end - n : end].tolist()
                 for end, n in zip(ends, part.lens, strict=True)
             ]
-            chunks = list(zip(part.rows.tolist(), part.is_last.tolist(), pieces, strict=True))
+            prompt_ends = (part.starts + part.lens).tolist()
+            columns = (part.rows.tolist(), part.is_last.tolist(), prompt_ends, pieces)
+            chunks = [PromptChunk(*values) for values in zip(*columns, strict=True)]
         if step.decode is not None:
             part = step.decode
             rows = part.rows.tolist()
@@ -197,10 +165,15 @@ class DeviceModel:
     def advance(self, rounds: int) -> None:
         self.in_flight[0].advanced += rounds
 
+    def restart(self) -> None:
+        """Forget all rows and steps: the engine has given up those in flight, and all KV."""
+        self.rows.clear()
+        self.in_flight.clear()
+
     def shown(self, flight: LaunchedStep) -> bool:
         """Return whether a request of the step asks to see hidden states."""
         joined = dict(flight.joins)
-        rows = [row for row, _, _ in flight.chunks or ()] + (flight.rows or [])
+        rows = [chunk.row for chunk in flight.chunks or ()] + (flight.rows or [])
         states = [joined.get(row) or self.rows.get(row) for row in rows]
         return any(state is not None and HIDDEN_STATES in state.outputs for state in states)
 
@@ -211,6 +184,8 @@ class DeviceModel:
             if row in self.rows and self.rows[row].epoch == epoch:
                 del self.rows[row]
         self.rows.update(flight.joins)
+        for state in self.rows.values():
+            state.ran = Ran.NOTHING
         for name in ("step_id", "prefill", "decode", "round_end_ns", "failures"):
             if not hasattr(result, name):
                 raise WrongResult(f"a {type(result).__name__} without {name}", "a core.step.StepResult", "TYPE")
@@ -232,7 +207,7 @@ class DeviceModel:
         self._times(flight, result)
 
     def _failures(self, flight: LaunchedStep, result: StepResult) -> set[int]:
-        known = {row for row, _, _ in flight.chunks or ()} | set(flight.rows or ())
+        known = {chunk.row for chunk in flight.chunks or ()} | set(flight.rows or ())
         for row, message in result.failures:
             if row not in known:
                 raise WrongResult(f"a failure of row {row} ({message})", f"one of the step's rows, {sorted(known)}")
@@ -251,9 +226,11 @@ class DeviceModel:
         stopped = [False] * count
         if part.stopped is not None:
             stopped = column(part.stopped, (count,), "b", "prefill.stopped")
-        for i, ((row, is_last, piece), token, stop) in enumerate(zip(flight.chunks, tokens, stopped, strict=True)):
+        for i, (chunk, token, stop) in enumerate(zip(flight.chunks, tokens, stopped, strict=True)):
+            row, is_last, end, piece = chunk
             state = self.rows[row]
             state.text += piece
+            state.length, state.ran = end, Ran.CHUNK
             if not is_last or state.over:
                 continue
             if token is not None and not 0 <= token < self.config.vocab_size:
@@ -314,6 +291,8 @@ class DeviceModel:
                     shown = {name: part.outputs[number][name][i, :length] for name in state.outputs}
                     self.judge.round(state, run[:length], flight.tree, shown, what, (number, i))
                 state.text += [] if run is None else run[: lens[number][i]]
+                state.length += lens[number][i]
+                state.ran = Ran.ROUNDS
             for i, row in enumerate(flight.rows):
                 self.rows[row].over |= expected[i]
         expected = [over or row in failed for over, row in zip(expected, flight.rows, strict=True)]

@@ -38,6 +38,16 @@ class After(NamedTuple):
     logits: np.ndarray  # [n, V]
     # [n, …] by name; of the token that follows, where an output belongs to one: [n, V, …] of each
     outputs: Mapping[str, np.ndarray]
+    # What recurrent layers keep behind the whole text, in a form of the subject's; None without such layers.
+    state: np.ndarray | None = None
+
+
+class RowState(NamedTuple):
+    """What the recurrent layers have of a row: how many tokens the state has taken in, and its values in the form of
+    `After.state`, None if the executor computes none."""
+
+    length: int
+    values: np.ndarray | None
 
 
 def kept_tokens(logits: np.ndarray, sampling: SamplingParams, slack: float = 0.0) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 from ...core.contract.events import Committed, EventSink
 from ...core.contract.outcomes import CommitOutcome
 from ...core.contract.request import Request
-from ...core.contract.step import Step, StepResult
+from ...core.contract.step import FailureCause, Step, StepFailure, StepResult
 from ...core.errors import ForedraftError
 from ...core.scheduler.engine import Engine
 from ...observe.decoding import decode_result
@@ -100,6 +100,14 @@ class RecordedCore:
             return None
         self._compare()
         return live
+
+    def lose(self, step_id: int, restart: Callable[[], None]) -> None:
+        """Give up all steps in flight, of which `step_id` has failed, and resume after `restart`."""
+        failure = StepFailure(step_id, FailureCause.RAISED)
+        self._both(lambda engine: engine.lose_steps(failure, 0))
+        self._in_flight.clear()
+        restart()
+        self._both(lambda engine: engine.resume(0, restarted=True))
 
     @staticmethod
     def _try(call: Callable[[], Any]) -> Any:

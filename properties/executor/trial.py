@@ -3,14 +3,13 @@ model of the rows."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ...core.contract.handoff_batch import DraftInput, HandoffBatch
 from ...core.contract.outcomes import CommitOutcome
-from ...core.contract.request import GRAMMAR_KINDS, GREEDY, Grammar, Request, SamplingParams
+from ...core.contract.request import Request
 from ...core.contract.step import Step
 from ...core.draws import Purpose, hash64, request_key
 from ...core.errors import InvariantViolation
@@ -21,37 +20,17 @@ from ..harness.trial import Trial
 from . import invariants as invariants  # registers the checkers
 from .contract import HIDDEN_STATES, MANY, STOP_TOKENS, Executor, ExecutorCapabilities, ExecutorConfig
 from .judge import Judge, WrongResult
-from .model import DeviceModel, ExecutorMoment, FoundArray, hidden_arrays
+from .model import DeviceModel, ExecutorMoment, SeenState
+from .oracle import RowState
 from .record import RecordedCore
+from .sampling import RULES, sampling_of
+from .search import FoundArray, hidden_arrays
 
 MAX_STEPS_TO_DRAIN = 2000
 LAST = "last"
 """The request that is served when all others have ended."""
 
 REQUESTS = Handles("abcd")
-SAMPLING = {
-    "b": SamplingParams(temperature=9.0, top_k=3, seed=5),
-    "c": SamplingParams(temperature=9.0, top_k=1),
-    "d": SamplingParams(temperature=9.0, top_p=0.5, seed=6),
-}
-"""Of requests by name, where they may sample; the others are greedy."""
-PENALTIES = {"presence_penalty": 3.0, "frequency_penalty": 2.0, "logit_bias": ((3, 4.0), (7, -9.0))}
-GRAMMAR = Grammar(GRAMMAR_KINDS[0], "")
-SHAPES = {
-    "a": {"repetition_penalty": 1.6, **PENALTIES},
-    "b": {"grammar": GRAMMAR},
-    "c": {"repetition_penalty": 0.7, "grammar": GRAMMAR},
-    "d": PENALTIES,
-}
-SHAPED_LEN = 12
-"""How requests by name change logits, where they may: those of so many tokens."""
-RULES = (
-    SamplingParams(temperature=4.0),
-    SamplingParams(temperature=1.0, top_p=0.5),
-    SamplingParams(temperature=8.0, top_k=4),
-    SamplingParams(temperature=2.0),  # at which drafts have about half of the mass
-    SamplingParams(temperature=1.0, top_p=0.5),  # which leaves few tokens, each of them often
-)
 NUM_SAMPLED, SAMPLED_LEN = 55, 6
 
 PROMPT_LENS = (1, 2, 3, 7, 8, 9, 16, 17, 25)
@@ -107,6 +86,8 @@ class ExecutorTrial(Trial):
             self.moment.hidden_sizes = self.integers(self.must(subject.hidden_sizes), "hidden_sizes()")
         if self.capabilities.accounting:
             self.moment.hidden_bytes = self.integer(self.must(subject.hidden_bytes), "hidden_bytes()")
+        if self.capabilities.states:
+            self.moment.state_room = self.integer(self.must(subject.state_room), "state_room()")
         self._look()
 
     # -- around every operation ---------------------------------------------------------------------------------------
@@ -166,7 +147,7 @@ class ExecutorTrial(Trial):
                 max_tokens,
                 stop_tokens=STOP_TOKENS if stops else (),
                 outputs=self._shown if show else (),
-                sampling=self._sampling(request, max_tokens),
+                sampling=sampling_of(request, max_tokens, self.capabilities),
             )
         )
         if outcome.refusal:
@@ -174,11 +155,6 @@ class ExecutorTrial(Trial):
         elif outcome.replan:
             self._request_stop()
         return True
-
-    def _sampling(self, request: str, max_tokens: int) -> SamplingParams:
-        plain = SAMPLING.get(request, GREEDY) if self.capabilities.samples else GREEDY
-        is_shaped = self.capabilities.shaped and max_tokens == SHAPED_LEN
-        return replace(plain, **SHAPES.get(request, {})) if is_shaped else plain
 
     @operation(weight=1, hostile=True)
     def abort(self, request: str) -> None:
@@ -235,7 +211,25 @@ class ExecutorTrial(Trial):
             was = f"the engine cannot commit the result of step {flight.step_id}: {self.core.refusal}"
             raise self.misbehaviour("ANSWER", was, "a result that follows from the step")
         self._said = self._outcome(flight.step_id, result, outcome)
+        if self.capabilities.states and self.config.is_recurrent:
+            m.states = self._states()
         self._look()
+
+    def _states(self) -> tuple[SeenState, ...]:
+        """Return the states of the rows whose request goes on, and what they should be."""
+        rows = [(row, state) for row, state in self.model.rows.items() if state.length and not state.over]
+        found = self.sequence(
+            self.must(self.subject.states, [row for row, _ in rows]), "states()", "a RowState of each row", len(rows)
+        )
+        seen = []
+        for (row, state), own in zip(rows, found, strict=True):
+            length, values = self.sequence(own, f"the state of row {row}", "(tokens, values)", 2)
+            wanted = None
+            if values is not None and self.capabilities.plain:
+                wanted = self.subject.after(state.text[: state.length], state.length - 1).state
+            own = RowState(self.integer(length, f"the tokens in the state of row {row}"), values)
+            seen.append(SeenState(row, state.ran, own, RowState(state.length, wanted)))
+        return tuple(seen)
 
     def _still_as_delivered(self) -> None:
         if self._delivered is not None:
@@ -259,6 +253,20 @@ class ExecutorTrial(Trial):
     def _request_stop(self) -> None:
         self.must(self.subject.request_stop, self.engine.last_step_id)
         self.model.stop(self.engine.last_step_id)
+
+    @operation(weight=2, needs="restarts", hostile=True, when=_is_in_flight, rounds=(0, 0, 1, 2))
+    def lose(self, rounds: int) -> bool:
+        """Let the oldest step fail as a whole, where it can after `rounds` of its rounds. All steps in flight are given
+        up, and the executor begins anew."""
+        if rounds < 0:
+            return False
+        if self.capabilities.rounds and rounds:
+            self.must(self.subject.advance, rounds)
+        self.core.lose(self.model.in_flight[0].step_id, lambda: self.must(self.subject.restart))
+        self.model.restart()
+        self.steps.clear()
+        self._look()
+        return True
 
     @operation(weight=3, needs="rounds", when=_is_in_flight, rounds=(1, 1, 2, 3))
     def advance(self, rounds: int) -> bool:

@@ -111,6 +111,14 @@ Adaptive step controller:
     STEPS-15 S: what is reserved holds the draft tokens of the largest candidate of any range, and no more
     STEPS-16 E: expected accept lengths are 1 … S + 1, no less with more steps, and after a stationary stretch what it yielded
 
+Recurrent states:
+    STATE-01 E: after a round a row's state is that of its accepted path: it has taken in each of its tokens once, in order, and
+        nothing that was rejected
+    STATE-02 E: after a prompt chunk a row's state is that of the prompt so far, from the empty state on: whatever its slot held
+        before, and again after a retraction
+    STATE-03 E: a step leaves the states of all rows that it does not run
+    STATE-04 S: there is room for a state of each running request exactly if the model has recurrent layers
+
 Request lifecycle and scheduling:
     ENGINE-01 E: submitted == queued + running + transferring + sum(terminal by reason)
     ENGINE-02 E: only listed transitions; terminal absorbs; exactly one terminal event, last in the stream

@@ -160,6 +160,10 @@ class Device:
         if self._last_cache is not None:
             self._last_cache.prime(keys)
 
+    def kv_lengths(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Return how many tokens of the requests in these rows the KV and the recurrent states have: int64 [n]."""
+        return self._kv_end[rows] - self._left[rows]
+
     # -- prefill ------------------------------------------------------------------------------------------------------
 
     def prefill(self, step: Step) -> PrefillResult:
@@ -174,8 +178,8 @@ class Device:
             if is_last:
                 left = int(self._left[row]) - 1
                 self._left[row] = left
-                self._kv_end[row] = start + length + left
                 stopped[i] = bool(left <= 0 and self._ends_by_stop[row])
+            self._kv_end[row] = start + length + int(self._left[row])
         return PrefillResult(None, np.array(stopped) if any(stopped) else None)
 
     def step_ns(self, step: Step, drawn: DrawnRounds | None = None) -> int:

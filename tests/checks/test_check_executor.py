@@ -9,10 +9,10 @@ from foredraft.core.contract.hidden import merge_hidden
 from foredraft.core.contract.step import BlockEnd
 from foredraft.core.errors import ConfigError
 from foredraft.properties.executor.contract import MANY, ExecutorCapabilities, ExecutorConfig
-from foredraft.properties.executor.model import hidden_arrays
 from foredraft.properties.executor.record import RecordedCore, first_unequal
 from foredraft.properties.executor.reference.adapter import ReferenceAdapter
 from foredraft.properties.executor.reference.adapter import make as make_reference
+from foredraft.properties.executor.search import hidden_arrays
 from foredraft.properties.executor.trial import ExecutorTrial
 from foredraft.properties.harness.cases import Case
 from foredraft.properties.harness.letters import Choices, simpler_choices

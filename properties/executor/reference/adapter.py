@@ -15,7 +15,7 @@ from ....core.contract.hidden import merge_hidden
 from ....core.contract.step import Step, StepResult
 from ...accept.expected import best_nodes
 from ..contract import HIDDEN_STATES, ExecutorCapabilities, ExecutorConfig
-from ..oracle import After, Drafts, looked_up
+from ..oracle import After, Drafts, RowState, looked_up
 from . import HashDraft, HashLanguageModel, ReferenceExecutor
 from .language_model import HIDDEN_SIZE, extend_hash, hidden_of, namespace_salt
 
@@ -36,6 +36,9 @@ class WrappedExecutor:
 
     def request_stop(self, last_step_id: int) -> None:
         self.executor.request_stop(last_step_id)
+
+    def restart(self) -> None:
+        self.executor.restart()
 
     def advance(self, rounds: int) -> bool:
         return self.executor.advance(rounds)
@@ -66,7 +69,7 @@ class ReferenceAdapter(WrappedExecutor):
         cycles = {"regularity": 0.85, "period": 4} if looks_up else {}
         model = HashLanguageModel(seed=1, vocab_size=config.vocab_size, **cycles)
         self.draft = HashDraft(model, AGREEMENT)
-        self.executor = ReferenceExecutor(config.make_engine(), self.draft)
+        self.executor = ReferenceExecutor(config.make_engine(), self.draft, recurrent=config.is_recurrent)
         self._hashes: dict[tuple[int, ...], int] = {}
 
     def hidden_sizes(self) -> tuple[int, ...]:
@@ -78,7 +81,15 @@ class ReferenceAdapter(WrappedExecutor):
     def after(self, text: Sequence[int], first: int) -> After:
         hashes = np.array([self._hash(tuple(text[:end])) for end in range(first + 1, len(text) + 1)], np.uint64)
         logits = self.draft.target.logits(hashes, np.array(text[first:]))
-        return After(logits, {HIDDEN_STATES: hidden_of(hashes)})
+        return After(logits, {HIDDEN_STATES: hidden_of(hashes)}, hashes[-1:])
+
+    def state_room(self) -> int:
+        states = self.executor.states
+        return 0 if states is None else len(states.hashes) - 1
+
+    def states(self, rows: Sequence[int]) -> list[RowState]:
+        states = self.executor.states
+        return [RowState(int(states.lengths[row]), states.hashes[row : row + 1]) for row in rows]
 
     def drafted(self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int) -> Drafts | None:
         drafter = self.executor.algorithm.drafter

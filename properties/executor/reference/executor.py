@@ -31,7 +31,7 @@ from .drafting import ReferenceDrafter
 from .language_model import HIDDEN_SIZE, HashDraft, namespace_salt
 from .outputs import as_columns, by_name
 from .passes import ReferencePasses, RowState
-from .shadow import ShadowKV, check_launch
+from .shadow import ShadowKV, ShadowStates, check_launch
 
 ROUND_NS = 1000
 """What a round is said to take: the reference has no clock, but its results are stamped."""
@@ -52,7 +52,7 @@ class ReferenceExecutor:
     """Executes the steps of one engine, whose configuration must track tokens.
 
     `acceptance` decides how many drafts are right, if not the draft's own agreement; `fail_at` maps request ids to the
-    output index whose logits are NaN.
+    output index whose logits are NaN. `recurrent`: the target has recurrent layers too, whose state is `states`.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class ReferenceExecutor:
         *,
         acceptance: AcceptanceProcess | None = None,
         fail_at: Mapping[str, int] | None = None,
+        recurrent: bool = False,
     ) -> None:
         config, sizes, algorithm = engine.config, engine.sizes, engine.algorithm
         assert config.track_tokens, "the reference executor needs EngineConfig.track_tokens"
@@ -75,7 +76,8 @@ class ReferenceExecutor:
         )
         self.future_map = FutureMap(num_rows, algorithm.relay_fields(shape), debug_poison=True)
         drafter = ReferenceDrafter(algorithm, draft, self.kv, config.page_size, shape, config.context_len - 1)
-        self.passes = ReferencePasses(drafter, self.future_map, sizes.alloc_len, acceptance, fail_at or {})
+        self.states = ShadowStates(num_rows) if recurrent else None
+        self.passes = ReferencePasses(drafter, self.future_map, sizes.alloc_len, acceptance, fail_at or {}, self.states)
         self.num_rounds = 0
         self.num_drafted = 0  # draft nodes verified
         self.num_correct_drafts: int = 0
@@ -125,6 +127,13 @@ class ReferenceExecutor:
         running = self._running
         if running is not None and running.step.step_id <= last_step_id:
             running.limit = min(running.limit, running.decoded.rounds + 1)
+
+    def restart(self) -> None:
+        """Forget all rows, relay cells and steps in flight, since a step has failed: the engine has given up all KV."""
+        self._queue.clear()
+        self._running = None
+        self._rows = [None] * len(self._rows)
+        self.future_map.drop(np.arange(1, len(self._rows)))
 
     def request_in(self, row: int) -> str:
         """Return the id of the request whose state the device has in `row`, empty if it has none."""
@@ -219,7 +228,7 @@ class ReferenceExecutor:
             state = self._state(row, int(part.epochs[i]))
             chunk = part.tokens[offset : offset + length]
             offset += length
-            prefix = self.kv.compute(row, start, chunk)
+            prefix = self.passes.prompt(row, start, chunk)
             if not part.is_last[i]:
                 self.passes.draft_prompt(row, start, prefix, int(part.tail_tokens[i]))
                 continue

@@ -26,7 +26,7 @@ from ....core.tree.verify import Verified
 from .drafting import Drafted, DraftRequest, ReferenceDrafter
 from .language_model import extend_hash, hash_of, hidden_of, node_outputs
 from .outputs import DRAFT_HIDDEN, NEXT_RELAY, sample, verify
-from .shadow import PrefixRead, ShadowKV
+from .shadow import PrefixRead, ShadowKV, ShadowStates
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class RowState:
 
 class ReferencePasses:
     """Computes prompts and decode rounds. `alloc_len` is the most KV slots that a round may write per row;
-    `acceptance` and `fail_at` are those of `ReferenceExecutor`."""
+    `acceptance` and `fail_at` are those of `ReferenceExecutor`. `states`: of a model with recurrent layers."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class ReferencePasses:
         alloc_len: int,
         acceptance: AcceptanceProcess | None,
         fail_at: Mapping[str, int],
+        states: ShadowStates | None,
     ) -> None:
         self.algorithm = drafter.algorithm
         self.model = drafter.draft.target
@@ -59,10 +60,19 @@ class ReferencePasses:
         self.drafter = drafter
         self.future_map = future_map
         self.alloc_len = alloc_len
+        self.states = states
         self.acceptance = acceptance
         self.fail_at = dict(fail_at)
 
     # -- prompts ------------------------------------------------------------------------------------------------------
+
+    def prompt(self, row: int, start: int, tokens: np.ndarray) -> PrefixRead:
+        """Run the target's pass over a chunk. Returns the whole prefix up to its end."""
+        prefix = self.kv.compute(row, start, tokens)
+        if self.states is None:
+            return prefix
+        hashes = self.states.run_chunk(row, int(self.kv.salts[row]), start, tokens)
+        return PrefixRead(prefix.tokens, np.concatenate([prefix.hashes[:start], hashes]))
 
     def draft_prompt(self, row: int, start: int, prefix: PrefixRead, next_token: int) -> None:
         """Run the draft's own pass over the chunk; `next_token` is the one after it: the prompt's, or the sample."""
@@ -116,6 +126,8 @@ class ReferencePasses:
         roots = relayed["bonus_tokens"]
         prefixes = [self.kv.read_target(r, n) for r, n in zip(part.rows.tolist(), lengths.tolist(), strict=True)]
         last = np.array([prefix.hashes[-1] for prefix in prefixes], dtype=np.uint64)
+        if self.states is not None:
+            last = self.states.hashes[part.rows]
         hidden = relayed.get("hidden_states")
         check_hidden(hidden, self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "relay")
         if hidden is not None and (hash_of(hidden) != last).any():
@@ -176,6 +188,8 @@ class ReferencePasses:
         final.moves.check(self.kv.target.num_slots, windows)
         self.kv.target.move(final.moves)
         self.kv.kv_lens[request.rows] = request.lengths + verified.accept_lens
+        if self.states is not None:
+            self.states.keep(request.rows, hashes, verified.accept_index, verified.accept_lens)
         return final, verified
 
     def _inject_failures(

@@ -205,6 +205,28 @@ class ShadowKV:
             raise InvariantViolation("RELAY-03", message)
 
 
+class ShadowStates:
+    """The recurrent states of rows. A state is the hash of the tokens that it has taken in."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.hashes = np.zeros(num_rows + 1, dtype=np.uint64)
+        self.lengths = np.zeros(num_rows + 1, dtype=np.int64)  # tokens that were taken in
+
+    def run_chunk(self, row: int, empty: int, start: int, tokens: np.ndarray) -> np.ndarray:
+        """Take in a prompt's chunk, at position 0 from the hash of the empty text on.
+        Returns the hash after each token, uint64 [n]."""
+        hashes = prefix_hashes(int(self.hashes[row]) if start else empty, tokens.tolist())
+        self.hashes[row] = hashes[-1]
+        self.lengths[row] = start + len(tokens)
+        return hashes
+
+    def keep(self, rows: np.ndarray, hashes: np.ndarray, accept_index: np.ndarray, accept_lens: np.ndarray) -> None:
+        """Take in the accepted path of each row: `hashes` uint64 [bs, nd] are those after the nodes."""
+        last = accept_index[np.arange(len(rows)), accept_lens - 1]
+        self.hashes[rows] = hashes.ravel()[last]
+        self.lengths[rows] += accept_lens
+
+
 def check_launch(
     step: Step, earlier: Sequence[tuple[Step, int]], kv: ShadowKV, table: np.ndarray, alloc_len: int
 ) -> None:
