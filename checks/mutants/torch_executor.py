@@ -161,6 +161,9 @@ LosesTheTailOfAChunk (STATE-02, ANSWER, RAISES): The last token of a prompt's ch
         good(self, pool, rows, prefix_lens, starts, kept, max_len)
         self._kept = (kept - 1).clamp(min=0)
 
+ForgetsNothing (ANSWER, RAISES): An executor that begins anew still has the steps in flight, and their rows.
+    CheckedExecutor.restart(self) = None
+
 HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root of their tree.
     CheckedExecutor.__init__:
         good(self, config)
