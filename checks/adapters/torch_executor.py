@@ -32,7 +32,7 @@ from ...gpu.models.weights import initialize
 from ...gpu.ops.delta_rule import StateShape
 from ...gpu.ops.host_ops import HostOps
 from ...gpu.ops.port import Capture, DeviceTree
-from ...properties.executor.oracle import After, Drafts, RowState, is_allowed, looked_up
+from ...properties.executor.oracle import After, Drafts, RecurrentState, is_allowed, looked_up
 from ...properties.executor.reference.adapter import WrappedExecutor
 from .dense_drafting import DenseHead, DenseHeads, DenseModel, Shape, dense_tree
 from .plain_recurrence import PlainRecurrence, flat_state
@@ -145,13 +145,13 @@ class CheckedExecutor(WrappedExecutor):
         states = self.executor.pool.states
         return 0 if states is None else len(states.lengths) - 1
 
-    def states(self, rows: Sequence[int]) -> list[RowState]:
+    def states(self, rows: Sequence[int]) -> list[RecurrentState]:
         pools = [pool.states for pool in (self.executor.pool, self.executor.draft_pool) if pool and pool.states]
         layers = [layer for pool in pools for layer in pool.layers]
         found = []
         for row in rows:
             values = torch.cat([flat_state(layer.matrices[row], layer.inputs[row]) for layer in layers])
-            found.append(RowState(int(pools[0].lengths[row]), values.numpy()))
+            found.append(RecurrentState(int(pools[0].lengths[row]), values.numpy()))
         return found
 
     def drafted(self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int) -> Drafts | None:

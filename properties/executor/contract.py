@@ -23,7 +23,7 @@ from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import EngineSpec, resolve_spec
 from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
-from .oracle import After, Drafts, RowState
+from .oracle import After, Drafts, RecurrentState
 
 VOCAB_SIZE = 24
 TEXT_LEN = 48  # of the longest drawn request
@@ -239,7 +239,7 @@ class Executor(Protocol):
         """Return how many requests can have a recurrent state at once; 0 if the model has no recurrent layers."""
 
     @needs("states")
-    def states(self, rows: Sequence[int]) -> Sequence[RowState]:
+    def states(self, rows: Sequence[int]) -> Sequence[RecurrentState]:
         """Return the recurrent states of rows after the step that was collected last."""
 
     @needs("plain")

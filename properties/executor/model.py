@@ -17,7 +17,7 @@ from ...core.algorithm.algorithm import SpecAlgorithm
 from ...core.contract.step import NO_TOKEN, BlockEnd, Step, StepResult
 from .contract import HIDDEN_STATES, ExecutorCapabilities, ExecutorConfig
 from .judge import Judge, WrongResult
-from .oracle import RowState
+from .oracle import RecurrentState
 from .search import FoundArray
 
 
@@ -66,8 +66,8 @@ class SeenState(NamedTuple):
 
     row: int
     ran: Ran
-    found: RowState
-    wanted: RowState
+    found: RecurrentState
+    wanted: RecurrentState
 
 
 @dataclass(slots=True)

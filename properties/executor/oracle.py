@@ -42,7 +42,7 @@ class After(NamedTuple):
     state: np.ndarray | None = None
 
 
-class RowState(NamedTuple):
+class RecurrentState(NamedTuple):
     """What the recurrent layers have of a row: how many tokens the state has taken in, and its values in the form of
     `After.state`, None if the executor computes none."""
 

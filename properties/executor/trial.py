@@ -21,7 +21,7 @@ from . import invariants as invariants  # registers the checkers
 from .contract import HIDDEN_STATES, MANY, STOP_TOKENS, Executor, ExecutorCapabilities, ExecutorConfig
 from .judge import Judge, WrongResult
 from .model import DeviceModel, ExecutorMoment, SeenState
-from .oracle import RowState
+from .oracle import RecurrentState
 from .record import RecordedCore
 from .sampling import RULES, sampling_of
 from .search import FoundArray, hidden_arrays
@@ -219,7 +219,10 @@ class ExecutorTrial(Trial):
         """Return the states of the rows whose request goes on, and what they should be."""
         rows = [(row, state) for row, state in self.model.rows.items() if state.length and not state.over]
         found = self.sequence(
-            self.must(self.subject.states, [row for row, _ in rows]), "states()", "a RowState of each row", len(rows)
+            self.must(self.subject.states, [row for row, _ in rows]),
+            "states()",
+            "a RecurrentState of each row",
+            len(rows),
         )
         seen = []
         for (row, state), own in zip(rows, found, strict=True):
@@ -227,8 +230,8 @@ class ExecutorTrial(Trial):
             wanted = None
             if values is not None and self.capabilities.plain:
                 wanted = self.subject.after(state.text[: state.length], state.length - 1).state
-            own = RowState(self.integer(length, f"the tokens in the state of row {row}"), values)
-            seen.append(SeenState(row, state.ran, own, RowState(state.length, wanted)))
+            own = RecurrentState(self.integer(length, f"the tokens in the state of row {row}"), values)
+            seen.append(SeenState(row, state.ran, own, RecurrentState(state.length, wanted)))
         return tuple(seen)
 
     def _still_as_delivered(self) -> None:

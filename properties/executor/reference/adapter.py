@@ -15,7 +15,7 @@ from ....core.contract.hidden import merge_hidden
 from ....core.contract.step import Step, StepResult
 from ...accept.expected import best_nodes
 from ..contract import HIDDEN_STATES, ExecutorCapabilities, ExecutorConfig
-from ..oracle import After, Drafts, RowState, looked_up
+from ..oracle import After, Drafts, RecurrentState, looked_up
 from . import HashDraft, HashLanguageModel, ReferenceExecutor
 from .language_model import HIDDEN_SIZE, extend_hash, hidden_of, namespace_salt
 
@@ -87,9 +87,9 @@ class ReferenceAdapter(WrappedExecutor):
         states = self.executor.states
         return 0 if states is None else len(states.hashes) - 1
 
-    def states(self, rows: Sequence[int]) -> list[RowState]:
+    def states(self, rows: Sequence[int]) -> list[RecurrentState]:
         states = self.executor.states
-        return [RowState(int(states.lengths[row]), states.hashes[row : row + 1]) for row in rows]
+        return [RecurrentState(int(states.lengths[row]), states.hashes[row : row + 1]) for row in rows]
 
     def drafted(self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int) -> Drafts | None:
         drafter = self.executor.algorithm.drafter
