@@ -116,6 +116,7 @@ _SCHEDULER = {
     "own_victims": "the request that was admitted last gives way, or the lowest priority that came last",
     "ordered_reuse": "the device runs steps in order, so a block can go on at once",
 }
+_DRAFTS = _SCHEDULER | {"ragged_drafts": "a row has fewer drafts near the end of the context, and behind its prompt"}
 _PRIORITY = _SCHEDULER | {"strict_priorities": "there is no ageing"}
 _UNCOMPUTED = Defect(
     ("RADIX-09", "ACCEPT-03"),
@@ -125,6 +126,13 @@ _EMPTY_STEP = Defect(
     ("ENGINE-11",),
     "a request that gives way to itself ends the plan, and the requests behind it miss the step",
     ("0.32.0",),
+)
+
+
+_PADDED = Defect(
+    ("ENGINE-07", "ENGINE-11", "ENGINE-01"),
+    "a request with one token left to compute is padded to a verify window: it waits while less of the budget is left, "
+    "and for ever where the whole budget is smaller",
 )
 
 
@@ -144,6 +152,8 @@ _VLLM = (
     _scheduler("Scheduler, fcfs", "make", _SCHEDULER),
     _scheduler("Scheduler, priority", "make_by_priority", _PRIORITY, (_EMPTY_STEP,)),
     _scheduler("Scheduler, priority, long prefills capped", "make_capped", _PRIORITY, (_UNCOMPUTED, _EMPTY_STEP)),
+    _scheduler("Scheduler, draft tokens", "make_drafts", _DRAFTS),
+    _scheduler("Scheduler, draft tokens, small budget", "make_drafts_in_less", _DRAFTS, (_PADDED,)),
     _scheduler(
         "AsyncScheduler, fcfs",
         "make_async",
@@ -177,11 +187,7 @@ PACKAGES: dict[str, ServerPackage] = {
         VLLM,
         open_vllm,
         _VLLM,
-        {
-            "Scheduler with draft tokens": "rows of one step may have different numbers of drafts, which the contract "
-            "cannot say",
-            "EngineCore": _NEEDS_DEVICE,
-        },
+        {"EngineCore": _NEEDS_DEVICE},
     ),
     "sglang": ServerPackage(
         "sglang",

@@ -1,20 +1,24 @@
-"""vLLM's scheduler behind the engine contract, in the loop of its `EngineCore`, without speculation.
+"""vLLM's scheduler behind the engine contract, in the loop of its `EngineCore`. Drafts come after each step from a
+proposer of chains.
 
 One budget of tokens bounds a step, prompts and outputs together. vLLM's front end refuses what is too long, so the
 adapter does. Its start refuses a pool that is smaller than the context, and a budget that is smaller than the batch, so
-`supports` does.
+`supports` does. `make_drafts` has a budget for all verify windows of a batch, `make_drafts_in_less` a smaller one,
+which vLLM's start accepts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from ...properties.engine.contract import Answer, Event, ServingConfig, Wish
 from ...properties.harness.contract import Adapter
 from .release import Recorded
 from .vllm import SchedulerSettings, Settings, make_request, make_scheduler, module_of
 
+Drafts = Literal["none", "of all rows", "in less"]
+DRAFT = 1  # what a draft token is does not matter: the suite's device says how many are right
 REASONS = {"FINISHED_STOPPED": "stop", "FINISHED_LENGTH_CAPPED": "length"}
 
 
@@ -29,6 +33,7 @@ class VLLMScheduler:
             max_running=config.max_running,
             budget=budget,
             context_len=config.context_len,
+            steps=config.max_steps,
             is_async=is_async,
             caches=config.prefix_cache,
             more={"policy": policy, "long_prefill_token_threshold": max(budget // 2, 1) if is_capped else 0},
@@ -41,7 +46,7 @@ class VLLMScheduler:
         self.made: str = (
             f"scheduler = {'Async' if is_async else ''}Scheduler(…)  # {given}, {config.num_pages} blocks of "
             f"{config.page_size} and the null block, max_model_len={config.context_len}, "
-            f"enable_prefix_caching={config.prefix_cache}"
+            f"enable_prefix_caching={config.prefix_cache}, num_speculative_tokens={config.max_steps}"
         )
         self.core: Any = make_scheduler(settings)
         self.scheduler: Any = Recorded(self.core, "scheduler", self, _told)
@@ -110,15 +115,22 @@ class VLLMScheduler:
             start, tokens = before[id], request._all_token_ids
             is_chunk = start < self.ends[id]
             parts.append((id, start + count, is_chunk))
-            if is_chunk:
+            if is_chunk:  # drafts behind the last token of a prompt are padding, which no one proposed
                 tail = tokens[start + count] if start + count < self.ends[id] else -1
                 prefill.append((wish.request, start, list(tokens[start : start + count]), tail, wish.seed))
             else:
                 root = tokens[start] if start < len(tokens) else None
-                decode.append((wish.request, start, root, wish.seed))
+                row = (wish.request, start, root, wish.seed)
+                decode.append((*row, count - 1) if self.config.max_steps else row)
         self.number += 1
         self.flights.append((self.number, output, parts))
-        view = {"step": self.number, "prefill": prefill, "decode": decode, "steps": 0, "rounds": 1}
+        view = {
+            "step": self.number,
+            "prefill": prefill,
+            "decode": decode,
+            "steps": self.config.max_steps if decode else 0,
+            "rounds": 1,
+        }
         return view | {"enters": [self.wishes[id].request for id in enters if id in output.num_scheduled_tokens]}
 
     def commit(self, answer: Answer) -> list[Event]:
@@ -129,12 +141,16 @@ class VLLMScheduler:
         first, rows = iter(answer.first), iter(answer.runs[0] if answer.runs else ())
         sampled: dict[str, list[int]] = {}
         for id, end, is_chunk in parts:
-            token = next(first) if is_chunk else next(rows)[0]
-            sampled[id] = [token] if not is_chunk or end >= self.ends[id] else []
+            run = [next(first)] if is_chunk else list(next(rows))
+            sampled[id] = run if not is_chunk or end >= self.ends[id] else []
         if self.own_calls is not None:
             self.own_calls.append(f"sampled_token_ids = {sampled}")
         before = {id: len(self.requests[id]._output_token_ids) for id in self.delivered}
         self.scheduler.update_from_output(output, _result(sampled))
+        if self.config.max_steps:
+            proposed = [id for id, tokens in sampled.items() if tokens]
+            drafts = [[DRAFT] * self.config.max_steps for _ in proposed]
+            self.scheduler.update_draft_token_ids(Settings(req_ids=proposed, draft_token_ids=drafts))
         return [event for id in list(self.delivered) for event in self._events(id, before[id])]
 
     def _events(self, id: str, before: int) -> list[Event]:
@@ -201,13 +217,17 @@ def _told(value: Any) -> str:
 
 
 def _adapter(
-    policy: str, is_async: bool, *more: str, is_capped: bool = False
+    policy: str, is_async: bool, *more: str, is_capped: bool = False, drafts: Drafts = "none"
 ) -> Callable[[ServingConfig], VLLMScheduler]:
     common = ("chunked_prefill", "mixed", "slots", "prefix_cache", "caches_at_allocation", "ordered_reuse")
     capabilities = (*common, "own_victims", *more)
 
     def supports(config: ServingConfig) -> bool:
-        is_served = config.algorithm == "none" and config.mixed and not config.max_queue and not config.preempt
+        is_chain = config.algorithm == "draft" and config.topk == 1 and not config.tree_nodes and config.max_steps > 0
+        is_served = config.mixed and not config.max_queue and not config.preempt
+        is_served = is_served and (is_chain if drafts != "none" else config.algorithm == "none")
+        is_enough = _budget(config) > config.max_running * (config.max_steps + 1)
+        is_served = is_served and is_enough is (drafts != "in less")
         is_valid = _budget(config) > config.max_running and config.num_slots >= config.context_len
         return is_served and is_valid and config.overlap == is_async
 
@@ -220,5 +240,9 @@ make_by_priority: Callable[[ServingConfig], VLLMScheduler] = _adapter(
 )
 make_capped: Callable[[ServingConfig], VLLMScheduler] = _adapter(
     "priority", False, "priorities", "strict_priorities", is_capped=True
+)
+make_drafts: Callable[[ServingConfig], VLLMScheduler] = _adapter("fcfs", False, "ragged_drafts", drafts="of all rows")
+make_drafts_in_less: Callable[[ServingConfig], VLLMScheduler] = _adapter(
+    "fcfs", False, "ragged_drafts", drafts="in less"
 )
 make_async: Callable[[ServingConfig], VLLMScheduler] = _adapter("fcfs", True, "overlap", "late_tokens")

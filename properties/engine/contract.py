@@ -74,6 +74,10 @@ class ServingConfig:
         """Return the nodes of the verify tree of a round of so many steps."""
         return 1 if steps == 0 else self.tree_nodes or steps + 1
 
+    def slots_ahead(self, drafts: int) -> int:
+        """Return the slots past the committed length that a round writes with so many drafts of a row."""
+        return self.ahead.get(drafts, drafts + 1)
+
     def whole_pages(self, num_tokens: int) -> int:
         """Return the slots of the pages that so many tokens need."""
         return -(-num_tokens // self.page_size) * self.page_size
@@ -244,6 +248,8 @@ class EngineCapabilities(Capabilities):
     # What a step in flight computes for a request that is retracted meanwhile may still be delivered: the device runs
     # steps in order.
     late_tokens: bool = False
+    # Rows of one step may have fewer drafts than `steps`: a row of the view may have its own number at its end.
+    ragged_drafts: bool = False
 
     FOUNDATIONS: ClassVar = {
         "prefix_cache": ("slots",),
@@ -256,7 +262,7 @@ class EngineCapabilities(Capabilities):
     }
     RELAXES: ClassVar = (
         *("ordered_reuse", "own_victims", "to_tail", "estimates"),
-        *("strict_priorities", "caches_at_allocation", "late_tokens"),
+        *("strict_priorities", "caches_at_allocation", "late_tokens", "ragged_drafts"),
     )
 
     @property
@@ -297,7 +303,8 @@ StepView = Mapping[str, Any]
              context, which is the prompt and, after a retraction, what was delivered before. `tail` is the token after
              the chunk, -1 after the last one
     decode   per row (request, length, root, key): `length` positions have KV as far as the engine knows; `root` is the
-             token at position `length` if the engine hands it over, None if the device keeps it
+             token at position `length` if the engine hands it over, None if the device keeps it. With `ragged_drafts`
+             also (request, length, root, key, drafts): the row drafts so many tokens, `steps` at most
     steps    int, the draft steps of its rounds
     rounds   int, how many rounds it may run; 1 if it has chunks
 

@@ -119,12 +119,12 @@ class Device:
 
     def _round(self, part: RoundRow, flight: Flight, is_first: bool) -> tuple[list[int], list[int], bool]:
         """Run one round of one row. Returns its run, the marks beside it, and whether the request has met its end."""
-        life, row, steps = part.life, part.row, flight.steps
+        life, row, drafts = part.life, part.row, part.drafts
         slots = flight.slots.get(life.name, ())
-        start, ahead = row.length, self.config.ahead[steps]
+        start, ahead = row.length, self.config.slots_ahead(drafts)
         if row.over:
             self._write(row, slots, start, 0, start + ahead)
-            return [GARBAGE] * (steps + 1), [0] * (steps + 1), False
+            return [GARBAGE] * (drafts + 1), [0] * (drafts + 1), False
         stream = row.stream
         stream.reach(start + 1)
         if is_first and part.is_known and part.length != start:
@@ -134,7 +134,7 @@ class Device:
         if part.key != stream.key:
             stream = row.stream = stream_of(stream.tokens[: start + 1], part.key, self.config.model)
         self._read(row, slots, start)
-        deepest = min(steps, self.config.nodes(steps) - 1)
+        deepest = min(drafts, self.config.nodes(drafts) - 1)
         kept = 1 + num_correct(life.number, start - len(life.wish.prompt), deepest, self.config.accept)
         stop = start + kept
         stream.reach(stop + 1)

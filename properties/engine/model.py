@@ -146,6 +146,7 @@ class RoundRow(NamedTuple):
     is_known: bool  # no step in flight before it moves the row
     root: int | None
     key: int
+    drafts: int
     latest: int
     reach: int
 
@@ -323,7 +324,7 @@ class EngineModel:
             life.kv += len(got)
             counted = len(answer.runs) - (reason in ("abort", "error"))
             self.verified += counted
-            self.proposed += counted * (self.config.nodes(flight.steps) - 1)
+            self.proposed += counted * (self.config.nodes(row.drafts) - 1)
             self.correct += sum(len(runs[number]) - 1 for runs in answer.runs[:counted])
             if life.wish.marks:
                 beside = [mark for marks in answer.marks for mark in marks[number]]
@@ -340,7 +341,7 @@ class EngineModel:
             if flight.rounds > 1 and not row.row.over:
                 last_start += (flight.rounds - 1) * (flight.steps + 1)
                 last_start = max(start, min(last_start, row.life.end_kv - 1))
-            reach = min(row.reach, last_start + self.config.ahead[flight.steps])
+            reach = min(row.reach, last_start + self.config.slots_ahead(row.drafts))
             flight.rows[number] = row._replace(latest=start, reach=reach)
         if flight.slots:
             flight.note_writes(self.config.page_size)

@@ -56,14 +56,19 @@ def _chunk(trial: Trial, m: EngineMoment, item: object, enters: tuple[str, ...])
 
 
 def _row(trial: Trial, m: EngineMoment, item: object, steps: int, rounds: int) -> RoundRow:
-    name, length, root, key = trial.sequence(item, "a row", "(request, length, root, key)", 4)
+    has_own = trial.capabilities.ragged_drafts and isinstance(item, list | tuple) and len(item) == 5
+    form = "(request, length, root, key, drafts)" if has_own else "(request, length, root, key)"
+    name, length, root, key, *own = trial.sequence(item, "a row", form, 5 if has_own else 4)
+    drafts = trial.integer(own[0], "drafts") if has_own else steps
+    if not 0 <= drafts <= steps:
+        raise trial.misbehaviour("TYPE", f"a row drafts {drafts} tokens", f"0 … {steps}")
     life = _life(trial, m, name)
     length, key = trial.integer(length, "length"), trial.integer(key, "key")
     root = None if root is None else trial.integer(root, "root")
     if life.row is None:
         raise trial.misbehaviour("TYPE", f"request {name} decodes", "a prefill first")
-    is_known, latest, reach = extent(m.config, m.model.flights, life, steps, rounds)
-    return RoundRow(life, life.stay, life.row, length, is_known, root, key, latest, reach)
+    is_known, latest, reach = extent(m.config, m.model.flights, life, drafts, rounds)
+    return RoundRow(life, life.stay, life.row, length, is_known, root, key, drafts, latest, reach)
 
 
 def _life(trial: Trial, m: EngineMoment, name: object) -> RequestLife:

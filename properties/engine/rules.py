@@ -56,31 +56,31 @@ def room_for_all(config: ServingConfig, num_running: int) -> int:
 
 
 def extent(
-    config: ServingConfig, earlier: Sequence[Flight], life: RequestLife, steps: int, rounds: int
+    config: ServingConfig, earlier: Sequence[Flight], life: RequestLife, drafts: int, rounds: int
 ) -> tuple[bool, int, int]:
     """Return of a row: whether its length is known, the greatest at which it may begin, and the end of what it may
     write.
 
-    `earlier` are the steps in flight before its own, which has `rounds` rounds of `steps` draft steps.
+    `earlier` are the steps in flight before its own, which has `rounds` rounds with so many drafts of this row.
     """
-    latest, steps_before, is_known = life.kv, 0, True
+    latest, drafts_before, is_known = life.kv, 0, True
     if latest < 0:
         latest = len(life.context)
     for other in earlier:
         for part in other.rows:
             if part.life is life and part.is_present:
-                latest += other.rounds * (other.steps + 1)
-                steps_before = max(steps_before, other.steps)
+                latest += other.rounds * (part.drafts + 1)
+                drafts_before = max(drafts_before, part.drafts)
                 is_known = False
         for chunk in other.chunks:
             if chunk.life is life and chunk.is_present:
                 is_known = False
     # A row that has met its end runs on in steps that were planned before; but no further than one round.
-    latest = min(latest, max(life.end_kv, life.kv) + steps_before)
+    latest = min(latest, max(life.end_kv, life.kv) + drafts_before)
     last_start = latest
     if rounds > 1:
-        last_start = max(latest, min(latest + (rounds - 1) * (steps + 1), life.end_kv - 1))
-    return is_known, latest, last_start + config.ahead[steps]
+        last_start = max(latest, min(latest + (rounds - 1) * (drafts + 1), life.end_kv - 1))
+    return is_known, latest, last_start + config.slots_ahead(drafts)
 
 
 def limits(model: EngineModel, committed: Flight | None) -> tuple[str, ...]:

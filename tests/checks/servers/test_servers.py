@@ -88,6 +88,7 @@ def searched(contract, name, capability, budget=12_000):
         ("engine", "CachesTheLastToken", "caches_at_allocation"),
         ("engine", "StreamsWhatTheDeviceSays", "late_tokens"),
         ("engine", "QueuesTheRetractedLast", "strict_priorities"),
+        ("engine", "CachesTheLastToken", "ragged_drafts"),
     ],
 )
 def test_a_planted_defect_is_found_where_less_is_asked(contract, name, capability):

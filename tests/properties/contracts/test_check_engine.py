@@ -154,3 +154,51 @@ def test_a_violation_knows_how_far_it_came():
         SUITE.component(RunsTheNewestFirst, has).execute(SMALL, operations)
     assert caught.value.id == "ENGINE-16" and caught.value.trial.trace == operations
     assert "step 1: b computes" in caught.value.trial.told()
+
+
+class DraftsWhatIsLeft(plain.PlainEngine):
+    """Drafts no more tokens than the request may still get."""
+
+    slots_per_draft = 1
+
+    def plan(self):
+        view = super().plan()
+        if view is not None:
+            entries = {entry.name: entry for entry in self.batch}
+            rows = [(row, entries[row[0]]) for row in view["decode"]]
+            view["decode"] = [(*row, min(view["steps"], entry.most - len(entry.output) - 1)) for row, entry in rows]
+            for row in view["decode"]:
+                pages = entries[row[0]].pages
+                while len(pages) > -(-(row[1] + 1 + self.slots_per_draft * row[4]) // self.config.page_size):
+                    self.free.append(pages.pop())
+        return view
+
+
+class ReservesNothingForDrafts(DraftsWhatIsLeft):
+    slots_per_draft = 0
+
+
+def ragged(kind):
+    def is_chain(config):
+        return config.topk == 1 and not config.tree_nodes
+
+    declared = [*plain.PlainEngine.capabilities.declared, "ragged_drafts"]
+    return check(suite_of("engine"), kind, capabilities=declared, budget=3_000, seed=1, supports=is_chain)
+
+
+def test_rows_of_a_step_may_have_fewer_drafts():
+    assert ragged(DraftsWhatIsLeft).ok
+    (failure,) = ragged(ReservesNothingForDrafts).failures
+    assert failure.id == "RELAY-06"
+
+
+def test_no_row_drafts_more_than_its_step():
+    class DraftsMore(plain.PlainEngine):
+        def plan(self):
+            view = super().plan()
+            if view is not None:
+                view["decode"] = [(*row, view["steps"] + 1) for row in view["decode"]]
+            return view
+
+    (failure,) = ragged(DraftsMore).failures
+    assert failure.id == "TYPE" and "drafts" in str(failure.finding)
