@@ -181,7 +181,7 @@ class Matcher:
         self._output += tokens.tolist()
 
     def allowed(self, path: list[int]) -> np.ndarray:
-        return is_allowed([*self._output, *path], self._vocab_size)
+        return np.packbits(is_allowed([*self._output, *path], self._vocab_size), bitorder="little")
 
 
 def _drafts(tokens: list[int], parents: list[int]) -> Drafts:

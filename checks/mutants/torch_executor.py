@@ -9,8 +9,8 @@ from ...gpu.batch.states import BranchStates, ChunkStates, TreeStates
 from ...gpu.draft.branches import BranchDraft
 from ...gpu.draft.heads import HeadsDraft
 from ...gpu.executor import shaping
+from ...gpu.executor.prompt_runner import PromptRunner
 from ...gpu.executor.round import DecodeRound
-from ...gpu.executor.shaping import RowShaping
 from ..adapters.torch_executor import CheckedExecutor
 from .planting import defects, lookup
 
@@ -78,10 +78,16 @@ LeavesOutWhatReachesTheMass (ANSWER): Top-p leaves out the token that reaches th
         - mass_before = ranked.cumsum(1) - ranked
         + mass_before = ranked.cumsum(1)
 
-PenalisesWhatWasRejected (ANSWER): Penalties count drafts that were not accepted, too.
-    RowShaping.apply
-        - counts = dict(self._counts)
-        + counts = self._counts
+PenalisesWhatWasRejected (ANSWER): Penalties count all nodes of a tree, accepted or not.
+    DecodeRound.finish
+        - self._ops.count_tokens_(changes.tables.seen, batch.rows, emitted, verified.accept_lens)
+        + lens = torch.full_like(verified.accept_lens, tree.num_nodes)
+        + self._ops.count_tokens_(changes.tables.seen, batch.rows, tree.tokens, lens)
+
+ForgetsTheFirstToken (ANSWER): The token behind a prompt is not counted among those that penalties are for.
+    PromptRunner._first_tokens
+        - self._ops.count_tokens_(changes.tables.seen, numbers, sampled.unsqueeze(1), ones)
+        + self._ops.count_tokens_(changes.tables.seen, numbers, sampled.unsqueeze(1), ones * 0)
 
 LeavesExpertsBehind (ANSWER): Compaction takes along what is floating point; routed experts stay where their nodes were.
     CheckedExecutor.__init__:
@@ -178,7 +184,7 @@ HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root o
 """
 
 _PLACES = [
-    *(BranchDraft, BranchStates, CheckedExecutor, ChunkStates, DecodeRound, HeadsDraft, RowShaping, TreeStates),
+    *(BranchDraft, BranchStates, CheckedExecutor, ChunkStates, DecodeRound, HeadsDraft, PromptRunner, TreeStates),
     *(replace, shaping, states),
 ]
 MUTANTS = defects("executor", CheckedExecutor, _PLACES, REAL, prefix="gpu:", np=np)

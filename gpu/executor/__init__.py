@@ -7,7 +7,7 @@ round         one decode round: `DecodeRound.begin` drafts and runs the target o
 round_runner  the next round of a step: from a captured graph, or operation by operation
 graphs        the same two functions, captured as CUDA graphs by batch size and shape
 rows          what the device knows of each request: its slots, its sampling; whether it has ended
-shaping       logits that the host changes: penalties, biases, grammars
+shaping       changed logits: which rows ask for them, tables on the device, masks of grammars
 running       results on their way from the device to the host
 relay         the cells through which one round leaves the next one its first token, on the device
 outputs       what requests ask for beside tokens

@@ -39,7 +39,7 @@ from .round import DecodeRound, EventPhaseClock, PhaseClock
 from .round_runner import RoundRunner
 from .rows import ForcedRuns, Rows
 from .running import RunningStep, arrived, result_of
-from .shaping import MakeMatcher, Shaping
+from .shaping import Changed, MakeMatcher, Shaping
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class TorchExecutor:
         self._ops = ops
         self._eager = device.type == "cuda" if eager is None else eager
         self._forced = ForcedRuns(acceptance, config.max_running)
-        self._shaping = Shaping(make_matcher)
+        self._shaping = Shaping(config.max_running, target.vocab_size, device, make_matcher)
         self._rows = Rows(config.max_running, sizes.row_width, device, seed)
         most = sizes.max_draft_tokens
         self._limits = RoundLimits(
@@ -113,6 +113,7 @@ class TorchExecutor:
             self._limits,
             self.algorithm.accept_width,
             frozenset(self._outputs),
+            self._shaping,
             forced=acceptance is not None,
             seed=seed,
         )
@@ -205,8 +206,8 @@ class TorchExecutor:
                     self._start(running)
                     if running.step.decode is not None:
                         running.pending = self._rounds.enqueue(running.step.decode, running.decoded.rounds, self.clock)
-                # The next round's drafts, penalties or grammar may depend on this round's tokens.
-                waits = self.draft.on_host or self._is_shaped(running.step)
+                # The next round's drafts or grammar may depend on this round's tokens.
+                waits = self.draft.on_host or self._follows_grammars(running.step)
                 if running.limit > 1 or (waits and not running.is_over):
                     return
 
@@ -286,7 +287,7 @@ class TorchExecutor:
         stops, _ = self._rows.settle(part.rows[last], tokens[last][:, None], np.ones(len(last), np.int32), failed[last])
         stopped[last] = stops >= 0
         for i in last.tolist():
-            self._observe(int(part.rows[i]), tokens[i : i + 1])
+            self._emitted(int(part.rows[i]), tokens[i : i + 1])
         spread = {}
         for name, values in outputs.items():
             spread[name] = np.zeros((n, *values.shape[1:]), values.dtype)
@@ -296,13 +297,20 @@ class TorchExecutor:
             running.round_ends_ns.append(time.perf_counter_ns())
 
     def _observe(self, row: int, tokens: np.ndarray) -> None:
-        """Pass the next tokens of a row to the parts on the host: look-up drafts, penalties, grammars."""
+        """Pass the next tokens of a row's text, which no round has emitted, to look-up drafts, penalties, grammars."""
         if self.draft.on_host:
             self.draft.observe(row, tokens)
         self._shaping.observe(row, tokens)
 
-    def _is_shaped(self, step: Step) -> bool:
-        return any(part is not None and self._shaping.covers(part.rows) for part in (step.prefill, step.decode))
+    def _emitted(self, row: int, tokens: np.ndarray) -> None:
+        """Pass the tokens that a row has emitted to the parts on the host: look-up drafts, grammars."""
+        if self.draft.on_host:
+            self.draft.observe(row, tokens)
+        self._shaping.emitted(row, tokens)
+
+    def _follows_grammars(self, step: Step) -> bool:
+        parts = (step.prefill, step.decode)
+        return any(part is not None and self._shaping.changed(part.rows) is Changed.WITH_MASKS for part in parts)
 
     # -- reading back ---------------------------------------------------------------------------------------------
 
@@ -313,9 +321,9 @@ class TorchExecutor:
         was_over = self._rows.ended[part.rows]
         stops, ended = self._rows.settle(part.rows, emitted, accept_lens, failed)
         self._report_failures(running, part.rows, failed & ~was_over)
-        if self.draft.on_host or self._shaping.covers(part.rows):
+        if self.draft.on_host or self._shaping.changed(part.rows) is Changed.WITH_MASKS:
             for i in np.flatnonzero(~was_over).tolist():
-                self._observe(int(part.rows[i]), np.maximum(emitted[i, : accept_lens[i]], 0))
+                self._emitted(int(part.rows[i]), np.maximum(emitted[i, : accept_lens[i]], 0))
         running.decoded.add(accept_lens, stops, emitted, outputs, ended)
         if ended.any():
             # A row has ended: steps begun behind this one stop after their first round, as steps that begin later do.

@@ -8,8 +8,8 @@ runs, since all share one memory pool; they are copied in the stream before that
 inside, by row: a round is one copy to the device, one launch, and the copies of its results.
 Without a GPU a "graph" runs its function anew over the same memory, so that all but the capture is the same code.
 
-If the host changes the logits of a round, the round is two graphs: the first ends with the logits of all nodes, the
-second begins with the changed logits.
+If some row has a grammar, the round is two graphs: the first ends with the logits of all nodes, and the second begins
+with the masks that the host makes of the drafted tokens. Other changes of logits are a part of the one graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -29,10 +29,11 @@ from ...core.adaptive.graphs import GraphKey, GraphTable
 from ...core.contract.future_map import LENGTH_FIELD
 from ..batch.uploads import layout, uploads_to, views
 from ..draft.port import RoundBatch, RoundLimits
-from ..ops.port import Ops
-from .round import DecodeRound, Passed, RoundResult, SamplingInputs, ShapeLogits, unmeasured
+from ..ops.port import DeviceTree, LogitTables, Ops
+from .round import DecodeRound, Passed, RoundResult, SamplingInputs, unmeasured
 from .rows import HostSampling
 from .running import pack
+from .shaping import Changed, Changes, MaskPlace, Shaping
 
 WARM_UP_RUNS = 2  # kernels are compiled and libraries initialised before anything is captured
 
@@ -63,7 +64,15 @@ class CaptureReport:
     seconds: float
     num_bytes: int
     with_outputs: bool = False
-    is_shaped: bool = False
+    changed: Changed = Changed.NOWHERE
+
+
+MakeMasks = Callable[[DeviceTree], tuple[np.ndarray, np.ndarray]]
+"""Makes what `MaskPlace.fill` sends for the nodes of a batch of trees, padding included."""
+
+
+def no_masks(tree: DeviceTree) -> tuple[np.ndarray, np.ndarray]:
+    raise AssertionError("a graph without masks asks for none")
 
 
 class CapturedRound:
@@ -86,10 +95,11 @@ class CapturedRound:
         memory_pool: object | None,
         outputs: frozenset[str] = frozenset(),
         proposed: Mapping[str, np.ndarray] | None = None,
-        is_shaped: bool = False,
+        tables: LogitTables | None = None,
+        masks: MaskPlace | None = None,
     ) -> None:
         """Allocate the tensors that the graph reads and writes. `proposed`: padding trees, if they come from the host
-        (`Draft.propose_on_host`). `is_shaped`: the host changes the logits.
+        (`Draft.propose_on_host`). `tables`: by which the logits change; `masks`: where the host's come.
         """
         self.size = size = len(padding.row_numbers)
         device = padding.table.device
@@ -111,27 +121,33 @@ class CapturedRound:
         if inputs:
             sampling = SamplingInputs(**inputs, filtered=kind is RoundKind.FILTERED, seed=seed)
 
+        changes = None if tables is None else Changes(tables, None if masks is None else masks.masks)
+
         # Without `self`, which would be a cycle that keeps the pools.
         def begin() -> Passed:
             lengths, relayed = cells.gather(rows)
             batch = replace(padding, rows=rows, lengths=lengths, roots=relayed["bonus_tokens"], proposed=trees)
             return decode_round.begin(batch, relayed, outputs, unmeasured)
 
-        def finish(passed: Passed, logits: Tensor) -> RoundResult:
-            result = decode_round.finish(passed, logits, sampling, outputs, runs, width, unmeasured)
+        def finish(passed: Passed) -> RoundResult:
+            result = decode_round.finish(passed, changes, sampling, outputs, runs, width, unmeasured)
             cells.scatter(rows, result)
             if device.type == "cpu":
                 return result
             return replace(result, packed=pack((result.accept_lens, result.failed, result.emitted)))
 
-        def run(shape_logits: ShapeLogits | None = None) -> RoundResult:
-            passed = begin()
-            return finish(passed, passed.logits if shape_logits is None else shape_logits(passed.tree, passed.logits))
+        def run() -> RoundResult:
+            return finish(begin())
 
-        self.replay: Callable[[ShapeLogits | None], RoundResult] = run
+        def run_masked(make_masks: MakeMasks) -> RoundResult:
+            passed = begin()
+            masks.fill(*make_masks(passed.tree))
+            return finish(passed)
+
+        self.replay: Callable[[MakeMasks], RoundResult] = _ignoring(run) if masks is None else run_masked
         if device.type == "cuda":
             capture = partial(_capture, memory_pool=memory_pool, device=device)
-            self.replay = _capture_shaped(begin, finish, capture) if is_shaped else _ignoring(capture(run))
+            self.replay = _ignoring(capture(run)) if masks is None else _capture_masked(begin, finish, capture, masks)
 
     def run(
         self,
@@ -140,10 +156,11 @@ class CapturedRound:
         forced_runs: np.ndarray | None,
         wanted: frozenset[str] = frozenset(),
         proposed: Mapping[str, np.ndarray] | None = None,
-        shape_logits: ShapeLogits | None = None,
+        make_masks: MakeMasks = no_masks,
     ) -> RoundResult:
         """Return the round of `rows` int64 [bs], at most as many as the graph has, with the `wanted` outputs: its first
-        rows, padding behind them. What it relays is in the cells."""
+        rows, padding behind them. What it relays is in the cells. `make_masks`: the masks of the round's trees, if the
+        graph is one with masks."""
         bs = len(rows)
         trees = proposed or {}
         given = {"rows": rows} | ({} if sampling is None else sampling.arrays)
@@ -156,7 +173,7 @@ class CapturedRound:
                 array[:bs] = given[name]
                 array[bs:] = 0  # padding
         self._uploads.fill(self._place, [*self._host.values()])
-        result = self.replay(shape_logits)
+        result = self.replay(make_masks)
         return replace(result, relay={}, outputs={name: result.outputs[name] for name in sorted(wanted)})
 
 
@@ -191,20 +208,20 @@ def _ignoring(replay: Callable[[], T]) -> Callable[[object], T]:
     return lambda unused: replay()
 
 
-def _capture_shaped(
+def _capture_masked(
     begin: Callable[[], Passed],
-    finish: Callable[[Passed, Tensor], RoundResult],
+    finish: Callable[[Passed], RoundResult],
     capture: Callable[[Callable[[], T]], Callable[[], T]],
-) -> Callable[[ShapeLogits], RoundResult]:
+    masks: MaskPlace,
+) -> Callable[[MakeMasks], RoundResult]:
     """Capture both halves of a round; tensors between them stay in place."""
     passes = capture(begin)
     passed = passes()  # the second half is warmed up with numbers, not with memory that nothing has written
-    logits = passed.logits.clone()
-    choice = capture(lambda: finish(passed, logits))
+    choice = capture(lambda: finish(passed))
 
-    def replay(shape_logits: ShapeLogits) -> RoundResult:
+    def replay(make_masks: MakeMasks) -> RoundResult:
         passes()
-        logits.copy_(shape_logits(passed.tree, passed.logits))
+        masks.fill(*make_masks(passed.tree))
         return choice()
 
     return replay
@@ -230,9 +247,9 @@ def _capture(run: Callable[[], T], memory_pool: object | None, device: torch.dev
     return replay
 
 
-Variant = tuple[RoundKind, bool, bool]
+Variant = tuple[RoundKind, bool, Changed]
 """Kind, whether user outputs are computed (some, such as the most likely tokens, take long over a large vocabulary),
-and whether the host changes logits."""
+and who changes logits."""
 
 
 class RoundGraphs:
@@ -249,12 +266,13 @@ class RoundGraphs:
         limits: RoundLimits,
         accept_width: Callable[[int, int], int],
         outputs: frozenset[str],
+        shaping: Shaping,
         *,
         forced: bool,
         seed: int,
     ) -> None:
         """Capture nothing yet. `accept_width` is one of steps and nodes; `outputs` are all that users may ask for;
-        `forced`: acceptance is simulated.
+        `shaping` has the tables by which logits change; `forced`: acceptance is simulated.
         """
         self.reports: list[CaptureReport] = []
         self.on_round: Callable[[bool, int], None] | None = None  # is told whether a round of so many rows has a graph
@@ -263,6 +281,7 @@ class RoundGraphs:
         self._decode_round, self._cells, self._limits = decode_round, cells, limits
         self._accept_width, self._outputs = accept_width, outputs
         self._forced, self._seed = forced, seed
+        self._shaping = shaping
         # All share one: what one round needs for a while, another does.
         self._memory_pool = torch.cuda.graph_pool_handle() if limits.table.is_cuda else None
         self._variants: frozenset[Variant] = frozenset()
@@ -275,10 +294,10 @@ class RoundGraphs:
         outputs if `outputs`."""
         kinds = tuple(RoundKind) if sampled else (RoundKind.GREEDY,)
         self._variants = frozenset(
-            (kind, shown, is_shaped)
+            (kind, shown, changed)
             for kind in kinds
             for shown in ((False, True) if outputs else (False,))
-            for is_shaped in (False, True)
+            for changed in Changed
         )
         self._keys = tuple(keys)
         self._table.build(keys, lambda key: key)
@@ -291,11 +310,11 @@ class RoundGraphs:
         batch_size: int,
         kind: RoundKind,
         with_outputs: bool = False,
-        is_shaped: bool = False,
+        changed: Changed = Changed.NOWHERE,
     ) -> CapturedRound | None:
         """Return the smallest graph that holds the batch; capture it if no round has needed it yet.
         None: the round runs without one."""
-        key, variant = self._table.find(steps, num_draft_tokens, batch_size), (kind, with_outputs, is_shaped)
+        key, variant = self._table.find(steps, num_draft_tokens, batch_size), (kind, with_outputs, changed)
         if key is None or variant not in self._variants:
             return None
         if (key, variant) not in self._captured:
@@ -310,8 +329,11 @@ class RoundGraphs:
                 on_line(f"capturing: batch {key.batch_size}, {key.steps} steps, {kind}")
                 self.find(*key, kind)
 
-    def _capture(self, key: GraphKey, kind: RoundKind, with_outputs: bool, is_shaped: bool) -> CapturedRound:
-        padding = self._limits.padding(key)
+    def _capture(self, key: GraphKey, kind: RoundKind, with_outputs: bool, changed: Changed) -> CapturedRound:
+        padding, masks = self._limits.padding(key), None
+        if changed is Changed.WITH_MASKS:
+            nodes = key.batch_size * key.num_draft_tokens
+            masks = MaskPlace(nodes, self._shaping.mask_words, self._mask_memory)
         with torch.no_grad():
             draft = self._decode_round.draft
             return CapturedRound(
@@ -325,8 +347,16 @@ class RoundGraphs:
                 self._memory_pool,
                 self._outputs if with_outputs else frozenset(),
                 draft.propose_on_host(padding.row_numbers[:0], key.steps, padding.topk, *key[1:]),
-                is_shaped,
+                None if changed is Changed.NOWHERE else self._shaping.tables,
+                masks,
             )
+
+    @cached_property
+    def _mask_memory(self) -> Tensor:
+        """The masks of any round: all graphs read the same memory."""
+        nodes = max(key.batch_size * key.num_draft_tokens for key in self._keys)
+        size = MaskPlace.size(nodes, self._shaping.mask_words)
+        return torch.zeros(size, dtype=torch.uint8, device=self._limits.table.device)
 
     def _timed(self, key: GraphKey, variant: Variant) -> CapturedRound | None:
         begin, before = time.perf_counter(), _reserved_bytes()

@@ -91,11 +91,15 @@ class PromptRunner:
         rows = chunks.part.rows[chunks.last]
         at_end = at_places(forward, chunks.last_places())
         shaped = logits = self._target.logits(at_end.hidden)
-        if self._shaping.covers(rows):
-            shaped = self._shaping.after_prompts(rows, logits)
+        changes, numbers = self._shaping.changes(rows), upload(logits.device, rows.astype(np.int64))
+        if changes is not None:
+            shaped = self._ops.shape_logits(logits, numbers, changes.tables, None, changes.masks)
         sampling = self._rows.on_device(self._rows.sampling(rows))
         known = chunks.part.tail_tokens[chunks.last]
         sampled = first_tokens(self._ops, shaped, sampling, lengths - 1, known)
+        if changes is not None:
+            ones = torch.ones(len(rows), dtype=torch.int32, device=sampled.device)
+            self._ops.count_tokens_(changes.tables.seen, numbers, sampled.unsqueeze(1), ones)
         found = node_outputs(at_end, logits, sampled, wanted)
         return sampled, {name: value for name, value in found.items() if value is not None}
 

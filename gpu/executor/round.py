@@ -28,7 +28,7 @@ from ..kernels.rounds.verify_sampling import sample_torch
 from ..models.decoder import Decoder, DecoderOutput
 from ..ops.port import Capture, DeviceTree, DeviceVerified, Ops, VerifyBatch
 from .outputs import DRAFT_HIDDEN, NEXT_RELAY, NodeProducer, node_outputs
-from .shaping import target_probs
+from .shaping import Changes, target_probs
 
 OnLap = Callable[[str, float], None]
 """Called with the name and the seconds of each phase when it ends; `PhaseClock.seconds` sums them as well."""
@@ -129,8 +129,8 @@ class Passed:
     states: TreeStates | None = None  # of recurrent layers
 
 
-ShapeLogits = Callable[[DeviceTree, Tensor], Tensor]
-"""Changes the logits of all nodes [bs · nd, V] before a token is chosen; on the host, which no graph can hold."""
+MakeChanges = Callable[[DeviceTree], Changes | None]
+"""Says how the logits of a tree change; on the host, which no graph can hold."""
 Phase = Callable[[str], AbstractContextManager[None]]
 """Measures a phase of a round, by its name: `PhaseClock.phase`, or `unmeasured`."""
 
@@ -165,18 +165,18 @@ class DecodeRound:
         forced_runs: Tensor | None,
         longest: int | None,
         phase: Phase,
-        shape_logits: ShapeLogits | None = None,
+        changes: MakeChanges | None = None,
     ) -> RoundResult:
         """Run the round. `wanted` names user outputs; `forced_runs` int64 [bs] are the drafts to accept (simulated
         acceptance).
 
         `longest` bounds accept_lens; None lets the host look, which only a CPU may. Outputs are of the logits before
-        `shape_logits`.
+        `changes`.
         """
         passed = self.begin(batch, relayed, wanted, phase)
         with phase("verify"):
-            shaped = passed.logits if shape_logits is None else shape_logits(passed.tree, passed.logits)
-        return self.finish(passed, shaped, sampling, wanted, forced_runs, longest, phase)
+            made = None if changes is None else changes(passed.tree)
+        return self.finish(passed, made, sampling, wanted, forced_runs, longest, phase)
 
     def begin(self, batch: RoundBatch, relayed: Mapping[str, Tensor], wanted: frozenset[str], phase: Phase) -> Passed:
         """Draft, and run the target over the trees."""
@@ -193,18 +193,22 @@ class DecodeRound:
     def finish(
         self,
         passed: Passed,
-        shaped: Tensor,
+        changes: Changes | None,
         sampling: SamplingInputs | None,
         wanted: frozenset[str],
         forced_runs: Tensor | None,
         longest: int | None,
         phase: Phase,
     ) -> RoundResult:
-        """Choose tokens by the logits `shaped`, keep what is accepted, and prepare the next round."""
-        batch, relayed, tree = passed.batch, passed.relayed, passed.tree
+        """Choose tokens by the changed logits, keep what is accepted, and prepare the next round."""
+        batch, relayed, tree, logits = passed.batch, passed.relayed, passed.tree, passed.logits
         with phase("verify"):
-            verified = self._accept(batch, tree, shaped, sampling, forced_runs)
+            if changes is not None:
+                logits = self._ops.shape_logits(logits, batch.rows, changes.tables, tree, changes.masks)
+            verified = self._accept(batch, tree, logits, sampling, forced_runs)
             emitted, bonus = self._ops.gather_emitted(verified.predict, verified.accept_index, verified.accept_lens)
+            if changes is not None:
+                self._ops.count_tokens_(changes.tables.seen, batch.rows, emitted, verified.accept_lens)
             outputs = self._compacted(passed, verified, wanted)
             if passed.states is not None:
                 passed.states.keep_verified(verified, tree.num_nodes)

@@ -20,10 +20,10 @@ from ..batch.uploads import upload
 from ..draft.port import RoundBatch, RoundLimits
 from .graphs import RoundGraphs, RoundKind
 from .relay import publish_cells
-from .round import DecodeRound, PhaseClock, RoundResult, ShapeLogits
+from .round import DecodeRound, PhaseClock, RoundResult
 from .rows import ForcedRuns, HostSampling, Rows
 from .running import PendingRound, to_host
-from .shaping import Shaping
+from .shaping import Changed, Shaping
 
 
 class RoundRunner:
@@ -67,10 +67,8 @@ class RoundRunner:
         forced = self._forced.draw(part.rows, self._rows.requests_of(part.rows), width)
         sampling = self._rows.sampling(part.rows)
         wanted = self._rows.wanted(part.rows)
-        shape_logits = None
-        if forced is None and self._shaping.covers(part.rows):
-            shape_logits = partial(self._shaping.at_nodes, part.rows)
-        variant = RoundKind.of(sampling), bool(wanted), shape_logits is not None
+        changed = Changed.NOWHERE if forced is not None else self._shaping.changed(part.rows)
+        variant = RoundKind.of(sampling), bool(wanted), changed
         captured = self.graphs.find(part.steps, nodes, len(part.rows), *variant)
         if self.graphs.on_round is not None and self.graphs.are_on:
             self.graphs.on_round(captured is not None, len(part.rows))
@@ -80,9 +78,10 @@ class RoundRunner:
                 self._check_lengths(part, rounds_done, self.future_map.buffers["lengths"][part.rows])
             with clock.phase("graph"):
                 trees = self.round.draft.propose_on_host(part.rows, part.steps, part.topk, nodes, captured.size)
-                result = captured.run(part.rows, sampling, forced, wanted, trees, shape_logits)
+                make_masks = partial(self._shaping.masks, part.rows)
+                result = captured.run(part.rows, sampling, forced, wanted, trees, make_masks)
         else:
-            result = self._run_uncaptured(part, rounds_done, clock, sampling, forced, wanted, shape_logits)
+            result = self._run_uncaptured(part, rounds_done, clock, sampling, forced, wanted, changed)
         with clock.phase("relay"):
             three = (result.accept_lens, result.failed, result.emitted)
             return to_host(*three, result.outputs, result.packed, len(part.rows))
@@ -95,7 +94,7 @@ class RoundRunner:
         sampling: HostSampling | None,
         forced: np.ndarray | None,
         wanted: frozenset[str],
-        shape_logits: ShapeLogits | None,
+        changed: Changed,
     ) -> RoundResult:
         capture_mode = self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT)
         with clock.phase("relay"):
@@ -104,7 +103,8 @@ class RoundRunner:
             batch = self._batch(part, rounds_done, lengths, relayed["bonus_tokens"])
             inputs, runs = self._rows.on_device(sampling), None if forced is None else upload(self.device, forced)
         longest = None if self.device.type == "cpu" else self.algorithm.accept_width(part.steps, part.num_draft_tokens)
-        result = self.round.run(batch, relayed, inputs, wanted, runs, longest, clock.phase, shape_logits)
+        changes = None if changed is Changed.NOWHERE else partial(self._shaping.changes, part.rows)
+        result = self.round.run(batch, relayed, inputs, wanted, runs, longest, clock.phase, changes)
         with clock.phase("relay"):
             check_hidden(result.relay.get("hidden_states"), capture_mode, "stash")
             publish_cells(self.future_map, part.rows, part.epochs, result.lengths, result.relay)

@@ -1,18 +1,22 @@
 """Changes of the target's logits: biases, penalties, min-p, and grammars, at every node of a verify tree.
 
     row's text    prompt · output … root │ node ─ node        what changes a node's logits: the text up to the node,
-                  known on the host      └ node ─ node        as if its path had been emitted already
+                  counted on the device  └ node ─ node        as if its path had been emitted already
 
 So a node gets the distribution that plain decoding would have there, and verification stays lossless: what a grammar
-forbids has probability 0 and is never accepted. The host must have the tokens of the round before, and it changes the
-logits between the target's pass and the choice of tokens, so a captured round is two graphs. The logits of rows that
-ask for none of this do not change.
+forbids has probability 0 and is never accepted. The tokens of a text are counted on the device, by the round that emits
+them, so penalties need no host. A grammar does: it needs the tokens of the round before and the drafts of this one,
+between the target's pass and the choice of tokens, so a captured round of such rows is two graphs. The logits of rows
+that ask for none of this do not change.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -22,8 +26,11 @@ from torch import Tensor
 from ...core.contract.request import Grammar, Request, SamplingParams
 from ...core.contract.step import Join
 from ...core.errors import ForedraftError
+from ..batch.uploads import layout, upload, uploads_to, views
 from ..kernels.constants import numbers
-from ..ops.port import DeviceTree
+from ..kernels.jit import cdiv
+from ..kernels.rounds.shape_logits import NEUTRAL
+from ..ops.port import DeviceTree, LogitTables, NodeMasks
 
 
 def target_probs(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, filtered: bool = True) -> Tensor:
@@ -61,6 +68,23 @@ def _filter(logits: Tensor, probs: Tensor, top_p: Tensor, top_k: Tensor) -> Tens
     return torch.zeros_like(probs).scatter_(1, order, ranked.masked_fill_(~keep, 0.0))
 
 
+class Changed(StrEnum):
+    """Who changes the logits of a round's rows: nothing does, the device by what it has counted, or the device with
+    masks that the host makes between the target's pass and the choice of tokens."""
+
+    NOWHERE = "nowhere"
+    ON_DEVICE = "on the device"
+    WITH_MASKS = "with masks"
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """How a batch changes its logits before a token is chosen, and where it counts what it emits."""
+
+    tables: LogitTables
+    masks: NodeMasks | None = None
+
+
 class Matcher(Protocol):
     """The state of one grammar behind one output."""
 
@@ -68,81 +92,60 @@ class Matcher(Protocol):
         """Take in int64 [n] tokens that were emitted."""
 
     def allowed(self, path: list[int]) -> np.ndarray | None:
-        """Return bool [V], which tokens may follow the output and `path`; None if the path itself is not allowed."""
+        """Return a bit for each token that may follow the output and `path`, uint8 [⌈V / 8⌉ or more], the lowest bit
+        first; None if the path itself is not allowed."""
 
 
 MakeMatcher = Callable[[Grammar], Matcher]
 
 
 class RowShaping:
-    """One row: its text as counts, and the state of its grammar."""
+    """One row: how much of its prompt is still to come, and the state of its grammar."""
 
     def __init__(self, request: Request, matcher: Matcher | None) -> None:
-        self.params = request.sampling
-        self._prompt_left = request.prompt.length  # tokens of the prompt that are still to come
-        self._matcher = matcher
-        self._in_prompt: dict[int, None] = {}
-        self._counts: dict[int, int] = {}  # of the output
-        # tokens int64 [n] and what is added to their logits, on their device
-        self._bias: tuple[Tensor, Tensor] | None = None
+        self.has_penalties = request.sampling.has_penalties
+        self.matcher = matcher
+        self._prompt_left = request.prompt.length
 
-    def observe(self, tokens: np.ndarray) -> None:
-        """Take in the next tokens of the text."""
+    def split(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the parts of the next tokens of the text that belong to the prompt and to the output."""
         prompt, output = tokens[: self._prompt_left], tokens[self._prompt_left :]
         self._prompt_left -= len(prompt)
-        self._in_prompt.update(dict.fromkeys(prompt.tolist()))
-        for token in output.tolist():
-            self._counts[token] = self._counts.get(token, 0) + 1
-        if self._matcher is not None and len(output):
-            self._matcher.advance(output)
+        return prompt, output
 
-    def apply(self, logits: Tensor, path: list[int]) -> None:
-        """Change logits [V] behind the text and `path`, in place:
-        bias, repetition, frequency, presence, grammar, min-p."""
-        params = self.params
-        if params.logit_bias:
-            if self._bias is None:
-                tokens, biases = zip(*params.logit_bias, strict=True)
-                self._bias = torch.tensor(tokens, device=logits.device), torch.tensor(biases).to(logits)
-            logits[self._bias[0]] += self._bias[1]
-        if params.has_penalties:
-            counts = dict(self._counts)
-            for token in path:
-                counts[token] = counts.get(token, 0) + 1
-            _penalise(logits, params, counts, self._in_prompt)
-        if self._matcher is not None:
-            allowed = self._matcher.allowed(path)
-            if allowed is not None:  # else nothing behind this node is ever accepted
-                logits[~torch.from_numpy(allowed).to(logits.device)] = -torch.inf
-        if params.min_p > 0 and not params.is_greedy:
-            # Probabilities at this temperature are at least min_p times the greatest.
-            logits[logits < logits.max() + params.temperature * math.log(params.min_p)] = -torch.inf
-
-
-def _penalise(logits: Tensor, params: SamplingParams, counts: dict[int, int], in_prompt: dict[int, None]) -> None:
-    def numbers(values, dtype: torch.dtype) -> Tensor:
-        return torch.tensor(list(values), dtype=dtype, device=logits.device)
-
-    if params.repetition_penalty != 1.0:
-        seen = numbers({**in_prompt, **counts}, torch.int64)
-        values = logits[seen]
-        logits[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-    if counts and (params.frequency_penalty or params.presence_penalty):
-        seen, times = numbers(counts, torch.int64), numbers(counts.values(), logits.dtype)
-        logits[seen] -= params.frequency_penalty * times + params.presence_penalty
+    def emitted(self, tokens: np.ndarray) -> None:
+        if self.matcher is not None and len(tokens):
+            self.matcher.advance(tokens)
 
 
 class Shaping:
-    """The rows of an executor that ask for changed logits.
-    `make_matcher` None: there is no grammar library or no tokenizer."""
+    """The rows of an executor that ask for changed logits, and the tables of all `num_rows` rows on `device`, which are
+    allocated for the first of them. `make_matcher` None: there is no grammar library or no tokenizer."""
 
-    def __init__(self, make_matcher: MakeMatcher | None = None) -> None:
+    def __init__(
+        self, num_rows: int, vocab_size: int, device: torch.device, make_matcher: MakeMatcher | None = None
+    ) -> None:
+        self._num_rows, self._vocab_size, self._device = num_rows, vocab_size, device
         self._make_matcher = make_matcher
         self._rows: dict[int, RowShaping] = {}
 
+    @cached_property
+    def tables(self) -> LogitTables:
+        shape = (self._num_rows + 1, self._vocab_size)
+        return LogitTables(
+            seen=torch.zeros(shape, dtype=torch.int32, device=self._device),
+            bias=torch.zeros(shape, dtype=torch.float32, device=self._device),
+            params=torch.tensor(NEUTRAL, dtype=torch.float64, device=self._device).repeat(self._num_rows + 1, 1),
+        )
+
+    @property
+    def mask_words(self) -> int:
+        """The words of a node's mask."""
+        return cdiv(self._vocab_size, 32)
+
     def open(self, join: Join) -> str:
         """Begin the row of a request. Returns why it cannot be, empty if it can."""
-        self._rows.pop(join.row, None)
+        self.close(join.row)
         request = join.request
         if not request.sampling.is_shaped:
             return ""
@@ -154,43 +157,115 @@ class Shaping:
                 matcher = self._make_matcher(request.sampling.grammar)
             except ForedraftError as error:  # of a caller that checks nothing before it submits
                 return str(error)
-        row = self._rows[join.row] = RowShaping(request, matcher)
+        self._rows[join.row] = RowShaping(request, matcher)
+        self._write(join.row, request.sampling)
         if join.cached_tokens is not None:
-            row.observe(join.cached_tokens)
+            self.observe(join.row, join.cached_tokens)
         return ""
 
+    def _write(self, row: int, params: SamplingParams) -> None:
+        """Write the parameters of a row that begins, and forget the text of the row before."""
+        tables = self.tables
+        cut = -math.inf
+        if params.min_p > 0 and not params.is_greedy:
+            # Probabilities at this temperature are at least min_p times the greatest.
+            cut = params.temperature * math.log(params.min_p)
+        penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+        biased = np.array([token for token, _ in params.logit_bias], np.int64)
+        values = np.array([bias for _, bias in params.logit_bias], np.float32)
+        written = np.array([*penalties, bool(params.logit_bias), cut], np.float64)
+        written, biased, values = uploads_to(self._device).send(written, biased, values)
+        tables.params[row] = written
+        tables.seen[row].zero_()
+        if params.logit_bias:
+            tables.bias[row].zero_().index_copy_(0, biased, values)
+
     def close(self, row: int) -> None:
-        self._rows.pop(row, None)
+        if self._rows.pop(row, None) is not None:
+            self.tables.params[row] = self.tables.params[0]
 
     def forget(self) -> None:
-        self._rows.clear()
+        for row in list(self._rows):
+            self.close(row)
 
-    def covers(self, rows: np.ndarray) -> bool:
-        return bool(self._rows) and any(row in self._rows for row in rows.tolist())
+    def changed(self, rows: np.ndarray) -> Changed:
+        """Return who changes the logits of a batch of these rows."""
+        shaped = [self._rows[row] for row in rows.tolist() if row in self._rows] if self._rows else []
+        if not shaped:
+            return Changed.NOWHERE
+        return Changed.WITH_MASKS if any(row.matcher is not None for row in shaped) else Changed.ON_DEVICE
 
     def observe(self, row: int, tokens: np.ndarray) -> None:
-        """Add the next tokens to the text of a row: tokens of the prompt, and then emitted tokens."""
+        """Add the next tokens to the text of a row: tokens of the prompt, and then of the output."""
+        if (shaped := self._rows.get(row)) is None:
+            return
+        prompt, output = shaped.split(tokens)
+        if shaped.has_penalties and len(tokens):
+            seen = self.tables.seen[row]
+            text = upload(self._device, tokens.astype(np.int64))
+            seen.index_fill_(0, text[: len(prompt)], 1)
+            twice = torch.full((len(output),), 2, dtype=seen.dtype, device=seen.device)
+            seen.index_add_(0, text[len(prompt) :], twice)
+        shaped.emitted(output)
+
+    def emitted(self, row: int, tokens: np.ndarray) -> None:
+        """Pass tokens that a round has emitted, and the device has counted, to the grammar of a row."""
         if (shaped := self._rows.get(row)) is not None:
-            shaped.observe(tokens)
+            shaped.emitted(tokens)
 
-    def after_prompts(self, rows: np.ndarray, logits: Tensor) -> Tensor:
-        """Return logits [n, V] at the ends of the rows' prompts, changed."""
-        return self._changed(rows, logits, [[[]]] * len(rows))
+    def changes(self, rows: np.ndarray, tree: DeviceTree | None = None) -> Changes | None:
+        """Return the changes for a batch of these rows, None if there are none; see `masks` for the tree."""
+        changed = self.changed(rows)
+        if changed is Changed.NOWHERE:
+            return None
+        masks = None
+        if changed is Changed.WITH_MASKS:
+            masks = NodeMasks(*uploads_to(self._device).send(*self.masks(rows, tree)))
+        return Changes(self.tables, masks)
 
-    def at_nodes(self, rows: np.ndarray, tree: DeviceTree, logits: Tensor) -> Tensor:
-        """Return logits [bs · nd, V] at the nodes of the rows' trees, changed.
-        Waits for the device: the paths are needed on the host."""
-        tokens, parents = (x[: len(rows)].tolist() for x in (tree.tokens, tree.parents))
-        return self._changed(rows, logits, [paths_of(*row) for row in zip(tokens, parents, strict=True)])
+    def masks(self, rows: np.ndarray, tree: DeviceTree | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `NodeMasks` is made of, index int32 [n] and bits int32 [m, words], for the nodes of the rows'
+        trees; rows of the tree beyond `rows` are padding. Without a tree there is a node for each row.
 
-    def _changed(self, rows: np.ndarray, logits: Tensor, paths: list[list[list[int]]]) -> Tensor:
-        logits = logits.clone()
+        Waits for the device: a grammar needs the drafted tokens.
+        """
+        batch_size, nodes = (len(rows), 1) if tree is None else tree.tokens.shape
+        index = np.full(batch_size * nodes, -1, np.int32)
+        found: list[np.ndarray] = []
+        trees = None if tree is None else torch.stack((tree.tokens, tree.parents.long()))[:, : len(rows)].tolist()
         for i, row in enumerate(rows.tolist()):
-            shaped = self._rows.get(row)
-            if shaped is not None:
-                for node, path in enumerate(paths[i], i * len(paths[i])):
-                    shaped.apply(logits[node], path)
-        return logits
+            matcher = self._rows[row].matcher if row in self._rows else None
+            if matcher is not None:
+                paths = [[]] if trees is None else paths_of(trees[0][i], trees[1][i])
+                for node, path in enumerate(paths, i * nodes):
+                    allowed = matcher.allowed(path)
+                    if allowed is not None:  # else nothing behind this node is ever accepted
+                        index[node] = len(found)
+                        found.append(allowed)
+        bits = np.zeros((len(found), 4 * self.mask_words), np.uint8)
+        for mask, allowed in zip(bits, found, strict=True):
+            mask[: len(allowed)] = allowed[: len(mask)]
+        return index, bits.view(np.int32)
+
+
+class MaskPlace:
+    """The masks of `nodes` nodes in device memory that a graph reads: the first part of `memory`, uint8 [`size` or
+    more]. They come with one copy."""
+
+    def __init__(self, nodes: int, words: int, memory: Tensor) -> None:
+        arrays = [np.zeros(nodes, np.int32), np.zeros((nodes, words), np.int32)]
+        self._memory = memory
+        self.masks = NodeMasks(*views(memory, arrays, layout(arrays)[0]))
+
+    @staticmethod
+    def size(nodes: int, words: int) -> int:
+        """Return how many bytes the masks of so many nodes need."""
+        return layout([np.zeros(nodes, np.int32), np.zeros((nodes, words), np.int32)])[1]
+
+    def fill(self, index: np.ndarray, bits: np.ndarray) -> None:
+        """Send what `Shaping.masks` has made."""
+        arrays = [index, bits]
+        uploads_to(self._memory.device).fill(self._memory[: layout(arrays)[1]], arrays)
 
 
 def paths_of(tokens: list[int], parents: list[int]) -> list[list[int]]:

@@ -53,6 +53,25 @@ class DeviceVerified:
     failed: Tensor  # bool [bs]; the target gave no distribution on the accepted path
 
 
+@dataclass(frozen=True, slots=True)
+class LogitTables:
+    """What changes the target's logits, by row of the request table. Row 0 changes nothing."""
+
+    seen: Tensor  # int32 [num_rows + 1, V]: twice how often the output has the token, and 1 more if the prompt has it
+    bias: Tensor  # float32 [num_rows + 1, V]
+    # float64 [num_rows + 1, 5]: repetition, frequency and presence penalty, whether there are biases, and how far below
+    # the greatest logit min-p cuts (−∞: nowhere).
+    params: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMasks:
+    """The tokens that grammars allow at n nodes: bit t % 32 of word t // 32 is token t."""
+
+    index: Tensor  # int32 [n]; the node's row of `bits`, −1 where all tokens are allowed
+    bits: Tensor  # int32 [m, ⌈V / 32⌉]
+
+
 class KVTensors(NamedTuple):
     """Keys and values of a pool: of one layer [slots, Hk, d], or of all [layers, slots, Hk, d]."""
 
@@ -237,6 +256,21 @@ class Ops(Protocol):
     def coins(self, keys: Tensor, positions: Tensor, seed: int, purpose: int) -> Tensor:
         """Return `core.draws.uniform(seed, purpose, key, position)` bit by bit:
         keys int64 [bs] (uint64 bits), positions [bs, w]."""
+
+    def shape_logits(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        tables: LogitTables,
+        tree: DeviceTree | None = None,
+        masks: NodeMasks | None = None,
+    ) -> Tensor:
+        """Return logits [bs · nd, V] behind the texts of `rows` int64 [bs] and each node's path, changed by biases,
+        penalties, masks and min-p, in this order. Without a tree a row has one node, which ends its text."""
+
+    def count_tokens_(self, seen: Tensor, rows: Tensor, tokens: Tensor, lens: Tensor) -> None:
+        """Count the first lens int32 [bs] of tokens int64 [bs, w] in `LogitTables.seen` as output of `rows`; −1 and
+        row 0 count nowhere."""
 
     # -- after verification ---------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from ..kernels.rounds.compact import compact_torch
 from ..kernels.rounds.duplicate_tails import duplicate_tails_torch_
 from ..kernels.rounds.move_kv import move_accepted_torch_, move_slots_torch_
 from ..kernels.rounds.relay import relay_gather_torch, relay_scatter_torch_
+from ..kernels.rounds.shape_logits import count_tokens_torch_, shape_logits_torch
 from ..kernels.rounds.verify_greedy import verify_greedy_torch
 from ..kernels.rounds.verify_sampling import verify_sampling_torch
 from ..models.attention import PLAIN, Softmax
@@ -49,6 +50,8 @@ class TorchOps:
     verify_greedy = staticmethod(verify_greedy_torch)
     verify_sampling = staticmethod(verify_sampling_torch)
     coins = staticmethod(coins_torch)
+    shape_logits = staticmethod(shape_logits_torch)
+    count_tokens_ = staticmethod(count_tokens_torch_)
     gather_emitted = staticmethod(gather_emitted_torch)
     compact = staticmethod(compact_torch)
     move_accepted_ = staticmethod(move_accepted_torch_)

@@ -19,6 +19,7 @@ from ..kernels.rounds.compact import compact_triton
 from ..kernels.rounds.duplicate_tails import duplicate_tails_triton_
 from ..kernels.rounds.move_kv import move_accepted_triton_, move_slots_triton_
 from ..kernels.rounds.relay import relay_gather_triton, relay_scatter_triton_
+from ..kernels.rounds.shape_logits import count_tokens_triton_, shape_logits_triton
 from ..kernels.rounds.verify_greedy import verify_greedy_triton
 from ..kernels.rounds.verify_sampling import verify_sampling_triton
 from ..models.layer import run_layers
@@ -38,6 +39,8 @@ class TritonOps:
     verify_greedy = staticmethod(verify_greedy_triton)
     verify_sampling = staticmethod(verify_sampling_triton)
     coins = staticmethod(coins_triton)
+    shape_logits = staticmethod(shape_logits_triton)
+    count_tokens_ = staticmethod(count_tokens_triton_)
     gather_emitted = staticmethod(gather_emitted_triton)
     compact = staticmethod(compact_triton)
     move_accepted_ = staticmethod(move_accepted_triton_)

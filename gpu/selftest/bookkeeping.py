@@ -6,6 +6,7 @@ On a GPU each runs twice: the second run may not wait for the device, which torc
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -14,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..ops.port import KVTensors
+from ..kernels.jit import cdiv
+from ..kernels.rounds.shape_logits import BIASED, MIN_P, NEUTRAL, REPETITION
+from ..ops.port import KVTensors, LogitTables, NodeMasks
 from ..ops.torch_ops import TorchOps
 from .forward import moved
 from .steps import Context, Finding, Step
@@ -41,6 +44,7 @@ def bookkeeping_steps(context: Context) -> Iterator[Step]:
         "building trees": trees,
         "verification": verification,
         "coins": coins,
+        "changed logits": changed_logits,
         "KV moves": kv_moves,
         "relay cells": relay_cells,
     }
@@ -150,6 +154,48 @@ def coins(context: Context) -> Finding:
     for seed, purpose in ((0, 1), (2**63 + 5, 2), (-3, 4)):
         compare("coins", keys, positions, seed, purpose)
     return compare.finding
+
+
+def changed_logits(context: Context) -> Finding:
+    """Biases, penalties, masks and min-p of some rows, all of them or none; and the counts behind a round."""
+    compare, rng = Compared(context), np.random.default_rng(9)
+    for dtype, vocab in itertools.product((torch.float64, *context.dtypes), (VOCAB, 1030)):
+        tables = random_tables(rng, 5, vocab)
+        for kind in KINDS:
+            for bs in BATCH_SIZES:
+                tree = on_device(random_tree(rng, bs, kind))
+                rows = torch.from_numpy(rng.integers(0, 6, bs))
+                logits = torch.from_numpy(rng.normal(size=(bs * tree.num_nodes, vocab)) * 4).to(dtype)
+                masks = random_masks(rng, len(logits), vocab)
+                compare("shape_logits", logits, rows, tables, tree, masks)
+                if vocab == VOCAB:
+                    compare("shape_logits", logits, rows, tables, tree)
+                    compare("shape_logits", logits[:bs], rows, tables)
+    seen, rows, lens = tables.seen, torch.tensor([4, 0, 1]), torch.tensor([3, 2, 1], dtype=torch.int32)
+    tokens = torch.tensor([[7, 1029, 7, 8], [5, 6, -1, -1], [-1, 3, 3, 3]])
+    found, expected = seen.to(context.device, copy=True), seen.clone()
+    context.ops.count_tokens_(found, *moved((rows, tokens, lens), context.device))
+    TWINS.count_tokens_(expected, rows, tokens, lens)
+    assert_same(found, expected)
+    assert (expected - seen).sum() == 6
+    compare.count += 1
+    return compare.finding
+
+
+def random_tables(rng: np.random.Generator, num_rows: int, vocab: int) -> LogitTables:
+    """Return tables of rows that ask for everything, for one thing each, and for nothing."""
+    seen = rng.integers(0, 7, (num_rows + 1, vocab)) * (rng.random((num_rows + 1, vocab)) < 0.5)
+    bias = rng.choice([0.0, 0.0, 1.5, -100.0], (num_rows + 1, vocab))
+    params = np.tile(NEUTRAL, (num_rows + 1, 1))
+    params[1] = 1.3, 0.3, -0.7, 1.0, -0.9
+    params[2, REPETITION], params[3, BIASED], params[4, MIN_P] = 0.8, 1.0, -2.0
+    return LogitTables(torch.from_numpy(seen).int(), torch.from_numpy(bias).float(), torch.from_numpy(params))
+
+
+def random_masks(rng: np.random.Generator, nodes: int, vocab: int) -> NodeMasks:
+    """Return masks of some nodes, several of them the same."""
+    bits = rng.integers(-(2**31), 2**31, (3, cdiv(vocab, 32)))
+    return NodeMasks(torch.from_numpy(rng.integers(-1, 3, nodes)).int(), torch.from_numpy(bits).int())
 
 
 def kv_moves(context: Context) -> Finding:

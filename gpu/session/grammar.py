@@ -92,9 +92,10 @@ class LibraryMatcher:
 
     def __init__(self, matcher: Any, vocab_size: int, eos_ids: list[int]) -> None:
         self._matcher = matcher
-        self._vocab_size = vocab_size
-        self._only_end = np.zeros(vocab_size, bool)
-        self._only_end[[token for token in eos_ids if token < vocab_size]] = True
+        self._ends = frozenset(token for token in eos_ids if token < vocab_size)
+        only_end = np.zeros(vocab_size, bool)
+        only_end[list(self._ends)] = True
+        self._only_end = np.packbits(only_end, bitorder="little")
 
     def advance(self, tokens: np.ndarray) -> None:
         self._matcher.try_consume_tokens(tokens.tolist())  # what follows the end changes nothing
@@ -104,11 +105,10 @@ class LibraryMatcher:
         taken = matcher.try_consume_tokens(path)
         try:
             if matcher.is_stopped():
-                return self._only_end if self._only_end[path[taken:]].all() else None
+                return self._only_end if self._ends.issuperset(path[taken:]) else None
             if taken < len(path):
                 return None
-            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-            return np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
+            return np.frombuffer(matcher.compute_bitmask(), np.uint8)
         finally:
             matcher.rollback(taken)
 

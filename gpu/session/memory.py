@@ -29,6 +29,9 @@ FILTER_BYTES = 33
 """Of a logit while `target_probs` filters by top-p and top-k, the logit's own four among them; a test counts them."""
 SAMPLING_BYTES = FILTER_BYTES + 12  # a sort on a GPU writes keys and indices, 4 and 8 bytes, to a second place
 
+SHAPING_BYTES = 8
+"""Of each token of the vocabulary, for each row: its count and its bias (`gpu.ops.port.LogitTables`)."""
+
 
 class NotEnoughMemory(ForedraftError):
     """The device cannot hold the weights and the KV of one request. The message says how much each of them needs."""
@@ -95,7 +98,7 @@ def working_bytes(
     target: ModelConfig, draft: ModelConfig | HeadConfig | None, spec: EngineSpec, dtype: torch.dtype
 ) -> int:
     """Return bytes that the largest passes need on a GPU beside weights and KV: activations, logits with their sorts,
-    parts of attention, graphs, workspaces.
+    what changes logits, parts of attention, graphs, workspaces.
 
     Prompts and captured rounds do not share their memory; captured rounds share theirs with each other.
     """
@@ -109,7 +112,9 @@ def working_bytes(
     prompt = config.chunk_size * per_token * dtype.itemsize + config.max_running * target.vocab_size * SAMPLING_BYTES
     rounds = nodes * (per_token * dtype.itemsize + target.vocab_size * (SAMPLING_BYTES + dtype.itemsize))
     num_graphs = len(spec.draft_shape.graph_keys()) if spec.graph_sizes else 0
-    return prompt + rounds + PARTS_BYTES + num_graphs * GRAPH_BYTES + STREAMS * WORKSPACE_BYTES
+    tables = (config.max_running + 1) * target.vocab_size * SHAPING_BYTES
+    masks = nodes * target.vocab_size // 8
+    return prompt + rounds + tables + masks + PARTS_BYTES + num_graphs * GRAPH_BYTES + STREAMS * WORKSPACE_BYTES
 
 
 def _activations(model: ModelConfig) -> int:

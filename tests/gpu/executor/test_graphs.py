@@ -29,6 +29,7 @@ from foredraft.gpu.executor import round as gpu_round
 from foredraft.gpu.executor.build import build_executor
 from foredraft.gpu.executor.graphs import CapturedRound, RoundGraphs, RoundKind
 from foredraft.gpu.executor.outputs import USER_OUTPUTS
+from foredraft.gpu.executor.shaping import MaskPlace
 from foredraft.gpu.ops.port import VerifyBatch
 from foredraft.gpu.session.plan import SessionOptions
 from foredraft.gpu.session.session import DecodeSession, warm_up
@@ -131,8 +132,8 @@ def test_a_graph_that_does_not_fit_is_not_tried_again(error, monkeypatch):
     expected, _ = serve("STANDALONE", graph_sizes=None, table=TABLE, requests=prompts(3))
     tried = []
 
-    def fails(self, key, kind, with_outputs, is_shaped):
-        tried.append((key, kind, with_outputs, is_shaped))
+    def fails(self, key, kind, with_outputs, changed):
+        tried.append((key, kind, with_outputs, changed))
         raise error
 
     monkeypatch.setattr(RoundGraphs, "_capture", fails)
@@ -141,24 +142,30 @@ def test_a_graph_that_does_not_fit_is_not_tried_again(error, monkeypatch):
     assert tried and len(tried) == len(set(tried))
 
 
-def test_a_shaped_round_is_two_graphs_and_the_second_is_captured_after_the_first_has_run():
-    """Between them the host changes the logits, in the memory that the second one reads."""
+def test_a_round_with_masks_is_two_graphs_and_the_second_is_captured_after_the_first_has_run():
+    """Between them the host makes the masks of the drafted tokens, in the memory that the second one reads."""
     said: list[str] = []
-    nodes = SimpleNamespace(tree="tree", logits=torch.zeros(2))
+    words, nodes = 2, 3
+    place = MaskPlace(nodes, words, torch.zeros(MaskPlace.size(nodes + 4, words), dtype=torch.uint8))
 
     def capture(run):
         said.append("capture")
         result = run()
         return lambda: said.append("replay") or result
 
-    def finish(passed, logits):
-        return logits  # where a graph would read
+    def finish(passed):
+        return place.masks  # where a graph would read
 
-    replay = graphs._capture_shaped(lambda: nodes, finish, capture)
+    def make_masks(tree):
+        assert tree == "tree"
+        return np.array([-1, 0, -1], np.int32), np.array([bits], np.int32)
+
+    replay = graphs._capture_masked(lambda: SimpleNamespace(tree="tree"), finish, capture, place)
     assert said == ["capture", "replay", "capture"]
-    for value in (3.0, 4.0):
-        assert replay(lambda tree, logits, value=value: logits + value).tolist() == [value, value]
-    assert said[3:] == ["replay"] * 4 and not nodes.logits.any()
+    for bits in ([5, -2], [1, 0]):
+        masks = replay(make_masks)
+        assert masks.index.tolist() == [-1, 0, -1] and masks.bits[0].tolist() == bits
+    assert said[3:] == ["replay"] * 4
 
 
 def test_what_a_round_brings_the_host_is_one_copy():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from ahead_case import CAPABILITIES, AotCase
+from ahead_rounds import ROUND_CASES
 from foredraft.gpu.kernels.jit import next_power_of_2
 from foredraft.gpu.kernels.layers import (
     decode_attention,
@@ -19,50 +19,10 @@ from foredraft.gpu.kernels.layers import (
     verify_attention,
 )
 from foredraft.gpu.kernels.layers.flash import LISTED_ROWS, Tiles, computing_tiles, reading_tiles
-from foredraft.gpu.kernels.rounds import (
-    bonus,
-    build_tree,
-    coins,
-    compact,
-    duplicate_tails,
-    move_kv,
-    relay,
-    verify_greedy,
-    verify_sampling,
-)
 
-CAPABILITIES = (8, 9, 10)
-"""Major numbers of the GPUs that cases are compiled for."""
 HEAD_LAYOUTS = ((1, 64), (8, 64), (5, 80), (7, 128), (8, 128), (1, 256), (4, 256))
 """Query heads per key head, and channels: the corners of what models have, for compiled cases beside
 the usual 4 of 128."""
-
-
-@dataclass(frozen=True, slots=True)
-class AotCase:
-    """One specialisation of a kernel, at a realistic shape.
-
-    `types` lists the parameters of each type in Triton's words ("*bf16", "*i64", "i32", "fp32"), `constexprs` has the
-    values of the constant ones. Pointers are taken to be 16-byte aligned, as torch allocates them, and so are the
-    integers in `divisible_by_16`.
-    """
-
-    name: str
-    kernel: Any
-    types: Mapping[str, str]  # names with spaces between them
-    constexprs: Mapping[str, Any]
-    divisible_by_16: str = ""
-    num_warps: int = 4
-    num_stages: int = 3
-    tensor_cores: bool = False  # the compiled code must use them
-    may_spill: bool = False  # where no choice of blocks and warps fits the registers
-    capabilities: tuple[int, ...] = CAPABILITIES  # major numbers of the GPUs that it is launched on
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def signature(self) -> dict[str, str]:
-        """Return the type of each parameter that is not constant."""
-        return {name: kind for kind, names in self.types.items() for name in names.split()}
 
 
 STRIDES = (
@@ -312,114 +272,6 @@ PRODUCTS = [
     )
     for kind, group in ((products.DENSE, products.BLOCK_K), (products.E4M3, 128), (products.E2M1, 32))
 ]
-SELECT = {"*fp32": "scores", "*i32": "parents node_of kept", "i32": "n nodes"}
-LINK = {
-    "*i64": "roots candidate_tokens candidate_depths seq_lens tokens positions depths ancestor_bits",
-    "*i32": "candidate_parents node_of kept parents next_token next_sibling",
-    "i32": "n nodes max_position",
-}
-CHAIN = {"*i64": "roots drafts seq_lens tokens positions", "i32": "nodes max_position"}
-BUILD_TREE_CASES = (
-    AotCase("build_chain", build_tree._chain_kernel, CHAIN, {"NODES": 8}, num_warps=1),
-    AotCase("select_64_candidates", build_tree._select_kernel, SELECT, {"DEPTH": 4, "N": 64}, num_warps=1),
-    AotCase("select_2048_candidates", build_tree._select_kernel, SELECT, {"DEPTH": 7, "N": 2048}, num_warps=8),
-    AotCase("link_16_nodes", build_tree._link_kernel, LINK, {"DEPTH": 4, "NODES": 16}, num_warps=1),
-    AotCase("link_64_nodes", build_tree._link_kernel, LINK, {"DEPTH": 7, "NODES": 64}, num_warps=4),
-)
-VERIFY_GREEDY_TYPES = {
-    "*i64": "tokens depths ancestor_bits targets",
-    "*i32": "parents accept_index accept_lens",
-    "*i8": "failed",
-    "i32": "nodes width",
-}
-VERIFY_GREEDY_CASES = (
-    AotCase(
-        "verify_greedy_8", verify_greedy._greedy_kernel, VERIFY_GREEDY_TYPES, {"NODES": 8, "WIDTH": 8}, num_warps=1
-    ),
-    AotCase(
-        "verify_greedy_64", verify_greedy._greedy_kernel, VERIFY_GREEDY_TYPES, {"NODES": 64, "WIDTH": 64}, num_warps=4
-    ),
-)
-SUM = {"*fp32": "probs greatest", "*fp64": "totals", "*i32": "counts best", "i32": "vocab chunks"}
-SAMPLING = {
-    "*fp32": "probs greatest",
-    "*fp64": "totals accept_coins bonus_coins",
-    "*i64": "tokens depths ancestor_bits predict",
-    "*i32": "parents next_token next_sibling counts best accept_index accept_lens",
-    "*i8": "failed",
-    "i32": "width vocab chunks",
-}
-VERIFY_SAMPLING_CASES = (
-    AotCase("sum_probs", verify_sampling._sum_kernel, SUM, {"CHUNK": 4096}, "vocab"),
-    *(
-        AotCase(
-            f"verify_sampling_{nodes}",
-            verify_sampling._sampling_kernel,
-            SAMPLING,
-            {
-                "NODE_COUNT": nodes,
-                "NODES": nodes,
-                "WIDTH": 8,
-                "CHUNKS": 64,
-                "CHUNK": 4096,
-                "BLOCK": verify_sampling.MIN_CHUNK,
-                "COLUMNS": verify_sampling.COLUMNS,
-            },
-            divisible_by_16="vocab",
-            num_warps=verify_sampling._warps(nodes),
-            options={"maxnreg": verify_sampling.MAX_REGISTERS},
-        )
-        for nodes in (8, 16, 64)
-    ),
-)
-COINS_TYPES = {"*i64": "keys positions", "*fp64": "coins", "i64": "state", "i32": "n width"}
-COINS_CASES = (AotCase("coins", coins._coins_kernel, COINS_TYPES, coins._CONSTANTS),)
-COMPACT_TYPES = {"*i64": "values out", "*i32": "accept_index", "i32": "nodes width row_words"}
-COMPACT_CASES = (AotCase("compact", compact._compact_kernel, COMPACT_TYPES, {"BLOCK": compact.BLOCK}, "row_words"),)
-RELAY_CASES = (
-    AotCase(
-        "relay_gather", relay._gather_kernel, {"*i64": "buffer rows out", "i32": "row_words"}, {"BLOCK": relay.BLOCK}
-    ),
-    AotCase(
-        "relay_scatter",
-        relay._scatter_kernel,
-        {"*i64": "buffer rows values", "i32": "row_words"},
-        {"BLOCK": relay.BLOCK},
-    ),
-)
-BONUS_TYPES = {"*i64": "predict emitted bonus", "*i32": "accept_index accept_lens", "i32": "width"}
-BONUS_CASES = (AotCase("gather_emitted", bonus._gather_kernel, BONUS_TYPES, {"WIDTH": 64}, num_warps=1),)
-MOVE = {
-    "*i64": "k_pools v_pools node_slots",
-    "*i32": "accept_index accept_lens",
-    "i32": "num_slots row_words nodes width columns",
-}
-COPY = {"*i64": "k_from v_from k_to v_to sources targets", "i32": "slots_from slots_to row_words"}
-MOVE_KV_CASES = (
-    AotCase(
-        "move_accepted",
-        move_kv._move_accepted_kernel,
-        MOVE,
-        {"LANES": 8, "BLOCK": move_kv.BLOCK},
-        "num_slots row_words",
-    ),
-    AotCase("gather_slots", move_kv._copy_slots_kernel, COPY, {"GATHER": True, "BLOCK": move_kv.BLOCK}, "row_words"),
-    AotCase("scatter_slots", move_kv._copy_slots_kernel, COPY, {"GATHER": False, "BLOCK": move_kv.BLOCK}, "row_words"),
-)
-DUPLICATE_TAILS_CASES = (
-    AotCase(
-        "duplicate_tails",
-        duplicate_tails._duplicate_kernel,
-        {
-            "*i64": "k_pools v_pools rows seq_lens",
-            "*i32": "table",
-            "i32": "num_slots row_words table_width page_size steps",
-        },
-        {"TOPK": 4, "TAIL": 16, "BLOCK": duplicate_tails.BLOCK},
-        divisible_by_16="num_slots row_words page_size",
-    ),
-)
-
 CASES = (
     *ATTENTION,
     *JOIN,
@@ -427,13 +279,5 @@ CASES = (
     *GATE,
     *NORM,
     *PRODUCTS,
-    *BUILD_TREE_CASES,
-    *VERIFY_GREEDY_CASES,
-    *VERIFY_SAMPLING_CASES,
-    *COINS_CASES,
-    *COMPACT_CASES,
-    *RELAY_CASES,
-    *BONUS_CASES,
-    *MOVE_KV_CASES,
-    *DUPLICATE_TAILS_CASES,
+    *ROUND_CASES,
 )

@@ -38,7 +38,7 @@ class ToyMatcher:
             if not permitted(text, self._vocab_size)[token]:
                 return None
             text = [*text, token]
-        return permitted(text, self._vocab_size)
+        return np.packbits(permitted(text, self._vocab_size), bitorder="little")
 
 
 def shaped(logits: np.ndarray, prompt: list[int], output: list[int], params: SamplingParams) -> np.ndarray:

@@ -64,7 +64,14 @@ class CheckedOps:
         return checked
 
 
-STEPS = (bookkeeping.trees, bookkeeping.verification, bookkeeping.coins, bookkeeping.kv_moves, bookkeeping.relay_cells)
+STEPS = (
+    bookkeeping.trees,
+    bookkeeping.verification,
+    bookkeeping.coins,
+    bookkeeping.changed_logits,
+    bookkeeping.kv_moves,
+    bookkeeping.relay_cells,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.float32, marks=pytest.mark.slow)])

@@ -1,0 +1,37 @@
+"""What one specialisation of a kernel is compiled with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+CAPABILITIES = (8, 9, 10)
+"""Major numbers of the GPUs that cases are compiled for."""
+
+
+@dataclass(frozen=True, slots=True)
+class AotCase:
+    """One specialisation of a kernel, at a realistic shape.
+
+    `types` lists the parameters of each type in Triton's words ("*bf16", "*i64", "i32", "fp32"), `constexprs` has the
+    values of the constant ones. Pointers are taken to be 16-byte aligned, as torch allocates them, and so are the
+    integers in `divisible_by_16`.
+    """
+
+    name: str
+    kernel: Any
+    types: Mapping[str, str]  # names with spaces between them
+    constexprs: Mapping[str, Any]
+    divisible_by_16: str = ""
+    num_warps: int = 4
+    num_stages: int = 3
+    tensor_cores: bool = False  # the compiled code must use them
+    may_spill: bool = False  # where no choice of blocks and warps fits the registers
+    capabilities: tuple[int, ...] = CAPABILITIES  # major numbers of the GPUs that it is launched on
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def signature(self) -> dict[str, str]:
+        """Return the type of each parameter that is not constant."""
+        return {name: kind for kind, names in self.types.items() for name in names.split()}
