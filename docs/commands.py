@@ -1,13 +1,16 @@
 """Runs what README and the tutorial show, as a reader of a fresh clone would, and writes what the commands print into
 the documents.
 
-    python docs/commands.py             # `make docs` runs it
-    python docs/commands.py Serve       # only the sections whose heading has this word
+    python docs/commands.py                       # `make docs` runs it
+    python docs/commands.py Serve                 # only the sections whose heading has this word
+    python docs/commands.py docs/properties.md    # another document, in an empty folder, with this Python
 
 What is fenced as `sh` is one bash script, `console` has commands behind `$` and what they print, `python` is a program,
 and a block `text` right behind it is what it prints. A comment before the fence says what is special:
 `<!-- varies -->`, since the output has durations or rates of this machine, which then are not compared;
-`<!-- exit 1 -->`, since the command ends with that code.
+`<!-- exit 1 -->`, since the command ends with that code; `<!-- file blocks.py -->`, since the block is this file and no
+program; `<!-- needs torch -->` and `<!-- nightly -->`, since it runs only where that can be imported, or at night. The
+wheels that a command names are those of the folder FOREDRAFT_WHEELS.
 
 A line `…` of an output stands for lines that are left out. An output that differs is written whole.
 
@@ -34,8 +37,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ("README.md", "docs/tutorial.md")
+NOTE = r"(?:varies|nightly|exit \d+|(?:file|needs) \S+?)"
 FENCE = re.compile(
-    r"(?:^<!-- (?P<note>(?:varies|exit \d+)(?:, exit \d+)?) -->\n)?"
+    rf"(?:^<!-- (?P<note>{NOTE}(?:, {NOTE})*) -->\n)?"
     r"^```(?P<language>sh|console|python|text)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -72,6 +76,8 @@ class Command:
     shown: str | None
     varies: bool
     code_expected: int
+    is_nightly: bool = False
+    needs: str = ""  # a module
 
     @property
     def name(self) -> str:
@@ -88,7 +94,7 @@ class Command:
             return f"{self.name}: exit code {done.returncode}, expected {self.code_expected}\n{ends}"
         if self.shown is None or is_shown(form(done.stdout, self.varies), form(self.shown, self.varies)):
             return ""
-        return f"{self.name}: run `make docs`; it prints\n{done.stdout}\nwhere the document has\n{self.shown}"
+        return f"{self.name}: run docs/commands.py; it prints\n{done.stdout}\nwhere the document has\n{self.shown}"
 
 
 def form(text: str, varies: bool) -> list[str]:
@@ -126,6 +132,8 @@ def commands_of(document: str, text: str) -> list[Command]:
             "section": ["", *re.findall(r"^## (.*)$", text[: block.start()], re.MULTILINE)][-1],
             "varies": "varies" in note,
             "code_expected": int(expected[1]) if expected else 0,
+            "is_nightly": "nightly" in note,
+            "needs": _noted(note, "needs"),
         }
         if language == "text":
             if found and found[-1].program == PYTHON and not text[ends_at : block.start()].strip():
@@ -135,6 +143,8 @@ def commands_of(document: str, text: str) -> list[Command]:
                 found.append(Command(line=line + at, program=BASH, code=command, shown=shown, **common))
         else:
             program = PYTHON if language == "python" else BASH
+            if file := _noted(note, "file"):
+                program = (*WRITE, file)
             found.append(Command(line=line, program=program, code=code, shown=None, **common))
         ends_at = block.end()
     return found
@@ -142,6 +152,13 @@ def commands_of(document: str, text: str) -> list[Command]:
 
 BASH = ("bash", "-e", "-o", "pipefail", "-c")
 PYTHON = ("python", "-c")
+WRITE = (*PYTHON, "import sys; open(sys.argv[1], 'w', encoding='utf-8').write(sys.argv[2])")
+
+
+def _noted(note: str, word: str) -> str:
+    """Return what follows a word of a note, empty if it has none."""
+    found = re.search(rf"{word} ([^,\s]+)", note)
+    return found[1] if found else ""
 
 
 def _typed(block: str) -> Iterator[tuple[int, str, str]]:
@@ -235,6 +252,21 @@ def run_alone(
         return subprocess.CompletedProcess(words, process.returncode, out.read(), errors.read() + late)
 
 
+def run_here(command: Command, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder with the Python and the environment of this process. Raises FileNotFoundError for a
+    wheel that FOREDRAFT_WHEELS does not have."""
+    for name in re.findall(r"\S+\.whl", command.code):
+        wheel = Path(os.environ.get("FOREDRAFT_WHEELS", os.devnull), name)
+        if not wheel.is_file():
+            raise FileNotFoundError(f"{name} is not in FOREDRAFT_WHEELS")
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(wheel)
+    programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FOREDRAFT", "PYTEST"))}
+    surroundings = {**kept, "PATH": programs, "COLUMNS": "80", "NO_COLOR": "1"}
+    return run_alone((*command.program, command.code), folder, surroundings)
+
+
 def rewritten(text: str, command: Command, output: str) -> str:
     """Return the document's text with this output beside the command."""
     assert command.shown is not None
@@ -247,15 +279,18 @@ def rewritten(text: str, command: Command, output: str) -> str:
 def main() -> None:
     """Run the documents and rewrite the outputs that differ.
     A command that fails ends it, after what came before is written."""
+    documents = [word for word in sys.argv[1:] if word.endswith(".md")]
+    sections = [word for word in sys.argv[1:] if word not in documents]
     with tempfile.TemporaryDirectory(prefix="foredraft-documents-") as folder:
-        reader = Reader(Path(folder))
-        for document in DOCUMENTS:
+        reader, page = Reader(Path(folder)), Path(folder, "page")
+        page.mkdir()
+        for document in documents or DOCUMENTS:
             path = ROOT / document
             for command in commands_of(document, path.read_text(encoding="utf-8")):
-                if not any(word in command.section for word in sys.argv[1:] or [""]):
+                if not any(word in command.section for word in sections or [""]):
                     continue
                 print(command.name, flush=True)
-                done = reader.run(command)
+                done = reader.run(command) if document in DOCUMENTS else run_here(command, page)
                 if command.problem(done) and command.shown is not None and done.returncode == command.code_expected:
                     path.write_text(rewritten(path.read_text(encoding="utf-8"), command, done.stdout), encoding="utf-8")
                 elif problem := command.problem(done):

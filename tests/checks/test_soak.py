@@ -1,5 +1,5 @@
-"""No false alarm on our own components: ten million operations over all contracts, and twenty thousand examples of
-Hypothesis.
+"""No false alarm on our own components: ten times the operations of a check without a budget, and twenty thousand
+examples of Hypothesis.
 
 A small share of the examples runs with every test; the rest is `make soak`. What a failure found is in its report:
 seed, run, operations. Hypothesis draws other examples every day: their seed is the date, but in CI, where a commit
@@ -12,28 +12,13 @@ import os
 from datetime import date
 
 import pytest
+from foredraft.checks.registry import OPERATIONS, contracts, suite_of
 from foredraft.checks.registry import SUBJECTS as OURS
-from foredraft.checks.registry import contracts, suite_of
 from foredraft.properties.conformance import check
 from foredraft.properties.harness.importing import load_make
 from foredraft.properties.harness.machines import SETTINGS, machine
 from hypothesis import seed, settings
 from hypothesis.stateful import run_state_machine_as_test
-
-MILLION = 1_000_000
-SOAK = {
-    "allocator": (3 * MILLION, 2 * MILLION, MILLION),
-    "prefix-cache": (800_000, 500_000, 200_000),
-    "relay": (1_500_000, 500_000),
-    "accept": (60_000, 40_000, 40_000),
-    "step-controller": (200_000, 100_000, 20_000),
-    "engine": (200_000, 100_000, 100_000),
-    "executor": (50_000, 80_000, 10_000),
-    "block-manager": (50_000,),
-    "transport": (30_000,),
-    "simulator": (1_000,),
-}
-"""Contract -> operations for each of its subjects, in their order."""
 
 EXAMPLES = {
     "allocator": 6_000,
@@ -52,19 +37,19 @@ SHARE = 80
 """How many times fewer examples run with every test."""
 
 SUBJECTS = [
-    pytest.param(contract, subject, operations, id=f"{contract}-{number}")
+    pytest.param(contract, subject, id=f"{contract}-{number}")
     for contract in contracts()
-    for number, (subject, operations) in enumerate(zip(OURS[contract], SOAK[contract], strict=True))
+    for number, subject in enumerate(OURS[contract])
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of_the_day", [1, 2])
-@pytest.mark.parametrize(("contract", "subject", "operations"), SUBJECTS)
-def test_the_swarm_finds_nothing(contract, subject, operations, of_the_day, record_property):
-    """Two seeds of the day."""
-    seed = 10 * TODAY + of_the_day
-    report = check(suite_of(contract), load_make(subject), budget=operations // 2, seed=seed, subject=subject)
+@pytest.mark.parametrize("of_the_day", range(int(os.environ.get("SOAK_SEEDS", "2"))))
+@pytest.mark.parametrize(("contract", "subject"), SUBJECTS)
+def test_the_swarm_finds_nothing(contract, subject, of_the_day, record_property):
+    """Seeds of the day: two, or `make soak SOAK_SEEDS=20`."""
+    seed = 100 * TODAY + of_the_day
+    report = check(suite_of(contract), load_make(subject), budget=10 * OPERATIONS[subject], seed=seed, subject=subject)
     record_property("note", f"soak, {subject}, seed {seed}: {report.num_operations:,} operations")
     assert report.ok, report.text()
 
@@ -80,8 +65,8 @@ def hypothesis_on(contract: str, subject: str, examples: int, **options) -> None
     run_state_machine_as_test(machine_of_it, settings=quiet)
 
 
-@pytest.mark.parametrize(("contract", "subject", "operations"), SUBJECTS)
-def test_hypothesis_finds_nothing(contract, subject, operations):
+@pytest.mark.parametrize(("contract", "subject"), SUBJECTS)
+def test_hypothesis_finds_nothing(contract, subject):
     """The examples of the day."""
     if "torch" in subject:
         pytest.importorskip("torch")

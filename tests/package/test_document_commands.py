@@ -24,7 +24,7 @@ PAGE = """# Page
 pip install '.[sim]'
 ```
 
-<!-- varies, exit 1 -->
+<!-- varies, exit 1, needs torch, nightly -->
 ```console
 $ search \\
     --all
@@ -45,15 +45,22 @@ print(2 + 2)
 ```toml
 not = "run"
 ```
+
+<!-- file two.py -->
+```python
+TWO = 2
+```
 """
 
 
 def test_a_document_becomes_commands_with_the_outputs_that_it_shows():
-    install, search, nothing, program = documents.commands_of("page.md", PAGE)
+    install, search, nothing, program, file = documents.commands_of("page.md", PAGE)
     assert install.installs and install.shown is None and install.section == "First"
     assert (search.code, search.shown) == ("search \\\n    --all\n", "2 of 3 found in 0.5 s\n")
     assert (search.varies, search.code_expected, nothing.shown) == (True, 1, "")
     assert (program.program[0], program.section, program.shown, program.varies) == ("python", "Second", "4\n", False)
+    assert (search.needs, search.is_nightly, program.needs, program.is_nightly) == ("torch", True, "", False)
+    assert file.program[-1] == "two.py" and file.code == "TWO = 2\n" and file.shown is None
 
 
 @pytest.mark.parametrize(
@@ -111,8 +118,20 @@ def test_what_a_script_left_in_the_background_ends_with_it_or_at_its_limit(tmp_p
     os.close(reading)
 
 
+def test_a_command_runs_in_a_folder_with_the_files_of_its_document(tmp_path, monkeypatch):
+    *_, file = documents.commands_of("page.md", PAGE)
+    shown = documents.Command("page.md", 1, "", documents.BASH, "ls; cat of.whl two.py\n", "", False, 0)
+    assert documents.run_here(file, tmp_path).returncode == 0
+    with pytest.raises(FileNotFoundError, match=r"of\.whl is not in FOREDRAFT_WHEELS"):
+        documents.run_here(shown, tmp_path)
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / "of.whl").write_text("wheel\n")
+    monkeypatch.setenv("FOREDRAFT_WHEELS", str(tmp_path / "wheels"))
+    assert documents.run_here(shown, tmp_path).stdout == "of.whl\ntwo.py\nwheels\nwheel\nTWO = 2\n"
+
+
 def test_an_output_is_replaced_where_it_stands():
-    *_, nothing, program = documents.commands_of("page.md", PAGE)
+    *_, nothing, program, _ = documents.commands_of("page.md", PAGE)
     text = documents.rewritten(PAGE, nothing, "none \n")
     assert text == PAGE.replace("$ search nothing\n", "$ search nothing\nnone\n")
     assert documents.rewritten(text, program, "5\n") == text.replace("\n4\n", "\n5\n")
@@ -138,27 +157,60 @@ def test_lines_may_be_left_out_where_it_is_said(shown, is_right):
     assert documents.is_shown(["a", "b", "c", "d"], shown.split()) is is_right
 
 
-SHOWN = [
-    command
-    for command in documents.commands_of("docs/planning.md", (ROOT / "docs/planning.md").read_text(encoding="utf-8"))
-    if command.shown is not None
-]
+PLANNING = "docs/planning.md"
+
+
+def repeated(document: str) -> list:
+    """Return what a test repeats of a document: programs, and commands with an output. A command reads what the ones
+    before have written, so one worker runs all of them."""
+    return [
+        pytest.param(
+            command,
+            id=command.name,
+            marks=[
+                pytest.mark.xdist_group(document),
+                *([pytest.mark.slow] if command.is_nightly or document == PLANNING else []),
+            ],
+        )
+        for command in commands_of(document)
+        if command.shown is not None or command.program == documents.PYTHON
+    ]
+
+
+def commands_of(document: str) -> list[documents.Command]:
+    return documents.commands_of(document, (ROOT / document).read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory):
-    return documents.Reader(tmp_path_factory.mktemp("reader")).clone
+def folders(tmp_path_factory):
+    """The folder in which the commands of a document run, by its name. It has the files of the document; planning has
+    the examples of a clone."""
+    made = {}
+
+    def folder_of(document):
+        if document not in made:
+            place = tmp_path_factory.mktemp("reader")
+            made[document] = documents.Reader(place).clone if document == PLANNING else place
+            for command in commands_of(document):
+                if command.program[:-1] == documents.WRITE:
+                    assert documents.run_here(command, made[document]).returncode == 0
+        return made[document]
+
+    return folder_of
 
 
-@pytest.mark.slow
-@pytest.mark.xdist_group("docs/planning.md")  # a command reads what the ones before have written
-@pytest.mark.parametrize("command", SHOWN, ids=[command.name for command in SHOWN])
-def test_planning_prints_what_is_shown(command, clone):
-    pytest.importorskip("aiconfigurator_core", reason="needs the extra measured")
-    programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("FOREDRAFT")}
-    surroundings = {**kept, "PATH": programs, "COLUMNS": "80", "NO_COLOR": "1"}
-    done = documents.run_alone((*command.program, command.code), clone, surroundings)
+@pytest.mark.parametrize(
+    "command", [*repeated(PLANNING), *repeated("docs/properties.md"), *repeated("docs/contracts.md")]
+)
+def test_a_document_prints_what_is_shown(command, folders):
+    if command.document == PLANNING:
+        pytest.importorskip("aiconfigurator_core", reason="needs the extra measured")
+    if command.needs:
+        pytest.importorskip(command.needs)
+    try:
+        done = documents.run_here(command, folders(command.document))
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
     if problem := command.problem(done):
         pytest.fail(problem, pytrace=False)
 

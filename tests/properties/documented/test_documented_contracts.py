@@ -46,3 +46,9 @@ def test_the_numbers_of_invariants_and_of_defects(contract):
 
 def test_the_numbers_that_are_said():
     assert f"the {len(all_invariants())} invariants" in PROPERTIES and MAX_SHRUNK == 20
+
+
+def test_readme_checks_the_allocator_of_the_page():
+    (code,) = re.findall(r"<!-- file blocks\.py -->\n```python\n(.*?)```", PROPERTIES, re.DOTALL)
+    example = (DOCS.parent / "examples" / "blocks.py").read_text(encoding="utf-8")
+    assert example.partition('"""\n\n')[2] == code
