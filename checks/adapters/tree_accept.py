@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -18,6 +18,7 @@ from ...core.tree.build import (
     expand_topk,
     first_candidates,
     replace_invalid_tokens,
+    trie_of_paths,
 )
 from ...core.tree.outputs import Finalized, NodeOutputs, finalize
 from ...core.tree.verify import (
@@ -69,6 +70,10 @@ class TreeAccept:
     def propose(self, batch: Batch) -> TreeRound:
         tree = build_proposed_tree(batch.roots, batch.tokens, batch.parents, batch.seq_lens, batch.max_position)
         return TreeRound(tree, batch.windows)
+
+    def look_up(self, paths: Sequence[Sequence[Sequence[int]]], num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+        tokens, parents = trie_of_paths(paths, num_nodes)
+        return tokens.ravel(), parents.ravel()
 
     def tree(self, round: TreeRound) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return round.tree.tokens, round.tree.parents.ravel(), round.tree.positions

@@ -63,6 +63,7 @@ class AcceptCapabilities(Capabilities):
     trees: bool = False  # rounds with topk > 1, or with fewer nodes than their steps could fill
     raw_drafts: bool = False  # candidates may be out of the vocabulary, or repeat a sibling
     proposals: bool = False  # `propose(batch)`: trees given node by node, with fewer nodes in some rows than in others
+    lookups: bool = False  # `look_up(paths, nodes)`: the tries of texts that may go on
     sampling: bool = False  # `verify_sampling(…)`
     draft_probabilities: bool = False  # `verify_drafted(…)`: chains drawn from known draft distributions
     constraints: bool = False  # `constrain(round, table, states)`: a grammar
@@ -141,6 +142,12 @@ class Accept(Protocol):
     @needs("proposals")
     def propose(self, batch: Batch) -> object:
         """Start a round of trees that are given node by node."""
+
+    @needs("lookups")
+    def look_up(self, paths: Sequence[Sequence[Sequence[int]]], num_nodes: int) -> Sequence[Sequence[int]]:
+        """Return (tokens, parents) [bs · (nd − 1)], as `propose` takes them: per row the trie of its paths.
+
+        Nodes are in the order of the paths. What does not fit into the tree is left out, the last paths first."""
 
     @needs("sampling")
     def verify_sampling(

@@ -84,6 +84,16 @@ def proposals(num_nodes: int, num_rows: int, vocab_size: int, seed: int) -> tupl
 
 
 @lru_cache(maxsize=64)
+def continuations(num_rows: int, vocab_size: int, seed: int) -> tuple[list[list[int]], ...]:
+    """Return per row up to three paths of up to five tokens, which often begin alike."""
+    tokens = _below(min(vocab_size, 3), seed, 14, num_rows, 15).reshape(num_rows, 3, 5).tolist()
+    lengths = _below(6, seed, 15, num_rows, 3).tolist()
+    return tuple(
+        [path[:length] for path, length in zip(*row, strict=True)] for row in zip(tokens, lengths, strict=True)
+    )
+
+
+@lru_cache(maxsize=64)
 def grammar(vocab_size: int, num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Make an automaton of three states: table int64 [3, V], −1 where a token is forbidden (never all of them);
     the rows' states [bs]."""

@@ -33,7 +33,9 @@ class PlainRound:
 class PlainAccept:
     """Lists and loops: no arrays, no tables of children."""
 
-    capabilities = replace(AcceptCapabilities.all(), links=False, beams=False, parameters=False, keyed_coins=False)
+    capabilities = replace(
+        AcceptCapabilities.all(), lookups=False, links=False, beams=False, parameters=False, keyed_coins=False
+    )
 
     def __init__(self, config: AcceptConfig) -> None:
         self.vocab_size = config.vocab_size

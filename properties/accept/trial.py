@@ -15,8 +15,8 @@ from ..harness.trial import Trial
 from . import inputs
 from . import invariants as invariants  # registers the checkers
 from .contract import MAX_NODES, Accept, AcceptCapabilities, AcceptConfig, Batch, capacity
-from .expected import Coins, Drafter
-from .model import AcceptAnswer, AcceptModel, AcceptMoment, Round, shares_of, verdict_in_words
+from .expected import Coins, Drafter, node_paths
+from .model import AcceptAnswer, AcceptModel, AcceptMoment, Round, depths_of, shares_of, verdict_in_words
 from .reading import read_cells, read_compacted, read_flat, read_links, read_moves, read_round, read_table
 
 ROUNDS = Handles("abc")
@@ -126,6 +126,26 @@ class AcceptTrial(Trial):
         handle = self.must(self.subject.draft, batch, m.drafter.answer)
         self.must(self.subject.configure, *self.shape)
         m.round = read_round(self, self.shape, batch, handle)
+
+    @operation(needs="lookups", weight=1, nodes=(1, 2, 4, 8))
+    def look_up(self, seed: int, nodes: int) -> bool:
+        """Ask for the tries of several rows, some of which do not fit into their trees."""
+        if not 1 <= nodes <= MAX_NODES:
+            return False
+        rows = inputs.continuations(4, self.config.vocab_size, seed)
+        answer = self.must(self.subject.look_up, [[list(path) for path in paths] for paths in rows], nodes)
+        rest = nodes - 1
+        tokens, parents = read_flat(self, answer, "look_up()", 2, len(rows) * rest)
+        for number, paths in enumerate(rows):
+            own = slice(number * rest, (number + 1) * rest)
+            begun = dict.fromkeys(tuple(path[:end]) for path in paths for end in range(1, len(path) + 1))
+            wanted, links, there = list(begun)[:rest], (-1, *parents[own]), None
+            if depths_of(links) is not None:
+                there = [path for path in node_paths((-1, *tokens[own]), links)[1:] if path is not None]
+            if there != wanted:
+                was = f"row {number} of {rows}: the tree of {nodes} nodes has {there}"
+                raise self.misbehaviour("ANSWER", was, f"{wanted}: the first beginnings of its own paths")
+        return True
 
     # -- what is sampled from, and with what --------------------------------------------------------------------------
 
