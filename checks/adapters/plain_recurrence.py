@@ -26,14 +26,15 @@ class PlainRecurrence(DenseAttention):
         q, k = (_by_heads(x, shape) for x in (q, k))
         v = v.unflatten(1, (shape.heads, shape.value_dim))
         state = mixed.new_zeros(shape.heads, shape.key_dim, shape.value_dim)
-        outputs = []
+        outputs: list[Tensor] = []
         for i, (decay, beta) in enumerate(zip(inputs.log_decay.exp(), inputs.beta, strict=True)):
             state = state * decay.view(-1, 1, 1)
             update = (v[i] - (k[i].unsqueeze(1) @ state).squeeze(1)) * beta.unsqueeze(1)
             state = state + k[i].unsqueeze(2) * update.unsqueeze(1)
             outputs.append((q[i].unsqueeze(1) @ state).squeeze(1))
         self.states.append(flat_state(state, padded[len(mixed) :]))
-        return torch.stack(outputs) * shape.key_dim**-0.5
+        scaled: Tensor = torch.stack(outputs) * shape.key_dim**-0.5
+        return scaled
 
 
 def flat_state(matrices: Tensor, inputs: Tensor) -> Tensor:

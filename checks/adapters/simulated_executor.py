@@ -94,7 +94,8 @@ class SimulatedExecutor:
 
     def state_room(self) -> int:
         each = self.assembly.target.recurrent_state_bytes
-        return self.assembly.memory.recurrent_states_bytes // each if each else 0
+        memory = self.assembly.memory
+        return memory.recurrent_states_bytes // each if each and memory is not None else 0
 
     def states(self, rows: Sequence[int]) -> list[tuple[int, None]]:
         return [(length, None) for length in self.device.kv_lengths(np.array(rows, np.intp)).tolist()]

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...core.errors import ForedraftError
 from ..executor.build import DraftModel, build_executor
 from ..executor.executor import TorchExecutor
-from ..executor.graphs import RoundKind
+from ..executor.graphs import RoundKind, no_masks
 from ..kernels.jit import recorded
 from ..kernels.layers.decode_attention import decode_attention_bytes
 from ..kernels.layers.flash import DeviceTraits, assumed_traits
@@ -74,10 +74,10 @@ def count_launches(plan: BenchPlan, arm: ArmPlan, context_len: int, traits: Devi
     token = assumed_traits.set(traits)
     try:
         with torch.no_grad(), recorded(recorder.kernel):
-            graph.replay(None)  # makes the constants, as a graph's warm-up does
+            graph.replay(no_masks)  # makes the constants, as a graph's warm-up does
             recorder.launches.clear()
             with recorder:
-                graph.replay(None)
+                graph.replay(no_masks)
     finally:
         assumed_traits.reset(token)
     return recorder.launches

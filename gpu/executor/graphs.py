@@ -140,6 +140,7 @@ class CapturedRound:
             return finish(begin())
 
         def run_masked(make_masks: MakeMasks) -> RoundResult:
+            assert masks is not None
             passed = begin()
             masks.fill(*make_masks(passed.tree))
             return finish(passed)

@@ -103,7 +103,7 @@ class RowShaping:
     """One row: how much of its prompt is still to come, and the state of its grammar."""
 
     def __init__(self, request: Request, matcher: Matcher | None) -> None:
-        self.has_penalties = request.sampling.has_penalties
+        self.has_penalties: bool = request.sampling.has_penalties
         self.matcher = matcher
         self._prompt_left = request.prompt.length
 
@@ -171,10 +171,12 @@ class Shaping:
             # Probabilities at this temperature are at least min_p times the greatest.
             cut = params.temperature * math.log(params.min_p)
         penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-        biased = np.array([token for token, _ in params.logit_bias], np.int64)
-        values = np.array([bias for _, bias in params.logit_bias], np.float32)
-        written = np.array([*penalties, bool(params.logit_bias), cut], np.float64)
-        written, biased, values = uploads_to(self._device).send(written, biased, values)
+        arrays = (
+            np.array([*penalties, bool(params.logit_bias), cut], np.float64),
+            np.array([token for token, _ in params.logit_bias], np.int64),
+            np.array([bias for _, bias in params.logit_bias], np.float32),
+        )
+        written, biased, values = uploads_to(self._device).send(*arrays)
         tables.params[row] = written
         tables.seen[row].zero_()
         if params.logit_bias:
@@ -255,7 +257,7 @@ class MaskPlace:
     def __init__(self, nodes: int, words: int, memory: Tensor) -> None:
         arrays = [np.zeros(nodes, np.int32), np.zeros((nodes, words), np.int32)]
         self._memory = memory
-        self.masks = NodeMasks(*views(memory, arrays, layout(arrays)[0]))
+        self.masks: NodeMasks = NodeMasks(*views(memory, arrays, layout(arrays)[0]))
 
     @staticmethod
     def size(nodes: int, words: int) -> int:

@@ -51,9 +51,10 @@ class Decoder(nn.Module):
         self.shard: Shard = shard
         config = sharded(config, shard)
         self.device, self.dtype = torch.device(device), dtype
-        self.num_layers, self.kv_shapes = config.num_layers, config.kv_shapes
-        self.state_shapes = config.state_shapes
-        self.vocab_size, self.hidden_size = vocab, hidden = config.vocab_size, config.hidden_size
+        self.num_layers: int = config.num_layers
+        self.kv_shapes, self.state_shapes = config.kv_shapes, config.state_shapes
+        self.vocab_size: int = (vocab := config.vocab_size)
+        self.hidden_size: int = (hidden := config.hidden_size)
         own_vocab = -(-vocab // shard.size)
         self.embed_weight = empty_weight(own_vocab, hidden, device=device, dtype=dtype)
         sparse = config.moe_layers

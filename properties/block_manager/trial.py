@@ -201,8 +201,9 @@ class BlockManagerTrial(Trial):
         m = self.moment
         for running in m.running.values():
             running.start = running.computed  # its last step is over
-        kept = {"before": m.after, "after": m.after, "account": m.account}
-        self.moment = BlockManagerMoment(self.config, operation, m.running, m.memory, **kept)
+        self.moment = BlockManagerMoment(
+            self.config, operation, m.running, m.memory, before=m.after, after=m.after, account=m.account
+        )
 
     def end(self) -> None:
         self._observe()

@@ -167,7 +167,7 @@ class ServingConfig:
         """Return the other configuration of an invariant over two runs, or several, the plainest first;
         None if this one has none."""
         # A twin has none of the optional features, so that their effects show against a plain run.
-        bare = {"block_rounds": 1, "prefix_cache": False}
+        bare: dict[str, Any] = {"block_rounds": 1, "prefix_cache": False}
         match kind:
             case "again":
                 return self
@@ -181,12 +181,18 @@ class ServingConfig:
                 return replace(self, **bare) if self.block_rounds > 1 else None
             case "one at a time, in a large pool":
                 slots = max(4 * self.num_slots, self.page_size + 1)
-                alone = {"max_running": 1, "page_size": 1, "num_pages": slots, "chunk_size": self.context_len}
+                alone: dict[str, Any] = {
+                    "max_running": 1,
+                    "page_size": 1,
+                    "num_pages": slots,
+                    "chunk_size": self.context_len,
+                }
                 plainest = replace(self, **bare, **alone, step_tokens=0, preempt=False, mixed=False)
-                in_pages = {"page_size": self.page_size, "num_pages": slots // self.page_size}
-                optional = {"prefix_cache": self.prefix_cache, "block_rounds": self.block_rounds}
+                in_pages: dict[str, Any] = {"page_size": self.page_size, "num_pages": slots // self.page_size}
+                optional: dict[str, Any] = {"prefix_cache": self.prefix_cache, "block_rounds": self.block_rounds}
                 budget = max(self.context_len, self.step_tokens)
-                in_one_budget = {"mixed": True, "chunk_size": budget, "step_tokens": self.step_tokens and budget}
+                in_one_budget: dict[str, Any] = {"mixed": True, "chunk_size": budget}
+                in_one_budget["step_tokens"] = self.step_tokens and budget
                 return [
                     plainest,
                     replace(plainest, **in_pages),

@@ -42,7 +42,7 @@ class ExecutorMoment:
     sent: tuple[int, ...] | None = None  # of requests that were handed over: 1 with a hidden state, 0 with None
     served: int = 0  # how many of them the draft input is for
     received: tuple[int, ...] | None = None  # the shape of its hidden states
-    state_room: int | None = None  # requests that can have a recurrent state at once
+    state_room: int = 0  # requests that can have a recurrent state at once
     states: tuple[SeenState, ...] = ()  # of rows whose request goes on, after a step
     difference: tuple[str, str] | None = None  # between the served engine and the fed one, as in `RecordedCore`
     num_events: int = 0
@@ -201,7 +201,7 @@ class DeviceModel:
                 )
         failed = self._failures(flight, result)
         if flight.chunks is not None:
-            self._prefill(flight, result.prefill, failed)
+            self._prefill(flight.chunks, result.prefill, failed)
         if flight.rows is not None:
             self._decode(flight, result.decode, failed)
         self._times(flight, result)
@@ -216,9 +216,9 @@ class DeviceModel:
 
     # -- prefill ------------------------------------------------------------------------------------------------------
 
-    def _prefill(self, flight: LaunchedStep, part: Any, failed: set[int]) -> None:
-        count = len(flight.chunks)
-        tokens = [None] * count
+    def _prefill(self, chunks: list[PromptChunk], part: Any, failed: set[int]) -> None:
+        count = len(chunks)
+        tokens: Sequence[Any] = [None] * count
         if self.config.tokens:
             tokens = column(part.tokens, (count,), "iu", "prefill.tokens")
         elif part.tokens is not None:
@@ -226,7 +226,7 @@ class DeviceModel:
         stopped = [False] * count
         if part.stopped is not None:
             stopped = column(part.stopped, (count,), "b", "prefill.stopped")
-        for i, (chunk, token, stop) in enumerate(zip(flight.chunks, tokens, stopped, strict=True)):
+        for i, (chunk, token, stop) in enumerate(zip(chunks, tokens, stopped, strict=True)):
             row, is_last, end, piece = chunk
             state = self.rows[row]
             state.text += piece

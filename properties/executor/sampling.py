@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ...core.contract.request import GRAMMAR_KINDS, GREEDY, Grammar, SamplingParams
 from .contract import ExecutorCapabilities
@@ -13,9 +14,9 @@ SAMPLING = {
     "d": SamplingParams(temperature=9.0, top_p=0.5, seed=6),
 }
 """Of requests by name, where they may sample; the others are greedy."""
-PENALTIES = {"presence_penalty": 3.0, "frequency_penalty": 2.0, "logit_bias": ((3, 4.0), (7, -9.0))}
+PENALTIES: dict[str, Any] = {"presence_penalty": 3.0, "frequency_penalty": 2.0, "logit_bias": ((3, 4.0), (7, -9.0))}
 GRAMMAR = Grammar(GRAMMAR_KINDS[0], "")
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "a": {"repetition_penalty": 1.6, **PENALTIES},
     "b": {"grammar": GRAMMAR},
     "c": {"repetition_penalty": 0.7, "grammar": GRAMMAR},

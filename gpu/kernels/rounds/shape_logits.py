@@ -184,7 +184,9 @@ def shape_logits_triton(
         return out
     blocks, is_double = cdiv(vocab, BLOCK), logits.dtype == torch.float64
     greatest = torch.empty(n, blocks, dtype=torch.float64 if is_double else torch.float32, device=logits.device)
-    nodes, has_paths = n // len(rows), tree is not None and tree.num_nodes > 1
+    nodes, path, ancestors = n // len(rows), rows, rows
+    if has_paths := tree is not None and tree.num_nodes > 1:
+        path, ancestors = tree.tokens, tree.ancestor_bits
     _shape_kernel[(n, blocks)](
         logits,
         out,
@@ -192,8 +194,8 @@ def shape_logits_triton(
         tables.seen,
         tables.bias,
         tables.params,
-        tree.tokens if has_paths else rows,
-        tree.ancestor_bits if has_paths else rows,
+        path,
+        ancestors,
         rows if masks is None else masks.index,
         rows if masks is None else masks.bits,
         greatest,

@@ -76,7 +76,7 @@ class ReferenceExecutor:
         )
         self.future_map = FutureMap(num_rows, algorithm.relay_fields(shape), debug_poison=True)
         drafter = ReferenceDrafter(algorithm, draft, self.kv, config.page_size, shape, config.context_len - 1)
-        self.states = ShadowStates(num_rows) if recurrent else None
+        self.states: ShadowStates | None = ShadowStates(num_rows) if recurrent else None
         self.passes = ReferencePasses(drafter, self.future_map, sizes.alloc_len, acceptance, fail_at or {}, self.states)
         self.num_rounds = 0
         self.num_drafted = 0  # draft nodes verified

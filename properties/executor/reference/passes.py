@@ -60,7 +60,7 @@ class ReferencePasses:
         self.drafter = drafter
         self.future_map = future_map
         self.alloc_len = alloc_len
-        self.states = states
+        self.states: ShadowStates | None = states
         self.acceptance = acceptance
         self.fail_at = dict(fail_at)
 

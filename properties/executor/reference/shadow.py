@@ -209,8 +209,8 @@ class ShadowStates:
     """The recurrent states of rows. A state is the hash of the tokens that it has taken in."""
 
     def __init__(self, num_rows: int) -> None:
-        self.hashes = np.zeros(num_rows + 1, dtype=np.uint64)
-        self.lengths = np.zeros(num_rows + 1, dtype=np.int64)  # tokens that were taken in
+        self.hashes: np.ndarray = np.zeros(num_rows + 1, dtype=np.uint64)
+        self.lengths: np.ndarray = np.zeros(num_rows + 1, dtype=np.int64)  # tokens that were taken in
 
     def run_chunk(self, row: int, empty: int, start: int, tokens: np.ndarray) -> np.ndarray:
         """Take in a prompt's chunk, at position 0 from the hash of the empty text on.
