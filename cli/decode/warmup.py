@@ -28,7 +28,8 @@ def warmup(model: Model, session: Mapping[str, Any], as_json: AsJson = False, qu
     from ...core.scheduler.spec import default_graph_sizes
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions, plan_session, with_look_up
-    from ...gpu.session.session import DecodeSession, warm_up
+    from ...gpu.session.ready import make_ready
+    from ...gpu.session.session import DecodeSession
     from ..documents.decoding import WarmupDocument
     from ..progress import StatusLine
 
@@ -51,11 +52,13 @@ def warmup(model: Model, session: Mapping[str, Any], as_json: AsJson = False, qu
     try:
         progress.show("loading the weights")
         opened = DecodeSession.open(options, plan=plan)
-        num_graphs = warm_up(opened, progress.show)
+        ready = make_ready(opened, progress.show)
     finally:
         progress.clear()
     opened.close()
     if as_json:
-        print_document(WarmupDocument(plan.device, True, num_graphs, []))
+        print_document(WarmupDocument(plan.device, True, ready.num_graphs, []))
     else:
-        print(f"{plan.device}: kernels are compiled, {num_graphs} graphs fit")
+        print(f"{plan.device}: kernels are compiled, {ready.num_graphs} graphs fit")
+        if ready.notice:
+            print(ready.notice)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from socket import socket
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ...sim.scenario import Scenario
 
 KEY = "FOREDRAFT_API_KEY"
+PROGRESS_S = 5.0
 server_option, limits_option = in_panel("Server"), in_panel("Limits")
 
 # fmt: off
@@ -74,6 +76,9 @@ Record = Annotated[Path | None, server_option("--record",
     "grows with every round.", "DIR")]
 Stamp = Annotated[bool, server_option("--stamp",
     "Begin each event of a stream with a comment that gives the end of its round, in nanoseconds of Unix time.")]
+ReadyS = Annotated[float | None, server_option("--ready-s",
+    "With --model on a GPU: most seconds for capturing rounds as CUDA graphs before the first request. What is left out "
+    "runs without a graph. Default: 120.", min=0)]
 DrainS = Annotated[float, server_option("--drain-s", "Seconds that running requests have to end after SIGTERM.", min=1)]
 MaxStreams = Annotated[int, limits_option("--max-streams",
     "Most outputs at once, running and waiting; further requests get status 429.")]
@@ -97,7 +102,7 @@ def serve(
     host: Host = "127.0.0.1", port: Port = 8000, api_key: ApiKey = None, served_model_name: ServedName = None,
     metrics_as: MetricsAs = "foredraft", dialect: Dialect = None, access_log: AccessLog = False,
     fault_headers: FaultHeaders = False, admin_port: AdminPort = None, start_s: StartS = None,
-    record: Record = None, stamp: Stamp = False, drain_s: DrainS = 30.0,
+    record: Record = None, stamp: Stamp = False, drain_s: DrainS = 30.0, ready_s: ReadyS = None,
     max_streams: MaxStreams = 512, max_body_bytes: MaxBody = 8 << 20, max_prompt_tokens: MaxPrompt = None,
     max_choices: MaxChoices = 16, deadline_s: DeadlineS = 600.0, stall_s: StallS = 30.0,
     log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
@@ -146,14 +151,15 @@ def serve(
             options = SessionOptions(local_checkpoint(model), **values, seed=seed or 0, block_rounds=1)
             table = session["adaptive"]
             if disaggregate is None:
-                body = _real_body(options, recording, log)
+                body = _real_body(options, recording, log, ready_s)
             else:
+                _refuse_for("--disaggregate", "workers capture when they first need a graph", {"ready_s": ready_s}, {})
                 from .workers import refuse_with_workers, workers_body
 
                 refuse_with_workers(asked)
                 body = workers.enter_context(workers_body(options, disaggregate, recording, log))
         else:
-            unused = given_session_options(session) | {"disaggregate": disaggregate}
+            unused = given_session_options(session) | {"disaggregate": disaggregate, "ready_s": ready_s}
             assert simulate is not None, "one of them is given"
             _refuse_for("--simulate", "the scenario has a key for it: set that key with --set", unused, {})
             body, table = _simulated_body(simulate, settings, seed, speed, faults, recording, log)
@@ -220,8 +226,10 @@ def _refuse_for(kind: str, why: str, given: dict[str, Any], names: dict[str, str
     refuse_without_effect(*rules)
 
 
-def _real_body(options: SessionOptions, recording: Recording, log: ServerLog) -> Body:
+def _real_body(options: SessionOptions, recording: Recording, log: ServerLog, ready_s: float | None) -> Body:
+    """Load the models and make the session ready, before the server listens."""
     from ...gpu.session.plan import plan_session, refuse_without_effect
+    from ...gpu.session.ready import READY_S, make_ready
     from ...gpu.session.session import DecodeSession, check_vocabulary
     from ...gpu.session.text import Tokenizer
     from ...serve.bodies.real import RealBody
@@ -237,8 +245,27 @@ def _real_body(options: SessionOptions, recording: Recording, log: ServerLog) ->
     def sinks(spec: Any) -> Sequence[EventSink]:
         return recording.sinks(lambda: {"engine": spec.to_json(), "run": run_facts(plan)})(0)
 
+    is_captured = plan.spec.graph_sizes is not None and plan.options.tensor_parallel == 1
+    if not is_captured:
+        _refuse_for("this session", "its rounds are not captured ahead", {"ready_s": ready_s}, {})
     session = DecodeSession.open(options, plan=plan, tokenizer=tokenizer, make_sinks=sinks)
+    if is_captured:
+        ready = make_ready(session, _now_and_then(log.tell), READY_S if ready_s is None else ready_s)
+        log.tell(ready.notice or f"all rounds are captured: {ready.num_graphs} CUDA graphs")
     return RealBody(session, options.model.resolve().name)
+
+
+def _now_and_then(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Return what tells a line if none was told for PROGRESS_S."""
+    told_s = -PROGRESS_S
+
+    def on_line(line: str) -> None:
+        nonlocal told_s
+        if (now_s := time.monotonic()) >= told_s + PROGRESS_S:
+            told_s = now_s
+            tell(line)
+
+    return on_line
 
 
 def _simulated_body(

@@ -83,6 +83,7 @@ def build_executor(
         relayed=shape,
         device=target.device,
         draft_pool=draft_pool,
+        draft_model=draft_model,
         acceptance=acceptance,
         seed=seed,
         debug=debug,

@@ -30,6 +30,7 @@ from ..batch.pools import KVPool
 from ..batch.uploads import on_device
 from ..draft.port import Draft, RoundLimits
 from ..models.decoder import Decoder
+from ..models.eagle import DraftHead
 from ..ops.port import Ops
 from .graphs import RelayCells, RoundGraphs
 from .outputs import USER_OUTPUTS, NodeProducer
@@ -68,6 +69,7 @@ class TorchExecutor:
         relayed: AlgorithmShape,
         device: torch.device,
         draft_pool: KVPool | None = None,
+        draft_model: Decoder | DraftHead | None = None,
         acceptance: AcceptanceProcess | None = None,
         seed: int = 0,
         debug: bool = False,
@@ -84,6 +86,7 @@ class TorchExecutor:
         self.pool = pool
         self.draft_pool = draft_pool
         self.draft = draft
+        self.draft_model: Decoder | DraftHead | None = draft_model
         self.relayed = relayed
         self.counters = ExecutorCounters()
         self.clock = EventPhaseClock() if device.type == "cuda" else PhaseClock()

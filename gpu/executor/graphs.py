@@ -54,6 +54,14 @@ class RoundKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class CaptureBounds:
+    """What capturing may take before the first request: seconds, and bytes of the device's memory."""
+
+    seconds: float
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class CaptureReport:
     """What one graph cost."""
 
@@ -253,6 +261,18 @@ Variant = tuple[RoundKind, bool, Changed]
 and who changes logits."""
 
 
+def _rarity(variant: Variant) -> tuple[int, bool, int]:
+    """Order variants, the likeliest first: plain requests, then those with outputs, then those that change logits."""
+    kind, shown, changed = variant
+    return list(Changed).index(changed), shown, list(RoundKind).index(kind)
+
+
+def _name(key: GraphKey, variant: Variant) -> str:
+    kind, shown, changed = variant
+    more = (", with outputs" if shown else "") + ("" if changed is Changed.NOWHERE else f", logits changed {changed}")
+    return f"batch {key.batch_size}, {key.steps} steps, {kind}{more}"
+
+
 class RoundGraphs:
     """The graphs of one executor by (steps, nodes, padded batch size) and variant, captured when they are first asked
     for.
@@ -322,13 +342,27 @@ class RoundGraphs:
             self._captured[key, variant] = self._timed(key, variant)
         return self._captured[key, variant]
 
-    def capture_all(self, on_line: Callable[[str], None]) -> None:
-        """Capture the graphs for batches without user outputs and without changed logits. `on_line` gets the name of
-        each one first."""
-        for key in self._keys:
-            for kind in RoundKind:
-                on_line(f"capturing: batch {key.batch_size}, {key.steps} steps, {kind}")
-                self.find(*key, kind)
+    def capture_all(self, on_line: Callable[[str], None], bounds: CaptureBounds) -> list[str]:
+        """Capture the graphs of all rounds that may come, the likeliest first, until a bound is reached. `on_line` gets
+        the name of each one first.
+
+        Returns the names of those that have no graph. Their rounds run without one from now on, so that no stream waits
+        for a capture.
+        """
+        begin, left_out = time.monotonic(), []
+        for variant in sorted(self._variants, key=_rarity):
+            for key in self._keys:
+                name = _name(key, variant)
+                if (key, variant) not in self._captured:
+                    spent = time.monotonic() - begin, sum(report.num_bytes for report in self.reports)
+                    if spent[0] >= bounds.seconds or spent[1] >= bounds.num_bytes:
+                        self._captured[key, variant] = None
+                    else:
+                        on_line(f"capturing: {name}")
+                        self._captured[key, variant] = self._timed(key, variant)
+                if self._captured[key, variant] is None:
+                    left_out.append(name)
+        return left_out
 
     def _capture(self, key: GraphKey, kind: RoundKind, with_outputs: bool, changed: Changed) -> CapturedRound:
         padding, masks = self._limits.padding(key), None

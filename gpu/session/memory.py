@@ -105,16 +105,28 @@ def working_bytes(
     from ..kernels.layers.flash import PARTS_BYTES
 
     config = spec.config
+    prompt = config.chunk_size * _per_token(target, draft) * dtype.itemsize
+    prompt += config.max_running * target.vocab_size * SAMPLING_BYTES
+    tables = (config.max_running + 1) * target.vocab_size * SHAPING_BYTES
+    return prompt + captured_bytes(target, draft, spec, dtype) + tables + PARTS_BYTES + STREAMS * WORKSPACE_BYTES
+
+
+def captured_bytes(
+    target: ModelConfig, draft: ModelConfig | HeadConfig | None, spec: EngineSpec, dtype: torch.dtype
+) -> int:
+    """Return the bytes that captured rounds may take: activations, logits and masks of the largest one, and graphs."""
+    nodes = spec.config.max_running * spec.max_num_draft_tokens
+    per_token = _per_token(target, draft) * dtype.itemsize
+    rounds = nodes * (per_token + target.vocab_size * (SAMPLING_BYTES + dtype.itemsize))
+    num_graphs = len(spec.draft_shape.graph_keys()) if spec.graph_sizes else 0
+    return rounds + nodes * target.vocab_size // 8 + num_graphs * GRAPH_BYTES
+
+
+def _per_token(target: ModelConfig, draft: ModelConfig | HeadConfig | None) -> int:
+    """Return the values that a pass holds for each token."""
     models = [target] if draft is None else [target, getattr(draft, "model", draft)]
     # the last term: hidden states that a head is given
-    per_token = max(_activations(model) for model in models) + 3 * target.hidden_size
-    nodes = config.max_running * spec.max_num_draft_tokens
-    prompt = config.chunk_size * per_token * dtype.itemsize + config.max_running * target.vocab_size * SAMPLING_BYTES
-    rounds = nodes * (per_token * dtype.itemsize + target.vocab_size * (SAMPLING_BYTES + dtype.itemsize))
-    num_graphs = len(spec.draft_shape.graph_keys()) if spec.graph_sizes else 0
-    tables = (config.max_running + 1) * target.vocab_size * SHAPING_BYTES
-    masks = nodes * target.vocab_size // 8
-    return prompt + rounds + tables + masks + PARTS_BYTES + num_graphs * GRAPH_BYTES + STREAMS * WORKSPACE_BYTES
+    return max(_activations(model) for model in models) + 3 * target.hidden_size
 
 
 def _activations(model: ModelConfig) -> int:

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 
 from ...core.algorithm.algorithm import Drafter
 from ...core.contract.events import EventSink
-from ...core.contract.request import Grammar, Request, SamplingParams
+from ...core.contract.request import Grammar, Request
 from ...core.errors import ConfigError, Problem
-from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.engine import Engine
 from ...observe.engine_lines import EngineLines, engine_lines
-from ..batch.uploads import on_device
 from .grammar import grammars_of
 from .loop import DecodeLoop, Deliveries, all_of
 from .memory import NotEnoughMemory
@@ -236,28 +234,3 @@ def check_lengths(requests: Iterable[Request], plan: SessionPlan, source: str, p
             problems.append(Problem(places.get(request.request_id, ""), message))
     if problems:
         raise ConfigError(source, problems)
-
-
-KINDS = {
-    "greedy": SamplingParams(),
-    "sampled": SamplingParams(temperature=1.0),
-    "sampled with top-p": SamplingParams(temperature=1.0, top_p=0.9),
-}
-MAX_TOKENS = 8  # some rounds
-
-
-def warm_up(session: DecodeSession, on_line: Callable[[str], None]) -> int:
-    """Serve a short and a long prompt of each kind, and capture the graphs of all batches; return how many graphs there
-    are.
-
-    Batches with user outputs or changed logits are captured when they come.
-    """
-    config, executor = session.engine.config, session.own_executor
-    for kind, sampling in KINDS.items():
-        on_line(f"compiling: {kind} rounds")
-        for length in {1, max(1, min(config.chunk_size, config.context_len - MAX_TOKENS))}:
-            name, prompt = f"warm-up {kind} {length}", Prompt.of_tokens([0] * length)
-            session.run([Request(name, prompt, min(MAX_TOKENS, config.context_len - length), sampling=sampling)])
-    with on_device(executor.device):
-        executor.graphs.capture_all(on_line)
-    return len(executor.graphs.reports)

@@ -194,6 +194,8 @@ def test_a_port_in_use_is_one_message_before_anything_is_written(tmp_path: Path)
         (["--simulate", "missing.toml"], "missing.toml"),
         (["--model", "missing", "--speed", "2"], "--speed"),
         (["--model", "missing", "--faults", "swarm"], "--faults"),
+        (["--simulate", "x.toml", "--ready-s", "5"], "--ready-s"),
+        (["--model", "missing", "--disaggregate", "prefill=1,decode=1", "--ready-s", "5"], "--ready-s"),
         (["--simulate", str(EXAMPLES / "chat_on_h100.toml"), "--faults", "swarn"], "did you mean 'swarm'"),
         (["--simulate", "x.toml", "--api-key", " "], "--api-key"),
         (["--simulate", "x.toml", "--host", "999.0.0.1"], "cannot listen on 999.0.0.1"),
@@ -202,3 +204,20 @@ def test_a_port_in_use_is_one_message_before_anything_is_written(tmp_path: Path)
 def test_bad_arguments_are_one_message(arguments: list[str], words: str):
     result = CliRunner().invoke(app, ["serve", "--port", "0", *arguments])
     assert isinstance(result.exception, ForedraftError) and words in str(result.exception)
+
+
+def test_a_served_model_is_ready_before_it_listens(models: dict[str, Path], capsys: pytest.CaptureFixture[str]):
+    """Rounds are captured on a CPU as on a GPU, but for the capture itself."""
+    from foredraft.cli.serving.serve import _real_body
+    from foredraft.gpu.session.plan import SessionOptions
+    from foredraft.serve.telemetry.log_lines import ServerLog
+    from foredraft.serve.telemetry.recording import Recording
+
+    options = SessionOptions(models["target"], dtype="float64", max_running=1, block_rounds=1, graphs=True)
+    with Recording(None) as recording:
+        body = _real_body(options, recording, ServerLog(), None)
+        assert [engine.num_uncommitted for engine in body.engines] == [0]
+        told = capsys.readouterr().err
+        assert "compiling: greedy rounds" in told and "all rounds are captured: 18 CUDA graphs" in told
+        _real_body(options, recording, ServerLog(), 0.0)
+        assert "18 kinds of rounds run without a CUDA graph" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,12 +28,13 @@ from foredraft.gpu.executor import executor as gpu_executor
 from foredraft.gpu.executor import graphs, prompt_runner, running
 from foredraft.gpu.executor import round as gpu_round
 from foredraft.gpu.executor.build import build_executor
-from foredraft.gpu.executor.graphs import CapturedRound, RoundGraphs, RoundKind
+from foredraft.gpu.executor.graphs import CaptureBounds, CapturedRound, RoundGraphs, RoundKind
 from foredraft.gpu.executor.outputs import USER_OUTPUTS
-from foredraft.gpu.executor.shaping import MaskPlace
+from foredraft.gpu.executor.shaping import Changed, MaskPlace
 from foredraft.gpu.ops.port import VerifyBatch
 from foredraft.gpu.session.plan import SessionOptions
-from foredraft.gpu.session.session import DecodeSession, warm_up
+from foredraft.gpu.session.ready import KINDS, make_ready
+from foredraft.gpu.session.session import DecodeSession
 from matrix_cells import OPS, noisy_copy, run_real_cell, small_head, small_model
 from serving import Way, chain
 from serving import serve as serve_way
@@ -253,16 +255,46 @@ def test_a_session_captures_the_sizes_that_its_batches_can_have(models):
     assert sizes == [[], [4, 2, 1]]
 
 
-def test_a_warm_up_runs_every_kind_of_round_and_captures_every_size(nano_pair, capsys):
-    options = ["--model", str(nano_pair / "target"), "--draft", str(nano_pair / "eagle3"), "--max-running", "3"]
+def test_a_session_that_is_ready_captures_nothing_more_and_has_served_nothing(nano_pair):
     session = DecodeSession.open(
         SessionOptions(model=nano_pair / "target", draft=nano_pair / "eagle3", max_running=3, graphs=True)
     )
     lines: list[str] = []
-    assert warm_up(session, lines.append) == len(session.executor.graphs.reports)
-    captured = {(report.batch_size, report.kind) for report in session.executor.graphs.reports}
-    assert captured == {(size, kind) for size in (1, 2, 4) for kind in RoundKind}
-    assert session.stats().requests == 6 and session.stats().output_tokens == 48 and len(lines) == 3 + len(captured)
+    ready, reports = make_ready(session, lines.append), session.executor.graphs.reports
+    assert (ready.num_graphs, ready.left_out, ready.notice) == (len(reports), (), "")
+    captured = {(report.batch_size, report.kind, report.with_outputs, report.changed) for report in reports}
+    assert captured == set(itertools.product((1, 2, 4), RoundKind, (False, True), Changed))
+    assert len(lines) == len(KINDS) + len(reports)
+    assert [(report.changed, report.with_outputs) for report in reports[:3]] == [(Changed.NOWHERE, False)] * 3
+    assert session.stats().requests == 0 and session.engine.num_uncommitted == 0
+    penalised = SamplingParams(temperature=1.0, presence_penalty=0.5)
+    session.run([Request("r", Prompt.of_tokens([5, 6]), 6, sampling=penalised, outputs=("logprobs",))])
+    assert len(reports) == ready.num_graphs
+
+
+def test_rounds_beyond_a_bound_run_without_a_graph_and_are_named(nano_pair, monkeypatch):
+    session = DecodeSession.open(SessionOptions(model=nano_pair / "target", max_running=2, graphs=True))
+    graphs, runs = session.own_executor.graphs, []
+    graphs.on_round = lambda has_graph, _: runs.append(has_graph)
+    clock = itertools.count(0.0, 1.0)
+    monkeypatch.setattr("foredraft.gpu.executor.graphs.time.monotonic", lambda: next(clock))
+    ready = make_ready(session, lambda line: None, seconds=2.5)  # the clock goes on by one at each look
+    assert ready.num_graphs == len(graphs.reports) == 2 and {report.kind for report in graphs.reports} == {"greedy"}
+    assert "batch 2, 0 steps, sampled" in ready.left_out and "2 have one" in ready.notice
+    for name, sampling in (("greedy", SamplingParams()), ("sampled", SamplingParams(temperature=1.0))):
+        session.run([Request(name, Prompt.of_tokens([5, 6]), 4, sampling=sampling)])
+    assert set(runs[:3]) == {True} and set(runs[3:]) == {False} and len(graphs.reports) == 2
+
+
+def test_memory_bounds_captures_too(nano_pair):
+    session = DecodeSession.open(SessionOptions(model=nano_pair / "target", max_running=1, graphs=True))
+    lines: list[str] = []
+    left_out = session.own_executor.graphs.capture_all(lines.append, CaptureBounds(60.0, num_bytes=0))
+    assert not lines and not session.own_executor.graphs.reports and len(left_out) == 18
+
+
+def test_warmup_on_a_cpu_says_what_a_gpu_would_do(nano_pair, capsys):
+    options = ["--model", str(nano_pair / "target"), "--draft", str(nano_pair / "eagle3"), "--max-running", "3"]
     app(["warmup", *options, "--device", "cpu"], standalone_mode=False)
     assert (
         capsys.readouterr().out
