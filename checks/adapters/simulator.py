@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.acceptance.process import walk_to_end
 from ...core.contract.events import Committed, Event, Planned, Submitted
 from ...core.draws import request_key
 from ...core.model_shape import DTYPE_BYTES, Attention, Mlp, ModelShape
@@ -100,18 +101,42 @@ def _sizes(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def runs_of(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, list[int]]:
-    """Return the longest runs of every request at its output positions, asked of the acceptance process itself."""
+def acceptance_of(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Any]:
+    """Return what the acceptance process itself says of every request: the longest runs at its output positions, and
+    successive rounds; and its parameters, with the depths of many runs."""
     spec = simulation.assembly.spec
     if not spec.max_steps:
-        return {}
+        return {"runs": {}, "rounds": {}, "process": {}}
     ids, num_positions = [f"r{arrival.row}" for arrival in arrivals], max(arrival.output_len for arrival in arrivals)
-    process = simulation.assembly.acceptance
+    chain = process = simulation.assembly.acceptance
+    steps, nodes, rank_ratio = spec.max_steps, spec.max_num_draft_tokens, simulation.scenario.acceptance.rank_ratio
     if spec.topk > 1:
-        process = process.for_tree(spec.topk, spec.max_steps, spec.max_num_draft_tokens)
+        process = chain.for_tree(spec.topk, steps, nodes, rank_ratio)
     keys = np.array([request_key(name) for name in ids], dtype=np.uint64)
+    starts = np.zeros(len(ids), np.int64)
     runs = process.longest_run(keys[:, None], np.arange(num_positions)[None, :])
-    return dict(zip(ids, runs.tolist(), strict=True))
+    count = 1 + (num_positions - 1) // (steps + 1)  # rounds that start before the last position, however many accept
+    counted = process.accept_lens(keys, starts, steps, count)
+    output_lens = np.array([arrival.output_len for arrival in arrivals])
+    to_end = walk_to_end(process.run_windows(keys, starts, num_positions), steps, output_lens)
+    drawn = process.longest_run(np.arange(NUM_DRAWS, dtype=np.uint64), np.zeros(1, np.int64))
+    depths = min(steps, process.max_depth)
+    parameters = {"conditional": chain.conditional, "depths": depths, "topk": spec.topk, "rank_ratio": rank_ratio}
+    return {
+        "runs": dict(zip(ids, runs.tolist(), strict=True)),
+        "rounds": {
+            "steps": steps,
+            "count": count,
+            "counted": dict(zip(ids, counted.T.tolist(), strict=True)),
+            "to_end": {name: lens[lens > 0].tolist() for name, lens in zip(ids, to_end.T, strict=True)},
+        },
+        "process": {
+            "parameters": parameters | {"num_nodes": nodes, "draft_confidence": chain.draft_confidence},
+            "survival": list(process.survival[:depths]),
+            "num_draws": NUM_DRAWS,
+            "shares": [float((drawn >= depth).mean()) for depth in range(1, depths + 1)],
+        },
+    }
 
 
 def patience_of(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, int]:
@@ -167,6 +192,7 @@ MACHINES: dict[str, dict[str, dict[str, Any]]] = {
     "two devices": {"hardware": {"tensor_parallel": 2}},
 }
 CANCEL_MEAN_S = 0.03
+NUM_DRAWS = 2000
 ARRIVALS = {"poisson": "poisson", "even": "constant"}
 
 
@@ -263,6 +289,7 @@ class CheckedSimulator:
             # The suite knows the roofline: with measured kernels installed, `auto` would take them.
             "hardware": {"kernels": "roofline", **jitter, **replicas, **machine.get("hardware", {})},
             "speculation": self.speculation(),
+            "acceptance": {"preset": self.config.text},
             "router": {"policy": service.policy, "bandwidth_gbps": service.link_mbps / 1000},
             "disaggregation": pools | port if self.config.has_pools else {},
             "clients": clients,
@@ -337,7 +364,7 @@ class CheckedSimulator:
         return {
             "summary": {**summary, **pools, **timeline},
             "machine": machine_of(simulation.assembly),
-            "runs": runs_of(simulation, arrivals),
+            **acceptance_of(simulation, arrivals),
             "patience": patience_of(simulation, arrivals),
             "link": link_of(simulation),
             "port": port_of(simulation),

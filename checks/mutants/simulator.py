@@ -213,7 +213,7 @@ RefusesTheSmall (SIM-11): A service of a single request is refused: there would 
             raise ValueError("one request is no service")
         return good(self, service, workload)
 
-DraftsOnceTooOften (SIM-14): A round is charged one draft pass more than it has.
+DraftsOnceTooOften (SIM-13, SIM-14): A round is charged one draft pass more than it has.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)
         if simulation.assembly.cost._draft is not None:

@@ -16,6 +16,9 @@ over two devices."""
 
 TREE_NODES = 6
 
+TEXTS = ("chat", "code", "math")
+"""What the requests are about, by which acceptance differs."""
+
 FAULTS = (
     *("device.slow", "device.raises", "device.restarts", "link.late", "link.lost", "link.duplicated"),
     *("client.cancels", "client.token_limits", "client.stop_edge", "pool.denied", "pool.retraction"),
@@ -42,9 +45,11 @@ class SimulatorConfig:
     pools: tuple[int, int] = (0, 0)  # engines that compute prompts, and that decode, instead of a service's replicas
     port_mbps: int = 400_000  # of each engine's port; 400 Gbit/s
     layerwise: bool = False  # KV leaves while the prompt is being computed, else after it
+    text: str = "chat"  # one of `TEXTS`
 
     def __post_init__(self) -> None:
         assert self.page_size >= 1 and self.steps >= 0 and self.machine in MACHINES and self.topk in (1, 2)
+        assert self.text in TEXTS
         assert self.port_mbps >= 1 and (min(self.pools) >= 1 or self.pools == (0, 0))
 
     @property
@@ -58,7 +63,8 @@ class SimulatorConfig:
             return cls(*plain)
         machine, topk, adaptive = choose(MACHINES), choose((1, 1, 2)), choose((False, False, True))
         pools = choose(((0, 0), (0, 0), (1, 1), (2, 1), (1, 2)))
-        return cls(*plain, machine, topk, adaptive, pools, choose((400_000, 1000, 100)), choose((False, True)))
+        port_mbps, layerwise, text = choose((400_000, 1000, 100)), choose((False, True)), choose(TEXTS)
+        return cls(*plain, machine, topk, adaptive, pools, port_mbps, layerwise, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,12 @@ class Simulator(Protocol):
                            machine   the numbers of one engine's machine, as `simulator/roofline.py` reads them
                            runs      mapping: id of a request -> per output position the longest run of drafts that
                                      verification would accept there, asked of the acceptance process alone
+                           rounds    of the same process, with `steps` drafts a round: mappings id -> accept lengths,
+                                     the bonus token included, of `count` successive rounds from the first output
+                                     position on (`counted`), and of all that start before its end (`to_end`)
+                           process   its `parameters`, the arguments of `simulator/acceptance.py: survival`; its
+                                     `survival` of depth 1, 2, …; the `shares` of `num_draws` other requests whose
+                                     longest run at the first output position is as deep
                            patience  mapping: id of a request -> after how many ns its client leaves, of those whose
                                      client does
                            link      [latency in ns, bytes per s] from the clients to each engine

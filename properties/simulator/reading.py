@@ -13,7 +13,7 @@ LATENCIES = ("ttft", "tpot", "itl", "e2el")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 REASONS = ("completed", "refused", "aborted", "failed")
 ALWAYS_KNOWN = ("completed", "retractions", "max_running", "total_output_tokens", "duration")
-BOOKS = ("summary", "machine", "runs", "patience", "link", "port", "left")
+BOOKS = ("summary", "machine", "runs", "rounds", "process", "patience", "link", "port", "left")
 RATES = ("output_throughput", "request_throughput", "mean_concurrency", "mean_running")
 
 

@@ -8,6 +8,7 @@ from foredraft.checks.adapters.simulator import CheckedSimulator, make
 from foredraft.checks.mutants.simulator import BreaksTiesByHash
 from foredraft.properties.harness.cases import load_case
 from foredraft.properties.harness.trial import Violation
+from foredraft.properties.simulator.acceptance import survival, wrong_acceptance
 from foredraft.properties.simulator.contract import SimulatorConfig
 from foredraft.properties.simulator.elsewhere import CASES
 from foredraft.properties.simulator.invariants.runs import EXCEPTIONS, excuse, more_pages_are_no_worse
@@ -163,3 +164,29 @@ def test_what_is_wrong_is_said(change, id, words):
     with pytest.raises(Violation, match=words) as caught:
         trial.run()
     assert caught.value.id == id
+
+
+def test_the_depths_of_a_process_by_hand():
+    assert survival((0.5, 0.8), 3, 1, 4, 0.6, None) == pytest.approx([0.5, 0.4, 0.32])
+    assert survival((0.5,), 1, 2, 3, 0.6, None) == pytest.approx([0.5 + 0.5 * 0.3])
+    # A draft that does not believe in its first choice puts its nodes on the second ones.
+    assert survival((0.5,), 2, 2, 3, 0.6, 1e-9) == pytest.approx([0.15, 0.15 * 0.15])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda books: books["process"]["survival"].__setitem__(1, 0.5),
+        lambda books: books["process"]["shares"].__setitem__(0, 0.5),
+        lambda books: books["rounds"]["counted"]["r1"].__setitem__(0, 9),
+        lambda books: books["rounds"]["to_end"]["r1"].append(1),
+    ],
+)
+def test_acceptance_is_recounted(damage):
+    trial = started(SimulatorConfig(steps=3, topk=2, text="code"))
+    trial.load(4, "even", 5, (3, 17), (7, 20), 7)
+    assert trial.run()
+    (answer,) = trial.moment.runs
+    assert not list(wrong_acceptance(answer))
+    damage(answer.books)
+    assert len(list(wrong_acceptance(answer))) == 1

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ...harness.invariants import Finding, checks
 from ...harness.invariants import Outcome as Verdict
+from ..acceptance import wrong_acceptance
 from ..answer import SimulatorAnswer, SimulatorMoment
 from ..books import Books
 from ..contract import SimulatorConfig
@@ -133,6 +134,7 @@ def _load(reading: Reading) -> Finding | None:
         _first(traffic.wrong_load(), "another load has another result")
         or _first(traffic.wrong_delivery(), "another order or time is another load of each engine")
         or _first(traffic.wrong_leaving(), "who has left takes the place of who is there")
+        or _first(wrong_acceptance(reading.answer), "the drafts that a round accepts decide how fast a service is")
         or _first(traffic.wrong_runs(), "acceptance belongs to the request, not to its batch or its round")
     )
 
