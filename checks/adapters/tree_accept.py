@@ -113,7 +113,10 @@ class TreeAccept:
     def verdict(self, round: TreeRound, verified: Verified) -> tuple[np.ndarray, ...]:
         round.verified = verified
         round.final = finalize(verified, round.windows, NodeOutputs({}))
-        return verified.accept_index.ravel(), verified.accept_lens, verified.predict, round.final.bonus_tokens
+        # Both have the bonus tokens; none is right where they differ.
+        final = round.final.bonus_tokens
+        bonus = np.where(verified.bonus_tokens == final, final, -1)
+        return verified.accept_index.ravel(), verified.accept_lens, verified.predict, bonus
 
     def compact(self, round: TreeRound, outputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         return NodeOutputs(outputs).compact(round.verified.accept_index, round.tree.num_draft_tokens).entries

@@ -119,7 +119,7 @@ Verdict = Sequence[Sequence[int]]
 `accept_index` are the flat nodes of the accepted path, the root first, −1 past its end; the width is the round's own,
 at least the length of its longest path. `accept_lens` counts the path's nodes. `predict` is the token that is emitted
 after each node of the path, −1 where the target failed; off the path it may be anything. `bonus` is the last token
-emitted, the root of the next round.
+emitted, the root of the next round; where the target failed, any token of the vocabulary.
 """
 
 

@@ -135,3 +135,13 @@ def test_a_row_that_never_ends_is_found():
     with pytest.raises(Violation) as caught:
         ACCEPT.component(Endless, AcceptCapabilities()).execute(AcceptConfig(), [], invariants)
     assert {broken.id for broken in caught.value.broken} == {"ACCEPT-01", "ACCEPT-02"}
+
+
+def test_a_placeholder_in_place_of_a_bonus_token_is_found():
+    class Placeholder(tree_accept.TreeAccept):
+        def verdict(self, round, verified):
+            *rest, bonus = super().verdict(round, verified)
+            return *rest, np.where(verified.target_failed, -1, bonus)
+
+    with pytest.raises(PropertiesBroken, match="whose target has failed, is -1"):
+        check_accept(Placeholder, budget=2_000)
