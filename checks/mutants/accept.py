@@ -110,7 +110,7 @@ SkipsTheRoot (ACCEPT-01): accept_index lists the accepted drafts and leaves the 
         drafts = np.pad(verified.accept_index[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
         return np.where(lens[:, None] > 1, drafts, verified.accept_index).ravel(), lens, *rest
 
-CountsDraftsOnly (ACCEPT-02): accept_lens is the number of correct drafts, without the bonus token.
+CountsDraftsOnly (ACCEPT-02, ACCEPT-01): accept_lens is the number of correct drafts, without the bonus token.
     TreeAccept.verdict
         - verified.accept_lens
         + verified.accept_lens - 1
