@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...core.kv.host_tier import HostTier
 from ...core.kv.request_table import ceil_to_page
 from ...core.kv.store import Departure, KVStore
 from ...properties.prefix_cache.contract import PrefixCacheConfig
@@ -23,12 +24,13 @@ class PrefixStoreAdapter(RadixCacheAdapter):
     One step is always in flight: the one after those that were completed.
     """
 
-    capabilities = replace(RadixCacheAdapter.capabilities, table=True)
+    capabilities = replace(RadixCacheAdapter.capabilities, table=True, host=True)
 
     def __init__(self, config: PrefixCacheConfig) -> None:
         super().__init__(config)
         width = ceil_to_page(MAX_TOKENS, config.page_size)
-        self.store = KVStore(MAX_REQUESTS, width, config.num_pages, config.page_size, self.cache)
+        self.host = HostTier(config.host_pages, config.page_size, self.cache.key_kind) if config.host_pages else None
+        self.store = KVStore(MAX_REQUESTS, width, config.num_pages, config.page_size, self.cache, host=self.host)
         self.requests: dict[str, tuple[int, np.ndarray, str]] = {}
         self.completed = 0
 
@@ -47,6 +49,9 @@ class PrefixStoreAdapter(RadixCacheAdapter):
             return None
         self.requests[request] = row, known, namespace
         return prefix.length
+
+    def in_host(self, tokens: Sequence[int], namespace: str) -> int:
+        return self.host.find(np.array(tokens, dtype=np.int64), namespace, len(tokens))
 
     def slots_of(self, request: str) -> np.ndarray:
         row = self.requests[request][0]

@@ -8,17 +8,33 @@ from dataclasses import replace
 import numpy as np
 
 from ...core.kv.radix import RadixCache
-from ...core.kv.radix_node import RadixNode
+from ...core.kv.radix_node import Keys, RadixNode, Slots
 from ...properties.prefix_cache.contract import PrefixCacheCapabilities, PrefixCacheConfig
+
+
+class ToldPages:
+    """Keeps what a cache says of its pages, as the contract has it."""
+
+    def __init__(self, is_bigram: bool) -> None:
+        self.events: list[tuple[str, list[object], list[int], int, str]] = []
+        self.is_bigram = is_bigram
+
+    def stored(self, keys: Keys, slots: Slots, before: int | None, namespace: str) -> None:
+        own = [(key >> 32 & 0xFFFFFFFF, key & 0xFFFFFFFF) if self.is_bigram else key for key in keys.tolist()]
+        self.events.append(("stored", own, slots.tolist(), -1 if before is None else before, namespace))
+
+    def removed(self, slots: Slots) -> None:
+        self.events.append(("removed", [], slots.tolist(), -1, ""))
 
 
 class RadixCacheAdapter:
     """A fresh `RadixCache`; lists in and tuples out."""
 
-    capabilities = replace(PrefixCacheCapabilities.all(), collisions=False, table=False)
+    capabilities = replace(PrefixCacheCapabilities.all(), collisions=False, table=False, host=False)
 
     def __init__(self, config: PrefixCacheConfig) -> None:
         self.cache = RadixCache(config.page_size, "bigram" if config.bigram else "token", config.policy)
+        self.cache.listener = self.told = ToldPages(config.bigram)
         self.lock = self.cache.lock
         self.unlock = self.cache.unlock
         self.evict = self.cache.evict
@@ -31,6 +47,10 @@ class RadixCacheAdapter:
     def insert(self, tokens: Sequence[int], slots: Sequence[int], namespace: str):
         done = self.cache.insert(tokens, np.array(slots, dtype=np.int32), namespace)
         return done.node, done.canonical, done.duplicates
+
+    def events(self) -> list[tuple[str, list[object], list[int], int, str]]:
+        events, self.told.events = self.told.events, []
+        return events
 
     def num_evictable(self) -> int:
         return self.cache.evictable_slots

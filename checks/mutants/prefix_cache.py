@@ -22,15 +22,16 @@ MatchesPartsOfPages (RADIX-01): What follows the last whole page is matched toke
         - joined_slots(path)
         + joined_slots(path)[:length]
 
-CutsTokensTo31Bits (RADIX-01): Token ids are kept in 31 bits.
+CutsTokensTo31Bits (RADIX-01, RADIX-05): Token ids are kept in 31 bits.
     RadixCache._keys_of = good(self, [token & 0x7FFFFFFF for token in tokens])
 
-PacksBigramsInto32Bits (RADIX-01, RADIX-10): The two tokens of a bigram have 16 bits each.
+PacksBigramsInto32Bits (RADIX-01, RADIX-05, RADIX-10): The two tokens of a bigram have 16 bits each.
     RadixCache._keys_of
         - (ids[:-1] << 32) | ids[1:]
         + (ids[:-1] & 0xFFFF) << 16 | ids[1:] & 0xFFFF
 
-KeysBigramsByTheFirst (RADIX-01, RADIX-10): A draft head's KV is filed under its own token alone, though the next one went into it.
+KeysBigramsByTheFirst (RADIX-01, RADIX-05, RADIX-10): A draft head's KV is filed under its own token alone, though the next one went
+into it.
     RadixCache._keys_of
         - (ids[:-1] << 32) | ids[1:]
         + ids[:-1]

@@ -26,6 +26,7 @@ class PrefixCacheConfig:
     bigram: bool = False
     policy: str = "lru"
     hash_values: int = 0
+    host_pages: int = 0  # pages of host memory, to which what requests hand over is copied; 0: there is none
 
     def __post_init__(self) -> None:
         assert self.num_pages >= 1 and self.page_size >= 1 and self.hash_values >= 0
@@ -40,6 +41,7 @@ class PrefixCacheConfig:
             bigram=has.bigrams and choose((False, False, True)),
             policy=choose(("lru", "lru", "fifo", "lfu")) if has.policies else "lru",
             hash_values=choose((0, 1, 2)) if has.collisions else 0,
+            host_pages=choose((0, 2, 3, 5, 12)) if has.host else 0,
         )
 
 
@@ -62,6 +64,8 @@ class PrefixCacheCapabilities(Capabilities):
     # `admit`, `slots_of`, `publish`, `leave`, `complete` and `free_slots`: requests that start from the cache, and a
     # pool
     table: bool = False
+    host: bool = False  # `config.host_pages` and `in_host`; needs `table`
+    events: bool = False  # `events()`
     # It refuses what no caller should do: to unlock what is not locked, to evict less than nothing
     misuse: bool = False
     unchecked_locks: bool = (
@@ -69,7 +73,7 @@ class PrefixCacheCapabilities(Capabilities):
     )
 
     RELAXES: ClassVar[tuple[str, ...]] = ("unchecked_locks",)
-    FOUNDATIONS: ClassVar = {"policies": ("lru",), "table": ("inspection",)}
+    FOUNDATIONS: ClassVar = {"policies": ("lru",), "table": ("inspection",), "host": ("table",)}
 
 
 class PrefixCache(Protocol):
@@ -117,6 +121,16 @@ class PrefixCache(Protocol):
     def nodes(self) -> Sequence[tuple[int, int, int, Sequence[int], Sequence[int]]]:
         """Return (id, id of the parent, locks, slots, ids of the children) of every node, the root first;
         its parent is −1."""
+
+    @needs("events")
+    def events(self) -> Sequence[tuple[str, Sequence[object], Sequence[int], int, str]]:
+        """Return what entered and left since the last call, in order: ("stored", keys, slots, before, namespace) of
+        whole pages under one prefix, or ("removed", (), slots, -1, ""). A key is a token, or a pair of tokens.
+        `before`: the first slot of the page before them, −1 at the begin of a prefix."""
+
+    @needs("host")
+    def in_host(self, tokens: Sequence[int], namespace: str) -> int:
+        """Return how many positions at the front of a text have copies in host memory, in whole pages."""
 
     @needs("table")
     def admit(self, request: str, tokens: Sequence[int], namespace: str) -> int:

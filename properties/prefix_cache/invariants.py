@@ -134,7 +134,36 @@ def the_tree_is_counted(m: PrefixCacheMoment) -> Outcome:
         shown = sum(len(node.slots) for node in m.after.nodes)
         if shown != tokens:
             return Finding(f"{shown} slots in the tree", f"{tokens}", "what is not counted is lost, or evicted twice")
-    return True
+    return _told_otherwise(m) or _not_in_host(m) or True
+
+
+def _told_otherwise(m: PrefixCacheMoment) -> Finding | None:
+    """Return a finding if an account that knows the cache's events alone has other pages, or other texts in them."""
+    why = "a router sends requests to where it believes their prefix is"
+    if m.told_wrong is not None:
+        return Finding(f"by its events, {m.told_wrong}", "each page behind its prefix, once", why)
+    cached = {page.page: cell for cell, page in m.model.tree.items()}
+    if m.capabilities.events and m.model.told != cached:
+        differ = sorted(page for page in {*cached, *m.model.told} if cached.get(page) != m.model.told.get(page))
+        was = f"by its events pages {sorted(m.model.told)} are cached, and pages {differ} are not, or hold another text"
+        return Finding(was, f"pages {sorted(cached)}", why)
+    return None
+
+
+def _not_in_host(m: PrefixCacheMoment) -> Finding | None:
+    if m.hosted is None:
+        return None
+    text, length, least = m.hosted
+    size = m.config.page_size
+    if not least <= length <= m.config.host_pages * size:
+        was = f"host memory has {length} positions of a text of which {least} were just handed over and fit"
+        return Finding(
+            was, f"{least} at least, and no more than its {m.config.host_pages} pages", "what fits is copied"
+        )
+    if length % size or not m.model.copied.issuperset(text.cells[size - 1 : length : size]):
+        was = f"host memory has {length} positions of a text"
+        return Finding(was, "whole pages that a request has handed over", "the KV of another text is copied back")
+    return None
 
 
 @checks("RADIX-06", CONTRACT)

@@ -117,6 +117,8 @@ class PrefixCacheModel:
         self.tree: dict[int, CachedPage] = {}  # cell -> page
         self.matches: dict[str, Remembered] = {}
         self.running: dict[str, RunningRequest] = {}
+        self.told: dict[int, int] = {}  # page -> cell, by the events of the cache alone
+        self.copied: set[int] = set()  # cells of pages that were copied to host memory
         self.ever_evicted: set[int] = set()  # cells of pages that were cached once and then evicted
         self.clock = 0
 
@@ -154,6 +156,31 @@ class PrefixCacheModel:
         for cached in [cached for cached in self.tree.values() if cached.page in gone]:
             del self.tree[cached.cell]
             self.ever_evicted.add(cached.cell)
+
+    def hear(self, events: Iterable[ToldEvent]) -> str | None:
+        """Keep an account of the pages by the cache's events. Returns the first that cannot be; None if all may be."""
+        for event in events:
+            pages = [slot // self.page_size for slot in event.slots[:: self.page_size]]
+            if slots_of(pages, self.page_size) != event.slots:
+                return f"the slots {list(event.slots)} are no whole pages"
+            if event.kind == "removed":
+                if any(self.told.pop(page, None) is None for page in pages):
+                    return f"pages {pages} leave, and not all of them have entered"
+                continue
+            cell = _cell(0, event.namespace)
+            if event.before >= 0:
+                if event.before % self.page_size or event.before // self.page_size not in self.told:
+                    return f"pages {pages} enter behind slot {event.before}, which is not the first of a cached page"
+                cell = self.told[event.before // self.page_size]
+            if len(event.keys) != len(event.slots):
+                return f"pages {pages} enter with {len(event.keys)} keys"
+            for number, page in enumerate(pages):
+                for key in event.keys[number * self.page_size : (number + 1) * self.page_size]:
+                    cell = _cell(cell, key)
+                if page in self.told:
+                    return f"page {page} enters, and has not left"
+                self.told[page] = cell
+        return None
 
     def compute(self, text: Text, table: Sequence[int], first: int) -> None:
         """Write the positions of a text from page number `first` on."""
@@ -220,6 +247,24 @@ class Node(NamedTuple):
     children: tuple[int, ...]
 
 
+class ToldEvent(NamedTuple):
+    """What a cache says of some pages; see `contract.py`."""
+
+    kind: str
+    keys: tuple[object, ...]
+    slots: tuple[int, ...]
+    before: int
+    namespace: str
+
+
+class Hosted(NamedTuple):
+    """What host memory has of a text: `length` positions at its front; those of `least` were handed over just now."""
+
+    text: Text
+    length: int
+    least: int
+
+
 class PrefixCacheObservation(NamedTuple):
     """All that a prefix cache shows; None where it declares no such capability.
     Equal if and only if nothing has changed."""
@@ -283,6 +328,8 @@ class PrefixCacheMoment:
     refusal: str | None = None
     wrong: tuple[str, int, int | None] | None = None  # (request, position, slot) of the first slot with other content
     tables: dict[str, tuple[int, ...]] = field(default_factory=dict)  # request -> slots of its table
+    told_wrong: str | None = None  # what the cache's events cannot say
+    hosted: Hosted | None = None
     should_share: tuple[str, Path] | None = None  # a request whose table must begin with these cached pages
 
     def slots_of(self, pages: Sequence[int]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from .contract import PrefixCacheCapabilities, PrefixCacheConfig
 
-EVERYTHING = replace(PrefixCacheCapabilities.all(), table=False)
+EVERYTHING = replace(PrefixCacheCapabilities.all(), table=False, host=False)
 
 Path = tuple["Block", ...]
 
@@ -44,6 +44,7 @@ class PlainPrefixCache:
         self.config = config
         self.page_size = config.page_size
         self.buckets: dict[int, list[Block]] = {}
+        self.pending: list[tuple[str, Sequence[Any], Sequence[int], int, str]] = []
         self.num_made = 0
         self.clock = 0
 
@@ -120,6 +121,7 @@ class PlainPrefixCache:
         self.num_made += 1
         parent = path[-1] if path else None
         block = Block(self.num_made, parent, namespace, keys, list(slots), self.clock, self.clock)
+        self.pending.append(("stored", keys, block.slots, parent.slots[0] if parent else -1, namespace))
         self.buckets.setdefault(self.bucket(parent, namespace, keys), []).append(block)
         return block
 
@@ -156,6 +158,7 @@ class PlainPrefixCache:
                 break
             first = min(leaves, key=self.priority)
             self.remove(first)
+            self.pending.append(("removed", (), first.slots, -1, ""))
             freed += first.slots
         return freed
 
@@ -167,6 +170,10 @@ class PlainPrefixCache:
 
     def num_protected(self) -> int:
         return sum(len(block.slots) for block in self.blocks() if block.locks)
+
+    def events(self) -> list[tuple[str, Sequence[Any], Sequence[int], int, str]]:
+        events, self.pending = self.pending, []
+        return events
 
     def nodes(self) -> list[tuple[int, int, int, list[int], list[int]]]:
         blocks = self.blocks()

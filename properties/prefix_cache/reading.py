@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..harness.trial import Trial
-from .model import Node, PrefixCacheModel, PrefixCacheMoment, PrefixCacheObservation
+from .model import Node, PrefixCacheModel, PrefixCacheMoment, PrefixCacheObservation, ToldEvent
 
 
 def observe(trial: Trial, model: PrefixCacheModel) -> None:
@@ -16,6 +16,8 @@ def observe(trial: Trial, model: PrefixCacheModel) -> None:
     nodes = read_nodes(trial) if has.inspection else None
     free = trial.integers(trial.must(subject.free_slots), "free_slots()") if has.table else None
     m.after = PrefixCacheObservation(num_evictable, num_protected, nodes, free)
+    if has.events:
+        m.told_wrong = model.hear(read_events(trial))
     m.locks = model.locks()
     for name, request in model.running.items():
         m.tables[name] = slots = read_slots(trial, name) if has.table else m.slots_of(request.table)
@@ -34,6 +36,21 @@ def read_nodes(trial: Trial) -> tuple[Node, ...]:
         numbers = trial.integers(numbers, "id, parent and locks of a node")
         found.append(Node(*numbers, trial.integers(slots, "its slots"), trial.integers(children, "its children")))
     return tuple(found)
+
+
+def read_events(trial: Trial) -> list[ToldEvent]:
+    """Ask for what the cache says that has entered and left."""
+    events = []
+    for item in trial.must(trial.subject.events):
+        kind, keys, slots, before, namespace = trial.sequence(
+            item, "an event", "(kind, keys, slots, before, namespace)", 5
+        )
+        if kind not in ("stored", "removed"):
+            raise trial.misbehaviour("TYPE", f"an event of the kind {kind!r}", '"stored" or "removed"')
+        keys = tuple(tuple(key) if isinstance(key, list) else key for key in trial.sequence(keys, "keys of an event"))
+        slots, before = trial.integers(slots, "slots of an event"), trial.integer(before, "the slot before")
+        events.append(ToldEvent(kind, keys, slots, before, namespace))
+    return events
 
 
 def read_slots(trial: Trial, request: str) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from .contract import PrefixCache, PrefixCacheCapabilities, PrefixCacheConfig
 from .model import (
     HUGE_KIND,
     Evicted,
+    Hosted,
     Inserted,
     Matched,
     Path,
@@ -322,6 +323,7 @@ class PrefixCacheTrial(Trial):
         if self.capabilities.table:
             self.carry_out(self.subject.publish, request, num_positions)
             running.path = self._cache(running.text, running.table, num_positions)
+            self._look_into_host(running.text, num_positions)
             self.moment.should_share = (request, running.path)
             return
         done = self._hand_over(running.text, running.table, num_positions)
@@ -352,6 +354,7 @@ class PrefixCacheTrial(Trial):
             # A request with nothing new to hand over does not use what is there once more.
             if num_positions // self.config.page_size > len(path):
                 self._cache(text, table, num_positions)
+                self._look_into_host(text, num_positions)
             return
         if is_cached:
             done = self._hand_over(text, table, num_positions)
@@ -385,6 +388,16 @@ class PrefixCacheTrial(Trial):
         if gone:
             self.note_eviction(None, m.slots_of(gone), gone)
         self.model.compute(text, self.model.running[request].table, len(path))
+
+    def _look_into_host(self, text: Text, num_positions: int) -> None:
+        """Ask how much host memory has of a text whose first positions were handed over just now."""
+        if not self.capabilities.host or not self.config.host_pages:
+            return
+        size = self.config.page_size
+        whole = num_positions // size * size
+        self.model.copied.update(text.cells[size - 1 : whole : size])
+        length = self.integer(self.must(self.subject.in_host, list(text.tokens), text.namespace), "in_host()")
+        self.moment.hosted = Hosted(text, length, min(whole, self.config.host_pages * size))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

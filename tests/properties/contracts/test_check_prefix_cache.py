@@ -1,7 +1,7 @@
 """The prefix cache's suite: what it tells a foreign cache, and which handles are refused."""
 
 import pytest
-from foredraft.checks.adapters import radix_cache
+from foredraft.checks.adapters import prefix_store, radix_cache
 from foredraft.checks.mutant import kill
 from foredraft.checks.registry import mutants_of
 from foredraft.core.errors import ConfigError
@@ -71,9 +71,33 @@ class RefusesToUnlock(PlainPrefixCache):
         return False
 
 
+class TellsTheSlotBefore(PlainPrefixCache):
+    def events(self):
+        return [(*told[:3], told[3] + self.page_size - 1, told[4]) for told in super().events()]
+
+
+class TellsNoEviction(PlainPrefixCache):
+    def events(self):
+        return [told for told in super().events() if told[0] == "stored"]
+
+
+class LosesCopies(prefix_store.PrefixStoreAdapter):
+    def in_host(self, tokens, namespace):
+        return super().in_host(tokens[:-1], namespace)
+
+
+class KeepsAbsentCopies(prefix_store.PrefixStoreAdapter):
+    def in_host(self, tokens, namespace):
+        return self.host.num_held
+
+
 @pytest.mark.parametrize(
     ("kind", "id", "words"),
     [
+        (TellsTheSlotBefore, "RADIX-05", "which is not the first of a cached page"),
+        (TellsNoEviction, "RADIX-05", "are not, or hold another text"),
+        (LosesCopies, "RADIX-05", "were just handed over and fit"),
+        (KeepsAbsentCopies, "RADIX-05", "host memory has"),
         (NoPair, "TYPE", "a handle and the slots"),
         (NoNumbers, "TYPE", "the copies of insert"),
         (NoNodes, "TYPE", "id, parent, locks, slots, children"),
@@ -82,7 +106,7 @@ class RefusesToUnlock(PlainPrefixCache):
     ],
 )
 def test_misbehaviour_is_reported_as_that(kind, id, words):
-    report = check(SUITE, kind, capabilities=EVERYTHING, budget=5_000)
+    report = check(SUITE, kind, capabilities=kind.capabilities, budget=5_000)
     (failure,) = report.failures
     assert failure.id == id and words in failure.text()
 
