@@ -92,7 +92,8 @@ def _wrong_rounds(
             ("rounds", rounds["counted"][name], len(own), rounds["count"]),
             ("rounds to its end", rounds["to_end"][name], length, length),
         ):
-            walked, at = [], 0
+            walked: list[int] = []
+            at = 0
             while at < end and len(walked) < most:
                 walked.append(min(own[at], steps) + 1)
                 at += walked[-1]
