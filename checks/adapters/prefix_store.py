@@ -51,6 +51,7 @@ class PrefixStoreAdapter(RadixCacheAdapter):
         return prefix.length
 
     def in_host(self, tokens: Sequence[int], namespace: str) -> int:
+        assert self.host is not None, "the configuration has host memory"
         return self.host.find(np.array(tokens, dtype=np.int64), namespace, len(tokens))
 
     def slots_of(self, request: str) -> np.ndarray:

@@ -30,11 +30,14 @@ class ToldPages:
 class RadixCacheAdapter:
     """A fresh `RadixCache`; lists in and tuples out."""
 
-    capabilities = replace(PrefixCacheCapabilities.all(), collisions=False, table=False, host=False)
+    capabilities: PrefixCacheCapabilities = replace(
+        PrefixCacheCapabilities.all(), collisions=False, table=False, host=False
+    )
 
     def __init__(self, config: PrefixCacheConfig) -> None:
-        self.cache = RadixCache(config.page_size, "bigram" if config.bigram else "token", config.policy)
-        self.cache.listener = self.told = ToldPages(config.bigram)
+        self.cache: RadixCache = RadixCache(config.page_size, "bigram" if config.bigram else "token", config.policy)
+        self.told: ToldPages = ToldPages(config.bigram)
+        self.cache.listener = self.told
         self.lock = self.cache.lock
         self.unlock = self.cache.unlock
         self.evict = self.cache.evict

@@ -108,7 +108,8 @@ def acceptance_of(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, 
     if not spec.max_steps:
         return {"runs": {}, "rounds": {}, "process": {}}
     ids, num_positions = [f"r{arrival.row}" for arrival in arrivals], max(arrival.output_len for arrival in arrivals)
-    chain = process = simulation.assembly.acceptance
+    chain: Any = simulation.assembly.acceptance
+    process = chain
     steps, nodes, rank_ratio = spec.max_steps, spec.max_num_draft_tokens, simulation.scenario.acceptance.rank_ratio
     if spec.topk > 1:
         process = chain.for_tree(spec.topk, steps, nodes, rank_ratio)

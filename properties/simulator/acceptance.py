@@ -24,7 +24,7 @@ CONTEXTS = 9
 def wrong_acceptance(answer: SimulatorAnswer) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the process, as (what was, what should be)."""
     books = answer.books
-    if not books["runs"]:
+    if books is None or not books["runs"]:
         return
     yield from _wrong_depths(books["process"])
     yield from _wrong_rounds(books["rounds"], books["runs"], [output for _, _, output in answer.arrivals])

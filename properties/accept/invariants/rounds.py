@@ -270,13 +270,14 @@ def buffers_keep_their_own_width(m: AcceptMoment) -> Outcome:
             return Finding(was, f"nodes {first} … {last}: rows have {nodes} nodes", "it is another row's node")
     for walk in m.walks():
         number, path, emitted = walk
-        if m.fails(walk) and not 0 <= answer.bonus[number] < m.config.vocab_size:
-            was = f"the bonus token of row {round.rows[number]}, whose target has failed, is {answer.bonus[number]}"
+        row, bonus = round.rows[number], answer.bonus[number]
+        if m.fails(walk) and not 0 <= bonus < m.config.vocab_size:
+            was = f"the bonus token of row {row}, whose target has failed, is {bonus}"
             return Finding(
                 was, "any token of the vocabulary", "a step in flight reads its embedding before the row ends"
             )
-        if not m.fails(walk) and answer.bonus[number] != emitted[-1]:
-            was = f"the bonus token of row {round.rows[number]} is {answer.bonus[number]}"
+        if not m.fails(walk) and bonus != emitted[-1]:
+            was = f"the bonus token of row {row} is {bonus}"
             should = f"{emitted[-1]}, emitted after the last node of the path {path}"
             return Finding(was, should, "the next round would start from a token that was not emitted")
     for name, given in answer.given.items():
