@@ -45,7 +45,8 @@ def main() -> None:
         try:
             app(prog_name="foredraft")
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it may be closed: `foredraft … >&-`
+                sys.stdout.flush()
     except ForedraftError as error:
         _exit(str(error), EXIT_BAD_INPUT)
     except KeyboardInterrupt:

@@ -68,7 +68,8 @@ def _in_use() -> tuple[int, int, int]:
 def end_despite_threads(before: set[threading.Thread], code: int) -> None:
     """End the process if threads that were not there before would keep it for ever: nothing ends a component's."""
     if any(not thread.daemon for thread in set(threading.enumerate()) - before):
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         os._exit(code)
 
 
@@ -76,8 +77,11 @@ def end_despite_threads(before: set[threading.Thread], code: int) -> None:
 def held_back() -> Iterator[Traces]:
     """Hold back what is printed meanwhile, also by code that writes to the file descriptor of the output."""
     traces = Traces()
-    if sys.stdout is not None:
-        sys.stdout.flush()
+    if sys.stdout is None:  # the output is closed, and its descriptor may be another file's
+        yield traces
+        traces.look_back()
+        return
+    sys.stdout.flush()
     with tempfile.TemporaryFile() as file, redirect_stdout(traces):
         output = os.dup(OUTPUT)
         os.dup2(file.fileno(), OUTPUT)

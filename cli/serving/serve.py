@@ -159,7 +159,8 @@ def serve(
                 refuse_with_workers(asked)
                 body = workers.enter_context(workers_body(options, disaggregate, recording, log))
         else:
-            unused = given_session_options(session) | {"disaggregate": disaggregate, "ready_s": ready_s}
+            _refuse_for("--simulate", "nothing is captured", {"ready_s": ready_s}, {})
+            unused = given_session_options(session) | {"disaggregate": disaggregate}
             assert simulate is not None, "one of them is given"
             _refuse_for("--simulate", "the scenario has a key for it: set that key with --set", unused, {})
             body, table = _simulated_body(simulate, settings, seed, speed, faults, recording, log)

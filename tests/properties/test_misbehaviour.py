@@ -131,6 +131,12 @@ def test_files_that_stay_open_are_counted_until_there_can_be_no_more():
     assert "LeavesFilesOpen: it leaves files open: after" in done.stderr and "can open no more" in done.stderr
 
 
+def test_a_closed_output_is_no_error():
+    command = f"exec {sys.executable} -m foredraft.cli check relay >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_threads_that_nothing_ends_are_counted_and_do_not_keep_the_command():
     done = checked("LeavesThreads")
     assert done.returncode == 0 and re.search(r"\nleft behind by the component: \d+ threads\n", done.stdout)

@@ -194,7 +194,7 @@ def test_a_port_in_use_is_one_message_before_anything_is_written(tmp_path: Path)
         (["--simulate", "missing.toml"], "missing.toml"),
         (["--model", "missing", "--speed", "2"], "--speed"),
         (["--model", "missing", "--faults", "swarm"], "--faults"),
-        (["--simulate", "x.toml", "--ready-s", "5"], "--ready-s"),
+        (["--simulate", "x.toml", "--ready-s", "5"], "nothing is captured"),
         (["--model", "missing", "--disaggregate", "prefill=1,decode=1", "--ready-s", "5"], "--ready-s"),
         (["--simulate", str(EXAMPLES / "chat_on_h100.toml"), "--faults", "swarn"], "did you mean 'swarm'"),
         (["--simulate", "x.toml", "--api-key", " "], "--api-key"),

@@ -32,6 +32,7 @@ from foredraft.gpu.executor.graphs import CaptureBounds, CapturedRound, RoundGra
 from foredraft.gpu.executor.outputs import USER_OUTPUTS
 from foredraft.gpu.executor.shaping import Changed, MaskPlace
 from foredraft.gpu.ops.port import VerifyBatch
+from foredraft.gpu.session import ready as ready_module
 from foredraft.gpu.session.plan import SessionOptions
 from foredraft.gpu.session.ready import KINDS, make_ready
 from foredraft.gpu.session.session import DecodeSession
@@ -270,6 +271,42 @@ def test_a_session_that_is_ready_captures_nothing_more_and_has_served_nothing(na
     penalised = SamplingParams(temperature=1.0, presence_penalty=0.5)
     session.run([Request("r", Prompt.of_tokens([5, 6]), 6, sampling=penalised, outputs=("logprobs",))])
     assert len(reports) == ready.num_graphs
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"algorithm": "NGRAM"},
+        {"draft": "STANDALONE", "policy": "goodput", "adaptive": "default"},
+        {"draft": "EAGLE3", "topk": 2, "num_draft_tokens": 4, "page_size": 4},
+    ],
+    ids=["look-up", "adaptive", "tree in pages"],
+)
+def test_other_sessions_are_made_ready_too(models, more):
+    draft = models[more["draft"]] if "draft" in more else None
+    session = DecodeSession.open(
+        SessionOptions(model=models["target"], dtype="float64", max_running=2, graphs=True, **more | {"draft": draft})
+    )
+    ready = make_ready(session, lambda line: None)
+    assert not ready.left_out and session.stats().requests == 0
+    session.run([Request("r", Prompt.of_tokens([5, 6]), 12)])
+    assert len(session.own_executor.graphs.reports) == ready.num_graphs
+
+
+def test_the_spare_engine_takes_no_more_memory_than_captures_may(nano_pair, monkeypatch):
+    session = DecodeSession.open(SessionOptions(model=nano_pair / "target", max_running=1, graphs=True))
+    pools: list[int] = []
+
+    def noted(engine, *rest):
+        pools.append(engine.config.num_pages * session.plan.kv_bytes // session.plan.spec.config.num_pages)
+        return build_executor(engine, *rest)
+
+    monkeypatch.setattr(ready_module, "build_executor", noted)
+    for room in (session.plan.kv_bytes // 2, session.plan.kv_bytes // 3):
+        monkeypatch.setattr(ready_module, "captured_bytes", lambda *_, room=room: room)
+        make_ready(session, lambda line: None)
+        assert pools[-1] <= room
+    assert pools[1] < pools[0]
 
 
 def test_rounds_beyond_a_bound_run_without_a_graph_and_are_named(nano_pair, monkeypatch):
