@@ -30,6 +30,8 @@ from .requests.faults import Admin
 SWITCH_INTERVAL_S = 0.0002
 """How long a thread may keep the interpreter while another waits for it: with Python's 5 ms, so long would each call of
 the event loop into the system take while the scheduler computes."""
+FAILED_S = 2.0
+"""How long a server whose engine has failed goes on to say so before it ends, for a supervisor to start it again."""
 COLLECT_AFTER = (50_000, 20, 50)
 """When Python looks for reference cycles: serving makes hardly any, and a look through all objects lasts longer than
 a round's events."""
@@ -63,6 +65,7 @@ class Server(uvicorn.Server):
         self._listeners = list(listeners)
         self._drain_s = drain_s
         self._drain_ends_s = math.inf
+        self._failed_s = math.inf  # when the engine was found to have failed
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         with self._listeners[0]:
@@ -78,8 +81,13 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether the server is to stop listening; called ten times a second."""
-        if self._frontend.is_draining and (self._frontend.is_idle or time.monotonic() >= self._drain_ends_s):
+        frontend = self._frontend
+        if frontend.is_draining and (frontend.is_idle or time.monotonic() >= self._drain_ends_s):
             self.should_exit = True
+        if frontend.scheduler.error is not None:
+            self._failed_s = min(self._failed_s, time.monotonic())
+            if frontend.is_idle and time.monotonic() >= self._failed_s + FAILED_S:
+                self.should_exit = True
         return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

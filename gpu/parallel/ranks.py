@@ -88,7 +88,7 @@ class Ranks(Workers):
         found = self._found
         begun, since_s = -1, time.monotonic()
         while len(found) < len(self.all):
-            for worker, said in self.hear(LISTEN_S):
+            for worker, said in sorted(self.hear(LISTEN_S), key=_has_waited):
                 if said is None:
                     self.fail(f"{worker.place.title} {worker.report}")
                 elif said["say"] == "failed":
@@ -117,7 +117,7 @@ class Ranks(Workers):
             for other, news in self.hear(GRACE_S / 10):
                 if news is None:
                     self.fail(f"{other.place.title} {other.report}")
-                if news is not None and news["say"] == "failed" and not news["waited"]:
+                elif news["say"] == "failed" and not news["waited"]:
                     self.fail(f"{other.place.title}: {news['message']}")
         self.fail(first)
 
@@ -182,6 +182,12 @@ class RankedExecutor:
     def close(self) -> None:
         """End the ranks."""
         self.ranks.close()
+
+
+def _has_waited(news: tuple[WorkerProcess, dict[str, Any] | None]) -> bool:
+    """Return whether a rank says that it failed because another did: what is heard with it may be the cause."""
+    said = news[1]
+    return said is not None and said["say"] == "failed" and said["waited"]
 
 
 def _step_of(answer: Mapping[str, Any]) -> int:

@@ -188,6 +188,22 @@ def test_a_rank_that_dies_ends_the_session_with_its_name(two, target):
     assert message == "rank 1 was killed by SIGKILL; the session is over, and all 2 ranks have ended"
 
 
+def test_a_rank_that_dies_is_named_when_the_other_ranks_error_is_heard_with_its_death(two, target):
+    hear = two.hear
+
+    def harm(session):
+        def hear_two(wait_s: float) -> list:
+            two.hear, heard = hear, []
+            while len(heard) < 2:
+                heard += hear(wait_s)
+            return sorted(heard, key=lambda news: news[1] is None)  # the death last
+
+        two.hear = hear_two
+        signals_rank_1(signal.SIGKILL)(session)
+
+    assert fails_in_a_step(two, target, harm).startswith("rank 1 was killed by SIGKILL; ")
+
+
 @pytest.mark.slow
 def test_a_rank_that_stops_answering_ends_the_session_with_its_name(two, target):
     two.silence_s = 2.0
@@ -211,7 +227,7 @@ def test_a_rank_whose_step_raises_ends_the_session_with_its_name(two, target):
     """The other rank waits for it, and is not the one that is named."""
 
     def harm(session):
-        two.all["rank1"].say({"do": "collect"})  # where nothing was launched
+        two.all["rank1"].say({"do": "collect", "executor": 0})  # where nothing was launched
 
     assert fails_in_a_step(two, target, harm).startswith("rank 1: IndexError")
 
@@ -232,8 +248,8 @@ def test_a_rank_that_computes_something_else_ends_the_session_with_its_name(two,
 
     def harm(session):
         def launch(step: Step) -> None:
-            two.all["rank0"].say({"do": "launch", "step": step_to_json(step)})
-            two.all["rank1"].say({"do": "launch", "step": step_to_json(with_another_seed(step))})
+            two.all["rank0"].say({"do": "launch", "executor": 0, "step": step_to_json(step)})
+            two.all["rank1"].say({"do": "launch", "executor": 0, "step": step_to_json(with_another_seed(step))})
 
         session.executor.launch = launch
 
@@ -413,4 +429,7 @@ def test_a_server_of_ranks_answers_and_ends_with_the_rank_that_dies(target, star
         ask()
     text = "".join(process.communicate(timeout=120))
     assert process.returncode and "was killed by SIGKILL; the session is over" in text, text
+    until_s = time.monotonic() + 60  # Python's own helper processes end after the server
+    while members_of(process.pid) and time.monotonic() < until_s:
+        time.sleep(0.1)
     assert not members_of(process.pid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import socket
 import time
@@ -12,6 +13,7 @@ from contextlib import suppress
 
 import httpx
 import pytest
+from foredraft.serve import server
 from foredraft.serve.app import make_app
 from foredraft.serve.frontend import Frontend
 from foredraft.serve.limits import Limits
@@ -292,7 +294,8 @@ def test_ten_thousand_connections_opened_and_dropped(simulated: Served):
     assert simulated.post("/v1/completions", **ASKED).status_code == 200
 
 
-def test_a_body_that_contradicts_itself_ends_the_requests_and_is_not_healthy():
+def test_a_body_that_contradicts_itself_ends_the_requests_is_not_healthy_and_then_ends_the_server(monkeypatch):
+    monkeypatch.setattr(server, "FAILED_S", math.inf)
     body = simulated_body()
     with serving(body) as served:
         body.turn = lambda outlet: 1 / 0
@@ -300,3 +303,5 @@ def test_a_body_that_contradicts_itself_ends_the_requests_and_is_not_healthy():
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_error")
         assert served.http.get("/health").status_code == served.http.get("/ready").status_code == 503
         assert served.post("/v1/completions", **ASKED).status_code == 503
+        monkeypatch.setattr(server, "FAILED_S", 0.0)
+        wait_until(lambda: served.server.should_exit)
