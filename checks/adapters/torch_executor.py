@@ -24,10 +24,10 @@ from ...gpu.executor.build import DraftModel, build_executor
 from ...gpu.executor.executor import TorchExecutor
 from ...gpu.executor.outputs import NUM_TOP_LOGPROBS, USER_OUTPUTS
 from ...gpu.executor.shaping import paths_of
+from ...gpu.models.checkpoint import network_of, new_head
 from ...gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig
 from ...gpu.models.decoder import Decoder
-from ...gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
-from ...gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from ...gpu.models.head_config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from ...gpu.models.weights import initialize
 from ...gpu.ops.delta_rule import StateShape
 from ...gpu.ops.host_ops import HostOps
@@ -233,9 +233,9 @@ def draft_model(algorithm: str, vocab_size: int, kind: Kind = PLAIN) -> DraftMod
         draft_vocab_size=vocab_size,
         aux_layers=(0, 1, 2) if form == EAGLE3 else (),
         num_heads=NUM_HEADS if form == MULTI_LAYER_EAGLE else 1,
+        network=network_of(get_algorithm(algorithm)),
     )
-    kinds = {EAGLE: EagleHead, EAGLE3: Eagle3Head, MULTI_LAYER_EAGLE: MultiLayerEagle}
-    head = _sharpened(kinds[form](config, target_model(vocab_size, kind)), 2)
+    head = _sharpened(new_head(config, target_model(vocab_size, kind)), 2)
     if form == EAGLE3:
         head.set_vocabulary(torch.arange(vocab_size))
     else:

@@ -105,6 +105,11 @@ class SpecAlgorithm:
         has the target's vocabulary."""
         return None
 
+    def draft_network(self) -> type | None:
+        """Return the class of a head's network, a `foredraft.gpu.models.eagle.DraftHead`; None: that of `draft_form`.
+        Executors on a device call it; it may import torch."""
+        return None
+
     def problems(self, shape: AlgorithmShape) -> list[Problem]:
         """Return the parts of `shape` that this algorithm cannot run, each with the reason; an empty list if it can run
         all of them."""

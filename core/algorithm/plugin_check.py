@@ -124,6 +124,10 @@ def answer_problems(algorithm: SpecAlgorithm) -> list[Problem]:
         problems.append(Problem("prefix_key_kind", f"gave {kind!r}, expected 'token' or 'bigram'"))
     ask("problems", _ANY_SHAPE)
     ask("build_disagg_draft_input", _EMPTY_BATCH, np.empty(0, np.int64), None)
+    # That of a head may import torch, so executors alone ask for it.
+    has_head = algorithm.drafter in (Drafter.HEAD, Drafter.HEADS)
+    if not has_head and (network := ask("draft_network")) is not None:
+        problems.append(Problem("draft_network", f"gave {network!r}, but its drafter is {algorithm.drafter.name}"))
     proposer = ask("make_proposer", _ANY_SHAPE)
     if algorithm.drafter is Drafter.LOOKUP and proposer is None:
         if not any(problem.key == "make_proposer" for problem in problems):

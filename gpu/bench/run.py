@@ -22,7 +22,7 @@ from ...core.draws import Purpose, uniform
 from ..executor.build import DraftModel
 from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureReport
-from ..models.checkpoint import load_draft, load_target, random_weights
+from ..models.checkpoint import load_draft, load_target, network_of, random_weights
 from ..models.decoder import Decoder
 from ..ops.port import Ops
 from ..parallel.shards import WHOLE, Shard
@@ -184,7 +184,7 @@ class Bench:
         target = load_target(options.model, self._ops, plan.device, plan.dtype, shard=self._shard, keep_quantized=kept)
         if options.draft is None:
             return target, None
-        return target, load_draft(options.draft, plan.algorithm.draft_form, target)
+        return target, load_draft(options.draft, plan.algorithm.draft_form, target, network_of(plan.algorithm))
 
     def arms(self, cell: CellPlan, on_arm: Callable[[ArmPlan], None] = lambda arm: None) -> list[Arm]:
         """Return the engines of a cell; `on_arm` is told each before it is made."""

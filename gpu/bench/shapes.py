@@ -13,7 +13,7 @@ import torch
 from ...core.algorithm.algorithm import Drafter, SpecAlgorithm
 from ...core.errors import ConfigError, nearest_name
 from ...core.model_shape import BUILT_IN, built_in_config
-from ..models.checkpoint import HEADS, over_positions, random_head, random_weights
+from ..models.checkpoint import HEADS, network_of, new_head, over_positions, random_head, random_weights
 from ..models.config import LLAMA, ModelConfig, read_json
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead
@@ -59,7 +59,8 @@ def draft_shape(
     if algorithm.draft_form not in HEADS:
         message = f"{algorithm.name} has no draft of a known form; known are {', '.join(HEADS)}"
         raise ConfigError.of("<arguments>", "algorithm", message)
-    return _head(target, algorithm.draft_form, max(max_steps, 1))
+    head = _head(target, algorithm.draft_form, max(max_steps, 1))
+    return replace(head, network=network_of(algorithm))
 
 
 def _small_model(target: ModelConfig) -> ModelConfig:
@@ -127,7 +128,7 @@ def meta_models(
     model = Decoder(target, ops, "meta", dtype, shard)
     if not isinstance(draft, HeadConfig):
         return model, None if draft is None else Decoder(draft, ops, "meta", dtype)
-    head = HEADS[draft.algorithm](draft, model)
+    head = new_head(draft, model)
     if head.vocab_size != model.vocab_size:
         head.set_vocabulary(torch.arange(head.vocab_size, device="meta"))
     return model, head

@@ -6,6 +6,7 @@ copied alone.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -15,6 +16,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from ...core.algorithm.algorithm import Drafter, SpecAlgorithm
+from ...core.algorithm.host_drafts import PluginError
 from ...core.errors import ForedraftError, Problem
 from ..ops.port import Ops
 from ..parallel.shards import WHOLE, Cut, Shard, cut_of
@@ -89,9 +92,11 @@ def language_model_name(name: str) -> str | None:
     return name.removeprefix("language_model.")
 
 
-def load_draft(directory: str | Path, algorithm: str, target: Decoder) -> Decoder | DraftHead:
+def load_draft(
+    directory: str | Path, algorithm: str, target: Decoder, network: type[DraftHead] | None = None
+) -> Decoder | DraftHead:
     """Return the draft of `algorithm` (its name) for `target`: a Decoder for STANDALONE, else a head, in the target's
-    dtype.
+    dtype. `network`: the class of the head, where it is a plugin's.
 
     Raises ConfigError if it does not fit the target, CheckpointError for its files, ForedraftError for an algorithm
     without a model.
@@ -101,7 +106,7 @@ def load_draft(directory: str | Path, algorithm: str, target: Decoder) -> Decode
     if algorithm not in HEADS:
         known = ", ".join((STANDALONE, *HEADS))
         raise ForedraftError(f"{algorithm} has no draft checkpoint; those that have: {known}")
-    return _load_head(Path(directory), algorithm, target)
+    return _load_head(Path(directory), algorithm, target, network)
 
 
 def over_positions(draft: ModelConfig, min_positions: int) -> ModelConfig:
@@ -135,10 +140,34 @@ def random_weights(
     return decoder
 
 
+def network_of(algorithm: SpecAlgorithm) -> type[DraftHead] | None:
+    """Return the class of a plugin's draft network, None for networks of built-in forms. Raises PluginError for what is
+    no such class."""
+    who = f"{algorithm.name}.draft_network"
+    try:
+        network = algorithm.draft_network()
+    except Exception as error:
+        raise PluginError(f"{who} raised {type(error).__name__}: {error}") from error
+    if network is None:
+        return None
+    base = MultiLayerEagle if algorithm.drafter is Drafter.HEADS else DraftHead
+    if not (isinstance(network, type) and issubclass(network, base)):
+        raise PluginError(f"{who} gave {network!r}, expected a subclass of {base.__qualname__}")
+    if inspect.isabstract(network):
+        raise PluginError(f"{who} gave {network!r}, which lacks {', '.join(sorted(network.__abstractmethods__))}")
+    return network
+
+
+def new_head(config: HeadConfig, target: Decoder, **parts: bool) -> DraftHead:
+    """Return a head whose weights are not set. `parts`: what its checkpoint has (`own_embeddings`, `own_lm_head`,
+    `fc_bias`); left out, it has what is usual for its class."""
+    return (config.network or HEADS[config.algorithm])(config, target, **parts)
+
+
 def random_head(config: HeadConfig, target: Decoder, seed: int = 0) -> DraftHead:
     """Return a head of this shape with random weights, for timing;
     EAGLE-3's vocabulary is the target's first tokens."""
-    head = HEADS[config.algorithm](config, target)
+    head = new_head(config, target)
     initialize(head, seed)
     if head.vocab_size != target.vocab_size:
         head.set_vocabulary(torch.arange(head.vocab_size))
@@ -166,8 +195,8 @@ def save_draft(draft: Decoder | DraftHead, directory: str | Path) -> None:
     _save(directory, config.to_dict(), list(draft.checkpoint_weights()), vocabulary)
 
 
-def _load_head(directory: Path, algorithm: str, target: Decoder) -> DraftHead:
-    config = HeadConfig.from_directory(directory, algorithm, target.config)
+def _load_head(directory: Path, algorithm: str, target: Decoder, network: type[DraftHead] | None) -> DraftHead:
+    config = replace(HeadConfig.from_directory(directory, algorithm, target.config), network=network)
     if config.inside_target:
         return _load_prediction_layer(directory, config, target)
     files = {name: tensor for name, tensor in list_tensors(directory).items() if not _is_ignorable(name)}
@@ -184,7 +213,7 @@ def _load_head(directory: Path, algorithm: str, target: Decoder) -> DraftHead:
         problems.append(Problem("lm_head.weight", "is missing, and the target's has another shape"))
     if problems:
         raise CheckpointError(str(directory), problems)
-    head = HEADS[algorithm](
+    head = new_head(
         config,
         target,
         own_embeddings=own_embeddings,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...core.errors import ConfigError
 from ...core.model_shape import HF_QUANT_CONFIG, language_model, modelopt_config
@@ -13,6 +13,9 @@ from ...core.model_shape.quantization import CONFIG_KEYS
 from ...core.parsing import ConfigReader
 from .config import LLAMA, ModelConfig, read_json, read_model_config
 from .families import ARCHITECTURES, DECODED, MODEL_TYPES, MULTIMODAL, family_of, medusa_message
+
+if TYPE_CHECKING:
+    from .eagle import DraftHead
 
 EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
 AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
@@ -37,6 +40,8 @@ class HeadConfig:
     norm_before_residual: bool = False  # EAGLE-3: the residual is the normed hidden state
     num_heads: int = 1  # multi-layer EAGLE: one per step
     inside_target: bool = False  # EAGLE: the prediction layer of the target's own checkpoint
+    network: type[DraftHead] | None = None  # of a plugin; None: that of `algorithm`
+    settings: Mapping[str, Any] = field(default_factory=dict, compare=False)  # config.json as it was read
 
     @classmethod
     def from_directory(cls, directory: str | Path, algorithm: str, target: ModelConfig) -> HeadConfig:
@@ -73,6 +78,7 @@ class HeadConfig:
             aux_layers=_read_aux_layers(reader, target) if algorithm == EAGLE3 else (),
             norm_before_residual=reader.flag("norm_before_residual"),
             num_heads=reader.integer("num_nextn_predict_layers") if algorithm == MULTI_LAYER_EAGLE else 1,
+            settings=data,
         )
         if reader.flag("layernorms"):
             reader.problem("layernorms", "norms of the embedding and before the LM head are not implemented")

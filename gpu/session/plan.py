@@ -286,6 +286,7 @@ def recognise_draft(directory: Path) -> str:
 def draft_config(
     options: SessionOptions, algorithm: SpecAlgorithm, target: ModelConfig
 ) -> ModelConfig | HeadConfig | None:
+    from ..models.checkpoint import network_of
     from ..models.config import ModelConfig
     from ..models.head_config import HeadConfig
 
@@ -299,7 +300,8 @@ def draft_config(
         return None
     assert options.draft is not None
     if algorithm.drafter is not Drafter.MODEL:
-        return HeadConfig.from_directory(options.draft, algorithm.draft_form, target)
+        network = network_of(algorithm)
+        return replace(HeadConfig.from_directory(options.draft, algorithm.draft_form, target), network=network)
     draft = ModelConfig.from_directory(options.draft)
     if draft.vocab_size != target.vocab_size:
         check_same_tokens(options.model, options.draft, target.vocab_size, draft.vocab_size)

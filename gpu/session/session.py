@@ -181,7 +181,7 @@ def _make_matcher(tokenizer: Tokenizer, vocab_size: int, grammar: Grammar) -> Ma
 def load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None]:
     """Load the target and its draft. Errors in the draft's files are found before the target's weights are read,
     which takes longer."""
-    from ..models.checkpoint import load_draft, load_target
+    from ..models.checkpoint import load_draft, load_target, network_of
     from ..models.decoder import Decoder
 
     options, algorithm = plan.options, plan.algorithm
@@ -192,9 +192,10 @@ def load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None
     if algorithm.drafter is Drafter.MODEL:  # it shares nothing with the target
         draft = load(options.draft, min_positions=plan.target.max_position_embeddings)
         return load(options.model, shard=plan.shard), draft
-    load_draft(options.draft, algorithm.draft_form, Decoder(plan.target, ops, "meta", plan.dtype))
+    load_head = partial(load_draft, options.draft, algorithm.draft_form, network=network_of(algorithm))
+    load_head(Decoder(plan.target, ops, "meta", plan.dtype))
     target = load(options.model, shard=plan.shard)
-    return target, load_draft(options.draft, algorithm.draft_form, target)
+    return target, load_head(target)
 
 
 @contextmanager

@@ -210,6 +210,7 @@ def test_a_method_that_raises_is_named(forget, name):
         ({"accept_width": lambda self, steps, num_draft_tokens: 0}, "accept_width: gave 0"),
         ({"prefix_key_kind": lambda self: "trigram"}, "'trigram'"),
         ({"make_proposer": lambda self, shape: None}, "make_proposer: gave None"),
+        ({"draft_network": lambda self: int}, "draft_network: gave <class 'int'>, but its drafter is LOOKUP"),
         ({"make_proposer": lambda self, shape: object()}, "object.observe: is missing"),
         ({"relay_fields": lambda self, shape: []}, "expected a tuple of RelayField"),
         ({"relay_fields": lambda self, shape: ()}, "must begin with bonus_tokens"),
