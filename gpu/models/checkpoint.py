@@ -161,7 +161,8 @@ def network_of(algorithm: SpecAlgorithm) -> type[DraftHead] | None:
 def new_head(config: HeadConfig, target: Decoder, **parts: bool) -> DraftHead:
     """Return a head whose weights are not set. `parts`: what its checkpoint has (`own_embeddings`, `own_lm_head`,
     `fc_bias`); left out, it has what is usual for its class."""
-    return (config.network or HEADS[config.algorithm])(config, target, **parts)
+    head: DraftHead = (config.network or HEADS[config.algorithm])(config, target, **parts)
+    return head
 
 
 def random_head(config: HeadConfig, target: Decoder, seed: int = 0) -> DraftHead:

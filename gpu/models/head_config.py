@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...core.errors import ConfigError
 from ...core.model_shape import HF_QUANT_CONFIG, language_model, modelopt_config
@@ -13,9 +13,6 @@ from ...core.model_shape.quantization import CONFIG_KEYS
 from ...core.parsing import ConfigReader
 from .config import LLAMA, ModelConfig, read_json, read_model_config
 from .families import ARCHITECTURES, DECODED, MODEL_TYPES, MULTIMODAL, family_of, medusa_message
-
-if TYPE_CHECKING:
-    from .eagle import DraftHead
 
 EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
 AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
@@ -40,7 +37,7 @@ class HeadConfig:
     norm_before_residual: bool = False  # EAGLE-3: the residual is the normed hidden state
     num_heads: int = 1  # multi-layer EAGLE: one per step
     inside_target: bool = False  # EAGLE: the prediction layer of the target's own checkpoint
-    network: type[DraftHead] | None = None  # of a plugin; None: that of `algorithm`
+    network: type | None = None  # a `DraftHead` of a plugin; None: that of `algorithm`
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)  # config.json as it was read
 
     @classmethod
