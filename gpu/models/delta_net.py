@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ class DeltaNet(nn.Module):
     """
 
     is_plain = False
+    can_be_sharded: bool = True
 
     def __init__(
         self, config: ModelConfig, index: int, ops: Ops, device: torch.device | str, dtype: torch.dtype
@@ -44,7 +46,7 @@ class DeltaNet(nn.Module):
         # Plain attributes of the object, past the module's registry.
         self.projections: tuple[Projection, Projection] = (
             Projection(self._input_weight),
-            Projection(self._output_weight),
+            Projection(self._output_weight, exchange=config.exchange),
         )
         self._small = (self._conv_weight, self._log_rate, self._step_bias, self._out_norm)
 
@@ -70,8 +72,12 @@ class DeltaNet(nn.Module):
         else:
             rows = dict(zip(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), self._parts, strict=True))
         rows = {first + name: size for name, size in rows.items()}
-        yield from rows_of(self._input_weight, rows, "weight", order=order)
-        yield NamedWeight(f"{first}conv1d.weight", self._conv_weight.detach().unsqueeze(1))
+        keys = self._shape.key_heads * self._shape.key_dim
+        channels = (keys, keys, self._parts[0] - 2 * keys)
+        for weight in rows_of(self._input_weight, rows, "weight", order=order):
+            is_stacked = weight.name == f"{first}in_proj_qkv.weight"
+            yield replace(weight, fused=channels) if is_stacked else weight
+        yield NamedWeight(f"{first}conv1d.weight", self._conv_weight.detach().unsqueeze(1), fused=channels)
         yield NamedWeight(f"{first}A_log", self._log_rate.detach())
         yield NamedWeight(f"{first}dt_bias", self._step_bias.detach())
         yield NamedWeight(f"{first}norm.weight", self._out_norm.detach())

@@ -14,9 +14,11 @@ def sharded(config: ModelConfig, shard: Shard) -> ModelConfig:
     be divided."""
     if shard.is_whole:
         return config
-    size, moe = shard.size, config.moe
+    size, moe, state = shard.size, config.moe, config.state
     if moe is not None:
         moe = replace(moe, intermediate_size=moe.intermediate_size // size, shared_size=moe.shared_size // size)
+    if state is not None:
+        state = replace(state, heads=state.heads // size, key_heads=state.key_heads // size)
     return replace(
         config,
         num_heads=config.num_heads // size,
@@ -24,6 +26,7 @@ def sharded(config: ModelConfig, shard: Shard) -> ModelConfig:
         full_kv_heads=max(1, config.full_kv_heads // size) if config.full_kv_heads else 0,
         intermediate_size=config.intermediate_size // size,
         moe=moe,
+        state=state,
         shard=shard,
     )
 
@@ -34,9 +37,9 @@ def check_shards(config: ModelConfig, size: int, source: str) -> None:
     found = []
     if family.joint_head_norms:
         found.append(Problem("model_type", "norms of all heads at once need the channels of all ranks"))
-    if config.recurrent_layers:
-        found.append(Problem("layer_types", "recurrent layers are not divided"))
     even = {"num_attention_heads": config.num_heads}
+    if config.state is not None:  # whose heads are in whole groups
+        even["linear_num_key_heads"] = config.state.key_heads
     if config.num_moe_layers < config.num_layers:
         even["intermediate_size"] = config.intermediate_size
     if config.moe is not None:

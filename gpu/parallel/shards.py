@@ -1,8 +1,9 @@
 """The part of a model that one of several ranks has (arXiv 1909.08053, section 3), and what ranks exchange.
 
     matrix                                   a rank has          its product
-    q, k, v; gate, up; experts' gate, up     rows of it          the rank's own heads or channels
-    o; down; experts' down                   columns of it       summed over the ranks
+    q, k, v; gate, up; experts' gate, up;
+      inputs of recurrent layers             rows of it          the rank's own heads or channels
+    o; down; experts' down; their outputs    columns of it       summed over the ranks
     embeddings                               rows of it          summed: one rank has the token's row
     LM head                                  rows of it          gathered: every rank gets all logits
     norms, routers, MLA's first projections  all of it           computed by each rank

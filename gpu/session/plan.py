@@ -155,8 +155,9 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     part = Shard(0, num_ranks)
     kept = options.model if keeps_quantized(options, target, device) else None
     weight_bytes = checkpoint_bytes(options.draft, draft, target, dtype, part, kept)
-    working = working_bytes(sharded(target, part), draft, spec, dtype) if device != "cpu" else 0
-    slot_bytes = bytes_per_token(sharded(target, part), draft, algorithm, dtype)
+    own = sharded(target, part)
+    working = working_bytes(own, draft, spec, dtype) if device != "cpu" else 0
+    slot_bytes = bytes_per_token(own, draft, algorithm, dtype)
     num_pages, kv_bytes = size_pool(
         options.kv_tokens,
         options.memory_fraction / (num_ranks if device == "cpu" else 1),  # a CPU's ranks share its memory
@@ -165,7 +166,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
         spec,
         weight_bytes,
         working,
-        state_bytes(target, draft, spec, dtype),
+        state_bytes(own, draft, spec, dtype),
     )
     spec = spec.with_config(num_pages=num_pages)
     spec.resolve_sizes()  # refuses a pool that is too small for any request

@@ -35,6 +35,16 @@ DENSE = {
     "max_position_embeddings": 4096,
 }
 GQA = DENSE | {"num_key_value_heads": 4, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+HYBRID = DENSE | {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
 GPU, TRAITS = lookup_gpu("H100"), DeviceTraits(processors=132, capability=9)
 
 
@@ -43,7 +53,7 @@ def cost_of(shape: dict, ranks: int) -> ForwardCost:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("shape", [DENSE, GQA], ids=["two KV heads", "four KV heads"])
+@pytest.mark.parametrize("shape", [DENSE, GQA, HYBRID], ids=["two KV heads", "four KV heads", "recurrent layers"])
 def test_a_rank_launches_the_products_and_exchanges_that_the_simulator_prices(shape, ranks, tmp_path):
     pytest.importorskip("triton")
     path = tmp_path / "config.json"
@@ -73,3 +83,13 @@ def test_a_rank_keeps_the_bytes_that_the_simulator_plans_for(shape, ranks):
     assert bytes_per_slot(sharded(config, part).kv_shapes, torch.bfloat16) == cost.shape.token_bytes(ranks)
     weights = sum(required_bytes(config, torch.bfloat16, part).values())
     assert weights == cost.shape.weight_bytes_per_device(ranks, ranks, 1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_divide_the_states_that_the_simulator_plans_for(ranks):
+    states = sharded(ModelConfig.from_dict(HYBRID), Shard(0, ranks)).state_shapes
+    assert len(states) == 2
+    assert (
+        sum(state.num_bytes(torch.bfloat16) for state in states) * ranks
+        == cost_of(HYBRID, ranks).shape.recurrent_state_bytes
+    )

@@ -17,6 +17,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 import pytest
+from family_shapes import SHAPES
 from foredraft.core.contract.request import Request, SamplingParams
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.bench.plan import BenchOptions, plan_bench
@@ -147,6 +148,18 @@ def test_ranks_give_the_outputs_of_one_process(size, name, target, drafts, alone
         assert output.logprobs == pytest.approx(other.logprobs, abs=1e-9)
     assert (stats.rounds, stats.correct_drafts) == (of_one.rounds, of_one.correct_drafts)
     assert name == "none" or stats.drafted
+
+
+@pytest.mark.parametrize("family", [pytest.param("qwen3_next", marks=pytest.mark.slow), "qwen3_5"])
+@pytest.mark.parametrize("name", ["none", "small model", "EAGLE", "look-up"])
+def test_ranks_keep_the_states_of_their_own_heads(family, name, drafts, started, tmp_path):
+    hybrid = write_target(tmp_path, SHAPES[family])
+    options = options_for(hybrid, **drafts[name], block_rounds=1)
+    one = DecodeSession.open(options, plan=plan_session(options, LONGEST))
+    expected = {key: output.tokens for key, output in one.run(requests_of(hybrid)).items()}
+    with opened(started(2), options_for(hybrid, 2, **drafts[name])) as session:
+        assert {key: output.tokens for key, output in session.run(requests_of(hybrid)).items()} == expected
+        assert session.stats().rounds == one.stats().rounds
 
 
 # -- ranks that fail ---------------------------------------------------------------------------------------------------

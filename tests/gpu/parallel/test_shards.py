@@ -15,6 +15,7 @@ from foredraft.gpu.disaggregation.processes import Disaggregation
 from foredraft.gpu.disaggregation.session import plan_disaggregated
 from foredraft.gpu.models import checkpoint
 from foredraft.gpu.models.checkpoint import load_target, required_bytes
+from foredraft.gpu.models.config import ModelConfig
 from foredraft.gpu.models.families import DECODED
 from foredraft.gpu.models.stored import tensor_files
 from foredraft.gpu.parallel.divided import check_shards, sharded
@@ -24,12 +25,9 @@ from foredraft.gpu.session.plan import SessionOptions, plan_session
 from foredraft.gpu.tiny.dense import DenseAttention
 from small_checkpoint import SHAPE, VOCAB_SIZE, write_target
 
-REFUSED = {
-    **dict.fromkeys(("olmo2", "olmo3"), "norms of all heads at once"),
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), "recurrent layers are not divided"),
-}
+REFUSED = dict.fromkeys(("olmo2", "olmo3"), "norms of all heads at once")
 DIVISIBLE = [label for label in SHAPES if family_of(label) not in REFUSED]
-FAST = {"llama", "phi3", "gemma4", "gpt_oss", "deepseek_v3", "glm4"}
+FAST = {"llama", "phi3", "gemma4", "gpt_oss", "deepseek_v3", "glm4", "qwen3_next", "qwen3_5"}
 TOKENS = (torch.arange(23) * 37 + 5) % VOCAB_SIZE
 
 
@@ -71,6 +69,13 @@ class Together:
         return results
 
 
+def divisible(shape: ModelConfig, size: int) -> ModelConfig:
+    """Return the shape with as many key heads in its recurrent layers as there are ranks."""
+    if (state := shape.state) is None:
+        return shape
+    return replace(shape, state=replace(state, heads=state.heads * size // state.key_heads, key_heads=size))
+
+
 def outputs_of(model) -> tuple[torch.Tensor, torch.Tensor]:
     hidden = model.forward(TOKENS, DenseAttention([len(TOKENS)])).hidden
     return hidden, model.logits(hidden)
@@ -79,7 +84,7 @@ def outputs_of(model) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("label", [x if x in FAST else pytest.param(x, marks=pytest.mark.slow) for x in DIVISIBLE])
 def test_the_parts_of_a_family_compute_what_the_whole_computes(label, size, tmp_path, monkeypatch):
-    directory = write_target(tmp_path, SHAPES[label])
+    directory = write_target(tmp_path, divisible(SHAPES[label], size))
 
     def load(dtype, shard):
         return load_target(directory, ops_for("cpu"), "cpu", dtype, shard=shard)
@@ -114,7 +119,7 @@ def test_a_vocabulary_of_any_size_is_divided(tmp_path, monkeypatch):
 
 def test_a_layer_exchanges_twice_and_a_pass_twice_more(tmp_path, monkeypatch):
     """Attention, MLP; embeddings, LM head: also where one MLP stands beside experts."""
-    for label in ("llama", "deepseek_v3"):
+    for label in ("llama", "deepseek_v3", "qwen3_next"):
         directory, together = write_target(tmp_path / label, SHAPES[label]), Together(2, monkeypatch)
         together.run(
             lambda rank, directory=directory: outputs_of(load_target(directory, ops_for("cpu"), shard=Shard(rank, 2)))
@@ -219,6 +224,11 @@ def test_sizes_that_do_not_fit_the_ranks_are_refused(change, size, expected):
     with pytest.raises(ConfigError, match=expected) as caught:
         check_shards(replace(SHAPE, **change), size, "config.json")
     assert f"LlamaForCausalLM cannot run on {size} ranks" in str(caught.value)
+
+
+def test_recurrent_heads_that_do_not_fit_the_ranks_are_refused():
+    with pytest.raises(ConfigError, match="linear_num_key_heads: 2 cannot be divided by 4"):
+        check_shards(SHAPES["qwen3_next"], 4, "config.json")
 
 
 def test_experts_that_do_not_fit_the_ranks_are_refused():
