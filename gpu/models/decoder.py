@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import ConfigError
 from ..ops.port import NO_CAPTURE, Capture, Ops
 from ..parallel.divided import sharded
 from ..parallel.shards import WHOLE, Shard
@@ -63,9 +62,6 @@ class Decoder(nn.Module):
             Layer(config, i, ops, device, dtype, sparse=i in sparse, rotation=rotation)
             for i, rotation in enumerate(rotations)
         )
-        if not shard.is_whole and not all(getattr(layer.mixer, "can_be_sharded", False) for layer in self.layers):
-            message = f"a layer of {config.architecture} cannot be divided among ranks"
-            raise ConfigError.of("config.json", "architectures", message)
         wide_dtype = norm_dtype(config, dtype)
         self.norm_weight = empty_weight(hidden, device=device, dtype=wide_dtype)
         self.lm_head_weight = (

@@ -25,7 +25,6 @@ class DeltaNet(nn.Module):
     """
 
     is_plain = False
-    can_be_sharded: bool = True
 
     def __init__(
         self, config: ModelConfig, index: int, ops: Ops, device: torch.device | str, dtype: torch.dtype

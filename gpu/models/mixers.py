@@ -59,8 +59,6 @@ class GroupedAttention(nn.Module):
     `index` counts the model's layers. `input_size`: of what is projected, if not the hidden size.
     """
 
-    can_be_sharded: bool = True
-
     def __init__(
         self,
         config: ModelConfig,
@@ -111,7 +109,7 @@ class GroupedAttention(nn.Module):
             Projection(self.output_weight, self.output_bias, product_of(ops), config.exchange),
         )
         self._head_norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
-        self._joint = self._family.joint_head_norms
+        self._joint, self._shard = self._family.joint_head_norms, config.shard
         self._value_norm = torch.ones(d, dtype=dtype, device=device) if self._family.has_value_norms else None
 
     @property
@@ -133,15 +131,23 @@ class GroupedAttention(nn.Module):
         if self._value_norm is not None:
             v = self._ops.rms_norm(v, self._value_norm, self._eps)
         if self._head_norms is not None:
-            q_norm, k_norm = self._head_norms
-            q, k = self._norm(q, q_norm), self._norm(k, k_norm)
+            q, k = self._normed((q, k), self._head_norms)
         out = attention.attend(self._place, q, k, v, cos_sin if self.table is None else self.table, self.softmax)
         return project_output((out * gate[0].sigmoid() if gate else out).flatten(1))
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        if self._joint:
-            return self._ops.rms_norm(x.flatten(1), weight, self._eps).view(x.shape)
-        return self._ops.rms_norm(x, weight, self._eps)
+    def _normed(self, parts: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> Iterator[Tensor]:
+        """Yield queries and keys [n, heads, d] under their norms: of each head, or of all heads of all ranks."""
+        if not self._joint or self._shard.is_whole:
+            for x, weight in zip(parts, weights, strict=True):
+                normed = self._ops.rms_norm(x.flatten(1) if self._joint else x, weight, self._eps)
+                yield normed.view(x.shape)
+            return
+        wide = [x.flatten(1).to(torch.promote_types(x.dtype, torch.float32)) for x in parts]
+        # Every rank has as many heads, so the mean over all of them is that of the ranks' means.
+        means = self._shard.total(torch.stack([x.square().mean(-1) for x in wide])) / self._shard.size
+        scales = (means + self._eps).rsqrt().unsqueeze(-1)
+        for x, of_parts, scale, weight in zip(parts, wide, scales, weights, strict=True):
+            yield (of_parts * scale * weight).to(x.dtype).view(x.shape)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         """Yield the weights with names below the layer's own prefix, as the family publishes them."""
@@ -197,7 +203,6 @@ class LatentAttention(nn.Module):
     """
 
     is_plain = False
-    can_be_sharded: bool = True
 
     def __init__(
         self,

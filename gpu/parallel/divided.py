@@ -33,10 +33,6 @@ def sharded(config: ModelConfig, shard: Shard) -> ModelConfig:
 
 def check_shards(config: ModelConfig, size: int, source: str) -> None:
     """Raise ConfigError with everything that keeps a model from being divided among `size` ranks."""
-    family = config.family
-    found = []
-    if family.joint_head_norms:
-        found.append(Problem("model_type", "norms of all heads at once need the channels of all ranks"))
     even = {"num_attention_heads": config.num_heads}
     if config.state is not None:  # whose heads are in whole groups
         even["linear_num_key_heads"] = config.state.key_heads
@@ -46,7 +42,7 @@ def check_shards(config: ModelConfig, size: int, source: str) -> None:
         even["moe_intermediate_size"] = config.moe.intermediate_size
         if config.moe.shared_size:
             even["shared experts' width"] = config.moe.shared_size
-    found += [Problem(key, f"{n} cannot be divided by {size}") for key, n in even.items() if n % size]
+    found = [Problem(key, f"{n} cannot be divided by {size}") for key, n in even.items() if n % size]
     for key, n in (
         ("num_key_value_heads", config.num_kv_heads),
         ("num_global_key_value_heads", config.full_kv_heads),
