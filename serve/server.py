@@ -126,6 +126,7 @@ class Server(uvicorn.Server):
             await self._admin_server.shutdown([self._admin.listener])
         self._give_up()
         await self._frontend.stop()  # also where uvicorn was forced and left the lifespan out
+        gc.unfreeze()  # extension modules complain of what is not collected at the end of the process
 
     def _give_up(self) -> None:
         """End replies with the tokens that they have, and close connections that have sent half of a request."""

@@ -161,6 +161,7 @@ def test_workers_serve_the_text_of_generate_and_a_loss_changes_none(
         assert refused.status_code == 503 and "no decode worker is left" in refused.json()["error"]["message"]
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
+        assert "leaked" not in log.read_text()
     (folder,) = recorded(record)
     for name in ("prefill0", "decode0", "decode1"):
         done = CliRunner().invoke(app, ["replay", str(folder / name), "--allow-truncated"])
