@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,18 +11,56 @@ import torch
 from torch import Tensor
 
 from ...core.contract.step import PrefillStep
+from ...core.scheduler.config import EngineConfig, EngineSizes
 from ..models.attention import PLAIN, KVShape, Softmax
+from ..models.config import ModelConfig
 from ..ops.delta_rule import Inputs, StateShape
 from ..ops.port import AttentionBatch, DecodeBatch, ExtendBatch, KVTensors, Ops, VerifyBatch
 from .states import ChunkStates, PassStates, StatePool
 from .uploads import upload, uploads_to
 
 
+@dataclass(frozen=True, slots=True)
+class Rings:
+    """Where the KV of windowed layers lies if it is not paged: each request-table row has a ring of `length` slots of
+    its own, in which a token at column c has slot c mod `length`. What has left the window is overwritten.
+
+    `length` is at least the window and the most tokens that one pass writes into a row, less one.
+    """
+
+    layers: tuple[int, ...]  # in the order of the pool
+    length: int
+    num_rows: int
+    row_width: int
+
+    @classmethod
+    def of(cls, model: ModelConfig, engine: EngineConfig, sizes: EngineSizes) -> Rings | None:
+        """Return the rings of a model's windowed layers in an engine; None if it has none, or no others."""
+        layers = tuple(place for place, layer in enumerate(model.attention_layers) if layer in model.windowed_layers)
+        if not layers or len(layers) == len(model.attention_layers):
+            return None
+        most = max(engine.chunk_size, sizes.alloc_len)
+        return cls(layers, model.window - 1 + most, engine.max_running, sizes.row_width)
+
+    @property
+    def num_slots(self) -> int:
+        return 1 + self.num_rows * self.length
+
+    def table(self, device: torch.device) -> Tensor:
+        """Return the slot of every cell of the request table, int32 [num_rows + 1, row width]; 0 in row 0."""
+        columns = torch.arange(self.row_width, dtype=torch.int32, device=device) % self.length
+        firsts = 1 + torch.arange(-1, self.num_rows, dtype=torch.int32, device=device) * self.length
+        table = firsts.unsqueeze(1) + columns
+        table[0] = 0
+        return table
+
+
 class KVPool:
     """Keys and values of one model, [layers, slots, Hk, d] each. Slot 0 (page 0) is the sink that padding writes to.
 
     If layers keep different shapes of a token, rows of [layers, slots, 1, width] hold the widest. `states`: of the
-    model's recurrent layers, if it has some.
+    model's recurrent layers, if it has some. `rings`: of windowed layers that are not paged, if there are some; their
+    slots are those of `ring_table`, int32 [num_rows + 1, row width].
     """
 
     def __init__(
@@ -32,23 +70,27 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
         states: StatePool | None = None,
+        rings: Rings | None = None,
     ) -> None:
-        self.states = states
-        widest = widest_of(shapes)
-        cells = (len(shapes), num_slots, widest.heads)
-        self.keys = torch.zeros((*cells, widest.key_dim), dtype=dtype, device=device)
-        self.values = torch.zeros((*cells, widest.value_dim), dtype=dtype, device=device)
-        # Indexing a tensor costs as much as a small kernel, so each layer's view is made once.
-        self.layers: tuple[KVTensors, ...] = tuple(
-            KVTensors(*_cells_of(shape, widest, keys, values))
-            for shape, keys, values in zip(shapes, self.keys, self.values, strict=True)
-        )
-        self.all_layers = KVTensors(self.keys, self.values)
+        self.states, self.rings = states, rings
+        ringed = () if rings is None else rings.layers
+        paged = tuple(layer for layer in range(len(shapes)) if layer not in ringed)
+        self.all_layers, views = _zeros([shapes[layer] for layer in paged], num_slots, dtype, device)
+        self.keys, self.values = self.all_layers
+        found = dict(zip(paged, views, strict=True))
+        self.all_ringed: KVTensors | None = None
+        if rings is not None:
+            self.all_ringed, views = _zeros([shapes[layer] for layer in ringed], rings.num_slots, dtype, device)
+            self.ring_table: Tensor = rings.table(device)
+            found |= zip(ringed, views, strict=True)
+        self.layers: tuple[KVTensors, ...] = tuple(found[layer] for layer in range(len(shapes)))
 
     @cached_property
     def on_host(self) -> tuple[tuple[np.ndarray, np.ndarray], ...] | None:
         """The layers' memory as arrays; None on a GPU, and for dtypes that NumPy lacks."""
         if self.keys.device.type != "cpu" or self.keys.dtype not in (torch.float32, torch.float64):
+            return None
+        if self.rings is not None:
             return None
         return tuple((keys.numpy(), values.numpy()) for keys, values in self.layers)
 
@@ -58,7 +100,30 @@ class KVPool:
 
     @property
     def num_bytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes + (0 if self.states is None else self.states.num_bytes)
+        of_rings = 0 if self.all_ringed is None else sum(tensor.nbytes for tensor in self.all_ringed)
+        of_states = 0 if self.states is None else self.states.num_bytes
+        return self.keys.nbytes + self.values.nbytes + of_rings + of_states
+
+    def ring_slots(self, cells: Tensor) -> Tensor:
+        """Return the slots that cells of the request table have in the rings, int64 of the same shape."""
+        return self.ring_table.view(-1)[cells].long()
+
+
+def _zeros(
+    shapes: Sequence[KVShape], num_slots: int, dtype: torch.dtype, device: torch.device
+) -> tuple[KVTensors, list[KVTensors]]:
+    """Return keys and values of layers, and each layer's view of its own."""
+    widest = widest_of(shapes)
+    cells = (len(shapes), num_slots, widest.heads)
+    keys, values = (
+        torch.zeros((*cells, size), dtype=dtype, device=device) for size in (widest.key_dim, widest.value_dim)
+    )
+    # Indexing a tensor costs as much as a small kernel, so each layer's view is made once.
+    views = [
+        KVTensors(*_cells_of(shape, widest, own_keys, own_values))
+        for shape, own_keys, own_values in zip(shapes, keys, values, strict=True)
+    ]
+    return KVTensors(keys, values), views
 
 
 def widest_of(shapes: Sequence[KVShape]) -> KVShape:
@@ -89,7 +154,8 @@ def bytes_per_slot(shapes: Sequence[KVShape], dtype: torch.dtype) -> int:
 
 @dataclass(slots=True)
 class PagedAttention:
-    """Writes the KV of n new tokens while it rotates them, then attends."""
+    """Writes the KV of n new tokens while it rotates them, then attends. For a pool with rings `cells` int64 [n] are
+    the tokens' cells of the request table."""
 
     ops: Ops
     pool: KVPool
@@ -97,6 +163,8 @@ class PagedAttention:
     positions: Tensor  # int64 [n]
     slots: Tensor  # int64 [n]
     states: PassStates | None = None  # of a model with recurrent layers
+    cells: Tensor | None = None
+    _in_rings: tuple[AttentionBatch, Tensor] | None = field(default=None, init=False)
 
     @property
     def in_round(self) -> bool:
@@ -104,14 +172,25 @@ class PagedAttention:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
         """See `Attention`."""
-        ops, batch, kv = self.ops, self.batch, self.pool.layers[layer]
+        ops, batch, slots, kv = self.ops, self.batch, self.slots, self.pool.layers[layer]
+        if (rings := self.pool.rings) is not None and layer in rings.layers:
+            batch, slots = self._ringed()
         q = softmax.scaled(q, self.positions)
-        q, k = ops.rope_write(q, k, v, cos_sin, self.positions, self.slots, kv)
+        q, k = ops.rope_write(q, k, v, cos_sin, self.positions, slots, kv)
         if isinstance(batch, DecodeBatch):
             return ops.decode_attention(q, kv, batch, softmax)
         if isinstance(batch, VerifyBatch):
             return ops.verify_attention(q, k, v, kv, batch, softmax)
         return ops.extend_attention(q, k, v, kv, batch, softmax)
+
+    def _ringed(self) -> tuple[AttentionBatch, Tensor]:
+        """Return the batch and the slots of layers in rings."""
+        if self._in_rings is None:
+            assert self.cells is not None, "a pass over a pool with rings knows its cells"
+            self._in_rings = (
+                replace(self.batch, table=self.pool.ring_table), self.pool.ring_slots(self.cells)
+            )  # fmt: skip
+        return self._in_rings
 
     def recur(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
         """See `Attention`."""
@@ -133,6 +212,7 @@ class Chunks:
     prefix_lens: Tensor  # int64 [n]
     starts: Tensor  # int64 [n + 1]
     positions: Tensor  # int64 [t]
+    cells: Tensor  # int64 [t]: of the request table
     slots: Tensor  # int64 [t]; 0 for tokens past the chunk
     max_prefix_len: int
     max_new_len: int
@@ -158,7 +238,7 @@ class Chunks:
         if extra:
             arrays["kept"] = offsets < np.repeat(part.lens, lens)
         on_device = dict(zip(arrays, uploads_to(device).send(*arrays.values()), strict=True))
-        slots = table.view(-1)[on_device.pop("cells")].long()
+        slots = table.view(-1)[on_device["cells"]].long()
         if extra:
             slots = slots * on_device.pop("kept")
         return cls(
@@ -184,7 +264,7 @@ class Chunks:
         if pool.states is not None:
             kept = upload(self.table.device, self.part.lens.astype(np.int64))
             states = ChunkStates(pool.states, self.rows, self.prefix_lens, self.starts, kept, self.max_new_len)
-        return PagedAttention(ops, pool, batch, self.positions, self.slots, states)
+        return PagedAttention(ops, pool, batch, self.positions, self.slots, states, self.cells)
 
     @property
     def num_tokens(self) -> int:

@@ -19,7 +19,8 @@ from ...core.scheduler.config import EngineRole
 from ...core.scheduler.spec import EngineSpec
 from ...observe.engine_lines import active_level
 from ..session.loop import Delta
-from ..session.plan import ARGUMENTS, SessionOptions, SessionPlan, has_states, plan_session
+from ..session.memory import has_states
+from ..session.plan import ARGUMENTS, RING, SessionOptions, SessionPlan, plan_session
 from ..session.session import check_vocabulary
 from ..session.text import Tokenizer
 from ..session.text_session import REFUSED, SessionStats, TextDelta, TextSession
@@ -189,6 +190,9 @@ def plan_disaggregated(
             f"{options.tensor_parallel}; workers hand whole KV on, and ranks have parts of it: leave disaggregate out"
         )
         raise ConfigError.of(ARGUMENTS, "tensor_parallel", message)
+    if options.window_kv == RING:
+        message = f"{RING}; workers hand whole KV on, and a ring keeps a window of it: leave disaggregate out"
+        raise ConfigError.of(ARGUMENTS, "window_kv", message)
     devices = topology.devices(options.device)
     sharing = max(devices.count(device) for device in devices)
     threads = options.threads

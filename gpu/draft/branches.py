@@ -37,13 +37,18 @@ from .port import Accepted, Draft, Relayed, RoundBatch, root_only
 
 def window_slots(batch: RoundBatch, columns: int) -> Tensor:
     """Return the slots of `columns` positions from each row's length on, int64 [bs, columns]."""
+    return batch.table.view(-1)[window_cells(batch, columns)].long()
+
+
+def window_cells(batch: RoundBatch, columns: int) -> Tensor:
+    """Return the cells of the request table of `columns` positions from each row's length on, int64 [bs, columns]."""
     places = batch.lengths[:, None] + numbers(columns, batch.rows.device)
     width = batch.table.shape[1]
     if columns > batch.num_draft_tokens + 1:
         # Heads beyond the round's steps guess past what a row has reserved; at the end of the context that is past the
         # table.
         places = places.clamp(max=width - 1)
-    return batch.table.view(-1)[batch.rows[:, None] * width + places].long()
+    return batch.rows[:, None] * width + places
 
 
 def window_attention(

@@ -9,7 +9,7 @@ from ...core.algorithm.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAl
 from ...core.algorithm.host_drafts import HostDrafts
 from ...core.errors import ConfigError
 from ...core.scheduler.engine import Engine
-from ..batch.pools import KVPool
+from ..batch.pools import KVPool, Rings
 from ..batch.states import StatePool
 from ..draft.branches import BranchDraft
 from ..draft.heads import HeadsDraft, carried_size
@@ -42,28 +42,33 @@ def build_executor(
     eager: bool | None = None,
     producers: Mapping[str, NodeProducer] | None = None,
     make_matcher: MakeMatcher | None = None,
+    in_rings: bool = False,
 ) -> TorchExecutor:
     """Return an executor with the sizes of `engine`, on the device of `target`.
 
     Rounds are captured when the first needs it, padded to `graph_sizes` rows (None: graphs are off). Batches that
     sample are captured if `graph_sampling`, and batches with requests that ask for per-token outputs if
     `graph_outputs`. `make_matcher` follows grammars; without it requests that ask for one fail. `producers` make
-    further outputs, by the names under which requests ask for them. On a CPU the models' weights are laid out for
+    further outputs, by the names under which requests ask for them. `in_rings`: the KV of the target's windowed layers
+    lies in `Rings`, where not all layers are windowed. On a CPU the models' weights are laid out for
     inference: they can then be neither changed nor saved. Raises ConfigError if the draft does not belong to the
-    algorithm, and for an engine with a prefix cache and a model with recurrent layers.
+    algorithm, and for an engine with a prefix cache and a model with recurrent layers or with rings.
     """
     config = engine.config
+    rings = Rings.of(target.config, config, engine.sizes) if in_rings else None
+    if config.prefix_cache and rings is not None:
+        raise ConfigError.of("<engine>", "prefix_cache", "must be off: a ring keeps no prefix for other requests")
     if config.prefix_cache and any(getattr(model, "state_shapes", ()) for model in (target, draft_model)):
         message = "must be off: a model with recurrent layers keeps no state behind a cached prefix"
         raise ConfigError.of("<engine>", "prefix_cache", message)
     num_slots = (config.num_pages + 1) * config.page_size
     algorithm, topk = engine.algorithm, engine.controller.topk
     if debug:
-        ops = CheckedOps(ops, num_slots, config.max_running)
+        ops = CheckedOps(ops, num_slots, config.max_running, 0 if rings is None else rings.num_slots)
     for model in (target, draft_model):
         if model is not None:
             pack_projections(model)
-    pool = pool_for(target, num_slots, target, config.max_running, debug)
+    pool = pool_for(target, num_slots, target, config.max_running, debug, rings)
     draft_pool = None
     if algorithm.draft_kv is not DraftKV.NONE:
         draft_pool = pool_for(required(draft_model, algorithm.name), num_slots, target, config.max_running, debug)
@@ -98,11 +103,18 @@ def build_executor(
     return executor
 
 
-def pool_for(model: DraftModel, num_slots: int, target: Decoder, num_rows: int = 0, debug: bool = False) -> KVPool:
+def pool_for(
+    model: DraftModel,
+    num_slots: int,
+    target: Decoder,
+    num_rows: int = 0,
+    debug: bool = False,
+    rings: Rings | None = None,
+) -> KVPool:
     """Return the pool of a model, with a state for each of `num_rows` rows if it has recurrent layers."""
     shapes = model.state_shapes if isinstance(model, Decoder) else ()
     states = StatePool(shapes, num_rows, target.dtype, target.device, debug) if shapes else None
-    return KVPool(model.kv_shapes, num_slots, target.dtype, target.device, states)
+    return KVPool(model.kv_shapes, num_slots, target.dtype, target.device, states, rings)
 
 
 def required(draft_model: DraftModel | None, algorithm: str) -> DraftModel:

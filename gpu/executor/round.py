@@ -21,7 +21,7 @@ from ...core.tree.outputs import NodeOutputs
 from ..batch.pools import KVPool, PagedAttention
 from ..batch.states import TreeStates
 from ..batch.uploads import upload
-from ..draft.branches import at_column, window_slots
+from ..draft.branches import at_column, window_cells
 from ..draft.port import Accepted, Draft, Relayed, RoundBatch
 from ..kernels.constants import numbers
 from ..kernels.rounds.verify_sampling import sample_torch
@@ -123,6 +123,7 @@ class Passed:
     batch: RoundBatch
     relayed: Mapping[str, Tensor]
     tree: DeviceTree
+    cells: Tensor  # int64 [bs, nd]: of the nodes in the request table
     slots: Tensor  # int64 [bs, nd]
     forward: DecoderOutput
     logits: Tensor  # [bs · nd, V]
@@ -183,12 +184,13 @@ class DecodeRound:
         with phase("draft"):
             tree = self.draft.propose(batch, relayed)
         with phase("verify"):
-            slots = window_slots(batch, tree.num_nodes)
+            cells = window_cells(batch, tree.num_nodes)
+            slots = batch.table.view(-1)[cells].long()
             states = None
             if self._pool.states is not None:
                 states = TreeStates.of_tree(self._pool.states, batch.rows, batch.lengths, tree)
-            forward = self._verify_forward(batch, tree, slots, wanted, states)
-            return Passed(batch, relayed, tree, slots, forward, self._target.logits(forward.hidden), states)
+            forward = self._verify_forward(batch, tree, cells, slots, wanted, states)
+            return Passed(batch, relayed, tree, cells, slots, forward, self._target.logits(forward.hidden), states)
 
     def finish(
         self,
@@ -230,7 +232,13 @@ class DecodeRound:
         )
 
     def _verify_forward(
-        self, batch: RoundBatch, tree: DeviceTree, slots: Tensor, wanted: frozenset[str], states: TreeStates | None
+        self,
+        batch: RoundBatch,
+        tree: DeviceTree,
+        cells: Tensor,
+        slots: Tensor,
+        wanted: frozenset[str],
+        states: TreeStates | None,
     ) -> DecoderOutput:
         nodes = VerifyBatch(
             batch.table,
@@ -241,7 +249,8 @@ class DecodeRound:
             planned_rows=batch.padded_rows,
             planned_nodes=batch.max_nodes,
         )
-        attention = PagedAttention(self._ops, self._pool, nodes, tree.positions.view(-1), slots.view(-1), states)
+        positions, slots = tree.positions.view(-1), slots.view(-1)
+        attention = PagedAttention(self._ops, self._pool, nodes, positions, slots, states, cells.view(-1))
         return self._target.forward(tree.tokens.view(-1), attention, capture_for(self.draft, wanted))
 
     def _accept(
@@ -272,7 +281,10 @@ class DecodeRound:
         outputs = NodeOutputs(entries)
         if batch.topk > 1 or self.draft.on_host:
             # On a chain the accepted path stands in front already.
-            self._ops.move_accepted_(self._pool.all_layers, passed.slots, verified.accept_index, verified.accept_lens)
+            pool, path = self._pool, (verified.accept_index, verified.accept_lens)
+            self._ops.move_accepted_(pool.all_layers, passed.slots, *path)
+            if pool.all_ringed is not None:
+                self._ops.move_accepted_(pool.all_ringed, pool.ring_slots(passed.cells), *path)
             outputs = outputs.map(lambda values: self._ops.compact(values, verified.accept_index, tree.num_nodes))
         shape = (tree.batch_size, tree.num_nodes)
         return {name: outputs[name].unflatten(0, shape) for name in outputs if outputs[name] is not None}

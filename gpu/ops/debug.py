@@ -19,12 +19,12 @@ from .port import DecodeBatch, ExtendBatch, KVTensors, Ops, VerifyBatch
 
 
 class CheckedOps:
-    """`ops` behind checks; pools of `num_slots` slots with the sink, a request table of `num_rows`
-    rows behind row 0."""
+    """`ops` behind checks; pools of `num_slots` slots with the sink, or rings of `ring_slots`; a request table of
+    `num_rows` rows behind row 0."""
 
-    def __init__(self, ops: Ops, num_slots: int, num_rows: int) -> None:
+    def __init__(self, ops: Ops, num_slots: int, num_rows: int, ring_slots: int = 0) -> None:
         self._ops = ops
-        self._num_slots = num_slots
+        self._known_slots = (num_slots, ring_slots) if ring_slots else (num_slots,)
         self._num_rows = num_rows
 
     def __getattr__(self, name: str) -> Any:
@@ -36,26 +36,26 @@ class CheckedOps:
     def rope_write(
         self, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, kv: KVTensors
     ) -> tuple[Tensor, Tensor]:
-        self._pools(kv, slot_axis=0)
+        end = self._pools(kv, slot_axis=0)
         places, written = _host(positions), _host(slots)
         _in_range("STEPS-01", "position", places, len(cos_sin))
-        _in_range("ALLOC-11", "written slot", written, self._num_slots)
+        _in_range("ALLOC-11", "written slot", written, end)
         _no_slot_twice("ALLOC-06", written)
         return self._ops.rope_write(q, k, v, cos_sin, positions, slots, kv)
 
     def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch, softmax: Softmax = PLAIN) -> Tensor:
-        self._pools(kv, slot_axis=0)
+        end = self._pools(kv, slot_axis=0)
         bases, tails, lens = _host(batch.bases), _host(batch.tails), _host(batch.lens)
         order = np.arange(int(lens.max(initial=0)))
         columns = np.where(order < bases[:, None], order, order + (tails - bases)[:, None])
-        self._reads(batch.table, _host(batch.rows), columns, lens, batch.max_len)
+        self._reads(end, batch.table, _host(batch.rows), columns, lens, batch.max_len)
         return self._ops.decode_attention(q, kv, batch, softmax)
 
     def verify_attention(
         self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch, softmax: Softmax = PLAIN
     ) -> Tensor:
-        self._pools(kv, slot_axis=0)
-        self._prefixes(batch)
+        end = self._pools(kv, slot_axis=0)
+        self._prefixes(end, batch)
         nodes = batch.ancestor_bits.shape[1]
         # All 64 bits name a node of a tree of 64; a shift by 64 is none.
         if nodes < 64 and (_host(batch.ancestor_bits).view(np.uint64) >> np.uint64(nodes)).any():
@@ -65,8 +65,8 @@ class CheckedOps:
     def extend_attention(
         self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch, softmax: Softmax = PLAIN
     ) -> Tensor:
-        self._pools(kv, slot_axis=0)
-        self._prefixes(batch)
+        end = self._pools(kv, slot_axis=0)
+        self._prefixes(end, batch)
         edges, most = _host(batch.starts), batch.max_new_len
         counts = np.diff(edges)
         if edges[0] != 0 or edges[-1] > len(q) or ((counts < 0) | (counts > most)).any():
@@ -83,29 +83,29 @@ class CheckedOps:
         return self._ops.compact(values, accept_index, num_draft_tokens)
 
     def move_accepted_(self, kv: KVTensors, node_slots: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
-        self._pools(kv, slot_axis=1)
+        end = self._pools(kv, slot_axis=1)
         windows, path, lens = _host(node_slots), _host(accept_index), _host(accept_lens)
-        _in_range("ACCEPT-16", "slot of a window", windows, self._num_slots)
+        _in_range("ACCEPT-16", "slot of a window", windows, end)
         _no_slot_twice("ACCEPT-16", windows)
         plan = KVMovePlan.from_accept_index(path, lens, windows)
-        plan.check(self._num_slots, windows)
+        plan.check(end, windows)
         self._ops.move_accepted_(kv, node_slots, accept_index, accept_lens)
 
     def move_slots_(self, kv: KVTensors, sources: Tensor, targets: Tensor) -> None:
-        self._pools(kv, slot_axis=1)
-        self._moves(_host(sources), _host(targets))
+        end = self._pools(kv, slot_axis=1)
+        self._moves(end, _host(sources), _host(targets))
         self._ops.move_slots_(kv, sources, targets)
 
     def duplicate_tails_(
         self, kv: KVTensors, table: Tensor, rows: Tensor, seq_lens: Tensor, page_size: int, topk: int, steps: int
     ) -> None:
-        self._pools(kv, slot_axis=1)
-        batch, slots = _host(rows), self._table(table)
+        end = self._pools(kv, slot_axis=1)
+        batch, slots = _host(rows), self._table(end, table)
         _in_range("ALLOC-07", "row", batch, self._num_rows + 1)
         layout = draft_branch_layout(_host(seq_lens), page_size, topk, steps)
         _in_range("ACCEPT-16", "column of a draft branch", layout.tail_dst, slots.shape[1])
         plan = layout.tail_moves(slots, batch)
-        self._moves(plan.src, plan.dst)
+        self._moves(end, plan.src, plan.dst)
         self._ops.duplicate_tails_(kv, table, rows, seq_lens, page_size, topk, steps)
 
     # -- the relay ------------------------------------------------------------------------------------------------
@@ -125,30 +125,35 @@ class CheckedOps:
 
     # -- what the checks share ------------------------------------------------------------------------------------
 
-    def _pools(self, kv: KVTensors, slot_axis: int) -> None:
+    def _pools(self, kv: KVTensors, slot_axis: int) -> int:
+        """Return the number of slots of a pool that is one of the executor's."""
         k, v = kv
-        if k.shape[slot_axis] != self._num_slots or v.shape[:-1] != k.shape[:-1]:
-            message = f"pools {list(k.shape)} and {list(v.shape)}, expected {self._num_slots} slots in both"
+        if k.shape[slot_axis] not in self._known_slots or v.shape[:-1] != k.shape[:-1]:
+            expected = " or ".join(map(str, self._known_slots))
+            message = f"pools {list(k.shape)} and {list(v.shape)}, expected {expected} slots in both"
             raise InvariantViolation("ALLOC-11", message)
+        return k.shape[slot_axis]
 
-    def _table(self, table: Tensor) -> np.ndarray:
+    def _table(self, end: int, table: Tensor) -> np.ndarray:
         slots = _host(table)
         if len(slots) != self._num_rows + 1:
             raise InvariantViolation("ALLOC-07", f"a request table of {len(slots)} rows, not {self._num_rows + 1}")
-        _in_range("ALLOC-11", "slot of the request table", slots, self._num_slots)
+        _in_range("ALLOC-11", "slot of the request table", slots, end)
         if slots[0].any():
             raise InvariantViolation("ALLOC-12", f"the padding row has slot {slots[0].max()}")
         return slots
 
-    def _prefixes(self, batch: VerifyBatch | ExtendBatch) -> None:
+    def _prefixes(self, end: int, batch: VerifyBatch | ExtendBatch) -> None:
         lens = _host(batch.prefix_lens)
         longest = int(lens.max(initial=0))
         columns = np.broadcast_to(np.arange(longest), (len(lens), longest))
-        self._reads(batch.table, _host(batch.rows), columns, lens, batch.max_prefix_len)
+        self._reads(end, batch.table, _host(batch.rows), columns, lens, batch.max_prefix_len)
 
-    def _reads(self, table: Tensor, rows: np.ndarray, columns: np.ndarray, lens: np.ndarray, max_len: int) -> None:
+    def _reads(
+        self, end: int, table: Tensor, rows: np.ndarray, columns: np.ndarray, lens: np.ndarray, max_len: int
+    ) -> None:
         """Check reads: query i reads its first lens[i] `columns` [m, …] of the table's row rows[i]."""
-        slots = self._table(table)
+        slots = self._table(end, table)
         _in_range("ALLOC-07", "row", rows, len(slots))
         _in_range("ALLOC-07", "length", lens, max_len + 1)
         live = np.arange(columns.shape[1]) < lens[:, None]
@@ -160,11 +165,11 @@ class CheckedOps:
             message = f"row {rows[queries[i]]} reads the sink at column {columns[queries[i], places[i]]}"
             raise InvariantViolation("ALLOC-12", message)
 
-    def _moves(self, sources: np.ndarray, targets: np.ndarray) -> None:
+    def _moves(self, end: int, sources: np.ndarray, targets: np.ndarray) -> None:
         if sources.shape != targets.shape:
             raise InvariantViolation("ACCEPT-16", f"{sources.shape} sources for {targets.shape} targets")
-        _in_range("ACCEPT-16", "source slot", sources, self._num_slots)
-        _in_range("ACCEPT-16", "target slot", targets, self._num_slots)
+        _in_range("ACCEPT-16", "source slot", sources, end)
+        _in_range("ACCEPT-16", "target slot", targets, end)
         _no_slot_twice("ACCEPT-16", targets)
         sunk = (sources == 0) & (targets != 0)
         if sunk.any():

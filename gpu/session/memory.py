@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ...core.algorithm.algorithm import Drafter, DraftKV, SpecAlgorithm
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...core.scheduler.spec import EngineSpec
+    from ..batch.pools import Rings
     from ..models.config import ModelConfig
     from ..models.head_config import HeadConfig
     from ..parallel.shards import Shard
@@ -65,15 +68,36 @@ def checkpoint_bytes(
 
 
 def bytes_per_token(
-    target: ModelConfig, draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm, dtype: torch.dtype
+    target: ModelConfig,
+    draft: ModelConfig | HeadConfig | None,
+    algorithm: SpecAlgorithm,
+    dtype: torch.dtype,
+    rings: Rings | None = None,
 ) -> int:
+    """Return the bytes of a token in the page pools of target and draft; layers in `rings` have none there."""
     from ..batch.pools import bytes_per_slot
 
-    total = bytes_per_slot(target.kv_shapes, dtype)
+    ringed = () if rings is None else rings.layers
+    total = bytes_per_slot([shape for i, shape in enumerate(target.kv_shapes) if i not in ringed], dtype)
     if algorithm.draft_kv is DraftKV.NONE:
         return total
     shape = draft if algorithm.drafter is Drafter.MODEL else draft.model
     return total + bytes_per_slot(shape.kv_shapes * (heads_of(draft, algorithm) or 1), dtype)
+
+
+def kept_bytes(
+    target: ModelConfig,
+    draft: ModelConfig | HeadConfig | None,
+    spec: EngineSpec,
+    dtype: torch.dtype,
+    rings: Rings | None = None,
+) -> dict[str, int]:
+    """Return the bytes of what running requests keep whatever their length, by its name."""
+    from ..batch.pools import bytes_per_slot
+
+    windows = [] if rings is None else [target.kv_shapes[layer] for layer in rings.layers]
+    of_rings = 0 if rings is None else rings.num_slots * bytes_per_slot(windows, dtype)
+    return {"recurrent states": state_bytes(target, draft, spec, dtype), "windows": of_rings}
 
 
 def state_bytes(
@@ -87,6 +111,12 @@ def state_bytes(
     slots = (sum(sizes) + 3 * max(sizes, default=0)) * (config.max_running + 1)
     nodes = sum(shape.node_bytes(dtype) for shape in shapes) * config.max_running * spec.max_num_draft_tokens
     return slots + nodes
+
+
+def has_states(*models: ModelConfig | HeadConfig | None) -> bool:
+    """Return whether a model has recurrent layers. Then no request takes a prefix from another: the state behind a
+    cached prefix is not kept."""
+    return any(getattr(model, "state", None) is not None for model in models)
 
 
 def heads_of(draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm) -> int | None:
@@ -150,10 +180,10 @@ def size_pool(
     spec: EngineSpec,
     weight_bytes: int,
     working: int,
-    states: int = 0,
+    of_requests: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[int, int]:
-    """Return the pages of the KV pool, and their bytes in all pools, beside weights, `states` bytes of recurrent states
-    and `working` bytes of what passes need.
+    """Return the pages of the KV pool, and their bytes in all pools, beside weights, `working` bytes of what passes
+    need, and what running requests keep whatever their length: bytes by its name, `of_requests`.
 
     `kv_tokens` None: what running requests need, if `memory_fraction` of the free memory suffices. Raises
     NotEnoughMemory if the device cannot hold one request.
@@ -167,16 +197,16 @@ def size_pool(
         wanted = int(config.max_running * one_request * (1 + cache))
         least = one_request
     free = free_bytes(device)
-    budget = int(free * memory_fraction) - weight_bytes - working - states
+    budget = int(free * memory_fraction) - weight_bytes - working - sum(of_requests.values())
     if budget < (least + page_size) * slot_bytes:
         gib = 1 << 30
         passes = f"activations, logits and graphs {working / gib:.2f} GiB, " if working else ""
-        passes += f"recurrent states {states / gib:.2f} GiB, " if states else ""
+        passes += "".join(f"{name} {size / gib:.2f} GiB, " for name, size in of_requests.items() if size)
         raise NotEnoughMemory(
             f"not enough memory on {device}: the weights need {weight_bytes / gib:.2f} GiB, {passes}KV of {least} tokens "
             f"{least * slot_bytes / gib:.2f} GiB ({slot_bytes} bytes each); {memory_fraction:.0%} of the free "
             f"{free / gib:.2f} GiB are {free * memory_fraction / gib:.2f} GiB. A smaller context_len, kv_tokens or dtype helps"
-            + (", or fewer requests at once (max_running)" if states else "")
+            + (", or fewer requests at once (max_running)" if any(of_requests.values()) else "")
         )
     pages = min(wanted, budget // slot_bytes - page_size) // page_size
     return pages, (pages + 1) * page_size * slot_bytes

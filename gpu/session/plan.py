@@ -16,7 +16,7 @@ from ...core.tree.build import MAX_TREE_NODES
 from ...observe.input_files import read_text
 from ..parallel.divided import check_shards, sharded
 from ..parallel.shards import WHOLE, Shard, rank_devices
-from .memory import bytes_per_token, checkpoint_bytes, heads_of, size_pool, state_bytes, working_bytes
+from .memory import bytes_per_token, checkpoint_bytes, has_states, heads_of, kept_bytes, size_pool, working_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +28,10 @@ ARGUMENTS = "<arguments>"
 AUTO = "auto"
 POLICIES = ("ema", "goodput")
 KEEP, UNPACK = "keep", "unpack"
+PAGED, RING = "paged", "ring"
 
 NO_SHARED_PREFIX = "the prefix cache is off: a model with recurrent layers keeps no state behind a cached prefix"
+NO_PREFIX_IN_RINGS = "the prefix cache is off: a ring keeps a window of its own request and no prefix for others"
 MAX_HEAD_DIM = 256  # with which the kernels of a GPU are compiled and compared
 
 
@@ -51,6 +53,7 @@ class SessionOptions:
     max_running: int = 32
     chunk_size: int = 2048
     prefix_cache: bool = True
+    window_kv: str = PAGED  # the KV of layers with sliding windows; RING: of each running request what a window sees
     kv_tokens: int | None = None  # size of the KV pool; default: what running requests need, if memory suffices
     memory_fraction: float = 0.85  # of the device's free memory, weights included
     # AUTO: the checkpoint's; on a CPU float32 for 16 bits, unless it has native bfloat16 and the model is large
@@ -98,6 +101,7 @@ class SessionPlan:
             *self.spec.notices,
             *([f"the mode is {config.mode}: {config.mode_reason}"] if forced else ()),
             *([NO_SHARED_PREFIX] if self.options.prefix_cache and has_states(self.target, self.draft) else ()),
+            *([NO_PREFIX_IN_RINGS] if self.options.prefix_cache and self.options.window_kv == RING else ()),
         )
 
     def max_prompt_len(self) -> int:
@@ -112,6 +116,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     Reads configurations and the headers of weight files only. Raises ConfigError, NotEnoughMemory and other
     ForedraftErrors.
     """
+    from ..batch.pools import Rings
     from ..models.config import ModelConfig
 
     check_choices(options)
@@ -135,7 +140,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
             page_size=options.page_size,
             max_running=options.max_running,
             chunk_size=options.chunk_size,
-            prefix_cache=options.prefix_cache and not has_states(target, draft),
+            prefix_cache=options.prefix_cache and options.window_kv != RING and not has_states(target, draft),
             # All ranks must end a step after the same round, and only the parent knows when a new plan is wanted.
             block_rounds=options.block_rounds or (8 if device == "cpu" and num_ranks == 1 else 1),
             track_tokens=True,
@@ -157,7 +162,11 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     weight_bytes = checkpoint_bytes(options.draft, draft, target, dtype, part, kept)
     own = sharded(target, part)
     working = working_bytes(own, draft, spec, dtype) if device != "cpu" else 0
-    slot_bytes = bytes_per_token(own, draft, algorithm, dtype)
+    rings = None
+    if options.window_kv == RING and (rings := Rings.of(own, spec.config, spec.resolve_sizes())) is None:
+        message = f"{RING}: the model has no windowed layers beside others"
+        raise ConfigError.of(str(options.model), "window_kv", message)
+    slot_bytes = bytes_per_token(own, draft, algorithm, dtype, rings)
     num_pages, kv_bytes = size_pool(
         options.kv_tokens,
         options.memory_fraction / (num_ranks if device == "cpu" else 1),  # a CPU's ranks share its memory
@@ -166,7 +175,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
         spec,
         weight_bytes,
         working,
-        state_bytes(own, draft, spec, dtype),
+        kept_bytes(own, draft, spec, dtype, rings),
     )
     spec = spec.with_config(num_pages=num_pages)
     spec.resolve_sizes()  # refuses a pool that is too small for any request
@@ -211,6 +220,9 @@ def check_choices(options: SessionOptions) -> None:
     if options.quantized not in (known := (AUTO, KEEP, UNPACK)):
         hint = nearest(options.quantized, known)
         problems.append(Problem("quantized", f"{options.quantized!r} is none of {', '.join(known)}{hint}"))
+    if options.window_kv not in (PAGED, RING):
+        hint = nearest(options.window_kv, (PAGED, RING))
+        problems.append(Problem("window_kv", f"{options.window_kv!r} is none of {PAGED}, {RING}{hint}"))
     if options.quantized == KEEP and options.tensor_parallel > 1:
         problems.append(
             Problem("quantized", "ranks unpack their parts of quantized matrices: choose unpack, or one rank")
@@ -357,12 +369,6 @@ def resolve_device(name: str) -> str:
         found = torch.cuda.device_count()
         raise ConfigError.of(ARGUMENTS, "device", f"{name} is not there; torch finds {found} CUDA devices")
     return name
-
-
-def has_states(*models: ModelConfig | HeadConfig | None) -> bool:
-    """Return whether a model has recurrent layers. Then no request takes a prefix from another: the state behind a
-    cached prefix is not kept."""
-    return any(getattr(model, "state", None) is not None for model in models)
 
 
 def check_kernels(target: ModelConfig, device: str, source: str) -> None:

@@ -74,7 +74,9 @@ def _compile(session: DecodeSession, on_line: Callable[[str], None], num_bytes: 
     deliveries = Deliveries()
     small = plan.spec.with_config(num_pages=min(config.num_pages, pages), max_running=1)
     engine = small.make_engine(deliveries, session.tokenizer)
-    executor = build_executor(engine, own.target, own.draft_model, ops_for(plan.device))
+    executor = build_executor(
+        engine, own.target, own.draft_model, ops_for(plan.device), in_rings=own.pool.rings is not None
+    )
     spare = DecodeSession(engine, executor, deliveries, session.tokenizer, plan=plan)
     for kind, sampling in KINDS.items():
         on_line(f"compiling: {kind} rounds")

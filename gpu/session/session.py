@@ -18,7 +18,7 @@ from ...observe.engine_lines import EngineLines, engine_lines
 from .grammar import grammars_of
 from .loop import DecodeLoop, Deliveries, all_of
 from .memory import NotEnoughMemory
-from .plan import SessionOptions, SessionPlan, keeps_quantized, plan_session
+from .plan import RING, SessionOptions, SessionPlan, keeps_quantized, plan_session
 from .text import Tokenizer
 from .text_session import SessionStats, TextDelta, TextSession, numbers_of
 
@@ -146,6 +146,7 @@ def load_engine(
             graph_sizes=spec.graph_sizes,
             seed=options.seed,
             debug=options.debug,
+            in_rings=options.window_kv == RING,
             make_matcher=partial(_make_matcher, tokenizer, plan.target.vocab_size),
         )
     if lines is not None:

@@ -112,4 +112,4 @@ def test_recurrent_states_are_planned_before_a_weight_is_read():
     assert states > sum(kept.num_bytes(torch.bfloat16) for kept in shape.state_shapes) * spec.config.max_running
     assert state_bytes(shape, shape, spec, torch.bfloat16) > states
     with pytest.raises(NotEnoughMemory, match=r"recurrent states 900\.00 GiB, .*fewer requests at once"):
-        size_pool(10, 0.85, 131072, "cpu", spec, 0, 0, 900 << 30)
+        size_pool(10, 0.85, 131072, "cpu", spec, 0, 0, {"recurrent states": 900 << 30})
