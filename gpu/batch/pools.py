@@ -72,9 +72,13 @@ class KVPool:
         states: StatePool | None = None,
         rings: Rings | None = None,
     ) -> None:
-        self.states, self.rings = states, rings
+        self.states: StatePool | None = states
+        self.rings: Rings | None = rings
         ringed = () if rings is None else rings.layers
         paged = tuple(layer for layer in range(len(shapes)) if layer not in ringed)
+        self.all_layers: KVTensors
+        self.keys: Tensor
+        self.values: Tensor
         self.all_layers, views = _zeros([shapes[layer] for layer in paged], num_slots, dtype, device)
         self.keys, self.values = self.all_layers
         found = dict(zip(paged, views, strict=True))
