@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..properties.conformance import explain
 from ..properties.harness.report import Failure
+from ..properties.harness.shrink import explain
 from ..properties.harness.swarm import Budget, Found, Swarm
 from ..properties.suites import suite_of
 

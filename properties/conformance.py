@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..core.errors import ConfigError, Problem, count_of, nearest
-from .harness.cases import Case, load_case
+from .harness.cases import load_case
 from .harness.contract import MISBEHAVIOURS, SUITE_VERSION, Adapter, Capabilities
-from .harness.importing import load_make
-from .harness.invariants import Invariant, invariant, of_contract
+from .harness.importing import load_make, name_of
+from .harness.invariants import invariant, of_contract
 from .harness.operation import Operation
 from .harness.report import Failure, InvariantBroken, PropertiesBroken, Report, outcome_of
-from .harness.shrink import Shrinker, control_of
-from .harness.suite import Component, Suite
+from .harness.shrink import explain
+from .harness.suite import Suite
 from .harness.swarm import Budget, Found, Swarm
 from .suites import suite_of
 
@@ -170,49 +170,6 @@ def _skipped(swarm: Swarm) -> dict[str, str]:
     return skipped
 
 
-def explain(
-    component: Component,
-    invariants: Iterable[Invariant],
-    found: Found,
-    subject: str,
-    announced: Mapping[str, str] | None = None,
-) -> Failure:
-    """Shrink a failing run and tell its story."""
-    control, ours = control_of(component, subject) or ("", None)
-    shrinker = Shrinker(component, list(invariants), found, ours)
-    shrinker.shrink()
-    id = found.violation.id
-    case = Case(
-        suite=component.suite,
-        subject=subject,
-        capabilities=component.capabilities.declared,
-        config=shrinker.config,
-        seed=found.seed,
-        run=found.run,
-        invariant=id,
-        drain=shrinker.drain,
-        operations=tuple(shrinker.operations),
-    )
-    story = case.tell(component.make)
-    violation = story.violation or found.violation
-    broken = next((item for item in violation.broken if item.id == id), found.violation.broken[0])
-    return Failure(
-        id=id,
-        sentence=broken.sentence,
-        finding=broken.finding,
-        also=tuple(item.id for item in found.violation.broken[1:]),
-        case=case,
-        operations_before=max(len(found.operations), len(shrinker.operations)),
-        history=story.history,
-        calls=story.calls,
-        ends_in=story.ends_in or str(violation.operation),
-        control=control,
-        is_disputed=shrinker.is_disputed,
-        is_repeatable=shrinker.is_repeatable,
-        expected=(announced or {}).get(id, ""),
-    )
-
-
 def check_case(path: str | Path, make: Callable[[Any], Any] | None = None) -> None:
     """Run a stored case again, on the component that it names or on what `make` makes. Raises AssertionError, with the
     history, if it fails; ConfigError for a damaged case."""
@@ -220,12 +177,6 @@ def check_case(path: str | Path, make: Callable[[Any], Any] | None = None) -> No
     story = case.tell(load_make(case.subject) if make is None else make)
     if story.violation is not None:
         raise AssertionError("\n".join(["", *outcome_of(case, story)]))
-
-
-def name_of(make: Callable[[Any], Any]) -> str:
-    """Return `module:name`, as the command line takes it, or what comes close."""
-    module, name = getattr(make, "__module__", ""), getattr(make, "__qualname__", type(make).__qualname__)
-    return f"{module}:{name}" if module else name
 
 
 class Conformance:

@@ -111,6 +111,14 @@ def test_the_folders_of_core_import_in_one_direction():
     assert not imports_that(lambda path, item: item.ours and place(item.target) > place(module_name(path)), "core")
 
 
+def test_what_checks_any_contract_imports_none():
+    def is_wrong(path: Path, item: Import) -> bool:
+        is_outside = item.ours and item.target.startswith("properties.") and ".harness" not in item.target
+        return path.parent.name == "harness" and is_outside
+
+    assert not imports_that(is_wrong, "properties")
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_imports_only_its_libraries(package: str):
     allowed = {*LIBRARIES[package], *sys.stdlib_module_names} - NOWHERE - (NOT_IN_CORE if package == "core" else set())

@@ -47,7 +47,7 @@ def by_swarm(contract: str, mutant: Mutant, limit_s: float) -> bool:
 def by_hypothesis(contract: str, mutant: Mutant, limit_s: float) -> bool:
     begin = time.process_time()
 
-    class Limited(machine(contract, mutant.make)):  # type: ignore[misc]  # a class that is made at run time
+    class Limited(machine(suite_of(contract), mutant.make)):  # type: ignore[misc]  # a class that is made at run time
         def __init__(self) -> None:
             if time.process_time() - begin > limit_s:
                 raise Spent

@@ -101,3 +101,9 @@ def _load_entry_point(name: str) -> Callable[[Any], Any]:
         what = f"expected module:make, or the name of an adapter{nearest(name, known)}; installed: {', '.join(known) or 'none'}"
         raise ConfigError.of(name, "", what)
     return load_make(_behind(known[name]))
+
+
+def name_of(make: Callable[[Any], Any]) -> str:
+    """Return `module:name`, as the command line takes it, or what comes close."""
+    module, name = getattr(make, "__module__", ""), getattr(make, "__qualname__", type(make).__qualname__)
+    return f"{module}:{name}" if module else name

@@ -1,7 +1,7 @@
 """Hypothesis over the same operations, models and invariants as the swarm's: state machines, and strategies for tests
 of your own.
 
-    TestMine = machine("allocator", lambda config: MyAllocator(config.num_pages)).TestCase
+    TestMine = machine(suite_of("allocator"), lambda config: MyAllocator(config.num_pages)).TestCase
 
 Hypothesis finds the failure, and the shrinker of the suite makes it short: Hypothesis's own removes at most five draws
 at a time, and an operation has up to ten arguments.
@@ -19,12 +19,13 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from ..suites import suite_of
 from .contract import Adapter, Capabilities
+from .importing import name_of
 from .letters import Letter, vocabulary_of
 from .operation import Operation
 from .report import Failure
-from .suite import DRAWN_FOR_SUPPORT, RUN_LIMIT_S, Component, alarm
+from .shrink import explain
+from .suite import DRAWN_FOR_SUPPORT, RUN_LIMIT_S, Component, Suite, alarm
 from .swarm import Found
 from .trial import Trial, Violation
 
@@ -46,11 +47,11 @@ out: they take minutes where the suite takes seconds."""
 
 
 def configs(
-    contract: str, capabilities: Capabilities, supports: Callable[[Any], bool] | None = None
+    suite: Suite, capabilities: Capabilities, supports: Callable[[Any], bool] | None = None
 ) -> st.SearchStrategy[Any]:
     """Return a strategy for small configurations that are supported, from the choices that the swarm has. It shrinks to
     the plainest one."""
-    return _configs(suite_of(contract).component(Adapter(capabilities.of, capabilities, supports)), {})
+    return _configs(suite.component(Adapter(capabilities.of, capabilities, supports)), {})
 
 
 def _configs(component: Component, choices: dict[Any, tuple[int, ...]]) -> st.SearchStrategy[Any]:
@@ -83,10 +84,10 @@ def _places(length: int) -> st.SearchStrategy[int]:
     return st.sampled_from(range(length))
 
 
-def operations(contract: str, config: Any, capabilities: Capabilities) -> st.SearchStrategy[Operation]:
+def operations(suite: Suite, config: Any, capabilities: Capabilities) -> st.SearchStrategy[Operation]:
     """Return a strategy for the operations that these capabilities allow, hostile ones and those that make no sense in
     a state included."""
-    spoken = vocabulary_of(suite_of(contract).trial.declared, config, capabilities)
+    spoken = vocabulary_of(suite.trial.declared, config, capabilities)
     return st.one_of(
         [
             st.builds(letter.kind, *(st.sampled_from(tuple(dict.fromkeys(values))) for values in letter.arguments))
@@ -97,10 +98,10 @@ def operations(contract: str, config: Any, capabilities: Capabilities) -> st.Sea
 
 
 @st.composite
-def histories(draw: Any, contract: str, capabilities: Capabilities, max_size: int = 30) -> tuple[Any, list[Operation]]:
+def histories(draw: Any, suite: Suite, capabilities: Capabilities, max_size: int = 30) -> tuple[Any, list[Operation]]:
     """Draw a configuration and a sequence of operations for it."""
-    config = draw(configs(contract, capabilities))
-    return config, draw(st.lists(operations(contract, config, capabilities), max_size=max_size))
+    config = draw(configs(suite, capabilities))
+    return config, draw(st.lists(operations(suite, config, capabilities), max_size=max_size))
 
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -224,8 +225,6 @@ class TrialMachine(RuleBasedStateMachine):
         trace = (self.config, *(self.trial.trace if self.trial is not None else ()))
         if not self.explained:
             self._ends.close()  # a defect that is planted would be one of the control, too
-            from ..conformance import explain, name_of
-
             found = Found(0, 0, self.config, trace[1:], violation, self.choices.get(self.config, ()))
             failure = explain(self.component, self.component.invariants, found, name_of(self.component.make))
             self.explained[trace] = (
@@ -242,14 +241,15 @@ class TrialMachine(RuleBasedStateMachine):
 
 
 def machine(
-    contract: str, make: Callable[[Any], Any], capabilities: Capabilities | Iterable[str] | None = None
+    suite: Suite, make: Callable[[Any], Any], capabilities: Capabilities | Iterable[str] | None = None
 ) -> type[TrialMachine]:
-    """Make a state machine of the contract's operations; everything is checked after each, and drained at the end.
+    """Make a state machine of the operations of a contract, whose suite is given; everything is checked after each, and
+    drained at the end.
 
     `capabilities` as in `conformance.check`. A broken invariant is a `Violation` in the machine's test. What takes two
     runs to see is left to the swarm.
     """
-    component = suite_of(contract).component(make, capabilities)
+    component = suite.component(make, capabilities)
     choices: dict[Any, tuple[int, ...]] = {}
     drawn_configs = _configs(component, choices)
     kinds = [kind.tag for kind in component.operations]
@@ -264,7 +264,7 @@ def machine(
             self.apply(operation)
 
     members = {"start": start, "then": then, "component": component, "known_words": {}, "choices": choices}
-    made: Any = type(f"{contract.title().replace('-', '')}Machine", (TrialMachine,), {**members, "explained": {}})
+    made: Any = type(f"{suite.name.title().replace('-', '')}Machine", (TrialMachine,), {**members, "explained": {}})
     made.TestCase.settings = SETTINGS
     return made
 

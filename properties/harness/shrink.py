@@ -7,14 +7,16 @@ simpler until nothing can be. Every attempt is a run of its own on a fresh subje
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from .cases import Case
 from .contract import MISBEHAVIOURS, Adapter
 from .importing import NotInstalled, load_make, resolved
 from .invariants import Invariant, invariant
 from .letters import Choices, simpler_choices, translated
 from .operation import Operation, renamed, simpler
+from .report import Failure
 from .suite import Component
 from .swarm import Found
 from .trial import Violation
@@ -170,3 +172,46 @@ class Shrinker:
             self._choices = choices
             return True
         return False
+
+
+def explain(
+    component: Component,
+    invariants: Iterable[Invariant],
+    found: Found,
+    subject: str,
+    announced: Mapping[str, str] | None = None,
+) -> Failure:
+    """Shrink a failing run and tell its story."""
+    control, ours = control_of(component, subject) or ("", None)
+    shrinker = Shrinker(component, list(invariants), found, ours)
+    shrinker.shrink()
+    id = found.violation.id
+    case = Case(
+        suite=component.suite,
+        subject=subject,
+        capabilities=component.capabilities.declared,
+        config=shrinker.config,
+        seed=found.seed,
+        run=found.run,
+        invariant=id,
+        drain=shrinker.drain,
+        operations=tuple(shrinker.operations),
+    )
+    story = case.tell(component.make)
+    violation = story.violation or found.violation
+    broken = next((item for item in violation.broken if item.id == id), found.violation.broken[0])
+    return Failure(
+        id=id,
+        sentence=broken.sentence,
+        finding=broken.finding,
+        also=tuple(item.id for item in found.violation.broken[1:]),
+        case=case,
+        operations_before=max(len(found.operations), len(shrinker.operations)),
+        history=story.history,
+        calls=story.calls,
+        ends_in=story.ends_in or str(violation.operation),
+        control=control,
+        is_disputed=shrinker.is_disputed,
+        is_repeatable=shrinker.is_repeatable,
+        expected=(announced or {}).get(id, ""),
+    )

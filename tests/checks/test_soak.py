@@ -58,7 +58,7 @@ TODAY = int(f"{date.today():%Y%m%d}")
 
 
 def hypothesis_on(contract: str, subject: str, examples: int, **options) -> None:
-    machine_of_it = machine(contract, load_make(subject))
+    machine_of_it = machine(suite_of(contract), load_make(subject))
     if not options.get("derandomize"):
         seed(TODAY)(machine_of_it)
     quiet = settings(SETTINGS, max_examples=examples, stateful_step_count=25, **options)

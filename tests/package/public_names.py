@@ -47,6 +47,7 @@ ANSWERS = {  # module -> what the planning functions of the package return
 CHECKING = {  # module -> what users of the contracts take from it
     "foredraft.properties.conformance": ("check", "check_case", "Conformance", "Report"),
     "foredraft.properties.harness.contract": ("Capabilities", "needs"),
+    "foredraft.properties.suites": ("suite_of",),
     "foredraft.properties.harness.machines": ("machine", "configs", "operations", "histories", "SETTINGS"),
 }
 DECODING = {  # module -> what `foredraft.Session` takes as keyword arguments and returns

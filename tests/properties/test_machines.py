@@ -39,7 +39,7 @@ def violation_of(broken, **options):
 @pytest.mark.parametrize(("contract", "name"), [(contract, name) for contract in FOUND for name in FOUND[contract]])
 def test_hypothesis_finds_a_defect_of_each_contract_and_tells_a_short_history(contract, name):
     mutant = next(mutant for mutant in mutants_of(contract) if mutant.name == name)
-    found = violation_of(machine(contract, mutant.make))
+    found = violation_of(machine(suite_of(contract), mutant.make))
     assert {broken.id for broken in found.broken} & set(mutant.caught_by)
     assert found.failure.ends_in and len(found.failure.case.operations) <= 10
     assert found.failure.case.replay(mutant.make) is not None and not found.failure.is_disputed
@@ -50,7 +50,7 @@ def test_every_contract_has_such_a_defect():
 
 
 def test_a_failure_of_a_rule_of_ones_own_is_told_as_hypothesis_drew_it():
-    class Mine(machine("allocator", ListAllocator)):
+    class Mine(machine(ALLOCATOR, ListAllocator)):
         @rule()
         def steal(self):
             if self.trial.subject.pages:
@@ -63,7 +63,7 @@ def test_a_failure_of_a_rule_of_ones_own_is_told_as_hypothesis_drew_it():
 def test_a_component_that_hangs_is_stopped(monkeypatch):
     monkeypatch.setattr("foredraft.properties.harness.machines.RUN_LIMIT_S", 0.4)
     monkeypatch.setattr("foredraft.properties.harness.shrink.HANG_LIMIT_S", 0.04)
-    found = violation_of(machine("allocator", Hangs))
+    found = violation_of(machine(ALLOCATOR, Hangs))
     assert found.id == "HANGS" and found.failure.case.operations[-1].tag == "free"
 
 
@@ -72,29 +72,29 @@ def test_a_component_is_made_from_supported_configurations_alone():
         return config.page_size == 16 and config.candidates == (0,) and config.prefix_cache
 
     capabilities = ENGINE.capabilities.of(["slots", "prefix_cache"])
-    plainest = find(configs("engine", capabilities, supports), lambda config: True, settings=QUIET)
+    plainest = find(configs(ENGINE, capabilities, supports), lambda config: True, settings=QUIET)
     assert supports(plainest)
-    assert find(configs("engine", capabilities, supports), lambda config: config.num_pages > 8, settings=QUIET)
+    assert find(configs(ENGINE, capabilities, supports), lambda config: config.num_pages > 8, settings=QUIET)
 
 
 @pytest.mark.parametrize("contract", ["allocator", "relay", "accept", "engine"])
 def test_configurations_shrink_to_the_plainest(contract):
     suite = suite_of(contract)
     component = suite.component(Adapter(None, suite.capabilities.all(), None))
-    found = find(configs(contract, component.capabilities), lambda config: True, settings=QUIET)
+    found = find(configs(suite, component.capabilities), lambda config: True, settings=QUIET)
     assert found == component.configure(lambda values: values[0])
 
 
 def test_operations_shrink_to_the_plainest():
     config = ALLOCATOR.component(Exact).configure(lambda values: values[-1])
-    drawn = operations("allocator", config, CAPABILITIES)
+    drawn = operations(ALLOCATOR, config, CAPABILITIES)
     asks = find(
         drawn, lambda one: one.tag == "alloc" and one.num_slots > 1, settings=settings(QUIET, max_examples=2_000)
     )
     assert asks.holder == "a"
 
 
-@given(histories("allocator", CAPABILITIES))
+@given(histories(ALLOCATOR, CAPABILITIES))
 @settings(QUIET, max_examples=40)
 def test_histories_as_values(history):
     config, drawn = history

@@ -184,7 +184,7 @@ def test_a_case_stays_within_what_is_supported():
     assert supports(failure.case.config) and failure.id not in ("RAISES", "CAPABILITY")
 
 
-@given(configs("engine", PlainEngine.capabilities, supports))
+@given(configs(suite_of("engine"), PlainEngine.capabilities, supports))
 def test_hypothesis_draws_supported_ones_too(config):
     assert supports(config)
 

@@ -13,6 +13,7 @@ TESTS = """
 from bad_allocators import Exact, ListAllocator
 from foredraft.properties.conformance import AllocatorConformance, check_allocator
 from foredraft.properties.harness.machines import machine
+from foredraft.properties.suites import suite_of
 
 class TestGood(AllocatorConformance):
     def make(self, config):
@@ -28,7 +29,7 @@ def test_in_one_call():
 def test_that_fails():
     check_allocator(lambda config: Exact(config), budget=2000)
 
-TestMachine = machine("allocator", Exact).TestCase
+TestMachine = machine(suite_of("allocator"), Exact).TestCase
 """
 
 
