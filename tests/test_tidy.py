@@ -78,8 +78,9 @@ MAX_MAIN_LOOP_LINES = 300  # core/scheduler/engine.py
 # Accepted for a reason; an entry that is no longer needed must go.
 LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {
+    "gpu/kernels/layers/decode_attention.py::decode_attention_kernel": "35 arguments, a line each",
     "gpu/kernels/layers/extend_attention.py::extend_attention_kernel": "35 arguments, a line each",
-    "gpu/kernels/layers/verify_attention.py::verify_attention_kernel": "36 arguments, a line each",
+    "gpu/kernels/layers/verify_attention.py::verify_attention_kernel": "40 arguments, a line each",
 }
 # Modules that nothing in the packages imports: entrances for users, which may start any package.
 ENTRANCES = {"api.__main__": "python -m foredraft"}

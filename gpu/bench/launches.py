@@ -169,10 +169,11 @@ class _Recorder(TorchDispatchMode):
         _, heads, d = q.shape
         length = min(self._context_len, arguments["WINDOW"] or self._context_len)
         shape = (heads, pool.shape[1], d, q.dtype.itemsize)
+        parts = self._moved([arguments["partial"], arguments["lse"]]) if arguments["JOIN"] else 0
         if name == "decode_attention_kernel":
-            return decode_attention_bytes([length] * len(q), *shape)
+            return parts + decode_attention_bytes([length] * len(q), *shape)
         rows = len(arguments["rows"])
-        return verify_attention_bytes([length] * rows, len(q) // rows, *shape)
+        return parts + verify_attention_bytes([length] * rows, len(q) // rows, *shape)
 
     def _moved(self, tensors: Iterable[Tensor]) -> int:
         """Return the bytes of different tensors, without those of which a kernel reads some rows."""

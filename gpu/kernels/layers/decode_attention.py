@@ -12,17 +12,17 @@ from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, key
 from .flash import (
     LOG2_E,
     Cut,
-    CutOutput,
     attend_keys,
     begin_softmax,
     device_of,
     ends_of,
     part_of,
+    parts_of,
     reading_tiles,
     row_and_part,
     softmax_constants,
-    store_tile,
 )
+from .parts import CutOutput, store_tile
 
 
 def decode_keys(
@@ -76,6 +76,7 @@ def decode_attention_kernel(
     out,
     partial,
     lse,
+    arrived,
     q_token_stride,
     q_head_stride,
     k_slot_stride,
@@ -97,6 +98,7 @@ def decode_attention_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    JOIN: tl.constexpr,
 ):
     """Attend with programs that share, per key head, the parts of `num_rows` queries;
     a tile's rows are the group's query heads."""
@@ -121,9 +123,11 @@ def decode_attention_kernel(
         base, jump = tl.load(bases + query), tl.load(tails + query)
         length = tl.load(lens + query).to(tl.int32)
         first, end = 0, length
+        num_parts = 1
         if WINDOW:
             first = tl.maximum(length - WINDOW, 0)
         if ROWS > 1:
+            num_parts = parts_of(end - first, least, most, BLOCK_N)
             size = part_of(end - first, least, most, BLOCK_N)
             first += part * size
             end = tl.minimum(first + size, end)
@@ -140,7 +144,25 @@ def decode_attention_kernel(
                 tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
             )
         index = query * (tl.num_programs(1) * GROUP) + head
-        store_tile(out, partial, lse, acc, peak, total, index, live, part, most, HEAD_DIM, BLOCK_D, ROWS > 1)
+        store_tile(
+            out,
+            partial,
+            lse,
+            arrived + row * tl.num_programs(1) + kv_head,
+            acc,
+            peak,
+            total,
+            index,
+            live,
+            part,
+            num_parts,
+            most,
+            HEAD_DIM,
+            BLOCK_M,
+            BLOCK_D,
+            ROWS > 1,
+            JOIN,
+        )
 
 
 def decode_attention_triton(
@@ -150,7 +172,8 @@ def decode_attention_triton(
     softmax: Softmax = PLAIN,
     cut: Cut | None = None,
 ) -> Tensor:
-    """Compute `decode_attention_torch` as one launch, two where long rows are cut. The last axes must be contiguous."""
+    """Compute `decode_attention_torch` as one launch, two where tall tiles are cut.
+    The last axes must be contiguous."""
     k_pool, v_pool = kv
     m, heads, d = q.shape
     kv_heads = k_pool.shape[1]
@@ -160,7 +183,7 @@ def decode_attention_triton(
     if cut is None:
         read = min(softmax.window or batch.max_len, batch.max_len)
         cut = Cut.choose(batch.planned_queries or m, m, read, kv_heads, size, heads * d * 4, device.processors)
-    result = CutOutput.of(q, cut)
+    result = CutOutput.of(q, cut, size, m * kv_heads)
     if not m:
         return result.out
     decode_attention_kernel[(cut.programs, kv_heads)](
@@ -176,6 +199,7 @@ def decode_attention_triton(
         result.out,
         result.partial,
         result.lse,
+        result.arrived,
         *q.stride()[:2],
         *k_pool.stride()[:2],
         *v_pool.stride()[:2],
@@ -189,6 +213,7 @@ def decode_attention_triton(
         ROWS=cut.listed(m),
         **size.constants(),
         **softmax_constants(softmax),
+        JOIN=result.joins,
         **size.options(),
     )
     return result.join(batch.lens, 1, softmax.window, size.block_n)

@@ -12,7 +12,8 @@ from ...models.attention import PLAIN, Softmax
 from ...ops.port import ExtendBatch, KVTensors
 from ..jit import cdiv, jit, tl
 from ..padded import bias_of, counting, gather, prefix_slots, window_slots
-from .flash import LOG2_E, attend_keys, begin_softmax, computing_tiles, device_of, softmax_constants, store_tile
+from .flash import LOG2_E, attend_keys, begin_softmax, computing_tiles, device_of, softmax_constants
+from .parts import store_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,7 @@ def extend_attention_kernel(
                 tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
             )
         index = (origin + token) * (tl.num_programs(1) * GROUP) + head
-        store_tile(out, out, out, acc, peak, total, index, live, 0, 1, HEAD_DIM, BLOCK_D, False)
+        store_tile(out, out, out, out, acc, peak, total, index, live, 0, 1, 1, HEAD_DIM, BLOCK_M, BLOCK_D, False, False)
 
 
 def extend_attention_triton(

@@ -2,8 +2,9 @@
 
 The queries of a tile are the rows of one matrix: the row's new tokens times the query heads that share a key head. So
 every key is loaded once for all of them. A long row is cut into parts that run side by side. Each part leaves its own
-softmax and the base-2 logarithm of its sum, and a second kernel joins them (flash-decoding, Dao et al., 2023). All sums
-are float32.
+softmax and the base-2 logarithm of its sum (flash-decoding, Dao et al., 2023). An atomic counter tells the program that
+stores a row's last part. It joins all of them in the order of the keys, so the result does not depend on which program
+it is. The parts of a tall tile would be much for one program: a second kernel joins these. All sums are float32.
 
 Which parts there are follows from each row's own length, which only the device knows, so the work is a list that
 programs share:
@@ -20,14 +21,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch import Tensor
 
 from ...models.attention import Softmax
 from ..jit import cdiv, jit, next_power_of_2, tl
 
 LOG2_E = 1.4426950408889634
 MAX_PARTS = 128
-JOINED_PARTS = 16  # at once
 PARTS_BYTES = 128 << 20  # at most, of one batch's parts
 LISTED_ROWS = 256  # of a work list; more are rounded up to a power of two, each of which is compiled
 # of the 200 registers or so that a verify kernel takes: one's loads run behind the other's sums
@@ -236,122 +235,6 @@ def begin_softmax(sinks, head, live, part, BLOCK_M: tl.constexpr, BLOCK_D: tl.co
     return acc, peak, total
 
 
-@jit
-def store_tile(
-    out,
-    partial,
-    lse,
-    acc,
-    peak,
-    total,
-    index,
-    live,
-    part,
-    most,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
-    """Store a tile's softmax to out [·, d], or (SPLIT) as one of a row's parts; index [M] counts query heads, 0:
-    nothing was seen."""
-    channel = tl.arange(0, BLOCK_D)
-    mask = live[:, None] & (channel < HEAD_DIM)[None, :]
-    seen = total > 0
-    divisor = tl.where(seen, total, 1.0)
-    acc = acc / divisor[:, None]
-    if SPLIT:
-        place = index * most + part
-        tl.store(partial + place[:, None] * HEAD_DIM + channel[None, :], acc, mask=mask & seen[:, None])
-        tl.store(lse + place, tl.where(seen, peak + tl.log2(divisor), float("-inf")), mask=live)
-    else:
-        tl.store(out + index[:, None] * HEAD_DIM + channel[None, :], acc.to(out.dtype.element_ty), mask=mask)
-
-
-@jit
-def join_parts_kernel(
-    partial,
-    lse,
-    out,
-    lens,
-    heads,
-    num_nodes,
-    least,
-    most,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    WINDOW: tl.constexpr,
-    MOST: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """Join with one program per query head, of `heads` for each of a row's `num_nodes` queries: the results of its
-    parts, PARTS at a time, weighted with their shares of the sum."""
-    index = tl.program_id(0).to(tl.int64)
-    keys = tl.load(lens + index // (heads * num_nodes)).to(tl.int32)
-    if WINDOW:
-        keys = tl.minimum(keys, WINDOW)
-    num_parts = parts_of(keys, least, most, BLOCK_N)
-    part, channel = tl.arange(0, MOST), tl.arange(0, BLOCK_D)
-    sums = tl.load(lse + index * most + part, mask=part < num_parts, other=float("-inf"))
-    peak = tl.max(sums, 0)
-    peak = tl.where(peak == float("-inf"), 0.0, peak)
-    total = tl.sum(tl.exp2(sums - peak), 0)
-    inside = channel < HEAD_DIM
-    joined = tl.zeros((BLOCK_D,), dtype=tl.float32)
-    for start in range(0, num_parts, PARTS):
-        some = start + tl.arange(0, PARTS)
-        weights = tl.exp2(tl.load(lse + index * most + some, mask=some < num_parts, other=float("-inf")) - peak)
-        # What saw nothing left its part unwritten.
-        mask = (weights > 0.0)[:, None] & inside[None, :]
-        place = (index * most + some)[:, None] * HEAD_DIM + channel[None, :]
-        joined += tl.sum(tl.load(partial + place, mask=mask, other=0.0) * weights[:, None], 0)
-    joined = joined / tl.where(total > 0, total, 1.0)
-    tl.store(out + index * HEAD_DIM + channel, joined.to(out.dtype.element_ty), mask=inside)
-
-
 def softmax_constants(softmax: Softmax) -> dict[str, int | float | bool]:
     """Return the kernels' constants of a softmax."""
     return {"WINDOW": softmax.window, "SOFTCAP": softmax.softcap * LOG2_E, "SINKS": softmax.sinks is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class CutOutput:
-    """Where the parts of an attention go; with one part straight to `out` (the others are then `out`
-    too, and unused)."""
-
-    out: Tensor  # [n, Hq, d], q's dtype
-    partial: Tensor  # float32 [n, Hq, most, d]
-    lse: Tensor  # float32 [n, Hq, most], base 2
-    cut: Cut
-
-    @classmethod
-    def of(cls, q: Tensor, cut: Cut) -> CutOutput:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if cut.most == 1:
-            return cls(out, out, out, cut)
-        partial = torch.empty((*q.shape[:2], cut.most, q.shape[2]), dtype=torch.float32, device=q.device)
-        return cls(out, partial, torch.empty(partial.shape[:3], dtype=torch.float32, device=q.device), cut)
-
-    def join(self, lens: Tensor, num_nodes: int, window: int, block_n: int) -> Tensor:
-        """Return the joined result, `num_nodes` queries for each of `lens`;
-        a second launch if there may be more than one part."""
-        if self.cut.most > 1:
-            n, heads, d = self.out.shape
-            join_parts_kernel[(n * heads,)](
-                self.partial,
-                self.lse,
-                self.out,
-                lens,
-                heads,
-                num_nodes,
-                self.cut.least,
-                self.cut.most,
-                **_join_constants(d, block_n, window),
-                num_warps=4,
-            )
-        return self.out
-
-
-def _join_constants(d: int, block_n: int, window: int) -> dict[str, int]:
-    blocks = {"BLOCK_N": block_n, "BLOCK_D": next_power_of_2(d), "MOST": MAX_PARTS, "PARTS": JOINED_PARTS}
-    return {"HEAD_DIM": d, "WINDOW": window, **blocks}

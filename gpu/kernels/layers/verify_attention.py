@@ -13,17 +13,17 @@ from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, key
 from .flash import (
     LOG2_E,
     Cut,
-    CutOutput,
     attend_keys,
     begin_softmax,
     device_of,
     ends_of,
     part_of,
+    parts_of,
     reading_tiles,
     row_and_part,
     softmax_constants,
-    store_tile,
 )
+from .parts import CutOutput, store_tile
 
 
 def verify_keys(
@@ -104,6 +104,7 @@ def verify_attention_kernel(
     out,
     partial,
     lse,
+    arrived,
     q_token_stride,
     q_head_stride,
     k_token_stride,
@@ -129,6 +130,7 @@ def verify_attention_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    JOIN: tl.constexpr,
 ):
     """Attend for each row: axes 1 and 2 choose a key head and a block of nodes; along axis 0 programs share the parts
     of all rows. A tile has a row per node and query head of the group.
@@ -160,12 +162,15 @@ def verify_attention_kernel(
         columns = table + tl.load(rows + row) * table_stride
         length = tl.load(prefix_lens + row).to(tl.int32)
         first, end = 0, length
+        num_parts = 1
         if WINDOW:
             # A node stands as many positions behind the prefix as it has ancestors.
             depth = count_bits(bits) - 1
             first = tl.maximum(length - (WINDOW - 1), 0)
         if ROWS > 1:
-            size = part_of(tl.minimum(length, WINDOW) if WINDOW else length, least, most, BLOCK_N)
+            keys_in_all = tl.minimum(length, WINDOW) if WINDOW else length
+            num_parts = parts_of(keys_in_all, least, most, BLOCK_N)
+            size = part_of(keys_in_all, least, most, BLOCK_N)
             first += part * size
             end = tl.minimum(first + size, end)
         for start in range(first, end, BLOCK_N):
@@ -207,7 +212,26 @@ def verify_attention_kernel(
                 SOFTCAP,
             )
         index = (root + node) * (tl.num_programs(1) * GROUP) + head
-        store_tile(out, partial, lse, acc, peak, total, index, live, part, most, HEAD_DIM, BLOCK_D, ROWS > 1)
+        tile_number = (row * tl.num_programs(2) + tl.program_id(2)) * tl.num_programs(1) + kv_head
+        store_tile(
+            out,
+            partial,
+            lse,
+            arrived + tile_number,
+            acc,
+            peak,
+            total,
+            index,
+            live,
+            part,
+            num_parts,
+            most,
+            HEAD_DIM,
+            BLOCK_M,
+            BLOCK_D,
+            ROWS > 1,
+            JOIN,
+        )
 
 
 def verify_attention_triton(
@@ -219,7 +243,7 @@ def verify_attention_triton(
     softmax: Softmax = PLAIN,
     cut: Cut | None = None,
 ) -> Tensor:
-    """Compute `verify_attention_torch` as one launch, two where prefixes are cut.
+    """Compute `verify_attention_torch` as one launch, two where tall tiles are cut.
     Last axes contiguous, pools laid out alike."""
     k_pool, v_pool = kv
     _, heads, d = q.shape
@@ -234,11 +258,12 @@ def verify_attention_triton(
         read = min(softmax.window or batch.max_prefix_len, batch.max_prefix_len)
         tiles, row_bytes = kv_heads * cdiv(planned_nodes * group, size.block_m), planned_nodes * heads * d * 4
         cut = Cut.choose(batch.planned_rows or bs, bs, read, tiles, size, row_bytes, device.processors)
-    result = CutOutput.of(q, cut)
+    blocks = cdiv(num_nodes * group, size.block_m)
+    result = CutOutput.of(q, cut, size, bs * kv_heads * blocks)
     if not bs:
         return result.out
     assert k_pool.stride() == v_pool.stride(), "the pools of keys and values are laid out alike"
-    verify_attention_kernel[(cut.programs, kv_heads, cdiv(num_nodes * group, size.block_m))](
+    verify_attention_kernel[(cut.programs, kv_heads, blocks)](
         q,
         k,
         v,
@@ -252,6 +277,7 @@ def verify_attention_triton(
         result.out,
         result.partial,
         result.lse,
+        result.arrived,
         *q.stride()[:2],
         *k.stride()[:2],
         *v.stride()[:2],
@@ -268,6 +294,7 @@ def verify_attention_triton(
         **size.constants(),
         **softmax_constants(softmax),
         NEW_BLOCK=max(16, next_power_of_2(planned_nodes)),
+        JOIN=result.joins,
         **size.options(),
     )
     return result.join(batch.prefix_lens, num_nodes, softmax.window, size.block_n)

@@ -11,7 +11,7 @@ from foredraft.gpu.kernels.jit import next_power_of_2
 from foredraft.gpu.kernels.layers import (
     decode_attention,
     extend_attention,
-    flash,
+    parts,
     products,
     rms_norm,
     rope_write,
@@ -19,6 +19,7 @@ from foredraft.gpu.kernels.layers import (
     verify_attention,
 )
 from foredraft.gpu.kernels.layers.flash import LISTED_ROWS, Tiles, computing_tiles, reading_tiles
+from foredraft.gpu.kernels.layers.parts import JOINED_ROWS
 
 HEAD_LAYOUTS = ((1, 64), (8, 64), (5, 80), (7, 128), (8, 128), (1, 256), (4, 256))
 """Query heads per key head, and channels: the corners of what models have, for compiled cases beside
@@ -61,7 +62,7 @@ def attention_case(
     return AotCase(
         f"{name}{', float32' * wide}{kind_of(window, softcap)}",
         kernel,
-        {**arguments, "*i32": "table", "fp32": "scale_log2"},
+        {**arguments, "*i32": f"table {arguments.get('*i32', '')}", "fp32": "scale_log2"},
         {"GROUP": group, "HEAD_DIM": d, **size.constants(), **constants}
         | {"WINDOW": window, "SOFTCAP": softcap, "SINKS": window > 0 and not softcap},
         divisible_by_16=strides,
@@ -79,8 +80,9 @@ def decode_case(heads: int, kv_heads: int, d: int, rows: int, capability: int, *
         decode_attention.decode_attention_kernel,
         reading_tiles(group, d, torch.bfloat16, capability),
         {
-            "*bf16": f"q k_pool v_pool sinks out {'' if rows > 1 else 'partial lse'}",
+            "*bf16": f"q k_pool v_pool sinks out {'' if rows > 1 else 'partial lse arrived'}",
             "*fp32": "partial lse" if rows > 1 else "",
+            "*i32": "arrived" if rows > 1 else "",
             "*i64": "rows bases tails lens",
             "i32": f"{DECODE_STRIDES} table_stride num_rows least most",
         },
@@ -89,6 +91,7 @@ def decode_case(heads: int, kv_heads: int, d: int, rows: int, capability: int, *
         d,
         strides=DECODE_STRIDES,
         ROWS=rows,
+        JOIN=rows > 1 and reading_tiles(group, d, torch.bfloat16, capability).block_m <= JOINED_ROWS,
         **softmax,
     )
 
@@ -98,7 +101,8 @@ def verify_case(
 ) -> AotCase:
     dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
     tensors, parts = "q k v k_pool v_pool sinks out", "partial lse"  # parts are summed in float32
-    floats = {pointer: f"{tensors} {parts}"} if wide or rows == 1 else {pointer: tensors, "*fp32": parts}
+    floats = {pointer: tensors, "*fp32": parts} if not wide else {pointer: f"{tensors} {parts}"}
+    floats = floats | {"*i32": "arrived"} if rows > 1 else {pointer: f"{tensors} {parts} arrived"}
     return attention_case(
         f"verify_attention {8 * group}/8 heads of {d}, {num_nodes} nodes{', parts' * (rows > 1)}",
         verify_attention.verify_attention_kernel,
@@ -114,6 +118,7 @@ def verify_case(
         wide=wide,
         NEW_BLOCK=max(16, next_power_of_2(num_nodes)),
         ROWS=rows,
+        JOIN=rows > 1 and reading_tiles(num_nodes * group, d, dtype, capability, group).block_m <= JOINED_ROWS,
         **softmax,
     )
 
@@ -169,9 +174,9 @@ ATTENTION = [
 JOIN = [
     AotCase(
         f"join_parts, heads of {d}{kind_of(window, 0.0)}",
-        flash.join_parts_kernel,
+        parts.join_parts_kernel,
         {"*fp32": "partial lse", "*bf16": "out", "*i64": "lens", "i32": "heads num_nodes least most"},
-        flash._join_constants(d, 32 if d > 128 else 64, window),
+        parts._join_constants(d, 32 if d > 128 else 64, window),
     )
     for d, window in ((80, 0), (128, 0), (128, 4096), (256, 0))
 ]

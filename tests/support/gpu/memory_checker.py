@@ -9,7 +9,8 @@ Four of its methods see all addresses and masks: `checked_memory` wraps them for
 * `read-only`: a store to a tensor that the test calls an input,
 * `unwritten`: a load of memory that was allocated empty and that nothing has written since,
 * `double store`: two programs, or two lanes of one store, write different things to one address,
-* `race`: a program reads what another one of the same launch writes,
+* `race`: a program reads what another one of the same launch writes, without an atomic between them that orders the two
+  (release and acquire of one address),
 * `foreign`: a program touches a part of a pool that belongs to another row.
 
 Programs of a grid run one after the other there, so that what depends on their order passes unseen: `shuffle` runs them
@@ -103,7 +104,10 @@ class Checker:
         self.accesses = 0
         self.kernel = ""
         self.program = (0, 0, 0)
-        self.number = 0
+        self.number = 0  # of the program, or of what a program does behind an atomic
+        self.visible: set[int] = set()  # numbers whose accesses come before
+        self.released: dict[int, set[int]] = {}  # by address of an atomic: what is visible behind it
+        self.num_numbers = 0
         self.memories: list[Memory] = []
         self.starts = np.empty(0, dtype=np.int64)
         self.unwritten: dict[int, tuple[torch.UntypedStorage, np.ndarray]] = {}
@@ -157,6 +161,7 @@ class Checker:
 
     def grid(self, x: int, y: int, z: int) -> None:
         self.order = [(i, j, k) for i in range(x) for j in range(y) for k in range(z)]
+        self.num_numbers, self.released = len(self.order), {}
         self.dims = (x, y, z)
         if self.random is not None:
             self.random.shuffle(self.order)
@@ -164,8 +169,13 @@ class Checker:
     def enter(self, x: int, y: int, z: int) -> tuple[int, int, int]:
         """The program that runs when the interpreter calls for (x, y, z)."""
         self.number = (x * self.dims[1] + y) * self.dims[2] + z
-        self.program = self.order[self.number]
+        self.program, self.visible = self.order[self.number], {self.number}
         return self.program
+
+    def concurrent(self, numbers: np.ndarray) -> bool:
+        """Whether one of these accesses is another program's that nothing orders before this one."""
+        others = numbers[(numbers != NO_PROGRAM) & (numbers != self.number)]
+        return bool(others.size) and not np.isin(others, list(self.visible)).all()
 
     # -- accesses -----------------------------------------------------------------------------------------------------
 
@@ -217,8 +227,7 @@ class Checker:
                 if bare.any():
                     raise self.fault("unwritten", f"byte {candidates[bare][0]} of {', '.join(memory.names)}")
             private = offsets[~memory.shared[offsets]]
-            others = memory.writers[private]
-            if ((others != NO_PROGRAM) & (others != self.number)).any():
+            if self.concurrent(memory.writers[private]):
                 raise self.fault("race", f"reads what another program wrote ({', '.join(memory.names)})")
             seen = memory.readers[private]
             memory.readers[private] = np.where((seen == NO_PROGRAM) | (seen == self.number), self.number, SEVERAL)
@@ -229,26 +238,35 @@ class Checker:
             self.written(memory, offsets, item)
             private = ~memory.shared[offsets]
             offsets, lanes = offsets[private], lanes[private]
-            others = memory.writers[offsets]
-            if ((others != NO_PROGRAM) & (others != self.number)).any():
+            if self.concurrent(memory.writers[offsets]):
                 raise self.fault("double store", f"two programs store to one address of {', '.join(memory.names)}")
-            readers = memory.readers[offsets]
-            if ((readers != NO_PROGRAM) & (readers != self.number)).any():
+            if self.concurrent(memory.readers[offsets]):
                 raise self.fault("race", f"stores to what another program read ({', '.join(memory.names)})")
             by_address = np.argsort(offsets, kind="stable")
             near, stored = offsets[by_address], flat[lanes[by_address]].view(f"V{flat.itemsize}")
             if ((near[1:] == near[:-1]) & (stored[1:] != stored[:-1])).any():
                 raise self.fault("double store", f"two lanes store to one address of {', '.join(memory.names)}")
             memory.writers[offsets] = self.number
+            for address in self.released.keys() & set((memory.start + offsets).tolist()):
+                del self.released[address]
 
     def atomic(self, pointers: np.ndarray, mask: np.ndarray, item: int) -> None:
-        """Atomics may meet each other at an address; they are no one program's."""
+        """Atomics may meet each other at an address. What a program did before comes before what another one does
+        behind its next atomic there."""
+        acquired: set[int] = set()
         for memory, offsets, _ in self.parts(pointers, mask, item):
             self.written(memory, offsets, item)
-            plain = memory.writers[offsets]
-            if (plain >= 0).any() and (plain[plain >= 0] != self.number).any():
+            addresses = (memory.start + offsets).tolist()
+            plain = np.array([address not in self.released for address in addresses], dtype=bool)
+            if self.concurrent(memory.writers[offsets[plain]]):
                 raise self.fault("race", f"an atomic meets another program's store ({', '.join(memory.names)})")
-            memory.writers[offsets] = SEVERAL
+            memory.writers[offsets] = self.number
+            for address in addresses:
+                before = self.released.get(address, set())
+                acquired |= before
+                self.released[address] = before | self.visible
+        self.number, self.num_numbers = self.num_numbers, self.num_numbers + 1
+        self.visible = self.visible | acquired | {self.number}
 
     def written(self, memory: Memory, offsets: np.ndarray, item: int) -> None:
         self.foreign(memory, offsets)

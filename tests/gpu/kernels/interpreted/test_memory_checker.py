@@ -51,6 +51,15 @@ def count(total, BLOCK: tl.constexpr):
     tl.atomic_add(total + tl.arange(0, BLOCK), 1)
 
 
+@triton.jit
+def sum_last(x, total, arrived, n, early: tl.constexpr):
+    """Store a number each; the last program to arrive adds them up."""
+    tl.store(x + tl.program_id(0), 1)
+    is_last = tl.atomic_add(arrived, 1) == n - 1
+    if early or is_last:
+        tl.store(total, tl.load(x) + tl.load(x + n - 1))
+
+
 @contextlib.contextmanager
 def faults(kind: str, **options) -> Iterator[None]:
     with checked_memory(**options), pytest.raises(MemoryFault) as error:
@@ -150,6 +159,16 @@ def test_atomics_may_meet_but_not_outside():
     assert total.tolist() == [3] * 4
     with faults("outside"):
         count[(1,)](total, BLOCK=8)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_comes_before_an_atomic_may_be_read_behind_it(seed: int):
+    x, total, arrived = (torch.zeros(n, dtype=torch.int32) for n in (3, 1, 1))
+    with checked_memory(shuffle=seed):
+        sum_last[(3,)](x, total, arrived, 3, early=False)
+    assert total.tolist() == [2] and arrived.tolist() == [3]
+    with pytest.raises(MemoryFault, match=r"race|double store"), checked_memory(shuffle=seed):
+        sum_last[(3,)](x, total, arrived.zero_(), 3, early=True)
 
 
 def test_a_shuffled_grid_runs_every_program_once():
