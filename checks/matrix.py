@@ -163,6 +163,15 @@ def requests_of(cell: MatrixCell, dice: Dice, output_lens: tuple[int, ...] = (1,
     return requests
 
 
+def disturbance_of(cell: MatrixCell) -> Disturbance:
+    return Disturbance(
+        submit=100 if cell.arrivals == "at once" else 8,
+        abort=4 if cell.disturbance in ("abort", "all") else 0,
+        retract=5 if cell.disturbance in ("retract", "all") else 0,
+        idle=30 if cell.faults == "slow host" else 0,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class CellReport:
     """What serving one cell did; the numbers say that the cell was not vacuous."""
@@ -196,13 +205,7 @@ def run_cell(cell: MatrixCell) -> CellReport:
     events: list = []
     engine, executor, model = build_cell(cell, events.append)
     requests = requests_of(cell, dice)
-    disturbance = Disturbance(
-        submit=100 if cell.arrivals == "at once" else 8,
-        abort=4 if cell.disturbance in ("abort", "all") else 0,
-        retract=5 if cell.disturbance in ("retract", "all") else 0,
-        idle=30 if cell.faults == "slow host" else 0,
-    )
-    driver = HostileDriver(engine, executor, requests, dice, disturbance)
+    driver = HostileDriver(engine, executor, requests, dice, disturbance_of(cell))
     finished = driver.run()
     check_feedback(engine, events)
     check_greedy_output(engine, model, requests, finished, driver.refused, LetterDecoder().decode)

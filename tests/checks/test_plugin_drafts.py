@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from foredraft.checks.cells import MatrixCell, random_cells
-from foredraft.checks.matrix import CellReport, run_cell, run_cell_in_blocks, run_cells, summary
+from foredraft.checks.cells import random_cells
+from foredraft.checks.matrix import run_cell_in_blocks, run_cells, summary
 from foredraft.core.adaptive import fixed_controller
-from foredraft.core.algorithm.host_drafts import PluginError
 from foredraft.core.algorithm.registry import get_algorithm, register_algorithm
 from foredraft.core.contract.request import Request
 from foredraft.core.errors import Problem
@@ -105,38 +104,6 @@ class Silent(WitnessProposer):
 
     def propose(self, request):
         raise AssertionError("with simulated acceptance no drafts are asked for")
-
-
-CELLS = [
-    MatrixCell(
-        algorithm="PLUGGED",
-        mode="overlap",
-        steps=3,
-        policy="ema",
-        block_rounds=3,
-        disturbance="all",
-        pool="tight",
-        seed=3,
-    ),
-    MatrixCell(algorithm="PLUGGED", mode="overlap", page_size=4, topk=3, steps=3, chunk_size=8, seed=4),
-    MatrixCell(algorithm="PLUGGED", steps=2, prefixes="shared", stops="tokens", seed=5),
-]
-
-
-def serve_all() -> list[CellReport]:
-    return [run_cell(cell) for cell in CELLS]
-
-
-def test_the_witness_notices_a_value_of_another_node():
-    class Liar(WitnessProposer):
-        def propose(self, request):
-            proposal = super().propose(request)
-            proposal.next_relay["text_len"][:, 1:] += 1
-            return proposal
-
-    plugin(Witness, make_proposer=lambda self, shape: Liar())
-    with pytest.raises(PluginError, match="NotTheTruth"):
-        serve_all()
 
 
 # -- prefill and decode on different workers --------------------------------------------------------------------------

@@ -176,10 +176,9 @@ def test_bad_input_is_one_message(refused, theirs, arguments, words):
 def test_the_list(command):
     outcome = command("check", "--list")
     lines = outcome.out.splitlines()
-    total, checked, by_the_matrix, not_yet = map(int, re.findall(r"\d+", lines[-1]))
-    assert outcome.code == 0 and total == len(all_invariants()) == checked + by_the_matrix + not_yet and checked >= 16
-    assert sum("[not yet checked]" in line for line in lines) == not_yet
-    assert sum("[contract " in line for line in lines) == checked
+    number = len(all_invariants())
+    assert outcome.code == 0 and lines[-1] == f"{number} invariants, each checked for a contract."
+    assert sum("[contract " in line for line in lines) == number
     at = next(number for number, line in enumerate(lines) if line.strip().startswith("ALLOC-04"))
     assert "ref(page) == number of holders" in lines[at] and "with sharing, after every operation" in lines[at + 1]
     assert "16 invariants" in command("check", "allocator", "--list").out

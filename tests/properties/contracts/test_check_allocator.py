@@ -159,23 +159,17 @@ def test_the_catalogue_is_whole():
     for item in items:
         group, number = item.id.split("-")
         counts.setdefault(group, []).append(int(number))
-        assert item.sentence and set(item.when.replace(",", "")) <= set("ESTIRM")
+        assert item.sentence and callable(item.check) and set(item.when.replace(",", "")) <= set("ESTIRM")
     assert all(sorted(numbers) == list(range(1, len(numbers) + 1)) for numbers in counts.values()), counts
 
 
 def test_how_an_invariant_is_checked_is_said_honestly():
     """What is said of the matrix is what its files raise."""
     folder = Path(driver.__file__).parent
-    files = [
-        folder / "driver.py",
-        folder / "matrix.py",
-        folder / "driver.py",
-        *(folder.parent / "properties/executor/reference").glob("*.py"),
-    ]
+    reference = folder.parent / "properties/executor/reference"
+    files = [folder / "driver.py", folder / "matrix.py", *reference.glob("*.py")]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     assert set(re.findall(r'InvariantViolation\(\s*"([A-Z]+-\d+)"', text)) == BY_THE_MATRIX
-    unchecked = [item for item in all_invariants() if item.check is None and item.id not in BY_THE_MATRIX]
-    assert all(item.how == "not yet checked" for item in unchecked)
 
 
 # -- one test per invariant --------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 from foredraft.checks.adapters import core_engine
-from foredraft.core.errors import ConfigError
 from foredraft.properties.conformance import check
 from foredraft.properties.engine import plain
 from foredraft.properties.engine.contract import SHAPES, EngineCapabilities, ServingConfig
@@ -69,8 +68,6 @@ def test_what_is_declared_is_expected():
     """Who says that two steps may be in flight, and launches one, leaves the device idle."""
     report = check(SUITE, plain.make, capabilities=["slots", "overlap"], budget=8_000)
     assert [failure.id for failure in report.failures] == ["ENGINE-07"]
-    with pytest.raises(ConfigError, match="needs the capability slots"):
-        check(SUITE, plain.make, capabilities=["prefix_cache"])
 
 
 def test_an_engine_that_stands_still_is_no_endless_run():

@@ -2,9 +2,6 @@
 
 import pytest
 from foredraft.checks.adapters import prefix_store, radix_cache
-from foredraft.checks.mutant import kill
-from foredraft.checks.registry import mutants_of
-from foredraft.core.errors import ConfigError
 from foredraft.properties.conformance import check, check_prefix_cache
 from foredraft.properties.harness.operation import simpler
 from foredraft.properties.prefix_cache import plain
@@ -14,20 +11,12 @@ from foredraft.properties.prefix_cache.trial import PrefixCacheTrial as Do
 from foredraft.properties.suites import suite_of
 
 SUITE = suite_of("prefix-cache")
-OURS = [f"RADIX-{number:02}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 14, 15)]
 
 
 def test_a_cache_that_can_do_nothing_more_than_it_must_is_checked_too():
     report = check_prefix_cache(lambda config: PlainPrefixCache(config), capabilities=(), budget=8_000)
     assert report.ok and report.skipped == {"RADIX-07": "needs inspection", "RADIX-11": "needs namespaces"}
     assert min(count for id, count in report.evaluations.items()) > 20
-
-
-def test_capabilities_have_foundations():
-    with pytest.raises(ConfigError, match="needs the capability lru"):
-        check_prefix_cache(PlainPrefixCache, capabilities=("policies",))
-    with pytest.raises(ConfigError, match="needs the capability inspection"):
-        check_prefix_cache(PlainPrefixCache, capabilities=("table",))
 
 
 # -- what is found -----------------------------------------------------------------------------------------------------
@@ -114,13 +103,6 @@ def test_misbehaviour_is_reported_as_that(kind, id, words):
 def test_a_capability_that_is_not_there_is_a_failure():
     report = check(SUITE, plain.make, capabilities=[*EVERYTHING.declared, "table"], budget=1_000)
     assert report.failures[0].id == "CAPABILITY" and "admit (table)" in report.failures[0].text()
-
-
-def test_equal_failures_have_equal_cases():
-    mutant = next(m for m in mutants_of("prefix-cache") if m.name == "LeavesTheTableAlone")
-    first, second = (kill(mutant).failure for _ in range(2))
-    assert first.case.to_json() == second.case.to_json()
-    assert {op.tag for op in first.case.operations} >= {"admit", "share"}
 
 
 # -- the other drivers -------------------------------------------------------------------------------------------------

@@ -12,35 +12,9 @@ import pytest
 from foredraft.checks.registry import OPERATIONS, SUBJECTS, contracts
 from foredraft.properties.conformance import check
 from foredraft.properties.harness.importing import NotInstalled, load_make
-from foredraft.properties.harness.invariants import Invariant, of_contract
 from foredraft.properties.harness.operation import decode, encode
 from foredraft.properties.harness.swarm import Swarm
 from foredraft.properties.suites import suite_of
-
-
-def ids(family, *numbers):
-    return {f"{family}-{number:02}" for number in numbers}
-
-
-CHECKED = {
-    "allocator": ids("ALLOC", *range(1, 17)),
-    "prefix-cache": ids("RADIX", 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 14, 15),
-    "accept": ids("ACCEPT", 1, 2, 4, 5, 6, 7, 9, 13, 14, 16, 18, *range(19, 24)),
-    "step-controller": ids("STEPS", *range(1, 7), *range(8, 17)),
-    "relay": ids("RELAY", 2, 3),
-    "block-manager": ids("BLOCKS", *range(1, 9)),
-    "transport": ids("HANDOFF", *range(1, 11)),
-    "engine": ids("ENGINE", *range(1, 20)) | ids("RELAY", 1, 4, 5, 6, 7, 8, 9) | ids("ACCEPT", 3, 8, 10, 11, 12, 15)
-    | ids("RADIX", 9, 12, 13, 16) | {"STEPS-07", "SIM-12"},
-    "simulator": ids("SIM", 1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("contract", CHECKED)
-def test_every_invariant_of_a_contract_has_a_checker(contract):
-    items = of_contract(contract)
-    assert len(items) == len(CHECKED[contract]) and {item.id for item in items} == CHECKED[contract]
-    assert all(isinstance(item, Invariant) and callable(item.check) for item in items)
 
 
 def test_each_of_our_components_has_a_budget():

@@ -10,8 +10,16 @@ from functools import cache
 import numpy as np
 import torch
 from foredraft.checks.cells import MatrixCell
-from foredraft.checks.driver import Dice, Disturbance, HostileDriver, check_feedback
-from foredraft.checks.matrix import VOCAB_SIZE, LetterDecoder, algorithm_of, config_of, controller_of, requests_of
+from foredraft.checks.driver import Dice, HostileDriver, check_feedback
+from foredraft.checks.matrix import (
+    VOCAB_SIZE,
+    LetterDecoder,
+    algorithm_of,
+    config_of,
+    controller_of,
+    disturbance_of,
+    requests_of,
+)
 from foredraft.core.algorithm.algorithm import Drafter
 from foredraft.core.contract.events import Committed
 from foredraft.core.contract.request import FinishReason, Request
@@ -192,13 +200,7 @@ def run_real_cell(
     seed = cell.seed % 3
     executor = build_executor(engine, small_model(seed), draft_of(cell), ops, debug=True, **options)
     requests = requests_of(cell, dice)
-    disturbance = Disturbance(
-        submit=100 if cell.arrivals == "at once" else 8,
-        abort=4 if cell.disturbance in ("abort", "all") else 0,
-        retract=5 if cell.disturbance in ("retract", "all") else 0,
-        idle=30 if cell.faults == "slow host" else 0,
-    )
-    driver = HostileDriver(engine, executor, requests, dice, disturbance)
+    driver = HostileDriver(engine, executor, requests, dice, disturbance_of(cell))
     finished = driver.run()
     check_feedback(engine, events)
     compared = check_greedy(engine, oracle(seed), requests, finished, driver.refused)
