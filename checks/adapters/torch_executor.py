@@ -28,6 +28,7 @@ from ...gpu.models.checkpoint import network_of, new_head
 from ...gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig
 from ...gpu.models.decoder import Decoder
 from ...gpu.models.head_config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from ...gpu.models.rope import Rope
 from ...gpu.models.weights import initialize
 from ...gpu.ops.delta_rule import StateShape
 from ...gpu.ops.host_ops import HostOps
@@ -44,6 +45,14 @@ NUM_HEADS = 7
 CONTEXT_LEN = 256
 QWEN3_NEXT = "Qwen3NextForCausalLM"
 STATE = StateShape(heads=4, key_heads=2, key_dim=5, value_dim=7, kernel=4)
+WINDOWS: dict[str, Any] = {
+    "windowed_layers": (0,),
+    "window": 5,
+    "local_rope": Rope(100.0),
+    "full_head_dim": 8,
+    "full_kv_heads": 1,
+    "sinks": True,
+}
 SHARPNESS = 12.0  # a fresh model says nearly the same everywhere
 TOKEN, CONTEXT = 4.0, 0.25  # what the last token and what layers add weigh, so that a head can often be right
 LONG_CONTEXT, NOISE = 3.0, 0.01
@@ -67,7 +76,7 @@ class CheckedExecutor(WrappedExecutor):
         # Pools of threads would only wait for their members: the models are tiny.
         torch.set_num_threads(1)
         threadpool_limits(1, user_api="blas")
-        kind = Kind(config.mixture, config.is_recurrent)
+        kind = Kind(config.mixture, config.is_recurrent, config.windows)
         target = target_model(config.vocab_size, kind, context_of(config.algorithm))
         draft = draft_model(config.algorithm, config.vocab_size, kind)
         self.models = (target, draft)
@@ -190,10 +199,12 @@ def _drafts(tokens: list[int], parents: list[int]) -> Drafts:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a target has: experts in its second layer, and a recurrent first layer, whose state no prefix cache has."""
+    """What a target has: experts in its second layer; a recurrent first layer, whose state no prefix cache has; a
+    first layer that sees a window, with heads and a rotation of its own."""
 
     mixture: bool = False
     is_recurrent: bool = False
+    windows: bool = False
 
 
 PLAIN = Kind()
@@ -277,6 +288,7 @@ def _config(vocab_size: int, hidden_size: int, num_layers: int, kind: Kind = PLA
         state=STATE if kind.is_recurrent else None,
         recurrent_layers=(0,) if kind.is_recurrent else (),
         output_gate=kind.is_recurrent,
+        **WINDOWS if kind.windows else {},
         moe=experts,
         vocab_size=vocab_size,
         hidden_size=hidden_size,

@@ -29,7 +29,7 @@ if find_spec("torch") is not None:
 REFERENCE = """
 RelaysHiddenStatesAlways (ACCEPT-17): The relay has a hidden state for every algorithm; where there is none it relays zeros.
     ReferenceExecutor.__init__:
-        good(self, engine, draft, acceptance=acceptance, fail_at=fail_at)
+        good(self, engine, draft, acceptance=acceptance, fail_at=fail_at, recurrent=recurrent)
         fields = [field for field in self.future_map.fields if field.name != "hidden_states"]
         fields.append(RelayField("hidden_states", (HIDDEN_SIZE,), "float32"))
         self.future_map = FutureMap(engine.config.max_running, fields, debug_poison=True)
@@ -41,7 +41,7 @@ RelaysHiddenStatesAlways (ACCEPT-17): The relay has a hidden state for every alg
 
 AllocatesForTheWidestAlgorithm (ACCEPT-17): The draft's input buffers are allocated once, for any algorithm.
     ReferenceExecutor.__init__:
-        good(self, engine, draft, acceptance=acceptance, fail_at=fail_at)
+        good(self, engine, draft, acceptance=acceptance, fail_at=fail_at, recurrent=recurrent)
         self.draft_inputs = {"hidden": np.zeros((engine.config.max_running + 1, HIDDEN_SIZE), np.float32)}
 
 CapturesInVerify (ACCEPT-17): The verify pass keeps its hidden states until the next one, for every algorithm.
@@ -49,7 +49,7 @@ CapturesInVerify (ACCEPT-17): The verify pass keeps its hidden states until the 
         self.captured = hidden_of(hashes.ravel())
         return good(self, states, request, drafted, hashes, windows)
 
-ShowsHiddenStatesToAll (ACCEPT-17): A result carries hidden states that no request asked for.
+ShowsHiddenStatesToAll (ACCEPT-17, ANSWER): A result carries hidden states that no request asked for.
     ReferenceExecutor._result:
         result = good(self, running)
         if result.decode is None:
@@ -166,7 +166,7 @@ GoesOnFromItsPredecessor (STATE-02, ANSWER): A request goes on from the state of
         - int(self.hashes[row]) if start else empty
         + int(self.hashes[row]) if start or self.lengths[row] else empty
 
-StartsEveryChunkFresh (STATE-02): Each chunk of a prompt begins from the empty state.
+StartsEveryChunkFresh (STATE-02, ANSWER): Each chunk of a prompt begins from the empty state.
     ShadowStates.run_chunk
         - int(self.hashes[row]) if start else empty
         + empty

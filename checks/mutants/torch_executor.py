@@ -11,6 +11,7 @@ from ...gpu.draft.heads import HeadsDraft
 from ...gpu.executor import shaping
 from ...gpu.executor.prompt_runner import PromptRunner
 from ...gpu.executor.round import DecodeRound
+from ...gpu.ops.torch_ops import TorchOps
 from ..adapters.torch_executor import CheckedExecutor
 from .planting import defects, lookup
 
@@ -146,7 +147,7 @@ ConvolvesTheOldInputs (STATE-01, STATE-02, ANSWER): The convolution sees the inp
         - return States(matrices, seen.gather(1, last.unsqueeze(-1).expand(-1, -1, seen.shape[2])))
         + return States(matrices, states.inputs)
 
-ClearsThePool (STATE-03, STATE-01, ANSWER): A request that begins clears the slots of all.
+ClearsThePool (STATE-03, STATE-01, STATE-02, ANSWER): A request that begins clears the slots of all.
     ChunkStates.__init__:
         good(self, pool, rows, prefix_lens, starts, kept, max_len)
         if self._first.any():
@@ -170,6 +171,11 @@ LosesTheTailOfAChunk (STATE-02, ANSWER, RAISES): The last token of a prompt's ch
 ForgetsNothing (ANSWER, RAISES): An executor that begins anew still has the steps in flight, and their rows.
     CheckedExecutor.restart(self) = None
 
+SeesAllInVerify (ANSWER): In verify passes a layer with a window sees the whole text.
+    TorchOps.verify_attention
+        - window = softmax.window_within(batch.max_prefix_len + batch.ancestor_bits.shape[1])
+        + window = 0
+
 HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root of their tree.
     CheckedExecutor.__init__:
         good(self, config)
@@ -185,7 +191,7 @@ HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root o
 
 _PLACES = [
     *(BranchDraft, BranchStates, CheckedExecutor, ChunkStates, DecodeRound, HeadsDraft, PromptRunner, TreeStates),
-    *(replace, shaping, states),
+    *(TorchOps, replace, shaping, states),
 ]
 MUTANTS = defects("executor", CheckedExecutor, _PLACES, REAL, prefix="gpu:", np=np)
 __getattr__ = lookup(MUTANTS)

@@ -28,7 +28,7 @@ from .oracle import After, Drafts, RecurrentState
 VOCAB_SIZE = 24
 TEXT_LEN = 48  # of the longest drawn request
 ALGORITHMS = (*["STANDALONE"] * 4, "NONE", "NONE", "NGRAM", "NGRAM")
-WITH_HEADS = (*["STANDALONE"] * 3, "NONE", "NGRAM", "NGRAM", *["EAGLE", "EAGLE3"] * 2, "MULTI_LAYER_EAGLE")
+WITH_HEADS = (*["STANDALONE"] * 2, "NONE", "NGRAM", *["EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"] * 2)
 STOP_TOKENS = (5, 11)
 SHAPES_TRIED = 20
 MANY = 8  # rows of an engine in which many requests are sampled
@@ -66,6 +66,7 @@ class ExecutorConfig:
     tokens: bool = True
     vocab_size: int = VOCAB_SIZE
     mixture: bool = False  # the target may be a mixture of experts, and have recurrent layers: `is_recurrent`
+    windows: bool = False  # layers of the target may see a window only, and have other heads than those without one
 
     @property
     def is_recurrent(self) -> bool:
@@ -93,8 +94,8 @@ class ExecutorConfig:
             adaptive=steps > 0 and choose((False, False, False, True)),
             page_size=(page_size := choose((1, 2, 4, 16))),
             max_running=choose((1, 1, 2, 3)),
-            chunk_size=choose((64, 64, 5, 8)),
-            block_rounds=choose((1, 1, 3, 8)),
+            chunk_size=choose((64, 5, 8)),
+            block_rounds=choose((1, 3, 8)),
             overlap=choose((False, True)) and kind.supports_overlap,
             mixed=choose((True, False)),
             # Behind a cached prefix there is no plain model of what several heads say: most runs of these have none.
@@ -102,7 +103,8 @@ class ExecutorConfig:
             tokens=has.tokens,
         )
         if has.samples or has.states:
-            config = replace(config, mixture=choose((False, True)))
+            mixture = choose((False, True))
+            config = replace(config, mixture=mixture, windows=not mixture and choose((False, True)))
         if has.samples and choose((False, False, False, False, True)):
             drafting = config if config.steps or algorithm == "NONE" else replace(config, steps=choose((0, 1, 2)))
             return replace(drafting, max_running=MANY)._with_pool(3)

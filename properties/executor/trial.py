@@ -248,7 +248,7 @@ class ExecutorTrial(Trial):
         ended = [] if outcome is None else [end.request_id for end in outcome.finished]
         return f"step {step_id}{lens}{', ends ' if ended else ''}{' and '.join(ended)}"
 
-    @operation(weight=1, hostile=True, when=_is_in_flight)
+    @operation(weight=3, hostile=True, when=_is_in_flight)
     def stop(self) -> None:
         """Ask everything in flight to end at its next round boundary."""
         self._request_stop()
