@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ...core.draws import Purpose
 from ...gpu.draft.branches import first_level, next_level, tree_of
-from ...gpu.executor.round import best_tokens
 from ...gpu.executor.shaping import target_probs
 from ...gpu.ops.port import DeviceTree, DeviceVerified, KVTensors, Ops
 from ...gpu.session.devices import ops_for
@@ -85,7 +84,7 @@ class DeviceAccept:
         return tuple(part.flatten() for part in (round.tree.tokens, round.tree.parents, round.tree.positions))
 
     def verify_greedy(self, round: DeviceRound, logits: np.ndarray) -> tuple[Tensor, ...]:
-        return self.verdict(round, self.ops.verify_greedy(round.tree, best_tokens(self.tensor(logits))))
+        return self.verdict(round, self.ops.verify_greedy(round.tree, self.ops.best_tokens(self.tensor(logits))))
 
     def verify_sampling(
         self, round: DeviceRound, probs: np.ndarray, accept_coins: np.ndarray, bonus_coins: np.ndarray

@@ -35,30 +35,13 @@ from .port import Accepted, Draft, Relayed, RoundBatch, root_only
 #     position    len    len+1      len+a−1            a accepted nodes; KV of columns ≥ a goes to the sink
 
 
-def window_slots(batch: RoundBatch, columns: int) -> Tensor:
-    """Return the slots of `columns` positions from each row's length on, int64 [bs, columns]."""
-    return batch.table.view(-1)[window_cells(batch, columns)].long()
-
-
-def window_cells(batch: RoundBatch, columns: int) -> Tensor:
-    """Return the cells of the request table of `columns` positions from each row's length on, int64 [bs, columns]."""
-    places = batch.lengths[:, None] + numbers(columns, batch.rows.device)
-    width = batch.table.shape[1]
-    if columns > batch.num_draft_tokens + 1:
-        # Heads beyond the round's steps guess past what a row has reserved; at the end of the context that is past the
-        # table.
-        places = places.clamp(max=width - 1)
-    return batch.rows[:, None] * width + places
-
-
 def window_attention(
     ops: Ops, pool: KVPool, batch: RoundBatch, columns: int, beyond: int, accept_lens: Tensor
 ) -> PagedAttention:
     """Return the attention of a window that keeps the KV of accepted nodes;
     `beyond` of its columns are more than these."""
-    column = numbers(columns, batch.rows.device)
-    slots = window_slots(batch, columns) * (column < accept_lens[:, None])
-    positions = (batch.lengths[:, None] + column).clamp(max=batch.max_position)
+    places, slots = ops.window(batch.table, batch.rows, batch.lengths, columns, accept_lens)
+    positions = places.clamp(max=batch.max_position)
     bits = chain_links(len(batch.row_numbers), columns, batch.rows.device).ancestor_bits  # a window is a chain
     window = VerifyBatch(
         batch.table,
@@ -287,8 +270,9 @@ class _SingleBranch:
         self._batch = batch
         self._first_cell = 1 if shifted else 0  # the step whose draft token stands in cell 0
         self._states = branch_states(pool, batch)
-        places = batch.lengths[:, None] + numbers(batch.steps, batch.rows.device)
-        self._slots = window_slots(batch, batch.steps)
+        # [steps, bs]: kernels read those of a step one behind the other.
+        window = ops.window(batch.table, batch.rows, batch.lengths, batch.steps)
+        places, self._slots = (x.t().contiguous() for x in window)
         self._lens = places + 1
         self._positions = places.clamp_(max=batch.max_position)
 
@@ -300,7 +284,7 @@ class _SingleBranch:
         if with_root:
             tokens, rows, count = torch.cat((batch.roots[:, None], tokens), 1), rows.repeat_interleave(2), 2
         lens, positions, slots = (
-            x.narrow(1, cell + 1 - count, count).reshape(-1) for x in (self._lens, self._positions, self._slots)
+            x.narrow(0, cell + 1 - count, count).t().reshape(-1) for x in (self._lens, self._positions, self._slots)
         )
         queries = DecodeBatch(
             batch.table, rows, lens, lens, lens, batch.max_len + cell + 1, planned_queries=batch.padded_rows * count

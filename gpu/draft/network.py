@@ -10,7 +10,7 @@ from torch import Tensor
 from ..models.attention import Attention
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead
-from .port import best_candidate, top_candidates
+from .port import top_candidates
 
 
 class DraftNetwork(ABC):
@@ -36,18 +36,20 @@ class DraftNetwork(ABC):
         """Return the best `topk` tokens after each of m states, as the target's ids int64 [m, k], and
         probabilities float32."""
         ids, probabilities = top_candidates(self._logits(logits_hidden), topk)
-        return self._target_ids(ids), probabilities
+        return ids if self._ids is None else self._ids[ids], probabilities
 
     def best(self, logits_hidden: Tensor) -> Tensor:
         """Return the best token alone, int64 [m, 1]: a chain asks for no probability."""
-        return self._target_ids(best_candidate(self._logits(logits_hidden)))
+        return self._model.ops.best_drafts(self._logits(logits_hidden, widen=False), self._ids).unsqueeze(1)
 
-    def _logits(self, logits_hidden: Tensor) -> Tensor:
+    def _logits(self, logits_hidden: Tensor, widen: bool = True) -> Tensor:
         """Return the logits of the tokens that may be drafted."""
-        return self._model.logits(logits_hidden)
+        return self._model.logits(logits_hidden, widen)
 
-    def _target_ids(self, ids: Tensor) -> Tensor:
-        return ids
+    @property
+    def _ids(self) -> Tensor | None:
+        """The target's id of each token that may be drafted; None if they are the same."""
+        return None
 
 
 class LanguageModelNetwork(DraftNetwork):
@@ -69,8 +71,8 @@ class LanguageModelNetwork(DraftNetwork):
             tokens = tokens.clamp(max=self._own - 1)
         return None, self._decoder.forward(tokens, attention).hidden
 
-    def _logits(self, logits_hidden: Tensor) -> Tensor:
-        logits = self._decoder.logits(logits_hidden)
+    def _logits(self, logits_hidden: Tensor, widen: bool = True) -> Tensor:
+        logits = self._decoder.logits(logits_hidden, widen)
         return logits if self._shared == self._own else logits[:, : self._shared]
 
 
@@ -91,5 +93,6 @@ class HeadNetwork(DraftNetwork):
         out = self._model.forward(tokens, hidden, attention)
         return out.hidden, out.logits_hidden
 
-    def _target_ids(self, ids: Tensor) -> Tensor:
-        return self._model.to_target_ids(ids)
+    @property
+    def _ids(self) -> Tensor | None:
+        return self._model.target_ids

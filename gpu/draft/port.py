@@ -146,12 +146,6 @@ def root_only(ops: Ops, batch: RoundBatch) -> DeviceTree:
     return ops.build_chain(batch.roots, drafts, batch.lengths, batch.max_position)
 
 
-def best_candidate(logits: Tensor) -> Tensor:
-    """Return the draft's first choice of logits [m, V], int64 [m, 1]: the first result of `top_candidates`, without its
-    probability."""
-    return logits.max(dim=-1, keepdim=True).indices
-
-
 def top_candidates(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
     """Return the draft's `topk` tokens of logits [m, V], best first, and their probabilities:
     int64 and float32 [m, topk]."""

@@ -195,12 +195,12 @@ class RelayCells:
 
     def gather(self, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the rows' lengths and the other fields."""
-        found = {name: self.ops.relay_gather(buffer, rows) for name, buffer in self.buffers.items()}
+        found = dict(zip(self.buffers, self.ops.relay_gather([*self.buffers.values()], rows), strict=True))
         return found.pop(LENGTH_FIELD.name), found
 
     def scatter(self, rows: Tensor, result: RoundResult) -> None:
-        for name, values in {LENGTH_FIELD.name: result.lengths, **result.relay}.items():
-            self.ops.relay_scatter_(self.buffers[name], rows, values)
+        values = {LENGTH_FIELD.name: result.lengths, **result.relay}
+        self.ops.relay_scatter_([self.buffers[name] for name in values], rows, [*values.values()])
 
 
 @cache

@@ -30,7 +30,7 @@ class TorchStorage:
         return buffer
 
     def gather(self, buffer: Tensor, rows: np.ndarray) -> Tensor:
-        return self._ops.relay_gather(buffer, self._rows(rows))
+        return self._ops.relay_gather([buffer], self._rows(rows))[0]
 
     def scatter(
         self, buffer: Tensor, rows: np.ndarray, values: Tensor | np.ndarray, sources: np.ndarray | None
@@ -40,7 +40,7 @@ class TorchStorage:
             values = upload(self._device, values)
         if sources is not None:
             values = values[upload(self._device, sources)]
-        self._ops.relay_scatter_(buffer, self._rows(rows), values.to(buffer.dtype))
+        self._ops.relay_scatter_([buffer], self._rows(rows), [values])
 
     def poison(self, buffer: Tensor, rows: np.ndarray) -> None:
         pattern = np.frombuffer(bytes([_POISON_BYTE]) * 8, np.uint8).copy()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,11 +21,11 @@ from ...core.tree.outputs import NodeOutputs
 from ..batch.pools import KVPool, PagedAttention
 from ..batch.states import TreeStates
 from ..batch.uploads import upload
-from ..draft.branches import at_column, window_cells
+from ..draft.branches import at_column
 from ..draft.port import Accepted, Draft, Relayed, RoundBatch
 from ..kernels.constants import numbers
 from ..kernels.rounds.verify_sampling import sample_torch
-from ..models.decoder import Decoder, DecoderOutput
+from ..models.decoder import Decoder, DecoderOutput, wide
 from ..ops.port import Capture, DeviceTree, DeviceVerified, Ops, VerifyBatch
 from .outputs import DRAFT_HIDDEN, NEXT_RELAY, NodeProducer, node_outputs
 from .shaping import Changes, target_probs
@@ -123,10 +123,10 @@ class Passed:
     batch: RoundBatch
     relayed: Mapping[str, Tensor]
     tree: DeviceTree
-    cells: Tensor  # int64 [bs, nd]: of the nodes in the request table
+    cells: Tensor | None  # int64 [bs, nd]: of the nodes in the request table, if the pool has rings
     slots: Tensor  # int64 [bs, nd]
     forward: DecoderOutput
-    logits: Tensor  # [bs · nd, V]
+    logits: Tensor  # [bs · nd, V], as the target's head gives them
     states: TreeStates | None = None  # of recurrent layers
 
 
@@ -184,13 +184,16 @@ class DecodeRound:
         with phase("draft"):
             tree = self.draft.propose(batch, relayed)
         with phase("verify"):
-            cells = window_cells(batch, tree.num_nodes)
-            slots = batch.table.view(-1)[cells].long()
-            states = None
+            places, slots = self._ops.window(batch.table, batch.rows, batch.lengths, tree.num_nodes)
+            cells: Tensor | None = None
+            states: TreeStates | None = None
+            if self._pool.rings is not None:
+                cells = batch.rows[:, None] * batch.table.shape[1] + places
             if self._pool.states is not None:
                 states = TreeStates.of_tree(self._pool.states, batch.rows, batch.lengths, tree)
             forward = self._verify_forward(batch, tree, cells, slots, wanted, states)
-            return Passed(batch, relayed, tree, cells, slots, forward, self._target.logits(forward.hidden), states)
+            logits = self._target.logits(forward.hidden, widen=False)
+            return Passed(batch, relayed, tree, cells, slots, forward, logits, states)
 
     def finish(
         self,
@@ -205,6 +208,9 @@ class DecodeRound:
         """Choose tokens by the changed logits, keep what is accepted, and prepare the next round."""
         batch, relayed, tree, logits = passed.batch, passed.relayed, passed.tree, passed.logits
         with phase("verify"):
+            if changes is not None or sampling is not None or wanted:  # the greatest alone is the same in 16 bits
+                logits = wide(logits)
+                passed = replace(passed, logits=logits)
             if changes is not None:
                 logits = self._ops.shape_logits(logits, batch.rows, changes.tables, tree, changes.masks)
             verified = self._accept(batch, tree, logits, sampling, forced_runs)
@@ -235,7 +241,7 @@ class DecodeRound:
         self,
         batch: RoundBatch,
         tree: DeviceTree,
-        cells: Tensor,
+        cells: Tensor | None,
         slots: Tensor,
         wanted: frozenset[str],
         states: TreeStates | None,
@@ -250,7 +256,9 @@ class DecodeRound:
             planned_nodes=batch.max_nodes,
         )
         positions, slots = tree.positions.view(-1), slots.view(-1)
-        attention = PagedAttention(self._ops, self._pool, nodes, positions, slots, states, cells.view(-1))
+        attention = PagedAttention(
+            self._ops, self._pool, nodes, positions, slots, states, None if cells is None else cells.view(-1)
+        )
         return self._target.forward(tree.tokens.view(-1), attention, capture_for(self.draft, wanted))
 
     def _accept(
@@ -262,9 +270,9 @@ class DecodeRound:
         forced_runs: Tensor | None,
     ) -> DeviceVerified:
         if forced_runs is not None:
-            return accept_forced(tree, best_tokens(logits), forced_runs)
+            return accept_forced(tree, self._ops.best_tokens(logits), forced_runs)
         if sampling is None:
-            return self._ops.verify_greedy(tree, best_tokens(logits))
+            return self._ops.verify_greedy(tree, self._ops.best_tokens(logits))
         probs = target_probs(logits, *sampling.repeated(tree.num_nodes), filtered=sampling.filtered)
         positions = batch.lengths[:, None] + numbers(tree.width, logits.device)
         accept = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.ACCEPT_COIN)
@@ -284,6 +292,7 @@ class DecodeRound:
             pool, path = self._pool, (verified.accept_index, verified.accept_lens)
             self._ops.move_accepted_(pool.all_layers, passed.slots, *path)
             if pool.all_ringed is not None:
+                assert passed.cells is not None, "a pass over a pool with rings knows its cells"
                 self._ops.move_accepted_(pool.all_ringed, pool.ring_slots(passed.cells), *path)
             outputs = outputs.map(lambda values: self._ops.compact(values, verified.accept_index, tree.num_nodes))
         shape = (tree.batch_size, tree.num_nodes)
@@ -321,12 +330,6 @@ def draft_hidden(draft: Draft, forward: DecoderOutput) -> Tensor | None:
     return forward.aux if draft.aux_layers else forward.hidden
 
 
-def best_tokens(logits: Tensor) -> Tensor:
-    """Return the lowest id of the greatest logit, int64 [n]; −1 where it is not finite, which is no answer."""
-    best, tokens = logits.max(dim=-1)
-    return torch.where(best.isfinite(), tokens, -1)
-
-
 def first_tokens(
     ops: Ops, logits: Tensor, sampling: SamplingInputs | None, positions: Tensor, known: np.ndarray
 ) -> Tensor:
@@ -335,7 +338,7 @@ def first_tokens(
     `known` int64 [n]: the token that a row's client has been shown there already, −1 where it is to be drawn.
     """
     if sampling is None:
-        drawn = best_tokens(logits)
+        drawn = ops.best_tokens(logits)
     else:
         probs = target_probs(logits, sampling.temperature, sampling.top_p, sampling.top_k, sampling.filtered)
         coins = ops.coins(sampling.keys, positions[:, None], sampling.seed, Purpose.BONUS_COIN)

@@ -89,12 +89,13 @@ class Decoder(nn.Module):
         embedded = self.embedding(tokens)
         return embedded if self._embedding_scale is None else embedded * self._embedding_scale
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits: [m, H] → [m, V], in float32 at least."""
-        logits, config = wide(self.projections[0](hidden)), self.config
-        if config.logit_divisor != 1.0:
-            logits = logits / config.logit_divisor
-        cap = config.logit_softcap
+    def logits(self, hidden: Tensor, widen: bool = True) -> Tensor:
+        """Return logits: [m, H] → [m, V], in float32 at least if `widen`, or if they are scaled or capped."""
+        logits, cap, divisor = self.projections[0](hidden), self.config.logit_softcap, self.config.logit_divisor
+        if widen or cap or divisor != 1.0:
+            logits = wide(logits)
+        if divisor != 1.0:
+            logits = logits / divisor
         return (logits / cap).tanh_().mul_(cap) if cap else logits
 
     @property

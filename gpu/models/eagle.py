@@ -79,9 +79,10 @@ class DraftHead(nn.Module, ABC):
         """Return what `forward` takes, [n, H], of what was captured from the target, [n, …]."""
         return captured
 
-    def logits(self, logits_hidden: Tensor) -> Tensor:
-        """Return logits: [m, H] → [m, draft vocabulary], in float32 at least."""
-        return wide(self._output(logits_hidden))
+    def logits(self, logits_hidden: Tensor, widen: bool = True) -> Tensor:
+        """Return logits: [m, H] → [m, draft vocabulary], in float32 at least if `widen`."""
+        logits = self._output(logits_hidden)
+        return wide(logits) if widen else logits
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Return the target's ids of draft tokens int64, of the same shape."""

@@ -6,6 +6,7 @@ The checks wait for the device, so a checked executor neither overlaps nor captu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -110,18 +111,20 @@ class CheckedOps:
 
     # -- the relay ------------------------------------------------------------------------------------------------
 
-    def relay_gather(self, buffer: Tensor, rows: Tensor) -> Tensor:
-        self._cells(buffer, _host(rows))
-        return self._ops.relay_gather(buffer, rows)
+    def relay_gather(self, buffers: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+        for buffer in buffers:
+            self._cells(buffer, _host(rows))
+        return self._ops.relay_gather(buffers, rows)
 
-    def relay_scatter_(self, buffer: Tensor, rows: Tensor, values: Tensor) -> None:
+    def relay_scatter_(self, buffers: Sequence[Tensor], rows: Tensor, values: Sequence[Tensor]) -> None:
         cells = _host(rows)
-        self._cells(buffer, cells)
         if (twice := _repeated(cells)) is not None:
             raise InvariantViolation("RELAY-02", f"row {twice} is written twice in one call")
-        if values.shape != (len(cells), *buffer.shape[1:]):
-            raise InvariantViolation("RELAY-03", f"values {list(values.shape)} for {len(cells)} cells")
-        self._ops.relay_scatter_(buffer, rows, values)
+        for buffer, stored in zip(buffers, values, strict=True):
+            self._cells(buffer, cells)
+            if stored.shape != (len(cells), *buffer.shape[1:]):
+                raise InvariantViolation("RELAY-03", f"values {list(stored.shape)} for {len(cells)} cells")
+        self._ops.relay_scatter_(buffers, rows, values)
 
     # -- what the checks share ------------------------------------------------------------------------------------
 

@@ -244,6 +244,19 @@ class Ops(Protocol):
         ascending from 1); see `core.tree.build.build_tree`. Ties take the lowest id, no child counts as better than its
         parent, NaN is the worst."""
 
+    def window(
+        self, table: Tensor, rows: Tensor, lengths: Tensor, columns: int, kept: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the places lengths + 0 … columns − 1 of each row and their slots, int64 [bs, columns]; slot 0 from
+        column `kept` int [bs] on. A place past the table has the slot of its last column."""
+
+    def best_tokens(self, logits: Tensor) -> Tensor:
+        """Return the lowest id of the greatest logit, int64 [n]; −1 where it is not finite, which is no answer."""
+
+    def best_drafts(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Return the first choice of a draft's logits [n, V], int64 [n], as entries of `ids` int64 [V] if these are
+        given. NaN gives some token."""
+
     def verify_greedy(self, tree: DeviceTree, target_ids: Tensor) -> DeviceVerified:
         """Accept while a child equals the target's choice; target_ids int64 [bs · nd], −1 where the target failed."""
 
@@ -298,8 +311,8 @@ class Ops(Protocol):
 
     # -- the relay ------------------------------------------------------------------------------------------------
 
-    def relay_gather(self, buffer: Tensor, rows: Tensor) -> Tensor:
-        """Return buffer[rows], a new tensor [n, …]."""
+    def relay_gather(self, buffers: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+        """Return buffer[rows] of each buffer, new tensors [n, …]."""
 
-    def relay_scatter_(self, buffer: Tensor, rows: Tensor, values: Tensor) -> None:
-        """Set buffer[rows] = values; row 0 stays zero."""
+    def relay_scatter_(self, buffers: Sequence[Tensor], rows: Tensor, values: Sequence[Tensor]) -> None:
+        """Set buffer[rows] = values of each buffer; row 0 stays zero."""

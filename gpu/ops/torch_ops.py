@@ -15,6 +15,7 @@ from ..kernels.layers.rope_write import rope_write_torch, rotation_of
 from ..kernels.layers.silu_mul import gelu_mul_torch, silu_mul_torch
 from ..kernels.layers.verify_attention import verify_attention_torch, verify_keys
 from ..kernels.padded import LastValue
+from ..kernels.rounds.best import best_drafts_torch, best_tokens_torch
 from ..kernels.rounds.bonus import gather_emitted_torch
 from ..kernels.rounds.build_tree import build_chain_torch, build_tree_torch
 from ..kernels.rounds.coins import coins_torch
@@ -25,6 +26,7 @@ from ..kernels.rounds.relay import relay_gather_torch, relay_scatter_torch_
 from ..kernels.rounds.shape_logits import count_tokens_torch_, shape_logits_torch
 from ..kernels.rounds.verify_greedy import verify_greedy_torch
 from ..kernels.rounds.verify_sampling import verify_sampling_torch
+from ..kernels.rounds.window import window_torch
 from ..models.attention import PLAIN, Softmax
 from ..models.layer import run_layers
 from .port import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
@@ -47,6 +49,9 @@ class TorchOps:
     expert_product = staticmethod(expert_product_torch)
     build_chain = staticmethod(build_chain_torch)
     build_tree = staticmethod(build_tree_torch)
+    window = staticmethod(window_torch)
+    best_tokens = staticmethod(best_tokens_torch)
+    best_drafts = staticmethod(best_drafts_torch)
     verify_greedy = staticmethod(verify_greedy_torch)
     verify_sampling = staticmethod(verify_sampling_torch)
     coins = staticmethod(coins_torch)

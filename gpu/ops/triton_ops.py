@@ -12,6 +12,7 @@ from ..kernels.layers.rms_norm import add_rms_norm_torch, add_rms_norm_triton, r
 from ..kernels.layers.rope_write import rope_write_triton
 from ..kernels.layers.silu_mul import gelu_mul_torch, silu_mul_torch, silu_mul_triton
 from ..kernels.layers.verify_attention import verify_attention_triton
+from ..kernels.rounds.best import best_drafts_triton, best_tokens_triton
 from ..kernels.rounds.bonus import gather_emitted_triton
 from ..kernels.rounds.build_tree import build_chain_triton, build_tree_triton
 from ..kernels.rounds.coins import coins_triton
@@ -22,6 +23,7 @@ from ..kernels.rounds.relay import relay_gather_triton, relay_scatter_triton_
 from ..kernels.rounds.shape_logits import count_tokens_triton_, shape_logits_triton
 from ..kernels.rounds.verify_greedy import verify_greedy_triton
 from ..kernels.rounds.verify_sampling import verify_sampling_triton
+from ..kernels.rounds.window import window_triton
 from ..models.layer import run_layers
 from ..models.stored.coded import CodedWeight
 
@@ -36,6 +38,9 @@ class TritonOps:
     coded_product = staticmethod(coded_product_triton)
     build_chain = staticmethod(build_chain_triton)
     build_tree = staticmethod(build_tree_triton)
+    window = staticmethod(window_triton)
+    best_tokens = staticmethod(best_tokens_triton)
+    best_drafts = staticmethod(best_drafts_triton)
     verify_greedy = staticmethod(verify_greedy_triton)
     verify_sampling = staticmethod(verify_sampling_triton)
     coins = staticmethod(coins_triton)

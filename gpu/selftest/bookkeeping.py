@@ -223,10 +223,12 @@ def relay_cells(context: Context) -> Finding:
     buffer = torch.from_numpy(rng.random((9, 130))).to(torch.bfloat16)
     rows, values = torch.tensor([3, 0, 8, 0]), torch.from_numpy(rng.random((4, 130)))
     buffer[0] = 0
-    compare("relay_gather", buffer, rows)
+    rows_of = torch.arange(9)
+    compare("relay_gather", (buffer, rows_of), rows)
     found, expected = buffer.to(context.device, copy=True), buffer.clone()
-    context.ops.relay_scatter_(found, *moved((rows, values), context.device))
-    TWINS.relay_scatter_(expected, rows, values)
+    there, stored = moved((rows, values), context.device)
+    context.ops.relay_scatter_((found,), there, (stored,))
+    TWINS.relay_scatter_((expected,), rows, (values,))
     assert_same(found, expected)
     compare.count += 1
     return compare.finding

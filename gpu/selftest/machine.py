@@ -114,6 +114,6 @@ def graph(context: Context) -> Finding:
 def first_kernel(context: Context) -> Finding:
     buffer = torch.arange(24, dtype=torch.float32, device=context.device).view(6, 4)
     rows = torch.tensor([5, 2], device=context.device)
-    found = context.ops.relay_gather(buffer, rows)
+    (found,) = context.ops.relay_gather([buffer], rows)
     assert torch.equal(found, buffer[rows]), f"gathered {found.tolist()}"
     return Finding("a copying kernel is right")

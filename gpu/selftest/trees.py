@@ -111,7 +111,7 @@ def assert_same(found: Any, expected: Any) -> None:
     elif is_dataclass(expected):
         for f in fields(expected):
             assert_same(getattr(found, f.name), getattr(expected, f.name))
-    elif isinstance(expected, tuple):
+    elif isinstance(expected, tuple | list):
         for ours, theirs in zip(found, expected, strict=True):
             assert_same(ours, theirs)
     else:

@@ -39,8 +39,8 @@ from foredraft.core.tree.build import (
     expand_topk,
     first_candidates,
 )
-from foredraft.gpu.draft.branches import window_slots
 from foredraft.gpu.executor.build import DraftModel, build_executor
+from foredraft.gpu.kernels.rounds.window import window_torch
 from foredraft.gpu.models.decoder import Decoder
 from foredraft.gpu.models.eagle import MultiLayerEagle
 from foredraft.gpu.ops.port import DeviceTree
@@ -186,7 +186,7 @@ class Watched:
             compare_tree(wanted.tree, tree, i)
 
     def catch_up(self, batch, accepted, relayed, _) -> None:
-        slots = window_slots(batch, accepted.longest).numpy()
+        slots = window_torch(batch.table, batch.rows, batch.lengths, accepted.longest)[1].numpy()
         for i, row in enumerate(batch.row_numbers.tolist()):
             count = int(accepted.accept_lens[i])
             self._texts[row] += accepted.emitted[i, :count].tolist()

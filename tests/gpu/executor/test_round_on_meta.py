@@ -11,7 +11,7 @@ from foredraft.core.adaptive.graphs import GraphKey
 from foredraft.core.algorithm.algorithm import AlgorithmShape
 from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.gpu.batch.pools import KVPool
-from foredraft.gpu.draft.branches import BranchDraft
+from foredraft.gpu.draft.branches import BranchDraft, _SingleBranch
 from foredraft.gpu.draft.heads import HeadsDraft
 from foredraft.gpu.draft.network import HeadNetwork, LanguageModelNetwork
 from foredraft.gpu.draft.port import NoDraft, RoundLimits
@@ -96,9 +96,23 @@ def test_nothing_in_a_round_looks_at_a_value(algorithm, steps, topk, nodes, samp
     assert result.outputs["hidden_states"].shape == (BATCH, width, 16)
 
 
+@pytest.mark.parametrize("shifted", [False, True])
+def test_kernels_find_the_places_of_a_chain_one_behind_the_other(shifted):
+    """They read index tensors without strides."""
+    pool = pool_of(Decoder(small_config(num_layers=1), OPS, META, torch.float32))
+    table = torch.zeros((BATCH + 1, 64), dtype=torch.int32, device=META)
+    batch = RoundLimits(table, 1, max_len=41, max_nodes=9, max_position=40).padding(GraphKey(4, 5, BATCH))
+    branch = _SingleBranch(OPS, pool, batch, shifted)
+    for step in (1, 2, 3):
+        tokens = torch.zeros((BATCH, 1), dtype=torch.int64, device=META)
+        tokens, attention = branch.at_step(step, tokens, with_root=step == 1 and not shifted)
+        for places in (attention.batch.lens, attention.positions, attention.slots):
+            assert places.shape == tokens.shape and places.is_contiguous()
+
+
 def test_nothing_in_the_relay_looks_at_a_value():
     cells, rows = torch.zeros((3, 2), device=META), torch.zeros(2, dtype=torch.int64, device=META)
-    OPS.relay_scatter_(cells, rows, torch.zeros((2, 2), device=META))
-    assert OPS.relay_gather(cells, rows).shape == (2, 2)
+    OPS.relay_scatter_([cells], rows, [torch.zeros((2, 2), device=META)])
+    assert OPS.relay_gather([cells], rows)[0].shape == (2, 2)
     with pytest.raises(RuntimeError):
         rows.sum().item()

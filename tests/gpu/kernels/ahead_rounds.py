@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ahead_case import AotCase
 from foredraft.gpu.kernels.rounds import (
+    best,
     bonus,
     build_tree,
     coins,
@@ -14,6 +15,7 @@ from foredraft.gpu.kernels.rounds import (
     shape_logits,
     verify_greedy,
     verify_sampling,
+    window,
 )
 
 SELECT = {"*fp32": "scores", "*i32": "parents node_of kept", "i32": "n nodes"}
@@ -116,17 +118,28 @@ SHAPE_LOGITS_CASES = (
 )
 COMPACT_TYPES = {"*i64": "values out", "*i32": "accept_index", "i32": "nodes width row_words"}
 COMPACT_CASES = (AotCase("compact", compact._compact_kernel, COMPACT_TYPES, {"BLOCK": compact.BLOCK}, "row_words"),)
-RELAY_CASES = (
-    AotCase(
-        "relay_gather", relay._gather_kernel, {"*i64": "buffer rows out", "i32": "row_words"}, {"BLOCK": relay.BLOCK}
-    ),
-    AotCase(
-        "relay_scatter",
-        relay._scatter_kernel,
-        {"*i64": "buffer rows values", "i32": "row_words"},
-        {"BLOCK": relay.BLOCK},
-    ),
+COPIED = {
+    "*i64": "rows source_0 source_1 target_0 target_1",
+    "*i32": "source_2 target_2",
+    "i32": "row_words_0 row_words_1 row_words_2",
+}
+RELAY_CASES = tuple(
+    AotCase(f"relay, gather {gather}", relay._copy_kernel, COPIED, {"GATHER": gather, "BLOCK": relay.BLOCK})
+    for gather in (True, False)
 )
+BEST = {"*bf16": "logits", "*fp32": "greatest", "*i32": "best arrived", "*i64": "out", "i32": "vocab row_stride"}
+BEST_CASES = tuple(
+    AotCase(
+        f"best {'token' if finite else 'draft'}",
+        best.best_kernel,
+        BEST if finite else BEST | {"*i64": "out ids"},
+        {"CHUNK": best.CHUNK, "CHUNKS": 32, "FINITE": finite} | ({"ids": None} if finite else {}),
+        divisible_by_16="row_stride",
+    )
+    for finite in (True, False)
+)
+WINDOW = {"*i32": "table kept", "*i64": "rows lengths places slots", "i32": "n columns table_width"}
+WINDOW_CASES = (AotCase("window", window.window_kernel, WINDOW, {"BLOCK": window.BLOCK}),)
 BONUS_TYPES = {"*i64": "predict emitted bonus", "*i32": "accept_index accept_lens", "i32": "width"}
 BONUS_CASES = (AotCase("gather_emitted", bonus._gather_kernel, BONUS_TYPES, {"WIDTH": 64}, num_warps=1),)
 MOVE = {
@@ -168,6 +181,8 @@ ROUND_CASES = (
     *SHAPE_LOGITS_CASES,
     *COMPACT_CASES,
     *RELAY_CASES,
+    *BEST_CASES,
+    *WINDOW_CASES,
     *BONUS_CASES,
     *MOVE_KV_CASES,
     *DUPLICATE_TAILS_CASES,

@@ -91,7 +91,7 @@ def compact(index=((0, 2), (3, -1)), nodes=6):
 
 def scatter(rows=(2, 0, 0), num_cells=ROWS + 1, values=3):
     buffer = torch.zeros(num_cells, 2)
-    OPS.relay_scatter_(buffer, longs(*rows), torch.ones(values, 2))
+    OPS.relay_scatter_([buffer], longs(*rows), [torch.ones(values, 2)])
     return buffer
 
 
@@ -112,7 +112,7 @@ def test_what_is_right_is_done():
     assert torch.equal(k[:, 3], before[:, 1]) and not torch.equal(before, k)
     assert compact().tolist() == [0, 2, 2, 3, 4, 5]
     assert scatter()[2].tolist() == [1, 1] and not scatter()[0].any()
-    assert OPS.relay_gather(scatter(), longs(2, 0)).tolist() == [[1, 1], [0, 0]]
+    assert OPS.relay_gather([scatter()], longs(2, 0))[0].tolist() == [[1, 1], [0, 0]]
     assert OPS.build_chain(longs(1), torch.zeros(1, 2, dtype=torch.int64), longs(3), 9).width == 3
 
 
@@ -174,7 +174,11 @@ WRONG = {
     "a tail of a row that is not there": ("ALLOC-07", "row -1", lambda: duplicate(rows=(-1,))),
     "a compaction across rows": ("ACCEPT-18", "row 1 accepts", lambda: compact(((0, 2), (2, -1)))),
     "outputs of another batch": ("ACCEPT-18", "9 nodes", lambda: compact(nodes=9)),
-    "a relay row that is not there": ("RELAY-03", "relay row 3", lambda: OPS.relay_gather(torch.zeros(3, 2), longs(3))),
+    "a relay row that is not there": (
+        "RELAY-03",
+        "relay row 3",
+        lambda: OPS.relay_gather([torch.zeros(3, 2)], longs(3)),
+    ),
     "a relay row written twice": ("RELAY-02", "row 2", lambda: scatter(rows=(2, 2, 0))),
     "a relay buffer of another size": ("RELAY-03", "buffer of 4 rows", lambda: scatter(num_cells=4)),
     "relay values of another batch": ("RELAY-03", "for 3 cells", lambda: scatter(values=1)),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foredraft.gpu.kernels.rounds import verify_sampling
+from foredraft.gpu.kernels.rounds import best, verify_sampling
 from foredraft.gpu.ops.port import KVTensors
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
@@ -163,15 +163,44 @@ def test_relay_cells_are_the_twins(shape, dtype):
     rng = np.random.default_rng(0)
     rows = torch.tensor([3, 0, 1, 0])
     values = torch.from_numpy(rng.random((4, *shape)) * 9 + 1).to(dtype)
-    buffer = torch.zeros(5, *shape, dtype=dtype)
+    buffer, whole = torch.zeros(5, *shape, dtype=dtype), torch.arange(10).view(5, 2)
     expected = buffer.clone()
-    TWINS.relay_scatter_(expected, rows, values)
+    TWINS.relay_scatter_([expected], rows, [values])
     with inputs_only_read(rows, values, buffer[0]):  # row 0 is never written
-        KERNELS.relay_scatter_(buffer, rows, values)
+        KERNELS.relay_scatter_([buffer], rows, [values])
     assert torch.equal(buffer, expected)
     with inputs_only_read(rows, buffer):
-        found = KERNELS.relay_gather(buffer, rows)
-    assert torch.equal(found, expected[rows])
+        found = KERNELS.relay_gather([buffer, whole, buffer, whole[:, :1].contiguous()], rows)
+    for copied, source in zip(found, (expected, whole, expected, whole[:, :1]), strict=True):
+        assert torch.equal(copied, source[rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_best_tokens_are_the_twins(dtype, monkeypatch):
+    """Equals in two chunks, and rows without an answer."""
+    monkeypatch.setattr(best, "CHUNK", 16)
+    logits = torch.randint(0, 9, (7, 70)).to(dtype)
+    logits[1], logits[2, 40], logits[3, 3] = float("-inf"), float("nan"), float("inf")
+    logits[4, 5] = logits[4, 69] = 10.0
+    logits[5, :69] = float("-inf")
+    ids = torch.randperm(70)
+    with inputs_only_read(logits, ids):
+        found, drafts = KERNELS.best_tokens(logits), KERNELS.best_drafts(logits, ids)
+    assert found.tolist() == TWINS.best_tokens(logits).tolist() and found[4:6].tolist() == [5, 69]
+    assert torch.equal(drafts, TWINS.best_drafts(logits, ids))
+
+
+@pytest.mark.parametrize("kept", [None, torch.tensor([2, 0, 5]).int()])
+def test_windows_are_the_twins(kept):
+    table, rows, lengths = (
+        torch.arange(200, dtype=torch.int32).view(4, 50),
+        torch.tensor([3, 0, 1]),
+        torch.arange(45, 48),
+    )
+    with inputs_only_read(table, rows, lengths):
+        found = KERNELS.window(table, rows, lengths, 5, kept)
+    for ours, theirs in zip(found, TWINS.window(table, rows, lengths, 5, kept), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_an_idle_batch_launches_nothing():
@@ -194,6 +223,6 @@ def test_an_idle_batch_launches_nothing():
         KERNELS.move_accepted_(KVTensors(k, v), pairs, pairs.int(), short)
         KERNELS.move_slots_(KVTensors(k, v), none, none)
         KERNELS.duplicate_tails_(KVTensors(k, v), table, none, none, 4, 2, 2)
-        assert KERNELS.relay_gather(table, none).shape == (0, 4)
-        KERNELS.relay_scatter_(table, none, table[:0])
+        assert KERNELS.relay_gather([table], none)[0].shape == (0, 4)
+        KERNELS.relay_scatter_([table], none, [table[:0]])
     assert seen.launches == 0

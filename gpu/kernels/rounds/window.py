@@ -1,0 +1,47 @@
+"""Where the next tokens of each row stand: columns behind its length, and their slots in the pool."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..constants import numbers
+from ..jit import cdiv, jit, tl
+
+BLOCK = 128
+
+
+def window_torch(
+    table: Tensor, rows: Tensor, lengths: Tensor, columns: int, kept: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute `Ops.window`."""
+    column, width = numbers(columns, rows.device), table.shape[1]
+    places = lengths[:, None] + column
+    slots = table.view(-1)[rows[:, None] * width + places.clamp(max=width - 1)].long()
+    return places, slots if kept is None else slots * (column < kept[:, None])
+
+
+@jit
+def window_kernel(table, rows, lengths, kept, places, slots, n, columns, table_width, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < n
+    row, column = i // columns, i % columns
+    place = tl.load(lengths + row, mask=inside, other=0) + column
+    live = inside
+    if kept is not None:
+        live = live & (column < tl.load(kept + row, mask=inside, other=0))
+    begin = tl.load(rows + row, mask=inside, other=0) * table_width
+    slot = tl.load(table + begin + tl.minimum(place, table_width - 1), mask=live, other=0)
+    tl.store(places + i, place, mask=inside)
+    tl.store(slots + i, slot.to(tl.int64), mask=inside)
+
+
+def window_triton(
+    table: Tensor, rows: Tensor, lengths: Tensor, columns: int, kept: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute `Ops.window` as one launch."""
+    places, slots = (torch.empty(len(rows), columns, dtype=torch.int64, device=rows.device) for _ in range(2))
+    if n := places.numel():
+        width = table.shape[1]
+        window_kernel[(cdiv(n, BLOCK),)](table, rows, lengths, kept, places, slots, n, columns, width, BLOCK=BLOCK)
+    return places, slots
