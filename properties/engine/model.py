@@ -203,6 +203,7 @@ class EngineModel:
         self.last_answer: Answer | None = None
         self.lingering: dict[int, tuple[int, str, str]] = {}  # page -> (step that it waits for, whose it was, why)
         self.asked_back: set[str] = set()  # by `retract`, not yet done
+        self.order_is_unknown = False  # how often requests were overtaken is not known either
         self.holding = False  # since a retraction, until a round is committed
         self.retractions_since_progress = 0
         self.outputs: dict[tuple[tuple[int, ...], int], list[tuple[int, ...]]] = {}  # (prompt, seed) -> outputs
@@ -220,6 +221,7 @@ class EngineModel:
     def accept(self, wish: Wish, promise: int) -> None:
         """Take a request into the queue."""
         self.num_accepted += 1
+        self.order_is_unknown &= bool(self.lives)
         truth = stream_of(wish.prompt, wish.seed, self.config.model)
         self.lives[wish.request] = RequestLife(wish, self.num_attempts, promise, truth, place=self._next_place())
 
@@ -236,11 +238,13 @@ class EngineModel:
         life.has_committed = False
         life.row = EngineRow(stream_of(life.context, key, self.config.model), start)
 
-    def retract(self, life: RequestLife, to_tail: bool) -> None:
-        """Let a running request wait again."""
+    def retract(self, life: RequestLife, to_tail: bool, is_first: bool = True) -> None:
+        """Let a running request wait again. Of several that go to the tail at once the order is not known: they share
+        a place."""
         life.depart(WAITING)
         if to_tail:
-            life.place = self._next_place()
+            life.place = self._next_place() if is_first else self._places
+            self.order_is_unknown |= not is_first
         life.retractions += 1
         self.holding = True
         if life.name not in self.asked_back:

@@ -113,7 +113,8 @@ class EngineMoment:
         self.retracted.append(life)
         self._note_pages(life, "retracted")
         # What a failed step takes along keeps its place.
-        self.model.retract(life, self.to_tail and self.operation.tag not in ("lose", "resume"))
+        to_tail = self.to_tail and self.operation.tag not in ("lose", "resume")
+        self.model.retract(life, to_tail, len(self.retracted) == 1)
 
     def end(self, life: RequestLife, end: End) -> None:
         self.ends.append(end)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...harness.invariants import Finding, Outcome, checks
+from ..language import NOTHING, stream_of
 from ..model import RequestLife
 from ..observation import EngineMoment
 from ..rules import room_for_all
@@ -130,7 +131,7 @@ def _preemption_that_is_due(m: EngineMoment, running: Sequence[RequestLife]) -> 
     if not config.preempt or m.model.lingering or any(life.aborted for life in m.was_waiting):
         return None
     head = max(m.was_waiting, key=lambda life: (life.wish.priority, -life.place))
-    if any(life.overtaken >= m.ageing for life in m.was_waiting):
+    if m.model.order_is_unknown or any(life.overtaken >= m.ageing for life in m.was_waiting):
         return None  # an aged request of smaller priority may go first
     lower = [life for life in running if life.wish.priority < head.wish.priority and life.overtaken < m.ageing]
     size, cached = config.page_size, set(m.before.cached or ())
@@ -171,21 +172,50 @@ def _needless_retraction(m: EngineMoment) -> Finding | None:
     staying = [life for life in lives if life not in others and life not in leaving]
     needed = 0
     for life in staying:
-        length = max(len(life.context_of_now), len(life.context))
-        needed += max(config.whole_pages(length + reserve) - len(slots[life.name]), 0)
+        end = max(len(life.context_of_now), len(life.context)) + reserve
+        if m.keeps_reserves:
+            ends = [row.reach for flight in m.before_plan for row in flight.rows if row.life is life]
+            end = max(end - reserve + config.reserve, max(ends, default=0) + config.round_slots)
+        needed += max(config.whole_pages(end) - len(slots[life.name]), 0)
     if needed > room:
         return None
     room += len(m.lingering_before) * size + sum(len(slots[life.name]) for life in leaving)
     has_row = len(m.before.running) - len(others) - len(leaving) < config.max_running
+    gainers: list[RequestLife] = []
     for head in m.was_waiting if config.preempt else ():
         most = config.whole_pages(len(head.context_of_now) + config.reserve) + size
-        is_aged = last.overtaken - m.overtaken.count(last) >= m.ageing  # it gives way to no priority
+        # What is aged gives way to no priority.
+        is_aged = last.overtaken - m.overtaken.count(last) >= m.ageing and not m.model.order_is_unknown
         lacks_room = m.estimates or most > room or not has_row
         if head.wish.priority > last.wish.priority and not is_aged and lacks_room:
-            return None
+            gainers.append(head)
+    if gainers:
+        staying_pages = set().union(*[pages[name] for name in pages if name not in {life.name for life in victims}])
+        return _retraction_in_vain(m, last, gainers, room + len(pages[last.name] - staying_pages) * size)
     was = f"{last.name} is retracted, with {room} slots free or on their way back"
     should = f"it stays: a round of all rows needs {needed} more, and no waiting request more than there are"
     return Finding(was, should, "what it has computed is computed again for nothing")
+
+
+def _retraction_in_vain(
+    m: EngineMoment, victim: RequestLife, gainers: Sequence[RequestLife], room: int
+) -> Finding | None:
+    """Return a finding if a request was retracted for one of `gainers`, and none of them has room enough now."""
+    least = min(_slots_to_enter(m, life) for life in gainers)
+    if not m.keeps_reserves or m.estimates or room >= least:
+        return None
+    was = f"{victim.name} is retracted for {' or '.join(life.name for life in gainers)}, with {room} slots then"
+    return Finding(was, f"it stays: {least} are needed", "it has lost its place, and nothing enters for it")
+
+
+def _slots_to_enter(m: EngineMoment, life: RequestLife) -> int:
+    """Return the fewest slots with which a waiting request can enter, beside the pages that the cache has for it."""
+    size, cached = m.config.page_size, m.before.cached or ()
+    ends = [m.cells[page * size + size - 1] for page in cached]
+    hashes = stream_of(life.context_of_now, life.wish.seed, m.config.model).hashes[size - 1 :: size]
+    there = next((at for at, value in enumerate(hashes) if value not in ends), len(hashes))
+    evicted = ends.count(NOTHING)  # by this plan: it is not known what they had
+    return m.config.whole_pages(len(life.context_of_now) + m.config.reserve) - (there + evicted) * size
 
 
 def _blocks_that_go_on(m: EngineMoment) -> Outcome:
