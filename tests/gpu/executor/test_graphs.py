@@ -297,9 +297,9 @@ def test_the_spare_engine_takes_no_more_memory_than_captures_may(nano_pair, monk
     session = DecodeSession.open(SessionOptions(model=nano_pair / "target", max_running=1, graphs=True))
     pools: list[int] = []
 
-    def noted(engine, *rest):
+    def noted(engine, *rest, **options):
         pools.append(engine.config.num_pages * session.plan.kv_bytes // session.plan.spec.config.num_pages)
-        return build_executor(engine, *rest)
+        return build_executor(engine, *rest, **options)
 
     monkeypatch.setattr(ready_module, "build_executor", noted)
     for room in (session.plan.kv_bytes // 2, session.plan.kv_bytes // 3):
