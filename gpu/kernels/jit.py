@@ -61,3 +61,6 @@ def cdiv(a: int, b: int) -> int:
 def next_power_of_2(n: int) -> int:
     """Return the least power of two that is ≥ n, at least 1: the sizes that a block may have."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+__all__ = ["cdiv", "jit", "next_power_of_2", "recorded", "tl", "triton"]

@@ -4,6 +4,7 @@ kernels with them."""
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -43,15 +44,15 @@ class TorchOps:
     run_layers = staticmethod(run_layers)
     rms_norm = staticmethod(rms_norm_torch)
     add_rms_norm = staticmethod(add_rms_norm_torch)
-    silu_mul = staticmethod(silu_mul_torch)
-    gelu_mul = staticmethod(gelu_mul_torch)
+    silu_mul: Callable[[Tensor], Tensor] = staticmethod(silu_mul_torch)
+    gelu_mul: Callable[[Tensor], Tensor] = staticmethod(gelu_mul_torch)
     coded_product = staticmethod(coded_product_torch)
     expert_product = staticmethod(expert_product_torch)
     build_chain = staticmethod(build_chain_torch)
     build_tree = staticmethod(build_tree_torch)
-    window = staticmethod(window_torch)
-    best_tokens = staticmethod(best_tokens_torch)
-    best_drafts = staticmethod(best_drafts_torch)
+    window: Callable[..., tuple[Tensor, Tensor]] = staticmethod(window_torch)
+    best_tokens: Callable[[Tensor], Tensor] = staticmethod(best_tokens_torch)
+    best_drafts: Callable[..., Tensor] = staticmethod(best_drafts_torch)
     verify_greedy = staticmethod(verify_greedy_torch)
     verify_sampling = staticmethod(verify_sampling_torch)
     coins = staticmethod(coins_torch)

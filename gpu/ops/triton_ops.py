@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -38,9 +40,9 @@ class TritonOps:
     coded_product = staticmethod(coded_product_triton)
     build_chain = staticmethod(build_chain_triton)
     build_tree = staticmethod(build_tree_triton)
-    window = staticmethod(window_triton)
-    best_tokens = staticmethod(best_tokens_triton)
-    best_drafts = staticmethod(best_drafts_triton)
+    window: Callable[..., tuple[Tensor, Tensor]] = staticmethod(window_triton)
+    best_tokens: Callable[[Tensor], Tensor] = staticmethod(best_tokens_triton)
+    best_drafts: Callable[..., Tensor] = staticmethod(best_drafts_triton)
     verify_greedy = staticmethod(verify_greedy_triton)
     verify_sampling = staticmethod(verify_sampling_triton)
     coins = staticmethod(coins_triton)

@@ -203,7 +203,7 @@ class EngineModel:
         self.last_answer: Answer | None = None
         self.lingering: dict[int, tuple[int, str, str]] = {}  # page -> (step that it waits for, whose it was, why)
         self.asked_back: set[str] = set()  # by `retract`, not yet done
-        self.order_is_unknown = False  # how often requests were overtaken is not known either
+        self.order_is_unknown: bool = False  # how often requests were overtaken is not known either
         self.holding = False  # since a retraction, until a round is committed
         self.retractions_since_progress = 0
         self.outputs: dict[tuple[tuple[int, ...], int], list[tuple[int, ...]]] = {}  # (prompt, seed) -> outputs
