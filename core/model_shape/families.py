@@ -61,8 +61,8 @@ class MoeConfig:
 
 
 def read_experts(reader: ConfigReader, family: str | None) -> MoeConfig | None:
-    """Read a mixture of experts as Qwen, Mixtral, gpt-oss and DeepSeek configure it; None for other families."""
-    if family in ("deepseek_v2", "deepseek_v3"):
+    """Read a mixture of experts as Qwen, Mixtral, gpt-oss, DeepSeek and GLM configure it; None for other families."""
+    if family in ("deepseek_v2", "deepseek_v3", "glm4_moe"):
         return _read_grouped_experts(reader, family)
     if family not in ("qwen3_moe", "qwen2_moe", "qwen3_next", "qwen3_5_moe", "mixtral", "gpt_oss"):
         return None
@@ -82,12 +82,15 @@ def read_experts(reader: ConfigReader, family: str | None) -> MoeConfig | None:
 
 
 def _read_grouped_experts(reader: ConfigReader, family: str) -> MoeConfig | None:
-    """Read the experts of DeepSeek, which are chosen from groups, behind some dense layers; None if there are none."""
+    """Read the experts of DeepSeek and GLM, which are chosen from groups, behind some dense layers; None if the file
+    has no experts, which is noted for a GLM."""
     number = reader.integer
     if reader.get("n_routed_experts") is None:
+        if family == "glm4_moe":  # another family's dense model would load, and rotate a part of each head alone
+            reader.problem("n_routed_experts", "is missing")
         return None
     count, width = number("n_routed_experts"), number("moe_intermediate_size")
-    has_groups = family == "deepseek_v3" or reader.get("topk_method") == "group_limited_greedy"
+    has_groups = family != "deepseek_v2" or reader.get("topk_method") == "group_limited_greedy"
     groups, top_groups = (number("n_group", 1), number("topk_group", 1)) if has_groups else (1, 1)
     if count % groups or top_groups > groups:
         reader.problem("n_group", f"{count} experts in {groups} groups, of which {top_groups} are chosen")
@@ -239,6 +242,7 @@ _GEMMA3 = {
     **_GEMMA, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4,
     "max_position_embeddings": 131_072, "use_qk_norm": True,
 }  # fmt: skip
+_GLM_MOE = {"rms_norm_eps": 1e-5, "norm_topk_prob": True, "first_k_dense_replace": 1, "n_shared_experts": 1}
 _QWEN_HYBRID: Mapping[str, Any] = {"head_dim": 256}
 _QWEN_NEXT = {**_QWEN_HYBRID, "linear_num_value_heads": 32, "linear_num_key_heads": 16}
 
@@ -257,7 +261,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_moe": Family("Qwen2MoeForCausalLM", mlps=_qwen_experts),
     "gpt_oss": Family("GptOssForCausalLM", gpt_oss, _small_experts, {"rms_norm_eps": 1e-5, "attention_bias": True}),
     "llama4": Family("Llama4ForConditionalGeneration", mlps=_llama4_experts, defaults={"attention_chunk_size": 8192}),
-    "glm4_moe": Family("Glm4MoeForCausalLM", mlps=_deepseek_experts),
+    "glm4_moe": Family("Glm4MoeForCausalLM", mlps=_deepseek_experts, defaults=_GLM_MOE),
     "minimax": Family("MiniMaxForCausalLM", lightning, _small_experts),
     "minimax_m2": Family("MiniMaxM2ForCausalLM", mlps=_small_experts),
     "minimax_m3": Family("MiniMaxM3ForCausalLM", minimax_m3, _deepseek_experts),

@@ -232,9 +232,9 @@ class ModelConfig:
             data["no_rope_layers"] = [int(i not in self.unrotated_layers) for i in range(self.num_layers)]
         data |= {key: getattr(self, name) for name, key in family.numbers.items()}
         biases = (family.mlp_bias, self.mlp_bias), (family.output_bias, self.output_bias)
-        for key, has_bias in (*biases, (family.qkv_bias, self.qkv_bias)):
+        for key, has_part in (*biases, (family.qkv_bias, self.qkv_bias), (family.has_head_norms, self.qk_norm)):
             if isinstance(key, str):
-                data[key] = has_bias
+                data[key] = has_part
         if family.experts is not None and self.moe is not None:
             data |= _experts_to_dict(self.moe, family.experts)
         return data

@@ -39,7 +39,9 @@ class Routing(Enum):
 
     SOFTMAX = "shares of all experts"
     GROUPED = "shares of all experts, from the groups with the greatest share"  # DeepSeek V2
-    CORRECTED = "sigmoids, chosen with a bias for each expert, from the groups with the two greatest"  # DeepSeek V3
+    CORRECTED = (
+        "sigmoids, chosen with a bias for each expert, from the groups with the two greatest"  # DeepSeek V3, GLM
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class Family:
 
     norms: Norms = Norms()
     norm_offset: float = 0.0  # what the weights of norms have beyond the published ones; such norms are 32 bits wide
-    has_head_norms: bool = False  # RMSNorm of q and k before they are rotated
+    has_head_norms: str | bool = False  # RMSNorm of q and k before they are rotated
     joint_head_norms: bool = False  # these over all heads of q, and of k, at once
     has_value_norms: bool = False  # of each head's values, without weights
     has_layer_scalar: bool = False  # of all that leaves the layer
@@ -159,6 +161,11 @@ _QWEN_HYBRID = Family(
     norm_offset=1.0, has_head_norms=True, has_windows=False, rotated_fraction=0.25, has_states=True, prediction=_MTP
 )
 _GATED_EXPERTS = ExpertForm(shared="shared_expert", has_shared_gate=True)
+_CORRECTED_EXPERTS = ExpertForm(key="n_routed_experts", routing=Routing.CORRECTED)
+_BEHIND_LAYERS = PredictionForm(
+    "layers.{layers}.", "eh_proj", "enorm", "hnorm", "shared_head.norm", token_first=True,
+    repeated=("embed_tokens.weight", "shared_head.head.weight"),
+)  # fmt: skip
 _OLMO2 = Family(
     norms=Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm"), has_head_norms=True,
     joint_head_norms=True, has_windows=False,
@@ -206,12 +213,12 @@ DECODED: Mapping[str, Family] = {
         experts=ExpertForm(key="n_routed_experts", routing=Routing.GROUPED),
     ),
     "deepseek_v3": Family(
-        has_latent=True, has_windows=False, rotates_neighbours=True,
-        prediction=PredictionForm(
-            "layers.{layers}.", "eh_proj", "enorm", "hnorm", "shared_head.norm", token_first=True,
-            repeated=("embed_tokens.weight", "shared_head.head.weight"),
-        ),
-        experts=ExpertForm(key="n_routed_experts", routing=Routing.CORRECTED),
+        has_latent=True, has_windows=False, rotates_neighbours=True, prediction=_BEHIND_LAYERS,
+        experts=_CORRECTED_EXPERTS,
+    ),
+    "glm4_moe": Family(
+        output_bias=False, has_head_norms="use_qk_norm", has_windows=False, rotated_fraction=0.5,
+        prediction=_BEHIND_LAYERS, experts=_CORRECTED_EXPERTS,
     ),
     "qwen3_next": replace(
         _QWEN_HYBRID, fused_states=True, experts=_GATED_EXPERTS,

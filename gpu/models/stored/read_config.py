@@ -29,7 +29,9 @@ def read_fields(reader: ConfigReader, architecture: str | None) -> dict[str, Any
         reader = replace_missing(
             reader, intermediate_size=reader.get("moe_intermediate_size")
         )  # all layers have experts
-    latent = _read_latent(reader, family) if family.has_latent else None
+    if family.experts is not None and family.experts.routing is not Routing.SOFTMAX:
+        _refuse_other_routing(reader, family.experts.routing)
+    latent = _read_latent(reader) if family.has_latent else None
     if latent is not None:
         reader = reader.with_data({**reader.data, "num_key_value_heads": None, "head_dim": latent.rope_dim})
     sizes = read_sizes(reader, name)
@@ -59,10 +61,10 @@ def read_fields(reader: ConfigReader, architecture: str | None) -> dict[str, Any
         "rms_norm_eps": reader.number("rms_norm_eps", 1e-6),
         "rope": rope,
         "max_position_embeddings": sizes["max_context"],
-        "qkv_bias": _read_bias(reader, family.qkv_bias),
-        "output_bias": _read_bias(reader, family.output_bias),
-        "mlp_bias": _read_bias(reader, family.mlp_bias),
-        "qk_norm": family.has_head_norms,
+        "qkv_bias": _read_flag(reader, family.qkv_bias),
+        "output_bias": _read_flag(reader, family.output_bias),
+        "mlp_bias": _read_flag(reader, family.mlp_bias),
+        "qk_norm": _read_flag(reader, family.has_head_norms),
         "tied_embeddings": sizes["tied_embeddings"],
         "moe": read_experts(reader, name),
         "bos_token_id": next(iter(reader.token_ids("bos_token_id")), None),
@@ -122,8 +124,8 @@ def _read_recurrent(reader: ConfigReader) -> dict[str, Any]:
     return {"state": state, "recurrent_layers": recurrent, "output_gate": True}
 
 
-def _read_latent(reader: ConfigReader, family: Family) -> Latent:
-    """Read the sizes of latent attention, and refuse ways to choose experts that its families do not have here."""
+def _read_latent(reader: ConfigReader) -> Latent:
+    """Read the sizes of latent attention."""
     number = reader.integer
     latent = Latent(
         number("kv_lora_rank"),
@@ -135,7 +137,14 @@ def _read_latent(reader: ConfigReader, family: Family) -> Latent:
     for key, size in (("kv_lora_rank", latent.rank), ("qk_rope_head_dim", latent.rope_dim)):
         if reader.get(key) is not None and size % 2:
             reader.problem(key, f"must be even, half of it stands in each half of a key; got {size}")
-    is_corrected = family.experts is not None and family.experts.routing is Routing.CORRECTED
+    if reader.get("index_topk") is not None:
+        reader.problem("index_topk", "sparse attention is not implemented")
+    return latent
+
+
+def _refuse_other_routing(reader: ConfigReader, routing: Routing) -> None:
+    """Refuse ways to choose experts from groups that a family does not have here."""
+    is_corrected = routing is Routing.CORRECTED
     scores = "sigmoid" if is_corrected else "softmax"
     if (found := reader.get("scoring_func", scores)) != scores:
         reader.problem("scoring_func", f"this family's experts are chosen by {scores}, found {found!r}")
@@ -144,9 +153,6 @@ def _read_latent(reader: ConfigReader, family: Family) -> Latent:
         reader.problem("topk_method", f"expected one of {', '.join(methods)}, found {method!r}")
     if not is_corrected and reader.flag("norm_topk_prob"):
         reader.problem("norm_topk_prob", "the shares of this family's chosen experts do not sum to 1 (false)")
-    if reader.get("index_topk") is not None:
-        reader.problem("index_topk", "sparse attention is not implemented")
-    return latent
 
 
 def _read_full_heads(reader: ConfigReader, sizes: dict[str, Any], windowed: frozenset[int]) -> dict[str, Any]:
@@ -190,7 +196,7 @@ def _read_activation(reader: ConfigReader, wanted: str) -> str:
     return wanted
 
 
-def _read_bias(reader: ConfigReader, key: str | bool) -> bool:
+def _read_flag(reader: ConfigReader, key: str | bool) -> bool:
     return reader.flag(key) if isinstance(key, str) else key
 
 

@@ -52,6 +52,7 @@ LATENT = {
     "moe_intermediate_size": 24,
     "first_k_dense_replace": 1,
 }
+GLM_MOE = {key: value for key, value in LATENT.items() if key.partition("_")[0] in ("n", "num", "moe", "first")}
 HYBRID = {
     "head_dim": 16,
     "linear_num_key_heads": 2,
@@ -227,6 +228,18 @@ FAMILIES = {
         LATENT
         | {"n_group": 1, "topk_group": 1, "rope_interleave": False, "norm_topk_prob": False, "n_shared_experts": 2}
         | {"rope_parameters": YARN | {"mscale": 0.8, "mscale_all_dim": 1.2}},
+    ),
+    "glm4 moe, norms of heads, two of four groups": (
+        "Glm4MoeForCausalLM",
+        GLM_MOE
+        | {"head_dim": 16, "num_key_value_heads": 2, "attention_bias": True, "use_qk_norm": True}
+        | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
+    ),
+    "glm4 moe, no groups, a quarter rotated, yarn": (
+        "Glm4MoeForCausalLM",
+        GLM_MOE
+        | {"head_dim": 16, "num_key_value_heads": 1, "first_k_dense_replace": 2, "norm_topk_prob": False}
+        | {"n_shared_experts": 2, "rope_parameters": YARN | {"partial_rotary_factor": 0.25}},
     ),
     "seed-oss": ("SeedOssForCausalLM", {"head_dim": 16, "attention_out_bias": True, "mlp_bias": True}),
     "seed-oss, biases of q, k and v": ("SeedOssForCausalLM", {"head_dim": 16}),

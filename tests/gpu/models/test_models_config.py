@@ -111,7 +111,7 @@ def test_three_of_four_layers_are_recurrent_if_the_file_does_not_say_which():
     assert ModelConfig.from_dict(data | {"full_attention_interval": 2}).recurrent_layers == (0, 2)
 
 
-@pytest.mark.parametrize("architecture", ["DeepseekV32ForCausalLM", "KimiLinearForCausalLM", "Glm4MoeForCausalLM"])
+@pytest.mark.parametrize("architecture", ["DeepseekV32ForCausalLM", "KimiLinearForCausalLM", "MiniMaxM2ForCausalLM"])
 def test_families_of_the_simulator_are_refused_for_what_they_are(architecture):
     message = refused(MINIMAL | {"architectures": [architecture]}, "architectures")
     assert "only `foredraft simulate` knows this family" in message and "did you mean" not in message
@@ -178,6 +178,21 @@ LATENT = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
 }
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"scoring_func": "softmax"}, "scoring_func"),
+        ({"n_routed_experts": None}, "n_routed_experts"),
+        ({"n_group": 3}, "n_group"),
+        ({"sliding_window": 64}, "sliding_window"),
+    ],
+)
+def test_glm_moe_with_other_parts_is_refused(changes: dict, key: str):
+    data = SHAPES["glm4_moe"].to_dict()
+    assert ModelConfig.from_dict(data) == SHAPES["glm4_moe"]
+    refused(data | changes, key)
 
 
 @pytest.mark.parametrize(

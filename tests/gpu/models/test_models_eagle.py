@@ -260,7 +260,7 @@ def test_the_prediction_layer_of_a_model_drafts_for_it(tmp_path: Path):
     torch.testing.assert_close(loaded.logits(out.logits_hidden), target.logits(expected))
     with pytest.raises(ConfigError, match="only for the model of its own checkpoint"):
         load_draft(tmp_path, EAGLE, random_weights(MODEL, TorchOps(), "cpu", torch.float64))
-    (tmp_path / "config.json").write_text(json.dumps(data | {"architectures": ["Glm4MoeForCausalLM"]}))
+    (tmp_path / "config.json").write_text(json.dumps(data | {"architectures": ["MiniMaxM2ForCausalLM"]}))
     with pytest.raises(ConfigError, match=r"implemented for MiMoForCausalLM, DeepseekV3ForCausalLM, .* alone"):
         recognise_draft(tmp_path)
 
@@ -279,14 +279,15 @@ def same_states(head, theirs, reference):
     return found, expected
 
 
+@pytest.mark.parametrize("label", ["deepseek_v3", "glm4_moe", "glm4_moe, no norms of heads"])
 @torch.no_grad()
-def test_the_prediction_layer_of_deepseek_v3_is_that_of_transformers(tmp_path: Path):
+def test_a_prediction_layer_behind_the_model_is_that_of_transformers(label: str, tmp_path: Path):
     """Its parts stand behind the model's layers, with copies of the model's embeddings and LM head."""
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_layers import MtpLayer
 
-    target = write_target(tmp_path, SHAPES["deepseek_v3"])
-    theirs = transformers.DeepseekV3ForCausalLM.from_pretrained(
+    target = write_target(tmp_path, SHAPES[label])
+    theirs = getattr(transformers, SHAPES[label].architecture).from_pretrained(
         target, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
     )
     model = load_target(target, TorchOps(), dtype=torch.float64)

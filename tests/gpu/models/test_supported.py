@@ -65,13 +65,19 @@ def test_quantized_forms():
 
 def test_head_forms():
     rows = list(zip(column("draft |"), column("draft |", 1), column("draft |", 2), strict=True))
-    for form, algorithm in [*HEAD_FORMS, ("MiMo", EAGLE), ("DeepSeek-V3", EAGLE), ("Qwen3.5", EAGLE)]:
+    for form, algorithm in [
+        *HEAD_FORMS,
+        ("MiMo", EAGLE),
+        ("DeepSeek-V3", EAGLE),
+        ("GLM-4.5", EAGLE),
+        ("Qwen3.5", EAGLE),
+    ]:
         assert any(form in draft + layout and codes([name]) == {algorithm} for draft, layout, name in rows), (
             form,
             algorithm,
         )
-    assert PREDICTION_LAYERS[:2] == (MIMO, "DeepseekV3ForCausalLM")
-    assert PREDICTION_LAYERS[2:] == ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+    assert PREDICTION_LAYERS[:3] == (MIMO, "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM")
+    assert PREDICTION_LAYERS[3:] == ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
     kinds = re.findall(r"speculators_model_type: (\w+)", "".join(layout for _, layout, _ in rows))
     assert {*kinds} == {*SPECULATORS}
     assert {algorithm for form, algorithm in HEAD_FORMS if form == "speculators"} == {*SPECULATORS.values()}

@@ -22,7 +22,7 @@ OTHERS = (
     "ApertusForCausalLM", "ArceeForCausalLM", "BaichuanForCausalLM", "BambaForCausalLM", "BitNetForCausalLM",
     "ChatGLMModel", "Cohere2ForCausalLM", "CohereForCausalLM", "DeepseekV32ForCausalLM", "DiffLlamaForCausalLM",
     "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "FalconForCausalLM", "Gemma3nForCausalLM", "GemmaForCausalLM",
-    "Glm4MoeForCausalLM", "GlmForCausalLM", "GPTNeoXForCausalLM", "GraniteMoeForCausalLM", "HeliumForCausalLM",
+    "Glm4MoeLiteForCausalLM", "GlmForCausalLM", "GPTNeoXForCausalLM", "GraniteMoeForCausalLM", "HeliumForCausalLM",
     "HunYuanDenseV1ForCausalLM", "InternLM3ForCausalLM", "Lfm2ForCausalLM", "LlamaForCausalLm", "MiniCPMForCausalLM",
     "MinistralForCausalLM", "Mistral4ForCausalLM", "NemotronForCausalLM", "Olmo3SinkForCausalLM", "OlmoForCausalLM",
     "OlmoeForCausalLM", "Phi4MMForCausalLM", "PhiForCausalLM", "PhimoeForCausalLM", "Qwen2MoeForCausalLM",

@@ -35,6 +35,7 @@ FAST = (
     "ministral3",
     "deepseek_v2",
     "deepseek_v3",
+    "glm4_moe",
 )
 
 

@@ -74,6 +74,8 @@ FIELDS: dict[str, dict] = {
         "rope": Rope(1e4, "yarn", 4.0, 64, mscale_all_dim=1.0, fraction=0.25, neighbours=True),
         "attention_scale": 10**-0.5 * (0.1 * log(4) + 1) ** 2,
     },
+    "glm4_moe": {"rope": Rope(1e4, fraction=0.5), "qkv_bias": True, "qk_norm": True, "moe": ROUTED},
+    "glm4_moe, no norms of heads": {"rope": Rope(1e4, fraction=0.5), "moe": ROUTED},
     "qwen3_next": {**HYBRID, "moe": SHARED},
     "qwen3_5": {**HYBRID, "recurrent_layers": (1, 2)},
     "qwen3_5_moe": {**HYBRID, "moe": SHARED},
