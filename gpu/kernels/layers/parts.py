@@ -82,8 +82,8 @@ def join_parts(
     BLOCK_D: tl.constexpr,
 ):
     """Return acc [M, D] and total [M] of a tile's parts, in their order.
-    As many are loaded at once as fill 128 registers of a thread, half of them beside wide heads' sums."""
-    PARTS: tl.constexpr = 16384 // (BLOCK_M * BLOCK_D) if BLOCK_D <= 128 else 8192 // (BLOCK_M * BLOCK_D)
+    As many are loaded at once as fill 64 registers of a thread, half of them beside wide heads' sums."""
+    PARTS: tl.constexpr = 8192 // (BLOCK_M * BLOCK_D) if BLOCK_D <= 128 else 4096 // (BLOCK_M * BLOCK_D)
     channel = tl.arange(0, BLOCK_D)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
