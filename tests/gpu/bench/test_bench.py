@@ -9,7 +9,7 @@ import pytest
 import torch
 from foredraft.cli.decode.bench import footing
 from foredraft.core.algorithm.algorithm import Drafter
-from foredraft.core.errors import ConfigError, ForedraftError
+from foredraft.core.errors import ForedraftError
 from foredraft.core.model_shape import known_models, lookup_model
 from foredraft.gpu.bench import floor as bandwidth_module
 from foredraft.gpu.bench import run as prompts_module
