@@ -191,9 +191,8 @@ class PagedAttention:
         """Return the batch and the slots of layers in rings."""
         if self._in_rings is None:
             assert self.cells is not None, "a pass over a pool with rings knows its cells"
-            self._in_rings = (
-                replace(self.batch, table=self.pool.ring_table), self.pool.ring_slots(self.cells)
-            )  # fmt: skip
+            batch = replace(self.batch, table=self.pool.ring_table)
+            self._in_rings = batch, self.pool.ring_slots(self.cells)
         return self._in_rings
 
     def recur(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
