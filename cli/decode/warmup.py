@@ -24,7 +24,6 @@ def warmup(model: Model, session: Mapping[str, Any], as_json: AsJson = False, qu
 
     On a CPU the command compiles nothing and prints what it would do on a GPU.
     """
-    from ...core.errors import ConfigError
     from ...core.scheduler.spec import default_graph_sizes
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions, plan_session, with_look_up
@@ -33,9 +32,6 @@ def warmup(model: Model, session: Mapping[str, Any], as_json: AsJson = False, qu
     from ..documents.decoding import WarmupDocument
     from ..progress import StatusLine
 
-    if session["tensor_parallel"] > 1:
-        message = "ranks are not warmed up ahead: they compile and capture when they first need a kernel or a graph"
-        raise ConfigError.of("<arguments>", "tensor_parallel", message)
     options = with_look_up(SessionOptions(local_checkpoint(model), **session_values(session)))
     plan = plan_session(options)
     if plan.device == "cpu":

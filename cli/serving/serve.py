@@ -246,7 +246,7 @@ def _real_body(options: SessionOptions, recording: Recording, log: ServerLog, re
     def sinks(spec: Any) -> Sequence[EventSink]:
         return recording.sinks(lambda: {"engine": spec.to_json(), "run": run_facts(plan)})(0)
 
-    is_captured = plan.spec.graph_sizes is not None and plan.options.tensor_parallel == 1
+    is_captured = plan.spec.graph_sizes is not None
     if not is_captured:
         _refuse_for("this session", "its rounds are not captured ahead", {"ready_s": ready_s}, {})
     session = DecodeSession.open(options, plan=plan, tokenizer=tokenizer, make_sinks=sinks)

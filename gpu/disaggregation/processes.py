@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
@@ -224,6 +224,7 @@ class Workers:
         self.devices = tuple(devices)
         self.silence_s = SILENCE_S
         self.num_sessions = 0
+        self.on_progress: Callable[[WorkerProcess, str], None] = lambda worker, line: None
         self._selector = selectors.DefaultSelector()
         self._wakes, self._waker = socket.socketpair()
         self._wakes.setblocking(False)
@@ -365,6 +366,8 @@ class Workers:
         for message in messages:
             if message["say"] == "line":
                 write_forwarded(message["line"], worker.name)
+            elif message["say"] == "progress":
+                self.on_progress(worker, message["line"])
             elif message["say"] == "pong":
                 worker.exchanges = message.get("exchanges", 0)
             else:

@@ -6,6 +6,7 @@ round         one decode round: `DecodeRound.begin` drafts and runs the target o
               prepares the next one
 round_runner  the next round of a step: from a captured graph, or operation by operation
 graphs        the same two functions, captured as CUDA graphs by batch size and shape
+capture       one function as a CUDA graph
 rows          what the device knows of each request: its slots, its sampling; whether it has ended
 shaping       changed logits: which rows ask for them, tables on the device, masks of grammars
 running       results on their way from the device to the host

@@ -119,6 +119,7 @@ class TorchExecutor:
             self._shaping,
             forced=acceptance is not None,
             seed=seed,
+            shard=target.shard,
         )
         shared = (self.future_map, self._rows, self._forced, self._shaping, self._limits, self.algorithm)
         self._prompts = PromptRunner(ops, target, pool, draft, self._producers, *shared)

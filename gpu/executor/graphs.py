@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache, cached_property, partial
-from typing import TypeVar
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -27,15 +26,15 @@ from torch import Tensor
 
 from ...core.adaptive.graphs import GraphKey, GraphTable
 from ...core.contract.future_map import LENGTH_FIELD
-from ..batch.uploads import layout, uploads_to, views
+from ..batch.uploads import layout, on_device, uploads_to, views
 from ..draft.port import RoundBatch, RoundLimits
 from ..ops.port import DeviceTree, LogitTables, Ops
+from ..parallel.shards import WHOLE, Shard
+from .capture import MakeMasks, capture, capture_halves, without_masks
 from .round import DecodeRound, Passed, RoundResult, SamplingInputs, unmeasured
 from .rows import HostSampling
 from .running import pack
 from .shaping import Changed, Changes, MaskPlace, Shaping
-
-WARM_UP_RUNS = 2  # kernels are compiled and libraries initialised before anything is captured
 
 
 class RoundKind(StrEnum):
@@ -73,10 +72,6 @@ class CaptureReport:
     num_bytes: int
     with_outputs: bool = False
     changed: Changed = Changed.NOWHERE
-
-
-MakeMasks = Callable[[DeviceTree], tuple[np.ndarray, np.ndarray]]
-"""Makes what `MaskPlace.fill` sends for the nodes of a batch of trees, padding included."""
 
 
 def no_masks(tree: DeviceTree) -> tuple[np.ndarray, np.ndarray]:
@@ -153,10 +148,10 @@ class CapturedRound:
             masks.fill(*make_masks(passed.tree))
             return finish(passed)
 
-        self.replay: Callable[[MakeMasks], RoundResult] = _ignoring(run) if masks is None else run_masked
+        self.replay: Callable[[MakeMasks], RoundResult] = without_masks(run) if masks is None else run_masked
         if device.type == "cuda":
-            capture = partial(_capture, memory_pool=memory_pool, device=device)
-            self.replay = _ignoring(capture(run)) if masks is None else _capture_masked(begin, finish, capture, masks)
+            one = partial(capture, memory_pool=memory_pool, device=device)
+            self.replay = without_masks(one(run)) if masks is None else capture_halves(begin, finish, one, masks)
 
     def run(
         self,
@@ -203,59 +198,6 @@ class RelayCells:
         self.ops.relay_scatter_([self.buffers[name] for name in values], rows, [*values.values()])
 
 
-@cache
-def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the one stream of the process on which graphs are warmed up and captured:
-    cuBLAS keeps a workspace for every stream."""
-    return torch.cuda.Stream(device)
-
-
-T = TypeVar("T")
-
-
-def _ignoring(replay: Callable[[], T]) -> Callable[[object], T]:
-    return lambda unused: replay()
-
-
-def _capture_masked(
-    begin: Callable[[], Passed],
-    finish: Callable[[Passed], RoundResult],
-    capture: Callable[[Callable[[], T]], Callable[[], T]],
-    masks: MaskPlace,
-) -> Callable[[MakeMasks], RoundResult]:
-    """Capture both halves of a round; tensors between them stay in place."""
-    passes = capture(begin)
-    passed = passes()  # the second half is warmed up with numbers, not with memory that nothing has written
-    choice = capture(lambda: finish(passed))
-
-    def replay(make_masks: MakeMasks) -> RoundResult:
-        passes()
-        masks.fill(*make_masks(passed.tree))
-        return choice()
-
-    return replay
-
-
-def _capture(run: Callable[[], T], memory_pool: object | None, device: torch.device) -> Callable[[], T]:
-    side = capture_stream(device)
-    side.wait_stream(torch.cuda.current_stream())
-    try:
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP_RUNS):
-                run()
-    finally:  # a round without a graph follows where memory runs out, and shares the constants made here
-        torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=memory_pool, stream=side, capture_error_mode="thread_local"):
-        result = run()
-
-    def replay() -> T:
-        graph.replay()
-        return result
-
-    return replay
-
-
 Variant = tuple[RoundKind, bool, Changed]
 """Kind, whether user outputs are computed (some, such as the most likely tokens, take long over a large vocabulary),
 and who changes logits."""
@@ -291,9 +233,11 @@ class RoundGraphs:
         *,
         forced: bool,
         seed: int,
+        shard: Shard = WHOLE,
     ) -> None:
         """Capture nothing yet. `accept_width` is one of steps and nodes; `outputs` are all that users may ask for;
         `shaping` has the tables by which logits change; `forced`: acceptance is simulated.
+        `shard`: the part of the target in this process; a round has a graph on all ranks or on none.
         """
         self.reports: list[CaptureReport] = []
         self.on_round: Callable[[bool, int], None] | None = None  # is told whether a round of so many rows has a graph
@@ -303,6 +247,7 @@ class RoundGraphs:
         self._accept_width, self._outputs = accept_width, outputs
         self._forced, self._seed = forced, seed
         self._shaping = shaping
+        self._shard = WHOLE if limits.table.is_meta else shard
         # All share one: what one round needs for a while, another does.
         self._memory_pool = torch.cuda.graph_pool_handle() if limits.table.is_cuda else None
         self._variants: frozenset[Variant] = frozenset()
@@ -355,11 +300,13 @@ class RoundGraphs:
                 name = _name(key, variant)
                 if (key, variant) not in self._captured:
                     spent = time.monotonic() - begin, sum(report.num_bytes for report in self.reports)
-                    if spent[0] >= bounds.seconds or spent[1] >= bounds.num_bytes:
+                    is_over = spent[0] >= bounds.seconds or spent[1] >= bounds.num_bytes
+                    if self._shard.on_any(is_over):
                         self._captured[key, variant] = None
                     else:
                         on_line(f"capturing: {name}")
-                        self._captured[key, variant] = self._timed(key, variant)
+                        with on_device(self._limits.table.device):
+                            self._captured[key, variant] = self._timed(key, variant)
                 if self._captured[key, variant] is None:
                     left_out.append(name)
         return left_out
@@ -395,6 +342,7 @@ class RoundGraphs:
 
     def _timed(self, key: GraphKey, variant: Variant) -> CapturedRound | None:
         begin, before = time.perf_counter(), _reserved_bytes()
+        graph = None
         try:
             graph = self._capture(key, *variant)
         except RuntimeError as error:  # torch's OutOfMemoryError, or the driver's own as it makes the graph
@@ -402,6 +350,7 @@ class RoundGraphs:
                 raise
             if not self.reports and self._memory_pool is not None:
                 self._memory_pool = torch.cuda.graph_pool_handle()  # torch refuses a pool without graphs
+        if self._shard.on_any(graph is None):
             return None
         report = CaptureReport(*key, variant[0], time.perf_counter() - begin, _reserved_bytes() - before, *variant[1:])
         self.reports.append(report)

@@ -28,13 +28,16 @@ from ...observe.engine_lines import forward_lines
 from ..disaggregation.control import ControlSocket, run_child
 from ..disaggregation.link import connect
 from ..executor.executor import TorchExecutor
+from ..executor.graphs import CaptureBounds
 from ..models.config import ModelConfig
 from ..models.projection import blocks_are_faster, take_layout
 from ..models.stored.tensor_files import list_tensors
 from ..session.as_json import engine_from_json, engine_to_json, options_from_json
 from ..session.plan import SessionPlan
+from ..session.ready import spare_executor
 from ..session.session import load_engine
 from ..session.text import Tokenizer
+from .ranks import OWN, SPARE
 from .shards import EXCHANGES, ExchangeFailed, Shard
 from .wire import result_digest, result_to_json, step_from_json
 
@@ -96,7 +99,7 @@ class Rank:
         plan = _plan_of(order)
         self._agree(plan.device, plan.dtype)
         _, executor, plan = load_engine(plan, Tokenizer.load(plan.options.model), lambda spec: [])
-        self._executors[0] = executor
+        self._executors[OWN] = executor
         self._answer(
             "opened",
             engine=engine_to_json(plan.spec),
@@ -125,6 +128,24 @@ class Rank:
             gc.collect()  # executors are in reference cycles, and their pools are large
         self._executors[arm] = self._bench.make_executor(cell, arm)
         self._answer("made")
+
+    def _make_spare(self, engine: dict[str, Any]) -> None:
+        spare = engine_from_json(engine).make_engine(lambda event: None)
+        self._executors[SPARE] = spare_executor(self._executors[OWN], spare)
+        self._answer("made")
+
+    def _free_spare(self) -> None:
+        del self._executors[SPARE]
+        gc.collect()  # executors are in reference cycles
+
+    def _capture_all(self, seconds: float, num_bytes: int) -> None:
+        def tell(line: str) -> None:
+            if self._number == 0:
+                self._answer("progress", line=line)
+
+        graphs = self._executors[OWN].graphs
+        left_out = graphs.capture_all(tell, CaptureBounds(seconds, num_bytes))
+        self._answer("captured", captured=[len(graphs.reports), left_out])
 
     def _launch(self, executor: int, step: dict[str, Any]) -> None:
         self._executors[executor].launch(step_from_json(step))

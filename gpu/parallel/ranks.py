@@ -7,8 +7,9 @@ model. The error names the rank that was the cause.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from ...core.errors import ForedraftError
 from ...core.scheduler.config import EngineRole
 from ...observe.engine_lines import active_level
 from ..disaggregation.processes import HOST, WorkerFailed, WorkerPlace, WorkerProcess, Workers, backend_for
+from ..executor.graphs import CaptureBounds
 from ..session.as_json import engine_from_json, engine_to_json, options_to_json
 from ..session.plan import SessionPlan
 from .shards import rank_devices
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from ...core.scheduler.spec import EngineSpec
 
 LISTEN_S = 1.0
+OWN, SPARE = 0, 1
+"""The executors of a session's ranks."""
 GRACE_S = 2.0
 """How long the parent looks for the cause when a rank says that an exchange has failed."""
 
@@ -149,7 +153,7 @@ class RankedExecutor:
     """Runs the steps of an engine on all ranks, as `core.scheduler.driver.Executor`: each rank runs each step, and all
     must give the same result."""
 
-    def __init__(self, ranks: Ranks, number: int = 0) -> None:
+    def __init__(self, ranks: Ranks, number: int = OWN) -> None:
         """`number`: of the executor of each rank that runs the steps, if ranks have several."""
         self.ranks: Ranks = ranks
         self._number = number
@@ -178,6 +182,27 @@ class RankedExecutor:
     def restart(self) -> None:
         """Raise RankFailed: ranks that have failed have ended."""
         self.ranks.fail("a step has failed")
+
+    @contextmanager
+    def spare(self, spec: EngineSpec) -> Iterator[RankedExecutor]:
+        """Have all ranks make an executor more with the same models, for an engine of this `spec`, and free it at the
+        end."""
+        self.ranks.tell({"do": "make_spare", "engine": engine_to_json(spec)})
+        self.ranks.gather("made")
+        yield RankedExecutor(self.ranks, SPARE)
+        self.ranks.tell({"do": "free_spare"})
+
+    def capture_all(self, on_line: Callable[[str], None], bounds: CaptureBounds) -> tuple[int, list[str]]:
+        """Have all ranks do what `RoundGraphs.capture_all` does, until one of them reaches a bound; `on_line` gets the
+        lines of rank 0. Returns the number of graphs, and the names of the rounds without one. Raises RankFailed."""
+        self.ranks.on_progress = lambda rank, line: on_line(line)
+        self.ranks.tell({"do": "capture_all", **asdict(bounds)})
+        found = list(self.ranks.gather("captured", must_progress=True).values())
+        for number, answer in enumerate(found):
+            if answer["captured"] != found[0]["captured"]:
+                self.ranks.fail(f"rank {number} has captured other rounds than rank 0")
+        num_graphs, left_out = found[0]["captured"]
+        return num_graphs, left_out
 
     def close(self) -> None:
         """End the ranks."""

@@ -76,6 +76,10 @@ class Shard:
         parts = self._all_of(x)
         return parts.transpose(0, 1).flatten(1)[:, :width]
 
+    def on_any(self, holds: bool) -> bool:
+        """Return whether `holds` on any rank. Every rank must ask."""
+        return holds if self.is_whole else bool(self._all_of(torch.tensor([int(holds)])).any())
+
     def _all_of(self, x: Tensor) -> Tensor:
         """Return [size, *x.shape], in the order of the ranks."""
         EXCHANGES.begun += 1

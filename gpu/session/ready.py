@@ -1,25 +1,35 @@
 """What a first request would wait for, done before it: kernels are compiled, and rounds are captured.
 
 A spare engine with a few pages runs prompts and rounds with the session's models, which compiles their kernels. The
-session's own engine, its log and its prefix cache begin empty. Then the session's executor captures its rounds.
+session's own engine, its log and its prefix cache begin empty. Then the session's executor captures its rounds. Where
+the models are in ranks, all of them run the spare engine's steps, and capture the same rounds in the same order; each
+worker of a disaggregated session makes its own engine ready.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from ...core.contract.request import Request, SamplingParams
 from ...core.kv.request_table import ceil_to_page
 from ...core.prompt import Prompt
-from ..batch.uploads import on_device
+from ...core.scheduler.config import EngineRole
+from ...core.scheduler.engine import Engine
 from ..executor.build import build_executor
+from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureBounds
+from ..parallel.divided import sharded
+from ..parallel.ranks import RankedExecutor
+from ..parallel.shards import Shard
 from .devices import ops_for
 from .loop import Deliveries
 from .memory import captured_bytes
+from .plan import SessionPlan
 from .session import DecodeSession, named_memory_errors
+from .text import Tokenizer
 
 READY_S = 120.0
 """Seconds for captures, by default."""
@@ -53,36 +63,71 @@ class Ready:
 
 def make_ready(session: DecodeSession, on_line: Callable[[str], None], seconds: float = READY_S) -> Ready:
     """Compile the kernels of a session, and capture all rounds that may come, the likeliest first, within `seconds` and
-    the memory that the plan has for captured rounds. Raises NotEnoughMemory."""
-    executor, plan = session.own_executor, session.plan
-    most = captured_bytes(plan.target, plan.draft, plan.spec, executor.target.dtype)
+    the memory that the plan has for captured rounds. Raises NotEnoughMemory, RankFailed."""
+    bounds = capture_bounds(session.plan, seconds)
+    return make_executor_ready(session.plan, session.executor, session.tokenizer, on_line, bounds)
+
+
+def capture_bounds(plan: SessionPlan, seconds: float) -> CaptureBounds:
+    """Return what captures may take of the device of one rank."""
+    own = sharded(plan.target, Shard(0, plan.options.tensor_parallel))
+    return CaptureBounds(seconds, captured_bytes(own, plan.draft, plan.spec, plan.dtype))
+
+
+def make_executor_ready(
+    plan: SessionPlan,
+    executor: TorchExecutor | RankedExecutor,
+    tokenizer: Tokenizer,
+    on_line: Callable[[str], None],
+    bounds: CaptureBounds,
+) -> Ready:
+    """Do what `make_ready` does for the executor of an engine that is made of `plan.spec`; an engine that prefills
+    compiles what prompts need. Raises NotEnoughMemory, RankFailed."""
     with named_memory_errors(plan):
-        _compile(session, on_line, most)
-    with on_device(executor.device):
-        left_out = executor.graphs.capture_all(on_line, CaptureBounds(seconds, most))
-    return Ready(len(executor.graphs.reports), tuple(left_out))
+        _compile(plan, executor, tokenizer, on_line, bounds.num_bytes)
+    if isinstance(executor, RankedExecutor):
+        num_graphs, left_out = executor.capture_all(on_line, bounds)
+    else:
+        left_out = executor.graphs.capture_all(on_line, bounds)
+        num_graphs = len(executor.graphs.reports)
+    return Ready(num_graphs, tuple(left_out))
 
 
-def _compile(session: DecodeSession, on_line: Callable[[str], None], num_bytes: int) -> None:
+def _compile(
+    plan: SessionPlan,
+    executor: TorchExecutor | RankedExecutor,
+    tokenizer: Tokenizer,
+    on_line: Callable[[str], None],
+    num_bytes: int,
+) -> None:
     """Serve a short and a long prompt of each kind with a spare engine of one row, whose KV takes at most `num_bytes`,
     or what a prompt of one token needs."""
-    own, plan, config = session.own_executor, session.plan, session.plan.spec.config
-    size, reach = config.page_size, 2 * (MAX_TOKENS + 2) * session.engine.sizes.alloc_len
+    config = plan.spec.config
+    max_tokens = 1 if config.role is EngineRole.PREFILL else MAX_TOKENS
+    size, reach = config.page_size, 2 * (max_tokens + 2) * plan.sizes.alloc_len
     room = num_bytes * config.num_pages // max(plan.kv_bytes, 1) * size - reach - 2 * size
-    longest = max(1, min(config.chunk_size, config.context_len - MAX_TOKENS, room))
+    longest = max(1, min(config.chunk_size, config.context_len - max_tokens, room))
     pages = ceil_to_page(longest + reach, size) // size + 2
     deliveries = Deliveries()
-    small = plan.spec.with_config(num_pages=min(config.num_pages, pages), max_running=1)
-    engine = small.make_engine(deliveries, session.tokenizer)
-    executor = build_executor(
-        engine, own.target, own.draft_model, ops_for(plan.device), in_rings=own.pool.rings is not None
-    )
-    spare = DecodeSession(engine, executor, deliveries, session.tokenizer, plan=plan)
-    for kind, sampling in KINDS.items():
-        on_line(f"compiling: {kind} rounds")
-        for length in sorted({1, longest}):
-            name, prompt = f"warm-up {kind} {length}", Prompt.of_tokens([0] * length)
-            spare.run([Request(name, prompt, min(MAX_TOKENS, config.context_len - length), sampling=sampling)])
-    spare.close()
-    del executor, spare
+    small = plan.spec.with_config(num_pages=min(config.num_pages, pages), max_running=1, role=EngineRole.BOTH)
+    engine = small.make_engine(deliveries, tokenizer)
+    made: AbstractContextManager[TorchExecutor | RankedExecutor]
+    if isinstance(executor, RankedExecutor):
+        made = executor.spare(small)
+    else:
+        made = nullcontext(spare_executor(executor, engine))
+    with made as its_executor:
+        spare = DecodeSession(engine, its_executor, deliveries, tokenizer, plan=plan)
+        for kind, sampling in KINDS.items():
+            on_line(f"compiling: {kind} {'prompts' if max_tokens == 1 else 'rounds'}")
+            for length in sorted({1, longest}):
+                name, prompt = f"warm-up {kind} {length}", Prompt.of_tokens([0] * length)
+                spare.run([Request(name, prompt, min(max_tokens, config.context_len - length), sampling=sampling)])
+        del spare, its_executor, made
     gc.collect()  # executors are in reference cycles, and their pools are freed before rounds are captured
+
+
+def spare_executor(own: TorchExecutor, engine: Engine) -> TorchExecutor:
+    """Return an executor of `engine` with the models of `own`."""
+    ops = ops_for(str(own.device))
+    return build_executor(engine, own.target, own.draft_model, ops, in_rings=own.pool.rings is not None)

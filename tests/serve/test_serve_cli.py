@@ -206,14 +206,31 @@ def test_bad_arguments_are_one_message(arguments: list[str], words: str):
     assert isinstance(result.exception, ForedraftError) and words in str(result.exception)
 
 
-def test_a_served_model_is_ready_before_it_listens(models: dict[str, Path], capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_served_model_is_ready_before_it_listens(
+    ranks: int, models: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     """Rounds are captured on a CPU as on a GPU, but for the capture itself."""
     from foredraft.cli.serving.serve import _real_body
     from foredraft.gpu.session.plan import SessionOptions
+    from foredraft.gpu.session.session import DecodeSession
     from foredraft.serve.telemetry.log_lines import ServerLog
     from foredraft.serve.telemetry.recording import Recording
 
-    options = SessionOptions(models["target"], dtype="float64", max_running=1, block_rounds=1, graphs=True)
+    opened: list[DecodeSession] = []
+    open_session = DecodeSession.open
+    monkeypatch.setattr(
+        DecodeSession, "open", lambda *a, **named: opened.append(open_session(*a, **named)) or opened[-1]
+    )
+    options = SessionOptions(
+        models["target"],
+        dtype="float64",
+        device="cpu",
+        max_running=1,
+        block_rounds=1,
+        graphs=True,
+        tensor_parallel=ranks,
+    )
     with Recording(None) as recording:
         body = _real_body(options, recording, ServerLog(), None)
         assert [engine.num_uncommitted for engine in body.engines] == [0]
@@ -221,3 +238,5 @@ def test_a_served_model_is_ready_before_it_listens(models: dict[str, Path], caps
         assert "compiling: greedy rounds" in told and "all rounds are captured: 18 CUDA graphs" in told
         _real_body(options, recording, ServerLog(), 0.0)
         assert "18 kinds of rounds run without a CUDA graph" in capsys.readouterr().err
+    for session in opened:
+        session.close()

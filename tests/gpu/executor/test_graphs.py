@@ -25,13 +25,15 @@ from foredraft.core.scheduler.engine import Engine
 from foredraft.gpu.batch.uploads import Uploads
 from foredraft.gpu.draft import branches
 from foredraft.gpu.executor import executor as gpu_executor
-from foredraft.gpu.executor import graphs, prompt_runner, running
+from foredraft.gpu.executor import prompt_runner, running
 from foredraft.gpu.executor import round as gpu_round
 from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.executor.capture import capture_halves
 from foredraft.gpu.executor.graphs import CaptureBounds, CapturedRound, RoundGraphs, RoundKind
 from foredraft.gpu.executor.outputs import USER_OUTPUTS
 from foredraft.gpu.executor.shaping import Changed, MaskPlace
 from foredraft.gpu.ops.port import VerifyBatch
+from foredraft.gpu.parallel.shards import Shard
 from foredraft.gpu.session import ready as ready_module
 from foredraft.gpu.session.plan import SessionOptions
 from foredraft.gpu.session.ready import KINDS, make_ready
@@ -145,6 +147,15 @@ def test_a_graph_that_does_not_fit_is_not_tried_again(error, monkeypatch):
     assert tried and len(tried) == len(set(tried))
 
 
+def test_a_graph_that_does_not_fit_on_another_rank_is_none_here(monkeypatch):
+    """The other rank's round runs without one, so this rank's does: both make the same exchanges."""
+    expected, _ = serve("STANDALONE", graph_sizes=None, table=TABLE, requests=prompts(3))
+    monkeypatch.setattr(Shard, "on_any", lambda shard, holds: True)
+    found, executor = serve("STANDALONE", graph_sizes=(4,), table=TABLE, requests=prompts(3))
+    assert found == expected and not executor.graphs.reports
+    assert set(executor.graphs._captured.values()) == {None}
+
+
 def test_a_round_with_masks_is_two_graphs_and_the_second_is_captured_after_the_first_has_run():
     """Between them the host makes the masks of the drafted tokens, in the memory that the second one reads."""
     said: list[str] = []
@@ -163,7 +174,7 @@ def test_a_round_with_masks_is_two_graphs_and_the_second_is_captured_after_the_f
         assert tree == "tree"
         return np.array([-1, 0, -1], np.int32), np.array([bits], np.int32)
 
-    replay = graphs._capture_masked(lambda: SimpleNamespace(tree="tree"), finish, capture, place)
+    replay = capture_halves(lambda: SimpleNamespace(tree="tree"), finish, capture, place)
     assert said == ["capture", "replay", "capture"]
     for bits in ([5, -2], [1, 0]):
         masks = replay(make_masks)
