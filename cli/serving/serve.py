@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +24,7 @@ from ..decode.options import (
 from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
 from ..options import Settings, in_panel, refuse_without_effect
 from ..simulation.simulate import Faults
+from .ahead import captures_ahead, get_ready
 from .operations import Operations, with_operations
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from ...sim.scenario import Scenario
 
 KEY = "FOREDRAFT_API_KEY"
-PROGRESS_S = 5.0
 server_option, limits_option = in_panel("Server"), in_panel("Limits")
 
 # fmt: off
@@ -153,11 +153,10 @@ def serve(
             if disaggregate is None:
                 body = _real_body(options, recording, log, ready_s)
             else:
-                _refuse_for("--disaggregate", "workers capture when they first need a graph", {"ready_s": ready_s}, {})
                 from .workers import refuse_with_workers, workers_body
 
                 refuse_with_workers(asked)
-                body = workers.enter_context(workers_body(options, disaggregate, recording, log))
+                body = workers.enter_context(workers_body(options, disaggregate, recording, log, ready_s))
         else:
             _refuse_for("--simulate", "nothing is captured", {"ready_s": ready_s}, {})
             unused = given_session_options(session) | {"disaggregate": disaggregate}
@@ -230,7 +229,7 @@ def _refuse_for(kind: str, why: str, given: dict[str, Any], names: dict[str, str
 def _real_body(options: SessionOptions, recording: Recording, log: ServerLog, ready_s: float | None) -> Body:
     """Load the models and make the session ready, before the server listens."""
     from ...gpu.session.plan import plan_session, refuse_without_effect
-    from ...gpu.session.ready import READY_S, make_ready
+    from ...gpu.session.ready import make_ready
     from ...gpu.session.session import DecodeSession, check_vocabulary
     from ...gpu.session.text import Tokenizer
     from ...serve.bodies.real import RealBody
@@ -246,27 +245,11 @@ def _real_body(options: SessionOptions, recording: Recording, log: ServerLog, re
     def sinks(spec: Any) -> Sequence[EventSink]:
         return recording.sinks(lambda: {"engine": spec.to_json(), "run": run_facts(plan)})(0)
 
-    is_captured = plan.spec.graph_sizes is not None
-    if not is_captured:
-        _refuse_for("this session", "its rounds are not captured ahead", {"ready_s": ready_s}, {})
+    is_captured = captures_ahead(plan, ready_s)
     session = DecodeSession.open(options, plan=plan, tokenizer=tokenizer, make_sinks=sinks)
     if is_captured:
-        ready = make_ready(session, _now_and_then(log.tell), READY_S if ready_s is None else ready_s)
-        log.tell(ready.notice or f"all rounds are captured: {ready.num_graphs} CUDA graphs")
+        get_ready(partial(make_ready, session), ready_s, log)
     return RealBody(session, options.model.resolve().name)
-
-
-def _now_and_then(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """Return what tells a line if none was told for PROGRESS_S."""
-    told_s = -PROGRESS_S
-
-    def on_line(line: str) -> None:
-        nonlocal told_s
-        if (now_s := time.monotonic()) >= told_s + PROGRESS_S:
-            told_s = now_s
-            tell(line)
-
-    return on_line
 
 
 def _simulated_body(

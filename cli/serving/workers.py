@@ -23,9 +23,11 @@ def refuse_with_workers(operations: Operations) -> None:
 
 
 @contextmanager
-def workers_body(options: SessionOptions, disaggregate: str, recording: Recording, log: ServerLog) -> Iterator[Body]:
-    """Start the workers that `disaggregate` names, and end them with the block; each keeps a log of its own if there is
-    a record. Raises ForedraftErrors."""
+def workers_body(
+    options: SessionOptions, disaggregate: str, recording: Recording, log: ServerLog, ready_s: float | None
+) -> Iterator[Body]:
+    """Start the workers that `disaggregate` names and make them ready, and end them with the block; each keeps a log of
+    its own if there is a record. Raises ForedraftErrors."""
     from ...gpu.disaggregation.link import plans_from_environment
     from ...gpu.disaggregation.processes import Disaggregation, Workers
     from ...gpu.disaggregation.session import DisaggregatedSession, plan_disaggregated
@@ -35,6 +37,7 @@ def workers_body(options: SessionOptions, disaggregate: str, recording: Recordin
     from ...serve.bodies.workers import WorkersBody
     from ...serve.telemetry.recording import PART_BYTES
     from ..decode.record import run_facts
+    from .ahead import captures_ahead, get_ready
 
     topology = Disaggregation.parse(disaggregate)
     devices, faults = topology.devices(options.device), plans_from_environment()
@@ -44,6 +47,7 @@ def workers_body(options: SessionOptions, disaggregate: str, recording: Recordin
     for notice in plan.notices:
         log.tell(f"note: {notice}")
     check_vocabulary(tokenizer, plan)
+    is_captured = captures_ahead(plan, ready_s)
     places = topology.workers()
     logs = recording.worker_logs([place.name for place in places])
     log.tell(f"starting {topology}")
@@ -53,5 +57,7 @@ def workers_body(options: SessionOptions, disaggregate: str, recording: Recordin
             plan, workers, tokenizer=tokenizer, faults=faults, logs=logs, log_part_bytes=PART_BYTES, run=run_facts(plan)
         ) as session,
     ):
+        if is_captured:
+            get_ready(session.make_ready, ready_s, log)
         yield WorkersBody(session, options.model.resolve().name, recording.metrics, log.tell)
         session.close(complete=True)

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ...observe.engine_lines import active_level
 from ..session.loop import Delta
 from ..session.memory import has_states
 from ..session.plan import ARGUMENTS, RING, SessionOptions, SessionPlan, plan_session
+from ..session.ready import READY_S, Ready, capture_bounds
 from ..session.session import check_vocabulary
 from ..session.text import Tokenizer
 from ..session.text_session import REFUSED, SessionStats, TextDelta, TextSession
@@ -143,6 +144,17 @@ class DisaggregatedSession(TextSession):
             },
             **totals,
         )
+
+    def make_ready(self, on_line: Callable[[str], None], seconds: float = READY_S) -> Ready:
+        """Have every worker compile and capture what its requests would wait for, each within `seconds` and the memory
+        that the plan has for captured rounds. Raises WorkerFailed."""
+        self.workers.on_progress = lambda worker, line: on_line(f"{worker.name}: {line}")
+        for worker in self.workers.living():
+            own = replace(self.plan, spec=spec_for(worker.place.role, self.plan.spec))
+            worker.say({"do": "make_ready", **asdict(capture_bounds(own, seconds))})
+        answers = self.workers.answers("ready")
+        left_out = [f"{name}: {kind}" for name, answer in answers.items() for kind in answer["left_out"]]
+        return Ready(sum(answer["num_graphs"] for answer in answers.values()), tuple(left_out))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

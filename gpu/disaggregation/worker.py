@@ -28,10 +28,12 @@ from ...core.scheduler.driver import reload_table
 from ...core.scheduler.spec import EngineSpec
 from ...observe.engine_lines import forward_lines
 from ...observe.log import EventLog
+from ..executor.graphs import CaptureBounds
 from ..models.config import ModelConfig
 from ..session.as_json import engine_from_json, engine_to_json, options_from_json, options_to_json
 from ..session.loop import Deliveries
 from ..session.plan import SessionOptions, SessionPlan
+from ..session.ready import make_executor_ready
 from ..session.session import load_engine
 from ..session.text import Tokenizer
 from .control import ControlSocket, run_child
@@ -88,8 +90,8 @@ class SessionOrder:
 
 def open_serving(
     order: SessionOrder, links: Mapping[str, PeerLink], news: News
-) -> tuple[Serving, EventLog | None, EngineSpec]:
-    """Load the ordered models; return the specification with the values that were measured meanwhile. Raises
+) -> tuple[Serving, EventLog | None, SessionPlan]:
+    """Load the ordered models; return the plan with the values that were measured meanwhile. Raises
     ForedraftErrors."""
     options = order.options
     plan = SessionPlan(
@@ -125,7 +127,7 @@ def open_serving(
         raise
     serving = Serving(order.session, engine, executor, deliveries, links, news, timing=order.timing)
     watched.append(serving.watch)
-    return serving, log, plan.spec
+    return serving, log, plan
 
 
 def spec_for(role: EngineRole, spec: EngineSpec) -> EngineSpec:
@@ -148,6 +150,7 @@ class Worker:
         self._faults = LinkFaults()
         self._serving: Serving | None = None
         self._log: EventLog | None = None
+        self._plan: SessionPlan | None = None
         self._flushed_ns = 0
         self._session = 0
         self._is_over = False
@@ -232,11 +235,28 @@ class Worker:
             forward_lines(wanted.log_level, lambda line: self._control.send_soon({"say": "line", "line": line}))
             self._faults.begin(ParcelFaults.from_json(wanted.faults, "the plan of link faults"))
             news = News(self._control.send_soon, wanted.session)
-            self._serving, self._log, measured = open_serving(wanted, self._links, news)
+            self._serving, self._log, self._plan = open_serving(wanted, self._links, news)
         except ForedraftError as error:
             self._answer("failed", message=str(error))
             return
-        self._answer("opened", engine=measured.to_json())
+        self._answer("opened", engine=self._plan.spec.to_json())
+
+    def _make_ready(self, seconds: float, num_bytes: int) -> None:
+        """Compile and capture what this worker's requests would wait for."""
+        assert self._serving is not None and self._plan is not None, "no session was opened"
+        plan, bounds = self._plan, CaptureBounds(seconds, num_bytes)
+        try:
+            ready = make_executor_ready(
+                plan,
+                self._serving.executor,
+                Tokenizer.load(plan.options.model),
+                lambda line: self._answer("progress", line=line),
+                bounds,
+            )
+        except ForedraftError as error:
+            self._answer("failed", message=str(error))
+            return
+        self._answer("ready", **asdict(ready))
 
     def _submit(self, request: dict[str, Any], peer: str) -> None:
         assert self._serving is not None, "a request came before the session was opened"
@@ -281,7 +301,7 @@ class Worker:
     def _leave_session(self, complete: bool) -> None:
         if self._log is not None:
             self._log.close(complete)
-        self._serving = self._log = None
+        self._serving = self._log = self._plan = None
 
 
 def main() -> None:

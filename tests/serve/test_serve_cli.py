@@ -195,7 +195,6 @@ def test_a_port_in_use_is_one_message_before_anything_is_written(tmp_path: Path)
         (["--model", "missing", "--speed", "2"], "--speed"),
         (["--model", "missing", "--faults", "swarm"], "--faults"),
         (["--simulate", "x.toml", "--ready-s", "5"], "nothing is captured"),
-        (["--model", "missing", "--disaggregate", "prefill=1,decode=1", "--ready-s", "5"], "--ready-s"),
         (["--simulate", str(EXAMPLES / "chat_on_h100.toml"), "--faults", "swarn"], "did you mean 'swarm'"),
         (["--simulate", "x.toml", "--api-key", " "], "--api-key"),
         (["--simulate", "x.toml", "--host", "999.0.0.1"], "cannot listen on 999.0.0.1"),
@@ -204,6 +203,14 @@ def test_a_port_in_use_is_one_message_before_anything_is_written(tmp_path: Path)
 def test_bad_arguments_are_one_message(arguments: list[str], words: str):
     result = CliRunner().invoke(app, ["serve", "--port", "0", *arguments])
     assert isinstance(result.exception, ForedraftError) and words in str(result.exception)
+
+
+@pytest.mark.parametrize("workers", [[], ["--disaggregate", "prefill=1,decode=1"]], ids=["one process", "workers"])
+def test_seconds_for_captures_are_refused_where_nothing_is_captured(workers: list[str], models: dict[str, Path]):
+    asked = ["--model", str(models["target"]), "--device", "cpu", "--ready-s", "5", *workers]
+    result = CliRunner().invoke(app, ["serve", "--port", "0", *asked])
+    assert isinstance(result.exception, ForedraftError)
+    assert "--ready-s: has no effect: with this session, its rounds are not captured ahead" in str(result.exception)
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])

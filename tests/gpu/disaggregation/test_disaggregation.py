@@ -14,6 +14,7 @@ from foredraft.core.prompt import Prompt
 from foredraft.gpu.disaggregation.processes import Disaggregation, WorkerFailed, Workers
 from foredraft.gpu.disaggregation.session import TIMING, DisaggregatedSession, plan_disaggregated
 from foredraft.gpu.session.plan import SessionOptions
+from foredraft.gpu.session.ready import KINDS
 from foredraft.gpu.session.session import DecodeSession
 from foredraft.gpu.session.text import Tokenizer
 
@@ -115,6 +116,32 @@ def check_drained(session):
         counts = report["transfers"]
         assert counts["started"] == counts["completed"] + counts["failed"] + counts["cancelled"], (name, counts)
     return reports
+
+
+# -- before the first request ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [100.0, pytest.param(0.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("draft", ["eagle3", pytest.param(None, marks=pytest.mark.slow)])
+def test_workers_are_ready_before_the_first_request_and_capture_nothing_afterwards(
+    workers, nano_pair, draft, seconds, six, plain
+):
+    options = options_for(nano_pair, draft, graphs=True, max_running=2)
+    with open_session(workers, options) as session:
+        lines: list[str] = []
+        ready = session.make_ready(lines.append, seconds)
+        of = {name: [line for line in lines if line.startswith(f"{name}: ")] for name in ("prefill0", "decode0")}
+        assert of["prefill0"] == [f"prefill0: compiling: {kind} prompts" for kind in KINDS]
+        assert of["decode0"][: len(KINDS)] == [f"decode0: compiling: {kind} rounds" for kind in KINDS]
+        captured, kinds = of["decode0"][len(KINDS) :], 2 * 2 * 3 * 3  # sizes, outputs, kinds, changes of logits
+        assert len(captured) == ready.num_graphs == (kinds if seconds else 0)
+        assert len(ready.left_out) == (0 if seconds else kinds)
+        assert all(name.startswith("decode0: batch ") for name in ready.left_out)
+        check_equal(session.run(six), plain(six))
+        later: list[str] = []
+        assert session.make_ready(later.append, 100.0) == ready, "nothing was captured by a round"
+        assert not [line for line in later if "capturing" in line]
+        check_drained(session)
 
 
 # -- every algorithm ---------------------------------------------------------------------------------------------------
