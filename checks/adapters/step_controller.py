@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 from ...core.adaptive import (
     AdaptiveController,
@@ -48,6 +49,9 @@ class ControllerAdapter:
     def expected(self, steps: int, batch_size: int) -> float:
         return self.policy.estimate.expected((steps, self.controller.num_draft_tokens_for(steps, batch_size)))
 
+    def copied(self) -> ControllerAdapter:
+        return deepcopy(self, {id(self.policy.cost_table): self.policy.cost_table})
+
     def attach(self, build: BuildGraph, captured: Sequence[int] | None) -> None:
         self.controller.init_states(captured, lambda keys: self.graphs.build(keys, lambda key: build(*key)))
 
@@ -90,5 +94,5 @@ make_ema.capabilities = StepControllerCapabilities.of(
     (*EACH, "adaptive", "averages", "average_rule", "probes", "settles", "reload")
 )
 make_goodput.capabilities = StepControllerCapabilities.of(
-    (*EACH, "adaptive", "probes", "settles", "estimates", "goodput")
+    (*EACH, "adaptive", "probes", "settles", "estimates", "unordered", "goodput")
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, AdaptiveStepSlot
+from ...core.adaptive.acceptance_estimate import AcceptanceEstimate
 from ...core.adaptive.graphs import GraphTable, MissingGraph
 from ...core.errors import ConfigError
 from ...properties.step_controller.contract import StepControllerConfig
@@ -172,6 +173,13 @@ ExpectsEveryPositionAlone (STEPS-16): A draft counts as the first one does, as i
     ControllerAdapter.expected = 1 + steps * self.policy.estimate.probabilities[0]
 """
 
+UNORDERED = """
+WeighsTheFirstTwice (STEPS-17): The first result after a look counts as two.
+    AcceptanceEstimate.add
+        - self._pending[len(counts)] = list(counts)
+        + self._pending[len(counts)] = [2 * count for count in counts]
+"""
+
 # -- of no policy: what knows the cost ---------------------------------------------------------------------------------
 
 
@@ -242,7 +250,7 @@ def _drafting(kind: type, caught_by: str, *capabilities: str) -> Mutant:
 
 _PLACES = [
     *(AdaptiveStepSlot, AdaptiveSpeculativeParams, ControllerAdapter, AdaptiveController, GraphTable),
-    *(replace, ConfigError, MissingGraph),
+    *(AcceptanceEstimate, replace, ConfigError, MissingGraph),
 ]
 MUTANTS = (
     *defects("step-controller", make_unattached, _PLACES, PROBES, ("adaptive", "counters", "probes")),
@@ -250,6 +258,7 @@ MUTANTS = (
     *defects("step-controller", make_ema, _PLACES, CONTROLLERS),
     *defects("step-controller", make_unattached, _PLACES, READS, ("adaptive", "inspection", "misuse")),
     *defects("step-controller", make_estimating, _PLACES, ESTIMATES, ("adaptive", "estimates")),
+    *defects("step-controller", make_estimating, _PLACES, UNORDERED, ("adaptive", "estimates", "unordered")),
     _drafting(DraftsTheMost, "STEPS-08", "goodput"),
     _drafting(DraftsTheLeast, "STEPS-08", "goodput"),
     _drafting(DraftsMoreTheLessIsAccepted, "STEPS-06"),

@@ -110,6 +110,7 @@ Adaptive step controller:
     STEPS-14 S: by the rule of the moving average the steps are those that a slow reading of the rule gives
     STEPS-15 S: what is reserved holds the draft tokens of the largest candidate of any range, and no more
     STEPS-16 E: expected accept lengths are 1 … S + 1, no less with more steps, and after a stationary stretch what it yielded
+    STEPS-17 M: the results of one interval give the same expectations in any order
 
 Recurrent states:
     STATE-01 E: after a round a row's state is that of its accepted path: it has taken in each of its tokens once, in order, and

@@ -92,6 +92,9 @@ class StepControllerCapabilities(Capabilities):
     settles: bool = False
     sizing: bool = False  # `reserved()`
     estimates: bool = False  # `expected(steps, batch_size)`
+    # `copied()`: what it expects does not depend on the order of the results between two of its looks. These are a
+    # multiple of `update_interval` results apart; the first comes after so many, or after the warm-up if that is longer
+    unordered: bool = False
     goodput: bool = False  # it knows the modelled cost, and is held to the throughput of the best fixed steps
     # `attach(build, captured)` and `graph(steps, batch_size)`: the graph of a round is found under its key
     runtime: bool = False
@@ -103,7 +106,7 @@ class StepControllerCapabilities(Capabilities):
     RELAXES: ClassVar[tuple[str, ...]] = ("untold_steps",)
     FOUNDATIONS: ClassVar = dict.fromkeys(
         ("averages", "average_rule", "probes", "settles", "estimates", "goodput", "reload"), ("adaptive",)
-    )
+    ) | {"unordered": ("estimates",)}
 
 
 BuildGraph = Callable[[int, int, int], object]
@@ -149,6 +152,10 @@ class StepController(Protocol):
     def expected(self, steps: int, batch_size: int) -> float:
         """Return the tokens per row that it expects of a round of these steps, a candidate of this batch size:
         1 … steps + 1."""
+
+    @needs("unordered")
+    def copied(self) -> StepController:
+        """Return another controller in the same state. What one is told, the other does not know."""
 
     @needs("runtime")
     def attach(self, build: BuildGraph, captured: Sequence[int] | None) -> object:

@@ -1,4 +1,4 @@
-"""STEPS-01 … STEPS-16, but STEPS-07, which is about the engine: what is true of every controller of draft steps.
+"""STEPS-01 … STEPS-17, but STEPS-07, which is about the engine: what is true of every controller of draft steps.
 
 A checker gets a `StepControllerMoment` (`step_controller/model.py`) and looks at it alone; those about two runs get
 both trials.
@@ -22,6 +22,7 @@ FREE_PROBES = 8
 INTERVALS_PER_PROBE = 16  # between two probes that fail, after the free ones
 ESTIMATE_ERROR = 0.08
 LEAST_SHARE = 0.97  # of the throughput of the best fixed steps
+ORDER_ERROR = 1e-6  # of two sums in floating point, relative
 
 _AS_IT_WAS = "all as it was"
 
@@ -178,7 +179,7 @@ def a_broken_table_changes_nothing(m: StepControllerMoment) -> Outcome:
     return True
 
 
-@checks("STEPS-10", CONTRACT, on=("deliver", "idle", "observe", "garbage", "repeat", "phase"))
+@checks("STEPS-10", CONTRACT, on=("deliver", "idle", "observe", "garbage", "repeat", "interval", "phase"))
 def every_result_counts_once(m: StepControllerMoment) -> Outcome:
     if m.garbage is None and m.refusal is not None:
         was = f"a good result was refused: {m.refusal}"
@@ -312,6 +313,15 @@ def estimates_are_what_was_accepted(m: StepControllerMoment) -> Outcome:
         was = f"{expected:.4g} tokens per row expected of {stretch.settled} steps after {stretch.process}"
         return Finding(was, f"{exact:.4g}, what they yielded", "the choice rests on it")
     return True
+
+
+@checks("STEPS-17", CONTRACT, "unordered", on=("interval",))
+def results_of_an_interval_have_no_order(m: StepControllerMoment) -> Outcome:
+    for (steps, one), (_, two) in zip(m.expected, m.reordered, strict=True):
+        if not math.isclose(one, two, rel_tol=ORDER_ERROR):
+            was = f"{one:.6g} tokens per row expected of {steps} steps, and {two:.6g} with the last result first"
+            return Finding(was, "the same", "results of one interval come in whatever order its rounds have")
+    return True if m.reordered else None
 
 
 def _difference(before: Shown, after: Shown) -> str:

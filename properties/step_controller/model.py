@@ -182,6 +182,7 @@ class StepControllerMoment:
     departed: tuple[int, int, int] | None = None  # (batch size, steps, steps by the rule) of the first choice beside it
     reserved: tuple[int, int, int] | None = None  # draft tokens: what it says, the least and the most that it may be
     expected: tuple[tuple[int, float], ...] = ()  # (steps, tokens per row) of the candidates of one batch size
+    reordered: tuple[tuple[int, float], ...] = ()  # likewise, of a copy that was told the last result first
     unfinite: str = ""  # a number of the state that is not finite
 
     @property

@@ -121,6 +121,7 @@ class StepControllerTrial(Trial):
         self._route(read_table(self.config.table), () if self.capabilities.runtime else self.config.captured)
         self.in_flight: list[tuple[int, int, tuple[int, ...]]] = []
         self.stretches: list[tuple[Operation, Stretch]] = []
+        self.num_told = 0  # results with a row
         self.build = RecordingBuilder()
         self.graphs: dict[tuple[int, int, int], str] = {}
         self._shown: Shown | None = None
@@ -210,10 +211,11 @@ class StepControllerTrial(Trial):
     def _expect(self, batch_size: int) -> None:
         """Ask for the accept lengths that are expected of all candidates."""
         if self.capabilities.estimates:
-            answers = [
-                (steps, self.must(self.subject.expected, steps, batch_size)) for steps in self.candidates(batch_size)
-            ]
-            self.moment.expected = tuple((steps, float(answer)) for steps, answer in answers)
+            self.moment.expected = self._expected_by(self.subject, batch_size)
+
+    def _expected_by(self, subject: StepController, batch_size: int) -> tuple[tuple[int, float], ...]:
+        answers = [(steps, self.must(subject.expected, steps, batch_size)) for steps in self.candidates(batch_size)]
+        return tuple((steps, float(answer)) for steps, answer in answers)
 
     def _launch(self, batch_size: int) -> int | None:
         """Choose the steps of a round, as a launch does. Returns None if they are none that it may have."""
@@ -229,6 +231,7 @@ class StepControllerTrial(Trial):
         if self.refused(self.ask(self.subject.observe, correct, batch_size, executed)):
             return False
         m = self.moment
+        self.num_told += bool(correct)
         if self.rule is not None and m.garbage is None:
             try:
                 number = self._range_of(batch_size)
@@ -300,6 +303,26 @@ class StepControllerTrial(Trial):
             if steps is None or not self._tell(correct, batch_size, steps):
                 break
         self._expect(batch_size)
+        return None
+
+    @operation(needs="unordered", weight=12, when=_are_rows, batch_size=_small)
+    def interval(self, batch_size: int, runs: tuple[int, ...]) -> bool | None:
+        """Launch the rounds that are left before the next look, which accept different drafts. Pass their results, and
+        to a copy of the controller the last first."""
+        table, interval = self.table, self.table.update_interval
+        left = max(table.warmup_batches, interval) - self.num_told
+        left = left if left > 0 else left % interval or interval
+        if left < 2 or table != read_table(self.config.table):
+            return False
+        steps = self._launch(batch_size)
+        if steps is not None:
+            other = self.must(self.subject.copied)
+            results = [[(runs[row % len(runs)] + at) % (steps + 1) for row in range(batch_size)] for at in range(left)]
+            for correct, of_other in zip(results, reversed(results), strict=True):
+                self._tell(correct, batch_size, steps)
+                self.must(other.observe, of_other, batch_size, steps)
+            self._expect(batch_size)
+            self.moment.reordered = self._expected_by(other, batch_size)
         return None
 
     # -- long stretches ------------------------------------------------------------------------------------------------
