@@ -205,6 +205,7 @@ class History:
         self.times_ns: list[int] = []
         self.max_tokens: dict[str, int] = {}
         self.emissions: dict[str, list[list[int]]] = defaultdict(list)
+        self._unsent: dict[tuple[int, str], int] = defaultdict(int)
 
     def sink(self, replica: int):
         encode = LineEncoder(replica).encode
@@ -218,21 +219,29 @@ class History:
             elif type(event) is Planned and event.step is not None:
                 rows.update({join.row: join.request.request_id for join in event.step.joins})
             elif type(event) is Committed:
-                self._emitted(event, rows)
+                self._emitted(event, rows, replica)
 
         return take
 
-    def _emitted(self, event: Committed, rows: dict[int, str]) -> None:
-        ends_ns = event.result.round_end_ns.tolist()
-        for request_id in event.first_tokens:
-            self.emissions[request_id].append([ends_ns[0], 1])
+    def _emitted(self, event: Committed, rows: dict[int, str], replica: int) -> None:
+        ends_ns, sent = event.result.round_end_ns.tolist(), event.deliveries
+        firsts_ns = [ends_ns[0]] * len(event.first_tokens) if sent is None else sent.first_ns.tolist()
+        for request_id, at_ns in zip(event.first_tokens, firsts_ns, strict=True):
+            self._send(replica, request_id, at_ns, 1)
         if event.step.decode is None:
             return
         decode_rows = event.step.decode.rows.tolist()
-        for end_ns, kept in zip(ends_ns, event.kept.tolist(), strict=True):
-            for row, tokens in zip(decode_rows, kept, strict=True):
+        all_ns = [[end_ns] * len(decode_rows) for end_ns in ends_ns] if sent is None else sent.at_ns.tolist()
+        for round_ns, kept in zip(all_ns, event.kept.tolist(), strict=True):
+            for row, at_ns, tokens in zip(decode_rows, round_ns, kept, strict=True):
                 if tokens:
-                    self.emissions[rows[row]].append([end_ns, tokens])
+                    self._send(replica, rows[row], at_ns, tokens)
+
+    def _send(self, replica: int, request_id: str, at_ns: int, tokens: int) -> None:
+        """Note tokens that reach their client at `at_ns`; −1: with the next chunk."""
+        self._unsent[replica, request_id] += tokens
+        if at_ns >= 0:
+            self.emissions[request_id].append([at_ns, self._unsent.pop((replica, request_id))])
 
 
 class CheckedSimulator:
@@ -280,6 +289,7 @@ class CheckedSimulator:
         machine = MACHINES[self.config.machine]
         clients = {"cancel_share": service.cancels / 1000, "cancel_mean_s": CANCEL_MEAN_S} if service.cancels else {}
         clients |= {"deadline_s": service.deadline_ms / 1000} if service.deadline_ms else {}
+        chunks = {"stream_interval": service.stream_interval, "chunk_us": service.chunk_us}
         jitter = {"device_jitter": service.jitter / 1000} if service.jitter else {}
         replicas = {} if self.config.has_pools and service.replicas > 0 else {"replicas": service.replicas}
         pools = dict(zip(("prefill", "decode"), self.config.pools, strict=True))
@@ -294,6 +304,7 @@ class CheckedSimulator:
             "router": {"policy": service.policy, "bandwidth_gbps": service.link_mbps / 1000},
             "disaggregation": pools | port if self.config.has_pools else {},
             "clients": clients,
+            "front_end": {name: float(value) if name == "chunk_us" else value for name, value in chunks.items()},
             "engine": {
                 "mode": "overlap" if self.config.overlap else "synchronous",
                 "page_size": self.config.page_size,

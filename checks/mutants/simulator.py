@@ -273,6 +273,28 @@ FluctuatesUpwards (SIM-13): Device times fluctuate around their medians, so that
                 actor.device.jitter._shift = 0.0
         return simulation
 
+FluctuatesTogether (SIM-14): The device times of all engines are drawn from one sequence.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        for actor in simulation.replicas[1:]:
+            actor.device.jitter = simulation.replicas[0].device.jitter
+        return simulation
+
+WaitsForOneMore (SIM-16): A chunk of output is sent when its interval is exceeded, not when it is reached.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        for streamer in simulation._streamers.values():
+            given = streamer.front_end
+            streamer.front_end = replace(given, stream_interval=given.stream_interval + (given.stream_interval > 1))
+        return simulation
+
+SendsChunksTogether (SIM-16): The process that sends chunks does not remember when it is done with those of the step before.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        for streamer in simulation._streamers.values():
+            streamer._send = lambda *chunks, good=streamer._send, streamer=streamer: setattr(streamer, "_free_ns", 0) or good(*chunks)
+        return simulation
+
 FailsForFree (SIM-13): A step that fails has cost its device nothing.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)

@@ -78,6 +78,17 @@ class StepDone:
     delivered: list[int] = field(default_factory=list)  # tokens per round
 
 
+@dataclass(slots=True)
+class Got:
+    """Tokens that a round of an engine gave a request. `is_last`: there it gets no more."""
+
+    replica: int
+    id: str
+    ns: int
+    tokens: int
+    is_last: bool = False
+
+
 class SimulatorLedger:
     """`lives` in the order of arrival, `steps` in that of commits.
 
@@ -91,6 +102,7 @@ class SimulatorLedger:
         self.steps: list[StepDone] = []
         self.configs: dict[int, dict[str, Any]] = {}
         self.held: dict[int, list[tuple[int, int]]] = {}  # per replica: (from, slots)
+        self.got: list[Got] = []  # of each engine in the order in which its process sends them
         self.retractions = 0
         self.moments: dict[int, list[tuple[str, Any]]] = {}
         self.last_ns = 0
@@ -191,16 +203,20 @@ class SimulatorLedger:
         step.ends_ns = list(accumulate(at)) if isinstance(at, list) else [at]
         stopped = record.get("stopped", ())
         step.kv, step.emitted, step.delivered = [], [0] * len(step.ends_ns), [0] * len(step.ends_ns)
-        if step.decode is not None:
-            self._rounds(step, record)
+        first_new = len(self.got)
         for i, (row, start, length, is_last) in enumerate(step.chunks):
             if is_last:
                 self.lives[self._rows[replica, row].id].last_chunk = length
                 self._first_token(step, self._rows[replica, row], start + length, i in stopped)
+        if step.decode is not None:
+            self._rounds(step, record)
         self._leaving[replica].clear()
+        newest = {got.id: got for got in self.got[first_new:]}
         for name, reason, _ in record.get("finished", ()):
             self._leave(replica, name, record["ns"])
             life = self.lives[name]
+            if name in newest:
+                newest[name].is_last = True
             if reason != "transferred" and not life.end:
                 life.end, life.end_ns = reason, record["ns"]
         self.steps.append(step)
@@ -240,6 +256,7 @@ class SimulatorLedger:
         row.is_over = stopped or row.emitted >= row.cap
         if is_live:
             self.lives[row.id].emissions.append((step.ends_ns[0], 1))
+            self.got.append(Got(step.replica, row.id, step.ends_ns[0], 1))
             step.delivered[0] += 1
 
     def _has(self, step: StepDone, row: SimulatorRow) -> bool:
@@ -272,6 +289,7 @@ class SimulatorLedger:
     ) -> None:
         life = self.lives[name]
         life.emissions.append(emission)
+        self.got.append(Got(step.replica, name, *emission))
         life.accepted.append(accepted)
         step.verified += 1
         step.correct.append(accepted[2] - 1)

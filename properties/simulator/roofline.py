@@ -337,12 +337,14 @@ class Late(NamedTuple):
 
 class Clockwork:
     """The replicas of one run. Per replica: `busy_ns`, the least work of its device, and `lost_ns`, what it may have
-    done beside that in steps that failed. `spread_ns`: the root of the summed squares of its rounds' times."""
+    done beside that in steps that failed. `spread_ns`: the root of the summed squares of its rounds' times. `factors`:
+    of each round its time over that of the roofline; None where the device did not keep the host waiting."""
 
     def __init__(self, ledger: SimulatorLedger, roofline: Roofline) -> None:
         self.busy_ns: dict[int, float] = {}
         self.lost_ns: dict[int, float] = {}
         self.spread_ns: dict[int, float] = {}
+        self.factors: dict[int, list[float | None]] = {}
         self.roofline = roofline
         self.host: Mapping[str, Any] = roofline.machine["host"]
         self.late: Late | None = None
@@ -370,6 +372,7 @@ class Clockwork:
 
     def _follow(self, replica: int, moments: list[tuple[str, Any]]) -> None:
         cpu_ns = device_ns = busy_ns = lost_ns = squares = 0.0
+        factors = self.factors[replica] = []
         launched: deque[list[Any]] = deque()  # [step, when it was launched]
         for kind, what in moments:
             if kind == "reset":
@@ -392,7 +395,8 @@ class Clockwork:
                     took_ns = self.device_ns(step, number)
                     busy_ns += took_ns
                     squares += took_ns * took_ns
-                    device_ns = max(device_ns, launch_ns) + took_ns
+                    began_ns = max(device_ns, launch_ns)
+                    device_ns = began_ns + took_ns
                     if number and behind is not None:  # the host has planned the next round before it takes this one
                         cpu_ns = step.ends_ns[number - 1] + self.plan_ns(step)
                     commit_ns = self.commit_ns(step, number)
@@ -401,7 +405,9 @@ class Clockwork:
                         self.late = self.late or Late(step, number, should_ns)
                     if at_ns - launch_ns < self.roofline.target.least_ns:
                         self.too_fast = self.too_fast or Late(step, number, launch_ns + self.roofline.target.least_ns)
-                    if at_ns > max(cpu_ns, 0) + commit_ns + NEAR_NS:
+                    is_known = at_ns > max(cpu_ns, 0) + commit_ns + NEAR_NS
+                    factors.append(max(at_ns - commit_ns - began_ns, 1.0) / took_ns if is_known else None)
+                    if is_known:
                         device_ns = at_ns - commit_ns  # it kept the host waiting, so its rounding is known
                     launch_ns = self._next_launch(step, number, launch_ns, at_ns, behind)
                     cpu_ns = at_ns

@@ -4,10 +4,11 @@ remains of all of it."""
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from itertools import pairwise
-from math import ceil
+from itertools import combinations, pairwise
+from math import ceil, log
 from statistics import correlation, fmean, pstdev
 
 from .answer import SimulatorAnswer
@@ -20,6 +21,9 @@ SURE = 4.5
 
 SEVERAL = 200
 """Draws from which their distribution is looked at."""
+
+SURELY_APART = 40
+"""Rounds of two engines from which it is looked at whether they fluctuate together."""
 
 ROUNDS_IN_FLIGHT = 3
 """The most that a request may still get after its engine was told that it ends."""
@@ -250,6 +254,32 @@ class Traffic:
         if varies and len(long) >= ALIKE_REQUESTS and all(rounds == long[0] for rounds in long):
             yield f"{len(long)} requests accept the same in {ALIKE_ROUNDS} rounds", "each has a stream of its own"
 
+    def _sent(self) -> dict[str, list[tuple[int, int]]]:
+        """Return the chunks of each request as its client gets them: (time in ns, tokens)."""
+        sent: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        unsent: Counter[tuple[int, str]] = Counter()
+        free_ns: dict[int, int] = {}
+        for got in self.ledger.got:
+            at, chunks = (got.replica, got.id), sent[got.id]
+            unsent[at] += got.tokens
+            if unsent[at] >= self.service.stream_interval or got.is_last or not chunks:
+                free_ns[got.replica] = max(free_ns.get(got.replica, 0), got.ns) + 1000 * self.service.chunk_us
+                chunks.append((free_ns[got.replica], unsent.pop(at)))
+        return sent
+
+    def wrong_fluctuation(self, factors: Mapping[int, list[float | None]]) -> Iterator[tuple[str, str]]:
+        """Find two engines whose device times fluctuate together. `factors`: by engine, of each of its rounds the time
+        over the one without fluctuation; None where it is not known."""
+        for one, other in combinations(factors, 2):
+            pairs = zip(factors[one], factors[other], strict=False)
+            known = [(log(a), log(b)) for a, b in pairs if a and b]
+            if (
+                len(known) >= SURELY_APART
+                and (together := correlation(*zip(*known, strict=True))) > SURE / len(known) ** 0.5
+            ):
+                was = f"the times of {len(known)} rounds of engines {one} and {other} correlate by {together:.2f}"
+                yield was, "each device fluctuates by itself"
+
     def wrong_rest(self) -> Iterator[tuple[str, str]]:
         """Find what is left after the drain, or a message, request or token that does not count once."""
         for name, amount in self.answer.books["left"].items():
@@ -263,11 +293,12 @@ class Traffic:
             if number < 0 or numbers.count(number) > 1:
                 name = "a request that was never sent" if number < 0 else f"request {number}"
                 yield f"{name} has {numbers.count(number)} ends", "one end for each request that was sent"
+        sent = self._sent()
         for request in self.answer.requests:
             life = self.ledger.lives.get(f"r{request.number}")
             if life is None or request.reason == "refused":
                 continue
             if request.num_output != life.tokens:
                 yield f"{life.id} has {request.num_output} tokens", f"{life.tokens}, each counted once"
-            if request.emissions != tuple(life.emissions):
-                yield f"{life.id} got (ns, tokens) {request.emissions}", f"{tuple(life.emissions)}, by the log"
+            if request.emissions != tuple(sent[life.id]):
+                yield f"{life.id} got (ns, tokens) {request.emissions}", f"{tuple(sent[life.id])}, by the log"

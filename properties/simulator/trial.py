@@ -200,10 +200,21 @@ class SimulatorTrial(Trial):
         long = {"output_lens": (30,)} if cancels or deadline_ms else {}
         return self._become(clients=clients, cancels=cancels, deadline_ms=deadline_ms, **long) and self._run_once()
 
-    @operation(needs="books", weight=6, requests=(8, 4), jitter=(1000, 300))
-    def fluctuate(self, requests: int, jitter: int) -> bool:
-        """Run so many long requests, with device times that vary by so many permille."""
-        if not 1 <= requests <= MAX_REQUESTS or jitter < 0:
+    @operation(needs="books", weight=6, interval=(1, 3, 8, 20), chunk_us=(0, 0, 900, 5000))
+    def stream(self, interval: int, chunk_us: int) -> bool:
+        """Run it without faults and with clients that stay, who get long outputs in chunks of so many tokens from a
+        process that takes so long for each."""
+        stays = {"faults": None, "cancels": 0, "deadline_ms": 0, "output_lens": (2, 30)}
+        chunks = {"stream_interval": interval, "chunk_us": chunk_us}
+        if interval < 1 or chunk_us < 0:
+            return False
+        self._simulate(self.subject.run, replace(self.service, **stays, **chunks))
+        return True
+
+    @operation(needs="books", weight=6, requests=(8, 4), jitter=(1000, 300), replicas=(1, 2))
+    def fluctuate(self, requests: int, jitter: int, replicas: int = 1) -> bool:
+        """Run so many long requests on so many engines, with device times that vary by so many permille."""
+        if not 1 <= requests <= MAX_REQUESTS or jitter < 0 or not 1 <= replicas <= MAX_REPLICAS:
             return False
         plain = {
             "faults": None,
@@ -214,8 +225,8 @@ class SimulatorTrial(Trial):
             "output_lens": (120,),
         }
         pages = -(-1024 // self.config.page_size)
-        varied = replace(self.service, num_requests=requests, jitter=jitter, pages=pages, max_running=1, **plain)
-        self._simulate(self.subject.run, varied)
+        size = {"pages": pages, "max_running": 1, "replicas": replicas}
+        self._simulate(self.subject.run, replace(self.service, num_requests=requests, jitter=jitter, **size, **plain))
         return True
 
     @operation(needs="goodput", weight=4, ttft_ms=(0, 10, 20, 50), e2el_ms=(0, 20, 50, 100))
@@ -330,7 +341,7 @@ class SimulatorTrial(Trial):
         more = replace(self.service, num_requests=self.service.num_requests + 1)
         self.moment.grown = self._pair(self.subject.run, more)
 
-    @operation(needs="faults", weight=12, when=_is_new_fault, kind=QUIET_FAULTS, percent=(20, 5))
+    @operation(needs="faults", weight=16, when=_is_new_fault, kind=QUIET_FAULTS, percent=(20, 5))
     def one_more_fault(self, kind: str, percent: int) -> None:
         """Run it, and again with one kind of fault more, which changes nothing of what is asked for."""
         more = replace(self.service, faults=self._with_fault(kind, percent))
@@ -346,7 +357,9 @@ class SimulatorTrial(Trial):
             second = self._simulate(self.subject.run, replace(without, faults=tuple((kind, 0) for kind in kinds)))
             self.moment.planned = None if second is None else (first, second)
 
-    @operation(weight=12, when=_has_room_for, pages=(1, 4, 8, 16, 64), percent=(0, 120, 150, 200, 60), together=(4, 8))
+    @operation(
+        weight=12, when=_has_room_for, pages=(1, 4, 8, 16, 64, 1024), percent=(0, 120, 150, 200, 60), together=(4, 8)
+    )
     def more_pages(self, pages: int, percent: int, together: int) -> None:
         """Run it without faults, and again with more pages: first with its pool, or, of at least `MANY` requests, with
         so many per cent of what its longest request needs, in batches of `together`."""

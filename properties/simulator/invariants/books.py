@@ -113,6 +113,10 @@ def _times(reading: Reading) -> Finding | None:
         was = f"round {late.number} of step {step.number} ({', '.join(parts)}) ends at {step.ends_ns[late.number]} ns"
         least = "not before " if late is clockwork.too_fast else ""
         return Finding(was, f"{least}{late.should_ns:.0f} ns, by plan, host and roofline", "every time follows from it")
+    if reading.answer.service.jitter:
+        alike = _first(reading.traffic.wrong_fluctuation(clockwork.factors), "what varies together does not even out")
+        if alike is not None:
+            return alike
     return _first(reading.traffic.wrong_transfer(), "a transfer takes the time of its bytes")
 
 

@@ -301,8 +301,10 @@ def _littles_law(answer: SimulatorAnswer) -> Finding | None:
     requests' times.
 
     Where prefill and decode are apart, a request is on both engines while the message passes that it has joined: not
-    checked.
+    checked. Nor where its last chunk takes time: its engine has ended it before.
     """
+    if answer.service.chunk_us:
+        return None
     stayed = [r for r in answer.requests if r.reason != "refused"]
     mean, duration_s = answer.summary["mean_concurrency"], answer.duration_s
     if any(r.finish_ns is None for r in stayed) or mean is None:
