@@ -156,7 +156,8 @@ class CoreEngine:
             steps, rounds = part.steps, part.max_rounds
         names = [chunk[0] for chunk in prefill], [row[0] for row in decode]
         self.steps[step.step_id] = InFlight(step, *names)
-        view = {"step": step.step_id, "enters": enters, "prefill": prefill, "decode": decode}
+        loads = [(join.request.request_id, join.num_loaded) for join in step.joins if join.num_loaded]
+        view = {"step": step.step_id, "enters": enters, "prefill": prefill, "decode": decode, "loads": loads}
         return view | {"steps": steps, "rounds": rounds}
 
     def key(self, row: int) -> int:
@@ -279,6 +280,7 @@ def _engine_config(config: ServingConfig) -> EngineConfig:
         max_step_tokens=config.step_tokens or None,
         mixed=config.mixed,
         prefix_cache=config.prefix_cache,
+        host_pages=config.host_pages,
         block_rounds=config.block_rounds,
         preempt=config.preempt,
         ageing_bound=config.ageing,

@@ -252,6 +252,11 @@ RemembersItsFirstLook (RADIX-12): Where a request's own pages begin is what was 
         self.first_looks.setdefault(record.request.request_id, prefix.length if prefix else 0)
         return prefix
 
+LoadsAPageTooFew (RADIX-12): The device is told to copy a page less from host memory than is there.
+    Admission._join
+        - num_loaded=record.num_loaded,
+        + num_loaded=max(record.num_loaded - self.config.page_size, 0),
+
 FindsHalf (RADIX-13): A prefix that goes beyond the middle of the text is not found.
     KVStore.match
         - len(tokens) - 1

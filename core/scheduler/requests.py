@@ -287,6 +287,8 @@ class Requests:
         """Release a row as soon as no step in flight can touch it. `context` are the tokens whose KV may be cached."""
         row = record.row
         num_valid = record.prefill_committed
+        if record.has_committed_nothing:
+            num_valid -= record.num_loaded  # the step that copies them may have failed
         if record.state in (RequestState.DECODE, RequestState.LEAVING):
             if record.has_whole_prompt:
                 num_valid = int(self.rounds.kv_len[row])

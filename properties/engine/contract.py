@@ -53,6 +53,7 @@ class ServingConfig:
     accept: int = 4  # of 8: how often a draft token is right
     model: int = 0  # which toy language model
     losses: bool = False  # steps may fail as a whole; an engine works with reduced limits long after one has
+    host_pages: int = 0  # pages of host memory, to which what requests hand over to the prefix cache is copied
     rules: int = (
         0  # 0 … 3: which of its rules for little memory, if the engine declares rules of its own and has several
     )
@@ -154,6 +155,7 @@ class ServingConfig:
         slots = choose((smallest * 5, *many, *few))
         chunk_size = choose((64, 64, 8, 3, 2)) if has.chunked_prefill else limit
         spare = choose((0, 0, 0, 1, 2, 5)) if config.mixed else 0
+        host_pages = choose((4, 32, 32) if config.losses else (0, 4, 32)) if has.host and config.prefix_cache else 0
         verify = config.max_running * max(map(config.nodes, candidates))
         return replace(
             config,
@@ -161,13 +163,14 @@ class ServingConfig:
             context_len=limit,
             chunk_size=chunk_size,
             step_tokens=verify + spare if spare else 0,
+            host_pages=host_pages,
         )
 
     def twin(self, kind: str) -> ServingConfig | list[ServingConfig] | None:
         """Return the other configuration of an invariant over two runs, or several, the plainest first;
         None if this one has none."""
         # A twin has none of the optional features, so that their effects show against a plain run.
-        bare: dict[str, Any] = {"block_rounds": 1, "prefix_cache": False}
+        bare: dict[str, Any] = {"block_rounds": 1, "prefix_cache": False, "host_pages": 0}
         match kind:
             case "again":
                 return self
@@ -222,6 +225,7 @@ class EngineCapabilities(Capabilities):
     chunked_prefill: bool = False  # prompts in chunks of `config.chunk_size`, which is else as large as the context
     mixed: bool = False  # prefill and decode in one step: `config.mixed` and `config.step_tokens` may be set
     prefix_cache: bool = False  # `config.prefix_cache` may be set, and `cached_pages()`; needs `slots`
+    host: bool = False  # `config.host_pages` may be set, and a step of `plan` has `loads`
     priorities: bool = False  # a greater `Wish.priority` goes first, and `config.preempt` may be set
     adaptive: bool = False  # `set_steps(steps)`: several candidates
     slots: bool = False  # `slots_of(request)` and `free_pages()`: who owns which KV slot
@@ -259,6 +263,7 @@ class EngineCapabilities(Capabilities):
 
     FOUNDATIONS: ClassVar = {
         "prefix_cache": ("slots",),
+        "host": ("prefix_cache",),
         "ordered_reuse": ("slots",),
         "strict_priorities": ("priorities",),
         "caches_at_allocation": ("prefix_cache",),
@@ -313,6 +318,8 @@ StepView = Mapping[str, Any]
              also (request, length, root, key, drafts): the row drafts so many tokens, `steps` at most
     steps    int, the draft steps of its rounds
     rounds   int, how many rounds it may run; 1 if it has chunks
+    loads    with `host`, per request that enters with KV from host memory (request, tokens): before the step computes,
+             the device copies that of so many positions, the last ones before the request's chunk, into its slots
 
 `key` is the key of the device's random draws (`Wish.seed`). Either list may be empty, not both.
 """

@@ -25,6 +25,7 @@ class Device:
         self.has_slots = capabilities.slots
         self.has_marks = capabilities.marks
         self.cells = [NOTHING] * ((config.num_pages + 1) * config.page_size)
+        self.hosted: set[int] = set()  # hashes of all text that was computed: host memory may have it
         self._forgotten: list[tuple[int, int]] = []  # (step, page): a page to be emptied when that step has run
 
     def execute(self, flight: Flight, limit: int) -> Answer:
@@ -98,9 +99,14 @@ class Device:
         for position in range(start, reach):
             good = position < start + kept and not row.wrong
             cells[slots[position]] = hashes[position] if good else NOTHING
+        if self.config.host_pages and not row.wrong:
+            self.hosted.update(hashes[start : min(start + kept, reach)])
 
     def _prefill(self, chunk: Chunk, slots: Slots) -> tuple[int, int]:
         row, start, stop = chunk.row, chunk.start, chunk.stop
+        for position in range(max(start - chunk.loaded, 0), min(start, len(slots))):
+            text = row.stream.hashes[position]
+            self.cells[slots[position]] = text if text in self.hosted else NOTHING
         self._read(row, slots, start)
         if not row.wrong and list(chunk.tokens) != row.stream.tokens[start:stop]:
             row.wrong = f"the chunk from position {start} has other tokens than the text"

@@ -120,6 +120,7 @@ class Chunk(NamedTuple):
     tail: int
     key: int
     is_last: bool
+    loaded: int = 0  # positions before `start` whose KV the device copies from host memory
 
     @property
     def is_present(self) -> bool:
@@ -133,7 +134,7 @@ class Chunk(NamedTuple):
     @property
     def written(self) -> tuple[int, int]:
         """The positions that the device may write, from and to."""
-        return self.start, self.stop
+        return self.start - self.loaded, self.stop
 
 
 class RoundRow(NamedTuple):

@@ -64,6 +64,7 @@ class EngineMoment:
     was_holding = False  # nothing may enter until a round is committed
     first: Sequence[RequestLife] = ()  # before a plan: the suspects that go first
     is_disturbed = False  # allocations were denied, a step was lost or a request was asked back: no promise of progress
+    loads: Mapping[str, int] = {}  # by request that enters: positions that come from host memory
     cached_before: frozenset[int] | None = None  # what the last cells of the cached pages held
     # commit
     committed: Flight | None = None

@@ -29,6 +29,9 @@ def read_step(trial: Trial, view: object) -> Flight:
     number, steps, rounds = (trial.integer(view[key], key) for key in ("step", "steps", "rounds"))
     m: EngineMoment = trial.moment
     enters = names(trial, view["enters"], "enters")
+    if trial.config.host_pages:
+        loads = [trial.sequence(item, "a load", "(request, tokens)", 2) for item in view.get("loads", ())]
+        m.loads = {name: trial.integer(tokens, "tokens of a load") for name, tokens in loads}
     chunks = [_chunk(trial, m, item, enters) for item in trial.sequence(view["prefill"], "prefill")]
     decode = trial.sequence(view["decode"], "decode")
     if decode and steps not in m.config.ahead:
@@ -52,7 +55,8 @@ def _chunk(trial: Trial, m: EngineMoment, item: object, enters: tuple[str, ...])
         m.admitted.append((life, start))
         m.model.admit(life, start, key)
     is_last = start + len(tokens) >= len(life.context)
-    return Chunk(life, life.stay, life.row, start, life.launched, tokens, tail, key, is_last)
+    loaded = m.loads.get(name, 0) if name in enters else 0
+    return Chunk(life, life.stay, life.row, start, life.launched, tokens, tail, key, is_last, loaded)
 
 
 def _row(trial: Trial, m: EngineMoment, item: object, steps: int, rounds: int) -> RoundRow:

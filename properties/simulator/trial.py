@@ -128,7 +128,7 @@ class SimulatorTrial(Trial):
     """`subject` under operations. Runs share nothing, so there is nothing to give back in the end."""
 
     contract = "simulator"
-    quick = 400
+    quick = 450
     run_length = 10
     limit_s = 60.0
     values: ClassVar = {
@@ -200,7 +200,7 @@ class SimulatorTrial(Trial):
         long = {"output_lens": (30,)} if cancels or deadline_ms else {}
         return self._become(clients=clients, cancels=cancels, deadline_ms=deadline_ms, **long) and self._run_once()
 
-    @operation(needs="books", weight=6, interval=(1, 3, 8, 20), chunk_us=(0, 0, 900, 5000))
+    @operation(needs="books", weight=4, interval=(1, 3, 8, 20), chunk_us=(0, 0, 900, 5000))
     def stream(self, interval: int, chunk_us: int) -> bool:
         """Run it without faults and with clients that stay, who get long outputs in chunks of so many tokens from a
         process that takes so long for each."""
@@ -341,7 +341,7 @@ class SimulatorTrial(Trial):
         more = replace(self.service, num_requests=self.service.num_requests + 1)
         self.moment.grown = self._pair(self.subject.run, more)
 
-    @operation(needs="faults", weight=16, when=_is_new_fault, kind=QUIET_FAULTS, percent=(20, 5))
+    @operation(needs="faults", weight=14, when=_is_new_fault, kind=QUIET_FAULTS, percent=(20, 5))
     def one_more_fault(self, kind: str, percent: int) -> None:
         """Run it, and again with one kind of fault more, which changes nothing of what is asked for."""
         more = replace(self.service, faults=self._with_fault(kind, percent))

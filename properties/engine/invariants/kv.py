@@ -176,6 +176,7 @@ def the_shared_prefix_is_the_one_of_now(m: EngineMoment) -> Outcome:
             continue
         found = True
         pages = [slot // size for slot in slots[::size]]
+        start -= m.loads.get(life.name, 0)  # what comes from host memory is copied into pages of its own
         shared, own = pages[: start // size], pages[-(-start // size) :]
         was = f"{life.name} enters with {start} positions on the pages {shared}"
         if len(slots) < start or not set(shared) <= set(cached):

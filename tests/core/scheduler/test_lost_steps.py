@@ -90,6 +90,20 @@ def test_only_the_request_that_makes_steps_fail_fails():
     assert driver.num_failures <= 8, "the suspect is tried by itself, not the whole batch again and again"
 
 
+def test_what_a_lost_step_should_have_copied_from_host_memory_is_not_cached():
+    asked = requests(2)
+    driver = serve(asked[:1], lambda step, engine: None, prefix_cache=True, host_pages=64)
+    engine = driver.engine
+    cache = engine.store.cache
+    engine.store.allocator.free(cache.evict(cache.evictable_slots))
+    assert not engine.submit(ask("again", prompt_len=9, max_tokens=4, start=0), 0).refusal
+    step = engine.plan(0)
+    assert step.joins[0].num_loaded == step.joins[0].num_cached > 0
+    engine.lose_steps(StepFailure(step.step_id, RAISED, "planted"), 0)
+    engine.resume(0)
+    assert not len(cache.cached_slots()), "nothing was computed, and nothing is known to be copied"
+
+
 def test_a_request_that_turns_bad_later_is_found_by_halves():
     asked = requests(8, max_tokens=30)
 
