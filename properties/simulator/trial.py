@@ -128,7 +128,7 @@ class SimulatorTrial(Trial):
     """`subject` under operations. Runs share nothing, so there is nothing to give back in the end."""
 
     contract = "simulator"
-    quick = 450
+    quick = 650
     run_length = 10
     limit_s = 60.0
     values: ClassVar = {
