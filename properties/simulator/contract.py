@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
@@ -90,8 +90,8 @@ class Service:
     cancels: int = 0  # permille of the requests whose client leaves within a few hundredths of a second
     deadline_ms: int = 0  # a client that waits as long leaves, too; 0: none does
     jitter: int = 0  # permille: the standard deviation of a step's device time over its mean, which is the time without
-    # A client gets its first token alone, the others in chunks of at least so many: those of all rounds since the last
-    # chunk. The last chunk comes with the last token.
+    # With `chunks`: a client gets its first token alone, the others in chunks of at least so many, which are those of all
+    # rounds since the last chunk. The last chunk comes with the last token.
     stream_interval: int = 1
     # Of the process that sends an engine's chunks one after the other, in the order of their last tokens: by rounds, in
     # a round first tokens before others, by rows
@@ -111,7 +111,10 @@ class SimulatorCapabilities(Capabilities):
     traces: bool = False  # `replay(service, arrivals)`
     blocks: bool = False  # steps may run several rounds, and `round_by_round(service)` runs it with steps of one
     books: bool = False  # events are lines of a log, and an answer has `books`
+    chunks: bool = False  # clients get output in chunks: `stream_interval` and `chunk_us` may be set
     goodput: bool = False  # `request_goodput` and `slo_attainment`, of all requests but the aborted, in the summary
+
+    FOUNDATIONS: ClassVar = {"chunks": ("books",)}
 
 
 class Simulator(Protocol):

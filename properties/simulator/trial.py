@@ -200,7 +200,7 @@ class SimulatorTrial(Trial):
         long = {"output_lens": (30,)} if cancels or deadline_ms else {}
         return self._become(clients=clients, cancels=cancels, deadline_ms=deadline_ms, **long) and self._run_once()
 
-    @operation(needs="books", weight=4, interval=(1, 3, 8, 20), chunk_us=(0, 0, 900, 5000))
+    @operation(needs="chunks", weight=4, interval=(1, 3, 8, 20), chunk_us=(0, 0, 900, 5000))
     def stream(self, interval: int, chunk_us: int) -> bool:
         """Run it without faults and with clients that stay, who get long outputs in chunks of so many tokens from a
         process that takes so long for each."""
