@@ -90,8 +90,8 @@ class Service:
     cancels: int = 0  # permille of the requests whose client leaves within a few hundredths of a second
     deadline_ms: int = 0  # a client that waits as long leaves, too; 0: none does
     jitter: int = 0  # permille: the standard deviation of a step's device time over its mean, which is the time without
-    # With `chunks`: a client gets its first token alone, the others in chunks of at least so many, which are those of all
-    # rounds since the last chunk. The last chunk comes with the last token.
+    # With `chunks`: a client gets its first token alone, the others in chunks of at least so many, those of all rounds
+    # since the last chunk. The last chunk comes with the last token.
     stream_interval: int = 1
     # Of the process that sends an engine's chunks one after the other, in the order of their last tokens: by rounds, in
     # a round first tokens before others, by rows
