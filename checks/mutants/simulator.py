@@ -92,7 +92,7 @@ TakesZeroForTheDefault (SIM-08): A probability of 0 is taken for one that was no
 ArrivesLikeAClock (SIM-09): Poisson arrivals are evenly spaced.
     CheckedSimulator.load = good(self, replace(service, arrivals="even") if service.arrivals == "poisson" else service)
 
-ServesOneMore (SIM-09): The batch has one place more than it was given.
+ServesOneMore (SIM-15): The batch has one place more than it was given.
     CheckedSimulator.scenario = good(self, replace(service, max_running=service.max_running + (service.max_running > 0)), workload)
 
 BreaksTiesByHash (SIM-01): Of equally busy engines the router takes the one with the smallest `hash()`.
@@ -220,7 +220,7 @@ DraftsOnceTooOften (SIM-13, SIM-14): A round is charged one draft pass more than
             simulation.assembly.cost._draft.__class__ = OneMoreDraftPass
         return simulation
 
-ReadsTheExpertsOfOneToken (SIM-14): Verifying many tokens of a sparse model reads the experts that one token reaches.
+ReadsTheExpertsOfOneToken (SIM-14, SIM-13): Verifying many tokens of a sparse model reads the experts that one token reaches.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)
         simulation.assembly.cost._target.__class__ = ExpertsOfOneToken

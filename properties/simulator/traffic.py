@@ -236,6 +236,14 @@ class Traffic:
                     yield was, "one transfer at a time on each port"
                     return
 
+    def wrong_batch(self) -> Iterator[tuple[str, str]]:
+        """Find a step with more requests than its engine's batch has places."""
+        places = self.service.max_running
+        for step in self.ledger.steps:
+            rows = {*(step.decode or ()), *(row for row, *_ in step.chunks)}
+            if len(rows) > places:
+                yield f"step {step.number} of engine {step.replica} has {len(rows)} requests", f"{places} at most"
+
     # -- acceptance, and what is left ---------------------------------------------------------------------------------
 
     def wrong_runs(self) -> Iterator[tuple[str, str]]:
