@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from typing import Any
 
-from ...core.adaptive import (
-    AdaptiveController,
-    AdaptiveSpeculativeParams,
-    CostTable,
-    GoodputPolicy,
-    load_adaptive_config,
-)
+import numpy as np
+
+from ...core.adaptive import AdaptiveController, CostTable, build_controller, load_adaptive_config
 from ...core.adaptive.graphs import GraphTable
-from ...core.adaptive.policy import FixedPolicy, StepPolicy
 from ...properties.step_controller.contract import BuildGraph, StepControllerCapabilities, StepControllerConfig
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -22,16 +18,19 @@ _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 class ControllerAdapter:
     """A controller with the table of graphs that an executor has."""
 
-    def __init__(self, policy: StepPolicy) -> None:
-        self.policy = policy
+    def __init__(self, controller: AdaptiveController) -> None:
+        self.controller = controller
+        self.policy: Any = controller.policy
         self.graphs: GraphTable[object] = GraphTable()
-        self.controller = AdaptiveController(policy)
 
     def steps_for(self, batch_size: int, kv_tokens: int) -> int:
         return self.controller.activate_step_by_batch(batch_size, kv_tokens)
 
     def observe(self, correct_drafts: Sequence[float], batch_size: int, executed_steps: int) -> None:
         self.controller.on_verify_complete(correct_drafts, batch_size, executed_steps)
+
+    def observe_block(self, correct_drafts: Sequence[Sequence[int]], batch_size: int, executed_steps: int) -> None:
+        self.controller.on_verify_rounds(np.array(correct_drafts), batch_size, executed_steps)
 
     def state(self) -> dict[str, object]:
         return self.policy.snapshot()
@@ -69,12 +68,13 @@ def initial_of(config: StepControllerConfig) -> int | None:
 
 def make_fixed(config: StepControllerConfig) -> ControllerAdapter:
     """Make one that always chooses the same steps."""
-    return ControllerAdapter(FixedPolicy(load_adaptive_config(config.table).candidate_steps[0]))
+    only = load_adaptive_config(config.table).candidate_steps[0]
+    return ControllerAdapter(build_controller("fixed", initial_steps=only))
 
 
 def make_ema(config: StepControllerConfig) -> ControllerAdapter:
     """Make one that follows the moving average of each range."""
-    return ControllerAdapter(AdaptiveSpeculativeParams(initial_of(config), config.table))
+    return ControllerAdapter(build_controller("ema", config.table, initial_steps=initial_of(config)))
 
 
 def make_goodput(config: StepControllerConfig) -> ControllerAdapter:
@@ -85,10 +85,10 @@ def make_goodput(config: StepControllerConfig) -> ControllerAdapter:
         table.candidate_steps,
         _BATCH_SIZES,
     )
-    return ControllerAdapter(GoodputPolicy(table, costs))
+    return ControllerAdapter(build_controller("goodput", table, cost_table=costs))
 
 
-EACH = ("inspection", "counters", "sizing", "runtime", "misuse")
+EACH = ("inspection", "counters", "blocks", "sizing", "runtime", "misuse")
 make_fixed.capabilities = StepControllerCapabilities.of(EACH)
 make_ema.capabilities = StepControllerCapabilities.of(
     (*EACH, "adaptive", "averages", "average_rule", "probes", "settles", "reload")

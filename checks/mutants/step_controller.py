@@ -11,7 +11,7 @@ from ...core.adaptive.graphs import GraphTable, MissingGraph
 from ...core.errors import ConfigError
 from ...properties.step_controller.contract import StepControllerConfig
 from ...properties.step_controller.rule import read_table
-from ..adapters.step_controller import ControllerAdapter, make_ema, make_goodput
+from ..adapters.step_controller import ControllerAdapter, make_ema, make_fixed, make_goodput
 from ..mutant import Mutant
 from .planting import defects
 
@@ -53,6 +53,11 @@ ForgetsTheWarmUp (STEPS-14): The first look comes with the first interval; the w
 CeilingHoldsRisesBack (STEPS-14): The ceiling, which is for drops alone, cuts a rise off as well.
     AdaptiveStepSlot._apply_ceiling
         - or target > self._index
+
+LearnsTheLastRound (STEPS-10, STEPS-14): Of a block only the last round is learned from.
+    AdaptiveController.on_verify_rounds
+        - for counts in correct_drafts:
+        + for counts in correct_drafts[-1:]:
 
 RoutesTheUnpadded (STEPS-01, STEPS-10): A batch is routed by its own size, not by that of the graph it runs in.
     AdaptiveSpeculativeParams.set_cuda_graph_bs = good(self, None)
@@ -180,6 +185,13 @@ WeighsTheFirstTwice (STEPS-17): The first result after a look counts as two.
         + self._pending[len(counts)] = [2 * count for count in counts]
 """
 
+BLOCKS = """
+CountsABlockOnce (STEPS-10): The rounds of a block count as one result.
+    AdaptiveController.on_verify_rounds
+        - self._counters.add(counts, total, rounds * rows, proposed, calls=rounds)
+        + self._counters.add(counts, total, rounds * rows, proposed)
+"""
+
 # -- of no policy: what knows the cost ---------------------------------------------------------------------------------
 
 
@@ -259,6 +271,7 @@ MUTANTS = (
     *defects("step-controller", make_unattached, _PLACES, READS, ("adaptive", "inspection", "misuse")),
     *defects("step-controller", make_estimating, _PLACES, ESTIMATES, ("adaptive", "estimates")),
     *defects("step-controller", make_estimating, _PLACES, UNORDERED, ("adaptive", "estimates", "unordered")),
+    *defects("step-controller", make_fixed, _PLACES, BLOCKS, ("blocks", "counters")),
     _drafting(DraftsTheMost, "STEPS-08", "goodput"),
     _drafting(DraftsTheLeast, "STEPS-08", "goodput"),
     _drafting(DraftsMoreTheLessIsAccepted, "STEPS-06"),

@@ -230,6 +230,11 @@ class StepControllerTrial(Trial):
         """Tell one result; whether it was taken. What is counted is added up in the moment."""
         if self.refused(self.ask(self.subject.observe, correct, batch_size, executed)):
             return False
+        self._add(correct, batch_size, executed)
+        return True
+
+    def _add(self, correct: Sequence[float], batch_size: int, executed: int) -> None:
+        """Note that the controller has taken one result."""
         m = self.moment
         self.num_told += bool(correct)
         if self.rule is not None and m.garbage is None:
@@ -242,7 +247,6 @@ class StepControllerTrial(Trial):
         if correct and m.garbage is None:
             results, rows, total, proposed = m.added
             m.added = results + 1, rows + len(correct), total + int(sum(correct)), proposed + executed * len(correct)
-        return True
 
     def _tell_alone(self, correct: list[float], batch_size: int, executed: int) -> None:
         """Pass a single result to the controller, and check its effect alone."""
@@ -302,6 +306,22 @@ class StepControllerTrial(Trial):
             correct = [min(runs[row % len(runs)], steps or 0) for row in range(batch_size)]
             if steps is None or not self._tell(correct, batch_size, steps):
                 break
+        self._expect(batch_size)
+        return None
+
+    @operation(needs="blocks", weight=8, when=_are_rows, batch_size=_small, rounds=(2, 8, 32))
+    def block(self, batch_size: int, runs: tuple[int, ...], rounds: int) -> bool | None:
+        """Launch a step of a number of rounds, which accept different drafts, and pass their results together."""
+        if not 0 < rounds <= MAX_REPEATED:
+            return False
+        steps = self._launch(batch_size)
+        if steps is not None:
+            results = [
+                [(runs[row % len(runs)] + at) % (steps + 1) for row in range(batch_size)] for at in range(rounds)
+            ]
+            if not self.refused(self.ask(self.subject.observe_block, results, batch_size, steps)):
+                for correct in results:
+                    self._add(correct, batch_size, steps)
         self._expect(batch_size)
         return None
 

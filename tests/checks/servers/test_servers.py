@@ -111,7 +111,7 @@ class Untold(ControllerAdapter):
     """Follows the rule without being told the steps of a round, and tries again at each look."""
 
     def __init__(self, config):
-        super().__init__(make_ema(config).policy)
+        super().__init__(make_ema(config).controller)
         self.table = read_table(config.table)
         self.captured = config.captured
         self.rule = Decided(self.table, config.initial, backs_off=False)
