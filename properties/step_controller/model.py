@@ -17,7 +17,15 @@ import numpy as np
 
 from ...core.draws import Purpose, hash64
 from .contract import StepControllerCapabilities, StepControllerConfig
-from .rule import Table
+from .rule import Table, read_table
+
+
+def looked_at(config: StepControllerConfig, has: StepControllerCapabilities | None = None) -> tuple[int, ...]:
+    """Return batch sizes at both sides of every edge that routing has, at most eight."""
+    edges = [*read_table(config.table).bounds, *(size + 1 for size in config.captured)]
+    sizes = sorted({size for edge in edges for size in (edge - 1, edge) if 0 < size <= 64} | {1})
+    return tuple(sizes[:8])
+
 
 DEPTH = 8
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 
 from ..harness.trial import Trial
+from .contract import StepController
 
 
 def read_average(trial: Trial, batch_size: int) -> float:
@@ -23,6 +24,12 @@ def read_counted(trial: Trial) -> tuple[int, ...]:
     numbers = trial.sequence(trial.must(trial.subject.counted), "counted()", "four numbers", 4)
     whole = [int(n) if isinstance(n, float) and n.is_integer() else n for n in numbers]
     return trial.integers(whole, "counted()")
+
+
+def read_expected(trial: Trial, subject: StepController, batch_size: int) -> tuple[tuple[int, float], ...]:
+    """Ask a controller for the tokens per row that it expects of each candidate: (steps, tokens)."""
+    answers = [(steps, trial.must(subject.expected, steps, batch_size)) for steps in trial.candidates(batch_size)]
+    return tuple((steps, float(answer)) for steps, answer in answers)
 
 
 def read_state(trial: Trial, value: object, place: str) -> object:

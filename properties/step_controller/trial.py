@@ -21,8 +21,9 @@ from .model import (
     Stretch,
     Told,
     correct_drafts,
+    looked_at,
 )
-from .reading import read_average, read_counted, read_state
+from .reading import read_average, read_counted, read_expected, read_state
 from .rule import DAMAGES, AverageRule, Table, Undecided, damages, read_table, reloaded
 
 RUNS = ((0,), (1,), (2,), (7,), (8, 0), (0, 1, 2), (3, 5), (1, 0, 0, 0))
@@ -44,13 +45,6 @@ FEWEST_ROWS = 4
 MIN_GAIN = 1.1
 """How much faster than plain decoding the best steps must be, all drafts accepted, before a controller that knows the
 cost must draft."""
-
-
-def looked_at(config: StepControllerConfig, has: StepControllerCapabilities | None = None) -> tuple[int, ...]:
-    """Return batch sizes at both sides of every edge that routing has, at most eight."""
-    edges = [*read_table(config.table).bounds, *(size + 1 for size in config.captured)]
-    sizes = sorted({size for edge in edges for size in (edge - 1, edge) if 0 < size <= 64} | {1})
-    return tuple(sizes[:8])
 
 
 def _small(config: StepControllerConfig, has: StepControllerCapabilities) -> list[int]:
@@ -211,11 +205,7 @@ class StepControllerTrial(Trial):
     def _expect(self, batch_size: int) -> None:
         """Ask for the accept lengths that are expected of all candidates."""
         if self.capabilities.estimates:
-            self.moment.expected = self._expected_by(self.subject, batch_size)
-
-    def _expected_by(self, subject: StepController, batch_size: int) -> tuple[tuple[int, float], ...]:
-        answers = [(steps, self.must(subject.expected, steps, batch_size)) for steps in self.candidates(batch_size)]
-        return tuple((steps, float(answer)) for steps, answer in answers)
+            self.moment.expected = read_expected(self, self.subject, batch_size)
 
     def _launch(self, batch_size: int) -> int | None:
         """Choose the steps of a round, as a launch does. Returns None if they are none that it may have."""
@@ -342,7 +332,7 @@ class StepControllerTrial(Trial):
                 self._tell(correct, batch_size, steps)
                 self.must(other.observe, of_other, batch_size, steps)
             self._expect(batch_size)
-            self.moment.reordered = self._expected_by(other, batch_size)
+            self.moment.reordered = read_expected(self, other, batch_size)
         return None
 
     # -- long stretches ------------------------------------------------------------------------------------------------
