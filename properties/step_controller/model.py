@@ -27,6 +27,9 @@ def looked_at(config: StepControllerConfig, has: StepControllerCapabilities | No
     return tuple(sizes[:8])
 
 
+RUNS = ((0,), (1,), (2,), (7,), (8, 0), (0, 1, 2), (3, 5), (1, 0, 0, 0))
+"""How many drafts of each row would be accepted at most, over the rows in turn; with S steps, min(run, S) are."""
+
 DEPTH = 8
 
 PERMILLE: dict[str, tuple[int, ...]] = {

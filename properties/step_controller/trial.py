@@ -14,6 +14,7 @@ from .contract import StepController, StepControllerCapabilities, StepController
 from .model import (
     GARBAGE,
     PROCESSES,
+    RUNS,
     Offered,
     RecordingBuilder,
     Shown,
@@ -25,9 +26,6 @@ from .model import (
 )
 from .reading import read_average, read_counted, read_expected, read_state
 from .rule import DAMAGES, AverageRule, Table, Undecided, damages, read_table, reloaded
-
-RUNS = ((0,), (1,), (2,), (7,), (8, 0), (0, 1, 2), (3, 5), (1, 0, 0, 0))
-"""How many drafts of each row would be accepted at most, over the rows in turn; with S steps, min(run, S) are."""
 
 MAX_IN_FLIGHT = 2
 MAX_REPEATED = 64
