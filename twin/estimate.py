@@ -14,11 +14,11 @@ import numpy as np
 
 from ..core.draws import request_key
 from ..core.errors import ForedraftError, count_of
-from ..gpu.bench.launches import ATTENTION, DRAFT, GROUPS, TARGET, Launch, count_launches
+from ..gpu.bench.launches import ATTENTION, DRAFT, EXCHANGED, GROUPS, TARGET, Launch, count_launches
 from ..gpu.bench.plan import ArmPlan, BenchPlan, acceptance_of_arm
 from ..gpu.kernels.layers.flash import DeviceTraits
 from ..sim.cost.efficiency import Efficiency, default_efficiency
-from ..sim.cost.hardware import GPU, lookup_gpu
+from ..sim.cost.hardware import GPU, Parallelism, lookup_gpu
 
 CAPABILITIES = {"A100": 8, "A100-40G": 8, "L4": 8, "RTX 4090": 8, "H100": 9, "H200": 9, "B200": 10, "B300": 10}
 """Major compute capabilities of the catalogue's GPUs that Triton's kernels are compiled for (NVIDIA's list)."""
@@ -28,20 +28,21 @@ ROUNDS, REQUESTS = 64, 64  # of which the accept length is the mean
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The launches of one kind in one model. Times in microseconds."""
+    """The launches of one kind in one model, on one rank. Times in microseconds."""
 
     name: str
     launches: int
-    num_bytes: int
-    floor_us: float  # of the bytes alone, at the full bandwidth of the data sheet
+    num_bytes: int  # moved in the GPU's memory, or sent to other ranks
+    floor_us: float  # of the bytes alone, at the full bandwidth of the data sheet: of memory, or of the link
     us: float
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A round of one cell of a benchmark with so many draft steps, on one GPU."""
+    """A round of one cell of a benchmark with so many draft steps, on one GPU of `ranks`."""
 
     gpu: str
+    ranks: int
     batch_size: int
     context_len: int
     steps: int
@@ -74,19 +75,22 @@ def estimates(plan: BenchPlan, gpu_name: str) -> list[Estimate]:
 
 def _estimate(plan: BenchPlan, arm: ArmPlan, context_len: int, gpu: GPU, dtype: str) -> Estimate:
     launches = count_launches(plan, arm, context_len, DeviceTraits(gpu.sm_count, CAPABILITIES[gpu.name]))
-    efficiency = default_efficiency(gpu)
+    efficiency, ranks = default_efficiency(gpu), plan.part.size
     parts = []
     for model in (TARGET, DRAFT, ""):
         for group in GROUPS:
             mine = [launch for launch in launches if (launch.model, launch.group) == (model, group)]
             if mine:
-                us = sum(launch_ns(launch, gpu, efficiency, dtype) for launch in mine) / 1e3
+                us = sum(launch_ns(launch, gpu, efficiency, dtype, ranks) for launch in mine) / 1e3
                 name = f"{model}: {group}" if model else group
                 num_bytes = sum(launch.num_bytes for launch in mine)
-                floor_us = num_bytes * 1e6 / gpu.memory_bandwidth_bytes_per_s
+                link = gpu.interconnect.bandwidth_bytes_per_s
+                bandwidth = link if group in EXCHANGED.values() else gpu.memory_bandwidth_bytes_per_s
+                floor_us = num_bytes * 1e6 / bandwidth
                 parts.append(Part(name, len(mine), num_bytes, floor_us, us))
     return Estimate(
         gpu.name,
+        ranks,
         arm.spec.config.max_running,
         context_len,
         arm.steps,
@@ -96,8 +100,12 @@ def _estimate(plan: BenchPlan, arm: ArmPlan, context_len: int, gpu: GPU, dtype: 
     )
 
 
-def launch_ns(launch: Launch, gpu: GPU, efficiency: Efficiency, dtype: str) -> float:
-    """Return the time of one launch: a product's by the roofline, another's by its bytes and a fixed cost."""
+def launch_ns(launch: Launch, gpu: GPU, efficiency: Efficiency, dtype: str, ranks: int = 1) -> float:
+    """Return the time of one launch: a product's by the roofline, another's by its bytes and a fixed cost; of an
+    exchange among `ranks` GPUs, that of the simulator's all-reduce in which each sends as many bytes."""
+    if launch.group in EXCHANGED.values():
+        reduced = launch.num_bytes * ranks / (2 * (ranks - 1))
+        return gpu.all_reduce_ns(reduced, ranks, Parallelism(ranks).nodes(ranks))
     if launch.product is not None:
         groups, rows, inner, columns = launch.product
         return efficiency.gemm_ns(gpu, rows, inner, columns, dtype=dtype, weight_bytes=2, groups=groups)
@@ -119,7 +127,8 @@ def accept_length(plan: BenchPlan, arm: ArmPlan) -> float | None:
 def lines(plan: BenchPlan, found: Sequence[Estimate]) -> list[str]:
     """Return the tables of estimates as text: a row for each part."""
     dtype = str(plan.dtype).removeprefix("torch.")
-    shown = [f"{plan.name}, {plan.algorithm.name}, {dtype}, on {found[0].gpu}: expected, not measured"]
+    where = found[0].gpu if found[0].ranks == 1 else f"each of {found[0].ranks} {found[0].gpu}"
+    shown = [f"{plan.name}, {plan.algorithm.name}, {dtype}, on {where}: expected, not measured"]
     for estimate in found:
         steps = f"{count_of(estimate.steps, 'step')}, {estimate.num_nodes} nodes" if estimate.steps else "plain"
         shown += ["", f"batch {estimate.batch_size}, context {estimate.context_len:,}, {steps}"]

@@ -277,7 +277,6 @@ def _estimate(gpu: str, options: BenchOptions, processes: int, as_json: bool) ->
     """Print what rounds should take on a GPU."""
     from dataclasses import asdict
 
-    from ...core.errors import ConfigError
     from ...gpu.bench.plan import BenchOptions, plan_bench
     from ...gpu.bench.report import parameters
     from ...twin.estimate import estimates, lines
@@ -289,9 +288,6 @@ def _estimate(gpu: str, options: BenchOptions, processes: int, as_json: bool) ->
     given = {name: getattr(options, name) != getattr(usual, name) for name in unused} | {"processes": processes > 1}
     reason = "an estimate runs nothing, and is of captured rounds"
     refuse_without_effect(*((f"--{name}", is_given, reason) for name, is_given in given.items()))
-    if options.tensor_parallel > 1:
-        message = "an estimate has no price for what ranks exchange: leave --estimate or this one out"
-        raise ConfigError.of("<arguments>", "tensor_parallel", message)
     plan = plan_bench(options, on_meta=True)
     found = estimates(plan, gpu)
     if as_json:

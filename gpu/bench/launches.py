@@ -28,12 +28,14 @@ from ..kernels.layers.flash import DeviceTraits, assumed_traits
 from ..kernels.layers.verify_attention import verify_attention_bytes
 from ..models.decoder import Decoder
 from ..ops.triton_ops import TritonOps
+from ..parallel.shards import EXCHANGES, GATHER, SUM
 from .plan import ArmPlan, BenchPlan
 from .shapes import meta_models
 
 PROJECTIONS, EXPERTS, ATTENTION, LM_HEAD = "projections", "experts", "attention", "LM head"
 ELEMENTWISE, REST = "norms, rotation, activation", "everything else"
-GROUPS = (PROJECTIONS, EXPERTS, ATTENTION, ELEMENTWISE, LM_HEAD, REST)
+EXCHANGED = {SUM: "sums of all ranks", GATHER: "logits of all ranks"}
+GROUPS = (PROJECTIONS, EXPERTS, ATTENTION, ELEMENTWISE, LM_HEAD, REST, *EXCHANGED.values())
 TARGET, DRAFT = "target", "draft"
 
 _ATTENTION = ("verify_attention_kernel", "decode_attention_kernel", "join_parts_kernel")
@@ -51,7 +53,7 @@ class Launch:
     model: str  # TARGET, DRAFT, or "" for what belongs to none
     group: str  # one of GROUPS
     name: str
-    num_bytes: int  # that it must move
+    num_bytes: int  # that it must move; of an exchange, those that the rank must send
     product: tuple[int, int, int, int] | None = None
 
 
@@ -59,8 +61,8 @@ def count_launches(plan: BenchPlan, arm: ArmPlan, context_len: int, traits: Devi
     """Return the launches of a greedy round of `arm` on a GPU with these traits, with `context_len` tokens of KV per
     row.
 
-    `plan` is one for the device "meta". With tensor parallelism the launches are those of one rank, without what ranks
-    exchange. Raises ForedraftError for rounds without a graph, and without Triton.
+    `plan` is one for the device "meta". With tensor parallelism the launches are those of one rank, each exchange among
+    them. Raises ForedraftError for rounds without a graph, and without Triton.
     """
     ops: Any = TritonOps()
     target, draft = meta_models(plan.target, plan.draft if arm.steps else None, plan.dtype, ops, plan.part)
@@ -71,14 +73,16 @@ def count_launches(plan: BenchPlan, arm: ArmPlan, context_len: int, traits: Devi
     if graph is None:
         raise ForedraftError(f"{arm.spec.algorithm}: launches are counted of captured rounds, and these are not")
     recorder = _Recorder(executor, target, draft, context_len)
-    token = assumed_traits.set(traits)
+    token, told = assumed_traits.set(traits), EXCHANGES.on_exchange
     try:
         with torch.no_grad(), recorded(recorder.kernel):
             graph.replay(no_masks)  # makes the constants, as a graph's warm-up does
             recorder.launches.clear()
+            EXCHANGES.on_exchange = recorder.exchange
             with recorder:
                 graph.replay(no_masks)
     finally:
+        EXCHANGES.on_exchange = told
         assumed_traits.reset(token)
     return recorder.launches
 
@@ -91,6 +95,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.launches: list[Launch] = []
         self._context_len = context_len
+        self._ranks = target.shard.size
         self._model = TARGET
         models: dict[str, nn.Module] = {TARGET: target, **({} if draft is None else {DRAFT: draft})}
         self._weights = {
@@ -117,6 +122,12 @@ class _Recorder(TorchDispatchMode):
             self._add(owner or self._model, ELEMENTWISE, name, self._moved(tensors))
         else:
             self._add("", REST, name, self._moved(tensors))
+
+    def exchange(self, kind: str, num_bytes: int) -> None:
+        """Write down an exchange. In a ring a rank sends (N - 1) / N of what is gathered, and twice of what is summed:
+        the parts, and the sums."""
+        ways = 2 if kind == SUM else 1
+        self.launches.append(Launch("", EXCHANGED[kind], kind, ways * num_bytes * (self._ranks - 1) // self._ranks))
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))

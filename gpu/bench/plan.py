@@ -191,8 +191,10 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False, on_meta: 
     num_ranks = options.tensor_parallel
     if num_ranks > 1:
         check_shards(target, num_ranks, str(session.model))
-    device = resolve_device(options.device) if num_ranks == 1 else rank_devices(options.device, num_ranks)[0]
-    device = "meta" if on_meta else device
+    if on_meta:
+        device = "meta"
+    else:
+        device = resolve_device(options.device) if num_ranks == 1 else rank_devices(options.device, num_ranks)[0]
     refuse_without_effect(session, algorithm, device)
     graphs = _graphs(options, device)
     check_kernels(target, device, "<arguments>")

@@ -18,7 +18,7 @@ the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,12 +32,21 @@ class ExchangeFailed(ForedraftError):
     """An exchange has ended without a result, since another rank is gone. The parent knows which."""
 
 
+SUM, GATHER = "sum", "gather"
+
+
 class Exchanges:
     """Counts the exchanges that this process has begun. Of ranks that wait for each other, the one that has begun the
     fewest is the one that all others wait for."""
 
     def __init__(self) -> None:
         self.begun: int = 0
+        # Is told each one of a pass: its kind, and the bytes of the sum, or of what all ranks have gathered.
+        self.on_exchange: Callable[[str, int], None] = lambda kind, num_bytes: None
+
+    def begin(self, kind: str, num_bytes: int) -> None:
+        self.begun += 1
+        self.on_exchange(kind, num_bytes)
 
 
 EXCHANGES: Exchanges = Exchanges()
@@ -58,10 +67,10 @@ class Shard:
         """Return the sum of all ranks' x, of one shape; on a GPU in place. On the device "meta", and alone, x."""
         if self.is_whole:
             return x
+        EXCHANGES.begin(SUM, x.nbytes)
+        if x.is_cuda:
+            dist.all_reduce(x)
         if x.is_meta or x.is_cuda:
-            EXCHANGES.begun += 1
-            if x.is_cuda:
-                dist.all_reduce(x)
             return x
         parts = self._all_of(x)
         total = parts[0].to(torch.promote_types(x.dtype, torch.float32))
@@ -73,16 +82,19 @@ class Shard:
         """Return the columns of all ranks' x [n, c], the first `width` of size · c: [n, width]."""
         if self.is_whole:
             return x
+        EXCHANGES.begin(GATHER, x.nbytes * self.size)
         parts = self._all_of(x)
         return parts.transpose(0, 1).flatten(1)[:, :width]
 
     def on_any(self, holds: bool) -> bool:
         """Return whether `holds` on any rank. Every rank must ask."""
-        return holds if self.is_whole else bool(self._all_of(torch.tensor([int(holds)])).any())
+        if self.is_whole:
+            return holds
+        EXCHANGES.begun += 1
+        return bool(self._all_of(torch.tensor([int(holds)])).any())
 
     def _all_of(self, x: Tensor) -> Tensor:
         """Return [size, *x.shape], in the order of the ranks."""
-        EXCHANGES.begun += 1
         parts = x.new_empty((self.size, *x.shape))
         if x.is_meta:
             return parts

@@ -121,15 +121,17 @@ def test_too_much_memory(refused, arguments, monkeypatch):
     assert all(words in message for words in ("not enough memory", "for weights", "for KV", "--batch-sizes"))
 
 
-def test_an_estimate_needs_no_gpu_and_has_a_row_for_each_part(command, arguments):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_estimate_needs_no_gpu_and_has_a_row_for_each_part(ranks, command, arguments):
     pytest.importorskip("triton")
     cells = "--batch-sizes 2 --context-lengths 8 --steps 2 --output-tokens 16 --dtype bfloat16 --acceptance 2.5"
-    words = (*arguments[:3], *cells.split(), "--estimate", "h200")
+    words = (*arguments[:3], *cells.split(), "--estimate", "h200", "--tensor-parallel", str(ranks))
     outcome, as_json = command(*words), command(*words, "--json")
     assert outcome.code == as_json.code == 0, outcome.err
     out = " ".join(outcome.out.split())
     plain, chain = json.loads(as_json.out)["estimates"]
     assert (plain["gpu"], plain["steps"], chain["steps"], chain["num_nodes"]) == ("H200", 0, 2, 3)
+    assert plain["ranks"] == ranks and ("on each of 2 H200: expected" in out) == (ranks == 2)
     for estimate in (plain, chain):
         parts = estimate["parts"]
         assert all(0 < part["floor_us"] < part["us"] and part["launches"] for part in parts)
@@ -139,6 +141,8 @@ def test_an_estimate_needs_no_gpu_and_has_a_row_for_each_part(command, arguments
         assert f"accept length {accepted:.2f}: {2e6 * accepted / us:,.0f} tokens/s" in out
     assert chain["accept_length"] == pytest.approx(2.5, abs=0.05)
     assert {part["name"] for part in chain["parts"]} > {"target: projections", "draft: attention", "everything else"}
+    exchanged = {"sums of all ranks", "logits of all ranks"}
+    assert exchanged & {part["name"] for part in plain["parts"]} == (exchanged if ranks == 2 else set())
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,23 @@
 """What a rank launches, exchanges and keeps, counted without a GPU, beside what the simulator prices for the same shape
-and number of devices."""
+and number of devices, and beside what a rank does that decodes on a CPU."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from foredraft.core.model_shape import read_model_shape
 from foredraft.gpu.batch.pools import bytes_per_slot
-from foredraft.gpu.bench.launches import LM_HEAD, PROJECTIONS, count_launches
+from foredraft.gpu.bench.launches import EXCHANGED, LM_HEAD, PROJECTIONS, TARGET, count_launches
 from foredraft.gpu.bench.plan import BenchOptions, plan_bench
+from foredraft.gpu.bench.ranks import options_to_json
+from foredraft.gpu.disaggregation import processes
 from foredraft.gpu.kernels.layers.flash import DeviceTraits
 from foredraft.gpu.models.checkpoint import required_bytes
 from foredraft.gpu.models.config import ModelConfig
@@ -21,6 +26,7 @@ from foredraft.gpu.parallel.shards import EXCHANGES, Shard
 from foredraft.sim.cost.efficiency import default_efficiency
 from foredraft.sim.cost.hardware import lookup_gpu
 from foredraft.sim.cost.passes.forward import ForwardCost
+from foredraft.twin.estimate import estimates
 
 DENSE = {
     "architectures": ["LlamaForCausalLM"],
@@ -73,6 +79,71 @@ def test_a_rank_launches_the_products_and_exchanges_that_the_simulator_prices(sh
     assert launched == priced
     # The simulator has no exchange of embeddings, and counts the gathered logits with the LM head.
     assert exchanges == (0 if ranks == 1 else cost.collectives + 2)
+
+
+def counted_by_ranks(options: BenchOptions) -> list[dict]:
+    """What each of the ranks of a benchmark counts, as processes over gloo on this CPU."""
+    store, port = processes._loopback_store()
+    script = Path(__file__).with_name("counting_rank.py")
+    words = [sys.executable, "-P", str(script)]
+    ranks = [
+        subprocess.Popen(
+            [*words, str(rank), str(port), json.dumps(options_to_json(options))],
+            stdout=subprocess.PIPE,
+            env=processes._environment(),
+        )
+        for rank in range(options.tensor_parallel)
+    ]
+    try:
+        return [json.loads(rank.communicate(timeout=300)[0]) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+        del store
+
+
+@pytest.mark.parametrize(
+    ("name", "draft"),
+    [
+        ("plain", {"algorithm": "NONE"}),
+        ("EAGLE3", {"algorithm": "EAGLE3", "steps": "2"}),
+        pytest.param("EAGLE", {"algorithm": "EAGLE", "steps": "2"}, marks=pytest.mark.slow),
+        pytest.param("STANDALONE", {"algorithm": "STANDALONE", "steps": "2"}, marks=pytest.mark.slow),
+        pytest.param("joint norms", {"algorithm": "NONE"}, marks=pytest.mark.slow),
+    ],
+)
+def test_an_estimate_has_the_exchanges_and_weights_of_a_rank_that_decodes(name, draft, tmp_path):
+    pytest.importorskip("triton")
+    path = tmp_path / "config.json"
+    joint = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"} if name == "joint norms" else {}
+    path.write_text(json.dumps(DENSE | joint))
+    options = BenchOptions(random_weights=str(path), batch_sizes="2", context_lengths="40", dtype="bfloat16")
+    options = replace(options, output_tokens=20, tensor_parallel=2, device="cpu", prompts=2, **draft)
+    if draft["algorithm"] != "NONE":
+        options = replace(options, acceptance="1.5")
+    plan = plan_bench(options, on_meta=True)
+    found = count_launches(plan, plan.cells[0].arms[-1], 40, TRAITS)
+    real = counted_by_ranks(options)
+    assert real[0]["exchanged"] == real[1]["exchanged"] and len(real[0]["exchanged"]) > 4
+
+    sent = Counter((launch.name, launch.num_bytes) for launch in found if launch.group in EXCHANGED.values())
+    # Of two ranks each sends one half of what it sums and half of the sums, or its half of what is gathered.
+    ways = {"sum": 1.0, "gather": 0.5}
+    assert sent == Counter((kind, ways[kind] * num_bytes) for kind, num_bytes in real[0]["exchanged"])
+    products = [x.product for x in found if x.model == TARGET and x.group in (PROJECTIONS, LM_HEAD)]
+    assert sum(2 * inner * columns for _, _, inner, columns in products) == real[0]["matrices"]
+
+    (*_, estimate) = estimates(plan, "H100")
+    priced = {part.name: part for part in estimate.parts if part.name in EXCHANGED.values()}
+    sums, logits = priced[EXCHANGED["sum"]], priced[EXCHANGED["gather"]]
+    assert (sums.launches, logits.launches) == tuple(
+        sum(kind == wanted for kind, _ in real[0]["exchanged"]) for wanted in ways
+    )
+    latency, bandwidth = GPU.interconnect.latency_ns / 1e3, GPU.interconnect.bandwidth_bytes_per_s / 1e6
+    for part in (sums, logits):
+        assert part.floor_us == pytest.approx(part.num_bytes / bandwidth)
+        assert part.us == pytest.approx(part.launches * latency + part.floor_us)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

@@ -1,0 +1,51 @@
+"""One rank of a small model with random weights, started by test_priced_ranks.py: decodes on a CPU with the others, and
+prints what it has exchanged in one decode round, and the bytes of its matrices."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+from foredraft.core.contract.request import Request
+from foredraft.core.prompt import Prompt
+from foredraft.gpu.bench.arm import Arm
+from foredraft.gpu.bench.plan import acceptance_of_arm, plan_bench
+from foredraft.gpu.bench.ranks import options_from_json
+from foredraft.gpu.bench.run import Bench
+from foredraft.gpu.disaggregation.link import connect
+from foredraft.gpu.parallel.shards import EXCHANGES, Shard
+
+
+def main(rank: int, port: int, options: dict) -> None:
+    asked = options_from_json(options)
+    connect("127.0.0.1", port, rank, asked.tensor_parallel, "gloo")
+    plan = plan_bench(asked)
+    bench = Bench(plan, shard=Shard(rank, asked.tensor_parallel))
+    target, draft = bench.models
+    embedding = () if plan.target.tied_embeddings else (target.embed_weight.data_ptr(),)
+    matrices = [x.nbytes for x in target.parameters() if x.ndim > 1 and x.data_ptr() not in embedding]
+
+    arm_plan, (cell,) = plan.cells[0].arms[-1], plan.cells
+    # Rounds as a GPU captures them, without the capture.
+    arm_plan = replace(arm_plan, spec=replace(arm_plan.spec, graph_sizes=(cell.batch_size,)))
+    prompts = [np.arange(1, 1 + cell.context_len)] * cell.batch_size
+    acceptance = acceptance_of_arm(plan, arm_plan)
+    arm = Arm(arm_plan, target, draft, bench._ops, prompts, asked.output_tokens, acceptance)
+    for number, prompt in enumerate(prompts):
+        arm.loop.submit(Request(str(number), Prompt.of_tokens(prompt), asked.output_tokens))
+    turns: list[list[tuple[str, int]]] = []
+    while not arm.loop.is_idle:
+        seen: list[tuple[str, int]] = []
+        EXCHANGES.on_exchange = lambda kind, num_bytes, seen=seen: seen.append((kind, num_bytes))
+        rounds = arm.executor.counters.rounds
+        arm.loop.turn()
+        if arm.executor.counters.rounds == rounds + 1:
+            turns.append(seen)
+    # With all rows, and without a prompt.
+    print(json.dumps({"exchanged": turns[1], "matrices": sum(matrices)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))
