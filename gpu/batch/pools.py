@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...core.contract.step import PrefillStep
 from ...core.scheduler.config import EngineConfig, EngineSizes
-from ..models.attention import PLAIN, KVShape, Softmax
+from ..models.attention import PLAIN, UNSCALED, KVScales, KVShape, Softmax
 from ..models.config import ModelConfig
 from ..ops.delta_rule import Inputs, StateShape
 from ..ops.port import AttentionBatch, DecodeBatch, ExtendBatch, KVTensors, Ops, VerifyBatch
@@ -60,7 +60,8 @@ class KVPool:
 
     If layers keep different shapes of a token, rows of [layers, slots, 1, width] hold the widest. `states`: of the
     model's recurrent layers, if it has some. `rings`: of windowed layers that are not paged, if there are some; their
-    slots are those of `ring_table`, int32 [num_rows + 1, row width].
+    slots are those of `ring_table`, int32 [num_rows + 1, row width]. `scales`: of each layer, for a dtype of 8-bit
+    numbers, which hold keys and values divided by them.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class KVPool:
         device: torch.device,
         states: StatePool | None = None,
         rings: Rings | None = None,
+        scales: Sequence[KVScales] = (),
     ) -> None:
+        self.scales: tuple[KVScales, ...] = tuple(scales) or (UNSCALED,) * len(shapes)
         self.states: StatePool | None = states
         self.rings: Rings | None = rings
         ringed = () if rings is None else rings.layers
@@ -180,7 +183,9 @@ class PagedAttention:
         if (rings := self.pool.rings) is not None and layer in rings.layers:
             batch, slots = self._ringed()
         q = softmax.scaled(q, self.positions)
-        q, k = ops.rope_write(q, k, v, cos_sin, self.positions, slots, kv)
+        scales = self.pool.scales[layer]
+        q, k, v = ops.rope_write(q, k, v, cos_sin, self.positions, slots, kv, scales)
+        softmax = softmax.over(scales, q)
         if isinstance(batch, DecodeBatch):
             return ops.decode_attention(q, kv, batch, softmax)
         if isinstance(batch, VerifyBatch):

@@ -18,6 +18,7 @@ from torch import Tensor
 from ...core.handoff import PageFormat, PageSeal
 from ..batch.pools import KVPool
 from ..executor.executor import TorchExecutor
+from ..kernels.layers.e4m3 import as_bytes
 
 _WORD_BYTES = 4
 _WEIGHT_STEP = 0x9E3779B97F4A7C15  # 2⁶⁴ over the golden ratio: its multiples spread over all 64 bits
@@ -51,7 +52,7 @@ class PageTensors:
         places = torch.from_numpy(slots.reshape(-1).astype(np.int64)).to(self.device)
         parts = []
         for pool in self._pools:
-            for cells in (pool.keys, pool.values):
+            for cells in as_bytes(pool.keys, pool.values):
                 found = cells[:, places].unflatten(1, (n, self._page_size)).transpose(0, 1)
                 parts.append(found.flatten(1).view(torch.uint8))
         return torch.cat(parts, dim=1)
@@ -61,7 +62,7 @@ class PageTensors:
         n, begin = len(slots), 0
         places = torch.from_numpy(slots.reshape(-1).astype(np.int64)).to(self.device)
         rows = rows.to(self.device)
-        for cells in (cells for pool in self._pools for cells in (pool.keys, pool.values)):
+        for cells in (cells for pool in self._pools for cells in as_bytes(pool.keys, pool.values)):
             layers, _, heads, dim = cells.shape
             size = layers * self._page_size * heads * dim * cells.element_size()
             part = rows[:, begin : begin + size].contiguous().view(cells.dtype)

@@ -113,14 +113,15 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, softmax: Softma
     """Attend with q [bs · m, Hq, d] over k, v [bs, keys, Hk, d] → [bs · m, Hq, d], 0 where nothing is seen.
 
     `bias` is [bs, 1, m · Hq / Hk, keys]. The query heads that share a key head, and the row's m queries, are the rows
-    of one matrix, so each key is read once.
+    of one matrix, so each key is read once. k and v are brought to q's dtype.
     """
     bs, _, heads, d = k.shape
-    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    k, v = k.to(q.dtype).transpose(1, 2), v.to(q.dtype).transpose(1, 2)
     scale, group = softmax.scale_of(q), q.shape[1] // heads
     if q.shape[0] == bs and softmax.is_plain:
         queries = q.view(bs, heads, -1, d)
-        return F.scaled_dot_product_attention(queries, k, v, attn_mask=bias, scale=scale).reshape(q.shape)
+        out = F.scaled_dot_product_attention(queries, k, v, attn_mask=bias, scale=scale).reshape(q.shape)
+        return softmax.result(out)
     queries = q.view(bs, -1, heads, group, d).transpose(1, 2).reshape(bs, heads, -1, d)
     if softmax.is_plain:
         out = F.scaled_dot_product_attention(queries, k, v, attn_mask=bias, scale=scale)
@@ -129,4 +130,4 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, softmax: Softma
         if sinks is not None:
             sinks = sinks.view(heads, 1, group).expand(-1, queries.shape[2] // group, -1).reshape(1, heads, -1, 1)
         out = softmax.weights(queries @ k.transpose(2, 3) * scale, bias, sinks) @ v
-    return out.view(bs, heads, -1, group, d).transpose(1, 2).reshape(q.shape)
+    return softmax.result(out.view(bs, heads, -1, group, d).transpose(1, 2).reshape(q.shape))

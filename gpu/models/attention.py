@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ..ops.delta_rule import Inputs, StateShape
+
+
+class KVScales(NamedTuple):
+    """What a layer's keys and values are divided by before a pool of 8-bit numbers keeps them."""
+
+    key: float = 1.0
+    value: float = 1.0
+
+
+UNSCALED = KVScales()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,6 +30,7 @@ class Softmax:
     softcap: float = 0.0  # c: scores become c · tanh(score / c); 0: they stay (Gemma 2)
     sinks: Tensor | None = None  # [Hq]: one more score per head in the softmax, which has no value (gpt-oss)
     query_factors: Tensor | None = None  # float32 [positions]: of a query at each position (Ministral 3)
+    value_factor: float = 1.0  # of the weighted sums of values
 
     @property
     def is_plain(self) -> bool:
@@ -35,6 +46,12 @@ class Softmax:
         if self.query_factors is None:
             return q
         return q * self.query_factors[positions].to(q.dtype)[:, None, None]
+
+    def over(self, scales: KVScales, q: Tensor) -> Softmax:
+        """Return the softmax of queries q […, d] over keys and values that were divided by `scales`."""
+        if scales == UNSCALED:
+            return self
+        return replace(self, scale=self.scale_of(q) * scales.key, value_factor=scales.value)
 
     def window_within(self, positions: int) -> int:
         """Return the window, or 0 if a text of `positions` tokens fits into it."""
@@ -56,6 +73,10 @@ class Softmax:
         if sinks is not None:
             return weights / (total + (sinks - peak).exp())
         return weights / total.where(total > 0, 1.0)
+
+    def result(self, sums: Tensor) -> Tensor:
+        """Return weighted sums of values with their factor."""
+        return sums if self.value_factor == 1.0 else sums * self.value_factor
 
 
 PLAIN = Softmax()

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core.errors import InvariantViolation
 from ...core.kv.moves import KVMovePlan, draft_branch_layout
 from ...core.tree.outputs import compaction_index
-from ..models.attention import PLAIN, Softmax
+from ..models.attention import PLAIN, UNSCALED, KVScales, Softmax
 from .port import DecodeBatch, ExtendBatch, KVTensors, Ops, VerifyBatch
 
 
@@ -35,14 +35,22 @@ class CheckedOps:
     # -- the forward pass -----------------------------------------------------------------------------------------
 
     def rope_write(
-        self, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, kv: KVTensors
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        kv: KVTensors,
+        scales: KVScales = UNSCALED,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         end = self._pools(kv, slot_axis=0)
         places, written = _host(positions), _host(slots)
         _in_range("STEPS-01", "position", places, len(cos_sin))
         _in_range("ALLOC-11", "written slot", written, end)
         _no_slot_twice("ALLOC-06", written)
-        return self._ops.rope_write(q, k, v, cos_sin, positions, slots, kv)
+        return self._ops.rope_write(q, k, v, cos_sin, positions, slots, kv, scales)
 
     def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch, softmax: Softmax = PLAIN) -> Tensor:
         end = self._pools(kv, slot_axis=0)

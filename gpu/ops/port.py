@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from ..models.attention import PLAIN, Attention, Softmax
+from ..models.attention import PLAIN, UNSCALED, Attention, KVScales, Softmax
 from ..models.stored.coded import CodedWeight
 
 
@@ -198,10 +198,21 @@ class Ops(Protocol):
         """Return gelu(gate) · up in the same way, GELU in its form with tanh."""
 
     def rope_write(
-        self, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, kv: KVTensors
-    ) -> tuple[Tensor, Tensor]:
-        """Rotate q [n, Hq, d] and k [n, Hk, d] to `positions` [n], write k and v to `slots` [n]; return the rotated q
-        and k.
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        kv: KVTensors,
+        scales: KVScales = UNSCALED,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotate q [n, Hq, d] and k [n, Hk, d] to `positions` [n], write k and v to `slots` [n]; return the rotated q,
+        and k and v as they were written.
+
+        A pool of 8-bit numbers keeps k and v divided by `scales`, rounded, at most ±448. What attends to them, in this
+        pass or later, reads the same numbers (`Softmax.over`).
 
         cos_sin float32 [positions, d]: d/2 cosines, then d/2 sines; halves are rotated against each other (the Hugging
         Face order).

@@ -28,7 +28,7 @@ from ..kernels.rounds.shape_logits import count_tokens_torch_, shape_logits_torc
 from ..kernels.rounds.verify_greedy import verify_greedy_torch
 from ..kernels.rounds.verify_sampling import verify_sampling_torch
 from ..kernels.rounds.window import window_torch
-from ..models.attention import PLAIN, Softmax
+from ..models.attention import PLAIN, UNSCALED, KVScales, Softmax
 from ..models.layer import run_layers
 from .port import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
 
@@ -74,10 +74,18 @@ class TorchOps:
         self._extend_keys: dict[int, LastValue] = defaultdict(LastValue)
 
     def rope_write(
-        self, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, kv: KVTensors
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        kv: KVTensors,
+        scales: KVScales = UNSCALED,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         rotation = self._rotations[cos_sin.data_ptr()].of(rotation_of, (cos_sin, positions), ())
-        return rope_write_torch(q, k, v, rotation, slots, *kv)
+        return rope_write_torch(q, k, v, rotation, slots, *kv, scales)
 
     def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch, softmax: Softmax = PLAIN) -> Tensor:
         tensors = (batch.table, batch.rows, batch.bases, batch.tails, batch.lens)

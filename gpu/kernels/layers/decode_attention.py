@@ -9,6 +9,7 @@ from ...models.attention import PLAIN, Softmax
 from ...ops.port import DecodeBatch, KVTensors
 from ..jit import jit, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
+from .e4m3 import as_bytes
 from .flash import (
     LOG2_E,
     Cut,
@@ -85,6 +86,7 @@ def decode_attention_kernel(
     v_head_stride,
     table_stride,
     scale_log2,
+    value_factor,
     num_rows,
     least,
     most,
@@ -152,6 +154,7 @@ def decode_attention_kernel(
             acc,
             peak,
             total,
+            value_factor,
             index,
             live,
             part,
@@ -174,7 +177,7 @@ def decode_attention_triton(
 ) -> Tensor:
     """Compute `decode_attention_torch` as one launch, two where tall tiles are cut.
     The last axes must be contiguous."""
-    k_pool, v_pool = kv
+    k_pool, v_pool = as_bytes(*kv)
     m, heads, d = q.shape
     kv_heads = k_pool.shape[1]
     group = heads // kv_heads
@@ -205,6 +208,7 @@ def decode_attention_triton(
         *v_pool.stride()[:2],
         batch.table.stride(0),
         softmax.scale_of(q) * LOG2_E,
+        softmax.value_factor,
         m,
         cut.least,
         cut.most,
@@ -216,7 +220,7 @@ def decode_attention_triton(
         JOIN=result.joins,
         **size.options(),
     )
-    return result.join(batch.lens, 1, softmax.window, size.block_n)
+    return result.join(batch.lens, 1, softmax, size.block_n)
 
 
 def decode_attention_bytes(lens: list[int], num_heads: int, num_kv_heads: int, d: int, itemsize: int) -> int:

@@ -12,6 +12,7 @@ from ...models.attention import PLAIN, Softmax
 from ...ops.port import ExtendBatch, KVTensors
 from ..jit import cdiv, jit, tl
 from ..padded import bias_of, counting, gather, prefix_slots, window_slots
+from .e4m3 import as_bytes
 from .flash import LOG2_E, attend_keys, begin_softmax, computing_tiles, device_of, softmax_constants
 from .parts import store_tile
 
@@ -85,6 +86,7 @@ def extend_attention_torch(
     if keys.slots.numel():
         k = torch.cat((gather(k_pool, keys.slots, bs), k), 1)
         v = torch.cat((gather(v_pool, keys.slots, bs), v), 1)
+    k, v = k.to(q.dtype), v.to(q.dtype)
     if softmax.is_plain:
         out = F.scaled_dot_product_attention(
             queries.transpose(1, 2),
@@ -97,6 +99,7 @@ def extend_attention_torch(
         ).transpose(1, 2)
     else:
         out = _written_out(queries, k, v, keys.bias, softmax)
+    out = softmax.result(out)
     if keys.places is None:
         return out.squeeze(0)
     return out.reshape(-1, *q.shape[1:]).index_select(0, keys.places)
@@ -141,6 +144,7 @@ def extend_attention_kernel(
     pool_head_stride,
     table_stride,
     scale_log2,
+    value_factor,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -202,7 +206,26 @@ def extend_attention_kernel(
                 tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
             )
         index = (origin + token) * (tl.num_programs(1) * GROUP) + head
-        store_tile(out, out, out, out, acc, peak, total, index, live, 0, 1, 1, HEAD_DIM, BLOCK_M, BLOCK_D, False, False)
+        store_tile(
+            out,
+            out,
+            out,
+            out,
+            acc,
+            peak,
+            total,
+            value_factor,
+            index,
+            live,
+            0,
+            1,
+            1,
+            HEAD_DIM,
+            BLOCK_M,
+            BLOCK_D,
+            False,
+            False,
+        )
 
 
 def extend_attention_triton(
@@ -215,7 +238,7 @@ def extend_attention_triton(
 ) -> Tensor:
     """Compute `extend_attention_torch` as one launch; tokens past the last row's end give 0.
     Last axes contiguous, pools laid out alike."""
-    k_pool, v_pool = kv
+    k, v, k_pool, v_pool = as_bytes(k, v, *kv)
     n, heads, d = q.shape
     bs, kv_heads, max_new_len = batch.rows.shape[0], k.shape[1], batch.max_new_len
     group = heads // kv_heads
@@ -243,6 +266,7 @@ def extend_attention_triton(
         *k_pool.stride()[:2],
         batch.table.stride(0),
         softmax.scale_of(q) * LOG2_E,
+        softmax.value_factor,
         GROUP=group,
         HEAD_DIM=d,
         **size.constants(),

@@ -24,6 +24,7 @@ import torch
 
 from ...models.attention import Softmax
 from ..jit import cdiv, jit, next_power_of_2, tl
+from .e4m3 import from_e4m3_bytes
 
 LOG2_E = 1.4426950408889634
 MAX_PARTS = 128
@@ -152,6 +153,15 @@ class Cut:
 
 
 @jit
+def as_kept(x, DTYPE: tl.constexpr):
+    """Return keys or values as they are, or of bytes the E4M3 numbers in DTYPE."""
+    if x.dtype == tl.uint8:
+        # A value that is no number must not be taken for one.
+        x = tl.where((x & 0x7F) == 0x7F, float("nan"), from_e4m3_bytes(x)).to(DTYPE)
+    return x
+
+
+@jit
 def attend_keys(
     q,
     keys,
@@ -169,13 +179,13 @@ def attend_keys(
 ):
     """Take one block of N keys into the running softmax: acc [M, D], peak and total [M], all float32, logits in base 2.
 
-    keys and values [N] point at the first channels; `loaded` [N] may be read, `visible` [M, N] is what each query sees
-    of it. SOFTCAP is that of logits in base 2; 0 for none.
+    keys and values [N] point at the first channels, of bytes if they are E4M3 numbers; `loaded` [N] may be read,
+    `visible` [M, N] is what each query sees of it. SOFTCAP is that of logits in base 2; 0 for none.
     """
     channel = tl.arange(0, BLOCK_D)
     mask = loaded[:, None] & (channel < HEAD_DIM)[None, :]
-    k = tl.load(keys[:, None] + channel[None, :], mask=mask, other=0.0)
-    v = tl.load(values[:, None] + channel[None, :], mask=mask, other=0.0)
+    k = as_kept(tl.load(keys[:, None] + channel[None, :], mask=mask, other=0), q.dtype)
+    v = as_kept(tl.load(values[:, None] + channel[None, :], mask=mask, other=0), q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
     if SOFTCAP > 0:
         # tanh(x) = 1 − 2 / (e^2x + 1), which an overflow to infinity leaves right.

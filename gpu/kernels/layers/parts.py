@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ...models.attention import Softmax
 from ..jit import jit, next_power_of_2, tl
 from .flash import MAX_PARTS, Cut, Tiles, parts_of
 
@@ -24,6 +25,7 @@ def store_tile(
     acc,
     peak,
     total,
+    value_factor,
     index,
     live,
     part,
@@ -35,7 +37,8 @@ def store_tile(
     SPLIT: tl.constexpr,
     JOIN: tl.constexpr,
 ):
-    """Store a tile's softmax to out [·, d], 0 where nothing was seen; index [M] counts query heads.
+    """Store a tile's softmax to out [·, d], 0 where nothing was seen; index [M] counts query heads. `value_factor`
+    multiplies what goes to `out`.
 
     SPLIT: as one of the row's `num_parts`. JOIN: the last part to arrive joins them, and one alone goes to `out`;
     `arrived` points at the tile's counter, which is 0 before and after.
@@ -55,7 +58,7 @@ def store_tile(
                     tl.store(arrived, 0)
                     acc, total = join_parts(partial, lse, index, live, num_parts, most, HEAD_DIM, BLOCK_M, BLOCK_D)
         if missing == 0:
-            acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+            acc = acc / tl.where(total > 0, total, 1.0)[:, None] * value_factor
             tl.store(out + index[:, None] * HEAD_DIM + channel[None, :], acc.to(out.dtype.element_ty), mask=mask)
 
 
@@ -113,6 +116,7 @@ def join_parts_kernel(
     lse,
     out,
     lens,
+    value_factor,
     heads,
     num_nodes,
     least,
@@ -145,7 +149,7 @@ def join_parts_kernel(
         mask = (weights > 0.0)[:, None] & inside[None, :]
         place = (index * most + some)[:, None] * HEAD_DIM + channel[None, :]
         joined += tl.sum(tl.load(partial + place, mask=mask, other=0.0) * weights[:, None], 0)
-    joined = joined / tl.where(total > 0, total, 1.0)
+    joined = joined / tl.where(total > 0, total, 1.0) * value_factor
     tl.store(out + index * HEAD_DIM + channel, joined.to(out.dtype.element_ty), mask=inside)
 
 
@@ -171,7 +175,7 @@ class CutOutput:
         arrived = counters(next_power_of_2(num_tiles), q.device)
         return cls(out, partial, lse, arrived, cut, size.block_m <= JOINED_ROWS)
 
-    def join(self, lens: Tensor, num_nodes: int, window: int, block_n: int) -> Tensor:
+    def join(self, lens: Tensor, num_nodes: int, softmax: Softmax, block_n: int) -> Tensor:
         """Return the joined result, `num_nodes` queries for each of `lens`;
         a second launch if there may be more than one part of tall tiles."""
         if self.cut.most > 1 and not self.joins:
@@ -181,11 +185,12 @@ class CutOutput:
                 self.lse,
                 self.out,
                 lens,
+                softmax.value_factor,
                 heads,
                 num_nodes,
                 self.cut.least,
                 self.cut.most,
-                **_join_constants(d, block_n, window),
+                **_join_constants(d, block_n, softmax.window),
                 num_warps=4,
             )
         return self.out

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...models.stored.coded import Code, CodedWeight
 from ..jit import cdiv, jit, next_power_of_2, tl
+from .e4m3 import from_e4m3_bytes
 
 MAX_ROWS = 64
 """Of a product with stored numbers. For more rows the weights are unpacked first: then each is used often enough."""
@@ -74,15 +75,13 @@ def weight_tile(
             group = row[:, None] * groups + (column // GROUP)[None, :]
             group_inside = inside
         if KIND == 1:
-            # The bits of an 8-bit float are those of a 16-bit one whose exponent is less by 8.
-            half = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
-            value = half.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+            value = from_e4m3_bytes(code)
         elif KIND == 2:
             value = (code - ((code & 0x80) << 1)).to(tl.float32)
         elif KIND == 3:
             value = code.to(tl.float32) - tl.load(zeros + group, mask=group_inside, other=0).to(tl.float32)
         else:
-            # And those of a 4-bit float, less by 14.
+            # The bits of a 4-bit float are those of a 16-bit one whose exponent is less by 14.
             half = ((code & 8) << 12) | ((code & 7) << 9)
             value = half.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
         scale = tl.load(scales + group, mask=group_inside, other=0.0).to(tl.float32)

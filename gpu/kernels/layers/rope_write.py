@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...models.attention import UNSCALED, KVScales
 from ...ops.port import KVTensors
 from ..jit import cdiv, jit, next_power_of_2, tl
+from .e4m3 import E4M3, as_bytes, to_e4m3, to_e4m3_bytes
 
 HEADS_PER_PROGRAM = 4
 
@@ -25,19 +27,24 @@ def rope_write_torch(
     slots: Tensor,
     k_pool: Tensor,
     v_pool: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return the rotated q [n, Hq, d] and k [n, Hk, d]; k_pool and v_pool [slots, Hk, d] are written in place.
+    scales: KVScales = UNSCALED,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rotated q [n, Hq, d], and k and v [n, Hk, d] in the numbers of the pools; k_pool and v_pool [slots,
+    Hk, d] are written in place.
 
-    The rotation is computed in the wider of the table's and the inputs' dtypes and rounded once.
+    The rotation is computed in the wider of the table's and the inputs' dtypes and rounded to the inputs' dtype. Pools
+    of 8-bit numbers keep that divided by `scales`.
     """
     joined = _joined(q, k)
     if joined is None:
         rotated_q, rotated_k = _rotated(q, rotation), _rotated(k, rotation)
     else:
         rotated_q, rotated_k = _rotated(joined, rotation).split_with_sizes((q.shape[1], k.shape[1]), 1)
-    k_pool.index_copy_(0, slots, rotated_k)
-    v_pool.index_copy_(0, slots, v)
-    return rotated_q, rotated_k
+    if k_pool.dtype is E4M3:
+        rotated_k, v = to_e4m3(rotated_k, scales.key), to_e4m3(v, scales.value)
+    for pool, kept in zip(as_bytes(k_pool, v_pool), as_bytes(rotated_k, v), strict=True):
+        pool.index_copy_(0, slots, kept)
+    return rotated_q, rotated_k, v
 
 
 def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -65,8 +72,11 @@ def rope_write_kernel(
     slots,
     q_out,
     k_out,
+    v_out,
     k_pool,
     v_pool,
+    key_factor,
+    value_factor,
     heads,
     kv_heads,
     q_token_stride,
@@ -85,7 +95,8 @@ def rope_write_kernel(
     HEADS: tl.constexpr,
 ):
     """Rotate with one program per token and block of heads:
-    query heads first, then key heads, each with its value head to copy."""
+    query heads first, then key heads, each with its value head to copy. To pools of bytes go E4M3 numbers, times a
+    factor, and the same to k_out and v_out; otherwise v_out is left alone."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     channel = tl.arange(0, BLOCK_HALF)
@@ -108,29 +119,46 @@ def rope_write_kernel(
     source = k + token * k_token_stride + kv_head * k_head_stride + channel[None, :]
     first = tl.load(source, mask=is_kv, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=is_kv, other=0.0).to(tl.float32)
-    turned_first = (first * cos - second * sin).to(k_out.dtype.element_ty)
-    turned_second = (second * cos + first * sin).to(k_out.dtype.element_ty)
+    turned_first = (first * cos - second * sin).to(k.dtype.element_ty)
+    turned_second = (second * cos + first * sin).to(k.dtype.element_ty)
+    source = v + token * v_token_stride + kv_head * v_head_stride + channel[None, :]
+    v_first, v_second = tl.load(source, mask=is_kv, other=0.0), tl.load(source + HALF, mask=is_kv, other=0.0)
+    if k_pool.dtype.element_ty == tl.uint8:
+        turned_first = to_e4m3_bytes(turned_first.to(tl.float32) * key_factor)
+        turned_second = to_e4m3_bytes(turned_second.to(tl.float32) * key_factor)
+        v_first = to_e4m3_bytes(v_first.to(tl.float32) * value_factor)
+        v_second = to_e4m3_bytes(v_second.to(tl.float32) * value_factor)
+        target = v_out + (token * kv_heads + kv_head) * (2 * HALF) + channel[None, :]
+        tl.store(target, v_first, mask=is_kv)
+        tl.store(target + HALF, v_second, mask=is_kv)
     target = k_out + (token * kv_heads + kv_head) * (2 * HALF) + channel[None, :]
     tl.store(target, turned_first, mask=is_kv)
     tl.store(target + HALF, turned_second, mask=is_kv)
     target = k_pool + slot * k_slot_stride + kv_head * k_pool_head_stride + channel[None, :]
     tl.store(target, turned_first, mask=is_kv)
     tl.store(target + HALF, turned_second, mask=is_kv)
-    source = v + token * v_token_stride + kv_head * v_head_stride + channel[None, :]
     target = v_pool + slot * v_slot_stride + kv_head * v_pool_head_stride + channel[None, :]
-    tl.store(target, tl.load(source, mask=is_kv, other=0.0), mask=is_kv)
-    tl.store(target + HALF, tl.load(source + HALF, mask=is_kv, other=0.0), mask=is_kv)
+    tl.store(target, v_first, mask=is_kv)
+    tl.store(target + HALF, v_second, mask=is_kv)
 
 
 def rope_write_triton(
-    q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, kv: KVTensors
-) -> tuple[Tensor, Tensor]:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    kv: KVTensors,
+    scales: KVScales = UNSCALED,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `rope_write_torch` as one launch, rotated in float32; the last axes must be contiguous."""
-    k_pool, v_pool = kv
     n, heads, d = q.shape
-    kv_heads = k.shape[1]
+    kv_heads, dtype = k.shape[1], kv.keys.dtype
     q_out = torch.empty((n, heads, d), dtype=q.dtype, device=q.device)
-    k_out = torch.empty((n, kv_heads, d), dtype=k.dtype, device=k.device)
+    k_out = torch.empty((n, kv_heads, d), dtype=dtype, device=k.device)
+    v_out = v if dtype is v.dtype else torch.empty_like(k_out)
+    k_bytes, v_bytes, k_pool, v_pool = as_bytes(k_out, v_out, *kv)
     if n:
         rope_write_kernel[(n, cdiv(heads + kv_heads, HEADS_PER_PROGRAM))](
             q,
@@ -140,9 +168,12 @@ def rope_write_triton(
             positions,
             slots,
             q_out,
-            k_out,
+            k_bytes,
+            v_bytes,
             k_pool,
             v_pool,
+            1.0 / scales.key,
+            1.0 / scales.value,
             heads,
             kv_heads,
             *q.stride()[:2],
@@ -156,7 +187,7 @@ def rope_write_triton(
             HEADS=HEADS_PER_PROGRAM,
             num_warps=2,
         )
-    return q_out, k_out
+    return q_out, k_out, v_out
 
 
 def rope_write_bytes(n: int, num_heads: int, num_kv_heads: int, d: int, itemsize: int) -> int:

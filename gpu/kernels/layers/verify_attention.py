@@ -10,6 +10,7 @@ from ...models.attention import PLAIN, Softmax
 from ...ops.port import KVTensors, VerifyBatch
 from ..jit import cdiv, jit, next_power_of_2, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
+from .e4m3 import as_bytes
 from .flash import (
     LOG2_E,
     Cut,
@@ -115,6 +116,7 @@ def verify_attention_kernel(
     pool_head_stride,
     table_stride,
     scale_log2,
+    value_factor,
     num_rows,
     num_nodes,
     least,
@@ -221,6 +223,7 @@ def verify_attention_kernel(
             acc,
             peak,
             total,
+            value_factor,
             index,
             live,
             part,
@@ -245,7 +248,7 @@ def verify_attention_triton(
 ) -> Tensor:
     """Compute `verify_attention_torch` as one launch, two where tall tiles are cut.
     Last axes contiguous, pools laid out alike."""
-    k_pool, v_pool = kv
+    k, v, k_pool, v_pool = as_bytes(k, v, *kv)
     _, heads, d = q.shape
     bs, num_nodes = batch.ancestor_bits.shape
     kv_heads = k.shape[1]
@@ -284,6 +287,7 @@ def verify_attention_triton(
         *k_pool.stride()[:2],
         batch.table.stride(0),
         softmax.scale_of(q) * LOG2_E,
+        softmax.value_factor,
         bs,
         num_nodes,
         cut.least,
@@ -297,7 +301,7 @@ def verify_attention_triton(
         JOIN=result.joins,
         **size.options(),
     )
-    return result.join(batch.prefix_lens, num_nodes, softmax.window, size.block_n)
+    return result.join(batch.prefix_lens, num_nodes, softmax, size.block_n)
 
 
 def verify_attention_bytes(

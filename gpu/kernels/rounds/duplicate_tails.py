@@ -13,6 +13,7 @@ from torch import Tensor
 from ...ops.port import KVTensors
 from ..constants import numbers, words
 from ..jit import cdiv, jit, next_power_of_2, tl
+from ..layers.e4m3 import as_bytes
 
 
 def duplicate_tails_torch_(
@@ -35,7 +36,7 @@ def duplicate_tails_torch_(
     sources = torch.where(in_tail.squeeze(1), flat.take(columns + row_starts), 0)
     targets = torch.where(in_tail, flat.take(torch.where(in_tail, further + row_starts.unsqueeze(2), 0)), 0)
     targets = targets.long().view(-1)
-    for pools in kv:
+    for pools in as_bytes(*kv):
         layers, _, heads, channels = pools.shape
         tail = pools.index_select(1, sources.view(-1)).view(layers, len(rows), 1, page_size - 1, heads, channels)
         copies = tail.expand(-1, -1, topk - 1, -1, -1, -1).reshape(layers, targets.numel(), heads, channels)

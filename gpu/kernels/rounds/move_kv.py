@@ -11,6 +11,7 @@ from torch import Tensor
 from ...ops.port import KVTensors
 from ..constants import numbers, words
 from ..jit import cdiv, jit, next_power_of_2, tl
+from ..layers.e4m3 import as_bytes
 
 
 def move_accepted_torch_(kv: KVTensors, node_slots: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
@@ -24,7 +25,7 @@ def move_accepted_torch_(kv: KVTensors, node_slots: Tensor, accept_index: Tensor
 
 
 def move_slots_torch_(kv: KVTensors, sources: Tensor, targets: Tensor) -> None:
-    for pools in kv:
+    for pools in as_bytes(*kv):
         pools.index_copy_(1, targets, pools.index_select(1, sources))
 
 

@@ -37,6 +37,11 @@ ROPE_STRIDES = (
 )
 
 
+def tensors_of(names: str, as_bytes: bool) -> str:
+    """Return names of tensors, without those of keys and values if these are bytes."""
+    return " ".join(name for name in names.split() if not (as_bytes and name in ("k", "v", "k_pool", "v_pool")))
+
+
 def kind_of(window: int, softcap: float) -> str:
     """Return how the name of a compiled case ends: windows come with a soft cap (Gemma 2) or with sinks (gpt-oss)."""
     return "" if not window else ", window, capped" if softcap else ", window, sinks"
@@ -62,7 +67,7 @@ def attention_case(
     return AotCase(
         f"{name}{', float32' * wide}{kind_of(window, softcap)}",
         kernel,
-        {**arguments, "*i32": f"table {arguments.get('*i32', '')}", "fp32": "scale_log2"},
+        {**arguments, "*i32": f"table {arguments.get('*i32', '')}", "fp32": "scale_log2 value_factor"},
         {"GROUP": group, "HEAD_DIM": d, **size.constants(), **constants}
         | {"WINDOW": window, "SOFTCAP": softcap, "SINKS": window > 0 and not softcap},
         divisible_by_16=strides,
@@ -73,14 +78,17 @@ def attention_case(
     )
 
 
-def decode_case(heads: int, kv_heads: int, d: int, rows: int, capability: int, **softmax: float) -> AotCase:
+def decode_case(
+    heads: int, kv_heads: int, d: int, rows: int, capability: int, as_bytes: bool = False, **softmax: float
+) -> AotCase:
     group = heads // kv_heads
     return attention_case(
-        f"decode_attention {heads}/{kv_heads} heads of {d}{', parts' * (rows > 1)}",
+        f"decode_attention {heads}/{kv_heads} heads of {d}{', parts' * (rows > 1)}{', bytes' * as_bytes}",
         decode_attention.decode_attention_kernel,
         reading_tiles(group, d, torch.bfloat16, capability),
         {
-            "*bf16": f"q k_pool v_pool sinks out {'' if rows > 1 else 'partial lse arrived'}",
+            "*bf16": f"{tensors_of('q k_pool v_pool sinks out', as_bytes)} {'' if rows > 1 else 'partial lse arrived'}",
+            "*u8": "k_pool v_pool" if as_bytes else "",
             "*fp32": "partial lse" if rows > 1 else "",
             "*i32": "arrived" if rows > 1 else "",
             "*i64": "rows bases tails lens",
@@ -97,18 +105,27 @@ def decode_case(heads: int, kv_heads: int, d: int, rows: int, capability: int, *
 
 
 def verify_case(
-    num_nodes: int, rows: int, capability: int, wide: bool = False, group: int = 4, d: int = 128, **softmax: float
+    num_nodes: int,
+    rows: int,
+    capability: int,
+    wide: bool = False,
+    group: int = 4,
+    d: int = 128,
+    as_bytes: bool = False,
+    **softmax: float,
 ) -> AotCase:
     dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
-    tensors, parts = "q k v k_pool v_pool sinks out", "partial lse"  # parts are summed in float32
+    tensors = tensors_of("q k v k_pool v_pool sinks out", as_bytes)
+    parts = "partial lse"  # they are summed in float32
     floats = {pointer: tensors, "*fp32": parts} if not wide else {pointer: f"{tensors} {parts}"}
     floats = floats | {"*i32": "arrived"} if rows > 1 else {pointer: f"{tensors} {parts} arrived"}
     return attention_case(
-        f"verify_attention {8 * group}/8 heads of {d}, {num_nodes} nodes{', parts' * (rows > 1)}",
+        f"verify_attention {8 * group}/8 heads of {d}, {num_nodes} nodes{', parts' * (rows > 1)}{', bytes' * as_bytes}",
         verify_attention.verify_attention_kernel,
         reading_tiles(num_nodes * group, d, dtype, capability, group),
         {
             **floats,
+            "*u8": "k v k_pool v_pool" if as_bytes else "",
             "*i64": "rows prefix_lens ancestor_bits",
             "i32": f"{STRIDES} table_stride num_rows num_nodes least most",
         },
@@ -124,15 +141,22 @@ def verify_case(
 
 
 def extend_case(
-    new_len: int, capability: int, wide: bool = False, group: int = 4, d: int = 128, **softmax: float
+    new_len: int,
+    capability: int,
+    wide: bool = False,
+    group: int = 4,
+    d: int = 128,
+    as_bytes: bool = False,
+    **softmax: float,
 ) -> AotCase:
     dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
     return attention_case(
-        f"extend_attention {8 * group}/8 heads of {d}, {new_len} tokens",
+        f"extend_attention {8 * group}/8 heads of {d}, {new_len} tokens{', bytes' * as_bytes}",
         extend_attention.extend_attention_kernel,
         computing_tiles(new_len * group, d, dtype, capability),
         {
-            pointer: "q k v k_pool v_pool sinks out",
+            pointer: tensors_of("q k v k_pool v_pool sinks out", as_bytes),
+            "*u8": "k v k_pool v_pool" if as_bytes else "",
             "*i64": "rows prefix_lens starts",
             "i32": f"{STRIDES} table_stride",
         },
@@ -169,24 +193,38 @@ ATTENTION = [
         extend_case(2048, capability, window=4096, softcap=72.0),
         *(extend_case(new_len, capability, group=group, d=d) for group, d in HEAD_LAYOUTS for new_len in (4, 2048)),
         extend_case(2048, capability, wide=True, group=1, d=256),
+        *(
+            case
+            for group, d in ((4, 128), *HEAD_LAYOUTS)
+            for case in (
+                decode_case(8 * group, 8, d, LISTED_ROWS, capability, as_bytes=True),
+                verify_case(4, LISTED_ROWS, capability, group=group, d=d, as_bytes=True),
+                verify_case(16, LISTED_ROWS, capability, group=group, d=d, as_bytes=True),
+                extend_case(4, capability, group=group, d=d, as_bytes=True),
+                extend_case(2048, capability, group=group, d=d, as_bytes=True),
+            )
+        ),
     )
 ]
 JOIN = [
     AotCase(
         f"join_parts, heads of {d}{kind_of(window, 0.0)}",
         parts.join_parts_kernel,
-        {"*fp32": "partial lse", "*bf16": "out", "*i64": "lens", "i32": "heads num_nodes least most"},
+        {"*fp32": "partial lse", "*bf16": "out", "*i64": "lens", "fp32": "value_factor"}
+        | {"i32": "heads num_nodes least most"},
         parts._join_constants(d, 32 if d > 128 else 64, window),
     )
     for d, window in ((80, 0), (128, 0), (128, 4096), (256, 0))
 ]
 ROPE = [
     AotCase(
-        f"rope_write 32/{kv_heads} heads",
+        f"rope_write 32/{kv_heads} heads{', bytes' * as_bytes}",
         rope_write.rope_write_kernel,
         {
-            "*bf16": "q k v q_out k_out k_pool v_pool",
+            "*bf16": f"q k v q_out {'' if as_bytes else 'k_out v_out k_pool v_pool'}",
+            "*u8": "k_out v_out k_pool v_pool" if as_bytes else "",
             "*fp32": "cos_sin",
+            "fp32": "key_factor value_factor",
             "*i64": "positions slots",
             "i32": f"heads {'kv_heads ' if kv_heads > 1 else ''}{ROPE_STRIDES}",
         },
@@ -200,7 +238,7 @@ ROPE = [
         divisible_by_16=ROPE_STRIDES,
         num_warps=2,
     )
-    for kv_heads in (8, 1)
+    for kv_heads, as_bytes in ((8, False), (1, False), (8, True))
 ]
 GATE = [
     AotCase(

@@ -27,7 +27,7 @@ KERNEL_FILES = {
 
 
 # Device functions only; the kernels that call them are compiled.
-HELPERS = {"words", "flash"}
+HELPERS = {"words", "flash", "e4m3"}
 
 
 def compile_and_check(

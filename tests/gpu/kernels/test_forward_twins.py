@@ -69,7 +69,7 @@ def test_the_rotation_kept_between_layers_follows_the_positions():
     ops, batch, table = TorchOps(), make_batch(7, [0], [2]), rotary_table(16)
     positions, slots = torch.tensor([4, 5]), torch.tensor([1, 2])
     for _ in range(2):
-        q, _ = ops.rope_write(batch.q, batch.k, batch.v, table, positions, slots, batch.kv)
+        q, _, _ = ops.rope_write(batch.q, batch.k, batch.v, table, positions, slots, batch.kv)
         for i in range(2):
             close(q[i], rotate_one(batch.q[i], table, int(positions[i])))
         positions += 7

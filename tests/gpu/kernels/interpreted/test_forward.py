@@ -133,13 +133,14 @@ def test_rope_write(ops: TorchOps, dtype: torch.dtype, heads: int, kv_heads: int
     with checked_memory(
         read_only=[q, k, v, table, positions, slots], sinks=[k_pools[:, 0], v_pools[:, 0]], shuffle=3
     ) as seen:
-        q_out, k_out = ops.rope_write(q, k, v, table, positions, slots, KVTensors(k_pools[1], v_pools[1]))
+        q_out, k_out, v_out = ops.rope_write(q, k, v, table, positions, slots, KVTensors(k_pools[1], v_pools[1]))
     assert seen.launches == (ops is KERNELS)
     for i, (position, slot) in enumerate(zip(positions.tolist(), slots.tolist(), strict=True)):
         close(q_out[i], rotate_one(batch.q[i], table, position))
         close(k_out[i], rotate_one(batch.k[i], table, position))
         if slot:
             assert torch.equal(k_pools[1, slot], k_out[i]) and torch.equal(v_pools[1, slot], batch.v[i])
+    assert v_out is v
     others = [slot for slot in range(k_pools.shape[1]) if slot not in slots]
     assert torch.equal(k_pools[1, others], batch.k_pool[others]) and torch.equal(k_pools[0], batch.k_pool)
     assert torch.equal(v_pools[1, others], batch.v_pool[others]) and torch.equal(v_pools[0], batch.v_pool)
@@ -156,7 +157,7 @@ def test_cells_of_a_wider_row_and_one_rotation_for_all_positions(ops: TorchOps):
     table, positions, slots = unrotated_table(16, 512), torch.tensor([400, 3]), torch.tensor([0, 0])
     assert table.stride(0) == 0
     with checked_memory(read_only=[batch.q, batch.k, batch.v, table], sinks=[cells.keys[0], cells.values[0]]) as seen:
-        q, k = ops.rope_write(batch.q, batch.k, batch.v, table, positions, slots, cells)
+        q, k, _ = ops.rope_write(batch.q, batch.k, batch.v, table, positions, slots, cells)
     assert seen.launches == (ops is KERNELS)
     assert torch.equal(q, batch.q) and torch.equal(k, batch.k)
     view = decode_view(batch, [9, 5])
@@ -355,7 +356,7 @@ def test_an_empty_batch_launches_nothing(ops: TorchOps):
         decoded = ops.decode_attention(batch.q, batch.kv, view)
         verified = ops.verify_attention(*tokens, batch.tree(bits, 0))
         extended = ops.extend_attention(*tokens, batch.chunks(0, 0))
-        q, k = ops.rope_write(batch.q, batch.k, batch.v, rotary_table(16), batch.rows, batch.rows, batch.kv)
+        q, k, _ = ops.rope_write(batch.q, batch.k, batch.v, rotary_table(16), batch.rows, batch.rows, batch.kv)
     assert seen.launches == 0
     assert decoded.shape == verified.shape == extended.shape == q.shape == (0, 4, 16) and k.shape == (0, 2, 16)
 
