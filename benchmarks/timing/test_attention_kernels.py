@@ -115,7 +115,7 @@ def test_decode_attention(benchmark, bandwidth, length):
     queries = DecodeBatch(pools.table, pools.rows, pools.lens, pools.lens, pools.lens, length)
     calls = [lambda i=i: decode_attention_triton(q, pools.kv(i), queries) for i in range(pools.count)]
     seconds = benchmark.pedantic(seconds_per_call, args=(calls,), rounds=1)
-    num_bytes = decode_attention_bytes([length], HEADS, KV_HEADS, HEAD_DIM, ITEM)
+    num_bytes = decode_attention_bytes([length], HEADS, KV_HEADS, HEAD_DIM, ITEM, ITEM)
     note(benchmark, f"decode attention, {length} tokens", num_bytes, seconds, bandwidth)
 
 
@@ -128,7 +128,7 @@ def test_verify_attention(benchmark, bandwidth, length, num_nodes):
     nodes = VerifyBatch(pools.table, pools.rows, pools.lens, length, tree_bits(num_nodes))
     calls = [lambda i=i: verify_attention_triton(q, k, v, pools.kv(i), nodes) for i in range(pools.count)]
     seconds = benchmark.pedantic(seconds_per_call, args=(calls,), rounds=1)
-    num_bytes = verify_attention_bytes([length], num_nodes, HEADS, KV_HEADS, HEAD_DIM, ITEM)
+    num_bytes = verify_attention_bytes([length], num_nodes, HEADS, KV_HEADS, HEAD_DIM, ITEM, ITEM)
     note(benchmark, f"verify attention, {num_nodes} nodes, {length} tokens", num_bytes, seconds, bandwidth)
 
 

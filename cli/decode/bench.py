@@ -18,6 +18,7 @@ from .options import (
     AsJson,
     Device,
     Dtype,
+    KvDtype,
     Nodes,
     Overlap,
     PageSize,
@@ -206,6 +207,7 @@ Estimate = Annotated[str | None, output_option("--estimate",
 @problems_name_options
 def bench(
     model: Model = None, random_weights: RandomWeights = None, draft: Draft = None, dtype: Dtype = "auto", quantized: Quantized = "auto",
+    kv_dtype: KvDtype = "auto",
     algorithm: Algorithm = "auto", steps: Steps = None, topk: Topk = 1, num_draft_tokens: Nodes = None,
     acceptance: Acceptance = None, batch_sizes: BatchSizes = "1,8,32", context_lengths: ContextLengths = "128,1024",
     output_tokens: OutputTokens = 128, prompts: Prompts = 4, repeat: Repeat = 3, processes: Processes = 1,
@@ -249,8 +251,8 @@ def bench(
         model=model, random_weights=random_weights, draft=draft, algorithm=algorithm, steps=steps, topk=topk,
         num_draft_tokens=tree_nodes(num_draft_tokens), batch_sizes=batch_sizes, context_lengths=context_lengths,
         output_tokens=output_tokens, acceptance=acceptance, overlap=overlap, graphs=graphs, device=device,
-        dtype=dtype, quantized=quantized, threads=threads, page_size=page_size, prompts=prompts, repeat=repeat, seed=seed,
-        tensor_parallel=tensor_parallel,
+        dtype=dtype, quantized=quantized, kv_dtype=kv_dtype, threads=threads, page_size=page_size, prompts=prompts,
+        repeat=repeat, seed=seed, tensor_parallel=tensor_parallel,
     )  # fmt: skip
     if estimate is not None:
         _estimate(estimate, options, processes, as_json)

@@ -95,6 +95,9 @@ ContextLen = Annotated[int | None, engine_option("--context-len",
     "maximum.")]
 KvTokens = Annotated[int | None, engine_option("--kv-tokens",
     "KV slots of the pool. Default: as many as the running requests need.")]
+KvDtype = Annotated[str, engine_option("--kv-dtype",
+    "Numbers that keys and values are kept in: fp8 (E4M3, with the checkpoint's scales), auto (those of --dtype).",
+    "auto|fp8")]
 WindowKv = Annotated[str, engine_option("--window-kv",
     "KV of layers with sliding windows: paged (as that of other layers), ring (what a window sees and no more; no "
     "request takes a prefix from another).", "paged|ring")]
@@ -112,7 +115,7 @@ def _session_options(
     draft: Draft = None, algorithm: Algorithm = "auto", steps: Steps = None, topk: Topk = 1, num_draft_tokens: Nodes = None,
     adaptive: Adaptive = None, policy: Policy = None, device: Device = "auto", threads: Threads = None, dtype: Dtype = "auto",
     quantized: Quantized = "auto", overlap: Overlap = None, page_size: PageSize = 1, max_running: MaxRunning = 32,
-    context_len: ContextLen = None, kv_tokens: KvTokens = None, window_kv: WindowKv = "paged",
+    context_len: ContextLen = None, kv_dtype: KvDtype = "auto", kv_tokens: KvTokens = None, window_kv: WindowKv = "paged",
     tensor_parallel: TensorParallel = 1, debug: Debug = False,
 ) -> None:  # fmt: skip
     """Declare the options of a session that commands have in common, with the names of `SessionOptions`."""

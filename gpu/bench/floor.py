@@ -57,7 +57,7 @@ def round_bytes(
         of_draft = tuple((window, steps * size) for window, size in decoder_kv_bytes(draft))
         states += steps * state_bytes(draft)
         return RoundBytes(weights + steps * decoder_pass_bytes(draft, verified_tokens), kv + of_draft, states)
-    slot = bytes_per_slot(draft.kv_shapes, target.dtype)
+    slot = bytes_per_slot(draft.kv_shapes, target.kv_dtype)
     if isinstance(draft, MultiLayerEagle):
         # All heads run once, in the catch-up; each brings its own layer of the pool.
         return RoundBytes(weights + head_pass_bytes(draft, target), (*kv, (0, slot)), states)
@@ -76,7 +76,7 @@ def decoder_kv_bytes(model: Decoder) -> tuple[tuple[int, int], ...]:
     they see all tokens."""
     read = [0, 0]
     for layer, shape in enumerate(model.kv_shapes):
-        read[layer in model.config.windowed_layers] += shape.elements * model.dtype.itemsize
+        read[layer in model.config.windowed_layers] += shape.elements * model.kv_dtype.itemsize
     return (0, read[0]), (model.config.window, read[1])
 
 

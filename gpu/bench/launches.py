@@ -65,7 +65,9 @@ def count_launches(plan: BenchPlan, arm: ArmPlan, context_len: int, traits: Devi
     them. Raises ForedraftError for rounds without a graph, and without Triton.
     """
     ops: Any = TritonOps()
-    target, draft = meta_models(plan.target, plan.draft if arm.steps else None, plan.dtype, ops, plan.part)
+    target, draft = meta_models(
+        plan.target, plan.draft if arm.steps else None, plan.dtype, ops, plan.part, plan.kv_dtype
+    )
     engine = arm.spec.make_engine(lambda event: None)
     executor = build_executor(engine, target, draft, ops, graph_sizes=arm.spec.graph_sizes, graph_outputs=False)
     batch_size = arm.spec.config.max_running
@@ -179,7 +181,7 @@ class _Recorder(TorchDispatchMode):
         q, pool = arguments["q"], arguments["k_pool"]
         _, heads, d = q.shape
         length = min(self._context_len, arguments["WINDOW"] or self._context_len)
-        shape = (heads, pool.shape[1], d, q.dtype.itemsize)
+        shape = (heads, pool.shape[1], d, q.dtype.itemsize, pool.dtype.itemsize)
         parts = self._moved([arguments["partial"], arguments["lse"]]) if arguments["JOIN"] else 0
         if name == "decode_attention_kernel":
             return parts + decode_attention_bytes([length] * len(q), *shape)

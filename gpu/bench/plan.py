@@ -19,7 +19,7 @@ from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
 from ..parallel.divided import check_shards, sharded
 from ..parallel.shards import Shard, rank_devices
 from ..session.hub import local_checkpoint
-from ..session.memory import NotEnoughMemory, bytes_per_token, checkpoint_bytes, free_bytes, heads_of
+from ..session.memory import NotEnoughMemory, bytes_per_token, checkpoint_bytes, free_bytes, heads_of, kv_dtype_of
 from ..session.plan import (
     ARGUMENTS,
     AUTO,
@@ -72,6 +72,7 @@ class BenchOptions:
     device: str = AUTO
     dtype: str = AUTO
     quantized: str = AUTO  # as in a session
+    kv_dtype: str = AUTO  # as in a session
     threads: int | None = None
     page_size: int = 1
     tensor_parallel: int = 1
@@ -128,6 +129,10 @@ class BenchPlan:
     weight_bytes: int
 
     @property
+    def kv_dtype(self) -> torch.dtype:
+        return kv_dtype_of(self.options.kv_dtype, self.dtype)
+
+    @property
     def part(self) -> Shard:
         """The part of the model whose sizes count: rank 0's."""
         return Shard(0, self.options.tensor_parallel)
@@ -178,6 +183,7 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False, on_meta: 
         prefix_cache=False,
         dtype=options.dtype,
         quantized=options.quantized,
+        kv_dtype=options.kv_dtype,
         device=options.device,
         threads=options.threads,
         seed=options.seed,
@@ -397,7 +403,7 @@ def _arm(plan: BenchPlan, spec: EngineSpec, length: int) -> ArmPlan:
     pages_of_row = ceil_to_page(spec.resolve_sizes().row_width, page_size) // page_size
     num_pages = spec.config.max_running * (pages_of_row + 1)
     draft = plan.draft if spec.max_steps else None
-    slot_bytes = bytes_per_token(sharded(plan.target, plan.part), draft, spec.make_algorithm(), plan.dtype)
+    slot_bytes = bytes_per_token(sharded(plan.target, plan.part), draft, spec.make_algorithm(), plan.kv_dtype)
     return ArmPlan(spec.with_config(num_pages=num_pages), (num_pages + 1) * page_size * slot_bytes)
 
 

@@ -178,10 +178,20 @@ class Bench:
     def _load(self) -> tuple[Decoder, DraftModel | None]:
         plan, options = self.plan, self.plan.options
         if options.model is None:
-            target = random_weights(plan.target, self._ops, plan.device, plan.dtype, options.seed, self._shard)
+            target = random_weights(
+                plan.target, self._ops, plan.device, plan.dtype, options.seed, self._shard, plan.kv_dtype
+            )
             return target, None if plan.draft is None else random_draft(plan.draft, target, options.seed + 1)
         kept = keeps_quantized(options, plan.target, plan.device)
-        target = load_target(options.model, self._ops, plan.device, plan.dtype, shard=self._shard, keep_quantized=kept)
+        target = load_target(
+            options.model,
+            self._ops,
+            plan.device,
+            plan.dtype,
+            shard=self._shard,
+            keep_quantized=kept,
+            kv_dtype=plan.kv_dtype,
+        )
         if options.draft is None:
             return target, None
         return target, load_draft(options.draft, plan.algorithm.draft_form, target, network_of(plan.algorithm))

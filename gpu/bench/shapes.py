@@ -107,7 +107,7 @@ def random_draft(config: ModelConfig | HeadConfig, target: Decoder, seed: int) -
         output = target.output_embedding if draft.lm_head_weight is None else draft.lm_head_weight
     else:
         config = over_positions(config, target.config.max_position_embeddings)
-        draft = random_weights(config, target.ops, target.device, target.dtype, seed)
+        draft = random_weights(config, target.ops, target.device, target.dtype, seed, kv_dtype=target.kv_dtype)
         output = draft.output_embedding
     with torch.no_grad():
         # What comes out of a norm has entries of about 1, so a logit deviates as the weight's rows are long.
@@ -122,10 +122,11 @@ def meta_models(
     dtype: torch.dtype,
     ops: Ops | None = None,
     shard: Shard = WHOLE,
+    kv_dtype: torch.dtype | None = None,
 ) -> tuple[Decoder, Decoder | DraftHead | None]:
     """Return the models without memory behind them, to know their sizes, or with `ops` what they launch; of the target
     the part `shard`."""
-    model = Decoder(target, ops, "meta", dtype, shard)
+    model = Decoder(target, ops, "meta", dtype, shard, kv_dtype)
     if not isinstance(draft, HeadConfig):
         return model, None if draft is None else Decoder(draft, ops, "meta", dtype)
     head = new_head(draft, model)

@@ -182,7 +182,7 @@ class BranchDraft(Draft):
         ids, probabilities = relayed["topk_ids"][:, :topk], relayed["topk_probabilities"][:, :topk]
         hidden = relayed.get("hidden_states")
         if hidden is not None:
-            hidden = hidden.to(self._pool.keys.dtype)
+            hidden = hidden.to(self._network.dtype)
         if topk == 1:
             return self._chain(batch, ids, hidden)
         return self._tree(batch, ids, probabilities, hidden)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from ..models.attention import Attention
@@ -22,6 +23,7 @@ class DraftNetwork(ABC):
 
     def __init__(self, model: Decoder | DraftHead) -> None:
         self._model = model
+        self.dtype: torch.dtype = model.dtype
 
     def prepare(self, captured: Tensor) -> Tensor:
         """Map the target's hidden states [n, C] to the network's second input beside a token, [n, H]."""

@@ -114,7 +114,7 @@ def pool_for(
     """Return the pool of a model, with a state for each of `num_rows` rows if it has recurrent layers."""
     shapes = model.state_shapes if isinstance(model, Decoder) else ()
     states = StatePool(shapes, num_rows, target.dtype, target.device, debug) if shapes else None
-    return KVPool(model.kv_shapes, num_slots, target.dtype, target.device, states, rings)
+    return KVPool(model.kv_shapes, num_slots, target.kv_dtype, target.device, states, rings, model.kv_scales)
 
 
 def required(draft_model: DraftModel | None, algorithm: str) -> DraftModel:

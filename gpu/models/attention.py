@@ -10,6 +10,9 @@ from torch import Tensor
 
 from ..ops.delta_rule import Inputs, StateShape
 
+E4M3 = torch.float8_e4m3fn
+"""The 8-bit numbers that a pool may keep keys and values in."""
+
 
 class KVScales(NamedTuple):
     """What a layer's keys and values are divided by before a pool of 8-bit numbers keeps them."""

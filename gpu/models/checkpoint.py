@@ -21,12 +21,14 @@ from ...core.algorithm.host_drafts import PluginError
 from ...core.errors import ForedraftError, Problem
 from ..ops.port import Ops
 from ..parallel.shards import WHOLE, Cut, Shard, cut_of
+from .attention import E4M3
 from .config import ModelConfig
 from .decoder import Decoder
 from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle, PredictionLayer, unprefixed
 from .head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from .mlps import ExpertMlp
 from .stored.coded import CodedWeight, stacked
+from .stored.kv_scales import read_kv_scales
 from .stored.quantized import AnyTensor, PackedTensor, read_tensor, read_unpacked, unpacked
 from .stored.tensor_files import FLOAT_DTYPES, CheckpointError, StoredTensor, list_tensors, read_tensors, write_tensors
 from .weights import NamedWeight, allocate, initialize, products_of
@@ -51,6 +53,7 @@ def load_target(
     context_len: int | None = None,
     shard: Shard = WHOLE,
     keep_quantized: bool = False,
+    kv_dtype: torch.dtype | None = None,
 ) -> Decoder:
     """Return the model in `directory`, in the checkpoint's dtype if `dtype` is None. Raises ConfigError,
     CheckpointError.
@@ -58,14 +61,16 @@ def load_target(
     `min_positions` are those of the target that a draft is loaded for; see `over_positions`. `context_len`: of the
     longest text, if that is known; see `ModelConfig.within`. `shard`: the part of the model to be loaded.
     `keep_quantized`: products take quantized matrices as they are stored, where their form allows it; if not, all
-    weights are unpacked into `dtype`, as those of a part always are.
+    weights are unpacked into `dtype`, as those of a part always are. `kv_dtype`: of the numbers that KV is kept in, for
+    E4M3 divided by the scales of the checkpoint; None: `dtype`.
     """
     config = over_positions(ModelConfig.from_directory(directory), min_positions)
     config = config if context_len is None else config.within(context_len)
     left_out = (None, "lm_head.weight") if config.tied_embeddings else (None,)
+    files = list_tensors(directory)
     stored: Mapping[str, AnyTensor] = {
         name: tensor
-        for name, tensor in list_tensors(directory).items()
+        for name, tensor in files.items()
         if not _is_ignorable(name) and language_model_name(name) not in left_out and not _is_behind(name, config)
     }
     if config.quantization is not None:
@@ -74,7 +79,10 @@ def load_target(
     _follow(whole, stored)
     _check(directory, whole, {language_model_name(name): t for name, t in stored.items()})
     keeps = keep_quantized and config.quantization is not None and shard.is_whole
-    decoder = Decoder(replace(config, keeps_quantized=keeps), ops, device, dtype or config.dtype, shard)
+    decoder = Decoder(replace(config, keeps_quantized=keeps), ops, device, dtype or config.dtype, shard, kv_dtype)
+    if decoder.kv_dtype is E4M3:
+        of_model = {own: tensor for name, tensor in files.items() if (own := language_model_name(name)) is not None}
+        decoder.kv_scales = read_kv_scales(of_model, config.attention_layers, config.latent is not None)
     _follow(decoder, stored)
     if keeps:
         stored = _keep(decoder, stored)
@@ -102,7 +110,8 @@ def load_draft(
     without a model.
     """
     if algorithm == STANDALONE:
-        return load_target(directory, target.ops, target.device, target.dtype, target.config.max_position_embeddings)
+        positions = target.config.max_position_embeddings
+        return load_target(directory, target.ops, target.device, target.dtype, positions, kv_dtype=target.kv_dtype)
     if algorithm not in HEADS:
         known = ", ".join((STANDALONE, *HEADS))
         raise ForedraftError(f"{algorithm} has no draft checkpoint; those that have: {known}")
@@ -133,9 +142,10 @@ def random_weights(
     dtype: torch.dtype,
     seed: int = 0,
     shard: Shard = WHOLE,
+    kv_dtype: torch.dtype | None = None,
 ) -> Decoder:
     """Return a model of this shape with random weights, for timing. All its shards have the same numbers."""
-    decoder = Decoder(config, ops, device, dtype, shard)
+    decoder = Decoder(config, ops, device, dtype, shard, kv_dtype)
     initialize(decoder, seed)
     return decoder
 

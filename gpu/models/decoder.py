@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..ops.port import NO_CAPTURE, Capture, Ops
 from ..parallel.divided import sharded
 from ..parallel.shards import WHOLE, Shard
-from .attention import Attention
+from .attention import Attention, KVScales
 from .config import ModelConfig
 from .layer import Layer
 from .mixers import norm_dtype, rotations_of
@@ -35,6 +35,8 @@ class Decoder(nn.Module):
 
     `ops` may be None on the device "meta", for a model that is only asked for its names and shapes. `shard`: the part
     of the model that this is; `config`, the vocabulary and all that goes in and out stay those of the whole.
+    `kv_dtype`: of the numbers that its KV is kept in (None: `dtype`), in 8 bits divided by the `kv_scales` of each
+    attention layer (empty: all 1).
     """
 
     def __init__(
@@ -44,9 +46,12 @@ class Decoder(nn.Module):
         device: torch.device | str,
         dtype: torch.dtype,
         shard: Shard = WHOLE,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.config, self.ops = config, ops
+        self.kv_dtype: torch.dtype = kv_dtype or dtype
+        self.kv_scales: Sequence[KVScales] = ()
         self.shard: Shard = shard
         config = sharded(config, shard)
         self.device, self.dtype = torch.device(device), dtype

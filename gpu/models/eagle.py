@@ -13,13 +13,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from .attention import Attention
+from .attention import Attention, KVScales
 from .decoder import Decoder, wide
 from .head_config import HeadConfig
 from .layer import Layer
@@ -52,6 +52,7 @@ class DraftHead(nn.Module, ABC):
         # The layers of the draft KV pool, and the vocabulary of the draft.
         self.num_layers = model.num_layers
         self.kv_shapes = model.kv_shapes
+        self.kv_scales: Sequence[KVScales] = ()
         self.hidden_size, self.vocab_size = model.hidden_size, config.draft_vocab_size
         if not own_embeddings:
             assert model.hidden_size == target.hidden_size, "the target's embeddings have another width"

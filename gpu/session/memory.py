@@ -36,6 +36,10 @@ SHAPING_BYTES = 8
 """Of each token of the vocabulary, for each row: its count and its bias (`gpu.ops.port.LogitTables`)."""
 
 
+FP8 = "fp8"
+"""How options and scenarios name `E4M3`."""
+
+
 class NotEnoughMemory(ForedraftError):
     """The device cannot hold the weights and the KV of one request. The message says how much each of them needs."""
 
@@ -67,22 +71,31 @@ def checkpoint_bytes(
     return unpacked + num_bytes
 
 
+def kv_dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the numbers in which a model of `dtype` keeps keys and values; `name`: FP8, or "auto" for its
+    own."""
+    from ..models.attention import E4M3
+
+    return E4M3 if name == FP8 else dtype
+
+
 def bytes_per_token(
     target: ModelConfig,
     draft: ModelConfig | HeadConfig | None,
     algorithm: SpecAlgorithm,
-    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     rings: Rings | None = None,
 ) -> int:
-    """Return the bytes of a token in the page pools of target and draft; layers in `rings` have none there."""
+    """Return the bytes of a token in the page pools of target and draft, whose numbers are of `kv_dtype`; layers in
+    `rings` have none there."""
     from ..batch.pools import bytes_per_slot
 
     ringed = () if rings is None else rings.layers
-    total = bytes_per_slot([shape for i, shape in enumerate(target.kv_shapes) if i not in ringed], dtype)
+    total = bytes_per_slot([shape for i, shape in enumerate(target.kv_shapes) if i not in ringed], kv_dtype)
     if algorithm.draft_kv is DraftKV.NONE:
         return total
     shape = draft if algorithm.drafter is Drafter.MODEL else draft.model
-    return total + bytes_per_slot(shape.kv_shapes * (heads_of(draft, algorithm) or 1), dtype)
+    return total + bytes_per_slot(shape.kv_shapes * (heads_of(draft, algorithm) or 1), kv_dtype)
 
 
 def kept_bytes(
@@ -90,13 +103,15 @@ def kept_bytes(
     draft: ModelConfig | HeadConfig | None,
     spec: EngineSpec,
     dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     rings: Rings | None = None,
 ) -> dict[str, int]:
-    """Return the bytes of what running requests keep whatever their length, by its name."""
+    """Return the bytes of what running requests keep whatever their length, by its name: states of `dtype`, KV of
+    `kv_dtype`."""
     from ..batch.pools import bytes_per_slot
 
     windows = [] if rings is None else [target.kv_shapes[layer] for layer in rings.layers]
-    of_rings = 0 if rings is None else rings.num_slots * bytes_per_slot(windows, dtype)
+    of_rings = 0 if rings is None else rings.num_slots * bytes_per_slot(windows, kv_dtype)
     return {"recurrent states": state_bytes(target, draft, spec, dtype), "windows": of_rings}
 
 

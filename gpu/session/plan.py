@@ -16,7 +16,18 @@ from ...core.tree.build import MAX_TREE_NODES
 from ...observe.input_files import read_text
 from ..parallel.divided import check_shards, sharded
 from ..parallel.shards import WHOLE, Shard, rank_devices
-from .memory import bytes_per_token, checkpoint_bytes, has_states, heads_of, kept_bytes, size_pool, working_bytes
+from .memory import (
+    FP8,
+    bytes_per_token,
+    checkpoint_bytes,
+    has_states,
+    heads_of,
+    kept_bytes,
+    kv_dtype_of,
+    size_pool,
+    working_bytes,
+)
+from .text import check_same_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +65,7 @@ class SessionOptions:
     chunk_size: int = 2048
     prefix_cache: bool = True
     window_kv: str = PAGED  # the KV of layers with sliding windows; RING: of each running request what a window sees
+    kv_dtype: str = AUTO  # of the numbers that KV is kept in: AUTO (the dtype), or FP8 (E4M3)
     kv_tokens: int | None = None  # size of the KV pool; default: what running requests need, if memory suffices
     memory_fraction: float = 0.85  # of the device's free memory, weights included
     # AUTO: the checkpoint's; on a CPU float32 for 16 bits, unless it has native bfloat16 and the model is large
@@ -84,6 +96,10 @@ class SessionPlan:
     weight_bytes: int  # of one rank, as all that follows
     kv_bytes: int
     shard: Shard = WHOLE  # of the rank that carries the plan out
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        return kv_dtype_of(self.options.kv_dtype, self.dtype)
 
     @property
     def sizes(self) -> EngineSizes:
@@ -133,6 +149,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     draft = draft_config(options, algorithm, target)
     check_kernels(target, device, str(options.model))
     dtype = resolve_dtype(options.dtype, target, device)
+    kv_dtype = kv_dtype_of(options.kv_dtype, dtype)
     spec = resolve_spec(
         EngineConfig(
             num_pages=UNSIZED_POOL,
@@ -166,7 +183,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     if options.window_kv == RING and (rings := Rings.of(own, spec.config, spec.resolve_sizes())) is None:
         message = f"{RING}: the model has no windowed layers beside others"
         raise ConfigError.of(str(options.model), "window_kv", message)
-    slot_bytes = bytes_per_token(own, draft, algorithm, dtype, rings)
+    slot_bytes = bytes_per_token(own, draft, algorithm, kv_dtype, rings)
     num_pages, kv_bytes = size_pool(
         options.kv_tokens,
         options.memory_fraction / (num_ranks if device == "cpu" else 1),  # a CPU's ranks share its memory
@@ -175,7 +192,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
         spec,
         weight_bytes,
         working,
-        kept_bytes(own, draft, spec, dtype, rings),
+        kept_bytes(own, draft, spec, dtype, kv_dtype, rings),
     )
     spec = spec.with_config(num_pages=num_pages)
     spec.resolve_sizes()  # refuses a pool that is too small for any request
@@ -214,15 +231,11 @@ def check_steps(spec: EngineSpec, key: str = "steps") -> None:
 
 def check_choices(options: SessionOptions) -> None:
     problems = []
-    if options.policy is not None and options.policy not in POLICIES:
-        hint = nearest(options.policy, POLICIES)
-        problems.append(Problem("policy", f"{options.policy!r} is none of {', '.join(POLICIES)}{hint}"))
-    if options.quantized not in (known := (AUTO, KEEP, UNPACK)):
-        hint = nearest(options.quantized, known)
-        problems.append(Problem("quantized", f"{options.quantized!r} is none of {', '.join(known)}{hint}"))
-    if options.window_kv not in (PAGED, RING):
-        hint = nearest(options.window_kv, (PAGED, RING))
-        problems.append(Problem("window_kv", f"{options.window_kv!r} is none of {PAGED}, {RING}{hint}"))
+    choices = {"quantized": (AUTO, KEEP, UNPACK), "window_kv": (PAGED, RING), "kv_dtype": (AUTO, FP8)}
+    for name, known in {"policy": POLICIES, **choices}.items():
+        value = getattr(options, name)
+        if value is not None and value not in known:
+            problems.append(Problem(name, f"{value!r} is none of {', '.join(known)}{nearest(value, known)}"))
     if options.quantized == KEEP and options.tensor_parallel > 1:
         problems.append(
             Problem("quantized", "ranks unpack their parts of quantized matrices: choose unpack, or one rank")
@@ -319,20 +332,6 @@ def draft_config(
     if draft.vocab_size != target.vocab_size:
         check_same_tokens(options.model, options.draft, target.vocab_size, draft.vocab_size)
     return draft
-
-
-def check_same_tokens(model: Path, draft: Path, model_vocab: int, draft_vocab: int) -> None:
-    """Raise ConfigError unless a target and a draft with vocabularies of two sizes have one tokenizer. Then the sizes
-    differ by padding, or by tokens that were added to one of them, and the draft's network masks what only one has."""
-    from .text import Tokenizer
-
-    try:
-        difference = Tokenizer.load(model).difference(Tokenizer.load(draft))
-    except ConfigError as error:
-        difference = f"their tokenizers cannot be compared: {error}"
-    if difference:
-        sizes = f"the vocabularies must match: the target has {model_vocab} tokens, the draft {draft_vocab}"
-        raise ConfigError.of(str(draft), "vocab_size", f"{sizes}, and {difference}")
 
 
 def check_algorithm(

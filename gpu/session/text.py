@@ -158,6 +158,18 @@ class Tokenizer:
         return self.encode(self.render_chat(messages), add_special_tokens=False)
 
 
+def check_same_tokens(model: Path, draft: Path, model_vocab: int, draft_vocab: int) -> None:
+    """Raise ConfigError unless a target and a draft with vocabularies of two sizes have one tokenizer. Then the sizes
+    differ by padding, or by tokens that were added to one of them, and the draft's network masks what only one has."""
+    try:
+        difference = Tokenizer.load(model).difference(Tokenizer.load(draft))
+    except ConfigError as error:
+        difference = f"their tokenizers cannot be compared: {error}"
+    if difference:
+        sizes = f"the vocabularies must match: the target has {model_vocab} tokens, the draft {draft_vocab}"
+        raise ConfigError.of(str(draft), "vocab_size", f"{sizes}, and {difference}")
+
+
 class TokenDecoder(TextDecoder, Protocol):
     """What `StreamDecoder` needs of a tokenizer."""
 

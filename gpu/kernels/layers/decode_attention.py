@@ -9,7 +9,7 @@ from ...models.attention import PLAIN, Softmax
 from ...ops.port import DecodeBatch, KVTensors
 from ..jit import jit, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
-from .e4m3 import as_bytes
+from .e4m3 import as_bytes, factors_of
 from .flash import (
     LOG2_E,
     Cut,
@@ -182,10 +182,11 @@ def decode_attention_triton(
     kv_heads = k_pool.shape[1]
     group = heads // kv_heads
     device = device_of(q.device)
-    size = reading_tiles(group, d, q.dtype, device.capability)
+    size = reading_tiles(group, d, q.dtype, device.capability, has_bytes=k_pool.dtype is torch.uint8)
     if cut is None:
         read = min(softmax.window or batch.max_len, batch.max_len)
         cut = Cut.choose(batch.planned_queries or m, m, read, kv_heads, size, heads * d * 4, device.processors)
+    scale, value_factor = factors_of(softmax, q, k_pool)
     result = CutOutput.of(q, cut, size, m * kv_heads)
     if not m:
         return result.out
@@ -207,8 +208,8 @@ def decode_attention_triton(
         *k_pool.stride()[:2],
         *v_pool.stride()[:2],
         batch.table.stride(0),
-        softmax.scale_of(q) * LOG2_E,
-        softmax.value_factor,
+        scale * LOG2_E,
+        value_factor,
         m,
         cut.least,
         cut.most,
@@ -220,10 +221,12 @@ def decode_attention_triton(
         JOIN=result.joins,
         **size.options(),
     )
-    return result.join(batch.lens, 1, softmax, size.block_n)
+    return result.join(batch.lens, 1, softmax.window, size.block_n, value_factor)
 
 
-def decode_attention_bytes(lens: list[int], num_heads: int, num_kv_heads: int, d: int, itemsize: int) -> int:
+def decode_attention_bytes(
+    lens: list[int], num_heads: int, num_kv_heads: int, d: int, itemsize: int, kv_itemsize: int
+) -> int:
     """Return bytes that must move: each query's keys and values once (4 bytes of table per key), q
     in, the result out."""
-    return sum(lens) * (2 * num_kv_heads * d * itemsize + 4) + len(lens) * 2 * num_heads * d * itemsize
+    return sum(lens) * (2 * num_kv_heads * d * kv_itemsize + 4) + len(lens) * 2 * num_heads * d * itemsize

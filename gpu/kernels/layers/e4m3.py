@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...models.attention import E4M3, Softmax
 from ..jit import jit, tl
 
-E4M3 = torch.float8_e4m3fn
 E4M3_MAX = 448.0
 
 
@@ -20,6 +20,13 @@ def to_e4m3(x: Tensor, scale: float) -> Tensor:
     """Return the numbers nearest to x / scale, ties to even; ±448 for what lies beyond, and NaN for NaN."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * (1.0 / scale)).clamp(-E4M3_MAX, E4M3_MAX).to(E4M3)
+
+
+def factors_of(softmax: Softmax, q: Tensor, k: Tensor) -> tuple[float, float]:
+    """Return the factors of products and of weighted sums for queries q and keys k as kernels take them, whose values
+    are 1/256 of what bytes stand for."""
+    factor = 256.0 if k.dtype is torch.uint8 else 1.0
+    return softmax.scale_of(q) * factor, softmax.value_factor * factor
 
 
 def as_bytes(*tensors: Tensor) -> list[Tensor]:
@@ -30,11 +37,11 @@ def as_bytes(*tensors: Tensor) -> list[Tensor]:
 
 @jit
 def from_e4m3_bytes(code):
-    """Return the values of bytes, float32; of NaN 480."""
-    # The bits of an 8-bit float are those of a 16-bit one whose exponent is less by 8.
-    code = code.to(tl.int32)
-    half = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
-    return half.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    """Return the values of bytes divided by 256, float16: the bits of an 8-bit float are those of a 16-bit one whose
+    exponent is less by 8."""
+    half = ((code.to(tl.int16) << 8) >> 1) & -0x4080  # shifted to the right the sign stands there twice
+    half = tl.where((half & 0x3F80) == 0x3F80, 0x7E00, half).to(tl.int16)  # NaN
+    return half.to(tl.float16, bitcast=True)
 
 
 @jit

@@ -12,7 +12,7 @@ from ...models.attention import PLAIN, Softmax
 from ...ops.port import ExtendBatch, KVTensors
 from ..jit import cdiv, jit, tl
 from ..padded import bias_of, counting, gather, prefix_slots, window_slots
-from .e4m3 import as_bytes
+from .e4m3 import as_bytes, factors_of
 from .flash import LOG2_E, attend_keys, begin_softmax, computing_tiles, device_of, softmax_constants
 from .parts import store_tile
 
@@ -247,7 +247,9 @@ def extend_attention_triton(
     if not n or not bs or not max_new_len:
         return out
     assert k_pool.stride() == v_pool.stride(), "the pools of keys and values are laid out alike"
-    size = computing_tiles(max_new_len * group, d, q.dtype, device_of(q.device).capability)
+    scale, value_factor = factors_of(softmax, q, k_pool)
+    capability, has_bytes = device_of(q.device).capability, k_pool.dtype is torch.uint8
+    size = computing_tiles(max_new_len * group, d, q.dtype, capability, has_bytes)
     extend_attention_kernel[(cdiv(max_new_len * group, size.block_m), kv_heads, bs)](
         q,
         k,
@@ -265,8 +267,8 @@ def extend_attention_triton(
         *v.stride()[:2],
         *k_pool.stride()[:2],
         batch.table.stride(0),
-        softmax.scale_of(q) * LOG2_E,
-        softmax.value_factor,
+        scale * LOG2_E,
+        value_factor,
         GROUP=group,
         HEAD_DIM=d,
         **size.constants(),

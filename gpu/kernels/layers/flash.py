@@ -91,17 +91,20 @@ def _block(num_rows: int, d: int, dtype: torch.dtype, max_block_m: int) -> tuple
     return block_m, 16 if wide else 32 if block_d > 128 else 64, block_d, "ieee" if wide else "tf32"
 
 
-def reading_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int, group: int = 1) -> Tiles:
+def reading_tiles(
+    num_rows: int, d: int, dtype: torch.dtype, capability: int, group: int = 1, has_bytes: bool = False
+) -> Tiles:
     """Return the blocks for decode and verify with `group` query heads per key head, which are bound by reading the
-    pool.
+    pool; `has_bytes`: one of bytes.
 
     The pipeline has five stages because a key's address is itself loaded, from the table. With five, two blocks of keys
     are on their way at any time. With three or four there is one, and its latency shows.
     """
-    # Before Hopper a 64-row tile does not fit the registers; in float32, where no tensor core serves, 16 rows are what
-    # fits.
+    # Before Hopper a 64-row tile does not fit the registers; in float32, where no tensor core serves, and beside wide
+    # heads of bytes, 16 rows are what fits.
     wide = dtype.itemsize > 2
-    block_m, *rest = _block(num_rows, d, dtype, max_block_m=16 if wide else 64 if capability >= HOPPER else 32)
+    few_rows = wide or (has_bytes and d > 128 and capability < HOPPER)
+    block_m, *rest = _block(num_rows, d, dtype, max_block_m=16 if few_rows else 64 if capability >= HOPPER else 32)
     # Four warps spill a tile of 32 rows, and one of 64 whose heads are wide, whose rows are divided by no power of two,
     # or behind Hopper.
     is_large = block_m == 64 and (d > 128 or group != next_power_of_2(group) or capability > HOPPER)
@@ -109,14 +112,17 @@ def reading_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int, gr
     return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if wide else 5)
 
 
-def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int) -> Tiles:
-    """Choose blocks for prefill, which is bound by arithmetic: a tall tile reads the keys less often."""
+def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int, has_bytes: bool = False) -> Tiles:
+    """Choose blocks for prefill, which is bound by arithmetic: a tall tile reads the keys less often. `has_bytes`: keys
+    and values are bytes."""
     wide = dtype.itemsize > 2
     tall = capability >= HOPPER and d <= 128 and not wide
-    block_m, *rest = _block(num_rows, d, dtype, max_block_m=128 if tall else 32 if wide else 64)
-    num_warps = 8 if wide or block_m == 128 or (block_m == 64 and not tall) else 4
     # Three stages of wide heads are more shared memory than GPUs before Hopper have.
     few_stages = wide or (d > 128 and capability < HOPPER)
+    few_rows = wide or (has_bytes and few_stages)
+    block_m, *rest = _block(num_rows, d, dtype, max_block_m=128 if tall else 32 if few_rows else 64)
+    # While bytes are converted four warps spill also a tile of 16 rows.
+    num_warps = 8 if few_rows or block_m == 128 or (block_m == 64 and not tall) or (has_bytes and block_m == 16) else 4
     return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if few_stages else 3)
 
 
@@ -154,10 +160,9 @@ class Cut:
 
 @jit
 def as_kept(x, DTYPE: tl.constexpr):
-    """Return keys or values as they are, or of bytes the E4M3 numbers in DTYPE."""
+    """Return keys or values as they are, or of bytes 1/256 of the E4M3 numbers, in DTYPE."""
     if x.dtype == tl.uint8:
-        # A value that is no number must not be taken for one.
-        x = tl.where((x & 0x7F) == 0x7F, float("nan"), from_e4m3_bytes(x)).to(DTYPE)
+        x = from_e4m3_bytes(x).to(DTYPE)
     return x
 
 

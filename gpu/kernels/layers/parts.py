@@ -8,7 +8,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ...models.attention import Softmax
 from ..jit import jit, next_power_of_2, tl
 from .flash import MAX_PARTS, Cut, Tiles, parts_of
 
@@ -175,7 +174,7 @@ class CutOutput:
         arrived = counters(next_power_of_2(num_tiles), q.device)
         return cls(out, partial, lse, arrived, cut, size.block_m <= JOINED_ROWS)
 
-    def join(self, lens: Tensor, num_nodes: int, softmax: Softmax, block_n: int) -> Tensor:
+    def join(self, lens: Tensor, num_nodes: int, window: int, block_n: int, value_factor: float) -> Tensor:
         """Return the joined result, `num_nodes` queries for each of `lens`;
         a second launch if there may be more than one part of tall tiles."""
         if self.cut.most > 1 and not self.joins:
@@ -185,12 +184,12 @@ class CutOutput:
                 self.lse,
                 self.out,
                 lens,
-                softmax.value_factor,
+                value_factor,
                 heads,
                 num_nodes,
                 self.cut.least,
                 self.cut.most,
-                **_join_constants(d, block_n, softmax.window),
+                **_join_constants(d, block_n, window),
                 num_warps=4,
             )
         return self.out

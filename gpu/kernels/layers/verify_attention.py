@@ -10,7 +10,7 @@ from ...models.attention import PLAIN, Softmax
 from ...ops.port import KVTensors, VerifyBatch
 from ..jit import cdiv, jit, next_power_of_2, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
-from .e4m3 import as_bytes
+from .e4m3 import as_bytes, factors_of
 from .flash import (
     LOG2_E,
     Cut,
@@ -256,12 +256,14 @@ def verify_attention_triton(
     device = device_of(q.device)
     planned_nodes = batch.planned_nodes or num_nodes
     assert planned_nodes >= num_nodes, f"kernel blocks for {planned_nodes} nodes, but the batch has {num_nodes}"
-    size = reading_tiles(planned_nodes * group, d, q.dtype, device.capability, group)
+    has_bytes = k_pool.dtype is torch.uint8
+    size = reading_tiles(planned_nodes * group, d, q.dtype, device.capability, group, has_bytes)
     if cut is None:
         read = min(softmax.window or batch.max_prefix_len, batch.max_prefix_len)
         tiles, row_bytes = kv_heads * cdiv(planned_nodes * group, size.block_m), planned_nodes * heads * d * 4
         cut = Cut.choose(batch.planned_rows or bs, bs, read, tiles, size, row_bytes, device.processors)
     blocks = cdiv(num_nodes * group, size.block_m)
+    scale, value_factor = factors_of(softmax, q, k_pool)
     result = CutOutput.of(q, cut, size, bs * kv_heads * blocks)
     if not bs:
         return result.out
@@ -286,8 +288,8 @@ def verify_attention_triton(
         *v.stride()[:2],
         *k_pool.stride()[:2],
         batch.table.stride(0),
-        softmax.scale_of(q) * LOG2_E,
-        softmax.value_factor,
+        scale * LOG2_E,
+        value_factor,
         bs,
         num_nodes,
         cut.least,
@@ -301,13 +303,20 @@ def verify_attention_triton(
         JOIN=result.joins,
         **size.options(),
     )
-    return result.join(batch.prefix_lens, num_nodes, softmax, size.block_n)
+    return result.join(batch.prefix_lens, num_nodes, softmax.window, size.block_n, value_factor)
 
 
 def verify_attention_bytes(
-    prefix_lens: list[int], num_nodes: int, num_heads: int, num_kv_heads: int, d: int, itemsize: int
+    prefix_lens: list[int],
+    num_nodes: int,
+    num_heads: int,
+    num_kv_heads: int,
+    d: int,
+    itemsize: int,
+    kv_itemsize: int,
 ) -> int:
     """Return bytes that must move: each row's prefix once (4 bytes of table per key), the new k and v, q in, the
     result out, the bits."""
-    new = len(prefix_lens) * num_nodes * (d * itemsize * (2 * num_heads + 2 * num_kv_heads) + 8)
-    return sum(prefix_lens) * (2 * num_kv_heads * d * itemsize + 4) + new
+    of_new = d * (itemsize * 2 * num_heads + kv_itemsize * 2 * num_kv_heads) + 8
+    new = len(prefix_lens) * num_nodes * of_new
+    return sum(prefix_lens) * (2 * num_kv_heads * d * kv_itemsize + 4) + new

@@ -45,6 +45,7 @@ _UNUSED = (
     "input_global_scale",
     "k_scale",
     "v_scale",
+    "kv_scale",
     "output_scale",
     "input_scale_ub",
 )

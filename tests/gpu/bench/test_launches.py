@@ -88,13 +88,16 @@ def products(found: list[Launch]) -> list[tuple[int, int, int, int]]:
     return [launch.product for launch in found if launch.product is not None]
 
 
-def test_attention_reads_the_keys_and_values_of_the_context(tmp_path):
-    plan = plan_of(tmp_path, algorithm="NONE")
+@pytest.mark.parametrize(("kv_dtype", "size"), [("auto", 2), ("fp8", 1)])
+def test_attention_reads_the_keys_and_values_of_the_context(tmp_path, kv_dtype, size):
+    plan = plan_of(tmp_path, algorithm="NONE", kv_dtype=kv_dtype)
 
     def attended(length: int) -> int:
         return sum(launch.num_bytes for launch in counted(plan, context_len=length) if launch.group == ATTENTION)
 
-    per_token = round_bytes(*meta_models(plan.target, None, plan.dtype), Drafter.NONE, 0, 2).kv[0][1]
+    models = meta_models(plan.target, None, plan.dtype, kv_dtype=plan.kv_dtype)
+    per_token = round_bytes(*models, Drafter.NONE, 0, 2).kv[0][1]
+    assert per_token == plan.cells[0].kv_bytes // (plan.spec.config.num_pages + 1) == LAYERS * 2 * 2 * 16 * size
     table = 4 * LAYERS
     assert attended(4000) - attended(40) == 2 * 3960 * (per_token + table)
 

@@ -85,7 +85,7 @@ def decode_case(
     return attention_case(
         f"decode_attention {heads}/{kv_heads} heads of {d}{', parts' * (rows > 1)}{', bytes' * as_bytes}",
         decode_attention.decode_attention_kernel,
-        reading_tiles(group, d, torch.bfloat16, capability),
+        size := reading_tiles(group, d, torch.bfloat16, capability, has_bytes=as_bytes),
         {
             "*bf16": f"{tensors_of('q k_pool v_pool sinks out', as_bytes)} {'' if rows > 1 else 'partial lse arrived'}",
             "*u8": "k_pool v_pool" if as_bytes else "",
@@ -99,7 +99,7 @@ def decode_case(
         d,
         strides=DECODE_STRIDES,
         ROWS=rows,
-        JOIN=rows > 1 and reading_tiles(group, d, torch.bfloat16, capability).block_m <= JOINED_ROWS,
+        JOIN=rows > 1 and size.block_m <= JOINED_ROWS,
         **softmax,
     )
 
@@ -122,7 +122,7 @@ def verify_case(
     return attention_case(
         f"verify_attention {8 * group}/8 heads of {d}, {num_nodes} nodes{', parts' * (rows > 1)}{', bytes' * as_bytes}",
         verify_attention.verify_attention_kernel,
-        reading_tiles(num_nodes * group, d, dtype, capability, group),
+        size := reading_tiles(num_nodes * group, d, dtype, capability, group, as_bytes),
         {
             **floats,
             "*u8": "k v k_pool v_pool" if as_bytes else "",
@@ -135,7 +135,7 @@ def verify_case(
         wide=wide,
         NEW_BLOCK=max(16, next_power_of_2(num_nodes)),
         ROWS=rows,
-        JOIN=rows > 1 and reading_tiles(num_nodes * group, d, dtype, capability, group).block_m <= JOINED_ROWS,
+        JOIN=rows > 1 and size.block_m <= JOINED_ROWS,
         **softmax,
     )
 
@@ -153,7 +153,7 @@ def extend_case(
     return attention_case(
         f"extend_attention {8 * group}/8 heads of {d}, {new_len} tokens{', bytes' * as_bytes}",
         extend_attention.extend_attention_kernel,
-        computing_tiles(new_len * group, d, dtype, capability),
+        computing_tiles(new_len * group, d, dtype, capability, as_bytes),
         {
             pointer: tensors_of("q k v k_pool v_pool sinks out", as_bytes),
             "*u8": "k v k_pool v_pool" if as_bytes else "",
@@ -193,6 +193,7 @@ ATTENTION = [
         extend_case(2048, capability, window=4096, softcap=72.0),
         *(extend_case(new_len, capability, group=group, d=d) for group, d in HEAD_LAYOUTS for new_len in (4, 2048)),
         extend_case(2048, capability, wide=True, group=1, d=256),
+        verify_case(16, LISTED_ROWS, capability, wide=True, as_bytes=True),
         *(
             case
             for group, d in ((4, 128), *HEAD_LAYOUTS)

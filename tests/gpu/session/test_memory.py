@@ -14,9 +14,11 @@ from foredraft.core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_grap
 from foredraft.gpu.batch.pools import bytes_per_slot
 from foredraft.gpu.bench.shapes import draft_shape
 from foredraft.gpu.executor.shaping import target_probs
+from foredraft.gpu.models.attention import E4M3
 from foredraft.gpu.models.config import ModelConfig
 from foredraft.gpu.session.memory import (
     FILTER_BYTES,
+    FP8,
     GRAPH_BYTES,
     MIB,
     SAMPLING_BYTES,
@@ -101,6 +103,8 @@ def test_a_token_takes_the_memory_that_the_simulator_prices(label: str):
     found = bytes_per_slot(shape.kv_shapes, torch.bfloat16)
     widest = max(kept.elements for kept in shape.kv_shapes) * len(shape.kv_shapes) * 2
     assert found == widest and sum(kept.elements for kept in shape.kv_shapes) * 2 == priced
+    in_8_bits = of_simulator.with_dtypes(kv_dtype=FP8).kv_bytes_per_token
+    assert bytes_per_slot(shape.kv_shapes, E4M3) * priced == found * in_8_bits and in_8_bits * 2 == priced
     assert sum(kept.num_bytes(torch.bfloat16) for kept in shape.state_shapes) == of_simulator.recurrent_state_bytes
     assert (found == priced) == (label != "gemma4")
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 from foredraft.gpu.kernels.layers.decode_attention import decode_attention_triton
-from foredraft.gpu.kernels.layers.e4m3 import E4M3
 from foredraft.gpu.kernels.layers.flash import Cut
 from foredraft.gpu.kernels.layers.verify_attention import verify_attention_triton
-from foredraft.gpu.models.attention import PLAIN, UNSCALED, KVScales
+from foredraft.gpu.models.attention import E4M3, PLAIN, UNSCALED, KVScales
 from foredraft.gpu.ops.port import KVTensors
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
