@@ -121,8 +121,9 @@ def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int, 
     few_stages = wide or (d > 128 and capability < HOPPER)
     few_rows = wide or (has_bytes and few_stages)
     block_m, *rest = _block(num_rows, d, dtype, max_block_m=128 if tall else 32 if few_rows else 64)
-    # While bytes are converted four warps spill also a tile of 16 rows.
-    num_warps = 8 if few_rows or block_m == 128 or (block_m == 64 and not tall) or (has_bytes and block_m == 16) else 4
+    # While bytes are converted, four warps spill a tile of 32 rows of wide heads, and one of 16 rows of others.
+    needs_more = has_bytes and (block_m == 16 if d <= 128 else block_m > 16)
+    num_warps = 8 if wide or block_m == 128 or (block_m == 64 and not tall) or needs_more else 4
     return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if few_stages else 3)
 
 

@@ -73,7 +73,7 @@ def attention_case(
         divisible_by_16=strides,
         **size.options(),
         tensor_cores=not wide,
-        may_spill=wide and d > 128,
+        may_spill=wide and (d > 128 or bool(arguments.get("*u8"))),
         capabilities=(capability,),
     )
 

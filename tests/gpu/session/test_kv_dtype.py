@@ -16,6 +16,7 @@ from foredraft.core.errors import ConfigError
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.disaggregation.processes import Disaggregation, Workers
 from foredraft.gpu.disaggregation.session import DisaggregatedSession, plan_disaggregated
+from foredraft.gpu.kernels.layers.e4m3 import to_e4m3
 from foredraft.gpu.models.attention import E4M3, UNSCALED, KVScales, Softmax
 from foredraft.gpu.models.checkpoint import load_target
 from foredraft.gpu.models.stored.tensor_files import SINGLE, CheckpointError
@@ -214,6 +215,22 @@ def test_the_same_memory_has_room_for_twice_the_tokens(name: str, tmp_path: Path
         pools = [pool for pool in (executor.pool, executor.draft_pool) if pool is not None]
         assert session.plan.kv_bytes == sum(pool.num_bytes for pool in pools), "what was planned is what is allocated"
     assert pages[FP8] == pytest.approx(2 * pages["auto"], abs=2) and pages["auto"] > 1000
+
+
+def test_the_error_of_rounded_values(record_property):
+    """Numbers of 8 bits are 2.7 % from normal ones, and what attends to 2,000 of them has 4.1 % of error (root mean
+    squares)."""
+    generator, rounded = torch.Generator().manual_seed(0), RoundedAttention(1, None)._rounded
+    q, k, v = (torch.randn(2000, 64, dtype=torch.float64, generator=generator) for _ in range(3))
+
+    def attend(k: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax(q @ k.T / 8, -1) @ v
+
+    exact, found = attend(k, v), attend(to_e4m3(k, 1.0).double(), to_e4m3(v, 1.0).double())
+    assert torch.equal(to_e4m3(k, 1.0).double(), rounded(k, 1.0))
+    of_keys, of_results = (float((a - b).norm() / a.norm()) for a, b in ((k, rounded(k, 1.0)), (exact, found)))
+    record_property("note", f"E4M3: keys differ by {of_keys:.1%}, results of attention by {of_results:.1%}")
+    assert round(of_keys, 3) == 0.027 and round(of_results, 3) == 0.041
 
 
 def test_rings_keep_rounded_values(tmp_path: Path):
