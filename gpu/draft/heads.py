@@ -135,8 +135,7 @@ class HeadsDraft(Draft):
         return self._relay(found, self._carried(outputs))
 
     def _candidates(self, logits_hidden: Tensor) -> tuple[Tensor, Tensor]:
-        ids, probabilities = top_candidates(self._heads.logits(logits_hidden), self._topk)
-        return self._heads.to_target_ids(ids), probabilities
+        return top_candidates(self._heads.logits(logits_hidden), self._topk, self._heads.target_ids)
 
     def _carried(self, outputs: list[Tensor]) -> Tensor:
         """Return what heads 0 … n − 2 said at the last kept slot, [rows, (n − 1) · H] (or one empty place

@@ -37,8 +37,7 @@ class DraftNetwork(ABC):
     def candidates(self, logits_hidden: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """Return the best `topk` tokens after each of m states, as the target's ids int64 [m, k], and
         probabilities float32."""
-        ids, probabilities = top_candidates(self._logits(logits_hidden), topk)
-        return ids if self._ids is None else self._ids[ids], probabilities
+        return top_candidates(self._logits(logits_hidden), topk, self._ids)
 
     def best(self, logits_hidden: Tensor) -> Tensor:
         """Return the best token alone, int64 [m, 1]: a chain asks for no probability."""

@@ -146,14 +146,14 @@ def root_only(ops: Ops, batch: RoundBatch) -> DeviceTree:
     return ops.build_chain(batch.roots, drafts, batch.lengths, batch.max_position)
 
 
-def top_candidates(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
-    """Return the draft's `topk` tokens of logits [m, V], best first, and their probabilities:
-    int64 and float32 [m, topk]."""
+def top_candidates(logits: Tensor, topk: int, ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the draft's `topk` tokens of logits [m, V], best first, and their probabilities: int64 and float32
+    [m, topk]. `ids` int64 [V]: the target's id of each token; None: they are the same, as in `Ops.best_drafts`."""
     if topk == 1:
         best, tokens = logits.max(dim=-1, keepdim=True)
     else:
         best, tokens = logits.topk(topk, dim=-1)
-    return tokens, (best - logits.logsumexp(dim=-1, keepdim=True)).exp().float()
+    return tokens if ids is None else ids[tokens], (best - logits.logsumexp(dim=-1, keepdim=True)).exp().float()
 
 
 class ProposedDraft(Draft):

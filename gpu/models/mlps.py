@@ -9,8 +9,8 @@ segments' sizes is free, everything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -70,6 +70,26 @@ class Mlp(nn.Module):
             yield NamedWeight("down_proj.bias", self.down_bias.detach())
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertWays:
+    """Which passes multiply tokens with their experts as these stand; all others sort the tokens first. A model has the
+    one that suits its device."""
+
+    max_choices: int  # experts of all tokens together, up to which a pass does
+    in_rounds: bool  # rounds do, however many tokens they have
+
+    @classmethod
+    def on(cls, device: torch.device | str, num_experts: int) -> ExpertWays:
+        """Return what suits `device`; "meta" stands for a GPU."""
+        if torch.device(device).type == "cpu":
+            return cls(num_experts // 3, in_rounds=False)
+        # A grouped product may look at the groups' ends on the host, which no graph can hold.
+        return cls(MAX_CHOICES, in_rounds=True)
+
+    def as_they_stand(self, choices: int, in_round: bool) -> bool:
+        return choices <= self.max_choices or (in_round and self.in_rounds)
+
+
 class ExpertMlp(nn.Module):
     """Experts' gate and up projections in one tensor [E, 2 · I, H], down projections in another [E, H, I].
 
@@ -83,6 +103,7 @@ class ExpertMlp(nn.Module):
         self.ops, self.moe, self._form = ops, config.moe, config.family.experts or ExpertForm()
         self._is_stored_stacked = False
         num_experts, width, hidden = config.moe.num_experts, config.moe.intermediate_size, config.hidden_size
+        self.ways: ExpertWays = ExpertWays.on(device, num_experts)
         self.router_weight: nn.Parameter = empty_weight(num_experts, hidden, device=device, dtype=dtype)
         matrix = partial(empty_matrix, device=device, dtype=dtype, kept=config.keeps_quantized)
         self.gate_up_weight: nn.Parameter = matrix(num_experts, 2 * width, hidden)
@@ -116,7 +137,8 @@ class ExpertMlp(nn.Module):
         """Run the experts: x [n, H] → [n, H], and the chosen experts int64 [n, k], best first. `in_round`: see
         `Attention`."""
         weights, experts = self.route(x)
-        out = self.way_for(len(x), x.device.type != "cpu", in_round)(x, weights, experts)
+        stand = self.ways.as_they_stand(experts.numel(), in_round)
+        out = (self._as_they_stand if stand else self._sorted)(x, weights, experts)
         out = out if self._shared is None else out + self._of_shared(x)
         return out if self._exchange is None else self._exchange(out), experts
 
@@ -124,16 +146,6 @@ class ExpertMlp(nn.Module):
         assert self._shared is not None
         out, _ = self._shared.run(x)
         return out if self._shared_gate is None else out * F.linear(x, self._shared_gate).sigmoid()
-
-    def way_for(
-        self, num_tokens: int, on_gpu: bool, in_round: bool = False
-    ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """Return the way of a pass over so many tokens."""
-        choices = num_tokens * self.moe.top_k
-        if on_gpu:
-            # A grouped product may look at the groups' ends on the host, which no graph can hold.
-            return self._as_they_stand if in_round or choices <= MAX_CHOICES else self._sorted
-        return self._as_they_stand if 3 * choices <= self.moe.num_experts else self._sorted
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights (in x's dtype) and numbers of each token's experts, both [n, k].

@@ -6,7 +6,7 @@ import pytest
 import torch
 from foredraft.gpu.models.checkpoint import load_target, save_target
 from foredraft.gpu.models.config import QWEN3_MOE, ModelConfig, MoeConfig
-from foredraft.gpu.models.mlps import ExpertMlp
+from foredraft.gpu.models.mlps import ExpertMlp, ExpertWays
 from foredraft.gpu.models.stored.tensor_files import CheckpointError
 from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.ops.torch_ops import TorchOps
@@ -24,12 +24,18 @@ def expert_mlp(dtype: torch.dtype = torch.float64, num_experts: int = 12, top_k:
 
 
 def test_a_round_of_many_tokens_takes_the_experts_way_that_a_graph_can_hold_before_it_is_captured():
+    for device, most, in_rounds in (("cpu", 4, False), ("meta", 2048, True), ("cuda:1", 2048, True)):
+        ways = ExpertWays.on(device, num_experts=12)
+        assert ways.as_they_stand(most, in_round=False) and not ways.as_they_stand(most + 1, in_round=False)
+        assert ways.as_they_stand(most + 1, in_round=True) == in_rounds
+    taken = []
     mlp = expert_mlp()
-    ways = {(on_gpu, n): mlp.way_for(n, on_gpu) for on_gpu in (True, False) for n in (1, 1024, 1025)}
-    assert ways[True, 1] == ways[False, 1] == ways[True, 1024] == mlp._as_they_stand
-    assert ways[True, 1025] == ways[False, 1025] == mlp._sorted
-    assert mlp.way_for(1025, True, in_round=True) == mlp._as_they_stand
-    assert mlp.way_for(1025, False, in_round=True) == mlp._sorted
+    mlp._as_they_stand, mlp._sorted = (lambda x, *_, way=way: taken.append(way) or x for way in ("stand", "sort"))
+    for ways in (mlp.ways, ExpertWays.on("meta", 12)):
+        mlp.ways = ways
+        for n, in_round in ((2, False), (3, False), (3, True), (1025, False), (1025, True)):
+            mlp.run(torch.zeros(n, 32, dtype=torch.float64), in_round)
+    assert taken == ["stand", "sort", "sort", "sort", "sort", "stand", "stand", "stand", "sort", "stand"]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 40])
