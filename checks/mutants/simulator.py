@@ -9,6 +9,7 @@ from time import perf_counter_ns
 
 import numpy as np
 
+from ...core.acceptance.process import GaussianAcceptance
 from ...core.contract.events import Committed
 from ...core.draws import request_key
 from ...sim.actors.router import Link
@@ -94,6 +95,12 @@ ArrivesLikeAClock (SIM-09): Poisson arrivals are evenly spaced.
 
 ServesOneMore (SIM-15): The batch has one place more than it was given.
     CheckedSimulator.scenario = good(self, replace(service, max_running=service.max_running + (service.max_running > 0)), workload)
+
+BeginsWindowsEarly (SIM-15): Longest runs that are asked for together begin at a multiple of eight positions.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        object.__setattr__(simulation.assembly.acceptance, "__class__", EarlyWindows)
+        return simulation
 
 BreaksTiesByHash (SIM-01): Of equally busy engines the router takes the one with the smallest `hash()`.
     CheckedSimulator.make:
@@ -323,6 +330,15 @@ TakesACopyForAnother (SIM-15, SIM-16, RAISES): A message that is delivered twice
 """
 
 
+class EarlyWindows(GaussianAcceptance):
+    """Windows that begin at a multiple of eight positions."""
+
+    __slots__ = ()
+
+    def run_windows(self, request_keys, starts, width, shifts=0.0):
+        return super().run_windows(request_keys, starts // 8 * 8, width, shifts)
+
+
 class OneMoreDraftPass(DraftPasses):
     """A draft pass more than there are steps."""
 
@@ -378,7 +394,7 @@ def restamp(history, stamp):
 
 
 _PLACES = [
-    *(CheckedSimulator, Committed, ExpertsOfOneToken, Forgetful, Link, OneMoreDraftPass),
+    *(CheckedSimulator, Committed, EarlyWindows, ExpertsOfOneToken, Forgetful, Link, OneMoreDraftPass),
     *(perf_counter_ns, redraw_outputs, replace, request_key, restamp),
 ]
 MUTANTS = subclasses("simulator", CheckedSimulator, _PLACES, TIMES + DRAWS + REPORTS + RESOURCES, __name__, np=np)

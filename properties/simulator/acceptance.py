@@ -4,6 +4,8 @@ and how rounds follow each other."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from math import ceil
 from statistics import NormalDist, fmean
 from typing import Any
 
@@ -17,6 +19,9 @@ SURE = 6
 GRAIN = 1 / 4096
 """By so much a share may be off in any case: a process may draw from a table of that many qualities."""
 
+SURELY_SOME = 30
+"""Of so many on average there is one at least."""
+
 CONTEXTS = 9
 """Quantiles of the draft's confidence over which the tree is averaged."""
 
@@ -24,20 +29,81 @@ CONTEXTS = 9
 def wrong_acceptance(answer: SimulatorAnswer) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the process, as (what was, what should be)."""
     books = answer.books
-    if books is None or not books["runs"]:
+    if books is None:
         return
-    yield from _wrong_depths(books["process"])
+    for process in books.get("asked", ()):
+        yield from _wrong_windows(process["windows"])
+        yield from _wrong_counts(process)
+    if not books["runs"]:
+        return
+    levels = books["asked"][0]["law"]["levels"] if "asked" in books else ((1.0, 0.0),)
+    yield from _wrong_depths(books["process"], levels)
     yield from _wrong_rounds(books["rounds"], books["runs"], [output for _, _, output in answer.arrivals])
 
 
-def _wrong_depths(process: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _wrong_depths(process: Mapping[str, Any], levels: Sequence[tuple[float, float]]) -> Iterator[tuple[str, str]]:
     expected = survival(**process["parameters"])
+    at_first = shares_at(0, survival=expected, levels=levels)
     num_draws = process["num_draws"]
-    for depth, (claimed, share, p) in enumerate(zip(process["survival"], process["shares"], expected, strict=True), 1):
-        if abs(claimed - p) > 1e-9:
-            yield f"a run reaches depth {depth} with probability {claimed:.6f}", f"{p:.6f}, by {process['parameters']}"
+    depths = zip(process["survival"], process["shares"], expected, at_first, strict=True)
+    for depth, (claimed, share, should, p) in enumerate(depths, 1):
+        if abs(claimed - should) > 1e-9:
+            was = f"a run reaches depth {depth} with probability {claimed:.6f}"
+            yield was, f"{should:.6f}, by {process['parameters']}"
         if abs(share - p) > SURE * (p * (1 - p) / num_draws) ** 0.5 + GRAIN:
             yield f"{share:.4f} of {num_draws} requests have a run of depth {depth} at their first token", f"{p:.4f}"
+
+
+def _wrong_windows(windows: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> Iterator[tuple[str, str]]:
+    """Compare runs that were asked for together with the same runs, asked for one at a time."""
+    for start, together, alone in windows:
+        if together != alone:
+            yield f"a window from output position {start} on has the longest runs {together}", f"{alone}, asked singly"
+
+
+def _wrong_counts(process: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    num_draws = process["num_draws"]
+    for position, counts in process["counts"].items():
+        expected = shares_at(position, **process["law"])
+        reached = [sum(counts[depth:]) for depth in range(1, max(len(counts), len(expected) + 1))]
+        for depth, (count, p) in enumerate(zip_longest(reached, expected, fillvalue=0), 1):
+            spread = SURE * (p * (1 - p) / num_draws) ** 0.5
+            is_never = not count and (p - GRAIN / 2) * num_draws > SURELY_SOME
+            if abs(count / num_draws - p) > spread + GRAIN * (0 < p < 1) or is_never:
+                was = f"{count} of {num_draws} requests have a run of depth {depth} at output position {position}"
+                yield was, f"{p * num_draws:.1f} on average, by {process['law']}"
+
+
+def shares_at(
+    position: int,
+    *,
+    survival: Sequence[float] = (),
+    levels: Sequence[tuple[float, float]] = ((1.0, 0.0),),
+    drift: float = 0.0,
+    mean: float | None = None,
+    recorded: Sequence[Sequence[int]] = (),
+) -> list[float]:
+    """Return the probability that a request's longest run at an output position reaches depth 1, 2, …
+
+    survival, levels, drift:  a normal quality decides, which reaches a depth with this probability at shift 0; it is
+                              shifted by one of the levels, (weight, shift), and by `drift` for each position
+    mean:                     accept lengths, bonus included, are the two whole numbers about this mean
+    recorded:                 a request repeats one of these sequences of longest runs
+    """
+    if recorded:
+        now = [runs[position % len(runs)] for runs in recorded]
+        return [fmean(run >= depth for run in now) for depth in range(1, max(now) + 1)]
+    if mean is not None:
+        return [min(mean - depth, 1.0) for depth in range(1, ceil(mean))]
+    normal, total = NormalDist(), sum(weight for weight, _ in levels)
+
+    def moved(p: float) -> float:
+        if not 0 < p < 1:
+            return p
+        quality = normal.inv_cdf(p) + drift * position
+        return sum(weight * normal.cdf(quality + shift) for weight, shift in levels) / total
+
+    return [moved(p) for p in survival]
 
 
 def survival(

@@ -19,6 +19,10 @@ TREE_NODES = 6
 TEXTS = ("chat", "code", "math")
 """What the requests are about, by which acceptance differs."""
 
+ACCEPTANCES = ("text", "independent", "smooth", "drifting", "stretches")
+"""How the acceptance of a request goes along its output: as usual for its text; drawn anew at each position; much alike
+at neighbouring ones; ever lower; or on one of two levels for a few tokens."""
+
 FAULTS = (
     *("device.slow", "device.raises", "device.restarts", "link.late", "link.lost", "link.duplicated"),
     *("client.cancels", "client.token_limits", "client.stop_edge", "pool.denied", "pool.retraction"),
@@ -46,10 +50,11 @@ class SimulatorConfig:
     port_mbps: int = 400_000  # of each engine's port; 400 Gbit/s
     layerwise: bool = False  # KV leaves while the prompt is being computed, else after it
     text: str = "chat"  # one of `TEXTS`
+    acceptance: str = "text"  # with `acceptance`: one of `ACCEPTANCES`
 
     def __post_init__(self) -> None:
         assert self.page_size >= 1 and self.steps >= 0 and self.machine in MACHINES and self.topk in (1, 2)
-        assert self.text in TEXTS
+        assert self.text in TEXTS and self.acceptance in ACCEPTANCES
         assert self.port_mbps >= 1 and (min(self.pools) >= 1 or self.pools == (0, 0))
 
     @property
@@ -64,7 +69,8 @@ class SimulatorConfig:
         machine, topk, adaptive = choose(MACHINES), choose((1, 1, 2)), choose((False, False, True))
         pools = choose(((0, 0), (0, 0), (1, 1), (2, 1), (1, 2)))
         port_mbps, layerwise, text = choose((400_000, 1000, 100)), choose((False, True)), choose(TEXTS)
-        return cls(*plain, machine, topk, adaptive, pools, port_mbps, layerwise, text)
+        acceptance = choose(("text", *ACCEPTANCES)) if has.acceptance else "text"
+        return cls(*plain, machine, topk, adaptive, pools, port_mbps, layerwise, text, acceptance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +117,11 @@ class SimulatorCapabilities(Capabilities):
     traces: bool = False  # `replay(service, arrivals)`
     blocks: bool = False  # steps may run several rounds, and `round_by_round(service)` runs it with steps of one
     books: bool = False  # events are lines of a log, and an answer has `books`
+    acceptance: bool = False  # `acceptance` may be set, and `books` have `asked`
     chunks: bool = False  # clients get output in chunks: `stream_interval` and `chunk_us` may be set
     goodput: bool = False  # `request_goodput` and `slo_attainment`, of all requests but the aborted, in the summary
 
-    FOUNDATIONS: ClassVar = {"chunks": ("books",)}
+    FOUNDATIONS: ClassVar = {"chunks": ("books",), "acceptance": ("books",)}
 
 
 class Simulator(Protocol):
@@ -153,6 +160,11 @@ class Simulator(Protocol):
                            process   its `parameters`, the arguments of `simulator/acceptance.py: survival`; its
                                      `survival` of depth 1, 2, …; the `shares` of `num_draws` other requests whose
                                      longest run at the first output position is as deep
+                           asked     with `acceptance`: the acceptance processes of the simulator, first that of the
+                                     run, each as a mapping: `law`, arguments of `simulator/acceptance.py: shares_at`;
+                                     `windows`, which were asked for in one call, each (first output position, longest
+                                     runs from there on, the same asked for one at a time); `counts`, mapping: output
+                                     position -> of `num_draws` requests how many have the longest run 0, 1, 2, … there
                            patience  mapping: id of a request -> after how many ns its client leaves, of those whose
                                      client does
                            link      [latency in ns, bytes per s] from the clients to each engine

@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from foredraft.checks.adapters.simulator import CheckedSimulator, make
 from foredraft.checks.mutants.simulator import BreaksTiesByHash
 from foredraft.properties.harness.cases import load_case
 from foredraft.properties.harness.trial import Violation
-from foredraft.properties.simulator.acceptance import survival, wrong_acceptance
+from foredraft.properties.simulator.acceptance import shares_at, survival, wrong_acceptance
 from foredraft.properties.simulator.contract import SimulatorConfig
 from foredraft.properties.simulator.elsewhere import CASES
 from foredraft.properties.simulator.invariants.runs import EXCEPTIONS, excuse, more_pages_are_no_worse
@@ -173,6 +174,25 @@ def test_the_depths_of_a_process_by_hand():
     assert survival((0.5,), 2, 2, 3, 0.6, 1e-9) == pytest.approx([0.15, 0.15 * 0.15])
 
 
+def test_the_law_of_longest_runs_by_hand():
+    assert shares_at(3, mean=2.75) == pytest.approx([1.0, 0.75])
+    assert shares_at(4, recorded=((1, 0), (0, 3, 0))) == pytest.approx([1.0, 0.5, 0.5])
+    assert shares_at(9, survival=(0.5,), levels=((1, -9.0), (3, 9.0))) == pytest.approx([0.75])
+    assert shares_at(100, survival=(1.0, 0.5), drift=-0.01) == pytest.approx([1.0, 0.158655], abs=1e-6)
+
+
+def test_what_is_seldom_happens():
+    """One request in four thousand is too few to be missed in many, and too many in a few."""
+    law = {"survival": (0.00024,)}
+    asked = {"windows": (), "law": law, "num_draws": 300_000, "counts": {0: [300_000]}}
+    answer = SimpleNamespace(books={"asked": [asked], "runs": {}})
+    assert [was for was, _ in wrong_acceptance(answer)] == [
+        "0 of 300000 requests have a run of depth 1 at output position 0"
+    ]
+    asked |= {"num_draws": 3000, "counts": {0: [3000]}}
+    assert not list(wrong_acceptance(answer))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -180,10 +200,13 @@ def test_the_depths_of_a_process_by_hand():
         lambda books: books["process"]["shares"].__setitem__(0, 0.5),
         lambda books: books["rounds"]["counted"]["r1"].__setitem__(0, 9),
         lambda books: books["rounds"]["to_end"]["r1"].append(1),
+        lambda books: books["asked"][0]["windows"][2][1].append(1),
+        lambda books: books["asked"][0]["counts"][37].append(1),
+        lambda books: books["asked"][0]["counts"][400].__setitem__(slice(2), [100, 1900]),
     ],
 )
 def test_acceptance_is_recounted(damage):
-    trial = started(SimulatorConfig(steps=3, topk=2, text="code"))
+    trial = started(SimulatorConfig(steps=3, topk=2, text="code", acceptance="stretches"))
     trial.load(4, "even", 5, (3, 17), (7, 20), 7)
     assert trial.run()
     (answer,) = trial.moment.runs
