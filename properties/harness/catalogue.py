@@ -161,7 +161,7 @@ Simulator, determinism, metrics:
     SIM-03 T: 0 <= TTFT <= E2E; ITL >= 0; TTFT + sum(ITL) == E2E
     SIM-04 M: core fed a recorded real run yields the same commands (sim/real parity)
     SIM-05 M: run -> trace -> replay identical
-    SIM-06 M: RNG streams are independent: one more request or fault kind does not shift others
+    SIM-06 M: RNG streams are independent: one more request, fault kind or engine does not shift others
     SIM-07 R: tokens == throughput x duration; percentiles monotone; goodput <= throughput; attainment in [0,1]
     SIM-08 M: a fault plan with all probabilities 0 == no plan
     SIM-09 R: steady state: L = lambda W; M/M/1 and M/D/1 within tolerance

@@ -76,6 +76,7 @@ class SimulatorMoment:
     enlarged: tuple[SimulatorAnswer, SimulatorAnswer] | None = None
     replayed: tuple[SimulatorAnswer, SimulatorAnswer] | None = None
     split: tuple[SimulatorAnswer, SimulatorAnswer] | None = None  # with steps of several rounds, and without
+    apart: tuple[SimulatorAnswer, tuple[Outcome, ...]] | None = None  # all engines together, and each by itself
     queue: Queueing | None = None
     impossible: str = ""
     refusal: str | None = None  # of the run that was asked for last

@@ -15,9 +15,12 @@ from operator import mul
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from .answer import SimulatorAnswer
 from .ledger import SimulatorLedger
 
 EXACT = 1e-9
+MEAN_OFF, ERRORS_OFF = 0.05, 4
+"""A share of a mean length, and standard errors: a report says that a mean is more than both of them off."""
 
 
 class WrongNumber(NamedTuple):
@@ -184,6 +187,17 @@ class Books:
                 yield WrongNumber(f"device_busy_share of replica {replica}", share, f"{least} … {most}")
         if not _near(self.summary["device_busy_share"], sum(shares) / len(shares)):
             yield WrongNumber("device_busy_share", self.summary["device_busy_share"], f"the mean of {shares}")
+
+
+def wrong_notices(answer: SimulatorAnswer) -> Iterator[tuple[str, str]]:
+    """Yield a mean length of which the report says that it is as asked for, or not, as (what was, what should be)."""
+    books = answer.books
+    for kind, (mean, deviation, is_noticed) in books.get("lengths", {}).items():
+        got, num_requests = books["summary"][f"mean_{kind}_tokens"], books["summary"]["completed"]
+        is_off = got is not None and abs(got - mean) > max(MEAN_OFF * mean, ERRORS_OFF * deviation / num_requests**0.5)
+        if is_off is not is_noticed:
+            was = f"of {num_requests} requests with {got} {kind} tokens on average, {mean} ± {deviation:.4g} asked for"
+            yield f"{was}, the report {'says' if is_noticed else 'does not say'} that these differ", "the contrary"
 
 
 def _near(value: Any, should: Any) -> bool:

@@ -30,6 +30,12 @@ FAULTS = (
 """Kinds of faults that a simulator with `faults` knows.
 The probability is per step (device, pool), message (link) or request (client)."""
 
+BURST = "load.burst"
+"""With `bursts`: a kind of fault by which a request comes several times at once. The copies of r3 are r3.1, r3.2, …,
+each with draws of its own; a client waits for the first one only."""
+
+BURST_REQUESTS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatorConfig:
@@ -116,12 +122,21 @@ class SimulatorCapabilities(Capabilities):
     faults: bool = False  # Plans with the kinds of `FAULTS`
     traces: bool = False  # `replay(service, arrivals)`
     blocks: bool = False  # steps may run several rounds, and `round_by_round(service)` runs it with steps of one
+    bursts: bool = False  # the kind `BURST` of faults
+    parts: bool = False  # `in_parts(service)` runs each engine by itself
     books: bool = False  # events are lines of a log, and an answer has `books`
     acceptance: bool = False  # `acceptance` may be set, and `books` have `asked`
     chunks: bool = False  # clients get output in chunks: `stream_interval` and `chunk_us` may be set
+    notices: bool = False  # `books` have `lengths`
     goodput: bool = False  # `request_goodput` and `slo_attainment`, of all requests but the aborted, in the summary
 
-    FOUNDATIONS: ClassVar = {"chunks": ("books",), "acceptance": ("books",)}
+    FOUNDATIONS: ClassVar = {
+        "chunks": ("books",),
+        "acceptance": ("books",),
+        "bursts": ("faults", "books"),
+        "parts": ("books",),
+        "notices": ("books",),
+    }
 
 
 class Simulator(Protocol):
@@ -165,6 +180,10 @@ class Simulator(Protocol):
                                      `windows`, which were asked for in one call, each (first output position, longest
                                      runs from there on, the same asked for one at a time); `counts`, mapping: output
                                      position -> of `num_draws` requests how many have the longest run 0, 1, 2, … there
+                           lengths   with `notices`: mapping "input" and "output" -> mean and standard deviation of the
+                                     lengths asked for, and whether the report says that the mean of the completed
+                                     requests is another one: it does if that is more than 5 % and more than 4 standard
+                                     errors off
                            patience  mapping: id of a request -> after how many ns its client leaves, of those whose
                                      client does
                            link      [latency in ns, bytes per s] from the clients to each engine
@@ -184,3 +203,8 @@ class Simulator(Protocol):
     @needs("blocks")
     def round_by_round(self, service: Service) -> Mapping[str, object] | None:
         """Simulate it with steps of one round each."""
+
+    @needs("parts")
+    def in_parts(self, service: Service) -> Sequence[Mapping[str, object]] | None:
+        """Simulate each engine of the service by itself, with the requests that it gets in turn, and return all
+        `requests`, as an answer has them."""

@@ -28,12 +28,18 @@ def read_answer(trial: Trial, answer: object, service: Service) -> SimulatorAnsw
             raise trial.misbehaviour("TYPE", f"an event is {line!r}", "a string")
     times = trial.integers(parts["times_ns"], "times_ns, one of each event,", len(events))
     arrivals = _tuples(trial, parts["arrivals"], "arrivals", 3)
-    requests = tuple(_outcome(trial, request) for request in trial.sequence(parts["requests"], "requests"))
-    for request in requests:
-        if not -1 <= request.number < len(arrivals):
-            raise trial.misbehaviour("ANSWER", f"request number {request.number}", f"0 … {len(arrivals) - 1}, or −1")
+    requests = read_requests(trial, parts["requests"], len(arrivals))
     books = _whole(trial, parts["books"], "books", BOOKS) if has_books else None
     return SimulatorAnswer(service, tuple(events), times, arrivals, requests, _summary(trial, parts["summary"]), books)
+
+
+def read_requests(trial: Trial, given: object, num_arrivals: int) -> tuple[Outcome, ...]:
+    """Return the requests of an answer as values."""
+    requests = tuple(_outcome(trial, request) for request in trial.sequence(given, "requests"))
+    for request in requests:
+        if not -1 <= request.number < num_arrivals:
+            raise trial.misbehaviour("ANSWER", f"request number {request.number}", f"0 … {num_arrivals - 1}, or −1")
+    return requests
 
 
 def _summary(trial: Trial, given: object) -> dict[str, float | None]:

@@ -12,7 +12,7 @@ from math import ceil, log
 from statistics import correlation, fmean, pstdev
 
 from .answer import SimulatorAnswer
-from .contract import Service, SimulatorConfig
+from .contract import BURST, Service, SimulatorConfig
 from .ledger import SimulatedLife, SimulatorLedger
 
 BYTES_PER_TOKEN = 4
@@ -100,7 +100,7 @@ class Traffic:
         for life in self.ledger.lives.values():
             leaves = life.end == "abort" or life.id in self.answer.books["patience"]
             heard_ns = self._most_ns_on_a_link if leaves else 0  # after the client has gone on to its next request
-            if self.links_work or not heard_ns:
+            if (self.links_work or not heard_ns) and self._is_own(life):
                 moments += [(life.arrival_ns, 1), (max(life.arrival_ns, life.end_ns - heard_ns), -1)]
         now = 0
         for ns, change in sorted(moments, key=lambda moment: (moment[0], moment[1])):
@@ -108,21 +108,40 @@ class Traffic:
             if now > most:
                 yield f"at {ns} ns there are {now} requests of {most} clients", "one request per client at a time"
                 return
+        if not self.service.has_leavers and self.kinds <= {BURST} and not self.service.chunk_us:
+            yield from self._goes_on(most)
+
+    def _goes_on(self, num_clients: int) -> Iterator[tuple[str, str]]:
+        """Find a client that does not send its next request as soon as its last one has ended."""
+        own = [life for life in (*self.ledger.lives.values(), *self.ledger.refused) if self._is_own(life)]
+        own.sort(key=lambda life: int(life.id[1:]))
+        ends_ns = sorted(life.end_ns for life in own)
+        for life, end_ns in zip(own[num_clients:], ends_ns, strict=False):
+            waited_ns = life.arrival_ns - end_ns
+            if not 0 <= waited_ns <= self._most_ns_on_a_link:
+                was = f"{life.id} comes {waited_ns} ns after a client's request has ended"
+                yield was, f"0 … {self._most_ns_on_a_link} ns: the client waits for nothing but its own request"
+                return
+
+    @staticmethod
+    def _is_own(life: SimulatedLife) -> bool:
+        """Return whether a client waits for the request: it is no copy of a burst."""
+        return "." not in life.id
 
     @cached_property
     def _most_ns_on_a_link(self) -> int:
         """The longest time that a message takes: behind all prompts of the run."""
         latency_ns, bytes_per_s = self.answer.books["link"]
-        return latency_ns + int(
-            sum(prompt for _, prompt, _ in self.answer.arrivals) * BYTES_PER_TOKEN / bytes_per_s * 1e9
-        )
+        copies = max(1, len(self.ledger.lives) + len(self.ledger.refused))
+        tokens = sum(prompt for _, prompt, _ in self.answer.arrivals) * (copies if BURST in self.kinds else 1)
+        return latency_ns + int(tokens * BYTES_PER_TOKEN / bytes_per_s * 1e9)
 
     # -- links and routers --------------------------------------------------------------------------------------------
 
     def wrong_delivery(self) -> Iterator[tuple[str, str]]:
         """Find a message that does not take the latency and its bytes' time after those before it, or a route
         against the policy."""
-        if self.service.clients or not self.links_work:
+        if self.service.clients or not self.links_work or BURST in self.kinds:
             return
         latency_ns, bytes_per_s = self.answer.books["link"]
         lives = {life.id: life for life in (*self.ledger.lives.values(), *self.ledger.refused)}
@@ -256,11 +275,16 @@ class Traffic:
                     was = f"{life.id} accepts {length - 1} of {steps} drafts at its output position {position}"
                     yield was, f"{min(own[position], steps)}: its longest run there is {own[position]}"
                     return
-        firsts = [life.accepted[:ALIKE_ROUNDS] for life in self.ledger.lives.values()]
-        long = [rounds for rounds in firsts if len(rounds) == ALIKE_ROUNDS and rounds[0][1]]
-        varies = bool(long) and len({length for _, _, length in long[0]}) > 1  # all drafts accepted may be chance
-        if varies and len(long) >= ALIKE_REQUESTS and all(rounds == long[0] for rounds in long):
-            yield f"{len(long)} requests accept the same in {ALIKE_ROUNDS} rounds", "each has a stream of its own"
+        together: dict[str, list[list[tuple[int, int, int]]]] = defaultdict(list)
+        for life in self.ledger.lives.values():
+            together["the run"].append(life.accepted[:ALIKE_ROUNDS])
+            together[f"the burst of {life.id.partition('.')[0]}"].append(life.accepted[:ALIKE_ROUNDS])
+        for name, firsts in together.items():
+            long = [rounds for rounds in firsts if len(rounds) == ALIKE_ROUNDS and rounds[0][1]]
+            varies = bool(long) and len({length for _, _, length in long[0]}) > 1  # all drafts accepted may be chance
+            if varies and len(long) >= ALIKE_REQUESTS and all(rounds == long[0] for rounds in long):
+                was = f"{len(long)} requests of {name} accept the same in {ALIKE_ROUNDS} rounds"
+                yield was, "each has a stream of its own"
 
     def _sent(self) -> dict[str, list[tuple[int, int]]]:
         """Return the chunks of each request as its client gets them: (time in ns, tokens)."""
@@ -298,7 +322,7 @@ class Traffic:
                 yield f"{life.id} has no end", "an end for each request"
         numbers = [request.number for request in self.answer.requests]
         for number in sorted(set(numbers)):
-            if number < 0 or numbers.count(number) > 1:
+            if (number < 0 and BURST not in self.kinds) or (number >= 0 and numbers.count(number) > 1):
                 name = "a request that was never sent" if number < 0 else f"request {number}"
                 yield f"{name} has {numbers.count(number)} ends", "one end for each request that was sent"
         sent = self._sent()

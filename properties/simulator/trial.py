@@ -13,14 +13,11 @@ from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
 from . import invariants as invariants  # registers the checkers
 from .answer import Queueing, SimulatorAnswer, SimulatorMoment
-from .contract import FAULTS, Service, Simulator, SimulatorCapabilities, SimulatorConfig
+from .contract import BURST, BURST_REQUESTS, FAULTS, Service, Simulator, SimulatorCapabilities, SimulatorConfig
 from .elsewhere import CASES, digest, digests_elsewhere, is_importable
-from .reading import read_answer
+from .reading import read_answer, read_requests
+from .services import IMPOSSIBLE, MAX_PAGES, MAX_REPLICAS, MAX_REQUESTS, impossible_for, makes_sense
 
-MAX_REQUESTS = 64
-MAX_LENGTH = 512
-MAX_PAGES = 1 << 20
-MAX_REPLICAS = 8
 ROOM = 2
 """A pool of so many times the longest request, and a few rounds of drafts, holds every request:
 it may not be refused."""
@@ -45,32 +42,6 @@ MANY = 8
 QUIET_FAULTS = ("device.slow", "device.raises", "device.restarts", "link.late", "pool.denied", "pool.retraction")
 """Faults that change nothing of what is asked for."""
 
-IMPOSSIBLE: dict[str, dict[str, Any]] = {
-    "no-pages": {"pages": 0},
-    "negative-pages": {"pages": -1},
-    "no-room": {},  # all prompts are longer than the pool
-    "no-replicas": {"replicas": 0},
-    "no-batch": {"max_running": 0},
-    "no-requests": {"num_requests": 0},
-    "no-rate": {"rate_per_ks": 0},
-    "negative-rate": {"rate_per_ks": -1000},
-    "empty-prompts": {"prompt_lens": (0,)},
-    "empty-outputs": {"output_lens": (0,)},
-    "no-lengths": {"output_lens": ()},
-    "unknown-arrivals": {"arrivals": "sometimes"},
-    "unknown-fault": {"faults": (("device.sulks", 100),)},
-    "more-than-certain": {"faults": (("device.slow", 1001),)},
-    "less-than-never": {"faults": (("device.slow", -1),)},
-    "negative-demand": {"slo_ttft_ms": -1},
-}
-"""Name -> the values that make a service impossible."""
-
-
-def _impossible(config: SimulatorConfig, has: SimulatorCapabilities) -> list[str]:
-    without = () if has.faults else ("faults",)
-    without += () if has.goodput else ("slo_ttft_ms",)
-    return [name for name, values in IMPOSSIBLE.items() if values.keys().isdisjoint(without)]
-
 
 def _is_calm(t: SimulatorTrial) -> bool:
     return t.service.faults is None
@@ -92,6 +63,11 @@ def _is_steady(t: SimulatorTrial) -> bool:
 def _has_one_draft(t: SimulatorTrial) -> bool:
     """Return whether what a request gets in a round follows from that request alone."""
     return not t.config.adaptive and not t.service.clients and not t.service.has_leavers
+
+
+def _is_apart(t: SimulatorTrial, replicas: int, cancels: int) -> bool:
+    """Return whether no engine of the service depends on another one when requests come to them in turn."""
+    return _is_calm(t) and not t.config.has_pools and not t.service.clients
 
 
 def _may_have_faults(t: SimulatorTrial) -> bool:
@@ -133,6 +109,7 @@ class SimulatorTrial(Trial):
     limit_s = 60.0
     values: ClassVar = {
         "kind": FAULTS,
+        "clients": (0, 1, 2),
         "num_requests": (4, 1, 8, 12),
         "arrivals": ("even", "poisson"),
         "prompt_lens": ((5,), (3, 17), (40,), (1, 9, 30, 64)),
@@ -160,7 +137,7 @@ class SimulatorTrial(Trial):
     def _become(self, **changes: Any) -> bool:
         """Change the service. Returns False, with nothing changed, if that would make it impossible or large."""
         service = replace(self.service, **changes)
-        if not _makes_sense(service):
+        if not makes_sense(service):
             return False
         if service != self.service:
             self.service, self._last = service, None
@@ -245,6 +222,17 @@ class SimulatorTrial(Trial):
         if fails:
             kinds = dict.fromkeys(STEP_FAULTS, 6 * percent)
         return self._become(faults=tuple({**dict(self.service.faults or ()), **kinds}.items())) and self._run_once()
+
+    @operation(needs="bursts", weight=4, when=lambda t, percent, clients: _may_have_faults(t), percent=(100, 40))
+    def burst(self, percent: int, clients: int) -> bool:
+        """Run a few long requests of which so many per cent come in a burst, from so many clients or at their times."""
+        if not 0 <= percent <= 100 or clients not in (0, 1, 2):
+            return False
+        load = {"num_requests": BURST_REQUESTS, "clients": clients, "output_lens": (30,), "stream_interval": 1}
+        stays = {"cancels": 0, "deadline_ms": 0, "chunk_us": 0}
+        service = replace(self.service, faults=((BURST, 10 * percent),), **load, **stays)
+        self._simulate(self.subject.run, service)
+        return True
 
     @operation(needs="faults", weight=6, when=lambda t, kind, percent: _may_have_faults(t), percent=(10, 30, 0, 2))
     def plan(self, kind: str, percent: int) -> bool:
@@ -391,7 +379,21 @@ class SimulatorTrial(Trial):
         self.moment.split = self._pair(self.subject.round_by_round, self.service)
         return True
 
-    @operation(weight=8, hostile=True, probes="SIM-11", when=lambda t, how: how in IMPOSSIBLE, how=_impossible)
+    @operation(needs="parts", weight=6, when=_is_apart, replicas=(2, 3), cancels=(700, 0))
+    def in_parts(self, replicas: int, cancels: int) -> bool:
+        """Run it on so many engines that get requests in turn, permille of which are given up, and each engine by
+        itself."""
+        if not 2 <= replicas <= MAX_REPLICAS or not 0 <= cancels <= 1000:
+            return False
+        long = {"output_lens": (30,)} if cancels else {}
+        service = replace(self.service, replicas=replicas, policy="round_robin", cancels=cancels, **long)
+        together = self._simulate(self.subject.run, service)
+        if together is not None:
+            apart = self.ask(self.subject.in_parts, service)
+            self.moment.apart = together, read_requests(self, apart, len(together.arrivals))
+        return True
+
+    @operation(weight=8, hostile=True, probes="SIM-11", when=lambda t, how: how in IMPOSSIBLE, how=impossible_for)
     def impossible(self, how: str) -> None:
         """Run it with something impossible. Must be refused."""
         m, values = self.moment, IMPOSSIBLE[how]
@@ -418,26 +420,3 @@ class SimulatorTrial(Trial):
         answer = self._simulate(self.subject.run, busy)
         if answer is not None:
             self.moment.queue = Queueing(services, QUEUE_TOLERANCE, answer)
-
-
-def _makes_sense(service: Service) -> bool:
-    """Return whether the service is possible in itself, and small. Shrinking tries everything."""
-    lengths = (*service.prompt_lens, *service.output_lens)
-    return (
-        1 <= service.num_requests <= MAX_REQUESTS
-        and service.arrivals in ("poisson", "even")
-        and service.rate_per_ks >= 1
-        and bool(service.prompt_lens and service.output_lens)
-        and all(1 <= length <= MAX_LENGTH for length in lengths)
-        and service.seed >= 0
-        and 1 <= service.pages <= MAX_PAGES
-        and service.max_running >= 1
-        and 1 <= service.replicas <= MAX_REPLICAS
-        and min(service.slo_ttft_ms, service.slo_e2el_ms) >= 0
-        and service.policy in ("least_loaded", "round_robin")
-        and service.link_mbps >= 1
-        and 0 <= service.clients <= MAX_REQUESTS
-        and 0 <= service.cancels <= 1000
-        and min(service.deadline_ms, service.jitter) >= 0
-        and all(kind in FAULTS and 0 <= permille <= 1000 for kind, permille in service.faults or ())
-    )

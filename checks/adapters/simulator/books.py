@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +12,9 @@ from ....observe.metrics import RunMetrics
 from ....sim.actors.client import Patience
 from ....sim.assembly import Assembly
 from ....sim.disaggregation.cluster import draft_input_bytes
+from ....sim.load import length_notice
 from ....sim.run import Simulation
+from ....sim.running.report import RunReport
 from ....sim.workload.workload import Arrival
 
 
@@ -88,6 +91,16 @@ def patience_of(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, in
     patience = Patience(simulation.scenario.seed, clients.deadline_s, clients.cancel_share, clients.cancel_mean_s)
     waits = {f"r{arrival.row}": patience.of(arrival.row) for arrival in arrivals}
     return {name: ns for name, ns in waits.items() if ns is not None}
+
+
+def lengths_of(report: RunReport, summary: Mapping[str, Any]) -> dict[str, tuple[float, float, bool]]:
+    """Return mean and deviation of the lengths that were asked for, and whether the report says that it has others."""
+    found = {}
+    for kind, asked in report.asked_lengths.items():
+        got = summary[f"mean_{kind}_tokens"]
+        notice = None if got is None else length_notice(kind, asked, got, summary["completed"])
+        found[kind] = (*asked, notice is not None)
+    return found
 
 
 def link_of(simulation: Simulation) -> list[float]:

@@ -22,7 +22,7 @@ from ....sim.scenario import Scenario
 from ....sim.scenario_file import scenario_from_dict
 from ....sim.workload.workload import Arrival
 from .acceptance import acceptance_of
-from .books import left_of, link_of, machine_of, patience_of, port_of
+from .books import left_of, lengths_of, link_of, machine_of, patience_of, port_of
 from .history import History
 
 REASONS = {"stop": "completed", "length": "completed", "refused": "refused", "abort": "aborted", "error": "failed"}
@@ -49,14 +49,23 @@ class CheckedSimulator:
 
     capabilities = SimulatorCapabilities.all()
 
-    def __init__(self, config: SimulatorConfig, **engine: int) -> None:
-        self.config, self.engine = config, engine
+    def __init__(self, config: SimulatorConfig, *, own: range | None = None, **engine: int) -> None:
+        """Take what the services of `config` have in common; `own`: the engines of which alone runs consist."""
+        self.config, self.own, self.engine = config, own, engine
 
     def run(self, service: Service) -> dict[str, Any]:
         return self.simulate(service, self.load(service))
 
     def round_by_round(self, service: Service) -> dict[str, Any]:
         return type(self)(self.config, block_rounds=1).run(service)
+
+    def in_parts(self, service: Service) -> list[dict[str, Any]]:
+        requests: list[dict[str, Any]] = []
+        for replica in range(service.replicas):
+            part = type(self)(self.config, own=range(replica, replica + 1))
+            scenario, history = part.scenario(service, part.load(service)), History()
+            requests += part.outcomes(scenario, history, None)[0]
+        return requests
 
     def replay(self, service: Service, arrivals: Sequence[Sequence[int]]) -> dict[str, Any]:
         with TemporaryDirectory() as folder:
@@ -142,13 +151,8 @@ class CheckedSimulator:
 
     def simulate(self, service: Service, workload: dict[str, Any]) -> dict[str, Any]:
         scenario, history = self.scenario(service, workload), History()
-        with TemporaryDirectory() as folder:
-            metrics = RunMetrics(folder)
-            simulation = self.make(scenario, metrics, history, self.plan(service))
-            arrivals = list(simulation.workload)
-            report = simulation.run()
-            metrics.close()
-            rows = read_rows(Path(folder) / "requests.parquet")
+        requests, simulation, report, metrics = self.outcomes(scenario, history, self.plan(service))
+        arrivals = list(simulation.workload)
         slo = SLO(scenario.slo.ttft_ms, None, scenario.slo.e2el_ms)
         for replica, busy_ns in enumerate(report.device_busy_ns):
             metrics.observe_device(replica, busy_ns)
@@ -157,10 +161,22 @@ class CheckedSimulator:
             "events": history.lines,
             "times_ns": history.times_ns,
             "arrivals": [[arrival.time_ns or 0, arrival.prompt.length, arrival.output_len] for arrival in arrivals],
-            "requests": [self.outcome(row, history) for row in rows],
+            "requests": requests,
             "summary": summary,
             "books": self.books(simulation, report, metrics, summary, arrivals),
         }
+
+    def outcomes(
+        self, scenario: Scenario, history: History, faults: FaultPlan | None
+    ) -> tuple[list[dict[str, Any]], Simulation, RunReport, RunMetrics]:
+        """Make a run, and return its requests, and what it and its metrics have said."""
+        with TemporaryDirectory() as folder:
+            metrics = RunMetrics(folder)
+            simulation = self.make(scenario, metrics, history, faults)
+            report = simulation.run()
+            metrics.close()
+            rows = read_rows(Path(folder) / "requests.parquet")
+        return [self.outcome(row, history) for row in rows], simulation, report, metrics
 
     def books(
         self,
@@ -177,6 +193,7 @@ class CheckedSimulator:
             "summary": {**summary, **pools, **timeline},
             "machine": machine_of(simulation.assembly),
             **acceptance_of(simulation, arrivals),
+            "lengths": lengths_of(report, summary),
             "patience": patience_of(simulation, arrivals),
             "link": link_of(simulation),
             "port": port_of(simulation),
@@ -184,7 +201,7 @@ class CheckedSimulator:
         }
 
     def make(self, scenario: Scenario, metrics: RunMetrics, history: History, faults: FaultPlan | None) -> Simulation:
-        return Simulation(scenario, sinks=lambda r: [metrics.sink(r), history.sink(r)], faults=faults)
+        return Simulation(scenario, sinks=lambda r: [metrics.sink(r), history.sink(r)], faults=faults, own=self.own)
 
     def outcome(self, row: dict[str, Any], history: History) -> dict[str, Any]:
         """Return one row of `requests.parquet`, with what the history has of it."""

@@ -13,7 +13,7 @@ from ...harness.invariants import Finding, checks
 from ...harness.invariants import Outcome as Verdict
 from ..acceptance import wrong_acceptance
 from ..answer import SimulatorAnswer, SimulatorMoment
-from ..books import Books
+from ..books import Books, wrong_notices
 from ..contract import SimulatorConfig
 from ..ledger import SimulatorLedger
 from ..roofline import Clockwork, Roofline
@@ -92,7 +92,7 @@ def _report(reading: Reading) -> Finding | None:
     books = Books(reading.ledger, dict(answer.books["summary"]), busy_ns, is_plain=is_plain, has_faults=has_faults)
     wrong = next(books.wrong(), None)
     if wrong is None:
-        return None
+        return _first(wrong_notices(answer), "who compares runs believes in the load of each")
     return Finding(f"{wrong.name} is {wrong.value}", f"{wrong.should}, by the log", "the report is of another run")
 
 

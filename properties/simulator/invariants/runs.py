@@ -148,8 +148,10 @@ def steps_are_their_rounds(m: SimulatorMoment) -> Verdict:
     )
 
 
-@checks("SIM-06", CONTRACT, on=("one-more-request", "one-more-fault"))
+@checks("SIM-06", CONTRACT, on=("one-more-request", "one-more-fault", "in-parts"))
 def the_draws_of_others_do_not_move(m: SimulatorMoment) -> Verdict:
+    if m.apart is not None:
+        return _apart(*m.apart)
     if m.grown is None:
         return None
     before, after = m.grown
@@ -171,6 +173,20 @@ def the_draws_of_others_do_not_move(m: SimulatorMoment) -> Verdict:
         if is_undisturbed and request.runs != old.runs:
             return Finding(f"{name} gets runs of {list(request.runs)} tokens", f"{list(old.runs)}", why)
     return True
+
+
+def _apart(together: SimulatorAnswer, apart: tuple[Outcome, ...]) -> Verdict:
+    """Compare the requests of all engines with those of each engine by itself."""
+    why = "which engines are simulated together decides nothing"
+    by_number = {request.number: request for request in apart}
+    for request in together.requests:
+        alone = by_number.get(request.number)
+        if alone != request:
+            was = f"an engine by itself has for request {request.number} {alone}"
+            return Finding(was, f"{request}, as among the others", why)
+    if len(apart) == len(together.requests):
+        return True
+    return Finding(f"{len(apart)} requests of engines by themselves", f"{len(together.requests)}", why)
 
 
 @checks("SIM-07", CONTRACT)
