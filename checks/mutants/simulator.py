@@ -102,6 +102,25 @@ BeginsWindowsEarly (SIM-15): Longest runs that are asked for together begin at a
         object.__setattr__(simulation.assembly.acceptance, "__class__", EarlyWindows)
         return simulation
 
+CopiesDrawAsOne (SIM-15): The requests of a burst accept what the first of them accepts.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        submit = simulation.router.submit
+        simulation.router.submit = lambda request, truth: submit(
+            request, replace(truth, key=request_key(request.request_id.partition(".")[0]))
+        )
+        return simulation
+
+WaitsForItsBurst (SIM-15): A client waits for the last request of a burst.
+    CheckedSimulator.make:
+        simulation, sent = good(self, scenario, metrics, history, faults), []
+        simulation._send_one = lambda *request, good=simulation._send_one: sent.append(good(*request)) or sent[-1]
+        simulation._send = lambda arrival, good=simulation._send: good(arrival) and sent[-1]
+        return simulation
+
+DrawsPartsAnew (SIM-06): An engine that is simulated by itself has draws of its own.
+    CheckedSimulator.in_parts = good(self, replace(service, seed=service.seed + 1))
+
 BreaksTiesByHash (SIM-01): Of equally busy engines the router takes the one with the smallest `hash()`.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)
@@ -151,6 +170,15 @@ CallsEverythingGood (SIM-07): Every completed request counts as good.
     CheckedSimulator.summary:
         summary = good(self, metrics, duration_ns, slo)
         return summary | {"request_goodput": summary["request_goodput"] and summary["request_throughput"]}
+
+NoticesEveryMean (SIM-13): A report says of every mean length but the exact one that it is not as asked for.
+    CheckedSimulator.books:
+        books = good(self, simulation, report, metrics, summary, arrivals)
+        lengths = {
+            kind: (mean, deviation, summary[f"mean_{kind}_tokens"] not in (None, mean))
+            for kind, (mean, deviation, _) in books["lengths"].items()
+        }
+        return books | {"lengths": lengths}
 
 LeavesOutTheQueue (SIM-09): A waiting request is not in the system.
     CheckedSimulator.summary:

@@ -223,7 +223,7 @@ class SimulatorTrial(Trial):
             kinds = dict.fromkeys(STEP_FAULTS, 6 * percent)
         return self._become(faults=tuple({**dict(self.service.faults or ()), **kinds}.items())) and self._run_once()
 
-    @operation(needs="bursts", weight=4, when=lambda t, percent, clients: _may_have_faults(t), percent=(100, 40))
+    @operation(needs="bursts", weight=6, when=lambda t, percent, clients: _may_have_faults(t), percent=(100, 40))
     def burst(self, percent: int, clients: int) -> bool:
         """Run a few long requests of which so many per cent come in a burst, from so many clients or at their times."""
         if not 0 <= percent <= 100 or clients not in (0, 1, 2):
