@@ -63,7 +63,7 @@ def _wrong_windows(windows: Sequence[tuple[int, Sequence[int], Sequence[int]]]) 
 
 def _wrong_counts(process: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     num_draws = process["num_draws"]
-    for position, counts in process["counts"].items():
+    for position, counts in process["counts"]:
         expected = shares_at(position, **process["law"])
         reached = [sum(counts[depth:]) for depth in range(1, max(len(counts), len(expected) + 1))]
         for depth, (count, p) in enumerate(zip_longest(reached, expected, fillvalue=0), 1):

@@ -178,8 +178,8 @@ class Simulator(Protocol):
                            asked     with `acceptance`: the acceptance processes of the simulator, first that of the
                                      run, each as a mapping: `law`, arguments of `simulator/acceptance.py: shares_at`;
                                      `windows`, which were asked for in one call, each (first output position, longest
-                                     runs from there on, the same asked for one at a time); `counts`, mapping: output
-                                     position -> of `num_draws` requests how many have the longest run 0, 1, 2, … there
+                                     runs from there on, the same asked for one at a time); `counts`, each (output
+                                     position, of `num_draws` requests how many have the longest run 0, 1, 2, … there)
                            lengths   with `notices`: mapping "input" and "output" -> mean and standard deviation of the
                                      lengths asked for, and whether the report says that the mean of the completed
                                      requests is another one: it does if that is more than 5 % and more than 4 standard

@@ -239,7 +239,7 @@ class SimulatorTrial(Trial):
         """Put a kind of fault into the service's plan."""
         return self._become(faults=self._with_fault(kind, percent))
 
-    @operation(needs="faults", weight=3)
+    @operation(needs="faults", weight=4)
     def calm(self) -> bool:
         """Remove the service's fault plan."""
         return self._become(faults=None)

@@ -78,7 +78,7 @@ def _asked(
     windows = process.run_windows(keys, starts, WIDTH)
     alone = process.longest_run(keys[:, None], starts[:, None] + np.arange(WIDTH))
     many = np.arange(num_draws, dtype=np.uint64)
-    counts = {at: np.bincount(process.longest_run(many, np.full(1, at, np.int64))).tolist() for at in POSITIONS}
+    counts = [(at, np.bincount(process.longest_run(many, np.full(1, at, np.int64))).tolist()) for at in POSITIONS]
     return {
         "law": law,
         "windows": list(zip(starts.tolist(), windows.tolist(), alone.tolist(), strict=True)),
