@@ -346,7 +346,7 @@ class SimulatorTrial(Trial):
             self.moment.planned = None if second is None else (first, second)
 
     @operation(
-        weight=12, when=_has_room_for, pages=(1, 4, 8, 16, 64, 1024), percent=(0, 120, 150, 200, 60), together=(4, 8)
+        weight=14, when=_has_room_for, pages=(1, 4, 8, 16, 64, 1024), percent=(0, 120, 150, 200, 60), together=(4, 8)
     )
     def more_pages(self, pages: int, percent: int, together: int) -> None:
         """Run it without faults, and again with more pages: first with its pool, or, of at least `MANY` requests, with
@@ -371,7 +371,7 @@ class SimulatorTrial(Trial):
             arrivals = [list(arrival) for arrival in first.arrivals]
             self.moment.replayed = self._pair(self.subject.replay, self.service, arrivals)
 
-    @operation(needs="blocks", weight=12, when=lambda t, gap_ms: _is_steady(t), gap_ms=(5, 200, 50))
+    @operation(needs="blocks", weight=14, when=lambda t, gap_ms: _is_steady(t), gap_ms=(5, 200, 50))
     def round_by_round(self, gap_ms: int) -> bool:
         """Let long requests come `gap_ms` apart, run it, and again with steps of one round each."""
         if gap_ms < 1 or not self._become(num_requests=8, rate_per_ks=10**6 // gap_ms, output_lens=(30, 45)):
@@ -379,7 +379,7 @@ class SimulatorTrial(Trial):
         self.moment.split = self._pair(self.subject.round_by_round, self.service)
         return True
 
-    @operation(needs="parts", weight=6, when=_is_apart, replicas=(2, 3), cancels=(700, 0))
+    @operation(needs="parts", weight=4, when=_is_apart, replicas=(2, 3), cancels=(700, 0))
     def in_parts(self, replicas: int, cancels: int) -> bool:
         """Run it on so many engines that get requests in turn, permille of which are given up, and each engine by
         itself."""
