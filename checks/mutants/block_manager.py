@@ -7,7 +7,7 @@ MANAGER = """
 FindsAllOfIt (BLOCKS-01): A prompt that is cached to its end leaves no token to compute.
     PlainBlockManager.lookup = good(self, [*tokens, -1], namespace)
 
-ForgetsTheNamespace (BLOCKS-01): Requests of different adapters share their pages.
+ForgetsTheNamespace (BLOCKS-01, BLOCKS-08): Requests of different adapters share their pages.
     PlainBlockManager.key = group, "", tuple(tokens[:end])
 
 KeysTheBlockAlone (BLOCKS-01, BLOCKS-08): A block is found by its own tokens, whatever stands before it.
@@ -74,11 +74,11 @@ OneKeyForAllGroups (BLOCKS-01, BLOCKS-03, BLOCKS-08): A page of one group of lay
 
 CachesDrafts (BLOCKS-01, BLOCKS-03, BLOCKS-08): A page that drafts have filled is found by the next request.
     PlainBlockManager.extend
-        - for number, page in enumerate(pages[: self.lengths[request] // self.size], 1):
-        + for number, page in enumerate(pages[: self.needed(self.lengths[request])], 1):
+        - for number, page in enumerate(pages[: length // self.size], 1):
+        + for number, page in enumerate(pages[: self.config.pages_to(group, length)], 1):
 
 ForgetsTheDrafts (BLOCKS-06): A step has no slots for drafts where they begin a page.
-    PlainBlockManager.needed = -(-length // self.size)
+    PlainBlockManager.lacks = good(self, request, tables, length - self.lookahead)
 
 HandsOutWhatAWindowGaveBack (BLOCKS-02): A page that a window gave back stays in the table of its request.
     PlainBlockManager.forget
@@ -108,10 +108,80 @@ NamesThePageAlone (BLOCKS-08): The event of a page names its own tokens, whateve
 
 TellsOfAPageBehindTheWrongOne (BLOCKS-08): The event of a page names the text two pages before it.
     PlainBlockManager.cache
-        - start = end - self.size
-        + start = max(end - 2 * self.size, 0)
+        - start = end - self.size if
+        + start = max(end - 2 * self.size, 0) if
         - tokens[start:end]
         + tokens[end - self.size : end]
+
+GoesOnFromAnOlderState (BLOCKS-01, BLOCKS-06): A match is as long as attention has pages, with the last state that was kept before.
+    PlainBlockManager.lookup:
+        if self.windows != (0, STATE):
+            return good(self, tokens, namespace)
+        self.windows = (0,)
+        (pages,) = good(self, tokens, namespace)
+        self.windows = (0, STATE)
+        where = {key: page for page, key in self.keys.items()}
+        states = [where.get(self.key(1, tokens, namespace, end * self.size), GONE) for end in range(1, len(pages) + 1)]
+        kept = [page for page in states if page != GONE]
+        return [pages, [GONE] * (len(pages) - 1) + kept[-1:]] if kept else [[], []]
+
+KeepsTheStateOfAPageThatWasPassed (BLOCKS-01, BLOCKS-06, BLOCKS-08): A state is found at the end of the page before its own.
+    PlainBlockManager.cache = good(self, page, group, tokens, namespace, max(end - self.size * (self.windows[group] == STATE), self.size))
+
+CachesAStateWithinAPage (BLOCKS-01, BLOCKS-03, BLOCKS-08): A state is found at the end of its page while the text still fills it.
+    PlainBlockManager.extend
+        - for number, page in enumerate(pages[: length // self.size], 1):
+        + for number, page in enumerate(pages[: (length + (self.size - 1) * (self.windows[group] == STATE)) // self.size], 1):
+
+WritesTheStateThatItFound (BLOCKS-01, BLOCKS-03, BLOCKS-08): A request that starts from a cached state updates it in place.
+    PlainBlockManager.extend:
+        good(self, request, tokens, length)
+        for window, pages in zip(self.windows, self.tables[request]):
+            last = (length - 1) // self.size
+            before = [number for number, page in enumerate(pages[:last]) if page != GONE]
+            if window == STATE and before:
+                self.give_back(pages[last])
+                self.keys.pop(pages[last], None)
+                pages[last] = pages[before[-1]]
+
+SharesAStateThatIsWritten (BLOCKS-03, BLOCKS-01): A request takes the state of one that runs with the same text, not a copy of it.
+    PlainBlockManager.extend:
+        good(self, request, tokens, length)
+        for name, tables in self.tables.items():
+            for window, mine, theirs in zip(self.windows, self.tables[request], tables):
+                is_equal = self.names[name] == self.names[request] and self.lengths[name] == length and name != request
+                last = (length - 1) // self.size
+                if window == STATE and is_equal and length % self.size and mine[last] not in theirs:
+                    self.give_back(mine[last])
+                    mine[last] = theirs[last]
+                    self.hold(mine[last])
+
+GivesBackTheStateThatItReads (BLOCKS-06, BLOCKS-03): The page of the state from which a step goes on is free before the step ends.
+    PlainBlockManager.extend:
+        good(self, request, tokens, length)
+        for window, pages in zip(self.windows, self.tables[request]):
+            for number in range((length - 1) // self.size) if window == STATE else ():
+                self.give_back(pages[number])
+                pages[number] = GONE
+
+LosesTheStateBefore (BLOCKS-02): A state that no later step reads leaves the table, and its page is not free.
+    PlainBlockManager.forget:
+        for window, pages in zip(self.windows, self.tables[request]):
+            if window == STATE:
+                pages[: self.first_seen(self.lengths[request], window)] = [GONE] * self.first_seen(self.lengths[request], window)
+        good(self, request)
+
+OwnsTheNullPage (BLOCKS-02, BLOCKS-06): The places of states that were passed over have the slots of the null page.
+    PlainBlockManager.tables_of
+        - if page != GONE else -1
+        + if page != GONE or STATE in self.windows else -1
+
+GivesDraftsNoStates (BLOCKS-06): The states after drafts have no pages.
+    PlainBlockManager.extend:
+        good(self, request, tokens, length)
+        for window, pages in zip(self.windows, self.tables[request]):
+            while window == STATE and len(pages) > -(-length // self.size):
+                self.give_back(pages.pop())
 
 AdmitsANameTwice (BLOCKS-07): A second request of a name takes the first one's place.
     PlainBlockManager.admit

@@ -140,15 +140,24 @@ def _scheduler(name: str, make: str, otherwise: Mapping[str, str], defects: tupl
     return ServerComponent(name, "engine", f"{_HERE}.vllm_scheduler:{make}", 30_000, otherwise, defects)
 
 
+def _manager(name: str, make: str, *defects: Defect, **otherwise: str) -> ServerComponent:
+    return ServerComponent(name, "block-manager", f"{_HERE}.vllm_manager:{make}", 20_000, otherwise, defects)
+
+
+_EAGLE = {"drops_last_page": "the last block of a hit is computed again, for the hidden states that the head needs"}
+_UNSALTED = Defect(
+    ("BLOCKS-08",),
+    "a BlockStored of a Mamba group has the tokens of blocks that it passes over, but not their extra keys: the salt "
+    "of the text is missing",
+)
+
 _VLLM = (
-    ServerComponent("KVCacheManager", "block-manager", f"{_HERE}.vllm_manager:make", 20_000),
-    ServerComponent(
-        "KVCacheManager, use_eagle",
-        "block-manager",
-        f"{_HERE}.vllm_manager:make_eagle",
-        20_000,
-        {"drops_last_page": "the last block of a hit is computed again, for the hidden states that the head needs"},
-    ),
+    _manager("KVCacheManager", "make"),
+    _manager("KVCacheManager, use_eagle", "make_eagle", **_EAGLE),
+    _manager("KVCacheManager, Mamba none", "make_one_state"),
+    _manager("KVCacheManager, Mamba align", "make_states"),
+    _manager("KVCacheManager, Mamba align, use_eagle", "make_states_eagle", **_EAGLE),
+    _manager("KVCacheManager, Mamba align, salts", "make_states_salted", _UNSALTED),
     _scheduler("Scheduler, fcfs", "make", _SCHEDULER),
     _scheduler("Scheduler, priority", "make_by_priority", _PRIORITY, (_EMPTY_STEP,)),
     _scheduler("Scheduler, priority, long prefills capped", "make_capped", _PRIORITY, (_UNCOMPUTED, _EMPTY_STEP)),

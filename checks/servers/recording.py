@@ -145,11 +145,12 @@ def main(arguments: Sequence[str]) -> None:
     package = package_of(name)
     name_wheel(name, Path(wheel))
     release = package.open()
-    for number, component in enumerate(package.components):
+    for component in package.components:
         if component.defects:
             continue
         text = json.dumps(record(component), separators=(",", ":"))
-        (Path(folder) / f"{name}-{release.version}-{number}.json").write_text(text + "\n", encoding="utf-8")
+        adapter = component.subject.rpartition(".")[2].replace(":", "-")
+        (Path(folder) / f"{adapter}-{release.version}.json").write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ import ast
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+from ...properties.block_manager.contract import STATE
 from .release import Release, open_release
 from .wheel import read_source
 
@@ -87,16 +88,22 @@ def hash_of(content: Any) -> bytes:
     return hash(content).to_bytes(8, "little", signed=True)
 
 
-def cache_config(num_blocks: int, block_size: int, windows: Sequence[int] = (0,)) -> Any:
+def cache_config(
+    num_blocks: int, block_size: int, windows: Sequence[int] = (0,), states: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
     """Make the release's KVCacheConfig of so many blocks, the null block not among them, and groups of layers.
 
-    `windows`: the sliding window of each group in tokens, 0 for full attention.
+    `windows`: the sliding window of each group in tokens, 0 for full attention, STATE for Mamba; `states`: further
+    fields of Mamba's MambaSpec.
     """
     interface, torch = module_of("kv_cache_interface"), importlib.import_module("torch")
     shape = {"block_size": block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     groups = []
     for number, window in enumerate(windows):
-        if window:
+        if window == STATE:
+            given = {"block_size": block_size, "shapes": ((1,),), "dtypes": (torch.float32,)}
+            spec = interface.MambaSpec(**given | dict(states))
+        elif window:
             spec = interface.SlidingWindowSpec(**shape, sliding_window=window)
         else:
             spec = interface.FullAttentionSpec(**shape)

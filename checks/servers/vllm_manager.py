@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from ...properties.block_manager.contract import BlockManagerConfig, CacheEvent
+from ...properties.block_manager.contract import STATE, BlockManagerConfig, CacheEvent
 from ...properties.harness.contract import Adapter
 from .release import Recorded
 from .vllm import cache_config, make_request, module_of
@@ -22,10 +22,14 @@ CONTEXT = 4096
 class VLLMManager:
     """A manager of the release, and the requests that its scheduler would keep."""
 
-    def __init__(self, config: BlockManagerConfig, use_eagle: bool) -> None:
+    def __init__(self, config: BlockManagerConfig, use_eagle: bool, mamba_cache_mode: str) -> None:
         kind = module_of("core.kv_cache_manager").KVCacheManager
         block = {"scheduler_block_size": config.page_size, "hash_block_size": config.page_size}
-        tables = cache_config(config.num_pages, config.page_size, config.windows)
+        states = {"mamba_cache_mode": mamba_cache_mode, "num_speculative_blocks": config.lookahead}
+        self.is_one_block: bool = mamba_cache_mode == "none"
+        if self.is_one_block:
+            block["scheduler_block_size"] = states["block_size"] = CONTEXT * config.page_size
+        tables = cache_config(config.num_pages, config.page_size, config.windows, states)
         known = inspect.signature(kind).parameters
         block = {name: value for name, value in block.items() if name in known}
         self.config: BlockManagerConfig = config
@@ -34,7 +38,7 @@ class VLLMManager:
             kind(
                 tables,
                 max_model_len=CONTEXT,
-                enable_caching=True,
+                enable_caching=not self.is_one_block,
                 use_eagle=use_eagle,
                 enable_kv_cache_events=True,
                 **block,
@@ -43,7 +47,8 @@ class VLLMManager:
             self,
             self._told,
         )
-        layers = ", ".join(f"sliding window {window}" if window else "full attention" for window in config.windows)
+        names = {0: "full attention", STATE: f"Mamba, mamba_cache_mode={mamba_cache_mode!r}"}
+        layers = ", ".join(names.get(window, f"sliding window {window}") for window in config.windows)
         self.made: str = (
             f"manager = KVCacheManager(…, use_eagle={use_eagle})  # {config.num_pages} blocks of {config.page_size} and "
             f"the null block; groups: {layers}"
@@ -70,6 +75,7 @@ class VLLMManager:
         return int(length)
 
     def _allocate(self, request: Any, count: int, **found: Any) -> Any:
+        self.manager.new_step_starts()
         lookahead = {"num_lookahead_tokens": self.config.lookahead} if self.config.lookahead else {}
         return self.manager.allocate_slots(request, count, **found, **lookahead)
 
@@ -89,10 +95,14 @@ class VLLMManager:
         return self.tables_of(request)[0]
 
     def tables_of(self, request: str) -> list[list[int]]:
-        size = self.config.page_size
+        size, tables = self.config.page_size, list(self.manager.get_block_ids(request))
+        if self.is_one_block:
+            pages = -(-self.requests[request].num_computed_tokens // size)
+            for group, window in enumerate(self.config.windows):
+                if window == STATE:
+                    tables[group] = tables[group][:1] * (pages - 1) + tables[group]
         return [
-            [block * size + offset if block else -1 for block in blocks for offset in range(size)]
-            for blocks in self.manager.get_block_ids(request)
+            [block * size + offset if block else -1 for block in blocks for offset in range(size)] for blocks in tables
         ]
 
     def events(self) -> list[CacheEvent]:
@@ -122,10 +132,22 @@ def _event(event: Any) -> CacheEvent:
     return CacheEvent(True, event.block_hashes, group, event.parent_block_hash, event.token_ids, namespace)
 
 
-def _adapter(use_eagle: bool, *more: str) -> Callable[[BlockManagerConfig], VLLMManager]:
-    capabilities = ("caching", "namespaces", "windows", "groups", "lookahead", "events", *more)
-    return Adapter(lambda config: VLLMManager(config, use_eagle), capabilities, None)
+def _adapter(
+    *capabilities: str, use_eagle: bool = False, mode: str = ""
+) -> Callable[[BlockManagerConfig], VLLMManager]:
+    more = ("drops_last_page",) if use_eagle else ()
+    supports = (lambda config: config.windows == (0, STATE)) if mode else None
+    declared = ("windows", "groups", "lookahead", *capabilities, *more)
+    return Adapter(lambda config: VLLMManager(config, use_eagle, mode), declared, supports)
 
 
-make: Callable[[BlockManagerConfig], VLLMManager] = _adapter(False)
-make_eagle: Callable[[BlockManagerConfig], VLLMManager] = _adapter(True, "drops_last_page")
+make: Callable[[BlockManagerConfig], VLLMManager] = _adapter("caching", "namespaces", "events")
+make_eagle: Callable[[BlockManagerConfig], VLLMManager] = _adapter("caching", "namespaces", "events", use_eagle=True)
+make_states: Callable[[BlockManagerConfig], VLLMManager] = _adapter("states", "caching", "events", mode="align")
+make_states_eagle: Callable[[BlockManagerConfig], VLLMManager] = _adapter(
+    "states", "caching", "namespaces", mode="align", use_eagle=True
+)
+make_states_salted: Callable[[BlockManagerConfig], VLLMManager] = _adapter(
+    "states", "caching", "namespaces", "events", mode="align"
+)
+make_one_state: Callable[[BlockManagerConfig], VLLMManager] = _adapter("states", mode="none")

@@ -15,14 +15,19 @@ from typing import ClassVar, NamedTuple, Protocol
 from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
 
+STATE = 1
+"""The window of a group whose layers keep a state (Mamba, linear attention): each sees the newest token, and a state of
+all before it."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockManagerConfig:
     """What `make(config)` builds: `num_pages` pages of `page_size` slots, and a padding page of the manager's own
     where it has one.
 
-    `windows`: for each group of layers, how many tokens its attention sees, the newest included (2 or more); 0: all. A
-    request has a page table for each group. `lookahead`: how many slots a step needs behind its positions, for drafts.
+    `windows`: for each group of layers, how many tokens its attention sees, the newest included (2 or more); 0: all;
+    STATE: its layers keep a state. A request has a page table for each group. `lookahead`: how many slots a step needs
+    behind its positions, for drafts; in a group with states so many pages, one for the state after each draft.
     """
 
     num_pages: int
@@ -32,7 +37,13 @@ class BlockManagerConfig:
 
     def __post_init__(self) -> None:
         assert self.num_pages >= 1 and self.page_size >= 1 and self.lookahead >= 0
-        assert self.windows and all(window == 0 or window >= 2 for window in self.windows)
+        assert self.windows and min(self.windows) >= 0
+
+    def pages_to(self, group: int, num_tokens: int) -> int:
+        """Return the pages of a table with so many positions, and with those of drafts behind them."""
+        if self.windows[group] == STATE:
+            return -(-num_tokens // self.page_size) + self.lookahead
+        return -(-(num_tokens + self.lookahead) // self.page_size)
 
     @classmethod
     def draw(cls, choose: Choices, has: BlockManagerCapabilities) -> BlockManagerConfig:
@@ -43,6 +54,8 @@ class BlockManagerConfig:
         if has.groups and choose((False, True)):
             num_pages *= 2
             windows = (0, choose((0, *near)) if has.windows else 0)
+        if has.states and choose((False, True)):
+            windows = (*windows[:-1], STATE)
         return cls(num_pages, page_size, windows, choose((0, 0, 1, 3)) if has.lookahead else 0)
 
 
@@ -57,6 +70,10 @@ class BlockManagerCapabilities(Capabilities):
     # It gives back pages that no later position sees, also when it refuses to grow: their slots are -1 in `slots_of`.
     windows: bool = False
     groups: bool = False  # `tables_of`: several groups of layers, with a page table each
+    # Groups whose layers keep a state. Their tables have the page of the state after the newest position, and of the
+    # state from which the step went on; the slots of other pages may be -1. A state is cached at a page's end, where
+    # a step ended there: a step that begins within a page goes no further than to its end.
+    states: bool = False
     lookahead: bool = False  # `config.lookahead` slots behind the positions of a step
     events: bool = False  # `events`: a second account of what is cached, from which a router works
     # A match is one page shorter than what is cached, as a draft head needs the hidden states of the last page.
@@ -70,7 +87,8 @@ class CacheEvent(NamedTuple):
     """Pages of one text that entered the cache, one behind the other, or pages that left it.
 
     `names`: one for each page, which stands for the group, the namespace and the text up to the page's end. Equal pages
-    have equal names, and each of them enters and leaves by itself.
+    have equal names, and each of them enters and leaves by itself. Of a group with states one page enters, if any: that
+    of the state after the last of the tokens; its parent may be a page of another group.
     """
 
     is_stored: bool

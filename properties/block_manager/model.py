@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from .contract import BlockManagerConfig, CacheEvent
+from .contract import STATE, BlockManagerConfig, CacheEvent
 
 Cell = tuple[int, str, tuple[int, ...]]
-"""What stands in a slot: the group of layers, the namespace, and the text up to the slot's token."""
+"""What stands in a slot: the group of layers, the namespace, and the text up to the slot's token.
+
+All slots of a page with a state hold the text that the state has seen."""
 
 Tables = tuple[tuple[int, ...], ...]
 """The slots of a request's positions, for each group of layers."""
@@ -39,37 +41,39 @@ class ManagedRequest:
 class CacheAccount:
     """What is cached according to the events.
 
-    `texts`: what the name of a page stands for, by group and name, also of pages that have left; `copies`: how many
-    pages hold a text, by the cell of their last slot.
+    `texts`: the namespace and the text for which the name of a page stands, also of pages that have left; `copies`: how
+    many pages hold a text, by the cell of their last slot.
     """
 
-    texts: dict[tuple[int, Hashable], Cell] = field(default_factory=dict)
+    texts: dict[Hashable, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     copies: Counter[Cell] = field(default_factory=Counter)
 
-    def take(self, event: CacheEvent, page_size: int) -> str:
+    def take(self, event: CacheEvent, config: BlockManagerConfig) -> str:
         """Book an event. Returns why it is wrong, or ""."""
-        group, names = event.group, list(event.names)
+        group, names, tokens = event.group, list(event.names), tuple(event.tokens)
+        if not 0 <= group < len(config.windows):
+            return f"there is no group {group}"
         if not event.is_stored:
             return next((wrong for name in names if (wrong := self._remove(group, name))), "")
-        if len(event.tokens) != len(names) * page_size:
-            return f"{len(names)} pages with {len(event.tokens)} tokens entered the cache"
+        size, has_states = config.page_size, config.windows[group] == STATE
+        if len(tokens) % size or (len(names) > 1 if has_states else len(tokens) != len(names) * size):
+            return f"{len(names)} pages with {len(tokens)} tokens entered the cache"
         namespace, text = event.namespace, tuple[int, ...]()
-        if event.parent is not None:
-            if (group, event.parent) not in self.texts:
+        if event.parent is not None and names:
+            if event.parent not in self.texts:
                 return f"pages entered the cache behind {event.parent}, which never did"
-            _, namespace, text = self.texts[group, event.parent]
+            namespace, text = self.texts[event.parent]
+        size = len(tokens) if has_states else size
         for number, name in enumerate(names):
-            text += tuple(event.tokens[number * page_size : (number + 1) * page_size])
-            cell = group, namespace, text
-            known = self.texts.setdefault((group, name), cell)
-            if known != cell:
-                return f"the name {name} stands for {known}, then for {cell}"
-            self.copies[cell] += 1
+            text += tokens[number * size : (number + 1) * size]
+            known = self.texts.setdefault(name, (namespace, text))
+            if known != (namespace, text):
+                return f"the name {name} stands for {known}, then for {(namespace, text)}"
+            self.copies[group, namespace, text] += 1
         return ""
 
     def _remove(self, group: int, name: Hashable) -> str:
-        cell = self.texts.get((group, name))
-        if cell is None or not self.copies[cell]:
+        if name not in self.texts or not self.copies[cell := (group, *self.texts[name])]:
             return f"the page {name} left the cache, in which it was not"
         self.copies[cell] -= 1
         return ""
@@ -101,9 +105,30 @@ class BlockManagerMoment:
         """Return the pages that a request has."""
         return {slot // self.config.page_size for slots in tables for slot in slots if slot >= 0}
 
+    def must_have(self, running: ManagedRequest, group: int, position: int) -> bool:
+        """Return whether a step reads or writes the slot of a position, so that it must be in the table."""
+        size, window = self.config.page_size, self.config.windows[group]
+        if window != STATE:
+            return position >= running.seen_from(window)
+        page = position // size
+        return page >= (running.computed - 1) // size or page == (running.start - 1) // size
+
+    def read_at(self, running: ManagedRequest, group: int) -> Sequence[int]:
+        """Return the computed positions whose cells a step or the next one reads."""
+        window, slots = self.config.windows[group], running.tables[group]
+        stop = min(running.computed, len(slots))
+        if window != STATE:
+            return range(running.seen_from(window), stop)
+        # By page: a state may be updated in place.
+        lasts = {
+            slots[last] // self.config.page_size: last for last in (running.start - 1, stop - 1) if 0 <= last < stop
+        }
+        return list(lasts.values())
+
     def num_pages_with(self, end: Cell) -> int:
         """Count the pages whose slots hold the text up to `end`, each its part of it."""
         size, (group, namespace, text) = self.config.page_size, end
-        cells = [(group, namespace, text[: len(text) - back]) for back in range(size)]
+        has_states = self.config.windows[group] == STATE
+        cells = [(group, namespace, text[: len(text) - back * (not has_states)]) for back in range(size)]
         lasts = (slot for slot, cell in self.memory.items() if cell == end)
         return sum(all(self.memory.get(slot - back) == cell for back, cell in enumerate(cells)) for slot in lasts)

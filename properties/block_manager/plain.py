@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .contract import BlockManagerCapabilities, BlockManagerConfig, CacheEvent
+from .contract import STATE, BlockManagerCapabilities, BlockManagerConfig, CacheEvent
 
 Key = tuple[int, str, tuple[int, ...]]
 
@@ -19,6 +19,7 @@ class PlainBlockManager:
     capabilities = BlockManagerCapabilities.all()
 
     def __init__(self, config: BlockManagerConfig) -> None:
+        self.config: BlockManagerConfig = config
         self.size: int = config.page_size
         self.windows: tuple[int, ...] = config.windows
         self.lookahead: int = config.lookahead
@@ -51,11 +52,13 @@ class PlainBlockManager:
 
     def first_seen(self, length: int, window: int) -> int:
         """Return the first page of a table that the position `length` sees."""
-        return min(max(length - window + 1, 0), length) // self.size if window else 0
+        return max(length - max(window - 1, 1), 0) // self.size if window else 0
 
-    def needed(self, length: int) -> int:
-        """Return the pages of a table with so many positions."""
-        return -(-(length + self.lookahead) // self.size)
+    def lacks(self, request: str, tables: list[list[int]], length: int) -> list[int]:
+        """Return how many pages each table takes for so many positions: of states one, and once those of drafts."""
+        most = 1 if request in self.lengths else 1 + self.lookahead
+        missing = [max(self.config.pages_to(group, length) - len(pages), 0) for group, pages in enumerate(tables)]
+        return [min(n, most) if window == STATE else n for n, window in zip(missing, self.windows, strict=True)]
 
     def admit(self, request: str, tokens: Sequence[int], namespace: str, num_tokens: int) -> int | None:
         if request in self.tables:
@@ -63,24 +66,24 @@ class PlainBlockManager:
         found = self.lookup(tokens, namespace)
         length = len(found[0]) * self.size
         num_tokens = min(num_tokens, len(tokens) - length)
-        missing = sum(self.needed(length + num_tokens) - len(pages) for pages in found)
         cached = [page for pages in found for page in pages if page != GONE]
-        if missing > len(self.free) - sum(self.count[page] == 0 for page in cached):
+        room = len(self.free) - sum(self.count[page] == 0 for page in cached)
+        if sum(self.lacks(request, found, length + num_tokens)) > room:
             return None
         for page in cached:
             self.hold(page)
-        self.tables[request], self.names[request], self.lengths[request] = found, namespace, length
-        self.extend(request, tokens, num_tokens)
+        self.tables[request], self.names[request] = found, namespace
+        self.extend(request, tokens, length + num_tokens)
         return length
 
     def grow(self, request: str, tokens: Sequence[int], num_tokens: int) -> bool:
         if request not in self.tables:
             raise ValueError(f"there is no {request}")
-        needed = self.needed(self.lengths[request] + num_tokens)
-        if sum(max(needed - len(pages), 0) for pages in self.tables[request]) > len(self.free):
+        length = self.lengths[request] + num_tokens
+        if sum(self.lacks(request, self.tables[request], length)) > len(self.free):
             return False
         self.forget(request)
-        self.extend(request, tokens, num_tokens)
+        self.extend(request, tokens, length)
         return True
 
     def forget(self, request: str) -> None:
@@ -90,22 +93,23 @@ class PlainBlockManager:
                 self.give_back(pages[number])
                 pages[number] = GONE
 
-    def extend(self, request: str, tokens: Sequence[int], num_tokens: int) -> None:
-        """Take the pages that are missing, and cache those that are full."""
-        self.lengths[request] += num_tokens
-        for group, pages in enumerate(self.tables[request]):
-            while len(pages) < self.needed(self.lengths[request]):
-                page = self.free[0]
-                self.uncache(page)
-                self.hold(page)
-                pages.append(page)
-            for number, page in enumerate(pages[: self.lengths[request] // self.size], 1):
+    def extend(self, request: str, tokens: Sequence[int], length: int) -> None:
+        """Take the pages that are missing, and cache those that are full. Pages of states that are passed over are not
+        taken; the pages for drafts stay at the end of a table."""
+        tables = self.tables[request]
+        for group, (pages, lacks) in enumerate(zip(tables, self.lacks(request, tables, length), strict=True)):
+            passed = max(self.config.pages_to(group, length) - len(pages) - lacks, 0)
+            has_drafts = self.windows[group] == STATE and request in self.lengths
+            at = len(pages) - self.lookahead * has_drafts
+            pages[at:at] = [GONE] * passed + [self.take() for _ in range(lacks)]
+            for number, page in enumerate(pages[: length // self.size], 1):
                 if page != GONE and page not in self.keys:
                     self.cache(page, group, tokens, self.names[request], number * self.size)
+        self.lengths[request] = length
 
     def cache(self, page: int, group: int, tokens: Sequence[int], namespace: str, end: int) -> None:
         """Let a page be found that is full now."""
-        start = end - self.size
+        start = end - self.size if self.windows[group] != STATE else 0
         self.keys[page] = self.key(group, tokens, namespace, end)
         parent = self.key(group, tokens, namespace, start) if start else None
         self.told.append(CacheEvent(True, [self.keys[page]], group, parent, tokens[start:end], namespace))
@@ -114,6 +118,13 @@ class PlainBlockManager:
         """Let a page not be found any more that is handed out."""
         if key := self.keys.pop(page, None):
             self.told.append(CacheEvent(False, [key], key[0]))
+
+    def take(self) -> int:
+        """Hand out a free page."""
+        page = self.free[0]
+        self.uncache(page)
+        self.hold(page)
+        return page
 
     def hold(self, page: int) -> None:
         if not self.count[page]:
@@ -130,6 +141,7 @@ class PlainBlockManager:
     def release(self, request: str) -> None:
         if request not in self.tables:
             raise ValueError(f"there is no {request}")
+        del self.lengths[request]
         for pages in self.tables.pop(request):
             for page in reversed(pages):
                 self.give_back(page)

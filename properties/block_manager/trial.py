@@ -9,7 +9,7 @@ from typing import ClassVar
 from ..harness.invariants import Finding, Outcome, checks
 from ..harness.operation import Handles, Operation, operation
 from ..harness.trial import Trial
-from .contract import BlockManager, BlockManagerCapabilities, BlockManagerConfig, CacheEvent
+from .contract import STATE, BlockManager, BlockManagerCapabilities, BlockManagerConfig, CacheEvent
 from .model import BlockManagerMoment, Cell, ManagedRequest, Tables
 
 CONTRACT = "block-manager"
@@ -27,7 +27,11 @@ def a_match_is_the_requests_own_prefix(m: BlockManagerMoment) -> Outcome:
     if not 0 <= length < len(running.tokens):
         return Finding(was, "less than all", "the first token comes from computing the last position")
     for group, slots in enumerate(tables):
-        for position, slot in enumerate(slots):
+        every = (
+            m.config.page_size if m.config.windows[group] == STATE else 1
+        )  # positions between a page's ends: no state
+        for position in range(every - 1, len(slots), every):
+            slot = slots[position]
             if slot >= 0 and m.memory.get(slot) != running.cell(group, position):
                 was = f"{m.request} finds position {position} in slot {slot}, which holds {m.memory.get(slot)}"
                 return Finding(was, f"{running.cell(group, position)}", "it goes on from another's text")
@@ -54,8 +58,8 @@ def what_is_computed_stays(m: BlockManagerMoment) -> Outcome:
         if shared:
             was = f"{m.request} writes page {min(shared)}, which {name} has, too"
             return Finding(was, "pages of its own", "only full pages are shared")
-        for group, (slots, window) in enumerate(zip(running.tables, m.config.windows, strict=True)):
-            for position in range(running.seen_from(window), min(running.computed, len(slots))):
+        for group, slots in enumerate(running.tables):
+            for position in m.read_at(running, group):
                 slot = slots[position]
                 if m.memory.get(slot) != running.cell(group, position):
                     was = f"slot {slot} of {name}, position {position}, holds {m.memory.get(slot)}"
@@ -85,11 +89,11 @@ def _is_as_before(m: BlockManagerMoment) -> bool:
     return all(
         len(was) == len(now)
         and all(
-            new in (old, -1) and (new == old or position < m.running[name].seen_from(window))
+            new == old or (new == -1 and not m.must_have(m.running[name], group, position))
             for position, (old, new) in enumerate(zip(was, now, strict=True))
         )
         for name in before
-        for was, now, window in zip(before[name], after[name], m.config.windows, strict=True)
+        for group, (was, now) in enumerate(zip(before[name], after[name], strict=True))
     )
 
 
@@ -110,13 +114,13 @@ def slots_stand_in_whole_pages(m: BlockManagerMoment) -> Outcome:
     if m.refusal is not None:
         return None
     size, running = m.config.page_size, m.running[m.request]
-    needed = running.computed + m.config.lookahead
-    for slots, window in zip(running.tables, m.config.windows, strict=True):
+    for group, slots in enumerate(running.tables):
+        needed = m.config.pages_to(group, running.computed) * size
         if len(slots) < needed:
             was = f"{m.request} has {len(slots)} slots"
             return Finding(was, f"{needed}, one for each position", "the last ones are written nowhere")
         for position, slot in enumerate(slots):
-            if slot == -1 and position < running.seen_from(window):
+            if slot == -1 and not m.must_have(running, group, position):
                 continue  # its page was given back
             in_order = position % size == 0 or slot == slots[position - 1] + 1
             if slot < 0 or slot % size != position % size or not in_order:
@@ -217,7 +221,7 @@ class BlockManagerTrial(Trial):
         num_free = self.integer(self.must(self.subject.num_free), "num_free()")
         m.after = num_free, {name: running.tables for name, running in m.running.items()}
         for event in self.sequence(self.must(self.subject.events), "events()") if self.capabilities.events else ():
-            m.wrong_event = m.wrong_event or m.account.take(CacheEvent(*event), self.config.page_size)
+            m.wrong_event = m.wrong_event or m.account.take(CacheEvent(*event), self.config)
 
     def _tables(self, request: str) -> Tables:
         """Ask for the slots of a request in each group."""
@@ -254,7 +258,7 @@ class BlockManagerTrial(Trial):
         # How much of it is cached nothing but the manager knows, and cached pages count as free: so many pages are
         # enough in any case.
         most = min((len(tokens) - 1) // self.config.page_size * self.config.page_size + num_tokens, len(tokens))
-        m.fits = self._pages_to(most) * len(self.config.windows) <= m.before[0]
+        m.fits = sum(self._most_pages(group, most) for group in range(len(self.config.windows))) <= m.before[0]
         answer = self.ask(self.subject.admit, request, list(tokens), namespace, asked)
         if self.refused(answer, None, False):
             return None
@@ -278,9 +282,10 @@ class BlockManagerTrial(Trial):
                     return cell
         return None
 
-    def _pages_to(self, num_tokens: int) -> int:
-        """Return the pages of a table with so many positions and those of drafts behind them."""
-        return -(-(num_tokens + self.config.lookahead) // self.config.page_size)
+    def _most_pages(self, group: int, num_tokens: int) -> int:
+        """Return the most pages that a request of so many positions takes when it enters."""
+        pages = self.config.pages_to(group, num_tokens)
+        return min(pages, 2 + self.config.lookahead) if self.config.windows[group] == STATE else pages
 
     def _longest(self, tokens: list[int], namespace: str, cached: Container[Cell]) -> int:
         """Return the positions that a manager must find: the most of which every group has what it sees.
@@ -294,8 +299,10 @@ class BlockManagerTrial(Trial):
     def _sees(self, tokens: list[int], namespace: str, group: int, length: int, cached: Container[Cell]) -> bool:
         """Return whether all that the next position sees in a group is cached, behind so many positions."""
         size, window = self.config.page_size, self.config.windows[group]
-        back = window - 1 + (size if self.capabilities.drops_last_page else 0)
-        first = max(length - back, 0) // size * size if window else 0
+        dropped = size if self.capabilities.drops_last_page else 0
+        if window == STATE:
+            return length == dropped or (group, namespace, tuple(tokens[: length - dropped])) in cached
+        first = max(length - (window - 1 + dropped), 0) // size * size if window else 0
         ends = range(first + size, length + 1, size)
         return all((group, namespace, tuple(tokens[:end])) in cached for end in ends)
 
@@ -303,9 +310,15 @@ class BlockManagerTrial(Trial):
         """Write the next positions, as the device does in the same step, and drafts behind them."""
         m, start, stop = self.moment, running.computed, running.computed + num_tokens
         written = set()
-        for group, slots in enumerate(running.tables):
-            for position in range(start, min(stop + self.config.lookahead, len(slots))):
-                m.memory[slots[position]] = running.cell(group, position) if position < stop else None
+        size = self.config.page_size
+        for group, (slots, window) in enumerate(zip(running.tables, self.config.windows, strict=True)):
+            first, end = start, stop + self.config.lookahead
+            if window == STATE:
+                first = (stop - 1) // size * size
+                end = first + (1 + self.config.lookahead) * size
+            for position in range(first, min(end, len(slots))):
+                at = position if window != STATE else stop - 1 + size * (position >= first + size)
+                m.memory[slots[position]] = running.cell(group, at) if at < stop else None
                 written.add(slots[position])
         m.written = frozenset(written)
         running.start, running.computed = start, stop
@@ -321,9 +334,11 @@ class BlockManagerTrial(Trial):
         if left <= 0:
             running.tokens.append(1000 + len(running.tokens))
         asked = min(num_tokens, left) if left > 0 else len(running.tokens) - running.computed
+        size = self.config.page_size
+        if STATE in self.config.windows and running.computed % size:
+            asked = min(asked, size - running.computed % size)
         m.request = request
-        needed, size = self._pages_to(running.computed + asked), self.config.page_size
-        m.fits = sum(max(needed - len(slots) // size, 0) for slots in running.tables) <= m.before[0]
+        m.fits = sum(self._missing(running, group, asked) for group in range(len(running.tables))) <= m.before[0]
         answer = self.ask(self.subject.grow, request, list(running.tokens), asked)
         if self.refused(answer, None, False):
             if left <= 0:
@@ -333,6 +348,12 @@ class BlockManagerTrial(Trial):
         self._compute(running, asked)
         return None
 
+    def _missing(self, running: ManagedRequest, group: int, num_tokens: int) -> int:
+        """Return the pages that a table lacks for so many positions more."""
+        have = len(running.tables[group]) // self.config.page_size
+        missing = max(self.config.pages_to(group, running.computed + num_tokens) - have, 0)
+        return min(missing, 1) if self.config.windows[group] == STATE else missing
+
     @operation(weight=6, when=_is_running)
     def release(self, request: str) -> None:
         """End a request."""
@@ -341,7 +362,7 @@ class BlockManagerTrial(Trial):
         self.must(self.subject.release, request)
         for group, slots in enumerate(running.tables):
             for end in range(size, running.computed + 1, size):
-                if slots[end - 1] >= 0:
+                if slots[end - 1] >= 0 and self.moment.memory.get(slots[end - 1]) == running.cell(group, end - 1):
                     self.found.add(running.cell(group, end - 1))
 
     @operation(needs="misuse", weight=1, when=_is_new)

@@ -39,6 +39,6 @@ def test_a_dropped_last_page_is_a_design_and_a_lost_one_is_still_found():
         check_block_manager(DropsTwo, capabilities=("caching", "namespaces", "drops_last_page"), budget=6_000)
 
 
-def test_a_window_of_one_token_is_no_window():
+def test_a_window_is_not_negative():
     with pytest.raises(AssertionError):
-        BlockManagerConfig(2, windows=(1,))
+        BlockManagerConfig(2, windows=(-1,))

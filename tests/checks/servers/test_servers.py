@@ -52,12 +52,18 @@ def tampered(history, method, change):
 @pytest.mark.parametrize(
     ("name", "method", "change", "id"),
     [
-        ("sglang-0.5.23-0.json", "alloc", lambda slots: [slot + 1 for slot in slots], "ALLOC"),
-        ("sglang-0.5.23-4.json", "num_evictable", lambda number: number + 1, "RADIX"),
-        ("sglang-0.5.23-7.json", "steps_for", lambda steps: steps + 1, "STEPS"),
-        ("vllm-0.33.0-0.json", "admit", lambda length: length + 1, "BLOCKS"),
-        ("vllm-0.33.0-0.json", "events", lambda events: events[1:], "BLOCKS-08"),
-        ("vllm-0.33.0-2.json", "free_pages", lambda pages: pages[1:], "RELAY"),
+        ("sglang_allocators-make_token-0.5.23.json", "alloc", lambda slots: [slot + 1 for slot in slots], "ALLOC"),
+        ("sglang_radix-make-0.5.23.json", "num_evictable", lambda number: number + 1, "RADIX"),
+        ("sglang_steps-make-0.5.23.json", "steps_for", lambda steps: steps + 1, "STEPS"),
+        ("vllm_manager-make-0.33.0.json", "admit", lambda length: length + 1, "BLOCKS"),
+        ("vllm_manager-make-0.33.0.json", "events", lambda events: events[1:], "BLOCKS-08"),
+        (
+            "vllm_manager-make_states-0.33.0.json",
+            "tables_of",
+            lambda tables: [tables[0], [-1] * len(tables[1])],
+            "BLOCKS-06",
+        ),
+        ("vllm_scheduler-make-0.33.0.json", "free_pages", lambda pages: pages[1:], "RELAY"),
     ],
 )
 def test_another_answer_breaks_it(name, method, change, id):
