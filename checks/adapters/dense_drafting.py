@@ -1,5 +1,5 @@
-"""Drafting without a KV pool: every proposal recomputed from the row's whole text with dense attention, on trees of
-`core.tree.build`.
+"""Drafting and recurrent layers without a pool: every proposal recomputed from the row's whole text with dense
+attention, on trees of `core.tree.build`.
 
 A *frontier* is what one more pass of the draft needs of a branch: its tokens, and for heads the hidden states beside
 them.
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...core.tree.build import Candidates, VerifyTree, build_chain, build_tree, expand_topk, first_candidates
 from ...gpu.models.decoder import Capture, Decoder
 from ...gpu.models.eagle import DraftHead, MultiLayerEagle
+from ...gpu.ops.delta_rule import L2_EPS, Inputs, StateShape
 from ...gpu.tiny.dense import DenseAttention
 
 
@@ -170,3 +172,46 @@ def dense_tree(drafter, text: Sequence[int], shape: Shape, relayed_topk: int) ->
         drafts = np.concatenate([level.tokens for level in levels], 1)
         return Proposal(relay, levels, build_chain(root, drafts, lengths, shape.max_position))
     return Proposal(relay, levels, build_tree(root, levels, lengths, shape.num_draft_tokens, shape.max_position))
+
+
+# -- recurrent layers -------------------------------------------------------------------------------------------------
+
+
+class PlainRecurrence(DenseAttention):
+    """Dense attention over one text of `length` tokens, and recurrent layers as their rule is written, one token after
+    the other. `states` are the layers' behind the text."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__([length])
+        self.states: list[Tensor] = []  # per recurrent layer, see `flat_state`
+
+    def recur(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
+        """See `Attention`."""
+        mixed, size = inputs.mixed, shape.key_heads * shape.key_dim
+        padded = torch.cat((mixed.new_zeros(shape.kernel - 1, mixed.shape[1]), mixed))
+        convolved = F.silu((padded.unfold(0, shape.kernel, 1) * kernel).sum(-1))
+        q, k, v = convolved.split_with_sizes((size, size, shape.heads * shape.value_dim), 1)
+        q, k = (_by_heads(x, shape) for x in (q, k))
+        v = v.unflatten(1, (shape.heads, shape.value_dim))
+        state = mixed.new_zeros(shape.heads, shape.key_dim, shape.value_dim)
+        outputs: list[Tensor] = []
+        for i, (decay, beta) in enumerate(zip(inputs.log_decay.exp(), inputs.beta, strict=True)):
+            state = state * decay.view(-1, 1, 1)
+            update = (v[i] - (k[i].unsqueeze(1) @ state).squeeze(1)) * beta.unsqueeze(1)
+            state = state + k[i].unsqueeze(2) * update.unsqueeze(1)
+            outputs.append((q[i].unsqueeze(1) @ state).squeeze(1))
+        self.states.append(flat_state(state, padded[len(mixed) :]))
+        scaled: Tensor = torch.stack(outputs) * shape.key_dim**-0.5
+        return scaled
+
+
+def flat_state(matrices: Tensor, inputs: Tensor) -> Tensor:
+    """Return what a layer keeps of a request as one vector: states [H, Dk, Dv] and inputs [K − 1, C]."""
+    return torch.cat((matrices.flatten(), inputs.flatten()))
+
+
+def _by_heads(x: Tensor, shape: StateShape) -> Tensor:
+    """Return queries or keys [n, Hk · Dk] of length 1 for each head, [n, H, Dk]."""
+    x = x.unflatten(1, (shape.key_heads, shape.key_dim))
+    x = x / (x.square().sum(-1, keepdim=True) + L2_EPS).sqrt()
+    return x.repeat_interleave(shape.heads // shape.key_heads, 1)

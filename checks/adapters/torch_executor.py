@@ -1,5 +1,5 @@
-"""The real executor, on a CPU, behind the executor contract:
-`foredraft check executor foredraft.checks.adapters.torch_executor:make`.
+"""The real executor behind the executor contract: `foredraft check executor`, on a CPU; with `--device` and `--ops` on
+another device and with other operations, under the names that `Place.name` gives.
 
 Its models have random weights and a few thousand parameters, made in memory. The contract's config is taken as it comes
 (`properties/executor/contract.py`); this file imports nothing of it.
@@ -7,64 +7,79 @@ Its models have random weights and a few thousand parameters, made in memory. Th
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
+from torch import Tensor
 
 from ...core.algorithm.algorithm import Drafter
-from ...core.algorithm.registry import get_algorithm
 from ...core.contract.step import StepResult
-from ...core.model_shape import MoeConfig
-from ...gpu.executor.build import DraftModel, build_executor
+from ...core.errors import ConfigError, nearest
+from ...core.scheduler.spec import default_graph_sizes
+from ...gpu.executor.build import build_executor
 from ...gpu.executor.executor import TorchExecutor
 from ...gpu.executor.outputs import NUM_TOP_LOGPROBS, USER_OUTPUTS
 from ...gpu.executor.shaping import paths_of
-from ...gpu.models.checkpoint import network_of, new_head
-from ...gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig
 from ...gpu.models.decoder import Decoder
-from ...gpu.models.head_config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
-from ...gpu.models.rope import Rope
-from ...gpu.models.weights import initialize
-from ...gpu.ops.delta_rule import StateShape
-from ...gpu.ops.host_ops import HostOps
-from ...gpu.ops.port import Capture, DeviceTree
+from ...gpu.ops.port import Capture, DeviceTree, Ops
+from ...gpu.ops.torch_ops import TorchOps
+from ...gpu.session.devices import ops_for
+from ...gpu.session.plan import resolve_device
 from ...properties.executor.oracle import After, Drafts, RecurrentState, is_allowed, looked_up
 from ...properties.executor.reference.adapter import WrappedExecutor
-from .dense_drafting import DenseHead, DenseHeads, DenseModel, Shape, dense_tree
-from .plain_recurrence import PlainRecurrence, flat_state
-
-# Widths that nothing else in these models has: projections are 16 + 2 · 8 and 2 · 24 wide.
-HIDDEN = 44
-DRAFT_HIDDEN = 52
-NUM_HEADS = 7
-CONTEXT_LEN = 256
-QWEN3_NEXT = "Qwen3NextForCausalLM"
-STATE = StateShape(heads=4, key_heads=2, key_dim=5, value_dim=7, kernel=4)
-WINDOWS: dict[str, Any] = {
-    "windowed_layers": (0,),
-    "window": 5,
-    "local_rope": Rope(100.0),
-    "full_head_dim": 8,
-    "full_kv_heads": 1,
-    "sinks": True,
-}
-SHARPNESS = 12.0  # a fresh model says nearly the same everywhere
-TOKEN, CONTEXT = 4.0, 0.25  # what the last token and what layers add weigh, so that a head can often be right
-LONG_CONTEXT, NOISE = 3.0, 0.01
-"""Of a draft model and its target: any key or value that is not its own changes what it drafts."""
+from .dense_drafting import DenseHead, DenseHeads, DenseModel, PlainRecurrence, Shape, dense_tree
+from .torch_models import DRAFT_HIDDEN, HIDDEN, OPS, Kind, context_of, draft_model, models_on, target_model
 
 MOST_TEXTS = 12  # whose outputs, computed plainly, are remembered
-OPS = HostOps()
+DEVICE_HEAD_DIM = 16  # of models that run elsewhere: a kernel's block has no fewer channels
+DEVICE_LIMIT_S = 600.0  # of a run elsewhere: kernels are compiled in it, or interpreted
 DENSE = {Drafter.MODEL: DenseModel, Drafter.HEAD: DenseHead, Drafter.HEADS: DenseHeads}
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an executor runs: a torch device, and which operations it has, "host", "torch" or "triton".
+
+    With `captured` rounds are graphs, and nothing is checked on the way, since checks wait for the device.
+    """
+
+    device: str = "cpu"
+    ops: str = "host"
+    captured: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return the name of the component here, as `foredraft check executor` and stored cases have it."""
+        parts = ("make", self.device.replace(":", ""), self.ops, *(("captured",) if self.captured else ()))
+        return f"{__name__}:{'make' if self == HOST else '_'.join(parts)}"
+
+
+@cache
+def ops_in(device: str, name: str) -> Ops:
+    """Return the operations of a place. Raises ConfigError if they cannot run here."""
+    if name == "triton" and device == "cpu":
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            message = "triton on a CPU is interpreted: set TRITON_INTERPRET=1, or name --device cuda"
+            raise ConfigError.of("--ops", "", message)
+        from ...gpu.ops.triton_ops import TritonOps
+
+        return TritonOps()
+    return TorchOps() if name == "torch" else ops_for(device)
+
+
+HOST = Place()
+
+
 class CheckedExecutor(WrappedExecutor):
-    """Run steps on a `TorchExecutor` in debug mode."""
+    """Run steps on a `TorchExecutor`, in debug mode if its rounds are not captured. It is compared with the same models
+    on the CPU, whose operations are torch's and NumPy's."""
 
     hidden_size = HIDDEN
     capabilities = (
@@ -72,27 +87,39 @@ class CheckedExecutor(WrappedExecutor):
         *("plain", "drafts", "proposals", "samples", "shaped", "states", "restarts"),
     )
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, place: Place = HOST) -> None:
         # Pools of threads would only wait for their members: the models are tiny.
         torch.set_num_threads(1)
         threadpool_limits(1, user_api="blas")
         kind = Kind(config.mixture, config.is_recurrent, config.windows)
+        if place != HOST:
+            kind = replace(kind, head_dim=DEVICE_HEAD_DIM)
         target = target_model(config.vocab_size, kind, context_of(config.algorithm))
-        draft = draft_model(config.algorithm, config.vocab_size, kind)
-        self.models = (target, draft)
+        self.models = (target, draft_model(config.algorithm, config.vocab_size, kind))
+        self._ops, self._running = OPS, self.models
+        if place != HOST:
+            self._ops = ops_in(place.device, place.ops)
+            self._running = models_on(place.device, self._ops, config.algorithm, config.vocab_size, kind)
         self.config = config
         self.executor: TorchExecutor = build_executor(
             config.make_engine(),
-            target,
-            draft,
-            OPS,
-            debug=True,
+            *self._running,
+            self._ops,
+            debug=not place.captured,
+            eager=None if place == HOST else True,
+            graph_sizes=default_graph_sizes(config.max_running) if place.captured else None,
             make_matcher=lambda grammar: Matcher(config.vocab_size),
         )
         self._plain = lru_cache(MOST_TEXTS)(self._plainly)
         self._drafted: list[list[Drafts]] = []  # per round
         self._proposed: list[list[Drafts]] = []
-        self.executor.draft.propose = partial(self._propose, self.executor.draft.propose)
+        if not place.captured:
+            self.executor.draft.propose = partial(self._propose, self.executor.draft.propose)
+        # Behind each pass that was launched, and behind the last one of the collected step: lengths [R], values [R, n].
+        self._states: list[tuple[Tensor, Tensor]] = []
+        self._collected: tuple[Tensor, Tensor] | None = None
+        for runner in (self.executor._prompts, self.executor._rounds) if self.state_room() else ():
+            runner.enqueue = partial(self._note_states, runner.enqueue)
 
     def _propose(self, propose: Callable[..., DeviceTree], *arguments: Any) -> DeviceTree:
         tree = propose(*arguments)
@@ -100,15 +127,27 @@ class CheckedExecutor(WrappedExecutor):
         self._drafted.append([_drafts(tokens, parents) for tokens, parents in trees])
         return tree
 
+    def _note_states(self, enqueue: Callable[..., Any], *arguments: Any) -> Any:
+        """Launch a pass, and copy the states behind it, since a device is ahead of the results."""
+        pending = enqueue(*arguments)
+        pools = [pool.states for pool in (self.executor.pool, self.executor.draft_pool) if pool and pool.states]
+        layers = [part.flatten(1) for pool in pools for layer in pool.layers for part in (layer.matrices, layer.inputs)]
+        self._states.append((pools[0].lengths.clone(), torch.cat(layers, 1)))
+        return pending
+
     def collect(self) -> StepResult:
         result = super().collect()
         rounds = 0 if result.decode is None else result.decode.rounds
         self._proposed, self._drafted = self._drafted[:rounds], self._drafted[rounds:]
+        passes = rounds + (result.prefill is not None)
+        if self._states and passes:
+            self._collected, self._states = self._states[passes - 1], self._states[passes:]
         return result
 
     def restart(self) -> None:
         super().restart()
         self._drafted.clear()
+        self._states.clear()
 
     def proposed(self) -> list[list[Drafts]]:
         return self._proposed
@@ -117,8 +156,8 @@ class CheckedExecutor(WrappedExecutor):
         return (HIDDEN, DRAFT_HIDDEN)
 
     def weights(self) -> tuple[object, ...]:
-        modules = [module for model in self.models if model is not None for module in model.modules()]
-        return (*modules, OPS)
+        modules = [module for model in self._running if model is not None for module in model.modules()]
+        return (*modules, self._ops)
 
     def shown(self) -> tuple[str, ...]:
         return USER_OUTPUTS
@@ -155,13 +194,9 @@ class CheckedExecutor(WrappedExecutor):
         return 0 if states is None else len(states.lengths) - 1
 
     def states(self, rows: Sequence[int]) -> list[RecurrentState]:
-        pools = [pool.states for pool in (self.executor.pool, self.executor.draft_pool) if pool and pool.states]
-        layers = [layer for pool in pools for layer in pool.layers]
-        found = []
-        for row in rows:
-            values = torch.cat([flat_state(layer.matrices[row], layer.inputs[row]) for layer in layers])
-            found.append(RecurrentState(int(pools[0].lengths[row]), values.numpy()))
-        return found
+        assert self._collected is not None, "no step has been collected"
+        lengths, values = self._collected
+        return [RecurrentState(int(lengths[row]), values[row].cpu().numpy()) for row in rows]
 
     def drafted(self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int) -> Drafts | None:
         target, draft = self.models
@@ -197,117 +232,42 @@ def _drafts(tokens: list[int], parents: list[int]) -> Drafts:
     return {tuple(path) for path in paths_of(tokens, parents) if path}
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What a target has: experts in its second layer; a recurrent first layer, whose state no prefix cache has; a
-    first layer that sees a window, with heads and a rotation of its own."""
+class ExecutorIn:
+    """Makes executors in a place. Those that capture their rounds show neither their proposals, which never reach the
+    host, nor what they keep: the results of a graph stay in its memory."""
 
-    mixture: bool = False
-    is_recurrent: bool = False
-    windows: bool = False
+    limit_s = DEVICE_LIMIT_S
 
+    def __init__(self, place: Place) -> None:
+        without = ("proposals", "inspection", "merging", "handoff") if place.captured else ()
+        self.place = place
+        self.capabilities = tuple(name for name in CheckedExecutor.capabilities if name not in without)
 
-PLAIN = Kind()
-
-
-@cache
-def target_model(vocab_size: int, kind: Kind = PLAIN, context: float = CONTEXT) -> Decoder:
-    """Return the target that all executors of a configuration share."""
-    return _fresh_target(vocab_size, kind, context)
-
-
-def context_of(algorithm: str) -> float:
-    return LONG_CONTEXT if get_algorithm(algorithm).drafter is Drafter.MODEL else CONTEXT
-
-
-def _fresh_target(vocab_size: int, kind: Kind, context: float) -> Decoder:
-    target = _sharpened(Decoder(_config(vocab_size, HIDDEN, 2, kind), OPS, "cpu", torch.float32), 0)
-    with torch.no_grad():
-        target.embed_weight *= TOKEN
-    _weigh_layers(target, context)
-    return target
-
-
-@cache
-def draft_model(algorithm: str, vocab_size: int, kind: Kind = PLAIN) -> DraftModel | None:
-    """Return what the algorithm drafts with: None, a small language model, or a head on the target."""
-    drafter, form = get_algorithm(algorithm).drafter, get_algorithm(algorithm).draft_form
-    if drafter in (Drafter.NONE, Drafter.LOOKUP):
-        return None
-    if drafter is Drafter.MODEL:
-        # An executor that packed the shared one has dropped its plain weights.
-        return _near(_fresh_target(vocab_size, kind, LONG_CONTEXT))
-    config = HeadConfig(
-        algorithm=form,
-        model=_config(vocab_size, HIDDEN, 1),
-        target_hidden_size=HIDDEN,
-        draft_vocab_size=vocab_size,
-        aux_layers=(0, 1, 2) if form == EAGLE3 else (),
-        num_heads=NUM_HEADS if form == MULTI_LAYER_EAGLE else 1,
-        network=network_of(get_algorithm(algorithm)),
-    )
-    head = _sharpened(new_head(config, target_model(vocab_size, kind)), 2)
-    if form == EAGLE3:
-        head.set_vocabulary(torch.arange(vocab_size))
-    else:
-        _pass_tokens_on(head)
-    return head
-
-
-def _pass_tokens_on(head: Any) -> None:
-    """Let what fuses token and hidden state pass on the token, and a little of the state."""
-    _weigh_layers(head, CONTEXT)
-    with torch.no_grad():
-        for name, weight in head.named_parameters():
-            if name.endswith("fc_weight"):
-                weight *= CONTEXT
-                weight[:, :HIDDEN] = torch.eye(HIDDEN)
-
-
-def _weigh_layers(model: Any, context: float) -> None:
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name.endswith(("output_weight", "down_weight")):
-                weight *= context
-
-
-def _near(target: Decoder) -> Decoder:
-    """Make a draft that agrees with the target more often than not."""
-    draft = Decoder(target.config, OPS, "cpu", torch.float32)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for mine, theirs in zip(draft.parameters(), target.parameters(), strict=True):
-            mine.copy_(theirs * (1 + NOISE * torch.randn(theirs.shape, generator=generator)))
-    return draft
-
-
-def _config(vocab_size: int, hidden_size: int, num_layers: int, kind: Kind = PLAIN) -> ModelConfig:
-    experts = MoeConfig(num_experts=16, top_k=2, intermediate_size=12, decoder_sparse_step=2) if kind.mixture else None
-    return ModelConfig(
-        architecture=QWEN3_NEXT if kind.is_recurrent else QWEN3_MOE if kind.mixture else LLAMA,
-        state=STATE if kind.is_recurrent else None,
-        recurrent_layers=(0,) if kind.is_recurrent else (),
-        output_gate=kind.is_recurrent,
-        **WINDOWS if kind.windows else {},
-        moe=experts,
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=24,
-        num_layers=num_layers,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=4,
-        max_position_embeddings=CONTEXT_LEN,
-    )
-
-
-def _sharpened(model: Any, seed: int) -> Any:
-    initialize(model, seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter *= SHARPNESS
-    return model
+    def __call__(self, config: Any) -> CheckedExecutor:
+        return CheckedExecutor(config, self.place)
 
 
 make = CheckedExecutor
+
+
+def places_of(device: str, ops: str | None) -> tuple[Place, ...]:
+    """Return where `foredraft check executor` runs for a device and operations (None: those of the device): without and
+    with captured rounds. Raises ConfigError for what there is not."""
+    device = resolve_device(device).removesuffix(":0")
+    own, known = ("host", ("host", "torch", "triton")) if device == "cpu" else ("triton", ("triton", "torch"))
+    if ops is not None and ops not in known:
+        message = f"{ops!r} is none of {', '.join(known)}, which {device} has{nearest(ops, known)}"
+        raise ConfigError.of("--ops", "", message)
+    place = Place(device, ops or own)
+    ops_in(place.device, place.ops)
+    # Torch's operations wait for a GPU here and there, and cannot be captured on one.
+    return (place,) if device != "cpu" and place.ops == "torch" else (place, replace(place, captured=True))
+
+
+def __getattr__(name: str) -> ExecutorIn:
+    """Return what makes executors in the place with this name."""
+    found = re.fullmatch(r"make_(cpu|cuda)(\d*)_(host|torch|triton)(_captured)?", name)
+    if found is None:
+        raise AttributeError(f"{__name__} has no {name!r}")
+    kind, number, ops, captured = found.groups()
+    return ExecutorIn(Place(f"{kind}:{number}" if number else kind, ops, captured is not None))

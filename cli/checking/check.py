@@ -76,6 +76,12 @@ Form = Annotated[Format, option("--format",
 Algorithm = Annotated[str | None, option("--algorithm",
     "For the contract executor: every engine that is drawn has this algorithm, for example one of a plugin of yours.",
     "NAME")]
+Device = Annotated[str | None, option("--device",
+    "For the contract executor: check the real executor on this device, without and with captured rounds: cpu, cuda, a "
+    "GPU such as cuda:1, or auto.")]
+Operations = Annotated[str | None, option("--ops",
+    "For the contract executor: check the real executor with these operations. host: torch and NumPy, on a CPU; torch; "
+    "triton: the kernels, on a CPU only with TRITON_INTERPRET=1. Default: those of the device.", "host|torch|triton")]
 Cases = Annotated[Path, option("--cases", "Directory for the stored cases of failures.", "DIR")]
 # fmt: on
 
@@ -85,7 +91,7 @@ def check(
     capability: Capability = None, expect: Expect = None, allow: Allow = None, without: Without = None,
     every_failure: EveryFailure = False, show_list: ShowList = False, mutants: Mutants = False,
     replay: Replay = None, as_json: AsJson = False, cases: Cases = DEFAULT_CASES, wheel: Wheel = None,
-    form: Form = Format.text, algorithm: Algorithm = None,
+    form: Form = Format.text, algorithm: Algorithm = None, device: Device = None, ops: Operations = None,
 ) -> None:  # fmt: skip
     """Check a component against its invariants.
 
@@ -102,6 +108,7 @@ def check(
     """
     other = "--list" if show_list else "--replay" if replay is not None else "--mutants" if mutants else None
     runs_nothing, elsewhere = show_list or replay is not None, other is not None
+    is_placed = device is not None or ops is not None
     refuse_without_effect(
         ("SUBJECT", subject is not None and (show_list or (mutants and replay is None)), f"{other} is about our own"),
         ("--replay", replay is not None and show_list, "--list runs nothing"),
@@ -115,6 +122,9 @@ def check(
         ("--cases", cases != DEFAULT_CASES and elsewhere, f"{other} stores no case"),
         ("--algorithm", algorithm is not None and elsewhere, f"{other} draws no engines"),
         ("--algorithm", algorithm is not None and contract != "executor", "only the contract executor has one"),
+        ("--device and --ops", is_placed and elsewhere, f"{other} has components of its own"),
+        ("--device and --ops", is_placed and contract != "executor", "only the contract executor has them"),
+        ("SUBJECT", is_placed and subject is not None, "--device and --ops choose the component"),
         ("--format", form != Format.text and (elsewhere or as_json), f"{other or '--json'} prints no annotations"),
     )
     if contract in SERVERS and not show_list and not mutants and replay is None:
@@ -147,7 +157,8 @@ def check(
             "without": without or (),
             "every_failure": every_failure,
         }
-        _check(contract, subject, budget, {**options, "seed": seed}, as_json, cases, form, algorithm)
+        placed = _placed(device or "cpu", ops) if is_placed else ()
+        _check(contract, subject, placed, budget, {**options, "seed": seed}, as_json, cases, form, algorithm)
 
 
 SERVERS = ("vllm", "sglang", "transformers")
@@ -159,9 +170,22 @@ def _name_wheel(path: Path) -> None:
     name_any_wheel(path)
 
 
+def _placed(device: str, ops: str | None) -> tuple[str, ...]:
+    """Return the names of the real executor on a device. Raises ConfigError for a device or operations that are not
+    there."""
+    try:
+        from ...checks.adapters.torch_executor import places_of
+    except ModuleNotFoundError as error:
+        from ...properties.harness.importing import NotInstalled
+
+        raise NotInstalled("--device", error.name or str(error)) from error
+    return tuple(place.name for place in places_of(device, ops))
+
+
 def _check(
     contract: str | None,
     subject: str | None,
+    placed: Sequence[str],
     budget: str | None,
     options: dict[str, Any],
     as_json: bool,
@@ -173,13 +197,18 @@ def _check(
     from ...properties.harness.swarm import Budget
 
     names = [suite_of(name).name for name in ([contract] if contract is not None else contracts())]
-    if subject is None and any(value for name, value in options.items() if name not in ("seed", "every_failure")):
+    if (
+        subject is None
+        and not placed
+        and any(value for name, value in options.items() if name not in ("seed", "every_failure"))
+    ):
         _bad("--capability, --expect, --allow and --without", "are for a component of your own: name it as module:make")
-    chosen = [(name, one) for name in names for one in ([subject] if subject is not None else SUBJECTS[name])]
+    named = placed or (() if subject is None else (subject,))
+    chosen = [(name, one) for name in names for one in named or SUBJECTS[name]]
     share = None
-    if budget is not None or subject is not None:
+    if budget is not None or named:
         share = Budget.of(budget or DEFAULT_BUDGET).divided(len(chosen))
-    run = partial(_run, subject is not None, share, cases, algorithm, options, form, len(names) > 1)
+    run = partial(_run, bool(named), share, cases, algorithm, options, form, len(names) > 1)
     threads = set(threading.enumerate())
     outcomes, line = [], StatusLine(quiet=len(names) == 1 or not sys.stderr.isatty())
     for text, outcome in side_by_side(run, chosen) if len(names) > 1 else map(run, chosen):

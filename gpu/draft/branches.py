@@ -322,8 +322,7 @@ class _Branches:
             tokens = torch.stack([self._batch.roots[:, None].expand(bs, topk), tokens], dim=2)
             cells = [0, cell]
         places = torch.stack([self._starts + c for c in cells], dim=2).view(bs, -1)
-        lens = torch.stack([self._batch.lengths + (c + 1) for c in cells], dim=1)
-        lens = lens[:, None, :].expand(bs, topk, len(cells)).reshape(-1)
+        lens = torch.stack([self._batch.lengths + (c + 1) for c in cells], dim=1).repeat(1, topk).view(-1)
         per_row = topk * len(cells)
         rows = self._batch.rows.repeat_interleave(per_row)
         bases = self._bases.repeat_interleave(len(cells), dim=1).reshape(-1)

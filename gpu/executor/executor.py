@@ -297,6 +297,7 @@ class TorchExecutor:
             spread[name] = np.zeros((n, *values.shape[1:]), values.dtype)
             spread[name][last] = values
         running.prefill = PrefillResult(tokens, stopped if stopped.any() else None, spread or None)
+        self._cut_short_behind(running)
         if running.step.decode is None:
             running.round_ends_ns.append(time.perf_counter_ns())
 
@@ -329,13 +330,17 @@ class TorchExecutor:
             for i in np.flatnonzero(~was_over).tolist():
                 self._emitted(int(part.rows[i]), np.maximum(emitted[i, : accept_lens[i]], 0))
         running.decoded.add(accept_lens, stops, emitted, outputs, ended)
-        if ended.any():
-            # A row has ended: steps begun behind this one stop after their first round, as steps that begin later do.
-            for behind in self._queue:
-                if behind is not running and behind.started and behind.step.decode is not None:
-                    behind.limit = 1
+        self._cut_short_behind(running)
         running.round_ends_ns.append(time.perf_counter_ns())
         self.counters.rounds += 1
+
+    def _cut_short_behind(self, running: RunningStep) -> None:
+        """Let steps that were begun behind this one stop after their first round if one of their rows has ended, as
+        steps that begin later do."""
+        for behind in self._queue:
+            part = behind.step.decode
+            if behind is not running and behind.started and part is not None and self._rows.ended[part.rows].any():
+                behind.limit = 1
 
     def _check_outputs(self, join: Join, running: RunningStep) -> None:
         """Fail a request, and only it, that asks for an output which does not exist."""

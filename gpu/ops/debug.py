@@ -46,7 +46,7 @@ class CheckedOps:
         scales: KVScales = UNSCALED,
     ) -> tuple[Tensor, Tensor, Tensor]:
         end = self._pools(kv, slot_axis=0)
-        places, written = _host(positions), _host(slots)
+        places, written = _column(positions), _column(slots)
         _in_range("STEPS-01", "position", places, len(cos_sin))
         _in_range("ALLOC-11", "written slot", written, end)
         _no_slot_twice("ALLOC-06", written)
@@ -54,10 +54,10 @@ class CheckedOps:
 
     def decode_attention(self, q: Tensor, kv: KVTensors, batch: DecodeBatch, softmax: Softmax = PLAIN) -> Tensor:
         end = self._pools(kv, slot_axis=0)
-        bases, tails, lens = _host(batch.bases), _host(batch.tails), _host(batch.lens)
+        bases, tails, lens = _column(batch.bases), _column(batch.tails), _column(batch.lens)
         order = np.arange(int(lens.max(initial=0)))
         columns = np.where(order < bases[:, None], order, order + (tails - bases)[:, None])
-        self._reads(end, batch.table, _host(batch.rows), columns, lens, batch.max_len)
+        self._reads(end, batch.table, _column(batch.rows), columns, lens, batch.max_len)
         return self._ops.decode_attention(q, kv, batch, softmax)
 
     def verify_attention(
@@ -76,7 +76,7 @@ class CheckedOps:
     ) -> Tensor:
         end = self._pools(kv, slot_axis=0)
         self._prefixes(end, batch)
-        edges, most = _host(batch.starts), batch.max_new_len
+        edges, most = _column(batch.starts), batch.max_new_len
         counts = np.diff(edges)
         if edges[0] != 0 or edges[-1] > len(q) or ((counts < 0) | (counts > most)).any():
             message = f"chunks that start at {edges.tolist()} in {len(q)} tokens, at most {most} each"
@@ -102,7 +102,7 @@ class CheckedOps:
 
     def move_slots_(self, kv: KVTensors, sources: Tensor, targets: Tensor) -> None:
         end = self._pools(kv, slot_axis=1)
-        self._moves(end, _host(sources), _host(targets))
+        self._moves(end, _column(sources), _column(targets))
         self._ops.move_slots_(kv, sources, targets)
 
     def duplicate_tails_(
@@ -155,10 +155,10 @@ class CheckedOps:
         return slots
 
     def _prefixes(self, end: int, batch: VerifyBatch | ExtendBatch) -> None:
-        lens = _host(batch.prefix_lens)
+        lens = _column(batch.prefix_lens)
         longest = int(lens.max(initial=0))
         columns = np.broadcast_to(np.arange(longest), (len(lens), longest))
-        self._reads(end, batch.table, _host(batch.rows), columns, lens, batch.max_prefix_len)
+        self._reads(end, batch.table, _column(batch.rows), columns, lens, batch.max_prefix_len)
 
     def _reads(
         self, end: int, table: Tensor, rows: np.ndarray, columns: np.ndarray, lens: np.ndarray, max_len: int
@@ -194,6 +194,14 @@ class CheckedOps:
 
 def _host(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
+
+
+def _column(tensor: Tensor) -> np.ndarray:
+    """Return a column of a batch, which kernels read as numbers one behind the other."""
+    if not tensor.is_contiguous():
+        message = f"a column {list(tensor.shape)} with stride {list(tensor.stride())}: a kernel would read other memory"
+        raise InvariantViolation("ALLOC-07", message)
+    return _host(tensor)
 
 
 def _in_range(invariant: str, what: str, numbers: np.ndarray, end: int) -> None:

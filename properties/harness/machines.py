@@ -25,7 +25,7 @@ from .letters import Letter, vocabulary_of
 from .operation import Operation
 from .report import Failure
 from .shrink import explain
-from .suite import DRAWN_FOR_SUPPORT, RUN_LIMIT_S, Component, Suite, alarm
+from .suite import DRAWN_FOR_SUPPORT, Component, Suite, alarm
 from .swarm import Found
 from .trial import Trial, Violation
 
@@ -173,7 +173,7 @@ class TrialMachine(RuleBasedStateMachine):
         self.words: list[Words] = []
         self._is_busy = False
         self._ends = ExitStack()  # of the defect of a mutant, and of the limit of time
-        self._limit_s = self.component.suite.trial.limit_s or RUN_LIMIT_S
+        self._limit_s = self.component.limit_s
 
     def start_with(self, config: Any, left_out: Iterable[str]) -> None:
         """Make the component and its model. Operations of the kinds that are left out are not drawn, if there are

@@ -113,6 +113,8 @@ class Component:
     def __init__(self, suite: Suite, make: Callable[[Any], Any], capabilities: Any) -> None:
         self.suite, self.make, self.capabilities = suite, make, capabilities
         self.supports = supports_of(make)
+        # How long a run may take: some components need more time than most of their contract.
+        self.limit_s: float = getattr(make, "limit_s", None) or suite.trial.limit_s or RUN_LIMIT_S
         self.invariants = tuple(item for item in of_contract(suite.name) if not item.missing(capabilities))
 
     def configure(self, choose: Choices) -> Any:
@@ -178,7 +180,7 @@ class Component:
         operation.
         """
         invariants = self.invariants if invariants is None else invariants
-        limit_s = limit_s or self.suite.trial.limit_s or RUN_LIMIT_S
+        limit_s = limit_s or self.limit_s
         first = self._execute_once(config, operations, invariants, drain, limit_s, watch)
         twins: dict[Any, Trial | None] = {}
         broken: list[Broken] = []

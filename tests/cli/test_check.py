@@ -197,3 +197,30 @@ def test_the_kill_matrix(command, theirs, monkeypatch):
     outcome = command("check", "allocator", "--mutants", "--budget", "2000")
     assert outcome.code == 1 and "3 of 4 mutants killed" in outcome.out
     assert [line.split()[0] for line in outcome.out.splitlines() if "SURVIVED" in line] == ["Harmless"]
+
+
+def test_the_real_executor_is_checked_in_both_ways(command, theirs):
+    pytest.importorskip("torch")
+    outcome = command("check", "executor", "--ops", "torch", "--budget", "60", "--json")
+    document = json.loads(outcome.out)
+    names = [one["subject"].rpartition(":")[2] for one in document["components"]]
+    assert sorted(names) == ["make_cpu_torch", "make_cpu_torch_captured"]
+    assert all(one["operations"] >= 30 for one in document["components"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("executor", "--ops", "trion"), "--ops: 'trion' is none of host, torch, triton, which cpu has (did you mean"),
+        (("executor", "--ops", "triton"), "--ops: triton on a CPU is interpreted: set TRITON_INTERPRET=1"),
+        (("executor", "--device", "gpu"), "'gpu' is neither cpu nor cuda"),
+        (("accept", "--device", "cpu"), "only the contract executor has them"),
+        (("executor", "--mutants", "--ops", "torch"), "--mutants has components of its own"),
+        (("executor", "plain-engine", "--ops", "torch"), "--device and --ops choose the component"),
+    ],
+)
+def test_a_device_that_cannot_be_is_refused(command, monkeypatch, arguments, words):
+    pytest.importorskip("torch")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    outcome = command("check", *arguments)
+    assert outcome.code == 2 and words in outcome.err, outcome.err

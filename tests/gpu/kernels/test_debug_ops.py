@@ -43,7 +43,7 @@ def write(positions=(0, 1), slots=(1, 2), pool_slots=SLOTS, value_slots=None):
 
 def decode(rows=(1, 0), bases=(4, 0), tails=(4, 0), lens=(6, 0), max_len=6, slots=None):
     slots = table() if slots is None else slots
-    queries = DecodeBatch(slots, longs(*rows), longs(*bases), longs(*tails), longs(*lens), max_len)
+    queries = DecodeBatch(slots, longs(*rows), longs(*bases), longs(*tails), longs(*lens).expand(2), max_len)
     return OPS.decode_attention(states(2), pools(), queries)
 
 
@@ -132,6 +132,7 @@ WRONG = {
     "a row that is not there": ("ALLOC-07", "row 3", lambda: decode(rows=(1, 3))),
     "a length beyond the host's bound": ("ALLOC-07", "length 6", lambda: decode(max_len=5)),
     "a column past the row": ("ALLOC-07", "column 6", lambda: decode(tails=(6, 0))),
+    "numbers that are one in memory": ("ALLOC-07", "stride [0]", lambda: decode(lens=(6,))),
     "a read of the sink": ("ALLOC-12", "row 2 reads the sink at column 5", lambda: decode(rows=(2, 0))),
     "a table that names no slot": (
         "ALLOC-11",

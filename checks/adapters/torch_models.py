@@ -1,0 +1,181 @@
+"""Models of the real executor behind the executor contract, with random weights and a few thousand parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from ...core.algorithm.algorithm import Drafter
+from ...core.algorithm.registry import get_algorithm
+from ...core.model_shape import MoeConfig
+from ...gpu.executor.build import DraftModel
+from ...gpu.models.checkpoint import network_of, new_head
+from ...gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig
+from ...gpu.models.decoder import Decoder
+from ...gpu.models.head_config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from ...gpu.models.rope import Rope
+from ...gpu.models.weights import initialize
+from ...gpu.ops.delta_rule import StateShape
+from ...gpu.ops.host_ops import HostOps
+from ...gpu.ops.port import Ops
+
+# Widths that nothing else in these models has: projections are 16 + 2 · 8 and 2 · 24 wide.
+HIDDEN = 44
+DRAFT_HIDDEN = 52
+NUM_HEADS = 7
+CONTEXT_LEN = 256
+QWEN3_NEXT = "Qwen3NextForCausalLM"
+STATE = StateShape(heads=4, key_heads=2, key_dim=5, value_dim=7, kernel=4)
+WINDOWS: dict[str, Any] = {
+    "windowed_layers": (0,),
+    "window": 5,
+    "local_rope": Rope(100.0),
+    "full_kv_heads": 1,
+    "sinks": True,
+}
+SHARPNESS = 12.0  # a fresh model says nearly the same everywhere
+TOKEN, CONTEXT = 4.0, 0.25  # what the last token and what layers add weigh, so that a head can often be right
+LONG_CONTEXT, NOISE = 3.0, 0.01
+"""Of a draft model and its target: any key or value that is not its own changes what it drafts."""
+OPS = HostOps()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a target has: experts in its second layer; a recurrent first layer, whose state no prefix cache has; a
+    first layer that sees a window, with heads and a rotation of its own."""
+
+    mixture: bool = False
+    is_recurrent: bool = False
+    windows: bool = False
+    head_dim: int = 4
+
+
+PLAIN = Kind()
+
+
+@cache
+def target_model(vocab_size: int, kind: Kind = PLAIN, context: float = CONTEXT) -> Decoder:
+    """Return the target that all executors of a configuration share."""
+    return _fresh_target(vocab_size, kind, context)
+
+
+def context_of(algorithm: str) -> float:
+    return LONG_CONTEXT if get_algorithm(algorithm).drafter is Drafter.MODEL else CONTEXT
+
+
+def _fresh_target(vocab_size: int, kind: Kind, context: float) -> Decoder:
+    target = _sharpened(Decoder(_config(vocab_size, HIDDEN, 2, kind), OPS, "cpu", torch.float32), 0)
+    with torch.no_grad():
+        target.embed_weight *= TOKEN
+    _weigh_layers(target, context)
+    return target
+
+
+@cache
+def draft_model(algorithm: str, vocab_size: int, kind: Kind = PLAIN) -> DraftModel | None:
+    """Return what the algorithm drafts with: None, a small language model, or a head on the target."""
+    drafter, form = get_algorithm(algorithm).drafter, get_algorithm(algorithm).draft_form
+    if drafter in (Drafter.NONE, Drafter.LOOKUP):
+        return None
+    if drafter is Drafter.MODEL:
+        # An executor that packed the shared one has dropped its plain weights.
+        return _near(_fresh_target(vocab_size, kind, LONG_CONTEXT))
+    config = HeadConfig(
+        algorithm=form,
+        model=_config(vocab_size, HIDDEN, 1, Kind(head_dim=kind.head_dim)),
+        target_hidden_size=HIDDEN,
+        draft_vocab_size=vocab_size,
+        aux_layers=(0, 1, 2) if form == EAGLE3 else (),
+        num_heads=NUM_HEADS if form == MULTI_LAYER_EAGLE else 1,
+        network=network_of(get_algorithm(algorithm)),
+    )
+    head = _sharpened(new_head(config, target_model(vocab_size, kind)), 2)
+    if form == EAGLE3:
+        head.set_vocabulary(torch.arange(vocab_size))
+    else:
+        _pass_tokens_on(head)
+    return head
+
+
+@cache
+def models_on(device: str, ops: Ops, algorithm: str, vocab_size: int, kind: Kind) -> tuple[Decoder, DraftModel | None]:
+    """Return copies of the target and the draft on a device. Those on the CPU must not have been packed."""
+    known = draft_model(algorithm, vocab_size, kind)
+    target = _copied(target_model(vocab_size, kind, context_of(algorithm)), ops, device)
+    if known is None or isinstance(known, Decoder):
+        return target, known and _copied(known, ops, device)
+    head = _with_weights(new_head(known.config, target), known)
+    if known.target_ids is not None:
+        head.set_vocabulary(known.target_ids)
+    return target, head
+
+
+def _copied(model: Decoder, ops: Ops, device: str) -> Decoder:
+    return _with_weights(Decoder(model.config, ops, device, torch.float32), model)
+
+
+def _with_weights(model: Any, other: Any) -> Any:
+    with torch.no_grad():
+        for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            mine.copy_(theirs)
+    return model
+
+
+def _pass_tokens_on(head: Any) -> None:
+    """Let what fuses token and hidden state pass on the token, and a little of the state."""
+    _weigh_layers(head, CONTEXT)
+    with torch.no_grad():
+        for name, weight in head.named_parameters():
+            if name.endswith("fc_weight"):
+                weight *= CONTEXT
+                weight[:, :HIDDEN] = torch.eye(HIDDEN)
+
+
+def _weigh_layers(model: Any, context: float) -> None:
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(("output_weight", "down_weight")):
+                weight *= context
+
+
+def _near(target: Decoder) -> Decoder:
+    """Make a draft that agrees with the target more often than not."""
+    draft = Decoder(target.config, OPS, "cpu", torch.float32)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for mine, theirs in zip(draft.parameters(), target.parameters(), strict=True):
+            mine.copy_(theirs * (1 + NOISE * torch.randn(theirs.shape, generator=generator)))
+    return draft
+
+
+def _config(vocab_size: int, hidden_size: int, num_layers: int, kind: Kind = PLAIN) -> ModelConfig:
+    experts = MoeConfig(num_experts=16, top_k=2, intermediate_size=12, decoder_sparse_step=2) if kind.mixture else None
+    return ModelConfig(
+        architecture=QWEN3_NEXT if kind.is_recurrent else QWEN3_MOE if kind.mixture else LLAMA,
+        state=STATE if kind.is_recurrent else None,
+        recurrent_layers=(0,) if kind.is_recurrent else (),
+        output_gate=kind.is_recurrent,
+        **{**WINDOWS, "full_head_dim": 2 * kind.head_dim} if kind.windows else {},
+        moe=experts,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=24,
+        num_layers=num_layers,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=kind.head_dim,
+        max_position_embeddings=CONTEXT_LEN,
+    )
+
+
+def _sharpened(model: Any, seed: int) -> Any:
+    initialize(model, seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter *= SHARPNESS
+    return model

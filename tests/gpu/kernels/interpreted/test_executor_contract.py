@@ -1,0 +1,33 @@
+"""The executor contract with only interpreted Triton kernels. It tests how the kernels work together, including the
+relay cells of captured rounds."""
+
+from __future__ import annotations
+
+import pytest
+from foredraft.checks.adapters.torch_executor import ExecutorIn, Place
+from foredraft.gpu.ops.triton_ops import TritonOps
+from foredraft.properties.executor.trial import ExecutorTrial
+from foredraft.properties.harness.swarm import Budget, Found, Swarm
+from foredraft.properties.suites import suite_of
+
+OPERATIONS = 300
+
+
+def searched(place: Place) -> Found | None:
+    """Search without the operation that samples hundreds of tokens, which takes a minute here."""
+    component = suite_of("executor").component(ExecutorIn(place))
+    sample = type(ExecutorTrial.sample())
+    return Swarm(component, seed=3, left_out=[sample]).search(component.invariants, Budget(operations=OPERATIONS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("captured", [False, True])
+def test_the_contract_holds(captured):
+    found = searched(Place("cpu", "triton", captured))
+    assert found is None, str(found.violation)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_moves_no_kv_is_found(monkeypatch):
+    monkeypatch.setattr(TritonOps, "move_accepted_", lambda *arguments: None)
+    assert searched(Place("cpu", "triton")) is not None
