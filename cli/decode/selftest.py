@@ -26,12 +26,13 @@ def selftest(
 ) -> None:
     """Test decoding on this machine, the most basic parts first, then measure its speed.
 
-    Tests device, driver and versions, and every kernel against its reference.
-    Runs sessions in float32 and bfloat16 with each kind of draft; their tokens
-    must have the greatest logits. Compares graphs with eager rounds and overlap
-    with synchronous steps, and tests retraction and freed memory. Then prints a
-    table of an 8B model with random weights and simulated acceptance: plain
-    decoding, chains and trees at batch sizes 1, 8 and 32.
+    Tests device, driver and versions, and the kernels of a forward pass at the
+    sizes of real models. Runs the contracts of acceptance and of the executor on
+    the device, as `foredraft check executor --device` does: random requests with
+    each kind of draft, overlap, retraction and sampling, with every index checked
+    and with captured rounds. Runs sessions in bfloat16. Then prints a table of an
+    8B model with random weights and simulated acceptance: plain decoding, chains
+    and trees at batch sizes 1, 8 and 32.
 
         foredraft selftest
         foredraft selftest --device cuda --out reports/h100 --budget 20m
@@ -44,12 +45,13 @@ def selftest(
 
     The exit code is 0 if no step failed, 1 if one did, 130 after Ctrl-C.
     """
-    from ...gpu.selftest import run
+    from ...checks import selftest as test
+    from ...gpu.selftest.report import closing_lines, exit_code
     from ..progress import StatusLine
 
     progress = StatusLine(quiet)
     try:
-        report = run.selftest(device, out, budget, progress.show)
+        report = test.selftest(device, out, budget, progress.show)
     finally:
         progress.clear()
     if as_json:
@@ -57,5 +59,5 @@ def selftest(
 
         print_document(SelftestDocument(report.ok, str(report.directory), report.document()))
     else:
-        print("\n".join(run.closing_lines(report)))
-    raise typer.Exit(run.exit_code(report))
+        print("\n".join(closing_lines(report)))
+    raise typer.Exit(exit_code(report))

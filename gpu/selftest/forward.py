@@ -38,6 +38,7 @@ def forward_steps(context: Context) -> Iterator[Step]:
         yield step(f"decode attention, {heads}", partial(decode, layout))
     yield step("windows, capped scores, sinks", kinds_of_softmax)
     yield Step("kernels", "pools of more than 2³¹ elements", partial(large_pool, context), needs_gpu=True)
+    yield Step("kernels", "sampling over large vocabularies", partial(large_vocabularies, context), needs_gpu=True)
 
 
 def worst_of(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
@@ -177,3 +178,24 @@ def large_pool(context: Context) -> Finding:
     behind = replace(moved(view, context.device), table=there.table + last)
     found = context.ops.decode_attention(there.q, KVTensors(pool, pool), behind)
     return Finding(f"right; the greatest error is {worst_of([found], [expected]):.0%} of what is allowed")
+
+
+def large_vocabularies(context: Context) -> Finding:
+    """Sample from chains of drafts over vocabularies that one block of a kernel does not hold; to the last bit."""
+    twins, count = TorchOps(), 0
+    for vocab in (32_000, 151_936):
+        generator = torch.Generator().manual_seed(vocab)
+        drafts = torch.randint(vocab, (3, 4), generator=generator)
+        tree = twins.build_chain(drafts[:, 0], drafts, torch.full((3,), 9), MAX_POSITIONS)
+        for peak in (0.0, 0.7):
+            probs = torch.rand(15, vocab, generator=generator, dtype=torch.float64) ** 40
+            probs = (1 - peak) * probs / probs.sum(1, keepdim=True)
+            probs.view(3, 5, vocab)[:, :4].scatter_add_(2, drafts.unsqueeze(2), torch.full((3, 4, 1), peak).double())
+            coins = [torch.rand(3, 5, generator=generator, dtype=torch.float64) for _ in range(2)]
+            expected = twins.verify_sampling(tree, probs.float(), *coins)
+            found = context.ops.verify_sampling(*moved((tree, probs.float(), *coins), context.device))
+            for name in ("accept_index", "accept_lens", "predict", "failed"):
+                ours, right = getattr(found, name).cpu(), getattr(expected, name)
+                assert torch.equal(ours, right), f"{name} over {vocab:,} tokens: {ours.tolist()}, not {right.tolist()}"
+            count += 1
+    return Finding(f"{count} batches are equal to the last bit")

@@ -1,4 +1,5 @@
-"""Whole sessions on the device: checkpoints loaded, prompts prefilled, rounds with each kind of draft, captured or not.
+"""Whole sessions on the device in bfloat16, which no contract runs: checkpoints loaded, prompts prefilled, rounds with
+each kind of draft. Then what cannot be seen in tokens: launches that wait for the device, memory that stays.
 
 Every emitted token must have the greatest of the target's logits, computed in float64 and without a KV pool. Near ties
 are allowed: the device may be off by as much as torch's own dense pass in the same dtype. A wrong token is off by about
@@ -7,6 +8,7 @@ a logit's deviation.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.contract.request import Request, SamplingParams
+from ...core.contract.request import Request
 from ...core.prompt import Prompt
 from ..models.checkpoint import load_target, random_head, random_weights, save_draft, save_target
 from ..models.config import LLAMA, ModelConfig
@@ -30,9 +32,9 @@ from ..session.plan import SessionOptions
 from ..session.session import DecodeSession
 from ..session.text_session import COMPLETED, Output
 from ..tiny.dense import DenseAttention
-from .bookkeeping import no_synchronisation
-from .steps import Context, Finding, Step, name_of
+from .steps import Context, Finding, Step
 
+DTYPE = torch.bfloat16
 NUM_REQUESTS = 4
 HEAD_NAMES = ("EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
 AGREEMENT_NOISE = 0.05  # of the STANDALONE draft's weights, relative: it then often agrees with the target
@@ -61,20 +63,12 @@ CAPTURED = ("plain", "STANDALONE chain", "STANDALONE tree, pages of 4", "EAGLE3 
 
 
 def session_steps(context: Context) -> Iterator[Step]:
-    """Yield sessions of every way in each dtype, then that modes change nothing, then what a server lives through."""
-    for dtype in context.dtypes:
-        for way in WAYS:
-            yield Step("sessions", f"{name_of(dtype)}, {way}", partial(greedy, context, dtype, way))
-    for way in CAPTURED:
-        yield Step("modes", f"graphs = eager, {way}", partial(same_tokens, context, way, "graphs"))
-        yield Step("modes", f"overlap = synchronous, {way}", partial(same_tokens, context, way, "overlap"))
-    yield Step("modes", "graphs = eager, NGRAM", partial(same_tokens, context, "NGRAM", "graphs"))
-    yield Step("modes", "sampled draws, graphs = eager", partial(same_tokens, context, "EAGLE3 tree", "graphs", 0.8))
+    for way in WAYS:
+        yield Step("sessions", f"bfloat16, {way}", partial(greedy, context, way))
     for way in CAPTURED:
         run = partial(launches_without_waiting, context, way)
-        yield Step("modes", f"launching never waits, {way}", run, needs_gpu=True)
-    yield Step("memory", "retraction", partial(retraction, context))
-    yield Step("memory", "close() frees", partial(close_frees, context))
+        yield Step("sessions", f"launching never waits, {way}", run, needs_gpu=True)
+    yield Step("sessions", "close() frees", partial(close_frees, context))
 
 
 # -- models -----------------------------------------------------------------------------------------------------------
@@ -142,39 +136,31 @@ def _write_tokenizer(directory: Path, vocab_size: int) -> None:
 # -- requests and what they must become --------------------------------------------------------------------------------
 
 
-def requests_of(context: Context, prefix: str = "", temperature: float = 0.0) -> list[Request]:
+def requests_of(context: Context, prefix: str = "") -> list[Request]:
     """Return prompts of several lengths, longer than a chunk too, and outputs that end at different times."""
     draws = np.random.default_rng(3)
     vocab, growth, output = shape_of(context).vocab_size, *((9, 24) if context.on_gpu else (5, 6))
-    sampling = (
-        SamplingParams(temperature=temperature, top_p=0.9, top_k=40, seed=11) if temperature else SamplingParams()
-    )
     return [
-        Request(
-            f"{prefix}{i}",
-            Prompt.of_tokens(draws.integers(3, vocab, 4 + growth * i)),
-            output + 5 * i,
-            sampling=sampling,
-        )
+        Request(f"{prefix}{i}", Prompt.of_tokens(draws.integers(3, vocab, 4 + growth * i)), output + 5 * i)
         for i in range(NUM_REQUESTS)
     ]
 
 
-def session_of(context: Context, dtype: torch.dtype, way: Way, **changes: Any) -> DecodeSession:
+def session_of(context: Context, way: Way, **changes: Any) -> DecodeSession:
     models = models_of(context)
-    known = {"device": context.device, "dtype": name_of(dtype), "chunk_size": 16, "max_running": 3}
+    known = {"device": context.device, "dtype": "bfloat16", "chunk_size": 16, "max_running": 3}
     draft = None if way.draft is None else models[way.draft]
     return DecodeSession.open(SessionOptions(models["target"], draft, **known | dict(way.options) | changes))
 
 
 class Reference:
     """The target's logits over whole texts, without a pool:
-    in float64 on the CPU, and in `dtype` on the device to know its errors."""
+    in float64 on the CPU, and in bfloat16 on the device to know its errors."""
 
-    def __init__(self, context: Context, dtype: torch.dtype) -> None:
+    def __init__(self, context: Context) -> None:
         directory = models_of(context)["target"]
         self._exact = load_target(directory, TorchOps(), "cpu", torch.float64)
-        self._rounded = load_target(directory, TorchOps(), context.device, dtype)
+        self._rounded = load_target(directory, TorchOps(), context.device, DTYPE)
         self._known: dict[tuple[int, ...], tuple[Tensor, float]] = {}
 
     def check(self, requests: Sequence[Request], outputs: Mapping[str, Output]) -> str:
@@ -207,7 +193,7 @@ class Reference:
 
     @torch.no_grad()
     def _logits(self, text: tuple[int, ...]) -> tuple[Tensor, float]:
-        """Return the exact logits after each token of `text` [n, V], and the greatest error of those in the dtype."""
+        """Return the exact logits after each token of `text` [n, V], and the greatest error of those in bfloat16."""
         if text not in self._known:
             exact, rounded = (_dense_logits(model, text) for model in (self._exact, self._rounded))
             self._known[text] = exact, float((exact - rounded.cpu().double()).abs().max())
@@ -219,16 +205,16 @@ def _dense_logits(model: Decoder, text: Sequence[int]) -> Tensor:
     return model.logits(model.forward(tokens, DenseAttention([len(text)], device=model.device)).hidden)
 
 
-def _reference(context: Context, dtype: torch.dtype) -> Reference:
-    return context.once(f"reference {dtype}", lambda: Reference(context, dtype))
+def reference_of(context: Context) -> Reference:
+    return context.once("reference", lambda: Reference(context))
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------
 
 
-def greedy(context: Context, dtype: torch.dtype, way: str) -> Finding:
-    reference = _reference(context, dtype)
-    session = session_of(context, dtype, WAYS[way])
+def greedy(context: Context, way: str) -> Finding:
+    reference = reference_of(context)
+    session = session_of(context, WAYS[way])
     requests, again = requests_of(context), requests_of(context, "again ")
     text = reference.check(requests, session.run(requests))
     reference.check(again, session.run(again))  # from the prefix cache
@@ -240,29 +226,24 @@ def greedy(context: Context, dtype: torch.dtype, way: str) -> Finding:
     return Finding(text + accept)
 
 
-def same_tokens(context: Context, way: str, mode: str, temperature: float = 0.0) -> Finding:
-    """Serve with `mode` ("graphs" or "overlap") on and off in float32: every token must be the same."""
-    found = []
-    for value in (True, False):
-        session = session_of(context, torch.float32, WAYS[way], **{mode: value})
-        requests = requests_of(context, temperature=temperature)
-        found.append({name: output.tokens for name, output in session.run(requests).items()})
-        session.close()
-    for name, tokens in found[0].items():
-        other = found[1][name]
-        at = next((i for i, pair in enumerate(zip(tokens, other, strict=False)) if pair[0] != pair[1]), None)
-        assert tokens == other, f"request {name!r} differs from token {at} on: {tokens} with, {other} without"
-    return Finding(f"{sum(map(len, found[0].values()))} tokens are equal")
+@contextlib.contextmanager
+def no_synchronisation() -> Iterator[None]:
+    """Let torch raise an error where the host waits for the GPU."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def launches_without_waiting(context: Context, way: str) -> Finding:
     """Check that with every shape seen once, no launch waits for the device; torch raises an error where one does."""
-    session = session_of(context, torch.float32, WAYS[way], overlap=True, prefix_cache=False)
+    session = session_of(context, WAYS[way], overlap=True, prefix_cache=False)
     session.run(requests_of(context))
     launch, launches = session.executor.launch, []
 
     def watched(step: Any) -> None:
-        with no_synchronisation(context):
+        with no_synchronisation():
             launch(step)
         launches.append(step.step_id)
 
@@ -273,35 +254,6 @@ def launches_without_waiting(context: Context, way: str) -> Finding:
     return Finding(f"{len(launches)} launches, none waited")
 
 
-def retraction(context: Context) -> Finding:
-    """Serve with a pool that cannot hold what runs: requests lose their KV, wait, and go on with the same text."""
-    retracted: list[str] = []
-    models = models_of(context)
-    growth = requests_of(context)[-1]
-    room = 2 * (growth.prompt.length + growth.max_tokens)
-    options = SessionOptions(
-        models["target"],
-        models["STANDALONE"],
-        steps=2,
-        device=context.device,
-        dtype="float32",
-        max_running=NUM_REQUESTS,
-        kv_tokens=room,
-        context_len=growth.prompt.length + growth.max_tokens + 1,
-        prefix_cache=False,
-    )
-
-    def note(event: Any) -> None:
-        retracted.extend(map(str, getattr(event, "retracted", ())))
-
-    session = DecodeSession.open(options, make_sinks=lambda spec: [note])
-    requests = [replace(r, max_tokens=growth.max_tokens) for r in requests_of(context)]
-    text = _reference(context, torch.float32).check(requests, session.run(requests))
-    session.close()
-    assert retracted, f"a pool of {room} tokens retracted nothing"
-    return Finding(f"{len(retracted)} retractions; {text}")
-
-
 def close_frees(context: Context) -> Finding:
     """Check that what a session holds is freed by `close` and its last reference, without a collection of cycles."""
     way, before = WAYS["STANDALONE chain"], 0
@@ -309,7 +261,7 @@ def close_frees(context: Context) -> Finding:
     gc.disable()
     try:
         for turn in range(2):  # what the first leaves, libraries' workspaces and constants, is not the session's
-            session = session_of(context, torch.float32, way, graphs=True)
+            session = session_of(context, way, graphs=True)
             session.run(requests_of(context))
             executor = session.own_executor
             held = [weakref.ref(x) for x in (executor.pool.keys, executor.target, executor)]

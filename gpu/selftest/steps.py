@@ -57,10 +57,6 @@ class Context:
         return self.once("ops", lambda: ops_for(self.device))
 
 
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 STEP_LIMIT_S = 180.0
 EXIT_LIMIT_S = 10.0  # a process inside a driver that hangs cannot even be killed
 TAIL_CHARACTERS = 4000  # of what a process that died has written

@@ -13,10 +13,10 @@ from foredraft.core.contract.step import Join
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.executor.shaping import Changed, Shaping, paths_of
 from foredraft.gpu.ops.torch_ops import TorchOps
-from foredraft.gpu.selftest.trees import on_device
-from foredraft.gpu.selftest.trees import random_tree as tree_of_kind
 from serving import chain, serve
 from shaped import TOY, ToyMatcher, permitted, shaped
+from tree_cases import on_device
+from tree_cases import random_tree as tree_of_kind
 
 OPS, ROWS = TorchOps(), 4
 

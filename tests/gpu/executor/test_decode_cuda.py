@@ -1,5 +1,5 @@
 """Sessions on a GPU in debug mode and with log-probabilities;
-`gpu.selftest` has the others, which tests/gpu/selftest runs."""
+`checks.selftest` has the others, which tests/gpu/selftest runs."""
 
 from __future__ import annotations
 

@@ -9,21 +9,25 @@ from dataclasses import replace
 import pytest
 import torch
 import worker_that_dies
+from foredraft.checks import selftest
+from foredraft.checks.selftest import catalogue
 from foredraft.cli.app import app
 from foredraft.core.errors import ConfigError, ForedraftError
-from foredraft.gpu.selftest import run, sessions
-from foredraft.gpu.selftest.catalogue import catalogue
-from foredraft.gpu.selftest.run import JSON, MARKDOWN
+from foredraft.gpu.ops.host_ops import HostOps
+from foredraft.gpu.selftest import sessions
+from foredraft.gpu.selftest.report import JSON, MARKDOWN, seconds_of
 from foredraft.gpu.selftest.steps import Context, Finding, State, Step, run_apart, run_here, run_step
 from typer.testing import CliRunner
 
 FAST = {
-    "kernels: building trees",
     "machine: matrix products",
-    "sessions: float32, STANDALONE tree, pages of 4",
+    "kernels: norms and gate",
+    "contracts: acceptance",
+    "contracts: executor, every index checked",
+    "contracts: executor, captured rounds",
+    "sessions: bfloat16, STANDALONE tree, pages of 4",
     "sessions: bfloat16, EAGLE3 tree",
-    "memory: retraction",
-    "memory: close() frees",
+    "sessions: close() frees",
 }
 
 
@@ -46,7 +50,7 @@ def test_steps_pass_on_a_cpu(context, title):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_every_step_passes_on_a_gpu(tmp_path):
-    report = run.selftest("cuda", tmp_path, "20m", print)
+    report = selftest.selftest("cuda", tmp_path, "20m", print)
     assert report.ok and not report.counts.get(State.NOT_FINISHED), (tmp_path / MARKDOWN).read_text(encoding="utf-8")
 
 
@@ -60,8 +64,8 @@ def test_the_command_runs_to_its_end_on_a_cpu(tmp_path):
 
 
 def test_a_wrong_token_is_found(context):
-    reference = sessions._reference(context, torch.float32)
-    session = sessions.session_of(context, torch.float32, sessions.WAYS["plain"])
+    reference = sessions.reference_of(context)
+    session = sessions.session_of(context, sessions.WAYS["plain"])
     requests = sessions.requests_of(context)[:1]
     outputs = session.run(requests)
     reference.check(requests, outputs)
@@ -69,6 +73,20 @@ def test_a_wrong_token_is_found(context):
     wrong = replace(outputs["0"], tokens=(*tokens[:-1], (tokens[-1] + 1) % sessions.shape_of(context).vocab_size))
     with pytest.raises(AssertionError, match="below the greatest logit"):
         reference.check(requests, {"0": wrong})
+
+
+def test_a_broken_operation_is_found_by_the_contracts(context, monkeypatch):
+    """The history stands in the report, with the command's seed and the number of the run."""
+    gather = HostOps.gather_emitted
+
+    def always_the_first_token(*arguments):
+        emitted, bonus = gather(*arguments)
+        return emitted.clamp(max=0), bonus
+
+    monkeypatch.setattr(HostOps, "gather_emitted", staticmethod(always_the_first_token))
+    outcome = run_step(steps_of(context)["contracts: executor, captured rounds"])
+    assert outcome.state is State.FAILED and "ANSWER at collect" in outcome.text
+    assert "seed 1, run" in outcome.traceback and "submit" in outcome.traceback
 
 
 # -- the order of steps, whatever they do ------------------------------------------------------------------------------
@@ -106,7 +124,7 @@ def test_a_step_that_fails_stops_no_other_and_time_does():
     ],
 )
 def test_the_report_holds_what_ran(tmp_path, monkeypatch, named, code, states):
-    monkeypatch.setattr("foredraft.gpu.selftest.catalogue.catalogue", lambda context: steps(**named))
+    monkeypatch.setattr("foredraft.checks.selftest.catalogue", lambda context: steps(**named))
     result = CliRunner().invoke(app, ["selftest", "--device", "cpu", "--out", str(tmp_path / "report"), "--quiet"])
     assert result.exit_code == code, result.output
     document = json.loads((tmp_path / "report" / JSON).read_text(encoding="utf-8"))
@@ -146,7 +164,7 @@ def test_the_budget_cuts_a_step_off_and_that_is_no_failure():
 def test_what_cannot_be_is_refused(tmp_path):
     for budget in ("10", "0m", "soon"):
         with pytest.raises(ConfigError, match="budget"):
-            run.seconds_of(budget)
+            seconds_of(budget)
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(ForedraftError, match="file: cannot be written"):
-        run.selftest("cpu", tmp_path / "file", "1m", print)
+        selftest.selftest("cpu", tmp_path / "file", "1m", print)

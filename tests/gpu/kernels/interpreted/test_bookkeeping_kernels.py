@@ -6,28 +6,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import round_cases
 import torch
 from foredraft.gpu.kernels.rounds import best, verify_sampling
 from foredraft.gpu.ops.port import KVTensors
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
-from foredraft.gpu.selftest import bookkeeping
-from foredraft.gpu.selftest.trees import (
-    KINDS,
-    MAX_POSITION,
-    VOCAB,
-    assert_same,
-    on_device,
-    random_probs,
-    random_targets,
-    random_tree,
-)
 from memory_checker import checked_memory
+from tree_cases import KINDS, MAX_POSITION, VOCAB, assert_same, on_device, random_probs, random_targets, random_tree
 
 TWINS, KERNELS = TorchOps(), TritonOps()
 
@@ -64,22 +54,20 @@ class CheckedOps:
         return checked
 
 
-STEPS = (
-    bookkeeping.trees,
-    bookkeeping.verification,
-    bookkeeping.coins,
-    bookkeeping.changed_logits,
-    bookkeeping.kv_moves,
-    bookkeeping.relay_cells,
+CASES = (
+    round_cases.trees,
+    round_cases.verification,
+    round_cases.coins,
+    round_cases.changed_logits,
+    round_cases.kv_moves,
+    round_cases.relay_cells,
 )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.float32, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
-def test_the_steps_of_the_self_test_pass(step, dtype, monkeypatch):
-    """They compare every operation with its twin, to the last bit."""
-    monkeypatch.setattr(bookkeeping, "BATCH_SIZES", (0, 1, 3))
-    step(SimpleNamespace(ops=CheckedOps(), device="cpu", on_gpu=False, dtypes=(dtype,)))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_every_operation_is_its_twin(case, dtype):
+    case(round_cases.Compared(CheckedOps(), [dtype]))
 
 
 @pytest.mark.fast("beam-1024-*")

@@ -1,25 +1,18 @@
-"""The whole self-test: every step in order within a budget of time, and one report.
-Also `python -m foredraft.gpu.selftest`."""
+"""The report of a self-test: what is known after each step, as Markdown and as JSON."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
-import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import ConfigError, ForedraftError
+from ...core.errors import ConfigError
 from ...observe.output_files import UnwritableFile, write_text
-from .steps import Context, Outcome, State, Step, not_run, run_apart, run_here
+from .steps import Outcome, State, Step
 
 FORMAT = 1
 MARKDOWN, JSON = "selftest.md", "selftest.json"
@@ -122,9 +115,7 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-DEFAULT_BUDGET, DEFAULT_DIRECTORY = "10m", "selftest"
-EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
-OnLine = Callable[[str], None]
+EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
 
 def seconds_of(budget: str) -> float:
@@ -133,54 +124,6 @@ def seconds_of(budget: str) -> float:
     if match is None or float(match[1]) <= 0:
         raise ConfigError.of("<arguments>", "budget", f"{budget!r}; expected a time such as 90s, 10m or 1h")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
-
-
-def selftest(device: str, directory: Path, budget: str, on_line: OnLine) -> Report:
-    """Run the test on `device` ("auto", "cpu", "cuda") and return its report, which is in `directory` then.
-
-    On Ctrl-C the report has the steps that ran and is marked `interrupted`. Raises ConfigError for arguments,
-    ForedraftError if nothing can be written.
-    """
-    from ..session.plan import resolve_device
-    from .catalogue import catalogue
-
-    end_s = time.monotonic() + seconds_of(budget)
-    device = resolve_device(device)
-    begun_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="foredraft-selftest-") as made:
-        context = Context(device, Path(made))
-        steps = catalogue(context)
-        report = Report(directory, device, sys.argv, f"{datetime.now():%Y-%m-%d %H:%M}", len(steps))
-        report.write()
-
-        def begin(step: Step) -> None:
-            on_line(f"{len(report.outcomes) + 1} of {len(steps)}: {step.title}")
-            report.begin(step)
-
-        try:
-            for outcome in _outcomes(steps, context.device, Path(made), lambda: end_s - time.monotonic(), begin):
-                report.seconds = time.monotonic() - begun_s
-                report.add(outcome)
-        except KeyboardInterrupt:
-            report.interrupted = True
-            report.seconds = time.monotonic() - begun_s
-            report.write()
-    return report
-
-
-def _outcomes(
-    steps: Sequence[Step], device: str, made: Path, seconds_left: Callable[[], float], on_begin: Callable[[Step], None]
-) -> Iterator[Outcome]:
-    if device != "cpu":
-        from .catalogue import serve_catalogue
-
-        yield from run_apart(steps, partial(serve_catalogue, device, made), seconds_left, on_begin)
-        return
-    for step in steps:
-        if step.needs_gpu:
-            yield not_run(step, "needs a GPU")
-        else:
-            yield from run_here([step], seconds_left, on_begin)
 
 
 def exit_code(report: Report) -> int:
@@ -195,24 +138,3 @@ def closing_lines(report: Report) -> list[str]:
         f"{o.state}: {o.part}: {o.name}: {o.text}" for o in report.outcomes if o.state in ("failed", "not finished")
     ]
     return [*failed, report.summary(), f"report: {report.directory / MARKDOWN}"]
-
-
-def main() -> int:
-    """Run the self-test with argparse, on machines without the packages that the command `foredraft` needs."""
-    parser = argparse.ArgumentParser("python -m foredraft.gpu.selftest.run", description=__doc__)
-    parser.add_argument("--device", default="auto", help="cpu, cuda; auto: a GPU if there is one")
-    parser.add_argument("--out", type=Path, default=Path(DEFAULT_DIRECTORY), help="directory of the report")
-    parser.add_argument("--budget", default=DEFAULT_BUDGET, help="time, as 90s or 10m")
-    given = parser.parse_args()
-    try:
-        report = selftest(given.device, given.out, given.budget, lambda text: print(text, file=sys.stderr, flush=True))
-    except (ForedraftError, ModuleNotFoundError) as error:
-        needed = "" if isinstance(error, ForedraftError) else ": it needs torch, triton, numpy, safetensors, tokenizers"
-        print(f"foredraft: {error}{needed}", file=sys.stderr)
-        return EXIT_BAD_INPUT
-    print("\n".join(closing_lines(report)))
-    return exit_code(report)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
