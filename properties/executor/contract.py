@@ -105,6 +105,8 @@ class ExecutorConfig:
         if has.samples or has.states:
             mixture = choose((False, True))
             config = replace(config, mixture=mixture, windows=not mixture and choose((False, True)))
+        if has.states and config.is_recurrent:  # rows rest while another one's prompt runs alone
+            config = replace(config, max_running=max(config.max_running, 2), mixed=config.mixed and config.overlap)
         if has.samples and choose((False, False, False, False, True)):
             drafting = config if config.steps or algorithm == "NONE" else replace(config, steps=choose((0, 1, 2)))
             return replace(drafting, max_running=MANY)._with_pool(3)
