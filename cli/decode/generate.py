@@ -45,10 +45,10 @@ class SessionMaker:
         self._faults = {}
         if disaggregate is not None:
             from ...gpu.disaggregation.link import plans_from_environment
-            from ...gpu.disaggregation.processes import Disaggregation
+            from ...gpu.disaggregation.topology import Disaggregation
 
             self._topology = Disaggregation.parse(disaggregate)
-            self._topology.devices(options.device)
+            self._devices = self._topology.devices(options.device, options.tensor_parallel)
             self._faults = plans_from_environment()
 
     def plan(self, longest_request: int) -> SessionPlan:
@@ -82,7 +82,7 @@ class SessionMaker:
         places = self._topology.workers()
         logs = record.worker_logs([place.name for place in places])
         with (
-            Workers(places, self._topology.devices(self._options.device)) as workers,
+            Workers(places, self._devices) as workers,
             DisaggregatedSession.open(
                 plan, workers, tokenizer=tokenizer, faults=self._faults, logs=logs, run=run_facts(plan)
             ) as session,

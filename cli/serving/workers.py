@@ -29,8 +29,9 @@ def workers_body(
     """Start the workers that `disaggregate` names and make them ready, and end them with the block; each keeps a log of
     its own if there is a record. Raises ForedraftErrors."""
     from ...gpu.disaggregation.link import plans_from_environment
-    from ...gpu.disaggregation.processes import Disaggregation, Workers
+    from ...gpu.disaggregation.processes import Workers
     from ...gpu.disaggregation.session import DisaggregatedSession, plan_disaggregated
+    from ...gpu.disaggregation.topology import Disaggregation
     from ...gpu.session.plan import refuse_without_effect
     from ...gpu.session.session import check_vocabulary
     from ...gpu.session.text import Tokenizer
@@ -40,7 +41,7 @@ def workers_body(
     from .ahead import captures_ahead, get_ready
 
     topology = Disaggregation.parse(disaggregate)
-    devices, faults = topology.devices(options.device), plans_from_environment()
+    devices, faults = topology.devices(options.device, options.tensor_parallel), plans_from_environment()
     tokenizer = Tokenizer.load(options.model)
     plan = plan_disaggregated(options, topology)
     refuse_without_effect(plan.options, plan.algorithm, plan.device)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -35,10 +36,11 @@ class Parcel:
     session: int  # parcels of another session than the receiver's are not looked at
     messages: tuple[Message, ...]
     pages: Tensor | None = None  # uint8 [bytes]
+    number: int = 0  # by which ranks find the parcel with their parts of the pages of a message
 
 
 _MAGIC = 0x46544B50
-_HEADER_FIELDS = 5
+_HEADER_FIELDS = 6
 _LENGTH = struct.Struct("<I")
 MAX_PARCEL_BYTES = 1 << 34
 
@@ -87,7 +89,7 @@ class PeerLink:
         content = b"".join(map(_framed, parcel.messages))
         content = content[: int(len(content) * share)]
         pages = torch.empty(0, dtype=torch.uint8) if parcel.pages is None else parcel.pages.to(self._page_device)
-        numbers = (_MAGIC, parcel.session, len(content), len(pages), len(parcel.messages))
+        numbers = (_MAGIC, parcel.session, len(content), len(pages), len(parcel.messages), parcel.number)
         dist.send(torch.tensor(numbers, dtype=torch.int64), self._rank)
         if content:
             dist.send(torch.frombuffer(bytearray(content), dtype=torch.uint8), self._rank)
@@ -104,7 +106,7 @@ class PeerLink:
     def _receive(self) -> LinkNews:
         header = torch.empty(_HEADER_FIELDS, dtype=torch.int64)
         dist.recv(header, self._rank)
-        magic, session, content_bytes, page_bytes, num_messages = header.tolist()
+        magic, session, content_bytes, page_bytes, num_messages, number = header.tolist()
         if magic != _MAGIC or not 0 <= content_bytes <= MAX_PARCEL_BYTES or not 0 <= page_bytes <= MAX_PARCEL_BYTES:
             raise LinkError(f"a parcel that begins with {header.tolist()}")
         content = torch.empty(content_bytes, dtype=torch.uint8)
@@ -117,7 +119,7 @@ class PeerLink:
             if pages.is_cuda:
                 torch.cuda.current_stream(pages.device).synchronize()
         messages = _messages_in(content.numpy().tobytes())
-        return LinkNews(self.name, Parcel(session, messages, pages), num_messages - len(messages))
+        return LinkNews(self.name, Parcel(session, messages, pages, number), num_messages - len(messages))
 
     def _break(self, error: Exception) -> None:
         was_broken, self._is_broken = self._is_broken, True
@@ -150,15 +152,15 @@ def _messages_in(content: bytes) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def connect(host: str, port: int, rank: int, world_size: int, backend: str) -> None:
-    """Join the process group through the parent's store."""
-    from datetime import timedelta
+FOR_EVER = timedelta(days=365)
+"""A receive waits until a peer sends something. The parent watches which workers are alive."""
 
-    # A receive waits until a peer sends something. The parent watches which workers are alive.
-    for_ever = timedelta(days=365)
-    store = dist.TCPStore(host, port, is_master=False, timeout=for_ever)
+
+def connect(host: str, port: int, rank: int, world_size: int, backend: str, group: str = "foredraft") -> None:
+    """Join the process group of this name through the parent's store."""
+    store = dist.TCPStore(host, port, is_master=False, timeout=FOR_EVER)
     dist.init_process_group(
-        backend, store=dist.PrefixStore("foredraft", store), rank=rank, world_size=world_size, timeout=for_ever
+        backend, store=dist.PrefixStore(group, store), rank=rank, world_size=world_size, timeout=FOR_EVER
     )
 
 

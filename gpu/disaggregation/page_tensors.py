@@ -9,6 +9,7 @@ they lie.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -19,6 +20,7 @@ from ...core.handoff import PageFormat, PageSeal
 from ..batch.pools import KVPool
 from ..executor.executor import TorchExecutor
 from ..kernels.layers.e4m3 import as_bytes
+from .link import Parcel
 
 _WORD_BYTES = 4
 _WEIGHT_STEP = 0x9E3779B97F4A7C15  # 2⁶⁴ over the golden ratio: its multiples spread over all 64 bits
@@ -31,6 +33,7 @@ class PageTensors:
     def __init__(self, executor: TorchExecutor, page_size: int) -> None:
         self._pools = [pool for pool in (executor.pool, executor.draft_pool) if pool is not None]
         self._page_size = page_size
+        self._rows: Tensor | None = None  # of the parcel that was taken last
         sizes = [pool.num_bytes // pool.num_slots * page_size for pool in self._pools]
         self.format = PageFormat(
             page_size=page_size,
@@ -45,6 +48,23 @@ class PageTensors:
     @property
     def device(self) -> torch.device:
         return self._pools[0].keys.device
+
+    def send(self, peer: str, slots: np.ndarray) -> tuple[list[PageSeal], Tensor | None, int]:
+        """Return the seals of the pages at `slots` int32 [n, page_size] and a copy of them for the parcel to `peer`,
+        uint8 [bytes]. Pages in this process travel with their messages, so the parcel needs no number."""
+        rows = self.read(slots)
+        return self.seals(rows), rows.view(-1), 0
+
+    def arrived(self, parcel: Parcel, peer: str, num_pages: int) -> list[PageSeal]:
+        """Take the pages of a parcel, and return a seal for each of `num_pages`; see `seals_of_arrived`."""
+        self._rows, seals = self.seals_of_arrived(parcel.pages, num_pages)
+        return seals
+
+    def write_arrived(self, slots: np.ndarray, rows: Sequence[int]) -> None:
+        """Write the pages with these numbers in the last parcel to `slots` int32 [n, page_size]."""
+        assert self._rows is not None, "no pages have arrived"
+        self.write(slots, self._rows[list(rows)])
+        self._rows = None
 
     def read(self, slots: np.ndarray) -> Tensor:
         """Return the pages at `slots` int32 [n, page_size]: uint8 [n, row_bytes], a copy."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import selectors
 import signal
 import socket
@@ -13,113 +12,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import IO, Any
 
-from ...core.errors import ConfigError, ForedraftError, Problem, nearest
+from ...core.errors import ForedraftError
 from ...core.scheduler.config import EngineRole
 from ...observe.engine_lines import write_forwarded
-from ..session.plan import ARGUMENTS, AUTO
 from .control import ControlError, ControlSocket
-
-MAX_WORKERS = 64
-_ROLES = (EngineRole.PREFILL, EngineRole.DECODE)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """One worker: its name, its role, its rank in the process group."""
-
-    name: str
-    role: EngineRole
-    rank: int
-
-    @property
-    def title(self) -> str:
-        """What messages call the worker."""
-        return f"worker {self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Disaggregation:
-    """Counts of workers."""
-
-    prefill: int
-    decode: int
-
-    def __post_init__(self) -> None:
-        problems = []
-        for role in _ROLES:
-            count = getattr(self, role.value)
-            if not 1 <= count <= MAX_WORKERS:
-                problems.append(
-                    Problem("disaggregate", f"{role.value}={count}; 1 to {MAX_WORKERS} workers are possible")
-                )
-        if problems:
-            raise ConfigError(ARGUMENTS, problems)
-
-    @classmethod
-    def parse(cls, text: str) -> Disaggregation:
-        """Parse "prefill=1,decode=2". Raises ConfigError with all problems."""
-        counts: dict[str, int] = {}
-        problems = []
-        for part in text.split(","):
-            name, found, count = (piece.strip() for piece in part.partition("="))
-            if name not in (role.value for role in _ROLES):
-                hint = nearest(name, [role.value for role in _ROLES])
-                problems.append(Problem("disaggregate", f"{part.strip()!r} is neither prefill=N nor decode=N{hint}"))
-            elif not found or not re.fullmatch(r"[0-9]{1,9}", count):
-                problems.append(Problem("disaggregate", f"{part.strip()!r}: {name} needs a number, as in {name}=1"))
-            elif name in counts:
-                problems.append(Problem("disaggregate", f"{name} is given twice"))
-            else:
-                counts[name] = int(count)
-        missing = [role.value for role in _ROLES if role.value not in counts]
-        if not problems and missing:
-            problems.append(
-                Problem("disaggregate", f"{' and '.join(missing)} is missing; an example: prefill=1,decode=1")
-            )
-        if problems:
-            raise ConfigError(ARGUMENTS, problems)
-        return cls(counts["prefill"], counts["decode"])
-
-    def __str__(self) -> str:
-        return f"prefill={self.prefill},decode={self.decode}"
-
-    @property
-    def num_workers(self) -> int:
-        return self.prefill + self.decode
-
-    def workers(self) -> tuple[WorkerPlace, ...]:
-        """Return all workers, those that prefill first; the rank is the index."""
-        names = [(role, f"{role.value}{i}") for role in _ROLES for i in range(getattr(self, role.value))]
-        return tuple(WorkerPlace(name, role, rank) for rank, (role, name) in enumerate(names))
-
-    def devices(self, asked: str) -> tuple[str, ...]:
-        """Return the device of each worker. "cpu" and a numbered GPU are shared by all of them;
-        else each one has a GPU of its own."""
-        import torch
-
-        num_gpus = torch.cuda.device_count() if asked.partition(":")[0] in (AUTO, "cuda") else 0
-        if asked == AUTO and not num_gpus:
-            asked = "cpu"
-        if asked not in (AUTO, "cuda"):
-            return (asked,) * self.num_workers
-        if num_gpus < self.num_workers:
-            message = (
-                f"{self} needs {self.num_workers} GPUs, torch finds {num_gpus}; --device cuda:0 puts all workers on one, "
-                "--device cpu on none"
-            )
-            raise ConfigError.of(ARGUMENTS, "disaggregate", message)
-        return tuple(f"cuda:{rank}" for rank in range(self.num_workers))
-
-
-def backend_for(devices: tuple[str, ...]) -> str:
-    """Return how tensors travel: messages always from host to host, pages from GPU to GPU where no two
-    workers share one."""
-    on_gpus = devices[0] != "cpu"
-    return "cpu:gloo,cuda:nccl" if on_gpus and len(set(devices)) == len(devices) else "gloo"
-
+from .topology import WorkerPlace, backend_for
 
 HOST = "127.0.0.1"
 MODULE = "foredraft.gpu.disaggregation.worker"
@@ -221,7 +120,9 @@ class Workers:
     module: str = MODULE
 
     def __init__(self, places: Sequence[WorkerPlace], devices: Sequence[str]) -> None:
+        """`devices`: of each worker, or of each of its ranks, worker by worker."""
         self.devices = tuple(devices)
+        self.num_ranks = len(self.devices) // len(places)  # of each worker
         self.silence_s = SILENCE_S
         self.num_sessions = 0
         self.on_progress: Callable[[WorkerProcess, str], None] = lambda worker, line: None
@@ -233,7 +134,7 @@ class Workers:
         self._store, self._port = _loopback_store()
         self.all: dict[str, WorkerProcess] = {}
         try:
-            for place, device in zip(places, devices, strict=True):
+            for place, device in zip(places, self.devices[:: self.num_ranks], strict=True):
                 worker = WorkerProcess(place, device, self.module)
                 self.all[place.name] = worker
                 self._selector.register(worker.control, selectors.EVENT_READ, worker)
@@ -330,7 +231,8 @@ class Workers:
         return [worker for worker in self.living() if worker.name in ready and worker.place.role is role]
 
     def _connect(self) -> None:
-        backend = backend_for(self.devices)
+        # Ranks have links of their own for pages.
+        backend = backend_for(self.devices) if self.num_ranks == 1 else "gloo"
         places = [worker.place for worker in self.all.values()]
         for worker in self.all.values():
             peers = [[place.rank, place.name] for place in places if place.role is not worker.place.role]
@@ -344,11 +246,17 @@ class Workers:
                     "backend": backend,
                     "peers": peers,
                     "device": worker.device,
+                    "ranks": self._ranks_of(worker.place),
                 }
             )
         self.answers("connected")
         for worker in self.all.values():
             worker.is_up = True
+
+    def _ranks_of(self, place: WorkerPlace) -> list[str]:
+        """Return the devices of a worker's ranks; none if the worker has the whole model."""
+        first = place.rank * self.num_ranks
+        return list(self.devices[first : first + self.num_ranks]) if self.num_ranks > 1 else []
 
     def _listen(self, worker: WorkerProcess) -> Iterator[tuple[WorkerProcess, dict[str, Any] | None]]:
         try:

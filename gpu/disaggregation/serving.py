@@ -37,6 +37,8 @@ from ...core.scheduler.driver import Driver
 from ...core.scheduler.engine import Engine
 from ...observe.measuring.gauges import count_drafts, gauges_of
 from ..executor.executor import TorchExecutor
+from ..parallel.ranked_pages import RankedPages
+from ..parallel.ranks import RankedExecutor
 from ..session.loop import Deliveries
 from ..session.text_session import numbers_of
 from .link import Parcel, PeerLink
@@ -113,7 +115,7 @@ class Serving:
         self,
         session: int,
         engine: Engine,
-        executor: TorchExecutor,
+        executor: TorchExecutor | RankedExecutor,
         deliveries: Deliveries,
         links: Mapping[str, PeerLink],
         news: News,
@@ -122,7 +124,11 @@ class Serving:
         self.engine = engine
         self.executor = executor
         self.driver = PolledDriver(engine, executor, now_ns)
-        self.pages = PageTensors(executor, engine.config.page_size)
+        self.pages: PageTensors | RankedPages = (
+            RankedPages(executor, session)
+            if isinstance(executor, RankedExecutor)
+            else PageTensors(executor, engine.config.page_size)
+        )
         self.handoff = HandoffDriver(make_side(engine, self.pages.format, session, timing, executor.relayed), self)
         self.news = news
         self.num_malformed = 0
@@ -132,9 +138,8 @@ class Serving:
         self._links = links
         self._lost: dict[str, None] = {}
         self._outgoing: dict[str, list[Message]] = {}
-        self._rows: Tensor | None = None  # the pages of the parcel that is being taken
-        self._arrived: dict[int, int] = {}  # id of a page's message -> its row there
-        self._writes: list[tuple[int, np.ndarray]] = []  # rows there, and the slots that they go to
+        self._arrived: dict[int, int] = {}  # id of a page's message -> its number in the parcel that is being taken
+        self._writes: list[tuple[int, np.ndarray]] = []  # numbers there, and the slots that they go to
 
     @property
     def side(self) -> PrefillSide | DecodeSide:
@@ -170,9 +175,7 @@ class Serving:
     def _draft_payload(self, request_id: str) -> DraftPayload:
         """Read the row's first relay cell, which no round here will read."""
         progress = self.engine.transfers.progress_of(request_id)
-        _, values = self.executor.future_map.resolve(np.array([progress.row]), np.array([progress.epoch]))
-        on_host = {name: value.cpu().numpy() for name, value in values.items()}
-        return DraftPayload.of_cell(self.executor.algorithm, on_host)
+        return DraftPayload.of_cell(self.engine.algorithm, self.executor.relay_cell(progress.row, progress.epoch))
 
     def take(self, peer: str, parcel: Parcel, num_malformed: int) -> None:
         """Take what `peer` has sent, unless the parent has called it lost.
@@ -184,7 +187,7 @@ class Serving:
         seals: list[PageSeal] = []
         if pages:
             self._arrived = {id(page): row for row, page in enumerate(pages)}
-            self._rows, seals = self.pages.seals_of_arrived(parcel.pages, len(pages))
+            seals = self.pages.arrived(parcel, peer, len(pages))
         measured = iter(seals)
         messages = [(message, next(measured) if isinstance(message, Page) else None) for message in parcel.messages]
         self.handoff.receive(peer, messages, now_ns())
@@ -262,10 +265,9 @@ class Serving:
         at_once = max(1, MAX_PAGES_BYTES // self.pages.row_bytes)
         for begin in range(0, len(action.indices), at_once):
             indices = action.indices[begin : begin + at_once]
-            rows = self.pages.read(action.slots[begin : begin + at_once])
-            seals = self.pages.seals(rows)
+            seals, content, number = self.pages.send(action.peer, action.slots[begin : begin + at_once])
             messages = [Page(action.key, action.epoch, *page) for page in zip(indices, seals, strict=True)]
-            self._post(action.peer, messages, rows.view(-1))
+            self._post(action.peer, messages, content, number)
             self.handoff.pages_sent(messages, now_ns())  # a copy travels: the slots may be written again
 
     def write_page(self, action: WritePage) -> None:
@@ -281,15 +283,15 @@ class Serving:
         """Write pages in one operation, then tell the parent, then the other workers."""
         if self._writes:
             rows, slots = zip(*self._writes, strict=True)
-            self.pages.write(np.stack(slots), self._rows[list(rows)])
-        self._writes, self._arrived, self._rows = [], {}, None
+            self.pages.write_arrived(np.stack(slots), rows)
+        self._writes, self._arrived = [], {}
         self.news.flush()
         outgoing, self._outgoing = self._outgoing, {}
         for peer, messages in outgoing.items():
             self._post(peer, messages)
         self.driver.interrupt(replan)
 
-    def _post(self, peer: str, messages: list[Message], pages: Tensor | None = None) -> None:
+    def _post(self, peer: str, messages: list[Message], pages: Tensor | None = None, number: int = 0) -> None:
         self.news.flush()
         if messages and peer not in self._lost:
-            self._links[peer].send(Parcel(self._session, tuple(messages), pages))
+            self._links[peer].send(Parcel(self._session, tuple(messages), pages, number))

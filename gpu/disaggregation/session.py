@@ -26,7 +26,8 @@ from ..session.session import check_vocabulary
 from ..session.text import Tokenizer
 from ..session.text_session import REFUSED, SessionStats, TextDelta, TextSession
 from .loop import LISTEN_S, WorkerLoop
-from .processes import Disaggregation, Workers
+from .processes import Workers
+from .topology import Disaggregation
 from .worker import SessionOrder, spec_for
 
 SECOND_NS = 1_000_000_000
@@ -197,21 +198,18 @@ def plan_disaggregated(
 
     Workers on one device share its memory, and on a CPU its cores. Raises as `plan_session` does.
     """
-    if options.tensor_parallel > 1:
-        message = (
-            f"{options.tensor_parallel}; workers hand whole KV on, and ranks have parts of it: leave disaggregate out"
-        )
-        raise ConfigError.of(ARGUMENTS, "tensor_parallel", message)
     if options.window_kv == RING:
         message = f"{RING}; workers hand whole KV on, and a ring keeps a window of it: leave disaggregate out"
         raise ConfigError.of(ARGUMENTS, "window_kv", message)
-    devices = topology.devices(options.device)
+    ranks = options.tensor_parallel
+    devices = topology.devices(options.device, ranks)
     sharing = max(devices.count(device) for device in devices)
     threads = options.threads
     if devices[0] == "cpu" and threads is None:
         threads = max(1, (os.cpu_count() or 1) // sharing)
-    fraction = options.memory_fraction / sharing
-    plan = plan_session(replace(options, device=devices[0], threads=threads, memory_fraction=fraction), longest_request)
+    fraction = options.memory_fraction / max(1, sharing // ranks)
+    device = devices[0] if ranks == 1 else options.device
+    plan = plan_session(replace(options, device=device, threads=threads, memory_fraction=fraction), longest_request)
     if has_states(plan.target, plan.draft):
         message = "a handoff carries KV and no recurrent state; a model with recurrent layers decodes where it prefills"
         raise ConfigError.of(ARGUMENTS, "disaggregate", message)

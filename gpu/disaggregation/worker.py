@@ -13,6 +13,7 @@ import queue
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,17 @@ from ...observe.engine_lines import forward_lines
 from ...observe.log import EventLog
 from ..executor.graphs import CaptureBounds
 from ..models.config import ModelConfig
+from ..parallel.ranks import Ranks, RankWorld
 from ..session.as_json import engine_from_json, engine_to_json, options_from_json, options_to_json
 from ..session.loop import Deliveries
 from ..session.plan import SessionOptions, SessionPlan
 from ..session.ready import make_executor_ready
-from ..session.session import load_engine
+from ..session.session import load_engine, load_ranks
 from ..session.text import Tokenizer
 from .control import ControlSocket, run_child
 from .link import LinkFaults, LinkNews, ParcelFaults, PeerLink, connect, links
 from .serving import News, Serving, now_ns
+from .topology import backend_for
 
 _PATHS = ("model", "draft")
 FLUSH_NS = 1_000_000_000
@@ -89,9 +92,9 @@ class SessionOrder:
 
 
 def open_serving(
-    order: SessionOrder, links: Mapping[str, PeerLink], news: News
+    order: SessionOrder, links: Mapping[str, PeerLink], news: News, ranks: Ranks | None = None
 ) -> tuple[Serving, EventLog | None, SessionPlan]:
-    """Load the ordered models; return the plan with the values that were measured meanwhile. Raises
+    """Load the ordered models, here or in `ranks`; return the plan with the values that were measured meanwhile. Raises
     ForedraftErrors."""
     options = order.options
     plan = SessionPlan(
@@ -120,7 +123,8 @@ def open_serving(
         return sinks
 
     try:
-        engine, executor, plan = load_engine(plan, Tokenizer.load(options.model), make_sinks)
+        load = load_engine if ranks is None else partial(load_ranks, ranks=ranks)
+        engine, executor, plan = load(plan, Tokenizer.load(options.model), make_sinks)
     except BaseException:
         if log is not None:
             log.close(complete=False)
@@ -151,6 +155,7 @@ class Worker:
         self._serving: Serving | None = None
         self._log: EventLog | None = None
         self._plan: SessionPlan | None = None
+        self._ranks: Ranks | None = None
         self._flushed_ns = 0
         self._session = 0
         self._is_over = False
@@ -217,13 +222,25 @@ class Worker:
     # -- what the parent may say ------------------------------------------------------------------------------------
 
     def _connect(
-        self, host: str, port: int, rank: int, world_size: int, backend: str, peers: list[list[Any]], device: str
+        self,
+        host: str,
+        port: int,
+        rank: int,
+        world_size: int,
+        backend: str,
+        peers: list[list[Any]],
+        device: str,
+        ranks: list[str],
     ) -> None:
+        """Join the other workers; `ranks`: the devices of this one's ranks, if it has any."""
         import torch
 
         connect(host, port, rank, world_size, backend)
         page_device = torch.device(device if "nccl" in backend else "cpu")
         self._links = links([(rank, name) for rank, name in peers], page_device, self._faults, self._inbox.put)
+        if ranks:
+            places = [(place, name) for place, name in peers]
+            self._ranks = Ranks(ranks, RankWorld(host, port, rank, world_size, backend_for(tuple(ranks)), places))
         self._answer("connected")
 
     def _open(self, order: dict[str, Any]) -> None:
@@ -235,7 +252,7 @@ class Worker:
             forward_lines(wanted.log_level, lambda line: self._control.send_soon({"say": "line", "line": line}))
             self._faults.begin(ParcelFaults.from_json(wanted.faults, "the plan of link faults"))
             news = News(self._control.send_soon, wanted.session)
-            self._serving, self._log, self._plan = open_serving(wanted, self._links, news)
+            self._serving, self._log, self._plan = open_serving(wanted, self._links, news, self._ranks)
         except ForedraftError as error:
             self._answer("failed", message=str(error))
             return

@@ -184,6 +184,11 @@ class TorchExecutor:
             if running.started and running.step.step_id <= last_step_id:
                 running.limit = min(running.limit, running.decoded.rounds + 1)
 
+    def relay_cell(self, row: int, epoch: int) -> dict[str, np.ndarray]:
+        """Return the values of a row's relay cell, each [1, *shape_suffix], which no round here will read."""
+        _, values = self.future_map.resolve(np.array([row]), np.array([epoch]))
+        return {name: value.cpu().numpy() for name, value in values.items()}
+
     def restart(self) -> None:
         """Forget all rows, relay cells and steps in flight, since a step has failed: the engine has given up all KV."""
         if self.device.type == "cuda":

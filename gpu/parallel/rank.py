@@ -13,20 +13,23 @@ import queue
 import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, astuple, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ForedraftError
+from ...core.handoff import PageSeal
 from ...observe.engine_lines import forward_lines
 from ..disaggregation.control import ControlSocket, run_child
-from ..disaggregation.link import connect
+from ..disaggregation.link import FOR_EVER, LinkFaults, LinkNews, Parcel, PeerLink, connect, links
+from ..disaggregation.page_tensors import PageTensors
 from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureBounds
 from ..models.config import ModelConfig
@@ -39,7 +42,7 @@ from ..session.session import load_engine
 from ..session.text import Tokenizer
 from .ranks import OWN, SPARE
 from .shards import EXCHANGES, ExchangeFailed, Shard
-from .wire import result_digest, result_to_json, step_from_json
+from .wire import arrays_to_json, result_digest, result_to_json, step_from_json
 
 if TYPE_CHECKING:
     from ..bench.run import Bench
@@ -58,6 +61,10 @@ class Rank:
         self._session = 0
         self._number, self._device = 0, "cpu"
         self._is_over = False
+        self._links: dict[str, PeerLink] = {}  # to the same rank of other workers
+        self._parcels: dict[str, queue.SimpleQueue[LinkNews]] = {}
+        self._taken: dict[str, tuple[int, int]] = {}  # by peer: session and number of the last parcel
+        self._pages: PageTensors | None = None
 
     def run(self) -> None:
         threading.Thread(target=self._read_control, name="control", daemon=True).start()
@@ -84,12 +91,33 @@ class Rank:
 
     # -- what the parent may say ------------------------------------------------------------------------------------
 
-    def _connect(self, host: str, port: int, rank: int, world_size: int, backend: str, device: str) -> None:
+    def _connect(
+        self,
+        host: str,
+        port: int,
+        number: int,
+        place: int,
+        size: int,
+        num_workers: int,
+        backend: str,
+        device: str,
+        peers: list[list[Any]],
+    ) -> None:
+        """Join the ranks of all workers: this is rank `number` of the `size` ranks of the worker at `place`."""
         if device != "cpu":
             torch.cuda.set_device(device)
-        connect(host, port, rank, world_size, backend)
-        self._number, self._device = rank, device
+        connect(host, port, place * size + number, num_workers * size, backend, "ranks")
+        if num_workers > 1:
+            groups = [range(first, first + size) for first in range(0, num_workers * size, size)]
+            EXCHANGES.group = [dist.new_group(list(ranks), timeout=FOR_EVER) for ranks in groups][place]
+        self._number, self._device = number, device
+        self._parcels = {name: queue.SimpleQueue() for _, name in peers}
+        page_device = torch.device(device if "nccl" in backend else "cpu")
+        self._links = links([(rank, name) for rank, name in peers], page_device, LinkFaults(), self._hear)
         self._answer("connected")
+
+    def _hear(self, news: LinkNews) -> None:
+        self._parcels[news.peer].put(news)
 
     def _open(self, session: int, order: dict[str, Any]) -> None:
         """Load this rank's part of the model, and make its executor."""
@@ -100,10 +128,13 @@ class Rank:
         self._agree(plan.device, plan.dtype)
         _, executor, plan = load_engine(plan, Tokenizer.load(plan.options.model), lambda spec: [])
         self._executors[OWN] = executor
+        self._pages = PageTensors(executor, plan.spec.config.page_size)
         self._answer(
             "opened",
             engine=engine_to_json(plan.spec),
             captured=executor.draft.is_captured,
+            page_format=asdict(self._pages.format),
+            relayed=asdict(executor.relayed),
             identity=identity_of(order["options"], [order["dtype"], order["engine"]]),
         )
 
@@ -147,6 +178,39 @@ class Rank:
         left_out = graphs.capture_all(tell, CaptureBounds(seconds, num_bytes))
         self._answer("captured", captured=[len(graphs.reports), left_out])
 
+    def _relay_cell(self, row: int, epoch: int) -> None:
+        self._answer("cell", cell=arrays_to_json(self._executors[OWN].relay_cell(row, epoch)))
+
+    def _send_pages(self, session: int, peer: str, number: int, slots: list[list[int]]) -> None:
+        """Send this rank's part of pages to the rank of `peer` that has the same part."""
+        assert self._pages is not None, "no session was opened"
+        seals, content, _ = self._pages.send(peer, np.array(slots, np.int32))
+        self._links[peer].send(Parcel(session, (), content, number))
+        self._seal(seals)
+
+    def _take_pages(self, session: int, peer: str, number: int, num_pages: int) -> None:
+        """Take this rank's part of the pages of a message from `peer`."""
+        assert self._pages is not None, "no session was opened"
+        self._seal(self._pages.arrived(self._parcel(peer, session, number), peer, num_pages))
+
+    def _parcel(self, peer: str, session: int, number: int) -> Parcel:
+        """Wait for the parcel with this number; it is empty if a message came twice, or if the link is broken. Parcels
+        before it were of messages that did not come."""
+        if (session, number) > self._taken.get(peer, (0, 0)):
+            self._taken[peer] = (session, number)
+            while (parcel := (news := self._parcels[peer].get()).parcel) is not None:
+                if (parcel.session, parcel.number) == (session, number):
+                    return parcel
+            self._parcels[peer].put(news)
+        return Parcel(session, ())
+
+    def _seal(self, seals: list[PageSeal]) -> None:
+        self._answer("sealed", seals=[astuple(seal) for seal in seals])
+
+    def _write_pages(self, slots: list[list[int]], rows: list[int]) -> None:
+        assert self._pages is not None, "no session was opened"
+        self._pages.write_arrived(np.array(slots, np.int32), rows)
+
     def _launch(self, executor: int, step: dict[str, Any]) -> None:
         self._executors[executor].launch(step_from_json(step))
 
@@ -158,7 +222,7 @@ class Rank:
         self._answer("result", **content)
 
     def _begin(self, session: int, size: int) -> None:
-        self._session, self._bench = session, None
+        self._session, self._bench, self._pages = session, None, None
         self._executors.clear()
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))  # the most; small models take one
 
@@ -166,7 +230,7 @@ class Rank:
         """Lay weights out as rank 0 does: whole drafts must round alike on all ranks."""
         if device == "cpu":
             faster = torch.tensor([self._number == 0 and dtype is torch.float32 and blocks_are_faster()])
-            dist.broadcast(faster, 0)
+            dist.broadcast(faster, group=EXCHANGES.group, group_src=0)
             take_layout(bool(faster))
 
     def _end(self) -> None:

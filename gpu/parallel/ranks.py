@@ -13,16 +13,21 @@ from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ...core.algorithm.algorithm import AlgorithmShape
 from ...core.contract.step import Step, StepResult
 from ...core.errors import ForedraftError
 from ...core.scheduler.config import EngineRole
 from ...observe.engine_lines import active_level
-from ..disaggregation.processes import HOST, WorkerFailed, WorkerPlace, WorkerProcess, Workers, backend_for
+from ..disaggregation.processes import HOST, WorkerFailed, WorkerProcess, Workers
+from ..disaggregation.topology import WorkerPlace, backend_for
+from ..executor.executor import ExecutorCounters
 from ..executor.graphs import CaptureBounds
 from ..session.as_json import engine_from_json, engine_to_json, options_to_json
 from ..session.plan import SessionPlan
 from .shards import rank_devices
-from .wire import result_from_json, step_to_json
+from .wire import arrays_from_json, result_from_json, step_to_json
 
 if TYPE_CHECKING:
     from ...core.scheduler.engine import Engine
@@ -40,6 +45,19 @@ class RankFailed(ForedraftError):
 
 
 @dataclass(frozen=True, slots=True)
+class RankWorld:
+    """The ranks of all workers of a disaggregated session, and the `place` of the worker whose ranks these are.
+    `peers`: places and names of the workers that exchange KV with it."""
+
+    host: str
+    port: int
+    place: int
+    num_workers: int
+    backend: str
+    peers: list[tuple[int, str]]
+
+
+@dataclass(frozen=True, slots=True)
 class RankPlace(WorkerPlace):
     """One rank."""
 
@@ -54,7 +72,9 @@ class Ranks(Workers):
 
     module: str = "foredraft.gpu.parallel.rank"
 
-    def __init__(self, devices: Sequence[str]) -> None:
+    def __init__(self, devices: Sequence[str], world: RankWorld | None = None) -> None:
+        """`world`: of ranks that exchange KV with those of other workers; else they are alone."""
+        self._world = world
         self._found: dict[str, dict[str, Any]] = {}  # answers of ranks to the last question, by name
         super().__init__([RankPlace(f"rank{i}", EngineRole.BOTH, i) for i in range(len(devices))], devices)
 
@@ -132,16 +152,22 @@ class Ranks(Workers):
         self.fail(f"{names} did not go on for {self.silence_s:.0f} s in a step, after {fewest} exchanges")
 
     def _connect(self) -> None:
+        size = len(self.all)
+        world = self._world or RankWorld(HOST, self._port, 0, 1, backend_for(self.devices), [])
         for worker in self.all.values():
+            number = worker.place.rank
             worker.say(
                 {
                     "do": "connect",
-                    "host": HOST,
-                    "port": self._port,
-                    "rank": worker.place.rank,
-                    "world_size": len(self.all),
-                    "backend": backend_for(self.devices),
+                    "host": world.host,
+                    "port": world.port,
+                    "number": number,
+                    "place": world.place,
+                    "size": size,
+                    "num_workers": world.num_workers,
+                    "backend": world.backend,
                     "device": worker.device,
+                    "peers": [[place * size + number, name] for place, name in world.peers],
                 }
             )
         self.gather("connected")
@@ -153,14 +179,20 @@ class RankedExecutor:
     """Runs the steps of an engine on all ranks, as `core.scheduler.driver.Executor`: each rank runs each step, and all
     must give the same result."""
 
-    def __init__(self, ranks: Ranks, number: int = OWN) -> None:
-        """`number`: of the executor of each rank that runs the steps, if ranks have several."""
+    def __init__(self, ranks: Ranks, number: int = OWN, described: Mapping[str, Any] | None = None) -> None:
+        """`number`: of the executor of each rank that runs the steps, if ranks have several. `described`: what rank 0
+        has said of it, for handoffs: its pages, and what it relays."""
         self.ranks: Ranks = ranks
+        self.page_format: dict[str, Any] = {} if described is None else described["page_format"]
+        self.relayed: AlgorithmShape | None = None if described is None else AlgorithmShape(**described["relayed"])
+        self.counters: ExecutorCounters = ExecutorCounters()
         self._number = number
         self.clock: SimpleNamespace = SimpleNamespace(seconds={})  # of rank 0, by phase
         self._is_asked = False  # for the oldest step's result
 
     def launch(self, step: Step) -> None:
+        if step.prefill is not None:
+            self.counters.prefilled += int(step.prefill.lens.sum())
         self.ranks.tell({"do": "launch", "executor": self._number, "step": step_to_json(step)})
 
     def collect(self) -> StepResult:
@@ -176,8 +208,18 @@ class RankedExecutor:
         self.clock.seconds = answers[0]["seconds"]
         return result_from_json(answers[0]["result"])
 
+    def advance(self, rounds: int) -> bool:
+        """Return True: a step of ranks has one round, which `collect` waits for."""
+        return True
+
     def request_stop(self, last_step_id: int) -> None:
         """Do nothing: a step of ranks has one round."""
+
+    def relay_cell(self, row: int, epoch: int) -> dict[str, np.ndarray]:
+        """Do what `TorchExecutor.relay_cell` does. All ranks relay the same."""
+        self.ranks.tell({"do": "relay_cell", "row": int(row), "epoch": int(epoch)})
+        (first, *_) = self.ranks.gather("cell").values()
+        return arrays_from_json(first["cell"])
 
     def restart(self) -> None:
         """Raise RankFailed: ranks that have failed have ended."""
@@ -243,10 +285,9 @@ def open_ranks(
 ) -> tuple[Engine, RankedExecutor, SessionPlan]:
     """Start the ranks of `plan`, or take `ranks` that serve no session, and make the engine whose steps they run. Also
     return the plan with the values that were measured meanwhile. Raises RankFailed, ConfigError."""
-    devices = rank_devices(plan.options.device, plan.options.tensor_parallel)
-    ranks = ranks or Ranks(devices)
+    ranks = ranks or Ranks(rank_devices(plan.options.device, plan.options.tensor_parallel))
     try:
-        answer = ranks.open(orders_of(plan, devices))
+        answer = ranks.open(orders_of(plan, ranks.devices))
         plan = replace(plan, spec=engine_from_json(answer["engine"]))
         engine = make_engine(plan.spec)
         if plan.spec.graph_sizes is not None:
@@ -254,7 +295,7 @@ def open_ranks(
     except BaseException:
         ranks.close(at_once=True)
         raise
-    return engine, RankedExecutor(ranks), plan
+    return engine, RankedExecutor(ranks, OWN, answer), plan
 
 
 __all__ = ["RankFailed", "RankedExecutor", "Ranks", "WorkerFailed", "open_ranks", "orders_of"]

@@ -41,6 +41,7 @@ class Exchanges:
 
     def __init__(self) -> None:
         self.begun: int = 0
+        self.group: dist.ProcessGroup | None = None  # of the ranks of this model; None: of all processes
         # Is told each one of a pass: its kind, and the bytes of the sum, or of what all ranks have gathered.
         self.on_exchange: Callable[[str, int], None] = lambda kind, num_bytes: None
 
@@ -69,7 +70,7 @@ class Shard:
             return x
         EXCHANGES.begin(SUM, x.nbytes)
         if x.is_cuda:
-            dist.all_reduce(x)
+            dist.all_reduce(x, group=EXCHANGES.group)
         if x.is_meta or x.is_cuda:
             return x
         parts = self._all_of(x)
@@ -99,7 +100,7 @@ class Shard:
         if x.is_meta:
             return parts
         try:
-            dist.all_gather_into_tensor(parts.view(-1), x.contiguous().view(-1))
+            dist.all_gather_into_tensor(parts.view(-1), x.contiguous().view(-1), group=EXCHANGES.group)
         except RuntimeError as error:  # a rank is gone
             raise ExchangeFailed(str(error)) from error
         return parts

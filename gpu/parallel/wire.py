@@ -16,7 +16,9 @@ from zlib import crc32
 
 import numpy as np
 
+from ...core.contract.handoff_batch import HandoffBatch
 from ...core.contract.step import (
+    Arrivals,
     BlockEnd,
     DecodeResult,
     DecodeStep,
@@ -32,10 +34,8 @@ from ...core.handoff.messages import plain, request_from_json, tree
 
 
 def step_to_json(step: Step) -> dict[str, Any]:
-    """Return a step without arrivals."""
-    assert step.arrivals is None, "requests that another worker has begun join no ranks"
     writes = step.table_writes
-    parts = {name: getattr(step, name) for name in ("step_id", "joins", "released", "prefill", "decode")}
+    parts = {name: getattr(step, name) for name in ("step_id", "joins", "released", "prefill", "decode", "arrivals")}
     return _packed({**parts, "writes": [writes.rows, writes.columns, writes.slots]})
 
 
@@ -50,7 +50,22 @@ def step_from_json(value: Mapping[str, Any]) -> Step:
         writes,
         None if found["prefill"] is None else PrefillStep(**found["prefill"]),
         None if found["decode"] is None else DecodeStep(**found["decode"]),
+        arrivals=None if found["arrivals"] is None else _arrivals(found["arrivals"]),
     )
+
+
+def _arrivals(found: Mapping[str, Any]) -> Arrivals:
+    batch = {name: tuple(v) if isinstance(v, list) else v for name, v in found["batch"].items()}
+    return Arrivals(HandoffBatch(**batch), found["first_tokens"])
+
+
+def arrays_to_json(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return _packed(arrays)
+
+
+def arrays_from_json(value: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = _unpacked(value)
+    return found
 
 
 def result_to_json(result: StepResult) -> dict[str, Any]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..executor.shaping import Matcher
     from ..models.decoder import Decoder
     from ..ops.port import Ops
-    from ..parallel.ranks import RankedExecutor
+    from ..parallel.ranks import RankedExecutor, Ranks
 
 
 class DecodeSession(TextSession):
@@ -156,12 +156,16 @@ def load_engine(
 
 
 def load_ranks(
-    plan: SessionPlan, tokenizer: Tokenizer, make_sinks: Callable[[EngineSpec], Sequence[EventSink]]
+    plan: SessionPlan,
+    tokenizer: Tokenizer,
+    make_sinks: Callable[[EngineSpec], Sequence[EventSink]],
+    ranks: Ranks | None = None,
 ) -> tuple[Engine, RankedExecutor, SessionPlan]:
-    """Do what `load_engine` does, with an executor whose models are in a process for each rank. Raises RankFailed."""
+    """Do what `load_engine` does, with an executor whose models are in a process for each rank: `ranks` that run
+    already, or new ones. Raises RankFailed."""
     from ..parallel.ranks import open_ranks
 
-    return open_ranks(plan, lambda spec: _make_engine(spec, tokenizer, make_sinks)[0])
+    return open_ranks(plan, lambda spec: _make_engine(spec, tokenizer, make_sinks)[0], ranks)
 
 
 def _make_engine(

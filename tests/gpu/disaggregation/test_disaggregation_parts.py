@@ -32,8 +32,9 @@ from foredraft.gpu.disaggregation.link import (
     plans_from_environment,
 )
 from foredraft.gpu.disaggregation.page_tensors import PageTensors
-from foredraft.gpu.disaggregation.processes import Disaggregation, WorkerPlace, Workers, backend_for
+from foredraft.gpu.disaggregation.processes import Workers
 from foredraft.gpu.disaggregation.session import plan_disaggregated
+from foredraft.gpu.disaggregation.topology import Disaggregation, WorkerPlace, backend_for
 from foredraft.gpu.executor.build import build_executor
 from foredraft.gpu.models.attention import KVShape
 from foredraft.gpu.session.plan import SessionOptions

@@ -13,8 +13,8 @@ from foredraft.core.contract.request import Request, SamplingParams
 from foredraft.core.errors import ConfigError, InvariantViolation
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.batch.pools import Rings
-from foredraft.gpu.disaggregation.processes import Disaggregation
 from foredraft.gpu.disaggregation.session import plan_disaggregated
+from foredraft.gpu.disaggregation.topology import Disaggregation
 from foredraft.gpu.executor.build import build_executor
 from foredraft.gpu.session.devices import ops_for
 from foredraft.gpu.session.plan import NO_PREFIX_IN_RINGS, SessionOptions, plan_session

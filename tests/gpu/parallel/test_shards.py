@@ -11,8 +11,8 @@ import pytest
 import torch
 from family_shapes import SHAPES, family_of
 from foredraft.core.errors import ConfigError
-from foredraft.gpu.disaggregation.processes import Disaggregation
 from foredraft.gpu.disaggregation.session import plan_disaggregated
+from foredraft.gpu.disaggregation.topology import Disaggregation
 from foredraft.gpu.models import checkpoint
 from foredraft.gpu.models.checkpoint import load_target, required_bytes
 from foredraft.gpu.models.config import ModelConfig
@@ -250,10 +250,33 @@ def test_more_ranks_than_gpus_are_refused(device, expected, monkeypatch):
     assert rank_devices("auto", 2) == ("cuda:0", "cuda:1")
 
 
+def test_ranks_of_workers_divide_memory_and_need_a_gpu_each(tmp_path, monkeypatch):
+    directory, topology = write_target(tmp_path), Disaggregation(1, 1)
+    free = []
+
+    def free_bytes(device):
+        return free[0]
+
+    monkeypatch.setattr("foredraft.gpu.session.memory.free_bytes", free_bytes)
+    kv_bytes = {}
+    for ranks, gib in ((1, 1.0), (2, 1.0), (2, 2.0)):
+        free[:] = [int(gib * 2**30)]
+        options = SessionOptions(directory, device="cpu", tensor_parallel=ranks, max_running=100_000, dtype="float32")
+        plan = plan_disaggregated(options, topology)
+        kv_bytes[ranks, gib] = plan.kv_bytes + plan.weight_bytes
+    assert kv_bytes[2, 1.0] == pytest.approx(kv_bytes[1, 1.0] / 2, rel=0.01), "four processes share what two shared"
+    assert kv_bytes[2, 2.0] == pytest.approx(kv_bytes[1, 1.0], rel=0.01)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    with pytest.raises(ConfigError, match="prefill=1,decode=1 needs 4 GPUs, torch finds 3"):
+        topology.devices("cuda", 2)
+    with pytest.raises(ConfigError, match="cuda:0 is one device; 2 ranks need cuda"):
+        plan_disaggregated(SessionOptions(directory, device="cuda:0", tensor_parallel=2), topology)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert topology.devices("auto", 2) == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
+
+
 def test_options_that_contradict_ranks_are_refused(tmp_path):
     directory = write_target(tmp_path)
-    with pytest.raises(ConfigError, match="tensor_parallel: 2; workers hand whole KV on"):
-        plan_disaggregated(SessionOptions(directory, device="cpu", tensor_parallel=2), Disaggregation(1, 1))
     for options, expected in (
         ({"tensor_parallel": 0}, "tensor_parallel: must be at least 1"),
         ({"tensor_parallel": 2, "block_rounds": 8}, "block_rounds: 8 rounds; with tensor_parallel a step has one"),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
+from foredraft.core.contract.handoff_batch import HandoffBatch
 from foredraft.core.contract.request import Request, SamplingParams
 from foredraft.core.contract.step import (
+    Arrivals,
     BlockEnd,
     DecodeResult,
     DecodeStep,
@@ -87,6 +90,16 @@ def test_a_step_comes_back_as_it_was():
 
 def test_a_result_comes_back_as_it_was():
     check_equal(result_from_json(through_text(result_to_json(RESULT))), RESULT)
+
+
+def test_requests_that_have_arrived_come_back_as_they_were():
+    batch = HandoffBatch(
+        ints(2, 3, dtype=np.int32), ints(5, 6), ("a", "ü"), ints(9, 8), np.ones((2, 3), np.float32),
+        ints(*range(6)).reshape(2, 3), (None, np.ones(4, np.float32)), 4, {"own": ints(1, 2)},
+    )  # fmt: skip
+    for arrived in (batch, replace(batch, probabilities=None, token_ids=None, hidden_states=(None, None), relayed={})):
+        step = replace(STEP, arrivals=Arrivals(arrived, ints(7, 8)))
+        check_equal(step_from_json(through_text(step_to_json(step))), step)
 
 
 def test_parts_that_a_step_does_not_have_stay_away():
