@@ -67,12 +67,18 @@ def write_text(path: Path, text: str, *, replace: bool = False) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a report, and make the directories above it."""
+    """Write a report as a whole, and make the directories above it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UnwritableFile(path, error) from None
-    write_text(path, json.dumps(value, indent=2) + "\n")
+    write_text(path, json.dumps(value, indent=2) + "\n", replace=True)
+
+
+def cache_directory() -> Path:
+    """Return the directory of the user for what can be made again. It need not exist."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache") / "foredraft"
 
 
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:

@@ -85,10 +85,10 @@ def tiny(
 
 def default_directory(size: str, seed: int, time_budget_s: float | None) -> Path:
     """Return the pair's directory in the user's cache; other options have other directories."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    root = Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
+    from ...observe.output_files import cache_directory
+
     name = size if seed == 0 else f"{size}-seed{seed}"
-    return root / "foredraft" / (name if time_budget_s is None else f"{name}-{time_budget_s:g}s")
+    return cache_directory() / (name if time_budget_s is None else f"{name}-{time_budget_s:g}s")
 
 
 def _print_report(pair: MadePair) -> None:

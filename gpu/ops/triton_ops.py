@@ -28,6 +28,7 @@ from ..kernels.rounds.verify_sampling import verify_sampling_triton
 from ..kernels.rounds.window import window_triton
 from ..models.layer import run_layers
 from ..models.stored.coded import CodedWeight
+from .tilings import tiling_for
 
 
 class TritonOps:
@@ -37,7 +38,6 @@ class TritonOps:
     """
 
     run_layers = staticmethod(run_layers)
-    coded_product = staticmethod(coded_product_triton)
     build_chain = staticmethod(build_chain_triton)
     build_tree = staticmethod(build_tree_triton)
     window: Callable[..., tuple[Tensor, Tensor]] = staticmethod(window_triton)
@@ -67,6 +67,9 @@ class TritonOps:
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         norm = add_rms_norm_torch if _needs_gradient(x, residual, weight) else add_rms_norm_triton
         return norm(x, residual, weight, eps)
+
+    def coded_product(self, x: Tensor, weight: CodedWeight) -> Tensor:
+        return coded_product_triton(x, weight, tiling_for(weight, x.shape[0], x.dtype))
 
     def expert_product(self, x: Tensor, weight: Tensor | CodedWeight, experts: Tensor) -> Tensor:
         is_trained = isinstance(weight, Tensor) and _needs_gradient(x, weight)

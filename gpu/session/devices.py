@@ -33,8 +33,11 @@ def ops_for(device: str) -> Ops:
     if device != kind:
         # Triton launches on the current device, and streams, events and graphs belong to it, wherever the tensors are.
         torch.cuda.set_device(device)
+    from ..ops.tilings import read_tilings, take_tilings, tilings_path
     from ..ops.triton_ops import TritonOps
 
+    if torch.cuda.is_available():
+        take_tilings(read_tilings(tilings_path(torch.device(device))))
     return TritonOps()
 
 

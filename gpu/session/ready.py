@@ -1,4 +1,4 @@
-"""What a first request would wait for, done before it: kernels are compiled, and rounds are captured.
+"""What a first request would wait for, done before it: products are timed, kernels compiled, and rounds captured.
 
 A spare engine with a few pages runs prompts and rounds with the session's models, which compiles their kernels. The
 session's own engine, its log and its prefix cache begin empty. Then the session's executor captures its rounds. Where
@@ -84,6 +84,8 @@ def make_executor_ready(
     """Do what `make_ready` does for the executor of an engine that is made of `plan.spec`; an engine that prefills
     compiles what prompts need. Raises NotEnoughMemory, RankFailed."""
     with named_memory_errors(plan):
+        if isinstance(executor, TorchExecutor) and executor.device.type == "cuda":
+            time_products(plan, executor, on_line, bounds.seconds)
         _compile(plan, executor, tokenizer, on_line, bounds.num_bytes)
     if isinstance(executor, RankedExecutor):
         num_graphs, left_out = executor.capture_all(on_line, bounds)
@@ -91,6 +93,19 @@ def make_executor_ready(
         left_out = executor.graphs.capture_all(on_line, bounds)
         num_graphs = len(executor.graphs.reports)
     return Ready(num_graphs, tuple(left_out))
+
+
+def time_products(plan: SessionPlan, executor: TorchExecutor, on_line: Callable[[str], None], limit_s: float) -> None:
+    """Find the fastest ways of the models' products with stored numbers, as far as this device has not timed them, and
+    keep them for other processes."""
+    from ..ops.tilings import coded_matrices, device_seconds, measure_tilings, take_tilings, tilings_path, write_tilings
+
+    weights = coded_matrices(executor.target, executor.draft_model)
+    if weights:
+        seconds_of = device_seconds(executor.device)
+        found = measure_tilings(weights, plan.dtype, seconds_of, on_line, limit_s)
+        take_tilings(found)
+        write_tilings(tilings_path(executor.device), found)
 
 
 def _compile(

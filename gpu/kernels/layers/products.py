@@ -8,6 +8,8 @@ are none. So a round reads the chosen experts alone, no token is sorted, and the
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,8 +18,18 @@ from ...models.stored.coded import Code, CodedWeight
 from ..jit import cdiv, jit, next_power_of_2, tl
 from .e4m3 import from_e4m3_bytes
 
+
+class Tiling(NamedTuple):
+    """How a product with stored numbers is divided: a program computes so many output features with so many warps."""
+
+    features: int
+    warps: int
+
+
+TILINGS = (Tiling(32, 4), Tiling(64, 4), Tiling(64, 8), Tiling(128, 8))
 MAX_ROWS = 64
-"""Of a product with stored numbers. For more rows the weights are unpacked first: then each is used often enough."""
+"""Of a product with stored numbers that was not timed. For more rows the weights are unpacked first: then each is used
+often enough."""
 BLOCK_K = 64
 DENSE, E4M3, INT8, UINT4, E2M1 = range(5)
 KINDS = {Code.E4M3: E4M3, Code.INT8: INT8, Code.UINT4: UINT4, Code.E2M1: E2M1}
@@ -191,18 +203,30 @@ def expert_product_kernel(
         first += ROWS
 
 
-def coded_product_triton(x: Tensor, weight: CodedWeight) -> Tensor:
-    """Compute `coded_product_torch` of x [n, in] with a contiguous last axis."""
-    n, (out_features, in_features) = x.shape[0], weight.shape
+def padded_rows(n: int) -> int:
+    """Return the rows that a program multiplies if there are n."""
+    return max(16, next_power_of_2(n))
+
+
+def usual_tiling(n: int) -> Tiling | None:
+    """Return how a product of n rows is divided if nothing was timed; None: its matrix is unpacked."""
     if n > MAX_ROWS:
+        return None
+    return TILINGS[0] if n <= 32 else TILINGS[1]
+
+
+def coded_product_triton(x: Tensor, weight: CodedWeight, tiling: Tiling | None) -> Tensor:
+    """Compute `coded_product_torch` of x [n, in] with a contiguous last axis. Without `tiling` the weight is
+    unpacked."""
+    n, (out_features, in_features) = x.shape[0], weight.shape
+    if tiling is None:
         return coded_product_torch(x, weight)
     out = torch.empty((n, out_features), dtype=x.dtype, device=x.device)
     if n:
-        block = 32 if n <= 32 else 64
-        coded_product_kernel[(cdiv(out_features, block),)](
+        coded_product_kernel[(cdiv(out_features, tiling.features),)](
             x, *_pointers(weight), out, n, out_features, in_features, weight.scales.shape[-1], x.stride(0),
-            KIND=KINDS[weight.code], GROUP=weight.group, ROWS=max(16, next_power_of_2(n)), BLOCK_N=block,
-            BLOCK_K=BLOCK_K, PRECISION=precision_of(x), num_warps=4,
+            KIND=KINDS[weight.code], GROUP=weight.group, ROWS=padded_rows(n), BLOCK_N=tiling.features,
+            BLOCK_K=BLOCK_K, PRECISION=precision_of(x), num_warps=tiling.warps,
         )  # fmt: skip
     return out
 

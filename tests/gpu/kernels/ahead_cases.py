@@ -285,14 +285,15 @@ def stored_numbers(kind: int) -> tuple[dict[str, str], dict[str, None]]:
 
 PRODUCTS = [
     AotCase(
-        f"coded_product {kind}, groups of {group}, {rows} rows",
+        f"coded_product {kind}, groups of {group}, {rows} rows, {tiling.features} features",
         products.coded_product_kernel,
         PRODUCT | stored_numbers(kind)[0],
         stored_numbers(kind)[1]
-        | {"KIND": kind, "GROUP": group, "ROWS": rows, "BLOCK_N": 32 if rows <= 32 else 64, "BLOCK_K": products.BLOCK_K}
+        | {"KIND": kind, "GROUP": group, "ROWS": rows, "BLOCK_N": tiling.features, "BLOCK_K": products.BLOCK_K}
         | {"PRECISION": "tf32"},
         divisible_by_16=PRODUCT_SIZES,
         tensor_cores=True,
+        num_warps=tiling.warps,
     )
     for kind, group in (
         (products.E4M3, 128),
@@ -301,7 +302,13 @@ PRODUCTS = [
         (products.E2M1, 16),
         (products.E2M1, 32),
     )
-    for rows in (16, 64)
+    for rows, tiling in (
+        (16, products.TILINGS[0]),
+        (64, products.TILINGS[1]),
+        (16, products.TILINGS[3]),
+        (128, products.TILINGS[2]),
+        (128, products.TILINGS[3]),
+    )
 ] + [
     AotCase(
         f"expert_product {kind}, groups of {group}",

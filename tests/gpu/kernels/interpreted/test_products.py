@@ -3,10 +3,23 @@ float64, every memory access checked."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from foredraft.gpu.kernels.jit import cdiv
+from foredraft.gpu.kernels.layers.products import TILINGS, Tiling, padded_rows, usual_tiling
 from foredraft.gpu.models.stored.coded import Code, CodedWeight
+from foredraft.gpu.ops import tilings
+from foredraft.gpu.ops.tilings import (
+    TIMED_ROWS,
+    measure_tilings,
+    read_tilings,
+    shape_of,
+    take_tilings,
+    tiling_for,
+    write_tilings,
+)
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
 from memory_checker import checked_memory
@@ -51,6 +64,87 @@ def test_coded_product(dtype: torch.dtype, code: Code, n: int, shape: tuple[int,
     assert seen.launches == (n <= 64)  # for more rows the weights are unpacked
     assert (found - exact).abs().max() <= TOLERANCE[dtype] * exact.abs().max()
     assert (TorchOps().coded_product(x, weight) - exact).abs().max() <= TOLERANCE[dtype] * exact.abs().max()
+
+
+@pytest.fixture
+def no_tilings():
+    """No tilings are known before the test, nor after it."""
+    tilings._measured.clear()
+    yield
+    tilings._measured.clear()
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+@pytest.mark.parametrize("code", Code)
+@pytest.mark.parametrize("n", [1, 128])
+def test_every_tiling_computes_the_product(no_tilings, tiling: Tiling, code: Code, n: int):
+    weight = stored(code, (150, 96), 32, torch.float16)
+    x = torch.randn(n, 96, generator=torch.Generator().manual_seed(n))
+    take_tilings({shape_of(weight, padded_rows(n), x.dtype): tiling})
+    with checked_memory(read_only=[x, weight.codes, weight.scales], shuffle=1) as seen:
+        found = TritonOps().coded_product(x, weight)
+    exact = x.double() @ weight.dense(x.dtype).double().t()
+    assert seen.launches == 1
+    assert (found - exact).abs().max() <= TOLERANCE[x.dtype] * exact.abs().max()
+
+
+def test_the_fastest_way_is_kept_and_another_process_takes_it(no_tilings, tmp_path: Path):
+    """The clock is made up: of each shape one way is fast, and of one shape no way is clearly faster than the usual."""
+    weights = [stored(Code.INT8, (40, 32), 32, torch.float16), stored(Code.UINT4, (24, 64), 32, torch.float16)]
+    seconds = {
+        shape_of(weight, rows, torch.float32): dict.fromkeys((*TILINGS, None), 1.0)
+        for weight in weights
+        for rows in TIMED_ROWS
+    }
+    shapes = [*seconds]
+    seconds[shapes[0]][TILINGS[3]] = 0.5
+    seconds[shapes[1]][None] = 0.5
+    seconds[shapes[2]][TILINGS[2]] = 0.99
+    seconds[shapes[3]][TILINGS[1]] = 0.1
+    calls = iter([one for shape in shapes for one in seconds[shape].values()])
+    lines: list[str] = []
+    found = measure_tilings(weights, torch.float32, lambda call: (call(), next(calls))[1], lines.append, 60.0)
+    usual = {shape: usual_tiling(shape.rows) for shape in shapes}
+    assert found == usual | {shapes[0]: TILINGS[3], shapes[1]: None, shapes[3]: TILINGS[1]}
+    assert lines[-1] == "timing products: 8 of 8"
+
+    path = tmp_path / "products" / "a-gpu.json"
+    write_tilings(path, dict([*found.items()][:3]))
+    write_tilings(path, dict([*found.items()][3:]))
+    take_tilings(read_tilings(path))
+    assert tiling_for(weights[0], 9, torch.float32) == TILINGS[3]
+    assert tiling_for(weights[0], 17, torch.float32) is None
+    assert tiling_for(weights[0], 100, torch.float32) == TILINGS[1]
+    assert tiling_for(weights[0], 129, torch.float32) is None  # more than were timed
+    assert tiling_for(weights[0], 9, torch.float16) == TILINGS[0]  # not timed
+    assert measure_tilings(weights, torch.float32, lambda call: 1.0, lines.append, 60.0) == {}  # nothing is left
+
+
+def test_what_the_time_is_too_short_for_runs_the_usual_way(no_tilings):
+    lines: list[str] = []
+    weight = stored(Code.INT8, (40, 32), 32, torch.float16)
+    assert measure_tilings([weight], torch.float32, lambda call: 1.0, lines.append, 0.0) == {}
+    assert lines == ["timing products: 0 of 4 when the time ended; the others run the usual way"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"version": 2, "products": []}',
+        '{"version": 1, "products": [{"shape": {"code": "int8"}, "tiling": null}]}',
+        '{"version": 1, "products": [{"shape": {"code": "int8", "group": 32, "outputs": 40, "inputs": 32, '
+        '"dtype": "float32", "rows": 16}, "tiling": {"features": 7, "warps": 4}}]}',
+    ],
+)
+def test_a_file_that_was_not_written_here_is_replaced(no_tilings, text: str, tmp_path: Path):
+    path = tmp_path / "a-gpu.json"
+    path.write_text(text)
+    assert read_tilings(path) == {}
+    shape = shape_of(stored(Code.INT8, (40, 32), 32, torch.float16), 16, torch.float32)
+    write_tilings(path, {shape: None})
+    assert read_tilings(path) == {shape: None}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
