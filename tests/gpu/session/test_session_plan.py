@@ -10,9 +10,11 @@ from foredraft.core.contract.request import Request
 from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.ops import tilings
 from foredraft.gpu.session import round_cost
 from foredraft.gpu.session.memory import NotEnoughMemory
 from foredraft.gpu.session.plan import plan_session
+from foredraft.gpu.session.ready import time_products
 from foredraft.gpu.session.round_cost import batch_sizes, cost_table
 from foredraft.gpu.session.session import DecodeSession, SessionOptions, check_lengths, check_vocabulary
 from foredraft.gpu.session.text import Tokenizer
@@ -195,6 +197,23 @@ def test_quantized_weights_are_kept_or_unpacked_with_equal_tokens(models, tmp_pa
     assert plan_session(auto).weight_bytes == plan_session(dataclasses.replace(auto, quantized="unpack")).weight_bytes
     with pytest.raises(ConfigError, match=r"quantized: 'kept' is none of auto, keep, unpack .did you mean 'keep'"):
         plan_session(dataclasses.replace(auto, quantized="kept"))
+
+
+def test_products_of_a_session_are_timed_once(models, monkeypatch, tmp_path):
+    write_quantized(tmp_path / "fp8", models["target"])
+    options = SessionOptions(tmp_path / "fp8", models["STANDALONE"], dtype="float64", quantized="keep")
+    session, path = DecodeSession.open(options), tmp_path / "cache" / "a-gpu.json"
+    monkeypatch.setattr(tilings, "_measured", {})
+    monkeypatch.setattr(tilings, "device_seconds", lambda device: lambda call: 1.0)
+    monkeypatch.setattr(tilings, "tilings_path", lambda device: path)
+    lines: list[str] = []
+    for _ in range(2):
+        time_products(session.plan, session.executor, lines.append, 60.0)
+    found = tilings.read_tilings(path)
+    assert lines == [f"timing products: {number} of {len(found)}" for number in range(1, len(found) + 1)]
+    assert {shape.rows for shape in found} == set(tilings.TIMED_ROWS)
+    mlp = SHAPE.intermediate_size
+    assert {(2 * mlp, SHAPE.hidden_size), (SHAPE.hidden_size, mlp)} <= {(one.outputs, one.inputs) for one in found}
 
 
 # -- the cost of rounds -----------------------------------------------------------------------------------------------

@@ -67,11 +67,9 @@ def test_coded_product(dtype: torch.dtype, code: Code, n: int, shape: tuple[int,
 
 
 @pytest.fixture
-def no_tilings():
-    """No tilings are known before the test, nor after it."""
-    tilings._measured.clear()
-    yield
-    tilings._measured.clear()
+def no_tilings(monkeypatch: pytest.MonkeyPatch):
+    """No product has been timed."""
+    monkeypatch.setattr(tilings, "_measured", {})
 
 
 @pytest.mark.parametrize("tiling", TILINGS)
