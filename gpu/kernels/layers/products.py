@@ -26,7 +26,7 @@ class Tiling(NamedTuple):
     warps: int
 
 
-TILINGS = (Tiling(32, 4), Tiling(64, 4), Tiling(64, 8), Tiling(128, 8))
+TILINGS = (Tiling(32, 4), Tiling(64, 8), Tiling(16, 4))
 MAX_ROWS = 64
 """Of a product with stored numbers that was not timed. For more rows the weights are unpacked first: then each is used
 often enough."""

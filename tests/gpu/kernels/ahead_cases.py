@@ -285,7 +285,7 @@ def stored_numbers(kind: int) -> tuple[dict[str, str], dict[str, None]]:
 
 PRODUCTS = [
     AotCase(
-        f"coded_product {kind}, groups of {group}, {rows} rows, {tiling.features} features",
+        f"coded_product {kind}, groups of {group}, {rows} rows, {tiling.features} features, {tiling.warps} warps",
         products.coded_product_kernel,
         PRODUCT | stored_numbers(kind)[0],
         stored_numbers(kind)[1]
@@ -302,13 +302,8 @@ PRODUCTS = [
         (products.E2M1, 16),
         (products.E2M1, 32),
     )
-    for rows, tiling in (
-        (16, products.TILINGS[0]),
-        (64, products.TILINGS[1]),
-        (16, products.TILINGS[3]),
-        (128, products.TILINGS[2]),
-        (128, products.TILINGS[3]),
-    )
+    for rows in (16, 64, 128)
+    for tiling in products.TILINGS
 ] + [
     AotCase(
         f"expert_product {kind}, groups of {group}",

@@ -95,24 +95,24 @@ def test_the_fastest_way_is_kept_and_another_process_takes_it(no_tilings, tmp_pa
         for rows in TIMED_ROWS
     }
     shapes = [*seconds]
-    seconds[shapes[0]][TILINGS[3]] = 0.5
+    seconds[shapes[0]][TILINGS[1]] = 0.5
     seconds[shapes[1]][None] = 0.5
     seconds[shapes[2]][TILINGS[2]] = 0.99
-    seconds[shapes[3]][TILINGS[1]] = 0.1
+    seconds[shapes[3]][TILINGS[0]] = 0.1
     calls = iter([one for shape in shapes for one in seconds[shape].values()])
     lines: list[str] = []
     found = measure_tilings(weights, torch.float32, lambda call: (call(), next(calls))[1], lines.append, 60.0)
     usual = {shape: usual_tiling(shape.rows) for shape in shapes}
-    assert found == usual | {shapes[0]: TILINGS[3], shapes[1]: None, shapes[3]: TILINGS[1]}
+    assert found == usual | {shapes[0]: TILINGS[1], shapes[1]: None, shapes[3]: TILINGS[0]}
     assert lines[-1] == "timing products: 8 of 8"
 
     path = tmp_path / "products" / "a-gpu.json"
     write_tilings(path, dict([*found.items()][:3]))
     write_tilings(path, dict([*found.items()][3:]))
     take_tilings(read_tilings(path))
-    assert tiling_for(weights[0], 9, torch.float32) == TILINGS[3]
+    assert tiling_for(weights[0], 9, torch.float32) == TILINGS[1]
     assert tiling_for(weights[0], 17, torch.float32) is None
-    assert tiling_for(weights[0], 100, torch.float32) == TILINGS[1]
+    assert tiling_for(weights[0], 100, torch.float32) == TILINGS[0]
     assert tiling_for(weights[0], 129, torch.float32) is None  # more than were timed
     assert tiling_for(weights[0], 9, torch.float16) == TILINGS[0]  # not timed
     assert measure_tilings(weights, torch.float32, lambda call: 1.0, lines.append, 60.0) == {}  # nothing is left
