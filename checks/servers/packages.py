@@ -117,6 +117,7 @@ _SCHEDULER = {
     "ordered_reuse": "the device runs steps in order, so a block can go on at once",
 }
 _DRAFTS = _SCHEDULER | {"ragged_drafts": "a row has fewer drafts near the end of the context, and behind its prompt"}
+_LOOKAHEAD = _DRAFTS | {"lookahead": "a step has slots for the next drafts behind its verify window"}
 _PRIORITY = _SCHEDULER | {"strict_priorities": "there is no ageing"}
 _UNCOMPUTED = Defect(
     ("RADIX-09", "ACCEPT-03"),
@@ -163,6 +164,8 @@ _VLLM = (
     _scheduler("Scheduler, priority, long prefills capped", "make_capped", _PRIORITY, (_UNCOMPUTED, _EMPTY_STEP)),
     _scheduler("Scheduler, draft tokens", "make_drafts", _DRAFTS),
     _scheduler("Scheduler, draft tokens, small budget", "make_drafts_in_less", _DRAFTS, (_PADDED,)),
+    _scheduler("Scheduler, EAGLE", "make_eagle", _LOOKAHEAD),
+    _scheduler("Scheduler, EAGLE, dropped block", "make_eagle_drops", _LOOKAHEAD),
     _scheduler(
         "AsyncScheduler, fcfs",
         "make_async",

@@ -113,7 +113,9 @@ def cache_config(
 
 @dataclass(frozen=True)
 class SchedulerSettings:
-    """What a scheduler is made with. `steps`: draft tokens of a round; `is_eagle`: these drafts have KV."""
+    """What a scheduler is made with. `steps`: draft tokens of a round; `is_eagle`: these drafts have KV, which looks a
+    token ahead. So hashes do, too, or with `drops_block` (disable_lookahead_block_hashes, and always before 0.33) the
+    last block of a hit is dropped."""
 
     num_blocks: int  # without the null block
     block_size: int
@@ -122,6 +124,7 @@ class SchedulerSettings:
     context_len: int
     steps: int = 0
     is_eagle: bool = False
+    drops_block: bool = False
     is_async: bool = False
     caches: bool = True
     more: dict[str, Any] = field(default_factory=dict)  # further settings of its SchedulerConfig
@@ -129,7 +132,7 @@ class SchedulerSettings:
     @property
     def hash_lookahead(self) -> int:
         """How many tokens behind a block its hash covers (`VllmConfig.num_hash_lookahead_tokens`)."""
-        return int(self.is_eagle and self.caches)
+        return int(self.is_eagle and self.caches and not self.drops_block)
 
 
 def make_scheduler(settings: SchedulerSettings) -> Any:

@@ -1,5 +1,5 @@
 """vLLM's scheduler behind the engine contract, in the loop of its `EngineCore`. Drafts come after each step from a
-proposer of chains.
+proposer of chains, or from EAGLE, whose drafts have KV.
 
 One budget of tokens bounds a step, prompts and outputs together. vLLM's front end refuses what is too long, so the
 adapter does. Its start refuses a pool that is smaller than the context, and a budget that is smaller than the batch, so
@@ -25,7 +25,9 @@ REASONS = {"FINISHED_STOPPED": "stop", "FINISHED_LENGTH_CAPPED": "length"}
 class VLLMScheduler:
     """A scheduler of the release. A name may come again while its last step runs, so requests have ids of their own."""
 
-    def __init__(self, config: ServingConfig, policy: str, is_async: bool, is_capped: bool) -> None:
+    def __init__(
+        self, config: ServingConfig, policy: str, is_async: bool, is_capped: bool, drops_block: bool = False
+    ) -> None:
         budget = _budget(config)
         settings = SchedulerSettings(
             num_blocks=config.num_pages,
@@ -34,11 +36,14 @@ class VLLMScheduler:
             budget=budget,
             context_len=config.context_len,
             steps=config.max_steps,
+            is_eagle=config.lookahead,
+            drops_block=drops_block,
             is_async=is_async,
             caches=config.prefix_cache,
             more={"policy": policy, "long_prefill_token_threshold": max(budget // 2, 1) if is_capped else 0},
         )
         self.config: ServingConfig = config
+        self.hash_lookahead: int = settings.hash_lookahead
         self.own_calls: list[str] | None = None
         given = f"max_num_seqs={config.max_running}, max_num_batched_tokens={budget}, policy={policy!r}"
         if is_capped:
@@ -46,7 +51,7 @@ class VLLMScheduler:
         self.made: str = (
             f"scheduler = {'Async' if is_async else ''}Scheduler(…)  # {given}, {config.num_pages} blocks of "
             f"{config.page_size} and the null block, max_model_len={config.context_len}, "
-            f"enable_prefix_caching={config.prefix_cache}, num_speculative_tokens={config.max_steps}"
+            f"enable_prefix_caching={config.prefix_cache}, num_speculative_tokens={config.max_steps}, use_eagle={config.lookahead}"
         )
         self.core: Any = make_scheduler(settings)
         self.scheduler: Any = Recorded(self.core, "scheduler", self, _told)
@@ -76,6 +81,7 @@ class VLLMScheduler:
             priority=-wish.priority,
             arrival_time=float(len(self.requests)),
             caches=self.config.prefix_cache,
+            hash_lookahead=self.hash_lookahead,
         )
         self.wishes[id], self.delivered[id] = wish, []
         if self.own_calls is not None:
@@ -217,13 +223,19 @@ def _told(value: Any) -> str:
 
 
 def _adapter(
-    policy: str, is_async: bool, *more: str, is_capped: bool = False, drafts: Drafts = "none"
+    policy: str,
+    is_async: bool,
+    *more: str,
+    is_capped: bool = False,
+    drafts: Drafts = "none",
+    drops_block: bool = False,
 ) -> Callable[[ServingConfig], VLLMScheduler]:
     common = ("chunked_prefill", "mixed", "slots", "prefix_cache", "caches_at_allocation", "ordered_reuse")
     capabilities = (*common, "own_victims", *more)
 
     def supports(config: ServingConfig) -> bool:
-        is_chain = config.algorithm == "draft" and config.topk == 1 and not config.tree_nodes and config.max_steps > 0
+        is_chain = config.topk == 1 and not config.tree_nodes and config.max_steps > 0
+        is_chain = is_chain and config.algorithm == ("head" if config.lookahead else "draft")
         is_served = config.mixed and not config.max_queue and not config.preempt
         is_served = is_served and (is_chain if drafts != "none" else config.algorithm == "none")
         is_enough = _budget(config) > config.max_running * (config.max_steps + 1)
@@ -231,7 +243,9 @@ def _adapter(
         is_valid = _budget(config) > config.max_running and config.num_slots >= config.context_len
         return is_served and is_valid and config.overlap == is_async
 
-    return Adapter(lambda config: VLLMScheduler(config, policy, is_async, is_capped), capabilities, supports)
+    return Adapter(
+        lambda config: VLLMScheduler(config, policy, is_async, is_capped, drops_block), capabilities, supports
+    )
 
 
 make: Callable[[ServingConfig], VLLMScheduler] = _adapter("fcfs", False)
@@ -244,5 +258,11 @@ make_capped: Callable[[ServingConfig], VLLMScheduler] = _adapter(
 make_drafts: Callable[[ServingConfig], VLLMScheduler] = _adapter("fcfs", False, "ragged_drafts", drafts="of all rows")
 make_drafts_in_less: Callable[[ServingConfig], VLLMScheduler] = _adapter(
     "fcfs", False, "ragged_drafts", drafts="in less"
+)
+make_eagle: Callable[[ServingConfig], VLLMScheduler] = _adapter(
+    "fcfs", False, "ragged_drafts", "lookahead", drafts="of all rows"
+)
+make_eagle_drops: Callable[[ServingConfig], VLLMScheduler] = _adapter(
+    "fcfs", False, "ragged_drafts", "lookahead", drafts="of all rows", drops_block=True
 )
 make_async: Callable[[ServingConfig], VLLMScheduler] = _adapter("fcfs", True, "overlap", "late_tokens")

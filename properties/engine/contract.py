@@ -53,6 +53,7 @@ class ServingConfig:
     accept: int = 4  # of 8: how often a draft token is right
     model: int = 0  # which toy language model
     losses: bool = False  # steps may fail as a whole; an engine works with reduced limits long after one has
+    lookahead: bool = False  # slots for drafts behind the verify window, where a draft head goes on after it
     host_pages: int = 0  # pages of host memory, to which what requests hand over to the prefix cache is copied
     rules: int = (
         0  # 0 … 3: which of its rules for little memory, if the engine declares rules of its own and has several
@@ -75,9 +76,10 @@ class ServingConfig:
         """Return the nodes of the verify tree of a round of so many steps."""
         return 1 if steps == 0 else self.tree_nodes or steps + 1
 
-    def slots_ahead(self, drafts: int) -> int:
-        """Return the slots past the committed length that a round writes with so many drafts of a row."""
-        return self.ahead.get(drafts, drafts + 1)
+    def reach(self, length: int, drafts: int) -> int:
+        """Return the end of what a round writes with so many drafts of a row that has this length."""
+        stop = length + self.ahead.get(drafts, drafts + 1 + self.lookahead * self.max_steps)
+        return min(stop, max(length + drafts + 1, self.context_len)) if self.lookahead else stop
 
     def whole_pages(self, num_tokens: int) -> int:
         """Return the slots of the pages that so many tokens need."""
@@ -87,13 +89,14 @@ class ServingConfig:
     def ahead(self) -> dict[int, int]:
         """Candidate -> the slots past the committed length that one of its rounds writes.
 
-        Drafts and verify window begin there both. Each branch of a tree fills whole pages of its own.
+        Drafts and verify window begin there both, or with `lookahead` the next drafts behind the verify window. Each
+        branch of a tree fills whole pages of its own.
         """
         paged = self.page_size > 1 and self.topk > 1
         ahead = {}
         for steps in self.candidates:
             branch = self.whole_pages(self.page_size - 1 + steps) if paged and steps else steps
-            ahead[steps] = max(branch * self.topk, self.nodes(steps))
+            ahead[steps] = max(branch * self.topk, self.nodes(steps)) + self.lookahead * self.max_steps
         return ahead
 
     @cached_property
@@ -137,6 +140,7 @@ class ServingConfig:
             ageing=choose((1, 2, 16)),
             accept=choose((0, 4, 6, 8)),
             model=choose((0, 1, 2)),
+            lookahead=has.lookahead,
             losses=has.losses and choose((False, False, False, True)),
             rules=choose((0, 1, 2, 3)) if has.own_rules else 0,
         )
@@ -260,6 +264,9 @@ class EngineCapabilities(Capabilities):
     late_tokens: bool = False
     # Rows of one step may have fewer drafts than `steps`: a row of the view may have its own number at its end.
     ragged_drafts: bool = False
+    # Each row has slots for the next drafts behind its verify window, up to the end of the context: the draft head goes
+    # on there. `config.lookahead` is set.
+    lookahead: bool = False
 
     FOUNDATIONS: ClassVar = {
         "prefix_cache": ("slots",),
@@ -273,7 +280,7 @@ class EngineCapabilities(Capabilities):
     }
     RELAXES: ClassVar = (
         *("ordered_reuse", "own_victims", "to_tail", "estimates"),
-        *("strict_priorities", "caches_at_allocation", "late_tokens", "ragged_drafts"),
+        *("strict_priorities", "caches_at_allocation", "late_tokens", "ragged_drafts", "lookahead"),
     )
 
     @property

@@ -127,9 +127,9 @@ class Device:
         """Run one round of one row. Returns its run, the marks beside it, and whether the request has met its end."""
         life, row, drafts = part.life, part.row, part.drafts
         slots = flight.slots.get(life.name, ())
-        start, ahead = row.length, self.config.slots_ahead(drafts)
+        start, reach = row.length, self.config.reach(row.length, drafts)
         if row.over:
-            self._write(row, slots, start, 0, start + ahead)
+            self._write(row, slots, start, 0, reach)
             return [GARBAGE] * (drafts + 1), [0] * (drafts + 1), False
         stream = row.stream
         stream.reach(start + 1)
@@ -144,7 +144,7 @@ class Device:
         kept = 1 + num_correct(life.number, start - len(life.wish.prompt), deepest, self.config.accept)
         stop = start + kept
         stream.reach(stop + 1)
-        self._write(row, slots, start, kept, start + ahead)
+        self._write(row, slots, start, kept, reach)
         row.length = stop
         run = stream.tokens[start + 1 : stop + 1] if not row.wrong else [GARBAGE] * kept
         emitted = stop + 1 - len(life.wish.prompt)

@@ -346,7 +346,7 @@ class EngineModel:
             if flight.rounds > 1 and not row.row.over:
                 last_start += (flight.rounds - 1) * (flight.steps + 1)
                 last_start = max(start, min(last_start, row.life.end_kv - 1))
-            reach = min(row.reach, last_start + self.config.slots_ahead(row.drafts))
+            reach = min(row.reach, self.config.reach(last_start, row.drafts))
             flight.rows[number] = row._replace(latest=start, reach=reach)
         if flight.slots:
             flight.note_writes(self.config.page_size)

@@ -80,7 +80,7 @@ def extent(
     last_start = latest
     if rounds > 1:
         last_start = max(latest, min(latest + (rounds - 1) * (drafts + 1), life.end_kv - 1))
-    return is_known, latest, last_start + config.slots_ahead(drafts)
+    return is_known, latest, config.reach(last_start, drafts)
 
 
 def limits(model: EngineModel, committed: Flight | None) -> tuple[str, ...]:

@@ -63,6 +63,7 @@ def tampered(history, method, change):
             lambda tables: [tables[0], [-1] * len(tables[1])],
             "BLOCKS-06",
         ),
+        ("vllm_scheduler-make_eagle-0.33.0.json", "slots_of", lambda slots: slots[:-1], "RELAY-06"),
         ("vllm_scheduler-make-0.33.0.json", "free_pages", lambda pages: pages[1:], "RELAY"),
     ],
 )

@@ -175,17 +175,27 @@ class ReservesNothingForDrafts(DraftsWhatIsLeft):
     slots_per_draft = 0
 
 
-def ragged(kind):
+def ragged(kind, *more):
     def is_chain(config):
         return config.topk == 1 and not config.tree_nodes
 
-    declared = [*plain.PlainEngine.capabilities.declared, "ragged_drafts"]
+    declared = [*plain.PlainEngine.capabilities.declared, "ragged_drafts", *more]
     return check(suite_of("engine"), kind, capabilities=declared, budget=3_000, seed=1, supports=is_chain)
 
 
 def test_rows_of_a_step_may_have_fewer_drafts():
     assert ragged(DraftsWhatIsLeft).ok
     (failure,) = ragged(ReservesNothingForDrafts).failures
+    assert failure.id == "RELAY-06"
+
+
+def test_the_next_drafts_have_slots_behind_the_verify_window():
+    class ReservesTheWindowAlone(plain.PlainEngine):
+        def __init__(self, config):
+            super().__init__(replace(config, lookahead=False))
+
+    assert ragged(plain.PlainEngine, "lookahead").ok
+    (failure,) = ragged(ReservesTheWindowAlone, "lookahead").failures
     assert failure.id == "RELAY-06"
 
 
