@@ -97,8 +97,7 @@ def read_weight_format(reader: ConfigReader) -> WeightFormats:
     if config is None:
         reader.problem(key, f"must be an object, got {reader.get(key)!r}")
         return WeightFormats()
-    kv = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
-    kv = "fp8" if kv in ("FP8", "fp8") or _is_fp8(kv) else None
+    kv = "fp8" if read_kv_format(config) == "fp8" else None
     if config.get("quant_algo") == MIXED:
         return replace(_mixed(config), kv=kv)
     main = _format(config)
@@ -194,9 +193,15 @@ def _integers(config: ConfigReader, key: str, bits: int, group: Any) -> str | No
     return name
 
 
-def _is_fp8(scheme: Any) -> bool:
-    """Return whether a KV cache scheme of compressed-tensors says 8-bit floats."""
-    return isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("type") == "float"
+def read_kv_format(config: ConfigReader) -> str | None:
+    """Return the format of the KV cache that a quantization's configuration says: "fp8", another one as it is
+    written, or None."""
+    form = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
+    if form is None:
+        return None
+    # As ModelOpt and as compressed-tensors write it.
+    is_float = isinstance(form, Mapping) and form.get("num_bits") == 8 and form.get("type") == "float"
+    return "fp8" if is_float or form in ("FP8", "fp8") else str(form)
 
 
 _EXPERTS, _MIXERS, _MLPS = "experts", "mixers", "mlps"

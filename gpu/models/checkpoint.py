@@ -82,7 +82,8 @@ def load_target(
     decoder = Decoder(replace(config, keeps_quantized=keeps), ops, device, dtype or config.dtype, shard, kv_dtype)
     if decoder.kv_dtype is E4M3:
         of_model = {own: tensor for name, tensor in files.items() if (own := language_model_name(name)) is not None}
-        decoder.kv_scales = read_kv_scales(of_model, config.attention_layers, config.latent is not None)
+        kv_format = None if config.quantization is None else config.quantization.kv_format
+        decoder.kv_scales = read_kv_scales(of_model, config.attention_layers, config.latent is not None, kv_format)
     _follow(decoder, stored)
     if keeps:
         stored = _keep(decoder, stored)

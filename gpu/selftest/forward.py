@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.attention import PLAIN, Softmax
+from ..models.attention import E4M3, PLAIN, KVScales, Softmax
 from ..ops.port import DecodeBatch, KVTensors, Ops
 from ..ops.torch_ops import TorchOps
 from .batches import MAX_POSITIONS, Batch, decode_view, make_batch, random_tree_bits, rotary_table, softmaxes
@@ -37,6 +37,7 @@ def forward_steps(context: Context) -> Iterator[Step]:
         yield step(f"verify attention, {heads}", partial(verify, layout))
         yield step(f"decode attention, {heads}", partial(decode, layout))
     yield step("windows, capped scores, sinks", kinds_of_softmax)
+    yield step("keys and values in 8 bits", numbers_of_8_bits)
     yield Step("kernels", "pools of more than 2³¹ elements", partial(large_pool, context), needs_gpu=True)
     yield Step("kernels", "sampling over large vocabularies", partial(large_vocabularies, context), needs_gpu=True)
 
@@ -163,6 +164,16 @@ def kinds_of_softmax(context: Context, dtype: torch.dtype) -> Iterator[Call]:
         yield _verify, batch, bits, softmax
         yield _extend, batch, softmax
         yield _decode, batch, view, softmax
+
+
+def numbers_of_8_bits(context: Context, dtype: torch.dtype) -> Iterator[Call]:
+    for layout in GPU_LAYOUTS if context.on_gpu else CPU_LAYOUTS:
+        batch, bits = _batch(9, [70, 2, 0], [7] * 3, layout, dtype, context), random_tree_bits(1, 3, 7)
+        batch = replace(batch, **{name: getattr(batch, name).to(E4M3) for name in ("k", "v", "k_pool", "v_pool")})
+        softmax = PLAIN.over(KVScales(0.6, 1.7), batch.q)
+        yield _verify, batch, bits, softmax
+        yield _extend, batch, softmax
+        yield _decode, batch, decode_view(batch, [71, 3, 0]), softmax
 
 
 def large_pool(context: Context) -> Finding:

@@ -9,7 +9,7 @@ from ...models.attention import PLAIN, Softmax
 from ...ops.port import DecodeBatch, KVTensors
 from ..jit import jit, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
-from .e4m3 import as_bytes, factors_of
+from .e4m3 import as_bytes
 from .flash import (
     LOG2_E,
     Cut,
@@ -97,6 +97,7 @@ def decode_attention_kernel(
     BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
+    CONVERTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
@@ -143,7 +144,20 @@ def decode_attention_kernel(
             values = v_pool + kv_head * v_head_stride + slot * v_slot_stride
             visible = loaded[None, :]
             acc, peak, total = attend_keys(
-                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
+                tile,
+                keys,
+                values,
+                loaded,
+                visible,
+                acc,
+                peak,
+                total,
+                scale_log2,
+                HEAD_DIM,
+                BLOCK_D,
+                PRECISION,
+                CONVERTS,
+                SOFTCAP,
             )
         index = query * (tl.num_programs(1) * GROUP) + head
         store_tile(
@@ -186,7 +200,6 @@ def decode_attention_triton(
     if cut is None:
         read = min(softmax.window or batch.max_len, batch.max_len)
         cut = Cut.choose(batch.planned_queries or m, m, read, kv_heads, size, heads * d * 4, device.processors)
-    scale, value_factor = factors_of(softmax, q, k_pool)
     result = CutOutput.of(q, cut, size, m * kv_heads)
     if not m:
         return result.out
@@ -208,8 +221,8 @@ def decode_attention_triton(
         *k_pool.stride()[:2],
         *v_pool.stride()[:2],
         batch.table.stride(0),
-        scale * LOG2_E,
-        value_factor,
+        softmax.scale_of(q) * LOG2_E,
+        softmax.value_factor,
         m,
         cut.least,
         cut.most,
@@ -221,7 +234,7 @@ def decode_attention_triton(
         JOIN=result.joins,
         **size.options(),
     )
-    return result.join(batch.lens, 1, softmax.window, size.block_n, value_factor)
+    return result.join(batch.lens, 1, softmax.window, size.block_n, softmax.value_factor)
 
 
 def decode_attention_bytes(

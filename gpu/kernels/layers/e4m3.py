@@ -1,8 +1,8 @@
 """Numbers of 8 bits with 4 bits of exponent and 3 of mantissa (E4M3 of the OCP 8-bit Floating Point Specification 1.0),
 in which a KV pool may keep keys and values.
 
-Kernels take them as bytes and convert them by their bits, in the same way on every GPU: before sm_89 there is no
-instruction for it.
+Kernels take them as bytes. GPUs from Hopper on have an instruction that reads them; for others they are read by their
+bits, in twice as many instructions for each key. All write them by their bits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...models.attention import E4M3, Softmax
+from ...models.attention import E4M3
 from ..jit import jit, tl
 
 E4M3_MAX = 448.0
@@ -22,13 +22,6 @@ def to_e4m3(x: Tensor, scale: float) -> Tensor:
     return (wide * (1.0 / scale)).clamp(-E4M3_MAX, E4M3_MAX).to(E4M3)
 
 
-def factors_of(softmax: Softmax, q: Tensor, k: Tensor) -> tuple[float, float]:
-    """Return the factors of products and of weighted sums for queries q and keys k as kernels take them, whose values
-    are 1/256 of what bytes stand for."""
-    factor = 256.0 if k.dtype is torch.uint8 else 1.0
-    return softmax.scale_of(q) * factor, softmax.value_factor * factor
-
-
 def as_bytes(*tensors: Tensor) -> list[Tensor]:
     """Return E4M3 numbers as bytes, in the same memory, and other tensors as they are. Kernels take them so, and torch
     copies bytes where it has no copy of E4M3."""
@@ -37,11 +30,11 @@ def as_bytes(*tensors: Tensor) -> list[Tensor]:
 
 @jit
 def from_e4m3_bytes(code):
-    """Return the values of bytes divided by 256, float16: the bits of an 8-bit float are those of a 16-bit one whose
-    exponent is less by 8."""
-    half = ((code.to(tl.int16) << 8) >> 1) & -0x4080  # shifted to the right the sign stands there twice
-    half = tl.where((half & 0x3F80) == 0x3F80, 0x7E00, half).to(tl.int16)  # NaN
-    return half.to(tl.float16, bitcast=True)
+    """Return the values of bytes, float16; of NaN ±480."""
+    # The bits of an 8-bit float are those of a 16-bit one whose exponent is less by 8, but for the sign, which a shift
+    # to the right doubles.
+    half = ((code.to(tl.int16) << 8) >> 1) & -0x4080
+    return half.to(tl.float16, bitcast=True) * 256.0
 
 
 @jit

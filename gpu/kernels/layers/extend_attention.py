@@ -12,7 +12,7 @@ from ...models.attention import PLAIN, Softmax
 from ...ops.port import ExtendBatch, KVTensors
 from ..jit import cdiv, jit, tl
 from ..padded import bias_of, counting, gather, prefix_slots, window_slots
-from .e4m3 import as_bytes, factors_of
+from .e4m3 import as_bytes
 from .flash import LOG2_E, attend_keys, begin_softmax, computing_tiles, device_of, softmax_constants
 from .parts import store_tile
 
@@ -151,6 +151,7 @@ def extend_attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
+    CONVERTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
@@ -190,7 +191,20 @@ def extend_attention_kernel(
             keys = k_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             values = v_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             acc, peak, total = attend_keys(
-                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
+                tile,
+                keys,
+                values,
+                loaded,
+                visible,
+                acc,
+                peak,
+                total,
+                scale_log2,
+                HEAD_DIM,
+                BLOCK_D,
+                PRECISION,
+                CONVERTS,
+                SOFTCAP,
             )
         last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, new_len - 1)
         begin = tl.maximum(oldest, 0) if WINDOW else 0
@@ -203,7 +217,20 @@ def extend_attention_kernel(
             keys = k + kv_head * k_head_stride + (origin + new) * k_token_stride
             values = v + kv_head * v_head_stride + (origin + new) * v_token_stride
             acc, peak, total = attend_keys(
-                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
+                tile,
+                keys,
+                values,
+                loaded,
+                visible,
+                acc,
+                peak,
+                total,
+                scale_log2,
+                HEAD_DIM,
+                BLOCK_D,
+                PRECISION,
+                CONVERTS,
+                SOFTCAP,
             )
         index = (origin + token) * (tl.num_programs(1) * GROUP) + head
         store_tile(
@@ -247,7 +274,6 @@ def extend_attention_triton(
     if not n or not bs or not max_new_len:
         return out
     assert k_pool.stride() == v_pool.stride(), "the pools of keys and values are laid out alike"
-    scale, value_factor = factors_of(softmax, q, k_pool)
     capability, has_bytes = device_of(q.device).capability, k_pool.dtype is torch.uint8
     size = computing_tiles(max_new_len * group, d, q.dtype, capability, has_bytes)
     extend_attention_kernel[(cdiv(max_new_len * group, size.block_m), kv_heads, bs)](
@@ -267,8 +293,8 @@ def extend_attention_triton(
         *v.stride()[:2],
         *k_pool.stride()[:2],
         batch.table.stride(0),
-        scale * LOG2_E,
-        value_factor,
+        softmax.scale_of(q) * LOG2_E,
+        softmax.value_factor,
         GROUP=group,
         HEAD_DIM=d,
         **size.constants(),

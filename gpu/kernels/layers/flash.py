@@ -33,7 +33,6 @@ LISTED_ROWS = 256  # of a work list; more are rounded up to a power of two, each
 # of the 200 registers or so that a verify kernel takes: one's loads run behind the other's sums
 PROGRAMS_PER_PROCESSOR = 2
 HOPPER = 9
-"""Of the kernels that read new tokens beside the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,7 @@ class Tiles:
     precision: str  # of products: float32 inputs are not rounded to tf32
     num_warps: int
     num_stages: int
+    converts: bool  # 8-bit floats by an instruction
 
     def constants(self) -> dict[str, int | str]:
         """Return the size as the kernels' constants."""
@@ -77,6 +77,7 @@ class Tiles:
             "BLOCK_N": self.block_n,
             "BLOCK_D": self.block_d,
             "PRECISION": self.precision,
+            "CONVERTS": self.converts,
         }
 
     def options(self) -> dict[str, int]:
@@ -109,7 +110,7 @@ def reading_tiles(
     # or behind Hopper.
     is_large = block_m == 64 and (d > 128 or group != next_power_of_2(group) or capability > HOPPER)
     num_warps = 8 if wide or block_m == 32 or is_large else 4
-    return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if wide else 5)
+    return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if wide else 5, converts=capability >= HOPPER)
 
 
 def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int, has_bytes: bool = False) -> Tiles:
@@ -124,7 +125,7 @@ def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int, 
     # While bytes are converted, four warps spill a tile of 32 rows of wide heads, and one of 16 rows of others.
     needs_more = has_bytes and (block_m == 16 if d <= 128 else block_m > 16)
     num_warps = 8 if wide or block_m == 128 or (block_m == 64 and not tall) or needs_more else 4
-    return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if few_stages else 3)
+    return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if few_stages else 3, converts=capability >= HOPPER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +161,14 @@ class Cut:
 
 
 @jit
-def as_kept(x, DTYPE: tl.constexpr):
-    """Return keys or values as they are, or of bytes 1/256 of the E4M3 numbers, in DTYPE."""
+def as_kept(x, DTYPE: tl.constexpr, CONVERTS: tl.constexpr):
+    """Return keys or values as they are, or of bytes the E4M3 numbers, in DTYPE. CONVERTS: there is an instruction."""
     if x.dtype == tl.uint8:
-        x = from_e4m3_bytes(x).to(DTYPE)
+        if CONVERTS:
+            x = x.to(tl.float8e4nv, bitcast=True).to(DTYPE)
+        else:
+            # What is no number must not be taken for one.
+            x = tl.where((x & 0x7F) == 0x7F, float("nan"), from_e4m3_bytes(x)).to(DTYPE)
     return x
 
 
@@ -181,6 +186,7 @@ def attend_keys(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
+    CONVERTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ):
     """Take one block of N keys into the running softmax: acc [M, D], peak and total [M], all float32, logits in base 2.
@@ -190,8 +196,8 @@ def attend_keys(
     """
     channel = tl.arange(0, BLOCK_D)
     mask = loaded[:, None] & (channel < HEAD_DIM)[None, :]
-    k = as_kept(tl.load(keys[:, None] + channel[None, :], mask=mask, other=0), q.dtype)
-    v = as_kept(tl.load(values[:, None] + channel[None, :], mask=mask, other=0), q.dtype)
+    k = as_kept(tl.load(keys[:, None] + channel[None, :], mask=mask, other=0), q.dtype, CONVERTS)
+    v = as_kept(tl.load(values[:, None] + channel[None, :], mask=mask, other=0), q.dtype, CONVERTS)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
     if SOFTCAP > 0:
         # tanh(x) = 1 − 2 / (e^2x + 1), which an overflow to infinity leaves right.

@@ -87,7 +87,7 @@ def weight_tile(
             group = row[:, None] * groups + (column // GROUP)[None, :]
             group_inside = inside
         if KIND == 1:
-            value = from_e4m3_bytes(code).to(tl.float32) * 256.0
+            value = from_e4m3_bytes(code).to(tl.float32)
         elif KIND == 2:
             value = (code - ((code & 0x80) << 1)).to(tl.float32)
         elif KIND == 3:

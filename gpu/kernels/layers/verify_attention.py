@@ -10,7 +10,7 @@ from ...models.attention import PLAIN, Softmax
 from ...ops.port import KVTensors, VerifyBatch
 from ..jit import cdiv, jit, next_power_of_2, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
-from .e4m3 import as_bytes, factors_of
+from .e4m3 import as_bytes
 from .flash import (
     LOG2_E,
     Cut,
@@ -129,6 +129,7 @@ def verify_attention_kernel(
     NEW_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
+    CONVERTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
@@ -184,7 +185,20 @@ def verify_attention_kernel(
             keys = k_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             values = v_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             acc, peak, total = attend_keys(
-                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION, SOFTCAP
+                tile,
+                keys,
+                values,
+                loaded,
+                visible,
+                acc,
+                peak,
+                total,
+                scale_log2,
+                HEAD_DIM,
+                BLOCK_D,
+                PRECISION,
+                CONVERTS,
+                SOFTCAP,
             )
         if part == 0:
             new = tl.arange(0, NEW_BLOCK)
@@ -211,6 +225,7 @@ def verify_attention_kernel(
                 HEAD_DIM,
                 BLOCK_D,
                 PRECISION,
+                CONVERTS,
                 SOFTCAP,
             )
         index = (root + node) * (tl.num_programs(1) * GROUP) + head
@@ -263,7 +278,6 @@ def verify_attention_triton(
         tiles, row_bytes = kv_heads * cdiv(planned_nodes * group, size.block_m), planned_nodes * heads * d * 4
         cut = Cut.choose(batch.planned_rows or bs, bs, read, tiles, size, row_bytes, device.processors)
     blocks = cdiv(num_nodes * group, size.block_m)
-    scale, value_factor = factors_of(softmax, q, k_pool)
     result = CutOutput.of(q, cut, size, bs * kv_heads * blocks)
     if not bs:
         return result.out
@@ -288,8 +302,8 @@ def verify_attention_triton(
         *v.stride()[:2],
         *k_pool.stride()[:2],
         batch.table.stride(0),
-        scale * LOG2_E,
-        value_factor,
+        softmax.scale_of(q) * LOG2_E,
+        softmax.value_factor,
         bs,
         num_nodes,
         cut.least,
@@ -303,7 +317,7 @@ def verify_attention_triton(
         JOIN=result.joins,
         **size.options(),
     )
-    return result.join(batch.prefix_lens, num_nodes, softmax.window, size.block_n, value_factor)
+    return result.join(batch.prefix_lens, num_nodes, softmax.window, size.block_n, softmax.value_factor)
 
 
 def verify_attention_bytes(

@@ -22,11 +22,14 @@ _NAME = re.compile(
 )
 
 
-def read_kv_scales(stored: Mapping[str, StoredTensor], layers: Sequence[int], is_latent: bool) -> list[KVScales]:
+def read_kv_scales(
+    stored: Mapping[str, StoredTensor], layers: Sequence[int], is_latent: bool, kv_format: str | None
+) -> list[KVScales]:
     """Return the scales of the attention layers `layers`, in their order; 1 where there are none.
 
     `stored`: the tensors of a checkpoint by the names of its language model. `is_latent`: values are a part of the keys
-    and have their scale. Raises CheckpointError for a scale that is not one finite number above 0, and for two of one
+    and have their scale. `kv_format`: what the scales are for, as the configuration says; None if it does not. Raises
+    CheckpointError for scales of another format, for a scale that is not one finite number above 0, and for two of one
     thing.
     """
     matches = {name: found for name in stored if (found := _NAME.fullmatch(name)) is not None}
@@ -36,7 +39,9 @@ def read_kv_scales(stored: Mapping[str, StoredTensor], layers: Sequence[int], is
     for name, tensor in read_tensors({name: stored[name] for name in matches}):
         found, value = matches[name], float(tensor) if tensor.numel() == 1 else math.nan
         problem = None
-        if tensor.numel() != 1 or not tensor.is_floating_point():
+        if kv_format not in (None, "fp8"):
+            problem = f"is a scale of another format of KV, {kv_format}: its KV has the model's dtype here"
+        elif tensor.numel() != 1 or not tensor.is_floating_point():
             problem = f"expected one number for all heads, found {list(tensor.shape)} of {tensor.dtype}"
         elif not 0 < value < math.inf:
             problem = f"expected a scale above 0, found {value:g}"

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ....core.errors import Problem
-from ....core.model_shape.quantization import CONFIG_KEYS
+from ....core.model_shape.quantization import CONFIG_KEYS, read_kv_format
 from ....core.parsing import ConfigReader
 from ...parallel.shards import Cut
 from .coded import Code, CodedWeight, in_halves
@@ -60,6 +60,7 @@ class Quantization:
     bits: int = 8
     block: tuple[int, int] | None = None  # rows and columns of a scale
     zero_offset: int = 0  # what must be added to stored zero points
+    kv_format: str | None = None  # of the KV cache for which scales are stored, as `core.model_shape` reads it
     shuffled: bool = False  # the inputs of a group do not stand together (GPTQ with `desc_act`)
 
 
@@ -109,7 +110,8 @@ def read_quantization(reader: ConfigReader) -> Quantization | None:
         else:
             sizes = (block[0], block[1])
     first_form = method == "gptq" and config.get("checkpoint_format", "gptq") == "gptq"
-    return Quantization(method, bits, sizes, int(first_form), method == "gptq" and bool(config.get("desc_act")))
+    shuffled = method == "gptq" and bool(config.get("desc_act"))
+    return Quantization(method, bits, sizes, int(first_form), read_kv_format(config), shuffled)
 
 
 def _read_groups(config: ConfigReader) -> int:

@@ -32,7 +32,7 @@ from small_checkpoint import VOCAB_SIZE, write_head, write_standalone, write_tar
 from torch import Tensor
 
 SCALES = [KVScales(0.25 + layer / 8, 1.5 - layer / 4) for layer in range(4)]
-KV_ONLY = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": {"num_bits": 8}}
+SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor"}
 
 
 class RoundedAttention(DenseAttention):
@@ -59,11 +59,16 @@ class RoundedAttention(DenseAttention):
         return (x / unit).round() * unit * scale
 
 
-def write_scales(directory: Path, named: dict[str, Tensor]) -> Path:
+def write_scales(directory: Path, named: dict[str, Tensor], scheme: dict = SCHEME) -> Path:
     """Add tensors to a checkpoint, and to its configuration that KV was calibrated."""
     save_file(load_file(directory / SINGLE) | named, directory / SINGLE)
     config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": KV_ONLY}))
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {},
+        "kv_cache_scheme": scheme,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
     return directory
 
 
@@ -195,6 +200,12 @@ def test_a_wrong_scale_is_one_error(tensors: dict[str, Tensor], message: str, tm
         DecodeSession.open(options_for(target, algorithm="NONE"))
     assert len(error.value.problems) == 1
     DecodeSession.open(options_for(target, algorithm="NONE", kv_dtype="auto"))  # which reads no scale
+
+
+def test_scales_of_another_format_are_refused(tmp_path: Path):
+    target = write_scales(write_target(tmp_path), {K: torch.ones(1)}, {"num_bits": 4, "type": "float"})
+    with pytest.raises(CheckpointError, match=r"k_scale: is a scale of another format of KV, \{'num_bits': 4"):
+        DecodeSession.open(options_for(target, algorithm="NONE"))
 
 
 def test_an_unknown_dtype_is_refused(tmp_path: Path):

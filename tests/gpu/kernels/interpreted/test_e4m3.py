@@ -3,12 +3,13 @@ numbers stand for, every memory access checked."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 from foredraft.gpu.kernels.layers.decode_attention import decode_attention_triton
-from foredraft.gpu.kernels.layers.flash import Cut
+from foredraft.gpu.kernels.layers.flash import INTERPRETED, Cut, assumed_traits
 from foredraft.gpu.kernels.layers.verify_attention import verify_attention_triton
 from foredraft.gpu.models.attention import E4M3, PLAIN, UNSCALED, KVScales
 from foredraft.gpu.ops.port import KVTensors
@@ -28,6 +29,14 @@ NUMBERS = torch.tensor([
     sign * (2.0 ** (e - 7) * (1 + m / 8) if e else 2.0**-6 * m / 8)
     for sign in (1, -1) for e in range(16) for m in range(8) if (e, m) != (15, 7)
 ], dtype=torch.float64)  # fmt: skip
+
+
+@pytest.fixture(autouse=True, params=[8, 9], ids=["by bits", "by instruction"])
+def capability(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The major number of the GPU that kernels are made for."""
+    token = assumed_traits.set(replace(INTERPRETED, capability=request.param))
+    yield request.param
+    assumed_traits.reset(token)
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -154,6 +163,7 @@ def test_parts_are_joined_times_the_scale_of_values(dtype: torch.dtype):
     close(verified, dense_verify(values, bits))
 
 
+@pytest.mark.parametrize("capability", [8], indirect=True)  # where the instruction would be, the interpreter reads 480
 @pytest.mark.parametrize("ops", BOTH, ids=NAME)
 def test_a_key_that_is_no_number_is_not_taken_for_one(ops: TorchOps | TritonOps):
     batch, _ = kept_as_bytes(make_batch(3, [5, 5], [2] * 2, dtype=torch.float32), UNSCALED)
