@@ -104,13 +104,19 @@ def reading_tiles(
     # Before Hopper a 64-row tile does not fit the registers; in float32, where no tensor core serves, and beside wide
     # heads of bytes, 16 rows are what fits.
     wide = dtype.itemsize > 2
-    few_rows = wide or (has_bytes and d > 128 and capability < HOPPER)
-    block_m, *rest = _block(num_rows, d, dtype, max_block_m=16 if few_rows else 64 if capability >= HOPPER else 32)
+    wide_bytes = has_bytes and d > 128
+    few_rows = wide or (wide_bytes and capability < HOPPER)
+    most_rows = 16 if few_rows else 64 if capability >= HOPPER else 32
+    block_m, block_n, *rest = _block(num_rows, d, dtype, max_block_m=most_rows)
+    if wide_bytes:
+        block_n = 16
     # Four warps spill a tile of 32 rows, and one of 64 whose heads are wide, whose rows are divided by no power of two,
     # or behind Hopper.
     is_large = block_m == 64 and (d > 128 or group != next_power_of_2(group) or capability > HOPPER)
     num_warps = 8 if wide or block_m == 32 or is_large else 4
-    return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if wide else 5, converts=capability >= HOPPER)
+    return Tiles(
+        block_m, block_n, *rest, num_warps=num_warps, num_stages=2 if wide else 5, converts=capability >= HOPPER
+    )
 
 
 def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int, has_bytes: bool = False) -> Tiles:
