@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain
@@ -58,6 +58,18 @@ class ToldPolicy(FixedPolicy):
         self._steps = steps
 
 
+class NotedController(AdaptiveController):
+    """Notes what it is told: (rows, draft steps) of each round."""
+
+    def __init__(self, policy: ToldPolicy, topk: int, nodes: int | None) -> None:
+        super().__init__(policy, topk=topk, num_draft_tokens=nodes)
+        self.lessons: list[tuple[int, int]] = []
+
+    def on_verify_complete(self, correct_drafts: Iterable[float], bs: int, executed_steps: int) -> None:
+        self.lessons.append((bs, executed_steps))
+        super().on_verify_complete(correct_drafts, bs, executed_steps)
+
+
 class CoreEngine:
     """Translates between the contract, which names requests, and our engine, which numbers rows and takes
     results as arrays."""
@@ -67,8 +79,8 @@ class CoreEngine:
     def __init__(self, config: ServingConfig) -> None:
         self.policy = ToldPolicy(config.candidates)
         nodes = config.tree_nodes or None
-        controller = AdaptiveController(self.policy, topk=config.topk, num_draft_tokens=nodes)
-        self.engine = self.build(self.configured(config), ALGORITHMS[config.algorithm], controller)
+        self.controller = NotedController(self.policy, config.topk, nodes)
+        self.engine = self.build(self.configured(config), ALGORITHMS[config.algorithm], self.controller)
         self.steps: dict[int, InFlight] = {}  # and the one committed last
         self.requests: dict[int, str] = {}  # row -> request
         self.stop_tokens: dict[str, tuple[int, ...]] = {}
@@ -117,6 +129,9 @@ class CoreEngine:
 
     def resume(self) -> None:
         self.engine.resume(0)
+
+    def restart(self) -> None:
+        self.engine.resume(0, restarted=True)
 
     def set_steps(self, steps: int) -> None:
         self.policy.tell(steps)
@@ -248,6 +263,10 @@ class CoreEngine:
     def counters(self) -> tuple[int, int, int]:
         metrics = self.engine.controller.metrics()
         return metrics.verified_rows, metrics.proposed_drafts, int(metrics.correct_drafts)
+
+    def lessons(self) -> list[tuple[int, int]]:
+        told, self.controller.lessons = self.controller.lessons, []
+        return told
 
 
 @cache

@@ -85,6 +85,11 @@ CountsDepartedRows (ACCEPT-12): Every row of a verify result is counted, those o
 ForgetsWhoLeft (ACCEPT-12): Rounds of a block that a request had before its client left are counted as delivered, not as verified.
     DecodeRounds.teach_controller = good(self, step, result, live, live)
 
+TellsTheLargestBatch (ACCEPT-12): The choice of draft steps is told that every round had as many rows as the batch has places.
+    DecodeRounds.teach_controller
+        - self.controller.on_verify_complete(counts, len(step.rows), step.steps)
+        + self.controller.on_verify_complete(counts, self.config.max_running, step.steps)
+
 StopsInsideBlocks (ACCEPT-10, ENGINE-03): Rows with stop strings are put into blocks, though a block's rounds are not searched for them.
     Engine._max_rounds
         - or self.rounds.num_with_stop_strings > 0

@@ -69,6 +69,11 @@ LetsOneMoreIn (ENGINE-05): After a failed step one row more runs than may.
         - < row_limit
         + <= row_limit
 
+OffersWhatIsGone (RADIX-12): On a new device the prefix cache offers what the old one had.
+    Recovery.resume
+        - requests.store.forget()
+        + pass
+
 NeverFails (ENGINE-02): A request that fails every step is tried for ever.
     StepLimits.count_failure = good(self, num_rows, num_suspects, has_prefill, can_draft_less) and False
 

@@ -238,12 +238,14 @@ class EngineCapabilities(Capabilities):
     retraction: bool = False  # `retract(request)`: a running request gives everything back and waits again
     denial: bool = False  # `deny(count)`: the next attempts to allocate find nothing
     losses: bool = False  # `lose(step)` and `resume()`: a step fails as a whole
+    restarts: bool = False  # `restart()`: it goes on after a loss with a new device, which has no KV
     isolation: bool = (
         False  # after a lost step it plans smaller steps and runs suspects apart (properties/engine/recovery.py)
     )
     # What enters leaves each that runs its reserve, and rows go in blocks where no plan could differ.
     reserves: bool = False
     counters: bool = False  # `counters()`: what was verified and accepted so far
+    lessons: bool = False  # `lessons()`: what its choice of draft steps was told
     stop_strings: bool = False  # `Wish.stop_strings`: the engine reads the text of an output by `language.text`
     # A refused `submit` raises an error whose text has the limit that the request exceeds, as a number.
     reasons: bool = False
@@ -276,6 +278,8 @@ class EngineCapabilities(Capabilities):
         "caches_at_allocation": ("prefix_cache",),
         "late_tokens": ("ordered_reuse",),
         "isolation": ("losses",),
+        "restarts": ("losses",),
+        "lessons": ("counters",),
         "reserves": ("slots",),
     }
     RELAXES: ClassVar = (
@@ -401,9 +405,18 @@ class Engine(Protocol):
     def resume(self) -> None:
         """Plan again: the device is quiet. The next steps may have fewer draft steps, fewer rows, another order."""
 
+    @needs("restarts")
+    def restart(self) -> None:
+        """Plan again, in place of `resume`: with a new device, without any KV. Every request waits, in its place."""
+
     @needs("counters")
     def counters(self) -> Sequence[int]:
         """Return (rows verified, drafts proposed, drafts accepted) in all, without rows that had left."""
+
+    @needs("lessons")
+    def lessons(self) -> Sequence[Sequence[int]]:
+        """Return what the choice of draft steps has been told since the last call: per round that was committed (rows
+        of its step, draft steps)."""
 
 
 REASONS = ("stop", "length", "abort", "error")

@@ -54,6 +54,11 @@ class Device:
             return Answer(flight.number, first, runs, first_marks, marks, failed)
         return Answer(flight.number, first, runs, (), (), failed)
 
+    def empty(self) -> None:
+        """Be a new device, which has no KV, and with new host memory."""
+        self.cells[:] = [NOTHING] * len(self.cells)
+        self.hosted.clear()
+
     def forget(self, pages: Iterable[int]) -> None:
         """Empty the cells of pages that have been freed."""
         size = self.config.page_size

@@ -72,6 +72,7 @@ class EngineMoment:
     stray: tuple[str, ...] = ()  # events of requests that do not live
     expected: Mapping[str, tuple[list[int], str]] = {}  # what the answer means, and the reason if the request ends
     counters: tuple[int, ...] | None = None
+    lessons: tuple[tuple[int, ...], ...] | None = None
     gone: tuple[str, ...] = ()  # requests of the committed step that had left before
     lost_flights: Sequence[Flight] = ()  # what has just failed
     loss: Loss | None = None  # what must follow from that
@@ -113,8 +114,8 @@ class EngineMoment:
         """Note that a request that ran waits again."""
         self.retracted.append(life)
         self._note_pages(life, "retracted")
-        # What a failed step takes along keeps its place.
-        to_tail = self.to_tail and self.operation.tag not in ("lose", "resume")
+        # What a failed step or device takes along keeps its place.
+        to_tail = self.to_tail and self.operation.tag not in ("lose", "resume", "restart")
         self.model.retract(life, to_tail, len(self.retracted) == 1)
 
     def end(self, life: RequestLife, end: End) -> None:

@@ -265,6 +265,10 @@ class EngineTrial(Trial):
         model.recount_flight()
         if self.capabilities.counters and (m.ends or m.gone or (flight.rows and flight.steps == 0)):
             m.counters = self.integers(self.must(self.subject.counters), "counters()")
+        if self.capabilities.lessons and flight.rows:
+            told = self.sequence(self.must(self.subject.lessons), "lessons()")
+            if any(row.life.name not in m.gone for row in flight.rows):  # else there is nothing to tell
+                m.lessons = tuple(self.integers(lesson, "a lesson", 2) for lesson in told)
         if any(row.life.name in m.delivered for row in flight.rows):
             model.holding = False
         if m.delivered or m.ends:
@@ -397,6 +401,17 @@ class EngineTrial(Trial):
         self.must(self.subject.resume)
         self.model.lost = []
         self.model.committed = self.model.launched
+
+    @operation(needs="restarts", weight=3, when=lambda t: bool(t.model.lost))
+    def restart(self) -> None:
+        """Resume after a loss with a new device, which has no KV."""
+        self.must(self.subject.restart)
+        self.device.empty()
+        self.model.lost = []
+        self.model.committed = self.model.launched
+        self._observe()
+        self.model.retractions_since_progress = 0
+        self.model.decisions.append(("restart", self.moment.after.waiting))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
