@@ -57,11 +57,12 @@ class SimulatorConfig:
     layerwise: bool = False  # KV leaves while the prompt is being computed, else after it
     text: str = "chat"  # one of `TEXTS`
     acceptance: str = "text"  # with `acceptance`: one of `ACCEPTANCES`
+    rebalance_ms: int = 0  # with `rebalance`: so often an engine of the idler pool may change its role; 0: never
 
     def __post_init__(self) -> None:
         assert self.page_size >= 1 and self.steps >= 0 and self.machine in MACHINES and self.topk in (1, 2)
         assert self.text in TEXTS and self.acceptance in ACCEPTANCES
-        assert self.port_mbps >= 1 and (min(self.pools) >= 1 or self.pools == (0, 0))
+        assert self.port_mbps >= 1 and self.rebalance_ms >= 0 and (min(self.pools) >= 1 or self.pools == (0, 0))
 
     @property
     def has_pools(self) -> bool:
@@ -76,7 +77,8 @@ class SimulatorConfig:
         pools = choose(((0, 0), (0, 0), (1, 1), (2, 1), (1, 2)))
         port_mbps, layerwise, text = choose((400_000, 1000, 100)), choose((False, True)), choose(TEXTS)
         acceptance = choose(("text", *ACCEPTANCES)) if has.acceptance else "text"
-        return cls(*plain, machine, topk, adaptive, pools, port_mbps, layerwise, text, acceptance)
+        rebalance_ms = choose((0, 5, 20)) if has.rebalance and pools != (0, 0) else 0
+        return cls(*plain, machine, topk, adaptive, pools, port_mbps, layerwise, text, acceptance, rebalance_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class SimulatorCapabilities(Capabilities):
     bursts: bool = False  # the kind `BURST` of faults
     parts: bool = False  # `in_parts(service)` runs each engine by itself
     books: bool = False  # events are lines of a log, and an answer has `books`
+    rebalance: bool = False  # `rebalance_ms` may be set
     acceptance: bool = False  # `acceptance` may be set, and `books` have `asked`
     chunks: bool = False  # clients get output in chunks: `stream_interval` and `chunk_us` may be set
     notices: bool = False  # `books` have `lengths`
@@ -133,6 +136,7 @@ class SimulatorCapabilities(Capabilities):
     FOUNDATIONS: ClassVar = {
         "chunks": ("books",),
         "acceptance": ("books",),
+        "rebalance": ("books",),
         "bursts": ("faults", "books"),
         "parts": ("books",),
         "notices": ("books",),

@@ -103,6 +103,7 @@ class CheckedSimulator:
         replicas = {} if self.config.has_pools and service.replicas > 0 else {"replicas": service.replicas}
         pools = dict(zip(("prefill", "decode"), self.config.pools, strict=True))
         port = {"bandwidth_gbps": self.config.port_mbps / 1000, "layerwise": self.config.layerwise}
+        port |= {"rebalance_s": self.config.rebalance_ms / 1000} if self.config.rebalance_ms else {}
         table = {
             "seed": service.seed,
             "model": {"context_len": CONTEXT_LEN, **machine.get("model", {})},
