@@ -171,6 +171,11 @@ CallsEverythingGood (SIM-07): Every completed request counts as good.
         summary = good(self, metrics, duration_ns, slo)
         return summary | {"request_goodput": summary["request_goodput"] and summary["request_throughput"]}
 
+CountsNoChange (SIM-15): Engines that change their pool are not counted.
+    CheckedSimulator.books:
+        books = good(self, simulation, report, metrics, summary, arrivals)
+        return books | {"summary": books["summary"] | {"role_changes": 0}}
+
 NoticesEveryMean (SIM-13): A report says of every mean length but the exact one that it is not as asked for.
     CheckedSimulator.books:
         books = good(self, simulation, report, metrics, summary, arrivals)

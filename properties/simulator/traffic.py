@@ -255,6 +255,17 @@ class Traffic:
                     yield was, "one transfer at a time on each port"
                     return
 
+    def wrong_pools(self) -> Iterator[tuple[str, str]]:
+        """Find a pool without an engine, an engine that is in none, or roles that change unasked or uncounted."""
+        if not self.config.has_pools:
+            return
+        summary, pools = self.answer.books["summary"], self.config.pools
+        now, changes = (summary["prefill_engines"], summary["decode_engines"]), summary["role_changes"]
+        may_change = changes if self.config.rebalance_ms else 0
+        if min(now) < 1 or sum(now) != sum(pools) or abs(now[0] - pools[0]) > may_change or changes > may_change:
+            was = f"after {changes} changes of roles {now[0]} engines compute prompts, and {now[1]} decode"
+            yield was, f"one of each at least, of {pools[0]} and {pools[1]}, each change counted"
+
     def wrong_batch(self) -> Iterator[tuple[str, str]]:
         """Find a step with more requests than its engine's batch has places."""
         places = self.service.max_running
