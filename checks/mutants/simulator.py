@@ -93,6 +93,14 @@ TakesZeroForTheDefault (SIM-08): A probability of 0 is taken for one that was no
 ArrivesLikeAClock (SIM-09): Poisson arrivals are evenly spaced.
     CheckedSimulator.load = good(self, replace(service, arrivals="even") if service.arrivals == "poisson" else service)
 
+SendsToTheOtherCache (SIM-15): A prefix-aware router takes what was sent to any engine for what was sent to each.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        if simulation.cluster is None:
+            balancer = simulation.router._balancer
+            balancer._sent = balancer._sent[:1] * len(balancer._sent)
+        return simulation
+
 ServesOneMore (SIM-15): The batch has one place more than it was given.
     CheckedSimulator.scenario = good(self, replace(service, max_running=service.max_running + (service.max_running > 0)), workload)
 

@@ -30,6 +30,9 @@ FAULTS = (
 """Kinds of faults that a simulator with `faults` knows.
 The probability is per step (device, pool), message (link) or request (client)."""
 
+DECODING_TOKENS = 256
+"""To a prefix-aware router a request of an engine counts as many waiting prompt tokens."""
+
 BURST = "load.burst"
 """With `bursts`: a kind of fault by which a request comes several times at once. The copies of r3 are r3.1, r3.2, …,
 each with draws of its own; a client waits for the first one only."""
@@ -104,6 +107,10 @@ class Service:
     cancels: int = 0  # permille of the requests whose client leaves within a few hundredths of a second
     deadline_ms: int = 0  # a client that waits as long leaves, too; 0: none does
     jitter: int = 0  # permille: the standard deviation of a step's device time over its mean, which is the time without
+    # With `prefixes`: prompts of so many groups, as many of each, which begin with `prefix_len` common tokens, or with
+    # all but their last token if they are shorter; `policy` may be "prefix_aware".
+    prefix_groups: int = 0
+    prefix_len: int = 0
     # With `chunks`: a client gets its first token alone, the others in chunks of at least so many, those of all rounds
     # since the last chunk. The last chunk comes with the last token.
     stream_interval: int = 1
@@ -127,6 +134,10 @@ class SimulatorCapabilities(Capabilities):
     bursts: bool = False  # the kind `BURST` of faults
     parts: bool = False  # `in_parts(service)` runs each engine by itself
     books: bool = False  # events are lines of a log, and an answer has `books`
+    # Prompts may share their beginnings, and the log has each as `segments`, (id, tokens). A prefix-aware router sends
+    # a request to an engine with the fewest tokens before its first one: of prompts that wait there, without what was
+    # sent there before; `DECODING_TOKENS` for each request there; of its own prompt, without what was sent there.
+    prefixes: bool = False
     rebalance: bool = False  # `rebalance_ms` may be set
     acceptance: bool = False  # `acceptance` may be set, and `books` have `asked`
     chunks: bool = False  # clients get output in chunks: `stream_interval` and `chunk_us` may be set
@@ -136,6 +147,7 @@ class SimulatorCapabilities(Capabilities):
     FOUNDATIONS: ClassVar = {
         "chunks": ("books",),
         "acceptance": ("books",),
+        "prefixes": ("books",),
         "rebalance": ("books",),
         "bursts": ("faults", "books"),
         "parts": ("books",),

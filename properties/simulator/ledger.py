@@ -28,6 +28,7 @@ class SimulatedLife:
     prompt: int
     max_tokens: int
     arrival_ns: int
+    segments: tuple[tuple[int, int], ...] = ()  # (id, tokens) of a prompt of which more than its length is known
     emissions: list[tuple[int, int]] = field(default_factory=list)  # (time in ns, tokens)
     accepted: list[tuple[int, int, int]] = field(default_factory=list)  # (output position, steps, accept length)
     retractions: int = 0
@@ -137,9 +138,10 @@ class SimulatorLedger:
     def _submit(self, replica: int, record: dict[str, Any]) -> None:
         life = self.lives.get(record["id"])
         if life is None or life.end != "moved":
-            life = SimulatedLife(
-                record["id"], replica, record["prompt"].get("length", -1), record["max_tokens"], record["ns"]
-            )
+            prompt = record["prompt"]
+            segments = tuple((name, length) for name, length in prompt.get("segments", ()))
+            length = sum(length for _, length in segments) if segments else prompt.get("length", -1)
+            life = SimulatedLife(record["id"], replica, length, record["max_tokens"], record["ns"], segments)
         life.end = ""
         if "refusal" in record:
             life.end, life.end_ns = "refused", record["ns"]

@@ -53,7 +53,8 @@ def makes_sense(service: Service) -> bool:
         and service.max_running >= 1
         and 1 <= service.replicas <= MAX_REPLICAS
         and min(service.slo_ttft_ms, service.slo_e2el_ms) >= 0
-        and service.policy in ("least_loaded", "round_robin")
+        and service.policy in ("least_loaded", "round_robin", "prefix_aware")
+        and min(service.prefix_groups, service.prefix_len) >= 0
         and service.link_mbps >= 1
         and 0 <= service.clients <= MAX_REQUESTS
         and 0 <= service.cancels <= 1000

@@ -12,7 +12,7 @@ from math import ceil, log
 from statistics import correlation, fmean, pstdev
 
 from .answer import SimulatorAnswer
-from .contract import BURST, Service, SimulatorConfig
+from .contract import BURST, DECODING_TOKENS, Service, SimulatorConfig
 from .ledger import SimulatedLife, SimulatorLedger
 
 BYTES_PER_TOKEN = 4
@@ -187,6 +187,9 @@ class Traffic:
                 if life.replica != number % len(replicas):
                     yield f"request {number} goes to engine {life.replica}", f"{number % len(replicas)}, in turn"
             return
+        if self.service.policy == "prefix_aware":
+            yield from self._soonest(sent)
+            return
         times: dict[int, list[int]] = {replica: [] for replica in replicas}
         for number, (time_ns, life) in enumerate(sent):
             # At one time ends may come before or after.
@@ -197,6 +200,27 @@ class Traffic:
                 yield was, f"an engine with the fewest, {min(most.values())}"
                 return
             times[life.replica].append(life.end_ns)
+
+    def _soonest(self, sent: list[tuple[int, SimulatedLife]]) -> Iterator[tuple[str, str]]:
+        """Find a request that does not go to an engine with the least work before its first token, as far as a router
+        knows that has seen prompts, first tokens and ends."""
+        replicas = range(self.service.replicas)
+        known: list[dict[int, int]] = [{} for _ in replicas]
+        routed: list[list[tuple[SimulatedLife, int]]] = [[] for _ in replicas]  # with the tokens that were missing
+        for number, (time_ns, life) in enumerate(sent):
+            missing = [life.prompt - _matched(life.segments, known[r]) for r in replicas]
+            # At one time first tokens and ends may come before or after.
+            least = [missing[r] + sum(_work(*one, time_ns + 1) for one in routed[r]) for r in replicas]
+            most = [missing[r] + sum(_work(*one, time_ns) for one in routed[r]) for r in replicas]
+            if least[life.replica] > min(most):
+                was = f"request {number} goes to engine {life.replica}, with {least[life.replica]} tokens before its first"
+                yield was, f"an engine with the fewest, {min(most)}"
+                return
+            routed[life.replica].append((life, missing[life.replica]))
+            for segment, tokens in life.segments:
+                known[life.replica][segment] = max(tokens, known[life.replica].get(segment, 0))
+            if sum(known[life.replica].values()) > self.service.pages * self.config.page_size:
+                return  # it forgets some, as a cache does
 
     # -- ports --------------------------------------------------------------------------------------------------------
 
@@ -345,3 +369,21 @@ class Traffic:
                 yield f"{life.id} has {request.num_output} tokens", f"{life.tokens}, each counted once"
             if request.emissions != tuple(sent[life.id]):
                 yield f"{life.id} got (ns, tokens) {request.emissions}", f"{tuple(sent[life.id])}, by the log"
+
+
+def _matched(segments: tuple[tuple[int, int], ...], known: Mapping[int, int]) -> int:
+    """Return the tokens at the front of a prompt of segments that are known as a whole."""
+    matched = 0
+    for segment, tokens in segments:
+        if known.get(segment, 0) < tokens:
+            break
+        matched += tokens
+    return matched
+
+
+def _work(life: SimulatedLife, missing: int, time_ns: int) -> int:
+    """Return for how many tokens a request counts whose end, or first token, is at `time_ns` or later."""
+    if life.end_ns < time_ns:
+        return 0
+    waits = not life.emissions or life.emissions[0][0] >= time_ns
+    return DECODING_TOKENS + (missing if waits else 0)

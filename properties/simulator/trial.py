@@ -170,6 +170,25 @@ class SimulatorTrial(Trial):
         crowd = {"rate_per_ks": 10**6, "prompt_lens": (40, 64), "clients": 0} if link_mbps < CROWDED_MBPS else {}
         return self._become(policy=policy, link_mbps=link_mbps, **crowd) and self._run_once()
 
+    @operation(
+        needs="prefixes",
+        weight=4,
+        when=lambda t, groups, length, replicas: not t.config.has_pools,
+        groups=(2, 1, 4),
+        length=(30, 16),
+        replicas=(2, 3, 1),
+    )
+    def share(self, groups: int, length: int, replicas: int) -> bool:
+        """Run some long prompts, of which those of a group begin alike, on so many engines behind a prefix-aware
+        router."""
+        if min(groups, length) < 1 or not 1 <= replicas <= MAX_REPLICAS:
+            return False
+        stays = {"faults": None, "clients": 0, "cancels": 0, "deadline_ms": 0, "prompt_lens": (9, 40, 64)}
+        prompts = {"num_requests": 16, "rate_per_ks": 100_000, "prefix_groups": groups, "prefix_len": length}
+        service = replace(self.service, replicas=replicas, policy="prefix_aware", **stays, **prompts)
+        self._simulate(self.subject.run, service)
+        return True
+
     @operation(needs="books", weight=5, clients=(0, 3, 1), cancels=(0, 700, 700), deadline_ms=(0, 0, 20, 40))
     def clients(self, clients: int, cancels: int, deadline_ms: int = 0) -> bool:
         """Let its requests come from so many clients, or at their times; permille of them, long ones, are given up, and

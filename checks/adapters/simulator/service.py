@@ -86,6 +86,8 @@ class CheckedSimulator:
         if not service.clients:
             arrivals = ARRIVALS.get(service.arrivals, service.arrivals)
             when = {"arrivals": arrivals, "rate": service.rate_per_ks / 1000}
+        if service.prefix_groups:
+            when["prefixes"] = {"groups": service.prefix_groups, "length": service.prefix_len}
         return {
             "num_requests": service.num_requests,
             **when,
