@@ -172,11 +172,11 @@ class SimulatorTrial(Trial):
 
     @operation(
         needs="prefixes",
-        weight=4,
+        weight=5,
         when=lambda t, groups, length, replicas: not t.config.has_pools,
-        groups=(2, 1, 4),
-        length=(30, 16),
-        replicas=(2, 3, 1),
+        groups=(4, 2, 1),
+        length=(60, 30),
+        replicas=(3, 2),
     )
     def share(self, groups: int, length: int, replicas: int) -> bool:
         """Run some long prompts, of which those of a group begin alike, on so many engines behind a prefix-aware
@@ -184,8 +184,9 @@ class SimulatorTrial(Trial):
         if min(groups, length) < 1 or not 1 <= replicas <= MAX_REPLICAS:
             return False
         stays = {"faults": None, "clients": 0, "cancels": 0, "deadline_ms": 0, "prompt_lens": (9, 40, 64)}
-        prompts = {"num_requests": 16, "rate_per_ks": 100_000, "prefix_groups": groups, "prefix_len": length}
-        service = replace(self.service, replicas=replicas, policy="prefix_aware", **stays, **prompts)
+        prompts = {"num_requests": 16, "rate_per_ks": 400_000, "prefix_groups": groups, "prefix_len": length}
+        size = {"pages": -(-2048 // self.config.page_size), "arrivals": "poisson", "replicas": replicas}
+        service = replace(self.service, policy="prefix_aware", **size, **stays, **prompts)
         self._simulate(self.subject.run, service)
         return True
 
