@@ -59,12 +59,12 @@ def contract_steps(context: Context) -> Iterator[Step]:
 
 
 def _acceptance(context: Context) -> Component:
-    from .adapters.torch_accept import DeviceAccept, make
+    from .adapters.torch_accept import DeviceAccept
 
     def make_there(config: object) -> DeviceAccept:
         return DeviceAccept(context.ops, context.device)
 
-    return suite_of("accept").component(make_there, make.capabilities)
+    return suite_of("accept").component(make_there, DeviceAccept.capabilities)
 
 
 def _executor(captured: bool, context: Context) -> Component:

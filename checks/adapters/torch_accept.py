@@ -32,6 +32,11 @@ class DeviceRound:
 class DeviceAccept:
     """Operations of one device. `raw_drafts` is not declared: a device's draft ids come from its own top-k."""
 
+    capabilities = (
+        *("trees", "sampling", "target_failures", "outputs", "kv"),
+        *("links", "beams", "parameters", "keyed_coins"),
+    )
+
     def __init__(self, ops: Ops, device: str) -> None:
         self.ops = ops
         self.device = device
@@ -125,7 +130,4 @@ def make_cuda(config: AcceptConfig) -> DeviceAccept:
     return DeviceAccept(ops_for("cuda"), "cuda")
 
 
-make.capabilities = make_cuda.capabilities = (
-    *("trees", "sampling", "target_failures", "outputs", "kv"),
-    *("links", "beams", "parameters", "keyed_coins"),
-)
+make.capabilities = make_cuda.capabilities = DeviceAccept.capabilities
