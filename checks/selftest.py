@@ -25,7 +25,7 @@ from ..gpu.selftest.report import Report, closing_lines, exit_code, seconds_of
 from ..gpu.selftest.sessions import session_steps
 from ..gpu.selftest.speed import speed_steps
 from ..gpu.selftest.steps import Context, Finding, Outcome, Step, not_run, run_apart, run_here, serve_steps
-from ..gpu.session.plan import resolve_device
+from ..gpu.session.devices import resolve_device
 from ..properties.harness.suite import Component
 from ..properties.harness.swarm import Budget, Swarm
 from ..properties.suites import suite_of

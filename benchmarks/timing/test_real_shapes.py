@@ -52,13 +52,13 @@ def products_bytes_per_s(model: torch.nn.Module) -> float:
     return sum(one._weight.nbytes for one in projections) / median(times)
 
 
-def time_shape(name: str, in_columns: bool = False) -> dict[str, Any]:
+def time_shape(name: str, weights: str = "") -> dict[str, Any]:
     """Return tokens per second of plain decoding with random weights, ours and theirs, our shares of the bandwidth, and
     what a chain of drafts makes of it: the time of a round over that of a plain one, and the speed-up.
 
-    `in_columns`: large weights lie in columns, also where blocks are faster.
+    `weights`: large ones lie in columns, also where blocks are faster, or are rounded to 8-bit integers ("int8").
     """
-    if in_columns:
+    if weights == "columns":
         projection.blocks_are_faster = lambda: False
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
@@ -72,6 +72,7 @@ def time_shape(name: str, in_columns: bool = False) -> dict[str, Any]:
             context_lengths=str(PROMPT_LEN),
             output_tokens=SHAPE_TOKENS,
             device="cpu",
+            quantized=weights if weights == "int8" else "auto",
             prompts=1,
             repeat=1,
             threads=torch.get_num_threads(),
@@ -141,16 +142,18 @@ def measure_shapes(processes: int) -> list[str]:
         f"| round of {SHAPE_STEPS + 1} rows over plain | chain over plain |",
         "| --- " * 8 + "|",
     ]
-    for shape, in_columns in (("160M", False), ("160M", True), ("1B", False)):
+    for shape, weights in (("160M", ""), ("160M", "columns"), ("160M", "int8"), ("1B", "")):
         print(f"shape {shape}", file=sys.stderr, flush=True)
-        found = [in_process(time_shape, shape, in_columns) for _ in range(processes)]
+        found = [in_process(time_shape, shape, weights) for _ in range(processes)]
         columns = [[run[key] for run in found] for key in ("ours", "share", "products", "theirs")]
         columns.append([ours / theirs for ours, theirs in zip(columns[0], columns[3], strict=True)])
         columns += [[run[key] for run in found] for key in ("round", "chain")]
         forms = (".1f", ".0%", ".0%", ".1f", ".2f", ".2f", ".2f")
         texts = [spread(values, form) for values, form in zip(columns, forms, strict=True)]
-        columns_of = ", in columns" if in_columns else ""
-        lines.append(f"| {shape}, {found[0]['dtype']}{columns_of} | {' | '.join(texts)} |")
+        if weights == "int8":
+            texts[1:3] = "–", "–"  # they count the bytes of float32
+        named = {"": "", "columns": ", in columns", "int8": ", weights in int8"}[weights]
+        lines.append(f"| {shape}, {found[0]['dtype']}{named} | {' | '.join(texts)} |")
     rivals = [in_process(time_rival, "160M") for _ in range(processes)]
     if rivals[0]:
         lines += ["", "| 160M, plain, CTranslate2 | tokens/s |", "| --- | --- |"]

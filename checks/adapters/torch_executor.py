@@ -30,8 +30,7 @@ from ...gpu.executor.shaping import paths_of
 from ...gpu.models.decoder import Decoder
 from ...gpu.ops.port import Capture, DeviceTree, Ops
 from ...gpu.ops.torch_ops import TorchOps
-from ...gpu.session.devices import ops_for
-from ...gpu.session.plan import resolve_device
+from ...gpu.session.devices import ops_for, resolve_device
 from ...properties.executor.oracle import After, Drafts, RecurrentState, is_allowed, looked_up
 from ...properties.executor.reference.adapter import WrappedExecutor
 from .dense_drafting import DenseHead, DenseHeads, DenseModel, PlainRecurrence, Shape, dense_tree

@@ -67,7 +67,8 @@ Dtype = Annotated[str, model_option("--dtype",
     "instead of 16-bit dtypes.")]
 Quantized = Annotated[str, model_option("--quantized",
     "Quantized weights: keep (read as they are stored), unpack (into --dtype when they are loaded). auto: keep on a "
-    "GPU, unpack on a CPU.", "keep|unpack")]
+    "GPU, unpack on a CPU. int8, on a CPU: round all large weights to 8-bit integers, which is faster and less exact.",
+    "keep|unpack|int8")]
 Algorithm = Annotated[str, speculation_option("--algorithm",
     "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: the algorithm of the draft; without "
     "a draft NGRAM on a CPU and NONE on a GPU.", "NAME")]

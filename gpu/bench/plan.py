@@ -18,23 +18,18 @@ from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
 from ..parallel.divided import check_shards, sharded
 from ..parallel.shards import Shard, rank_devices
+from ..session.devices import ARGUMENTS, AUTO, check_kernels, keeps_quantized, resolve_device, resolve_dtype
 from ..session.hub import local_checkpoint
 from ..session.memory import NotEnoughMemory, bytes_per_token, checkpoint_bytes, free_bytes, heads_of, kv_dtype_of
 from ..session.plan import (
-    ARGUMENTS,
-    AUTO,
     SessionOptions,
     algorithm_name,
     check_algorithm,
     check_choices,
     check_directories,
-    check_kernels,
     check_steps,
     draft_config,
-    keeps_quantized,
     refuse_without_effect,
-    resolve_device,
-    resolve_dtype,
     spec_settings,
     with_look_up,
 )
@@ -204,7 +199,7 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False, on_meta: 
     refuse_without_effect(session, algorithm, device)
     graphs = _graphs(options, device)
     check_kernels(target, device, "<arguments>")
-    dtype = resolve_dtype(options.dtype, target, device)
+    dtype = resolve_dtype(options.dtype, target, device, options.quantized)
     acceptance, name = _acceptance(options, algorithm, target)
     if isinstance(acceptance, FixedMeanAcceptance) and acceptance.mean_accept_length > max(steps) + 1 > 1:
         message = f"{acceptance.mean_accept_length:g} is not reached: {max(steps)} steps give at most {max(steps) + 1} tokens a round"

@@ -26,8 +26,8 @@ from ..models.checkpoint import load_draft, load_target, network_of, random_weig
 from ..models.decoder import Decoder
 from ..ops.port import Ops
 from ..parallel.shards import WHOLE, Shard
-from ..session.devices import ops_for, set_threads
-from ..session.plan import keeps_quantized
+from ..session.devices import keeps_quantized, ops_for, set_threads
+from ..session.session import round_models
 from ..session.text import Tokenizer
 from ..tiny.corpus import NoCorpus, read_corpus
 from .arm import Arm, Timing, common_outputs, make_executor
@@ -176,6 +176,11 @@ class Bench:
             yield self._cell(cell, f"cell {number} of {len(self.plan.cells)}")
 
     def _load(self) -> tuple[Decoder, DraftModel | None]:
+        models = self._load_models()
+        round_models(self.plan.options.quantized, *models)
+        return models
+
+    def _load_models(self) -> tuple[Decoder, DraftModel | None]:
         plan, options = self.plan, self.plan.options
         if options.model is None:
             target = random_weights(

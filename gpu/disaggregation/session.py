@@ -18,9 +18,10 @@ from ...core.handoff import HandoffTiming
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.spec import EngineSpec
 from ...observe.engine_lines import active_level
+from ..session.devices import ARGUMENTS
 from ..session.loop import Delta
 from ..session.memory import has_states
-from ..session.plan import ARGUMENTS, RING, SessionOptions, SessionPlan, plan_session
+from ..session.plan import RING, SessionOptions, SessionPlan, plan_session
 from ..session.ready import READY_S, Ready, capture_bounds
 from ..session.session import check_vocabulary
 from ..session.text import Tokenizer

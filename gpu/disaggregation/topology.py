@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.scheduler.config import EngineRole
-from ..session.plan import ARGUMENTS, AUTO
+from ..session.devices import ARGUMENTS, AUTO
 
 MAX_WORKERS = 64
 _ROLES = (EngineRole.PREFILL, EngineRole.DECODE)

@@ -33,8 +33,8 @@ from .stored.coded import CodedWeight
 MIN_PACKED_ELEMENTS = 1 << 17
 MIN_ROWS_OF_SMALL, MIN_ROWS_OF_LARGE = 8, 3  # from which on one product of all rows is faster than one of each
 FULL_ROWS = 4  # of the tiles that a product of several rows is made of
-# [out, in] as stored; [in, out]; oneDNN's own; the numbers of the checkpoint
-ROWS, COLUMNS, BLOCKS, CODED = "rows", "columns", "blocks", "coded"
+# [out, in] as stored; [in, out]; oneDNN's own; the numbers of the checkpoint; 8-bit integers in oneDNN's own
+ROWS, COLUMNS, BLOCKS, CODED, INT8 = "rows", "columns", "blocks", "coded", "int8"
 
 
 class Product(Protocol):
@@ -124,20 +124,21 @@ class Projection:
             out += bias
         return out if self._exchange is None else self._exchanged(torch.from_numpy(out)).numpy()
 
-    def pack(self, keep: bool = False) -> None:
-        """Lay the weight out as suits its size and dtype and the number of threads. In columns the parameter is a view
-        of them; of blocks nothing but its shape is left, unless `keep`."""
+    def pack(self, keep: bool = False, in_int8: bool = False) -> None:
+        """Lay the weight out as suits its size and dtype and the number of threads, or, if it is large, in 8-bit
+        integers. In columns the parameter is a view of them; of the other layouts nothing but its shape is left, unless
+        `keep`."""
         weight = self._weight.detach()
         if self.layout or weight.device.type != "cpu":
             return
-        self.layout = layout_for(weight)
+        self.layout = INT8 if in_int8 and weight.numel() >= MIN_PACKED_ELEMENTS else layout_for(weight)
         bias = None if self._bias is None else self._bias.detach()
         if self.layout == COLUMNS:
             columns = np.empty(weight.t().shape, weight.numpy().dtype)
             self._columns = columns, None if bias is None else bias.numpy()
             self._weight.data = torch.from_numpy(columns).copy_(weight.t()).t()
-        elif self.layout == BLOCKS:
-            self._multiply = in_blocks(weight, bias)
+        elif self.layout in (BLOCKS, INT8):
+            self._multiply = (in_blocks if self.layout == BLOCKS else in_integers)(weight, bias)
             if not keep:
                 self._weight.data = torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape)
 
@@ -183,6 +184,38 @@ def in_blocks(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], 
     """Return the product x [n, in] → x · weightᵀ + bias with a copy of the weight [out, in] in oneDNN's layout."""
     packed, multiply = torch.ops.mkldnn._reorder_linear_weight(weight), torch.ops.mkldnn._linear_pointwise.default
     return lambda x: multiply(x, packed, bias, "none", [], "")
+
+
+def in_integers(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """Return the product x [n, in] → x · weightᵀ + bias with the weight [out, in], float32, as 8-bit integers.
+
+    Each output has a scale, and so has each row of x, which is rounded to 8 bits too. Sums are exact integers, so a
+    row's result does not depend on other rows. A row with a number that is not finite becomes NaN.
+    """
+    scales = (weight.abs().amax(1) / 127).clamp_min_(_LEAST_SCALE)
+    integers = (weight / scales.unsqueeze(1)).round_().to(torch.int8)
+    packed, multiply = torch.ops.onednn.qlinear_prepack(integers, None), torch.ops.onednn.qlinear_pointwise.default
+    zeros = torch.zeros(len(scales), dtype=torch.int64)
+
+    def product(x: Tensor) -> Tensor:
+        rows = (x.abs().amax(1, True) / 127).clamp_min_(_LEAST_SCALE)
+        # oneDNN is fast with bytes without a sign alone: 128 stands for 0.
+        numbers = (x / rows).round_().add_(128.0).to(torch.uint8)
+        out = multiply(numbers, 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+        out.mul_(rows)
+        return out if bias is None else out.add_(bias)
+
+    return product
+
+
+_LEAST_SCALE = torch.finfo(torch.float32).tiny
+
+
+def has_integers() -> bool:
+    """Return whether oneDNN multiplies 8-bit integers without overflow on this CPU, and this build of torch lets it."""
+    operators = getattr(torch.ops, "onednn", None)
+    is_there = all(hasattr(operators, name) for name in ("qlinear_prepack", "qlinear_pointwise"))
+    return torch.backends.mkldnn.is_available() and is_there and torch.cpu._is_vnni_supported()
 
 
 @cache
@@ -246,10 +279,10 @@ def is_native(dtype: torch.dtype) -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def pack_projections(model: nn.Module) -> None:
+def pack_projections(model: nn.Module, in_int8: bool = False) -> None:
     """Make the model's products fast on a CPU, for inference only:
-    its weights can neither be changed nor saved afterwards."""
+    its weights can neither be changed nor saved afterwards. `in_int8`: large ones are rounded to 8-bit integers."""
     embeddings = {id(module.embed_weight) for module in model.modules() if hasattr(module, "embed_weight")}
     for module in model.modules():
         for projection in getattr(module, "projections", ()):
-            projection.pack(keep=id(projection._weight) in embeddings)
+            projection.pack(id(projection._weight) in embeddings, in_int8)

@@ -1,14 +1,22 @@
-"""Which operations a device has."""
+"""What a device computes with: its operations, and the number formats of a session."""
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, Protocol
 
-from ...core.errors import ConfigError
-from ..models.config import ModelConfig
-from ..ops.port import Ops
+from ...core.errors import ConfigError, nearest, nearest_name
 
+if TYPE_CHECKING:
+    import torch
+
+    from ..models.config import ModelConfig
+    from ..ops.port import Ops
+
+ARGUMENTS = "<arguments>"
+AUTO = "auto"
+KEEP, UNPACK, INT8 = "keep", "unpack", "int8"
 DEVICES = ("cpu", "cuda")
+MAX_HEAD_DIM = 256  # with which the kernels of a GPU are compiled and compared
 ONE_CORE_LAYER_BYTES = 4 << 20
 """Layers of fewer bytes than this are done by one core before two have agreed on who does what."""
 
@@ -19,6 +27,8 @@ def ops_for(device: str) -> Ops:
 
     Raises `ConfigError` for any other device, and for "cuda" where Triton is not installed.
     """
+    import torch
+
     kind = device.partition(":")[0]
     if kind not in DEVICES:
         raise ConfigError.of("device", "device", f"{device!r} is none of {', '.join(DEVICES)}")
@@ -49,6 +59,8 @@ def set_threads(device: str, threads: int | None, target: ModelConfig, weight_by
     another process has the core. On a busy machine a pass over 16 layers of 0.7 MB, 8 tokens, then took 65 ms instead
     of 9.
     """
+    import torch
+
     if device.partition(":")[0] != "cpu":
         return
     from threadpoolctl import threadpool_limits  # which a machine that only uses its GPU may lack
@@ -58,3 +70,89 @@ def set_threads(device: str, threads: int | None, target: ModelConfig, weight_by
         threads = 1
     if threads is not None:
         torch.set_num_threads(threads)
+
+
+def resolve_device(name: str) -> str:
+    import torch
+
+    if name == AUTO:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise ConfigError.of(ARGUMENTS, "device", f"{name!r} is neither cpu nor cuda{nearest(name, ('cpu', 'cuda'))}")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise ConfigError.of(ARGUMENTS, "device", f"{name} is not there; torch finds {found} CUDA devices")
+    return name
+
+
+def check_kernels(target: ModelConfig, device: str, source: str) -> None:
+    """Raise ConfigError for a model whose heads are wider than those of a GPU's kernels."""
+    widest = max(target.heads_of(layer).dim for layer in range(target.num_layers))
+    if device != "cpu" and widest > MAX_HEAD_DIM:
+        message = f"{widest} channels: a GPU's kernels have at most {MAX_HEAD_DIM}, so this model runs on a CPU only"
+        raise ConfigError.of(source, "kv_lora_rank" if target.latent is not None else "head_dim", message)
+
+
+def resolve_dtype(name: str, target: ModelConfig, device: str, quantized: str = AUTO) -> torch.dtype:
+    import torch
+
+    from ..models.stored.read_config import DTYPES
+
+    if quantized == INT8:
+        return _dtype_beside_integers(name, device)
+    if device != "cpu" and (name == "float64" or (name == AUTO and target.dtype is torch.float64)):
+        message = "float64 is for a CPU: the GPU's kernels sum in float32; choose float32 or bfloat16"
+        raise ConfigError.of(ARGUMENTS, "dtype", message)
+    if name == AUTO:
+        keeps_dtype = device != "cpu" or target.dtype.itemsize >= 4 or _stays_narrow(target)
+        return target.dtype if keeps_dtype else torch.float32
+    if name not in DTYPES:
+        message = f"{name!r} is none of {AUTO}, {', '.join(DTYPES)}{nearest_name(name, DTYPES)}"
+        raise ConfigError.of(ARGUMENTS, "dtype", message)
+    return DTYPES[name]
+
+
+def _dtype_beside_integers(name: str, device: str) -> torch.dtype:
+    import torch
+
+    from ..models.projection import has_integers
+
+    if device != "cpu":
+        raise ConfigError.of(ARGUMENTS, "quantized", f"{INT8} is for a CPU; choose {KEEP} or {UNPACK} on {device}")
+    if not has_integers():
+        message = f"{INT8} needs a CPU that multiplies 8-bit integers (VNNI), and a torch with oneDNN"
+        raise ConfigError.of(ARGUMENTS, "quantized", message)
+    if name not in (AUTO, "float32"):
+        raise ConfigError.of(ARGUMENTS, "dtype", f"{name}: with quantized {INT8} everything else is float32")
+    return torch.float32
+
+
+class QuantizedChoice(Protocol):
+    """The options of a session or a benchmark that say what becomes of quantized matrices."""
+
+    @property
+    def quantized(self) -> str: ...
+
+    @property
+    def tensor_parallel(self) -> int: ...
+
+
+def keeps_quantized(options: QuantizedChoice, model: ModelConfig, device: str) -> bool:
+    """Return whether a model's products take its quantized matrices as they are stored. Parts of a divided model are
+    unpacked."""
+    on_gpu = device not in ("cpu", "meta")
+    is_wanted = options.quantized == KEEP or (options.quantized == AUTO and on_gpu)
+    return is_wanted and model.quantization is not None and options.tensor_parallel == 1
+
+
+def _stays_narrow(target: ModelConfig) -> bool:
+    """Return whether a 16-bit model is computed in its own dtype on this CPU.
+
+    It is if that dtype is native and reading the weights takes longer than the calls, which are quicker for 32 bits.
+    """
+    from ..models.checkpoint import required_bytes
+    from ..models.projection import is_native
+
+    layer_bytes = sum(required_bytes(target, target.dtype).values()) // target.num_layers
+    return is_native(target.dtype) and layer_bytes >= ONE_CORE_LAYER_BYTES

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
 from ...core.algorithm.registry import get_algorithm
-from ...core.errors import ConfigError, Problem, nearest, nearest_name
+from ...core.errors import ConfigError, Problem, nearest
 from ...core.scheduler.config import EngineConfig, EngineSizes
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
 from ...core.tree.build import MAX_TREE_NODES
 from ...observe.input_files import read_text
 from ..parallel.divided import check_shards, sharded
 from ..parallel.shards import WHOLE, Shard, rank_devices
+from .devices import ARGUMENTS, AUTO, INT8, KEEP, UNPACK, check_kernels, keeps_quantized, resolve_device, resolve_dtype
 from .memory import (
     FP8,
     bytes_per_token,
@@ -35,15 +36,11 @@ if TYPE_CHECKING:
     from ..models.config import ModelConfig
     from ..models.head_config import HeadConfig
 
-ARGUMENTS = "<arguments>"
-AUTO = "auto"
 POLICIES = ("ema", "goodput")
-KEEP, UNPACK = "keep", "unpack"
 PAGED, RING = "paged", "ring"
 
 NO_SHARED_PREFIX = "the prefix cache is off: a model with recurrent layers keeps no state behind a cached prefix"
 NO_PREFIX_IN_RINGS = "the prefix cache is off: a ring keeps a window of its own request and no prefix for others"
-MAX_HEAD_DIM = 256  # with which the kernels of a GPU are compiled and compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,8 @@ class SessionOptions:
     # AUTO: the checkpoint's; on a CPU float32 for 16 bits, unless it has native bfloat16 and the model is large
     dtype: str = AUTO
     # What becomes of a checkpoint's quantized matrices: "keep" (default on a GPU) has products read them as they are
-    # stored, "unpack" (default on a CPU) makes them weights of `dtype` when they are loaded.
+    # stored, "unpack" (default on a CPU) makes them weights of `dtype` when they are loaded. "int8", on a CPU, then
+    # rounds all large matrices but those of experts to 8-bit integers, and what is multiplied with them.
     quantized: str = AUTO
     device: str = AUTO
     threads: int | None = None  # of torch on a CPU, in the process; default: 1 for small models, else torch's choice
@@ -148,7 +146,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
         refuse_without_effect(options, algorithm, device)
     draft = draft_config(options, algorithm, target)
     check_kernels(target, device, str(options.model))
-    dtype = resolve_dtype(options.dtype, target, device)
+    dtype = resolve_dtype(options.dtype, target, device, options.quantized)
     kv_dtype = kv_dtype_of(options.kv_dtype, dtype)
     spec = resolve_spec(
         EngineConfig(
@@ -231,7 +229,7 @@ def check_steps(spec: EngineSpec, key: str = "steps") -> None:
 
 def check_choices(options: SessionOptions) -> None:
     problems = []
-    choices = {"quantized": (AUTO, KEEP, UNPACK), "window_kv": (PAGED, RING), "kv_dtype": (AUTO, FP8)}
+    choices = {"quantized": (AUTO, KEEP, UNPACK, INT8), "window_kv": (PAGED, RING), "kv_dtype": (AUTO, FP8)}
     for name, known in {"policy": POLICIES, **choices}.items():
         value = getattr(options, name)
         if value is not None and value not in known:
@@ -351,79 +349,6 @@ def check_algorithm(
     problems = algorithm.problems(shape)
     if problems:
         raise ConfigError(str(options.draft or ARGUMENTS), problems)
-
-
-# -- the device -------------------------------------------------------------------------------------------------------
-
-
-def resolve_device(name: str) -> str:
-    import torch
-
-    if name == AUTO:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, number = name.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
-        raise ConfigError.of(ARGUMENTS, "device", f"{name!r} is neither cpu nor cuda{nearest(name, ('cpu', 'cuda'))}")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count()
-        raise ConfigError.of(ARGUMENTS, "device", f"{name} is not there; torch finds {found} CUDA devices")
-    return name
-
-
-def check_kernels(target: ModelConfig, device: str, source: str) -> None:
-    """Raise ConfigError for a model whose heads are wider than those of a GPU's kernels."""
-    widest = max(target.heads_of(layer).dim for layer in range(target.num_layers))
-    if device != "cpu" and widest > MAX_HEAD_DIM:
-        message = f"{widest} channels: a GPU's kernels have at most {MAX_HEAD_DIM}, so this model runs on a CPU only"
-        raise ConfigError.of(source, "kv_lora_rank" if target.latent is not None else "head_dim", message)
-
-
-def resolve_dtype(name: str, target: ModelConfig, device: str) -> torch.dtype:
-    import torch
-
-    from ..models.stored.read_config import DTYPES
-
-    if device != "cpu" and (name == "float64" or (name == AUTO and target.dtype is torch.float64)):
-        message = "float64 is for a CPU: the GPU's kernels sum in float32; choose float32 or bfloat16"
-        raise ConfigError.of(ARGUMENTS, "dtype", message)
-    if name == AUTO:
-        keeps_dtype = device != "cpu" or target.dtype.itemsize >= 4 or _stays_narrow(target)
-        return target.dtype if keeps_dtype else torch.float32
-    if name not in DTYPES:
-        message = f"{name!r} is none of {AUTO}, {', '.join(DTYPES)}{nearest_name(name, DTYPES)}"
-        raise ConfigError.of(ARGUMENTS, "dtype", message)
-    return DTYPES[name]
-
-
-class QuantizedChoice(Protocol):
-    """The options of a session or a benchmark that say what becomes of quantized matrices."""
-
-    @property
-    def quantized(self) -> str: ...
-
-    @property
-    def tensor_parallel(self) -> int: ...
-
-
-def keeps_quantized(options: QuantizedChoice, model: ModelConfig, device: str) -> bool:
-    """Return whether a model's products take its quantized matrices as they are stored. Parts of a divided model are
-    unpacked."""
-    on_gpu = device not in ("cpu", "meta")
-    is_wanted = options.quantized == KEEP or (options.quantized == AUTO and on_gpu)
-    return is_wanted and model.quantization is not None and options.tensor_parallel == 1
-
-
-def _stays_narrow(target: ModelConfig) -> bool:
-    """Return whether a 16-bit model is computed in its own dtype on this CPU.
-
-    It is if that dtype is native and reading the weights takes longer than the calls, which are quicker for 32 bits.
-    """
-    from ..models.checkpoint import required_bytes
-    from ..models.projection import is_native
-    from .devices import ONE_CORE_LAYER_BYTES
-
-    layer_bytes = sum(required_bytes(target, target.dtype).values()) // target.num_layers
-    return is_native(target.dtype) and layer_bytes >= ONE_CORE_LAYER_BYTES
 
 
 def _graph_sizes(options: SessionOptions, device: str) -> tuple[int, ...] | None:

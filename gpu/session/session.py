@@ -15,10 +15,11 @@ from ...core.errors import ConfigError, Problem
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.engine import Engine
 from ...observe.engine_lines import EngineLines, engine_lines
+from .devices import INT8, keeps_quantized
 from .grammar import grammars_of
 from .loop import DecodeLoop, Deliveries, all_of
 from .memory import NotEnoughMemory
-from .plan import RING, SessionOptions, SessionPlan, keeps_quantized, plan_session
+from .plan import RING, SessionOptions, SessionPlan, plan_session
 from .text import Tokenizer
 from .text_session import SessionStats, TextDelta, TextSession, numbers_of
 
@@ -184,6 +185,22 @@ def _make_matcher(tokenizer: Tokenizer, vocab_size: int, grammar: Grammar) -> Ma
 
 
 def load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None]:
+    """Load the target and its draft, and round them to integers if that is asked for."""
+    models = _load_models(plan, ops)
+    round_models(plan.options.quantized, *models)
+    return models
+
+
+def round_models(quantized: str, *models: Decoder | DraftModel | None) -> None:
+    """Round the large matrices of models to 8-bit integers if that is what `quantized` says."""
+    from ..models.projection import pack_projections
+
+    for model in models if quantized == INT8 else ():
+        if model is not None:
+            pack_projections(model, in_int8=True)
+
+
+def _load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None]:
     """Load the target and its draft. Errors in the draft's files are found before the target's weights are read,
     which takes longer."""
     from ..models.checkpoint import load_draft, load_target, network_of

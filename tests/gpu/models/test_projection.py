@@ -12,10 +12,20 @@ from foredraft.core.errors import ConfigError
 from foredraft.gpu.models import projection
 from foredraft.gpu.models.checkpoint import random_weights
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
-from foredraft.gpu.models.projection import BLOCKS, COLUMNS, ROWS, has_blocks, layout_for, pack_projections
+from foredraft.gpu.models.projection import (
+    BLOCKS,
+    COLUMNS,
+    INT8,
+    ROWS,
+    has_blocks,
+    has_integers,
+    in_integers,
+    layout_for,
+    pack_projections,
+)
 from foredraft.gpu.ops.host_ops import HOST_DTYPES
 from foredraft.gpu.ops.torch_ops import TorchOps
-from foredraft.gpu.session.plan import check_kernels, resolve_dtype
+from foredraft.gpu.session.devices import check_kernels, resolve_dtype
 from foredraft.gpu.tiny.dense import DenseAttention
 
 
@@ -139,3 +149,57 @@ def test_large_weights_lie_in_columns_for_one_core_only(threads: int, monkeypatc
         torch.float64: [COLUMNS, COLUMNS if threads == 1 else ROWS],
         torch.bfloat16: [ROWS, BLOCKS],
     }
+
+
+needs_integers = pytest.mark.skipif(not has_integers(), reason="this CPU or torch does not multiply 8-bit integers")
+
+
+@needs_integers
+@pytest.mark.parametrize("shape", [(96, 64), (33, 130), (1, 1)])
+def test_products_of_integers_are_exact_and_each_row_is_rounded_by_itself(shape: tuple[int, int]):
+    """Against the numbers that both sides are rounded to, multiplied in float64."""
+    generator = torch.Generator().manual_seed(1)
+    weight, bias = torch.randn(shape, generator=generator), torch.randn(shape[0], generator=generator)
+    weight[0] = 0.0
+    x = torch.randn(7, shape[1], generator=generator) * torch.tensor([1e-4, 1.0, 1.0, 3e4, 1.0, 0.0, 1.0]).unsqueeze(1)
+    product = in_integers(weight, bias)
+
+    def rounded(rows: torch.Tensor) -> torch.Tensor:
+        scales = (rows.abs().amax(1, True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+        return (rows / scales).round().double() * scales.double()
+
+    exact = rounded(x) @ rounded(weight).t() + bias.double()
+    found = product(x)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(product(x[n : n + 1])[0], found[n]) for n in range(len(x)))
+    x[2, 0] = torch.nan
+    assert product(x)[2].isnan().all() and torch.equal(product(x)[[0, 1, 3, 4, 5, 6]], found[[0, 1, 3, 4, 5, 6]])
+
+
+@needs_integers
+@torch.no_grad()
+def test_large_weights_become_integers_when_asked_for(monkeypatch: pytest.MonkeyPatch):
+    config = ModelConfig(LLAMA, 70, 48, 80, 2, 4, 2, 16, qkv_bias=True, tied_embeddings=True)
+    plain, rounded = (random_weights(config, TorchOps(), "cpu", torch.float32, seed=4) for _ in range(2))
+    monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 48 * 64 + 1)
+    pack_projections(rounded, in_int8=True)
+    owned = [p for module in rounded.modules() for p in getattr(module, "projections", ())]
+    assert {p.layout for p in owned} > {INT8}
+    assert all((p.layout == INT8) == (p._weight.numel() > 48 * 64) for p in owned)
+    tokens = tokens_of(9) % 70
+    expected, out = (model(tokens, DenseAttention([9])).hidden for model in (plain, rounded))
+    error = (rounded.logits(out) - plain.logits(expected)).norm() / plain.logits(expected).norm()
+    assert 1e-4 < error < 0.05
+
+
+def test_integers_are_refused_where_they_cannot_be(monkeypatch: pytest.MonkeyPatch):
+    small = ModelConfig(LLAMA, 70, 64, 128, 2, 4, 2, 16, dtype=torch.bfloat16)
+    monkeypatch.setattr(projection, "has_integers", lambda: True)
+    assert resolve_dtype("auto", small, "cpu", "int8") is torch.float32
+    with pytest.raises(ConfigError, match=r"quantized: int8 is for a CPU; choose keep or unpack on cuda:1"):
+        resolve_dtype("auto", small, "cuda:1", "int8")
+    with pytest.raises(ConfigError, match=r"dtype: bfloat16: with quantized int8 everything else is float32"):
+        resolve_dtype("bfloat16", small, "cpu", "int8")
+    monkeypatch.setattr(projection, "has_integers", lambda: False)
+    with pytest.raises(ConfigError, match=r"quantized: int8 needs a CPU that multiplies 8-bit integers"):
+        resolve_dtype("auto", small, "cpu", "int8")

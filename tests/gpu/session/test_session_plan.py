@@ -10,6 +10,7 @@ from foredraft.core.contract.request import Request
 from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.models import projection
 from foredraft.gpu.ops import tilings
 from foredraft.gpu.session import round_cost
 from foredraft.gpu.session.memory import NotEnoughMemory
@@ -195,8 +196,23 @@ def test_quantized_weights_are_kept_or_unpacked_with_equal_tokens(models, tmp_pa
     assert found[0] == found[1] and sizes[0] < sizes[1]
     auto = SessionOptions(tmp_path / "fp8", dtype="float64")
     assert plan_session(auto).weight_bytes == plan_session(dataclasses.replace(auto, quantized="unpack")).weight_bytes
-    with pytest.raises(ConfigError, match=r"quantized: 'kept' is none of auto, keep, unpack .did you mean 'keep'"):
+    with pytest.raises(
+        ConfigError, match=r"quantized: 'kept' is none of auto, keep, unpack, int8 .did you mean 'keep'"
+    ):
         plan_session(dataclasses.replace(auto, quantized="kept"))
+
+
+@pytest.mark.skipif(not projection.has_integers(), reason="this CPU or torch does not multiply 8-bit integers")
+@pytest.mark.parametrize("draft", [None, "STANDALONE", "EAGLE3"])
+def test_sessions_decode_with_integers(models, monkeypatch, draft):
+    """The draft's weights are rounded too."""
+    monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 0)
+    session = DecodeSession.open(options_for(models, draft, dtype="auto", quantized="int8"))
+    for model in (session.executor.target, session.executor.draft_model):
+        modules = () if model is None else model.modules()
+        assert {p.layout for module in modules for p in getattr(module, "projections", ())} <= {projection.INT8}
+    outputs = session.run(requests_of(models))
+    assert len(outputs) == len(requests_of(models)) and all(output.tokens for output in outputs.values())
 
 
 def test_products_of_a_session_are_timed_once(models, monkeypatch, tmp_path):
