@@ -172,11 +172,11 @@ class SimulatorTrial(Trial):
 
     @operation(
         needs="prefixes",
-        weight=5,
+        weight=11,
         when=lambda t, groups, length, replicas: not t.config.has_pools,
         groups=(4, 2, 1),
-        length=(60, 30),
-        replicas=(3, 2),
+        length=(60, 60, 30),
+        replicas=(3, 3, 2),
     )
     def share(self, groups: int, length: int, replicas: int) -> bool:
         """Run some long prompts, of which those of a group begin alike, on so many engines behind a prefix-aware
