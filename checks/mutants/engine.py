@@ -8,6 +8,7 @@ import numpy as np
 
 from ...core.contract.request import FinishReason
 from ...core.kv.allocator import KVAllocator
+from ...core.kv.radix import RadixCache
 from ...core.kv.store import KVStore
 from ...core.scheduler.admission import Admission
 from ...core.scheduler.engine import Engine
@@ -193,6 +194,11 @@ that runs.
 """
 
 SLOTS = """
+FindsDraftKVOfAnotherText (RADIX-12): A hit ends at a position whose draft KV looked at another token.
+    RadixCache._keys_of
+        - (ids[:-1] << 32) | ids[1:]
+        + ids[:-1] << 32
+
 FreesUnderAStep (RELAY-01): The slots of an ended request are free at once, though a step in flight still writes to them.
     KVStore.close_row = self._release(departure)
 
@@ -352,7 +358,7 @@ GoesByTheProcess (ENGINE-19): Free pages are taken from either end, in turns ove
 
 _PLACES = [
     *(CoreEngine, Engine, Admission, DecodeRounds, KVAllocator, KVStore, OutputLog, Requests, WaitingQueue),
-    *(PlainEngine, FinishReason, replace, stream_of),
+    *(PlainEngine, RadixCache, FinishReason, replace, stream_of),
 ]
 MUTANTS = (
     *defects("engine", CoreEngine, _PLACES, REQUESTS + PLANS + SLOTS, np=np),

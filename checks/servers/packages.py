@@ -137,6 +137,11 @@ _PADDED = Defect(
 )
 
 
+def _stale(*releases: str) -> Defect:
+    text = "a hit may have draft KV that was made before another token: equal blocks of other texts have the same hash"
+    return Defect(("RADIX-12",), text, releases)
+
+
 def _scheduler(name: str, make: str, otherwise: Mapping[str, str], defects: tuple[Defect, ...] = ()) -> ServerComponent:
     return ServerComponent(name, "engine", f"{_HERE}.vllm_scheduler:{make}", 30_000, otherwise, defects)
 
@@ -164,8 +169,8 @@ _VLLM = (
     _scheduler("Scheduler, priority, long prefills capped", "make_capped", _PRIORITY, (_UNCOMPUTED, _EMPTY_STEP)),
     _scheduler("Scheduler, draft tokens", "make_drafts", _DRAFTS),
     _scheduler("Scheduler, draft tokens, small budget", "make_drafts_in_less", _DRAFTS, (_PADDED,)),
-    _scheduler("Scheduler, EAGLE", "make_eagle", _LOOKAHEAD),
-    _scheduler("Scheduler, EAGLE, dropped block", "make_eagle_drops", _LOOKAHEAD),
+    _scheduler("Scheduler, EAGLE", "make_eagle", _LOOKAHEAD, (_stale("0.32.0"),)),
+    _scheduler("Scheduler, EAGLE, dropped block", "make_eagle_drops", _LOOKAHEAD, (_stale(),)),
     _scheduler(
         "AsyncScheduler, fcfs",
         "make_async",

@@ -146,7 +146,7 @@ def main(arguments: Sequence[str]) -> None:
     name_wheel(name, Path(wheel))
     release = package.open()
     for component in package.components:
-        if component.defects:
+        if component.defects_of(release.version):
             continue
         text = json.dumps(record(component), separators=(",", ":"))
         adapter = component.subject.rpartition(".")[2].replace(":", "-")

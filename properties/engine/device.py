@@ -25,6 +25,9 @@ class Device:
         self.has_slots = capabilities.slots
         self.has_marks = capabilities.marks
         self.cells = [NOTHING] * ((config.num_pages + 1) * config.page_size)
+        # Slot -> the hash of the text up to the next token, at which the draft KV of a head looks; not of what comes
+        # from host memory.
+        self.looked_at: dict[int, int] = {}
         self.hosted: set[int] = set()  # hashes of all text that was computed: host memory may have it
         self._forgotten: list[tuple[int, int]] = []  # (step, page): a page to be emptied when that step has run
 
@@ -94,6 +97,9 @@ class Device:
             position = next((at for at, is_same in enumerate(same) if not is_same), len(slots))
             slot = slots[position] if position < len(slots) else None
             row.wrong = f"slot {slot} was read for position {position}, and does not hold it"
+        elif self.looked_at:
+            seen = zip(slots[:length], hashes[1 : length + 1], strict=True)
+            row.stale = next((slot for slot, value in seen if self.looked_at.get(slot, value) != value), None)
 
     def _write(self, row: EngineRow, slots: Slots, start: int, kept: int, reach: int) -> None:
         """Write the row's text to the positions [start, start + kept), and garbage to the rest up to `reach`."""
@@ -104,6 +110,8 @@ class Device:
         for position in range(start, reach):
             good = position < start + kept and not row.wrong
             cells[slots[position]] = hashes[position] if good else NOTHING
+            if good and self.config.algorithm == "head":
+                self.looked_at[slots[position]] = hashes[position + 1]
         if self.config.host_pages and not row.wrong:
             self.hosted.update(hashes[start : min(start + kept, reach)])
 
@@ -112,11 +120,13 @@ class Device:
         for position in range(max(start - chunk.loaded, 0), min(start, len(slots))):
             text = row.stream.hashes[position]
             self.cells[slots[position]] = text if text in self.hosted else NOTHING
+            self.looked_at.pop(slots[position], None)
         self._read(row, slots, start)
         if not row.wrong and list(chunk.tokens) != row.stream.tokens[start:stop]:
             row.wrong = f"the chunk from position {start} has other tokens than the text"
         if row.length != start:
             row.wrong = f"a chunk begins at {start}, the device has computed {row.length} positions"
+        row.stream.reach(stop + 1)
         self._write(row, slots, start, stop - start, stop)
         row.length = stop
         if not chunk.is_last:

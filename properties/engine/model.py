@@ -21,6 +21,7 @@ class EngineRow:
     length: int
     over: bool = False  # the device has seen the end
     wrong: str = ""  # the first wrong read; from there on the row computes garbage
+    stale: int | None = None  # a slot whose draft KV looked at another token, in its last read
 
 
 @dataclass(slots=True, eq=False)

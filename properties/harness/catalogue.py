@@ -53,7 +53,7 @@ Radix prefix cache:
     RADIX-09 E: only tokens both computed and verified are inserted: no draft, no half prefilled pages of an aborted request
     RADIX-10 E: on duplicate insert the request table points to the canonical pages before its copies are freed
     RADIX-11 M: different namespace (salt, LoRA, model, tenant) never shares; equal namespace does share
-    RADIX-12 E: shared/owned boundary of a waiting request is refreshed at re-match
+    RADIX-12 E: shared/owned boundary of a waiting request is refreshed at re-match; draft KV of a hit looked at its next token
     RADIX-13 E: a full hit leaves >= 1 token to compute
     RADIX-14 E: evict(n) frees >= min(n, evictable), reports exactly what it freed, ends
     RADIX-15 E: after eviction the same key is a miss, also after the page is refilled with other content

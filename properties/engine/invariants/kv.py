@@ -166,9 +166,13 @@ def only_what_is_computed_is_cached(m: EngineMoment) -> Outcome:
     return True
 
 
-@checks("RADIX-12", CONTRACT, "prefix_cache", on=("plan",))
+@checks("RADIX-12", CONTRACT, "prefix_cache", on=("plan", "commit"))
 def the_shared_prefix_is_the_one_of_now(m: EngineMoment) -> Outcome:
     found = None
+    for part in m.committed.parts if m.committed is not None else ():
+        if part.row.stale is not None:
+            was = f"{part.life.name} reads the draft KV in slot {part.row.stale}, which was made before another token"
+            return Finding(was, "draft KV of its own text", "its drafts follow another text, and fewer are accepted")
     size, cached = m.config.page_size, m.after.cached
     for life, start in m.admitted:
         slots = m.after.slots.get(life.name)
