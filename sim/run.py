@@ -101,6 +101,7 @@ class Simulation:
         self._last_request_ns = 0  # when a request was last sent, or ended
         self._foreseen = 0  # requests below this number are announced to the device
         self._waiting_clients: dict[str, simpy.Event] = {}
+        self._begun_ns: dict[str, int] = {}  # by request, where engines hand over: when its first chunk arrives
         self._streamers: dict[int, TokenStreamer] = {}  # by replica, where tokens arrive later than their rounds end
         clients_may_leave = scenario.clients != Clients()
         self._has_listeners = scenario.workload.concurrency is not None or clients_may_leave
@@ -228,7 +229,8 @@ class Simulation:
         if lines is not None:
             sinks = [*sinks, lines]
         if assembly.deployment.front_end.streams_late:
-            streamer = self._streamers[replica] = TokenStreamer(assembly.deployment.front_end)
+            begun_ns = None if self.cluster is None else self._begun_ns
+            streamer = self._streamers[replica] = TokenStreamer(assembly.deployment.front_end, begun_ns)
             sinks = [streamer.take, *sinks]
         if self.faults is None:
             events = _fan_out(sinks) if sinks else None

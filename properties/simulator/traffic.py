@@ -331,7 +331,8 @@ class Traffic:
             unsent[at] += got.tokens
             if unsent[at] >= self.service.stream_interval or got.is_last or not chunks:
                 free_ns[got.replica] = max(free_ns.get(got.replica, 0), got.ns) + 1000 * self.service.chunk_us
-                chunks.append((free_ns[got.replica], unsent.pop(at)))
+                arrives_ns = max(free_ns[got.replica], chunks[-1][0] if chunks else 0)
+                chunks.append((arrives_ns, unsent.pop(at)))
         return sent
 
     def wrong_fluctuation(self, factors: Mapping[int, list[float | None]]) -> Iterator[tuple[str, str]]:

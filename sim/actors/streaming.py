@@ -6,7 +6,8 @@ round ends ──► chunk of `stream_interval` tokens ──► output process,
 
 The first token of a request is a chunk of its own, unless `FrontEnd.first_chunk` says otherwise, and the last chunk
 comes with the last token. An engine decides nothing by these times. But clients of a closed loop send their next
-request when the last chunk has arrived.
+request when the last chunk has arrived. Where one engine goes on with what another one has begun, each has an output
+process of its own; the router passes no chunk on before those that came earlier in the request.
 """
 
 from __future__ import annotations
@@ -23,15 +24,21 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class TokenStreamer:
-    """Times the chunks of one engine's tokens. As the first sink of its events it adds `Committed.deliveries`."""
+    """Times the chunks of one engine's tokens. As the first sink of its events it adds `Committed.deliveries`.
 
-    def __init__(self, front_end: FrontEnd) -> None:
+    `begun_ns`: of requests that another engine goes on with, when their first chunk arrives; one mapping for all
+    engines. None: each request stays with its engine.
+    """
+
+    def __init__(self, front_end: FrontEnd, begun_ns: dict[str, int] | None = None) -> None:
         self.front_end = front_end
+        self._begun_ns = begun_ns
         self._free_ns = 0  # when the output process has sent all chunks so far
         self._numbers: dict[str, int] = {}  # of requests that have not ended
         self._num_entered = 0
         self._unsent: NDArray[np.int64] = np.zeros(256, dtype=np.int64)  # by number: tokens that wait for their chunk
         self._has_sent: NDArray[np.bool_] = np.zeros(256, dtype=bool)  # by number: whether a chunk was sent
+        self._not_before: NDArray[np.int64] = np.zeros(256, dtype=np.int64)  # by number: when the first chunk arrives
         self._number_of_row: NDArray[np.int64] = np.zeros(64, dtype=np.int64)
         self._end_ns: dict[str, int] = {}
 
@@ -56,6 +63,8 @@ class TokenStreamer:
             self._num_entered += 1
             self._unsent = _with_room(self._unsent, number)
             self._has_sent = _with_room(self._has_sent, number)
+            self._not_before = _with_room(self._not_before, number)
+            self._not_before[number] = 0 if self._begun_ns is None else self._begun_ns.pop(request_id, 0)
             if self.front_end.first_chunk == "token":
                 self._has_sent[number] = num_emitted > 0  # by the engine that has computed the prompt
             else:
@@ -80,6 +89,11 @@ class TokenStreamer:
             np.concatenate([np.repeat(end_ns[:1], of_first.size), np.repeat(end_ns, tokens.shape[1])]),
         )
         first_ns, at_ns = arrived_ns[: of_first.size], arrived_ns[of_first.size :].reshape(tokens.shape)
+        if self._begun_ns is not None:
+            goes_on = [name for name in event.first_tokens if self._numbers[name] not in ended]
+            self._begun_ns.update({name: int(first_ns[first == self._numbers[name]].max()) for name in goes_on})
+            if decode is not None and event.kept is not None:
+                at_ns = np.where(at_ns >= 0, np.maximum(at_ns, self._not_before[numbers]), at_ns)
         for number, request_id in ended.items():
             del self._numbers[request_id]
             times_ns = [*first_ns[first == number]]
