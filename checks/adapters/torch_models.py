@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from ...core.algorithm.algorithm import Drafter
 from ...core.algorithm.registry import get_algorithm
@@ -40,7 +41,8 @@ SHARPNESS = 12.0  # a fresh model says nearly the same everywhere
 TOKEN, CONTEXT = 4.0, 0.25  # what the last token and what layers add weigh, so that a head can often be right
 LONG_CONTEXT, NOISE = 3.0, 0.01
 """Of a draft model and its target: any key or value that is not its own changes what it drafts."""
-OPS = HostOps()
+OPS: Ops = HostOps()
+Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def context_of(algorithm: str) -> float:
 def _fresh_target(vocab_size: int, kind: Kind, context: float) -> Decoder:
     target = _sharpened(Decoder(_config(vocab_size, HIDDEN, 2, kind), OPS, "cpu", torch.float32), 0)
     with torch.no_grad():
-        target.embed_weight *= TOKEN
+        target.embed_weight.mul_(TOKEN)
     _weigh_layers(target, context)
     return target
 
@@ -118,7 +120,7 @@ def _copied(model: Decoder, ops: Ops, device: str) -> Decoder:
     return _with_weights(Decoder(model.config, ops, device, torch.float32), model)
 
 
-def _with_weights(model: Any, other: Any) -> Any:
+def _with_weights(model: Model, other: nn.Module) -> Model:
     with torch.no_grad():
         for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
             mine.copy_(theirs)
@@ -172,10 +174,10 @@ def _config(vocab_size: int, hidden_size: int, num_layers: int, kind: Kind = PLA
     )
 
 
-def _sharpened(model: Any, seed: int) -> Any:
+def _sharpened(model: Model, seed: int) -> Model:
     initialize(model, seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
-                parameter *= SHARPNESS
+                parameter.mul_(SHARPNESS)
     return model
