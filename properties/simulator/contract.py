@@ -77,7 +77,7 @@ class SimulatorConfig:
         if not has.books:
             return cls(*plain)
         machine, topk, adaptive = choose(MACHINES), choose((1, 1, 2)), choose((False, False, True))
-        pools = choose(((0, 0), (0, 0), (1, 1), (2, 1), (1, 2)))
+        pools = choose(((0, 0), (0, 0), (0, 0), (1, 1), (2, 1), (1, 2)))
         port_mbps, layerwise, text = choose((400_000, 1000, 100)), choose((False, True)), choose(TEXTS)
         acceptance = choose(("text", *ACCEPTANCES)) if has.acceptance else "text"
         rebalance_ms = choose((0, 5, 20)) if has.rebalance and pools != (0, 0) else 0

@@ -423,7 +423,7 @@ class SimulatorTrial(Trial):
         plain = {"faults": None, "clients": 0}
         self.refused(self.ask(self.subject.run, replace(self.service, **{**plain, **values})), None)
 
-    @operation(weight=2, when=_is_server, services=("constant", "exponential"), seed=range(1, 9))
+    @operation(weight=3, when=_is_server, services=("constant", "exponential"), seed=range(1, 9))
     def queue(self, services: str, seed: int) -> None:
         """Simulate a thousand Poisson arrivals at one server, with "exponential" or "constant" service times."""
         # Some requests far apart tell how long one service takes; then they come so often that the server is half busy.
