@@ -157,7 +157,8 @@ class Traffic:
             should_ns = free_ns[life.replica] + latency_ns
             if abs(life.arrival_ns - should_ns) > 1:
                 yield f"request {number} reaches its engine at {life.arrival_ns} ns", f"{should_ns} ns, by its link"
-        if len(sent) == len(self.answer.arrivals) and not self.config.has_pools and self.service.replicas > 1:
+        is_plain = not self.config.has_pools and not self.service.chunk_us  # else ends reach a router later
+        if len(sent) == len(self.answer.arrivals) and is_plain and self.service.replicas > 1:
             yield from self._routes(sent)
 
     def wrong_leaving(self) -> Iterator[tuple[str, str]]:
