@@ -79,7 +79,7 @@ class CoreEngine:
     def __init__(self, config: ServingConfig) -> None:
         self.policy = ToldPolicy(config.candidates)
         nodes = config.tree_nodes or None
-        self.controller = NotedController(self.policy, config.topk, nodes)
+        self.controller: NotedController = NotedController(self.policy, config.topk, nodes)
         self.engine = self.build(self.configured(config), ALGORITHMS[config.algorithm], self.controller)
         self.steps: dict[int, InFlight] = {}  # and the one committed last
         self.requests: dict[int, str] = {}  # row -> request

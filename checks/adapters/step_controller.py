@@ -33,7 +33,7 @@ class ControllerAdapter:
         self.controller.on_verify_rounds(np.array(correct_drafts), batch_size, executed_steps)
 
     def state(self) -> dict[str, object]:
-        return self.policy.snapshot()
+        return dict(self.policy.snapshot())
 
     def counted(self) -> tuple[int, int, float, int]:
         found = self.controller.metrics()

@@ -81,7 +81,7 @@ class CheckedExecutor(WrappedExecutor):
     on the CPU, whose operations are torch's and NumPy's."""
 
     hidden_size = HIDDEN
-    capabilities = (
+    capabilities: tuple[str, ...] = (
         *("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff"),
         *("plain", "drafts", "proposals", "samples", "shaped", "states", "restarts"),
     )
@@ -99,7 +99,7 @@ class CheckedExecutor(WrappedExecutor):
         if place != HOST:
             self._ops = ops_in(place.device, place.ops)
             self._running = models_on(place.device, self._ops, config.algorithm, config.vocab_size, kind)
-        self.config = config
+        self.config: Any = config
         self.executor: TorchExecutor = build_executor(
             config.make_engine(),
             *self._running,
@@ -240,7 +240,7 @@ class ExecutorIn:
     def __init__(self, place: Place) -> None:
         without = ("proposals", "inspection", "merging", "handoff") if place.captured else ()
         self.place = place
-        self.capabilities = tuple(name for name in CheckedExecutor.capabilities if name not in without)
+        self.capabilities: tuple[str, ...] = tuple(name for name in CheckedExecutor.capabilities if name not in without)
 
     def __call__(self, config: Any) -> CheckedExecutor:
         return CheckedExecutor(config, self.place)

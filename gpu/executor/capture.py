@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ def without_masks(replay: Callable[[], T]) -> Callable[[object], T]:
 def capture_halves(
     begin: Callable[[], Passed],
     finish: Callable[[Passed], RoundResult],
-    capture: Callable[[Callable[[], T]], Callable[[], T]],
+    capture: Callable[[Callable[[], Any]], Callable[[], Any]],
     masks: MaskPlace,
 ) -> Callable[[MakeMasks], RoundResult]:
     """Capture both halves of a round; tensors between them stay in place."""
@@ -53,7 +53,7 @@ def capture_halves(
     return replay
 
 
-def capture(run: Callable[[], T], memory_pool: object | None, device: torch.device) -> Callable[[], T]:
+def capture(run: Callable[[], T], memory_pool: Any, device: torch.device) -> Callable[[], T]:
     """Warm `run` up, capture it, and return what replays it. Its result stays in place. Raises RuntimeError where
     memory runs out."""
     side = capture_stream(device)

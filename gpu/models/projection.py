@@ -201,7 +201,7 @@ def in_integers(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor]
         rows = (x.abs().amax(1, True) / 127).clamp_min_(_LEAST_SCALE)
         # oneDNN is fast with bytes without a sign alone: 128 stands for 0.
         numbers = (x / rows).round_().add_(128.0).to(torch.uint8)
-        out = multiply(numbers, 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+        out: Tensor = multiply(numbers, 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
         out.mul_(rows)
         return out if bias is None else out.add_(bias)
 

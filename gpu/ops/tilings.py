@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def tiling_for(weight: CodedWeight, num_rows: int, dtype: torch.dtype) -> Tiling
 
 def shape_of(weight: CodedWeight, rows: int, dtype: torch.dtype) -> ProductShape:
     """Return the shape of a product of `rows` rows in `dtype` with a matrix."""
-    return ProductShape(weight.code.value, weight.group, *weight.shape[-2:], str(dtype).removeprefix("torch."), rows)
+    outputs, inputs = weight.shape[-2:]
+    return ProductShape(weight.code.value, weight.group, outputs, inputs, str(dtype).removeprefix("torch."), rows)
 
 
 def take_tilings(measured: Mapping[ProductShape, Tiling | None]) -> None:
@@ -106,7 +108,7 @@ def measure_tilings(
 
 def _fastest(x: Tensor, weight: CodedWeight, seconds_of: Callable[[Callable[[], object]], float]) -> Tiling | None:
     usual = usual_tiling(x.shape[0])
-    seconds = {way: seconds_of(lambda way=way: coded_product_triton(x, weight, way)) for way in (*TILINGS, None)}
+    seconds = {way: seconds_of(partial(coded_product_triton, x, weight, way)) for way in (*TILINGS, None)}
     best = min(seconds, key=seconds.__getitem__)
     return best if seconds[best] < CLEARLY_FASTER * seconds[usual] else usual
 

@@ -55,7 +55,7 @@ def step_from_json(value: Mapping[str, Any]) -> Step:
 
 
 def _arrivals(found: Mapping[str, Any]) -> Arrivals:
-    batch = {name: tuple(v) if isinstance(v, list) else v for name, v in found["batch"].items()}
+    batch: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found["batch"].items()}
     return Arrivals(HandoffBatch(**batch), found["first_tokens"])
 
 

@@ -16,7 +16,7 @@ class PlainBlockManager:
     """`free`: pages that no request holds, the one to be handed out next first; `keys`:
     page -> group, namespace and text up to its end; `tables`: request -> pages by group."""
 
-    capabilities = BlockManagerCapabilities.all()
+    capabilities: BlockManagerCapabilities = BlockManagerCapabilities.all()
 
     def __init__(self, config: BlockManagerConfig) -> None:
         self.config: BlockManagerConfig = config

@@ -191,7 +191,7 @@ class Books:
 
 def wrong_notices(answer: SimulatorAnswer) -> Iterator[tuple[str, str]]:
     """Yield a mean length of which the report says that it is as asked for, or not, as (what was, what should be)."""
-    books = answer.books
+    books: Any = answer.books
     for kind, (mean, deviation, is_noticed) in books.get("lengths", {}).items():
         got, num_requests = books["summary"][f"mean_{kind}_tokens"], books["summary"]["completed"]
         is_off = got is not None and abs(got - mean) > max(MEAN_OFF * mean, ERRORS_OFF * deviation / num_requests**0.5)

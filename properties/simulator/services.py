@@ -34,7 +34,7 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
 
 def impossible_for(config: SimulatorConfig, has: SimulatorCapabilities) -> list[str]:
     """Return the names of what a simulator with these capabilities has to refuse."""
-    without = () if has.faults else ("faults",)
+    without: tuple[str, ...] = () if has.faults else ("faults",)
     without += () if has.goodput else ("slo_ttft_ms",)
     return [name for name, values in IMPOSSIBLE.items() if values.keys().isdisjoint(without)]
 

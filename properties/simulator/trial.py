@@ -154,7 +154,7 @@ class SimulatorTrial(Trial):
         seed: int,
     ) -> bool:
         """Give the service these requests, `gap_ms` apart on average."""
-        load = {"num_requests": num_requests, "arrivals": arrivals, "prompt_lens": prompt_lens}
+        load: dict[str, Any] = {"num_requests": num_requests, "arrivals": arrivals, "prompt_lens": prompt_lens}
         rate_per_ks = 10**6 // gap_ms if gap_ms > 0 else 0
         return self._become(**load, output_lens=output_lens, seed=seed, rate_per_ks=rate_per_ks)
 
@@ -183,9 +183,20 @@ class SimulatorTrial(Trial):
         router."""
         if min(groups, length) < 1 or not 1 <= replicas <= MAX_REPLICAS:
             return False
-        stays = {"faults": None, "clients": 0, "cancels": 0, "deadline_ms": 0, "prompt_lens": (9, 40, 64)}
-        prompts = {"num_requests": 16, "rate_per_ks": 400_000, "prefix_groups": groups, "prefix_len": length}
-        size = {"pages": -(-2048 // self.config.page_size), "arrivals": "poisson", "replicas": replicas}
+        stays: dict[str, Any] = {
+            "faults": None,
+            "clients": 0,
+            "cancels": 0,
+            "deadline_ms": 0,
+            "prompt_lens": (9, 40, 64),
+        }
+        prompts: dict[str, Any] = {
+            "num_requests": 16,
+            "rate_per_ks": 400_000,
+            "prefix_groups": groups,
+            "prefix_len": length,
+        }
+        size: dict[str, Any] = {"pages": -(-2048 // self.config.page_size), "arrivals": "poisson", "replicas": replicas}
         service = replace(self.service, policy="prefix_aware", **size, **stays, **prompts)
         self._simulate(self.subject.run, service)
         return True
@@ -194,15 +205,15 @@ class SimulatorTrial(Trial):
     def clients(self, clients: int, cancels: int, deadline_ms: int = 0) -> bool:
         """Let its requests come from so many clients, or at their times; permille of them, long ones, are given up, and
         all that wait for so long. Then run it."""
-        long = {"output_lens": (30,)} if cancels or deadline_ms else {}
+        long: dict[str, Any] = {"output_lens": (30,)} if cancels or deadline_ms else {}
         return self._become(clients=clients, cancels=cancels, deadline_ms=deadline_ms, **long) and self._run_once()
 
     @operation(needs="chunks", weight=4, interval=(1, 3, 8, 20), chunk_us=(0, 0, 900, 5000))
     def stream(self, interval: int, chunk_us: int) -> bool:
         """Run it without faults and with clients that stay, who get long outputs in chunks of so many tokens from a
         process that takes so long for each."""
-        stays = {"faults": None, "cancels": 0, "deadline_ms": 0, "output_lens": (2, 30)}
-        chunks = {"stream_interval": interval, "chunk_us": chunk_us}
+        stays: dict[str, Any] = {"faults": None, "cancels": 0, "deadline_ms": 0, "output_lens": (2, 30)}
+        chunks: dict[str, Any] = {"stream_interval": interval, "chunk_us": chunk_us}
         if interval < 1 or chunk_us < 0:
             return False
         self._simulate(self.subject.run, replace(self.service, **stays, **chunks))
@@ -213,7 +224,7 @@ class SimulatorTrial(Trial):
         """Run so many long requests on so many engines, with device times that vary by so many permille."""
         if not 1 <= requests <= MAX_REQUESTS or jitter < 0 or not 1 <= replicas <= MAX_REPLICAS:
             return False
-        plain = {
+        plain: dict[str, Any] = {
             "faults": None,
             "clients": 0,
             "cancels": 0,
@@ -222,7 +233,7 @@ class SimulatorTrial(Trial):
             "output_lens": (120,),
         }
         pages = -(-1024 // self.config.page_size)
-        size = {"pages": pages, "max_running": 1, "replicas": replicas}
+        size: dict[str, Any] = {"pages": pages, "max_running": 1, "replicas": replicas}
         self._simulate(self.subject.run, replace(self.service, num_requests=requests, jitter=jitter, **size, **plain))
         return True
 
@@ -231,7 +242,9 @@ class SimulatorTrial(Trial):
         """Demand these limits of a good request; 0: no demand.
         `is_tight`: of eight requests, some larger than the pool. Then run it."""
         pages = -(-64 // self.config.page_size)
-        tight = {"num_requests": 8, "prompt_lens": (5, 64), "output_lens": (4,), "pages": pages} if is_tight else {}
+        tight: dict[str, Any] = (
+            {"num_requests": 8, "prompt_lens": (5, 64), "output_lens": (4,), "pages": pages} if is_tight else {}
+        )
         return self._become(slo_ttft_ms=ttft_ms, slo_e2el_ms=e2el_ms, **tight) and self._run_once()
 
     @operation(needs="faults", weight=10, when=lambda t, percent, fails=False: _may_have_faults(t), percent=(30, 10))
@@ -248,8 +261,13 @@ class SimulatorTrial(Trial):
         """Run a few long requests of which so many per cent come in a burst, from so many clients or at their times."""
         if not 0 <= percent <= 100 or clients not in (0, 1, 2):
             return False
-        load = {"num_requests": BURST_REQUESTS, "clients": clients, "output_lens": (30,), "stream_interval": 1}
-        stays = {"cancels": 0, "deadline_ms": 0, "chunk_us": 0}
+        load: dict[str, Any] = {
+            "num_requests": BURST_REQUESTS,
+            "clients": clients,
+            "output_lens": (30,),
+            "stream_interval": 1,
+        }
+        stays: dict[str, Any] = {"cancels": 0, "deadline_ms": 0, "chunk_us": 0}
         service = replace(self.service, faults=((BURST, 10 * percent),), **load, **stays)
         self._simulate(self.subject.run, service)
         return True
@@ -405,7 +423,7 @@ class SimulatorTrial(Trial):
         itself."""
         if not 2 <= replicas <= MAX_REPLICAS or not 0 <= cancels <= 1000:
             return False
-        long = {"output_lens": (30,)} if cancels else {}
+        long: dict[str, Any] = {"output_lens": (30,)} if cancels else {}
         service = replace(self.service, replicas=replicas, policy="round_robin", cancels=cancels, **long)
         together = self._simulate(self.subject.run, service)
         if together is not None:
@@ -420,7 +438,7 @@ class SimulatorTrial(Trial):
         if how == "no-room":
             values = {"prompt_lens": (self.service.pages * self.config.page_size + 1,)}
         m.impossible = how
-        plain = {"faults": None, "clients": 0}
+        plain: dict[str, Any] = {"faults": None, "clients": 0}
         self.refused(self.ask(self.subject.run, replace(self.service, **{**plain, **values})), None)
 
     @operation(weight=3, when=_is_server, services=("constant", "exponential"), seed=range(1, 9))

@@ -105,9 +105,12 @@ class StepControllerCapabilities(Capabilities):
     untold_steps: bool = False
 
     RELAXES: ClassVar[tuple[str, ...]] = ("untold_steps",)
-    FOUNDATIONS: ClassVar = dict.fromkeys(
-        ("averages", "average_rule", "probes", "settles", "estimates", "goodput", "reload"), ("adaptive",)
-    ) | {"unordered": ("estimates",)}
+    FOUNDATIONS: ClassVar[dict[str, tuple[str, ...]]] = {
+        **dict.fromkeys(
+            ("averages", "average_rule", "probes", "settles", "estimates", "goodput", "reload"), ("adaptive",)
+        ),
+        "unordered": ("estimates",),
+    }
 
 
 BuildGraph = Callable[[int, int, int], object]

@@ -4,6 +4,7 @@ finite."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ..harness.trial import Trial
 from .contract import StepController
@@ -26,9 +27,11 @@ def read_counted(trial: Trial) -> tuple[int, ...]:
     return trial.integers(whole, "counted()")
 
 
-def read_expected(trial: Trial, subject: StepController, batch_size: int) -> tuple[tuple[int, float], ...]:
+def read_expected(
+    trial: Trial, subject: StepController, candidates: Sequence[int], batch_size: int
+) -> tuple[tuple[int, float], ...]:
     """Ask a controller for the tokens per row that it expects of each candidate: (steps, tokens)."""
-    answers = [(steps, trial.must(subject.expected, steps, batch_size)) for steps in trial.candidates(batch_size)]
+    answers = [(steps, trial.must(subject.expected, steps, batch_size)) for steps in candidates]
     return tuple((steps, float(answer)) for steps, answer in answers)
 
 

@@ -113,7 +113,7 @@ class StepControllerTrial(Trial):
         self._route(read_table(self.config.table), () if self.capabilities.runtime else self.config.captured)
         self.in_flight: list[tuple[int, int, tuple[int, ...]]] = []
         self.stretches: list[tuple[Operation, Stretch]] = []
-        self.num_told = 0  # results with a row
+        self.num_told: int = 0  # results with a row
         self.build = RecordingBuilder()
         self.graphs: dict[tuple[int, int, int], str] = {}
         self._shown: Shown | None = None
@@ -203,7 +203,7 @@ class StepControllerTrial(Trial):
     def _expect(self, batch_size: int) -> None:
         """Ask for the accept lengths that are expected of all candidates."""
         if self.capabilities.estimates:
-            self.moment.expected = read_expected(self, self.subject, batch_size)
+            self.moment.expected = read_expected(self, self.subject, self.candidates(batch_size), batch_size)
 
     def _launch(self, batch_size: int) -> int | None:
         """Choose the steps of a round, as a launch does. Returns None if they are none that it may have."""
@@ -330,7 +330,7 @@ class StepControllerTrial(Trial):
                 self._tell(correct, batch_size, steps)
                 self.must(other.observe, of_other, batch_size, steps)
             self._expect(batch_size)
-            self.moment.reordered = read_expected(self, other, batch_size)
+            self.moment.reordered = read_expected(self, other, self.candidates(batch_size), batch_size)
         return None
 
     # -- long stretches ------------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from ....sim.workload.workload import Arrival
 
 def machine_of(assembly: Assembly) -> dict[str, Any]:
     """Return the mapping `machine` of an answer, for one replica."""
-    gpu, cost, draft = assembly.deployment.gpu, assembly.cost, assembly.draft
+    gpu, draft = assembly.deployment.gpu, assembly.draft
+    cost: Any = assembly.cost
     efficiency, launch, link = cost.efficiency, cost.launch, gpu.interconnect
     names = ("bandwidth", "compute", "attention_bandwidth", "attention_compute", "ramp_ns", "small_kernel_ns")
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 from ....core.contract.events import Committed, Event, Planned, Submitted
 from ....observe.encoding import LineEncoder
@@ -18,7 +19,7 @@ class History:
         self.emissions: dict[str, list[list[int]]] = defaultdict(list)
         self._unsent: dict[tuple[int, str], int] = defaultdict(int)
 
-    def sink(self, replica: int):
+    def sink(self, replica: int) -> Callable[[Event], None]:
         encode = LineEncoder(replica).encode
         rows: dict[int, str] = {}
 
@@ -39,7 +40,7 @@ class History:
         firsts_ns = [ends_ns[0]] * len(event.first_tokens) if sent is None else sent.first_ns.tolist()
         for request_id, at_ns in zip(event.first_tokens, firsts_ns, strict=True):
             self._send(replica, request_id, at_ns, 1)
-        if event.step.decode is None:
+        if event.step.decode is None or event.kept is None:
             return
         decode_rows = event.step.decode.rows.tolist()
         all_ns = [[end_ns] * len(decode_rows) for end_ns in ends_ns] if sent is None else sent.at_ns.tolist()

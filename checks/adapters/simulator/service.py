@@ -47,7 +47,7 @@ ARRIVALS = {"poisson": "poisson", "even": "constant"}
 class CheckedSimulator:
     """`foredraft simulate`, with everything that it writes as plain data."""
 
-    capabilities = SimulatorCapabilities.all()
+    capabilities: SimulatorCapabilities = SimulatorCapabilities.all()
 
     def __init__(self, config: SimulatorConfig, *, own: range | None = None, **engine: int) -> None:
         """Take what the services of `config` have in common; `own`: the engines of which alone runs consist."""

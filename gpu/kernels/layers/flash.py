@@ -107,7 +107,7 @@ def reading_tiles(
     wide_bytes = has_bytes and d > 128
     few_rows = wide or (wide_bytes and capability < HOPPER)
     most_rows = 16 if few_rows else 64 if capability >= HOPPER else 32
-    block_m, block_n, *rest = _block(num_rows, d, dtype, max_block_m=most_rows)
+    block_m, block_n, block_d, precision = _block(num_rows, d, dtype, max_block_m=most_rows)
     if wide_bytes:
         block_n = 16
     # Four warps spill a tile of 32 rows, and one of 64 whose heads are wide, whose rows are divided by no power of two,
@@ -115,7 +115,13 @@ def reading_tiles(
     is_large = block_m == 64 and (d > 128 or group != next_power_of_2(group) or capability > HOPPER)
     num_warps = 8 if wide or block_m == 32 or is_large else 4
     return Tiles(
-        block_m, block_n, *rest, num_warps=num_warps, num_stages=2 if wide else 5, converts=capability >= HOPPER
+        block_m,
+        block_n,
+        block_d,
+        precision,
+        num_warps=num_warps,
+        num_stages=2 if wide else 5,
+        converts=capability >= HOPPER,
     )
 
 
@@ -127,11 +133,21 @@ def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int, 
     # Three stages of wide heads are more shared memory than GPUs before Hopper have.
     few_stages = wide or (d > 128 and capability < HOPPER)
     few_rows = wide or (has_bytes and few_stages)
-    block_m, *rest = _block(num_rows, d, dtype, max_block_m=128 if tall else 32 if few_rows else 64)
+    block_m, block_n, block_d, precision = _block(
+        num_rows, d, dtype, max_block_m=128 if tall else 32 if few_rows else 64
+    )
     # While bytes are converted, four warps spill a tile of 32 rows of wide heads, and one of 16 rows of others.
     needs_more = has_bytes and (block_m == 16 if d <= 128 else block_m > 16)
     num_warps = 8 if wide or block_m == 128 or (block_m == 64 and not tall) or needs_more else 4
-    return Tiles(block_m, *rest, num_warps=num_warps, num_stages=2 if few_stages else 3, converts=capability >= HOPPER)
+    return Tiles(
+        block_m,
+        block_n,
+        block_d,
+        precision,
+        num_warps=num_warps,
+        num_stages=2 if few_stages else 3,
+        converts=capability >= HOPPER,
+    )
 
 
 @dataclass(frozen=True, slots=True)

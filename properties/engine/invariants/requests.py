@@ -272,11 +272,11 @@ def the_output_is_as_long_as_promised(m: EngineMoment) -> Outcome:
 
 @checks("ACCEPT-12", CONTRACT, "counters", on=("commit",))
 def counters_count_what_happened(m: EngineMoment) -> Outcome:
-    if m.lessons is not None:
-        should = ((len(m.committed.rows), m.committed.steps),) * len(m.answer.runs)
-        if m.lessons != should:
+    if m.lessons is not None and m.committed is not None and m.answer is not None:
+        lessons = ((len(m.committed.rows), m.committed.steps),) * len(m.answer.runs)
+        if m.lessons != lessons:
             was = f"the choice of draft steps was told (rows, draft steps) {list(m.lessons)}"
-            return Finding(was, f"{list(should)}, of the committed rounds", "it chooses by the size of a batch")
+            return Finding(was, f"{list(lessons)}, of the committed rounds", "it chooses by the size of a batch")
     if m.counters is None:
         return None if m.lessons is None else True
     verified, proposed, correct = m.counters
