@@ -35,6 +35,8 @@ thousand."""
 EXPONENTIAL = tuple(max(1, round(-12 * log(1 - (share + 0.5) / 20))) for share in range(20))
 """Output lengths at the middles of twenty equal shares of an exponential distribution with mean 12."""
 
+STAYS: dict[str, Any] = {"faults": None, "clients": 0, "cancels": 0, "deadline_ms": 0}
+"""No faults, and clients that send at their times and stay."""
 ALONE = Service(num_requests=40, arrivals="even", rate_per_ks=10, prompt_lens=(16,), max_running=1)
 
 STEP_FAULTS = ("device.raises", "device.restarts")
@@ -183,13 +185,7 @@ class SimulatorTrial(Trial):
         router."""
         if min(groups, length) < 1 or not 1 <= replicas <= MAX_REPLICAS:
             return False
-        stays: dict[str, Any] = {
-            "faults": None,
-            "clients": 0,
-            "cancels": 0,
-            "deadline_ms": 0,
-            "prompt_lens": (9, 40, 64),
-        }
+        stays = STAYS | {"prompt_lens": (9, 40, 64)}
         prompts: dict[str, Any] = {
             "num_requests": 16,
             "rate_per_ks": 400_000,
@@ -224,14 +220,7 @@ class SimulatorTrial(Trial):
         """Run so many long requests on so many engines, with device times that vary by so many permille."""
         if not 1 <= requests <= MAX_REQUESTS or jitter < 0 or not 1 <= replicas <= MAX_REPLICAS:
             return False
-        plain: dict[str, Any] = {
-            "faults": None,
-            "clients": 0,
-            "cancels": 0,
-            "deadline_ms": 0,
-            "prompt_lens": (5,),
-            "output_lens": (120,),
-        }
+        plain = STAYS | {"prompt_lens": (5,), "output_lens": (120,)}
         pages = -(-1024 // self.config.page_size)
         size: dict[str, Any] = {"pages": pages, "max_running": 1, "replicas": replicas}
         self._simulate(self.subject.run, replace(self.service, num_requests=requests, jitter=jitter, **size, **plain))
