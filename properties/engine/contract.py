@@ -161,6 +161,8 @@ class ServingConfig:
         spare = choose((0, 0, 0, 1, 2, 5)) if config.mixed else 0
         host_pages = choose((4, 32, 32) if config.losses else (0, 4, 32)) if has.host and config.prefix_cache else 0
         verify = config.max_running * max(map(config.nodes, candidates))
+        if spare and config.losses:
+            chunk_size = min(chunk_size, verify + spare)  # after a loss an engine with one budget has less of that
         return replace(
             config,
             num_pages=max(-(-slots // page_size), 1),

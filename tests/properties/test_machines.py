@@ -61,7 +61,7 @@ def test_a_failure_of_a_rule_of_ones_own_is_told_as_hypothesis_drew_it():
 
 
 def test_a_component_that_hangs_is_stopped(monkeypatch):
-    monkeypatch.setattr("foredraft.properties.harness.machines.RUN_LIMIT_S", 0.4)
+    monkeypatch.setattr("foredraft.properties.harness.suite.RUN_LIMIT_S", 0.4)
     monkeypatch.setattr("foredraft.properties.harness.shrink.HANG_LIMIT_S", 0.04)
     found = violation_of(machine(ALLOCATOR, Hangs))
     assert found.id == "HANGS" and found.failure.case.operations[-1].tag == "free"
