@@ -132,8 +132,8 @@ DrawsPartsAnew (SIM-06): An engine that is simulated by itself has draws of its 
 BreaksTiesByHash (SIM-01): Of equally busy engines the router takes the one with the smallest `hash()`.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)
-        if simulation.cluster is None:
-            balancer = simulation.router._balancer
+        balancer = None if simulation.cluster is not None else simulation.router._balancer
+        if balancer is not None and balancer.policy == "least_loaded":
             balancer._choose = lambda among: min(
                 among, key=lambda engine: (balancer.outstanding[engine], hash(f"{balancer._num_routed}/{engine}"))
             )
@@ -362,7 +362,7 @@ HearsNoLeaving (SIM-15): A client that leaves is not heard.
         simulation.router.cancel = lambda request_id: None
         return simulation
 
-TakesACopyForAnother (SIM-15, SIM-16, RAISES): A message that is delivered twice is two requests.
+TakesACopyForAnother (SIM-08, SIM-15, SIM-16, RAISES): A message that is delivered twice is two requests.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)
         for actor in simulation.replicas if simulation.faults is not None else ():

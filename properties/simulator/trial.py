@@ -106,7 +106,7 @@ class SimulatorTrial(Trial):
     """`subject` under operations. Runs share nothing, so there is nothing to give back in the end."""
 
     contract = "simulator"
-    quick = 650
+    quick = 1_000
     run_length = 10
     limit_s = 60.0
     values: ClassVar = {
@@ -336,7 +336,7 @@ class SimulatorTrial(Trial):
         """Run the service."""
         self._last = self._simulate(self.subject.run, self.service)
 
-    @operation(weight=5)
+    @operation(weight=9)
     def twice(self) -> None:
         """Run it twice."""
         self.moment.twice = self._pair(self.subject.run, self.service)
