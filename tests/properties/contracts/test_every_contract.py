@@ -31,13 +31,13 @@ MOSTLY = {"engine", "executor", "simulator", "step-controller"}
     ("contract", "name"), [(c, name) for c in contracts() if c != "transport" for name in SUBJECTS[c]]
 )
 def test_ours_hold(contract, name, record_property):
-    """Of the operations of `foredraft check` an eighth, 100 to 5,000; the transport's have a test of their own."""
+    """Of the operations of `foredraft check` an eighth, 200 to 5,000; the transport's have a test of their own."""
     try:
         make = load_make(name)
     except NotInstalled as error:
         pytest.skip(str(error))
     begin = time.process_time()
-    report = check(suite_of(contract), make, budget=min(max(OPERATIONS[name] // 8, 100), 5_000), subject=name)
+    report = check(suite_of(contract), make, budget=min(max(OPERATIONS[name] // 8, 200), 5_000), subject=name)
     rate = report.num_operations / (time.process_time() - begin)
     assert not report.failures and len(report.vacuous) <= 3, report.text()
     assert report.ok or contract in MOSTLY, report.text()
