@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import sys
@@ -146,6 +147,7 @@ def watched(root: Path) -> Iterator[dict[str, list[int]]]:
             watchers[code] = None
         return watch(frame, event, argument)
 
+    gc.collect()  # or the end of an earlier tracer, if it is garbage, would end this one
     sys.settrace(trace)
     try:
         yield lines
