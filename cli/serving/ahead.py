@@ -19,7 +19,7 @@ def captures_ahead(plan: SessionPlan, ready_s: float | None) -> bool:
     from ..options import refuse_without_effect
 
     is_captured = plan.spec.graph_sizes is not None
-    why = "with this session, its rounds are not captured ahead"
+    why = "no rounds are captured here"
     refuse_without_effect(("--ready-s", ready_s is not None and not is_captured, why))
     return is_captured
 

@@ -51,6 +51,8 @@ class TokenStreamer:
                 self._enter(join.request.request_id, join.row, join.num_emitted)
         elif isinstance(event, Aborted):
             self._numbers.pop(event.request_id, None)
+            if self._begun_ns is not None:
+                self._begun_ns.pop(event.request_id, None)
 
     def take_end(self, request_id: str) -> int | None:
         """Return when the last chunk of a request arrives, once; None if the request did not end with a token."""

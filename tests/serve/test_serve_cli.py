@@ -210,7 +210,7 @@ def test_seconds_for_captures_are_refused_where_nothing_is_captured(workers: lis
     asked = ["--model", str(models["target"]), "--device", "cpu", "--ready-s", "5", *workers]
     result = CliRunner().invoke(app, ["serve", "--port", "0", *asked])
     assert isinstance(result.exception, ForedraftError)
-    assert "--ready-s: has no effect: with this session, its rounds are not captured ahead" in str(result.exception)
+    assert "--ready-s: has no effect: no rounds are captured here" in str(result.exception)
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])

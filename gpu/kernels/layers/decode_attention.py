@@ -144,21 +144,9 @@ def decode_attention_kernel(
             values = v_pool + kv_head * v_head_stride + slot * v_slot_stride
             visible = loaded[None, :]
             acc, peak, total = attend_keys(
-                tile,
-                keys,
-                values,
-                loaded,
-                visible,
-                acc,
-                peak,
-                total,
-                scale_log2,
-                HEAD_DIM,
-                BLOCK_D,
-                PRECISION,
-                CONVERTS,
-                SOFTCAP,
-            )
+                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION,
+                CONVERTS, SOFTCAP,
+            )  # fmt: skip
         index = query * (tl.num_programs(1) * GROUP) + head
         store_tile(
             out,

@@ -191,21 +191,9 @@ def extend_attention_kernel(
             keys = k_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             values = v_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             acc, peak, total = attend_keys(
-                tile,
-                keys,
-                values,
-                loaded,
-                visible,
-                acc,
-                peak,
-                total,
-                scale_log2,
-                HEAD_DIM,
-                BLOCK_D,
-                PRECISION,
-                CONVERTS,
-                SOFTCAP,
-            )
+                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION,
+                CONVERTS, SOFTCAP,
+            )  # fmt: skip
         last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, new_len - 1)
         begin = tl.maximum(oldest, 0) if WINDOW else 0
         for start in range(begin, last + 1, BLOCK_N):
@@ -217,21 +205,9 @@ def extend_attention_kernel(
             keys = k + kv_head * k_head_stride + (origin + new) * k_token_stride
             values = v + kv_head * v_head_stride + (origin + new) * v_token_stride
             acc, peak, total = attend_keys(
-                tile,
-                keys,
-                values,
-                loaded,
-                visible,
-                acc,
-                peak,
-                total,
-                scale_log2,
-                HEAD_DIM,
-                BLOCK_D,
-                PRECISION,
-                CONVERTS,
-                SOFTCAP,
-            )
+                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION,
+                CONVERTS, SOFTCAP,
+            )  # fmt: skip
         index = (origin + token) * (tl.num_programs(1) * GROUP) + head
         store_tile(
             out,

@@ -185,21 +185,9 @@ def verify_attention_kernel(
             keys = k_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             values = v_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             acc, peak, total = attend_keys(
-                tile,
-                keys,
-                values,
-                loaded,
-                visible,
-                acc,
-                peak,
-                total,
-                scale_log2,
-                HEAD_DIM,
-                BLOCK_D,
-                PRECISION,
-                CONVERTS,
-                SOFTCAP,
-            )
+                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION,
+                CONVERTS, SOFTCAP,
+            )  # fmt: skip
         if part == 0:
             new = tl.arange(0, NEW_BLOCK)
             # Half a mask at a time: a tile of 64-bit words would not fit the registers.
@@ -213,21 +201,9 @@ def verify_attention_kernel(
             keys = k + kv_head * k_head_stride + (root + new) * k_token_stride
             values = v + kv_head * v_head_stride + (root + new) * v_token_stride
             acc, peak, total = attend_keys(
-                tile,
-                keys,
-                values,
-                loaded,
-                is_ancestor,
-                acc,
-                peak,
-                total,
-                scale_log2,
-                HEAD_DIM,
-                BLOCK_D,
-                PRECISION,
-                CONVERTS,
-                SOFTCAP,
-            )
+                tile, keys, values, loaded, is_ancestor, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION,
+                CONVERTS, SOFTCAP,
+            )  # fmt: skip
         index = (root + node) * (tl.num_programs(1) * GROUP) + head
         tile_number = (row * tl.num_programs(2) + tl.program_id(2)) * tl.num_programs(1) + kv_head
         store_tile(

@@ -138,7 +138,7 @@ def _load(reading: Reading) -> Finding | None:
         _first(traffic.wrong_load(), "another load has another result")
         or _first(traffic.wrong_delivery(), "another order or time is another load of each engine")
         or _first(traffic.wrong_leaving(), "who has left takes the place of who is there")
-        or _first(traffic.wrong_pools(), "a pool without an engine serves nobody")
+        or _first(traffic.wrong_pools(), "where a pool has no engine, no request gets through")
         or _first(traffic.wrong_batch(), "a larger batch is another service")
         or _first(wrong_acceptance(reading.answer), "the drafts that a round accepts decide how fast a service is")
         or _first(traffic.wrong_runs(), "acceptance belongs to the request, not to its batch or its round")
