@@ -163,6 +163,7 @@ class AcceptanceDocument(Document):
         statistics: Recorded and fitted numbers.
         histogram_distance: Share of rounds with another number of accepted drafts in the fit; null for means.
         left_out: Kinds of records that cannot be used, with their counts.
+        inferred: What the files do not say but imply, each with the reason.
         unknown: What the files do not tell.
         acceptance: The table `acceptance` of a scenario.
     """
@@ -173,6 +174,7 @@ class AcceptanceDocument(Document):
     statistics: Sequence[FittedStatistic]
     histogram_distance: float | None
     left_out: Mapping[str, int]
+    inferred: Sequence[str]
     unknown: Sequence[str]
     acceptance: Mapping[str, Any]
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ...core.acceptance.fit import AcceptanceFit
     from ...core.acceptance.presets import AcceptancePreset
     from ...core.acceptance.process import GaussianAcceptance
-    from ...sim.workload.acceptance_logs import AcceptanceLog
-    from ...sim.workload.acceptance_means import MeanAcceptance
+    from ...sim.workload.acceptance.lines import MeanAcceptance
+    from ...sim.workload.acceptance.logs import AcceptanceLog
     from ..documents.simulation import AcceptanceDocument
 
 Statistic = tuple[str, float, float]
@@ -30,7 +30,7 @@ _CORRELATION = "the correlation (field_share, correlation_len)"
 # fmt: off
 Files = Annotated[list[Path], argument(None, "Files that a server wrote; several files of one kind are added up.")]
 Steps = Annotated[int | None, option("--steps",
-    "Draft steps of the server, for means without this number.", min=1, max=16)]
+    "Draft steps of the server, for files without this number.", min=1, max=16)]
 Preset = Annotated[str, option("--preset",
     "Kind of text (chat, code, math, edit) or preset that supplies what the files do not contain.")]
 AllowTruncated = Annotated[bool, option("--allow-truncated",
@@ -62,12 +62,12 @@ def acceptance(
         foredraft simulate acceptance.toml
     """
     from ...core.acceptance.presets import choose_preset
-    from ...sim.workload.acceptance_logs import AcceptanceLog
-    from ...sim.workload.acceptance_means import read_acceptance
+    from ...sim.workload.acceptance.logs import AcceptanceLog
+    from ...sim.workload.acceptance.means import read_acceptance
 
     chosen = choose_preset(preset).preset
     log = read_acceptance([str(path) for path in files], steps, allow_truncated)
-    distance = None
+    distance, inferred = None, ()
     if isinstance(log, AcceptanceLog):
         fitted = log.fit(chosen.process())
         process, unknown, distance = fitted.process, _unknown_parts(log, fitted, chosen.name), fitted.histogram_distance
@@ -75,19 +75,21 @@ def acceptance(
     else:
         read = f"{count_of(len(log.means), 'mean accept length')}, by tokens"
         process, unknown, rows = _fit_to_means(log, chosen)
-    table = _scenario_table(process, log.form, unknown)
+        inferred = log.inferred
+    table = _scenario_table(process, log.form, inferred, unknown)
     if out is not None:
         from ...observe.output_files import write_text
 
         write_text(out, table, replace=True)
     if as_json:
-        print_document(_document(log, process, rows, unknown, distance))
+        print_document(_document(log, process, rows, inferred, unknown, distance))
         return
     lines = [f"format    {log.form}", f"read      {read}", "", f"{'':34}{'recorded':>12}{'fitted':>12}"]
     lines += [_row(*row) for row in rows]
     if distance is not None:
         lines.append(f"rounds by accepted drafts: {distance:.1%} fall elsewhere in the fit")
     remarks = [f"left out  {number:,} {what}" for what, number in log.left_out.items()]
+    remarks += [f"inferred  {what}" for what in inferred]
     remarks += [f"unknown   {what}" for what in unknown]
     lines += ["", *remarks] if remarks else []
     typer.echo("\n".join([*lines, "", table]), nl=False)
@@ -99,6 +101,7 @@ def _document(
     log: AcceptanceLog | MeanAcceptance,
     process: GaussianAcceptance,
     rows: Sequence[Statistic],
+    inferred: Sequence[str],
     unknown: Sequence[str],
     distance: float | None,
 ) -> AcceptanceDocument:
@@ -110,7 +113,7 @@ def _document(
     ]
     table = {"conditional": [float(value) for value in process.conditional]}
     table |= {key: getattr(process, key) for key in ("request_share", "field_share", "correlation_len")}
-    return AcceptanceDocument(log.form, statistics, distance, dict(log.left_out), list(unknown), table)
+    return AcceptanceDocument(log.form, statistics, distance, dict(log.left_out), list(inferred), list(unknown), table)
 
 
 def _read(log: AcceptanceLog, fitted: AcceptanceFit) -> str:
@@ -177,8 +180,9 @@ def _fit_to_means(
     return process, unknown, rows
 
 
-def _scenario_table(process: GaussianAcceptance, form: str, unknown: list[str]) -> str:
+def _scenario_table(process: GaussianAcceptance, form: str, inferred: Sequence[str], unknown: Sequence[str]) -> str:
     lines = ["[acceptance]", f"# fitted to {form}"]
+    lines += [f"# inferred: {what}" for what in inferred]
     lines += [f"# not known from it: {what}" for what in unknown]
     probabilities = ", ".join(f"{p:.4f}" for p in process.conditional)
     lines += [

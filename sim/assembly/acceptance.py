@@ -12,7 +12,7 @@ from ...core.errors import ConfigError
 from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import EngineSpec
 from ..scenario import Scenario
-from ..workload.recorded_runs import load_recorded_runs
+from ..workload.acceptance.runs import load_recorded_runs
 
 
 def acceptance_process(scenario: Scenario, choice: PresetChoice, spec: EngineSpec) -> AcceptanceProcess:

@@ -9,7 +9,7 @@ import tomllib
 import numpy as np
 import pytest
 from foredraft.observe.log import LogError
-from foredraft.sim.workload.acceptance_means import read_acceptance
+from foredraft.sim.workload.acceptance.means import read_acceptance
 
 SERVICE = (
     "workload.num_requests=150 workload.output.kind=fixed workload.output.value=150 workload.prompt.value=32 "
@@ -73,6 +73,18 @@ def test_means_say_what_they_cannot_tell(command, tmp_path):
     assert (code, errors) == (0, "")
     assert out.count("as in preset eagle-llama-code") == 6
     assert "request_share = 0.0800\nfield_share = 0.4300\ncorrelation_len = 8\n" in out
+
+
+def test_inferred_steps_are_printed(command, tmp_path):
+    """In the report, in the table of the scenario, and as JSON."""
+    text = "".join(f"Decode batch. accept len: {a}, accept rate: {b}\n" for a, b in ((2.17, 0.54), (1.57, 0.39)))
+    (tmp_path / "server.log").write_text(text)
+    words = (
+        "3 draft steps: all of 2 lines fit accept rate = tokens / (rounds × (steps + 1)), SGLang 0.5.4 to 0.5.10"
+    )
+    code, out, errors = command("acceptance", tmp_path / "server.log")
+    assert (code, errors) == (0, "") and f"inferred  {words}\n" in out and f"# inferred: {words}\n" in out
+    assert json.loads(command("acceptance", tmp_path / "server.log", "--json").out)["inferred"] == [words]
 
 
 @pytest.mark.parametrize(

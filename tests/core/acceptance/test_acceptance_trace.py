@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from foredraft.core.acceptance.presets import TraceAcceptance
 from foredraft.core.errors import ConfigError
-from foredraft.sim.workload.recorded_runs import AcceptanceTraceError, parse_recorded_runs
+from foredraft.sim.workload.acceptance.runs import AcceptanceTraceError, parse_recorded_runs
 
 RECORDED = {"a": [3, 2, 1, 0, 2], "b": [0, 0, 7], "c": [1]}
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...core.errors import ForedraftError
-from ...core.parsing import ParseError, parse_json
-from ...observe.input_files import read_lines
+from ....core.errors import ForedraftError
+from ....core.parsing import ParseError, parse_json
+from ....observe.input_files import read_lines
 
 _CSV_HEADER = ["request", "position", "longest_run"]
 _MAX_COUNT = 2**31 - 1

@@ -5,7 +5,7 @@ responses   of vLLM under `--per-request-spec-decode-metrics`, JSON or JSON line
             and aiperf's `profile_export.jsonl` with `spec_decode_acceptance`: every round under `detailed`, a histogram
             per request under `summary`
 
-`acceptance_means.py` reads the numbers that servers give for all requests together. A file that contradicts itself, or
+`means.py` reads the numbers that servers give for all requests together. A file that contradicts itself, or
 breaks off, is one error with its line.
 """
 
@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from ...core.acceptance.fit import MIN_REQUESTS, MIN_ROUNDS, AcceptanceFit, fit, fit_counts, fit_histograms
-from ...core.acceptance.process import GaussianAcceptance
-from ...core.errors import ConfigError, ForedraftError
-from ...core.parsing import ParseError, parse_json
-from ...observe.decoding import decode_lens
-from ...observe.input_files import read_lines, read_text
-from ...observe.log import Record, read_log
+from ....core.acceptance.fit import MIN_REQUESTS, MIN_ROUNDS, AcceptanceFit, fit, fit_counts, fit_histograms
+from ....core.acceptance.process import GaussianAcceptance
+from ....core.errors import ConfigError, ForedraftError
+from ....core.parsing import ParseError, parse_json
+from ....observe.decoding import decode_lens
+from ....observe.input_files import read_lines, read_text
+from ....observe.log import Record, read_log
 
 MAX_STEPS = 16
 """The depth of the deepest draft in a fitted process."""

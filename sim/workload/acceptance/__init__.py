@@ -1,0 +1,1 @@
+"""Reads what servers and recordings tell of accepted drafts."""
