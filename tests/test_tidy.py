@@ -55,7 +55,7 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     },
     "properties": {"numpy", "hypothesis", "pytest"},
     "checks": {"numpy", "torch", "threadpoolctl", "simpy", "pyarrow", "hypothesis", "transformers"},
-    "planning": {"numpy", "pyarrow", "scipy", "optuna", "ray", "yaml"},
+    "planning": {"numpy", "pyarrow", "scipy", "ray", "yaml"},
     "twin": {"numpy", "simpy", "torch"},
     "serve": {
         *("numpy", "pydantic", "pydantic_core", "fastapi", "starlette", "uvicorn", "prometheus_client", "httpx"),

@@ -1,11 +1,12 @@
-"""The tables of a search: the numbers that a trial chooses, and the table of steps that follows from them."""
+"""The tables of a search: the numbers that make one, and which are tried next."""
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...core.errors import ConfigError
@@ -15,25 +16,58 @@ from ..rounds.model import RoundModel
 FIRST_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Smallest batch sizes of the ranges, each twice the one before: the sizes that servers capture."""
 WIDEST = 2
-KNOBS: dict[str, tuple[float, float]] = {  # of the controller: the least and the greatest value that is tried
-    "ema_alpha": (0.02, 0.5),
-    "update_interval": (2, 40),
-    "up_hysteresis": (-0.25, 0.5),
-    "gap": (0.0, 0.5),  # from down_hysteresis up to up_hysteresis: the other way round it would oscillate
+KNOBS: dict[str, tuple[float, ...]] = {  # of the controller: the values that are tried
+    "ema_alpha": (0.02, 0.05, 0.1, 0.2, 0.35, 0.5),
+    "update_interval": (2, 5, 10, 20, 40),
+    "up_hysteresis": (-0.25, -0.1, 0.0, 0.1, 0.25, 0.5),
+    "gap": (0.0, 0.1, 0.25, 0.5),  # from down_hysteresis up to up_hysteresis: the other way round it would oscillate
 }
-USUAL_KNOBS: dict[str, float] = {"ema_alpha": 0.2, "update_interval": 5, "up_hysteresis": 0.0, "gap": 0.25}
 
 Table = Mapping[str, Any]
 """A table of adaptive steps in our own format (docs/adaptive.md)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The numbers that make a table.
+
+    Attributes:
+        steps: The middle number of each range; a larger batch never has more than a smaller one.
+        width: How many neighbours on both sides are candidates, too. With 0 the controller has nothing to choose, and
+            the knobs have no effect.
+        ema_alpha, update_interval, up_hysteresis, gap: Values of KNOBS.
+    """
+
+    steps: tuple[int, ...]
+    width: int = 0
+    ema_alpha: float = 0.2
+    update_interval: int = 5
+    up_hysteresis: float = 0.0
+    gap: float = 0.25
+
+    def __post_init__(self) -> None:
+        falling = tuple(itertools.accumulate(self.steps, min))
+        object.__setattr__(self, "steps", falling)
+
+    def with_steps(self, index: int, count: int) -> Choice:
+        """Return the choice with another number in one range; ranges before it have at least as many."""
+        return replace(self, steps=(*(max(one, count) for one in self.steps[:index]), count, *self.steps[index + 1 :]))
+
+    def knobs(self) -> dict[str, Any]:
+        """Return the keys of the controller in a table; none where it has nothing to choose."""
+        if not self.width:
+            return {}
+        return {
+            "ema_alpha": self.ema_alpha,
+            "update_interval": self.update_interval,
+            "up_hysteresis": self.up_hysteresis,
+            "down_hysteresis": round(self.up_hysteresis - self.gap, 3),
+        }
+
+
 @dataclass(frozen=True)
 class TableSpace:
-    """Every range has a middle number of steps, and as candidates that and up to `width` neighbours on both sides.
-
-    Width 0 is one number of steps for each range. Some servers take only such tables, in which the controller has
-    nothing to choose.
-    """
+    """Every range has a middle number of steps, and as candidates that and up to WIDEST neighbours on both sides."""
 
     bounds: tuple[int, ...]
     most_steps: int
@@ -42,57 +76,83 @@ class TableSpace:
     def of(cls, most_rows: int, most_steps: int) -> TableSpace:
         return cls(tuple(bound for bound in FIRST_BOUNDS if bound <= most_rows), most_steps)
 
-    def suggest(self, trial: Any) -> dict[str, Any]:
-        """Return the numbers that an optuna trial chooses."""
-        numbers = {f"steps_{bound}": trial.suggest_int(f"steps_{bound}", 0, self.most_steps) for bound in self.bounds}
-        numbers["width"] = trial.suggest_int("width", 0, WIDEST)
-        for name, (low, high) in KNOBS.items():
-            suggest = trial.suggest_int if isinstance(low, int) else trial.suggest_float
-            numbers[name] = suggest(name, low, high, log=name in ("ema_alpha", "update_interval"))
-        return numbers
-
-    def table(self, numbers: Mapping[str, Any]) -> Table:
-        """Return the table of these numbers; neighbouring ranges with the same candidates become one."""
-        width = numbers["width"]
-        knobs = {} if not width else self._knobs(numbers)
+    def table(self, choice: Choice) -> Table:
+        """Return the table of a choice; neighbouring ranges with the same candidates become one."""
         table: dict[str, Any] = {}
-        before, middle = None, self.most_steps
-        for bound in self.bounds:
-            middle = min(middle, numbers[f"steps_{bound}"])  # a larger batch never pays more steps than a smaller one
-            candidates = list(range(max(0, middle - width), min(self.most_steps, middle + width) + 1))
+        before, knobs = None, choice.knobs()
+        for bound, middle in zip(self.bounds, choice.steps, strict=True):
+            low, high = max(0, middle - choice.width), min(self.most_steps, middle + choice.width)
+            candidates = list(range(low, high + 1))
             if candidates != before:
                 table[str(bound)] = {"candidate_steps": candidates, **knobs}
             before = candidates
         return table
 
-    @staticmethod
-    def _knobs(numbers: Mapping[str, Any]) -> dict[str, Any]:
-        up = round(numbers["up_hysteresis"], 3)
-        return {
-            "ema_alpha": round(numbers["ema_alpha"], 3),
-            "update_interval": numbers["update_interval"],
-            "up_hysteresis": up,
-            "down_hysteresis": round(up - numbers["gap"], 3),
-        }
+    def neighbours(self, choice: Choice) -> Iterator[Choice]:
+        """Yield the choices that differ from this one by one move: a step more or less in one range, then a wider or
+        narrower choice, then the next value of a knob."""
+        for index, count in enumerate(choice.steps):
+            for other in (count - 1, count + 1):
+                if 0 <= other <= self.most_steps:
+                    yield choice.with_steps(index, other)
+        for width in (choice.width - 1, choice.width + 1):
+            if 0 <= width <= WIDEST:
+                yield replace(choice, width=width)
+        if choice.width:
+            for name, values in KNOBS.items():
+                at = values.index(getattr(choice, name))
+                for value in (*values[max(at - 1, 0) : at], *values[at + 1 : at + 2]):
+                    yield replace(choice, **{name: value})
 
-    def starts(self, model: RoundModel, context: int, measured: Sequence[tuple[float, int]]) -> list[dict[str, Any]]:
-        """Return the first trials of a search; `measured` has batch sizes and their best steps, ascending.
+    def starts(self, model: RoundModel, context: int, measured: Sequence[tuple[float, int]]) -> list[Choice]:
+        """Return the first choices of a search; `measured` has batch sizes and their best steps, ascending.
 
-        For each range the best steps as measured and by the cost model, alone and with their neighbours. Then every
-        fixed number of steps.
+        For each range the best steps as measured and by the cost model, alone and with their neighbours.
         """
         priced = [
             model.best(min(bound, model.most_rows(context, 0)), context, self.most_steps).steps for bound in self.bounds
         ]
         nearest = [min(measured, key=lambda pair: abs(math.log(max(pair[0], 1.0) / bound)))[1] for bound in self.bounds]
-        starts = [self._start(steps, width) for steps in (nearest, priced) for width in range(WIDEST + 1)]
-        return [*starts, *(self._start([steps] * len(self.bounds), 0) for steps in range(self.most_steps + 1))]
+        return [Choice(tuple(steps), width) for steps in (nearest, priced) for width in range(WIDEST + 1)]
 
-    def _start(self, steps: Sequence[int], width: int) -> dict[str, Any]:
-        return {f"steps_{bound}": count for bound, count in zip(self.bounds, steps, strict=True)} | {
-            "width": width,
-            **USUAL_KNOBS,
-        }
+
+class LocalSearch:
+    """Proposes choices: first the given ones, then the untried neighbours of the best choice known, then of the next
+    best. Two choices that make the same table are one. Draws nothing: the same scores give the same proposals."""
+
+    def __init__(self, space: TableSpace, starts: Sequence[Choice]) -> None:
+        self.space = space
+        self._starts = iter(starts)
+        self._seen: set[str] = set()
+        self._order = itertools.count()
+        self._around: list[tuple[float, int, Iterator[Choice]]] = []  # a heap: (-score, order, neighbours to come)
+
+    def propose(self, most: int) -> list[Choice]:
+        """Return up to `most` new choices; fewer only if no neighbour of a known choice is new."""
+        chosen: list[Choice] = []
+        while len(chosen) < most and (choice := self._next()) is not None:
+            if self._is_new(choice):
+                chosen.append(choice)
+        return chosen
+
+    def learn(self, choice: Choice, score: float) -> None:
+        """Note the score of a choice, which is not proposed again; more is better."""
+        self._is_new(choice)
+        heapq.heappush(self._around, (-score, next(self._order), self.space.neighbours(choice)))
+
+    def _is_new(self, choice: Choice) -> bool:
+        """Return whether no other choice with the same table was here before."""
+        key, before = repr(self.space.table(choice)), len(self._seen)
+        self._seen.add(key)
+        return len(self._seen) > before
+
+    def _next(self) -> Choice | None:
+        choice = next(self._starts, None)
+        while choice is None and self._around:
+            choice = next(self._around[0][2], None)
+            if choice is None:
+                heapq.heappop(self._around)
+        return choice
 
 
 def chosen_steps(scenario: Scenario) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Searches the table of draft steps that serves a workload fastest, and compares it with the alternatives.
 
-The search (optuna's TPE sampler) sees some seeds, the comparison others. All alternatives run the same requests with
-the same acceptance, seed by seed. The search asks the sampler for trials in groups and reports them in order, with any
-number of processes. So the same question makes the same runs, and a stopped search can continue.
+The search sees some seeds, the comparison others. All alternatives run the same requests with the same acceptance, seed
+by seed. The search proposes tables in groups and learns their scores in order, with any number of processes. So the
+same question makes the same runs, and a stopped search can continue.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..rounds.model import RoundModel
 from ..trial import Trial
 from ..workers import Job, Workers
 from .phases import Phase, mean_context, phases_of
-from .tables import Table, TableSpace, chosen_steps, fixed_settings, is_schedule, settings_of
+from .tables import Choice, LocalSearch, Table, TableSpace, chosen_steps, fixed_settings, is_schedule, settings_of
 
 MOST_BEHIND = 0.01
 """A tuned table is at most this share slower than the best fixed number of steps, in every phase."""
 PENALTY = 10.0
 """The penalty in the score for each share beyond half of MOST_BEHIND: ten times the gain from an equal share."""
 GROUP = 4
-"""The number of trials that the sampler gives before it learns a result."""
+"""The number of tables that are proposed before the search learns a score."""
 FINALISTS = 6
 MOST_STEPS = 7
 PLAIN, DEFAULT, GOODPUT = "no speculation", "default table", "goodput"
@@ -133,19 +133,22 @@ class Tune:
         seeds = self.question.search_seeds
         yield from self._measure([*self._fixed, settings_of(PRESETS["default"])], seeds, workers)
         best = {phase.name: self._best_fixed(phase, seeds) for phase in self.phases}
-        study = self._study(self._best_by_batch(seeds))
+        search = LocalSearch(self.space, self.space.starts(self.model, self.context, self._best_by_batch(seeds)))
         scored: dict[str, tuple[float, Table]] = {}
-        for known in (PRESETS["default"], *({"1": {"candidate_steps": [steps]}} for steps in range(len(self._fixed)))):
-            self._score(known, best, scored)
+        self._score(PRESETS["default"], best, scored)
+        for steps in range(len(self._fixed)):
+            fixed = Choice((steps,) * len(self.space.bounds))
+            search.learn(fixed, self._score(self.space.table(fixed), best, scored))
         for first in range(0, self.question.trials, GROUP):
-            asked = [study.ask() for _ in range(min(GROUP, self.question.trials - first))]
-            tables = [self.space.table(self.space.suggest(trial)) for trial in asked]
+            choices = search.propose(min(GROUP, self.question.trials - first))
+            if not choices:
+                break
+            tables = [self.space.table(choice) for choice in choices]
             yield from self._measure([settings_of(table) for table in tables], seeds, workers)
-            for trial, table in zip(asked, tables, strict=True):
-                score = self._score(table, best, scored)
-                study.tell(trial, score if math.isfinite(score) else -1.0)
+            for choice, table in zip(choices, tables, strict=True):
+                search.learn(choice, self._score(table, best, scored))
             top = max(score for score, _ in scored.values())
-            yield f"{first + len(asked)} of {count_of(self.question.trials, 'table')}, best {math.expm1(top):+.1%} to fixed steps"
+            yield f"{first + len(choices)} of {count_of(self.question.trials, 'table')}, best {math.expm1(top):+.1%} to fixed steps"
         self.found = sorted(scored.values(), key=lambda entry: -entry[0])
 
     def _best_by_batch(self, seeds: Sequence[int]) -> list[tuple[float, int]]:
@@ -156,16 +159,6 @@ class Tune:
             rows = [self.rows[repr(self._fixed[steps]), phase.name, seed] for seed in seeds]
             found.append((sum(rows) / len(rows), steps))
         return sorted(found)
-
-    def _study(self, measured: Sequence[tuple[float, int]]) -> Any:
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sampler = optuna.samplers.TPESampler(seed=self.question.search_seeds[0], multivariate=True)
-        study = optuna.create_study(direction="maximize", sampler=sampler)
-        for start in self.space.starts(self.model, self.context, measured):
-            study.enqueue_trial(start, skip_if_exists=True)
-        return study
 
     def _score(self, table: Table, best: Mapping[str, float], scored: dict[str, tuple[float, Table]]) -> float:
         """Return the mean gain over the best fixed steps of each phase (in logarithms), less the penalty for phases in

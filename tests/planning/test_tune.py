@@ -15,7 +15,7 @@ from foredraft.core.adaptive.interchange import import_table
 from foredraft.core.errors import ForedraftError
 from foredraft.planning.servers.files import server_files
 from foredraft.planning.trial import Trial, run_trial
-from foredraft.planning.tuning.tables import TableSpace, is_schedule, settings_of
+from foredraft.planning.tuning.tables import Choice, LocalSearch, TableSpace, is_schedule, settings_of
 from foredraft.planning.tuning.tune import MOST_BEHIND, Question, Tune
 from foredraft.planning.workers import Job
 from foredraft.sim.scenario import Scenario
@@ -109,6 +109,26 @@ def test_the_table_is_nowhere_behind_and_gains_where_steps_differ(found: Tune):
     assert is_schedule(found.best_schedule.table)
 
 
+def test_the_search_climbs_to_the_best_choice_and_ends_with_its_space():
+    space = TableSpace((1, 4), 3)
+    search = LocalSearch(space, [Choice((0, 0))])
+
+    def score(choice: Choice) -> float:
+        return -abs(choice.steps[0] - 3) - abs(choice.steps[1] - 1) - choice.width
+
+    tried = []
+    while choices := search.propose(2):
+        for choice in choices:
+            search.learn(choice, score(choice))
+        tried += choices
+        if len(tried) == 12:
+            assert max(tried, key=score) == Choice((3, 1))  # the first of thousands
+    tables = [repr(space.table(choice)) for choice in tried]
+    assert len(set(tables)) == len(tables)
+    assert all(choice.steps[0] >= choice.steps[1] for choice in tried)
+    assert {choice.steps for choice in tried} == {(a, b) for a in range(4) for b in range(a + 1)}
+
+
 def test_the_comparison_uses_seeds_of_its_own():
     service = Toy()
     tune = Tune(SMALL, Question(range(100, 102), range(3), 4, 20))
@@ -172,12 +192,8 @@ def test_a_scenario_without_speculation_and_trees_of_given_size_are_refused():
 @given(st.lists(st.integers(0, 7), min_size=5, max_size=5), st.integers(0, 2))
 def test_files_say_what_the_table_says(steps: list[int], width: int):
     space = TableSpace.of(16, 7)
-    knobs = {"ema_alpha": 0.1, "update_interval": 9, "up_hysteresis": 0.1, "gap": 0.3}
-    numbers = {f"steps_{bound}": count for bound, count in zip(space.bounds, steps, strict=True)} | {
-        "width": width,
-        **knobs,
-    }
-    table, schedule = space.table(numbers), space.table({**numbers, "width": 0})
+    choice = Choice(tuple(steps), width, ema_alpha=0.1, update_interval=10, up_hysteresis=0.1)
+    table, schedule = space.table(choice), space.table(replace(choice, width=0))
     scenario = scenario_with(Scenario().model_dump(mode="json"), settings_of(table))
     files, left_out = server_files(scenario, table, schedule, 16)
     config = load_adaptive_config(table)
