@@ -1,19 +1,22 @@
 """JSON and TOML from outside, parsed with limits.
 
 Every text that a user gives passes through `parse_json` or `parse_toml`, so that readers of the values need not expect
-absurd ones.
+absurd ones. A file that another program wrote may have longer integers than a request or a scenario, in keys that
+this project does not read: `transformers` writes int(1e30) for a tokenizer without a greatest length.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping
 from enum import Enum
+from functools import partial
 from typing import Any, overload
 
-from .errors import ConfigError, Problem, nearest
+from .errors import ConfigError, Problem, nearest, shown
 
 MAX_DEPTH = 64
 MAX_INTEGER = 2**64 - 1
@@ -31,18 +34,21 @@ class ParseError(ValueError):
     the message says what was found, and where if that is known."""
 
 
-def parse_json(text: str, pairs_hook: PairsHook | None = None, *, with_infinity: bool = False) -> Any:
+def parse_json(
+    text: str, pairs_hook: PairsHook | None = None, *, with_infinity: bool = False, long_integers: bool = False
+) -> Any:
     """Return the value of a JSON text. `pairs_hook` makes an object from its pairs, as in `json.loads`.
     `with_infinity`: take Infinity and -Infinity, which Python writes into the configurations of some models, for
-    numbers.
+    numbers. `long_integers`: take integers of more than 64 bits, for a file of another program; with `with_infinity`,
+    too, a number beyond every float is infinite.
 
     Raises ParseError for a text that is no JSON, for NaN and Infinity, and for half of a surrogate pair. Also for
-    nesting deeper than MAX_DEPTH, for an integer beyond ±MAX_INTEGER, and for a fraction too large for a float.
+    nesting deeper than MAX_DEPTH, for an integer beyond ±MAX_INTEGER, and for a number too large for a float.
     """
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(text)
     try:
-        value = (_WITH_INFINITY if with_infinity else _decoder(pairs_hook)).decode(text)
+        value = _decoder(pairs_hook, with_infinity, long_integers).decode(text)
     except json.JSONDecodeError as error:
         raise ParseError(f"{error.msg} ({_place(text, error.pos)})") from None
     except _Refused as error:
@@ -96,18 +102,21 @@ def _place(text: str, position: int) -> str:
     return f"line {line} column {column}" if "\n" in text.rstrip("\n") else f"column {column}"
 
 
-def _decoder(pairs_hook: PairsHook | None) -> json.JSONDecoder:
-    return _PLAIN if pairs_hook is None else _new_decoder(pairs_hook=pairs_hook)
+def _decoder(pairs_hook: PairsHook | None, with_infinity: bool, long_integers: bool) -> json.JSONDecoder:
+    if pairs_hook is None and not with_infinity:
+        return _OF_FILES if long_integers else _PLAIN
+    return _new_decoder(pairs_hook, with_infinity, long_integers)
 
 
 def _new_decoder(
-    constant: Callable[[str], float] | None = None, pairs_hook: PairsHook | None = None
+    pairs_hook: PairsHook | None = None, with_infinity: bool = False, long_integers: bool = False
 ) -> json.JSONDecoder:
+    beyond_floats = with_infinity and long_integers
     return json.JSONDecoder(
         object_pairs_hook=pairs_hook,
-        parse_int=_integer,
-        parse_float=_fraction,
-        parse_constant=_constant if constant is None else constant,
+        parse_int=partial(_long_integer, beyond_floats) if long_integers else _integer,
+        parse_float=float if beyond_floats else _fraction,
+        parse_constant=_infinity if with_infinity else _constant,
     )
 
 
@@ -119,9 +128,17 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
+def _long_integer(beyond_floats: bool, digits: str) -> int | float:
+    """Return an integer of any length that a float has room for, so that readers can convert and print it."""
+    if len(digits) < MAX_DIGITS:
+        return int(digits)
+    value = float(digits) if beyond_floats else _fraction(digits)
+    return value if math.isinf(value) else int(digits)
+
+
 def _fraction(digits: str) -> float:
     value = float(digits)
-    if value in (float("inf"), float("-inf")):
+    if math.isinf(value):
         raise _Refused(digits, f"the number {digits[:20]} is too large")
     return value
 
@@ -130,14 +147,12 @@ def _constant(name: str) -> float:
     raise _Refused(name, f"{name} is no JSON number")
 
 
-_PLAIN = _new_decoder()
-
-
 def _infinity(name: str) -> float:
     return float(name) if name != "NaN" else _constant(name)
 
 
-_WITH_INFINITY = _new_decoder(_infinity)
+_PLAIN = _new_decoder()
+_OF_FILES = _new_decoder(long_integers=True)
 
 
 def _check_depth(text: str) -> None:
@@ -229,8 +244,9 @@ class ConfigReader:
             self.problem(key, f"is missing{'' if key in self.data else nearest(key, self.data)}")
         elif isinstance(value, bool) or not isinstance(value, int):
             self.problem(key, f"must be a whole number, got {value!r}")
-        elif value < minimum:
-            self.problem(key, f"must be at least {minimum}, got {value}")
+        elif not minimum <= value <= MAX_INTEGER:
+            bound = f"at least {minimum}" if value < minimum else "an integer of 64 bits"
+            self.problem(key, f"must be {bound}, got {shown(value)}")
         else:
             return value
         return minimum
@@ -266,7 +282,7 @@ class ConfigReader:
         value = self.data.get(key)
         if value is None:
             return ()
-        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+        if not isinstance(value, list) or not all(map(_is_count, value)):
             self.problem(key, f"must be a list of whole numbers ≥ 0, got {value!r}")
             return ()
         return tuple(value)
@@ -274,19 +290,23 @@ class ConfigReader:
     def token_ids(self, key: str) -> tuple[int, ...]:
         """Read a token id or a list of them."""
         value = self.data.get(key)
-        if type(value) is int and value >= 0:
+        if _is_count(value):
             return (value,)
         return self.integers(key)
 
 
-def read_json_object(path: str, read_file: Callable[[str], str], *, with_infinity: bool = False) -> dict[str, Any]:
-    """Parse the JSON object in `path`, whose text `read_file` returns or refuses with ConfigError; `with_infinity`: see
-    `parse_json`.
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_INTEGER
+
+
+def read_json_object(path: str, read_file: Callable[[str], str], *, of_checkpoint: bool = False) -> dict[str, Any]:
+    """Parse the JSON object in `path`, whose text `read_file` returns or refuses with ConfigError. `of_checkpoint`: it
+    may have integers of any length and infinity, as `parse_json` takes both.
 
     Raises ConfigError.
     """
     try:
-        data = parse_json(read_file(path), with_infinity=with_infinity)
+        data = parse_json(read_file(path), with_infinity=of_checkpoint, long_integers=of_checkpoint)
     except ParseError as error:
         raise ConfigError.of(path, "", f"is not JSON: {error}") from None
     if not isinstance(data, dict):

@@ -284,7 +284,7 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file. Raises ConfigError."""
-    return read_json_object(str(path), read_text, with_infinity=True)
+    return read_json_object(str(path), read_text, of_checkpoint=True)
 
 
 def _experts_to_dict(moe: MoeConfig, form: ExpertForm) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ...core.contract.request import TextDecoder
-from ...core.errors import ConfigError, InvalidRequest
-from ...core.parsing import read_json_object
+from ...core.errors import ConfigError, InvalidRequest, shown
+from ...core.parsing import MAX_INTEGER, read_json_object
 from ...observe.input_files import read_text
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def _read_if_there(file: Path) -> dict[str, Any]:
     """Return the JSON object in `file`, or an empty one if there is no such file. Raises ConfigError."""
     if not file.exists():
         return {}
-    return read_json_object(str(file), read_text)
+    return read_json_object(str(file), read_text, of_checkpoint=True)
 
 
 def _token_text(value: Any) -> str | None:
@@ -287,8 +287,8 @@ def _token_ids(settings: Mapping[str, Any], key: str, file: Path) -> list[int]:
     value = settings.get(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for number in ids:
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            raise ConfigError.of(str(file), key, f"is {value!r}; expected a token id or a list of them")
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_INTEGER:
+            raise ConfigError.of(str(file), key, f"is {shown(value)}; expected a token id or a list of them")
     return ids
 
 

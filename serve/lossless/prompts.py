@@ -58,7 +58,7 @@ def read_prompts(path: Path) -> list[str]:
             continue
         if path.suffix == ".jsonl":
             try:
-                value = parse_json(prompt)
+                value = parse_json(prompt, long_integers=True)
             except ParseError as error:
                 raise refused(f"is not JSON: {error}", number) from None
             prompt = value.get("prompt") if isinstance(value, dict) else value

@@ -22,10 +22,12 @@ def model_shape(name: str, key: str) -> ModelShape:
             return lookup_model(name)
         except ForedraftError as error:
             raise ConfigError.of(SCENARIO, key, str(error)) from None
-    config = read_json_object(str(files.config), read_text, with_infinity=True)
+    config = read_json_object(str(files.config), read_text, of_checkpoint=True)
     if config.get("quantization_config") is None and files.quantization.is_file():
         source = str(files.quantization)
-        config["quantization_config"] = modelopt_config(read_json_object(source, read_text), source)
+        config["quantization_config"] = modelopt_config(
+            read_json_object(source, read_text, of_checkpoint=True), source
+        )
     return read_model_shape(config | dict(files.differs), str(files.config), files.name)
 
 

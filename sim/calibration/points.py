@@ -171,6 +171,8 @@ def _values(record: Record, problem: Any) -> Iterator[tuple[str, Any]]:
             problem(column, f"expected {least:g} … {most:,.0f} {unit}, found {_short(value)}")
         elif column in ("input_tokens", "output_tokens") and not 1 <= number <= LONGEST:
             problem(column, f"expected 1 … {LONGEST:,} tokens, found {number:g}")
+        elif column in ("input_std", "output_std") and number > LONGEST:
+            problem(column, f"expected at most {LONGEST:,} tokens, found {number:g}")
         else:
             yield column, int(number) if column in WHOLE else number
 

@@ -147,7 +147,7 @@ def _objects(file: str, text: str) -> Iterator[tuple[str, Any]]:
             raise _wrong(file, found["key"], f"is {found['value']}: expected a finite number")
     text = re.sub(r'("request_rate"\s*:\s*)Infinity', r'\1"inf"', text)
     try:
-        yield "", parse_json(text)
+        yield "", parse_json(text, long_integers=True)
         return
     except ParseError as error:
         lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
@@ -155,7 +155,7 @@ def _objects(file: str, text: str) -> Iterator[tuple[str, Any]]:
             raise _wrong(file, "", f"is not JSON: {error}") from None
     for number, line in lines:
         try:
-            yield f" line {number}", parse_json(line)
+            yield f" line {number}", parse_json(line, long_integers=True)
         except ParseError as error:
             raise _wrong(file, f"line {number}", f"is not JSON: {error} (a truncated line?)") from None
 

@@ -248,7 +248,7 @@ def _number(value: Any, line: int) -> float | int:
 def _spans(path: str) -> Iterator[_Span]:
     first = next((line for line in read_lines(path) if line.strip()), "")
     try:
-        parse_json(first)
+        parse_json(first, long_integers=True)
     except ParseError:  # one document over many lines
         yield from _spans_of(_object(read_text(path), 1), 1)
         return
@@ -259,7 +259,7 @@ def _spans(path: str) -> Iterator[_Span]:
 
 def _object(text: str, line: int) -> dict[str, Any]:
     try:
-        found = parse_json(text)
+        found = parse_json(text, long_integers=True)
     except ParseError as error:
         raise LogProblem(line, f"is not JSON (a truncated line?): {error}") from None
     if not isinstance(found, dict):

@@ -118,7 +118,7 @@ def resolve_format(path: str, name: str) -> str:
 def _has_keys(first: str) -> bool:
     """Return whether a line is, or begins as, an object with at least two keys of a Mooncake trace."""
     try:
-        return len({*parse_json(first)} & {*_JSON_KEYS}) >= 2
+        return len({*parse_json(first, long_integers=True)} & {*_JSON_KEYS}) >= 2
     except ParseError:
         return sum(f'"{key}"' in first for key in _JSON_KEYS) >= 2
     except TypeError:  # a number
@@ -128,7 +128,7 @@ def _has_keys(first: str) -> bool:
 def _keys_of(first: str) -> str:
     """Return what an object of an unknown format is."""
     try:
-        found = parse_json(first)
+        found = parse_json(first, long_integers=True)
     except ParseError as error:
         return f"is not JSON: {error}"
     if not isinstance(found, dict):
@@ -330,7 +330,7 @@ def _mooncake_chunks(path: str, name: str, text_lines: Iterator[str]) -> Iterato
 def _json_row(path: str, line: int, text: str) -> list[Any]:
     """Return the values of the object in a line, in the order of `_JSON_KEYS`. Raises TraceError."""
     try:
-        value = parse_json(text)
+        value = parse_json(text, long_integers=True)
     except ParseError as error:
         raise TraceError(path, line, f"is not JSON (a truncated line?): {error}") from None
     missing = [key for key in _JSON_KEYS if not isinstance(value, dict) or key not in value]

@@ -5,7 +5,16 @@ import math
 
 import pytest
 from foredraft.core.errors import ConfigError
-from foredraft.core.parsing import MAX_DEPTH, MAX_INTEGER, ParseError, parse_json, parse_toml, refuse_repeated_keys
+from foredraft.core.parsing import (
+    MAX_DEPTH,
+    MAX_INTEGER,
+    ConfigReader,
+    ParseError,
+    parse_json,
+    parse_toml,
+    read_json_object,
+    refuse_repeated_keys,
+)
 from foredraft.observe.input_files import read_lines, read_text, read_toml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,6 +113,32 @@ def test_files(tmp_path):
         read_text(path)
     with pytest.raises(ConfigError, match="line 2: is not UTF-8: byte 0xff at byte 5"):
         list(read_lines(path))
+
+
+@pytest.mark.parametrize("digits", [str(int(1e30)), f"-{MAX_INTEGER + 1}", "1" + "0" * 308])
+def test_a_file_of_another_program_may_have_integers_of_any_length(digits):
+    assert parse_json(f'{{"a": [{digits}, 7]}}', long_integers=True) == {"a": [int(digits), 7]}
+    with pytest.raises(ParseError, match="an integer of"):
+        parse_json(digits)
+
+
+@pytest.mark.parametrize("digits", ["9" * 309, "9" * 5000, "1e999"])
+def test_what_no_float_has_room_for_is_infinite_in_a_checkpoint_and_refused_elsewhere(tmp_path, digits):
+    path = tmp_path / "config.json"
+    path.write_text(f'{{"longest": {digits}, "shortest": -{digits}}}')
+    assert read_json_object(str(path), read_text, of_checkpoint=True) == {"longest": math.inf, "shortest": -math.inf}
+    with pytest.raises(ConfigError, match="is not JSON: "):
+        read_json_object(str(path), read_text)
+    with pytest.raises(ParseError, match="is too large"):
+        parse_json(digits, long_integers=True)
+
+
+def test_a_key_that_is_read_has_64_bits():
+    for value in (MAX_INTEGER + 1, 10**300, math.inf):
+        reader = ConfigReader({"size": value, "ids": [value], "id": value}, "config.json")
+        assert (reader.integer("size"), reader.integers("ids"), reader.token_ids("id")) == (1, (), ())
+        assert [problem.key for problem in reader.problems] == ["size", "ids", "id"]
+    assert ConfigReader({"size": MAX_INTEGER}, "config.json").integer("size") == MAX_INTEGER
 
 
 def test_configurations_that_python_wrote_may_have_infinity():

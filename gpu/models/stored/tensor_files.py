@@ -154,7 +154,7 @@ def _list_file(path: Path) -> dict[str, StoredTensor]:
 
 def _list_shards(directory: Path, index: Path) -> dict[str, StoredTensor]:
     try:
-        weight_map = read_json_object(str(index), read_text)["weight_map"]
+        weight_map = read_json_object(str(index), read_text, of_checkpoint=True)["weight_map"]
         names = {str(name): str(file_name) for name, file_name in weight_map.items()}
     except (KeyError, AttributeError) as error:
         raise CheckpointError(str(index), [Problem("weight_map", "must map tensor names to files")]) from error

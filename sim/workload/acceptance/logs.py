@@ -264,7 +264,7 @@ def _documents(path: str) -> Iterator[tuple[str, Any]]:
     lines = ((number, line) for number, line in lines if line and line != "[DONE]")
     number, line = next(lines)
     try:
-        value = parse_json(line)
+        value = parse_json(line, long_integers=True)
     except ParseError as error:
         if next(lines, None) is None:
             raise wrong(path, number, f"is not JSON (a truncated line?): {error}") from None
@@ -275,14 +275,14 @@ def _documents(path: str) -> Iterator[tuple[str, Any]]:
     yield f"line {number}", value
     for number, line in lines:
         try:
-            yield f"line {number}", parse_json(line)
+            yield f"line {number}", parse_json(line, long_integers=True)
         except ParseError as error:
             raise wrong(path, number, f"is not JSON (a truncated line?): {error}") from None
 
 
 def _whole_document(path: str) -> Iterator[tuple[str, Any]]:
     try:
-        value = parse_json(read_text(path))
+        value = parse_json(read_text(path), long_integers=True)
     except ParseError as error:
         raise wrong(path, 0, f"is not JSON (a truncated file?): {error}") from None
     if isinstance(value, list):

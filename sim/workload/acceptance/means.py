@@ -173,7 +173,7 @@ def _kind(path: str) -> str:
         raise wrong(path, 0, f"is empty: expected {EXPECTED}")
     if line.startswith(("{", "[{", "data:")) or line == "[":
         try:
-            value = parse_json(line)
+            value = parse_json(line, long_integers=True)
         except ParseError:
             return "responses"
         return "events" if isinstance(value, dict) and "t" in value else "responses"

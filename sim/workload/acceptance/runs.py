@@ -55,7 +55,7 @@ def parse_recorded_runs(lines: Iterable[str], source: str) -> dict[str, list[int
 
 def _read_object(recorded: dict[str, list[int]], source: str, number: int, line: str) -> None:
     try:
-        value = parse_json(line)
+        value = parse_json(line, long_integers=True)
     except ParseError as error:
         raise AcceptanceTraceError(source, number, f"is not JSON (a truncated line?): {error}") from None
     if not isinstance(value, dict) or set(value) != {"request", "runs"} or not isinstance(value["runs"], list):

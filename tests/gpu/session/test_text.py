@@ -205,6 +205,23 @@ TEMPLATES = {
 
 
 @pytest.mark.xdist_group("transformers")  # one worker imports it
+@pytest.mark.parametrize("longest", [None, 10**400, 512])
+def test_what_transformers_saves_is_read(tmp_path, longest):
+    """Without a greatest length it writes int(1e30)."""
+    transformers = pytest.importorskip("transformers")
+    given = {} if longest is None else {"model_max_length": longest}
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=train_tokenizer(), bos_token="<s>", eos_token="</s>", chat_template=TEMPLATES["json"], **given
+    )
+    theirs.save_pretrained(tmp_path)
+    ours = Tokenizer.load(tmp_path)
+    assert (ours.bos_id, ours.eos_ids) == (theirs.bos_token_id, (theirs.eos_token_id,))
+    assert ours.render_chat(MESSAGES) == theirs.apply_chat_template(
+        MESSAGES, tokenize=False, add_generation_prompt=True
+    )
+
+
+@pytest.mark.xdist_group("transformers")  # one worker imports it
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_templates_render_as_transformers_renders_them(tmp_path, name):
     transformers = pytest.importorskip("transformers")

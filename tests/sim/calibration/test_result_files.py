@@ -46,6 +46,11 @@ def test_every_format_gives_the_same_point(read, write):
     assert point.num_requests in (COUNT, None)
 
 
+def test_a_key_that_is_not_read_may_have_an_integer_of_any_length(read):
+    (point,) = read(vllm(PLAIN, run_id=2**127))
+    assert numbers(point) == pytest.approx(PLAIN)
+
+
 @pytest.mark.parametrize("write", [vllm, sglang, lambda run: table([run])])
 def test_speculation_is_read(read, write):
     (point,) = read(write(SPEC))
@@ -143,6 +148,10 @@ BAD = {
     "aiperf schema": (aiperf(PLAIN, schema_version="2.0"), "schema_version: '2.0'"),
     "aiperf cancelled": (aiperf(PLAIN, was_cancelled=True), "was_cancelled"),
     "aiperf unit": (aiperf(PLAIN, inter_token_latency={"unit": "s", "avg": 0.005}), "inter_token_latency.unit: 's'"),
+    "aiperf spread": (
+        aiperf(PLAIN, output_sequence_length={"unit": "tokens", "avg": 128.0, "std": 1e300}),
+        "output_sequence_length.std: expected at most 1,000,000 tokens",
+    ),
     "aiperf missing": (aiperf(PLAIN, inter_token_latency=None), "inter_token_latency.avg: is missing"),
     "aiperf errors": (aiperf(PLAIN, error_request_count={"avg": 30}), "error_request_count.avg: 30 of \\d+ requests failed"),
     "aiperf records": ('{"metadata": {}, "metrics": {}}', "export of single requests"),
