@@ -25,9 +25,7 @@ def model_shape(name: str, key: str) -> ModelShape:
     config = read_json_object(str(files.config), read_text, of_checkpoint=True)
     if config.get("quantization_config") is None and files.quantization.is_file():
         source = str(files.quantization)
-        config["quantization_config"] = modelopt_config(
-            read_json_object(source, read_text, of_checkpoint=True), source
-        )
+        config["quantization_config"] = modelopt_config(read_json_object(source, read_text, of_checkpoint=True), source)
     return read_model_shape(config | dict(files.differs), str(files.config), files.name)
 
 
