@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
+from ..core.errors import ForedraftError
 from .audit import audit
 from .checking.check import check
 from .decode.bench import bench
@@ -33,8 +35,25 @@ from .simulation.simulate import simulate
 from .simulation.trace import trace
 from .ui import ui
 
+GONE: dict[str, str] = {}
+"""Removed commands ("name") and options ("command --option") -> what does the same now."""
+
+
+class Commands(typer.core.TyperGroup):
+    """The subcommands of `foredraft`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the arguments name. Raises ForedraftError for a command or an option that is gone."""
+        name = args[0] if args else ""
+        for gone in (name, *(f"{name} {word.partition('=')[0]}" for word in args[1:])):
+            if gone in GONE:
+                raise ForedraftError(f"{gone} is gone: use {GONE[gone]}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="foredraft",
+    cls=Commands,
     epilog="Start with `foredraft simulate` or `foredraft tiny`. To check an engine, see `foredraft check --list`. "
     "Every command has --help.",
     no_args_is_help=True,

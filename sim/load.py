@@ -42,9 +42,6 @@ def make_workload(scenario: Scenario, context_len: int) -> TraceSource | Synthet
                 arrivals = ArrivalProcess.gamma(rate, table.burstiness)
             case "constant":
                 arrivals = ArrivalProcess.evenly(rate)
-            case "ramp":
-                end = (table.end_rate if table.end_rate is not None else 2 * table.rate) * table.rate_scale
-                arrivals = ArrivalProcess.poisson(RateCurve.ramp(rate, end, table.ramp_s))
             case "day":
                 curve = RateCurve.day(rate, table.amplitude, period_s=table.period_s)
                 arrivals = ArrivalProcess.gamma(curve, table.burstiness)

@@ -29,6 +29,10 @@ from .scenario import Scenario
 
 SCENARIO = "<scenario>"  # an error from this source has the full keys of a scenario
 
+_CURVE = 'workload.arrivals = "curve", with the rates in workload.curve and their length in workload.period_s'
+GONE = {"workload.arrivals=ramp": _CURVE, "workload.end_rate": _CURVE, "workload.ramp_s": _CURVE}
+"""Keys, and values of keys, that were removed -> what does the same now."""
+
 _TABLE_OF = {
     SCENARIO: "",
     "speculation": "speculation.",
@@ -258,6 +262,8 @@ def _is_branch(part: Any) -> bool:
 
 def _explain(detail: Mapping[str, Any], key: str) -> str:
     if detail["type"] == "extra_forbidden":
+        if key in GONE:
+            return f"is gone: use {GONE[key]}"
         table, _, name = key.rpartition(".")
         known = _keys_of(table)
         everywhere = [item[0] for item in flat_items(Scenario())]
@@ -267,6 +273,8 @@ def _explain(detail: Mapping[str, Any], key: str) -> str:
         return _as_table(detail["input"], key)
     if isinstance(detail["input"], Mapping) and not _keys_of(key) and (hint := _table_elsewhere(key, detail["input"])):
         return f"has no keys of its own{hint}"
+    if (value := f"{key}={detail['input']}") in GONE:
+        return f"{detail['input']} is gone: use {GONE[value]}"
     message = detail["msg"]
     message = message[0].lower() + message[1:]
     return f"{message}, got {shown(detail['input'])}"

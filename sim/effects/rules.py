@@ -14,7 +14,7 @@ from ..cost.executor_steps import StepCost
 from ..load import contents_are_known
 from ..scenario import PoolHardware
 
-ARRIVALS = ("arrivals", "rate", "end_rate", "ramp_s", "amplitude", "curve", "period_s", "burstiness")
+ARRIVALS = ("arrivals", "rate", "amplitude", "curve", "period_s", "burstiness")
 
 HARDWARE = ("hardware", "hardware.prefill", "hardware.decode")
 
@@ -370,7 +370,6 @@ RULES: tuple[Rule, ...] = (
             ),
         )
         for names, kinds in (
-            (("end_rate", "ramp_s"), ("ramp",)),
             (("amplitude",), ("day",)),
             (("curve",), ("curve",)),
             (("period_s",), ("day", "curve")),

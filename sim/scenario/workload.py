@@ -81,14 +81,10 @@ class Workload(Table):
     num_requests: Count | None = Field(
         default=None, description="most requests; default: 1000 synthetic ones, or the whole trace"
     )
-    arrivals: Literal["poisson", "gamma", "constant", "ramp", "day", "curve"] = Field(
+    arrivals: Literal["poisson", "gamma", "constant", "day", "curve"] = Field(
         default="poisson", description="process of synthetic arrivals"
     )
-    rate: Rate = Field(default=8.0, description="requests per second (ramp: at the start; day, curve: the mean)")
-    end_rate: Rate | None = Field(
-        default=None, description="ramp: requests per second at its end; default: twice the rate"
-    )
-    ramp_s: Seconds = Field(default=600.0, description="ramp: length of the ramp")
+    rate: Rate = Field(default=8.0, description="requests per second (day, curve: the mean)")
     amplitude: Share = Field(default=0.5, description="day: the peak is this share above the mean")
     curve: list[Annotated[float, Field(ge=0, le=1e6)]] | None = Field(
         default=None,

@@ -51,11 +51,6 @@ class RateCurve:
         return cls((0.0,), (rate,))
 
     @classmethod
-    def ramp(cls, start_rate: float, end_rate: float, duration_s: float) -> RateCurve:
-        """Return a straight line from one rate to another, which then stays."""
-        return cls((0.0, duration_s), (start_rate, end_rate))
-
-    @classmethod
     def table(cls, times_s: Sequence[float], rates: Sequence[float], period_s: float | None = None) -> RateCurve:
         """Return straight lines between points; with `period_s` (the last time) they repeat."""
         return cls(tuple(times_s), tuple(rates), period_s)

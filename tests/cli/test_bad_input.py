@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from foredraft.cli import app
 
 
 def settings(*pairs: str) -> list[str]:
@@ -117,3 +118,12 @@ def test_a_question_that_cannot_be_answered(case, refused, tmp_path, monkeypatch
     message = refused(*given)
     assert all(words in message for words in expected), message
     assert [path.name for path in tmp_path.iterdir()] == ["two.csv"], "no run was made"
+
+
+def test_a_removed_command_and_a_removed_option_name_their_successors(refused, monkeypatch):
+    monkeypatch.setitem(app.GONE, "estimate", "`foredraft simulate`")
+    monkeypatch.setitem(app.GONE, "simulate --hours", "--set workload.stop_s=SECONDS")
+    assert "estimate is gone: use `foredraft simulate`" in refused("estimate", "x.toml")
+    assert "simulate --hours is gone: use --set workload.stop_s=SECONDS" in refused("simulate", "--hours=3")
+    assert "No such option: --minutes" in refused("simulate", "--minutes", "3")
+    assert "No such command 'estimates'" in refused("estimates")

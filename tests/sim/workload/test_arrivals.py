@@ -68,14 +68,14 @@ def expected_arrivals(curve: RateCurve, time_s: float) -> float:
 class TestRateCurve:
     def test_a_ramp_by_hand(self):
         """From 0 to 10 per second in 20 s: t²/4 arrivals until then, 10 per second after 100 of them."""
-        curve = RateCurve.ramp(0.0, 10.0, 20.0)
+        curve = RateCurve.table((0.0, 20.0), (0.0, 10.0))
         assert curve.times_of(np.array([0.0, 1.0, 25.0, 100.0, 110.0])) == pytest.approx([0, 2, 10, 20, 21])
 
     @pytest.mark.parametrize(
         "curve",
         [
             RateCurve.constant(3.0),
-            RateCurve.ramp(9.0, 1.0, 50.0),
+            RateCurve.table((0.0, 50.0), (9.0, 1.0)),
             RateCurve.day(5.0, 1.0),
             RateCurve.table((0, 10, 11, 30), (2, 2, 0, 8)),
             RateCurve.table((0, 5, 6, 10), (0, 4, 0, 0), period_s=10),
@@ -95,7 +95,7 @@ class TestRateCurve:
         assert counts[1:3].mean() == pytest.approx(5.0, rel=0.03)
 
     def test_arrivals_end_where_the_rate_ends(self):
-        process = ArrivalProcess.evenly(RateCurve.ramp(10.0, 0.0, 8.0))
+        process = ArrivalProcess.evenly(RateCurve.table((0.0, 8.0), (10.0, 0.0)))
         times = times_of(process)
         assert len(times) == 41
         assert (times[0], times[-1]) == (0, 8_000_000_000)

@@ -135,15 +135,6 @@ class TestWorkload:
         scenario = scenario_from_dict({"workload": prompts | {"num_requests": 300}}, "test")
         assert max(arrival.prompt.length for arrival in make_workload(scenario, 4096)) == 4096 - 500
 
-    def test_a_ramp_ends_at_twice_its_rate_unless_told_otherwise(self):
-        for told, expected in (({}, 6000), ({"end_rate": 20.0}, 3000)):
-            table = {"arrivals": "ramp", "rate": 40.0, "ramp_s": 100.0, "num_requests": 7000, **told}
-            times_ns = [
-                arrival.time_ns for arrival in make_workload(scenario_from_dict({"workload": table}, "test"), 4096)
-            ]
-            within = sum(time_ns < 100 * 10**9 for time_ns in times_ns)
-            assert abs(within - expected) < 5 * expected**0.5
-
     def test_memory_is_bounded(self):
         workload = SyntheticWorkload(FixedLength(9), FixedLength(4), ArrivalProcess.poisson(9.0), num_requests=60_000)
         tracemalloc.start()
