@@ -26,16 +26,17 @@ from .planning.plan import plan
 from .planning.report import report
 from .planning.sweep import sweep
 from .planning.tune import tune
-from .replay import replay
 from .serving.serve import serve
 from .simulation.acceptance import acceptance
 from .simulation.calibrate import calibrate
-from .simulation.schema import schema
 from .simulation.simulate import simulate
 from .simulation.trace import trace
 from .ui import ui
 
-GONE: dict[str, str] = {}
+GONE: dict[str, str] = {
+    "replay": "`foredraft audit --replay`",
+    "schema": "`foredraft simulate --schema scenario|COMMAND`, or `foredraft simulate --models`",
+}
 """Removed commands ("name") and options ("command --option") -> what does the same now."""
 
 
@@ -62,9 +63,9 @@ app = typer.Typer(
 )
 app.add_typer(adaptive, name="adaptive", rich_help_panel="Plan")
 for panel, commands in {
-    "Plan": (simulate, ui, plan, tune, doctor, cost, sweep, export, report, trace, acceptance, calibrate, schema),
+    "Plan": (simulate, ui, plan, tune, doctor, cost, sweep, export, report, trace, acceptance, calibrate),
     "Decode": (generate, bench, twin, tiny, warmup, selftest),
-    "Serve": (serve, lossless, replay),
+    "Serve": (serve, lossless),
     "Check": (check, audit),
 }.items():
     for command in commands:

@@ -71,7 +71,7 @@ Log = Annotated[Path, argument(None, "events.jsonl of a run, or its directory.")
 AllowTruncated = Annotated[
     bool, option("--allow-truncated", "Accept the log of a run that was killed; such a log has no end.")
 ]
-AS_JSON = "Print one JSON document instead of text; `foredraft schema COMMAND` has its schema."
+AS_JSON = "Print one JSON document instead of text; `foredraft simulate --schema COMMAND` has its schema."
 AsJson = Annotated[bool, option("--json", AS_JSON)]
 Quiet = Annotated[bool, option("--quiet -q", "Print no progress on standard error.")]
 

@@ -127,7 +127,7 @@ IgnoreEos = Annotated[bool, sampling_option("--ignore-eos",
 Logprobs = Annotated[bool, output_option("--logprobs",
     "Print the log-probability of each token; the output is then JSON.")]
 AsJson = Annotated[bool, output_option("--json",
-    "Print a JSON document per prompt, each in a line, as with --prompts; `foredraft schema generate` has its schema.")]
+    "Print a JSON document per prompt, each in a line, as with --prompts; `foredraft simulate --schema generate` has its schema.")]
 Stats = Annotated[bool, output_option("--stats",
     "Print accept length, tokens/s and the time of each phase to standard error.")]
 Out = Annotated[Path | None, output_option("--out",
@@ -183,7 +183,7 @@ def generate(
         foredraft generate --model models/chat --chat --prompt "Why sing?"
         foredraft generate --model models/target --algorithm NGRAM --steps 7 \\
             --prompts prompts.jsonl --out runs/ngram > outputs.jsonl
-        foredraft replay runs/ngram
+        foredraft audit --replay runs/ngram
         foredraft generate --model models/target --draft models/eagle3 \\
             --disaggregate prefill=1,decode=1 --prompts prompts.jsonl
         foredraft generate --model models/chat --chat --prompt "A user as JSON." \\

@@ -72,7 +72,7 @@ AdminPort = Annotated[int | None, server_option("--admin-port",
 StartS = Annotated[float | None, server_option("--start-s",
     "With --simulate: simulated seconds that a start takes; until then /ready, /health and requests get 503.", min=0)]
 Record = Annotated[Path | None, server_option("--record",
-    "Write the decision log for foredraft replay to a new folder of this directory, named by the time of the start. It "
+    "Write the decision log for foredraft audit --replay to a new folder of this directory, named by the time of the start. It "
     "grows with every round.", "DIR")]
 Stamp = Annotated[bool, server_option("--stamp",
     "Begin each event of a stream with a comment that gives the end of its round, in nanoseconds of Unix time.")]
@@ -121,7 +121,7 @@ def serve(
         curl http://127.0.0.1:8000/v1/completions \\
             -H 'Content-Type: application/json' \\
             -d '{"prompt": "Why sing?", "max_tokens": 32, "stream": true}'
-        foredraft replay runs/served/2026-11-27T08-00-00Z
+        foredraft audit --replay runs/served/2026-11-27T08-00-00Z
 
     After SIGTERM or Ctrl-C running requests may end; a second signal gives them
     up. SIGHUP makes the server read the adaptive table again. On bad input the

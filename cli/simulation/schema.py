@@ -1,4 +1,4 @@
-"""`foredraft schema`: the JSON schemas of scenario files and of what commands print, and the names of models."""
+"""The JSON schemas of scenario files and of what commands print, and the names of models."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import json
 import re
 from importlib import import_module
 from textwrap import dedent
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-
-from ..options import argument, option, refuse_without_effect
 
 if TYPE_CHECKING:
     from ...observe.output_files import Document
 
+SCENARIO_FILES = "scenario"
 _OWN = "cli.documents."
 DOCUMENTS: dict[str, tuple[str, ...]] = {
     "simulate": (f"{_OWN}simulation:SimulateDocument", f"{_OWN}simulation:ExplainDocument"),
@@ -35,48 +34,28 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
     "warmup": (f"{_OWN}decoding:WarmupDocument",),
     "selftest": (f"{_OWN}decoding:SelftestDocument",),
     "lossless": (f"{_OWN}checking:LosslessDocument",),
-    "replay": (f"{_OWN}checking:ReplayDocument",),
     "check": tuple(f"{_OWN}checking:{kind}Document" for kind in ("Check", "Mutants", "Invariants", "Case")),
-    "audit": (f"{_OWN}checking:AuditDocument",),
+    "audit": (f"{_OWN}checking:AuditDocument", f"{_OWN}checking:ReplayDocument"),
 }
 """What each command prints with `--json`: a document of one of these kinds, as module and class."""
 WITHOUT = {
     "ui": "serves a page until it is stopped",
     "serve": "runs until it is stopped; --log-format json makes its log JSON",
-    "schema": "prints JSON schemas, or a name per line",
     "adaptive show": "prints a table of steps, which is JSON",
     "adaptive export": "prints a file of another server",
     "adaptive import": "prints a table of steps, which is JSON",
 }
 """The commands without `--json`, and why."""
 
-Command = Annotated[
-    str | None, argument("COMMAND", "Command whose --json the schema describes. Default: scenario files.")
-]
-Models = Annotated[bool, option("--models", "Print the names that model.target and model.draft take instead.")]
 
+def print_schema(kind: str) -> None:
+    """Print the JSON schema of scenario files (`scenario`), or of what a command prints with --json.
 
-def schema(command: Command = None, models: Models = False) -> None:
-    """Print the JSON schema of scenario files, or of what a command prints with --json.
-
-    The schema of scenarios has every key with its type, default and meaning.
-    Editors use it to complete and check TOML files:
-
-        foredraft schema > scenario.schema.json
-        foredraft schema plan > plan.schema.json
-
-    Every document of --json begins with its format and the format's version.
-    With --models the command prints a name per line: the built-in models, then
-    those of the extra `measured`, then other names of both. A scenario also takes the path of a config.json.
+    Raises ConfigError for a name that is neither.
     """
     from ...sim.scenario import Scenario
 
-    refuse_without_effect(("COMMAND", models and command is not None, "--models prints names"))
-    if models:
-        _print_models()
-    else:
-        found = Scenario.model_json_schema() if command is None else schema_of(command)
-        typer.echo(json.dumps(found, indent=2))
+    typer.echo(json.dumps(Scenario.model_json_schema() if kind == SCENARIO_FILES else schema_of(kind), indent=2))
 
 
 def documents_of(command: str) -> list[type[Document]]:
@@ -84,10 +63,11 @@ def documents_of(command: str) -> list[type[Document]]:
     from ...core.errors import ConfigError, nearest
 
     if command in WITHOUT:
-        raise ConfigError.of("schema", command, f"has no --json: it {WITHOUT[command]}")
+        raise ConfigError.of("--schema", command, f"has no --json: it {WITHOUT[command]}")
     if command not in DOCUMENTS:
-        message = f"is no command{nearest(command, DOCUMENTS)}; expected one of {', '.join(DOCUMENTS)}"
-        raise ConfigError.of("schema", command, message)
+        names = (SCENARIO_FILES, *DOCUMENTS)
+        message = f"is no command{nearest(command, names)}; expected one of {', '.join(names)}"
+        raise ConfigError.of("--schema", command, message)
     return [_loaded(kind) for kind in DOCUMENTS[command]]
 
 
@@ -136,7 +116,8 @@ def _describe(schema: dict[str, Any]) -> None:
         schema["properties"][name]["description"] = " ".join(meaning.split())
 
 
-def _print_models() -> None:
+def print_models() -> None:
+    """Print a name per line: the built-in models, those of the extra `measured`, then other names of both."""
     from ...core.model_shape import known_models, known_repositories
     from ...observe.distribution.install_hint import install_command
     from ...sim.cost.measured import packaged_models

@@ -37,6 +37,23 @@ EXIT_INTERRUPTED: dict[int, int] = {
     signal.SIGTERM: 143,
 }  # 128 + the signal's number, as shells have it
 
+
+def _print_schema(kind: str | None) -> None:
+    from .schema import print_schema
+
+    if kind is not None:
+        print_schema(kind)
+        raise typer.Exit
+
+
+def _print_models(asked: bool) -> None:
+    from .schema import print_models
+
+    if asked:
+        print_models()
+        raise typer.Exit
+
+
 # fmt: off
 OutDirectory = Annotated[Path | None, option("--out", "Write the files of the run to this directory.", "DIR")]
 Explain = Annotated[bool, option("--explain", "Print the scenario with the source of every number, and run nothing.")]
@@ -48,6 +65,11 @@ Faults = Annotated[str | None, option("--faults",
 Workers = Annotated[int, option("--workers",
     "Processes that share the replicas, where the router does not look at them: the results of one, but no trace.json.",
     min=1, max=1024)]
+Schema = Annotated[str | None, option("--schema",
+    "Print a JSON schema and run nothing: of scenario files (scenario), or of what a command prints with --json.", "scenario|COMMAND",
+    callback=_print_schema, is_eager=True)]
+Models = Annotated[bool, option("--models", "Print the names that model.target and model.draft take, and run nothing.",
+    callback=_print_models, is_eager=True)]
 # fmt: on
 
 
@@ -56,7 +78,7 @@ def simulate(
     settings: Settings = None, trace: TraceFile = None, seed: Seed = None, out: OutDirectory = None, explain: Explain = False,
     no_events: NoEvents = False, no_perfetto: NoPerfetto = False, faults: Faults = None, workers: Workers = 1,
     as_json: AsJson = False, quiet: Quiet = False,
-    log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
+    log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT, _schema: Schema = None, _models: Models = False,
 ) -> None:  # fmt: skip
     """Simulate a deployment: throughput, latency, acceptance and memory of a scenario.
 
@@ -69,6 +91,7 @@ def simulate(
         foredraft simulate --explain > scenario.toml
         foredraft simulate scenario.toml --seed 7
         foredraft simulate --faults swarm --seed 7
+        foredraft simulate --schema scenario > scenario.schema.json
 
     With --out, DIR holds summary.json, scenario.toml, requests.parquet,
     rounds.parquet, events.jsonl and trace.json. Ctrl-C ends a run early: the

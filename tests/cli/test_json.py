@@ -121,7 +121,7 @@ LINES: dict[str, Lines] = {
     "warmup": lambda get, folder: ("warmup", "--model", get("models")["target"], "--device", "cpu"),
     "selftest": lambda get, folder: ("selftest", "--device", "cpu", "--budget", "1s", "--out", folder, "--quiet"),
     "lossless": lambda get, folder: ("lossless", get("endpoint"), "--max-tokens", 2, "--quiet"),
-    "replay": lambda get, folder: ("replay", get("run")),
+    "audit,replay": lambda get, folder: ("audit", "--replay", get("run")),
     "check": lambda get, folder: ("check", "allocator", "plain-allocator", "--budget", 500),
     "check, the list": lambda get, folder: ("check", "allocator", "--list"),
     "audit": lambda get, folder: ("audit", get("run")),
@@ -178,7 +178,7 @@ def test_a_command_prints_one_document_by_its_schema(command, request, tmp_path,
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert list(found)[:3] == ["format", "version", "foredraft"] and found["version"] == 1
-    schema = command("schema", line[0])
+    schema = command("simulate", "--schema", line[0])
     problems = [one.message for one in jsonschema_rs.validator_for(closed(json.loads(schema.out))).iter_errors(found)]
     assert schema.code == 0 and not problems, problems[:3]
 
@@ -187,7 +187,7 @@ def test_a_document_of_another_form_does_not_fit():
     """The check above can fail: on a key that the schema lacks, and on one that the document lacks."""
     from foredraft.cli.simulation.schema import schema_of
 
-    validator = jsonschema_rs.validator_for(closed(schema_of("replay")))
+    validator = jsonschema_rs.validator_for(closed(schema_of("audit")))
     whole = {"format": "foredraft-replay", "version": 1, "foredraft": "0", "identical": True, "decisions": 1}
     whole |= {"results": 1, "replicas": 1, "complete": True, "difference": None}
     assert validator.is_valid(whole) and not validator.is_valid(whole | {"more": 1})
@@ -195,6 +195,5 @@ def test_a_document_of_another_form_does_not_fit():
 
 
 def test_schema_names_what_it_does_not_have(refused):
-    assert "has no --json: it runs until it is stopped" in refused("schema", "serve")
-    assert "did you mean 'plan'?" in refused("schema", "pln")
-    assert "--models prints names" in refused("schema", "plan", "--models")
+    assert "has no --json: it runs until it is stopped" in refused("simulate", "--schema", "serve")
+    assert "did you mean 'plan'?" in refused("simulate", "--schema", "pln")

@@ -81,11 +81,11 @@ def rewrite(log: Path, lines: list[dict]) -> None:
 
 
 def test_replay_finds_every_decision_identical(run, command):
-    outcome = command("replay", run / "events.jsonl")
+    outcome = command("audit", "--replay", run / "events.jsonl")
     plans = sum(record["t"] == "plan" for record in records(run / "events.jsonl"))
     assert outcome.code == 0
     assert f"{plans:,} decisions identical" in outcome.out and "2 replicas" in outcome.out
-    assert command("replay", run) == outcome, "the directory of a run stands for its log"
+    assert command("audit", "--replay", run) == outcome, "the directory of a run stands for its log"
 
 
 def test_replay_names_other_times_by_which_steps_were_chosen(run, command):
@@ -93,14 +93,14 @@ def test_replay_names_other_times_by_which_steps_were_chosen(run, command):
     assert lines[0]["kernels"] == {"target": "the roofline", "draft": "the roofline"}
     lines[0]["kernels"]["target"] = "aiconfigurator_core 0.11.0: llama-3.1-8b on h100_sxm, sglang, tensor parallel 1"
     rewrite(run / "events.jsonl", lines)
-    code, _, errors = command("replay", run)
+    code, _, errors = command("audit", "--replay", run)
     assert (
         code == 2 and "kernels.target" in errors and "aiconfigurator_core 0.11.0" in errors and "the roofline" in errors
     )
     assert "kernels.draft" not in errors
     lines[0]["scenario"]["speculation"]["policy"] = "ema"  # which asks for no times
     rewrite(run / "events.jsonl", lines)
-    assert "kernels" not in command("replay", run).err
+    assert "kernels" not in command("audit", "--replay", run).err
 
 
 # -- interruption ------------------------------------------------------------------------------------------------------
@@ -139,5 +139,5 @@ def test_an_interrupted_run_leaves_what_it_had(number, code, process, command, t
     end = records(log)[-1]
     assert end["t"] == "end" and end["complete"] is False
     assert parquet.read_table(run / "requests.parquet").num_rows >= summary["completed"]
-    outcome = command("replay", run)
+    outcome = command("audit", "--replay", run)
     assert outcome.code == 0 and "interrupted" in outcome.out

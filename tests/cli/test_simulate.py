@@ -249,11 +249,11 @@ def test_examples_run(path, command, tmp_path):
     assert outcome.code == 0, outcome.err
     summary = summary_of(tmp_path)
     assert summary["completed"] + summary["aborted"] == 30
-    assert command("replay", tmp_path).code == 0
+    assert command("audit", "--replay", tmp_path).code == 0
 
 
 def test_schema(command):
-    schema = json.loads(command("schema").out)
+    schema = json.loads(command("simulate", "--schema", "scenario").out)
     assert set(schema["properties"]) == set(Scenario.model_fields)
     assert schema["additionalProperties"] is False
     assert schema["$defs"]["Workload"]["properties"]["rate"]["minimum"] > 0
@@ -262,17 +262,17 @@ def test_schema(command):
 def test_schema_prints_the_names_of_models(command, monkeypatch):
     v3 = "deepseek-ai/DeepSeek-V3"
     monkeypatch.setattr("foredraft.sim.cost.measured.packaged_models", lambda: [v3])
-    names = command("schema", "--models").out.splitlines()
+    names = command("simulate", "--models").out.splitlines()
     assert names[: len(known_models()) + 1] == [*known_models(), v3]
     assert f"{v3}-0324" in names and "zai-org/GLM-4.5-FP8" in names and len(set(names)) == len(names)
     monkeypatch.setattr("foredraft.sim.cost.measured.packaged_models", list)
-    built_in = command("schema", "--models")
+    built_in = command("simulate", "--models")
     assert "measured" in built_in.err and f"{v3}-0324" not in built_in.out
 
 
 def test_version_and_help(command):
     assert re.fullmatch(r"foredraft \d+\.\d+\.\d+\n", command("--version").out)
-    assert all(name in command("--help").out for name in ("simulate", "replay", "schema"))
+    assert all(name in command("--help").out for name in ("simulate", "audit", "check"))
     assert "foredraft simulate --set workload.rate=20" in command("simulate", "--help").out
 
 

@@ -59,7 +59,7 @@ def test_a_narrow_terminal_shows_every_number(command, monkeypatch, width):
 @pytest.mark.fast("a run", "help")
 @pytest.mark.parametrize(
     "arguments",
-    [("simulate", *SMALL), ("schema",), ("simulate", "--help"), ("check", "--list")],
+    [("simulate", *SMALL), ("simulate", "--schema", "scenario"), ("simulate", "--help"), ("check", "--list")],
     ids=["a run", "schema", "help", "list"],
 )
 def test_a_reader_that_stops_is_no_failure_of_the_command(process, arguments):
@@ -73,7 +73,7 @@ def test_a_reader_that_stops_is_no_failure_of_the_command(process, arguments):
 
 def test_an_output_without_room_is_one_message(process):
     with open("/dev/full", "w") as full:
-        running = process("schema", stdout=full)
+        running = process("simulate", "--schema", "scenario", stdout=full)
         assert running.wait() == 2
     assert running.stderr.read().splitlines() == ["foredraft: the output cannot be written: No space left on device"]
 

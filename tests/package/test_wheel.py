@@ -121,7 +121,7 @@ def test_simulate_with_the_extra_sim(wheel, environment, tmp_path):
     done = call(scripts / "foredraft", "simulate", example.name, *settings, cwd=example.parent)
     assert "chat-on-h100" in done.stdout
     assert json.loads((example.parent / "run" / "summary.json").read_text())["completed"] == 50
-    assert "decisions identical" in call(scripts / "foredraft", "replay", "run", cwd=example.parent).stdout
+    assert "decisions identical" in call(scripts / "foredraft", "audit", "--replay", "run", cwd=example.parent).stdout
 
     code = (
         "import importlib.util, json, sys\n"

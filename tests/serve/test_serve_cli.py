@@ -45,7 +45,7 @@ def test_signals_and_the_record(tmp_path: Path):
     events = (folder / "events.jsonl").read_text()
     assert '"t":"reload"' in events and '"complete":true' in events
     table.write_text('{"1": {"candidate_steps": [2, 7]}}')  # the record has the tables that were used
-    done = CliRunner().invoke(app, ["replay", str(folder)])
+    done = CliRunner().invoke(app, ["audit", "--replay", str(folder)])
     assert done.exit_code == 0 and "decisions identical" in done.output, done.output
 
 
@@ -151,7 +151,9 @@ def test_a_checkpoint_is_served_as_generate_decodes_it(tmp_path: Path, models: d
     command = [*FOREDRAFT, "generate", "--model", str(target), "--dtype", "float64", "--prompt", "def add"]
     done = subprocess.run([*command, "--max-tokens", "24", "--json"], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["text"] == text
-    done = subprocess.run([*FOREDRAFT, "replay", *map(str, recorded(record))], capture_output=True, text=True)
+    done = subprocess.run(
+        [*FOREDRAFT, "audit", "--replay", *map(str, recorded(record))], capture_output=True, text=True
+    )
     assert done.returncode == 0 and "decisions identical" in done.stdout, done.stdout + done.stderr
 
 
@@ -167,7 +169,7 @@ def test_an_executor_that_fails_by_a_plan(tmp_path: Path):
         assert httpx.get(f"{address}/health").status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, "every promise was kept"
-    done = CliRunner().invoke(app, ["replay", *map(str, recorded(record))])
+    done = CliRunner().invoke(app, ["audit", "--replay", *map(str, recorded(record))])
     assert done.exit_code == 0 and "decisions identical" in done.output, done.output
 
 

@@ -164,7 +164,7 @@ def test_workers_serve_the_text_of_generate_and_a_loss_changes_none(
         assert "leaked" not in log.read_text()
     (folder,) = recorded(record)
     for name in ("prefill0", "decode0", "decode1"):
-        done = CliRunner().invoke(app, ["replay", str(folder / name), "--allow-truncated"])
+        done = CliRunner().invoke(app, ["audit", "--replay", str(folder / name), "--allow-truncated"])
         assert done.exit_code == 0 and "identical" in done.output, done.output
 
 
@@ -220,7 +220,7 @@ def test_adaptive_steps_are_reloaded_in_the_workers(tmp_path: Path, models: dict
         assert server.wait(60) == 0
     (folder,) = recorded(record)
     assert '"t":"reload"' in (folder / "decode0" / "events.jsonl").read_text()
-    done = CliRunner().invoke(app, ["replay", str(folder / "decode0")])
+    done = CliRunner().invoke(app, ["audit", "--replay", str(folder / "decode0")])
     assert done.exit_code == 0 and "decisions identical" in done.output, done.output
 
 

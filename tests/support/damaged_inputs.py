@@ -172,14 +172,14 @@ def sound_inputs(directory: Path) -> list[Sound]:
         few = ("--set", "workload.num_requests=5", "--set", "engine.block_rounds=2")
         code, _, errors = execute(("simulate", "--quiet", "--no-perfetto", *few, *options, "--out", str(run)))
         assert code == 0, errors
-        commands = (("replay", "{}"), ("audit", "{}"), ("acceptance", "{}"))
+        commands = (("audit", "--replay", "{}"), ("audit", "{}"), ("acceptance", "{}"))
         found.append(Sound(name, (run / "events.jsonl").read_text(), commands))
     truncated = ("--allow-truncated",)
     found.append(
         Sound(
             "log without end",
             found[0].text,
-            (("replay", "{}", *truncated), ("audit", "{}", *truncated), ("acceptance", "{}", *truncated)),
+            (("audit", "--replay", "{}", *truncated), ("audit", "{}", *truncated), ("acceptance", "{}", *truncated)),
         )
     )
     found += [

@@ -139,13 +139,13 @@ def test_a_run_leaves_its_files_and_replays(generate, command, models, prompts, 
     assert (summary["algorithm"], summary["policy"], summary["dtype"]) == ("STANDALONE", "ema", "float64")
     assert 0 < summary["share_verify"] < 1 and summary["output_throughput"] > 0
     # The models may be gone: the log is enough.
-    replayed = command("replay", run)
+    replayed = command("audit", "--replay", run)
     assert replayed.code == 0 and "decisions identical (1 replica" in replayed.out
     log = run / "events.jsonl"
     lines = log.read_text().splitlines()
     place = next(i for i, line in enumerate(lines) if '"t":"plan"' in line and '"S":' in line)
     log.write_text("\n".join([*lines[:place], lines[place].replace('"S":', '"S":1'), *lines[place + 1 :]]) + "\n")
-    assert command("replay", run).code == 1
+    assert command("audit", "--replay", run).code == 1
 
 
 BAD = {
@@ -243,7 +243,7 @@ def test_an_interruption_keeps_what_was_produced(process, command, models, tmp_p
     assert lines[0]["finish"] == "length" and "aborted" in ends and lines[-1]["tokens"] == []
     assert (run / "outputs.jsonl").read_text() == first + out
     assert json.loads((run / "summary.json").read_text())["incomplete"] is True
-    replayed = command("replay", run)
+    replayed = command("audit", "--replay", run)
     assert replayed.code == 0 and "interrupted" in replayed.out
 
 

@@ -97,7 +97,7 @@ def test_the_output_is_that_of_one_process_and_every_worker_keeps_a_log(command,
     summary = json.loads((out / "summary.json").read_text())
     assert summary["workers"] == ["prefill0", "decode0"] and summary["completed"] == 4 and not summary["incomplete"]
     for name in ("prefill0", "decode0"):
-        replayed = command("replay", out / name)
+        replayed = command("audit", "--replay", out / name)
         assert replayed.code == 0 and " identical" in replayed.out, replayed
     audited = command("audit", out / "decode0" / "events.jsonl")
     assert audited.code == 0, audited

@@ -79,9 +79,7 @@ def test_inferred_steps_are_printed(command, tmp_path):
     """In the report, in the table of the scenario, and as JSON."""
     text = "".join(f"Decode batch. accept len: {a}, accept rate: {b}\n" for a, b in ((2.17, 0.54), (1.57, 0.39)))
     (tmp_path / "server.log").write_text(text)
-    words = (
-        "3 draft steps: all of 2 lines fit accept rate = tokens / (rounds × (steps + 1)), SGLang 0.5.4 to 0.5.10"
-    )
+    words = "3 draft steps: all of 2 lines fit accept rate = tokens / (rounds × (steps + 1)), SGLang 0.5.4 to 0.5.10"
     code, out, errors = command("acceptance", tmp_path / "server.log")
     assert (code, errors) == (0, "") and f"inferred  {words}\n" in out and f"# inferred: {words}\n" in out
     assert json.loads(command("acceptance", tmp_path / "server.log", "--json").out)["inferred"] == [words]

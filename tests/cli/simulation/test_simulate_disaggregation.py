@@ -44,7 +44,7 @@ def test_a_run_with_pools_is_reported_kept_and_replayed(run, tmp_path):
     assert summary["completed"] == summary["transfers_completed"] == 30
     assert 0 < summary["mean_transfer_wait_ms"] < summary["mean_transfer_ms"]
     assert 0 < summary["prefill_busy_share"] < summary["decode_busy_share"] <= 1
-    assert "decisions identical (3 replicas" in run("replay", tmp_path)
+    assert "decisions identical (3 replicas" in run("audit", "--replay", tmp_path)
     again = tmp_path / "again"
     run("simulate", tmp_path / "scenario.toml", "--quiet", "--out", again)
     assert (again / "events.jsonl").read_bytes() == (tmp_path / "events.jsonl").read_bytes()

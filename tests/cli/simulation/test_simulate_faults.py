@@ -43,7 +43,7 @@ def test_what_was_injected_and_promised(command, plan, tmp_path):
     assert summary["faults_never_fired"] == ["device.hangs"] and summary["promises_broken"] == []
     assert summary["promises_checked"]["config.half_written"] == summary["faults_injected"]["config.half_written"]
     assert load_fault_plan(run / "faults.toml", 0) == load_fault_plan(plan, 0)
-    assert command("replay", run).code == 0
+    assert command("audit", "--replay", run).code == 0
 
 
 def test_without_faults_nothing_is_said_of_them(command, tmp_path):

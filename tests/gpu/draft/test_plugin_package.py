@@ -58,9 +58,9 @@ def test_the_documented_commands_run(installed, nano_pair, tmp_path):
         words = [str(nano_pair / "target") if word == "MODEL" else word for word in words]
         out = run([*programs[program], *words], tmp_path, PYTHONPATH=str(installed))
         seen.append((words[0], out))
-    assert [name for name, _ in seen] == ["simulate", "generate", "replay", "generate", "bench", "check"]
+    assert [name for name, _ in seen] == ["simulate", "generate", "audit", "generate", "bench", "check"]
     said = dict(seen)
-    assert "identical" in said["replay"]
+    assert "identical" in said["audit"]
     assert said["check"].splitlines()[-2:] == ["ok", ""]
     assert json.loads((tmp_path / "runs" / "suffix" / "summary.json").read_text())["algorithm"] == "SUFFIX_AUTOMATON"
 

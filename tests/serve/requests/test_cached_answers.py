@@ -78,5 +78,5 @@ def test_retracted_requests_and_the_record(tmp_path: Path):
         assert process.wait(30) == 0
     (folder,) = recorded(record)
     assert '"retracted":["' in (folder / "events.jsonl").read_text()
-    done = CliRunner().invoke(app, ["replay", str(folder)])
+    done = CliRunner().invoke(app, ["audit", "--replay", str(folder)])
     assert done.exit_code == 0 and "decisions identical" in done.output, done.output

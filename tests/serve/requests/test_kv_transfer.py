@@ -150,5 +150,5 @@ def test_two_processes_and_the_record_replays(tmp_path: Path):
         assert process.wait(30) == 0
     (folder,) = recorded(record)
     assert '"move":"join"' in (folder / "events.jsonl").read_text()
-    done = CliRunner().invoke(app, ["replay", str(folder)])
+    done = CliRunner().invoke(app, ["audit", "--replay", str(folder)])
     assert done.exit_code == 0 and "decisions identical" in done.output, done.output

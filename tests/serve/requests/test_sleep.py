@@ -122,7 +122,7 @@ def test_level_2_loads_the_weights_as_a_start_does(tmp_path: Path):
         waiting.join(60)
     (folder,) = recorded(record)
     assert (folder / "events.jsonl").read_text().count('"restarted":true') == 6
-    done = CliRunner().invoke(app, ["replay", str(folder)])
+    done = CliRunner().invoke(app, ["audit", "--replay", str(folder)])
     assert done.exit_code == 0 and "decisions identical" in done.output, done.output
 
 

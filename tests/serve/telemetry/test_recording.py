@@ -19,7 +19,7 @@ ASKED = {"prompt": "Why is the sky blue?", "max_tokens": 40, "ignore_eos": True}
 
 
 def _replay(path: Path) -> str:
-    done = CliRunner().invoke(app, ["replay", str(path), "--allow-truncated"])
+    done = CliRunner().invoke(app, ["audit", "--replay", str(path), "--allow-truncated"])
     assert done.exit_code == 0 and "identical" in done.output, done.output
     return done.output
 
