@@ -106,7 +106,7 @@ class DecodeSide(HandoffSide[Incoming]):
             transfer = self._transfers.get((peer, message.key.request_id))
             if transfer is None or transfer.key != message.key:
                 understood = False
-                answer = self._ended.answer((peer, message.key.request_id), message, self.epoch)
+                answer = self._ended.answer((peer, message.key.request_id), message)
                 if answer is not None:
                     self._say(peer, answer)
             elif isinstance(message, Manifest):

@@ -80,12 +80,15 @@ class EndedTransfers:
         self._transfers[name] = EndedTransfer(key, joined)
         self._forgotten_at.set(name, now_ns + self._remembered_ns)
 
-    def answer(self, name: TransferName, message: Message, epoch: int) -> Message | None:
-        """Return the answer of a decode worker of this epoch to a late message, or None: it acknowledges a manifest
-        again whose request has joined."""
+    def answer(self, name: TransferName, message: Message) -> Message | None:
+        """Return the answer to a late message, or None: a manifest whose request has joined is acknowledged again.
+
+        The ack has the epoch of the manifest, as the first one had: the worker may have lost its KV since, and the
+        prefill side takes no ack of another epoch.
+        """
         ended = self._transfers.get(name)
         if isinstance(message, Manifest) and ended is not None and ended.joined and ended.key == message.key:
-            return Ack(message.key, epoch)
+            return Ack(message.key, message.epoch)
         return None
 
     def forget_due(self, now_ns: int) -> None:

@@ -9,7 +9,7 @@ from foredraft.core.contract.request import FinishReason, Request
 from foredraft.core.errors import ConfigError, InvariantViolation
 from foredraft.core.handoff import DecodeSide, HandoffTiming, PageFormat
 from foredraft.core.handoff.life import DECODE_TRANSITIONS, ENDED, PREFILL_TRANSITIONS, TransferCounts, TransferState
-from foredraft.core.handoff.messages import Accept, Cancel, CancelAck, Offer, Page, PageSeal, TransferKey
+from foredraft.core.handoff.messages import Accept, Ack, Cancel, CancelAck, Manifest, Offer, Page, PageSeal, TransferKey
 from foredraft.core.handoff.side import Deadlines, WritePage
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig, EngineRole
@@ -173,6 +173,20 @@ def test_a_page_counts_once():
         side.receive_pages("prefill0", [(Page(key, 1, 0, seal), seal)], 1)
     assert side.counts.ignored == 1
     assert [type(action) for action in side.take_actions()] == [WritePage]
+
+
+def test_a_repeated_manifest_is_acknowledged_in_its_own_epoch():
+    """With a newer epoch, the prefill side would ignore the ack and keep its pages."""
+    side = crowded(1)
+    key, seal = TransferKey("0", 2, 1), PageSeal(8, 1, 8, 1)
+    assert accepted(side) == ["0"]
+    side.receive_pages("prefill0", [(Page(key, 1, 0, seal), seal)], 1)
+    manifest = Manifest(key, 1, 0, (seal,), arrival())
+    side.receive("prefill0", manifest, 1)
+    assert [action.message for action in side.take_actions()[1:]] == [Ack(key, 1)]
+    side.worker_lost(2, 2)
+    side.receive("prefill0", manifest, 3)
+    assert [action.message for action in side.take_actions()] == [Ack(key, 1)]
 
 
 # -- tables, deadlines, counters ---------------------------------------------------------------------------------------
