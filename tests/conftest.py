@@ -5,6 +5,7 @@ lost.)
 
 import gc
 import os
+import signal
 from fnmatch import fnmatchcase
 
 import pytest
@@ -13,6 +14,10 @@ from hypothesis import HealthCheck, settings
 # How long an example takes to draw says how busy the machine is.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+# A process that a shell has started in the background (`make test &`) ignores SIGINT, and so would every process of a
+# test: Python sets its handler only where the signal is not ignored.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # The tests' tensors are tiny: a pool of threads in every worker and every process of a test would only wait for each
 # other.
 os.environ["OMP_NUM_THREADS"] = "1"

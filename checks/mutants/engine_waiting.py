@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...core.scheduler.admission import Admission
 from ...core.scheduler.engine import Engine
+from ...core.scheduler.policies import AdmissionPause
 from ...core.scheduler.recovery import Recovery, StepLimits
 from ...core.scheduler.requests import Requests
 from ...core.scheduler.rounds import DecodeRounds
@@ -23,13 +24,28 @@ FillsTheQueueByOneMore (ENGINE-08): The bound of the queue is compared with < wh
         - len(self.requests.waiting) >=
         + len(self.requests.waiting) >
 
-PushesOutTheAged (ENGINE-07): A request that runs at last, after it was overtaken too often, gives way to a greater priority.
+PushesOutTheAged (ENGINE-07, ENGINE-10): A request that runs at last, after it was overtaken too often, gives way to a greater priority.
     Admission._lower_than = giving_way(head, self.requests.running.values(), 1 << 30)
 
 TakesAVictimMore (ENGINE-07): A preemption takes one request more than it needs.
     Admission.preempt
-        - for victim in victims:
-        + for victim in [*victims, *self._lower_than(head)[len(victims) : len(victims) + 1]]:
+        - lower[:num_victims]
+        + lower[: num_victims + 1]
+
+GivesWayInVain (ENGINE-07): A request gives way to a greater priority, which must leave more slots free than there are then.
+    Admission._fits_without
+        - num_slots + self.headroom(sum(row in held for row in rows), held=held)
+        + num_slots
+
+ForgetsThatTheOthersGrow (ENGINE-07): A preemption makes room beside the slots that the others have now, and they take more until then.
+    Admission._fits_without
+        - - grown
+        + - 0
+
+CountsWhatItWillLock (ENGINE-07): A preemption counts slots as free that the cache has for the request which enters.
+    Admission.preempt
+        - with self.store.locked(entrance.prefix):
+        + if True:
 
 PushesOutUnderAFence (ENGINE-07): A preemption does not wait for the slots of an earlier victim, which are fenced, and takes a second one.
     Admission.preempt
@@ -92,6 +108,9 @@ ReservesForOne (ENGINE-07): A request enters beside a reserve for one other, how
 EntersAtOnce (ENGINE-07): What was retracted enters again before a round is committed.
     Requests.is_admission_paused = False
 
+SparesAllFromThePause (ENGINE-07, ENGINE-10): After a retraction for a greater priority admission pauses for no request.
+    AdmissionPause.spares = self._has_begun and head is not None
+
 AddsUpPages (ENGINE-07): Context and reserve are rounded to pages one by one, so that a request which fits waits.
     Admission.needs
         - self.slots_for_length(length) - num_cached
@@ -109,11 +128,12 @@ LetsTheAbortedRun (ENGINE-07): A block goes on for its rounds when one of its re
     CoreEngine.abort = [_end(f) for f in [self.engine.abort(request, 0).finished] if f is not None]
 
 TakesNoRow (ENGINE-07): No request gives way where only a row is missing.
-    Admission.preempt
-        - if missing <= 0 and self.store.table.num_free_rows:
-        + if missing <= 0:
+    Admission._fits_without
+        - if not num_victims and not self.has_row:
+        + if False:
 """
 """What is left for those that run."""
 
-_PLACES = [CoreEngine, Engine, Admission, DecodeRounds, Recovery, Requests, StepLimits, WaitingQueue, giving_way]
+_PLACES = [CoreEngine, Engine, Admission, AdmissionPause, DecodeRounds, Recovery, Requests, StepLimits, WaitingQueue]
+_PLACES += [giving_way]
 MUTANTS = defects("engine", CoreEngine, _PLACES, WAITING + FAILURES + RESERVES, _end=_end)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -122,6 +123,18 @@ class KVStore:
         if self.host is None:
             return 0
         return max(0, self.host.find(tokens, namespace, len(tokens) - 1) - num_cached)
+
+    @contextmanager
+    def locked(self, prefix: PrefixMatch | None) -> Iterator[None]:
+        """Keep a cached prefix from being evicted, and its slots out of `available_slots`, within the context."""
+        if self.cache is None or prefix is None or not prefix.length:
+            yield
+            return
+        self.cache.lock(prefix.node)
+        try:
+            yield
+        finally:
+            self.cache.unlock(prefix.node, was_used=False)
 
     def count_hit(self, num_tokens: int, num_cached: int) -> None:
         """Count a request of `num_tokens` that entered with `num_cached` of them from the cache."""

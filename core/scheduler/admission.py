@@ -14,7 +14,9 @@ falls is no such event, so blocks of rounds may run while a request waits.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ..contract.request import Request
@@ -23,7 +25,7 @@ from ..kv.radix import PrefixMatch
 from ..kv.request_table import ceil_to_page
 from ..kv.store import KVStore
 from .config import EngineConfig, EngineRole, EngineSizes
-from .flights import Chunk, StepInFlight
+from .flights import Chunk, StepInFlight, join_of
 from .life import RequestRecord
 from .policies import BatchWait, GuaranteedShare
 from .recovery import StepLimits
@@ -39,6 +41,15 @@ class Refusal(NamedTuple):
     revision: int
 
 
+class Entrance(NamedTuple):
+    """What a waiting request takes if it enters now, beside its row."""
+
+    prefix: PrefixMatch | None  # what the cache has of its context
+    num_loaded: int  # tokens behind it that come from host memory
+    padding: int  # tokens of a round beside its own (`Policies.lone_token`)
+    num_slots: int  # what it must find free, with the cached prefix locked
+
+
 class Admission:
     """Admits waiting requests and cuts their prompts into chunks."""
 
@@ -52,6 +63,7 @@ class Admission:
         self.share: GuaranteedShare = GuaranteedShare(config.guarantee_output, config)
         self.batch_wait: BatchWait = BatchWait(config, config.chunk_size)
         self._watermark = int(config.watermark * store.allocator.num_total_slots)
+        self.may_pad: bool = config.lone_token == "round"
         self._refused: Refusal | None = None
 
     def take_role(self, role: EngineRole) -> None:
@@ -101,7 +113,7 @@ class Admission:
         budget = self.limits.prefill_budget
         if self.config.max_step_tokens is not None:
             budget = min(budget, self.config.max_step_tokens - num_verify_tokens)
-        is_paused = requests.is_admission_paused
+        is_paused = requests.is_admission_paused or requests.pause.spares(requests.waiting.head)
         if not is_paused:
             requests.pause.end()  # if no decode round is to come, no commit would end the pause
         may_admit = not is_paused and not self._waits_for_more(budget, num_verify_tokens)
@@ -157,7 +169,10 @@ class Admission:
             self.share.count(rounds)
 
     def preempt(self) -> None:
-        """Retract requests of lower priority, the least entitled first, if that lets the head of the queue in."""
+        """Retract requests of lower priority, the least entitled first, if that lets the head of the queue in.
+
+        It enters in this plan or, where a step in flight may touch the slots of a victim, in the one after its commit.
+        """
         requests, head = self.requests, self.requests.waiting.head
         if head is None or self.limits.are_reduced:
             return
@@ -165,16 +180,34 @@ class Admission:
             return
         if self.store.has_fenced or requests.leaving:
             return  # the slots of an earlier victim will be released soon
-        missing = self.needs(head, 0, self.limits.prefill_budget) - self.store.available_slots
-        if missing <= 0 and self.store.table.num_free_rows:
+        lower = self._lower_than(head)
+        if not lower:
             return
-        victims = []
-        for record in self._lower_than(head):
-            victims.append(record)
-            if self.store.slots_gained_without(victim.row for victim in victims) >= missing:
-                for victim in victims:
-                    requests.retract(victim)
+        entrance = self._entrance(head, self.limits.prefill_budget, len(requests.rounds.rows), self.may_pad)
+        with self.store.locked(entrance.prefix):
+            fits = partial(self._fits_without, lower, entrance.num_slots)
+            if fits(0) or not fits(len(lower)):
                 return
+            num_victims = bisect_left(range(len(lower)), True, lo=1, key=fits)
+        for victim in lower[:num_victims]:
+            requests.retract(victim, for_priority=True)
+
+    def _fits_without(self, lower: Sequence[RequestRecord], num_slots: int, num_victims: int) -> bool:
+        """Return whether a request that takes `num_slots` could enter if so many of `lower` gave way.
+
+        The others grow until it is tried: by the rounds that are reserved in this plan and, where the slots of a victim
+        are fenced, by those of the next one.
+        """
+        if not num_victims and not self.has_row:
+            return False
+        out, rows = {victim.row for victim in lower[:num_victims]}, self.requests.rounds.rows.tolist()
+        is_fenced = bool(num_victims and self.requests.in_flight) and not self.store.at_once
+        targets = self.requests.rounds.targets_after(self.config.mixed + is_fenced).tolist()
+        least = dict(zip(rows, targets, strict=True))
+        held = {row: max(slots, least.get(row, 0)) for row, slots in self._held_rows().items() if row not in out}
+        grown = sum(held.values()) - sum(int(self.store.allocated[row]) for row in held)
+        free = self.store.available_slots + self.store.slots_gained_without(out) - grown
+        return num_slots + self.headroom(sum(row in held for row in rows), held=held) <= free
 
     def _lower_than(self, head: RequestRecord) -> list[RequestRecord]:
         # A retraction would not release the slots that a transfer holds.
@@ -217,8 +250,10 @@ class Admission:
                 return chunks, joins
             chunks.append(chunk)
             budget -= chunk.length
-        may_pad = self.config.lone_token == "round" and not chunks
-        while may_admit and budget > 0 and self.requests.in_progress is None and not self.head_cannot_enter:
+        may_pad = self.may_pad and not chunks
+        while budget > 0 and self.requests.in_progress is None and not self.head_cannot_enter:
+            if not (may_admit or self.requests.pause.spares(self.requests.waiting.head)):
+                break
             # Each chunk so far ends its prompt, so its request decodes, too, from the next step on.
             record = self._admit(budget, num_decoding, chunks, may_pad)
             if record is None:
@@ -226,7 +261,7 @@ class Admission:
             padding = self._padding(record, record.num_cached, num_decoding) if may_pad else 0
             chunk = self._chunk_of(record, budget, padding)
             assert chunk is not None, "what was found to fit does not"
-            joins.append(self._join(record))
+            joins.append(join_of(record, self.config.track_tokens))
             chunks.append(chunk)
             budget -= chunk.length + padding
         return chunks, joins
@@ -245,17 +280,20 @@ class Admission:
             return ceil_to_page(least, self.config.page_size) - num_cached
         return self.slots_for_length(length) - num_cached
 
-    def headroom(self, num_running: int, entering: Collection[RequestRecord] = ()) -> int:
+    def headroom(
+        self, num_running: int, entering: Collection[RequestRecord] = (), held: Mapping[int, int] | None = None
+    ) -> int:
         """Return the slots that a newcomer must leave free so that `num_running` requests can grow.
 
-        `entering`: those of them that enter in the same step.
+        `entering`: those of them that enter in the same step. `held`: the slots of each row; None: as it is now.
         """
         if self.guarantees:
             in_full = in_part = 0
-            held_ahead = self._held_ahead()
-            for row, record in (self.requests.running | self.requests.transferring).items():
-                held = int(self.store.allocated[row]) - held_ahead.get(row, 0)
-                missing = self.slots_for_length(record.prompt_len + record.max_tokens) - held
+            held = self._held_rows() if held is None else held
+            records = self.requests.running | self.requests.transferring
+            for row, slots in held.items():
+                record = records[row]
+                missing = self.slots_for_length(record.prompt_len + record.max_tokens) - slots
                 is_fixed = self.config.guarantee_fixed and record.request.fixed_length
                 if is_fixed or (self.share.falls and record in entering):
                     in_full += self._counted(missing)
@@ -288,6 +326,12 @@ class Admission:
                 held = self.requests.rounds.held_ahead(flight.planned)
                 return dict(zip(flight.planned.index.tolist(), held.tolist(), strict=True))
         return {}
+
+    def _held_rows(self) -> dict[int, int]:
+        """Return the slots of each row of a request, without those that a running block holds ahead."""
+        ahead, allocated = self._held_ahead(), self.store.allocated
+        rows = (*self.requests.running, *self.requests.transferring)
+        return {row: int(allocated[row]) - ahead.get(row, 0) for row in rows}
 
     def retract_for_memory(self) -> None:
         """Retract a running request, because no round of all fits."""
@@ -322,41 +366,36 @@ class Admission:
         is_lone = record.prompt_len + record.emitted_before - num_cached == 1
         return self.sizes.max_draft_tokens - 1 if is_lone and (num_decoding or num_cached) else 0
 
+    def _entrance(self, record: RequestRecord, budget: int, num_decoding: int, may_pad: bool) -> Entrance:
+        """Return what a waiting request takes, in a step with `budget` tokens of prefill."""
+        prefix = self._prefix_of(record)
+        num_cached = prefix.length if prefix else 0
+        num_loaded = self._num_in_host(record, num_cached)
+        padding = self._padding(record, num_cached + num_loaded, num_decoding) if may_pad else 0
+        return Entrance(prefix, num_loaded, padding, self.needs(record, num_cached, budget, padding, num_loaded))
+
     def _admit(self, budget: int, num_decoding: int, chunks: list[Chunk], may_pad: bool) -> RequestRecord | None:
         """Admit the head of the queue, or note that it is refused. `chunks`: those of this step so far."""
-        record, cache = self.requests.waiting.head, self.store.cache
+        record = self.requests.waiting.head
         assert record is not None, "there is a request to admit"
         if self.requests.late.is_expected(record):
             return None  # not refused: its context is not known yet
         if not self.has_row:
             self._refuse(record)
             return None
-        prefix = self._prefix_of(record)
-        num_cached = prefix.length if prefix else 0
-        num_loaded = self._num_in_host(record, num_cached)
-        padding = self._padding(record, num_cached + num_loaded, num_decoding) if may_pad else 0
-        if padding >= budget:
+        entrance = self._entrance(record, budget, num_decoding, may_pad)
+        if entrance.padding >= budget:
             return None  # not refused: the next step may have room for a round
-        headroom = self.headroom(num_decoding + len(chunks), [chunk.record for chunk in chunks]) - sum(
-            self._held_ahead().values()
-        )
-        available = self.store.available_slots
-        if cache is not None and prefix is not None and prefix.length:
-            # The cache cannot evict the prefix once it is locked.
-            cache.lock(prefix.node)
-            available = self.store.available_slots
-        fits = self.needs(record, num_cached, budget, padding, num_loaded) + headroom <= available
-        denied = fits and self.store.take_denial()
-        if fits and not denied:
-            self._enter(prefix, num_loaded)
-        if cache is not None and prefix is not None and prefix.length:
-            cache.unlock(prefix.node, was_used=False)
-        if denied:
-            return None  # not refused: the next attempt may succeed although nothing has changed
+        headroom = self.headroom(num_decoding + len(chunks), [chunk.record for chunk in chunks])
+        headroom -= sum(self._held_ahead().values())
+        with self.store.locked(entrance.prefix):
+            fits = entrance.num_slots + headroom <= self.store.available_slots
+            denied = fits and self.store.take_denial()
+            if fits and not denied:
+                self._enter(entrance.prefix, entrance.num_loaded)
         if not fits:
-            self._refuse(record)
-            return None
-        return record
+            self._refuse(record)  # a denial is no refusal: the next attempt may succeed although nothing has changed
+        return record if fits and not denied else None
 
     @property
     def has_row(self) -> bool:
@@ -403,16 +442,3 @@ class Admission:
         if self.config.cached_at == "launch":
             self.requests.share_prefix(record, record.prefill_launched)
         return chunk
-
-    def _join(self, record: RequestRecord) -> Join:
-        cached = record.known_context()[: record.num_cached] if self.config.track_tokens else None
-        return Join(
-            record.row,
-            record.epoch,
-            record.request,
-            record.max_tokens,
-            record.emitted_before,
-            record.num_cached,
-            cached,
-            num_loaded=record.num_loaded,
-        )

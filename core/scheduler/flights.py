@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..contract.step import NO_TOKEN, DecodeStep, PrefillStep, Step
+from ..contract.step import NO_TOKEN, DecodeStep, Join, PrefillStep, Step
 from ..errors import InvariantViolation
 from .life import RequestRecord
 
@@ -48,6 +48,21 @@ def prefill_step(chunks: list[Chunk], with_tokens: bool) -> PrefillStep:
         is_last=np.array([chunk.is_last for chunk in chunks], dtype=bool),
         tokens=tokens,
         tail_tokens=np.array(tails, dtype=np.int64),
+    )
+
+
+def join_of(record: RequestRecord, with_tokens: bool) -> Join:
+    """Return what the executor is told of a request that has entered."""
+    cached = record.known_context()[: record.num_cached] if with_tokens else None
+    return Join(
+        record.row,
+        record.epoch,
+        record.request,
+        record.max_tokens,
+        record.emitted_before,
+        record.num_cached,
+        cached,
+        num_loaded=record.num_loaded,
     )
 
 

@@ -11,6 +11,7 @@ memory      no round fits ──► victim ──► waits at its old place, or 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -216,23 +217,30 @@ class AdmissionPause:
     launched, or until the next plan (`Policies.pause_until`).
 
     It does not pause if no round can come. Without the pause two requests could retract each other in turns and neither
-    would advance.
+    would advance. A request that was given way to by smaller priorities is spared: none of them can retract it.
     """
 
     def __init__(self, policies: Policies) -> None:
         self._until = policies.pause_until
         self._has_begun = False
+        self._greatest: float = -math.inf  # priority for which admission pauses
 
     def goes_on(self, may_have_rounds: bool) -> bool:
         """Return whether admission pauses. `may_have_rounds`: rows decode, or a step in flight has rounds."""
         return self._has_begun and (self._until == "plan" or may_have_rounds)
 
-    def begin(self) -> None:
-        """Pause: a request was retracted."""
+    def spares(self, head: RequestRecord | None) -> bool:
+        """Return whether all that was retracted has given way to requests of this one's priority."""
+        return self._has_begun and head is not None and head.request.priority > self._greatest
+
+    def begin(self, greatest: float) -> None:
+        """Pause for requests up to this priority: a request was retracted."""
         self._has_begun = True
+        self._greatest = max(self._greatest, greatest)
 
     def end(self) -> None:
         self._has_begun = False
+        self._greatest = -math.inf
 
     def pass_plan(self) -> None:
         """Take note of a plan that begins."""

@@ -14,6 +14,8 @@ a row (the row's fence).
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ..contract.request import FinishedRequest, FinishReason, Request, finish_reason
@@ -179,10 +181,11 @@ class Requests:
 
     # -- a request is retracted or ends -----------------------------------------------------------------------------
 
-    def retract(self, record: RequestRecord, keeps_place: bool = False) -> None:
+    def retract(self, record: RequestRecord, keeps_place: bool = False, for_priority: bool = False) -> None:
         """Release all that a request holds and queue it again. Admission pauses.
 
-        `keeps_place`: it waits at its place by arrival, whatever `Policies.retracted_to` says.
+        `keeps_place`: it waits at its place by arrival, whatever `Policies.retracted_to` says. `for_priority`: it makes
+        room for requests of greater priority, for which admission does not pause.
         """
         self.late.expect(record, self.in_flight)
         self._close_row(record, self.output.context_of(record) if self._caches_retracted else None)
@@ -191,7 +194,7 @@ class Requests:
         if self._goes_to_tail and not keeps_place:
             record.arrival_number = self._next_number()
         self.waiting.push(record)
-        self.pause.begin()
+        self.pause.begin(record.request.priority if for_priority else math.inf)
         self.retracted.append(record.request.request_id)
 
     def demand_retraction(self, request_id: str) -> bool:

@@ -137,13 +137,7 @@ class DecodeRounds:
         max_rounds = max(max_rounds, 1)
         block = reserve_per_block(alloc_len, max_rounds, rounds_in_flight) + self.sizes.lookahead
         reserve = max(self.sizes.reserve, block)
-        targets = kv_len + reserve
-        if self._takes_what_is_launched and max_rounds == 1:
-            targets -= np.where(self.in_flight.decode_again(rows), 0, alloc_len)
-            if self.padded:
-                targets += np.where(np.isin(rows, list(self.padded)), alloc_len - 1, 0)
-        if self.config.page_size > 1:
-            targets = ceil_to_page(targets, self.config.page_size)
+        targets = self._targets(kv_len, reserve, max_rounds == 1)
         if reserve > self.sizes.reserve and int(kv_len[kv_len.argmax()]) + reserve > self.sizes.row_width:
             # Beyond R the width of the row is the bound: a request ends within it, and one more round may follow before
             # the engine knows the end.
@@ -158,6 +152,25 @@ class DecodeRounds:
             rows, self._epochs, kv_len, max_seq_lens, steps, self.controller.topk, num_draft_tokens, max_rounds
         )
         return PlannedRounds(step, index, allocated)
+
+    def targets_after(self, num_plans: int) -> Int64Array:
+        """Return the slots, int64 [bs], that each row of the batch has at most once so many plans have each reserved a
+        single round for it. The next of them is one of these plans."""
+        kv_len = self.kv_len[self.rows]
+        if not num_plans:
+            return np.zeros_like(kv_len)
+        reserve = self.sizes.reserve + (num_plans - 1) * self.sizes.alloc_len
+        return np.minimum(self._targets(kv_len, reserve, num_plans == 1), self.sizes.row_width)
+
+    def _targets(self, kv_len: Int64Array, reserve: int, is_next: bool) -> Int64Array:
+        """Return the slots of each row, in whole pages, that go `reserve` beyond its committed length. `is_next`: they
+        are for the next round alone."""
+        targets = kv_len + reserve
+        if self._takes_what_is_launched and is_next:
+            targets -= np.where(self.in_flight.decode_again(self.rows), 0, self.sizes.alloc_len)
+            if self.padded:
+                targets += np.where(np.isin(self.rows, list(self.padded)), self.sizes.alloc_len - 1, 0)
+        return ceil_to_page(targets, self.config.page_size) if self.config.page_size > 1 else targets
 
     def _slots_of_a_plan(self) -> int:
         """Return an upper bound of the slots that the plan after a block could take: chunks, newcomers, and the

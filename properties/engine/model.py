@@ -3,6 +3,7 @@ flight."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -190,6 +191,18 @@ class Flight:
                 self.writes[slot // page_size] = (part.life, part.stay)
 
 
+@dataclass(slots=True, eq=False)
+class GivenWay:
+    """A retraction that no round needed. `room` are the slots that were free without it, `needed` those of a round."""
+
+    victim: RequestLife
+    gainers: list[RequestLife]  # of greater priority, which waited for it
+    fence: list[int]  # the steps that were in flight
+    needed: int
+    room: int
+    num_plans: int = 0  # since the fence, with room for a step
+
+
 class EngineModel:
     """All requests and all steps in flight."""
 
@@ -207,6 +220,8 @@ class EngineModel:
         self.asked_back: set[str] = set()  # by `retract`, not yet done
         self.order_is_unknown: bool = False  # how often requests were overtaken is not known either
         self.holding = False  # since a retraction, until a round is committed
+        self.given_up: float = -math.inf  # the greatest priority that was retracted since then
+        self.given_way: list[GivenWay] = []  # for greater priorities, of which none has entered since
         self.retractions_since_progress = 0
         self.outputs: dict[tuple[tuple[int, ...], int], list[tuple[int, ...]]] = {}  # (prompt, seed) -> outputs
         self.decisions: list[tuple[Any, ...]] = []
@@ -248,9 +263,23 @@ class EngineModel:
             life.place = self._next_place() if is_first else self._places
             self.order_is_unknown |= not is_first
         life.retractions += 1
+        self.given_up = max(self.given_up if self.holding else -math.inf, life.wish.priority)
         self.holding = True
         if life.name not in self.asked_back:
             self.retractions_since_progress += 1
+
+    def follow_given_way(self, entered: Sequence[RequestLife], in_flight: Sequence[Flight]) -> None:
+        """Count a plan for those that wait for what was retracted for them, until a greater priority has entered."""
+        numbers = [flight.number for flight in in_flight]
+        for given in self.given_way:
+            has_room = len(in_flight) < self.config.depth and not any(number in numbers for number in given.fence)
+            given.num_plans += has_room
+        self.given_way = [
+            given
+            for given in self.given_way
+            if all(life.state is WAITING and not life.aborted for life in given.gainers)
+            and not any(life.wish.priority > given.victim.wish.priority for life in entered)
+        ]
 
     def end(self, life: RequestLife, reason: str) -> None:
         """Let a request leave for good."""

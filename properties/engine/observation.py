@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .contract import Answer, Wish
-from .model import EngineModel, Flight, RequestLife
+from .model import EngineModel, Flight, GivenWay, RequestLife
 from .recovery import Loss, Recovery
 
 
@@ -56,6 +56,7 @@ class EngineMoment:
     flight: Flight | None = None
     was_waiting: Sequence[RequestLife] = ()
     overtaken: Sequence[RequestLife] = ()  # by requests that entered
+    given_way: GivenWay | None = None  # to what, if not to a round
     asked_back: frozenset[str] = frozenset()  # requests that `retract` named
     before_plan: Sequence[Flight] = ()  # the steps that were in flight
     lingering_before: Collection[int] = ()  # pages that wait for a step to be committed

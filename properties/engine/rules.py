@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .contract import ServingConfig, Wish
-from .model import EngineModel, Flight, RequestLife
+from .model import EngineModel, Flight, GivenWay, RequestLife
+from .observation import EngineMoment
 
 
 def verdict(config: ServingConfig, wish: Wish, num_waiting: int) -> tuple[str, str]:
@@ -53,6 +54,59 @@ def _reserve(config: ServingConfig) -> int:
 def room_for_all(config: ServingConfig, num_running: int) -> int:
     """Return the slots with which so many running requests can go on for a step, whatever their lengths are."""
     return num_running * (_reserve(config) + config.page_size)
+
+
+def room_to_enter_beside(config: ServingConfig, num_running: int) -> int:
+    """Return the most slots that a request which enters may be asked to find beside those of its context: its own
+    reserve, those of all that run, now and once more, and a share of the pool."""
+    return room_for_all(config, 2 * num_running + 1) + config.num_slots // 64
+
+
+def why_given_way(m: EngineMoment) -> GivenWay | None:
+    """Return the last request that a plan has retracted, and those for which it was; None if a round may have needed
+    its slots, or it is not known which was the last. The victims before it are taken as gone.
+
+    Without anything to gain from it the retraction was needless.
+    """
+    config = m.config
+    victims = [life for life in m.retracted if life.name not in m.asked_back]
+    if not victims or m.is_disturbed or m.refusal is not None or (len(victims) > 1 and m.own_victims):
+        return None
+    last = max(victims, key=lambda life: (life.wish.priority, -life.place))
+    others = [life for life in victims if life is not last]
+    size, slots = config.page_size, m.before.slots
+    all_present = all(part.is_present or part.life in victims for flight in m.before_plan for part in flight.parts)
+    pages = {name: {slot // size for slot in slots[name][::size]} for name in m.before.running}
+    kept = set().union(*[pages[name] for name in pages if name not in {life.name for life in others}])
+    given_up = set().union(*[pages[life.name] for life in others]) - kept
+    # A cached page that no row uses can be evicted, unless a row that has left holds it until its step is committed.
+    spare = set(m.before.cached or ()) - kept - given_up if all_present else ()
+    room = (len(m.before.free) + len(spare) + len(given_up)) * size
+    rounds = [flight.rounds for flight in m.before_plan if flight.rows]
+    reserve = max(config.reserve, (1 + sum(rounds)) * config.round_slots)
+    lives = [m.model.lives[name] for name in m.before.running if name in m.model.lives]
+    leaving = [life for life in lives if life.leaving]
+    staying = [life for life in lives if life not in others and life not in leaving]
+    needed = 0
+    for life in staying:
+        end = max(len(life.context_of_now), len(life.context)) + reserve
+        if m.keeps_reserves:
+            ends = [row.reach for flight in m.before_plan for row in flight.rows if row.life is life]
+            end = max(end - reserve + config.reserve, max(ends, default=0) + config.round_slots)
+        needed += max(config.whole_pages(end) - len(slots[life.name]), 0)
+    if needed > room:
+        return None
+    room += len(m.lingering_before) * size + sum(len(slots[life.name]) for life in leaving)
+    has_row = len(m.before.running) - len(others) - len(leaving) < config.max_running
+    gainers: list[RequestLife] = []
+    for head in m.was_waiting if config.preempt else ():
+        most = config.whole_pages(len(head.context_of_now) + config.reserve) + size
+        most += room_to_enter_beside(config, len(staying)) if m.keeps_reserves else 0
+        # What is aged gives way to no priority.
+        is_aged = last.overtaken - m.overtaken.count(last) >= m.ageing and not m.model.order_is_unknown
+        if head.wish.priority > last.wish.priority and not is_aged and (m.estimates or most > room or not has_row):
+            gainers.append(head)
+    return GivenWay(last, gainers, [flight.number for flight in m.before_plan], needed, room)
 
 
 def extent(

@@ -15,7 +15,7 @@ from .model import RUNNING, EngineModel
 from .observation import EngineMoment, EngineObservation
 from .reading import follow_pages, names, read_events, read_step
 from .recovery import Recovery
-from .rules import limits, limits_of, promises, shown, verdict
+from .rules import limits, limits_of, promises, shown, verdict, why_given_way
 
 REQUESTS = Handles("abcdef")
 
@@ -225,10 +225,20 @@ class EngineTrial(Trial):
         if m.admitted:
             m.count_overtaken()
             self._was_denied = False  # what enters has been allocated something
+        self._follow_given_way(m, model)
         if model.asked_back:
             model.asked_back -= {life.name for life in m.retracted}
             model.asked_back &= set(m.after.running)
         model.decisions.append(m.decision())
+
+    def _follow_given_way(self, m: EngineMoment, model: EngineModel) -> None:
+        """Note what this plan has retracted for greater priorities, and whether they enter."""
+        m.given_way = given = why_given_way(m)
+        if m.is_disturbed or (m.recovery is not None and m.recovery.is_reduced):
+            model.given_way = []  # others may go first, and slots may be denied
+        elif given is not None and given.gainers and m.keeps_reserves:
+            model.given_way.append(given)
+        model.follow_given_way([life for life, _ in m.admitted], m.before_plan)
 
     def _step(self, method: Callable[..., object], *arguments: object) -> object:
         """Plan or commit, with nothing wrong. A failure at a limit of what is legal is left to an invariant."""

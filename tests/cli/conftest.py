@@ -1,4 +1,4 @@
-"""Run the command, inside this process or in another, as a shell in the foreground would."""
+"""Run the command, inside this process or in another."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from typing import NamedTuple
 
 import pytest
 from foredraft.cli.__main__ import main
-
-# A process that a shell started in the background ignores SIGINT, and so do its children.
-FOREGROUND = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 
 
 class Outcome(NamedTuple):
@@ -63,7 +60,7 @@ def process() -> Callable[..., subprocess.Popen[str]]:
         code: str = "from foredraft.cli.__main__ import main; main()",
         **options,
     ) -> subprocess.Popen[str]:
-        line = [sys.executable, "-c", FOREGROUND + code, *map(str, arguments)]
+        line = [sys.executable, "-c", code, *map(str, arguments)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(line, env={**os.environ, **(env or {})}, **{**pipes, **options}))
         return started[-1]

@@ -10,19 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...harness.invariants import Finding, Outcome, checks
-from ..language import NOTHING, stream_of
 from ..model import RequestLife
 from ..observation import EngineMoment
-from ..rules import room_for_all
+from ..rules import room_for_all, room_to_enter_beside
 
 CONTRACT = "engine"
+MOST_PLANS_TO_ENTER = 2  # once the victims' slots are free: a round may be committed first
 
 
 @checks("ENGINE-07", CONTRACT, "slots", on=("plan", "submit", "abort", "retract"))
 def what_fits_is_launched(m: EngineMoment) -> Outcome:
     if not m.asked:
         return _blocks_that_go_on(m)
-    return _needless_retraction(m) or (_against_reserves(m) if m.keeps_reserves else None) or _idle(m)
+    return (
+        _needless_retraction(m)
+        or _gave_way_in_vain(m)
+        or (_against_reserves(m) if m.keeps_reserves else None)
+        or _idle(m)
+    )
 
 
 def _idle(m: EngineMoment) -> Outcome:
@@ -58,7 +63,7 @@ def _idle(m: EngineMoment) -> Outcome:
             should = f"the head of the queue, if it has {needed} tokens at most and each that runs keeps its reserve"
             return Finding(was, should, "a row stays empty")
     # All that run reserve for the next step, and a request that enters may be asked to leave them as much again.
-    needed += room_for_all(config, 2 * len(running) + 1) + config.num_slots // 64
+    needed += room_to_enter_beside(config, len(running))
     if free >= needed:
         was = f"no request enters, with {len(running)} of {m.max_running} running and {free} slots free"
         return Finding(was, f"the head of the queue; {needed} slots are enough for any", "a row stays empty")
@@ -74,9 +79,12 @@ def _against_reserves(m: EngineMoment) -> Finding | None:
     size, cached = config.page_size, set(m.after.cached or ())
     free = len(m.after.free) * size
     decoding = [life for life in m.model.running() if life.decoding and not life.leaving]
-    if m.admitted and m.was_holding and not m.estimates:
-        was = f"{m.admitted[0][0].name} enters before a round is committed since a retraction"
-        return Finding(was, "nothing enters until then", "two requests could retract each other in turns")
+    if m.was_holding and not m.estimates:
+        for life, _ in m.admitted:
+            if life.wish.priority <= m.model.given_up:  # no request retracts one of greater priority
+                was = f"{life.name} enters before a round is committed since a retraction"
+                should = f"nothing enters until then, but for priorities greater than {m.model.given_up}"
+                return Finding(was, should, "two requests could retract each other in turns")
     if m.admitted and not m.estimates:
         life, used = m.admitted[-1][0], {slot // size for own in slots.values() for slot in own[::size]}
         needed = max(config.whole_pages(len(life.context) + config.reserve) - len(slots[life.name]), 0)
@@ -138,6 +146,8 @@ def _preemption_that_is_due(m: EngineMoment, running: Sequence[RequestLife]) -> 
     own = [slot // size for life in lower for slot in m.before.slots[life.name][::size]]
     room = (len(m.before.free) + len([page for page in own if page not in cached])) * size
     least = config.whole_pages(len(head.context_of_now) + config.reserve)
+    if len(lower) < len(running):
+        least += room_to_enter_beside(config, len(running) - len(lower))
     has_no_row = len(running) >= config.max_running
     has_no_room = not config.prefix_cache and len(m.before.free) * size < least
     if lower and (has_no_row or has_no_room) and room >= least + size:
@@ -149,73 +159,22 @@ def _preemption_that_is_due(m: EngineMoment, running: Sequence[RequestLife]) -> 
 
 def _needless_retraction(m: EngineMoment) -> Finding | None:
     """Return a finding if a request was retracted, though the others would have sufficed for whatever it was for."""
-    config = m.config
-    victims = [life for life in m.retracted if life.name not in m.asked_back]
-    if not victims or m.is_disturbed or m.refusal is not None:
+    given = m.given_way
+    if given is None or given.gainers:
         return None
-    if len(victims) > 1 and m.own_victims:
-        return None  # it is not known which of them was the last
-    last = max(victims, key=lambda life: (life.wish.priority, -life.place))
-    others = [life for life in victims if life is not last]
-    size, slots = config.page_size, m.before.slots
-    all_present = all(part.is_present or part.life in victims for flight in m.before_plan for part in flight.parts)
-    pages = {name: {slot // size for slot in slots[name][::size]} for name in m.before.running}
-    kept = set().union(*[pages[name] for name in pages if name not in {life.name for life in others}])
-    given_up = set().union(*[pages[life.name] for life in others]) - kept
-    # A cached page that no row uses can be evicted, unless a row that has left holds it until its step is committed.
-    spare = set(m.before.cached or ()) - kept - given_up if all_present else ()
-    room = (len(m.before.free) + len(spare) + len(given_up)) * size
-    rounds = [flight.rounds for flight in m.before_plan if flight.rows]
-    reserve = max(config.reserve, (1 + sum(rounds)) * config.round_slots)
-    lives = [m.model.lives[name] for name in m.before.running if name in m.model.lives]
-    leaving = [life for life in lives if life.leaving]
-    staying = [life for life in lives if life not in others and life not in leaving]
-    needed = 0
-    for life in staying:
-        end = max(len(life.context_of_now), len(life.context)) + reserve
-        if m.keeps_reserves:
-            ends = [row.reach for flight in m.before_plan for row in flight.rows if row.life is life]
-            end = max(end - reserve + config.reserve, max(ends, default=0) + config.round_slots)
-        needed += max(config.whole_pages(end) - len(slots[life.name]), 0)
-    if needed > room:
-        return None
-    room += len(m.lingering_before) * size + sum(len(slots[life.name]) for life in leaving)
-    has_row = len(m.before.running) - len(others) - len(leaving) < config.max_running
-    gainers: list[RequestLife] = []
-    for head in m.was_waiting if config.preempt else ():
-        most = config.whole_pages(len(head.context_of_now) + config.reserve) + size
-        # What is aged gives way to no priority.
-        is_aged = last.overtaken - m.overtaken.count(last) >= m.ageing and not m.model.order_is_unknown
-        lacks_room = m.estimates or most > room or not has_row
-        if head.wish.priority > last.wish.priority and not is_aged and lacks_room:
-            gainers.append(head)
-    if gainers:
-        staying_pages = set().union(*[pages[name] for name in pages if name not in {life.name for life in victims}])
-        return _retraction_in_vain(m, last, gainers, room + len(pages[last.name] - staying_pages) * size)
-    was = f"{last.name} is retracted, with {room} slots free or on their way back"
-    should = f"it stays: a round of all rows needs {needed} more, and no waiting request more than there are"
+    was = f"{given.victim.name} is retracted, with {given.room} slots free or on their way back"
+    should = f"it stays: a round of all rows needs {given.needed} more, and no waiting request more than there are"
     return Finding(was, should, "what it has computed is computed again for nothing")
 
 
-def _retraction_in_vain(
-    m: EngineMoment, victim: RequestLife, gainers: Sequence[RequestLife], room: int
-) -> Finding | None:
-    """Return a finding if a request was retracted for one of `gainers`, and none of them has room enough now."""
-    least = min(_slots_to_enter(m, life) for life in gainers)
-    if not m.keeps_reserves or m.estimates or room >= least:
-        return None
-    was = f"{victim.name} is retracted for {' or '.join(life.name for life in gainers)}, with {room} slots then"
-    return Finding(was, f"it stays: {least} are needed", "it has lost its place, and nothing enters for it")
-
-
-def _slots_to_enter(m: EngineMoment, life: RequestLife) -> int:
-    """Return the fewest slots with which a waiting request can enter, beside the pages that the cache has for it."""
-    size, cached = m.config.page_size, m.before.cached or ()
-    ends = [m.cells[page * size + size - 1] for page in cached]
-    hashes = stream_of(life.context_of_now, life.wish.seed, m.config.model).hashes[size - 1 :: size]
-    there = next((at for at, value in enumerate(hashes) if value not in ends), len(hashes))
-    evicted = ends.count(NOTHING)  # by this plan: it is not known what they had
-    return m.config.whole_pages(len(life.context_of_now) + m.config.reserve) - (there + evicted) * size
+def _gave_way_in_vain(m: EngineMoment) -> Finding | None:
+    """Return a finding if a request has given way to greater priorities, and none of them has entered since."""
+    for given in m.model.given_way:
+        if given.num_plans > MOST_PLANS_TO_ENTER:
+            was = f"{given.victim.name} gave way, and in {given.num_plans} plans since nothing greater has entered"
+            should = f"{' or '.join(life.name for life in given.gainers)} enters, or {given.victim.name} stays"
+            return Finding(was, should, "it has lost its place, and nothing runs instead")
+    return None
 
 
 def _blocks_that_go_on(m: EngineMoment) -> Outcome:
@@ -249,8 +208,7 @@ def _blocks_that_go_on(m: EngineMoment) -> Outcome:
     num_running = len(before.running) - (tag == "abort")
     if m.model.holding or not waiting or num_running >= config.max_running or (m.estimates and num_running):
         return None
-    needed = max(len(life.context_of_now) for life in waiting) + room_for_all(config, 2 * num_running + 1)
-    needed += config.num_slots // 64
+    needed = max(len(life.context_of_now) for life in waiting) + room_to_enter_beside(config, num_running)
     if len(before.free) * config.page_size >= needed:
         was = f"step {newest} goes on for several rounds, with {waiting[0].name} waiting and a row for it"
         return Finding(was, "it ends at its next round", "a request that fits waits for a whole block")

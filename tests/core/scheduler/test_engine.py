@@ -140,6 +140,49 @@ def test_a_greater_priority_preempts_a_strictly_lower_one_only():
         assert ended["high"].num_output == 8
 
 
+def urgent(start=9, **config):
+    """Four requests that decode in a full pool, and an urgent one that waits: the engine, its executor, its events."""
+    events = []
+    defaults = {"num_pages": 88, "max_running": 8, "preempt": True, "events": events.append, "watermark": 0.0}
+    engine, executor = make(**{**defaults, "prefix_cache": False, **config})
+    for i in range(4):
+        engine.submit(ask(f"low{i}", start=i, prompt_len=10, max_tokens=60), 0)
+    for _ in range(4):
+        turn(engine, executor)
+    events.clear()
+    engine.submit(ask("high", start=start, prompt_len=20, max_tokens=4, priority=1), 0)
+    return engine, executor, events
+
+
+def has_entered(engine, name):
+    return any(record.request.request_id == name for record in engine.requests.running.values())
+
+
+@pytest.mark.parametrize("pages", [{}, {"page_size": 4, "num_pages": 22}])
+@pytest.mark.parametrize("rules", [{}, {"guarantee_output": 0.8}, {"watermark": 0.1}, {"max_running": 4}])
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_gives_way_lets_a_greater_priority_in(overlap, mixed, rules, pages):
+    """In the same plan or, behind a fence, in the next one: the others have grown until then."""
+    engine, executor, events = urgent(overlap=overlap, mixed=mixed, **rules, **pages)
+    running = engine.requests.running_ids
+    turn(engine, executor)
+    victims = [name for event in events if isinstance(event, Planned) for name in event.retracted]
+    assert victims and victims == sorted(running, reverse=True)[: len(victims)]
+    if overlap and not has_entered(engine, "high"):
+        engine.plan(0)
+    assert has_entered(engine, "high")
+    assert not has_entered(engine, victims[-1])
+
+
+def test_a_preemption_counts_what_the_cache_has_for_the_newcomer():
+    """Its prompt begins as that of a request that stays: without the cache two would have to give way."""
+    engine, executor, events = urgent(overlap=False, prefix_cache=True, start=0)
+    turn(engine, executor)
+    assert has_entered(engine, "high")
+    assert [name for event in events if isinstance(event, Planned) for name in event.retracted] == ["low3"]
+
+
 def test_an_aged_request_is_not_preempted_for_ever():
     """Every newcomer has priority and only one fits: the lowest still gets its turn within the ageing bound."""
     engine, executor = make(num_pages=40, preempt=True, ageing_bound=2, prefix_cache=False, watermark=0.0)
