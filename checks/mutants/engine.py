@@ -10,7 +10,6 @@ from ...core.contract.request import FinishReason
 from ...core.kv.allocator import KVAllocator
 from ...core.kv.radix import RadixCache
 from ...core.kv.store import KVStore
-from ...core.scheduler import admission
 from ...core.scheduler.admission import Admission
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.output import OutputLog
@@ -265,9 +264,9 @@ RemembersItsFirstLook (RADIX-12): Where a request's own pages begin is what was 
         return prefix
 
 LoadsAPageTooFew (RADIX-12): The device is told to copy a page less from host memory than is there.
-    admission.join_of
-        - num_loaded=record.num_loaded,
-        + num_loaded=max(record.num_loaded - self.config.page_size, 0),
+    Admission.next_chunks
+        - join_of(record, self.config.track_tokens)
+        + replace(join_of(record, True), num_loaded=max(record.num_loaded - self.config.page_size, 0))
 
 FindsHalf (RADIX-13): A prefix that goes beyond the middle of the text is not found.
     KVStore.match
@@ -358,7 +357,7 @@ GoesByTheProcess (ENGINE-19): Free pages are taken from either end, in turns ove
 """What is easier to do wrong in a plain engine."""
 
 _PLACES = [
-    *(CoreEngine, Engine, admission, Admission, DecodeRounds, KVAllocator, KVStore, OutputLog, Requests, WaitingQueue),
+    *(CoreEngine, Engine, Admission, DecodeRounds, KVAllocator, KVStore, OutputLog, Requests, WaitingQueue),
     *(PlainEngine, RadixCache, FinishReason, replace, stream_of),
 ]
 MUTANTS = (
