@@ -14,6 +14,7 @@ from .workload.lengths import (
     SharedPrefixes,
     UniformLength,
 )
+from .workload.trace_layout import TraceOptions
 from .workload.traces import TraceSource
 from .workload.workload import SyntheticWorkload
 
@@ -31,7 +32,8 @@ def make_workload(scenario: Scenario, context_len: int) -> TraceSource | Synthet
     table = scenario.workload
     if table.trace is not None:
         part = table.start_s, table.stop_s, table.num_requests
-        return TraceSource(table.trace, table.format, table.rate_scale, *part, table.resample_s, scenario.seed)
+        options = trace_options(table)
+        return TraceSource(table.trace, options, table.rate_scale, *part, table.resample_s, scenario.seed)
     rate = table.rate * table.rate_scale
     arrivals = None
     if table.concurrency is None:
@@ -84,7 +86,17 @@ def contents_are_known(scenario: Scenario) -> bool:
     table = scenario.workload
     if table.trace is None:
         return table.prefixes is not None
-    return TraceSource(table.trace, table.format).has_block_hashes
+    return TraceSource(table.trace, trace_options(table)).has_block_hashes
+
+
+def trace_notes(table: Workload) -> tuple[str, ...]:
+    """Return how the trace of a scenario is read where its file does not say so. Raises TraceError."""
+    return () if table.trace is None else TraceSource(table.trace, trace_options(table)).layout().notes
+
+
+def trace_options(table: Workload) -> TraceOptions:
+    """Return how the trace of a scenario is to be read."""
+    return TraceOptions(table.format, table.columns, table.time_unit)
 
 
 def _lengths(table: Length, key: str, greatest: int) -> LengthDistribution:

@@ -14,7 +14,7 @@ from ..planning.servers.launch import read_launch
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import WHOLE_TABLES, scenario_with
 from ..sim.workload.request_logs import log_format
-from ..sim.workload.trace_files import MOST_SEARCHED, TraceError
+from ..sim.workload.trace_layout import MOST_SEARCHED, TraceError
 from ..sim.workload.traces import TraceSource
 
 DROPPED = "dropped:"
@@ -110,4 +110,8 @@ def _trace(name: str, text: str, given: Mapping[str, Any], folder: str) -> dict[
         raise TraceError(name, error.line, error.message) from None
     kept = {key: value for key, value in given.items() if not key.startswith("workload.")}
     requests = f"{name}: {count_of(summary.num_requests, 'request')} ({summary.format})"
-    return {"kind": "trace", "given": {**kept, "workload.trace": f"{DROPPED}{digest}/{short}"}, "notes": [requests]}
+    return {
+        "kind": "trace",
+        "given": {**kept, "workload.trace": f"{DROPPED}{digest}/{short}"},
+        "notes": [requests, *summary.notes],
+    }

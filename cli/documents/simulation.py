@@ -127,6 +127,7 @@ class TraceDocument(Document):
     Attributes:
         trace: The file.
         trace_format: Its format.
+        inferred: How it is read where it does not say so.
         rows_without_work: Rows without prompt or output tokens, which are left out.
         unknown: What the trace does not tell.
         description: Rates, lengths, burstiness and prefix reuse.
@@ -138,6 +139,7 @@ class TraceDocument(Document):
 
     trace: str
     trace_format: str
+    inferred: Sequence[str]
     rows_without_work: int
     unknown: Sequence[str]
     description: Mapping[str, Any]

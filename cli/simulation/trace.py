@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ...sim.scenario import Scenario
     from ...sim.workload.description import Arrivals, Description, Lengths
     from ...sim.workload.synthesis import Synthesis
+    from ...sim.workload.traces import TraceSummary
     from ..documents.simulation import TraceDocument
 
 WIDTH = 80
@@ -112,7 +113,7 @@ def trace(
     described, columns = describe(source, tuple(dict.fromkeys(sizes)))
     skipped = whole.num_rows - whole.num_requests
     made = synthesize(source, described, columns) if out is not None or check else None
-    lines = [*_heading(file, whole.format, described, skipped), *_arrivals(described.arrivals), *_lengths(described)]
+    lines = [*_heading(file, whole, described, skipped), *_arrivals(described.arrivals), *_lengths(described)]
     lines += [*_reuse(described, slots), *_unknown(described)]
     if made is not None:
         lines += ["", *_compared(described, made)]
@@ -123,14 +124,14 @@ def trace(
         typer.echo("\n".join(lines))
     checked = _check(resolved, made, quiet) if made is not None and check else None
     if as_json:
-        print_document(_document(file, whole.format, skipped, described, made, checked))
+        print_document(_document(file, whole, skipped, described, made, checked))
     elif checked is not None:
         typer.echo("\n".join(_checked(resolved, checked)))
 
 
 def _document(
     file: Path,
-    form: str,
+    whole: TraceSummary,
     skipped: int,
     described: Description,
     made: Synthesis | None,
@@ -140,7 +141,10 @@ def _document(
 
     results = checked and {name: {key: summary[key] for key in CHECKED} for name, summary in checked.items()}
     synthetic = None if made is None else made.to_json()
-    return TraceDocument(str(file), form, skipped, list(_untold(described)), described.to_json(), synthetic, results)
+    untold = list(_untold(described))
+    return TraceDocument(
+        str(file), whole.format, list(whole.notes), skipped, untold, described.to_json(), synthetic, results
+    )
 
 
 def _kv_slots(scenario: Scenario) -> int:
@@ -153,15 +157,20 @@ def _kv_slots(scenario: Scenario) -> int:
 # -- what the trace is like -------------------------------------------------------------------------------------------
 
 
-def _heading(file: Path, form: str, described: Description, skipped: int) -> list[str]:
+def _heading(file: Path, whole: TraceSummary, described: Description, skipped: int) -> list[str]:
     found = described.arrivals
     rate = "" if found.rate is None else f", {found.rate:.3g} per second"
-    text = f"{file.name} ({form}): {count_of(described.num_requests, 'request')} over {_clock(found.span_s)}{rate}"
+    text = (
+        f"{file.name} ({whole.format}): {count_of(described.num_requests, 'request')} over {_clock(found.span_s)}{rate}"
+    )
     if described.sessions is not None:
         text += f", {count_of(described.sessions, 'session')}"
     if skipped:
         text += f"; left out are {count_of(skipped, 'row')} without prompt or output"
-    return [*textwrap.wrap(text, WIDTH), ""]
+    lines = textwrap.wrap(text, WIDTH)
+    for note in whole.notes:
+        lines += textwrap.wrap(f"Inferred: {note}.", WIDTH, subsequent_indent="  ")
+    return [*lines, ""]
 
 
 def _clock(seconds: float) -> str:

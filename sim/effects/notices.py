@@ -10,6 +10,7 @@ from ...core.algorithm.algorithm import Drafter
 from ...core.errors import count_of
 from ..assembly import Assembly
 from ..cost.hardware import MIB
+from ..load import trace_notes
 from ..scenario_file import origin_of
 from .given_keys import said_anyway, without_effect
 from .rules import drafts_nothing, mode_fell_back
@@ -27,6 +28,7 @@ def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
     if mode_fell_back(run) is not None and not any("engine.mode =" in notice for notice in notices):
         notices.append(f"the mode is {run.spec.config.mode}: {run.spec.config.mode_reason}")
     notices += _preset_notices(run)
+    notices += [f"workload.trace: {note}" for note in trace_notes(run.scenario.workload)]
     notices += _graph_notices(run)
     if isinstance(run.acceptance, TraceAcceptance) and len(run.acceptance.keys) == 1:
         notices.append(

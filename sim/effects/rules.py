@@ -343,9 +343,15 @@ RULES: tuple[Rule, ...] = (
         _when(_has_trace, "the requests and their times are those of the trace (workload.trace)"),
     ),
     Rule(
-        _keys("workload", "format", "start_s", "resample_s"),
+        _keys("workload", "format", "columns", "time_unit", "start_s", "resample_s"),
         _when(_not(_has_trace), "the requests are synthetic, only a trace (workload.trace) has it"),
-        {"workload.format": "auto", "workload.start_s": 0.0, "workload.resample_s": None},
+        {
+            "workload.format": "auto",
+            "workload.columns": None,
+            "workload.time_unit": "auto",
+            "workload.start_s": 0.0,
+            "workload.resample_s": None,
+        },
     ),
     Rule(
         _keys("workload", *ARRIVALS, "rate_scale", "stop_s"),

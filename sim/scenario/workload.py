@@ -65,8 +65,16 @@ class Workload(Table):
         default=None,
         description="a file of recorded requests (docs/traces.md has the formats) instead of synthetic ones",
     )
-    format: Literal["auto", "azure", "mooncake", "burstgpt", "vllm-log", "sglang-log", "otlp"] = Field(
-        default="auto", description="format of the trace; auto: by its first lines"
+    format: Literal[
+        "auto", "azure", "mooncake", "bailian", "burstgpt", "csv", "jsonl", "vllm-log", "sglang-log", "otlp"
+    ] = Field(default="auto", description="format of the trace; auto: by its first lines")
+    columns: str | None = Field(
+        default=None,
+        description="trace: names of its columns or keys, as arrival=NAME,prompt=NAME,output=NAME and session=NAME; "
+        "default: by the names that are usual",
+    )
+    time_unit: Literal["auto", "s", "ms", "us", "ns"] = Field(
+        default="auto", description="trace: unit of its times; auto: as its format or the column's name says"
     )
     rate_scale: Rate = Field(default=1.0, description="factor on the rate of the trace; 2 replays it twice as fast")
     start_s: Annotated[float, Field(ge=0, le=1e9)] = Field(

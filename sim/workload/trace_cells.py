@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import numpy as np
 from ...core.prompt import MAX_PROMPT_LENGTH
 
 _OFFSET = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
-_MAX_SECONDS = 9_000_000_000
+_NUMBER = re.compile(r"[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?")
+_UNITS = {1_000_000_000: "seconds", 1_000_000: "milliseconds", 1_000: "microseconds", 1: "nanoseconds"}
+_MAX_NS = 9_000_000_000 * 10**9
 _A_TIME = "expected a date and time such as 2023-11-16 18:15:46.680590"
 _A_COUNT = f"expected a whole number of tokens from 0 to {MAX_PROMPT_LENGTH}"
-_MILLISECONDS = "expected milliseconds, not negative"
 
 
 def parse_date_times_ns(cells: Sequence[str]) -> np.ndarray:
@@ -31,31 +33,32 @@ def parse_date_times_ns(cells: Sequence[str]) -> np.ndarray:
         raise ValueError(_A_TIME) from None
 
 
-def parse_seconds_ns(cells: Sequence[str]) -> np.ndarray:
-    """Parse decimal seconds ("5", "45.25") to ns: int64 [n]; digits beyond the ninth are cut. Else ValueError."""
-    return np.array([_seconds_ns(cell) for cell in cells], np.int64)
+def parse_numbers_ns(cells: Sequence[str], unit_ns: int) -> np.ndarray:
+    """Parse decimal numbers ("5", "45.25", "1e-05") of a unit of so many ns to ns: int64 [n]; digits beyond a ns are
+    cut. ValueError if negative or no number."""
+    return np.array([_number_ns(cell.strip(), unit_ns) for cell in cells], np.int64)
 
 
-def parse_milliseconds_ns(cells: Sequence[int | float]) -> np.ndarray:
-    """Convert JSON numbers of milliseconds to ns: int64 [n]; whole ones exactly.
+def parse_json_numbers_ns(cells: Sequence[int | float], unit_ns: int) -> np.ndarray:
+    """Convert JSON numbers of a unit of so many ns to ns: int64 [n]; whole ones exactly.
     ValueError if negative or not finite."""
-    if all(type(cell) is int for cell in cells):
-        if min(cells) < 0 or max(cells) > _MAX_SECONDS * 1000:
-            raise ValueError(_MILLISECONDS)
-        return np.array(cells, np.int64) * 1_000_000
     for cell in cells:
-        if isinstance(cell, bool) or not isinstance(cell, int | float) or not 0 <= cell <= _MAX_SECONDS * 1000:
-            raise ValueError(_MILLISECONDS)
-    return np.array([round(cell * 1_000_000) for cell in cells], np.int64)
+        if isinstance(cell, bool) or not isinstance(cell, int | float) or not 0 <= cell * unit_ns <= _MAX_NS:
+            raise ValueError(_expected(unit_ns))
+    return np.array([cell * unit_ns if type(cell) is int else round(cell * unit_ns) for cell in cells], np.int64)
 
 
-def _seconds_ns(cell: str) -> int:
-    whole, _, fraction = cell.strip().partition(".")
-    if not (whole.isdecimal() and whole.isascii() and (not fraction or (fraction.isdecimal() and fraction.isascii()))):
-        raise ValueError("expected seconds as a decimal number, not negative")
-    if len(whole) > 10 or int(whole) > _MAX_SECONDS:
-        raise ValueError(f"expected at most {_MAX_SECONDS} seconds")
-    return int(whole) * 1_000_000_000 + int(fraction[:9].ljust(9, "0"))
+def _expected(unit_ns: int) -> str:
+    return f"expected {_UNITS[unit_ns]}, not negative"
+
+
+def _number_ns(cell: str, unit_ns: int) -> int:
+    if not _NUMBER.fullmatch(cell):
+        raise ValueError(_expected(unit_ns))
+    value = int(Decimal(cell) * unit_ns)
+    if value > _MAX_NS:
+        raise ValueError(f"expected at most {_MAX_NS // unit_ns} {_UNITS[unit_ns]}")
+    return value
 
 
 def _without_offsets(cells: Sequence[str]) -> tuple[Sequence[str], int | np.ndarray]:
@@ -90,7 +93,7 @@ def _offset_ns(suffix: str) -> int:
 def parse_counts(cells: Sequence[Any]) -> np.ndarray:
     """Parse token counts, int64 [n]. ValueError unless each is a whole number, 0 … 2**31 − 1."""
     try:
-        values = list(map(int, cells))
+        values = [int(cell.removesuffix(".0") if isinstance(cell, str) else cell) for cell in cells]
     except ValueError:
         raise ValueError(_A_COUNT) from None
     if min(values) < 0 or max(values) > MAX_PROMPT_LENGTH:

@@ -1,11 +1,15 @@
-"""Recorded workloads, read as a stream: Azure (2023, 2024), Mooncake and BurstGPT traces. (`request_logs.py` reads the
+"""Recorded workloads, read as a stream. `trace_layout.py` says what a file's columns are. (`request_logs.py` reads the
 logs of servers.)
 
     azure     CSV    TIMESTAMP (date and time, up to 9 fractional digits, UTC offset optional), ContextTokens,
                      GeneratedTokens                                          (Patel et al., Splitwise, ISCA 2024)
     mooncake  JSONL  timestamp (ms), input_length, output_length, hash_ids    (Qin et al., Mooncake, FAST 2025)
+    bailian   JSONL  the same with timestamp (s), blocks of 16 tokens, chat_id, parent_chat_id, type, turn
+                                                                              (Wang et al., KVCache Cache, ATC 2025)
     burstgpt  CSV    Timestamp (s), [Session ID], [Elapsed time], Model, Request tokens, Response tokens, Total tokens,
                      Log Type                                                 (Wang et al., BurstGPT, KDD 2025)
+    csv       CSV    an arrival, prompt tokens and output tokens, by the names of their columns
+    jsonl     JSONL  the same
 
 A file passes in chunks of some thousand rows: parsed column by column, never held as a whole. Times are exact integer
 nanoseconds relative to the first row. A request that failed (no output token) or asked nothing (no prompt token) cannot
@@ -18,7 +22,7 @@ from __future__ import annotations
 
 import csv
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -26,53 +30,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...core.errors import ForedraftError, nearest, shown
+from ...core.errors import ForedraftError, shown
 from ...core.parsing import ParseError, parse_json
 from ...core.prompt import MAX_HASH_ID
 from ...observe.input_files import read_lines
-from .prometheus import PAGE_BEGINS
-from .request_logs import READERS, LogProblem, log_format, read_log
-from .trace_cells import parse_counts, parse_date_times_ns, parse_json_counts, parse_milliseconds_ns, parse_seconds_ns
+from .request_logs import READERS, LogProblem, read_log
+from .trace_cells import parse_counts, parse_date_times_ns, parse_json_counts, parse_json_numbers_ns, parse_numbers_ns
+from .trace_columns import ARRIVAL, OUTPUT, PROMPT, SESSION
+from .trace_layout import BLOCKS, DATE, UNITS, Layout, TraceError
 
 Cell = TypeVar("Cell", str, Any)
 """What a column of a trace holds: text in CSV, any JSON value elsewhere."""
 
 CHUNK_ROWS = 8192
-MOONCAKE_BLOCK_SIZE = 512
-FORMATS = ("azure", "mooncake", "burstgpt", *READERS)
-
-_CSV_COLUMNS = {
-    "azure": (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ()),
-    "burstgpt": (
-        ("Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type"),
-        ("Session ID", "Elapsed time"),
-    ),
-}
-_JSON_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
-_KNOWN = (
-    f"known are CSV with the columns {', '.join(_CSV_COLUMNS['azure'][0])} (azure) or those of BurstGPT; JSON lines of "
-    "Mooncake; logs of vLLM and SGLang with their requests (vllm-log, sglang-log); OpenTelemetry spans (otlp); and, for "
-    "`foredraft trace` alone, Prometheus pages of these servers. docs/traces.md describes them; docs/tutorial.md, "
-    '"A log of your requests", makes CSV from another log'
-)
-_LONGEST_HEADER = 4096
-MOST_SEARCHED = 20_000  # lines of a log, for one that tells its format
-_SEPARATORS = {";": "semicolons", "\t": "tabs"}  # other than the comma that is expected
-_MOST_KEYS = 8  # of an object that are shown
-
-
-class TraceError(ForedraftError):
-    """A trace that cannot be used; the message names file, line, and what was found."""
-
-    def __init__(self, path: str, line: int | None, message: str) -> None:
-        # What it is made from: a process that fails passes on a copy of its error.
-        super().__init__(path, line, message)
-        self.path: str = path
-        self.line: int | None = line
-        self.message: str = message
-
-    def __str__(self) -> str:
-        return f"{self.path}, line {self.line}: {self.message}" if self.line else f"{self.path}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,71 +57,11 @@ class TraceRows:
     sessions: list[str] | None = None
 
 
-def resolve_format(path: str, name: str) -> str:
-    """Return the format by the file's first lines: of a header the columns tell it, of JSON the keys, and of a log
-    the first line about a request."""
-    first = _first_line(path)
-    if name != "auto":
-        return name
-    if _has_keys(first):
-        return "mooncake"
-    is_json = first.lstrip().startswith(("{", "["))
-    header = (
-        set()
-        if is_json or len(first) > _LONGEST_HEADER
-        else {column.strip() for column in _header(path, csv.reader([first]))}
-    )
-    for known, (required, _) in _CSV_COLUMNS.items():
-        if set(required[:1]) <= header and len(header & set(required)) >= 2:
-            return known
-    if (found := log_format(islice(read_lines(path), MOST_SEARCHED))) is not None:
-        return found
-    if first.startswith(PAGE_BEGINS):
-        message = (
-            "a Prometheus page has no single requests: `foredraft trace FILE --out workload.toml` makes a workload"
-        )
-        raise TraceError(path, 1, message)
-    what = _keys_of(first) if is_json else f"no header, object or log line of a known format: {first.strip()[:80]!r}"
-    raise TraceError(path, 1, f"{what}; {_separator_hint(first) or _KNOWN}")
-
-
-def _has_keys(first: str) -> bool:
-    """Return whether a line is, or begins as, an object with at least two keys of a Mooncake trace."""
-    try:
-        return len({*parse_json(first, long_integers=True)} & {*_JSON_KEYS}) >= 2
-    except ParseError:
-        return sum(f'"{key}"' in first for key in _JSON_KEYS) >= 2
-    except TypeError:  # a number
-        return False
-
-
-def _keys_of(first: str) -> str:
-    """Return what an object of an unknown format is."""
-    try:
-        found = parse_json(first, long_integers=True)
-    except ParseError as error:
-        return f"is not JSON: {error}"
-    if not isinstance(found, dict):
-        return f"found {shown(found)}, expected an object"
-    keys = list(found)
-    return f"a JSON object with unknown keys: {', '.join(keys[:_MOST_KEYS])}{', …' if len(keys) > _MOST_KEYS else ''}"
-
-
-def _separator_hint(first: str) -> str:
-    """Return what is expected if a header would be one with commas in the place of another separator."""
-    for mark, name in _SEPARATORS.items():
-        columns = {cell.strip().strip('"') for cell in first.split(mark)}
-        if any(required[0] in columns for required, _ in _CSV_COLUMNS.values()):
-            return f"its columns are separated by {name}, expected commas"
-    return ""
-
-
-def read_chunks(path: str, name: str) -> Iterator[TraceRows]:
+def read_chunks(path: str, layout: Layout) -> Iterator[TraceRows]:
     """Yield the rows of a file in chunks, checked, with times relative to its first row."""
-    name = resolve_format(path, name)
     origin = last = None
-    parse = _log_chunks if name in READERS else _mooncake_chunks if name == "mooncake" else _csv_chunks
-    for chunk in parse(path, name, read_lines(path)):
+    parse = _log_chunks if layout.format in READERS else _json_chunks if layout.is_json else _csv_chunks
+    for chunk in parse(path, layout, read_lines(path)):
         times = chunk.times_ns
         if origin is None:
             origin = last = int(times[0])
@@ -168,10 +78,10 @@ def read_chunks(path: str, name: str) -> Iterator[TraceRows]:
         raise TraceError(path, None, "no rows: the file ends after its header")
 
 
-def _log_chunks(path: str, name: str, text_lines: Iterator[str]) -> Iterator[TraceRows]:
+def _log_chunks(path: str, layout: Layout, text_lines: Iterator[str]) -> Iterator[TraceRows]:
     """Yield the requests of a server's log, which is read as a whole, in chunks by arrival."""
     try:
-        rows = read_log(path, name)
+        rows = read_log(path, layout.format)
     except LogProblem as problem:
         raise TraceError(path, problem.line or None, problem.message) from None
     has_sessions = any(row.session is not None for row in rows)
@@ -182,10 +92,10 @@ def _log_chunks(path: str, name: str, text_lines: Iterator[str]) -> Iterator[Tra
         yield TraceRows(times, prompts, outputs, [row.line for row in part], sessions=sessions)
 
 
-def _csv_chunks(path: str, name: str, text_lines: Iterator[str]) -> Iterator[TraceRows]:
+def _csv_chunks(path: str, layout: Layout, text_lines: Iterator[str]) -> Iterator[TraceRows]:
     reader = csv.reader(text_lines)
-    header = [column.strip() for column in _header(path, reader)]
-    columns = _csv_columns(path, name, header)
+    header = [column.strip() for column in next(reader)]
+    columns = {role: header.index(column) for role, column in layout.columns.items()}
     width = len(header)
     problem: ForedraftError | None = None
     while problem is None:
@@ -204,25 +114,8 @@ def _csv_chunks(path: str, name: str, text_lines: Iterator[str]) -> Iterator[Tra
         rows, whole_lines, broken = _whole_rows(path, rows, lines, width, may_break)
         problem = broken or problem
         if rows:
-            yield from _csv_chunk(path, name, list(zip(*rows, strict=True)), columns, whole_lines)
+            yield from _csv_chunk(path, layout, list(zip(*rows, strict=True)), columns, whole_lines)
     raise problem
-
-
-def _csv_columns(path: str, name: str, header: list[str]) -> dict[str, int]:
-    required, optional = _CSV_COLUMNS[name]
-    missing = [column for column in required if column not in header]
-    if missing:
-        found = ", ".join(header)
-        message = f"the header of {name} traces has {', '.join(map(repr, missing))}; found: {found}"
-        hint = _separator_hint(found)
-        raise TraceError(path, 1, f"{message}; {hint}" if hint else message)
-    unknown = [column for column in header if column not in required and column not in optional]
-    if unknown:
-        hint = nearest(unknown[0], (*required, *optional))
-        raise TraceError(path, 1, f"unknown column {unknown[0]!r}{hint}")
-    if len(set(header)) != len(header):
-        raise TraceError(path, 1, "a column occurs twice")
-    return {column: i for i, column in enumerate(header)}
 
 
 def _whole_rows(
@@ -246,22 +139,18 @@ def _whole_rows(
 
 
 def _csv_chunk(
-    path: str, name: str, cells: list[tuple[str, ...]], columns: dict[str, int], lines: list[int]
+    path: str, layout: Layout, cells: list[tuple[str, ...]], columns: Mapping[str, int], lines: list[int]
 ) -> Iterator[TraceRows]:
-    parsers: dict[str, Callable[[Sequence[str]], np.ndarray]]
-    if name == "azure":
-        parsers = {
-            "TIMESTAMP": parse_date_times_ns,
-            "ContextTokens": parse_counts,
-            "GeneratedTokens": parse_counts,
-        }
+    if layout.unit == DATE:
+        times: Callable[[Sequence[str]], np.ndarray] = parse_date_times_ns
     else:
-        parsers = {"Timestamp": parse_seconds_ns, "Request tokens": parse_counts, "Response tokens": parse_counts}
+        times = partial(parse_numbers_ns, unit_ns=UNITS[layout.unit])
+    parsers = {ARRIVAL: times, PROMPT: parse_counts, OUTPUT: parse_counts}
     parsed = [
-        partial(_parse, path, f"column {label!r}", cells[columns[label]], lines, parse)
-        for label, parse in parsers.items()
+        partial(_parse, path, f"column {layout.columns[role]!r}", cells[columns[role]], lines, parse)
+        for role, parse in parsers.items()
     ]
-    session = columns.get("Session ID")
+    session = columns.get(SESSION)
     yield from _above_problem(lines, parsed, sessions=None if session is None else list(cells[session]))
 
 
@@ -299,7 +188,12 @@ def _above_problem(
         raise problem
 
 
-def _mooncake_chunks(path: str, name: str, text_lines: Iterator[str]) -> Iterator[TraceRows]:
+def _json_chunks(path: str, layout: Layout, text_lines: Iterator[str]) -> Iterator[TraceRows]:
+    keys = list(layout.columns.values())
+    if layout.unit == DATE:
+        times: Callable[[Sequence[Any]], np.ndarray] = parse_date_times_ns
+    else:
+        times = partial(parse_json_numbers_ns, unit_ns=UNITS[layout.unit])
     line = 0
     problem: ForedraftError | None = None
     while problem is None:
@@ -310,50 +204,57 @@ def _mooncake_chunks(path: str, name: str, text_lines: Iterator[str]) -> Iterato
             for text in islice(text_lines, CHUNK_ROWS):
                 line += 1
                 if not text.isspace():
-                    rows.append(_json_row(path, line, text))
+                    rows.append(_json_row(path, line, text, keys, BLOCKS in layout.columns))
                     lines.append(line)
         except ForedraftError as error:
             problem = error
         if rows:
-            times, prompts, outputs, hash_ids = zip(*rows, strict=True)
+            cells = dict(zip(layout.columns, zip(*rows, strict=True), strict=True))
+            hash_ids = cells.get(BLOCKS)
             columns = [
-                partial(_parse, path, "key 'timestamp'", times, lines, parse_milliseconds_ns),
-                partial(_prompts, path, prompts, hash_ids, lines),
-                partial(_parse, path, "key 'output_length'", outputs, lines, parse_json_counts),
+                partial(_parse, path, f"key {layout.columns[ARRIVAL]!r}", cells[ARRIVAL], lines, times),
+                partial(_prompts, path, layout, cells[PROMPT], hash_ids, lines),
+                partial(_parse, path, f"key {layout.columns[OUTPUT]!r}", cells[OUTPUT], lines, parse_json_counts),
             ]
-            yield from _above_problem(lines, columns, hash_ids=list(hash_ids))
+            sessions = [str(session) for session in cells[SESSION]] if SESSION in cells else None
+            yield from _above_problem(lines, columns, None if hash_ids is None else list(hash_ids), sessions)
         if problem is None and line == before:
             return
     raise problem
 
 
-def _json_row(path: str, line: int, text: str) -> list[Any]:
-    """Return the values of the object in a line, in the order of `_JSON_KEYS`. Raises TraceError."""
+def _json_row(path: str, line: int, text: str, keys: Sequence[str], has_blocks: bool) -> list[Any]:
+    """Return the values of the object in a line, in the order of `keys`. Raises TraceError."""
     try:
         value = parse_json(text, long_integers=True)
     except ParseError as error:
         raise TraceError(path, line, f"is not JSON (a truncated line?): {error}") from None
-    missing = [key for key in _JSON_KEYS if not isinstance(value, dict) or key not in value]
+    missing = [key for key in keys if not isinstance(value, dict) or key not in value]
     if missing:
         lacks = f"; it lacks {', '.join(missing)}" if isinstance(value, dict) else f", found {shown(value)}"
-        raise TraceError(path, line, f"expected an object with the keys {', '.join(_JSON_KEYS)}{lacks}")
-    row = [value[key] for key in _JSON_KEYS]
-    if not isinstance(row[3], list):
-        raise TraceError(path, line, f"key 'hash_ids': found {shown(row[3])}, expected a list")
-    return row
+        raise TraceError(path, line, f"expected an object with the keys {', '.join(keys)}{lacks}")
+    if has_blocks and not isinstance(value[BLOCKS], list):
+        raise TraceError(path, line, f"key {BLOCKS!r}: found {shown(value[BLOCKS])}, expected a list")
+    return [value[key] for key in keys]
 
 
 def _prompts(
-    path: str, prompts: Sequence[Any], hash_ids: Sequence[list[Any]], lines: list[int], count: int
+    path: str,
+    layout: Layout,
+    prompts: Sequence[Any],
+    hash_ids: Sequence[list[Any]] | None,
+    lines: list[int],
+    count: int,
 ) -> np.ndarray:
     """Return the lengths of the first `count` prompts, after a check of their hash ids. Raises TraceError."""
-    for length, ids, line in zip(prompts[:count], hash_ids[:count], lines[:count], strict=True):
-        if isinstance(length, int) and len(ids) != -(-length // MOONCAKE_BLOCK_SIZE):
-            expected = -(-length // MOONCAKE_BLOCK_SIZE)
+    blocks = [] if hash_ids is None else zip(prompts[:count], hash_ids[:count], lines[:count], strict=True)
+    for length, ids, line in blocks:
+        if isinstance(length, int) and len(ids) != -(-length // layout.block_size):
+            expected = -(-length // layout.block_size)
             raise TraceError(path, line, f"{len(ids)} hash_ids for {length} tokens: expected {expected}")
         if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > MAX_HASH_ID):
             raise TraceError(path, line, "hash_ids: expected whole numbers, 0 ... 2**63 - 1")
-    return _parse(path, "key 'input_length'", prompts, lines, parse_json_counts, count)
+    return _parse(path, f"key {layout.columns[PROMPT]!r}", prompts, lines, parse_json_counts, count)
 
 
 def _parse(
@@ -375,17 +276,3 @@ def _parse(
             except ValueError as error:
                 raise TraceError(path, line, f"{label}: found {shown(cell)}, {error}") from None
         raise
-
-
-def _header(path: str, reader: Iterator[list[str]]) -> list[str]:
-    try:
-        return next(reader)
-    except csv.Error as error:
-        raise TraceError(path, 1, f"not CSV: {error}") from error
-
-
-def _first_line(path: str) -> str:
-    first = next(read_lines(path), "")
-    if not first.strip():
-        raise TraceError(path, 1, "the file is empty" if not first else "the first line is blank, expected a header")
-    return first

@@ -12,7 +12,8 @@ import numpy as np
 from ...core.draws import Purpose, uniform
 from ...core.prompt import Prompt
 from .conversations import block_names
-from .trace_files import MOONCAKE_BLOCK_SIZE, TraceRows, read_chunks, resolve_format
+from .trace_files import TraceRows, read_chunks
+from .trace_layout import AS_IT_SAYS, BLOCKS, Layout, TraceOptions, resolve_layout
 from .workload import Arrival
 
 
@@ -23,6 +24,7 @@ class TraceSummary:
     format: str
     num_rows: int
     num_requests: int  # rows that become requests: with a prompt and an output
+    notes: tuple[str, ...] = ()  # how it is read where the file does not say so
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class TraceSource:
     """A trace file as a workload; iterating it yields `Arrival`s in order of time.
 
     path:       the file
-    format:     one of `FORMATS`, or "auto": recognised by the first line
+    options:    its format, columns and unit of time, as far as a scenario gives them
     rate_scale: 2 replays twice as fast
     start_s:    rows before this time (seconds after the first row, before scaling) are passed over; times then count
                 from here
@@ -44,7 +46,7 @@ class TraceSource:
     """
 
     path: str | Path
-    format: str = "auto"
+    options: TraceOptions = AS_IT_SAYS
     rate_scale: float = 1.0
     start_s: float = 0.0
     stop_s: float | None = None
@@ -85,9 +87,10 @@ class TraceSource:
         start_ns, stop_ns = self._bounds_ns
         left = self.limit
         row = 0
-        names = self._block_names()
-        for chunk in read_chunks(str(self.path), self.format):
-            for arrival in self._arrivals(chunk, row, start_ns, stop_ns, names):
+        layout = self.layout()
+        names = self._block_names(layout)
+        for chunk in read_chunks(str(self.path), layout):
+            for arrival in self._arrivals(chunk, row, start_ns, stop_ns, names, layout.block_size):
                 yield arrival
                 if left is not None:
                     left -= 1
@@ -99,27 +102,31 @@ class TraceSource:
 
     @property
     def has_block_hashes(self) -> bool:
-        """Whether the rows say what their prompts contain; reads the first line."""
-        return resolve_format(str(self.path), self.format) == "mooncake"
+        """Whether the rows say what their prompts contain; reads the first lines."""
+        return BLOCKS in self.layout().columns
 
-    def _block_names(self) -> dict[int, int]:
+    def layout(self) -> Layout:
+        """Return how the file is read. Raises TraceError."""
+        return resolve_layout(str(self.path), self.options)
+
+    def _block_names(self, layout: Layout) -> dict[int, int]:
         """Return the names of block ids that are also those of outputs."""
-        if not self.has_block_hashes:
+        if BLOCKS not in layout.columns:
             return {}
         columns = (
             zip(chunk.prompt_lens.tolist(), chunk.output_lens.tolist(), chunk.hash_ids or (), strict=True)
-            for chunk in read_chunks(str(self.path), self.format)
+            for chunk in read_chunks(str(self.path), layout)
         )
-        return block_names(chain.from_iterable(columns), MOONCAKE_BLOCK_SIZE)
+        return block_names(chain.from_iterable(columns), layout.block_size)
 
     def scan(self) -> TraceSummary:
         """Read and check the whole file; windows, limit and scale do not apply."""
-        name = resolve_format(str(self.path), self.format)
+        layout = self.layout()
         num_rows = num_requests = 0
-        for chunk in read_chunks(str(self.path), name):
+        for chunk in read_chunks(str(self.path), layout):
             num_rows += len(chunk.prompt_lens)
             num_requests += int(((chunk.prompt_lens > 0) & (chunk.output_lens > 0)).sum())
-        return TraceSummary(name, num_rows, num_requests)
+        return TraceSummary(layout.format, num_rows, num_requests, layout.notes)
 
     def read_window(self) -> TraceRows:
         """Return the requests from `start_s` to `stop_s`, without their hash ids and sessions; limit and scale do not
@@ -127,7 +134,7 @@ class TraceSource:
         start_ns, stop_ns = self._bounds_ns
         columns: list[list[np.ndarray]] = [[np.empty(0, np.int64)] for _ in range(3)]
         lines: list[int] = []
-        for chunk in read_chunks(str(self.path), self.format):
+        for chunk in read_chunks(str(self.path), self.layout()):
             kept = _kept(chunk, start_ns, stop_ns)
             for column, values in zip(columns, (chunk.times_ns, chunk.prompt_lens, chunk.output_lens), strict=True):
                 column.append(values[kept])
@@ -142,7 +149,13 @@ class TraceSource:
         return round(self.start_s * 1e9), None if self.stop_s is None else round(self.stop_s * 1e9)
 
     def _arrivals(
-        self, chunk: TraceRows, first_row: int, start_ns: int, stop_ns: int | None, names: dict[int, int]
+        self,
+        chunk: TraceRows,
+        first_row: int,
+        start_ns: int,
+        stop_ns: int | None,
+        names: dict[int, int],
+        block_size: int,
     ) -> Iterator[Arrival]:
         which = _kept(chunk, start_ns, stop_ns)
         times = chunk.times_ns[which] - start_ns
@@ -161,7 +174,7 @@ class TraceSource:
                 prompt = Prompt(prompt_len)
             else:
                 ids = [names.get(block) or block for block in hash_ids[i]]
-                prompt = Prompt.of_blocks(ids, MOONCAKE_BLOCK_SIZE, prompt_len)
+                prompt = Prompt.of_blocks(ids, block_size, prompt_len)
             session = sessions[i] or None if sessions is not None else None
             yield Arrival(time_ns, prompt, output_len, session, 0, first_row + i)
 

@@ -15,7 +15,7 @@ from foredraft.sim.run import Simulation
 from foredraft.sim.running.report import NothingFits
 from foredraft.sim.scenario_file import scenario_from_dict
 from foredraft.sim.summary.summary import summarize_run
-from foredraft.sim.workload.trace_files import TraceError
+from foredraft.sim.workload.trace_layout import TraceError
 
 SMALL = {
     "workload": {

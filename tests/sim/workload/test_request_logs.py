@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from foredraft.sim.workload.trace_files import TraceError, resolve_format
+from foredraft.sim.workload.trace_layout import TraceError, TraceOptions, resolve_layout
 from foredraft.sim.workload.traces import TraceSource
 
 PARAMS = "SamplingParams(n=1, temperature=0.7, stop=[], stop_token_ids=[], max_tokens=512, extra_args=None)"
@@ -25,7 +25,7 @@ def write(tmp_path):
 
 def rows(path: Path, form: str = "auto") -> list[tuple[float, int, int]]:
     """Seconds, prompt and output of every request."""
-    return [(one.time_ns / 1e9, one.prompt.length, one.output_len) for one in TraceSource(path, form)]
+    return [(one.time_ns / 1e9, one.prompt.length, one.output_len) for one in TraceSource(path, TraceOptions(form))]
 
 
 # -- vLLM -------------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def test_vllm_with_details_and_streams(write):
         generated("02-13 11:33:37", "chatcmpl-a1", [4, 5, 6, 7]),
         received("02-13 11:33:39", "chatcmpl-c3"),
     )
-    assert resolve_format(str(path), "auto") == "vllm-log"
+    assert resolve_layout(str(path)).format == "vllm-log"
     assert rows(path) == [(0.0, 5, 4), (1.0, 7, 3)]
     assert TraceSource(path).scan().num_rows == 3, "a request without an answer is a row without work"
 
@@ -119,7 +119,7 @@ def test_sglang_as_text_is_sorted_by_arrival(write):
         finish({**meta, "prompt_tokens": 30, "e2e_latency": 4.25}),
         finish({**meta, "completion_tokens": 0}),
     )
-    assert resolve_format(str(path), "auto") == "sglang-log"
+    assert resolve_layout(str(path)).format == "sglang-log"
     assert rows(path) == [(0.0, 30, 20), (2.75, 100, 20)]
 
 
@@ -144,7 +144,7 @@ def test_sglang_as_json(write):
         entry("request.finished", 44, out={"meta_info": meta}),
         entry("request.finished", 45, out={"meta_info": meta | {"e2e_latency": 5.0}}),
     )
-    assert resolve_format(str(path), "auto") == "sglang-log"
+    assert resolve_layout(str(path)).format == "sglang-log"
     assert rows(path) == [(0.0, 12, 3), (2.0, 12, 3)]
     with pytest.raises(TraceError, match=r"line 1: -4 tokens; expected a whole number"):
         TraceSource(write(entry("request.finished", 44, out={"meta_info": meta | {"prompt_tokens": -4}}))).scan()
@@ -178,7 +178,7 @@ def test_spans_of_both_conventions_as_lines(write):
         json.dumps(document(span("a", 1_700_000_002.5, OLD), span("db", 1_700_000_000.0))),
         json.dumps(document(span("b", 1_700_000_001.0, NEW, session="s1"))),
     )
-    assert resolve_format(str(path), "auto") == "otlp"
+    assert resolve_layout(str(path)).format == "otlp"
     assert rows(path) == [(0.0, 40, 8), (1.5, 120, 80)]
     assert [one.session for one in TraceSource(path)] == ["s1", None]
 
@@ -192,7 +192,7 @@ def test_a_request_counts_once_in_a_document_of_nested_spans(write):
             document(agent, tool, around, span("server", 2.0, NEW, "client"), span("x", 3.0, OLD, "agent")), indent=1
         )
     )
-    assert resolve_format(str(path), "auto") == "otlp"
+    assert resolve_layout(str(path)).format == "otlp"
     assert rows(path) == [(0.0, 40, 8), (1.0, 120, 80)]
 
 
@@ -246,4 +246,4 @@ def test_a_page_of_metrics_is_no_trace(write):
 def test_a_format_that_is_given_must_be_the_files(write):
     for form, words in (("vllm-log", "start vLLM"), ("sglang-log", "start SGLang"), ("otlp", "is not JSON")):
         with pytest.raises(TraceError, match=words):
-            TraceSource(write("nothing of a request"), form).scan()
+            TraceSource(write("nothing of a request"), TraceOptions(form)).scan()

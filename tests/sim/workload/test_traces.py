@@ -10,7 +10,7 @@ import pytest
 from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.sim.scenario_file import load_scenario
 from foredraft.sim.workload import trace_files
-from foredraft.sim.workload.trace_files import TraceError
+from foredraft.sim.workload.trace_layout import TraceError, TraceOptions
 from foredraft.sim.workload.traces import TraceSource
 
 TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces"
@@ -94,7 +94,7 @@ class TestAzure:
         ],
     )
     def test_a_bad_row_is_named_by_its_line(self, write, rows, line, words):
-        source = TraceSource(write(AZURE_HEADER + rows), "azure")
+        source = TraceSource(write(AZURE_HEADER + rows), TraceOptions("azure"))
         for read in (source.scan, lambda: list(source)):
             with pytest.raises(TraceError) as caught:
                 read()
@@ -137,7 +137,7 @@ class TestBurst:
         assert (summary.format, summary.num_rows, summary.num_requests) == ("burstgpt", 4, 2)
         assert [(arrival.row, arrival.time_ns) for arrival in source] == [(0, 0), (3, 3_000_000_000)]
 
-    @pytest.mark.parametrize("time_s", ["-1", "nan", "1e3", "", "1.-5", "99999999999"])
+    @pytest.mark.parametrize("time_s", ["-1", "nan", "1e", "", "1.-5", "99999999999"])
     def test_bad_seconds(self, write, time_s):
         path = write(BURST_HEADER + f"0,GPT-4,1,1,2,API log\n{time_s},GPT-4,1,1,2,API log\n")
         with pytest.raises(TraceError, match="line 3: column 'Timestamp': found"):
@@ -153,26 +153,26 @@ class TestMooncake:
         assert two.prompt.length == 1030
 
     def test_fractions_of_milliseconds(self, write):
-        path = write(mooncake_line(0, 5, 3) + mooncake_line(0.25, 5, 3))
-        assert [arrival.time_ns for arrival in TraceSource(path)] == [0, 250_000]
+        path = write(mooncake_line(0, 5, 3) + mooncake_line(100.25, 5, 3))
+        assert [arrival.time_ns for arrival in TraceSource(path)] == [0, 100_250_000]
 
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ('{"timestamp": 5, "input_le', "is not JSON (a truncated line?)"),
+            ('{"timestamp": 5000, "input_le', "is not JSON (a truncated line?)"),
             ("[1, 2]\n", "expected an object"),
             ('{"timestamp": 1}\n', "expected an object with the keys"),
             (mooncake_line(-1, 5, 3), "'timestamp': found -1"),
             (mooncake_line(float("nan"), 5, 3), "NaN is no JSON number"),
             (mooncake_line(True, 5, 3), "'timestamp': found True"),
             (mooncake_line("1", 5, 3), "'timestamp': found '1'"),
-            (mooncake_line(1, 5, -3), "'output_length': found -3"),
-            (mooncake_line(1, 5, 3.5), "'output_length': found 3.5"),
-            (mooncake_line(1, 5, "3"), "'output_length': found '3'"),
-            (mooncake_line(1, 600, 3, [1]), "1 hash_ids for 600 tokens: expected 2"),
-            (mooncake_line(1, 5, 3, 7), "expected a list"),
-            (mooncake_line(1, 5, 3, ["x"]), "whole numbers"),
-            (mooncake_line(1, 5, 3, [-1]), "whole numbers"),
+            (mooncake_line(1000, 5, -3), "'output_length': found -3"),
+            (mooncake_line(1000, 5, 3.5), "'output_length': found 3.5"),
+            (mooncake_line(1000, 5, "3"), "'output_length': found '3'"),
+            (mooncake_line(1000, 600, 3, [1]), "1 hash_ids for 600 tokens: expected 2"),
+            (mooncake_line(1000, 5, 3, 7), "expected a list"),
+            (mooncake_line(1000, 5, 3, ["x"]), "whole numbers"),
+            (mooncake_line(1000, 5, 3, [-1]), "whole numbers"),
         ],
     )
     def test_a_bad_line_is_named(self, write, text, words):
@@ -181,6 +181,157 @@ class TestMooncake:
             TraceSource(path).scan()
         assert words in str(caught.value)
         assert caught.value.line == 2
+
+
+def seconds(path, **options):
+    return [arrival.time_ns / 1e9 for arrival in TraceSource(path, TraceOptions(**options))]
+
+
+class TestUnits:
+    @pytest.mark.parametrize(("gap", "rates"), [(0.2, "5,000 requests/s, in seconds 5"), (2, "500 .* in seconds 0.5")])
+    def test_mooncake_lines_that_may_be_seconds_are_asked_about(self, write, gap, rates):
+        """guidellm's Mooncake traces are in seconds, Mooncake's own in milliseconds."""
+        path = write("".join(mooncake_line(gap * row, 600, 20, [0, row + 1]) for row in range(20)))
+        with pytest.raises(TraceError, match=f"in milliseconds .*{rates}. Set workload.time_unit=ms or .*=s"):
+            TraceSource(path).scan()
+        assert seconds(path, time_unit="s")[-1] == pytest.approx(19 * gap)
+        assert seconds(path, time_unit="ms")[-1] == pytest.approx(19 * gap / 1000)
+
+    def test_mooncake_lines_in_milliseconds_are_not(self, write):
+        path = write("".join(mooncake_line(3000 * (row // 9), 600, 20) for row in range(30)))
+        assert seconds(path)[-1] == 9.0 and TraceSource(path).scan().notes == ()
+        assert seconds(write(mooncake_line(7, 5, 3) * 40)) == [0.0] * 40, "all at once have no rate"
+
+    @pytest.mark.parametrize(
+        ("first", "unit"),
+        [(1.7e9, "seconds"), (1.7e12, "milliseconds"), (1.7e15, "microseconds"), (1.7e18, "nanoseconds")],
+    )
+    def test_times_since_1970_tell_their_unit(self, write, first, unit):
+        scale = 1.7e9 / first
+        lines = [mooncake_line(int(first + row / scale), 5, 3) for row in range(9)]
+        header = "timestamp,prompt_tokens,output_tokens\n"
+        rows = [f"{int(first + row / scale)},5,3\n" for row in range(9)]
+        for path in (write("".join(lines), "json"), write(header + "".join(rows), "csv")):
+            assert seconds(path) == pytest.approx(range(9))
+            assert f"times in {unit} since 1970, by their size" in TraceSource(path).scan().notes
+
+    def test_csv_in_milliseconds_without_saying_so_is_asked_about(self, write):
+        path = write("timestamp,input_tokens,output_tokens\n" + "".join(f"{3000 * row},5,3\n" for row in range(9)))
+        with pytest.raises(TraceError, match=r"in seconds its .* 0.000333 requests/s, in milliseconds 0.333"):
+            TraceSource(path).scan()
+        assert seconds(path, time_unit="ms")[-1] == 24.0
+
+    def test_what_contradicts_the_file(self, write):
+        azure = write(AZURE_HEADER + "2023-11-16 18:15:46,1,2\n", "azure")
+        with pytest.raises(TraceError, match=r"times in 'TIMESTAMP' are dates: leave workload.time_unit out"):
+            TraceSource(azure, TraceOptions(time_unit="s")).scan()
+        named = write("arrival_ms,input_tokens,output_tokens\n0,1,1\n", "named")
+        with pytest.raises(TraceError, match=r"'arrival_ms' says milliseconds, but workload.time_unit is s"):
+            TraceSource(named, TraceOptions(time_unit="s")).scan()
+        log = write("INFO 02-13 11:33:33 [logger.py:1] Received request a: params: x, prompt_token_ids: [1]\n", "log")
+        with pytest.raises(TraceError, match="vllm-log has no columns"):
+            TraceSource(log, TraceOptions("vllm-log", time_unit="s")).scan()
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        "header",
+        [
+            "arrival,prompt_tokens,output_tokens",
+            "arrived_at,num_prefill_tokens,num_decode_tokens",
+            "arrival_time,input_length,output_length",
+            "time_s,Prompt Length,Completion Length",
+            "Timestamp (s),inputTokens,outputTokens",
+            "timestamp,prompt_token_count,completion_token_count",
+            "request_time,request_tokens,response_tokens",
+            "start_time,n_prompt_tokens,n_generated",
+            "ts,ISL,OSL",
+            "t,input_len,gen_len",
+            "created_at,tokens_in,tokens_out",
+        ],
+    )
+    def test_usual_names_of_columns(self, write, header):
+        path = write(f"{header}\n1,30,4\n2.5,20,3\n")
+        assert seconds(path) == [0.0, 1.5]
+        assert [(one.prompt.length, one.output_len) for one in TraceSource(path)] == [(30, 4), (20, 3)]
+        summary = TraceSource(path).scan()
+        time, prompt, output = header.split(",")
+        assert summary.format == "csv"
+        assert summary.notes[0] == f"reads {time!r} as arrival, {prompt!r} as prompt, {output!r} as output"
+
+    def test_a_named_unit_a_date_other_columns_and_sessions(self, write):
+        path = write(
+            "id,arrivalMs,user,prompt_tokens,max_tokens,output_tokens,cached_tokens,session_id\n"
+            "a,500,u,30,900,4.0,7,s1\nb,1.25e3,u,20.0,900,3,7,s2\n"
+        )
+        assert seconds(path) == [0.0, 0.75] and [one.session for one in TraceSource(path)] == ["s1", "s2"]
+        assert TraceSource(path).scan().notes == (
+            "reads 'arrivalMs' as arrival, 'prompt_tokens' as prompt, 'output_tokens' as output, 'session_id' as session; "
+            "leaves out 'id', 'user', 'max_tokens', 'cached_tokens'",
+            "times in milliseconds, by the name 'arrivalMs'",
+        )
+        multimodal = "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n"  # Azure 2025
+        path = write(multimodal + "2024-10-15 00:00:00.5,1,30,4\n2024-10-15T00:00:02,0,20,3\n")
+        assert seconds(path) == [0.0, 1.5] and "leaves out 'NumImages'" in TraceSource(path).scan().notes[0]
+
+    def test_columns_that_the_user_names(self, write):
+        path = write("when,asked,answered,tenant\n0,30,4,a\n2,20,3,b\n")
+        assert seconds(path, columns="arrival=when,prompt=asked,output=answered") == [0.0, 2.0]
+        source = TraceSource(path, TraceOptions(columns="arrival=when, prompt=asked, output=answered, session=tenant"))
+        assert [one.session for one in source] == ["a", "b"]
+        lines = write('{"at": 0, "p": 5, "o": 2}\n{"at": 2, "p": 6, "o": 3}\n')
+        assert seconds(lines, columns="arrival=at,prompt=p,output=o") == [0.0, 2.0]
+
+    @pytest.mark.parametrize(
+        ("header", "columns", "words"),
+        [
+            ("when,prompt_tokens,output_tokens", None, "it lacks arrival; .*set workload.columns=arrival=NAME"),
+            (
+                "arrival,input_tokens,prompt_tokens,output_tokens",
+                None,
+                "'input_tokens', 'prompt_tokens'; set .*prompt=NAME",
+            ),
+            ("a,b,c", "arrival=a,prompt=b", "it lacks output; found: 'a', 'b', 'c'"),
+            ("a,b,c", "arrival=a,prompt=b,output=d", "no column 'd'"),
+            ("a,b,c", "arival=a", "expected arrival=NAME.*did you mean 'arrival'"),
+            ("a,b,c", "arrival", "expected arrival=NAME"),
+            ("arrival,output_tokens,prompt_tokens,arrival", None, "'arrival', 'arrival'|occurs twice"),
+            ("arrival;prompt_tokens;output_tokens", None, "separated by semicolons, expected commas"),
+        ],
+    )
+    def test_columns_that_are_not_clear(self, write, header, columns, words):
+        with pytest.raises(TraceError, match=words):
+            TraceSource(write(f"{header}\n"), TraceOptions(columns=columns)).scan()
+
+    def test_a_bad_cell_is_named_by_its_column(self, write):
+        with pytest.raises(TraceError, match="line 3: column 'prompt_tokens': found 'many'"):
+            TraceSource(write("arrival_s,prompt_tokens,output_tokens\n0,5,1\n9,many,1\n")).scan()
+
+    def test_json_lines_by_names(self, write):
+        rows = [{"arrival_time": 2.0 * i, "prompt_tokens": 30 + i, "output_tokens": 4, "model": "m"} for i in range(3)]
+        path = write("".join(json.dumps(row) + "\n" for row in rows))
+        assert seconds(path) == [0.0, 2.0, 4.0] and TraceSource(path).scan().format == "jsonl"
+        assert TraceSource(path).scan().notes[0].endswith("leaves out 'model'")
+
+    def test_mooncake_lines_without_blocks(self, write):
+        lines = [json.dumps({"timestamp": 400 * i, "input_length": 600, "output_length": 4}) + "\n" for i in range(3)]
+        source = TraceSource(write("".join(lines)))
+        assert source.scan().format == "mooncake" and not source.has_block_hashes
+        assert [one.prompt.length for one in source] == [600] * 3
+
+    def test_qwen_bailian(self, write):
+        """Seconds, and blocks of 16 tokens."""
+        rows = [
+            {"chat_id": i, "parent_chat_id": -1, "timestamp": 0.25 * i, "input_length": 40, "output_length": 5,
+             "type": "text", "turn": 1, "hash_ids": [1, 2, 10 + i]}
+            for i in range(8)
+        ]  # fmt: skip
+        source = TraceSource(write("".join(json.dumps(row) + "\n" for row in rows)))
+        one, two, *_ = source
+        assert (source.scan().format, two.time_ns) == ("bailian", 250_000_000)
+        assert source.scan().notes == ("blocks of 16 tokens, by the number of hash_ids",)
+        same = one.prompt.materialize() == two.prompt.materialize()
+        assert same[:32].all() and not same[32:].any()
 
 
 class TestFile:
@@ -192,18 +343,18 @@ class TestFile:
             (AZURE_HEADER, "no rows"),
             ("2023-11-16 18:15:46.6805900,374,44\n", "no header, object or log line of a known format: '2023"),
             ("TIMESTAMP,ContextTokens,GeneratedTokns\n", "the header of azure traces has 'GeneratedTokens'"),
-            ("TIMESTAMP,ContextTokens,GeneratedTokens,Note\n", "unknown column 'Note'"),
             ("TIMESTAMP;ContextTokens;GeneratedTokens\n", "separated by semicolons, expected commas"),
             ("Timestamp\tModel\tRequest tokens\n", "separated by tabs, expected commas"),
-            (
-                "arrived,prompt,output\n",
-                "known are CSV with the columns TIMESTAMP, ContextTokens, GeneratedTokens (azure)",
-            ),
+            ("when,who,what\n", "known are CSV and JSON lines with a column of arrivals"),
+            ("arrived,prompt,output\n", "no rows"),
             (
                 '{"arrived": 1, "usage": {"prompt": 5}}\n',
                 "a JSON object with unknown keys: arrived, usage; known are CSV",
             ),
-            ('{"timestamp": 1, "input_length": 5}\n', "it lacks output_length, hash_ids"),
+            (
+                '{"timestamp": 1, "input_length": 5}\n',
+                "it lacks output (output_length); found: 'timestamp', 'input_length'",
+            ),
             (b"\xff\xfe\x00bad", "line 1: is not UTF-8"),
             (AZURE_HEADER.encode() + b"2023-11-16 18:15:46,1,\xff\n", "line 2: is not UTF-8"),
         ],
@@ -215,7 +366,7 @@ class TestFile:
 
     def test_a_given_format_has_the_hint_at_separators_too(self, write):
         with pytest.raises(TraceError, match="separated by semicolons, expected commas"):
-            TraceSource(write("TIMESTAMP;ContextTokens;GeneratedTokens\n"), "azure").scan()
+            TraceSource(write("TIMESTAMP;ContextTokens;GeneratedTokens\n"), TraceOptions("azure")).scan()
 
     @pytest.mark.parametrize(
         "later",
@@ -241,8 +392,8 @@ class TestFile:
         assert caught.value.line == 3 and words in str(caught.value)
 
     def test_the_first_error_of_json_lines_is_told(self, write):
-        good, bad = mooncake_line(0, 5, 3), mooncake_line(1, 5, 3.5)
-        for later in ("{", mooncake_line(-1, 5, 3), mooncake_line(2, 600, 3, [1]), mooncake_line(2, 5, 3, 7)):
+        good, bad = mooncake_line(0, 5, 3), mooncake_line(1000, 5, 3.5)
+        for later in ("{", mooncake_line(-1, 5, 3), mooncake_line(2000, 600, 3, [1]), mooncake_line(2000, 5, 3, 7)):
             with pytest.raises(TraceError) as caught:
                 TraceSource(write(good + bad + later)).scan()
             assert str(caught.value).endswith(
@@ -277,7 +428,7 @@ class TestFile:
         monkeypatch.setattr(trace_files, "CHUNK_ROWS", 400)
         peaks = []
         for num_rows in (2_000, 6_000):
-            path = write("".join(mooncake_line(second, 5, 3) for second in range(num_rows)))
+            path = write("".join(mooncake_line(100 * row, 5, 3) for row in range(num_rows)))
             tracemalloc.start()
             assert sum(1 for _ in TraceSource(path)) == num_rows
             peaks.append(tracemalloc.get_traced_memory()[1])
