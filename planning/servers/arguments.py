@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ def read_arguments(server: Server, given: str, source: str) -> Given:
     if "\n" not in given and len(given) < 4096 and not given.lstrip().startswith("-") and Path(given).is_file():
         text, source, folder = read_text(given), given, Path(given).parent
     scripts = read_manifest(text, source) if is_manifest(text) else [read_script(text, source)]
-    script, before, words = _the_command(server, scripts, source, is_manifest(text))
-    found = Given(source, written=script.written, folder=folder)
+    script, before, words, servers = _the_command(server, scripts, source, is_manifest(text))
+    found = Given(source, written=script.written, folder=folder, servers=servers)
     found.release = next((one[1] for word in before if (one := server.release.search(word))), None)
     if server.merges_config:
         words = _with_config(server, words, found)
@@ -42,9 +42,10 @@ def read_arguments(server: Server, given: str, source: str) -> Given:
 
 def _the_command(
     server: Server, scripts: list[Script], source: str, in_manifest: bool
-) -> tuple[Script, list[str], list[str]]:
-    """Return the script that has the server's command, the words before its arguments, and the arguments. Raises
-    ConfigError if there is none, or if there are several that differ."""
+) -> tuple[Script, list[str], list[str], dict[str, int]]:
+    """Return the script that has the server's command, the words before its arguments, the arguments, and how many
+    servers a manifest starts with them, by pool. Raises ConfigError if there is no command, or if there are several
+    that differ."""
     commands: list[tuple[Script, list[str], list[str]]] = []
     for script in scripts:
         for place, statement in enumerate(script.statements):
@@ -55,14 +56,15 @@ def _the_command(
                 commands.append((script, [*earlier, *statement[:start]], script.expand(statement[start:])))
     if commands:
         first = commands[0]
-        own = _what_matters(server, first[2])
-        other = next((words for _, _, words in commands[1:] if _what_matters(server, words) != own), None)
-        if other is not None:
-            message = (
-                f"starts {server.name} {len(commands)} times, also with {' '.join(other)[:80]!r}; give one command"
-            )
-            raise ConfigError.of(source, "", message)
-        return first
+        meanings = [_what_matters(server, words) for _, _, words in commands]
+        for (_, _, words), (_, own) in zip(commands, meanings, strict=True):
+            if own != meanings[0][1]:
+                message = (
+                    f"starts {server.name} {len(commands)} times, also with {' '.join(words)[:80]!r}; give one command"
+                )
+                raise ConfigError.of(source, "", message)
+        servers = _servers(server, commands, source)
+        return *first, servers if in_manifest or len(servers) > 1 else {}
     alone = [word for script in scripts for statement in script.statements for word in statement]
     while alone and ASSIGNMENT.fullmatch(alone[0]) and alone[0][0] != "-":
         alone.pop(0)
@@ -71,16 +73,37 @@ def _the_command(
     if not alone or not alone[0].startswith("-"):
         begins = "no container of this manifest has a" if in_manifest else f"{alone[0]!r} is no"
         raise ConfigError.of(source, "", f"{begins} command of {server.name}; expected one, or its arguments alone")
-    return scripts[0], [], scripts[0].expand(alone)
+    return scripts[0], [], scripts[0].expand(alone), {}
 
 
-def _what_matters(server: Server, words: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """Return the arguments of a command without those that have no effect, in which the nodes of one engine differ."""
+def _servers(server: Server, commands: Sequence[tuple[Script, list[str], list[str]]], source: str) -> dict[str, int]:
+    """Return how many servers the commands start, by pool."""
+    found: dict[str, int] = {}
+    for script, _, words in commands:
+        text = script.replicas or "1"
+        if not re.fullmatch(r"\d{1,6}", text):
+            raise ConfigError.of(source, "replicas", f"is {text!r}; expected a whole number of servers")
+        given = Given("")
+        _Reader(server, words, given).read()
+        role = server.take_role(dict(given.values)) or script.role or ""
+        # Each node of an engine has a container; the replicas of a group of nodes are engines.
+        is_set = script.variables.get("LWS_GROUP_SIZE") is not None
+        found[role] = found.get(role, 0) + int(text) * ((given.integer("nnodes") or 1) if is_set else 1)
+    nodes = given.integer("nnodes") or 1
+    return {role: max(-(-number // nodes), 1) if number else 0 for role, number in found.items()}
+
+
+def _what_matters(server: Server, words: list[str]) -> tuple[str | None, tuple[list[str], dict[str, Any]]]:
+    """Return the pool that a command starts, and its other arguments without those that have no effect, in which the
+    nodes of one engine differ."""
     found = Given("")
     _Reader(server, words, found).read()
-    return found.positional, {
-        name: value for name, value in found.values.items() if server.known[name].reason is not None
-    }
+    values = dict(found.values)
+    role = server.take_role(values)
+    return role, (
+        found.positional,
+        {name: value for name, value in values.items() if server.known[name].reason is not None},
+    )
 
 
 def _refuse_lost_line(following: list[list[str]], source: str) -> None:

@@ -42,6 +42,7 @@ class Server:
         release: Finds the release in a word before the server's own arguments, such as the name of an image.
         values: The values that an argument takes, of arguments for which any other one is a mistake.
         merges_config: Whether the file that --config names has arguments, over which those of the command win.
+        take_role: Takes out of the values of arguments those by which servers of two pools differ. Returns the pool.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Server:
     release: re.Pattern[str]
     values: Mapping[str, Sequence[str]] = field(default_factory=dict)
     merges_config: bool = False
+    take_role: Callable[[dict[str, Any]], str | None] = lambda values: None
 
     def find(self, word: str) -> str | None:
         """Return the name that a word without dashes means."""
@@ -104,6 +106,7 @@ class Given:
     release: str | None = None  # which the command names
     written: Mapping[str, str] = field(default_factory=dict)  # files that the command writes itself, by path
     folder: Path | None = None  # of the file that the command was read from
+    servers: Mapping[str, int] = field(default_factory=dict)  # how many a manifest starts, by pool; "" without pools
 
     def refuse(self, name: str, message: str) -> None:
         problem = Problem(f"--{name}", message)
@@ -277,13 +280,30 @@ class Given:
         elif kv not in (None, "auto"):
             self.not_modelled["--kv-cache-dtype"] = f"KV in {kv} has no price here"
 
+    def multiply(self) -> None:
+        """Set the servers that a manifest starts, each with the engines of one command."""
+        if "disaggregation.prefill" not in self.settings:
+            servers = sum(self.servers.values())
+            if self.servers and not servers:
+                self.assumed.append("the manifest has 0 replicas: one server is simulated")
+            if servers > 1:
+                self.settings["hardware.replicas"] = self.settings.get("hardware.replicas", 1) * servers
+                self.assumed.append(f"the text starts {servers} servers (hardware.replicas)")
+        elif self.servers.get("prefill") and self.servers.get("decode"):
+            pools = {role: self.servers[role] for role in ("prefill", "decode")}
+            self.settings |= {f"disaggregation.{role}": number for role, number in pools.items()}
+            self.assumed.append(
+                f"the text starts {pools['prefill']} servers for prefill and {pools['decode']} for decode"
+            )
+
     def disaggregate(self) -> None:
         """Set one engine for prefill and one for decode, because a command starts a single pool."""
         self.settings |= {"disaggregation.prefill": 1, "disaggregation.decode": 1}
-        self.assumed.append(
-            "the other pool has one engine as well, of the same kind; give disaggregation.prefill and disaggregation.decode, "
-            "and its hardware in hardware.prefill or hardware.decode"
-        )
+        if not (self.servers.get("prefill") and self.servers.get("decode")):
+            self.assumed.append(
+                "the other pool has one engine as well, of the same kind; give disaggregation.prefill and disaggregation.decode, "
+                "and its hardware in hardware.prefill or hardware.decode"
+            )
         for name in ("hicache-ratio", "hicache-size", "enable-hierarchical-cache", "kv-offloading-size"):
             if name in self.values:
                 self.not_modelled[f"--{name}"] = "host memory behind the prefix cache is not simulated with two pools"

@@ -58,6 +58,7 @@ def read_launch(server: str, command: str, source: str, gpu: str, *, has_model: 
     known, read = READERS[server]
     given = read_arguments(known, command, source)
     read(given, gpu)
+    given.multiply()
     if "model.target" not in given.settings and not has_model:
         given.problems.append(Problem("model", NO_MODEL))
     given.check()

@@ -11,6 +11,8 @@ from ...core.errors import ConfigError
 from .words import Script, add_statement
 from .yaml_text import parse_yaml
 
+_REPLICAS = ("replicas", "replicaCount", "minReplicas", "scale")  # of Kubernetes, Helm, KServe and Compose
+_ROLES = ("prefill", "decode")
 _KEY_OR_ITEM = re.compile(r"---|[\"']?[A-Za-z][\w./-]*[\"']?:(\s.*)?|- .*")
 
 
@@ -32,13 +34,17 @@ def read_manifest(text: str, source: str) -> list[Script]:
             document = {"args": document}  # the arguments alone
         for container, around in _containers(document, _Around()):
             given = container.get("env", container.get("environment"))
-            script = Script(variables={"LWS_GROUP_SIZE": around.nodes, **_environment(given)})
+            variables = {"LWS_GROUP_SIZE": around.nodes, **_environment(given)}
+            script = Script(variables=variables, replicas=around.replicas, role=around.role)
             script.written |= _mounted(container, around.volumes, files)
             words = [word for key in ("entrypoint", "command", "args") for word in _words(container.get(key), source)]
+            if container.get("modelCommand") == "vllmServe":
+                words = [*_llm_d_words(document, around), *words]
             # Without a command of its own a container runs that of its image, with these words as arguments. What
             # Kubernetes calls command, in a container with a name, Compose calls entrypoint.
             own = "command" if "name" in container else "entrypoint"
             starts_itself = own not in container and not ("command" in container and "args" in container)
+            starts_itself = starts_itself and "modelCommand" not in container
             image = container.get("image")
             if isinstance(image, str):
                 words = ["docker", "run", *([] if starts_itself else ["--entrypoint"]), image, *words]
@@ -48,10 +54,43 @@ def read_manifest(text: str, source: str) -> list[Script]:
 
 
 class _Around(NamedTuple):
-    """What stands around a container: the size of its LeaderWorkerSet, and the volumes of its pod."""
+    """What stands around a container: the size of its group of nodes, the volumes of its pod, how many of them there
+    are, their pool, and the devices that llm-d's chart gives them."""
 
     nodes: str | None = None
     volumes: Sequence[Any] = ()
+    replicas: str | None = None
+    role: str | None = None
+    parallelism: Mapping[str, Any] = {}
+
+    def inside(self, value: Mapping[str, Any]) -> _Around:
+        """Return what stands around the values of this object."""
+        size = value.get("size" if "workerTemplate" in value else "podGroupSize")
+        volumes = value.get("volumes") if "containers" in value else None
+        counts = (one.get(key) for one in (value, _inner(value, "deploy")) for key in _REPLICAS)
+        names = (one.get("name") for one in (value, _inner(value, "metadata")))
+        return _Around(
+            size if isinstance(size, str) else self.nodes,
+            volumes if isinstance(volumes, list) else self.volumes,
+            next((count for count in counts if isinstance(count, str)), self.replicas),
+            next((role for name in names if (role := _role(name))), self.role),
+            _inner(value, "parallelism") or self.parallelism,
+        )
+
+
+def _llm_d_words(document: Any, around: _Around) -> list[str]:
+    """Return the words that llm-d's chart puts before the arguments of a container."""
+    model = _inner(document, "modelArtifacts").get("name") if isinstance(document, dict) else None
+    names = {"tensor": "--tensor-parallel-size", "data": "--data-parallel-size"}
+    sizes = [(name, around.parallelism.get(key)) for key, name in names.items()]
+    given = [word for name, size in sizes if isinstance(size, str) and size != "1" for word in (name, size)]
+    return ["vllm", "serve", *([model] if isinstance(model, str) else []), *given]
+
+
+def _role(name: Any) -> str | None:
+    """Return the pool that a name says; None if it says none, or both."""
+    found = [role for role in _ROLES if isinstance(name, str) and role in name.lower()]
+    return found[0] if len(found) == 1 else None
 
 
 def _containers(value: Any, around: _Around) -> Iterator[tuple[Mapping[str, Any], _Around]]:
@@ -60,15 +99,14 @@ def _containers(value: Any, around: _Around) -> Iterator[tuple[Mapping[str, Any]
         for item in value:
             yield from _containers(item, around)
     elif isinstance(value, dict):
+        inside = around.inside(value)
         if any(isinstance(value.get(key), list | str) for key in ("args", "command")):
-            yield value, around
-        size = value.get("size") if "workerTemplate" in value else None
-        volumes = value.get("volumes") if "containers" in value else None
-        inside = _Around(
-            size if isinstance(size, str) else around.nodes, volumes if isinstance(volumes, list) else around.volumes
-        )
-        for item in value.values():
-            yield from _containers(item, inside)
+            yield value, inside
+        for key, item in value.items():
+            one = inside._replace(role=_role(key) or inside.role)
+            if key == "workerTemplate" and "leaderTemplate" in value:
+                one = one._replace(replicas="0")  # the leader stands for its group
+            yield from _containers(item, one)
 
 
 def _config_maps(document: Any) -> Iterator[tuple[str, Mapping[str, str]]]:

@@ -79,9 +79,14 @@ def _entry(words: list[str]) -> int | None:
     return None
 
 
+def _take_role(values: dict[str, Any]) -> str | None:
+    role = values.pop("disaggregation-mode", None)
+    return role if role in ("prefill", "decode") else None
+
+
 SERVER = Server(
     "SGLang", _entry, known_arguments("sglang.toml", MAPPED), OTHER_NAMES, abbreviates=True, release=RELEASE,
-    values=known_values("sglang.toml"), merges_config=True,
+    values=known_values("sglang.toml"), merges_config=True, take_role=_take_role,
 )  # fmt: skip
 
 

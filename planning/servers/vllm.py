@@ -8,7 +8,7 @@ from typing import Any
 
 from ...core.adaptive.interchange import VLLM_SCHEDULE, import_table, to_json
 from ...core.errors import ConfigError, Problem, count_of
-from ...core.parsing import parse_json
+from ...core.parsing import ParseError, parse_json
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
 from .command import FLAG, LIST, MAX_SIZE, VALUE, Given, Server, known_arguments, known_values
@@ -66,6 +66,7 @@ GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEW
 RELEASE = re.compile(r"(?:\bvllm-openai:v?|\bvllm(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
 IMAGE = re.compile(r"\bvllm-openai(?:-[\w.-]+)?(?::|@|$)")
 POOLS_CONNECTOR = "NixlConnector"  # which only connects prefill and decode, whatever the role that it is given
+OF_ONE_SERVER = ("kv_role", "kv_rank", "kv_port", "kv_ip", "engine_id")
 PARALLEL_BESIDE = ("decode-context-parallel-size", "prefill-context-parallel-size")
 OF_SPECULATION = {
     *("method", "model", "num_speculative_tokens", VLLM_SCHEDULE, "draft_tensor_parallel_size"),
@@ -94,9 +95,21 @@ def _entry(words: list[str]) -> int | None:
     return next((place + 1 for place in images), None)  # an image that starts the server by itself
 
 
+def _take_role(values: dict[str, Any]) -> str | None:
+    """Take the role and the numbers of a server out of --kv-transfer-config."""
+    try:
+        config = values.get("kv-transfer-config", {})
+        config = dict(parse_json(config) if isinstance(config, str) else config)
+    except (ParseError, TypeError, ValueError):
+        return None  # refused where the arguments are read
+    role = {"kv_producer": "prefill", "kv_consumer": "decode"}.get(config.get("kv_role", ""))
+    values["kv-transfer-config"] = {key: value for key, value in config.items() if key not in OF_ONE_SERVER}
+    return role
+
+
 SERVER = Server(
     "vLLM", _entry, known_arguments("vllm.toml", MAPPED), OTHER_NAMES, abbreviates=False, release=RELEASE,
-    values=known_values("vllm.toml"), merges_config=True,
+    values=known_values("vllm.toml"), merges_config=True, take_role=_take_role,
 )  # fmt: skip
 
 

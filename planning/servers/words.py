@@ -41,6 +41,8 @@ class Script:
         variables: The value of each variable that is assigned; None if it is assigned several values.
         arrays: The words of each array, likewise.
         used: The variables that `expand` has replaced.
+        replicas: How many servers a manifest starts with it, as it is written; None if it does not say.
+        role: The pool of these servers, "prefill" or "decode", by the names around the container.
     """
 
     statements: list[list[str]] = field(default_factory=list)
@@ -48,6 +50,8 @@ class Script:
     variables: dict[str, str | None] = field(default_factory=dict)
     arrays: dict[str, list[str] | None] = field(default_factory=dict)
     used: dict[str, str] = field(default_factory=dict)
+    replicas: str | None = None
+    role: str | None = None
 
     def expand(self, words: Iterable[str]) -> list[str]:
         """Return words with the values of variables. A word that is a variable alone may become several arguments."""

@@ -172,6 +172,29 @@ def test_what_is_exported_is_read_back_as_the_same_deployment(server, name, tmp_
         assert deployment_of(scenario_read(launch, scenario)) == deployment_of(scenario)
 
 
+@pytest.mark.parametrize(
+    ("server", "file", "more"),
+    [
+        ("vllm", "deployment.yaml", {"hardware.replicas": 3}),
+        ("vllm", "values.yaml", {"hardware.replicas": 3}),
+        ("vllm", "values.yaml", {"hardware.replicas": 6, "disaggregation.ratio": "1:2"}),
+        ("sglang", "deployment.yaml", {"hardware.replicas": 3}),
+        ("sglang", "deployment.yaml", {"hardware.replicas": 6, "disaggregation.ratio": "1:2"}),
+        ("trtllm", "deployment.yaml", {"hardware.replicas": 3}),
+    ],
+)
+def test_replicas_are_read_back(server, file, more, tmp_path):
+    settings = {"speculation.algorithm": "NONE", "hardware.tensor_parallel": 2, "hardware.server": PROFILES[server]}
+    made = export("x", scenario_with({}, settings | more), server, None)
+    (tmp_path / file).write_text(made.files[file])
+    found = read_launch(server, str(tmp_path / file), "--from", "H100").settings
+    assert found["model.target"] == "meta-llama/Llama-3.1-8B" and found["hardware.tensor_parallel"] == 2
+    if "disaggregation.ratio" in more:
+        assert (found["disaggregation.prefill"], found["disaggregation.decode"]) == (2, 4)
+    else:
+        assert found["hardware.replicas"] == 3
+
+
 def scenario_of(server: str, name: str, **more):
     """Return the scenario of a deployment, on a server."""
     usual = {"hardware.server": PROFILES[server], "hardware.kernels": "roofline"}

@@ -175,6 +175,101 @@ class TestManifests:
         assert message in refusal_of(text)
 
 
+POD = """\
+          containers:
+          - {name: server, image: "vllm/vllm-openai:latest", args: ["--model", "Qwen/Qwen3-8B"]}
+"""
+REPLICAS = {
+    "a StatefulSet": (f"kind: StatefulSet\nspec:\n  replicas: 3\n  template:\n        spec:\n{POD}", 3),
+    "values of a chart": (f"replicaCount: 2\npod:\n{POD}", 2),
+    "services of Compose": (
+        COMPOSE + "    deploy:\n      replicas: 2\n  another:\n    image: vllm/vllm-openai:latest\n"
+        "    command: --model Qwen/Qwen3-8B --tensor-parallel-size 4 --port 8001\n",
+        3,
+    ),
+    "a scale of Compose": (f"{COMPOSE}    scale: 4\n", 4),
+    "an InferenceService of KServe": (
+        "kind: InferenceService\nspec:\n  predictor:\n    minReplicas: 2\n    maxReplicas: 5\n    model:\n"
+        "      image: vllm/vllm-openai:latest\n      args: [--model, Qwen/Qwen3-8B]\n",
+        2,
+    ),
+    "services of one graph": (
+        "kind: DynamoGraphDeployment\nspec:\n  services:\n    Frontend:\n      replicas: 1\n      extraPodSpec:\n"
+        "        mainContainer: {image: x, command: [python3, -m, dynamo.frontend]}\n    Worker:\n      replicas: 5\n"
+        "      extraPodSpec:\n        mainContainer: {image: x, command: [vllm, serve, Qwen/Qwen3-8B]}\n",
+        5,
+    ),
+    "two Deployments": (DEPLOYMENT.replace("spec:", "spec:\n  replicas: 2", 1) + "---\n" + DEPLOYMENT, 3),
+    "a pod": (COMMAND_LINE, 1),
+    "none": (f"kind: Deployment\nspec:\n  replicas: 0\n  template:\n        spec:\n{POD}", 1),
+}
+GROUP = """\
+kind: LeaderWorkerSet
+spec:
+  replicas: 3
+  leaderWorkerTemplate:
+    size: 2
+    leaderTemplate: {spec: {containers: [CONTAINER]}}
+    workerTemplate: {spec: {containers: [CONTAINER]}}
+""".replace(
+    "CONTAINER",
+    '{name: a, command: [sglang, serve, --model-path, Qwen/Qwen3-8B, --tp, "16", --nnodes, $(LWS_GROUP_SIZE), --node-rank, "0"]}',
+)
+NODES = """\
+kind: StatefulSet
+spec:
+  replicas: 2
+  template:
+    spec:
+      containers:
+      - {name: a, command: [sglang, serve, --model-path, Qwen/Qwen3-8B, --tp, "16", --nnodes, "2", --node-rank, $RANK]}
+"""
+POOLS = """\
+decode:
+  replicas: 4
+  containers:
+  - {name: a, command: [sglang, serve, --model-path, Qwen/Qwen3-8B, --disaggregation-mode, decode]}
+prefill:
+  replicas: 2
+  containers:
+  - {name: a, command: [sglang, serve, --model-path, Qwen/Qwen3-8B, --disaggregation-mode, prefill]}
+"""
+
+
+class TestReplicas:
+    @pytest.mark.parametrize("name", REPLICAS)
+    def test_those_of_a_manifest_count(self, name: str):
+        text, replicas = REPLICAS[name]
+        launch = launch_of(text)
+        assert launch.settings["hardware.replicas"] == replicas
+        assert any(f"the text starts {replicas} servers" in line for line in launch.notes()) == (replicas > 1)
+        assert any("0 replicas: one server" in line for line in launch.notes()) == (name == "none")
+
+    def test_each_server_has_the_engines_of_its_command(self):
+        text = REPLICAS["a StatefulSet"][0].replace('"Qwen/Qwen3-8B"', '"Qwen/Qwen3-8B", "--data-parallel-size", "2"')
+        assert launch_of(text).settings["hardware.replicas"] == 6
+
+    def test_the_nodes_of_an_engine_are_no_servers(self):
+        for text, replicas in ((GROUP, 3), (NODES, 1), (NODES.replace("replicas: 2", "replicas: 4"), 2)):
+            launch = read_launch("sglang", text.replace("$RANK", '"0"'), "--from-sglang", "H100")
+            assert launch.settings["hardware.replicas"] == replicas
+
+    def test_pools(self):
+        settings = read_launch("sglang", POOLS, "--from-sglang", "H100").settings
+        assert (settings["disaggregation.prefill"], settings["disaggregation.decode"]) == (2, 4)
+        nixl = '\'{"kv_connector":"NixlConnector","kv_role":"kv_both"}\''
+        text = POOLS.replace("sglang, serve, --model-path", "vllm, serve")
+        for role in ("decode", "prefill"):
+            text = text.replace(f"--disaggregation-mode, {role}", f"--kv-transfer-config, {nixl}")
+        settings = launch_of(text).settings
+        assert (settings["disaggregation.prefill"], settings["disaggregation.decode"]) == (2, 4)
+
+    @pytest.mark.parametrize("replicas", ["$REPLICAS", "'{{ .Values.replicas }}'", "-1", "1.5", "many"])
+    def test_what_is_no_number_is_refused(self, replicas: str):
+        text = REPLICAS["a StatefulSet"][0].replace("replicas: 3", f"replicas: {replicas}")
+        assert "expected a whole number of servers" in refusal_of(text)
+
+
 BOMB = "a: &a [1, 1]\n" + "\n".join(f"{two}: &{two} [*{one}, *{one}]" for one, two in itertools.pairwise("abcdefghi"))
 
 

@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 NAMES = {
     "tp": "hardware.tensor_parallel",
     "adp": "hardware.attention_data_parallel",
+    "replicas": "hardware.replicas",
     "ep": "hardware.expert_parallel",
     "per_node": "hardware.gpus_per_node",
     "running": "engine.max_running",
@@ -129,4 +130,4 @@ def test_no_argument_of_the_text_is_lost(command: Published, tmp_path: Path, mon
     assert launch.settings["model.target"] == command.noted["model"]
 
 
-OF_OTHERS = {"port", "host", "device"}  # which docker, sidecars and clients have, too
+OF_OTHERS = {"port", "host", "device", "base-gpu-id"}  # which docker, sidecars, clients and the other pool have, too
