@@ -129,6 +129,12 @@ def simulate_rounds(
     return walk_to_end(runs, steps, lens)
 
 
+def mean_accept_length(process: AcceptanceProcess, steps: int) -> float:
+    """Return the mean tokens of a round with these steps, bonus token included, over all rounds of usual requests."""
+    lens = simulate_rounds(process, steps, *_USUAL)
+    return float(lens.sum() / np.count_nonzero(lens))
+
+
 def calibrate(
     start: GaussianAcceptance,
     conditional: Sequence[float],
@@ -227,8 +233,8 @@ def fit_means(
 
     def lengths(process: GaussianAcceptance) -> np.ndarray:
         drafted = process if drafted_as is None else drafted_as(process)
-        simulated = {steps: simulate_rounds(drafted, steps, *_USUAL) for steps in {steps for steps, _ in means}}
-        return np.array([simulated[steps].sum() / np.count_nonzero(simulated[steps]) for steps, _ in means])
+        simulated = {steps: mean_accept_length(drafted, steps) for steps in {steps for steps, _ in means}}
+        return np.array([simulated[steps] for steps, _ in means])
 
     wanted = np.array([length for _, length in means])
     free = 1 if len({steps for steps, _ in means}) == 1 else 2

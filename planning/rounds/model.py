@@ -5,19 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
+from ...core.acceptance.fit import mean_accept_length
 from ...core.acceptance.process import GaussianAcceptance
 from ...core.tree.build import tree_capacity
 from ...sim.assembly import Assembly, assemble
 from ...sim.assembly.rounds import Round
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_with
-
-_SAMPLE_REQUESTS, _SAMPLE_ROUNDS = 256, 64
 
 
 def without_speculation(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,6 +49,10 @@ class RoundModel:
     def plain(self) -> Assembly:
         """The deployment without speculation."""
         return assemble(Scenario.model_validate(without_speculation(self._tables)))
+
+    @cached_property
+    def _as_given(self) -> Assembly:
+        return assemble(self.scenario)
 
     def with_steps(self, steps: int) -> Assembly:
         """Return the deployment in which every round has this many draft steps, 0 for the deployment
@@ -89,19 +91,22 @@ class RoundModel:
         return Round(batch_size, context_len, steps, nodes, parts, host_ns, overlap, accept_length, prompt_ns)
 
     def accept_length(self, steps: int, num_draft_tokens: int) -> float:
-        """Return the mean accept length of rounds with these steps, bonus token included, over a sample of requests."""
+        """Return the mean accept length of rounds with these steps, bonus token included.
+
+        `acceptance.mean_length` is the mean of the scenario's most steps, from which fewer and more steps follow.
+        """
         if not steps:
             return 1.0
         key = (steps, num_draft_tokens)
         if key not in self._accept_lengths:
             run = self.with_steps(steps)
-            process = run.acceptance
+            process = self._as_given.acceptance if self.scenario.acceptance.mean_length else run.acceptance
+            if isinstance(process, GaussianAcceptance):
+                process = replace(process, seed=0)  # a mean of the process, not of one seed
             if run.spec.topk > 1 and isinstance(process, GaussianAcceptance):
                 ratio = self.scenario.acceptance.rank_ratio
                 process = process.for_tree(run.spec.topk, steps, num_draft_tokens, ratio)
-            keys = np.arange(1, _SAMPLE_REQUESTS + 1, dtype=np.uint64)
-            starts = np.zeros(_SAMPLE_REQUESTS, dtype=np.int64)
-            self._accept_lengths[key] = float(process.accept_lens(keys, starts, steps, _SAMPLE_ROUNDS).mean())
+            self._accept_lengths[key] = mean_accept_length(process, steps)
         return self._accept_lengths[key]
 
     def best(self, batch_size: int, context_len: int, most_steps: int) -> Round:

@@ -37,6 +37,17 @@ def test_the_host_is_beside_the_device_or_after_it(mode: str, beside: bool):
     assert found.total_ns == (max if beside else lambda *times: sum(times))(found.device_ns, found.host_ns)
 
 
+@pytest.mark.parametrize("shape", [{}, {"speculation.topk": 2, "speculation.num_draft_tokens": 6}])
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_mean_accept_length_is_that_of_the_most_steps(shape: dict, seed: int):
+    """Its rounds have the mean as they stand, whatever the seed; with fewer and more steps the same drafts give it."""
+    given = {"acceptance.mean_length": 2.5, "speculation.steps": 3, "speculation.policy": "fixed", "seed": seed}
+    model = RoundModel(scenario_with({}, given | shape))
+    one, three, five = (model.round(1, 1000, steps).accept_length for steps in (1, 3, 5))
+    assert three == pytest.approx(2.5, abs=0.005)
+    assert 1.5 < one < 1.9 and 2.5 < five < 3.2
+
+
 def test_a_round_breaks_even_at_the_accept_length_that_gives_the_tokens_of_plain_decoding():
     model = RoundModel(Scenario())
     plain, found = model.round(16, 1024, 0), model.round(16, 1024, 4)
