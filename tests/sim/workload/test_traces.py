@@ -1,5 +1,6 @@
 """Traces: exact times, honest errors, windows, and the real files where they are at hand."""
 
+import gc
 import itertools
 import json
 import tracemalloc
@@ -429,6 +430,7 @@ class TestFile:
         peaks = []
         for num_rows in (2_000, 6_000):
             path = write("".join(mooncake_line(100 * row, 5, 3) for row in range(num_rows)))
+            gc.collect()
             tracemalloc.start()
             assert sum(1 for _ in TraceSource(path)) == num_rows
             peaks.append(tracemalloc.get_traced_memory()[1])
