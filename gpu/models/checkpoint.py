@@ -30,7 +30,16 @@ from .mlps import ExpertMlp
 from .stored.coded import CodedWeight, stacked
 from .stored.kv_scales import read_kv_scales
 from .stored.quantized import AnyTensor, PackedTensor, read_tensor, read_unpacked, unpacked
-from .stored.tensor_files import FLOAT_DTYPES, CheckpointError, StoredTensor, list_tensors, read_tensors, write_tensors
+from .stored.tensor_files import (
+    FLOAT_DTYPES,
+    HEAD,
+    CheckpointError,
+    StoredTensor,
+    language_model_name,
+    list_tensors,
+    read_tensors,
+    write_tensors,
+)
 from .weights import NamedWeight, allocate, initialize, products_of
 
 HEADS: Mapping[str, type[EagleHead] | type[Eagle3Head] | type[MultiLayerEagle]] = {
@@ -39,8 +48,6 @@ HEADS: Mapping[str, type[EagleHead] | type[Eagle3Head] | type[MultiLayerEagle]] 
     MULTI_LAYER_EAGLE: MultiLayerEagle,
 }
 STANDALONE = "STANDALONE"
-PREDICTION = ("mtp_layers.", "mtp.")  # beside a model's own layers
-TOWERS = ("vision_tower.", "multi_modal_projector.", "visual.")  # of models that see
 MAX_NAMED = 8  # of a long list of tensors
 
 
@@ -66,13 +73,8 @@ def load_target(
     """
     config = over_positions(ModelConfig.from_directory(directory), min_positions)
     config = config if context_len is None else config.within(context_len)
-    left_out = (None, "lm_head.weight") if config.tied_embeddings else (None,)
     files = list_tensors(directory)
-    stored: Mapping[str, AnyTensor] = {
-        name: tensor
-        for name, tensor in files.items()
-        if not _is_ignorable(name) and language_model_name(name) not in left_out and not _is_behind(name, config)
-    }
+    stored: Mapping[str, AnyTensor] = {name: tensor for name, tensor in files.items() if _is_read(name, config)}
     if config.quantization is not None:
         stored = unpacked(stored, config.quantization)
     whole = _meta_decoder(config, ops)
@@ -91,16 +93,6 @@ def load_target(
     return decoder
 
 
-def language_model_name(name: str) -> str | None:
-    """Return a tensor's name in a checkpoint of the language model alone;
-    None for towers that see and for prediction layers."""
-    if name.removeprefix("model.").startswith(TOWERS + PREDICTION):
-        return None
-    if name.startswith("model.language_model."):
-        return "model." + name.removeprefix("model.language_model.")
-    return name.removeprefix("language_model.")
-
-
 def load_draft(
     directory: str | Path, algorithm: str, target: Decoder, network: type[DraftHead] | None = None
 ) -> Decoder | DraftHead:
@@ -117,6 +109,27 @@ def load_draft(
         known = ", ".join((STANDALONE, *HEADS))
         raise ForedraftError(f"{algorithm} has no draft checkpoint; those that have: {known}")
     return _load_head(Path(directory), algorithm, target, network)
+
+
+def file_notes(directory: str | Path, config: ModelConfig, drafts_itself: bool = False) -> tuple[str, ...]:
+    """Return sentences for the user about the files of a model: where they differ from its `config.json`, and which
+    tensors are not read. `drafts_itself`: its prediction layer is loaded as a draft."""
+    form, unread = config.family.prediction, []
+    for name in list_tensors(directory):
+        is_draft = drafts_itself and form is not None and form.name_within(name, config.num_layers) is not None
+        is_same = config.tied_embeddings and language_model_name(name) == HEAD
+        if not (_is_read(name, config) or _is_ignorable(name) or is_draft or is_same):
+            unread.append(name)
+    notes = []
+    if config.has_own_head:
+        notes.append(
+            f"{directory} has an LM head that is not the embeddings, and it is used: config.json is wrong where it says "
+            "tie_word_embeddings"
+        )
+    if unread:
+        more = f" and {len(unread) - MAX_NAMED} more" if len(unread) > MAX_NAMED else ""
+        notes.append(f"tensors of {directory} that are not read: {', '.join(unread[:MAX_NAMED])}{more}")
+    return tuple(notes)
 
 
 def over_positions(draft: ModelConfig, min_positions: int) -> ModelConfig:
@@ -395,6 +408,13 @@ def _part_of(name: str) -> str:
     if "norm" in name:
         return "norms"
     return "mlp" if ".mlp." in name or ".block_sparse_moe." in name else "attention"
+
+
+def _is_read(name: str, config: ModelConfig) -> bool:
+    """Return whether a tensor of a model's files belongs to what `load_target` loads, or to nothing that is known."""
+    own = language_model_name(name)
+    is_tied = config.tied_embeddings and own == HEAD
+    return not (own is None or is_tied or _is_ignorable(name) or _is_behind(name, config))
 
 
 def _is_behind(name: str, config: ModelConfig) -> bool:

@@ -40,6 +40,7 @@ from .families import (
 from .rope import Rope
 from .stored.quantized import Quantization, read_quantization
 from .stored.read_config import DTYPES, read_fields
+from .stored.tensor_files import has_own_head
 
 LLAMA, QWEN3_MOE = "LlamaForCausalLM", "Qwen3MoeForCausalLM"
 
@@ -89,17 +90,21 @@ class ModelConfig:
     dtype: torch.dtype = torch.float32
     shard: Shard = WHOLE  # the part whose sizes these are, of a model on several devices
     quantization: Quantization | None = field(default=None, compare=False)  # of the files
+    has_own_head: bool = field(default=False, compare=False)  # in the files, although `config.json` ties it
     # Whether products keep quantized matrices in the numbers of the files; if not, all weights have the model's dtype.
     keeps_quantized: bool = field(default=False, compare=False)
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> ModelConfig:
-        """Read `config.json`; end tokens are those of `generation_config.json` if there is one. Raises ConfigError."""
+        """Read `config.json`; end tokens are those of `generation_config.json` if there is one, and the LM head is the
+        one in the files if they have another than the embeddings. Raises ConfigError."""
         path = Path(directory) / "config.json"
         data, beside = read_json(path), Path(directory) / HF_QUANT_CONFIG
         if beside.is_file() and (found := modelopt_config(read_json(beside), str(beside))) is not None:
             data = {"quantization_config": found} | data
         config = cls.from_dict(data, str(path))
+        if config.tied_embeddings and has_own_head(directory):
+            config = replace(config, tied_embeddings=False, has_own_head=True)
         generation = Path(directory) / "generation_config.json"
         if generation.is_file():
             reader = ConfigReader(read_json(generation), str(generation))

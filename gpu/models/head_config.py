@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from ...core.model_shape.quantization import CONFIG_KEYS
 from ...core.parsing import ConfigReader
 from .config import LLAMA, ModelConfig, read_json, read_model_config
 from .families import ARCHITECTURES, DECODED, MODEL_TYPES, MULTIMODAL, family_of, medusa_message
+from .stored.tensor_files import CheckpointError, list_tensors
 
 EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
 AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 SPECULATORS_KEY = "speculators_model_type"
+_HEAD_NUMBER, _LAYER_NUMBER = re.compile(r"(?:model\.)?heads\.(\d+)\."), re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_ONE_LAYER = ("midlayer.", "transformer.")  # other names of the one layer of a head
 _UNQUANTIZED = "quantized weights of a head are not implemented; give the one with 16- or 32-bit weights"
 # Architectures whose checkpoints have a prediction layer that drafts for them.
 PREDICTION_LAYERS = tuple(name for name in ARCHITECTURES if family_of(name).prediction is not None)
@@ -46,19 +50,26 @@ class HeadConfig:
         path, beside = Path(directory) / "config.json", Path(directory) / HF_QUANT_CONFIG
         if beside.is_file() and (found := modelopt_config(read_json(beside), str(beside))) is not None:
             raise ConfigError.of(str(beside), "quantization", f"quant_algo {found['quant_algo']!r}: {_UNQUANTIZED}")
-        return cls.from_dict(read_json(path), algorithm, target, str(path))
+        return cls.from_dict(read_json(path), algorithm, target, str(path), _tensor_names(directory))
 
     @classmethod
     def from_dict(
-        cls, data: Mapping[str, Any], algorithm: str, target: ModelConfig, source: str = "config.json"
+        cls,
+        data: Mapping[str, Any],
+        algorithm: str,
+        target: ModelConfig,
+        source: str = "config.json",
+        names: Collection[str] = (),
     ) -> HeadConfig:
-        """Read a parsed config.json. Raises ConfigError with all problems, or with everything that does not fit the
-        target."""
+        """Read a parsed config.json. The layers are counted in the `names` of the head's tensors, where these are
+        given: published heads have config.json of their targets. Raises ConfigError with all problems, or with
+        everything that does not fit the target."""
         reader = ConfigReader(data, source)
         if algorithm == EAGLE and data.get("architectures") in [[name] for name in (*PREDICTION_LAYERS, *_THAT_SEE)]:
             return _prediction_layer(reader, target)
         if SPECULATORS_KEY in data:
             reader = reader.with_data(_of_speculators(reader, algorithm))
+        reader = reader.with_data(_with_counted_layers(reader.data, names))
         model = read_model_config(reader, _layer_architecture(reader))
         for key in CONFIG_KEYS:
             if (config := reader.get(key)) is not None:
@@ -115,6 +126,28 @@ class HeadConfig:
         if self.algorithm == MULTI_LAYER_EAGLE:
             data["num_nextn_predict_layers"] = self.num_heads
         return data
+
+
+def _tensor_names(directory: str | Path) -> Collection[str]:
+    """Return the names of the tensors in a directory; none where there are no files, which loading them says."""
+    try:
+        return list_tensors(directory).keys()
+    except CheckpointError:
+        return ()
+
+
+def _with_counted_layers(data: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
+    """Return config.json with the number of layers, and of the heads of a multi-layer draft, that the tensors have.
+    Lists with an entry for each layer end there, too."""
+    heads = {found[1] for name in names if (found := _HEAD_NUMBER.match(name))}
+    layers = {found[1] for name in names if (found := _LAYER_NUMBER.search(name))}
+    count = len(layers) or int(any(name.removeprefix("model.").startswith(_ONE_LAYER) for name in names))
+    counted: dict[str, Any] = {"num_nextn_predict_layers": len(heads)} if heads else {}
+    if count:
+        counted["num_hidden_layers"] = count
+        if isinstance(kinds := data.get("layer_types"), list):
+            counted["layer_types"] = kinds[:count]
+    return {**data, **counted}
 
 
 def default_aux_layers(num_layers: int) -> tuple[int, ...]:

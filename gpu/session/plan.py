@@ -93,6 +93,7 @@ class SessionPlan:
     spec: EngineSpec
     weight_bytes: int  # of one rank, as all that follows
     kv_bytes: int
+    file_notes: tuple[str, ...] = ()  # sentences for the user about the files
     shard: Shard = WHOLE  # of the rank that carries the plan out
 
     @property
@@ -111,6 +112,7 @@ class SessionPlan:
         forced = not config.overlap and not self.algorithm.supports_overlap and self.device != "cpu"
         forced = forced and not self.options.overlap  # told as an option without effect
         return (
+            *self.file_notes,
             *map(str, unused),
             *self.spec.notices,
             *([f"the mode is {config.mode}: {config.mode_reason}"] if forced else ()),
@@ -194,7 +196,21 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     )
     spec = spec.with_config(num_pages=num_pages)
     spec.resolve_sizes()  # refuses a pool that is too small for any request
-    return SessionPlan(options, target, draft, algorithm, dtype, device, spec, weight_bytes, kv_bytes)
+    notes = _file_notes(options, target, draft)
+    return SessionPlan(options, target, draft, algorithm, dtype, device, spec, weight_bytes, kv_bytes, notes)
+
+
+def _file_notes(
+    options: SessionOptions, target: ModelConfig, draft: ModelConfig | HeadConfig | None
+) -> tuple[str, ...]:
+    """Return what `file_notes` says of the target, and of a draft that is a model of its own."""
+    from ..models.checkpoint import file_notes
+    from ..models.config import ModelConfig
+
+    notes = file_notes(options.model, target, drafts_itself=getattr(draft, "inside_target", False))
+    if options.draft is not None and isinstance(draft, ModelConfig):
+        notes += file_notes(options.draft, draft)
+    return notes
 
 
 def spec_settings(options: SessionOptions, device: str) -> dict[str, Any]:

@@ -28,6 +28,9 @@ from ...parallel.shards import Cut
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 MAX_SHARD_BYTES = 5 * 10**9
+HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
+PREDICTION = ("mtp_layers.", "mtp.")  # beside a model's own layers
+TOWERS = ("vision_tower.", "multi_modal_projector.", "visual.")  # of models that see
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 _DTYPE_NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -88,6 +91,31 @@ def read_tensors(
                 yield from ((n, cuts[n].of(file.get_slice(n)) if n in cuts else file.get_tensor(n)) for n in names)
         except (SafetensorError, OSError, NotTensors) as error:
             raise CheckpointError(str(path), [_unreadable(error)]) from error
+
+
+def has_own_head(directory: str | Path) -> bool:
+    """Return whether the files have an LM head that is another matrix than the embeddings. No files have none: loading
+    them says what is wrong."""
+    try:
+        stored = {language_model_name(name): (name, tensor) for name, tensor in list_tensors(directory).items()}
+    except CheckpointError:
+        return False
+    heads = [name for name in stored if name is not None and name.startswith("lm_head.")]
+    if heads != [HEAD] or EMBEDDINGS not in stored:
+        return bool(heads)  # a quantized head is not compared
+    pair = dict(read_tensors(dict((stored[HEAD], stored[EMBEDDINGS]))))
+    head, embeddings = (pair[stored[name][0]] for name in (HEAD, EMBEDDINGS))
+    return not torch.equal(head, embeddings.to(head.dtype))
+
+
+def language_model_name(name: str) -> str | None:
+    """Return a tensor's name in a checkpoint of the language model alone;
+    None for towers that see and for prediction layers."""
+    if name.removeprefix("model.").startswith(TOWERS + PREDICTION):
+        return None
+    if name.startswith("model.language_model."):
+        return "model." + name.removeprefix("model.language_model.")
+    return name.removeprefix("language_model.")
 
 
 def write_tensors(directory: Path, tensors: Iterable[tuple[str, Callable[[], Tensor], int]]) -> None:

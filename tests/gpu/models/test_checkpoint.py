@@ -12,6 +12,7 @@ from family_shapes import SHAPES
 from foredraft.core.errors import ConfigError
 from foredraft.gpu.models.checkpoint import (
     HEADS,
+    file_notes,
     load_draft,
     load_target,
     random_head,
@@ -22,7 +23,7 @@ from foredraft.gpu.models.checkpoint import (
 )
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Decoder
-from foredraft.gpu.models.head_config import EAGLE, EAGLE3, HeadConfig, default_aux_layers
+from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig, default_aux_layers
 from foredraft.gpu.models.stored import tensor_files
 from foredraft.gpu.models.stored.tensor_files import INDEX, SINGLE, CheckpointError
 from foredraft.gpu.models.weights import initialize
@@ -106,10 +107,28 @@ def test_dtypes_are_converted(target: Decoder, tmp_path: Path, stored: torch.dty
 def test_tensors_that_a_model_does_not_need(target: Decoder, directory: Path):
     change(directory, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(4))
     same(load_target(directory, OPS), target)
-    config = json.loads((directory / "config.json").read_text()) | {"tie_word_embeddings": True}
-    (directory / "config.json").write_text(json.dumps(config))
+    tie(directory)
+    change(directory, lm_head__weight=target.embed_weight.detach().clone())
     tied = load_target(directory, OPS)
     assert tied.lm_head_weight is None and tied.output_embedding is tied.embed_weight
+    assert file_notes(directory, tied.config) == ()
+
+
+@pytest.mark.parametrize("prefix", ["", "language_model."])
+def test_a_head_in_the_files_is_used_whatever_the_configuration_ties(target: Decoder, directory: Path, prefix: str):
+    tie(directory)
+    save_file({prefix + name: t for name, t in load_file(directory / SINGLE).items()}, directory / SINGLE)
+    loaded = load_target(directory, OPS)
+    x = torch.randn(2, 32)
+    torch.testing.assert_close(loaded.logits(x), target.logits(x))
+    assert not loaded.config.tied_embeddings and loaded.config == ModelConfig.from_directory(directory)
+    (note,) = file_notes(directory, loaded.config)
+    assert str(directory) in note and "LM head that is not the embeddings" in note
+
+
+def tie(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (directory / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
@@ -122,6 +141,11 @@ def test_of_a_model_that_sees_the_language_model_is_loaded(target: Decoder, dire
     whole = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": text}
     (directory / "config.json").write_text(json.dumps(whole))
     same(load_target(directory, OPS), target)
+    (note,) = file_notes(directory, ModelConfig.from_directory(directory))
+    assert note.endswith("are not read: multi_modal_projector.linear.weight, vision_tower.patches.weight")
+    change(directory, **{f"vision_tower__{i}": torch.ones(1) for i in range(9)})
+    (note,) = file_notes(directory, ModelConfig.from_directory(directory))
+    assert note.endswith("vision_tower.6 and 3 more")
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])
@@ -262,6 +286,29 @@ def test_layers_behind_the_models_own_are_left_out_where_a_family_has_them(tmp_p
             load_target(tmp_path, OPS)
     else:
         same(load_target(tmp_path, OPS), model)
+        assert file_notes(tmp_path, model.config)[0].endswith(f"are not read: {next(iter(behind))}")
+        assert file_notes(tmp_path, model.config, drafts_itself=True) == ()
+
+
+@pytest.mark.parametrize("algorithm", [EAGLE3, EAGLE, MULTI_LAYER_EAGLE])
+@pytest.mark.parametrize("form", ["ours", "layers.0.", "model.layers.0."])
+def test_the_layers_of_a_head_are_counted_in_its_files(target: Decoder, tmp_path: Path, algorithm: str, form: str):
+    """As published for Vicuna 13B: config.json is the target's."""
+    shape = {EAGLE3: (20, (0, 1, 3)), EAGLE: (50, ()), MULTI_LAYER_EAGLE: (50, (), False, 2)}[algorithm]
+    layer = replace(MODEL, num_layers=2) if algorithm == EAGLE else LAYER
+    head = random_head(HeadConfig(algorithm, layer, 32, *shape), target)
+    save_draft(head, tmp_path)
+    tensors = load_file(tmp_path / SINGLE)
+    if form != "ours":
+        old = ("midlayer.", form) if algorithm == EAGLE3 else ("layers.", form.removesuffix("0."))
+        save_file(
+            {name.replace(*old) if name.startswith(old[0]) else name: t for name, t in tensors.items()},
+            tmp_path / SINGLE,
+        )
+    ours = json.loads((tmp_path / "config.json").read_text())
+    theirs = {"num_hidden_layers": 40, "layer_types": ["full_attention"] * 40, "num_nextn_predict_layers": 7}
+    (tmp_path / "config.json").write_text(json.dumps(ours | theirs))
+    assert load_draft(tmp_path, algorithm, target).config == head.config
 
 
 @pytest.mark.parametrize("moe", [None, MoeConfig(4, 2, 16, mlp_only_layers=(0,))])
