@@ -23,6 +23,7 @@ from ..core.algorithm.algorithm import Drafter, SpecAlgorithm
 from ..core.algorithm.builtin import Standalone
 from ..core.algorithm.registry import get_algorithm
 from ..core.contract.request import Request
+from ..core.contract.text import TextDecoder
 from ..core.errors import ConfigError
 from ..core.prompt import Prompt
 from ..core.scheduler.config import EngineConfig, EngineSizes
@@ -51,7 +52,7 @@ class OutsideDraft(Standalone):
     name = "OUTSIDE"
 
 
-class LetterDecoder:
+class LetterDecoder(TextDecoder):
     """Token ids as letters, so that stop strings have a text to stand in."""
 
     def decode(self, tokens: np.ndarray) -> str:

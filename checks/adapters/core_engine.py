@@ -16,6 +16,7 @@ from ...core.algorithm.algorithm import NO_SPECULATION, SpecAlgorithm
 from ...core.algorithm.builtin import Eagle, Standalone
 from ...core.contract.request import GREEDY, FinishedRequest, Request, SamplingParams
 from ...core.contract.step import BlockEnd, DecodeResult, FailureCause, PrefillResult, Step, StepFailure, StepResult
+from ...core.contract.text import TextDecoder
 from ...core.errors import InvariantViolation
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineConfig
@@ -37,7 +38,7 @@ class InFlight(NamedTuple):
     rows: list[str]
 
 
-class Decoder:
+class Decoder(TextDecoder):
     """Reads tokens as the suite does."""
 
     def decode(self, tokens: np.ndarray) -> str:

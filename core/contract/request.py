@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -261,24 +261,3 @@ def first_stop_token(run: np.ndarray, stop_tokens: tuple[int, ...]) -> int:
         return -1
     hits = np.flatnonzero(np.isin(run, stop_tokens))
     return int(hits[0]) if len(hits) else -1
-
-
-class TextDecoder(Protocol):
-    """Turns tokens into text; the engine needs one only when a request has stop strings."""
-
-    def decode(self, tokens: np.ndarray) -> str: ...
-
-
-def first_stop_string(decoder: TextDecoder, before: np.ndarray, run: np.ndarray, stop_strings: tuple[str, ...]) -> int:
-    """Return the index in `run` of the token that completes the first stop string in the text of the whole output, −1
-    if none does.
-
-    `before` int [m] are the output tokens already delivered. A stop string may begin in them; it cannot end in them,
-    since the request would have ended there. Text is decoded from the start of the output, because a tokenizer may join
-    tokens into one character.
-    """
-    for length in range(1, len(run) + 1):
-        text = decoder.decode(np.concatenate([before, run[:length]]))
-        if any(stop in text for stop in stop_strings):
-            return length - 1
-    return -1

@@ -35,8 +35,9 @@ from ..contract.events import (
     Submitted,
 )
 from ..contract.outcomes import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
-from ..contract.request import FinishedRequest, FinishReason, Request, TextDecoder, finish_reason
+from ..contract.request import FinishedRequest, FinishReason, Request, finish_reason
 from ..contract.step import DecodeResult, Join, PrefillResult, Step, StepFailure, StepResult
+from ..contract.text import TextDecoder
 from ..kv.store import KVStore
 from .admission import Admission
 from .config import EngineConfig, EngineRole, EngineSizes, make_store

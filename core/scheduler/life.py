@@ -31,6 +31,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ..contract.request import FinishReason, Request
+from ..contract.text import StreamDecoder
 from ..errors import InvariantViolation
 
 
@@ -199,6 +200,7 @@ class RequestRecord:
     context: np.ndarray | None = None
     outputs: dict[str, list[Any]] = field(default_factory=dict)  # per-token user outputs, one entry per emitted token
     ending: tuple[FinishReason, str] | None = None  # reason and message of an end that was demanded
+    text: StreamDecoder | None = None  # of the output, if stop strings are looked for in it
 
     @property
     def prompt_len(self) -> int:

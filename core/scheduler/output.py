@@ -12,8 +12,9 @@ from collections.abc import Callable
 import numpy as np
 
 from ..algorithm.arrival import Arrival
-from ..contract.request import Request, TextDecoder, first_stop_string
+from ..contract.request import Request
 from ..contract.step import DecodeResult, PrefillResult
+from ..contract.text import StreamDecoder, TextDecoder, context_of
 from .config import EngineConfig, EngineSizes
 from .life import RequestRecord, RequestState
 from .rounds import CountedRounds
@@ -68,10 +69,8 @@ class OutputLog:
             record.outputs.setdefault(name, []).append(result.outputs[name][i])
         if not record.request.stop_strings:
             return False
-        assert self._decoder is not None, "`refusal` lets stop strings in only with a decoder"
         run = self._tokens[record.row, record.prefill_len : record.prefill_len + 1]
-        before = self._tokens[record.row, record.prompt_len : record.prefill_len]
-        return first_stop_string(self._decoder, before, run, record.request.stop_strings) >= 0
+        return self._stop_string_in(record, record.prefill_len, run) >= 0
 
     def arrive(self, record: RequestRecord, arrival: Arrival) -> None:
         """Keep the first token that another worker sampled for a request."""
@@ -89,17 +88,31 @@ class OutputLog:
 
         Returns, by column, the tokens up to the end of the first one.
         """
-        assert self._decoder is not None and decode.tokens is not None, "`refusal` lets stop strings in only with both"
+        assert decode.tokens is not None, "`refusal` lets stop strings in only with tokens"
         cuts = {}
         for i in _columns(counted):
             record, kv_before = record_in(int(rows[i])), int(counted.kv_before[i])
             if record.request.stop_strings:
-                before = self._tokens[record.row, record.prompt_len : kv_before + 1]
                 run = decode.tokens[0, i, : counted.kept[0, i]]
-                found = first_stop_string(self._decoder, before, run, record.request.stop_strings)
+                found = self._stop_string_in(record, kv_before + 1, run)
                 if found >= 0:
                     cuts[i] = found + 1
         return cuts
+
+    def _stop_string_in(self, record: RequestRecord, begin: int, run: np.ndarray) -> int:
+        """Return the index in `run`, the tokens of a row from `begin` on, of the token that completes the first stop
+        string in the text of the output, −1 if none does."""
+        text, request = record.text, record.request
+        if text is None:
+            assert self._decoder is not None, "`refusal` lets stop strings in only with a decoder"
+            context = context_of(self._decoder, self._tokens[record.row, : record.prompt_len])
+            text = record.text = StreamDecoder(self._decoder, request.stop_strings, context)
+        text.push(self._tokens[record.row, record.prompt_len + text.num_tokens : begin])
+        for i in range(len(run)):
+            text.push(run[i : i + 1])
+            if text.has_stop:
+                return i
+        return -1
 
     def log(self, rows: np.ndarray, counted: CountedRounds, decode: DecodeResult, record_in: RecordIn) -> None:
         """Keep the tokens that the rounds delivered, in one vectorised write."""

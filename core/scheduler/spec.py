@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from ..adaptive import AdaptiveConfig, AdaptiveController, CostTable, SlotConfig, build_controller
 from ..adaptive.config import (
     DEFAULT_PRESETS,
@@ -28,7 +30,7 @@ from ..adaptive.policy import RangeRouter
 from ..algorithm.algorithm import Drafter, SpecAlgorithm
 from ..algorithm.registry import get_algorithm
 from ..contract.events import EventSink
-from ..contract.request import TextDecoder
+from ..contract.text import TextDecoder
 from ..errors import ConfigError, ForedraftError, Problem, nearest
 from ..tree.build import MAX_TREE_NODES, tree_capacity
 from .config import OMITTED, EngineConfig, EngineRole, EngineSizes
@@ -236,13 +238,13 @@ class EngineSpec:
         return spec
 
 
-class NoTextDecoder:
+class NoTextDecoder(TextDecoder):
     """The text decoder of a replayed engine.
 
     It never finds a stop string, because the results say where one ended a request.
     """
 
-    def decode(self, tokens: object) -> str:
+    def decode(self, tokens: np.ndarray) -> str:
         return ""
 
 

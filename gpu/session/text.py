@@ -1,16 +1,16 @@
-"""Text and tokens: a checkpoint's tokenizer, its chat template, and text that is streamed only as far
-as it is certain."""
+"""Text and tokens: a checkpoint's tokenizer and its chat template."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...core.contract.request import TextDecoder
+from ...core.contract.text import context_of
 from ...core.errors import ConfigError, InvalidRequest, shown
 from ...core.parsing import MAX_INTEGER, read_json_object
 from ...observe.input_files import read_text
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from .chat_template import ChatTemplate, Message
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-REPLACEMENT = "\ufffd"
-"""What a decoder shows for bytes that are no UTF-8, also for a character of which only the first bytes are there."""
-
 _SHRINKS = 4
 """How many times shorter a text may get before it is cut into tokens: composed characters take a third of the bytes."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
@@ -40,7 +37,7 @@ def utf8_problem(text: str) -> str:
 
 
 class Tokenizer:
-    """The tokenizer of a model directory. It satisfies `core.contract.request.TextDecoder`.
+    """The tokenizer of a model directory. It satisfies `core.contract.text.TextDecoder`.
 
     Reads `tokenizer.json`; `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json` and `config.json`
     where they are.
@@ -71,7 +68,11 @@ class Tokenizer:
         own_eos = vocabulary.get(self._special_tokens.get("eos_token", ""))
         self.eos_ids = tuple(sorted({*eos_ids, *([] if own_eos is None else [own_eos])}))
         # Decoders with byte fallback look at a whole run of such tokens before they know its characters.
-        self.byte_ids = frozenset(number for token, number in vocabulary.items() if _BYTE_TOKEN.fullmatch(token))
+        self.byte_ids: Mapping[int, int] = {
+            number: int(token[1:-1], 16) for token, number in vocabulary.items() if _BYTE_TOKEN.fullmatch(token)
+        }
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids: frozenset[int] = frozenset(number for number, token in added.items() if token.special)
         is_byte_level = "ByteLevel" in repr(tokenizer.decoder)
         self._bytes_of_letter = _letters_of_bytes() if is_byte_level else {}
         self.most_bytes_per_token: int = _SHRINKS * max((len(token.encode()) for token in vocabulary), default=1)
@@ -135,12 +136,22 @@ class Tokenizer:
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token, which may be a part of a character."""
+        if token in self.byte_ids:
+            return bytes([self.byte_ids[token]])
         text = self._tokenizer.id_to_token(token) or ""
-        if _BYTE_TOKEN.fullmatch(text):
-            return bytes([int(text[1:-1], 16)])
         if self._bytes_of_letter and all(letter in self._bytes_of_letter for letter in text):
             return bytes(self._bytes_of_letter[letter] for letter in text)
-        return self.decode(np.array([token])).encode()
+        return self.text_of(token).encode()
+
+    def text_of(self, token: int) -> str:
+        """Return the text of a token inside a text: decoders may strip a space from the first one of all."""
+        before = self._before
+        return self.decode(np.array([*before, token]))[len(self.decode(np.array(before, dtype=np.int64))) :]
+
+    @cached_property
+    def _before(self) -> list[int]:
+        """Tokens that a text may begin with."""
+        return context_of(self, self.encode("a", add_special_tokens=False))
 
     def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """Return the text of a conversation by the model's own template.
@@ -168,94 +179,6 @@ def check_same_tokens(model: Path, draft: Path, model_vocab: int, draft_vocab: i
     if difference:
         sizes = f"the vocabularies must match: the target has {model_vocab} tokens, the draft {draft_vocab}"
         raise ConfigError.of(str(draft), "vocab_size", f"{sizes}, and {difference}")
-
-
-class TokenDecoder(TextDecoder, Protocol):
-    """What `StreamDecoder` needs of a tokenizer."""
-
-    @property
-    def byte_ids(self) -> frozenset[int]:
-        """The tokens that stand for single bytes."""
-
-
-class StreamDecoder:
-    """Text from tokens as they come. Shown text never changes, and all of it together equals `decode` of all tokens.
-
-    Held back are bytes of an unfinished character and, with `stop_strings`, text that may be the beginning of one. The
-    text ends before the first stop string (`stop` is which).
-
-    ```
-    tokens   [0, _anchor) shown, forgotten · [_anchor, _settled) shown, context · [_settled, …) may still change their
-             text
-    ```
-    """
-
-    def __init__(self, tokenizer: TokenDecoder, stop_strings: Sequence[str] = ()) -> None:
-        self.stop: str | None = None
-        self._tokenizer = tokenizer
-        self._stop_strings = tuple(stop_strings)
-        self._tokens: list[int] = []
-        # where decoding begins; a decoder may treat its first token in a special way, so context stays in front
-        self._anchor = 0
-        self._settled = 0
-        self._num_taken = 0  # characters of decode(tokens[_anchor:]) that were taken already
-        self._pending = ""  # taken, but perhaps the beginning of a stop string
-
-    def push(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """Add the next tokens; returns the text that is certain now, perhaps none."""
-        if self.stop is not None:
-            return ""
-        self._tokens.extend(int(token) for token in tokens)
-        end = self._end_of_certain_tokens()
-        if end > self._settled:
-            text = self._text(self._anchor, end)
-            unfinished = text.endswith(REPLACEMENT)
-            certain = len(text) - unfinished
-            if certain > self._num_taken:
-                self._pending += text[self._num_taken : certain]
-                self._num_taken = certain
-                if not unfinished:
-                    self._anchor, self._settled = self._settled, end
-                    self._num_taken = len(self._text(self._anchor, end))
-        return self._release(final=False)
-
-    def finish(self) -> str:
-        """Return the rest: no more tokens come."""
-        if self.stop is not None:
-            return ""
-        self._pending += self._text(self._anchor, len(self._tokens))[self._num_taken :]
-        self._anchor = self._settled = len(self._tokens)
-        self._num_taken = 0
-        return self._release(final=True)
-
-    def _text(self, begin: int, end: int) -> str:
-        return self._tokenizer.decode(np.array(self._tokens[begin:end], dtype=np.int64))
-
-    def _end_of_certain_tokens(self) -> int:
-        """Return the end of the tokens whose text is certain: a run of byte tokens at the end is not, since its next
-        byte can change how the whole run is read."""
-        end = len(self._tokens)
-        byte_ids = self._tokenizer.byte_ids
-        while byte_ids and end > self._settled and self._tokens[end - 1] in byte_ids:
-            end -= 1
-        return end
-
-    def _release(self, final: bool) -> str:
-        """Return the part of the pending text that belongs to no stop string."""
-        text = self._pending
-        found = [(text.find(stop), stop) for stop in self._stop_strings if stop in text]
-        if found:
-            index, self.stop = min(found)
-            self._pending = ""
-            return text[:index]
-        held = 0 if final else max((_overlap(text, stop) for stop in self._stop_strings), default=0)
-        self._pending = text[len(text) - held :]
-        return text[: len(text) - held]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that is a beginning of `stop`, `stop` as a whole aside."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def _letters_of_bytes() -> dict[str, int]:

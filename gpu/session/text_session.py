@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from ...core.contract.request import FinishReason, Request
+from ...core.contract.text import StreamDecoder, context_of
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
 from ...observe.summary import Measurements, latencies
 from .loop import Delta
-from .text import StreamDecoder, Tokenizer
+from .text import Tokenizer
 
 FINISH = {
     FinishReason.STOP: "stop",
@@ -178,7 +179,9 @@ class TextSession(ABC):
             yield TextDelta(request.request_id, "", (), (), REFUSED, refusal)
             return
         self._prompt_tokens += request.prompt.length
-        self._receiving[request.request_id] = _Receiving(StreamDecoder(self.tokenizer, request.stop_strings))
+        prompt = request.prompt.materialize()
+        context = [] if prompt is None else context_of(self.tokenizer, prompt)
+        self._receiving[request.request_id] = _Receiving(StreamDecoder(self.tokenizer, request.stop_strings, context))
 
     def _text_of(self, request_id: str, tokens: Sequence[int]) -> str:
         """Count tokens that have come; return the text that is certain now."""

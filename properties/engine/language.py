@@ -76,7 +76,7 @@ STOP_STRINGS: tuple[tuple[str, ...], ...] = ((), ("ab",), ("ca", "dd"), ("Z",), 
 
 def text(tokens: Sequence[int]) -> str:
     """Return the text of a sequence of tokens. One token in eight is half of a letter:
-    the next one, whatever it is, completes it."""
+    the next one, whatever it is, completes it. Until then it is shown as decoders show half of a character."""
     letters, is_half = [], False
     for token in tokens:
         bits = (int(token) * _M1 & _MASK) >> 57
@@ -87,7 +87,7 @@ def text(tokens: Sequence[int]) -> str:
             is_half = True
         else:
             letters.append("abcd"[bits >> 3 & 3])
-    return "".join(letters)
+    return "".join(letters) + "\ufffd" * is_half
 
 
 def prompt_of(stem: int, length: int, variant: int) -> list[int]:

@@ -9,8 +9,6 @@ from functools import cached_property
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
-import numpy as np
-
 from ..bodies.port import TextCodec
 from ..errors import ApiError, event
 from .reply import Choice, Delta, Reply
@@ -144,13 +142,13 @@ class CompletionForm:
         text offsets are those of the tokens' own texts, one after another."""
         if self.num_logprobs is None:
             return None
-        tokens = [self._text(token) for token in delta.tokens]
+        tokens = [self.codec.text_of(token) for token in delta.tokens]
         offsets = []
         for token in tokens:
             offsets.append(self._offsets[choice.index])
             self._offsets[choice.index] += len(token)
         tops = [  # of tokens with the same text the most likely one
-            {self._text(token): value for token, value in reversed(pairs[: self.num_logprobs])}
+            {self.codec.text_of(token): value for token, value in reversed(pairs[: self.num_logprobs])}
             for pairs in top_pairs(delta.outputs)
         ]
         return {
@@ -159,9 +157,6 @@ class CompletionForm:
             "top_logprobs": tops if self.num_logprobs else None,
             "text_offset": offsets,
         }
-
-    def _text(self, token: int) -> str:
-        return self.codec.decode(np.array([token], dtype=np.int64))
 
 
 class ChatForm(CompletionForm):
@@ -204,7 +199,11 @@ class ChatForm(CompletionForm):
         }
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        return {"token": self._text(token), "logprob": float(logprob), "bytes": list(self.codec.bytes_of(token))}
+        return {
+            "token": self.codec.text_of(token),
+            "logprob": float(logprob),
+            "bytes": list(self.codec.bytes_of(token)),
+        }
 
 
 def top_pairs(outputs: Mapping[str, list[Any]]) -> list[list[tuple[int, float]]]:

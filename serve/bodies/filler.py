@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,8 @@ NUM_TOP = 5
 class FillerTokenizer:
     """Text to tokens and back, without any file. It satisfies `TextCodec`."""
 
-    byte_ids: frozenset[int] = frozenset()
+    byte_ids: Mapping[int, int] = MappingProxyType({})
+    special_ids: frozenset[int] = frozenset()
     most_bytes_per_token: int = 4
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
@@ -58,6 +60,10 @@ class FillerTokenizer:
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token, which may be a part of a character."""
         return _bytes_of(token)
+
+    def text_of(self, token: int) -> str:
+        """Return the text of a token inside a text."""
+        return self.decode(np.array([token]))
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Return the tokens int64 [n] of a conversation, ready for the answer."""

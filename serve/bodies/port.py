@@ -92,9 +92,8 @@ def body_clock(body: Body) -> Callable[[int], int]:
 class TextCodec(Protocol):
     """The tokenizer of a body, as `gpu.session.text.Tokenizer` is one."""
 
-    @property
-    def byte_ids(self) -> frozenset[int]:
-        """The tokens that stand for single bytes."""
+    byte_ids: Mapping[int, int]  # the tokens that stand for single bytes
+    special_ids: frozenset[int]  # the tokens without text
 
     @property
     def most_bytes_per_token(self) -> int:
@@ -103,11 +102,12 @@ class TextCodec(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray: ...
     def decode(self, tokens: np.ndarray) -> str: ...
     def bytes_of(self, token: int) -> bytes: ...
+    def text_of(self, token: int) -> str: ...
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray: ...
 
 
 class TextDecoder(Protocol):
-    """Text as its tokens come, as `gpu.session.text.StreamDecoder` is one:
+    """Text as its tokens come, as `core.contract.text.StreamDecoder` is one:
     it ends before the first stop string, which `stop` is then."""
 
     stop: str | None

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from ...core.contract.request import Grammar, Request
 from ...core.contract.step import FailureCause
+from ...core.contract.text import StreamDecoder, context_of
 from ...core.prompt import Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
 from ...gpu.session.grammar import grammars_of
 from ...gpu.session.loop import Delta
 from ...gpu.session.session import DecodeSession
-from ...gpu.session.text import StreamDecoder, Tokenizer
+from ...gpu.session.text import Tokenizer
 from .pace import Pace
 from .port import Order, Outlet, Piece, RemoteEngine, TextCodec, TextDecoder, longest_request
 
@@ -60,7 +61,7 @@ class ModelBody:
         grammars_of(self.tokenizer, self._model_vocab_size).check(grammar)
 
     def make_decoder(self, order: Order) -> TextDecoder:
-        return StreamDecoder(self.tokenizer, order.stop)
+        return StreamDecoder(self.tokenizer, order.stop, context_of(self.tokenizer, order.prompt))
 
     def submit(self, order: Order) -> str:
         return self._queue.submit(

@@ -11,12 +11,12 @@ import numpy as np
 
 from ...core.contract.events import EventSink
 from ...core.contract.request import FinishReason, Grammar, Request
+from ...core.contract.text import StreamDecoder
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation
 from ...core.prompt import MAX_TOKEN_ID, NO_TOKENS, Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
-from ...gpu.session.text import StreamDecoder
 from ...sim.faults.plan import FaultPlan
 from ...sim.faults.service import FaultReport
 from ...sim.scenario import Scenario

@@ -3,8 +3,7 @@
 import itertools
 
 import numpy as np
-import pytest
-from foredraft.core.contract.request import cut_runs, first_stop_string, first_stop_token
+from foredraft.core.contract.request import cut_runs, first_stop_token
 
 
 def by_hand(accept_len, stop, remaining):
@@ -40,22 +39,3 @@ def test_the_first_of_several_stop_tokens_counts():
     assert first_stop_token(np.array([4, 7, 9, 7]), (9, 7)) == 1
     assert first_stop_token(np.array([4, 7]), ()) == -1
     assert first_stop_token(np.array([4, 7]), (5,)) == -1
-
-
-class Letters:
-    def decode(self, tokens):
-        return "".join(chr(97 + int(token)) for token in tokens)
-
-
-@pytest.mark.parametrize(
-    "before, run, stops, expected",
-    [
-        ([], [0, 1, 2], ("bc",), 2),
-        ([], [0, 1, 2], ("ab",), 1),
-        ([0, 1], [2, 3], ("bc",), 0),  # begins in what was delivered before
-        ([0, 1], [3, 3], ("bc",), -1),
-        ([0], [1, 2, 3], ("d", "ab"), 0),  # the first to be complete wins, not the first in the list
-    ],
-)
-def test_a_stop_string_ends_at_the_token_that_completes_it(before, run, stops, expected):
-    assert first_stop_string(Letters(), np.array(before, int), np.array(run), stops) == expected

@@ -9,6 +9,7 @@ from foredraft.core.adaptive import CostTable, load_adaptive_config
 from foredraft.core.adaptive.config import fixed_config
 from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.core.contract.request import FinishReason, Request
+from foredraft.core.contract.text import TextDecoder
 from foredraft.core.errors import ConfigError
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
@@ -29,7 +30,7 @@ def test_default_graphs_hold_every_batch(max_running):
     assert sizes[-1] < max_running + 8, "nothing is captured that no batch is padded to"
 
 
-class Letters:
+class Letters(TextDecoder):
     """Token n is the n-th letter."""
 
     def decode(self, tokens: np.ndarray) -> str:

@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 import tokenizers
-from foredraft.core.contract.request import first_stop_string
+from foredraft.core.contract.text import REPLACEMENT, StreamDecoder, TextDecoder, context_of
 from foredraft.core.errors import ConfigError, InvalidRequest
-from foredraft.gpu.session.text import REPLACEMENT, StreamDecoder, Tokenizer
+from foredraft.gpu.session.text import Tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_checkpoint import small_tokenizer, train_tokenizer, write_tokenizer
@@ -54,13 +54,36 @@ def pieces_of(draw, tokens: list[int]) -> list[list[int]]:
 def test_streamed_text_is_the_decoded_text(data, tokenizer):
     """Of any tokens at all, also bytes that are no text; and what was shown is never taken back."""
     odd, any_token = st.sampled_from(ODD_TOKENS[tokenizer]), st.integers(0, tokenizer.vocab_size - 1)
-    tokens = data.draw(st.lists(odd if data.draw(st.booleans()) else any_token, max_size=16))
+    tokens = data.draw(st.lists(odd if data.draw(st.booleans()) else any_token, max_size=40))
     stream, shown = StreamDecoder(tokenizer), ""
     whole = tokenizer.decode(np.array(tokens, dtype=np.int64))
     for piece in pieces_of(data.draw, tokens):
         shown += stream.push(piece)
         assert whole.startswith(shown)
     assert shown + stream.finish() == whole
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), tokenizer=st.sampled_from(list(ODD_TOKENS)))
+def test_an_output_is_the_continuation_of_its_prompt(data, tokenizer):
+    """A decoder that strips a space strips it from the prompt alone."""
+    prompt = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=6))
+    tokens = data.draw(st.lists(st.sampled_from(ODD_TOKENS[tokenizer]), max_size=40))
+    before, whole = (tokenizer.decode(np.array(part, dtype=np.int64)) for part in (prompt, prompt + tokens))
+    if before.endswith(REPLACEMENT) or (prompt and prompt[-1] in tokenizer.byte_ids):
+        return  # the output may complete a character of the prompt, or break it
+    stream = StreamDecoder(tokenizer, context=context_of(tokenizer, prompt))
+    shown = "".join(map(stream.push, pieces_of(data.draw, tokens))) + stream.finish()
+    assert before + shown == whole
+
+
+def test_a_token_inside_a_text_keeps_its_space():
+    space, end = (BYTE_FALLBACK._tokenizer.token_to_id(token) for token in ("▁he", "<unk>"))
+    assert BYTE_FALLBACK.decode(np.array([space])) == "he"
+    assert BYTE_FALLBACK.text_of(space) == " he" and BYTE_FALLBACK.bytes_of(space) == b" he"
+    (token,) = BYTE_LEVEL.encode(" the")[:1].tolist()
+    assert BYTE_LEVEL.text_of(token) == BYTE_LEVEL.decode(np.array([token])) != ""
+    assert BYTE_LEVEL.text_of(1) == "" and BYTE_FALLBACK.text_of(end) == "<unk>"
 
 
 @settings(max_examples=60, deadline=None)
@@ -87,9 +110,8 @@ def test_no_half_character_is_shown(data, text):
 def test_text_ends_before_the_first_stop_string(data, text, stops):
     """As the engine does it: the request ends with the token that completes a stop string."""
     tokens = BYTE_LEVEL.encode(text)
-    found = first_stop_string(BYTE_LEVEL, tokens[:0], tokens, tuple(stops))
-    if found >= 0:
-        tokens = tokens[: found + 1]
+    ends = (n for n in range(1, len(tokens) + 1) if any(stop in BYTE_LEVEL.decode(tokens[:n]) for stop in stops))
+    tokens = tokens[: next(ends, len(tokens))]
     whole = BYTE_LEVEL.decode(tokens)
     places = [whole.index(stop) for stop in stops if stop in whole]
     expected = whole[: min(places)] if places else whole
@@ -125,8 +147,7 @@ def test_a_run_of_bytes_waits_for_its_end():
 
 
 def test_streaming_costs_the_same_per_token_however_long_the_text():
-    class Counting:
-        byte_ids = frozenset()
+    class Counting(TextDecoder):
         longest = 0
 
         def decode(self, tokens):
