@@ -46,6 +46,7 @@ def decode_request(record: Mapping[str, Any]) -> Request:
             fixed_length=bool(record.get("fixed_length", False)),
             answer=Prompt.from_json(record["answer"]) if "answer" in record else NO_TOKENS,
             arrived_ns=record.get("arrived_ns"),
+            min_tokens=record.get("min_tokens", 0),
         )
     except _UNREADABLE as error:
         raise MalformedRecord(f"a request that cannot be read: {error!r}") from error

@@ -251,6 +251,8 @@ def _request_parts(request: Request) -> list[str]:
             parts.append(f'"{name}":{_dumps(list(value))}')
     if request.fixed_length:
         parts.append('"fixed_length":true')
+    if request.min_tokens:
+        parts.append(f'"min_tokens":{request.min_tokens}')
     if request.shown.length:
         parts.append(f'"shown":{_dumps(request.shown.to_json())}')
     if request.answer.length:

@@ -147,7 +147,8 @@ class Request:
     the output that the client has already, from a worker that was lost. The request continues after it as without the
     loss: the next decode round starts from the last token of `shown`. `max_tokens` and the number of tokens that is
     reported at the end count it; what is delivered, and the outputs, begin behind it. `fixed_length`: the client wants
-    all `max_tokens` tokens, and no token ends the output before (`ignore_eos` of other servers). `answer`: what the
+    all `max_tokens` tokens, and no token ends the output before (`ignore_eos` of other servers). `min_tokens`: behind
+    fewer tokens no stop token can be drawn, and no stop string ends the output. `answer`: what the
     model is going to say, or the beginning of it, where that is known and the executor has no tokens; its KV can then
     be cached. `arrived_ns` is for metrics alone.
     """
@@ -165,6 +166,7 @@ class Request:
     fixed_length: bool = False
     answer: Prompt = NO_TOKENS
     arrived_ns: int | None = None  # when it reached the server, by the clock of the events; None: when it is submitted
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.prompt.length < 1:
@@ -177,12 +179,23 @@ class Request:
             raise InvalidRequest(message)
         if self.max_tokens < 1:
             raise InvalidRequest(f"request {self.request_id!r}: max_tokens must be >= 1, got {self.max_tokens}")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            message = f"min_tokens must be 0 … {self.max_tokens} (max_tokens), got {self.min_tokens}"
+            raise InvalidRequest(f"request {self.request_id!r}: {message}")
+        if self.min_tokens and self.sampling.grammar is not None:
+            message = "min_tokens contradicts a grammar, which decides where the text ends"
+            raise InvalidRequest(f"request {self.request_id!r}: {message}")
         if any(not text for text in self.stop_strings):
             raise InvalidRequest(f"request {self.request_id!r}: a stop string is empty")
         if self.shown.length >= self.max_tokens:
             raise InvalidRequest(
                 f"request {self.request_id!r}: {self.shown.length} tokens were shown, and max_tokens is {self.max_tokens}"
             )
+
+    @property
+    def holds_ends(self) -> bool:
+        """Whether stop tokens are masked for some time."""
+        return bool(self.min_tokens and self.stop_tokens)
 
     @property
     def prefill_len(self) -> int:

@@ -281,6 +281,7 @@ def request_to_json(request: Request) -> dict[str, Any]:
         "stop_strings": list(request.stop_strings),
         "outputs": list(request.outputs),
         "shown": request.shown.to_json(),
+        **({"min_tokens": request.min_tokens} if request.min_tokens else {}),
     }
 
 
@@ -300,6 +301,7 @@ def request_from_json(value: Mapping[str, Any]) -> Request:
         tuple(map(_text, value["stop_strings"])),
         tuple(map(_text, value["outputs"])),
         Prompt.from_json(value["shown"]),
+        min_tokens=_integer(value.get("min_tokens", 0)),
     )
 
 

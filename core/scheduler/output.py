@@ -106,7 +106,7 @@ class OutputLog:
         if text is None:
             assert self._decoder is not None, "`refusal` lets stop strings in only with a decoder"
             context = context_of(self._decoder, self._tokens[record.row, : record.prompt_len])
-            text = record.text = StreamDecoder(self._decoder, request.stop_strings, context)
+            text = record.text = StreamDecoder(self._decoder, request.stop_strings, context, request.min_tokens)
         text.push(self._tokens[record.row, record.prompt_len + text.num_tokens : begin])
         for i in range(len(run)):
             text.push(run[i : i + 1])

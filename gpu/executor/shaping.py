@@ -1,4 +1,5 @@
-"""Changes of the target's logits: biases, penalties, min-p, and grammars, at every node of a verify tree.
+"""Changes of the target's logits: biases, penalties, min-p, grammars and ends that are held back, at every node of a
+verify tree.
 
     row's text    prompt · output … root │ node ─ node        what changes a node's logits: the text up to the node,
                   counted on the device  └ node ─ node        as if its path had been emitted already
@@ -6,8 +7,9 @@
 So a node gets the distribution that plain decoding would have there, and verification stays lossless: what a grammar
 forbids has probability 0 and is never accepted. The tokens of a text are counted on the device, by the round that emits
 them, so penalties need no host. A grammar does: it needs the tokens of the round before and the drafts of this one,
-between the target's pass and the choice of tokens, so a captured round of such rows is two graphs. The logits of rows
-that ask for none of this do not change.
+between the target's pass and the choice of tokens, so a captured round of such rows is two graphs. An end that is held
+back (`min_tokens`) is masked in the same way, until enough tokens have been emitted. The logits of rows that ask for
+none of this do not change.
 """
 
 from __future__ import annotations
@@ -86,14 +88,39 @@ class Changes:
 
 
 class Matcher(Protocol):
-    """The state of one grammar behind one output."""
+    """The state of what masks tokens behind one output: of a grammar, or of an end that is held back."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it masks nothing any more."""
 
     def advance(self, tokens: np.ndarray) -> None:
         """Take in int64 [n] tokens that were emitted."""
 
     def allowed(self, path: list[int]) -> np.ndarray | None:
         """Return a bit for each token that may follow the output and `path`, uint8 [⌈V / 8⌉ or more], the lowest bit
-        first; None if the path itself is not allowed."""
+        first; None if all may, or if the path itself is not allowed."""
+
+
+class HeldEnds:
+    """The mask of an output that may not end yet, as `Matcher`: no stop token behind fewer than `min_tokens` tokens."""
+
+    def __init__(self, request: Request, vocab_size: int) -> None:
+        self._left = request.min_tokens  # tokens until an end may come
+        is_open = np.ones(vocab_size, bool)
+        is_open[[token for token in request.stop_tokens if token < vocab_size]] = False
+        self._open = np.packbits(is_open, bitorder="little")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is masked any more."""
+        return self._left <= 0
+
+    def advance(self, tokens: np.ndarray) -> None:
+        self._left -= len(tokens)
+
+    def allowed(self, path: list[int]) -> np.ndarray | None:
+        return self._open if len(path) < self._left else None
 
 
 MakeMatcher = Callable[[Grammar], Matcher]
@@ -116,6 +143,8 @@ class RowShaping:
     def emitted(self, tokens: np.ndarray) -> None:
         if self.matcher is not None and len(tokens):
             self.matcher.advance(tokens)
+            if self.matcher.is_over:
+                self.matcher = None
 
 
 class Shaping:
@@ -147,9 +176,9 @@ class Shaping:
         """Begin the row of a request. Returns why it cannot be, empty if it can."""
         self.close(join.row)
         request = join.request
-        if not request.sampling.is_shaped:
+        if not request.sampling.is_shaped and not request.holds_ends:
             return ""
-        matcher = None
+        matcher: Matcher | None = HeldEnds(request, self._vocab_size) if request.holds_ends else None
         if request.sampling.grammar is not None:
             if self._make_matcher is None:
                 return "this executor has no grammars: it was built without a tokenizer"
@@ -241,9 +270,11 @@ class Shaping:
                 paths = [[]] if trees is None else paths_of(trees[0][i], trees[1][i])
                 for node, path in enumerate(paths, i * nodes):
                     allowed = matcher.allowed(path)
-                    if allowed is not None:  # else nothing behind this node is ever accepted
-                        index[node] = len(found)
+                    if allowed is None:  # nothing is masked, or nothing behind this node is ever accepted
+                        continue
+                    if not found or found[-1] is not allowed:
                         found.append(allowed)
+                    index[node] = len(found) - 1
         bits = np.zeros((len(found), 4 * self.mask_words), np.uint8)
         for mask, allowed in zip(bits, found, strict=True):
             mask[: len(allowed)] = allowed[: len(mask)]

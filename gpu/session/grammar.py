@@ -97,6 +97,8 @@ class LibraryMatcher:
         only_end[list(self._ends)] = True
         self._only_end = np.packbits(only_end, bitorder="little")
 
+    is_over = False  # behind its end nothing but an end may follow
+
     def advance(self, tokens: np.ndarray) -> None:
         self._matcher.try_consume_tokens(tokens.tolist())  # what follows the end changes nothing
 

@@ -181,7 +181,8 @@ class TextSession(ABC):
         self._prompt_tokens += request.prompt.length
         prompt = request.prompt.materialize()
         context = [] if prompt is None else context_of(self.tokenizer, prompt)
-        self._receiving[request.request_id] = _Receiving(StreamDecoder(self.tokenizer, request.stop_strings, context))
+        decoder = StreamDecoder(self.tokenizer, request.stop_strings, context, request.min_tokens)
+        self._receiving[request.request_id] = _Receiving(decoder)
 
     def _text_of(self, request_id: str, tokens: Sequence[int]) -> str:
         """Count tokens that have come; return the text that is certain now."""

@@ -31,7 +31,6 @@ class ModelBody:
     unsupported: Mapping[str, str] = {
         "tools": "has no effect here: no parser finds the calls of this model in its text",
         "kv_transfer_params": "has no effect here: no other program sends KV to this server, or takes it",
-        "min_tokens": "has no effect here: the model's end of text is not held back",
     }
     hand_over_s: float = 0.0  # a device would idle
     pace: Pace | None = None
@@ -61,7 +60,8 @@ class ModelBody:
         grammars_of(self.tokenizer, self._model_vocab_size).check(grammar)
 
     def make_decoder(self, order: Order) -> TextDecoder:
-        return StreamDecoder(self.tokenizer, order.stop, context_of(self.tokenizer, order.prompt))
+        context = context_of(self.tokenizer, order.prompt)
+        return StreamDecoder(self.tokenizer, order.stop, context, order.min_tokens)
 
     def submit(self, order: Order) -> str:
         return self._queue.submit(
@@ -75,6 +75,7 @@ class ModelBody:
                 stop_tokens=(*(() if order.ignore_eos else self._stop_tokens), *sorted(order.stop_tokens)),
                 stop_strings=order.stop,
                 outputs=order.outputs,
+                min_tokens=order.min_tokens,
             )
         )
 

@@ -100,7 +100,9 @@ class SimulatedBody:
         frame_of_text(grammar.text)
 
     def make_decoder(self, order: Order) -> TextDecoder:
-        decoder: TextDecoder = StreamDecoder(self.tokenizer, order.stop) if order.stop else WordDecoder()
+        decoder: TextDecoder = WordDecoder()
+        if order.stop:
+            decoder = StreamDecoder(self.tokenizer, order.stop, min_tokens=order.min_tokens)
         grammar = order.sampling.grammar
         return decoder if grammar is None else ShapedDecoder(decoder, *frame_of_text(grammar.text))
 

@@ -221,6 +221,10 @@ class Api:
                 raise ApiError(
                     400, "contradicts response_format, which decides where the text ends", param="ignore_eos"
                 )
+            if asked.min_tokens:
+                raise ApiError(
+                    400, "contradicts response_format, which decides where the text ends", param="min_tokens"
+                )
             grammar = Grammar("json_schema", asked.schema_text)
             try:
                 await asyncio.to_thread(self._body.check_grammar, grammar)

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ...core.prompt import MAX_TOKEN_ID
-from .schema import MAX_STOPS, Body, ChatRequest, Lenient, Text, TextPart
+from .schema import Body, ChatRequest, Lenient, StopList, Text, TextPart
 
 
 class ToolUse(Lenient):
@@ -112,7 +112,7 @@ class MessagesRequest(CountTokensRequest):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)] | None = None
-    stop_sequences: Annotated[list[Annotated[Text, Field(min_length=1)]], Field(max_length=MAX_STOPS)] | None = None
+    stop_sequences: StopList | None = None
     stream: bool | None = False
     metadata: Any = Field(None, description="not looked at")
 

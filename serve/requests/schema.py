@@ -26,6 +26,8 @@ from ...core.contract.request import biases
 from ...core.prompt import MAX_TOKEN_ID
 
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+"""Of a stop string: a stream holds back as much text as may be the beginning of one."""
 MAX_TOP_LOGPROBS = 5
 MAX_BIASES = 300
 """Tokens of a `logit_bias`, as OpenAI limits them."""
@@ -33,6 +35,10 @@ Token = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)]
 Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$", strict=True)]
 Text = Annotated[str, Field(strict=True)]
+StopList = Annotated[
+    list[Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]],
+    Field(max_length=MAX_STOPS, fail_fast=True),
+]
 MAX_PROMPTS = 1024
 """Of one request, whatever the server's own limit of outputs is: what is beyond is not looked at."""
 
@@ -148,7 +154,7 @@ class Sampled(Body):
         None, description="-1 and 0: all tokens"
     )
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1, strict=True)] | None = None
-    stop: Text | Annotated[list[Annotated[Text, Field(min_length=1)]], Field(max_length=MAX_STOPS)] | None = None
+    stop: Annotated[Text, Field(max_length=MAX_STOP_CHARACTERS)] | StopList | None = None
     ignore_eos: bool = Field(False, description="continue after the end-of-text token, up to max_tokens")
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1, strict=True)] = Field(
         0, description="a greater number is more urgent"
@@ -164,7 +170,7 @@ class Sampled(Body):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     response_format: ResponseFormat | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)] | None = Field(
-        None, description="no end of text and no stop token ends the output before it has so many"
+        None, description="no end of text, no stop token and no stop string ends the output before it has so many"
     )
     stop_token_ids: Annotated[list[Token], Field(max_length=MAX_STOPS)] | None = None
     cache_salt: Annotated[Text, Field(max_length=256)] | None = Field(

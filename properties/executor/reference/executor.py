@@ -165,8 +165,8 @@ class ReferenceExecutor:
         self.kv.write_table(writes.rows, writes.columns, writes.slots)
         running = RunningStep(step, step.max_rounds)
         for join in step.joins:
-            if join.request.sampling.is_shaped:
-                message = "the reference executor has no biases, penalties, min_p or grammars"
+            if join.request.sampling.is_shaped or join.request.holds_ends:
+                message = "the reference executor has no biases, penalties, min_p, min_tokens or grammars"
                 self._fail(self._rows[join.row], join.row, running, message)
         if step.arrivals is not None:
             self._arrive(step.arrivals, running)

@@ -14,7 +14,7 @@ from foredraft.core.prompt import Prompt
 from foredraft.gpu.executor.shaping import Changed, Shaping, paths_of
 from foredraft.gpu.ops.torch_ops import TorchOps
 from serving import chain, serve
-from shaped import TOY, ToyMatcher, permitted, shaped
+from shaped import TOY, ToyMatcher, held_ends, permitted, shaped
 from tree_cases import on_device
 from tree_cases import random_tree as tree_of_kind
 
@@ -48,7 +48,9 @@ def random_request(rng: np.random.Generator, name: str) -> Request:
         grammar=TOY if rng.random() < 0.4 else None,
     )
     prompt = Prompt.of_tokens(rng.integers(0, VOCAB_SIZE, rng.integers(1, 9)))
-    return Request(name, prompt, 1000, sampling=sampling)
+    min_tokens = int(rng.integers(0, 20)) if sampling.grammar is None else 0
+    ends = tuple(rng.permutation(VOCAB_SIZE)[:2].tolist())
+    return Request(name, prompt, 1000, sampling=sampling, stop_tokens=ends, min_tokens=min_tokens)
 
 
 class Texts:
@@ -116,7 +118,8 @@ def test_every_node_gets_the_logits_of_its_text_to_the_last_bit(kind, seed):
                 if text.request.sampling.grammar is not None and not follows(text.output, path):
                     continue
                 asked = text.request.sampling
-                expected = shaped(logits[node].numpy(), text.prompt, [*text.output, *path], asked)
+                held = held_ends(text.request, len(text.output) + len(path))
+                expected = shaped(logits[node].numpy(), text.prompt, [*text.output, *path], asked, held)
                 assert found[node].tolist() == expected.tolist(), (asked, path)
         lens = torch.from_numpy(texts.rng.integers(1, 4, len(rows)))
         texts.emit(rows, torch.from_numpy(texts.rng.integers(0, VOCAB_SIZE, (len(rows), 3))), lens)

@@ -26,7 +26,7 @@ from foredraft.core.tree.verify import sample_tokens, target_distribution
 from foredraft.gpu.tiny.dense import DenseAttention
 from matrix_cells import small_model
 from serving import Way, chain, serve, tree
-from shaped import TOY, ToyMatcher, shaped
+from shaped import TOY, ToyMatcher, plain_text, shaped
 
 PROMPT = [3, 14, 15, 9, 2]
 NUM_SAMPLES = 3000
@@ -38,25 +38,25 @@ SHAPED = SamplingParams(
 BATCHES = {"max_running": 100, "num_pages": 6000, "chunk_size": 1024}
 
 
-def probabilities(texts: list[list[int]], sampling: SamplingParams) -> np.ndarray:
+def probabilities(texts: list[list[int]], sampling: SamplingParams, held: tuple[int, ...] = ()) -> np.ndarray:
     """The target's distribution after texts of one length, float64 [n, V], by the core's own rule."""
     target, length = small_model(0), len(texts[0])
     out = target.forward(torch.tensor(texts).view(-1), DenseAttention([length] * len(texts)))
     logits = target.logits(out.hidden.view(len(texts), length, -1)[:, -1]).numpy()
-    if sampling.is_shaped:
+    if sampling.is_shaped or held:
         begin = len(PROMPT)
         logits = np.stack(
-            [shaped(row, text[:begin], text[begin:], sampling) for row, text in zip(logits, texts, strict=True)]
+            [shaped(row, text[:begin], text[begin:], sampling, held) for row, text in zip(logits, texts, strict=True)]
         )
     return target_distribution(logits, sampling.temperature, sampling.top_p, sampling.top_k)
 
 
 @cache
-def joint(sampling: SamplingParams) -> np.ndarray:
-    """Probability of the first three tokens, float64 [V, V, V]."""
+def joint(sampling: SamplingParams, ends: tuple[int, ...]) -> np.ndarray:
+    """Probability of the first three tokens, float64 [V, V, V], of which only the last may be one of `ends`."""
     ids = range(VOCAB_SIZE)
-    first = probabilities([PROMPT], sampling)[0]
-    second = probabilities([[*PROMPT, a] for a in ids], sampling)
+    first = probabilities([PROMPT], sampling, ends)[0]
+    second = probabilities([[*PROMPT, a] for a in ids], sampling, ends)
     third = probabilities([[*PROMPT, a, b] for a in ids for b in ids], sampling)
     return first[:, None, None] * second[:, :, None] * third.reshape(VOCAB_SIZE, VOCAB_SIZE, VOCAB_SIZE)
 
@@ -76,12 +76,19 @@ def surprise(counts: np.ndarray, expected: np.ndarray) -> float:
     return ((chi2 / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / np.sqrt(2 / (9 * freedom))
 
 
-def surprises(way: Way, sampling: SamplingParams) -> tuple[list[float], float]:
+def surprises(way: Way, sampling: SamplingParams, ends: tuple[int, ...] = ()) -> tuple[list[float], float]:
     """How far tokens 1 and 2, and tokens 2 and 3, are from their distribution;
     and the correct drafts per verified row."""
     way = replace(way, config={**BATCHES, **(way.config or {})})
     requests = [
-        Request(f"r{i}", Prompt.of_tokens(PROMPT), 3, sampling=replace(sampling, seed=i + 1))
+        Request(
+            f"r{i}",
+            Prompt.of_tokens(PROMPT),
+            3,
+            sampling=replace(sampling, seed=i + 1),
+            stop_tokens=ends,
+            min_tokens=2 if ends else 0,
+        )
         for i in range(NUM_SAMPLES)
     ]
     run = serve(way, requests, disturbance=None, debug=False, make_matcher=lambda grammar: ToyMatcher(VOCAB_SIZE))
@@ -90,7 +97,7 @@ def surprises(way: Way, sampling: SamplingParams) -> tuple[list[float], float]:
     for first in (0, 1):
         counts = np.zeros((VOCAB_SIZE, VOCAB_SIZE))
         np.add.at(counts, (tokens[:, first], tokens[:, first + 1]), 1)
-        found.append(surprise(counts, joint(sampling).sum(axis=2 if first == 0 else 0)))
+        found.append(surprise(counts, joint(sampling, ends).sum(axis=2 if first == 0 else 0)))
     metrics = run.engine.controller.metrics()
     return found, metrics.correct_drafts / metrics.verified_rows
 
@@ -118,6 +125,33 @@ def test_sampled_tokens_have_the_targets_distribution(name, sampling, record_pro
     record_property("note", f"sampled, {name}: {shown} standard deviations, {correct:.2f} correct drafts per round")
     assert max(found) < 4.5, found
     assert correct > 0.04 or name in ("plain", "look-up")
+
+
+@pytest.mark.slow
+@pytest.mark.fast("EAGLE tree")
+@pytest.mark.parametrize("name", WAYS)
+def test_ends_that_are_held_back_leave_the_distribution_of_the_others(name, record_property):
+    """Of the two likeliest tokens, held back for two tokens."""
+    likeliest = tuple(np.argsort(probabilities([PROMPT], HOT)[0])[-2:].tolist())
+    found, _ = surprises(WAYS[name], HOT, likeliest)
+    record_property("note", f"ends held back, {name}: {found[0]:.1f}, {found[1]:.1f} standard deviations")
+    assert max(found) < 4.5, found
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_no_stop_token_is_drawn_before_min_tokens(name):
+    """Greedily, through retractions and blocks, with every token of the plain text as a stop token of one request."""
+    model, asked = small_model(0), []
+    free = plain_text(model, Request("free", Prompt.of_tokens(PROMPT), 10))
+    for i, token in enumerate(free):
+        held = {"stop_tokens": (token, free[0]), "min_tokens": i}
+        asked.append(Request(f"r{i}", Prompt.of_tokens(PROMPT), 16, **held))
+    config = {"page_size": 1, "num_pages": 600, **(WAYS[name].config or {})}
+    for disturbance in (None, replace(CALM, retract=8)):
+        run = serve(replace(WAYS[name], config=config), asked, disturbance=disturbance)
+        for request in asked:
+            assert run.tokens[request.request_id] == plain_text(model, request)
+            assert len(run.tokens[request.request_id]) > request.min_tokens
 
 
 # -- the same coins, the same tokens ----------------------------------------------------------------------------------

@@ -3,6 +3,8 @@ what the executor's shaping must come to at every node of a tree."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from foredraft.core.contract.request import Grammar, Request, SamplingParams
@@ -25,6 +27,8 @@ def permitted(output: list[int], vocab_size: int) -> np.ndarray:
 class ToyMatcher:
     """The toy grammar as the executor follows it."""
 
+    is_over = False
+
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._output: list[int] = []
@@ -41,8 +45,10 @@ class ToyMatcher:
         return np.packbits(permitted(text, self._vocab_size), bitorder="little")
 
 
-def shaped(logits: np.ndarray, prompt: list[int], output: list[int], params: SamplingParams) -> np.ndarray:
-    """Return logits float64 [V] as the parameters' definitions say, token by token."""
+def shaped(
+    logits: np.ndarray, prompt: list[int], output: list[int], params: SamplingParams, held: Sequence[int] = ()
+) -> np.ndarray:
+    """Return logits float64 [V] as the parameters' definitions say, token by token; `held` tokens cannot be drawn."""
     logits = logits.astype(np.float64).copy()
     for token, bias in params.logit_bias:
         logits[token] += bias
@@ -54,10 +60,16 @@ def shaped(logits: np.ndarray, prompt: list[int], output: list[int], params: Sam
         logits[token] -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
     if params.grammar is not None:
         logits[~permitted(output, len(logits))] = -np.inf
+    logits[list(held)] = -np.inf
     if params.min_p and params.temperature:
         likely = np.exp((logits - logits.max()) / params.temperature)
         logits[likely < params.min_p] = -np.inf
     return logits
+
+
+def held_ends(request: Request, num_tokens: int) -> tuple[int, ...]:
+    """Return the tokens that cannot follow so many tokens of output."""
+    return request.stop_tokens if num_tokens < request.min_tokens else ()
 
 
 def plain_text(target: Decoder, request: Request) -> list[int]:
@@ -66,7 +78,7 @@ def plain_text(target: Decoder, request: Request) -> list[int]:
     while len(output) < request.max_tokens:
         text = torch.tensor(prompt + output)
         logits = target.logits(target.forward(text, DenseAttention([len(text)])).hidden[-1:])[0].detach().numpy()
-        output.append(int(shaped(logits, prompt, output, request.sampling).argmax()))
+        output.append(int(shaped(logits, prompt, output, request.sampling, held_ends(request, len(output))).argmax()))
         if output[-1] in request.stop_tokens:
             break
     return output
