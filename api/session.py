@@ -11,7 +11,7 @@ from foredraft.core.contract.request import Request
 from foredraft.core.errors import ConfigError
 from foredraft.gpu.session.hub import local_checkpoint
 from foredraft.gpu.session.plan import SessionOptions
-from foredraft.gpu.session.prompts import PromptEntry, RequestDefaults, make_requests
+from foredraft.gpu.session.prompts import AUTO, PromptEntry, RequestDefaults, file_defaults, make_requests
 from foredraft.gpu.session.session import DecodeSession
 from foredraft.gpu.session.text_session import Output, SessionStats
 from foredraft.observe.distribution.former_name import check_variables
@@ -26,6 +26,8 @@ class Session:
         model: Directory of a Hugging Face checkpoint, or its name on the hub (`organisation/model`).
         draft: Directory or name of a draft model or head that was made for the model; None decodes plainly, or with
             NGRAM.
+        generation_config: "auto": `generation_config.json` of the model gives the defaults of sampling parameters;
+            "none": it does not.
         **options: The other fields of `SessionOptions`, for example `steps=5`, `topk=4`, `adaptive="default"`,
             `device="cuda"`.
 
@@ -41,10 +43,19 @@ class Session:
         print(session.stats().accept_length)
     """
 
-    def __init__(self, model: str | PathLike[str], draft: str | PathLike[str] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str | PathLike[str],
+        draft: str | PathLike[str] | None = None,
+        *,
+        generation_config: str = AUTO,
+        **options: Any,
+    ) -> None:
         check_variables(os.environ)
         draft = None if draft is None else local_checkpoint(draft, "draft")
-        self._session = DecodeSession.open(SessionOptions(model=local_checkpoint(model), draft=draft, **options))
+        directory = local_checkpoint(model)
+        self._defaults = file_defaults(directory, generation_config)
+        self._session = DecodeSession.open(SessionOptions(model=directory, draft=draft, **options))
         self._num_prompts = 0
 
     @overload
@@ -58,7 +69,8 @@ class Session:
             prompts: A text, or a sequence of texts.
             chat: Put each text into the model's chat template, as the message of a user.
             **sampling: Fields of `RequestDefaults`: `max_tokens` (256), `temperature` (0.0, greedy), `top_p`, `top_k`,
-                `seed`, `stop`, `logprobs`, `ignore_eos`.
+                `seed`, `stop`, `logprobs`, `ignore_eos`, `min_tokens`. What is left out has the value of the model's
+                `generation_config.json`, if it has one.
 
         Raises:
             ConfigError: A value is out of range, or a prompt has no tokens.
@@ -89,7 +101,7 @@ class Session:
         self.close()
 
     def _requests(self, texts: Iterable[str], chat: bool, sampling: dict[str, Any]) -> tuple[Request, ...]:
-        defaults = RequestDefaults(**sampling)
+        defaults = RequestDefaults(**{**self._defaults, **sampling})
         if problems := defaults.problems():
             raise ConfigError(ARGUMENTS, problems)
         entries = []

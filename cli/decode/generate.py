@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ from ..options import output_option, refuse_without_effect
 from ..terminal import EXIT_BROKEN_PIPE, discard_output
 from .options import (
     Disaggregate,
+    GenerationConfig,
     Quiet,
     model_option,
     problems_name_options,
@@ -102,23 +103,25 @@ PromptFile = Annotated[Path | None, prompt_option("--prompts",
     'JSONL, each line {"prompt"|"messages"|"tokens": …, "id", "max_tokens", …}; - is standard input.', "FILE")]
 Chat = Annotated[bool, prompt_option("--chat/--no-chat",
     "Put a text prompt into the model's chat template, as a user message.")]
-MaxTokens = Annotated[int, sampling_option("--max-tokens", "Most tokens of an output.")]
-Temperature = Annotated[float, sampling_option("--temperature", "Sampling temperature; 0 decodes greedily.")]
-TopP = Annotated[float, sampling_option("--top-p",
-    "Sample from the most likely tokens whose probabilities add up to this.")]
-MinP = Annotated[float, sampling_option("--min-p",
-    "Exclude tokens that are less likely than this share of the most likely token.")]
+MaxTokens = Annotated[int | None, sampling_option("--max-tokens", "Most tokens of an output. Default: 256.")]
+Temperature = Annotated[float | None, sampling_option("--temperature",
+    "Sampling temperature; 0 decodes greedily. Default: 0.")]
+TopP = Annotated[float | None, sampling_option("--top-p",
+    "Sample from the most likely tokens whose probabilities add up to this. Default: 1.")]
+MinP = Annotated[float | None, sampling_option("--min-p",
+    "Exclude tokens that are less likely than this share of the most likely token. Default: 0.")]
 PresencePenalty = Annotated[float, sampling_option("--presence-penalty",
     "Subtract this from the logit of each token in the output so far.")]
 FrequencyPenalty = Annotated[float, sampling_option("--frequency-penalty",
     "Subtract this from a token's logit for each time that the output has the token.")]
-RepetitionPenalty = Annotated[float, sampling_option("--repetition-penalty",
-    "Make tokens of prompt and output less likely by this factor; 1 changes nothing.")]
+RepetitionPenalty = Annotated[float | None, sampling_option("--repetition-penalty",
+    "Make tokens of prompt and output less likely by this factor; 1 changes nothing. Default: 1.")]
 JsonSchema = Annotated[Path | None, sampling_option("--json-schema",
     "Allow only output that is JSON by this schema.", "FILE")]
 LarkGrammar = Annotated[Path | None, sampling_option("--grammar",
     "Allow only output of this grammar, in Lark's notation.", "FILE")]
-TopK = Annotated[int, sampling_option("--top-k", "Sample from this number of most likely tokens; 0 means all tokens.")]
+TopK = Annotated[int | None, sampling_option("--top-k",
+    "Sample from this number of most likely tokens; 0 means all tokens. Default: 0.")]
 Seed = Annotated[int, sampling_option("--seed", "Seed of every random draw; equal seeds give equal outputs.")]
 Stop = Annotated[list[str] | None, sampling_option("--stop",
     "Text that ends an output; the output does not include it; repeatable.", "TEXT")]
@@ -161,10 +164,11 @@ class _Asked:
 @with_session_options
 def generate(
     model: Model, session: Mapping[str, Any],
-    prompt: PromptText = None, prompts: PromptFile = None, chat: Chat = False, max_tokens: MaxTokens = 256,
-    temperature: Temperature = 0.0, top_p: TopP = 1.0, top_k: TopK = 0, min_p: MinP = 0.0, seed: Seed = 0, stop: Stop = None,
+    prompt: PromptText = None, prompts: PromptFile = None, chat: Chat = False, max_tokens: MaxTokens = None,
+    temperature: Temperature = None, top_p: TopP = None, top_k: TopK = None, min_p: MinP = None, seed: Seed = 0,
+    stop: Stop = None, generation_config: GenerationConfig = "auto",
     presence_penalty: PresencePenalty = 0.0, frequency_penalty: FrequencyPenalty = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0, json_schema: JsonSchema = None, grammar: LarkGrammar = None,
+    repetition_penalty: RepetitionPenalty = None, json_schema: JsonSchema = None, grammar: LarkGrammar = None,
     ignore_eos: IgnoreEos = False, logprobs: Logprobs = False, as_json: AsJson = False, stats: Stats = False,
     out: Out = None, disaggregate: Disaggregate = None, quiet: Quiet = False,
     log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
@@ -195,19 +199,24 @@ def generate(
     """
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions, with_look_up
-    from ...gpu.session.prompts import RequestDefaults
+    from ...gpu.session.prompts import RequestDefaults, defaults_note, file_defaults
 
     start_logging(log_level, log_format)
     options = SessionOptions(local_checkpoint(model), **session_values(session), seed=seed)
-    defaults = RequestDefaults(
-        max_tokens, temperature, top_p, top_k, stop=tuple(stop or ()), logprobs=logprobs, ignore_eos=ignore_eos,
-        min_p=min_p, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
-        repetition_penalty=repetition_penalty, grammar=_grammar(json_schema, grammar),
-    )  # fmt: skip
+    sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    sampling["repetition_penalty"] = repetition_penalty
+    given: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
+    given |= {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
+    given |= {"stop": tuple(stop or ()), "logprobs": logprobs, "ignore_eos": ignore_eos}
+    own = RequestDefaults(**given, grammar=_grammar(json_schema, grammar))
+    of_file = {n: v for n, v in file_defaults(options.model, generation_config).items() if n not in given}
+    if note := defaults_note(options.model, of_file, asdict(own)):
+        print(f"foredraft: note: {note}", file=sys.stderr)
     as_json = as_json or logprobs or prompts is not None
     code = _run(
         with_look_up(options),
-        defaults,
+        own,
+        of_file,
         _Asked(prompt, prompts, chat, as_json, stats, out, quiet, disaggregate, json_schema or grammar),
     )
     if code:
@@ -227,8 +236,9 @@ def _grammar(json_schema: Path | None, grammar: Path | None) -> Grammar | None:
     return None if grammar is None else Grammar("lark", read_text(grammar))
 
 
-def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> int:
-    """Check all input, load the weights, decode; return the exit code."""
+def _run(options: SessionOptions, own: RequestDefaults, of_file: Mapping[str, Any], asked: _Asked) -> int:
+    """Check all input, load the weights, decode; return the exit code. `own`: what the options ask for; `of_file`: the
+    values of a file for what they leave open."""
     from ...gpu.models.config import ModelConfig
     from ...gpu.session.plan import refuse_without_effect as refuse_options_without_effect
     from ...gpu.session.session import check_lengths, check_vocabulary
@@ -238,7 +248,7 @@ def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> i
 
     maker = SessionMaker(options, asked.disaggregate)
     tokenizer = Tokenizer.load(options.model)
-    requests, places = _requests(tokenizer, defaults, asked, ModelConfig.from_directory(options.model).vocab_size)
+    requests, places = _requests(tokenizer, own, of_file, asked, ModelConfig.from_directory(options.model).vocab_size)
     plan = maker.plan(max(request.prompt.length + request.max_tokens for request in requests))
     refuse_options_without_effect(plan.options, plan.algorithm, plan.device)
     for notice in plan.notices:
@@ -271,14 +281,14 @@ def _run(options: SessionOptions, defaults: RequestDefaults, asked: _Asked) -> i
 
 
 def _requests(
-    tokenizer: Tokenizer, defaults: RequestDefaults, asked: _Asked, vocab_size: int
+    tokenizer: Tokenizer, own: RequestDefaults, of_file: Mapping[str, Any], asked: _Asked, vocab_size: int
 ) -> tuple[tuple[Request, ...], dict[str, str]]:
     """Return the requests, and the line of the file that each comes from."""
     from ...core.errors import ConfigError, Problem
     from ...gpu.session.grammar import check_grammar
     from ...gpu.session.prompts import PromptEntry, make_requests, read_prompt_file, read_prompts
 
-    problems = defaults.problems()
+    defaults, problems = replace(own, **of_file), own.problems()
     if asked.prompt is not None and asked.prompts is not None:
         problems.append(Problem("--prompts", "contradicts --prompt: give one of them"))
     if asked.prompt is None and asked.prompts is None and sys.stdin.isatty():
@@ -298,10 +308,10 @@ def _requests(
     all_greedy = all(request.sampling.is_greedy for request in requests)
     greedy = "every request is greedy; give --temperature"
     refuse_without_effect(
-        ("--top-p", defaults.top_p != 1.0 and all_greedy, greedy),
-        ("--top-k", defaults.top_k != 0 and all_greedy, greedy),
-        ("--min-p", defaults.min_p != 0 and all_greedy, greedy),
-        *_overridden(entries, defaults),
+        ("--top-p", own.top_p != 1.0 and all_greedy, greedy),
+        ("--top-k", own.top_k != 0 and all_greedy, greedy),
+        ("--min-p", own.min_p != 0 and all_greedy, greedy),
+        *_overridden(entries, own),
         ("--chat", asked.chat and all(entry.prompt is None for entry in entries), "no prompt of the file is a text"),
     )
     return requests, {entry.id: entry.place for entry in entries}

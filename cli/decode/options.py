@@ -107,6 +107,9 @@ TensorParallel = Annotated[int, engine_option("--tensor-parallel",
 Disaggregate = Annotated[str | None, engine_option("--disaggregate",
     "Prefill in N processes and decode in M, each on its own GPU if there are GPUs.", "prefill=N,decode=M")]
 Debug = Annotated[bool, engine_option("--debug", "Check every index that moves, reads or writes KV; slow.")]
+GenerationConfig = Annotated[str, sampling_option("--generation-config",
+    "auto: generation_config.json of the model gives the defaults of temperature, top_p, top_k, min_p, "
+    "repetition_penalty and max_tokens. none: it does not.", "auto|none")]
 AsJson = Annotated[bool, output_option("--json", AS_JSON)]
 Quiet = Annotated[bool, output_option("--quiet -q", "Print no progress on standard error.")]
 # fmt: on

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from socket import socket
@@ -14,6 +15,7 @@ import typer
 
 from ..decode.options import (
     Disaggregate,
+    GenerationConfig,
     engine_option,
     given_session_options,
     model_option,
@@ -97,7 +99,8 @@ StallS = Annotated[float, limits_option("--stall-s",
 @with_operations
 def serve(
     model: ModelDirectory = None, simulate: Simulate = None, *, session: Mapping[str, Any],
-    disaggregate: Disaggregate = None, operations: Mapping[str, Any], settings: Settings = None,
+    disaggregate: Disaggregate = None, generation_config: GenerationConfig = "auto",
+    operations: Mapping[str, Any], settings: Settings = None,
     faults: Faults = None, speed: Speed = None, seed: Seed = None,
     host: Host = "127.0.0.1", port: Port = 8000, api_key: ApiKey = None, served_model_name: ServedName = None,
     metrics_as: MetricsAs = "foredraft", dialect: Dialect = None, access_log: AccessLog = False,
@@ -141,14 +144,19 @@ def serve(
     _check_key(api_key, host if asked.uds is None else "localhost", log)
     with asked.listen(host, port) as listener, Recording(record) as recording, ExitStack() as workers:
         if model is not None:
+            from ...core.contract.request import SamplingParams
             from ...gpu.session.hub import local_checkpoint
             from ...gpu.session.plan import SessionOptions
+            from ...gpu.session.prompts import defaults_note, file_defaults
 
             ignored = {"settings": settings, "faults": faults, "speed": speed, "dialect": dialect, "start_s": start_s}
             ignored["replica_ports"] = asked.replica_ports
             _refuse_for("--model", "a checkpoint is decoded", ignored, {"settings": "--set"})
             values = session_values(session)
             options = SessionOptions(local_checkpoint(model), **values, seed=seed or 0, block_rounds=1)
+            defaults = file_defaults(options.model, generation_config)
+            if note := defaults_note(options.model, defaults, asdict(SamplingParams(1.0))):
+                log.tell(f"note: {note}")
             table = session["adaptive"]
             if disaggregate is None:
                 body = _real_body(options, recording, log, ready_s)
@@ -157,9 +165,11 @@ def serve(
 
                 refuse_with_workers(asked)
                 body = workers.enter_context(workers_body(options, disaggregate, recording, log, ready_s))
+            body.defaults = defaults
         else:
             _refuse_for("--simulate", "nothing is captured", {"ready_s": ready_s}, {})
             unused = given_session_options(session) | {"disaggregate": disaggregate}
+            unused |= {"generation_config": None if generation_config == "auto" else generation_config}
             assert simulate is not None, "one of them is given"
             _refuse_for("--simulate", "the scenario has a key for it: set that key with --set", unused, {})
             body, table = _simulated_body(simulate, settings, seed, speed, faults, recording, log)

@@ -18,18 +18,25 @@ import numpy as np
 
 from ...core.contract.request import GRAMMAR_KINDS, SHAPING, Grammar, Request, SamplingParams, biases
 from ...core.errors import ConfigError, InvalidRequest, Problem, nearest
-from ...core.parsing import ParseError, parse_json, refuse_repeated_keys
+from ...core.parsing import ParseError, parse_json, read_json_object, refuse_repeated_keys
 from ...core.prompt import MAX_TOKEN_ID, Prompt
-from ...observe.input_files import read_lines
+from ...observe.input_files import read_lines, read_text
 from .grammar import grammars_of, json_schema
 from .text import Tokenizer, utf8_problem
 
 CONTENTS = ("prompt", "messages", "tokens")
 SAMPLING = ("temperature", "top_p", "top_k", "seed", *SHAPING)
-KEYS = (*CONTENTS, "id", "max_tokens", *SAMPLING, "stop", "logprobs", "priority", *GRAMMAR_KINDS)
+KEYS = (*CONTENTS, "id", "max_tokens", "min_tokens", *SAMPLING, "stop", "logprobs", "priority", *GRAMMAR_KINDS)
 MAX_LINE_CHARACTERS = 1 << 26
 MAX_PROMPTS = 1 << 20
 MAX_SEED = 2**63 - 1
+AUTO, NONE = "auto", "none"
+GENERATION_CONFIG = "generation_config.json"
+_FILE_KEYS = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
+    "max_new_tokens": "max_tokens",
+}
+_KEY_OF = {name: key for key, name in _FILE_KEYS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +57,50 @@ class RequestDefaults:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Grammar | None = None
+    min_tokens: int = 0
 
     def problems(self) -> list[Problem]:
         """Return the problems of the values, by their names."""
         values = {"stop": list(self.stop)} if self.stop else {}
-        for name in ("max_tokens", *SAMPLING):
+        for name in ("max_tokens", "min_tokens", *SAMPLING):
             values[name] = getattr(self, name)
         values["logit_bias"] = {str(token): bias for token, bias in dict(self.logit_bias).items()}
         return [Problem(key, message) for key, message in _setting_problems(values)]
+
+
+def file_defaults(directory: str | Path, generation_config: str = AUTO) -> dict[str, Any]:
+    """Return the sampling parameters of a checkpoint's `generation_config.json`, by their names in `RequestDefaults`;
+    empty where it has none, or if `generation_config` is NONE. Raises ConfigError.
+
+    `do_sample` false is temperature 0; true is temperature 1, where the file says no other.
+    """
+    if generation_config not in (AUTO, NONE):
+        message = f"{generation_config!r} is none of {AUTO}, {NONE}{nearest(generation_config, (AUTO, NONE))}"
+        raise ConfigError.of("<arguments>", "generation_config", message)
+    file = Path(directory) / GENERATION_CONFIG
+    if generation_config == NONE or not file.exists():
+        return {}
+    data = read_json_object(str(file), read_text)
+    found = {name: data[key] for key, name in _FILE_KEYS.items() if data.get(key) is not None}
+    if (samples := data.get("do_sample")) is False:
+        found["temperature"] = 0.0
+    elif samples is True:
+        found.setdefault("temperature", 1.0)
+    for name, value in found.items():
+        if name in _WHOLE and isinstance(value, float) and value.is_integer():
+            found[name] = int(value)
+    if found.get("top_k") == -1:  # as vLLM writes 0
+        found["top_k"] = 0
+    if problems := _setting_problems(found):
+        raise ConfigError(str(file), [Problem(_KEY_OF.get(name, name), message) for name, message in problems])
+    return found
+
+
+def defaults_note(directory: str | Path, defaults: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    """Return the sentence for the user about the parameters of a file that are not the `usual` ones; "" without any."""
+    shown = ", ".join(f"{name} {value}" for name, value in defaults.items() if value != usual.get(name))
+    file = Path(directory) / GENERATION_CONFIG
+    return shown and f"defaults of {file}: {shown} (--generation-config none leaves them out)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +229,7 @@ def _request(
         stop_tokens=() if defaults.ignore_eos else tokenizer.eos_ids,
         stop_strings=tuple(setting("stop")),
         outputs=("logprobs",) if setting("logprobs") else (),
+        min_tokens=setting("min_tokens"),
     )
 
 
@@ -268,6 +312,7 @@ def _tokens_problem(value: Any) -> str:
 _CHECKS = {"prompt": _text_problem, "messages": _messages_problem, "tokens": _tokens_problem}
 _WHOLE = {  # setting -> least and greatest whole number
     "max_tokens": (1, MAX_TOKEN_ID),
+    "min_tokens": (0, MAX_TOKEN_ID),
     "top_k": (0, MAX_TOKEN_ID),
     "seed": (0, MAX_SEED),
     "priority": (-(2**31), 2**31 - 1),

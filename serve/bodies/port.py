@@ -139,6 +139,7 @@ class Body(Protocol):
     unsupported: Mapping[str, str]
     hand_over_s: float  # how long it may wait after each delivery until the loop has sent that
     pace: Pace | None  # of a simulation
+    defaults: Mapping[str, Any]  # of sampling parameters that a request leaves out, where they are not OpenAI's
     make_codec: Callable[[], TextCodec]  # makes the same tokenizer in another process
 
     @property

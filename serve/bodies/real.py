@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from ...core.contract.request import Grammar, Request
 from ...core.contract.step import FailureCause
@@ -32,6 +33,7 @@ class ModelBody:
         "tools": "has no effect here: no parser finds the calls of this model in its text",
         "kv_transfer_params": "has no effect here: no other program sends KV to this server, or takes it",
     }
+    defaults: Mapping[str, Any] = MappingProxyType({})
     hand_over_s: float = 0.0  # a device would idle
     pace: Pace | None = None
     failure: str = ""

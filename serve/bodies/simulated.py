@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class SimulatedBody:
         ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p"),
         "has no effect on a simulated server, which has no model",
     )
+    defaults: Mapping[str, Any] = MappingProxyType({})
     failure: str = ""
     hand_over_s: float = 0.02  # planning takes no simulated time, and would share the interpreter with the sending
 

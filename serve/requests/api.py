@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from ...core.contract.request import Grammar, SamplingParams
+from ...core.contract.request import SHAPING, Grammar, SamplingParams
 from ...core.errors import ForedraftError
 from ..answers.answer import Answer, Told
 from ..answers.forms import ChatForm, CompletionForm
@@ -72,7 +72,8 @@ class Api:
                 400, "log-probabilities of the prompt are not supported: leave out echo or logprobs", param="echo"
             )
         outputs = () if asked.logprobs is None else _outputs(asked.logprobs)
-        orders = await self._orders(request, read, asked.max_tokens or DEFAULT_MAX_TOKENS, outputs)
+        most = min(DEFAULT_MAX_TOKENS, self._body.defaults.get("max_tokens", DEFAULT_MAX_TOKENS))
+        orders = await self._orders(request, read, asked.max_tokens or most, outputs)
         reply = self._open("cmpl-", request, orders, sum(map(len, read.prompts)))
         form = CompletionForm(
             reply, self._model, self._codec, usage=asked.usage, num_logprobs=asked.logprobs, echoes=read.echoes
@@ -208,12 +209,13 @@ class Api:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
 
     async def _sampling(self, asked: Sampled) -> SamplingParams:
-        """Return the sampling parameters. A seed is mapped to 1 … SEEDS, for 0 means none; without one the order's id
-        keys its draws.
+        """Return the sampling parameters; the body has defaults for those that are left out. A seed is mapped to 1 …
+        SEEDS, for 0 means none; without one the order's id keys its draws.
 
         Raises ApiError for a schema that no output can be made to follow.
         """
-        grammar, shaping = None, asked.shaping
+        usual = {name: value for name, value in self._body.defaults.items() if getattr(asked, name, None) is None}
+        grammar, shaping = None, {name: usual[name] for name in SHAPING if name in usual} | asked.shaping
         biased = [token for token, _ in shaping.get("logit_bias", ())]
         check_tokens(biased, self._body.vocab_size, "logit_bias")
         if asked.schema_text is not None:
@@ -231,9 +233,9 @@ class Api:
             except ForedraftError as error:
                 raise ApiError(400, str(error), param="response_format") from None
         return SamplingParams(
-            temperature=1.0 if asked.temperature is None else asked.temperature,
-            top_p=1.0 if asked.top_p is None else asked.top_p,
-            top_k=max(asked.top_k or 0, 0),
+            temperature=usual.get("temperature", 1.0) if asked.temperature is None else asked.temperature,
+            top_p=usual.get("top_p", 1.0) if asked.top_p is None else asked.top_p,
+            top_k=max(usual.get("top_k", 0) if asked.top_k is None else asked.top_k, 0),
             seed=UNSEEDED if asked.seed is None else (asked.seed - 1) % SEEDS + 1,
             grammar=grammar,
             **shaping,
@@ -247,14 +249,15 @@ class Api:
         asked, prompts, at_s = read.request, read.prompts, time.monotonic()
         sampling = await self._sampling(asked)
         room = self._body.context_len - max(map(len, prompts))
-        if asked.min_tokens is not None and asked.min_tokens > (max_tokens or room):
-            message = f"{asked.min_tokens} is more than the output may have: {max_tokens or room} tokens"
+        most = min(room, self._body.defaults.get("max_tokens", room))
+        if asked.min_tokens is not None and asked.min_tokens > (max_tokens or most):
+            message = f"{asked.min_tokens} is more than the output may have: {max_tokens or most} tokens"
             raise ApiError(400, message, param="min_tokens")
         if max_tokens is not None and max_tokens > room:
             asked_for = f"{max_tokens} tokens after a prompt of {self._body.context_len - room}"
             message = f"{asked_for}; this model's maximum context length is {self._body.context_len} tokens"
             raise ApiError(400, message, param=name, code="context_length_exceeded")
-        has_kv = self._kv.comes(asked, prompts, max_tokens or room)
+        has_kv = self._kv.comes(asked, prompts, max_tokens or most)
         engine = self._engine_of_port.get(port_of(request.scope))
         trace = tuple((name, request.headers[name]) for name in TRACE_HEADERS if name in request.headers)
         orders: list[Order] = []
@@ -265,7 +268,7 @@ class Api:
                     Order(
                         number=0,  # the frontend counts
                         prompt=prompt,
-                        max_tokens=max_tokens or room,
+                        max_tokens=max_tokens or most,
                         at_s=at_s,
                         sampling=replace(sampling, seed=seed),
                         stop=asked.stops,

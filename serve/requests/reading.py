@@ -57,6 +57,7 @@ LENIENT: dict[type[Body], type[Body]] = {
     TokenizeRequest: LenientTokenizeRequest,
     DetokenizeRequest: LenientDetokenizeRequest,
 }
+_FORMS = ("str", "constrained-str")  # how pydantic names the forms that a value may have
 MOST_NAME, MOST_NAMES = 64, 20
 """Of parameters that are left out: what is told of them."""
 MAX_WAITING_BYTES = 1 << 26
@@ -130,7 +131,7 @@ def validated(kind: type[Read], data: bytes, context: dict[str, Any] | None = No
         first = _deepest(error)
     if first["type"] == "json_invalid":
         raise ApiError(400, f"the body is not JSON: {first['ctx']['error']}")
-    where = ".".join(str(part) for part in first["loc"] if part != "str" and "[" not in str(part))
+    where = ".".join(str(part) for part in first["loc"] if part not in _FORMS and "[" not in str(part))
     message = first["msg"] if first["type"] != "extra_forbidden" else "is not a parameter of this endpoint"
     param = str(first["loc"][0]) if first["loc"] else None
     raise ApiError(400, f"{where}: {message}" if where else message, param=param)

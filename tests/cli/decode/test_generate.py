@@ -45,6 +45,35 @@ def json_lines(text: str) -> list[dict]:
     return [json.loads(line) for line in text.split("\n") if line]
 
 
+def test_sampling_defaults_come_from_the_model(command, models, tmp_path):
+    """An option wins over generation_config.json, and --generation-config none leaves the file out."""
+    model = tmp_path / "model"
+    shutil.copytree(models["target"], model)
+    file = model / "generation_config.json"
+    ends = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(ends | {"do_sample": True, "temperature": 9.0, "max_new_tokens": 7}))
+
+    def run(*arguments):
+        arguments = ("--model", model, "--dtype", "float64", "--prompt", "def add", "--ignore-eos", *arguments)
+        return command("generate", *arguments, "--json")
+
+    def text(outcome):
+        return json_lines(outcome.out)[0]["text"]
+
+    warm, greedy = run(), run("--temperature", 0)
+    assert f"note: defaults of {file}: max_tokens 7" not in warm.err  # in the order of the parameters
+    assert f"note: defaults of {file}: temperature 9.0, max_tokens 7 (--generation-config none" in warm.err
+    assert "defaults of" in greedy.err and "temperature" not in greedy.err
+    assert len(json_lines(warm.out)[0]["tokens"]) == len(json_lines(greedy.out)[0]["tokens"]) == 7
+    assert text(warm) != text(greedy)
+    off = run("--generation-config", "none", "--max-tokens", 7)
+    assert off.err == "" and text(off) == text(greedy)
+    assert run("--generation-config", "file").code == 2
+    file.write_text('{"top_p": 2}')
+    outcome = run()
+    assert outcome.code == 2 and f"{file}: top_p: is 2; expected a number above 0, at most 1" in outcome.err
+
+
 def test_one_prompt_gives_its_text_alone(generate, models, monkeypatch):
     outcome = generate("--prompt", "def add", "--max-tokens", 20)
     assert outcome.code == 0 and outcome.err == ""

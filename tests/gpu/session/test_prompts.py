@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from foredraft.core.contract.request import SamplingParams
 from foredraft.core.errors import ConfigError
-from foredraft.gpu.session.prompts import RequestDefaults, make_requests, read_prompt_file, read_prompts
+from foredraft.gpu.session.prompts import (
+    RequestDefaults,
+    defaults_note,
+    file_defaults,
+    make_requests,
+    read_prompt_file,
+    read_prompts,
+)
 from small_checkpoint import small_tokenizer
 
 
@@ -21,10 +28,10 @@ def test_a_line_says_all_that_a_request_can_have(tokenizer):
     (request,) = requests_of(
         tokenizer,
         '{"prompt": "def add", "id": "a", "max_tokens": 9, "temperature": 1, "top_p": 0.5, "top_k": 3, "seed": 7, '
-        '"stop": "end", "logprobs": true, "priority": -2}',
+        '"stop": "end", "logprobs": true, "priority": -2, "min_tokens": 4}',
     )
     assert request.prompt.tokens.tolist() == tokenizer.encode("def add").tolist()
-    assert (request.request_id, request.max_tokens, request.priority) == ("a", 9, -2)
+    assert (request.request_id, request.max_tokens, request.priority, request.min_tokens) == ("a", 9, -2, 4)
     assert request.sampling == SamplingParams(1, 0.5, 3, 7)
     assert (request.stop_strings, request.outputs, request.stop_tokens) == (("end",), ("logprobs",), tokenizer.eos_ids)
 
@@ -163,3 +170,64 @@ def test_defaults_are_checked_like_lines():
     ).problems()
     assert {problem.key for problem in problems} == {"max_tokens", "temperature", "top_p", "top_k", "seed", "stop"}
     assert RequestDefaults().problems() == RequestDefaults(logit_bias=((5, 1.0),)).problems() == []
+
+
+# -- generation_config.json -------------------------------------------------------------------------------------------
+
+FILES = {  # as published, and what they are the defaults of
+    "Llama 3": (
+        '{"do_sample": true, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [1, 2]}',
+        {"temperature": 0.6, "top_p": 0.9},
+    ),
+    "Qwen": (
+        '{"do_sample": true, "temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05, "max_new_tokens": 2048}',
+        {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05, "max_tokens": 2048},
+    ),
+    "Gemma": ('{"do_sample": true, "top_k": 64, "top_p": 0.95}', {"temperature": 1.0, "top_k": 64, "top_p": 0.95}),
+    "no do_sample": ('{"temperature": 0.3, "min_p": null}', {"temperature": 0.3}),
+    "greedy": ('{"do_sample": false, "temperature": 0.6, "top_k": 50.0}', {"temperature": 0.0, "top_k": 50}),
+    "all tokens": ('{"top_k": -1}', {"top_k": 0}),
+    "nothing": ('{"eos_token_id": 0}', {}),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_gives_the_defaults_of_sampling_parameters(tmp_path, name):
+    content, expected = FILES[name]
+    (tmp_path / "generation_config.json").write_text(content)
+    found = file_defaults(tmp_path)
+    assert found == expected and file_defaults(tmp_path, "none") == {}
+    assert not RequestDefaults(**found).problems()
+    note = defaults_note(tmp_path, found, {"temperature": 0.0, "top_k": 0})
+    assert bool(note) == (name not in ("nothing", "all tokens"))
+    assert all(f"{key} {value}" in note for key, value in expected.items() if value)
+
+
+def test_a_directory_without_the_file_has_no_defaults(tmp_path):
+    assert file_defaults(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        ('{"temperature": -1}', "temperature"),
+        ('{"top_p": "0.9"}', "top_p"),
+        ('{"top_k": 2.5}', "top_k"),
+        ('{"max_new_tokens": 0}', "max_new_tokens"),
+        ("[]", "must hold a JSON object"),
+    ],
+)
+def test_a_wrong_value_of_the_file_is_named(tmp_path, content, key):
+    path = tmp_path / "generation_config.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=key) as caught:
+        file_defaults(tmp_path)
+    assert str(path) in str(caught.value)
+    with pytest.raises(ConfigError, match="'nine' is none of auto, none"):
+        file_defaults(tmp_path, "nine")
+
+
+def test_min_tokens_beyond_max_tokens_or_with_a_grammar_is_refused(tokenizer):
+    for more in ('"max_tokens": 3', '"lark": "start: /a+/"'):
+        with pytest.raises(ConfigError, match=r"line 1.*min_tokens"):
+            requests_of(tokenizer, f'{{"prompt": "a", "min_tokens": 4, {more}}}')

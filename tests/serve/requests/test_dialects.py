@@ -108,6 +108,8 @@ def test_a_history_has_calls_in_each_form(simulated: Served, arguments: object):
     ("given", "message"),
     [
         ({"stop": ["a"] * 20}, "stop: List should have at most 16 items after validation, not 20"),
+        ({"stop": "a" * 257}, "stop: String should have at most 256 characters"),
+        ({"stop": ["a", "a" * 257]}, "stop.1: String should have at most 256 characters"),
         ({"stop": 5}, "stop: Input should be a valid string"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]},
@@ -228,15 +230,41 @@ def test_arguments_of_a_call_without_a_text():
 
 
 def test_a_model_refuses_what_it_cannot_honour(real: Served):
-    for more, param in (({"min_tokens": 3}, "min_tokens"), ({"tools": [TOOL]}, "tools")):
-        path = "/v1/chat/completions" if "tools" in more else "/v1/completions"
-        asked = CHAT if "tools" in more else ASKED
-        answer = real.post(path, **{**asked, **more})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    answer = real.post("/v1/chat/completions", **{**CHAT, "tools": [TOOL]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+    as_json = {"min_tokens": 3, "response_format": {"type": "json_object"}}
+    answer = real.post("/v1/completions", **{**ASKED, **as_json})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "min_tokens")
     text = real.post("/v1/completions", **ASKED, temperature=0, ignore_eos=True).json()["choices"][0]["text"]
     tokens = real.post("/tokenize", prompt=text, add_special_tokens=False).json()["tokens"]
     stopped = real.post("/v1/completions", **ASKED, temperature=0, ignore_eos=True, stop_token_ids=[tokens[10]]).json()
     assert stopped["choices"][0]["finish_reason"] == "stop" and text.startswith(stopped["choices"][0]["text"])
+    held = {**ASKED, "temperature": 0, "ignore_eos": True, "stop_token_ids": [tokens[10]], "min_tokens": 40}
+    answer = real.post("/v1/completions", **held).json()
+    assert answer["usage"]["completion_tokens"] > 40
+    shown = real.post("/tokenize", prompt=answer["choices"][0]["text"], add_special_tokens=False).json()["tokens"]
+    assert tokens[10] not in shown[:40]
+    real.wait_until_idle()
+
+
+def test_the_defaults_of_a_model_hold_where_a_request_says_nothing(real: Served, monkeypatch: pytest.MonkeyPatch):
+    """Those of its generation_config.json: requests win."""
+    body = real.frontend.body
+    asked = {"prompt": "class Cache:", "max_tokens": 12}
+    greedy = real.post("/v1/completions", **asked, temperature=0).json()["choices"][0]["text"]
+    usual = {"temperature": 0.01, "top_k": 1, "repetition_penalty": 1.0, "max_tokens": 9}
+    monkeypatch.setattr(body, "defaults", usual)
+    texts = {real.post("/v1/completions", **asked).json()["choices"][0]["text"] for _ in range(4)}
+    assert texts == {greedy}
+    free = {**asked, "temperature": 5, "top_k": 0}
+    assert len({real.post("/v1/completions", **free).json()["choices"][0]["text"] for _ in range(4)}) > 1
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        given = {"prompt": "a"} if path == "/v1/completions" else CHAT
+        given = {key: value for key, value in given.items() if key != "max_tokens"}
+        assert real.post(path, **given, ignore_eos=True).json()["usage"]["completion_tokens"] == 9
+    usual["repetition_penalty"] = 50.0
+    assert real.post("/v1/completions", **asked).json()["choices"][0]["text"] != greedy
+    assert real.post("/v1/completions", **asked, repetition_penalty=1).json()["choices"][0]["text"] == greedy
     real.wait_until_idle()
 
 
