@@ -18,6 +18,8 @@ import numpy as np
 
 REPLACEMENT = "\ufffd"
 """What a decoder shows for bytes that are no UTF-8, also for a character of which only the first bytes are there."""
+_MOST_CONTEXT = 64
+"""Tokens of a prompt in which text is looked for, so that a prompt without text costs no more than another one."""
 _MOST_UNSETTLED = 16
 """Tokens behind the last one whose text is settled. More of them than a character has bytes cannot be one character."""
 _RESUMED = 8
@@ -40,14 +42,14 @@ class TextDecoder(Protocol):
 
 def context_of(decoder: TextDecoder, prompt: Sequence[int] | np.ndarray) -> list[int]:
     """Return the tokens at the end of a prompt behind which its output is decoded: as few as have text that is whole,
-    none if no tokens have. Decoders may strip a space from the first token of a text, and an output is no beginning."""
+    none if none of the last tokens have. Decoders may strip a space from the first token of a text, and an output is no beginning."""
     length = 1
     while True:
         tokens = prompt[-length:]
         text = decoder.decode(np.asarray(tokens, dtype=np.int64))
         if text and not text.endswith(REPLACEMENT):
             return [int(token) for token in tokens]
-        if length >= len(prompt):
+        if length >= min(len(prompt), _MOST_CONTEXT):
             return []
         length *= 2
 
@@ -90,7 +92,7 @@ class StopStrings:
         return self._next[state].get(letter, 0)
 
 
-_stop_strings = lru_cache(maxsize=64)(StopStrings)
+_stop_strings = lru_cache(maxsize=8)(StopStrings)
 
 
 class _HeldText:

@@ -85,6 +85,8 @@ def test_the_context_is_the_shortest_end_of_a_prompt_with_text():
     assert context_of(Letters(), np.array([0, 1, 2])) == [2]
     assert context_of(Letters(), [0, 1, 26, 26]) == [0, 1, 26, 26]
     assert context_of(Letters(), [26, 26, 26]) == context_of(Letters(), []) == []
+    letters = Letters()
+    assert context_of(letters, [0] + [26] * 10_000) == [] and letters.num_decoded < 200
 
 
 class Bytes(TextDecoder):
