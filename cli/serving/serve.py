@@ -144,19 +144,15 @@ def serve(
     _check_key(api_key, host if asked.uds is None else "localhost", log)
     with asked.listen(host, port) as listener, Recording(record) as recording, ExitStack() as workers:
         if model is not None:
-            from ...core.contract.request import SamplingParams
             from ...gpu.session.hub import local_checkpoint
             from ...gpu.session.plan import SessionOptions
-            from ...gpu.session.prompts import defaults_note, file_defaults
 
             ignored = {"settings": settings, "faults": faults, "speed": speed, "dialect": dialect, "start_s": start_s}
             ignored["replica_ports"] = asked.replica_ports
             _refuse_for("--model", "a checkpoint is decoded", ignored, {"settings": "--set"})
             values = session_values(session)
             options = SessionOptions(local_checkpoint(model), **values, seed=seed or 0, block_rounds=1)
-            defaults = file_defaults(options.model, generation_config)
-            if note := defaults_note(options.model, defaults, asdict(SamplingParams(1.0))):
-                log.tell(f"note: {note}")
+            defaults = _file_defaults(options.model, generation_config, log)
             table = session["adaptive"]
             if disaggregate is None:
                 body = _real_body(options, recording, log, ready_s)
@@ -260,6 +256,17 @@ def _real_body(options: SessionOptions, recording: Recording, log: ServerLog, re
     if is_captured:
         get_ready(partial(make_ready, session), ready_s, log)
     return RealBody(session, options.model.resolve().name)
+
+
+def _file_defaults(model: Path, generation_config: str, log: ServerLog) -> Mapping[str, Any]:
+    """Return the sampling parameters that the files of a model give to requests that leave them out, and say so."""
+    from ...core.contract.request import SamplingParams
+    from ...gpu.session.prompts import defaults_note, file_defaults
+
+    defaults = file_defaults(model, generation_config)
+    if note := defaults_note(model, defaults, asdict(SamplingParams(1.0))):
+        log.tell(f"note: {note}")
+    return defaults
 
 
 def _simulated_body(
