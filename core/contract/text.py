@@ -42,7 +42,8 @@ class TextDecoder(Protocol):
 
 def context_of(decoder: TextDecoder, prompt: Sequence[int] | np.ndarray) -> list[int]:
     """Return the tokens at the end of a prompt behind which its output is decoded: as few as have text that is whole,
-    none if none of the last tokens have. Decoders may strip a space from the first token of a text, and an output is no beginning."""
+    none if none of the last tokens have. Decoders may strip a space from the first token of a text, and an output is no
+    beginning."""
     length = 1
     while True:
         tokens = prompt[-length:]
