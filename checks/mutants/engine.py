@@ -96,17 +96,18 @@ StopsInsideBlocks (ACCEPT-10, ENGINE-03): Rows with stop strings are put into bl
         - or self.rounds.num_with_stop_strings > 0
 
 ReadsSinceTheLastEntry (ACCEPT-10, ENGINE-03): A stop string that begins before a retraction and ends behind it is not found.
-    OutputLog.stop_string_cuts
-        - record.prompt_len : kv_before + 1]
-        + record.prompt_len + record.emitted_before : kv_before + 1]
-    OutputLog.first_token
-        - record.prompt_len : record.prefill_len]
-        + record.prefill_len : record.prefill_len]
+    OutputLog._stop_string_in
+        - if text is None:
+        + if text is None or text.num_tokens == record.emitted_before > 0:
+        - record.prompt_len + text.num_tokens : begin]
+        + begin : begin]
 
 ReadsEachRoundAlone (ACCEPT-10, ENGINE-03): A stop string is found if all of it stands in one round.
-    OutputLog.stop_string_cuts
-        - record.prompt_len : kv_before + 1]
-        + record.prompt_len : record.prompt_len]
+    OutputLog._stop_string_in
+        - if text is None:
+        + if True:
+        - record.prompt_len + text.num_tokens : begin]
+        + begin : begin]
 """
 
 PLANS = """
