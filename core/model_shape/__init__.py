@@ -3,7 +3,7 @@
 from .catalogue import BUILT_IN, built_in_config, known_models, known_repositories, lookup_model, published_alike
 from .families import ARCHITECTURES, FAMILIES, MoeConfig, family_of_type, language_model, read_experts, read_model_shape
 from .layers import Attention, Cache, Experts, LatentAttention, Mlp, Product, Recurrence
-from .mixers import read_sizes, read_unrotated, read_windows, replace_missing
+from .mixers import read_full_heads, read_sizes, read_unrotated, read_windows, replace_missing
 from .quantization import HF_QUANT_CONFIG, modelopt_config
 from .shape import DTYPE_BYTES, ModelShape, UnknownModel
 
@@ -32,6 +32,7 @@ __all__ = [
     "modelopt_config",
     "published_alike",
     "read_experts",
+    "read_full_heads",
     "read_model_shape",
     "read_sizes",
     "read_unrotated",

@@ -324,6 +324,8 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> Model
     if layers > MAX_LAYERS:
         reader.problem("num_hidden_layers", f"must be at most {MAX_LAYERS:,}, got {layers}")
         reader.raise_problems()
+    if reader.get("per_layer_config") and family.mixers is not gemma4:
+        reader.problem("per_layer_config", "layers of different sizes are not counted for this family")
     mixers: tuple[tuple[Mixer, int], ...] = counted(family.mixers(reader, key, layers))
     mlps: tuple[tuple[Part, int], ...] = counted(family.mlps(reader, key, layers))
     hidden, vocab = reader.integer("hidden_size"), reader.integer("vocab_size")

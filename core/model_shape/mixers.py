@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..parsing import ConfigReader
+from ..parsing import MAX_INTEGER, ConfigReader
 from .layers import Attention, CompressedAttention, Index, LatentAttention, Mixer, Recurrence
 
 Mixers = Iterable[Mixer | None]
@@ -106,14 +106,61 @@ def gpt_oss(reader: ConfigReader, family: str, layers: int) -> Mixers:
 
 def gemma4(reader: ConfigReader, family: str, layers: int) -> Mixers:
     """Read layers with a window, and global ones whose heads are larger and fewer and whose values are their keys."""
+    for key, what in (
+        ("hidden_size_per_layer_input", "embeddings of each layer"),
+        ("num_kv_shared_layers", "layers that read another one's keys and values"),
+    ):
+        if reader.get(key):
+            reader.problem(key, f"{what} are not counted, so weights and KV would be wrong")
     heads, dim = reader.integer("num_attention_heads"), reader.integer("head_dim")
     kv_heads, window = reader.integer("num_key_value_heads"), reader.integer("sliding_window")
+    _, windowed = read_windows(reader, family, layers)
     local = Attention(heads, kv_heads, dim, dim, window=window, qk_norm=True)
-    large = reader.integer("global_head_dim", dim)
-    few = reader.integer("num_global_key_value_heads", kv_heads)
-    shared = reader.flag("attention_k_eq_v")
-    wide = Attention(heads, few, large, large, qk_norm=True, values_are_keys=shared)
-    return [local if kind == "sliding_attention" else wide for kind in kinds_of(reader, layers)]
+    large, few = read_full_heads(reader, layers, windowed, (dim, kv_heads))
+    wide = Attention(heads, few, large, large, qk_norm=True, values_are_keys=reader.flag("attention_k_eq_v"))
+    return [local if layer in windowed else wide for layer in range(layers)]
+
+
+def read_full_heads(
+    reader: ConfigReader, layers: int, windowed: frozenset[int], heads: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the channels and the number of the key-value heads of Gemma 4's layers without a window. `heads`: those of
+    the layers with one.
+
+    Published files have keys for them. Those that `transformers` 5.23 saves say in `per_layer_config` what is different
+    in which layer, by its number with zeros in front.
+    """
+    if "per_layer_config" not in reader.data:
+        few = reader.integer("num_global_key_value_heads", heads[1]) if reader.flag("attention_k_eq_v") else heads[1]
+        return reader.integer("global_head_dim", 512), few
+    found = _different_layers(reader, layers)
+    names = ("head_dim", "num_key_value_heads")
+    of_layer = [
+        tuple(found.get(layer, {}).get(name, usual) for name, usual in zip(names, heads, strict=True))
+        for layer in range(layers)
+    ]
+    full = {pair for layer, pair in enumerate(of_layer) if layer not in windowed} or {heads}
+    has_others = any(set(about) - set(names) for about in found.values())
+    if has_others or len(full) > 1 or any(of_layer[layer] != heads for layer in windowed):
+        reader.problem("per_layer_config", "expected one kind of heads for all layers without a window")
+        return heads
+    return full.pop()
+
+
+def _different_layers(reader: ConfigReader, layers: int) -> dict[int, Mapping[str, Any]]:
+    """Return the entries of `per_layer_config` by layer."""
+    given, found = reader.get("per_layer_config"), {}
+    for key, about in given.items() if isinstance(given, Mapping) else ():
+        is_layer = key.isascii() and key.isdecimal() and len(key) < 8 and int(key) < layers
+        if not is_layer or not isinstance(about, Mapping):
+            reader.problem("per_layer_config", f"expected an object for each of some layers, found {key!r}")
+        elif any(type(value) is not int or not 0 < value <= MAX_INTEGER for value in about.values()):
+            reader.problem("per_layer_config", f"expected whole numbers above 0, found {dict(about)!r}")
+        else:
+            found[int(key)] = about
+    if given is not None and not isinstance(given, Mapping):
+        reader.problem("per_layer_config", f"must be an object, got {given!r}")
+    return found
 
 
 def kinds_of(reader: ConfigReader, layers: int, key: str = "layer_types") -> list[Any]:

@@ -330,6 +330,8 @@ def refuse_keys_of_others(reader: ConfigReader, architecture: str) -> None:
         reader.problem("sliding_window", f"{architecture} has none; {question}")
     if not family.has_unrotated_layers and 0 in (reader.get("no_rope_layers") or ()):
         reader.problem("no_rope_layers", f"{architecture} rotates all layers; {question}")
+    if not family.has_full_heads and reader.get("per_layer_config"):
+        reader.problem("per_layer_config", "layers of different sizes are not implemented for this family")
     kinds = reader.get("layer_types")
     known = (LAYER_TYPES[0], RECURRENT) if family.has_states else LAYER_TYPES
     if isinstance(kinds, list) and (others := [kind for kind in kinds if kind not in known]):

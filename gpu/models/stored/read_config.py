@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ....core.model_shape import FAMILIES, read_experts, read_sizes, read_unrotated, read_windows, replace_missing
+from ....core.model_shape import (
+    FAMILIES,
+    read_experts,
+    read_full_heads,
+    read_sizes,
+    read_unrotated,
+    read_windows,
+    replace_missing,
+)
 from ....core.parsing import ConfigReader
 from ...ops.delta_rule import StateShape
 from ..attention import Latent
@@ -164,25 +171,16 @@ def _read_full_heads(reader: ConfigReader, sizes: dict[str, Any], windowed: froz
     ):
         if reader.get(key, neutral):
             reader.problem(key, f"{what} are not implemented for this family")
-    full = [layer for layer in range(sizes["layers"]) if layer not in windowed]
-    shares = reader.flag("attention_k_eq_v")
-    heads = {"head_dim": reader.integer("global_head_dim", 512)}
-    if shares and reader.get("num_global_key_value_heads") is not None:
-        heads["num_key_value_heads"] = reader.integer("num_global_key_value_heads")
-    layers = reader.get("per_layer_config")
-    if layers is not None:
-        heads = layers.get(str(full[0]), {}) if isinstance(layers, Mapping) and full else {}
-        if layers != {str(layer): heads for layer in full} or not set(heads) <= {"head_dim", "num_key_value_heads"}:
-            reader.problem("per_layer_config", "expected one kind of heads for all layers without a window")
-        elif any(type(value) is not int or value < 1 for value in heads.values()):
-            reader.problem("per_layer_config", f"expected whole numbers above 0, found {heads}")
-            heads = {}
-    head_dim = heads.get("head_dim", sizes["head_dim"])
-    kv_heads = heads.get("num_key_value_heads", sizes["kv_heads"])
+    usual = sizes["head_dim"], sizes["kv_heads"]
+    head_dim, kv_heads = read_full_heads(reader, sizes["layers"], windowed, usual)
     if head_dim % 2 or sizes["heads"] % kv_heads:
         found = f"{sizes['heads']} heads of {head_dim} channels cannot share {kv_heads} key-value heads in halves"
         reader.problem("global_head_dim", found)
-    return {"full_head_dim": head_dim, "full_kv_heads": kv_heads, "values_are_keys": shares}
+    return {
+        "full_head_dim": head_dim,
+        "full_kv_heads": kv_heads,
+        "values_are_keys": reader.flag("attention_k_eq_v"),
+    }
 
 
 def _read_activation(reader: ConfigReader, wanted: str) -> str:
