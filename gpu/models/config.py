@@ -208,6 +208,8 @@ class ModelConfig:
             "torch_dtype": next(name for name, dtype in DTYPES.items() if dtype is self.dtype),
             **self._ropes_to_dict(),
         }
+        if self.family.rotated_fraction is not None:  # 1.0, too, which is not every family's default
+            data["partial_rotary_factor"] = self.rope.fraction
         if self.latent is not None:
             data |= self._latent_to_dict(self.latent)
         if self.state is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -102,6 +103,13 @@ HYBRID = {"qwen3_next", "qwen3_5"}
 def test_a_hybrid_checkpoint_says_its_states(label: str, change: dict, message: str):
     with pytest.raises(ConfigError, match=re.compile(message, re.DOTALL)):
         ModelConfig.from_dict({**SHAPES[label].to_dict(), **change})
+
+
+@pytest.mark.parametrize("label", ["qwen3_next", "glm4", "glm4_moe", "phi3"])
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_how_much_of_a_head_is_rotated_is_written_whatever_it_is(label: str, fraction: float):
+    shape = replace(SHAPES[label], rope=replace(SHAPES[label].rope, fraction=fraction, scaling="default"))
+    assert ModelConfig.from_dict(shape.to_dict()).rope.fraction == fraction
 
 
 def test_three_of_four_layers_are_recurrent_if_the_file_does_not_say_which():
