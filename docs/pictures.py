@@ -3,7 +3,8 @@ stale.
 
     docs/pictures/numbers.json      what is drawn: made again here, of the tutorial only if runs/tutorial has what its
                                     commands write, of the autoscaler only if runs/autoscaler has its turns
-    docs/pictures/speculation.svg   throughput of a GPU against the speed that each user sees, with and without drafts
+    docs/pictures/speculation.svg   throughput of a GPU against the speed that each user sees, with and without drafts,
+                                    as the page of `foredraft ui` shows it
     docs/pictures/autoscaler.svg    requests and servers of examples/serving/autoscaler.py
     docs/pictures/*.svg             figures of `foredraft report`, from the tutorial's plan and tune
 
@@ -22,8 +23,11 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from foredraft import simulate
 from foredraft.observe import figures
+from foredraft.planning.rounds.doctor import asked_means
+from foredraft.planning.rounds.model import RoundModel
+from foredraft.sim.assembly import assemble
+from foredraft.sim.scenario_file import load_scenario
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -71,19 +75,19 @@ SIZE = (560, 420)  # points: letters of 16 stay legible on a phone, at three fif
 
 
 def speculation_numbers(numbers_of_users: Sequence[int] = USERS) -> dict[str, Any]:
-    """Simulate the chat service with rising numbers of users, and return its curves by algorithm."""
-    curves: dict[str, Any] = {}
-    for algorithm in ALGORITHMS:
-        curve: dict[str, list[float]] = {"users": [], "speed": [], "throughput": []}
-        for users in numbers_of_users:
-            changes = {"speculation.algorithm": algorithm, "workload.concurrency": users}
-            changes |= {"workload.num_requests": max(100, 8 * users), "hardware.kernels": "roofline"}
-            summary = simulate(CHAT, changes).summary
-            curve["users"].append(users)
-            curve["speed"].append(round(1000 / summary["mean_tpot_ms"], 1))
-            curve["throughput"].append(round(summary["output_throughput"], 1))
-        curves[algorithm] = curve
-    return curves
+    """Return the curves of the chat service by algorithm: what each user and all together get, prompts included."""
+    scenario, _ = load_scenario(CHAT, ["hardware.kernels=roofline"])
+    prompt, output = asked_means(assemble(scenario))
+    speeds = RoundModel(scenario, output).speeds(round(prompt + output / 2), numbers_of_users, speculates=True)
+    tokens = {"NONE": [one.plain for one in speeds], "EAGLE3": [one.drafted or 0.0 for one in speeds]}
+    return {
+        algorithm: {
+            "users": list(numbers_of_users),
+            "speed": [round(rate / users, 1) for rate, users in zip(rates, numbers_of_users, strict=True)],
+            "throughput": [round(rate, 1) for rate in rates],
+        }
+        for algorithm, rates in tokens.items()
+    }
 
 
 def tutorial_numbers(folder: Path) -> dict[str, Any]:
@@ -164,7 +168,7 @@ def _speculation(curves: Mapping[str, Any]) -> Figure:
     heights = [float(np.interp(COMPARED_SPEED, one["speed"][::-1], one["throughput"][::-1])) for one in (plain, drafts)]
     times = heights[1] / heights[0]
     title = f"With drafts one GPU serves {times:.1f} times the tokens\nat {COMPARED_SPEED} tokens/s for each user"
-    figure, axes = _canvas(title, "Llama-3.1-8B, chat, one H100, simulated with 1 to 256 users at once")
+    figure, axes = _canvas(title, "Llama-3.1-8B, chat with its prompts, one H100, 1 to 256 users at once")
     for curve, colour in ((plain, ORANGE), (drafts, BLUE)):
         axes.plot(curve["speed"], curve["throughput"], marker="o", color=colour)
     arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.6, "shrinkA": 6, "shrinkB": 6}

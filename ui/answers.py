@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from ..core.errors import ForedraftError
 from ..planning.grid import NO_SPECULATION
 from ..planning.rounds.cost import cost_of_rounds
-from ..planning.rounds.doctor import MOST_STEPS, asked_means, diagnose
-from ..planning.rounds.model import RoundModel
+from ..planning.rounds.doctor import asked_means, diagnose
+from ..planning.rounds.model import MOST_STEPS, RoundModel
 from ..sim.assembly import assemble
 from ..sim.effects.given_keys import refuse_without_effect
 from ..sim.effects.notices import notices_of
@@ -19,15 +20,16 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def answer(scenario: Scenario, origins: Mapping[str, str], batch: int, context: int | None) -> dict[str, Any]:
-    """Return the rounds of a batch, whether speculation pays, and the speeds of users by batch.
+    """Return the rounds of a batch, whether speculation pays, and the throughput by batch, that of `batch` among them.
 
+    The rounds are decode alone, as `foredraft cost` prints them; gains and throughput bear the prompts of new requests.
     batch: requests that decode together, no more than fit. context: KV tokens of each; None: those of a request of the
     scenario's workload in the middle of its output. Raises a ForedraftError for a scenario that cannot run.
     """
     run = assemble(scenario)
     refuse_without_effect(run, origins)
+    prompt, output = asked_means(run)
     if context is None:
-        prompt, output = asked_means(run)
         context = round(prompt + output / 2)
     context = min(context, run.spec.config.context_len)
     model, speculates = RoundModel(scenario), scenario.speculation.algorithm != NO_SPECULATION
@@ -35,24 +37,16 @@ def answer(scenario: Scenario, origins: Mapping[str, str], batch: int, context: 
     if not most:
         raise ForedraftError(f"no request with {context:,} tokens of context fits into the KV slots")
     steps = range(MOST_STEPS + 1) if speculates else (0,)
+    batch = min(batch, most)
+    sizes = sorted({*(size for size in BATCHES if size < most), batch, most})
     return {
         "notices": [*notices_of(run, origins)],
         "devices": run.deployment.parallel.devices,
         "kv_slots": run.spec.config.num_pages * run.spec.config.page_size,
         "most_rows": most,
-        "cost": cost_of_rounds(scenario, [min(batch, most)], context, steps, model).to_json(),
+        "cost": cost_of_rounds(scenario, [batch], context, steps, model).to_json(),
         "doctor": diagnose(scenario, None, model).to_json() if speculates else None,
-        "speeds": _speeds(model, context, most, speculates),
+        "speeds": [asdict(speed) for speed in model.with_prompts(output).speeds(context, sizes, speculates)],
+        "output_tokens": None if run.prefill is not None else output,
     }
 
-
-def _speeds(model: RoundModel, context: int, most: int, speculates: bool) -> list[dict[str, Any]]:
-    """Return the output tokens per second of all requests by batch: plain, and with the best draft steps."""
-    found = []
-    for size in sorted({*(size for size in BATCHES if size < most), most}):
-        point: dict[str, Any] = {"batch": size, "plain": model.round(size, context, 0).tokens_per_s}
-        if speculates:
-            best = model.best_drafted(size, context, MOST_STEPS)
-            point |= {"drafted": best.tokens_per_s, "steps": best.steps}
-        found.append(point)
-    return found

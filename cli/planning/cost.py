@@ -38,8 +38,9 @@ def cost(
     device by part, the scheduler's time on the host (at the same time as the
     device, or after it), and their sum. Break-even is the accept length at which
     a round is as fast as plain decoding. The row "accept length" has the value
-    that the scenario's acceptance gives. Published points of the server give the
-    80 % interval of a round.
+    that the scenario's acceptance gives. Rounds decode alone: tokens/s leave out
+    the time of prompts, which `foredraft doctor` includes. Published points of
+    the server give the 80 % interval of a round.
 
         foredraft cost --batch 1,64 --context 4096
         foredraft cost chat.toml --set hardware.gpu=L40S --steps 0,2,4
@@ -90,7 +91,7 @@ def _without_room(size: int, context: int, counts: Sequence[int]) -> str:
 
 def _table(one: BatchCost, context: int, rounds: Sequence[RoundCost]) -> list[str]:
     parts = list(dict.fromkeys(part for found in rounds for part in found.parts_us))
-    title = f"{count_of(one.batch, 'request')} with {context:,} tokens of context; microseconds"
+    title = f"{count_of(one.batch, 'request')} with {context:,} tokens of context, decode alone; microseconds"
     lines = [title, _line("draft steps", [str(found.steps) for found in rounds])]
     lines.append(_line("nodes per request", [str(found.num_draft_tokens) for found in rounds]))
     for part in parts:

@@ -30,7 +30,7 @@ class RoundCost:
         interval_us: [low, high]: the 80 % interval of `round_us` by published points; None where there are none.
         accept_length: Tokens that a request gets of the round on average, by the scenario's acceptance.
         break_even: The accept length at which the round is as fast as plain decoding.
-        tokens_per_s: Output tokens per second of the whole batch.
+        tokens_per_s: Output tokens per second of the whole batch, decode alone: without the time of prompts.
     """
 
     steps: int

@@ -18,11 +18,10 @@ from ..confidence.unknowns import Moved, gains_by_unknown
 from ..demand.trace_part import TracePart
 from ..grid import NO_SPECULATION
 from ..trial import run_trial
-from .model import RoundModel, without_speculation
+from .model import MOST_STEPS, RoundModel, without_speculation
 
 CONTEXTS = (256, 1024, 4096, 16_384)
 BATCHES = (1, 4, 16, 64, 256, 1024)
-MOST_STEPS = 7
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,25 @@ from ...sim.assembly import Assembly, assemble
 from ...sim.assembly.rounds import Round
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_with
+
+MOST_STEPS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSpeed:
+    """The output tokens per second of all requests of a batch, prompts included.
+
+    Attributes:
+        batch: Requests that decode together; as soon as one ends, another one takes its place.
+        plain: Without drafts.
+        drafted: With the best number of draft steps; None for a deployment that does not speculate.
+        steps: That number.
+    """
+
+    batch: int
+    plain: float
+    drafted: float | None = None
+    steps: int = 0
 
 
 def without_speculation(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,6 +139,18 @@ class RoundModel:
         counts = [steps for steps in range(1, most_steps + 1) if batch_size <= self.most_rows(context_len, steps)]
         rounds = (self.round(batch_size, context_len, steps) for steps in counts or [1])
         return max(rounds, key=lambda candidate: candidate.tokens_per_s)
+
+    def speeds(self, context_len: int, batch_sizes: Sequence[int], speculates: bool) -> list[BatchSpeed]:
+        """Return the throughput of these batches, for every figure that shows it. The model bears prompts."""
+        assert self.output_len is not None, "throughput bears the prompts: see with_prompts"
+        found = []
+        for size in batch_sizes:
+            speed = BatchSpeed(size, self.round(size, context_len, 0).tokens_per_s)
+            if speculates:
+                best = self.best_drafted(size, context_len, MOST_STEPS)
+                speed = BatchSpeed(size, speed.plain, best.tokens_per_s, best.steps)
+            found.append(speed)
+        return found
 
     def gain(self, found: Round) -> float:
         """Return how many times the tokens of plain decoding a round gives."""

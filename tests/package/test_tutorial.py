@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pictures
 import pytest
+from foredraft.sim.scenario_file import load_scenario
+from foredraft.ui.answers import answer
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "tutorial"
@@ -47,12 +49,17 @@ def test_other_numbers_draw_another_picture(numbers):
     assert [name for name in was if was[name] != is_now[name]] == ["speculation.svg"]
 
 
-@pytest.mark.parametrize("users", [(1, 16), pytest.param((64, 256), marks=pytest.mark.slow)])
-def test_the_speeds_of_the_picture_are_what_is_simulated(numbers, users):
-    for algorithm, curve in pictures.speculation_numbers(users).items():
-        shown = numbers["speculation"][algorithm]
-        places = [shown["users"].index(number) for number in users]
-        assert {key: [values[place] for place in places] for key, values in shown.items()} == curve
+def test_the_picture_and_the_page_with_sliders_answer_one_question_alike(numbers):
+    """How many tokens per second does the GPU of the chat service give to so many users, prompts included?"""
+    shown = numbers["speculation"]
+    assert pictures.speculation_numbers() == shown
+    scenario, origins = load_scenario(pictures.CHAT, ["hardware.kernels=roofline"])
+    answered = answer(scenario, origins, 5, None)["speeds"]
+    on_page = {one["batch"]: (one["plain"], one["drafted"]) for one in answered}
+    for place, users in enumerate(shown["NONE"]["users"]):
+        drawn = [shown[algorithm]["throughput"][place] for algorithm in ("NONE", "EAGLE3")]
+        assert drawn == pytest.approx(on_page[users], abs=0.1)
+    assert 5 in on_page, "the batch that is asked for"
 
 
 def test_the_pictures_of_the_tutorial_have_the_numbers_of_its_page(numbers, page):

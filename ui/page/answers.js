@@ -12,10 +12,10 @@ function kindOf(part) {
 }
 
 export function showAnswer(found) {
-  const { batch, interval, rounds } = found.cost.batches[0], { context } = found.cost, plain = rounds[0];
-  const gainOf = (one) => one.tokens_per_s / plain.tokens_per_s;
-  const best = rounds.reduce((one, other) => (other.tokens_per_s > one.tokens_per_s ? other : one));
-  const look = { ...found, batch, context, interval, rounds, best, gainOf };
+  const { batch, interval, rounds } = found.cost.batches[0], { context } = found.cost;
+  const speed = found.speeds.find((one) => one.batch === batch), pays = speed.drafted > speed.plain;
+  const best = { ...rounds.find((one) => one.steps === (pays ? speed.steps : 0)), tokens_per_s: pays ? speed.drafted : speed.plain };
+  const look = { ...found, batch, context, interval, rounds, best, gain: best.tokens_per_s / speed.plain };
   const [lead, more, short] = verdict(look);
   if ($("verdict").textContent !== lead) $("verdict").textContent = lead;
   $("verdict-more").textContent = more;
@@ -25,7 +25,7 @@ export function showAnswer(found) {
     ["Draft steps", best.steps ? `${best.steps}` : "none", `best at batch ${number(batch, 9)}`],
     ["Round", `${fixed(best.round_us / 1000, 2)} ms`, ends ? `80 %: ${ends}` : `${number(best.accept_length)} tokens for each user`],
     ["Each user", `${number(perUser)} tokens/s`, `${number(1000 / perUser)} ms per token`],
-    ["Each GPU", `${number(best.tokens_per_s / found.devices, 4)} tokens/s`, `batch ${number(batch, 9)}`],
+    ["Each GPU", `${number(best.tokens_per_s / found.devices, 4)} tokens/s`, found.output_tokens ? "with the time of prompts" : "decode alone"],
     ["Requests that fit", number(found.most_rows, 9), `${number(context, 9)} tokens each, ${number(found.kv_slots, 9)} KV slots`],
   ]);
   fill($("notices"), found.notices.map((notice) => el("li", {}, sentence(notice))));
@@ -45,10 +45,10 @@ export function showTiles(place, tiles) {
 }
 
 // Returns the sentence that matters most, what is to be said beside it, and a few words for the head of the page.
-function verdict({ doctor, batch, context, best, gainOf }) {
+function verdict({ doctor, batch, context, best, gain: times }) {
   if (!doctor) return ["Plain decoding: choose how to draft, and this page says whether it pays.", "", `plain: ${number(best.tokens_per_s, 4)} tokens/s`];
   const { pays_up_to_batch: surely, may_pay_up_to_batch: perhaps, most_drafted: most, busy_rate: rate } = doctor;
-  const at = `With ${number(doctor.context, 9)} tokens of context`, steps = count(best.steps, "step"), gain = fixed(gainOf(best), 2);
+  const at = `With ${number(doctor.context, 9)} tokens of context`, steps = count(best.steps, "step"), gain = fixed(times, 2);
   const short = best.steps ? `${gain} × with ${steps} at batch ${number(batch, 9)}` : `plain decoding at batch ${number(batch, 9)}`;
   if (doctor.verdict === "pays not") return [`Speculation does not pay: plain decoding is faster at every batch up to ${number(most, 9)}.`, `${at}.`, short];
   const other = context === doctor.context ? "" : ` and ${number(context, 9)} tokens`;
@@ -61,15 +61,16 @@ function verdict({ doctor, batch, context, best, gainOf }) {
   return [`Speculation pays up to batch ${number(surely, 9)}: ${here}.`, `${at}.${busy}${between}${beyond}`, short];
 }
 
-function showRounds({ cost, batch, context, interval, rounds, best, gainOf }) {
+function showRounds({ cost, batch, context, interval, rounds, best }) {
+  const gainOf = (one) => one.tokens_per_s / rounds[0].tokens_per_s;
   const whole = Math.max(...rounds.map((one) => (one.is_overlapped ? one.round_us : one.device_us + one.host_us)));
-  $("cost-caption").textContent = `${count(batch, "request")} with ${number(context, 9)} tokens of context each`;
+  $("cost-caption").textContent = `${count(batch, "request")} with ${number(context, 9)} tokens of context each, decode alone: without the time of prompts`;
   const head = ["steps", "", "ms", "break-even", "accepted", "tokens/s", "gain"], isWide = (i) => (i === 3 || i === 4 ? "wide-only" : null);
   const rows = rounds.map((one) => {
     const pieces = Object.entries(grouped(one)).map(([kind, us]) => ({ kind, value: us, title: `${PARTS.find(([name]) => name === kind)[1]}: ${number(us / 1000)} ms` }));
     const host = { kind: "host", value: one.host_us, from: one.is_overlapped ? 0 : one.device_us, title: `host: ${number(one.host_us / 1000)} ms` };
     const cells = [fixed(one.round_us / 1000, 2), fixed(one.break_even, 2), fixed(one.accept_length, 2), number(one.tokens_per_s, 4), `${fixed(gainOf(one), 2)} ×`];
-    return el("tr", { class: one === best ? "best" : gainOf(one) < 1 ? "off" : null }, el("th", { scope: "row" }, one.steps ? String(one.steps) : "plain"),
+    return el("tr", { class: one.steps === best.steps ? "best" : gainOf(one) < 1 ? "off" : null }, el("th", { scope: "row" }, one.steps ? String(one.steps) : "plain"),
       el("td", { class: "bar" }, barCell(pieces, whole, host)), cells.map((cell, i) => el("td", { class: isWide(i + 2) }, cell)));
   });
   fill($("rounds"), el("thead", {}, el("tr", {}, head.map((name, i) => el("th", { scope: "col", class: isWide(i) }, name)))), el("tbody", {}, rows));
@@ -85,14 +86,15 @@ function grouped(round) {
 }
 
 function showSpeeds(found) {
-  const { speeds, devices, batch } = found, curve = (name) => speeds.map((one) => [one[name] / one.batch, one[name] / devices]);
-  const mark = speeds.reduce((near, one, i) => (Math.abs(Math.log(one.batch / batch)) < Math.abs(Math.log(speeds[near].batch / batch)) ? i : near), 0);
+  const { speeds, devices, batch, output_tokens: output } = found, curve = (name) => speeds.map((one) => [one[name] / one.batch, one[name] / devices]);
+  const mark = speeds.findIndex((one) => one.batch === batch);
+  const alone = output ? "" : ", decode alone", prompts = output ? `Prompts take their part of the time, for outputs of ${number(output, 9)} tokens.` : "Other engines compute the prompts.";
   const labels = (steps) => speeds.map((one) => `batch ${one.batch}${steps ? `, ${count(one.steps, "step")}` : ""}`);
   const series = [{ name: "plain decoding", kind: "plain", points: curve("plain"), labels: labels(false), mark }];
   if (found.doctor) series.unshift({ name: "with drafts", kind: "drafted", points: curve("drafted"), labels: labels(true), mark });
   draw($("speeds"), (width) => lineChart(width, {
-    title: "", x: { label: "tokens/s of each user", log: false }, y: { label: "tokens/s of each GPU" }, series,
-    note: `Batches from 1 to ${number(speeds.at(-1).batch, 9)}, each with its best number of steps; the ring is batch ${number(speeds[mark].batch, 9)}.`,
+    title: "", x: { label: "tokens/s of each user", log: false }, y: { label: `tokens/s of each GPU${alone}` }, series,
+    note: `${prompts} Batches from 1 to ${number(speeds.at(-1).batch, 9)}, each with its best number of steps; the ring is batch ${number(speeds[mark].batch, 9)}.`,
   }));
 }
 
