@@ -122,6 +122,13 @@ class ModelShape:
         return math.ceil(narrow) + self._wide_parameters * 2
 
     @property
+    def read_bytes(self) -> int:
+        """Bytes of weights that every pass reads at least: those that one token uses, without the input embeddings, of
+        which a pass looks up single rows."""
+        resting = (self.parameters - self.active_parameters) * self.format_bytes()
+        return math.floor(self.weight_bytes - resting - (0 if self.tied_embeddings else self.embedding_parameters * 2))
+
+    @property
     def dense_parameters(self) -> int:
         """Weights of all MLPs that every token uses: dense ones, and those beside routed experts."""
         total = 0

@@ -29,7 +29,7 @@ from ..cost.server import PROFILES
 from ..scenario import Scenario
 from .least_squares import Fit, Parameter, covariance_with, fit_parameters, left_out_errors
 from .points import Point
-from .prediction import Predictor
+from .prediction import WHAT_ELSE, Predictor, bandwidth_of
 
 LEAST_POINTS = 3
 TOLD = 0.5
@@ -110,7 +110,8 @@ def calibrate(
 ) -> PointFit:
     """Fit the timing of `base` to the points. `on_progress` is called after every simulation with how many there were.
 
-    Raises ConfigError for too few points, with what to measure, and CannotPredict for a point that cannot be simulated.
+    Raises ConfigError for too few points, with what to measure, for results and factors on kernels that are physically
+    impossible, and CannotPredict for a point that cannot be simulated.
     """
     count = 0
 
@@ -120,7 +121,10 @@ def calibrate(
         if on_progress is not None:
             on_progress(count)
 
-    predictors = [as_its_clients_send(Predictor(point, base, simulated), base) for point in points]
+    predictors = [Predictor(point, base, simulated) for point in points]
+    for predictor in predictors:
+        predictor.refuse_unphysical()
+    predictors = [as_its_clients_send(predictor, base) for predictor in predictors]
     if len(points) < LEAST_POINTS:
         raise _too_few(points, base, predictors, simulated)
     parameters = _parameters(predictors)
@@ -223,8 +227,9 @@ def _weights(predictors: Sequence[Predictor]) -> np.ndarray:
     return np.array([count**0.5 for count in counts for _ in range(count)])
 
 
-IMPLAUSIBLE = 1.0
-"""Above this mean error (a factor of two) the points must belong to another deployment or have other units."""
+IMPLAUSIBLE = 2.0
+"""If the fit misses the results by this factor on average, in either direction, they must belong to another deployment
+or have other units."""
 
 
 def _values(parameters: Sequence[Parameter]) -> dict[str, float]:
@@ -243,15 +248,39 @@ def _calibration(
     error, left_out = (
         float(np.mean(np.abs([getattr(item, key) for item in decoding]))) for key in ("error", "left_out_error")
     )
-    if error > IMPLAUSIBLE:
-        worst = max(decoding, key=lambda item: abs(item.error))
-        message = f"simulated {worst.error:+.0%} of what was measured, whatever the parameters: is it in the unit of its name?"
+    factors = {item: abs(float(np.log1p(item.error))) for item in decoding}
+    if np.mean([*factors.values()]) > np.log(IMPLAUSIBLE):
+        worst = max(decoding, key=lambda item: factors[item])
+        message = (
+            f"{worst.measured:g} was measured, and {worst.predicted:.3g} is simulated whatever the parameters: is it in the "
+            f"unit of its name? {WHAT_ELSE}"
+        )
         raise ConfigError.of(worst.point.source, worst.column, message)
+    _refuse_scale(predictors, values[DEVICE].value)
     fitted = FittedParameters(
         run.deployment.server.name, predictors[0].cost.kernels, values, len(predictors), error, left_out
     )
     tp = tuple(sorted({predictor.cost.tp for predictor in predictors}))
     return Calibration(name, source, run.deployment.gpu.name, run.target.name, tp, fitted)
+
+
+MOST_SCALE = 3.0
+"""No kernels of a server that is in use take longer than this many times what they are priced at."""
+
+
+def _refuse_scale(predictors: Sequence[Predictor], scale: float) -> None:
+    """Raise ConfigError for a factor on kernels below what reading the weights allows, or far above 1."""
+    one = max(predictors, key=lambda each: each.least_scale)
+    if one.least_scale <= scale <= MOST_SCALE:
+        return
+    files = ", ".join(dict.fromkeys(each.point.file for each in predictors))
+    prices = {"roofline": "the roofline's", "measured": "those measured"}[one.cost.kernels]
+    below = f", since below that a pass would read {one.cost.target.name} faster than {bandwidth_of(one.cost.gpu)}"
+    message = (
+        f"{scale:.3g}: by these results kernels on {one.cost.gpu.name} take {scale:.3g} times {prices}; expected "
+        f"{one.least_scale:.2f} to {MOST_SCALE:g}{below if scale < 1 else ''}: {WHAT_ELSE}"
+    )
+    raise ConfigError.of(files, DEVICE, message)
 
 
 def _too_few(
@@ -264,10 +293,8 @@ def _too_few(
     at_prior = fit_parameters(parameters, predict, predict(np.array([item.value for item in parameters])), rows)
     wanted = [item.title for item in _suggestions(at_prior, points, base, simulated)]
     missing = LEAST_POINTS - len(points)
-    message = (
-        f"{count_of(len(points), 'point')} for {count_of(len(parameters), 'parameter')}: at least {missing} more needed; "
-        f"most would be told by: {'; '.join(wanted)}"
-    )
+    most = f"; most would be told by: {'; '.join(wanted)}" if wanted else ""
+    message = f"{count_of(len(points), 'point')} for {count_of(len(parameters), 'parameter')}: at least {missing} more needed{most}"
     return ConfigError.of("--from", "", message)
 
 

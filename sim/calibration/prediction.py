@@ -20,8 +20,9 @@ from ...observe.metrics import RunMetrics
 from ..assembly import Assembly, assemble
 from ..cost.calibration import PARAMETERS, Calibration, FittedParameter, FittedParameters
 from ..cost.draft import EAGLE3
-from ..cost.hardware import lookup_gpu
+from ..cost.hardware import GPU, lookup_gpu
 from ..cost.measured.model_files import is_config_file
+from ..cost.passes.launch import LAUNCH
 from ..cost.round import RoundCost
 from ..run import Simulation
 from ..scenario import Scenario
@@ -39,6 +40,12 @@ OPEN_REQUESTS = 200
 
 class CannotPredict(ForedraftError):
     """A point that cannot be simulated; the message names it and says why."""
+
+
+PHYSICAL = 0.95
+"""Of the time in which a device reads its weights once at the bandwidth of its data sheet. A result that is shorter is
+not of this model on this device."""
+WHAT_ELSE = "are the weights in fewer bits (model.weight_dtype)? another GPU (hardware.gpu)? more devices (FILE:tensor_parallel=N)?"
 
 
 class Predictor:
@@ -67,6 +74,37 @@ class Predictor:
         if self.point.rate_per_s is not None:
             values["output_tokens_per_s"] = None  # tells the rate
         return {column: value for column, value in values.items() if value is not None}
+
+    @property
+    def reading_ms(self) -> float:
+        """The time in which the devices read the weights of one pass once."""
+        bandwidth = self.cost.parallel.devices * self.cost.gpu.memory_bandwidth_bytes_per_s
+        return self.cost.target.read_bytes / bandwidth * 1e3
+
+    @property
+    def least_scale(self) -> float:
+        """The factor on the target's kernels at which a pass of one row takes no longer than that."""
+        parts = self.cost.decode_parts(1, 0, 1, 1, 0)
+        return PHYSICAL * self.reading_ms * 1e6 / (sum(parts.values()) - parts[LAUNCH])
+
+    def refuse_unphysical(self) -> None:
+        """Raise ConfigError for a result that is too short even if every pass only read the weights once."""
+        point, least_ms = self.point, self.reading_ms
+        output, rounds = point.output_tokens, 1 + (point.output_tokens - 1) / point.accept_length
+        read_gb = self.cost.target.read_bytes / self.cost.parallel.devices / 1e9
+        for column, found in self.measured.items():
+            least = least_ms / (point.accept_length if column == "mean_tpot_ms" else 1.0)
+            expected, is_possible = f"at least {least:.3g} ms", found >= PHYSICAL * least
+            if column == "output_tokens_per_s":
+                most = (point.concurrency or 0) * output / (least_ms / 1e3 * rounds)
+                expected, is_possible = f"at most {most:,.0f} tokens/s", PHYSICAL * found <= most
+            if not is_possible:
+                per_pass = f", for {point.accept_length:g} tokens," if point.is_speculative else ""
+                message = (
+                    f"{found:g} cannot be: expected {expected}, since a pass{per_pass} reads {read_gb:.1f} GB of weights "
+                    f"of {self.cost.target.name}, and {self.cost.gpu.name} has {bandwidth_of(self.cost.gpu)}: {WHAT_ELSE}"
+                )
+                raise ConfigError.of(point.source, column, message)
 
     def parameters(self) -> tuple[str, ...]:
         """Return the names of the parameters that the point depends on."""
@@ -129,6 +167,11 @@ class Predictor:
             yield
         except ForedraftError as error:
             raise CannotPredict(f"{self.point.source} ({self.point.title}): {error}") from None
+
+
+def bandwidth_of(gpu: GPU) -> str:
+    """Return the memory bandwidth of a GPU's data sheet in words."""
+    return f"{gpu.memory_bandwidth_bytes_per_s / 1e9:,.0f} GB/s"
 
 
 def measured_scenario(points: Sequence[Point], base: Scenario, given: Container[str]) -> Scenario:

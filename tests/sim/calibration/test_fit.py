@@ -215,6 +215,64 @@ def test_left_out_errors_are_those_of_fits_without_the_point(tmp_path):
     assert left_out_errors(fit.fit, range(len(fit.fit.measured)), linearised=True)[0].shape == fit.fit.measured.shape
 
 
+PHYSICS = r"cannot be: expected at (least|most) .*llama-3.1-8b.*4,800 GB/s.*fewer bits.*another GPU.*more devices"
+
+
+@pytest.mark.parametrize(
+    ("result", "draft"),
+    [
+        ({"mean_tpot_ms": 2.5}, {}),
+        ({"output_tokens_per_s": 450.0}, {}),
+        ({"mean_tpot_ms": 9.0, "mean_ttft_ms": 2.5}, {}),
+        ({"mean_tpot_ms": 1.0}, {"algorithm": "EAGLE3", "steps": 3, "accept_length": 2.5}),
+    ],
+)
+def test_what_is_faster_than_reading_the_weights_is_refused(result, draft):
+    """The 8B model's 15.0 GB, of which the input embeddings are not read, take 3.13 ms at the 4.8 TB/s of an H200."""
+    point = Point(
+        "a.json",
+        64.0,
+        16.0,
+        concurrency=1,
+        file="a.json",
+        **draft,
+        num_draft_tokens=draft.get("steps", 0) + 1,
+        **result,
+    )
+    column = list(result)[-1]
+    with pytest.raises(ConfigError, match=rf"a\.json: {column}: [\d.]+ {PHYSICS}"):
+        calibrate([point], BASE, "test")
+    # Of the same results of two devices, or of 8-bit weights, each pass reads half as much.
+    Predictor(replace(point, tensor_parallel=2), BASE).refuse_unphysical()
+    Predictor(point, load_scenario(None, [*SETTINGS, "model.weight_dtype=fp8"])[0]).refuse_unphysical()
+
+
+def test_only_the_experts_of_one_token_must_be_read():
+    base = load_scenario(None, [*SETTINGS, "model.target=qwen3-30b-a3b"])[0]
+    predictor = Predictor(Point("a.json", 64.0, 16.0, concurrency=1, mean_tpot_ms=2.0), base)
+    predictor.refuse_unphysical()
+    assert predictor.reading_ms < 0.2 * predictor.cost.target.weight_bytes / 4800e9 * 1e3
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        (0.6, r"device_scale: [\d.]+: .*expected 0\.\d\d to 3, since below that"),
+        (4.0, "was measured, and .* is simulated"),
+    ],
+)
+def test_factors_on_kernels_that_no_physics_explains_are_refused(scale, expected):
+    """Points of large batches alone take longer than reading the weights, and yet the fit needs impossible kernels."""
+    base = load_scenario(None, [*SETTINGS, "hardware.gpu=L40S"])[0]
+    points = []
+    for clients in (40, 52, 64):
+        point = Point(f"{clients}.json", 64.0, 16.0, concurrency=clients, mean_tpot_ms=1.0, file="a.json")
+        found = Predictor(point, base).predict({"device_scale": scale, "host_row_ns": 50e3})
+        points.append(replace(point, mean_tpot_ms=found["mean_tpot_ms"]))
+    with pytest.raises(ConfigError, match=rf"json: .*{expected}.*another GPU"):
+        calibrate(points, base, "test")
+
+
 def test_points_that_cannot_be_simulated_are_named(tmp_path):
     runs = [run | {"tensor_parallel": 3} for run in noisy(9)]
     with pytest.raises(CannotPredict, match=r"line 2 \(plain, 1 client.*tensor parallelism 3"):
