@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,8 +26,8 @@ Size = Annotated[str, option("--size",
 Seed = Annotated[int, option("--seed", "Seed of the weights and training batches.", min=0)]
 Device = Annotated[str, option("--device", "Device to train on.", "cpu|cuda")]
 TimeBudget = Annotated[float | None, option("--time-budget-s",
-    "Time for the whole training, approximately. Parts are shortened to fit, so the pair depends on the speed of the "
-    "machine.", min=1.0)]
+    "Processor time for the whole training, approximately: about the same in wall time on a quiet machine, longer on a "
+    "busy one. Parts are shortened to fit, so the pair depends on the speed of the machine.", min=1.0)]
 # fmt: on
 
 
@@ -52,9 +51,10 @@ def tiny(
         foredraft tiny --size small --device cuda
 
     The command does not train an existing pair again. Ctrl-C keeps the finished
-    parts, and the same command continues from them.
+    parts, and the same command continues from them. Each part is compared with
+    what knows nothing (token frequencies, the untrained draft); the report says
+    which parts have learnt no more than that, and what to do.
     """
-    started_s = time.monotonic()
     # Waiting threads must not spin, which would take the cores of other work; torch reads this when it is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from ...gpu.tiny.pair import make_pair
@@ -65,7 +65,7 @@ def tiny(
     directory = default_directory(size, seed, time_budget_s) if directory is None else directory
     try:
         with training_progress(quiet) as show:
-            pair = make_pair(directory, options, show, device, started_s)
+            pair = make_pair(directory, options, show, device)
     except KeyboardInterrupt:
         partial = partial_directory(directory, options)
         kept = (
@@ -108,16 +108,43 @@ def _print_report(pair: MadePair) -> None:
     chains = sorted({int(steps) for part in parts.values() for steps in part.get("accept_lengths", ())})
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("part", no_wrap=True)
-    for title in ("parameters", "MB", "loss", "agrees", *(f"S={steps}" for steps in chains)):
+    for title in ("parameters", "MB", "loss", "agrees", "untrained", *(f"S={steps}" for steps in chains)):
         table.add_column(title, justify="right", no_wrap=True)
     for name, part in parts.items():
         table.add_row(name, *_cells(part, chains))
     console.print(table)
     console.print(
         "loss: nats per token; for the target on held-out files, for a draft against the target in training. agrees: how\n"
-        "often a draft's first token is the target's. S=n: tokens per greedy round with chains of n draft tokens. Both on\n"
-        "the target's own continuations of held-out files.",
+        "often a draft's first token is the target's; untrained: the same before its training. S=n: tokens per greedy round\n"
+        "with chains of n draft tokens. These are of the target's own continuations of held-out files.",
         markup=False,
+    )
+    if found := learnt_nothing(summary):
+        console.print(f"\n{found}", markup=False)
+
+
+def learnt_nothing(summary: dict[str, Any]) -> str:
+    """Say which parts have learnt nothing, how one sees it, and what to do; empty if all have learnt something."""
+    parts, reasons = summary["parts"], []
+    for name, part in parts.items():
+        if part.get("has_learnt", True):
+            continue
+        if "agreement" in part:
+            reasons.append(f"{name} agrees no more often than before its training ({part['untrained_agreement']:.0%})")
+        elif part["held_out_loss"] >= part["frequency_loss"]:
+            reasons.append(
+                f"{name} has a loss of {part['held_out_loss']:.2f}, token frequencies alone one of "
+                f"{part['frequency_loss']:.2f}"
+            )
+        else:
+            reasons.append(f"of the tokens that {name} writes {part['repeats']:.0%} repeat the one before")
+    if not reasons:
+        return ""
+    budget = summary["options"]["time_budget_s"]
+    longer = "a larger --size" if budget is None else f"--time-budget-s {4 * budget:g} or without a budget"
+    return (
+        f"This pair has learnt too little: {'; '.join(reasons)}. Speeds and accept lengths of its drafts mean nothing. "
+        f"Train another one, in another directory, with {longer}."
     )
 
 
@@ -127,4 +154,5 @@ def _cells(part: dict[str, Any], chains: list[int]) -> list[str]:
     if "agreement" not in part:
         return cells
     lengths = {int(steps): length for steps, length in part["accept_lengths"].items()}
-    return [*cells, f"{part['agreement']:.0%}", *(f"{lengths[n]:.2f}" if n in lengths else "" for n in chains)]
+    shares = (f"{part[key]:.0%}" if key in part else "" for key in ("agreement", "untrained_agreement"))
+    return [*cells, *shares, *(f"{lengths[n]:.2f}" if n in lengths else "" for n in chains)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from ..models.attention import PLAIN, Softmax
 from ..models.decoder import Decoder
 from ..ops.delta_rule import Inputs, StateShape
 from .dense import rotate
+from .training import WorkClock
 
 ROWS_AT_ONCE = 64  # bounds the keys and values held
 
@@ -65,26 +65,30 @@ def continue_texts(
     *,
     least: int = 0,
     seconds: float = math.inf,
+    clock: WorkClock | None = None,
 ) -> Tensor:
     """Return the prompts int64 [n, p] with the target's own tokens behind them, int64 [n, length]; temperature 0 is
     greedy.
 
-    After about `seconds` all texts are shorter, but not below `least` tokens.
+    After about `seconds` of the clock (None: of one for the target's device) all texts are shorter, but not below
+    `least` tokens.
     """
-    ends_s = time.monotonic() + seconds
+    clock = clock or WorkClock(target.device.type)
+    ends_s = clock.now_s() + seconds
     groups = prompts.split(ROWS_AT_ONCE)
     made: list[Tensor] = []
     for number, rows in enumerate(groups):
-        now_s = time.monotonic()
+        now_s = clock.now_s()
         until_s = now_s + (ends_s - now_s) / (len(groups) - number)
-        made.append(_continue(target, rows, length, temperature, seed, least, until_s))
+        made.append(_continue(target, rows, length, temperature, seed, least, until_s, clock))
         length = made[-1].shape[1]
     return torch.cat([texts[:, :length] for texts in made])
 
 
 def _continue(
-    target: Decoder, prompts: Tensor, length: int, temperature: float, seed: int, least: int, until_s: float
-) -> Tensor:
+    target: Decoder, prompts: Tensor, length: int, temperature: float, seed: int, least: int, until_s: float,
+    clock: WorkClock,
+) -> Tensor:  # fmt: skip
     num_rows, prompt_len = prompts.shape
     attention = GrowingAttention(target, num_rows, length)
     texts = torch.empty(num_rows, length, dtype=torch.int64, device=prompts.device)
@@ -93,7 +97,7 @@ def _continue(
     generator.manual_seed(seed)
     new = prompts
     for position in range(prompt_len, length):
-        if position >= least and time.monotonic() >= until_s:
+        if position >= least and clock.now_s() >= until_s:
             return texts[:, :position]
         attention.advance(new.shape[1])
         hidden = target.forward(new.reshape(-1), attention).hidden

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from ..models.decoder import Capture, Decoder
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
 from .dense import DenseAttention, UnrolledAttention, shifted
-from .training import fast_products, while_they_fit
+from .training import WorkClock, fast_products, while_they_fit
 
 Draft = Decoder | DraftHead
 
@@ -157,52 +157,64 @@ def distillation_loss(target: Decoder, draft: Draft, texts: Tensor, num_steps: i
 ROWS_AT_ONCE = 4
 
 
+SURE = 2.0  # standard deviations
+
+
 @dataclass(frozen=True, slots=True)
 class DraftQuality:
     """Measured on the target's own greedy texts."""
 
     agreement: float  # how often the first proposal is the target's token
+    untrained_agreement: float  # the same of the draft before its training
+    has_learnt: bool  # whether the training surely raised it
     accept_lengths: dict[int, float]  # steps → tokens per round, the target's own included
 
 
 @torch.no_grad()
 def measure_drafts(
     target: Decoder,
-    drafts: Mapping[str, tuple[Draft, tuple[int, ...]]],
+    drafts: Mapping[str, tuple[Draft, Draft, tuple[int, ...]]],
     texts: Tensor,
     prompt_len: int,
+    clock: WorkClock,
     seconds: float = math.inf,
 ) -> tuple[dict[str, DraftQuality], int]:
-    """Measure drafts by name, each with its chain lengths. Also return the number of texts used: the first ones, as
-    many as fit into the time.
+    """Measure drafts by name, each beside itself before its training, with its chain lengths. Also return the number of
+    texts used: the first ones, as many as fit into the time.
 
     `texts` int64 [n, t] are prompts of `prompt_len` tokens with the target's greedy continuations.
     """
-    matches: dict[str, list[Tensor]] = {name: [] for name in drafts}
+    found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in drafts}
     num_used = 0
-    for rows in while_they_fit(texts.split(ROWS_AT_ONCE), seconds):
+    for rows in while_they_fit(texts.split(ROWS_AT_ONCE), seconds, clock):
         num_used += len(rows)
-        for name, (draft, chains) in drafts.items():
-            matches[name].append(_matches(target, draft, rows, max(chains)))
-    found = {name: torch.cat(pieces, 1)[:, :, prompt_len:].cpu().numpy() for name, pieces in matches.items()}
+        for name, (draft, untrained, chains) in drafts.items():
+            _, captured = teach(target, rows, aux_layers_of(draft))
+            pair = (_matches(draft, rows, captured, max(chains)), _matches(untrained, rows, captured, 1))
+            found[name].append((pair[0][:, :, prompt_len:], pair[1][:, :, prompt_len:]))
     return {
-        name: DraftQuality(
-            float(found[name][0].mean()), {steps: accept_length(found[name][:steps]) for steps in chains}
-        )
-        for name, (_, chains) in drafts.items()
+        name: _quality(*(np.concatenate(pieces, 1) for pieces in zip(*found[name], strict=True)), chains)
+        for name, (*_, chains) in drafts.items()
     }, num_used
 
 
-def _matches(target: Decoder, draft: Draft, texts: Tensor, num_steps: int) -> Tensor:
+def _quality(matches: np.ndarray, untrained: np.ndarray, chains: tuple[int, ...]) -> DraftQuality:
+    """Return the quality of a draft from its matches bool [steps, n, t], and those of its untrained self [1, n, t]."""
+    better, worse = (int(np.count_nonzero(ones)) for ones in (matches[0] & ~untrained[0], untrained[0] & ~matches[0]))
+    has_learnt = better - worse > SURE * math.sqrt(better + worse)
+    lengths = {steps: accept_length(matches[:steps]) for steps in chains}
+    return DraftQuality(float(matches[0].mean()), float(untrained[0].mean()), has_learnt, lengths)
+
+
+def _matches(draft: Draft, texts: Tensor, captured: Tensor, num_steps: int) -> np.ndarray:
     """Return whether step s, begun at the right place, proposes token i of each text: bool [steps, n, t]."""
-    _, captured = teach(target, texts, aux_layers_of(draft))
     matches = torch.zeros(num_steps, *texts.shape, dtype=torch.bool, device=texts.device)
     for step, proposals in enumerate(propose(draft, texts, captured, num_steps)):
         best = proposals.logits.argmax(-1)
         if not isinstance(draft, Decoder):
             best = draft.to_target_ids(best)
         matches[step, :, proposals.first :] = best == texts[:, proposals.first :]
-    return matches
+    return matches.cpu().numpy()
 
 
 def accept_length(matches: np.ndarray) -> float:

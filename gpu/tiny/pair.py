@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import platform
-import time
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -54,6 +53,7 @@ from .training import (
     TimeBudget,
     Trained,
     TrainingProgress,
+    WorkClock,
     train,
     while_they_fit,
 )
@@ -68,6 +68,7 @@ SAMPLING_TEMPERATURE = 0.7  # of the half of the target's own texts that are not
 STEP_WEIGHT = 0.8  # of each further step's loss in an unrolled draft's
 WHOLE_WINDOWS_FROM = 0.75  # of a training
 CHAIN_LENGTHS = (1, 3, 5)
+MOST_REPEATS = 0.5  # of the tokens that the target writes may be the one before, else it has learnt no text
 MEASURED = ("held-out loss", "held-out texts", "measurement")  # what is made behind the parts
 
 
@@ -85,17 +86,16 @@ def make_pair(
     options: PairOptions,
     on_progress: OnProgress,
     device: str = "cpu",
-    started_s: float | None = None,
 ) -> MadePair:
     """Return the pair of `options` in `directory`, trained unless it is there.
 
     An interrupted run leaves finished parts in a directory beside it, from which the next one goes on. Without a time
-    budget, weights are the same for the same options, versions and number of threads. A budget counts from `started_s`
-    of `time.monotonic` (default: now), and the summary's "cuts" say what was left out to keep within it. Raises
-    ConfigError if something else is in `directory` or the device is not there, NoCorpus without a standard library.
+    budget, weights are the same for the same options, versions and number of threads. The summary's "cuts" say what was
+    left out to keep within a budget. Raises ConfigError if something else is in `directory` or the device is not there,
+    NoCorpus without a standard library.
     """
     _check_device(device)
-    started_s = time.monotonic() if started_s is None else started_s
+    clock = WorkClock(device)
     summary = read_summary(directory, options)
     if summary is not None:
         return MadePair(directory, summary, reused=True)
@@ -104,7 +104,7 @@ def make_pair(
         summary = read_summary(directory, options)  # another process may have made it meanwhile
         if summary is not None:
             return MadePair(directory, summary, reused=True)
-        summary = _Workshop(partial, options, corpus, on_progress, device, started_s).make()
+        summary = _Workshop(partial, options, corpus, on_progress, device, clock).make()
         publish(partial, directory, summary)
     return MadePair(directory, summary, reused=False)
 
@@ -119,14 +119,14 @@ class _Workshop:
         corpus: Corpus,
         on_progress: OnProgress,
         device: str,
-        started_s: float,
+        clock: WorkClock,
     ) -> None:
         self.partial, self.options, self.size = partial, options, options.size
         self.corpus, self.on_progress, self.device = corpus, on_progress, device
         self.missing = [part for part in PARTS if not (partial / part).is_dir()]
         texts = ["own texts"] if set(self.missing) & set(ALGORITHMS) else []
         parts = ["data", *self.missing[: TARGET in self.missing], *texts, *self.missing[TARGET in self.missing :]]
-        self.budget = TimeBudget(options.time_budget_s, started_s, [*parts, *MEASURED])
+        self.budget = TimeBudget(options.time_budget_s, clock, [*parts, *MEASURED])
 
     def make(self) -> dict[str, Any]:
         vocabulary, self._training = self._read_data()
@@ -142,12 +142,12 @@ class _Workshop:
 
     def _read_data(self) -> tuple[tokenizers.Tokenizer, Tensor]:
         """Return the vocabulary, and the tokens of the corpus: of all its files, or of as many as there is time for."""
-        seconds, begun_s = self.budget.begin("data"), time.monotonic()
+        seconds, begun_s = self.budget.begin("data"), self.budget.clock.now_s()
         files = self.corpus.training
         if not self.budget.is_limited:
             return self._encode(files)
         trial = self._encode(files[::TRIAL_EVERY])
-        trial_s = time.monotonic() - begun_s
+        trial_s = self.budget.clock.now_s() - begun_s
         num_fitting = int(len(files) * min((seconds - trial_s) / max(TRIAL_EVERY * trial_s, 1e-9), 1.0))
         num_used = max(num_fitting, len(files[::TRIAL_EVERY]))
         self.budget.cut("data", num_used, len(files), "files")
@@ -184,13 +184,15 @@ class _Workshop:
         Within a budget the texts may be shorter; each window then holds several of them, one behind another.
         """
         size = self.size
-        seconds, begun_s = self.budget.begin("own texts"), time.monotonic()
+        seconds, begun_s = self.budget.begin("own texts"), self.budget.clock.now_s()
         prompts = spread_prompts(self._training, size.num_continuations, size.prompt_len)
         self.on_progress(TrainingProgress("own texts", 0, 2, None, 0.0, 0.0))
         least = size.prompt_len + 1
-        greedy = continue_texts(target, prompts[::2], size.window, least=least, seconds=seconds / 2)
+        greedy = continue_texts(
+            target, prompts[::2], size.window, least=least, seconds=seconds / 2, clock=self.budget.clock
+        )
         self.on_progress(TrainingProgress("own texts", 1, 2, None, 0.0, 0.0))
-        seconds -= time.monotonic() - begun_s
+        seconds -= self.budget.clock.now_s() - begun_s
         sampled = continue_texts(
             target,
             prompts[1::2],
@@ -199,6 +201,7 @@ class _Workshop:
             self.options.seed,
             least=least,
             seconds=seconds,
+            clock=self.budget.clock,
         )
         self.on_progress(TrainingProgress("own texts", 2, 2, None, 0.0, 0.0))
         written = sampled.shape[1]
@@ -217,7 +220,8 @@ class _Workshop:
     def _make_draft(self, part: str, target: Decoder, texts: Tensor) -> None:
         size, seed = self.size, self.options.seed
         number = PARTS.index(part)
-        draft, num_steps = self._new_draft(part, target, texts, seed + number)
+        ids = most_frequent([self._training, texts], size.vocab_size, size.draft_vocab_size)
+        draft, num_steps = new_draft(part, size, target, seed + number, ids)
         from_corpus = max(size.draft_schedule.batch_size // 2, 1)
         from_target = max(size.draft_schedule.batch_size - from_corpus, 1)
 
@@ -233,16 +237,6 @@ class _Workshop:
                 save_vocabulary(load_vocabulary(self.partial / TARGET), directory, size.max_positions)
             _write_training(directory, trained)
 
-    def _new_draft(self, part: str, target: Decoder, texts: Tensor, seed: int) -> tuple[Draft, int]:
-        """Return the untrained draft, and the steps over which it learns."""
-        size = self.size
-        if part == "draft":
-            return new_standalone(size, seed, self.device), 1
-        if part == "multi_layer_eagle":
-            return new_multi_layer_eagle(size, target, seed), size.num_heads
-        ids = most_frequent([self._training, texts], size.vocab_size, size.draft_vocab_size)
-        return new_eagle3(size, target, ids, seed), size.unroll
-
     def _train(self, part: str, model: Draft, loss_of: LossOf, schedule: Schedule) -> Trained:
         seconds = self.budget.begin(part)
         model.requires_grad_(True)
@@ -253,6 +247,7 @@ class _Workshop:
             schedule.num_steps,
             self.on_progress,
             LANGUAGE_MODEL_RATES if isinstance(model, Decoder) else HEAD_RATES,
+            self.budget.clock,
             seconds,
         )
         model.requires_grad_(False)
@@ -271,20 +266,29 @@ class _Workshop:
         chains["multi_layer_eagle"] = tuple(sorted(heads))
         seconds = budget.begin("held-out texts")
         least = size.prompt_len + max(map(max, chains.values())) + 1
-        texts = continue_texts(target, windows[:, : size.prompt_len], size.window, least=least, seconds=seconds)
+        texts = continue_texts(
+            target, windows[:, : size.prompt_len], size.window, least=least, seconds=seconds, clock=budget.clock
+        )
         budget.cut("held-out texts", texts.shape[1], size.window, "tokens each")
         seconds = budget.begin("measurement")
-        measured = {part: (draft, chains[part]) for part, draft in drafts.items()}
-        qualities, num_texts = measure_drafts(target, measured, texts, size.prompt_len, seconds)
+        measured = {}
+        for part, draft in drafts.items():
+            ids = None if isinstance(draft, Decoder) else draft.target_ids
+            untrained, _ = new_draft(part, size, target, self.options.seed + PARTS.index(part), ids)
+            measured[part] = (draft, untrained, chains[part])
+        qualities, num_texts = measure_drafts(target, measured, texts, size.prompt_len, self.budget.clock, seconds)
         budget.cut("accept lengths", num_texts, len(texts), "held-out texts")
         budget.end()
 
-        parts = {TARGET: {**_part(self.partial / TARGET, target), "held_out_loss": float(losses.mean())}}
+        quality = self._target_quality(float(losses.mean()), windows[: len(losses)], texts[:, size.prompt_len :])
+        parts = {TARGET: {**_part(self.partial / TARGET, target), **quality}}
         for part, algorithm in ALGORITHMS.items():
             parts[part] = {
                 "algorithm": algorithm,
                 **_part(self.partial / part, drafts[part]),
                 "agreement": qualities[part].agreement,
+                "untrained_agreement": qualities[part].untrained_agreement,
+                "has_learnt": qualities[part].has_learnt,
                 "accept_lengths": {str(steps): length for steps, length in qualities[part].accept_lengths.items()},
             }
         if budget.is_limited:
@@ -313,8 +317,17 @@ class _Workshop:
     def _held_out_losses(self, target: Decoder, windows: Tensor) -> Tensor:
         """Return the loss of each window that there is time for, nats per token."""
         seconds = self.budget.begin("held-out loss")
-        pieces = while_they_fit(windows.split(1), seconds)
+        pieces = while_they_fit(windows.split(1), seconds, self.budget.clock)
         return torch.stack([next_token_loss(target, piece) for piece in pieces])
+
+    def _target_quality(self, loss: float, windows: Tensor, own: Tensor) -> dict[str, Any]:
+        """Return the target's loss on held-out windows beside that of the token frequencies, nats per token, and
+        how many of the tokens that it wrote itself, int64 [n, t], repeat the one before."""
+        counts = torch.bincount(self._training, minlength=self.size.vocab_size).double() + 1.0
+        frequency_loss = float(-(counts / counts.sum()).log()[windows[:, 1:]].mean())
+        repeats = float((own[:, 1:] == own[:, :-1]).double().mean())
+        has_learnt = loss < frequency_loss and repeats <= MOST_REPEATS
+        return {"held_out_loss": loss, "frequency_loss": frequency_loss, "repeats": repeats, "has_learnt": has_learnt}
 
     def _tokens(self, vocabulary: tokenizers.Tokenizer, texts: tuple[str, ...]) -> Tensor:
         return torch.from_numpy(encode_texts(vocabulary, texts)).to(self.device)
@@ -351,6 +364,17 @@ def new_target(size: TinySize, seed: int, device: str) -> Decoder:
 def new_standalone(size: TinySize, seed: int, device: str) -> Decoder:
     """Return a smaller Llama of the same vocabulary."""
     return _language_model(size, size.standalone, seed, device)
+
+
+def new_draft(part: str, size: TinySize, target: Decoder, seed: int, ids: Tensor | None) -> tuple[Draft, int]:
+    """Return the untrained draft of a part, and the steps over which it learns. `ids`: the vocabulary of an EAGLE-3
+    head, as `new_eagle3` takes it."""
+    if part == "draft":
+        return new_standalone(size, seed, str(target.device)), 1
+    if part == "multi_layer_eagle":
+        return new_multi_layer_eagle(size, target, seed), size.num_heads
+    assert ids is not None, "an EAGLE-3 head has a vocabulary of its own"
+    return new_eagle3(size, target, ids, seed), size.unroll
 
 
 def new_eagle3(size: TinySize, target: Decoder, vocabulary: Tensor, seed: int) -> Eagle3Head:

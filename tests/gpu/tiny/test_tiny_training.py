@@ -25,6 +25,7 @@ from foredraft.gpu.tiny.dense import DenseAttention
 from foredraft.gpu.tiny.drafting import accept_length, distillation_loss, measure_drafts, propose, teach
 from foredraft.gpu.tiny.pair import new_eagle3, new_multi_layer_eagle, new_standalone, new_target
 from foredraft.gpu.tiny.sizes import NANO
+from foredraft.gpu.tiny.training import WorkClock
 
 TEXT = "def greet(name):\n    return f'Grüße, {name} 🎈'\n"
 
@@ -144,11 +145,15 @@ def test_a_draft_that_is_the_target_agrees_everywhere():
     prompts = torch.randint(1, NANO.vocab_size, (3, 4), generator=torch.Generator().manual_seed(1))
     texts = continue_texts(target, prompts, 24)
     heads = new_multi_layer_eagle(replace(NANO, num_heads=3), target, 9)
-    found, num_texts = measure_drafts(target, {"same": (target, (1, 3)), "other": (heads, (1, 3))}, texts, 4)
+    drafts = {"same": (target, heads, (1, 3)), "other": (heads, heads, (1, 3))}
+    found, num_texts = measure_drafts(target, drafts, texts, 4, WorkClock())
     quality, other = found["same"], found["other"]
     assert num_texts == len(texts)
     assert quality.agreement == 1.0 and quality.accept_lengths == {1: 2.0, 3: 4.0}
     assert other.agreement < 0.2 and other.accept_lengths[3] < 1.5
+    # Before its training "same" was "other", which has learnt nothing since.
+    assert quality.has_learnt and quality.untrained_agreement == other.agreement
+    assert not other.has_learnt and other.untrained_agreement == other.agreement
 
 
 def test_accept_length_counts_rounds():
