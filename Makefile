@@ -35,8 +35,8 @@ ifneq ($(sort $(notdir $(wildcard api/*.py))),$(sort $(notdir $(wildcard build/e
 .PHONY: $(STAMP) .venv/.planning .venv/.gpu .venv/.measured .venv/.cluster
 endif
 
-# Capacity and a plan first, which need the simulator alone; then a small model that is trained for a minute and decodes with every kind of draft,
-# and one workload of it on this machine and in the simulator.
+# Capacity and a plan first, which need the simulator alone; then a small model that is trained for a minute of processor time and decodes with
+# every kind of draft, and one light workload of it, served here and simulated. Its times are processor time too, so other work changes little.
 demo: .venv/.planning
 	$(BIN)/python examples/capacity.py
 	$(BIN)/foredraft plan examples/chat_on_h100.toml --set hardware.kernels=roofline --try speculation.steps=0,1,3 \
@@ -45,7 +45,8 @@ demo: .venv/.planning
 	@$(MAKE) --no-print-directory .venv/.gpu
 	$(BIN)/foredraft tiny $(RUN_DIR)/pair --time-budget-s 60
 	$(BIN)/python examples/real_decode.py $(RUN_DIR)/pair --max-tokens 48
-	$(BIN)/foredraft twin --model $(RUN_DIR)/pair/target --draft $(RUN_DIR)/pair/draft --loads knee --seconds 3 --repeat 2
+	$(BIN)/foredraft twin --model $(RUN_DIR)/pair/target --draft $(RUN_DIR)/pair/draft \
+		--loads light --seconds 3 --repeat 2 --threads 1 --clock cpu
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ..sim.actors.engine import EngineActor
 from ..sim.actors.host_work import HostJitter, HostWork
 from ..sim.cost.executor_steps import StepCost
 from ..sim.cost.host import HostCost
+from .acceptance import AcceptLength
 from .served import Asked
 
 
@@ -75,22 +76,29 @@ BUCKETS = 10
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One number: the mean over simulations, the mean over measured repeats, and half the range of either, relative to
-    its mean.
+    """One number: the mean over simulations with the acceptance that was forecast, the mean over measured runs, and
+    half the range of either, relative to its mean.
 
-    `predicted_spread` is what the draws of acceptance make of it, `noise` what the machine does; None of a single run,
-    which tells none.
+    `replayed`: the mean over simulations with the acceptance that was measured in the same runs; None for a way without
+    drafts, and for the accept length itself. `predicted_spread` is what the draws of acceptance make of it, `noise`
+    what texts and machine do; None of a single run, which tells none.
     """
 
     predicted: float
     measured: float
     predicted_spread: float | None
     noise: float | None
+    replayed: float | None = None
 
     @property
     def error(self) -> float | None:
-        """How far the prediction is above the measurement, relative to it; None of nothing."""
+        """How far the forecast is above the measurement, relative to it; None of nothing."""
         return self.predicted / self.measured - 1 if self.measured else None
+
+    @property
+    def replayed_error(self) -> float | None:
+        """The same of the simulation with the measured acceptance: the error of the simulated times."""
+        return self.replayed / self.measured - 1 if self.measured and self.replayed is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,7 @@ class Comparison:
     processor_share: float
     # what single rounds took between the runs, over what the profile says of them; None on a GPU
     pace: float | None = None
+    accept_lengths: Mapping[str, AcceptLength] = field(default_factory=dict)  # "measured" and "forecast"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -122,6 +131,8 @@ class Comparison:
                     "predicted": one.predicted,
                     "measured": one.measured,
                     "error": one.error,
+                    "replayed": one.replayed,
+                    "replayed_error": one.replayed_error,
                     "predicted_spread": one.predicted_spread,
                     "noise": one.noise,
                 }
@@ -129,6 +140,7 @@ class Comparison:
             },
             "steps": {str(steps): {"predicted": pair[0], "measured": pair[1]} for steps, pair in self.steps.items()},
             "batch": {"predicted": list(self.batch[0]), "measured": list(self.batch[1])},
+            "accept_lengths": {name: length.to_json() for name, length in self.accept_lengths.items()},
         }
 
 
@@ -140,20 +152,25 @@ def compare(
     measured: Sequence[RunMetrics],
     processor_share: float = 1.0,
     pace: float | None = None,
+    *,
+    replayed: Sequence[RunMetrics] = (),
+    accept_lengths: Mapping[str, AcceptLength] | None = None,
 ) -> Comparison:
-    """Compare simulated runs with measured ones of the same requests.
-    What one of them does not have (an accept length) is left out."""
-    ours, theirs = ([metrics.summary() for metrics in runs] for runs in (predicted, measured))
+    """Compare simulated runs with measured ones of the same requests. `replayed`: simulated with the measured
+    acceptance. What one of them does not have (an accept length) is left out."""
+    ours, theirs, again = ([metrics.summary() for metrics in runs] for runs in (predicted, measured, replayed))
     found = {}
     for key in SHORT_NAMES:
         pair = [[summary[key] for summary in summaries] for summaries in (ours, theirs)]
         if not any(value is None for values in pair for value in values):
             (mean, spread), (true_mean, noise) = (_mean_and_spread(values) for values in pair)
-            found[key] = Compared(mean, true_mean, spread, noise)
+            same = [summary[key] for summary in again if summary[key] is not None and key != "accept_length"]
+            found[key] = Compared(mean, true_mean, spread, noise, float(np.mean(same)) if same else None)
     shares = [_mean_shares(summaries) for summaries in (ours, theirs)]
     steps = {n: (shares[0].get(n, 0.0), shares[1].get(n, 0.0)) for n in sorted({*shares[0], *shares[1]})}
     batch = tuple(_batch_over_time(runs) for runs in (predicted, measured))
-    return Comparison(arm, load, requests, len(measured), found, steps, batch, processor_share, pace)
+    lengths = accept_lengths or {}
+    return Comparison(arm, load, requests, len(measured), found, steps, batch, processor_share, pace, lengths)
 
 
 def _mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:

@@ -1,28 +1,39 @@
 """The twin: every way to serve, at every load, simulated from a profile and served by the real executor, side by side.
 
-profile, acceptance of calibration prompts ─► loads ─► simulate (several draws of acceptance) ─┐
-                                                └────► serve (several times, ways taking turns) ─┴─► compare
+profile, acceptance of other prompts ─► loads ─► serve (several times, each with other texts, ways taking turns) ─┐
+  │                                        └─► simulate with the acceptance of other prompts (several draws) ─────┤
+  └─► simulate each run again with the acceptance that was measured in it ──────────────────────────── compare ◄──┘
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.acceptance.fit import AcceptanceFit, fit
 from ..core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance
-from ..core.adaptive.config import fixed_config
-from ..core.contract.events import Committed, Event, Planned
+from ..core.contract.events import Event
 from ..core.contract.request import Request
 from ..core.errors import ConfigError, ForedraftError, Problem
 from ..core.prompt import Prompt
 from ..gpu.bench.run import bench_prompts
+from ..observe.metrics import RunMetrics
 from ..sim.cost.executor_steps import ExecutorSteps, StepCost
 from ..sim.load import make_workload
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
+from .acceptance import (
+    AcceptLength,
+    ReplayedAcceptance,
+    accept_length_of,
+    draft_of,
+    fit_acceptance,
+    num_calibration,
+    rounds_of,
+    serve_calibration,
+)
 from .arms import Arm
 from .comparison import Comparison, compare, simulate
 from .host_times import tokenizer_of
@@ -32,7 +43,6 @@ from .served import Asked, Served, make_clock, metrics_of, serve
 CALIBRATION_SEED = 104_729  # other windows of the text than those of the workload
 LIGHT, KNEE, SATURATED = "light", "knee", "saturated"
 LOADS = {LIGHT: 0.3, KNEE: 0.75}  # shares of the capacity that is simulated
-MIN_CALIBRATION = 16  # requests
 QUEUED = 1.5  # clients of the saturated load, per row
 OnProgress = Callable[[str], None]
 
@@ -47,8 +57,7 @@ class TwinPlan:
     seconds: float = 8.0
     repeats: int = 3
     draws: int = 8  # simulated draws of acceptance
-    calibration_requests_per_s: float = 16.0  # that tell the acceptance, per second of `seconds`
-    calibration_output: int = 48
+    calibration_requests_per_s: float = 32.0  # that forecast the acceptance, per second of `seconds`
     clock: str = "wall"
     seed: int = 0
 
@@ -65,15 +74,18 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Side:
     """What the simulated side of an arm is made of.
-    `pace`: what the machine takes while this arm is served, over what it took before."""
+    `forecast`: the accept length of the prompts that `acceptance` was fitted to. `pace`: what the machine takes while
+    this arm is served, over what it took before."""
 
     cost: StepCost
     steps: ExecutorSteps
     acceptance: AcceptanceProcess
+    forecast: AcceptLength | None = None
     pace: float = 1.0
 
-    def simulate(self, arm: Arm, load: Load, seed: int = 0) -> list[Event]:
-        acceptance = self.acceptance
+    def simulate(self, arm: Arm, load: Load, seed: int = 0, acceptance: AcceptanceProcess | None = None) -> list[Event]:
+        """Simulate a load. `acceptance`: as measured; None: as forecast."""
+        acceptance = acceptance or self.acceptance
         if isinstance(acceptance, GaussianAcceptance):
             acceptance = replace(acceptance, seed=seed)
         spread = self.steps.spread
@@ -103,73 +115,110 @@ def run_twin(
     _check_scenario(plan.scenario)
     costs = [steps.cost(arm.spec, "profile") for arm in arms]  # refuses before anything is served
     # Chains of one draft accept alike, however long they are: one run of the longest tells it for all of them.
-    fitted: dict[Hashable, AcceptanceProcess] = {}
+    fitted: dict[Hashable, tuple[AcceptanceProcess, AcceptLength | None]] = {}
     sides = []
     for arm, cost in zip(arms, costs, strict=True):
         process: AcceptanceProcess = FixedMeanAcceptance(1.0)
+        forecast: AcceptLength | None = None
         if arm.is_speculative:
-            key = _draft_of(arm)
+            key = draft_of(arm)
             if key not in fitted:
-                on_progress(f"{arm.name}: acceptance of calibration prompts")
-                alike = [other for other in arms if other.is_speculative and _draft_of(other) == key]
-                fitted[key] = fit_acceptance(max(alike, key=lambda other: other.spec.max_steps), plan).process
-            process = fitted[key]
-        sides.append(Side(cost, steps, process))
+                on_progress(f"{arm.name}: acceptance of other prompts")
+                alike = [other for other in arms if other.is_speculative and draft_of(other) == key]
+                longest = max(alike, key=lambda other: other.spec.max_steps)
+                rounds = serve_calibration(longest, _other_prompts(longest, arms, plan), plan.seed)
+                fitted[key] = fit_acceptance(rounds).process, accept_length_of([rounds])
+            process, forecast = fitted[key]
+        sides.append(Side(cost, steps, process, forecast))
     # On a GPU a second pool would stand in the way of the first.
     pace = Pace(arms[0], costs[0], plan.clock) if arms[0].plan.device == "cpu" else None
     for name in plan.loads or ("as given",):
-        loads = [_load(name, arm, side, arms, plan) for arm, side in zip(arms, sides, strict=True)]
+        # Each repeat has other texts, so that the range of the runs is that of both texts and machine.
+        loads = [
+            [_load(name, arm, side, arms, plan, plan.seed + repeat) for repeat in range(plan.repeats)]
+            for arm, side in zip(arms, sides, strict=True)
+        ]
         measured: list[list[Served]] = [[] for _ in arms]
         paces: list[list[float]] = [[] for _ in arms]
         for repeat in range(plan.repeats):
-            for number, (arm, load) in enumerate(zip(arms, loads, strict=True)):
+            for number, (arm, load) in enumerate(zip(arms, (each[repeat] for each in loads), strict=True)):
                 on_progress(f"{name}: {arm.name}, {len(load.asked)} requests, run {repeat + 1} of {plan.repeats}")
                 clock = make_clock(plan.clock, arm.plan.device)
                 before = [] if pace is None else [pace.now()]
                 measured[number].append(serve(arm, load.asked, clock, load.concurrency, plan.seed))
                 paces[number] += before if pace is None else [*before, pace.now()]
-        for arm, side, load, runs, found in zip(arms, sides, loads, measured, paces, strict=True):
+        for arm, side, each, runs, found in zip(arms, sides, loads, measured, paces, strict=True):
             on_progress(f"{name}: {arm.name}, simulating")
             pace_now = float(np.mean(found)) if found else None
-            side = replace(side, pace=pace_now or 1.0)
-            simulated = [metrics_of(side.simulate(arm, load, draw)) for draw in range(plan.draws)]
-            share = float(np.mean([run.processor_share for run in runs]))
-            measured_metrics = [run.metrics() for run in runs]
-            yield compare(
-                arm.name,
-                name,
-                len(load.asked),
-                simulated,
-                measured_metrics,
-                share,
-                pace_now,
-            )
+            yield _compared(arm, replace(side, pace=pace_now or 1.0), each, runs, plan, pace_now)
+
+
+def _compared(
+    arm: Arm, side: Side, loads: Sequence[Load], runs: Sequence[Served], plan: TwinPlan, pace: float | None
+) -> Comparison:
+    """Simulate the measured runs of an arm, with the acceptance that was forecast and with that of each run itself."""
+    forecast = [metrics_of(side.simulate(arm, loads[draw % len(loads)], draw)) for draw in range(plan.draws)]
+    replayed: list[RunMetrics] = []
+    rounds = [rounds_of(run.events) for run in runs] if arm.is_speculative else []
+    for load, of_run in zip(loads, rounds, strict=bool(rounds)):
+        acceptance = ReplayedAcceptance(of_run)
+        draws = range(max(1, plan.draws // len(loads)))
+        replayed += [metrics_of(side.simulate(arm, load, draw, acceptance)) for draw in draws]
+    share = float(np.mean([run.processor_share for run in runs]))
+    lengths = {"measured": accept_length_of(rounds) if rounds else None, "forecast": side.forecast}
+    return compare(
+        arm.name,
+        loads[0].name,
+        len(loads[0].asked),
+        forecast,
+        [run.metrics() for run in runs],
+        share,
+        pace,
+        replayed=replayed,
+        accept_lengths={name: length for name, length in lengths.items() if length is not None},
+    )
 
 
 # -- the workload -----------------------------------------------------------------------------------------------------
 
 
-def _load(name: str, arm: Arm, side: Side, arms: Sequence[Arm], plan: TwinPlan) -> Load:
-    """Make one load of an arm: a share of its simulated capacity, or more clients than it has rows."""
+def _load(name: str, arm: Arm, side: Side, arms: Sequence[Arm], plan: TwinPlan, seed: int) -> Load:
+    """Make one load of an arm: a share of its simulated capacity, or more clients than it has rows. `seed`: of the
+    texts."""
     if plan.loads is None:
-        asked = requests_of(plan.scenario, arm, arms, plan.seed)
+        asked = requests_of(plan.scenario, arm, arms, seed)
         return Load(name, asked, plan.scenario.workload.concurrency)
     rows = arm.spec.config.max_running
     closed = scenario_with(
         plan.scenario.model_dump(), {"workload.concurrency": rows, "workload.num_requests": 16 * rows}
     )
-    events = side.simulate(arm, Load(name, requests_of(closed, arm, arms, plan.seed, text=False), rows))
+    events = side.simulate(arm, Load(name, requests_of(closed, arm, arms, seed, text=False), rows))
     capacity = metrics_of(events).summary()["request_throughput"]
     share = LOADS.get(name, 1.0)
     count = {"workload.num_requests": int(np.clip(plan.seconds * share * capacity, 3 * rows, 2000))}
     if name == SATURATED:
         clients = int(QUEUED * rows)
         made = scenario_with(plan.scenario.model_dump(), {**count, "workload.concurrency": clients})
-        return Load(name, requests_of(made, arm, arms, plan.seed), clients)
+        return Load(name, requests_of(made, arm, arms, seed), clients)
     made = scenario_with(
         plan.scenario.model_dump(), {**count, "workload.concurrency": None, "workload.rate": share * capacity}
     )
-    return Load(name, requests_of(made, arm, arms, plan.seed), None)
+    return Load(name, requests_of(made, arm, arms, seed), None)
+
+
+def _other_prompts(arm: Arm, arms: Sequence[Arm], plan: TwinPlan) -> list[Asked]:
+    """Return requests of the workload's lengths with other texts, for a closed loop that forecasts the acceptance."""
+    own = requests_of(plan.scenario, arm, arms, plan.seed, text=False)
+    mean_output = float(np.mean([one.request.max_tokens for one in own]))
+    count = num_calibration(arm, mean_output, round(plan.calibration_requests_per_s * plan.seconds))
+    lengths = [one.request for one in itertools.islice(itertools.cycle(own), count)]
+    longest = max(request.prompt.length for request in lengths)
+    seed = plan.seed + CALIBRATION_SEED
+    texts = bench_prompts(tokenizer_of(arm), arm.plan.target.vocab_size, count, longest, seed)
+    return [
+        Asked(Request(f"c{i}", Prompt.of_tokens(text[: request.prompt.length]), max(2, request.max_tokens)), None)
+        for i, (text, request) in enumerate(zip(texts, lengths, strict=True))
+    ]
 
 
 def requests_of(scenario: Scenario, arm: Arm, arms: Sequence[Arm], seed: int, text: bool = True) -> tuple[Asked, ...]:
@@ -216,62 +265,3 @@ def _check_scenario(scenario: Scenario) -> None:
     ]
     if problems:
         raise ConfigError("<scenario>", problems)
-
-
-# -- acceptance -------------------------------------------------------------------------------------------------------
-
-
-def _draft_of(arm: Arm) -> Hashable:
-    """Return what drafts of an arm are accepted by: the draft, and the shape of its trees."""
-    spec = arm.spec
-    tree = (spec.topk, spec.max_steps, spec.num_draft_tokens) if spec.topk > 1 else None
-    return arm.algorithm, str(arm.plan.options.draft), tree
-
-
-def fit_acceptance(arm: Arm, plan: TwinPlan) -> AcceptanceFit:
-    """Fit the acceptance of the arm's drafts, at the most steps that it takes, to prompts that are not the workload's.
-
-    Raises AcceptanceFitError.
-    """
-    most_steps = fixed_config(arm.spec.max_steps)
-    spec = replace(arm.spec, policy="fixed", adaptive=most_steps, initial_steps=None, cost_table=None)
-    if arm.spec.policy != "fixed":
-        spec = replace(spec, graph_sizes=None)
-    return fit(*rounds_of(_serve_calibration(replace(arm, spec=spec), plan).events))
-
-
-def _serve_calibration(arm: Arm, plan: TwinPlan) -> Served:
-    """Serve the calibration's prompts, as many at once as the arm can."""
-    longest = max(2, min(64, arm.spec.config.context_len // 3))
-    output = max(2, min(plan.calibration_output, arm.plan.spec.config.context_len - longest))
-    count = max(MIN_CALIBRATION, round(plan.calibration_requests_per_s * plan.seconds))
-    texts = bench_prompts(tokenizer_of(arm), arm.plan.target.vocab_size, count, longest, plan.seed + CALIBRATION_SEED)
-    asked = [Asked(Request(f"c{i}", Prompt.of_tokens(text), output), None) for i, text in enumerate(texts)]
-    return serve(arm, asked, None, arm.spec.config.max_running, plan.seed)
-
-
-def rounds_of(events: Sequence[Event]) -> np.ndarray:
-    """Return the rounds with drafts, int64 [4, n]: request, output position, steps and correct drafts."""
-    number_of: dict[str, int] = {}
-    in_row: dict[int, int] = {}
-    emitted: dict[int, int] = {}
-    found: list[tuple[int, int, int, int]] = []
-    for event in events:
-        if isinstance(event, Planned) and event.step is not None:
-            for join in event.step.joins:
-                in_row[join.row] = number_of.setdefault(join.request.request_id, len(number_of))
-                emitted[in_row[join.row]] = join.num_emitted
-        elif isinstance(event, Committed):
-            for request_id in event.first_tokens:
-                emitted[number_of[request_id]] += 1
-            if event.kept is None:
-                continue
-            decode, lens = event.step.decode, event.result.decode.accept_lens
-            for round_number, kept in enumerate(event.kept):
-                for i in np.flatnonzero(kept).tolist():
-                    request = in_row[int(decode.rows[i])]
-                    if decode.steps:
-                        correct = min(int(lens[round_number, i]) - 1, decode.steps)
-                        found.append((request, emitted[request], decode.steps, correct))
-                    emitted[request] += int(kept[i])
-    return np.array(found, np.int64).reshape(-1, 4).T

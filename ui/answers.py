@@ -49,4 +49,3 @@ def answer(scenario: Scenario, origins: Mapping[str, str], batch: int, context: 
         "speeds": [asdict(speed) for speed in model.with_prompts(output).speeds(context, sizes, speculates)],
         "output_tokens": None if run.prefill is not None else output,
     }
-

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 workload_option = in_panel("Workload")
 LONGEST = 160  # tokens of the longest request of the workload without a scenario
-REPORT_WIDTH = 160
+REPORT_WIDTH = 168
 MAX_RUNNING = 8
 LOADS = ("light", "knee", "saturated")
 SECONDS = 8.0
-SIDES = ("measured", "error", "noise")
+SIDES = ("measured", "error of times", "error of forecast", "runs differ by")
 
 # fmt: off
 ScenarioFile = Annotated[Path | None, argument("SCENARIO",
@@ -44,7 +44,8 @@ LoadNames = Annotated[str | None, workload_option("--loads",
     "LOAD,…")]
 Seconds = Annotated[float | None, workload_option("--seconds",
     "Approximate seconds of a measured run of these loads. Default: 8.", min=0.5)]
-Repeat = Annotated[int, workload_option("--repeat", "Measured runs of each way to decode.", min=1)]
+Repeat = Annotated[int, workload_option("--repeat",
+    "Measured runs of each way to decode, each with other texts.", min=1)]
 Clock = Annotated[str, engine_option("--clock",
     "wall: real time. cpu: processor time of this thread, for a machine that does other work too.", "wall|cpu")]
 MaxRunning = Annotated[int, engine_option("--max-running", "Most requests that are decoded together.", min=1)]
@@ -63,8 +64,8 @@ def twin(
     """Run a workload on the real executor, simulate the same one, and print both.
 
     The simulation has the same engine, arrivals and lengths. Its times come from
-    a profile of single steps, and its acceptance from other prompts. It uses no
-    number of the measured runs.
+    a profile of single steps. Each way with drafts is simulated twice: with the
+    accept lengths of the measured runs, and with those of other prompts.
 
         foredraft twin
         foredraft twin --model models/target --draft models/eagle3 --loads knee
@@ -72,8 +73,8 @@ def twin(
         foredraft twin chat.toml --model models/target --draft models/eagle3 \\
             --profile profile.json
 
-    Below each measured number the table shows the error of the simulation, and ±
-    half the range of the measured runs. Exit code 2: a profile of another model
+    Below each measured number the table shows the two errors, and ± half the
+    range of the measured runs. Exit code 2: a profile of another model
     or device, a missing draft, or a request that does not fit.
     docs/calibration.md explains how to read the table and what the times leave
     out.
@@ -219,12 +220,18 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
             if one not in measured:
                 table.add_row(one.arm, "not measured", *("–" for _ in SHORT_NAMES), end_section=True)
                 continue
+            is_drafted = bool(one.accept_lengths)  # plain decoding accepts nothing, so its two errors are one
             for number, side in enumerate(SIDES):
-                cells = (_cells(one.metrics.get(key))[number] for key in SHORT_NAMES)
+                if number == 2 and not is_drafted:
+                    continue
+                cells = (_cells(one.metrics.get(key), is_drafted)[number] for key in SHORT_NAMES)
                 table.add_row("" if number else one.arm, side, *cells, end_section=number == len(SIDES) - 1)
         console.print(table)
         for one in measured:
             console.print(_over_time(one), markup=False)
+        for one in measured:
+            if one.accept_lengths:
+                console.print(f"\n{_accept_lengths(one)}", markup=False)
         paces = ", ".join(f"{one.arm} {one.pace - 1:+.1%}" for one in measured if one.pace is not None)
         if paces:
             console.print(
@@ -232,6 +239,8 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
                 "The simulated times are of this pace.",
                 markup=False,
             )
+    if any(_is_measured(one, clock) for one in found):
+        console.print(f"\n{_about(found[0], clock)}", markup=False)
     least = min(one.processor_share for one in found)
     if least < 0.97 and clock == "wall":
         left_out = sum(not _is_measured(one, clock) for one in found)
@@ -251,12 +260,37 @@ def _is_measured(one: Comparison, clock: str) -> bool:
     return clock != "wall" or one.processor_share >= LEAST_PROCESSOR_SHARE
 
 
-def _cells(one: Compared | None) -> tuple[str, str, str]:
-    """Return what was measured, the error of the simulation, and the measurement's own noise."""
+def _cells(one: Compared | None, is_drafted: bool) -> tuple[str, str, str, str]:
+    """Return what was measured, the errors of times and of the forecast, and how much the runs differ."""
     if one is None or one.error is None:
-        return "–", "", ""
+        return "–", "", "", ""
     digits = 0 if one.measured >= 100 else 1 if one.measured >= 10 else 2
-    return f"{one.measured:.{digits}f}", f"{one.error:+.1%}", "" if one.noise is None else f"±{one.noise:.1%}"
+    of_times = one.replayed_error if is_drafted else one.error
+    return (
+        f"{one.measured:.{digits}f}",
+        "" if of_times is None else f"{of_times:+.1%}",
+        f"{one.error:+.1%}",
+        "" if one.noise is None else f"±{one.noise:.1%}",
+    )
+
+
+def _accept_lengths(one: Comparison) -> str:
+    """Say how sure the two accept lengths of a way with drafts are."""
+    measured, forecast = one.accept_lengths["measured"], one.accept_lengths["forecast"]
+    return (
+        f"Accept length of {one.arm}: {measured.words} of {count_of(measured.prompts, 'prompt')} measured, "
+        f"{forecast.words} of {count_of(forecast.prompts, 'other prompt')} forecast (± 95 % over prompts)."
+    )
+
+
+def _about(one: Comparison, clock: str) -> str:
+    """Say what the rows are."""
+    runs = "the only run" if one.repeats == 1 else f"{one.repeats} runs, each with other texts"
+    times = " Times are processor time of one thread: waiting for a processor does not count." if clock == "cpu" else ""
+    return (
+        "error of times: of the simulation with the accept lengths of the measured runs. error of forecast: with those of "
+        f"other prompts.\nmeasured: the mean of {runs}. runs differ by: half their range.{times}"
+    )
 
 
 def _over_time(one: Comparison) -> str:

@@ -45,14 +45,15 @@ def bench_prompts(
 ) -> list[np.ndarray]:
     """Return `num_prompts` different prompts of exactly `length` tokens, int64; the same ones for the same arguments.
 
-    They are windows of Python source (of the standard library's files from which a tiny pair learns nothing), spread
-    evenly; without a tokenizer tokens as frequent as words are. Equal tokens would not do: they make equal keys and
-    values, look-up drafts always find them, and experts are all the same.
+    They are windows of Python source (of the standard library's files from which a tiny pair learns nothing), each
+    drawn by the seed from its own part of it; without a tokenizer tokens as frequent as words are. Equal tokens would
+    not do: they make equal keys and values, look-up drafts always find them, and experts are all the same.
     """
     text = _text_tokens(tokenizer) if tokenizer is not None else None
     if text is None or len(text) < 2:
         return [_word_like(vocab_size, row, length, seed) for row in range(num_prompts)]
-    begins = (np.arange(num_prompts) * len(text) // num_prompts + seed) % len(text)
+    drawn = np.arange(num_prompts) + uniform(seed, Purpose.WINDOW, np.arange(num_prompts), 0)
+    begins = (drawn * len(text) / num_prompts).astype(np.int64)
     prompts = [text[(begin + np.arange(length)) % len(text)] for begin in begins.tolist()]
     if tokenizer.bos_id is not None:
         for prompt in prompts:

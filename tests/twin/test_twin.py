@@ -7,13 +7,24 @@ import numpy as np
 import pytest
 from foredraft.core.acceptance.process import FixedMeanAcceptance
 from foredraft.core.contract.request import Request
+from foredraft.core.draws import request_key
 from foredraft.core.errors import ConfigError
 from foredraft.core.prompt import Prompt
 from foredraft.sim.cost.steps_file import read_executor_steps
 from foredraft.sim.scenario_file import scenario_with
+from foredraft.twin.acceptance import (
+    MIN_CALIBRATION,
+    MOST_CALIBRATION,
+    ReplayedAcceptance,
+    Rounds,
+    accept_length_of,
+    draft_of,
+    num_calibration,
+    rounds_of,
+)
 from foredraft.twin.comparison import Compared, compare, simulate
 from foredraft.twin.measuring import MeasuringPlan, Pace, measure_steps
-from foredraft.twin.run import TwinPlan, _draft_of, default_scenario, rounds_of, run_twin
+from foredraft.twin.run import TwinPlan, default_scenario, requests_of, run_twin
 from foredraft.twin.served import Asked, CpuClock, make_clock, metrics_of, serve
 from made_steps import made_steps
 
@@ -70,12 +81,71 @@ def test_a_served_run_counts_from_the_arrival_and_to_the_commit(make_arms):
 def test_rounds_are_read_with_their_positions(make_arms):
     (arm,) = make_arms(chain={"draft": "EAGLE3", "steps": 2, "max_running": 2, "context_len": 64})
     served = serve(arm, asked(4, 7), CpuClock())
-    requests, positions, steps, correct = rounds_of(served.events)
+    found = rounds_of(served.events)
+    assert found.ids == ("r0", "r1", "r2", "r3")
     for request in range(4):
-        own = requests == request
-        assert positions[own][0] == 1  # the prompt gave the first token
-        assert (np.diff(positions[own]) == correct[own][:-1] + 1).all()
-    assert set(steps.tolist()) == {2}
+        own = found.requests == request
+        assert found.positions[own][0] == 1  # the prompt gave the first token
+        assert (np.diff(found.positions[own]) == found.correct[own][:-1] + 1).all()
+    assert set(found.steps.tolist()) == {2}
+
+
+def test_a_measured_run_is_simulated_again_with_its_own_rounds(make_arms):
+    """Then accept lengths and rounds are equal, and the times alone can be wrong."""
+    (arm,) = make_arms(chain={"draft": "EAGLE3", "steps": 2, "max_running": 2, "context_len": 64})
+    served = serve(arm, asked(6, 9), CpuClock())
+    measured = rounds_of(served.events)
+    cost = made_steps("EAGLE3").cost(arm.spec, "profile")
+    events = simulate(arm.simulated_spec, cost, made_steps("EAGLE3").host, ReplayedAcceptance(measured), asked(6, 9))
+    again = rounds_of(events)
+    for request in range(6):
+        rows = [one.requests == one.ids.index(f"r{request}") for one in (measured, again)]
+        assert measured.positions[rows[0]].tolist() == again.positions[rows[1]].tolist()
+        assert measured.correct[rows[0]].tolist() == again.correct[rows[1]].tolist()
+    lengths = [metrics_of(events).summary()["accept_length"], served.metrics().summary()["accept_length"]]
+    assert lengths[0] == pytest.approx(lengths[1])
+
+
+def of_rounds(*requests):
+    """Rounds of requests, each a list of correct drafts."""
+    columns = [(i, 0, 3, correct) for i, request in enumerate(requests) for correct in request]
+    return Rounds(tuple(f"r{i}" for i in range(len(requests))), *np.array(columns, np.int64).reshape(-1, 4).T)
+
+
+def test_a_round_that_was_not_measured_accepts_as_the_one_before_it():
+    rounds = Rounds(("r0",), *np.array([(0, 1, 3, 2), (0, 4, 3, 0), (0, 5, 3, 1)], np.int64).T)
+    replayed = ReplayedAcceptance(rounds)
+    keys = np.array([request_key("r0"), request_key("another")], np.uint64)
+    assert replayed.run_windows(keys, np.zeros(2, np.int64), 8).tolist() == [[2, 2, 2, 2, 0, 1, 1, 1], [0] * 8]
+
+
+def test_the_interval_of_an_accept_length_is_that_of_prompts():
+    """A thousand rounds of two prompts tell as little as two prompts do."""
+    alike, split = of_rounds([1] * 500, [1] * 500), of_rounds([0] * 500, [2] * 500)
+    assert accept_length_of([alike]).half == 0.0 and accept_length_of([alike]).mean == 2.0
+    assert accept_length_of([split]).half > 1.0 and accept_length_of([split]).mean == 2.0
+    many = [of_rounds(*([0, 2] for _ in range(100))), of_rounds(*([0, 0], [2, 2]) * 50)]
+    assert [one.prompts for one in map(accept_length_of, ([many[0]], [many[1]], many))] == [100, 100, 200]
+    assert accept_length_of(many[:1]).half == pytest.approx(0.0, abs=1e-9) and accept_length_of(many[1:]).half > 0.1
+    assert accept_length_of([of_rounds([1, 1])]).half is None and accept_length_of([of_rounds()]) is None
+
+
+def test_calibration_has_enough_rounds_and_is_bounded(make_arms):
+    (arm,) = make_arms(chain={"draft": "EAGLE3", "steps": 2, "max_running": 2, "context_len": 64})
+    assert num_calibration(arm, 45.0, 96) == 96 and num_calibration(arm, 1000.0, 1) == MIN_CALIBRATION
+    assert num_calibration(arm, 5.0, 16) * 4 / 3 >= 200 and num_calibration(arm, 1.0, 16) == MOST_CALIBRATION
+
+
+def test_other_seeds_have_other_texts_and_the_same_lengths(make_arms):
+    arms = make_arms(plain={"max_running": 2, "context_len": 192})
+    scenario = scenario_with(default_scenario().model_dump(), {"workload.num_requests": 6})
+    one, other = (requests_of(scenario, arms[0], arms, seed) for seed in (0, 1))
+    assert [each.arrival_ns for each in one] == [each.arrival_ns for each in other]
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.request.prompt.length == theirs.request.prompt.length
+        assert mine.request.max_tokens == theirs.request.max_tokens
+        shifted = [mine.request.prompt.tokens[1:].tolist(), theirs.request.prompt.tokens[:-1].tolist()]
+        assert shifted[0] != shifted[1] and mine.request.prompt.tokens.tolist() != theirs.request.prompt.tokens.tolist()
 
 
 @pytest.mark.slow
@@ -90,7 +160,7 @@ def test_from_arms_to_comparisons(make_arms):
             default_scenario().model_dump(),
             {"workload.prompt": {"kind": "fixed", "value": 12}, "workload.output": {"kind": "fixed", "value": 8}},
         ),
-        ("light",), seconds=0.2, repeats=2, draws=2, calibration_requests_per_s=80.0, calibration_output=24, clock="cpu",
+        ("light",), seconds=0.2, repeats=2, draws=2, calibration_requests_per_s=80.0, clock="cpu",
     )  # fmt: skip
     found = list(run_twin(arms, steps, plan))
     assert [(one.arm, one.load, one.repeats) for one in found] == [("plain", "light", 2), ("chain", "light", 2)]
@@ -101,6 +171,12 @@ def test_from_arms_to_comparisons(make_arms):
             # The machine may be busy with anything; a factor of four is no wrong unit and no missing part.
             assert 1 / 4 < compared.predicted / compared.measured < 4, name
     assert found[1].steps == {2: (1.0, 1.0)}
+    assert found[0].accept_lengths == {} and found[0].metrics["mean_tpot_ms"].replayed is None
+    drafted = found[1].to_json()
+    assert drafted["metrics"]["mean_tpot_ms"]["replayed_error"] is not None
+    measured, forecast = drafted["accept_lengths"]["measured"], drafted["accept_lengths"]["forecast"]
+    assert measured["prompts"] == 2 * found[1].requests and forecast["prompts"] >= MIN_CALIBRATION
+    assert measured["mean"] == pytest.approx(drafted["metrics"]["accept_length"]["measured"], rel=0.05)
 
 
 def test_a_profile_of_a_faster_machine_is_seen_in_its_pace(make_arms):
@@ -138,5 +214,5 @@ def test_acceptance_is_shared_by_equal_trees_and_by_chains_of_any_length(make_ar
     head = {"draft": "EAGLE3", "algorithm": "EAGLE3"}
     tree = {**head, "steps": 3, "topk": 2, "num_draft_tokens": 6}
     arms = make_arms(tree=dict(tree), same=dict(tree), short={**head, "steps": 1}, long={**head, "steps": 3})
-    of = [_draft_of(arm) for arm in arms]
+    of = [draft_of(arm) for arm in arms]
     assert of[0] == of[1] and of[2] == of[3] and of[0] != of[2]
