@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from foredraft.cli.decode.tiny import default_directory
@@ -29,6 +30,7 @@ PROMPTS = (
     "    try:\n        value = self._cache[key]\n    except KeyError:\n",
 )
 REPEATS = 3
+MOST_REPEATS = 0.5
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,16 @@ def ways(pair: Path, context_len: int) -> list[Way]:
     ]
 
 
-def decode(way: Way, dtype: str, max_tokens: int, repeats: int) -> tuple[dict[str, str], float, float]:
-    """Return texts by prompt, tokens per second (median of the repeats), and tokens per round and request.
+def share_of_repeats(texts: dict[str, str], session: DecodeSession) -> float:
+    """Return how many of the texts' tokens are the one before once more."""
+    rows = [session.tokenizer.encode(text) for text in texts.values()]
+    pairs = [pair for row in rows for pair in pairwise(row)]
+    return sum(before == after for before, after in pairs) / max(len(pairs), 1)
+
+
+def decode(way: Way, dtype: str, max_tokens: int, repeats: int) -> tuple[dict[str, str], float, float, float]:
+    """Return texts by prompt, tokens per second (median of the repeats), tokens per round and request, and the share of
+    tokens that repeat the one before.
 
     The prompts are decoded one at a time.
     """
@@ -72,7 +82,8 @@ def decode(way: Way, dtype: str, max_tokens: int, repeats: int) -> tuple[dict[st
             texts[prompt] = session.run([request])[request.request_id].text
         after = session.stats()
         rates.append((after.output_tokens - before.output_tokens) / (after.seconds - before.seconds))
-    return texts, statistics.median(rates), session.stats().accept_length or 1.0
+    repeats = share_of_repeats(texts, session)
+    return texts, statistics.median(rates), session.stats().accept_length or 1.0, repeats
 
 
 def main() -> None:
@@ -88,13 +99,13 @@ def main() -> None:
     table = Table(title=f"{options.pair}: float32, one request at a time, median of {REPEATS}")
     for column in ("way", "tokens/s", "speed-up", "tokens per round", "float64 text"):
         table.add_column(column, justify="left" if column == "way" else "right")
-    plain_rate, plain_texts = 0.0, {}
+    plain_rate, plain_texts, repeats = 0.0, {}, 0.0
     for way in all_ways:
         with progress.status(f"{way.name}: decoding"):
-            _, rate, accept_length = decode(way, "float32", options.max_tokens, REPEATS)
-            texts, _, _ = decode(way, "float64", options.max_tokens, 1)
+            _, rate, accept_length, _ = decode(way, "float32", options.max_tokens, REPEATS)
+            texts, _, _, share = decode(way, "float64", options.max_tokens, 1)
         if way is all_ways[0]:
-            plain_rate, plain_texts = rate, texts
+            plain_rate, plain_texts, repeats = rate, texts, share
             out.print(f"[bold]{PROMPTS[0]}[/bold]{texts[PROMPTS[0]].rstrip()}", highlight=False)
         same = texts == plain_texts
         table.add_row(
@@ -108,6 +119,12 @@ def main() -> None:
             out.print(table)
             raise SystemExit(f"{way.name}: the text differs from plain decoding")
     out.print(table)
+    if repeats > MOST_REPEATS:
+        out.print(
+            f"{repeats:.0%} of these tokens repeat the one before, which every draft foresees: the model has learnt too "
+            "little for its speed-ups to mean anything. A larger --time-budget-s of `foredraft tiny` trains a better one.",
+            highlight=False,
+        )
 
 
 if __name__ == "__main__":
