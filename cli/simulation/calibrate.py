@@ -175,8 +175,8 @@ def _results(found: CalibrateResult) -> Iterator[str]:
 
 
 def _remarks(found: CalibrateResult) -> Iterator[str]:
-    """Yield what the points cannot tell, what would, and which of them contradict the others."""
-    lines = []
+    """Yield what was left out, what the points cannot tell, what would, and which of them contradict the others."""
+    lines = [f"left out     {what}" for what in found.left_out]
     if drifting := sum(one.assumes_spread for one in found.results):
         lines.append(
             f"assumed      lengths with a spread in {drifting} of the runs: by the time to the first token clients keep no step"

@@ -83,6 +83,7 @@ class CalibrateResult(Document):
         server: The server profile around which parameters are fitted.
         kernels: What priced the passes: "roofline" or "measured".
         points: Runs that were measured.
+        left_out: Runs of the files that are not among them, with the reason.
         error: Mean absolute error of the fitted results.
         left_out_error: The same of results that were left out of the fit.
         parameters: The fitted numbers.
@@ -99,6 +100,7 @@ class CalibrateResult(Document):
     server: str
     kernels: str
     points: int
+    left_out: tuple[str, ...]
     error: float
     left_out_error: float
     parameters: tuple[CalibratedParameter, ...]
@@ -121,13 +123,15 @@ def calibrate_from_files(
     `given`: the keys of `base` that are not defaults, with their source; files set the others. `on_progress` gets the
     numbers of points and of simulations so far. Raises ConfigError for a file that cannot be used.
     """
-    points = read_points(files)
+    left_out: list[str] = []
+    points = read_points(files, left_out.append)
     base = measured_scenario(points, base, given)
     source = ", ".join(dict.fromkeys(Path(point.file).name for point in points))
-    return _result(calibrate(points, base, source, name, lambda count: on_progress(len(points), count)))
+    fit = calibrate(points, base, source, name, lambda count: on_progress(len(points), count))
+    return _result(fit, tuple(left_out))
 
 
-def _result(fit: PointFit) -> CalibrateResult:
+def _result(fit: PointFit, left_out: tuple[str, ...]) -> CalibrateResult:
     profile = fit.calibration
     fitted = profile.parameters
     assert fitted is not None, "points have no measured steps"
@@ -155,6 +159,7 @@ def _result(fit: PointFit) -> CalibrateResult:
         server=fitted.server,
         kernels=fitted.kernels,
         points=fitted.points,
+        left_out=left_out,
         error=fitted.error,
         left_out_error=fitted.left_out_error,
         parameters=tuple(parameters),

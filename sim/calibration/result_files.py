@@ -16,7 +16,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...core.errors import ConfigError, Problem
@@ -52,11 +52,15 @@ _SGLANG_SERVER = {
     "model": "model_path",
 }
 _SPEC_DECODE = "spec_decode_"
+_EARLIER_TOTALS = (("scheduler_metrics", "requests_made"), ("run_stats", "requests_made"))  # of guidellm's requests
 
 
-def read_points(files: Sequence[str]) -> list[Point]:
+def read_points(files: Sequence[str], leave_out: Callable[[str], None] = lambda what: None) -> list[Point]:
     """Return the points of all files, FILE or FILE:column=value,….
-    Raises ConfigError with the file and the key; then nothing is read."""
+
+    `leave_out` is called with each run that has no load of its own, in words. Raises ConfigError with the file and the
+    key; then nothing is read.
+    """
     points: list[Point] = []
     for i, argument in enumerate(files):
         found = _SETTINGS.fullmatch(argument)
@@ -64,7 +68,7 @@ def read_points(files: Sequence[str]) -> list[Point]:
         settings = _settings(argument, found["settings"]) if found else {}
         if argument in files[:i]:
             raise ConfigError.of(file, "", "is given twice, and would count twice")
-        points += _file_points(file, settings)
+        points += _file_points(file, settings, leave_out)
     check_together(points)
     return points
 
@@ -77,11 +81,11 @@ def _settings(argument: str, text: str) -> dict[str, str]:
     return settings
 
 
-def _file_points(file: str, settings: Mapping[str, str]) -> Iterator[Point]:
+def _file_points(file: str, settings: Mapping[str, str], leave_out: Callable[[str], None]) -> Iterator[Point]:
     text = read_text(file, MAX_BYTES)
     if not text.strip():
         raise _wrong(file, "", f"is empty: {EXPECTED}")
-    records = _json_records(file, text) if text.lstrip()[0] in "{[" else _csv_records(file, text)
+    records = _json_records(file, text, leave_out) if text.lstrip()[0] in "{[" else _csv_records(file, text)
     for number, (place, record, names) in enumerate(records):
         if number == MAX_RUNS:
             raise _wrong(file, "", f"has more than {MAX_RUNS:,} runs")
@@ -122,12 +126,14 @@ def _csv_records(file: str, text: str) -> Iterator[tuple[str, dict[str, Any], di
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
 
-def _json_records(file: str, text: str) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
+def _json_records(
+    file: str, text: str, leave_out: Callable[[str], None]
+) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
     for place, value in _objects(file, text):
         if not isinstance(value, dict):
             raise _wrong(file, place.strip(), f"is {type(value).__name__}: {EXPECTED}")
         if "benchmarks" in value:
-            yield from _guidellm(file, value)
+            yield from _guidellm(file, value, leave_out)
         elif "schema_version" in value or ("input_config" in value and "request_throughput" in value):
             yield place, *_aiperf(file, value)
         elif "tokenizer_id" in value and "model_id" in value:
@@ -236,21 +242,29 @@ def _are_lengths(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int and item >= 1 for item in value)
 
 
-def _guidellm(file: str, report: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
+def _guidellm(
+    file: str, report: Mapping[str, Any], leave_out: Callable[[str], None]
+) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
     """Yield the records of a report. Its time per output token includes the first token;
-    its inter-token latency is our TPOT."""
+    its inter-token latency is our TPOT. The run `throughput` of a sweep has neither clients nor a rate."""
     runs = report["benchmarks"]
     if not isinstance(runs, list) or not runs:
         raise _wrong(file, "benchmarks", "expected a list of benchmarks")
     metadata = _object(report, "metadata")
     version = metadata.get("guidellm_version") or metadata.get("version") or "of an unknown version"
-    for i, run in enumerate(runs):
+    strategies = [_inside(run, "config", "strategy") or _inside(run, "args", "strategy") for run in runs]
+    kinds = [_inside(one, "type_") or _inside(one, "kind") for one in strategies]
+    if set(kinds) == {"throughput"}:
+        message = "'throughput': has neither clients nor a rate; expected a run that is synchronous, concurrent, constant or poisson"
+        raise _wrong(file, "benchmarks[0].config.strategy.type_", message)
+    for i, (run, strategy, kind) in enumerate(zip(runs, strategies, kinds, strict=True)):
         place = f"benchmarks[{i}]"
-        strategy = _inside(run, "config", "strategy") or _inside(run, "args", "strategy")
+        if kind == "throughput":
+            leave_out(f"{file} {place}: throughput, which has neither clients nor a rate")
+            continue
         if not isinstance(strategy, dict) or not isinstance(_inside(run, "metrics"), dict):
-            message = f"is missing; expected config.strategy and metrics, as guidellm 0.2 … 0.6 writes them (this file: {version})"
+            message = f"is missing; expected config.strategy and metrics, as guidellm 0.2 … 0.8 writes them (this file: {version})"
             raise _wrong(file, f"{place}.config.strategy", message)
-        kind = strategy.get("type_") or strategy.get("kind")
         record: dict[str, Any] = {}
         if kind == "synchronous":
             record["concurrency"] = 1
@@ -261,7 +275,8 @@ def _guidellm(file: str, report: Mapping[str, Any]) -> Iterator[tuple[str, dict[
         else:
             message = f"{kind!r}: expected synchronous, concurrent, constant or poisson"
             raise _wrong(file, f"{place}.config.strategy.type_", message)
-        totals = _inside(run, "metrics", "request_totals") or _inside(run, "scheduler_metrics", "requests_made") or {}
+        places = (("metrics", "request_totals"), ("request_totals",), *_EARLIER_TOTALS)
+        totals = next((found for path in places if (found := _inside(run, *path))), {})
         of_totals = f"{place}.metrics.request_totals"
         completed = _count(file, f"{of_totals}.successful", _inside(totals, "successful"))
         failed = _count(file, f"{of_totals}.errored", _inside(totals, "errored"))

@@ -104,6 +104,45 @@ def test_a_load_without_limit_is_all_requests_at_once(read):
     assert read(aiperf(PLAIN, input_config=phases))[0].concurrency == 8
 
 
+def test_a_sweep_of_guidellm_has_runs_with_a_load_and_one_without(tmp_path):
+    """Its own order: synchronous, throughput, then constant rates. The run without clients and rate is named."""
+    report = json.loads(guidellm([PLAIN] * 4))
+    strategies = [
+        {"type_": "synchronous"},
+        {"type_": "throughput", "max_concurrency": None},
+        {"type_": "constant", "rate": 10.0},
+        {"type_": "constant", "rate": 30.0},
+    ]
+    for benchmark, strategy in zip(report["benchmarks"], strategies, strict=True):
+        benchmark["config"]["strategy"] = strategy
+        benchmark["metrics"]["output_tokens_per_second"]["successful"]["mean"] = 150.0  # as one client gets
+    (tmp_path / "sweep.json").write_text(json.dumps(report))
+    left_out: list[str] = []
+    points = read_points([str(tmp_path / "sweep.json")], left_out.append)
+    assert [(point.concurrency, point.rate_per_s) for point in points] == [(1, None), (None, 10.0), (None, 30.0)]
+    assert [what.partition("json ")[2] for what in left_out] == [
+        "benchmarks[1]: throughput, which has neither clients nor a rate"
+    ]
+
+
+@pytest.mark.parametrize(
+    "totals", [("scheduler_metrics", "requests_made"), ("run_stats", "requests_made"), ("request_totals",)]
+)
+def test_earlier_reports_of_guidellm_have_their_totals_elsewhere(read, totals):
+    report = json.loads(guidellm([PLAIN]))
+    (benchmark,) = report["benchmarks"]
+    benchmark["args"] = {"strategy": benchmark.pop("config")["strategy"]}
+    counted = benchmark["metrics"].pop("request_totals")
+    for name in reversed(totals):
+        counted = {name: counted}
+    assert read(json.dumps(report | {"benchmarks": [benchmark | counted]}))[0].num_requests == COUNT
+    ours = {"successful": 10, "errored": 9}
+    for name in reversed(totals):
+        ours = {name: ours}
+    with pytest.raises(ConfigError, match="9 of 19 requests failed"):
+        read(json.dumps(report | {"benchmarks": [benchmark | ours]}))
+
+
 def broken_guidellm(**changes):
     report = json.loads(guidellm([PLAIN]))
     for path, value in changes.items():
@@ -141,7 +180,8 @@ BAD = {
     "sglang tree": (sglang(SPEC | {"topk": 1, "num_draft_tokens": 9}), "num_draft_tokens: 9 with 3 steps and topk 1"),
     "guidellm without benchmarks": ('{"benchmarks": []}', "benchmarks: expected a list"),
     "guidellm of another version": ('{"metadata": {"version": 9}, "benchmarks": [{"a": 1}]}', r"config.strategy: is missing.*this file: 9"),
-    "guidellm sweep": (broken_guidellm(config__strategy={"type_": "throughput"}), r"type_: 'throughput'"),
+    "guidellm throughput alone": (broken_guidellm(config__strategy={"type_": "throughput"}), r"type_: 'throughput': has neither"),
+    "guidellm unknown": (broken_guidellm(config__strategy={"type_": "waves"}), r"type_: 'waves': expected synchronous"),
     "guidellm failed": (broken_guidellm(metrics__request_totals={"successful": 10, "errored": 9}), "errored: 9 of 19 requests failed"),
     "guidellm nothing": (broken_guidellm(metrics__request_totals={"successful": 0}), "no request was completed"),
     "guidellm missing": (broken_guidellm(metrics__inter_token_latency_ms={}), "inter_token_latency_ms.successful.mean: is missing"),
