@@ -110,8 +110,8 @@ class TextDecoder(Protocol):
     """Text as its tokens come, as `core.contract.text.StreamDecoder` is one:
     it ends before the first stop string, which `stop` is then."""
 
-    stop: str | None
-
+    @property
+    def stop(self) -> str | None: ...
     def push(self, tokens: Sequence[int]) -> str: ...
     def finish(self) -> str: ...
 
