@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import typer
@@ -18,7 +20,9 @@ from foredraft.cli.app import app
 from foredraft.core.acceptance.fit import simulate_rounds
 from foredraft.core.acceptance.presets import PRESETS
 from foredraft.core.adaptive.config import SlotConfig
-from foredraft.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS
+from foredraft.core.adaptive.slot import SLOT_TRANSITIONS, SlotState
+from foredraft.core.contract.future_map import CELL_TRANSITIONS, CellState
+from foredraft.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS, TransferState
 from foredraft.core.model_shape import known_models
 from foredraft.core.scheduler.life import JOINT_RULES, TRANSITIONS, RequestState
 from foredraft.serve.bodies.real import RealBody
@@ -38,14 +42,36 @@ UNSEEN = ("temperature", "top_p", "top_k", *UNSEEN_ALWAYS)  # no time of a simul
 BLOCK = re.compile(r"(<!-- from ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
+def diagram(transitions: Mapping[Any, Mapping[Any, Any]], *first: Any) -> list[str]:
+    """Return a table of states and events as the lines of a Mermaid diagram that begins in the states `first`."""
+    lines = ["```mermaid", "stateDiagram-v2", *(f"    [*] --> {_word(state)}" for state in first)]
+    for state, events in transitions.items():
+        by_target: dict[str, list[str]] = {}
+        for event, following in events.items():
+            by_target.setdefault(_word(following), []).append(_word(event))
+        lines += [f"    {_word(state)} --> {following}: {', '.join(names)}" for following, names in by_target.items()]
+        if not events:
+            lines.append(f"    {_word(state)} --> [*]")
+    return [*lines, "```"]
+
+
+def _word(member: Enum) -> str:
+    return member.value if isinstance(member.value, str) else member.name.lower()
+
+
 def life_of_a_request() -> str:
     """Return the states and events of `core/scheduler/life.py` as a Mermaid diagram."""
-    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {RequestState.NEW.value}"]
-    for state, events in TRANSITIONS.items():
-        lines += [f"    {state.value} --> {following.value}: {event.value}" for event, following in events.items()]
-        if not events:
-            lines.append(f"    {state.value} --> [*]")
-    return "\n".join([*lines, "```"])
+    return "\n".join(diagram(TRANSITIONS, RequestState.NEW))
+
+
+def life_of_a_slot() -> str:
+    """Return the states and events of `core/adaptive/slot.py` as a Mermaid diagram."""
+    return "\n".join(diagram(SLOT_TRANSITIONS, SlotState.SETTLED, SlotState.RESTING))
+
+
+def life_of_a_cell() -> str:
+    """Return the states and events of a cell of `core/contract/future_map.py` as a Mermaid diagram."""
+    return "\n".join(diagram(CELL_TRANSITIONS, CellState.EMPTY))
 
 
 def server_metrics() -> str:
@@ -122,16 +148,9 @@ def joint_rules() -> str:
 
 def life_of_a_transfer() -> str:
     """Return the tables of `core/handoff/life.py` as two Mermaid diagrams."""
-    sides = (("Prefill side", PREFILL_TRANSITIONS, "offered"), ("Decode side", DECODE_TRANSITIONS, "queued"))
-    lines: list[str] = []
-    for title, transitions, first in sides:
-        lines += [*([""] if lines else []), f"{title}:", "", "```mermaid", "stateDiagram-v2", f"    [*] --> {first}"]
-        for state, events in transitions.items():
-            lines += [f"    {state.value} --> {following.value}: {event.value}" for event, following in events.items()]
-            if not events:
-                lines.append(f"    {state.value} --> [*]")
-        lines.append("```")
-    return "\n".join(lines)
+    prefill = diagram(PREFILL_TRANSITIONS, TransferState.OFFERED)
+    decode = diagram(DECODE_TRANSITIONS, TransferState.QUEUED)
+    return "\n".join(["Prefill side:", "", *prefill, "", "Decode side:", "", *decode])
 
 
 def adaptive_keys() -> str:
@@ -239,6 +258,8 @@ def command_options(*commands: str) -> str:
 
 BLOCKS = {
     "life-of-a-request": life_of_a_request,
+    "life-of-a-slot": life_of_a_slot,
+    "life-of-a-cell": life_of_a_cell,
     "joint-rules": joint_rules,
     "server-metrics": server_metrics,
     "absent-metrics": absent_metrics,

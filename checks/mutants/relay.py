@@ -8,27 +8,28 @@ from .planting import defects, lookup
 RELAY = """
 ReadsAgain (RELAY-02): A value stays readable after it was consumed.
     FutureMap.resolve
-        - self._written[real] = 0
+        - self._states[real] = following
 
 ReadsTheUnwritten (RELAY-02): An empty cell can be read: the last consumed value is read again.
     FutureMap._readable
-        - if missing.any():
+        - if refused.any():
         + if False:
 
 ReadsAHalf (RELAY-02): A published length makes the fields readable, too: those of the step before.
     FutureMap.publish
-        - |= _LENGTH
-        + |= self._complete
+        - = following
+        + = CellState.WHOLE
 
 Overwrites (RELAY-02): An unread length is overwritten by the next one.
-    FutureMap.publish
-        - self._writable(rows, epochs, _LENGTH)
-        + self._writable(rows, epochs, np.uint8(0))
+    FutureMap._writable
+        - refused = following == _REFUSED
+        + following = np.where(states == CellState.PUBLISHED, states, following)
+        + refused = (following == _REFUSED) & (event != CellEvent.PUBLISH)
 
 ConsumesBeforeItLooks (RELAY-02): A read of several rows that is refused for one of them has consumed the others.
     FutureMap._readable
         - foreign = self._epochs[real] != epochs
-        + self._written[real], foreign = 0, self._epochs[real] != epochs
+        + self._states[real], foreign = 0, self._epochs[real] != epochs
 
 AcceptsARowTwice (RELAY-02): A row that stands twice in a batch is written twice, and the later lane wins.
     FutureMap._enter
@@ -37,7 +38,7 @@ AcceptsARowTwice (RELAY-02): A row that stands twice in a batch is written twice
 
 KeepsWhatIsReleased (RELAY-02): The cell of a released row keeps its unread value.
     FutureMap.drop
-        - self._written[rows] = 0
+        - self._states[rows] = CellState.EMPTY
 
 ComparesTheLowBits (RELAY-03): Generations are compared in 32 bits.
     FutureMap._enter = good(self, rows, np.asarray(epochs) & 0xFFFFFFFF)
@@ -45,7 +46,7 @@ ComparesTheLowBits (RELAY-03): Generations are compared in 32 bits.
 CompletesAnothersCell (RELAY-03): The fields of one request complete the length of another.
     FutureMap._writable
         - self._epochs[rows] != epochs
-        + (self._epochs[rows] != epochs) & (flag == _LENGTH)
+        + (self._epochs[rows] != epochs) & (event == CellEvent.PUBLISH)
 
 WrapsNegativeRows (RELAY-03): Row −1 is the last row, as an index into an array is.
     FutureMap._enter = good(self, np.where(np.asarray(rows) < 0, np.asarray(rows) % (self.num_rows + 1), rows), epochs)

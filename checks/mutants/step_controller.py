@@ -143,10 +143,10 @@ FilesBySize (STEPS-12): Graphs are found by their batch size alone: of several s
 
 PROBES = """
 StaysAtZero (STEPS-04): 0 steps are told nothing, so they stay: there is no probe.
-    AdaptiveStepSlot._probe = None
+    AdaptiveStepSlot._is_probe_due = False
 
 ProbesAtEveryLook (STEPS-04): A failed probe is followed by the next one at once.
-    AdaptiveStepSlot._probe
+    AdaptiveStepSlot._is_probe_due
         - if self._wait > 1:
         + if False:
 """

@@ -1,12 +1,14 @@
 """The `ema` policy: one slot per range of batch sizes.
 
-Its rule lowers and raises the steps, bounds them from above, and tries drafts again after 0 steps.
+Its rule lowers and raises the steps, bounds them from above, and tries drafts again after 0 steps. A slot looks at its
+EMA only at a recompute. Each recompute is one event, and `SLOT_TRANSITIONS` says which is possible in which state.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,30 @@ from .config import AdaptiveConfig, SlotConfig, load_adaptive_config, resolve_in
 from .policy import NEVER, RangeRouter, SwitchGate
 
 _MAX_PROBE_WAIT = 32
+
+
+class SlotState(Enum):
+    SETTLED = "settled"  # drafts, as many steps as the EMA justifies
+    RESTING = "resting"  # 0 steps, since the EMA fell so low
+    PROBING = "probing"  # drafts again, to see whether that pays
+    BACKING_OFF = "backing_off"  # 0 steps, since a probe failed; the next one waits longer
+
+
+class SlotEvent(Enum):
+    CHOOSE = "choose"  # the EMA chooses some steps, often the same
+    HOLD = "hold"  # the EMA chooses others, but the gate does not allow a switch yet
+    REST = "rest"  # the EMA chooses 0 steps
+    WAIT = "wait"  # no probe is due, or the gate does not allow one yet
+    PROBE = "probe"
+
+
+S, E = SlotState, SlotEvent
+SLOT_TRANSITIONS: dict[SlotState, dict[SlotEvent, SlotState]] = {
+    S.SETTLED: {E.CHOOSE: S.SETTLED, E.HOLD: S.SETTLED, E.REST: S.RESTING},
+    S.RESTING: {E.WAIT: S.RESTING, E.PROBE: S.PROBING},
+    S.PROBING: {E.CHOOSE: S.SETTLED, E.HOLD: S.SETTLED, E.REST: S.BACKING_OFF},
+    S.BACKING_OFF: {E.WAIT: S.BACKING_OFF, E.PROBE: S.PROBING},
+}
 
 
 class InvalidObservation(ForedraftError, ValueError):
@@ -41,7 +67,7 @@ class AdaptiveStepSlot:
         self.is_measured: bool = False  # whether a verify result is in the EMA
         self._count = 0
         self._until_recompute = self.config.warmup_batches + self.config.update_interval
-        self._probing = False
+        self.state: SlotState = SlotState.SETTLED if self.current_steps else SlotState.RESTING
         self._failed_probes = 0
         self._wait = 1  # recomputes at 0 steps until the next probe
         self.switches: int = 0
@@ -81,7 +107,7 @@ class AdaptiveStepSlot:
         if self.current_steps == 0:
             rounds += (self._wait - 1) * interval
             allowed = self._gate.earliest(self._count, switches=2)
-        elif self._probing:
+        elif self.state is SlotState.PROBING:
             allowed = self._count
         else:
             allowed = self._gate.earliest(self._count)
@@ -91,24 +117,43 @@ class AdaptiveStepSlot:
         return rounds
 
     def _recompute(self) -> None:
+        """Find the event of this recompute, take its transition, and do what it means."""
         if self.current_steps == 0:
-            self._probe()
-            return
-        target = self._apply_ceiling(self._target_index())
-        probing, self._probing = self._probing, False
-        if probing and self.candidate_steps[target] == 0:
-            if self.config.probe_backoff is not False:
-                self._failed_probes += 1
-                self._wait = min(1 << min(self._failed_probes, 10), _MAX_PROBE_WAIT)
-            self._switch(target)  # the gate never delays the return from a probe
-            return
+            target = self._index
+            event = SlotEvent.PROBE if self._is_probe_due() else SlotEvent.WAIT
+        else:
+            target = self._apply_ceiling(self._target_index())
+            event = self._choice(target)
+        was_probing = self.state is SlotState.PROBING
+        self.state = SLOT_TRANSITIONS[self.state][event]
+        match event:
+            case SlotEvent.WAIT:
+                self._wait = max(1, self._wait - 1)
+            case SlotEvent.PROBE:
+                self._probe()
+            case SlotEvent.CHOOSE:
+                self._failed_probes = 0 if was_probing else self._failed_probes
+                self._switch(target)
+            case SlotEvent.REST:
+                self._set_wait(was_probing)
+                self._switch(target)
+
+    def _choice(self, target: int) -> SlotEvent:
+        """Return what the choice of candidate `target` is. The gate never delays the return from a probe."""
+        rests = self.candidate_steps[target] == 0
+        if rests and self.state is SlotState.PROBING:
+            return SlotEvent.REST
         if target != self._index and self._gate.earliest(self._count) > self._count:
-            return
-        if probing:
-            self._failed_probes = 0
-        self._switch(target)
-        if self.current_steps == 0:
+            return SlotEvent.HOLD
+        return SlotEvent.REST if rests else SlotEvent.CHOOSE
+
+    def _set_wait(self, probe_failed: bool) -> None:
+        """Set after how many recomputes a slot that goes to 0 steps probes."""
+        if not probe_failed:
             self._wait = 1
+        elif self.config.probe_backoff is not False:
+            self._failed_probes += 1
+            self._wait = min(1 << min(self._failed_probes, 10), _MAX_PROBE_WAIT)
 
     def _target_index(self) -> int:
         """Return the candidate that the thresholds choose for the current EMA. A fall is tried before a rise."""
@@ -130,15 +175,15 @@ class AdaptiveStepSlot:
             target -= 1
         return target
 
-    def _probe(self) -> None:
+    def _is_probe_due(self) -> bool:
         if len(self.candidate_steps) == 1:
-            return
+            return False
         if self._wait > 1:
-            self._wait -= 1
-            return
-        if self._gate.earliest(self._count, switches=2) > self._count:
-            return  # the wait stays used up: the probe comes at the first recompute that the gate allows
-        self._probing = True
+            return False
+        # If the gate refuses, the wait stays used up: the probe comes at the first recompute that the gate allows.
+        return self._gate.earliest(self._count, switches=2) <= self._count
+
+    def _probe(self) -> None:
         self._switch(self._index + 1)
         if self.ema_accept_len < 0:  # cold: no result has been measured yet, so begin from a neutral value
             self.ema_accept_len = float(self.current_steps - 1)
@@ -159,7 +204,7 @@ class AdaptiveStepSlot:
             "ema_accept_len": self.ema_accept_len,
             "count": self._count,
             "until_recompute": self._until_recompute,
-            "probing": self._probing,
+            "probing": self.state is SlotState.PROBING,
             "failed_probes": self._failed_probes,
             "wait": self._wait,
             "switches": self.switches,

@@ -3,20 +3,22 @@
 One cell per request-table row. A step publishes the row's new length and stashes its draft inputs; the next step that
 contains the row resolves them:
 
-    empty ──publish, stash──► written ──resolve──► empty ──publish, stash──► …
-                                 └──────drop──────► empty        (the row is released, its cell unread)
+    empty ──publish, stash──► whole ──resolve──► empty ──publish, stash──► …
+                                └─────drop─────► empty        (the row is released, its cell unread)
 
-so each owner's writes and reads of a cell alternate, and at most its last write is unread. Each cell carries the epoch
-of the request that wrote it; a reader of another epoch gets an error, never a value. Row 0 is the padding row: writing
-it does nothing, reading it gives zeros. A call that fails changes nothing.
+so each owner's writes and reads of a cell alternate, and at most its last write is unread. `CELL_TRANSITIONS` says
+which event is possible in which state. Each cell carries the epoch of the request that wrote it; a reader of another
+epoch gets an error, never a value. Row 0 is the padding row: writing it does nothing, reading it gives zeros. A call
+that fails changes nothing.
 
-The flags and epochs live on the host, the values behind a `RelayStorage`: NumPy here, device memory in an executor.
+States and epochs live on the host, the values behind a `RelayStorage`: NumPy here, device memory in an executor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from math import prod
 from typing import Any, Protocol
 
@@ -25,8 +27,48 @@ import numpy as np
 from ..errors import InvariantViolation
 from .arrays import BoolArray
 
-_LENGTH, _VALUES = np.uint8(1), np.uint8(2)
 _POISON_BYTE = 0xA5
+
+
+class CellState(IntEnum):
+    EMPTY = 0  # never written, read, or dropped
+    PUBLISHED = 1  # has a length, its values are to come
+    STASHED = 2  # has values, its length is to come
+    WHOLE = 3  # can be read
+
+
+class CellEvent(IntEnum):
+    PUBLISH = 0  # a step writes the length
+    STASH = 1  # a step writes the values
+    RESOLVE = 2  # the next step reads both
+    PASS_THROUGH = 3  # the device reads both and writes them anew
+    DROP = 4  # the row is released
+
+
+S, E = CellState, CellEvent
+Transitions = Mapping[CellState, Mapping[CellEvent, CellState]]
+_READ = {E.RESOLVE: S.EMPTY, E.PASS_THROUGH: S.WHOLE, E.DROP: S.EMPTY}
+CELL_TRANSITIONS: Transitions = {
+    S.EMPTY: {E.PUBLISH: S.PUBLISHED, E.STASH: S.STASHED, E.DROP: S.EMPTY},
+    S.PUBLISHED: {E.STASH: S.WHOLE, E.DROP: S.EMPTY},
+    S.STASHED: {E.PUBLISH: S.WHOLE, E.DROP: S.EMPTY},
+    S.WHOLE: _READ,
+}
+LENGTH_TRANSITIONS: Transitions = {
+    S.EMPTY: {E.PUBLISH: S.WHOLE, E.STASH: S.EMPTY, E.DROP: S.EMPTY},
+    S.WHOLE: {**_READ, E.STASH: S.WHOLE},
+}
+"""Of a relay without fields: a cell is whole with its length, and a stash has nothing to write."""
+_REFUSED = 255
+
+
+def _as_array(transitions: Transitions) -> np.ndarray:
+    """Return the following state, uint8 [events, states]; _REFUSED where the event is not possible."""
+    table = np.full((len(CellEvent), len(CellState)), _REFUSED, np.uint8)
+    for state, events in transitions.items():
+        for event, following in events.items():
+            table[event, state] = following
+    return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,23 +152,23 @@ class FutureMap:
     fields: Sequence[RelayField] = ()
     storage: RelayStorage = field(default_factory=NumpyStorage)
     debug_poison: bool = False
-    _written: np.ndarray = field(init=False, repr=False)
+    _states: np.ndarray = field(init=False, repr=False)
     _epochs: np.ndarray = field(init=False, repr=False)
     _stamps: np.ndarray = field(init=False, repr=False)
     _order: np.ndarray = field(init=False, repr=False)
     _buffers: dict[str, Any] = field(init=False, repr=False)
-    _complete: np.uint8 = field(init=False, repr=False)
+    _following: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.fields = tuple(RelayField(*f) if isinstance(f, tuple) else f for f in self.fields)
         names = [LENGTH_FIELD.name, *(f.name for f in self.fields)]
         assert len(set(names)) == len(names), f"relay fields with one name: {names}"
-        self._written = np.zeros(self.num_rows + 1, np.uint8)  # bit 0: a length, bit 1: values
+        self._states = np.full(self.num_rows + 1, CellState.EMPTY, np.uint8)
         self._epochs = np.zeros(self.num_rows + 1, np.int64)  # epoch of the request that wrote the cell
         self._stamps = np.zeros(self.num_rows + 1, np.int64)  # scratch that finds rows given twice
         self._order = np.arange(self.num_rows + 1)
         self._buffers = {f.name: self.storage.allocate(self.num_rows + 1, f) for f in (LENGTH_FIELD, *self.fields)}
-        self._complete = _LENGTH | _VALUES if self.fields else _LENGTH
+        self._following = _as_array(CELL_TRANSITIONS if self.fields else LENGTH_TRANSITIONS)
         if self.debug_poison:
             self._poison(np.arange(1, self.num_rows + 1))
 
@@ -143,13 +185,13 @@ class FutureMap:
     @property
     def num_unread(self) -> int:
         """Cells that are written and not read yet."""
-        return int(np.count_nonzero(self._written))
+        return int(np.count_nonzero(self._states))
 
     def publish(self, rows: np.ndarray, epochs: np.ndarray, lengths: Any) -> None:
         """Write the new committed lengths, int64 [bs], of `rows` int [bs] held by `epochs` int64 [bs]."""
-        rows, epochs, sources = self._writable(rows, epochs, _LENGTH)
+        rows, epochs, following, sources = self._writable(rows, epochs, CellEvent.PUBLISH)
         self.storage.scatter(self._buffers[LENGTH_FIELD.name], rows, lengths, sources)
-        self._written[rows] |= _LENGTH
+        self._states[rows] = following
         self._epochs[rows] = epochs
 
     def stash(self, rows: np.ndarray, epochs: np.ndarray, values: Mapping[str, Any]) -> None:
@@ -159,25 +201,25 @@ class FutureMap:
             message = f"stashed {sorted(present)}, but the relay has {sorted(f.name for f in self.fields)}"
             raise InvariantViolation("ACCEPT-17", message)
         given = rows
-        rows, epochs, sources = self._writable(rows, epochs, _VALUES)
+        rows, epochs, following, sources = self._writable(rows, epochs, CellEvent.STASH)
         if self.debug_poison:
             self._refuse_placeholders(np.asarray(given), values)
         if not self.fields:
             return
         for f in self.fields:
             self.storage.scatter(self._buffers[f.name], rows, values[f.name], sources)
-        self._written[rows] |= _VALUES
+        self._states[rows] = following
         self._epochs[rows] = epochs
 
     def resolve(self, rows: np.ndarray, epochs: np.ndarray) -> tuple[Any, dict[str, Any]]:
         """Read the cells and mark them as read: lengths int64 [bs] and every field [bs, *shape_suffix]; zeros for row
         0."""
-        rows, real = self._readable(rows, epochs)
+        rows, real, following = self._readable(rows, epochs, CellEvent.RESOLVE)
         found = {name: self.storage.gather(buffer, rows) for name, buffer in self._buffers.items()}
         if self.debug_poison:
             self._refuse_poison(rows, found)
             self._poison(real)
-        self._written[real] = 0
+        self._states[real] = following
         return found.pop(LENGTH_FIELD.name), found
 
     def pass_through(self, rows: np.ndarray, epochs: np.ndarray) -> None:
@@ -186,7 +228,7 @@ class FutureMap:
 
         A captured round does both on `buffers`, where the host sees no value.
         """
-        rows, _ = self._readable(rows, epochs)
+        rows, _, _ = self._readable(rows, epochs, CellEvent.PASS_THROUGH)
         if self.debug_poison:
             found = {name: self.storage.gather(buffer, rows) for name, buffer in self._buffers.items()}
             self._refuse_poison(rows, found)
@@ -196,7 +238,7 @@ class FutureMap:
         rows = np.asarray(rows, np.int64)
         self._in_range(rows)
         rows = rows[rows != 0]
-        self._written[rows] = 0
+        self._states[rows] = CellState.EMPTY
         if self.debug_poison:
             self._poison(rows)
 
@@ -204,36 +246,41 @@ class FutureMap:
         """Check that row 0 holds only zeros (RELAY-02)."""
         padding = np.zeros(1, np.int64)
         dirty = [name for name, buffer in self._buffers.items() if (self.storage.gather(buffer, padding) != 0).any()]
-        if self._written[0] or self._epochs[0] or dirty:
+        if self._states[0] or self._epochs[0] or dirty:
             raise InvariantViolation("RELAY-02", f"the padding row was written: {dirty or 'its flags'}")
 
-    def _readable(self, rows: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return all rows, and those without padding. Raises unless their cells were written by these epochs."""
+    def _readable(
+        self, rows: np.ndarray, epochs: np.ndarray, event: CellEvent
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return all rows; those without padding, and the states of their cells after the event. Raises unless the
+        cells were written by these epochs."""
         rows, real, epochs, _ = self._enter(rows, epochs)
-        written = self._written[real]
+        states = self._states[real]
         foreign = self._epochs[real] != epochs
         if foreign.any():
-            self._refuse(foreign, written != 0, real, epochs)
-        missing = written != self._complete
-        if missing.any():
-            row = int(real[missing.argmax()])
+            self._refuse(foreign, states != CellState.EMPTY, real, epochs)
+        following = self._following[event][states]
+        refused = following == _REFUSED
+        if refused.any():
+            row = int(real[refused.argmax()])
             raise InvariantViolation("RELAY-02", f"row {row} is read, but its cell is not (or not wholly) written")
-        return rows, real
+        return rows, real, following
 
     def _writable(
-        self, rows: np.ndarray, epochs: np.ndarray, flag: np.uint8
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return rows and epochs without padding, and where they stand in the caller's arrays (None: all of them)."""
+        self, rows: np.ndarray, epochs: np.ndarray, event: CellEvent
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+        """Return rows and epochs without padding, the states of their cells after the event, and where they stand in
+        the caller's arrays (None: all of them)."""
         _, rows, epochs, sources = self._enter(rows, epochs)
-        written = self._written[rows]
-        if written.any():
-            again = (written & flag) != 0
-            if again.any():
-                row = int(rows[again.argmax()])
-                raise InvariantViolation("RELAY-02", f"row {row} is written again before it was read or dropped")
-            # The other half of this write must come from the same request.
-            self._refuse(self._epochs[rows] != epochs, written != 0, rows, epochs)
-        return rows, epochs, sources
+        states = self._states[rows]
+        following = self._following[event][states]
+        refused = following == _REFUSED
+        if refused.any():
+            row = int(rows[refused.argmax()])
+            raise InvariantViolation("RELAY-02", f"row {row} is written again before it was read or dropped")
+        if states.any():  # the other half of this write must come from the same request
+            self._refuse(self._epochs[rows] != epochs, states != CellState.EMPTY, rows, epochs)
+        return rows, epochs, following, sources
 
     def _enter(
         self, rows: np.ndarray, epochs: np.ndarray

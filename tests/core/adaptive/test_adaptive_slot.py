@@ -8,7 +8,14 @@ import math
 import numpy as np
 import pytest
 from foredraft.core.adaptive.config import SlotConfig
-from foredraft.core.adaptive.slot import NEVER, AdaptiveStepSlot, InvalidObservation, checked_counts
+from foredraft.core.adaptive.slot import (
+    NEVER,
+    SLOT_TRANSITIONS,
+    AdaptiveStepSlot,
+    InvalidObservation,
+    SlotState,
+    checked_counts,
+)
 from foredraft.core.errors import ConfigError, ForedraftError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -183,3 +190,26 @@ class TestCheckedCounts:
 
     def test_fractions_count_at_their_floor(self):
         assert checked_counts([0.5, 1.9], 2) == [1, 1, 0]
+
+
+def test_every_transition_of_the_table_is_walked_and_no_other(monkeypatch):
+    walked = set()
+
+    class Watched(dict):
+        def __init__(self, state, events):
+            super().__init__(events)
+            self.state = state
+
+        def __getitem__(self, event):
+            walked.add((self.state, event))
+            return super().__getitem__(event)  # KeyError: an event that the table does not have
+
+    watched = {state: Watched(state, events) for state, events in SLOT_TRANSITIONS.items()}
+    monkeypatch.setattr("foredraft.core.adaptive.slot.SLOT_TRANSITIONS", watched)
+    for dwell in (0, 4):
+        slot = make([0, 1, 3], 3, min_dwell_batches=dwell)
+        for phase in (0.0, 1.0, 0.0, 3.0):
+            for _ in range(60):
+                slot.update([min(phase, slot.current_steps)])
+                assert (slot.current_steps == 0) == (slot.state in (SlotState.RESTING, SlotState.BACKING_OFF))
+    assert walked == {(state, event) for state, events in SLOT_TRANSITIONS.items() for event in events}

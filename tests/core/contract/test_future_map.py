@@ -5,7 +5,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from foredraft.core.contract.future_map import FutureMap, NumpyStorage, RelayField
+from foredraft.core.contract.future_map import (
+    CELL_TRANSITIONS,
+    LENGTH_TRANSITIONS,
+    CellEvent,
+    CellState,
+    FutureMap,
+    NumpyStorage,
+    RelayField,
+)
 from foredraft.core.errors import InvariantViolation
 
 HIDDEN = RelayField("hidden_states", (4,), "float32")
@@ -130,3 +138,46 @@ def test_more_rows_than_there_are(relay):
     violation("RELAY-02", write, relay, rows_of(*[*range(1, 9), *range(1, 9)]), epochs_of(*[1] * 16))
     write(relay, rows_of(*[0] * 30, 1), epochs_of(*[1] * 31))
     assert relay.num_unread == 1
+
+
+WAYS = {  # the events that bring an empty cell to a state
+    CellState.EMPTY: (),
+    CellState.PUBLISHED: (CellEvent.PUBLISH,),
+    CellState.STASHED: (CellEvent.STASH,),
+    CellState.WHOLE: (CellEvent.PUBLISH, CellEvent.STASH),
+}
+
+
+@pytest.mark.parametrize("event", CellEvent, ids=lambda event: event.name)
+@pytest.mark.parametrize("state", CellState, ids=lambda state: state.name)
+@pytest.mark.parametrize("fields", [(BONUS, TOPK), ()], ids=["fields", "lengths alone"])
+def test_a_cell_follows_its_table(fields, state, event):
+    relay = FutureMap(2, fields)
+    row, epoch, values = rows_of(1), epochs_of(7), inputs(1) if fields else {}
+    calls = {
+        CellEvent.PUBLISH: lambda: relay.publish(row, epoch, np.array([5])),
+        CellEvent.STASH: lambda: relay.stash(row, epoch, values),
+        CellEvent.RESOLVE: lambda: relay.resolve(row, epoch),
+        CellEvent.PASS_THROUGH: lambda: relay.pass_through(row, epoch),
+        CellEvent.DROP: lambda: relay.drop(row),
+    }
+    table = CELL_TRANSITIONS if fields else LENGTH_TRANSITIONS
+    if state not in table:
+        return
+    for before in WAYS[state]:
+        calls[before]()
+    assert relay.num_unread == (state is not CellState.EMPTY)
+    following = table[state].get(event)
+    if following is None:
+        violation("RELAY-02", calls[event])
+        following = state
+    else:
+        calls[event]()
+    refused = [other for other in (CellEvent.PUBLISH, CellEvent.STASH) if table[following].get(other) is None]
+    for other in refused:
+        violation("RELAY-02", calls[other])
+    if CellEvent.RESOLVE in table[following]:
+        lengths, _ = relay.resolve(row, epoch)
+        assert lengths.tolist() == [5]
+    else:
+        violation("RELAY-02", calls[CellEvent.RESOLVE])
