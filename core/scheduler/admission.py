@@ -62,6 +62,7 @@ class Admission:
         self.take_role(config.role)
         self.share: GuaranteedShare = GuaranteedShare(config.guarantee_output, config)
         self.batch_wait: BatchWait = BatchWait(config, config.chunk_size)
+        self.beside = config.beside
         self._watermark = int(config.watermark * store.allocator.num_total_slots)
         self.may_pad: bool = config.lone_token == "round"
         self._refused: Refusal | None = None
@@ -272,13 +273,17 @@ class Admission:
         `num_loaded` from host memory (`Policies.admit_with`).
         """
         length = record.prompt_len + record.emitted_before
+        # The chunks of its prompt write behind a whole window.
+        at_once = self.beside.of(length, self.config.chunk_size)
         if self.guarantees:
             length += self._counted(record.max_tokens - record.emitted_before)
-        elif self.config.admit_with != "reserve":
+        if self.guarantees or self.config.admit_with == "reserve":
+            slots = self.slots_for_length(length)
+        else:
             first = min(num_cached + num_loaded + budget, length) + padding + self.sizes.lookahead
             least = first if self.config.admit_with == "chunk" else max(first, length)
-            return ceil_to_page(least, self.config.page_size) - num_cached
-        return self.slots_for_length(length) - num_cached
+            slots = ceil_to_page(least, self.config.page_size)
+        return slots + max(self.beside.of(slots), at_once) - num_cached
 
     def headroom(
         self, num_running: int, entering: Collection[RequestRecord] = (), held: Mapping[int, int] | None = None
@@ -294,6 +299,7 @@ class Admission:
             for row, slots in held.items():
                 record = records[row]
                 missing = self.slots_for_length(record.prompt_len + record.max_tokens) - slots
+                missing += self.beside.of(slots + missing) - self.beside.of(slots)
                 is_fixed = self.config.guarantee_fixed and record.request.fixed_length
                 if is_fixed or (self.share.falls and record in entering):
                     in_full += self._counted(missing)
@@ -359,7 +365,9 @@ class Admission:
         length = request.prefill_len
         if self.guarantees:
             length += self._counted(request.prompt.length + self.max_tokens(request) - length)
-        return self.slots_for_length(length) + self.headroom(len(requests.rounds.rows)) <= self.store.available_slots
+        slots = self.slots_for_length(length)
+        needed = slots + self.beside.of(slots) + self.headroom(len(requests.rounds.rows))
+        return needed <= self.store.available_slots
 
     def _padding(self, record: RequestRecord, num_cached: int, num_decoding: int) -> int:
         """Return the tokens of a round besides the one that this newcomer computes (`Policies.lone_token`)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
@@ -11,7 +12,13 @@ from ..algorithm.algorithm import DraftKV, SpecAlgorithm
 from ..errors import ConfigError, Problem
 from ..kv.host_tier import HostTier
 from ..kv.radix import RadixCache
-from ..kv.request_table import ceil_to_page, get_alloc_len_per_decode, request_table_width, reserve_per_decode
+from ..kv.request_table import (
+    BesideSlots,
+    ceil_to_page,
+    get_alloc_len_per_decode,
+    request_table_width,
+    reserve_per_decode,
+)
 from ..kv.store import KVStore
 from .policies import OUR_POLICIES, Policies
 
@@ -49,6 +56,9 @@ class EngineConfig(Policies):
     block_rounds: int = 32  # most rounds of one step; 1: single rounds
     preempt: bool = False  # retract a strictly lower priority to let a greater one in
     ageing_bound: int = 256  # how often a request may be overtaken by later ones of greater priority
+    request_slots: int = 0  # slots that a request takes beside those of its tokens while it has a row: its states
+    window: int = 0  # tokens of a request that layers with a window keep
+    window_slots: float = 0.0  # slots that each of these takes beside its own
     track_tokens: bool = False  # keep the executor's tokens for the output, retraction and the prefix cache
     role: EngineRole = EngineRole.BOTH  # the role at the start; an empty engine may change it
 
@@ -70,6 +80,20 @@ class EngineConfig(Policies):
     @property
     def mode(self) -> str:
         return "overlap" if self.overlap else "synchronous"
+
+    @property
+    def beside(self) -> BesideSlots:
+        """The slots that a request takes beside those of its tokens."""
+        return BesideSlots(self.request_slots, self.window, self.window_slots, self.page_size)
+
+    @property
+    def longest_in_pool(self) -> int:
+        """The slots of tokens, page aligned, that one request may have at most."""
+        return self.beside.longest_in(self.num_pages * self.page_size, self.chunk_size)
+
+    def num_fitting(self, length: float) -> int:
+        """Return how many requests of `length` tokens the pool holds at once."""
+        return int(self.num_pages * self.page_size / (length + self.beside.of(math.ceil(length))))
 
     def problems(self) -> list[Problem]:
         """Return the problems of each value by itself."""
@@ -94,6 +118,9 @@ class EngineConfig(Policies):
             problems.append(Problem("watermark", f"must be in [0, 1), got {self.watermark}"))
         if not (0.0 <= self.guarantee_output <= 1.0):
             problems.append(Problem("guarantee_output", f"must be in [0, 1], got {self.guarantee_output}"))
+        for key in ("request_slots", "window", "window_slots"):
+            if getattr(self, key) < 0:
+                problems.append(Problem(key, f"must be at least 0, got {getattr(self, key)}"))
         if self.host_pages < 0:
             problems.append(Problem("host_pages", f"must be at least 0, got {self.host_pages}"))
         if self.host_pages and not self.prefix_cache:
@@ -112,7 +139,12 @@ class EngineConfig(Policies):
         return {name: value for name, value in values.items() if name not in OMITTED or value != OMITTED[name]}
 
 
-OMITTED: dict[str, Any] = OUR_POLICIES.policy_values() | {"host_pages": 0}
+OMITTED: dict[str, Any] = OUR_POLICIES.policy_values() | {
+    "host_pages": 0,
+    "request_slots": 0,
+    "window": 0,
+    "window_slots": 0.0,
+}
 """Settings that a description of an engine leaves out, with the value that they then have."""
 
 
@@ -155,7 +187,7 @@ class EngineSizes:
         )
         lookahead = max_steps if config.row_slots == "launched" and speculates and has_draft_kv else 0
         reserve = reserve_per_decode(alloc_len, config.overlap) + lookahead
-        smallest = ceil_to_page(2 + reserve, config.page_size)
+        smallest = ceil_to_page(2 + reserve, config.page_size) + config.beside.of(2 + reserve)
         if config.num_pages * config.page_size < smallest:
             problems.append(
                 Problem(
@@ -191,17 +223,15 @@ class EngineSizes:
         `prefill_len`: the number of prompt and output tokens that a prefill worker computes, if it computes more than
         the prompt.
         """
-        pool = config.num_pages * config.page_size
         if role is EngineRole.PREFILL:
             # The decode worker checks whether the output fits; here it takes no slots.
-            missing = max(prompt_len, prefill_len) - pool
+            missing = max(prompt_len, prefill_len) - config.longest_in_pool
             return min(asked, config.context_len - prompt_len) if missing <= 0 else -missing
         return min(asked, config.context_len - prompt_len, self.pool_limit(config) - prompt_len)
 
     def pool_limit(self, config: EngineConfig) -> int:
         """Return how many prompt and output tokens of one request the pool holds beside the reserve of a round."""
-        pool = config.num_pages * config.page_size
-        return pool - ceil_to_page(self.reserve, config.page_size) - (config.page_size - 1)
+        return config.longest_in_pool - ceil_to_page(self.reserve, config.page_size) - (config.page_size - 1)
 
     def cause_of_limit(self, config: EngineConfig, prompt_len: int, asked: int, allowed: int) -> str:
         """Return the reason why a request is `allowed` fewer tokens than it asked for; an empty text if it gets all of
@@ -225,4 +255,4 @@ def make_store(config: EngineConfig, sizes: EngineSizes, algorithm: SpecAlgorith
     pool = (config.num_pages, config.page_size)
     has_host = cache is not None and config.host_pages > 0
     host = HostTier(config.host_pages, config.page_size, algorithm.prefix_key_kind()) if has_host else None
-    return KVStore(config.num_rows, sizes.row_width, *pool, cache, named_slots, config.at_once, host)
+    return KVStore(config.num_rows, sizes.row_width, *pool, cache, named_slots, config.at_once, host, config.beside)

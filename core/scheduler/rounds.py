@@ -8,6 +8,7 @@ One column entry per request-table row. For a decoding request
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -62,6 +63,7 @@ class DecodeRounds:
         self._stale = False
         self.num_with_stop_strings: int = 0  # rows whose end only the host can see; they cannot run in blocks
         self._has_stop_strings = np.zeros(config.num_rows + 1, dtype=bool)
+        self._beside = config.beside
         self._takes_what_is_launched = config.overlap and config.row_slots == "launched"
         self._block_slack = self._slots_of_a_plan() if config.overlap else 0
 
@@ -131,6 +133,8 @@ class DecodeRounds:
         if max_rounds > 1:
             free = self.store.allocator.num_free_slots - self._block_slack
             unaligned = batch_size * (self.config.page_size - 1)
+            if self.config.window_slots:
+                free = int((free - batch_size * self.config.page_size) / (1 + self.config.window_slots))
             by_memory = (free - kv_tokens + int(allocated.dot(ones)) - unaligned) // (batch_size * alloc_len)
             by_width = (self.sizes.row_width - int(kv_len[kv_len.argmax()])) // alloc_len
             max_rounds = min(max_rounds, by_memory - rounds_in_flight, by_width - rounds_in_flight)
@@ -179,12 +183,14 @@ class DecodeRounds:
         config, sizes = self.config, self.sizes
         newcomers = min(config.max_running, config.chunk_size)
         reserve = sizes.reserve + config.page_size
-        return (
-            config.chunk_size
-            + sizes.row_width
-            + (newcomers + 2 * config.max_running) * reserve
-            + int(config.watermark * self.store.allocator.num_total_slots)
-        )
+        of_tokens = config.chunk_size + (newcomers + 2 * config.max_running) * reserve
+        slots = of_tokens + sizes.row_width + int(config.watermark * self.store.allocator.num_total_slots)
+        if not config.beside:
+            return slots
+        # What it takes beside them. A newcomer may find a whole window in the prefix cache.
+        in_cache = 0 if self.store.cache is None else config.window
+        each = config.request_slots + config.page_size + math.ceil(config.window_slots * in_cache)
+        return slots + newcomers * each + math.ceil(config.window_slots * (of_tokens + config.window))
 
     # -- commit -------------------------------------------------------------------------------------------------------
 
@@ -257,8 +263,11 @@ class DecodeRounds:
         single = planned.decode.seq_lens + self.sizes.reserve
         if self.config.page_size > 1:
             single = ceil_to_page(single, self.config.page_size)
-        held: Int64Array = self.store.allocated[planned.index] - np.maximum(single, planned.allocated)
-        return np.maximum(held, 0)
+        single = np.maximum(single, planned.allocated)
+        held: Int64Array = np.maximum(self.store.allocated[planned.index] - single, 0)
+        if self.config.window_slots:
+            held += self._beside.of_each(single + held) - self._beside.of_each(single)
+        return held
 
     def release_unused(
         self,

@@ -185,7 +185,7 @@ class RoundModel:
         if steps not in self._reserves:
             self._reserves[steps] = run.spec.resolve_sizes().reserve
         held = context_len + self._reserves[steps]
-        return min(config.max_running, config.num_pages * config.page_size // held)
+        return min(config.max_running, config.num_fitting(held))
 
 
 def _prompt_ns(run: Assembly, prompt_len: int, round_work: tuple[int, int, int, int, int]) -> float:

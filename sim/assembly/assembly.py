@@ -110,6 +110,16 @@ class Assembly:
         return tensor * (self.target.token_bytes(tensor) + draft)
 
     @property
+    def states_cap(self) -> int | None:
+        """The limit of running requests that the scenario or the server gives, if there are recurrent states for fewer
+        of them; None: there are enough."""
+        deployment = self.deployment
+        usual = deployment.server.scheduling(deployment.gpu, deployment.parallel.data, self.algorithm.is_speculative)
+        limit: int = self.scenario.engine.max_running or usual["max_running"]
+        most = None if self.memory is None else self.memory.most_running
+        return limit if most is not None and most < limit else None
+
+    @property
     def weights_ns(self) -> int:
         """Nanoseconds in which the weights of each device pass its link to host memory."""
         parallel, given_gbps = self.deployment.parallel, self.scenario.hardware.host_link_gbps
@@ -165,10 +175,22 @@ class Assembly:
     def _explain_engines(self) -> list[ExplainRow]:
         rows = [*self.cost.explain(), *self.host.explain(), *self.deployment.front_end.explain()]
         if self.memory is not None:
-            rows += self.memory.explain()
+            rows += [*self.memory.explain(), *self._explain_capacity()]
         if self.host_link is not None:
             rows += self.host_link.explain(self.spec.config.host_pages * self.spec.config.page_size)
         return [*rows, *self._explain_scheduling()]
+
+    def _explain_capacity(self) -> Iterator[ExplainRow]:
+        """Yield the size of the KV pool in tokens, as servers print it when they start."""
+        config = self.spec.config
+        context, pool = config.context_len, config.num_pages * config.page_size
+        most = pool / (context + config.beside.of(context, config.chunk_size))
+        slots, source = pool, "KV pool / KV per slot"
+        if self.deployment.server.kv_layout != "shares" and config.beside:
+            yield "KV slots without windows and states", pool, "tokens", source
+            slots, source = int(most * context), "KV pool / what a request of the whole context takes"
+        yield "KV slots", slots, "tokens", source
+        yield f"requests of {context:,} tokens that the KV pool holds", most, "", "as above"
 
     def _explain_transfers(self) -> Iterator[ExplainRow]:
         if not self.pools.is_disaggregated:
@@ -189,7 +211,9 @@ class Assembly:
         for name, default in usual.items():
             value = getattr(self.spec.config, name)
             source = f"default of {server.name}" if getattr(self.scenario.engine, name) is None else "scenario"
-            if source != "scenario" and name in units:
+            if name == "max_running" and self.states_cap is not None:
+                source += f" ({self.states_cap:,}), capped: there are recurrent states for no more"
+            elif source != "scenario" and name in units:
                 source += f" on {gpu.name}"
                 source += f" ({default:,}), within engine.max_step_tokens" if value < default else ""
             if value is not None:
@@ -246,11 +270,11 @@ def _assemble(scenario: Scenario, deployment: Deployment) -> Assembly:
     check_context(scenario, target)
     spec = _spec(scenario, deployment, algorithm, target)
     draft = draft_shape(scenario, algorithm, target, spec.max_steps)
-    cost, host, evidence, not_measured = _costs(scenario, deployment, spec, target, draft)
     memory, slots = None, scenario.engine.kv_slots
     if slots is None:
-        memory = deployment.memory_plan(target, draft, spec)
+        spec, memory = _sized(scenario, deployment, algorithm, target, draft, spec)
         slots = memory.slots
+    cost, host, evidence, not_measured = _costs(scenario, deployment, spec, target, draft)
     host_link, host_tokens = _host_memory(scenario, deployment, target, draft, slots)
     page_size = spec.config.page_size
     spec = spec.with_config(num_pages=slots // page_size, host_pages=host_tokens // page_size)
@@ -277,6 +301,24 @@ def _assemble(scenario: Scenario, deployment: Deployment) -> Assembly:
         host_link=host_link,
         not_measured=not_measured,
     )
+
+
+def _sized(
+    scenario: Scenario,
+    deployment: Deployment,
+    algorithm: SpecAlgorithm,
+    target: ModelShape,
+    draft: DraftShape | None,
+    spec: EngineSpec,
+) -> tuple[EngineSpec, MemoryPlan]:
+    """Return the specification of the engines with what a request takes of their memory, and that memory. If there are
+    states for fewer requests than may run, no more of them run."""
+    is_default = scenario.engine.max_running is None
+    memory = deployment.memory_plan(target, draft, spec, is_default)
+    if memory.most_running is not None and memory.most_running < spec.config.max_running:
+        spec = _spec(scenario, deployment, algorithm, target, memory.most_running)
+        memory = deployment.memory_plan(target, draft, spec, is_default)
+    return spec.with_config(**memory.of_requests), memory
 
 
 def _host_memory(
@@ -348,13 +390,22 @@ def _executor_steps(
     return steps.cost(spec, profile), steps.host
 
 
-def _spec(scenario: Scenario, deployment: Deployment, algorithm: SpecAlgorithm, target: ModelShape) -> EngineSpec:
-    """Return the specification of the engines, without the values that follow from memory and cost."""
+def _spec(
+    scenario: Scenario,
+    deployment: Deployment,
+    algorithm: SpecAlgorithm,
+    target: ModelShape,
+    most_running: int | None = None,
+) -> EngineSpec:
+    """Return the specification of the engines, without the values that follow from memory and cost. `most_running`:
+    the requests for which there is memory."""
     engine, speculation, server = scenario.engine, scenario.speculation, deployment.server
     others = {"mode", "kv_slots", "host_cache_gb", "host_cache_ratio"}
     given = engine.model_dump(exclude=others)  # fields of the table that the engine does not have
     defaults = server.scheduling(deployment.gpu, deployment.parallel.data, algorithm.is_speculative)
     given |= {key: value for key, value in defaults.items() if given[key] is None}
+    if most_running is not None:
+        given["max_running"] = min(given["max_running"], most_running)
     context_len = scenario.model.context_len or target.max_context
     backs_off = server.probe_backoff if speculation.probe_backoff is None else speculation.probe_backoff
 

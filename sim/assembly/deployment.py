@@ -21,7 +21,7 @@ from ..cost.draft import DraftShape
 from ..cost.hardware import GPU, Parallelism, lookup_gpu
 from ..cost.host import FrontEnd, GraphUnit, HostCost, LaunchCost, host_preset, launch_preset
 from ..cost.measured import KernelTables, NotMeasured, measured_tables
-from ..cost.memory import GRAPH_BYTES, MemoryPlan, kv_pool_slots
+from ..cost.memory import GRAPH_BYTES, Layout, MemoryPlan, kv_pool_slots
 from ..cost.published.evidence import Evidence, published_evidence
 from ..cost.published.places import place_of
 from ..cost.server import ServerProfile, server_profile
@@ -171,8 +171,11 @@ class Deployment:
             return None, str(error)
         return tables, None
 
-    def memory_plan(self, target: ModelShape, draft: DraftShape | None, spec: EngineSpec) -> MemoryPlan:
-        """Return the memory of one device under an engine of `spec`. Raises InsufficientMemory."""
+    def memory_plan(
+        self, target: ModelShape, draft: DraftShape | None, spec: EngineSpec, is_default_limit: bool = False
+    ) -> MemoryPlan:
+        """Return the memory of one device under an engine of `spec`. Raises InsufficientMemory. `is_default_limit`: the
+        number of requests that may run is the server's default."""
         config, shares, num_graphs = spec.config, self.shares, 0
         static, free = shares.static, shares.free
         if not shares.are_given:
@@ -197,6 +200,7 @@ class Deployment:
             static_fraction=static,
             free_fraction=free,
             page_size=config.page_size,
+            layout=Layout(self.server.kv_layout, config.prefix_cache, config.overlap, is_default_limit),
         )
 
 

@@ -1,10 +1,13 @@
 """The use of a device's memory, and the number of KV slots that are left.
 
-    total = reserved + context + weights (target, draft) + activations + captured graphs + recurrent states + windows +
-    KV pool
+    total = reserved + context + weights (target, draft) + activations + captured graphs + recurrent states + KV pool
 
 All terms are bytes on one device of the tensor-parallel group. Each slot of the pool holds one token's KV of the target
 and of the draft. The draft's is one layer for an EAGLE head, all layers for a STANDALONE model, nothing for look-up.
+
+Layers with a window keep only the last tokens of a request, and recurrent layers a state. `Layout` says where a server
+places them. What a request takes of the pool for them, it takes while it runs (`BesideSlots` in
+`core/kv/request_table.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from ...core.errors import ForedraftError
 from ...core.kv.request_table import recurrent_state_slots
@@ -20,6 +24,14 @@ from .draft import DraftShape
 from .hardware import GPU, MIB, Parallelism
 
 GRAPH_BYTES = 25 * MIB
+STATE_RATIO = 0.9
+"""Memory of states for each byte of KV (SGLang 0.5.23, --mamba-full-memory-ratio)."""
+WINDOW_RATIO = 0.8
+"""Tokens of the pool of layers with a window for each token of the other pool (SGLang 0.5.23,
+--swa-full-tokens-ratio)."""
+STATES_SHARE = 0.5
+"""The share of what weights leave that states may have at most where a default limit would set aside more (assumption:
+the servers that set states aside for all requests then do not start)."""
 CONTEXT_BYTES, GROUP_BYTES = 1150 * MIB, 1024 * MIB
 
 _SOURCES = {
@@ -31,8 +43,7 @@ _SOURCES = {
     "activations": "computed: widest layer and logits of the largest batch of tokens",
     "hidden_states": "computed: what the target hands to the draft, for the largest batch of tokens",
     "graphs": "assumption: 25 MiB per captured (steps, batch size) pair, the middle of 24-26 MiB seen on 8B models",
-    "recurrent_states": "computed: a state for each running request, and one for each node that a round may verify",
-    "windows": "computed: what layers with a window keep of all running requests; the other layers make up the slots",
+    "recurrent_states": "computed: states that the server sets aside, by its rule (docs/cost-model.md)",
     "kv_pool": "the rest, in whole pages",
 }
 
@@ -42,10 +53,38 @@ class InsufficientMemory(ForedraftError):
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """The place of what layers with a window and recurrent layers keep of a request.
+
+    "pool": windows and states come from the KV pool when the request runs (vLLM: all groups of layers share one pool of
+    blocks). "shares": two pools beside the KV pool, in fixed proportions; that of the states limits how many requests
+    run (SGLang). "reserved": windows come from the pool, states are set aside for all requests that may run.
+    """
+
+    rule: Literal["pool", "shares", "reserved"] = "reserved"
+    prefix_cache: bool = True
+    overlap: bool = True
+    is_default_limit: bool = False  # max_running is the server's default, so "reserved" lowers it where memory is short
+
+    @property
+    def states_per_request(self) -> int:
+        """The states of a request, without those for drafts.
+
+        vLLM 0.33 keeps two where it caches prefixes (mamba_cache_mode align), SGLang 0.5.23 five (extra_buffer), or
+        three without overlap (no_buffer).
+        """
+        if not self.prefix_cache or self.rule == "reserved":
+            return 1
+        return 2 if self.rule == "pool" else 5 if self.overlap else 3
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """A device's memory budget in bytes per device, and the number of KV slots (tokens) that it leaves.
 
-    `slots` is a multiple of the page size and excludes the padding page.
+    `slots` is a multiple of the page size and excludes the padding page. A running request takes further slots:
+    `request_slots`, and `window_slots` for each of its last `window` tokens. `most_running`: the requests for which
+    there are states; None: no limit.
     """
 
     total_bytes: int
@@ -57,15 +96,24 @@ class MemoryPlan:
     hidden_states_bytes: int
     graphs_bytes: int
     recurrent_states_bytes: int
-    windows_bytes: int
     kv_pool_bytes: int
     target_slot_bytes: int
     draft_slot_bytes: int
+    window_slot_bytes: int  # in the pool of layers with a window, where they have one of their own
     slots: int
+    request_slots: int = 0
+    window: int = 0
+    window_slots: float = 0.0
+    most_running: int | None = None
 
     @property
     def slot_bytes(self) -> int:
-        return self.target_slot_bytes + self.draft_slot_bytes
+        return self.target_slot_bytes + self.draft_slot_bytes + self.window_slot_bytes
+
+    @property
+    def of_requests(self) -> dict[str, float]:
+        """The settings of an engine that say what a running request takes beside the slots of its tokens."""
+        return {"request_slots": self.request_slots, "window": self.window, "window_slots": self.window_slots}
 
     def terms(self) -> dict[str, int]:
         """Return the terms in bytes; they sum to at most `total_bytes`, short of it by less than a page of the pool."""
@@ -78,7 +126,6 @@ class MemoryPlan:
             "hidden_states": self.hidden_states_bytes,
             "graphs": self.graphs_bytes,
             "recurrent_states": self.recurrent_states_bytes,
-            "windows": self.windows_bytes,
             "kv_pool": self.kv_pool_bytes,
         }
 
@@ -87,14 +134,23 @@ class MemoryPlan:
         rows: list[tuple[str, float, str, str]] = [
             (f"memory: {name}", value / MIB, "MiB", _SOURCES[name])
             for name, value in self.terms().items()
-            if value or name not in ("recurrent_states", "windows")
+            if value or name != "recurrent_states"
         ]
-        return [
-            *rows,
+        rows += [
             ("KV per slot, target", self.target_slot_bytes, "B", "computed from the shape"),
             ("KV per slot, draft", self.draft_slot_bytes, "B", "computed from the shape"),
-            ("KV slots", self.slots, "tokens", "KV pool / KV per slot"),
         ]
+        if self.window_slot_bytes:
+            source = f"the server's rule: {WINDOW_RATIO:g} tokens in layers with a window for each slot"
+            rows.append(("KV per slot, windows", self.window_slot_bytes, "B", source))
+        if self.request_slots:
+            rows.append(("slots of a running request for its states", self.request_slots, "", "states / KV per slot"))
+        if self.window_slots:
+            source = f"of each of its last {self.window:,} tokens, for layers with a window"
+            rows.append(("slots of a running request beside its own", self.window_slots, "", source))
+        if self.most_running is not None:
+            rows.append(("requests for which there are states", self.most_running, "", _SOURCES["recurrent_states"]))
+        return rows
 
 
 def _activation_bytes(target: ModelShape, tp: int, max_tokens: int, logit_rows: int) -> int:
@@ -121,6 +177,7 @@ def kv_pool_slots(
     static_fraction: float | None = None,
     free_fraction: float | None = None,
     page_size: int = 1,
+    layout: Layout = Layout(),
 ) -> MemoryPlan:
     """Plan the memory of one device. Raises `InsufficientMemory` when not one page fits.
 
@@ -132,6 +189,7 @@ def kv_pool_slots(
         static_fraction: Instead of it, the share of the memory beside the driver's context that weights and pool may
             have.
         free_fraction: Instead of both, the share of what all but the pool leave that the pool may have.
+        layout: The place of windows and recurrent states.
     """
     parallel = Parallelism.of(parallel)
     tp = parallel.tensor
@@ -150,9 +208,6 @@ def kv_pool_slots(
         raise InsufficientMemory(f"reserved_fraction must be in [0, 1), not {reserved_fraction}")
     verify_tokens = max_batch_size * max_num_draft_tokens
     max_tokens = max(max_prefill_tokens, verify_tokens)
-    # A round of one node goes on in the committed state; a tree keeps a state per node until it is known which one is
-    # accepted.
-    state_slots = recurrent_state_slots(max_batch_size, max_num_draft_tokens if max_num_draft_tokens > 1 else None)
     fusion_inputs = draft.fusion_inputs if draft is not None else 0
     fixed = {
         "context_bytes": CONTEXT_BYTES + (GROUP_BYTES if parallel.devices > 1 else 0),
@@ -162,30 +217,69 @@ def kv_pool_slots(
         # A STANDALONE draft has no fusion layer and takes no hidden states.
         "hidden_states_bytes": max_tokens * fusion_inputs * target.hidden * 2,
         "graphs_bytes": graph_count * graph_bytes,
-        "recurrent_states_bytes": state_slots * math.ceil(target.recurrent_state_bytes / tp),
     }
-    fixed["reserved_bytes"] = _unused(gpu, fixed, reserved_fraction, static_fraction, free_fraction)
-    draft_slot = draft.token_bytes(tp) if draft is not None else 0
-    kept = max_batch_size * ((target.attention_window or 0) + max_num_draft_tokens) + max_prefill_tokens
+
+    shares = reserved_fraction, static_fraction, free_fraction
+    state = math.ceil(target.recurrent_state_bytes / tp)
+    free = gpu.memory_bytes - sum(fixed.values()) - _unused(gpu, fixed, *shares)
+    fixed["recurrent_states_bytes"], most = _states(layout, state, free, max_batch_size, max_num_draft_tokens)
+    fixed["reserved_bytes"] = _unused(gpu, fixed, *shares)
     free = gpu.memory_bytes - sum(fixed.values())
-    target_slot, fixed["windows_bytes"] = _slot_and_windows(target, tp, draft_slot, free, kept)
-    free -= fixed["windows_bytes"]
+    draft_slot = draft.token_bytes(tp) if draft is not None else 0
+    target_slot, in_windows = target.token_bytes(tp, windowed=False), target.token_bytes(tp, windowed=True)
+    if not target_slot + draft_slot:
+        target_slot, in_windows = in_windows, 0  # every layer has a window: a slot counts them all
     if not target_slot + draft_slot:
         message = f"{target.name} caches nothing of its tokens; engine.kv_slots gives the size of the pool"
         raise InsufficientMemory(message)
-    page_bytes = page_size * (target_slot + draft_slot)
+    has_own_pool = layout.rule == "shares" and in_windows > 0
+    window_slot = math.ceil(WINDOW_RATIO * in_windows) if has_own_pool else 0
+    page_bytes = page_size * (target_slot + draft_slot + window_slot)
     # One page is the padding sink, which takes memory and holds no request.
     pages = free // page_bytes
-    if pages < 2:
-        raise InsufficientMemory(_refusal(target, gpu, parallel.devices, fixed, 2 * page_bytes))
+    states = state * (layout.states_per_request + max_num_draft_tokens - 1) if layout.rule == "pool" else 0
+    request_slots = -(-states // (target_slot + draft_slot))
+    if most == 0 or pages * page_size < 2 * page_size + request_slots:
+        needed = 2 * page_bytes + states + (0 if most else state)
+        raise InsufficientMemory(_refusal(target, gpu, parallel.devices, fixed, needed))
+    # Of a request that is longer than its window, "shares" counts a little more than the second pool needs.
+    share = 1 / WINDOW_RATIO - 1 if has_own_pool else in_windows / (target_slot + draft_slot)
     return MemoryPlan(
         total_bytes=gpu.memory_bytes,
         kv_pool_bytes=pages * page_bytes,
         target_slot_bytes=target_slot,
         draft_slot_bytes=draft_slot,
+        window_slot_bytes=window_slot,
         slots=(pages - 1) * page_size * parallel.data,
+        request_slots=request_slots,
+        window=(target.attention_window or 0) + max_num_draft_tokens - 1 if in_windows else 0,
+        window_slots=share if in_windows else 0.0,
+        most_running=None if most is None else most * parallel.data,
         **fixed,
     )
+
+
+def _states(layout: Layout, state: int, free: int, rows: int, nodes: int) -> tuple[int, int | None]:
+    """Return the bytes of states that are set aside of `free` bytes, and for how many requests; None: no limit.
+
+    `state`: bytes of one. A round of one node goes on in the committed state. A tree keeps a state per node until it is
+    known which one is accepted.
+    """
+    drafted = nodes if nodes > 1 else 0
+    if not state or layout.rule == "pool":
+        return 0, None
+    if layout.rule == "reserved":
+        each = state * recurrent_state_slots(1, drafted)
+        most = max(1, min(rows, int(STATES_SHARE * free) // each)) if layout.is_default_limit else rows
+        return most * each, most
+    # One slot more of each kind is for padding.
+    per_request, budget = layout.states_per_request, int(free * STATE_RATIO / (1 + STATE_RATIO))
+    count = int((budget - state * (1 + drafted)) // (state * (1 + drafted / per_request)))
+    if not layout.prefix_cache and not layout.is_default_limit:
+        count = min(count, rows)
+    most = max(0, min(rows, count // per_request))
+    held = count + 1 + (most + 1) * drafted
+    return state * max(held, 0), most
 
 
 def _unused(gpu: GPU, fixed: Mapping[str, int], reserved: float, static: float | None, free: float | None) -> int:
@@ -198,18 +292,6 @@ def _unused(gpu: GPU, fixed: Mapping[str, int], reserved: float, static: float |
             0, int(rest) - sum(fixed[name] for name in ("activations_bytes", "hidden_states_bytes", "graphs_bytes"))
         )
     return int(gpu.memory_bytes * reserved)
-
-
-def _slot_and_windows(target: ModelShape, tp: int, draft_slot: int, free: int, kept: int) -> tuple[int, int]:
-    """Return the target's bytes of a slot, and those of the layers with a window beside the slots.
-
-    For each request such layers keep `kept` tokens: the window, the tokens that a round writes, and the current prompt
-    chunk. If there would be fewer slots than that, every slot has its part of these layers.
-    """
-    slot, in_windows = target.token_bytes(tp, windowed=False), target.token_bytes(tp, windowed=True)
-    if in_windows and (free - kept * in_windows) // (slot + draft_slot or 1) > kept:
-        return slot, kept * in_windows
-    return slot + in_windows, 0
 
 
 def _refusal(target: ModelShape, gpu: GPU, devices: int, fixed: dict[str, int], page_bytes: int) -> str:

@@ -65,6 +65,7 @@ class ServerProfile:
     has_static_share: bool = False  # weights and KV have a share of the memory (SGLang's mem-fraction-static)
     graphs_in_reserve: bool = False  # captured graphs take of the reserve, since the pool is planned before them
     free_fraction: float | None = None  # the share of what the weights leave that KV has by default
+    kv_layout: Literal["pool", "shares", "reserved"] = "reserved"  # of windows and recurrent states (memory.py, Layout)
     front_end: FrontEnd = NO_DELAY
     fp8_kv: bool = False  # FP8 checkpoints made for it keep their KV in FP8
     slow_fp8_kv: tuple[str, ...] = ()  # devices on which its attention over FP8 takes as long as over 16 bits
@@ -211,6 +212,7 @@ PROFILES: dict[str, ServerProfile] = {
             probe_backoff=False,  # srt/speculative/adaptive_spec_params.py, AdaptiveStepSlot
             defaults=_SGLANG,
             has_static_share=True,
+            kv_layout="shares",
         ),
         ServerProfile(
             "vllm-0.9",
@@ -231,6 +233,7 @@ PROFILES: dict[str, ServerProfile] = {
             "vllm",
             "fitted to vLLM 0.9 with EAGLE and EAGLE-3 on one H100, Llama-3.1-8B, batch 1 (13 rows, vLLM issue 20780); the waits per row "
             "and for several devices are those of vllm-0.18: docs/accuracy.md",
+            kv_layout="pool",
             graphs_in_reserve=True,  # counted by default since v0.21 (vllm/v1/worker/gpu_worker.py)
             graph_unit="tokens",
             mode="synchronous",  # asynchronous scheduling is the default since v0.14
@@ -245,6 +248,7 @@ PROFILES: dict[str, ServerProfile] = {
             "fitted to vLLM of April 2026 without speculation, Llama-3.1-70B in FP8 on 1 to 8 H200 and gpt-oss-120b on 2 to 8 H100, whose "
             "times to the first token show that FP8 checkpoints keep their KV in FP8, and times per token that reading it saves no time; "
             "a draft step is that of a captured head of vllm-0.9 (assumption: EAGLE-3 is captured as well): docs/accuracy.md",
+            kv_layout="pool",
             graphs_in_reserve=True,  # counted by default since v0.21 (vllm/v1/worker/gpu_worker.py)
             graph_unit="tokens",
             policies=VLLM_POLICIES,

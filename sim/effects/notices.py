@@ -29,7 +29,7 @@ def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
         notices.append(f"the mode is {run.spec.config.mode}: {run.spec.config.mode_reason}")
     notices += _preset_notices(run)
     notices += [f"workload.trace: {note}" for note in trace_notes(run.scenario.workload)]
-    notices += _graph_notices(run)
+    notices += [*_graph_notices(run), *_states_notices(run)]
     if isinstance(run.acceptance, TraceAcceptance) and len(run.acceptance.keys) == 1:
         notices.append(
             f"acceptance.recorded: {run.scenario.acceptance.recorded} has one request, so every simulated request repeats its runs"
@@ -71,6 +71,15 @@ def _preset_notices(run: Assembly) -> Iterator[str]:
         yield (
             f"look-ups are accepted as often as the text repeats itself{known}; "
             "acceptance.preset = chat, code or edit says what the text is"
+        )
+
+
+def _states_notices(run: Assembly) -> Iterator[str]:
+    """Yield a sentence if there are recurrent states for fewer requests than may run."""
+    if run.states_cap is not None:
+        yield (
+            f"at most {count_of(run.spec.config.max_running, 'request')} run at once, not {run.states_cap:,}: there are recurrent "
+            f"states for no more ({run.deployment.server.name} keeps them beside the KV pool; docs/cost-model.md)"
         )
 
 

@@ -44,7 +44,7 @@ def _seconds_per_request(
     the engine that computes it. None if no batch has room."""
     config, spec, cost, host = assembly.spec.config, assembly.spec, assembly.cost, assembly.host
     held = prompt + output / 2 + spec.resolve_sizes().reserve
-    batch = min(config.max_running, int(config.num_pages * config.page_size / held))
+    batch = min(config.max_running, config.num_fitting(held))
     if batch < 1:
         return None
     kv_tokens = round(batch * (prompt + output / 2))

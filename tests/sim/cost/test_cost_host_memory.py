@@ -85,18 +85,18 @@ def test_tensor_parallelism_shards_weights_and_kv():
     assert kv_pool_slots(target, H100, 16).target_slot_bytes == eight.target_slot_bytes
 
 
-def test_layers_with_a_window_keep_no_more_than_it():
+def test_a_slot_counts_the_layers_without_a_window():
     ((attention, layers),) = LLAMA.mixers
     windowed = replace(LLAMA, mixers=((attention, layers // 2), (replace(attention, window=128), layers // 2)))
     whole, few, many = (
         kv_pool_slots(shape, H100, max_batch_size=n) for shape, n in ((LLAMA, 8), (windowed, 8), (windowed, 4096))
     )
-    assert few.target_slot_bytes == whole.target_slot_bytes // 2 and whole.windows_bytes == 0
-    assert few.windows_bytes == (8 * (128 + 1) + 8192) * whole.target_slot_bytes // 2
-    assert 1.9 * whole.slots < few.slots < 2 * whole.slots
-    assert many.windows_bytes == 0 and many.target_slot_bytes == whole.target_slot_bytes, (
-        "more could be kept than there are slots"
-    )
+    assert few.target_slot_bytes == many.target_slot_bytes == whole.target_slot_bytes // 2
+    assert 1.9 * whole.slots < many.slots < few.slots < 2.1 * whole.slots, "logits take memory of many requests alone"
+    assert (few.window, few.window_slots) == (many.window, many.window_slots) == (128, 1.0)
+    alone = replace(LLAMA, mixers=((replace(attention, window=128), layers),))
+    all_windowed = kv_pool_slots(alone, H100, max_batch_size=8)
+    assert all_windowed.target_slot_bytes == whole.target_slot_bytes and all_windowed.window_slots == 0
 
 
 def with_state(size):
