@@ -12,10 +12,8 @@ round, R the reserve of one request.
 from __future__ import annotations
 
 import contextlib
-import math
 import mmap
 import sys
-from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
@@ -85,43 +83,6 @@ def recurrent_state_slots(max_running_requests: int, max_draft_tokens: int | Non
     verify.
     """
     return max_running_requests * (1 + (max_draft_tokens or 0))
-
-
-@dataclass(frozen=True, slots=True)
-class BesideSlots:
-    """The slots that a row takes beside those of its tokens, for what other layers keep of its request.
-
-    `request_slots`: its recurrent states. `window_slots`: of each of its last `window` tokens, in layers with a window;
-    a slot of the pool counts the other layers only.
-    """
-
-    request_slots: int = 0
-    window: int = 0
-    window_slots: float = 0.0
-    page_size: int = 1
-
-    def __bool__(self) -> bool:
-        return bool(self.request_slots or self.window_slots)
-
-    def of(self, length: int, chunk: int = 0) -> int:
-        """Return the slots, page aligned, beside `length` tokens; `chunk`: tokens computed at once behind a window."""
-        in_window = math.ceil(self.window_slots * min(length, self.window + chunk))
-        return ceil_to_page(self.request_slots + in_window, self.page_size)
-
-    def of_each(self, lengths: Int64Array) -> Int64Array:
-        """Return the slots beside each of `lengths` tokens, int64 [n]."""
-        in_window = np.ceil(self.window_slots * np.minimum(lengths, self.window)).astype(np.int64)
-        return ceil_to_page(self.request_slots + in_window, self.page_size)
-
-    def longest_in(self, num_slots: int, chunk: int) -> int:
-        """Return the tokens of the longest request that `num_slots` slots hold while its last `chunk` is computed."""
-        longest = num_slots - self.of(self.window + chunk, chunk)
-        if self.window_slots and longest < self.window + chunk:
-            longest = int((num_slots - self.request_slots - self.page_size) / (1 + self.window_slots))
-        return longest // self.page_size * self.page_size
-
-
-NOTHING_BESIDE = BesideSlots()
 
 
 Index = NDArray[np.integer]

@@ -12,14 +12,13 @@ A row may be *held* for a transfer between workers. It stays as it is until the 
 leaves. A row may be *silent*: it is reserved for KV that is still to arrive, and the executor learns of it only when
 its request joins.
 
-A row may have slots *beside* those of its tokens (`BesideSlots`): the memory of recurrent states and of layers with a
-window. These slots hold no token of the pool and do not stand in the table.
+A row may have slots *beside* those of its tokens (`beside.py`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -28,11 +27,12 @@ import numpy as np
 from ..contract.arrays import Int64Array
 from ..contract.step import NO_WRITES, TableWrites, WrittenRanges
 from ..errors import InvariantViolation
-from .allocator import KVAllocator, SlotCount, Slots
+from .allocator import KVAllocator, SlotCount
+from .beside import NOTHING_BESIDE, BesideSlots, HeldBeside
 from .host_tier import HostTier
 from .radix import Insertion, PrefixMatch, RadixCache
 from .radix_node import RadixNode
-from .request_table import NOTHING_BESIDE, BesideSlots, RequestTable, SlotlessTable
+from .request_table import RequestTable, SlotlessTable
 
 
 class Departure(NamedTuple):
@@ -84,8 +84,7 @@ class KVStore:
         self._denials = 0
         self._ones = np.ones(num_rows + 1, dtype=np.int64)
         self._shared = [0] * (num_rows + 1)
-        self._beside_of = beside
-        self._beside: dict[int, Slots] = {}  # by row
+        self.beside = HeldBeside(beside, self.allocator)
         self._locked: list[RadixNode | None] = [None] * (num_rows + 1)
         self._departures: deque[Departure] = deque()
         self._fenced_slots: deque[tuple[int, np.ndarray]] = deque()
@@ -160,11 +159,11 @@ class KVStore:
             self._shared[row] = prefix.length
             self.allocated[row] = prefix.length
             self._write(row, 0, prefix.slots)
-        if self._beside_of:
-            needed = self._beside_of.of(int(self.allocated[row]))
-            fits = self._evict_for(needed)
+        if self.beside.rule:
+            length = int(self.allocated[row])
+            fits = self._evict_for(self.beside.rule.of(length))
             assert fits, "what was found to fit does not"
-            self._beside[row] = self.allocator.allocate(needed)
+            self.beside.open(row, length)
         return row
 
     def reserve_row(self, tokens: np.ndarray | None, namespace: str, num_slots: int) -> int | None:
@@ -172,7 +171,7 @@ class KVStore:
         nothing changed, if so many and those beside them are not available. `num_slots` counts the cached prefix, too,
         so that locking it cannot leave too few slots for the rest.
         """
-        if not self.table.num_free_rows or num_slots + self._beside_of.of(num_slots) > self.available_slots:
+        if not self.table.num_free_rows or num_slots + self.beside.rule.of(num_slots) > self.available_slots:
             return None
         while self.take_denial():
             pass  # a denied attempt is repeated at once, because no later call would repeat it
@@ -191,10 +190,6 @@ class KVStore:
     def num_shared(self, row: int) -> int:
         """Return how many positions at the front of a row have slots that the prefix cache owns."""
         return self._shared[row]
-
-    def num_beside(self, row: int) -> int:
-        """Return the slots that a row has beside those of its tokens."""
-        return self._beside[row].size if row in self._beside else 0
 
     def hold_row(self, row: int) -> None:
         """Keep row, slots and locks as they are until `release_hold`, even if the request leaves."""
@@ -224,10 +219,10 @@ class KVStore:
         total = int(needs.dot(self._ones[: len(needs)]))
         if total == 0:
             return True
-        beside = self._growth_beside(before, after)
+        beside = self.beside.growth(before, after)
         if not self._make_room(total + sum(beside)):
             return False
-        self._grow_beside(rows.tolist(), beside)
+        self.beside.grow(rows.tolist(), beside)
         slots = self.allocator.allocate(total)
         self.table.write(rows, before, needs, slots)
         self._writes.append(WrittenRanges(rows, before, needs, slots))
@@ -245,25 +240,13 @@ class KVStore:
         before = int(self.allocated[row])
         if target <= before:
             return True
-        beside = self._growth_beside(np.array([before]), np.array([target]))
+        beside = self.beside.growth(np.array([before]), np.array([target]))
         if not self._make_room(target - before + sum(beside)):
             return False
-        self._grow_beside([row], beside)
+        self.beside.grow([row], beside)
         self._write(row, before, self.allocator.allocate(target - before))
         self.allocated[row] = target
         return True
-
-    def _growth_beside(self, before: Int64Array, after: Int64Array) -> Sequence[int]:
-        """Return by how many slots each row grows beside those of its tokens; empty if no row does."""
-        if not self._beside_of.window_slots:
-            return ()
-        growth: list[int] = (self._beside_of.of_each(after) - self._beside_of.of_each(before)).tolist()
-        return growth
-
-    def _grow_beside(self, rows: Iterable[int], growth: Sequence[int]) -> None:
-        for row, count in zip(rows, growth, strict=False):
-            if count:
-                self._beside[row] = np.concatenate([self._beside[row], self.allocator.allocate(count)])
 
     def deny(self, count: int) -> None:
         """Let the next `count` attempts to allocate fail, as if the pool were exhausted."""
@@ -314,11 +297,7 @@ class KVStore:
         if not np.count_nonzero(excess):
             return
         self.allocator.free(self.table.gather_ragged(rows, kept, excess))
-        for row, count in zip(rows.tolist(), self._growth_beside(kept, held), strict=False):
-            if count:
-                slots = self._beside[row]
-                self._beside[row] = slots[: slots.size - count]
-                self.allocator.free(slots[slots.size - count :])
+        self.beside.trim(rows.tolist(), self.beside.growth(kept, held))
         self.allocated[rows] = kept
 
     def share_prefix(self, row: int, tokens: np.ndarray, num_valid: int, namespace: str, fence: int) -> None:
@@ -391,8 +370,7 @@ class KVStore:
             self.cache.unlock(locked)
             self._locked[row] = None
         self.allocator.free(own)
-        if row in self._beside:
-            self.allocator.free(self._beside.pop(row))
+        self.beside.close(row)
         self.allocated[row] = 0
         self._shared[row] = 0
         self.revision += 1
@@ -411,7 +389,7 @@ class KVStore:
         gained = 0
         locks: dict[int, tuple[RadixNode, int]] = {}  # by node: itself, and how many of the rows lock it
         for row in rows:
-            gained += int(self.allocated[row]) - self._shared[row] + self.num_beside(row)
+            gained += int(self.allocated[row]) - self._shared[row] + self.beside.num_of(row)
             node = self._locked[row]
             while node is not None:
                 locks[node.serial] = (node, locks.get(node.serial, (node, 0))[1] + 1)
@@ -450,8 +428,8 @@ class KVStore:
                 raise InvariantViolation("ALLOC-07", f"row {row}: {self._shared[row]} shared, {allocated} allocated")
             if row in self._held and not self.table.is_taken(row):
                 raise InvariantViolation("HANDOFF-02", f"row {row} was given away while a transfer holds it")
-            if allocated + self.num_beside(row) and not self.table.is_taken(row):
-                held = allocated + self.num_beside(row)
+            held = allocated + self.beside.num_of(row)
+            if held and not self.table.is_taken(row):
                 raise InvariantViolation("ALLOC-15", f"row {row} is free but has {held} slots")
         if self.cache is not None:
             self.cache.check([node for node in self._locked if node is not None])
@@ -462,7 +440,7 @@ class KVStore:
         for row in range(1, self.table.num_rows + 1):
             if self.allocated[row]:
                 yield self.own_slots(row)
-        yield from self._beside.values()
+        yield from self.beside.holders()
         yield from (slots for _, slots in self._fenced_slots)
         if self.cache is not None:
             yield self.cache.cached_slots()

@@ -10,15 +10,10 @@ from typing import Any
 from ..adaptive import AdaptiveController
 from ..algorithm.algorithm import DraftKV, SpecAlgorithm
 from ..errors import ConfigError, Problem
+from ..kv.beside import BesideSlots
 from ..kv.host_tier import HostTier
 from ..kv.radix import RadixCache
-from ..kv.request_table import (
-    BesideSlots,
-    ceil_to_page,
-    get_alloc_len_per_decode,
-    request_table_width,
-    reserve_per_decode,
-)
+from ..kv.request_table import ceil_to_page, get_alloc_len_per_decode, request_table_width, reserve_per_decode
 from ..kv.store import KVStore
 from .policies import OUR_POLICIES, Policies
 

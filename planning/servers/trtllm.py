@@ -46,7 +46,14 @@ METHODS = {
     "DRAFTTARGET": "STANDALONE",
 }
 KV = {"fp8": "fp8", "bfloat16": "bf16", "float16": "fp16"}
-KV_KEYS = {"free_gpu_memory_fraction", "enable_block_reuse", "tokens_per_block", "max_tokens", "dtype"}
+KV_KEYS = {
+    "free_gpu_memory_fraction",
+    "enable_block_reuse",
+    "tokens_per_block",
+    "max_tokens",
+    "dtype",
+    "max_gpu_total_bytes",
+}
 OF_SPECULATION = {
     *("decoding_type", TRTLLM_MAX_STEPS, TRTLLM_SCHEDULE, "num_nextn_predict_layers", "max_concurrency"),
     *("speculative_model", "speculative_model_dir", "eagle3_one_model"),
@@ -188,6 +195,8 @@ def _kv(given: Given) -> None:
     }
     if reuse not in (None, True, False):
         of_table.refuse("enable_block_reuse", f"is {reuse!r}; expected true or false")
+    if kv_bytes := of_table.integer("max_gpu_total_bytes", least=0):  # 0: no bound
+        given.settings["hardware.kv_gb"] = kv_bytes / 1e9
     if (slots := of_table.integer("max_tokens")) is not None:
         given.settings["engine.kv_slots"] = slots
     given.problems += [Problem(f"kv_cache_config.{one.key[2:]}", one.message) for one in of_table.problems]

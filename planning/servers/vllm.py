@@ -31,7 +31,7 @@ MAPPED = {
             "kv-cache-dtype", "num-gpu-blocks-override", "max-num-batched-tokens", "max-num-seqs", "max-num-queued-reqs",
             "scheduling-policy", "max-cudagraph-capture-size", "speculative-config", "spec-method", "spec-model", "spec-tokens",
             "kv-transfer-config", "compilation-config", "optimization-level", "stream-interval", "watermark",
-            "kv-offloading-size",
+            "kv-offloading-size", "kv-cache-memory-bytes",
         ),
         VALUE,
     ),
@@ -164,14 +164,17 @@ def _engine(given: Given, gpu: str) -> None:
     running = given.integer_or("max-num-seqs", usual.max_running, f" on {gpu}")
     tokens = max(running, given.integer_or("max-num-batched-tokens", usual.chunk_size, f" on {gpu}"))
     block = given.integer("block-size") or BLOCK_SIZE
-    utilization = given.share("gpu-memory-utilization") or UTILIZATION
+    utilization, kv_bytes = given.share("gpu-memory-utilization") or UTILIZATION, given.integer("kv-cache-memory-bytes")
     given.settings |= {
         "engine.chunk_size": tokens,
         "engine.max_step_tokens": tokens,
         "engine.page_size": block,
         "engine.prefix_cache": given.flag("enable-prefix-caching") is not False,
-        "hardware.reserved_fraction": round(1 - utilization, 6),
     }
+    if kv_bytes is None:
+        given.settings["hardware.reserved_fraction"] = round(1 - utilization, 6)
+    else:
+        given.settings["hardware.kv_gb"] = kv_bytes / 1e9
     if (overlaps := given.flag("async-scheduling")) is not None:
         given.settings["engine.mode"] = "overlap" if overlaps else "synchronous"
     if (blocks := given.integer("num-gpu-blocks-override")) is not None:

@@ -175,22 +175,10 @@ class Assembly:
     def _explain_engines(self) -> list[ExplainRow]:
         rows = [*self.cost.explain(), *self.host.explain(), *self.deployment.front_end.explain()]
         if self.memory is not None:
-            rows += [*self.memory.explain(), *self._explain_capacity()]
+            rows += self.memory.explain(self.spec.config)
         if self.host_link is not None:
             rows += self.host_link.explain(self.spec.config.host_pages * self.spec.config.page_size)
         return [*rows, *self._explain_scheduling()]
-
-    def _explain_capacity(self) -> Iterator[ExplainRow]:
-        """Yield the size of the KV pool in tokens, as servers print it when they start."""
-        config = self.spec.config
-        context, pool = config.context_len, config.num_pages * config.page_size
-        most = pool / (context + config.beside.of(context, config.chunk_size))
-        slots, source = pool, "KV pool / KV per slot"
-        if self.deployment.server.kv_layout != "shares" and config.beside:
-            yield "KV slots without windows and states", pool, "tokens", source
-            slots, source = int(most * context), "KV pool / what a request of the whole context takes"
-        yield "KV slots", slots, "tokens", source
-        yield f"requests of {context:,} tokens that the KV pool holds", most, "", "as above"
 
     def _explain_transfers(self) -> Iterator[ExplainRow]:
         if not self.pools.is_disaggregated:

@@ -42,15 +42,17 @@ class CapturedGraphs:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """Shares of a device's memory that the scenario gives; None for the server's. `memory.py` says what each means."""
+    """Shares of a device's memory that the scenario gives, and the bytes of the KV pool; None for the server's.
+    `memory.py` says what each means."""
 
     reserved: float | None
     static: float | None
     free: float | None
+    kv_bytes: int | None
 
     @property
     def are_given(self) -> bool:
-        return not (self.reserved is None and self.static is None and self.free is None)
+        return any(each is not None for each in (self.reserved, self.static, self.free, self.kv_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,12 @@ class Deployment:
             host=host.shared_by(parallel.data),
             front_end=_front_end(scenario.front_end, server),
             kernels=KernelSource(hardware.kernels_of or server.kernels_of, hardware.kernels),
-            shares=MemoryShares(hardware.reserved_fraction, hardware.static_fraction, hardware.free_fraction),
+            shares=MemoryShares(
+                hardware.reserved_fraction,
+                hardware.static_fraction,
+                hardware.free_fraction,
+                None if hardware.kv_gb is None else round(hardware.kv_gb * 1e9),
+            ),
             is_corrected=hardware.correction == "published" and calibration is None,
             port_bytes_per_s=parallel.devices * port_gbps * 1e9 / 8,
             calibration=calibration,
@@ -200,6 +207,7 @@ class Deployment:
             static_fraction=static,
             free_fraction=free,
             page_size=config.page_size,
+            kv_bytes=shares.kv_bytes,
             layout=Layout(self.server.kv_layout, config.prefix_cache, config.overlap, is_default_limit),
         )
 

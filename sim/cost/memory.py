@@ -7,7 +7,7 @@ and of the draft. The draft's is one layer for an EAGLE head, all layers for a S
 
 Layers with a window keep only the last tokens of a request, and recurrent layers a state. `Layout` says where a server
 places them. What a request takes of the pool for them, it takes while it runs (`BesideSlots` in
-`core/kv/request_table.py`).
+`core/kv/beside.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ...core.errors import ForedraftError
 from ...core.kv.request_table import recurrent_state_slots
 from ...core.model_shape import ModelShape
+from ...core.scheduler.config import EngineConfig
 from .draft import DraftShape
 from .hardware import GPU, MIB, Parallelism
 
@@ -129,8 +130,8 @@ class MemoryPlan:
             "kv_pool": self.kv_pool_bytes,
         }
 
-    def explain(self) -> list[tuple[str, float, str, str]]:
-        """Return rows (name, value, unit, source) for `--explain`."""
+    def explain(self, config: EngineConfig) -> list[tuple[str, float, str, str]]:
+        """Return rows (name, value, unit, source) for `--explain`. `config`: of the engine that has this pool."""
         rows: list[tuple[str, float, str, str]] = [
             (f"memory: {name}", value / MIB, "MiB", _SOURCES[name])
             for name, value in self.terms().items()
@@ -150,7 +151,53 @@ class MemoryPlan:
             rows.append(("slots of a running request beside its own", self.window_slots, "", source))
         if self.most_running is not None:
             rows.append(("requests for which there are states", self.most_running, "", _SOURCES["recurrent_states"]))
-        return rows
+        return rows + self._explain_capacity(config)
+
+    def _explain_capacity(self, config: EngineConfig) -> list[tuple[str, float, str, str]]:
+        """Return the size of the KV pool in tokens, as servers print it when they start."""
+        context, pool = config.context_len, config.num_pages * config.page_size
+        most = pool / (context + config.beside.of(context, config.chunk_size))
+        rows: list[tuple[str, float, str, str]] = [("KV slots", pool, "tokens", "KV pool / KV per slot")]
+        if config.beside and not self.window_slot_bytes:
+            source = "KV pool / what a request of the whole context takes"
+            rows = [("KV slots without windows and states", *rows[0][1:])]
+            rows.append(("KV slots", int(most * context), "tokens", source))
+        return [*rows, (f"requests of {context:,} tokens that the KV pool holds", most, "", "as above")]
+
+
+class Slot(NamedTuple):
+    """The bytes of a slot of the pool on one device. `beside`: the slots that a token takes more while it is in a
+    window."""
+
+    target: int
+    draft: int
+    window: int
+    beside: float
+
+    @property
+    def of_full_layers(self) -> int:
+        return self.target + self.draft
+
+    @property
+    def num_bytes(self) -> int:
+        return self.target + self.draft + self.window
+
+    @classmethod
+    def of(cls, target: ModelShape, tp: int, draft: int, layout: Layout) -> Slot:
+        """Return the slot of a target with a draft of so many bytes. Raises `InsufficientMemory` if nothing is cached.
+
+        If every layer has a window, a slot counts them all. With "shares" a request that is longer than its window
+        counts a little more than its pool needs.
+        """
+        full, windows = target.token_bytes(tp, windowed=False), target.token_bytes(tp, windowed=True)
+        if not full + draft:
+            full, windows = windows, 0
+        if not full + draft:
+            message = f"{target.name} caches nothing of its tokens; engine.kv_slots gives the size of the pool"
+            raise InsufficientMemory(message)
+        if layout.rule == "shares" and windows:
+            return cls(full, draft, math.ceil(WINDOW_RATIO * windows), 1 / WINDOW_RATIO - 1)
+        return cls(full, draft, 0, windows / (full + draft))
 
 
 def _activation_bytes(target: ModelShape, tp: int, max_tokens: int, logit_rows: int) -> int:
@@ -177,6 +224,7 @@ def kv_pool_slots(
     static_fraction: float | None = None,
     free_fraction: float | None = None,
     page_size: int = 1,
+    kv_bytes: int | None = None,
     layout: Layout = Layout(),
 ) -> MemoryPlan:
     """Plan the memory of one device. Raises `InsufficientMemory` when not one page fits.
@@ -189,6 +237,7 @@ def kv_pool_slots(
         static_fraction: Instead of it, the share of the memory beside the driver's context that weights and pool may
             have.
         free_fraction: Instead of both, the share of what all but the pool leave that the pool may have.
+        kv_bytes: Instead of the first two, the memory of the pool; beside the third the most that it may have.
         layout: The place of windows and recurrent states.
     """
     parallel = Parallelism.of(parallel)
@@ -206,57 +255,55 @@ def kv_pool_slots(
             raise InsufficientMemory(f"{name} must be at least 1, not {value}")
     if not 0.0 <= reserved_fraction < 1.0:
         raise InsufficientMemory(f"reserved_fraction must be in [0, 1), not {reserved_fraction}")
-    verify_tokens = max_batch_size * max_num_draft_tokens
-    max_tokens = max(max_prefill_tokens, verify_tokens)
-    fusion_inputs = draft.fusion_inputs if draft is not None else 0
-    fixed = {
-        "context_bytes": CONTEXT_BYTES + (GROUP_BYTES if parallel.devices > 1 else 0),
-        "target_weights_bytes": target.weight_bytes_per_device(tp, parallel.devices, parallel.expert),
-        "draft_weights_bytes": math.ceil(draft.weight_bytes / tp) if draft is not None else 0,
-        "activations_bytes": _activation_bytes(target, tp, max_tokens, max(verify_tokens, max_batch_size)),
-        # A STANDALONE draft has no fusion layer and takes no hidden states.
-        "hidden_states_bytes": max_tokens * fusion_inputs * target.hidden * 2,
-        "graphs_bytes": graph_count * graph_bytes,
-    }
-
-    shares = reserved_fraction, static_fraction, free_fraction
+    fixed = _fixed_bytes(target, draft, parallel, max_prefill_tokens, max_batch_size, max_num_draft_tokens)
+    fixed["graphs_bytes"] = graph_count * graph_bytes
+    shares = reserved_fraction, static_fraction, free_fraction, kv_bytes
+    left = gpu.memory_bytes - sum(fixed.values())
+    if kv_bytes is not None and free_fraction is None and kv_bytes > left:
+        raise InsufficientMemory(_refusal(target, gpu, parallel.devices, fixed, {"KV pool as given": kv_bytes}))
     state = math.ceil(target.recurrent_state_bytes / tp)
     free = gpu.memory_bytes - sum(fixed.values()) - _unused(gpu, fixed, *shares)
     fixed["recurrent_states_bytes"], most = _states(layout, state, free, max_batch_size, max_num_draft_tokens)
     fixed["reserved_bytes"] = _unused(gpu, fixed, *shares)
     free = gpu.memory_bytes - sum(fixed.values())
-    draft_slot = draft.token_bytes(tp) if draft is not None else 0
-    target_slot, in_windows = target.token_bytes(tp, windowed=False), target.token_bytes(tp, windowed=True)
-    if not target_slot + draft_slot:
-        target_slot, in_windows = in_windows, 0  # every layer has a window: a slot counts them all
-    if not target_slot + draft_slot:
-        message = f"{target.name} caches nothing of its tokens; engine.kv_slots gives the size of the pool"
-        raise InsufficientMemory(message)
-    has_own_pool = layout.rule == "shares" and in_windows > 0
-    window_slot = math.ceil(WINDOW_RATIO * in_windows) if has_own_pool else 0
-    page_bytes = page_size * (target_slot + draft_slot + window_slot)
+    slot = Slot.of(target, tp, 0 if draft is None else draft.token_bytes(tp), layout)
+    page_bytes = page_size * slot.num_bytes
     # One page is the padding sink, which takes memory and holds no request.
     pages = free // page_bytes
     states = state * (layout.states_per_request + max_num_draft_tokens - 1) if layout.rule == "pool" else 0
-    request_slots = -(-states // (target_slot + draft_slot))
+    request_slots = -(-states // slot.of_full_layers)
     if most == 0 or pages * page_size < 2 * page_size + request_slots:
         needed = 2 * page_bytes + states + (0 if most else state)
-        raise InsufficientMemory(_refusal(target, gpu, parallel.devices, fixed, needed))
-    # Of a request that is longer than its window, "shares" counts a little more than the second pool needs.
-    share = 1 / WINDOW_RATIO - 1 if has_own_pool else in_windows / (target_slot + draft_slot)
+        raise InsufficientMemory(_refusal(target, gpu, parallel.devices, fixed, {"two KV pages": needed}))
     return MemoryPlan(
         total_bytes=gpu.memory_bytes,
         kv_pool_bytes=pages * page_bytes,
-        target_slot_bytes=target_slot,
-        draft_slot_bytes=draft_slot,
-        window_slot_bytes=window_slot,
+        target_slot_bytes=slot.target,
+        draft_slot_bytes=slot.draft,
+        window_slot_bytes=slot.window,
         slots=(pages - 1) * page_size * parallel.data,
         request_slots=request_slots,
-        window=(target.attention_window or 0) + max_num_draft_tokens - 1 if in_windows else 0,
-        window_slots=share if in_windows else 0.0,
+        window=(target.attention_window or 0) + max_num_draft_tokens - 1 if slot.beside else 0,
+        window_slots=slot.beside,
         most_running=None if most is None else most * parallel.data,
         **fixed,
     )
+
+
+def _fixed_bytes(
+    target: ModelShape, draft: DraftShape | None, parallel: Parallelism, prefill_tokens: int, rows: int, nodes: int
+) -> dict[str, int]:
+    """Return what neither the pool nor the states take of a device, without graphs and what is reserved."""
+    tp, max_tokens = parallel.tensor, max(prefill_tokens, rows * nodes)
+    fusion_inputs = draft.fusion_inputs if draft is not None else 0
+    return {
+        "context_bytes": CONTEXT_BYTES + (GROUP_BYTES if parallel.devices > 1 else 0),
+        "target_weights_bytes": target.weight_bytes_per_device(tp, parallel.devices, parallel.expert),
+        "draft_weights_bytes": math.ceil(draft.weight_bytes / tp) if draft is not None else 0,
+        "activations_bytes": _activation_bytes(target, tp, max_tokens, rows * nodes),
+        # A STANDALONE draft has no fusion layer and takes no hidden states.
+        "hidden_states_bytes": max_tokens * fusion_inputs * target.hidden * 2,
+    }
 
 
 def _states(layout: Layout, state: int, free: int, rows: int, nodes: int) -> tuple[int, int | None]:
@@ -282,10 +329,14 @@ def _states(layout: Layout, state: int, free: int, rows: int, nodes: int) -> tup
     return state * max(held, 0), most
 
 
-def _unused(gpu: GPU, fixed: Mapping[str, int], reserved: float, static: float | None, free: float | None) -> int:
-    """Return the bytes that stay free beside the pool and `fixed`, by the given share."""
-    if free is not None:
-        return max(0, int((1 - free) * (gpu.memory_bytes - sum(fixed.values()))))
+def _unused(
+    gpu: GPU, fixed: Mapping[str, int], reserved: float, static: float | None, free: float | None, kv: int | None
+) -> int:
+    """Return the bytes that stay free beside the pool and `fixed`, by the given share or the bytes of the pool."""
+    if free is not None or kv is not None:
+        left = gpu.memory_bytes - sum(fixed.values())
+        by_share = 0 if free is None else max(0, int((1 - free) * left))
+        return by_share if kv is None else max(by_share, left - kv)
     if static is not None:
         rest = (1 - static) * (gpu.memory_bytes - fixed["context_bytes"])
         return max(
@@ -294,12 +345,13 @@ def _unused(gpu: GPU, fixed: Mapping[str, int], reserved: float, static: float |
     return int(gpu.memory_bytes * reserved)
 
 
-def _refusal(target: ModelShape, gpu: GPU, devices: int, fixed: dict[str, int], page_bytes: int) -> str:
+def _refusal(target: ModelShape, gpu: GPU, devices: int, fixed: dict[str, int], pool: dict[str, int]) -> str:
     terms = {name.removesuffix("_bytes"): value for name, value in fixed.items() if value}
     needed = ", ".join(f"{name} {value / 1e9:.2f} GB" for name, value in terms.items())
-    total = (sum(fixed.values()) + page_bytes) / 1e9
+    ((what, pool_bytes),) = pool.items()
+    total = (sum(fixed.values()) + pool_bytes) / 1e9
     return (
         f"{target.name} does not fit on {devices} × {gpu.name} ({gpu.memory_bytes / 1e9:.2f} GB each): "
-        f"needed per device are at least {total:.2f} GB ({needed}, two KV pages {page_bytes / 1e9:.3f} GB); "
+        f"needed per device are at least {total:.2f} GB ({needed}, {what} {pool_bytes / 1e9:.3f} GB); "
         "use more devices, a larger one, 8-bit weights, or smaller limits"
     )

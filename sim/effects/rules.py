@@ -251,7 +251,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("acceptance.rank_ratio",), _ranks_are_unused),
     # -- hardware and engine -------------------------------------------------------------------------------------------
     Rule(
-        ("hardware.reserved_fraction", "hardware.static_fraction", "hardware.free_fraction"),
+        ("hardware.reserved_fraction", "hardware.static_fraction", "hardware.free_fraction", "hardware.kv_gb"),
         _when(lambda run: run.scenario.engine.kv_slots is not None, "engine.kv_slots gives the size of the pool"),
     ),
     Rule(
@@ -259,6 +259,10 @@ RULES: tuple[Rule, ...] = (
         _when(
             lambda run: run.scenario.hardware.free_fraction is not None, "hardware.free_fraction says what KV may have"
         ),
+    ),
+    Rule(
+        ("hardware.reserved_fraction", "hardware.static_fraction"),
+        _when(lambda run: run.scenario.hardware.kv_gb is not None, "hardware.kv_gb is the memory of KV"),
     ),
     Rule(
         ("hardware.reserved_fraction",),

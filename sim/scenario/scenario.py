@@ -97,6 +97,11 @@ class Hardware(Table):
         description="TensorRT-LLM's free_gpu_memory_fraction: share for KV of the memory that weights, activations and "
         "graphs leave; replaces reserved_fraction; default for TensorRT-LLM: 0.9",
     )
+    kv_gb: Positive | None = Field(
+        default=None,
+        description="gigabytes of a device's memory for KV (vLLM --kv-cache-memory-bytes, a maximum beside free_fraction: "
+        "TensorRT-LLM max_gpu_total_bytes); replaces reserved_fraction and static_fraction",
+    )
     cuda_graphs: bool = Field(default=True, description="capture a graph for each padded batch size and step count")
     graph_sizes: list[Count] | None = Field(
         default=None,

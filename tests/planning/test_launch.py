@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from foredraft.core.adaptive.config import load_adaptive_config
-from foredraft.core.errors import ConfigError
+from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.planning.servers.command import LIST, VALUE
 from foredraft.planning.servers.files import server_files
 from foredraft.planning.servers.launch import READERS, read_launch
@@ -120,6 +120,27 @@ def test_trtllm_with_its_options_in_yaml(tmp_path: Path):
     options.write_text("scheduler_config: {capacity_scheduler_policy: STATIC_BATCH}\n")
     launch = read_launch("trtllm", f"trtllm-serve llama-3.1-8b --config {options}", "--from", "H100")
     assert list(launch.not_modelled) == ["scheduler_config.capacity_scheduler_policy"]
+
+
+def test_the_memory_for_kv_may_be_given_in_bytes(tmp_path: Path):
+    scenario = scenario_of("vllm", "vllm serve llama-3.1-8b --kv-cache-memory-bytes 10G --gpu-memory-utilization 0.5")
+    assert scenario.hardware.kv_gb == 2**30 * 10 / 1e9 and scenario.hardware.reserved_fraction is None
+    memory = assemble(scenario).memory
+    assert memory is not None and 10 * 2**30 - 16 * 131_072 < memory.kv_pool_bytes <= 10 * 2**30
+    assert memory.slots == memory.kv_pool_bytes // 131_072 - 16
+    with pytest.raises(ForedraftError, match=r"does not fit .* KV pool as given 85"):
+        assemble(scenario_of("vllm", "vllm serve llama-3.1-8b --kv-cache-memory-bytes 80G"))
+    assert "--kv-cache-memory-bytes: is '1.5G'" in problems_of("vllm", "vllm serve m --kv-cache-memory-bytes 1.5G")
+
+    def slots_of(given: str) -> int:
+        options = tmp_path / "options.yaml"
+        options.write_text(f"kv_cache_config: {{max_gpu_total_bytes: {given}, free_gpu_memory_fraction: 0.5}}\n")
+        found = assemble(scenario_of("trtllm", f"trtllm-serve llama-3.1-8b --config {options}")).memory
+        assert found is not None
+        return found.slots
+
+    assert slots_of("10737418240") == 10 * 2**30 // (32 * 131_072) * 32 - 32
+    assert slots_of("0") == slots_of("200000000000") > 3 * slots_of("10737418240"), "the smaller bound holds"
 
 
 def test_vllm_with_a_schedule_short_names_and_keys_of_objects():

@@ -35,7 +35,7 @@ def arguments(run: Assembly) -> Arguments:
             "--context-length": model.context_len,
             "--chunked-prefill-size": config.chunk_size * groups if engine.chunk_size or groups > 1 else None,
             "--page-size": engine.page_size,
-            "--max-total-tokens": engine.kv_slots,
+            "--max-total-tokens": run.memory.slots if hardware.kv_gb and run.memory else engine.kv_slots,
             "--max-queued-requests": engine.max_queue,
             "--kv-cache-dtype": "fp8_e4m3" if model.kv_dtype == "fp8" else None,
             "--quantization": "fp8" if model.weight_dtype == "fp8" else None,

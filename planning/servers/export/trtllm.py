@@ -66,6 +66,7 @@ def _options(run: Assembly, made: Arguments) -> dict[str, Any]:
         "enable_block_reuse": engine.prefix_cache,
         "tokens_per_block": made.pages_of(run, "tokens_per_block", BLOCK),
         "free_gpu_memory_fraction": hardware.free_fraction or FREE_FRACTION,
+        "max_gpu_total_bytes": None if hardware.kv_gb is None else round(hardware.kv_gb * 1e9),
         "max_tokens": engine.kv_slots,
         "dtype": KV.get(scenario.model.kv_dtype or ""),
     }

@@ -120,6 +120,7 @@ DEPLOYMENTS = {
     "queue": ("vllm sglang", {**FIXED, "engine.max_queue": 50, "engine.preempt": True, "front_end.stream_interval": 5}),
     "graphs": ("vllm sglang trtllm", {**FIXED, "hardware.graph_sizes": [1, 2, 8, 64]}),
     "host memory": ("vllm sglang", {**FIXED, "engine.host_cache_gb": 100, "hardware.tensor_parallel": 2}),
+    "memory for KV": ("vllm trtllm", {**FIXED, "hardware.kv_gb": 20.5}),
     "draft model": ("vllm sglang trtllm", {**FIXED, "speculation.algorithm": "STANDALONE", "model.draft": "llama-3.2-1b"}),
     "own layers": ("vllm sglang trtllm", {**DEEPSEEK, "hardware.tensor_parallel": 8}),
     "attention data": ("vllm sglang trtllm", {**DEEPSEEK, "hardware.attention_data_parallel": 8, "engine.max_running": 64}),

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from foredraft.core.kv.beside import BesideSlots
 from foredraft.core.kv.moves import draft_branch_layout
 from foredraft.core.kv.radix import RadixCache
 from foredraft.core.kv.request_table import (
-    BesideSlots,
     ceil_to_page,
     get_alloc_len_per_decode,
     recurrent_state_slots,
@@ -148,5 +148,5 @@ def test_a_row_has_slots_beside_its_tokens_as_long_as_it_is_open(beside, has_cac
                 rows.remove(row)
                 assert store.available_slots == before + gained
         for row in rows:
-            assert store.num_beside(row) == beside.of(int(store.allocated[row]))
+            assert store.beside.num_of(row) == beside.of(int(store.allocated[row]))
         store.check()
