@@ -39,6 +39,10 @@ class BesideSlots:
         in_window = math.ceil(self.window_slots * min(length, self.window + chunk))
         return ceil_to_page(self.request_slots + in_window, self.page_size)
 
+    def total(self, slots: int) -> int:
+        """Return `slots` slots of tokens and those beside them."""
+        return slots + self.of(slots) if self else slots
+
     def of_each(self, lengths: Int64Array) -> Int64Array:
         """Return the slots beside each of `lengths` tokens, int64 [n]."""
         in_window = np.ceil(self.window_slots * np.minimum(lengths, self.window)).astype(np.int64)

@@ -353,3 +353,8 @@ class RadixCache:
         self._num_evictable -= leaf.slots.size
         if parent is not self._root:
             self._queue.offer(parent)
+
+
+def num_keys(cache: RadixCache, tokens: np.ndarray, num_valid: int) -> int:
+    """Return how many of the valid positions have a key: known tokens only, and a bigram needs the next one too."""
+    return min(num_valid, len(tokens) if cache.key_kind == "token" else len(tokens) - 1)

@@ -10,9 +10,7 @@ are fenced too.
 
 A row may be *held* for a transfer between workers. It stays as it is until the hold is released, even if its request
 leaves. A row may be *silent*: it is reserved for KV that is still to arrive, and the executor learns of it only when
-its request joins.
-
-A row may have slots *beside* those of its tokens (`beside.py`).
+its request joins. A row may have slots *beside* those of its tokens (`beside.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from ..errors import InvariantViolation
 from .allocator import KVAllocator, SlotCount
 from .beside import NOTHING_BESIDE, BesideSlots, HeldBeside
 from .host_tier import HostTier
-from .radix import Insertion, PrefixMatch, RadixCache
+from .radix import Insertion, PrefixMatch, RadixCache, num_keys
 from .radix_node import RadixNode
 from .request_table import RequestTable, SlotlessTable
 
@@ -148,8 +146,7 @@ class KVStore:
         self.cache.hits += num_cached
 
     def open_row(self, prefix: PrefixMatch | None, silent: bool = False) -> int:
-        """Give a row to a request; the slots of its cached prefix are written and locked. The slots that it has beside
-        them are available."""
+        """Give a row to a request; the slots of its cached prefix are written and locked. Those beside them fit."""
         row = self.table.acquire()
         self._silent[row] = silent
         if prefix is not None and prefix.length:
@@ -222,7 +219,8 @@ class KVStore:
         beside = self.beside.growth(before, after)
         if not self._make_room(total + sum(beside)):
             return False
-        self.beside.grow(rows.tolist(), beside)
+        if beside:
+            self.beside.grow(rows.tolist(), beside)
         slots = self.allocator.allocate(total)
         self.table.write(rows, before, needs, slots)
         self._writes.append(WrittenRanges(rows, before, needs, slots))
@@ -240,10 +238,10 @@ class KVStore:
         before = int(self.allocated[row])
         if target <= before:
             return True
-        beside = self.beside.growth(np.array([before]), np.array([target]))
-        if not self._make_room(target - before + sum(beside)):
+        beside = self.beside.rule.of(target) - self.beside.num_of(row) if self.beside.rule.window_slots else 0
+        if not self._make_room(target - before + beside):
             return False
-        self.beside.grow([row], beside)
+        self.beside.grow([row], [beside])
         self._write(row, before, self.allocator.allocate(target - before))
         self.allocated[row] = target
         return True
@@ -308,13 +306,13 @@ class KVStore:
         committed. With `at_once` the row keeps its own slots until it leaves.
         """
         assert self.cache is not None
-        num_keys = _num_keys(self.cache, tokens, num_valid)
+        count = num_keys(self.cache, tokens, num_valid)
         old_shared = self._shared[row]
-        if num_keys // self.page_size * self.page_size <= old_shared:
+        if count // self.page_size * self.page_size <= old_shared:
             return
-        if self.at_once and self.cache.peek(tokens, namespace, num_keys) > old_shared:
+        if self.at_once and self.cache.peek(tokens, namespace, count) > old_shared:
             return
-        insertion = self._cache_row(row, tokens, num_keys, namespace)
+        insertion = self._cache_row(row, tokens, count, namespace)
         self.cache.lock(insertion.node)
         locked = self._locked[row]
         if locked is not None:
@@ -361,9 +359,9 @@ class KVStore:
         allocated, own_from = int(self.allocated[row]), self._shared[row]
         own = self.table.gather(row, own_from, allocated)
         if self.cache is not None and tokens is not None:
-            num_keys = _num_keys(self.cache, tokens, departure.num_valid)
-            if num_keys // self.page_size * self.page_size > own_from:
-                insertion = self._cache_row(row, tokens, num_keys, departure.namespace)
+            count = num_keys(self.cache, tokens, departure.num_valid)
+            if count // self.page_size * self.page_size > own_from:
+                insertion = self._cache_row(row, tokens, count, departure.namespace)
                 own = np.concatenate([insertion.duplicates, own[len(insertion.canonical) - own_from :]])
         locked = self._locked[row]
         if self.cache is not None and locked is not None:
@@ -375,13 +373,13 @@ class KVStore:
         self._shared[row] = 0
         self.revision += 1
 
-    def _cache_row(self, row: int, tokens: np.ndarray, num_keys: int, namespace: str) -> Insertion:
-        """Hand the first `num_keys` positions of a row over to the cache, and copy them to host memory if that is
+    def _cache_row(self, row: int, tokens: np.ndarray, count: int, namespace: str) -> Insertion:
+        """Hand the first `count` positions of a row over to the cache, and copy them to host memory if that is
         there."""
         assert self.cache is not None
-        insertion = self.cache.insert(tokens, self.table.gather(row, 0, num_keys), namespace)
+        insertion = self.cache.insert(tokens, self.table.gather(row, 0, count), namespace)
         if self.host is not None:
-            self.host.store(tokens, num_keys, namespace)
+            self.host.store(tokens, count, namespace)
         return insertion
 
     def slots_gained_without(self, rows: Iterable[int]) -> int:
@@ -449,8 +447,3 @@ class KVStore:
         self.table.write_row(row, start, slots)
         if not self._silent[row]:
             self._writes.append(WrittenRanges(row, start, slots.size, slots))
-
-
-def _num_keys(cache: RadixCache, tokens: np.ndarray, num_valid: int) -> int:
-    """Return how many of the valid positions have a key: known tokens only, and a bigram needs the next one too."""
-    return min(num_valid, len(tokens) if cache.key_kind == "token" else len(tokens) - 1)

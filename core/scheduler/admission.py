@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from ..contract.request import Request
 from ..contract.step import Join
+from ..kv.beside import BesideSlots
 from ..kv.radix import PrefixMatch
 from ..kv.request_table import ceil_to_page
 from ..kv.store import KVStore
@@ -62,7 +63,7 @@ class Admission:
         self.take_role(config.role)
         self.share: GuaranteedShare = GuaranteedShare(config.guarantee_output, config)
         self.batch_wait: BatchWait = BatchWait(config, config.chunk_size)
-        self.beside = config.beside
+        self.beside: BesideSlots = config.beside
         self._watermark = int(config.watermark * store.allocator.num_total_slots)
         self.may_pad: bool = config.lone_token == "round"
         self._refused: Refusal | None = None
@@ -134,7 +135,7 @@ class Admission:
         """Return the tokens of the waiting requests that could enter together, counted up to `enough`."""
         if self.head_cannot_enter or not self.has_row:
             return 0
-        free = self.store.available_slots - self.headroom(num_decoding) + sum(self._held_ahead().values())
+        free = self.store.available_slots - self.headroom(num_decoding) + self.requests.rounds.num_ahead
         num_tokens = 0
         for num_rows, record in enumerate(self.requests.waiting):
             length = record.prompt_len + record.emitted_before
@@ -206,7 +207,8 @@ class Admission:
         targets = self.requests.rounds.targets_after(self.config.mixed + is_fenced).tolist()
         least = dict(zip(rows, targets, strict=True))
         held = {row: max(slots, least.get(row, 0)) for row, slots in self._held_rows().items() if row not in out}
-        grown = sum(held.values()) - sum(int(self.store.allocated[row]) for row in held)
+        total, allocated = self.beside.total, self.store.allocated
+        grown = sum(total(slots) - total(int(allocated[row])) for row, slots in held.items())
         free = self.store.available_slots + self.store.slots_gained_without(out) - grown
         return num_slots + self.headroom(sum(row in held for row in rows), held=held) <= free
 
@@ -283,7 +285,7 @@ class Admission:
             first = min(num_cached + num_loaded + budget, length) + padding + self.sizes.lookahead
             least = first if self.config.admit_with == "chunk" else max(first, length)
             slots = ceil_to_page(least, self.config.page_size)
-        return slots + max(self.beside.of(slots), at_once) - num_cached
+        return max(self.beside.total(slots), slots + at_once) - num_cached
 
     def headroom(
         self, num_running: int, entering: Collection[RequestRecord] = (), held: Mapping[int, int] | None = None
@@ -298,8 +300,8 @@ class Admission:
             records = self.requests.running | self.requests.transferring
             for row, slots in held.items():
                 record = records[row]
-                missing = self.slots_for_length(record.prompt_len + record.max_tokens) - slots
-                missing += self.beside.of(slots + missing) - self.beside.of(slots)
+                whole = self.slots_for_length(record.prompt_len + record.max_tokens)
+                missing = self.beside.total(whole) - self.beside.total(slots)
                 is_fixed = self.config.guarantee_fixed and record.request.fixed_length
                 if is_fixed or (self.share.falls and record in entering):
                     in_full += self._counted(missing)
@@ -322,20 +324,9 @@ class Admission:
         # A running block counts as one round: a plan that admits a request comes after its first.
         return sum(flight.is_decode_only for flight in self.requests.in_flight)
 
-    def _held_ahead(self) -> dict[int, int]:
-        """Return by row what a running block holds for rounds after its first one.
-
-        A plan during a block takes these slots as free. The block has left enough of them for what a plan takes.
-        """
-        for flight in self.requests.in_flight:
-            if flight.planned is not None and flight.planned.decode.max_rounds > 1:
-                held = self.requests.rounds.held_ahead(flight.planned)
-                return dict(zip(flight.planned.index.tolist(), held.tolist(), strict=True))
-        return {}
-
     def _held_rows(self) -> dict[int, int]:
         """Return the slots of each row of a request, without those that a running block holds ahead."""
-        ahead, allocated = self._held_ahead(), self.store.allocated
+        ahead, allocated = self.requests.rounds.held_ahead(), self.store.allocated
         rows = (*self.requests.running, *self.requests.transferring)
         return {row: int(allocated[row]) - ahead.get(row, 0) for row in rows}
 
@@ -365,9 +356,8 @@ class Admission:
         length = request.prefill_len
         if self.guarantees:
             length += self._counted(request.prompt.length + self.max_tokens(request) - length)
-        slots = self.slots_for_length(length)
-        needed = slots + self.beside.of(slots) + self.headroom(len(requests.rounds.rows))
-        return needed <= self.store.available_slots
+        slots = self.beside.total(self.slots_for_length(length))
+        return slots + self.headroom(len(requests.rounds.rows)) <= self.store.available_slots
 
     def _padding(self, record: RequestRecord, num_cached: int, num_decoding: int) -> int:
         """Return the tokens of a round besides the one that this newcomer computes (`Policies.lone_token`)."""
@@ -395,7 +385,7 @@ class Admission:
         if entrance.padding >= budget:
             return None  # not refused: the next step may have room for a round
         headroom = self.headroom(num_decoding + len(chunks), [chunk.record for chunk in chunks])
-        headroom -= sum(self._held_ahead().values())
+        headroom -= self.requests.rounds.num_ahead
         with self.store.locked(entrance.prefix):
             fits = entrance.num_slots + headroom <= self.store.available_slots
             denied = fits and self.store.take_denial()

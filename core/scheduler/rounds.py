@@ -63,7 +63,6 @@ class DecodeRounds:
         self._stale = False
         self.num_with_stop_strings: int = 0  # rows whose end only the host can see; they cannot run in blocks
         self._has_stop_strings = np.zeros(config.num_rows + 1, dtype=bool)
-        self._beside = config.beside
         self._takes_what_is_launched = config.overlap and config.row_slots == "launched"
         self._block_slack = self._slots_of_a_plan() if config.overlap else 0
 
@@ -256,18 +255,27 @@ class DecodeRounds:
             self.kv_len[planned.index[i]] = counted.kv_before[i] + length
         return counted._replace(ended=np.union1d(counted.ended, list(cuts))) if cuts else counted
 
-    def held_ahead(self, planned: PlannedRounds) -> Int64Array:
-        """Return the slots, int64 [bs], that the rows of a running block hold beyond what its first round, planned
-        alone, would hold.
+    def held_ahead(self) -> dict[int, int]:
+        """Return by row what a running block holds beyond what its first round, planned alone, would hold.
+
+        A plan during a block takes these slots as free. The block has left enough of them for what a plan takes.
         """
-        single = planned.decode.seq_lens + self.sizes.reserve
-        if self.config.page_size > 1:
-            single = ceil_to_page(single, self.config.page_size)
-        single = np.maximum(single, planned.allocated)
-        held: Int64Array = np.maximum(self.store.allocated[planned.index] - single, 0)
-        if self.config.window_slots:
-            held += self._beside.of_each(single + held) - self._beside.of_each(single)
-        return held
+        for flight in self.in_flight:
+            planned = flight.planned
+            if planned is not None and planned.decode.max_rounds > 1:
+                single = planned.decode.seq_lens + self.sizes.reserve
+                if self.config.page_size > 1:
+                    single = ceil_to_page(single, self.config.page_size)
+                held = self.store.allocated[planned.index] - np.maximum(single, planned.allocated)
+                return dict(zip(planned.index.tolist(), np.maximum(held, 0).tolist(), strict=True))
+        return {}
+
+    @property
+    def num_ahead(self) -> int:
+        """The slots that `held_ahead` counts, with those beside them."""
+        total, allocated = self.store.beside.rule.total, self.store.allocated
+        held = ((int(allocated[row]), count) for row, count in self.held_ahead().items())
+        return sum(total(slots) - total(slots - count) for slots, count in held)
 
     def release_unused(
         self,
