@@ -48,10 +48,11 @@ SUBJECTS = [
 @pytest.mark.parametrize(("contract", "subject"), SUBJECTS)
 def test_the_swarm_finds_nothing(contract, subject, of_the_day, record_property):
     """Seeds of the day: two, or `make soak SOAK_SEEDS=20`."""
-    seed = 100 * TODAY + of_the_day
-    report = check(suite_of(contract), load_make(subject), budget=10 * OPERATIONS[subject], seed=seed, subject=subject)
+    seed, budget = 100 * TODAY + of_the_day, 10 * OPERATIONS[subject]
+    report = check(suite_of(contract), load_make(subject), budget=budget, seed=seed, subject=subject)
     record_property("note", f"soak, {subject}, seed {seed}: {report.num_operations:,} operations")
-    assert report.ok, report.text()
+    again = f"foredraft check {contract} {subject} --seed {seed} --budget {budget}"
+    assert report.ok, f"{report.text()}\nagain: {again}"
 
 
 TODAY = int(f"{date.today():%Y%m%d}")
