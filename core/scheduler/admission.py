@@ -205,7 +205,7 @@ class Admission:
         out, rows = {victim.row for victim in lower[:num_victims]}, self.requests.rounds.rows.tolist()
         is_fenced = bool(num_victims and self.requests.in_flight) and not self.store.at_once
         targets = self.requests.rounds.targets_after(self.config.mixed + is_fenced).tolist()
-        least = dict(zip(rows, targets, strict=True))
+        least: dict[int, int] = dict(zip(rows, targets, strict=True))
         held = {row: max(slots, least.get(row, 0)) for row, slots in self._held_rows().items() if row not in out}
         total, allocated = self.beside.total, self.store.allocated
         grown = sum(total(slots) - total(int(allocated[row])) for row, slots in held.items())
