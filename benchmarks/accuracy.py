@@ -13,21 +13,26 @@ takes each N-th point of plain.csv and leaves the page alone, unless `--write` i
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 
 from accuracy_runs import (
     MEASURED,
     OTHERS,
     ROOFLINE,
+    ROOFLINE_OTHERS,
+    Job,
     Outcome,
     arms_table,
     batches_table,
     failure_text,
     mean_size,
+    outcomes,
     percent,
     resting_table,
     simulate_all,
@@ -39,11 +44,14 @@ from fit_expert_independence import distinct_experts, published_counts
 from foredraft.core.errors import ForedraftError
 from foredraft.observe.distribution.install_hint import install_command
 from foredraft.sim.assembly import assemble
+from foredraft.sim.cost.hardware import Parallelism
 from foredraft.sim.cost.passes.tokens import EXPERT_INDEPENDENCE
+from foredraft.sim.cost.published.places import Place, place_of
 from foredraft.sim.scenario_file import scenario_from_dict
 from pages import write_block, write_row
 from points import Point, plain_points, read_rows, round_points
 
+DRAFTED = Path(__file__).parent / "published" / "drafted.csv"
 QUEUED_MS = 5_000
 """Where the first token takes longer on average, requests wait for memory, or for what settings that were not
 published allow."""
@@ -108,6 +116,27 @@ def summary_table(plain: Mapping[str, list[Outcome]], rounds: Mapping[str, list[
     for name, cell in lines.items():
         yield f"| {name} | {' | '.join(cell(column) or '–' for column in plain)} |"
     yield from summary_lines(rounds)
+
+
+def write_drafted(workers: int) -> None:
+    """Write published/drafted.csv, which published_fit.py reads: the points of rounds.csv with and without drafts, as
+    simulated with profiles that were fitted without their models and draft shapes."""
+    columns = {ROOFLINE: ROOFLINE_OTHERS, MEASURED: OTHERS}
+    found = outcomes([Job(point, column) for point in round_points() for column in columns.values()], workers)
+    with DRAFTED.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        names = ("kernels", "dataset", "text", "algorithm", "draft", "shape", "published_ms", "simulated_ms")
+        writer.writerow([*Place._fields, *names])
+        for kernels, column in columns.items():
+            for point in round_points():
+                result = found[Job(point, column)]
+                if "failure" in result:
+                    continue
+                run = assemble(scenario_from_dict(point.scenario(ROOFLINE), point.dataset))
+                parallel = Parallelism(point.tensor_parallel)
+                where = place_of(run.target, point.gpu, point.server, parallel)
+                cells = (point.dataset, point.text, point.algorithm, point.draft, point.shape)
+                writer.writerow([*where, kernels, *cells, f"{point.published_ms:.5g}", f"{result['ms']:.5g}"])
 
 
 def experts_table() -> Iterator[str]:
@@ -230,6 +259,7 @@ def main() -> None:
     if (arguments.every == 1 or arguments.write) and len(columns) > 1:
         for name, lines in blocks.items():
             write_block("accuracy.md", f"accuracy: {name}", lines)
+        write_drafted(arguments.workers)
         if arguments.rounds:
             for row in summary_lines(rounds):
                 write_row("accuracy.md", row)

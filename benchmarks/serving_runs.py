@@ -22,8 +22,7 @@ from foredraft.core.errors import ForedraftError
 from foredraft.observe.distribution.install_hint import install_command
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.hardware import Parallelism
-from foredraft.sim.cost.published.hierarchy import Place
-from foredraft.sim.cost.published.places import place_of
+from foredraft.sim.cost.published.places import Place, place_of
 from foredraft.sim.cost.round import RoundCost
 from foredraft.sim.scenario_file import scenario_from_dict
 from points import Point, profile_with, round_points

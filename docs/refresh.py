@@ -29,7 +29,6 @@ from foredraft.serve.bodies.real import RealBody
 from foredraft.serve.bodies.simulated import SimulatedBody
 from foredraft.serve.metrics.series import ABSENT, OWN, SGLANG, VLLM, Series
 from foredraft.serve.requests.schema import ChatRequest, CompletionRequest, Only
-from foredraft.sim.calibration.accuracy import FIGURES
 from foredraft.sim.calibration.points import COLUMNS
 from foredraft.sim.cost import efficiency
 from foredraft.sim.faults.plan import KINDS, FaultPlan
@@ -277,23 +276,6 @@ BLOCKS = {
 }
 
 
-def accuracy_figures(page: str) -> str:
-    """Return the summary of docs/accuracy.md as the package has it: mean absolute errors in percent."""
-    summary = re.search(r"<!-- accuracy: summary -->\n(.*?)<!-- end -->", page, re.DOTALL)[1]
-    points, *table = filter(None, summary.splitlines())
-    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table)
-    errors = {
-        row[0]: {name: float(cell) for name, cell in zip(head[1:], row[1:], strict=True) if cell != "–"} for row in rows
-    }
-    whole = {
-        "source": "docs/accuracy.md, which `make accuracy` writes",
-        "points": points,
-        "unit": head[0],
-        "errors": errors,
-    }
-    return json.dumps(whole, indent=1) + "\n"
-
-
 def refreshed(text: str) -> str:
     """Return `text` with every block made anew. Raises KeyError for an unknown name."""
     return BLOCK.sub(lambda block: f"{block[1]}{BLOCKS[block[2]]()}\n{block[3]}", text)
@@ -305,7 +287,6 @@ def main() -> None:
         if refreshed(text) != text:
             path.write_text(refreshed(text), encoding="utf-8")
             print(f"refreshed {path.name}", file=sys.stderr)
-    FIGURES.write_text(accuracy_figures((FOLDER / "accuracy.md").read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

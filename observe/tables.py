@@ -74,34 +74,18 @@ def _of_rows(points: Sequence[str]) -> str:
     return "; of other rows: ".join(dict.fromkeys(points))
 
 
-def outside_of_intervals(numbers: Mapping[str, tuple[float, Sequence[float]]]) -> str:
-    """Say which simulated numbers lie outside of their 80 % intervals, and why; empty if none does.
-
-    `numbers`: the simulated number and the interval [low, high], by name. Names with "/s" are of rates, the others of
-    times.
-    """
-    sides: dict[str, list[str]] = {}
-    for name, (value, (low, high)) in numbers.items():
-        if not low <= value <= high:
-            is_slower = (value < low) is not ("/s" in name)
-            sides.setdefault("slower" if is_slower else "faster", []).append(name)
-    return " ".join(
-        f"Outside of the interval as simulated: {', '.join(names)}. Most published services like this one were {side}."
-        for side, names in sides.items()
-    )
-
-
 def _intervals(summary: Mapping[str, Any]) -> str:
+    if summary.get("overload"):
+        return f"No intervals of these times: {summary['overload']}."
     words = {"mean_ttft_ms": "mean TTFT {} ms", "mean_tpot_ms": "TPOT {} ms", "output_throughput": "{} output tokens/s"}
-    parts, numbers = [], {}
-    for name, text in words.items():
-        if (ends := summary.get(f"{name}_interval")) is not None:
-            parts.append(text.format(" to ".join(map(format_number, ends))))
-            numbers[" ".join(text.removesuffix(" ms").replace("{}", "").split())] = (summary[name], ends)
+    parts = [
+        text.format(" to ".join(map(format_number, ends)))
+        for name, text in words.items()
+        if (ends := summary.get(f"{name}_interval")) is not None
+    ]
     if not parts:
         return intervals_rest_on(summary["intervals_rest_on"], are_known=False)
-    told = f"80 % intervals: {', '.join(parts)}; they rest on {summary['intervals_rest_on']}."
-    return f"{told} {outside_of_intervals(numbers)}".rstrip()
+    return f"80 % intervals: {', '.join(parts)}; they rest on {summary['intervals_rest_on']}."
 
 
 def format_number(value: Any, unit: str = "") -> str:
@@ -157,7 +141,7 @@ def _heading(summary: Mapping[str, Any], title: str | None) -> Text:
     if summary["incomplete"]:
         heading.append("   incomplete", style="bold yellow")
     if summary.get("overloaded"):
-        heading.append("   overloaded: the queue only grows", style="bold yellow")
+        heading.append("   overloaded", style="bold yellow")
     return heading
 
 

@@ -159,15 +159,6 @@ def _fits(tables: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     return True
 
 
-def differ_in_speculation(one: Candidate, other: Candidate) -> bool:
-    """Return whether two candidates are one deployment that decodes in two ways."""
-    others = (
-        {key: value for key, value in each.settings.items() if not key.startswith("speculation.")}
-        for each in (one, other)
-    )
-    return next(others) == next(others)
-
-
 def base_tables(scenario: Scenario) -> dict[str, Any]:
     """Return the tables that candidates replace keys of: the scenario's, with plain decoding, and with a ratio in the
     place of the numbers of prefill and decode engines."""

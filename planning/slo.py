@@ -233,10 +233,10 @@ def shares(objectives: tuple[Objective, ...], summary: Mapping[str, Any]) -> lis
     everywhere if the run is not in balance.
 
     A run that is not in balance would only be worse if it were longer: requests were refused, aborted, failed or
-    unfinished, the queue only grew, or more was offered than full batches would serve (`saturation` above 1).
+    unfinished, or more was asked than can be served (`overloaded`).
     """
     lost = any(summary[key] for key in ("refused", "aborted", "failed", "unfinished"))
-    if lost or summary["overloaded"] or (summary["saturation"] or 0.0) > 1.0:
+    if lost or summary["overloaded"]:
         return [math.inf] * len(objectives)
     return [math.inf if (value := summary[one.key]) is None else value / one.limit_ms for one in objectives]
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..core.scheduler.config import EngineRole
 from .assembly import Assembly
 from .cost.executor_steps import StepCost
-from .cost.published.evidence import NO_POINTS, REQUEST, TPOT, TTFT, Difference, Interval, Load
+from .cost.published.evidence import NO_POINTS, REQUEST, TPOT, TTFT, Difference, Interval
 
 QUANTILE = 1.2816
 """Deviations of a normal distribution within which 80 % of it lie."""
@@ -27,8 +27,8 @@ def half_width(mean_error: float) -> float:
 def intervals(run: Assembly, summary: Mapping[str, Any]) -> dict[str, list[float]]:
     """Return the 80 % interval [low, high] of each result that has one, as the summary has it.
 
-    Empty where nothing is known: our own executor has no published points. The output rate has one in a closed loop
-    alone; in an open loop it is that of the arrivals.
+    Empty where times are those of a profile whose error is not known. The output rate has one in a closed loop alone;
+    in an open loop it is that of the arrivals.
     """
     ends = factors(run, summary)
     found = {
@@ -71,9 +71,9 @@ def factors(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Interval]:
         return {TPOT: own, REQUEST: own}
     if run.evidence is None or summary["mean_ttft_ms"] is None:
         return {}
-    load, parts = _load_of(run, summary), {time: _engines_of(run, time) for time in (TPOT, TTFT, REQUEST)}
+    parts = {time: _engines_of(run, time) for time in (TPOT, TTFT, REQUEST)}
     found = {
-        time: part.evidence.interval(time, load, part.is_corrected)
+        time: part.evidence.interval(time, part.is_corrected)
         for time, part in parts.items()
         if part.evidence is not None
     }
@@ -82,13 +82,12 @@ def factors(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Interval]:
     return found
 
 
-def factors_of_rounds(run: Assembly, rows: int) -> Interval | None:
-    """Return the 80 % interval of the times of rounds with so many rows, as factors on them; None where nothing is
-    known."""
+def factors_of_rounds(run: Assembly) -> Interval | None:
+    """Return the 80 % interval of the times of rounds, as factors on them; None where their error is not known."""
     calibration = run.deployment.calibration
     if calibration is not None or run.evidence is None:
         return factors(run, {}).get(TPOT)
-    return run.evidence.interval(TPOT, Load(float(rows)), run.is_corrected)
+    return run.evidence.interval(TPOT, run.is_corrected)
 
 
 def difference(
@@ -102,24 +101,9 @@ def difference(
     mine, others = _engines_of(run, time), _engines_of(other, time)
     if mine.evidence is None or others.evidence is None:
         return None
-    found = mine.evidence.compare(time, _load_of(run, summary), others.evidence, _load_of(other, other_summary))
-    applied = [math.log(of.evidence.factor) if of.evidence and of.is_corrected else 0.0 for of in (mine, others)]
-    return found._replace(mean=found.mean - applied[0] + applied[1])
+    return mine.evidence.compare(time, others.evidence)
 
 
 def _engines_of(run: Assembly, time: str) -> Assembly:
     """Return the parts of the engines whose times decide a time: of prefill engines for the first token."""
     return run.of_role(EngineRole.PREFILL) if time == TTFT else run
-
-
-def _load_of(run: Assembly, summary: Mapping[str, Any]) -> Load:
-    """Return the load of a run as the fit of the published points has it."""
-    groups: float = (summary.get("replicas") or run.pools.num_engines) * run.deployment.parallel.data
-    if run.prefill is not None:
-        pools = (run.pools.num_prefill, run.prefill), (run.pools.num_decode, run)
-        groups = sum(count * part.deployment.parallel.data for count, part in pools)
-    first_ms, workload = summary["mean_ttft_ms"], run.scenario.workload
-    decoding_ms = (summary["mean_tpot_ms"] or 0.0) * summary["mean_output_tokens"]
-    are_equal = workload.concurrency is not None and workload.prompt.kind == workload.output.kind == "fixed"
-    share = first_ms / decoding_ms if decoding_ms else 0.0
-    return Load((summary["mean_running"] or 1.0) / groups, first_ms, share, are_equal)

@@ -18,7 +18,7 @@ LATENCIES = ("ttft", "tpot", "itl", "e2el")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 NUMBERS = (
     "completed", "refused", "retractions", "duration", "request_throughput", "output_throughput", "accept_length", "mean_running",
-    "max_running", "mean_queue_length", "kv_occupancy_mean", "kv_occupancy_max", "slo_attainment", "saturation", "overloaded",
+    "max_running", "mean_queue_length", "kv_occupancy_mean", "kv_occupancy_max", "slo_attainment", "saturation", "overloaded", "overload",
     "mean_input_tokens", "mean_output_tokens", "replicas", "notices", "intervals_rest_on",
 )  # fmt: skip
 INTERVALS = ("mean_ttft_ms_interval", "mean_tpot_ms_interval", "mean_e2el_ms_interval", "output_throughput_interval")

@@ -61,15 +61,12 @@ def cost(
 
 
 def _report(found: Cost) -> list[str]:
-    from ...observe.tables import intervals_rest_on, outside_of_intervals
+    from ...observe.tables import intervals_rest_on
 
-    factors = {
-        f"rounds of {count_of(one.batch, 'request')}": (1.0, one.interval) for one in found.batches if one.interval
-    }
+    are_known = any(one.interval for one in found.batches)
     texts = [
         found.timing,
-        intervals_rest_on(found.intervals_rest_on, are_known=bool(factors)),
-        outside_of_intervals(factors),
+        intervals_rest_on(found.intervals_rest_on, are_known=are_known),
         found.about_speed_ups,
     ]
     lines = [line for text in texts for line in textwrap.wrap(text, WIDTH)]

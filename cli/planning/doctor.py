@@ -122,7 +122,7 @@ def _unknowns(found: Diagnosis) -> list[str]:
 
 def _latencies(found: Diagnosis) -> list[str]:
     """Return the table of the simulated load, with the 80 % intervals of the means that have one."""
-    from ...observe.tables import LATENCIES, format_number, intervals_rest_on, outside_of_intervals
+    from ...observe.tables import LATENCIES, format_number, intervals_rest_on
 
     is_known = any(one.interval or one.plain_interval for one in found.load.values())
 
@@ -134,19 +134,13 @@ def _latencies(found: Diagnosis) -> list[str]:
     width, heads = (17, ("as it is", "80 %", "without", "80 %")) if is_known else (26, ("as it is", "without"))
     head = "".join(f"{name:>{18 if name == '80 %' else 10 if is_known else 12}}" for name in heads)
     lines.append(f"{'':{width}}{head}{'ratio':>7}")
-    numbers: dict[str, tuple[float, Sequence[float]]] = {}
     for key, one in found.load.items():
         statistic, _, rest = key.partition("_")
         is_rate = key == "output_throughput"
         name = "output tokens /s" if is_rate else f"{LATENCIES[rest.removesuffix('_ms')][0]}, {statistic} ms"
         both = cells(one.speculative, one.interval) + cells(one.plain, one.plain_interval)
         lines.append(f"{name:{width}}{both}{one.speculative / one.plain:>7.2f}")
-        short = "output tokens/s" if is_rate else f"{statistic} {name.partition(',')[0]}"
-        for value, ends, where in (
-            (one.speculative, one.interval, ""),
-            (one.plain, one.plain_interval, " without speculation"),
-        ):
-            if ends is not None:
-                numbers[f"{short}{where}"] = (value, ends)
-    texts = (intervals_rest_on(found.intervals_rest_on, are_known=is_known), outside_of_intervals(numbers))
+    texts = [f"Overloaded, {name}: {told}." for name, told in found.overloaded.items()]
+    if is_known or not texts:
+        texts.append(intervals_rest_on(found.intervals_rest_on, are_known=is_known))
     return [*lines, *(line for text in texts for line in _wrapped(text))]

@@ -111,32 +111,23 @@ def _half(found: Finding) -> str:
 
 def _model_table(whole: Plan, shown: Sequence[Ranked]) -> list[str]:
     """Return a table of what holds if times are not as simulated, and what it rests on."""
-    from ...observe.tables import intervals_rest_on, outside_of_intervals
+    from ...observe.tables import intervals_rest_on
     from ...planning.answer import tightest_of
 
     rests = [item.rests_on for item in shown if item.holds]
     if all(item.taken_range is None for item in shown):
         return textwrap.wrap(intervals_rest_on(*rests, are_known=False), WIDTH)
     is_load, rows = whole.question.load is None, []
-    numbers: dict[str, tuple[float, Sequence[float]]] = {}
-    for place, item in enumerate(shown, 1):
+    for item in shown:
         ends = item.load_range if is_load else item.gpu_range
         cells = f"{_ends(ends):>18}"
-        if ends is not None:
-            low, high = ends
-            span = (-math.inf if low is None else low, math.inf if high is None else high)
-            numbers[f"{'requests/s' if is_load else 'GPUs'} of row {place}"] = (
-                item.load if is_load else item.gpus,
-                span,
-            )
         if item.taken_range is not None:
             low, high = item.taken_range
             cells += f"  {tightest_of(item.finding).name} {low:.0%} to {high:.0%}"
         rows.append(cells)
     lines = ["", "If the times of passes and first tokens are not as simulated, 80 % intervals", ""]
     lines += [*_rows(shown, f"{whole.load_unit if is_load else 'GPUs':>18}  tightest", rows), ""]
-    texts = (intervals_rest_on(*rests), outside_of_intervals(numbers))
-    return lines + [line for text in texts for line in textwrap.wrap(text, WIDTH)]
+    return [*lines, *textwrap.wrap(intervals_rest_on(*rests), WIDTH)]
 
 
 def _ends(ends: Sequence[float | None] | None) -> str:

@@ -307,10 +307,9 @@ def _checked(scenario: Scenario, found: Mapping[str, Mapping[str, Any]]) -> list
     lines += [
         _row(name, *(summary[key] for summary in found.values())) for key, name in CHECKED.items() if _told(found, key)
     ]
-    overloaded = [name for name, summary in found.items() if summary["overloaded"]]
-    if overloaded:
-        text = f"Overloaded: {' and '.join(overloaded)}; latencies depend on how long the run is."
-        lines += textwrap.wrap(text, WIDTH)
+    for name, summary in found.items():
+        if summary["overloaded"]:
+            lines += textwrap.wrap(f"Overloaded, {name}: {summary['overload']}.", WIDTH)
     return lines
 
 

@@ -188,7 +188,7 @@ def intervals(run: Run | str | PathLike[str]) -> go.Figure:
     summary = run.summary
     found = {key: ends for key in INTERVALS if (ends := summary.get(f"{key}_interval")) and summary.get(key)}
     if not found:
-        why = summary.get("intervals_rest_on") or "made by an earlier version"
+        why = summary.get("overload") or summary.get("intervals_rest_on") or "made by an earlier version"
         raise missing(run.path / "summary.json", f"has no intervals: {why}")
     made = figure("How sure these numbers are", "published / simulated", "", "bars: 80 % interval; 1 is as simulated")
     names = [f"{INTERVALS[key]} {format_number(summary[key])}" for key in found]

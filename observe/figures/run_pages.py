@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from ...core.errors import ForedraftError, count_of
 from ..summary import SHORT_NAMES
-from ..tables import LATENCIES, format_number, format_share, intervals_rest_on, outside_of_intervals
+from ..tables import LATENCIES, format_number, format_share, intervals_rest_on
 from . import run as of_run
 from . import twin as of_twin
 from .devices import gpus_by_name, value_of
@@ -94,11 +94,8 @@ def run_page(run: Run) -> Page:
     requests = f"requests.parquet, all {summary['completed']:,} completed requests"
     page.source("latencies", f"{requests}; ITL: summary.json, counted during the run")
     if points := summary.get("intervals_rest_on"):
-        names = {key: name for key, name in of_run.INTERVALS.items() if f"{key}_interval" in summary}
-        outside = outside_of_intervals(
-            {name: (summary[key], summary[f"{key}_interval"]) for key, name in names.items()}
-        )
-        page.source("intervals", f"{intervals_rest_on(points, are_known=bool(names))} {outside}".rstrip())
+        are_known = any(f"{key}_interval" in summary for key in of_run.INTERVALS)
+        page.source("intervals", intervals_rest_on(summary.get("overload") or points, are_known=are_known))
     rounds = "rounds.parquet, every decode round"
     page.source("over time, acceptance", f"summary.json; draft steps by batch size: {rounds}")
     made_by(page, summary.get("version"))
@@ -120,7 +117,7 @@ def _run_answer(run: Run) -> Iterator[str]:
         yield f"{format_share(summary['slo_attainment'])} of the requests kept every limit ({limits})."
     full = summary.get("saturation")
     if summary.get("overloaded"):
-        yield "The service was overloaded: the queue only grew, so latencies depend on how long the run is."
+        yield f"The service was overloaded: {summary.get('overload') or 'latencies depend on how long the run is'}."
     elif full is not None:
         yield f"The load is {full:.0%} of what full batches would serve."
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ...sim.assembly import Assembly, assemble
-from ...sim.calibration.accuracy import LEFT_OUT, ROOFLINE, SPEED_UP, SPEED_UP_BATCHES, TIME_PER_TOKEN, mean_error
-from ...sim.confidence import TIMES, difference, factors, half_width, rests_on
-from ...sim.cost.published.evidence import Difference, Interval
+from ...sim.confidence import TIMES, difference, factors, rests_on
+from ...sim.cost.published.evidence import NOTHING, Difference, Interval, published_errors
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_with
-from ..candidates import REPLICAS, Candidate, base_tables, differ_in_speculation
+from ..candidates import REPLICAS, Candidate, base_tables
 from ..search.judge import Finding
 from ..slo import Objective
 from .model_error import Curve, Errors, count_range, load_range
 from .ranked import Ranked
+
+SPEED_UP_BATCHES = (1, 8)
+"""The requests at a time of the published speed-ups (benchmarks/published/rounds.csv)."""
 
 
 class ModelErrors:
@@ -73,10 +76,9 @@ class ModelErrors:
     def compare(self, best: Ranked, item: Ranked, curves: tuple[Curve, Curve]) -> Difference:
         """Return the error of log(load of the best / load of this candidate): its mean, and half of its 80 % interval.
 
-        The error of a ratio of times comes from the published points of both deployments; what they share cancels. It
-        is at least the error of published speed-ups, which is all that is known of one deployment that decodes in two
-        ways. Without published points it is the mean error of speed-ups, or of times. The loads follow the times as
-        much as both curves say on average.
+        The error of a ratio of times is that of published deployments which share as much as these two. It is at least
+        the error of published speed-ups, which is all that is known of one deployment that decodes in two ways. The
+        loads follow the times as much as both curves say on average.
         """
         found = self._of_times(best, item)
         follows = sum(curve.sensitivity(len(self._objectives)) for curve in curves) / 2
@@ -87,36 +89,30 @@ class ModelErrors:
         if self._given is not None:
             return Difference(0.0, self._given)
         mine, other = self.run_of(best), self.run_of(item)
-        column = _column(mine, other)
-        least = half_width(mean_error(SPEED_UP, column))
+        least = max(speed_up_error(mine), speed_up_error(other))
         tightest = [of.finding.tightest for of in (best, item) if of.finding.tightest is not None]
         times = [TIMES[name] for one in tightest for name in one.latencies]
         summaries = best.finding.summary, item.finding.summary
         told = [difference(time, mine, summaries[0], other, summaries[1]) for time in dict.fromkeys(times)]
-        known = [one for one in told if one is not None]
-        if known:
-            widest = max(known, key=lambda one: one.half_width)
-            return widest._replace(half_width=max(widest.half_width, least))
-        alike = differ_in_speculation(best.candidate, item.candidate)
-        return Difference(0.0, least if alike else half_width(mean_error(TIME_PER_TOKEN, column)))
-
-
-def _column(*runs: Assembly) -> str:
-    """Return the column of docs/accuracy.md that has the errors of these passes."""
-    return ROOFLINE if any(ROOFLINE in run.cost.priced_by for run in runs) else LEFT_OUT
+        return Difference(0.0, max([least, *(one.half_width for one in told if one is not None)]))
 
 
 def speed_up_error(run: Assembly) -> float:
     """Return half of the 80 % interval of the logarithm of a speed-up over plain decoding on the same deployment."""
-    return half_width(mean_error(SPEED_UP, _column(run)))
+    if run.evidence is None:
+        return published_errors()["roofline"].speed_ups[NOTHING]
+    return run.evidence.speed_up_error
 
 
 def about_speed_ups(run: Assembly) -> str:
     """Say how sure speed-ups and break-even lengths are, and for which batches that is known."""
-    batches, mean = " and ".join(map(str, SPEED_UP_BATCHES)), mean_error(SPEED_UP, _column(run))
+    batches = " and ".join(map(str, SPEED_UP_BATCHES))
+    told = f"80 % intervals of speed-ups and break-even lengths are ±{math.expm1(speed_up_error(run)):.0%}"
+    if run.evidence is not None and run.evidence.is_of_unknown_gpu:
+        return f"{told}: no benchmark of this GPU, order of magnitude (docs/accuracy.md)."
     return (
-        f"Speed-ups and break-even lengths err by {mean:.1%} on average at batch {batches} (docs/accuracy.md): 80 % "
-        f"intervals are ±{speed_up_error(run):.1%}. Nothing is published for larger batches."
+        f"{told}: published ones at batch {batches} whose model or draft shape was left out (docs/accuracy.md). Nothing is "
+        "published for larger batches."
     )
 
 
@@ -143,4 +139,4 @@ def source_of_comparisons(given: float | None) -> str:
     """Say where the error of comparisons comes from. `given`: by the user."""
     if given is not None:
         return "--model-error"
-    return f"published points of both deployments; at least docs/accuracy.md, {SPEED_UP}"
+    return "published deployments that share as much as these; at least that of speed-ups, docs/accuracy.md"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from ...core.errors import ForedraftError
 from ...observe.output_files import Document
 from ...sim.assembly import Assembly, assemble
-from ...sim.confidence import intervals, rests_on
+from ...sim.confidence import rests_on
 from ...sim.load import asked_lengths, make_workload
 from ...sim.scenario import Scenario
 from ..confidence.comparison import about_speed_ups, speed_up_error
@@ -84,6 +84,8 @@ class Diagnosis(Document):
             length is, because prompts take longer with a draft.
         expected: The accept length of 1, 2, … draft steps, by the scenario's acceptance.
         expected_by: A sentence: where these come from.
+        overloaded: Of each run of this load that was overloaded ("as it is", "without speculation"), how much was asked
+            for and served; its results have no intervals.
         requests: Completed requests of the simulated load.
         load: Its results by their names in a summary.
     """
@@ -112,6 +114,7 @@ class Diagnosis(Document):
     break_even: Mapping[int, tuple[float | None, ...]]
     expected: tuple[float, ...]
     expected_by: str
+    overloaded: Mapping[str, str]
     requests: int
     load: Mapping[str, Compared]
 
@@ -129,12 +132,14 @@ def diagnose(scenario: Scenario, requests: int | None, model: RoundModel | None 
         )
         raise ForedraftError(message)
     model, own = RoundModel(scenario) if model is None else model, assemble(scenario)
-    rows, load = None, {}
+    rows, load, overloaded = None, {}, {}
     if requests is None:
         completed, (prompt, output) = 0, asked_means(own)
     else:
         mine, other = _runs(scenario, requests)
-        completed, load = mine["completed"], dict(_load(own, mine, model.plain, other))
+        completed, load = mine["completed"], dict(_load(mine, other))
+        runs = {"as it is": mine, "without speculation": other}
+        overloaded = {name: run["overload"] for name, run in runs.items() if run["overloaded"]}
         prompt, output = mine["mean_input_tokens"], mine["mean_output_tokens"]
         rows = max(1, round(mine["mean_running"] / mine["replicas"]))
     model = model.with_prompts(output)
@@ -170,6 +175,7 @@ def diagnose(scenario: Scenario, requests: int | None, model: RoundModel | None 
         break_even=dict(_break_even(model, context)),
         expected=tuple(model.round(1, context, count).accept_length for count in steps),
         expected_by=_expectation(model),
+        overloaded=overloaded,
         requests=completed,
         load=load,
     )
@@ -238,13 +244,10 @@ def _expectation(model: RoundModel) -> str:
     )
 
 
-def _load(
-    run: Assembly, with_it: Mapping[str, Any], plain: Assembly, without: Mapping[str, Any]
-) -> Iterator[tuple[str, Compared]]:
-    mine_in, other_in = intervals(run, with_it), intervals(plain, without)
+def _load(with_it: Mapping[str, Any], without: Mapping[str, Any]) -> Iterator[tuple[str, Compared]]:
     names = ("output_throughput", *(f"{kind}_{one}_ms" for one in LATENCIES for kind in ("mean", "p99")))
     for name in names:
         mine, other = with_it[name], without[name]
         if mine is not None and other:
-            ends = (found.get(f"{name}_interval") for found in (mine_in, other_in))
+            ends = (found.get(f"{name}_interval") for found in (with_it, without))
             yield name, Compared(mine, other, *(None if one is None else (one[0], one[1]) for one in ends))

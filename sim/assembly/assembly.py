@@ -59,7 +59,7 @@ class Assembly:
     acceptance: AcceptanceProcess
     preset: PresetChoice  # what the acceptance is made of, as far as the scenario does not give it
     pools: Pools
-    evidence: Evidence | None = None  # what published points say of the passes; None: of our own executor nothing
+    evidence: Evidence | None = None  # what published points say of the passes; None: they are not priced
     host_link: HostLink | None = None  # None: no host memory behind the prefix cache
     not_measured: str | None = None  # why hardware.kernels=auto took the roofline
     clients_are_outside: bool = False  # they give prompts, with contents, and priorities, which no workload makes
@@ -343,7 +343,7 @@ def _costs(
     body = None if draft is None else draft.body
     tables, not_measured = deployment.kernel_tables(target)
     draft_tables, draft_not_measured = (None, None) if body is None else deployment.kernel_tables(body)
-    evidence = deployment.evidence(target, "roofline" if tables is None else "measured")
+    evidence = deployment.evidence(target, "roofline" if tables is None else "measured", drafts=spec.max_steps > 0)
     cost = RoundCost(
         target,
         deployment.gpu,
@@ -356,7 +356,7 @@ def _costs(
         tables=tables,
         draft_tables=draft_tables,
         expert_independence=scenario.model.expert_independence,
-        published=evidence if deployment.is_corrected and tables is not None else None,
+        published=evidence if deployment.is_corrected and evidence.own is not None else None,
         keep_draft_warm=draft is not None and 0 in spec.adaptive.candidate_steps and spec.max_steps > 0,
     )
     if calibration is not None:

@@ -126,13 +126,13 @@ class Deployment:
         count = self.parallel.devices
         return f"{count} × {self.gpu.name}" if count > 1 else self.gpu.name
 
-    def evidence(self, target: ModelShape, kernels: str) -> Evidence | None:
-        """Return what published serving points say of passes of `target`; None for our own executor.
+    def evidence(self, target: ModelShape, kernels: str, *, drafts: bool) -> Evidence:
+        """Return what published serving points say of passes of `target`.
 
-        `kernels`: what prices the passes, "measured" or "roofline".
+        `kernels`: what prices the passes, "measured" or "roofline". `drafts`: there are rounds with drafts.
         """
         place = place_of(target, self.gpu.name, self.server.name, self.parallel)
-        return published_evidence(place, kernels)
+        return published_evidence(place, kernels, drafts)
 
     def with_formats(self, model: ModelShape, weights: str | None, kv: str | None) -> ModelShape:
         """Return the model with these formats. FP8 checkpoints of some servers keep their KV in FP8 as well."""

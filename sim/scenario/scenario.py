@@ -133,9 +133,9 @@ class Hardware(Table):
         default=None, description="server whose measured kernels are used; default: the simulated server"
     )
     correction: Literal["published", "off"] = Field(
-        default="published",
-        description="published: the factor on the times of passes that published serving points of this model, GPU and "
-        "server, or of those near it, show (docs/accuracy.md); off: as the cost model has them",
+        default="off",
+        description="published: the factor on the times of passes that published serving points of this deployment show, "
+        "if there are some (docs/accuracy.md); off: as the cost model has them",
     )
     launch: Literal["full-graph", "piecewise"] | None = Field(
         default=None,

@@ -13,7 +13,7 @@ from ..confidence import intervals, rests_on
 from ..load import length_notice
 from ..running.report import RunReport
 from ..scenario import Scenario
-from .capacity import is_overloaded, saturation
+from .capacity import ADAPTIVE, CHANCE, Load, is_overloaded, saturation
 
 
 def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) -> dict[str, Any]:
@@ -32,12 +32,17 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
     for bound in dict.fromkeys(bound for slots in report.ema_accept_len for bound in slots):
         summary[f"ema_accept_len_from_{bound}"] = [slots.get(bound) for slots in report.ema_accept_len]
     summary |= _asked(report, summary)
-    if report.complete:
-        summary |= intervals(report.assembly, summary)
-        summary |= round_of_run(report.assembly, summary)
-    summary["intervals_rest_on"] = rests_on(report.assembly)
     timeline = metrics.timeline()
-    summary |= _load(report, summary, timeline)
+    load = _load_of(report, summary, timeline)
+    overloaded = None if load is None else is_overloaded(load)
+    summary["overload"] = load.about_overload if load is not None and overloaded else None
+    summary["saturation"] = saturation(report.assembly, summary, None) if load is None else load.saturation
+    summary["overloaded"] = overloaded
+    summary["intervals_rest_on"] = rests_on(report.assembly)
+    if report.complete and not overloaded:
+        summary |= intervals(report.assembly, summary)
+    if report.complete:
+        summary |= round_of_run(report.assembly, summary)
     if report.disaggregation is not None:
         summary |= report.disaggregation.to_json(report.duration_ns)
     if report.faults is not None:
@@ -45,16 +50,36 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
     return summary | {f"timeline_{key}": value for key, value in timeline.items()}
 
 
-def _load(report: RunReport, summary: Mapping[str, Any], timeline: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how near the run was to what can be served, and whether it was beyond; None where that is not known."""
-    last_s = None if report.last_arrival_ns is None else report.last_arrival_ns / 1e9
-    rate = (report.num_submitted - 1) / last_s if last_s else None
-    overloaded = None
-    if last_s and report.complete:
-        num_shed = sum(count for reason, count in report.refusals.items() if reason.startswith("queue full"))
-        bucket_s, waiting = timeline["bucket_s"], timeline["waiting"]
-        overloaded = is_overloaded(waiting, bucket_s, last_s, report.num_submitted, num_shed)
-    return {"saturation": saturation(report.assembly, summary, rate), "overloaded": overloaded}
+def _load_of(report: RunReport, summary: Mapping[str, Any], timeline: Mapping[str, Any]) -> Load | None:
+    """Return the load of an open loop; None for a closed one, whose clients wait, and for a part of a run."""
+    table, last_s = report.assembly.scenario.workload, (report.last_arrival_ns or 0) / 1e9
+    if not last_s or not report.complete:
+        return None
+    is_asked = table.trace is None and table.arrivals in ("poisson", "gamma", "constant")
+    per_s = table.rate * table.rate_scale if is_asked else (report.num_submitted - 1) / last_s
+    steps = [key for key, share in summary.items() if key.startswith("rounds_at_steps_") and share]
+    margin = (0.0 if is_asked else CHANCE / report.num_submitted**0.5) + (ADAPTIVE if len(steps) > 1 else 0.0)
+    life_ms, waiting = summary["mean_e2el_ms"], [length or 0.0 for length in timeline["waiting"]]
+    return Load(
+        per_s=per_s,
+        num_arrivals=report.num_submitted,
+        num_shed=sum(count for reason, count in report.refusals.items() if reason.startswith("queue full")),
+        last_arrival_s=last_s,
+        mean_life_s=None if life_ms is None else life_ms / 1e3,
+        saturation=saturation(report.assembly, summary, per_s, _usual_lengths(report, summary)),
+        margin=margin,
+        bucket_s=timeline["bucket_s"],
+        waiting=waiting,
+        in_system=[one + (more or 0.0) for one, more in zip(waiting, timeline["running"], strict=True)],
+    )
+
+
+def _usual_lengths(report: RunReport, summary: Mapping[str, Any]) -> Mapping[str, tuple[float, float]] | None:
+    """Return the lengths that were asked for, if those of the run differ from them by chance alone."""
+    asked, got = report.asked_lengths, {kind: summary[f"mean_{kind}_tokens"] for kind in report.asked_lengths}
+    if None in got.values() or any(length_notice(kind, asked[kind], got[kind], summary["completed"]) for kind in asked):
+        return None
+    return asked
 
 
 def _asked(report: RunReport, summary: Mapping[str, Any]) -> dict[str, Any]:

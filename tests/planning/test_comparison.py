@@ -7,16 +7,19 @@ import math
 from pathlib import Path
 
 import pytest
-from foredraft.core.scheduler.config import EngineRole
-from foredraft.planning.candidates import Candidate, differ_in_speculation, make_candidates
-from foredraft.planning.confidence.comparison import ModelErrors, about_speed_ups, source_of_comparisons, speed_up_error
+from foredraft.planning.candidates import make_candidates
+from foredraft.planning.confidence.comparison import (
+    SPEED_UP_BATCHES,
+    ModelErrors,
+    about_speed_ups,
+    source_of_comparisons,
+    speed_up_error,
+)
 from foredraft.planning.confidence.model_error import Curve
 from foredraft.planning.confidence.ranked import Ranked
 from foredraft.planning.search.judge import Finding
 from foredraft.planning.slo import parse_slo
-from foredraft.sim.calibration.accuracy import ROOFLINE, SPEED_UP, SPEED_UP_BATCHES, TIME_PER_TOKEN, mean_error
-from foredraft.sim.confidence import half_width
-from foredraft.sim.disaggregation.pools import Pool
+from foredraft.sim.cost.published.evidence import NOTHING, TPOT, published_errors
 from foredraft.sim.scenario_file import scenario_with
 
 LIMITS = parse_slo("ttft_p99<1s,tpot_p99<50ms")
@@ -46,36 +49,21 @@ GPUS = {"speculation.steps": [3], "hardware.gpu": ["H100", "L40S"]}
 
 def test_what_two_candidates_share_cancels():
     steps, devices, gpus = (half_widths(tried)[0] for tried in (STEPS, DEVICES, GPUS))
-    assert steps == pytest.approx(1.02 * half_width(mean_error(SPEED_UP, ROOFLINE)), rel=1e-3)
-    assert steps < devices < gpus
     errors, (one, other) = errors_and_candidates(GPUS)
+    assert steps == pytest.approx(1.02 * speed_up_error(errors.run_of(one)), rel=1e-3)
+    assert steps < devices < gpus
     wide = [errors.errors_of(item).passes for item in (one, other)]
-    assert gpus < 1.02 * math.hypot(*(math.log(high / low) / 2 for low, high in wide))
+    assert gpus < 1.02 * math.hypot(*(math.log(high / low) for low, high in wide))
+    assert errors.compare(one, other, (STEEP, STEEP)).mean == 0.0
 
 
-def test_without_published_points_the_errors_of_the_accuracy_page_are_taken():
+def test_without_published_points_gpus_are_apart_by_an_order_of_magnitude():
     steps, gpus = (half_widths(tried, server="foredraft")[0] for tried in (STEPS, GPUS))
-    assert steps == pytest.approx(1.02 * half_width(mean_error(SPEED_UP, ROOFLINE)), rel=1e-3)
-    assert gpus == pytest.approx(1.02 * half_width(mean_error(TIME_PER_TOKEN, ROOFLINE)), rel=1e-3)
+    known = published_errors()["roofline"]
+    assert steps == pytest.approx(1.02 * known.speed_ups[NOTHING], rel=1e-3)
+    assert gpus == pytest.approx(1.02 * known.times[TPOT][NOTHING][1], rel=1e-3)
     assert half_widths(GPUS, given=0.3) == [pytest.approx(1.02 * 0.3, rel=1e-3)]
     assert source_of_comparisons(0.3) == "--model-error"
-
-
-def test_the_expected_difference_moves_the_ratio():
-    """Two GPUs of which one is simulated too fast, on the mean of what is published."""
-    errors, (one, other) = errors_and_candidates(GPUS)
-    found, back = (errors.compare(*pair, (STEEP, STEEP)) for pair in ((one, other), (other, one)))
-    assert found.mean == pytest.approx(-back.mean)
-    expected = [errors.run_of(item).evidence for item in (one, other)]
-    logs = [math.log(low * high) / 2 for low, high in (evidence.interval("tpot", _load()) for evidence in expected)]
-    applied = [math.log(evidence.factor) for evidence in expected]
-    assert found.mean == pytest.approx(-1.02 * (logs[0] + applied[0] - logs[1] - applied[1]), rel=0.01)
-
-
-def _load():
-    from foredraft.sim.cost.published.evidence import Load
-
-    return Load(8.0, 100.0, 0.05, False)
 
 
 def test_loads_that_follow_times_more_are_less_sure():
@@ -89,25 +77,16 @@ def test_loads_that_follow_times_more_are_less_sure():
 def test_ranges_are_there_where_something_is_published():
     errors, (item, _) = errors_and_candidates(STEPS)
     factor = errors.errors_of(item).latencies[1]
-    expected = [10.0 * end**-1.02 for end in reversed(factor)]  # of the roofline, which is too fast
+    expected = [10.0 * end**-1.02 for end in reversed(factor)]
     assert errors.load_range(item, STEEP) == pytest.approx(expected, rel=0.02)
-    assert expected[0] < expected[1] and math.sqrt(expected[0] * expected[1]) < 10.0
+    assert expected[0] < 10.0 <= expected[1]
     taken = errors.taken_range(item)
     assert taken == pytest.approx((0.97 * factor.low, 0.97 * factor.high))
-    assert errors.rests_on(item).endswith("published points of this GPU and server")
+    assert "published points of this GPU and server" in errors.rests_on(item)
     unknown, (item, _) = errors_and_candidates(STEPS, server="foredraft")
-    assert unknown.load_range(item, STEEP) is unknown.gpu_range(item, STEEP) is unknown.taken_range(item) is None
-    assert unknown.rests_on(item) == "no published points"
-
-
-ONE = [Pool(EngineRole.BOTH, engines=1, gpu="H100", devices=1)]
-
-
-def test_candidates_of_one_deployment():
-    plain = Candidate("a", {"speculation.algorithm": "NONE"}, ONE)
-    drafts = Candidate("b", {"speculation.algorithm": "EAGLE3", "speculation.steps": 2}, ONE)
-    other = Candidate("c", {**drafts.settings, "hardware.gpu": "L40S"}, ONE)
-    assert differ_in_speculation(plain, drafts) and not differ_in_speculation(drafts, other)
+    low, high = unknown.load_range(item, STEEP)
+    assert low < 0.5 * 10.0 and high > 1.8 * 10.0
+    assert unknown.rests_on(item).startswith("no benchmark of this server: order of magnitude")
 
 
 def test_the_published_speed_ups_are_of_these_batches():
@@ -120,4 +99,4 @@ def test_the_published_speed_ups_are_of_these_batches():
     run = errors.run_of(item)
     text = about_speed_ups(run)
     assert "at batch 1 and 8" in text and "Nothing is published for larger batches" in text
-    assert f"±{speed_up_error(run):.1%}" in text
+    assert f"±{math.expm1(speed_up_error(run)):.0%}" in text

@@ -1,11 +1,11 @@
-"""Saturation and overload: an estimate that agrees with what the simulator serves, and a queue that only grows."""
+"""Saturation and overload: an estimate that agrees with what the simulator serves, and what shows an overload."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from foredraft import simulate
-from foredraft.sim.summary.capacity import is_overloaded
+from foredraft.sim.summary.capacity import Load, is_overloaded
 
 FIXED = {"prompt": {"kind": "fixed", "value": 500}, "output": {"kind": "fixed", "value": 200}}
 SMALL_BATCH = {"engine": {"max_running": 64}}
@@ -52,8 +52,15 @@ def test_a_queue_that_sheds_is_overloaded():
     assert summary["refused"] > 50 and summary["overloaded"] is True and summary["saturation"] > 1
 
 
-def queue(lengths, num_arrivals=400, num_shed=0) -> bool:
-    return is_overloaded(list(lengths), 1.0, float(len(lengths)), num_arrivals, num_shed)
+def load(waiting, bucket_s=1.0, last_s=None, num_arrivals=400, num_shed=0, **more) -> Load:
+    last_s = len(waiting) * bucket_s if last_s is None else last_s
+    fields = {"mean_life_s": None, "saturation": 0.9, "margin": 0.0, "in_system": waiting, **more}
+    numbers = {"per_s": num_arrivals / last_s, "num_arrivals": num_arrivals, "num_shed": num_shed}
+    return Load(last_arrival_s=last_s, bucket_s=bucket_s, waiting=waiting, **numbers, **fields)
+
+
+def queue(lengths, num_shed=0) -> bool:
+    return is_overloaded(load([*map(float, lengths)] or [0.0], num_shed=num_shed))
 
 
 def test_what_counts_as_an_overload():
@@ -61,21 +68,83 @@ def test_what_counts_as_an_overload():
     assert not queue(np.linspace(0, 20, 100)), "as much as chance explains"
     assert not queue(np.linspace(200, 0, 100)), "it shrinks"
     assert not queue([*np.linspace(0, 200, 60), *np.linspace(200, 60, 40)]), "a burst that is worked off"
-    assert not queue([0.0] * 100) and not queue([]) and not queue([None, None])
-    assert not is_overloaded([1.0, 2.0], 0.0, 0.0, 2, 0)
+    assert not queue([0.0] * 100) and not queue([])
     assert queue([3.0] * 100, num_shed=21) and not queue([3.0] * 100, num_shed=20)
     tail = [*np.linspace(0, 200, 100), *np.zeros(300)]
-    assert is_overloaded(tail, 1.0, 100.0, 400, 0), "the time after the last arrival does not count"
+    assert is_overloaded(load(tail, last_s=100.0)), "the time after the last arrival does not count"
+    assert not is_overloaded(load([1.0, 2.0], last_s=100.0)), "the last requests had no output"
     noise = 30 + 3 * np.random.default_rng(1).standard_normal(100)
     assert not queue(noise)
+
+
+def test_requests_that_run_count_once_the_first_ones_have_ended():
+    grows, none = [*np.linspace(0, 200, 100)], [0.0] * 100
+    assert not is_overloaded(load(none, in_system=grows, mean_life_s=40.0)), "they may still be the first ones"
+    assert is_overloaded(load(none, in_system=grows, mean_life_s=10.0))
+    assert load(none, in_system=grows).about_overload.startswith("4/s is asked, about 2/s is the most; ")
+
+
+def test_a_load_beyond_full_batches_is_an_overload_however_short_the_run():
+    few = {"num_arrivals": 20, "saturation": 1.3}
+    assert is_overloaded(load([0.0] * 10, **few))
+    assert not is_overloaded(load([0.0] * 10, margin=0.4, **few)), "as much as chance explains"
+    told = "2/s is asked, about 1.5/s is the most; all latencies grow with the length of the run"
+    assert load([0.0] * 10, **few).about_overload == told
+    near = load([0.0] * 10, num_arrivals=16_000, last_s=1_000.0, saturation=1.01)
+    assert near.about_overload.startswith("16/s is asked, about 15.8/s is the most")
 
 
 def test_an_overload_whose_drain_is_much_longer_than_its_arrivals():
     """The arrivals then fill few of the buckets, however many there are."""
     waiting = [36, 106, 163, 215, 279, 347, 368, 365, 360, 340, 300, 250, 200, 150, 100, 50, 0]
-    assert is_overloaded(waiting, 8.59, 50.0, 400, 0)
-    assert is_overloaded(waiting[3:], 40.0, 50.0, 400, 0) and is_overloaded(waiting[3:], 80.0, 50.0, 400, 0)
-    assert is_overloaded([200], 1.0, 1.0, 400, 0), "the last arrival is at the end of the run"
-    assert not is_overloaded([36, 38, 41, 44, 47, 49, 50, 30, 0], 8.59, 50.0, 400, 0), "as much as chance explains"
-    assert not is_overloaded([36, 30, 20, 0], 40.0, 50.0, 400, 0)
-    assert not is_overloaded([163, 215, 279, 200, 100], 8.59, 50.0, 400, 0), "it shrinks at the end"
+    assert is_overloaded(load(waiting, 8.59, 50.0))
+    assert is_overloaded(load(waiting[3:], 40.0, 50.0)) and is_overloaded(load(waiting[3:], 80.0, 50.0))
+    assert is_overloaded(load([200], 1.0, 1.0)), "the last arrival is at the end of the run"
+    assert not is_overloaded(load([36, 38, 41, 44, 47, 49, 50, 30, 0], 8.59, 50.0)), "as much as chance explains"
+    assert not is_overloaded(load([36, 30, 20, 0], 40.0, 50.0))
+    assert not is_overloaded(load([163, 215, 279, 200, 100], 8.59, 50.0)), "it shrinks at the end"
+
+
+VARIED = {"prompt": {"kind": "lognormal", "mean": 500, "sigma": 0.7}, "output": {"kind": "lognormal", "mean": 200}}
+POOLS = {"disaggregation": {"prefill": 1, "decode": 1}, "engine": {"max_running": 64, "page_size": 16}}
+
+
+def of_share(share: float, num_requests: int, seed: int, arrivals: str = "poisson", **tables) -> dict:
+    """Return the summary of a run at a share of what full batches serve, whose queue has no bound."""
+    scenario = {
+        "speculation": {"algorithm": "NONE"},
+        "hardware": {"server": "vllm-0.18", "kernels": "roofline"},
+        **tables,
+    }
+    scenario["engine"] = {"max_running": 512, **tables.get("engine", {})}
+    probe = simulate({"workload": {**VARIED, "rate": 1.0, "num_requests": 60}, **scenario}).summary
+    workload = {**VARIED, "rate": share / probe["saturation"], "num_requests": num_requests, "arrivals": arrivals}
+    return simulate({"workload": workload, "seed": seed, **scenario}).summary
+
+
+@pytest.mark.parametrize("num_requests", [60, 400])
+def test_every_length_of_an_overloaded_run_says_it_and_has_no_interval(num_requests):
+    """Without a queue: `engine.max_running` is more than these runs reach."""
+    summary = of_share(1.2, num_requests, seed=1)
+    assert summary["max_queue_length"] < 20 and summary["overloaded"] is True
+    assert not [key for key in summary if key.endswith("_interval") and key.startswith("mean")]
+    assert "/s is asked, about " in summary["overload"]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    ("arrivals", "tables"),
+    [
+        ("poisson", {}),
+        ("constant", {}),
+        ("gamma", {}),
+        pytest.param("poisson", {"hardware": {"replicas": 2, "kernels": "roofline"}}, marks=pytest.mark.slow),
+        pytest.param("poisson", POOLS, marks=pytest.mark.slow),
+        pytest.param("poisson", {"speculation": {"algorithm": "EAGLE3"}}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_loaded_service_in_balance_is_no_overload(arrivals, tables, seed):
+    for num_requests in (40, 400):
+        summary = of_share(0.85, num_requests, seed, arrivals, **tables)
+        assert summary["overloaded"] is False and summary["overload"] is None
+        assert "mean_tpot_ms_interval" in summary or "hardware" in tables

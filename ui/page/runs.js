@@ -61,7 +61,7 @@ function show({ as_it_is: mine, without = null }) {
   ];
   if (mine.slo_attainment !== null) tiles.push(["Within the SLO", `${fixed(100 * mine.slo_attainment, 1)} %`, without ? `${fixed(100 * without.slo_attainment, 1)} % without drafts` : ""]);
   showTiles($("run-tiles"), tiles);
-  const overloaded = both.filter(({ run }) => run.overloaded || run.saturation > 1).map(({ name }) => `More arrives than the engines serve (${name}): queues grow, and latencies say how long the run was.`);
+  const overloaded = both.filter(({ run }) => run.overloaded).map(({ name, run }) => `Overloaded (${name}): ${run.overload}.`);
   const refused = both.filter(({ run }) => run.refused).map(({ name, run }) => `${count(run.refused, "request")} refused (${name}).`);
   fill($("run-notices"), [...overloaded, ...refused, ...mine.notices.map(sentence)].map((one) => el("li", {}, one)));
   draw($("latencies"), (width) => rangeChart(width, { title: "Latencies: median, p90 and p99", unit: "ms", rows: LATENCIES.map(([key, name]) => ({

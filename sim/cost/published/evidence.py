@@ -1,6 +1,7 @@
-"""What the published points say of one deployment: a factor on its passes, and intervals of simulated times.
+"""What published points say of a deployment: how far simulated times may be off, and by how much its own points differ.
 
-`effects.json` has the observations and the deviations that `benchmarks/published_fit.py` fits.
+`deployments.json` has the deployments and the errors by what is known, which `benchmarks/published_fit.py` computes:
+those of points that were left out, with all that the class of a deployment does not know.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from typing import Any, NamedTuple
 
 from ....core.parsing import read_json_object
 from ....observe.input_files import read_text
-from .hierarchy import Observation, Place, Posterior, Prediction, Term
-from .places import slopes_of
-from .spread import Spread
+from .places import Place
 
-EFFECTS = Path(__file__).with_name("effects.json")
-OWN_SERVER = "foredraft"
+DEPLOYMENTS = Path(__file__).with_name("deployments.json")
 _RELEASE = re.compile(r"(\d{1,3})\.(\d{1,3})\.(\d{1,3})")
 NO_POINTS = "no published points"
 TPOT, TTFT, REQUEST = "tpot", "ttft", "request"
-"""The times that have effects: per output token, to the first token, and of a whole request."""
+"""The times that are compared: per output token, to the first token, and of a whole request."""
+OWN, GPU, SERVER, NOTHING = "own deployment", "same server and GPU", "same server", "nothing"
+"""What is known of a deployment, by the points that are published: of its own model, GPU, server, format and
+parallelism; of others on this GPU under this server; of this server on other GPUs; none of this server, or of this
+GPU."""
+SHARED = (("model", "gpu", "server"), ("gpu", "server"), ("model", "server"), ("server",), ())
+"""What two deployments share, the most first."""
 
 
 class Interval(NamedTuple):
@@ -41,147 +45,181 @@ class Difference(NamedTuple):
     half_width: float
 
 
-class Load(NamedTuple):
-    """The load of a simulation, as far as errors depend on it. `clients`: requests at a time per attention group.
-    `share`: of the time to the first token in the time of decoding a request."""
+class Known(NamedTuple):
+    """A deployment with published points: their number, the first and last release that they name, and the mean
+    log(published / simulated) of each time; `drafts`: with speculation."""
 
-    clients: float = 32.0
-    first_token_ms: float = 300.0
-    share: float = 0.0
-    equal: bool = False
-
-    @property
-    def slopes(self) -> dict[str, float]:
-        return slopes_of(*self)
+    place: Place
+    drafts: bool
+    points: int
+    releases: tuple[str, ...]
+    means: Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Effects:
-    """The fitted effects of one source of kernels ("measured" or "roofline")."""
+class Errors:
+    """The deployments of one source of kernels ("measured" or "roofline"), and errors by what is known.
 
-    posteriors: Mapping[str, Posterior]
-    spreads: Mapping[str, Spread]
-    quantiles: Mapping[str, tuple[float, float]]
-    """By time: how many deviations an 80 % interval has on each side, for places without and with own points."""
-    counts: Mapping[Place, int]
-    """The number of published points of each place."""
+    Attributes:
+        published: The deployments of both sources, each once.
+        times: By time and by what is known, the quantiles 10 % and 90 % of log(published / simulated) of points that
+            were left out; of own deployments around their mean.
+        drafts: The same of the time per output token with drafts, by what is known of drafts.
+        speed_ups: By what is known of drafts, the 80 % quantile of the error of a speed-up.
+        apart: By time and by what two deployments share (`SHARED`), the 80 % quantile of how far their errors differ.
+    """
 
-    def predict(self, time: str, place: Place, load: Load) -> Prediction:
-        """Return the prediction of log(published / simulated) of a time."""
-        return self.posteriors[time].predict(place, load.slopes)
+    deployments: tuple[Known, ...]
+    published: tuple[Known, ...]
+    times: Mapping[str, Mapping[str, tuple[float, float]]]
+    drafts: Mapping[str, tuple[float, float]]
+    speed_ups: Mapping[str, float]
+    apart: Mapping[str, tuple[float, ...]]
 
-    @cached_property
-    def by_deployment(self) -> dict[Place, int]:
-        """The number of points of each deployment, over all runs."""
-        found: dict[Place, int] = {}
-        for place, count in self.counts.items():
-            key = place._replace(run="")
-            found[key] = found.get(key, 0) + count
-        return found
-
-    def count(self, place: Place, *fields: str) -> int:
-        """Return the number of points of places that share these fields with `place`."""
-        shared = [getattr(place, name) for name in fields]
+    def count(self, place: Place, *fields: str, drafts: bool = False) -> int:
+        """Return the number of points of deployments that share these fields with `place`."""
         return sum(
-            count for each, count in self.by_deployment.items() if [getattr(each, name) for name in fields] == shared
+            one.points
+            for one in self.published
+            if one.drafts == drafts and all(getattr(one.place, name) == getattr(place, name) for name in fields)
         )
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What published points say of a deployment."""
+    """What published points say of a deployment. `drafts`: it speculates."""
 
     place: Place
-    effects: Effects
+    errors: Errors
+    drafts: bool = False
+
+    @cached_property
+    def own(self) -> Known | None:
+        """Its own published points without drafts."""
+        return next((one for one in self.errors.deployments if not one.drafts and one.place == self.place), None)
+
+    @cached_property
+    def knowledge(self) -> str:
+        """What is known of it: OWN, GPU, SERVER or NOTHING."""
+        if self.own is not None:
+            return OWN
+        if self.errors.count(self.place, "gpu", "server"):
+            return GPU
+        return SERVER if self.errors.count(self.place, "gpu") and self.errors.count(self.place, "server") else NOTHING
+
+    @property
+    def knowledge_of_drafts(self) -> str:
+        """GPU if points with drafts of its server and GPU are published, else NOTHING."""
+        return GPU if self.errors.count(self.place, "gpu", "server", drafts=True) else NOTHING
 
     @cached_property
     def factor(self) -> float:
-        """The factor on the time of its passes at the usual load, the median of published / simulated; 1 for a server
-        without points."""
-        if not self.effects.count(self.place, "server"):
-            return 1.0
-        return math.exp(self.effects.predict(TPOT, self.place, Load()).mean)
+        """The factor on the times of passes that the mean of its own published points is; 1 without such points."""
+        return math.exp(self.own.means[TPOT]) if self.own is not None else 1.0
 
-    def interval(self, time: str, load: Load, is_corrected: bool = True) -> Interval:
-        """Return the 80 % interval of a simulated time, as factors on it.
+    def interval(self, time: str, is_corrected: bool = False) -> Interval:
+        """Return the 80 % interval of a simulated time, as factors on it, in which the simulated time is, too.
 
         `is_corrected`: the passes have the factor.
         """
-        mean, effects = self.effects.predict(time, self.place, load)
-        applied = math.log(self.factor) if is_corrected else 0.0
-        deviation = self.effects.spreads[time].deviation(self.place, load.slopes, effects)
-        wide = self.effects.quantiles[time][self.has_own_points] * deviation
-        return Interval(math.exp(mean - applied - wide), math.exp(mean - applied + wide))
-
-    def compare(self, time: str, load: Load, other: Evidence, other_load: Load) -> Difference:
-        """Return by how much the error of a time differs from that of another deployment: the mean of the difference of
-        the two log(published / simulated), without any factor on passes, and half of its 80 % interval.
-
-        Effects that both deployments share cancel. So does the noise of a point, if they differ in their load alone.
-        """
-        mean, effects = self._difference(time, load, other, other_load)
-        sides = ((self, load), (other, other_load))
-        noise = [side.effects.spreads[time].deviation(side.place, at.slopes, 0.0) for side, at in sides]
-        scale = max(side.effects.spreads[time].effects for side, _ in sides)
-        deviation = math.hypot(scale * effects, *(noise if self.place != other.place else ()))
-        quantile = max(side.effects.quantiles[time][side.has_own_points] for side, _ in sides)
-        return Difference(mean, quantile * deviation)
-
-    def _difference(self, time: str, load: Load, other: Evidence, other_load: Load) -> Prediction:
-        if other.effects is self.effects:
-            points = (self.place, load.slopes), (other.place, other_load.slopes)
-            return self.effects.posteriors[time].difference(points)
-        mine, theirs = (
-            self.effects.predict(time, self.place, load),
-            other.effects.predict(time, other.place, other_load),
-        )
-        return Prediction(mine.mean - theirs.mean, math.hypot(mine.deviation, theirs.deviation))
-
-    @cached_property
-    def own_points(self) -> int:
-        """The number of points of its model, GPU and server."""
-        return self.effects.count(self.place, "model", "gpu", "server")
+        low, high = self.errors.times[time][self.knowledge]
+        mean = self.own.means.get(time, 0.0) if self.own is not None else 0.0
+        mean -= math.log(self.factor) if is_corrected else 0.0
+        ends = [0.0, mean + low, mean + high]
+        if self.drafts and time != TTFT:
+            ends += self.errors.drafts[self.knowledge_of_drafts]
+        return Interval(math.exp(min(ends)), math.exp(max(ends)))
 
     @property
-    def has_own_points(self) -> bool:
-        return self.own_points > 0
+    def is_of_unknown_gpu(self) -> bool:
+        """Whether no point of its GPU is published, under any server."""
+        return not self.errors.count(self.place, "gpu")
+
+    @property
+    def speed_up_error(self) -> float:
+        """Half of the 80 % interval of the logarithm of a speed-up over plain decoding. On a GPU without any point that
+        of a time with drafts, because the errors of the two are not known to cancel."""
+        if self.is_of_unknown_gpu:
+            return max(map(abs, self.errors.drafts[NOTHING]))
+        return self.errors.speed_ups[self.knowledge_of_drafts]
+
+    def compare(self, time: str, other: Evidence) -> Difference:
+        """Return by how much log(published / simulated) of a time may differ between two deployments: half of the 80 %
+        interval. What they share cancels; nothing is said of one deployment at two loads."""
+        if self.place == other.place and self.errors is other.errors:
+            return Difference(0.0, 0.0)
+        level = next(
+            i
+            for i, fields in enumerate(SHARED)
+            if all(getattr(self.place, name) == getattr(other.place, name) for name in fields)
+        )
+        sides = (self, other)
+        if self.errors is not other.errors:
+            level = len(SHARED) - 1
+        widths = [one.errors.apart[time][level] for one in sides]
+        if (self.place.gpu, self.place.server) != (other.place.gpu, other.place.server):
+            widths += [one.errors.times[time][NOTHING][1] for one in sides if one.knowledge == NOTHING]
+        return Difference(0.0, max(widths))
 
     @property
     def about(self) -> str:
-        """One line: what the factor and the intervals rest on."""
-        if self.has_own_points:
-            same = self.effects.count(self.place, "model", "gpu", "server", "number_format", "parallel")
-            exact = "" if same == self.own_points else f" ({same:,} of its format and parallelism)"
-            return f"{self.own_points:,} published points of this model, GPU and server{exact}"
-        here = self.effects.count(self.place, "gpu", "server")
+        """One line: what the intervals rest on."""
+        parts = [self._about_times]
+        if self.drafts:
+            count = self.errors.count(self.place, "gpu", "server", drafts=True)
+            parts.append(f"with drafts {f'{count:,}' if count else 'none'} of this GPU and server")
+        return "; ".join(parts)
+
+    @property
+    def _about_times(self) -> str:
+        if self.own is not None:
+            took = math.exp(self.own.means[TPOT])
+            return (
+                f"{self.own.points:,} published points of this deployment, which took {took:.2f} × the simulated time "
+                "per token"
+            )
+        here = self.errors.count(self.place, "gpu", "server")
         if here:
-            return f"none of this model; {here:,} published points of this GPU and server"
-        near = self.effects.count(self.place, "server")
-        if near:
+            return f"none of this deployment; {here:,} published points of this GPU and server"
+        if self.knowledge == SERVER:
+            near = self.errors.count(self.place, "server")
             return f"none of this GPU and server; {near:,} published points of this server"
-        return f"none of this server; {sum(self.effects.counts.values()):,} published points of others"
+        what = "GPU" if self.is_of_unknown_gpu else "server"
+        return f"no benchmark of this {what}: order of magnitude"
 
 
 @lru_cache(maxsize=1)
-def published_effects() -> dict[str, Effects]:
-    """Return the effects that the package ships, by the source of kernels."""
-    data = read_json_object(str(EFFECTS), read_text)
-    return {kernels: _effects(each) for kernels, each in data["kernels"].items()}
+def published_errors() -> dict[str, Errors]:
+    """Return what the package ships, by the source of kernels."""
+    data = read_json_object(str(DEPLOYMENTS), read_text)
+    by_source = {
+        kernels: tuple(
+            Known(Place(*place), bool(drafts), points, tuple(releases), means)
+            for place, drafts, points, releases, means in each["deployments"]
+        )
+        for kernels, each in data["kernels"].items()
+    }
+    once: dict[tuple[Place, bool], Known] = {}
+    for known in by_source.values():
+        for one in known:
+            once.setdefault((one.place, one.drafts), one)
+    return {
+        kernels: _errors(each, by_source[kernels], tuple(once.values())) for kernels, each in data["kernels"].items()
+    }
 
 
-def _effects(data: Mapping[str, Any]) -> Effects:
-    places = [Place(*fields) for fields in data["places"]]
-    posteriors: dict[str, Posterior] = {}
-    spreads = {name: Spread(**each["spread"]) for name, each in data["times"].items()}
-    for name, each in data["times"].items():
-        observations = [
-            Observation(places[place], mean, count, dict(zip(("load", "size", "waves", "equal"), slopes, strict=True)))
-            for place, mean, count, *slopes in each["observations"]
-        ]
-        deviations = {Term(tuple(fields), slope): deviation for fields, slope, deviation in each["deviations"]}
-        posteriors[name] = Posterior(observations, deviations, each["noise"])
-    quantiles = {name: (each["quantiles"][0], each["quantiles"][1]) for name, each in data["times"].items()}
-    return Effects(posteriors, spreads, quantiles, dict(zip(places, data["counts"], strict=True)))
+def _errors(data: Mapping[str, Any], deployments: tuple[Known, ...], published: tuple[Known, ...]) -> Errors:
+    def ends(given: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+        return {name: (low, high) for name, (low, high) in given.items()}
+
+    return Errors(
+        deployments,
+        published,
+        {time: ends(each) for time, each in data["times"].items()},
+        ends(data["drafts"]),
+        data["speed_ups"],
+        {time: tuple(each) for time, each in data["apart"].items()},
+    )
 
 
 def about_releases(server: str) -> str:
@@ -190,16 +228,15 @@ def about_releases(server: str) -> str:
     major = re.search(r"\d+", server)
     named = {
         tuple(map(int, found.groups())): found.group()
-        for place in published_effects()["measured"].counts
-        if place.server == server and (found := _RELEASE.match(place.run))
+        for one in published_errors()["measured"].deployments
+        for release in one.releases
+        if one.place.server == server and (found := _RELEASE.match(release))
     }
     shown = [named[numbers] for numbers in sorted(named) if major is not None and numbers[0] == int(major.group())]
     return f"its published points are of releases {shown[0]} to {shown[-1]}" if shown else ""
 
 
-def published_evidence(place: Place, kernels: str) -> Evidence | None:
-    """Return what published points say of a deployment; None for our own executor, which has no published points.
-    `kernels`: the source of the times of passes, "measured" or "roofline"."""
-    if place.server == OWN_SERVER:
-        return None
-    return Evidence(place, published_effects()[kernels])
+def published_evidence(place: Place, kernels: str, drafts: bool = False) -> Evidence:
+    """Return what published points say of a deployment. `kernels`: the source of the times of passes, "measured" or
+    "roofline"."""
+    return Evidence(place, published_errors()[kernels], drafts)

@@ -1,18 +1,24 @@
-"""What a deployment shares with published points: the fields of its `Place`, and the slopes of its load."""
+"""What a deployment shares with published points: the fields of its `Place`."""
 
 from __future__ import annotations
 
-import math
+from typing import NamedTuple
 
 from ....core.model_shape import ModelShape
 from ....core.model_shape.layers import CompressedAttention, LatentAttention, Recurrence
 from ..hardware import Parallelism
-from .hierarchy import Place
 
-USUAL_CLIENTS, LOAD_UNIT = 32, 3.0
-"""The load is 0 with so many clients per attention group, and rises by 1 with so many doublings."""
-USUAL_FIRST_TOKEN_MS, SIZE_UNIT = 300.0, 1.5
-"""The size is 0 at this simulated time to the first token, and rises by 1 with this rise of its logarithm."""
+
+class Place(NamedTuple):
+    """What a deployment shares with others. `run`: a release of the server, or a day; empty for one to be predicted."""
+
+    model: str
+    kind: str
+    gpu: str
+    server: str
+    number_format: str
+    parallel: str
+    run: str = ""
 
 
 def place_of(shape: ModelShape, gpu: str, server: str, parallel: Parallelism, run: str = "") -> Place:
@@ -46,14 +52,3 @@ def format_of(shape: ModelShape) -> str:
     if name.startswith("int4"):
         return "INT4"
     return "FP8" if "fp8" in name else "16 bits"
-
-
-def slopes_of(clients: float, first_token_ms: float, share: float, equal: bool) -> dict[str, float]:
-    """Return the slopes of a load: so many requests at a time per attention group, a simulated time to the first token,
-    the share that it is of the decoding of a request, and whether all requests are equally long."""
-    return {
-        "load": math.log2(max(clients, 0.5) / USUAL_CLIENTS) / LOAD_UNIT,
-        "size": math.log(max(first_token_ms, 1.0) / USUAL_FIRST_TOKEN_MS) / SIZE_UNIT,
-        "waves": min(1.0, share) * equal,
-        "equal": float(equal),
-    }
