@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,19 +88,17 @@ def saturation(
 
     An estimate: the cost model's time of full batches with the acceptance of the run. A batch is full at
     `engine.max_running` requests, or where their KV fills the pool. `lengths`: mean and standard deviation of prompts
-    ("input") and outputs; without them those of the run count.
+    ("input") and outputs; without them the means of the run count, as if all were alike.
     """
     offered = arrivals_per_s if arrivals_per_s is not None else summary["request_throughput"]
     prompt, output = summary["mean_input_tokens"], summary["mean_output_tokens"]
     if not offered or not prompt or not output:
         return None
-    # Long requests are there for longer: at any moment a batch holds more than the mean request does at its half.
+    deviation = 0.0
     if lengths:
         (prompt, _), (output, deviation) = lengths["input"], lengths["output"]
-        held = prompt + output / 2 * (1 + (deviation / output) ** 2)
-    else:
-        occupied = (summary["kv_occupancy_mean"] or 0.0) * (summary["kv_capacity_slots"] or 0)
-        held = max(prompt + output / 2, occupied / (summary["mean_running"] or math.inf))
+    # Long outputs are there for longer: at any moment a batch holds more than the mean request does at its half.
+    held = prompt + output / 2 * (1 + (deviation / output) ** 2)
     computed = max(1, round(prompt * (1 - (summary["prefix_cache_hit_rate"] or 0.0))))
     seconds = _seconds_per_request(assembly, held, computed, output, summary["correct_drafts_histogram"])
     if seconds is None:

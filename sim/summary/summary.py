@@ -36,7 +36,8 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
     load = _load_of(report, summary, timeline)
     overloaded = None if load is None else is_overloaded(load)
     summary["overload"] = load.about_overload if load is not None and overloaded else None
-    summary["saturation"] = saturation(report.assembly, summary, None) if load is None else load.saturation
+    lengths = _usual_lengths(report, summary)
+    summary["saturation"] = load.saturation if load else saturation(report.assembly, summary, None, lengths)
     summary["overloaded"] = overloaded
     summary["intervals_rest_on"] = rests_on(report.assembly)
     if report.complete and not overloaded:

@@ -145,14 +145,14 @@ def test_a_run_is_replayed_and_keeps_its_promises_under_faults(tmp_path):
 
 
 def test_errors_of_the_first_token_are_those_of_the_prefill_gpu():
-    hardware = {"server": "sglang-0.5", "prefill": {"gpu": "B200"}}
+    hardware = {"server": "sglang-0.5", "prefill": {"gpu": "L40S"}}
     summary = {"mean_ttft_ms": 100.0, "mean_tpot_ms": 10.0, "mean_output_tokens": 60.0, "mean_running": 8.0}
     unlike = assemble(scenario_of(hardware))
-    like = {gpu: assemble(scenario_of({"server": "sglang-0.5", "gpu": gpu})) for gpu in ("B200", "H100")}
+    like = {gpu: assemble(scenario_of({"server": "sglang-0.5", "gpu": gpu})) for gpu in ("L40S", "H100")}
     found, alone = factors(unlike, summary), {gpu: factors(one, summary) for gpu, one in like.items()}
-    assert (found["ttft"], found["tpot"]) == (alone["B200"]["ttft"], alone["H100"]["tpot"])
+    assert (found["ttft"], found["tpot"]) == (alone["L40S"]["ttft"], alone["H100"]["tpot"])
     assert found["ttft"] != alone["H100"]["ttft"]
-    if like["B200"].evidence.about != like["H100"].evidence.about:
+    if like["L40S"].evidence.about != like["H100"].evidence.about:
         assert rests_on(unlike) == "; ".join(
             f"{role}: {rests_on(one)}" for role, one in zip(("prefill", "decode"), like.values(), strict=True)
         )
