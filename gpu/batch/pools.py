@@ -18,6 +18,7 @@ from ..ops.delta_rule import Inputs, StateShape
 from ..ops.port import AttentionBatch, DecodeBatch, ExtendBatch, KVTensors, Ops, VerifyBatch
 from .states import ChunkStates, PassStates, StatePool
 from .uploads import upload, uploads_to
+from .zeros import zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +123,7 @@ def _zeros(
     """Return keys and values of layers, and each layer's view of its own."""
     widest = widest_of(shapes)
     cells = (len(shapes), num_slots, widest.heads)
-    keys, values = (
-        torch.zeros((*cells, size), dtype=dtype, device=device) for size in (widest.key_dim, widest.value_dim)
-    )
+    keys, values = (zeros((*cells, size), dtype, device) for size in (widest.key_dim, widest.value_dim))
     # Indexing a tensor costs as much as a small kernel, so each layer's view is made once.
     views = [
         KVTensors(*_cells_of(shape, widest, own_keys, own_values))

@@ -23,6 +23,7 @@ from ...core.errors import InvariantViolation
 from ..kernels.constants import numbers
 from ..ops.delta_rule import WINDOW, Inputs, Links, Nodes, States, StateShape, advanced, chain, run_tokens, tree_links
 from ..ops.port import DeviceTree, DeviceVerified
+from .zeros import zeros
 
 
 class StatePool:
@@ -35,8 +36,8 @@ class StatePool:
         wide = torch.promote_types(dtype, torch.float32)
         self.layers: tuple[States, ...] = tuple(
             States(
-                torch.zeros(num_rows + 1, s.heads, s.key_dim, s.value_dim, dtype=wide, device=device),
-                torch.zeros(num_rows + 1, s.kernel - 1, s.channels, dtype=dtype, device=device),
+                zeros((num_rows + 1, s.heads, s.key_dim, s.value_dim), wide, device),
+                zeros((num_rows + 1, s.kernel - 1, s.channels), dtype, device),
             )
             for s in shapes
         )
