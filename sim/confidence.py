@@ -69,7 +69,7 @@ def factors(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Interval]:
         wide = half_width(calibration.parameters.left_out_error)
         own = Interval(math.exp(-wide), math.exp(wide))
         return {TPOT: own, REQUEST: own}
-    if run.evidence is None or summary["mean_ttft_ms"] is None:
+    if run.evidence is None or summary.get("mean_ttft_ms") is None:
         return {}
     parts = {time: _engines_of(run, time) for time in (TPOT, TTFT, REQUEST)}
     found = {
@@ -77,7 +77,7 @@ def factors(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Interval]:
         for time, part in parts.items()
         if part.evidence is not None
     }
-    if summary["mean_tpot_ms"] is None:  # a request ends with its first token
+    if summary.get("mean_tpot_ms") is None:  # a request ends with its first token
         found[REQUEST] = found[TTFT]
     return found
 
@@ -96,7 +96,7 @@ def difference(
     """Return by how much the logarithms of the errors of two runs differ in a time; None if one of the runs has no
     published points, or fitted parameters of its own."""
     runs = (run, summary), (other, other_summary)
-    if any(of.deployment.calibration is not None or told["mean_ttft_ms"] is None for of, told in runs):
+    if any(of.deployment.calibration is not None or told.get("mean_ttft_ms") is None for of, told in runs):
         return None
     mine, others = _engines_of(run, time), _engines_of(other, time)
     if mine.evidence is None or others.evidence is None:

@@ -159,7 +159,7 @@ def is_overloaded(load: Load) -> bool:
         return False
     last = min(int(load.last_arrival_s / load.bucket_s), len(load.waiting))  # buckets that end before the last arrival
     if last - last // 2 < 2:
-        return load.waiting[min(last, len(load.waiting) - 1)] > CHANCE * load.num_arrivals**0.5
+        return bool(load.waiting[min(last, len(load.waiting) - 1)] > CHANCE * load.num_arrivals**0.5)
     is_settled = load.mean_life_s is not None and load.last_arrival_s / 2 >= SETTLED * load.mean_life_s
     counted = (load.waiting, load.in_system) if is_settled else (load.waiting,)
     return any(_only_grows(lengths[last // 2 : last], load.num_arrivals) for lengths in counted)
