@@ -27,7 +27,6 @@ from .requests.api import Api
 from .requests.faults import FaultInjector, RequestFaults
 from .requests.identity import Identity
 from .requests.load import engine_loads, server_load
-from .requests.messages import CountTokensRequest, MessagesRequest
 from .requests.reading import ReadingRules, RequestReader
 from .requests.responses import ResponsesRequest
 from .requests.schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -36,6 +35,8 @@ from .requests.sleep import add_sleep
 PLAIN = {"/health", "/health_generate", "/ready", "/version"}
 """What needs no key: probes come without one."""
 COMPONENTS = "#/components/schemas/"
+GONE = {"/v1/messages": "/v1/chat/completions", "/v1/messages/count_tokens": "/tokenize"}
+"""Removed endpoints -> what does the same now."""
 
 
 def make_app(
@@ -92,8 +93,6 @@ def make_app(
         ("/v1/completions", CompletionRequest, api.complete),
         ("/v1/chat/completions", ChatRequest, api.chat),
         ("/v1/responses", ResponsesRequest, api.responses),
-        ("/v1/messages", MessagesRequest, api.messages),
-        ("/v1/messages/count_tokens", CountTokensRequest, api.count_tokens),
         ("/tokenize", TokenizeRequest, api.tokenize),
         ("/detokenize", DetokenizeRequest, api.detokenize),
         ("/abort", AbortRequest, api.abort),
@@ -194,7 +193,7 @@ def _schema(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         kinds = (
             *(AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest),
-            *(MessagesRequest, CountTokensRequest, ResponsesRequest),
+            ResponsesRequest,
         )
         _, shown = models_json_schema([(kind, "validation") for kind in kinds], ref_template=f"{COMPONENTS}{{model}}")
         app.openapi_schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
@@ -206,10 +205,7 @@ def _schema(app: FastAPI) -> dict[str, Any]:
 
 
 async def _api_error(request: Request, error: ApiError) -> Response:
-    told = error.to_json()
-    if request.url.path.startswith("/v1/messages"):
-        told = {"type": "error", **told}  # as Anthropic has it
-    return JSONResponse(told, error.status, error.headers)
+    return JSONResponse(error.to_json(), error.status, error.headers)
 
 
 async def _own_error(request: Request, error: Exception) -> Response:
@@ -222,4 +218,6 @@ async def _own_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: HTTPException) -> Response:
     if error.status_code == 405 and request.method == "OPTIONS":
         return Response(status_code=204, headers=error.headers)
-    return JSONResponse(ApiError(error.status_code, str(error.detail)).to_json(), error.status_code, error.headers)
+    path = request.url.path
+    message = f"{path} is gone: use {GONE[path]}" if path in GONE else str(error.detail)
+    return JSONResponse(ApiError(error.status_code, message).to_json(), error.status_code, error.headers)

@@ -47,8 +47,7 @@ class Guards:
     def _problem(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
         if self._api_key is not None and path not in self._plain:
             scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-            key = key if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")  # Anthropic's clients send it
-            if not hmac.compare_digest(key.strip(), self._api_key):
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._api_key):
                 return ApiError(
                     401, "the key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
                 )

@@ -17,7 +17,6 @@ from ...core.contract.request import SHAPING, Grammar, SamplingParams
 from ...core.errors import ForedraftError
 from ..answers.answer import Answer, Told
 from ..answers.forms import ChatForm, CompletionForm
-from ..answers.messages import MessagesForm
 from ..answers.reply import Reply
 from ..answers.responses import ResponsesForm
 from ..answers.tools import CallForm
@@ -27,7 +26,6 @@ from ..errors import ApiError
 from ..frontend import Frontend
 from .identity import FACTS, TRACE_HEADERS
 from .kv_transfer import KvTransfers
-from .messages import CountTokensRequest, MessagesRequest
 from .reading import SMALL_BODY, Asked, RequestReader, check_tokens, validated
 from .responses import ResponsesRequest
 from .schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest
@@ -119,19 +117,6 @@ class Api:
     async def response(self, name: str) -> Response:
         """An error: answers are not stored."""
         raise ApiError(404, f"answers are not stored here, so {name!r} is not known", code="not_found")
-
-    async def messages(self, request: Request) -> Response:
-        """Answer a conversation, as Anthropic's clients ask it."""
-        read = await self._asked(MessagesRequest, request)
-        self._check(read, {})
-        orders = await self._orders(request, read, read.request.max_tokens, ())
-        reply = self._open("msg-", request, orders, len(read.prompts[0]))
-        form = MessagesForm(reply, self._model, self._codec, call=read.call)
-        return Answer(self._frontend, reply, form, stream=bool(read.request.stream))
-
-    async def count_tokens(self, request: Request) -> Response:
-        """The number of tokens of a conversation, as Anthropic's clients ask for it."""
-        return await self._told(CountTokensRequest, request)
 
     async def models(self) -> dict[str, Any]:
         """The served model."""

@@ -29,7 +29,7 @@ KINDS = ("503", "reset", "stall", "slow")
 MAX_DELAY_MS = 600_000
 SLOW_MS = 100
 """Before each part of a slow answer, unless the request says otherwise."""
-PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages")
+PATHS = ("/v1/completions", "/v1/chat/completions")
 
 
 class FaultRule(Body):

@@ -32,7 +32,6 @@ from ...core.errors import InvalidRequest
 from ..answers.tools import Call
 from ..bodies.port import TextCodec
 from ..errors import ApiError
-from .messages import CountTokensRequest, LenientMessagesRequest, MessagesRequest
 from .responses import LenientResponsesRequest, ResponsesRequest
 from .schema import (
     Body,
@@ -52,7 +51,6 @@ MAX_PARAMETER_BYTES = 1 << 17
 LENIENT: dict[type[Body], type[Body]] = {
     CompletionRequest: LenientCompletionRequest,
     ChatRequest: LenientChatRequest,
-    MessagesRequest: LenientMessagesRequest,
     ResponsesRequest: LenientResponsesRequest,
     TokenizeRequest: LenientTokenizeRequest,
     DetokenizeRequest: LenientDetokenizeRequest,
@@ -112,8 +110,8 @@ def read(kind: type[Body], data: bytes, rules: ReadingRules, codec: TextCodec) -
         return replace(_read_chat(request, rules, codec), ignored=_short(ignored))
     if isinstance(request, TokenizeRequest):
         return _tokenized(request, rules, codec)
-    if isinstance(request, CountTokensRequest | ResponsesRequest):
-        return _read_conversation(request, rules, codec, _short(ignored))
+    if isinstance(request, ResponsesRequest):
+        return _read_response(request, rules, codec, _short(ignored))
     assert isinstance(request, DetokenizeRequest), "the others are read by `validated` alone"
     check_tokens(request.tokens, rules.vocab_size, "tokens")
     return json.dumps({"prompt": codec.decode(np.array(request.tokens, dtype=np.int64))}).encode()
@@ -193,21 +191,13 @@ def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec, para
     return asked
 
 
-def _read_conversation(
-    request: CountTokensRequest | ResponsesRequest, rules: ReadingRules, codec: TextCodec, ignored: tuple[str, ...]
-) -> Asked | bytes:
+def _read_response(request: ResponsesRequest, rules: ReadingRules, codec: TextCodec, ignored: tuple[str, ...]) -> Asked:
     """Read a conversation of another form as the chat that it is."""
     try:
         chat = request.to_chat()
     except ValidationError as error:
         raise ApiError(400, error.errors(include_url=False, include_input=False)[0]["msg"]) from None
-    if isinstance(request, ResponsesRequest):
-        asked = _read_chat(chat, rules, codec, "input")
-        return replace(asked, ignored=ignored, repeated=request.repeated())
-    asked = _read_chat(chat, rules, codec)
-    if isinstance(request, MessagesRequest):
-        return replace(asked, ignored=ignored)
-    return json.dumps({"input_tokens": len(asked.prompts[0])}).encode()
+    return replace(_read_chat(chat, rules, codec, "input"), ignored=ignored, repeated=request.repeated())
 
 
 def _tokenized(request: TokenizeRequest, rules: ReadingRules, codec: TextCodec) -> bytes:

@@ -37,7 +37,7 @@ KEYS = (
     *("system", "tokens", "request_id", "input", "x" * 200, "\0"),
 )
 POSTS = (
-    *("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize"),
+    *("/v1/completions", "/v1/chat/completions", "/v1/messages", "/tokenize"),
     *("/detokenize", "/abort", "/v1/responses"),
 )
 PATHS = (

@@ -3,10 +3,12 @@ whatever it allows or not, no answer is a 500."""
 
 from __future__ import annotations
 
+import httpx
 import pytest
+from foredraft.serve.app import GONE
 from foredraft.serve.limits import Limits
 from foredraft.serve.requests.schema import ChatRequest, CompletionRequest
-from http_server import serving, simulated_body
+from http_server import Served, serving, simulated_body
 from hypothesis import HealthCheck, given, settings
 
 EXAMPLES = 150
@@ -25,6 +27,12 @@ def test_an_unsupported_parameter_may_have_its_values_without_effect_alone():
         "best_of": [None, 1],
     }
     assert {name: repr(shown[name]) for name in expected} == {name: repr(values) for name, values in expected.items()}
+
+
+@pytest.mark.parametrize("path", GONE)
+def test_an_endpoint_that_is_gone_names_its_successor(simulated: Served, path: str):
+    answer = httpx.post(f"{simulated.url}{path}", json={"model": "served"})
+    assert answer.status_code == 404 and f"{path} is gone: use {GONE[path]}" in answer.json()["error"]["message"]
 
 
 @pytest.mark.slow
