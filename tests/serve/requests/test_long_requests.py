@@ -148,10 +148,11 @@ def test_what_waits_for_a_slow_client_becomes_text_in_parts():
 
 def test_a_whole_answer_is_written_as_it_comes(simulated: Served, monkeypatch: pytest.MonkeyPatch):
     """Nothing of it is left to decode at its end."""
-    in_whole, whole, text = [], CompletionForm.whole, CompletionForm._text
+    in_whole, whole = [], CompletionForm.whole
 
     def spied_whole(self) -> bytes:
-        monkeypatch.setattr(CompletionForm, "_text", lambda self, token: in_whole.append(token) or text(self, token))
+        codec, text_of = type(self.codec), type(self.codec).text_of
+        monkeypatch.setattr(codec, "text_of", lambda self, token: in_whole.append(token) or text_of(self, token))
         return whole(self)
 
     monkeypatch.setattr(CompletionForm, "whole", spied_whole)
