@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
-from typing import Any, overload
+from typing import Any, TypeGuard, overload
 
 from .errors import ConfigError, Problem, nearest, shown
 
@@ -295,7 +295,7 @@ class ConfigReader:
         return self.integers(key)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= MAX_INTEGER
 
 

@@ -102,7 +102,8 @@ class TableSpace:
             for name, values in KNOBS.items():
                 at = values.index(getattr(choice, name))
                 for value in (*values[max(at - 1, 0) : at], *values[at + 1 : at + 2]):
-                    yield replace(choice, **{name: value})
+                    changed: dict[str, Any] = {name: value}
+                    yield replace(choice, **changed)
 
     def starts(self, model: RoundModel, context: int, measured: Sequence[tuple[float, int]]) -> list[Choice]:
         """Return the first choices of a search; `measured` has batch sizes and their best steps, ascending.

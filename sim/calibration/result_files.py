@@ -276,7 +276,7 @@ def _guidellm(
             message = f"{kind!r}: expected synchronous, concurrent, constant or poisson"
             raise _wrong(file, f"{place}.config.strategy.type_", message)
         places = (("metrics", "request_totals"), ("request_totals",), *_EARLIER_TOTALS)
-        totals = next((found for path in places if (found := _inside(run, *path))), {})
+        totals: Mapping[str, Any] = next((found for path in places if (found := _inside(run, *path))), {})
         of_totals = f"{place}.metrics.request_totals"
         completed = _count(file, f"{of_totals}.successful", _inside(totals, "successful"))
         failed = _count(file, f"{of_totals}.errored", _inside(totals, "errored"))
