@@ -216,6 +216,8 @@ class CheckedExecutor(WrappedExecutor):
 class Matcher:
     """The suite's grammar, as the executor asks for one."""
 
+    is_over = False
+
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._output: list[int] = []

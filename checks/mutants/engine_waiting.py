@@ -113,8 +113,8 @@ SparesAllFromThePause (ENGINE-07, ENGINE-10): After a retraction for a greater p
 
 AddsUpPages (ENGINE-07): Context and reserve are rounded to pages one by one, so that a request which fits waits.
     Admission.needs
-        - self.slots_for_length(length) - num_cached
-        + ceil_to_page(length, self.config.page_size) + self.slots_for_length(0) - num_cached
+        - slots = self.slots_for_length(length)
+        + slots = ceil_to_page(length, self.config.page_size) + self.slots_for_length(0)
 
 StopsBlocksForEver (ENGINE-07): A row with stop strings that has left is counted on, so that nothing runs in blocks any more.
     DecodeRounds.remove = self._has_stop_strings.__setitem__(row, False) or good(self, row)

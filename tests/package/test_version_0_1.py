@@ -43,7 +43,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("replay {}/run", f"{{}}/run/events.jsonl:1: {RUN_AGAIN}"),
+        ("audit --replay {}/run", f"{{}}/run/events.jsonl:1: {RUN_AGAIN}"),
         ("audit {}/run", f"{{}}/run/events.jsonl:1: {RUN_AGAIN}"),
         ("acceptance {}/run/events.jsonl", f"{{}}/run/events.jsonl:1: {RUN_AGAIN}"),
         ("report {}/run --out {}/out.html", f"{{}}/run/summary.json: {RUN_AGAIN}"),
@@ -79,11 +79,11 @@ def test_what_0_1_made_is_refused_with_the_remedy(made, command, message):
 def test_variables_of_0_1_are_refused(monkeypatch, name):
     monkeypatch.delenv(f"FOREDRAFT_{name}", raising=False)
     monkeypatch.setenv(f"FORETOKEN_{name}", "1")
-    code, out, errors = execute(("schema",))
+    code, out, errors = execute(("simulate", "--models"))
     what = f"is called FOREDRAFT_{name} since version 0.2; set that, or unset FORETOKEN_{name}"
     assert (code, out, errors) == (2, "", f"foredraft: environment: FORETOKEN_{name}: {what}\n")
     monkeypatch.setenv(f"FOREDRAFT_{name}", "1")
-    assert execute(("schema",))[0] == 0
+    assert execute(("simulate", "--models"))[0] == 0
 
 
 def test_the_library_refuses_them_too(monkeypatch):

@@ -11,7 +11,8 @@ from foredraft.planning.trial import Trial
 from foredraft.planning.workers import Job
 
 LIMIT = parse_slo("ttft_p99<100ms")
-BALANCED = dict.fromkeys(("refused", "aborted", "failed", "unfinished"), 0) | {"overloaded": False, "saturation": 0.5}
+BALANCED = dict.fromkeys(("refused", "aborted", "failed", "unfinished"), 0)
+BALANCED |= {"overloaded": False, "saturation": 0.5, "mean_ttft_ms": None}  # no times whose error is known
 
 
 def trial(ttft_ms: float, **more: Any) -> Trial:
