@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from ...core.errors import ConfigError, nearest
@@ -18,6 +19,7 @@ from .counts import Histogram, ServerMetrics, merged
 from .series import STYLES, TOKENS, Series
 
 Labels = Mapping[str, str]
+OPENMETRICS = "application/openmetrics-text"
 ENGINE_TYPES = {EngineRole.BOTH: "unified", EngineRole.PREFILL: "prefill", EngineRole.DECODE: "decode"}
 
 
@@ -47,8 +49,11 @@ class Exposition(Collector):
         """Return the text of `/metrics` and its media type, OpenMetrics if a client accepts it. `engines`: numbers of
         those whose series are wanted; all by default."""
         self._numbers = range(len(self._metrics.engines)) if engines is None else engines
-        encode, media_type = choose_encoder(accept)
-        return encode(self._registry), media_type
+        media_type = choose_encoder(accept)[1].partition("; escaping=")[0]
+        encode = openmetrics.generate_latest if media_type.startswith(OPENMETRICS) else generate_latest
+        # All names here are legal in every version of the formats. The client's other schemes of escaping turn the
+        # colons of samples in OpenMetrics into underscores, but not those of their TYPE lines.
+        return encode(self._registry, escaping=openmetrics.ALLOWUTF8), media_type
 
     def describe(self) -> list[Metric]:
         return []

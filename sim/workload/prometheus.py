@@ -16,12 +16,14 @@ from typing import Any
 from ...core.errors import ConfigError
 from ...observe.input_files import read_lines
 
-PAGE_BEGINS = ("# HELP ", "# TYPE ", "vllm:", "sglang:")
+PAGE_BEGINS = ("# HELP ", "# TYPE ", "vllm:", "sglang:", "vllm_", "sglang_")
 NAMES = {  # kind of length -> names of its histogram: of vLLM, of SGLang
     "prompt": ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram"),
     "output": ("vllm:request_generation_tokens", "sglang:generation_tokens_histogram"),
 }
 MOST_TOKENS = 1 << 24  # of a request, in a histogram that is taken for one
+_ESCAPED = re.compile("(vllm|sglang)_")
+"""How names begin in OpenMetrics as some releases of Prometheus' client for Python write it."""
 _SAMPLE = re.compile(r"(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})?\s+(?P<value>[^\s{}]+)(?:\s+(?P<time>-?\d+))?")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -40,7 +42,7 @@ def read_samples(path: str, prefixes: tuple[str, ...]) -> Iterator[Sample]:
     """Yield the samples of a page whose names begin with one of `prefixes`. Raises ConfigError with the line that is
     none, or whose value is no finite number from 0 on."""
     for number, line in enumerate(read_lines(path), 1):
-        line = line.strip()
+        line = _ESCAPED.sub(r"\1:", line.strip()) if line.startswith(("vllm_", "sglang_")) else line.strip()
         if not line.startswith(prefixes):
             continue
         place, found = f"line {number}", _SAMPLE.fullmatch(line)

@@ -196,12 +196,37 @@ def test_numbers_of_a_busy_server_fit_each_other(loaded: tuple[ServerMetrics, di
     assert of["iteration_tokens_total_sum"] >= of["generation_tokens_total"] >= 80 * ended
 
 
-def test_openmetrics_is_for_those_who_accept_it(simulated: Served):
-    accept = "application/openmetrics-text; version=1.0.0"
-    answer = simulated.http.get("/metrics", headers={"Accept": accept})
-    assert answer.headers["Content-Type"].startswith("application/openmetrics-text") and answer.text.endswith("# EOF\n")
-    list(openmetrics.text_string_to_metric_families(answer.text))
-    assert simulated.http.get("/metrics").headers["Content-Type"].startswith("text/plain")
+PROMETHEUS = {
+    "2.x": (
+        "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+        "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+    ),
+    "3.x": (
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;q=0.5,"
+        "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+    ),
+    "3.x, underscores": "application/openmetrics-text;version=1.0.0;escaping=underscores,*/*;q=0.2",
+    "3.x, dots": "application/openmetrics-text;version=1.0.0;escaping=dots,*/*;q=0.2",
+    "3.x, values": "text/plain;version=1.0.0;escaping=values,*/*;q=0.2",
+    "text alone": "text/plain;version=0.0.4",
+    "no header": "",
+}
+"""What clients accept: the releases of Prometheus by default, and with a scheme of escaping from their settings."""
+
+
+@pytest.mark.parametrize("client", PROMETHEUS)
+def test_names_keep_their_colon_whatever_the_client_accepts(simulated: Served, client: str):
+    """Prometheus 2.x accepts OpenMetrics without an escaping, and stores the names of samples as they come."""
+    answer = simulated.http.get("/metrics", headers={"Accept": PROMETHEUS[client]})
+    is_open = "openmetrics" in PROMETHEUS[client]
+    assert answer.headers["Content-Type"].startswith("application/openmetrics-text" if is_open else "text/plain")
+    assert "escaping" not in answer.headers["Content-Type"] and answer.text.endswith("# EOF\n") == is_open
+    names = {line.split("{")[0].split()[0] for line in answer.text.splitlines() if not line.startswith("#")}
+    assert "foredraft:num_requests_running" in names and all(":" in name for name in names)
+    plain = simulated.http.get("/metrics", headers={"Accept": "text/plain"}).text
+    assert {line.split("{")[0].split()[0] for line in plain.splitlines() if line[0] != "#"} == names
+    read = openmetrics.text_string_to_metric_families if is_open else text_string_to_metric_families
+    assert names == {sample.name for family in read(answer.text) for sample in family.samples}
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are(simulated: Served):

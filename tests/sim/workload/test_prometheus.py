@@ -11,7 +11,7 @@ from foredraft.cli.app import app
 from foredraft.core.errors import ConfigError
 from foredraft.sim.load import make_workload
 from foredraft.sim.scenario_file import load_scenario, scenario_with
-from foredraft.sim.workload.prometheus import LengthHistogram, read_workload
+from foredraft.sim.workload.prometheus import LengthHistogram, is_page, read_workload
 from typer.testing import CliRunner
 
 VLLM = ("vllm:request_prompt_tokens", "vllm:request_generation_tokens")
@@ -42,6 +42,19 @@ def page(path: Path, prompts: list[int], outputs: list[int], names: tuple[str, s
 
 
 PROMPTS, OUTPUTS = [5, 50, 60, 700, 20_000], [1, 20, 30, 40, 300]
+
+
+@pytest.mark.parametrize("names", [VLLM, SGLANG])
+def test_samples_whose_colon_was_escaped_are_the_same(tmp_path, names):
+    """So vLLM answers a Prometheus 2.x, whose OpenMetrics has no escaping; TYPE lines keep the colon."""
+    plain = page(tmp_path / "plain.prom", PROMPTS, OUTPUTS, names)
+    lines = (tmp_path / "plain.prom").read_text(encoding="utf-8").splitlines()
+    escaped = [line if line.startswith("#") else line.replace(":", "_", 1) for line in lines]
+    assert any(line.startswith(names[0].replace(":", "_")) for line in escaped)
+    for number, text in enumerate((escaped, [line for line in escaped if not line.startswith("#")][1:])):
+        (tmp_path / f"{number}.prom").write_text("\n".join(text) + "\n", encoding="utf-8")
+        assert is_page(str(tmp_path / f"{number}.prom"))
+        assert read_workload(str(tmp_path / f"{number}.prom"), None, 10.0) == read_workload(plain, None, 10.0)
 
 
 @pytest.mark.parametrize("names", [VLLM, SGLANG])
