@@ -35,7 +35,7 @@ class PlannedRun:
     Attributes:
         submitted: Requests of a run.
         duration: Its seconds.
-        seeds: Runs that the load rests on; 0 for a number of engines.
+        seeds: Runs that the load rests on.
     """
 
     submitted: int
@@ -85,6 +85,8 @@ class PlannedCandidate:
         bill: What the devices cost; None in the same case.
         energy: What they take; None without the power of the device.
         run: The runs at the load.
+        needs_seeds: The seeds that would show that `PlanAnswer.share_of_runs` hold the load, if the runs of all of
+            them hold it; None where that is shown.
         tightest: The limit that is taken the most, by its name.
         taken: The share of it.
         taken_interval: [low, high] of the share.
@@ -111,6 +113,7 @@ class PlannedCandidate:
     bill: Bill | None
     energy: Energy | None
     run: PlannedRun | None
+    needs_seeds: int | None
     tightest: str | None
     taken: float | None
     taken_interval: tuple[float, float] | None
@@ -258,6 +261,7 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool) -> PlannedCandidate:
         bill=bill,
         energy=energy(whole, item) if holds else None,
         run=PlannedRun(summary["submitted"], summary["duration"], found.seeds) if holds else None,
+        needs_seeds=(found.needs_seeds or None) if holds else None,
         tightest=None if found.tightest is None else found.tightest.name,
         taken=found.excess if math.isfinite(found.excess) else None,
         taken_interval=item.taken_range,
@@ -298,9 +302,10 @@ def _title(whole: Plan) -> str:
 
 def _best(whole: Plan, best: Ranked) -> str:
     unit = "times the trace" if whole.scenario.workload.trace is not None else whole.load_unit
-    gpus = count_of(best.gpus, "GPU")
+    gpus, found = count_of(best.gpus, "GPU"), best.finding
+    share = f"{found.held} of {count_of(found.runs, 'run')}" if found.needs_seeds else HELD
     return (
-        f"{best.candidate.name} holds {best.load:.3g} {unit} on {gpus} in {HELD}, "
+        f"{best.candidate.name} holds {best.load:.3g} {unit} on {gpus} in {share}, "
         f"{tokens_per_s(whole, best):,.0f} output tokens/s."
     )
 
@@ -312,12 +317,23 @@ def _length_of_runs(whole: Plan, best: Ranked) -> str:
     if whole.trace_part is not None:
         text = f"{text} {whole.trace_part.of_a_run()}"
     seeds = best.finding.seeds
-    if seeds > 1:
+    if best.finding.level is not None and seeds > 1:
         text += (
             f" The load is a tolerance bound over {seeds} seeds: with {CONFIDENCE:.0%} confidence {SHARE:.0%} of runs "
             "of this length hold it. A longer run meets more bursts."
         )
     return text
+
+
+def _too_few_seeds(shown: Sequence[Ranked]) -> str:
+    """Say which results hold in all of their runs, but in too few to show that HELD hold them; empty if none."""
+    counts = [
+        f"{item.candidate.name}: held in {item.finding.held} of {item.finding.runs}; {SHARE * 100:g} % needs "
+        f"{item.finding.needs_seeds} seeds (--seeds {item.finding.needs_seeds})"
+        for item in shown
+        if item.holds and item.finding.needs_seeds
+    ]
+    return f"Not yet shown with {CONFIDENCE:.0%} confidence. {'. '.join(counts)}." if counts else ""
 
 
 def _nothing_holds(whole: Plan, nearest: Ranked) -> str:
@@ -361,7 +377,7 @@ def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
             f"= cannot be told from the first, compared seed by seed, with a cost model that may be wrong about the ratio "
             f"of two candidates, but not about what they share (80 % intervals; {source})."
         )
-    texts.append(_length_of_runs(whole, shown[0]))
+    texts += [text for text in (_too_few_seeds(shown), _length_of_runs(whole, shown[0])) if text]
     if whole.trace_part is not None:
         texts += whole.trace_part.warnings(whole.question.load)
     return [*texts, timing]

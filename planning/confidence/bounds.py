@@ -45,6 +45,21 @@ def failures_allowed(count: int) -> int:
     return allowed
 
 
+def seeds_needed(margin: float, spread: Spread, count: int) -> int:
+    """Return how many seeds show with CONFIDENCE that SHARE of runs hold a load, if the runs of all of them do; `count`
+    if so many are enough.
+
+    `margin`: how far the mean of the logarithms of `count` runs is from the limit. A tolerance bound of a normal
+    distribution needs the fewer seeds the greater it is beside their spread; without any distribution the number of
+    runs that hold is enough from log(1 - CONFIDENCE) / log(SHARE) on.
+    """
+    by_number = math.ceil(math.log(1 - CONFIDENCE) / math.log(SHARE))
+    for seeds in range(count, by_number):
+        if spread.freedom and tolerance_factor(seeds, max(seeds - 1, spread.freedom)) * spread.deviation <= margin:
+            return seeds
+    return max(count, by_number)
+
+
 def student(freedom: float, confidence: float = 0.95) -> float:
     """Return by how many standard errors a two-sided interval of Student's t lies on each side of a mean."""
     from scipy.special import stdtrit

@@ -35,4 +35,4 @@ def least_count(
             holds, step = value, 2 * step
         else:
             fails = value
-    return judge.finding(holds, holds)
+    return judge.finding(holds, holds, needs_seeds=judge.needs_seeds(holds))

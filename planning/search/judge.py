@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..confidence.bounds import Level, Spread
+from ..confidence.bounds import Level, Spread, seeds_needed
 from ..confidence.intervals import Estimate
 from ..slo import Objective, excess, shares
 from ..trial import Trial
@@ -51,6 +51,10 @@ class Finding:
         slope: How much the logarithm of the excess rises per logarithm of the load, at the limit.
         level: What single runs hold; None before `held_load`.
         at: The value whose runs the summary, the tightest objective and the excess are of.
+        runs: The runs at it.
+        held: Those of them that hold the objectives.
+        needs_seeds: More seeds than these, whose runs would have to hold as well to show that SHARE of runs hold
+            `value`; 0 where that is shown.
         curve: What is known of the shares of the limits: the mean logarithm of each objective's share, by the values
             that were tried. Infinite where a run was out of balance.
     """
@@ -66,12 +70,15 @@ class Finding:
     crossings: Mapping[int, float] = field(default_factory=dict)
     slope: float = math.nan
     at: float = math.nan
+    runs: int = 0
+    held: int = 0
+    needs_seeds: int = 0
     level: Level | None = None
 
     @property
     def seeds(self) -> int:
-        """The seeds that a load rests on: of a candidate that is compared with the best one, those of the best one."""
-        return len(self.crossings) if self.level is None else self.level.spread.freedom + 1
+        """The seeds that a result rests on: of a candidate that is compared with the best one, those of the best one."""
+        return self.level.spread.freedom + 1 if self.level is not None else len(self.crossings) or self.runs
 
 
 @dataclass
@@ -89,7 +96,9 @@ class Judge:
         """Decide whether SHARE of runs at `value` hold the objectives, by as few seeds as that takes.
 
         They do if a tolerance bound of the excess is below the limit (confidence/bounds.py); its spread is that of all
-        values that have run. If the mean exceeds the limit, they do not. When no seeds are left, the bound decides.
+        values that have run. If the mean exceeds the limit, they do not. When no seeds are left and the bound is
+        beyond the limit, a value at which a run breaks them is not held. One at which all runs hold them is:
+        `needs_seeds` says how many would have to, if these are too few.
         """
         for count in seed_counts(2, len(self.seeds)):
             yield from self.run([value], self.seeds[:count])
@@ -99,7 +108,17 @@ class Judge:
             level = Level(-float(np.mean(taken)), count, self.spread())
             if level.bound >= 0:
                 return True
-        return False
+        return max(taken) <= 0
+
+    def needs_seeds(self, value: float) -> int:
+        """Return how many seeds would show that SHARE of runs hold at a value (`Finding.needs_seeds`)."""
+        taken = [self.log_excess(value, seed) for seed in self._ran(value)]
+        needed = seeds_needed(-float(np.mean(taken)), self.spread(), len(taken))
+        return needed if needed > len(taken) else 0
+
+    def _ran(self, value: float) -> list[int]:
+        """Return the seeds that have run at a value."""
+        return [seed for seed in self.seeds if (value, seed) in self.summaries]
 
     def run(self, values: Sequence[float], seeds: Sequence[int]) -> Generator[Wanted, list[Trial], None]:
         """Make all missing runs at these values with these seeds, at the same time."""
@@ -153,14 +172,16 @@ class Judge:
         `curve`: that of another search, if the seeds of this one have no loads in common. `more`: other fields of the
         finding.
         """
-        seeds = [seed for seed in self.seeds if (at, seed) in self.summaries]
+        seeds = self._ran(at)
         logs = np.log(np.maximum([shares(self.objectives, self.summaries[at, seed]) for seed in seeds], 1e-9)).mean(0)
         summary = self.summaries[at, seeds[0]]
         is_told = np.isfinite(logs).all()
         tightest = self.objectives[int(np.argmax(logs))] if is_told else excess(self.objectives, summary)[1]
         taken = [self.share(at, seed) for seed in seeds]
         mean = math.inf if any(map(math.isinf, taken)) else float(np.exp(np.mean(np.log(taken))))
-        found = Finding(value, None, summary, tightest, mean, curve=self.curve() if curve is None else curve, at=at)
+        curve = self.curve() if curve is None else curve
+        held = sum(one <= 1 for one in taken)
+        found = Finding(value, None, summary, tightest, mean, curve=curve, at=at, runs=len(seeds), held=held)
         return replace(found, **more)
 
     def curve(self) -> dict[float, list[float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ def greatest_load(
     if low is None:
         return judge.finding(0.0, min(curve.excesses))
     if high is None:
-        return replace(judge.finding(low, low), is_bound=True)
+        return judge.finding(low, low, is_bound=True, needs_seeds=judge.needs_seeds(low))
     width = math.inf
     while high > least and not curve.is_known(low, high, tolerance):
         misleads = high / low > math.sqrt(width)  # the last step has taken less than half of the bracket

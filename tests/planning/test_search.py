@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.planning.candidates import make_candidates
-from foredraft.planning.confidence.bounds import Level, Spread, failures_allowed, tolerance_factor
+from foredraft.planning.confidence.bounds import Level, Spread, failures_allowed, seeds_needed, tolerance_factor
 from foredraft.planning.confidence.ranking import rank_candidates
 from foredraft.planning.demand.question import Question
 from foredraft.planning.plan import Plan
@@ -227,6 +227,50 @@ def test_the_least_count_is_the_first_multiple_that_holds(need: int, start: int,
     least = -(-need // unit) * unit
     assert found.value == (least if least <= 64 else 0)
     assert all(run["engines"] % unit == 0 for run in service.runs)
+
+
+def least_of(share: float, deviation: float, seeds: range) -> Finding:
+    """Search the least engines of a service: one takes `share` of the limit on average (as logarithms), two half of
+    it; runs differ by `deviation`."""
+    service = Service(
+        lambda run: trial(100 * share / run["engines"] * math.exp(deviation * noise(f"{run['seed']} {run['engines']}")))
+    )
+    ((_, found),) = run_searches({0: least_count({}, "engines", 1, 1, LIMIT, seeds, most=64)}, service)
+    return found
+
+
+def test_few_seeds_that_all_hold_buy_no_engine():
+    """Runs of one engine take 75 % of the limit, ±10 %: 99.8 % of them hold. Four seeds do not always show that 95 % do, and say
+    how many can. More seeds show it."""
+    lacking = 0
+    for first in range(0, 2000, 100):
+        few = least_of(0.75, 0.1, range(first, first + 4))
+        assert few.value == 1 and few.held == few.runs
+        if few.needs_seeds:
+            lacking += 1
+            assert 4 < few.needs_seeds <= 37
+            enough = least_of(0.75, 0.1, range(first, first + 48))
+            assert (enough.value, enough.needs_seeds) == (1, 0)
+    assert lacking >= 5
+
+
+def test_enough_seeds_find_the_engines_that_nearly_all_runs_need():
+    """Of one engine's runs 69 % hold: a few seeds that all do are told apart from a share, many find the others."""
+    found = [least_of(0.95, 0.1, range(first, first + 48)) for first in range(0, 2000, 100)]
+    assert {(one.value, one.needs_seeds) for one in found} == {(2, 0)}
+    few = [least_of(0.95, 0.1, range(first, first + 2)) for first in range(0, 2000, 100)]
+    assert {one.value for one in few} == {1, 2}
+    assert all(one.needs_seeds > 2 and one.held == one.runs == 2 for one in few if one.value == 1)
+
+
+def test_the_seeds_that_show_a_share():
+    """37 runs that hold show with 85 % confidence that 95 % do, of any distribution; fewer if all are far from the
+    limit beside their spread."""
+    assert 0.95**37 < 0.15 < 0.95**36
+    assert seeds_needed(0.1, Spread(0.0, 0), 1) == seeds_needed(0.1, Spread(0.1, 3), 4) == 37
+    assert seeds_needed(0.1, Spread(0.0, 3), 4) == 4 and seeds_needed(0.1, Spread(1.0, 47), 48) == 48
+    needed = seeds_needed(0.25, Spread(0.1, 3), 4)
+    assert 4 < needed < 37 and tolerance_factor(needed, needed - 1) <= 2.5 < tolerance_factor(needed - 1, needed - 2)
 
 
 def test_a_load_that_never_holds_says_how_near_it_comes():

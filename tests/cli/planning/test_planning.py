@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from foredraft.planning.trial import Trial
@@ -198,6 +199,31 @@ def test_plan_keeps_two_statements_apart(command, tmp_path, monkeypatch):
     best = json.loads((tmp_path / "rate" / "answer.json").read_text())["candidates"][0]
     low, high = best["gpus_interval"]
     assert best["gpus"] == 4 and low <= high and f" {low} to {high}  tpot_p99" in out
+
+
+class TwoKinds(Queue):
+    """The same, with a TPOT that is 10 % longer for every other seed, and as much shorter for the others."""
+
+    def next_ended(self):
+        job, done = super().next_ended()
+        factor = 1.1 if job.settings["seed"] % 2 else 1 / 1.1
+        return job, replace(done, summary={**done.summary, "p99_tpot_ms": factor * done.summary["p99_tpot_ms"]})
+
+
+def test_plan_buys_no_gpu_where_all_runs_on_fewer_hold(command, tmp_path, monkeypatch):
+    """On one GPU all runs take at most 89 % of the limit, which four of them do not show of 95 % of all."""
+    monkeypatch.setattr("foredraft.planning.store.make_workers", lambda tables, count, cluster: TwoKinds())
+    asked = ["plan", "--slo", "tpot_p99<50ms", "--try", "speculation.steps=1", "--rate", "7", "--quiet"]
+    few = json.loads(command(*asked, "--seeds", 4, "--json", "--out", tmp_path / "4").out)
+    (best,) = few["candidates"]
+    assert (best["gpus"], best["run"]["seeds"], best["needs_seeds"]) == (1, 4, 37)
+    assert "on 1 GPU in 4 of 4 runs," in few["sentences"][1]
+    code, out, _ = command(*asked, "--seeds", 4, "--out", tmp_path / "4")
+    assert code == 0 and "EAGLE3, 1 step: held in 4 of 4; 95 % needs 37 seeds (--seeds 37)." in " ".join(out.split())
+    many = json.loads(command(*asked, "--seeds", 37, "--json", "--out", tmp_path / "37").out)
+    (best,) = many["candidates"]
+    assert (best["gpus"], best["needs_seeds"]) == (1, None) and "on 1 GPU in 95 % of runs," in many["sentences"][1]
+    assert not any("held in" in text for text in many["sentences"])
 
 
 def test_plan_speaks_of_its_trace_before_it_searches(command, refused, tmp_path, monkeypatch):
