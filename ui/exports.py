@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.errors import ConfigError, nearest
 from ..planning.servers.export.deployment import SERVERS, export, server_of
-from ..planning.servers.export.winner import read_winner
+from ..planning.servers.export.winner import Winner, read_winner
 from ..sim.scenario import Scenario
 from .plans import PREFIX
 
@@ -24,9 +24,10 @@ def export_files(scenario: Scenario, asked: Mapping[str, Any], folder: str) -> d
     if server is not None and (not isinstance(server, str) or server not in SERVERS):
         hint = nearest(str(server), SERVERS)
         raise ConfigError.of("<page>", "server", f"is {server!r}; expected {', '.join(SERVERS)}{hint}")
-    name, load = scenario.name, None
+    winner = Winner(scenario.name, scenario, None, is_tuned=False)
     if place is not None:
         if not re.fullmatch(rf"{PREFIX}\w+", str(place)) or not Path(folder, place).is_dir():
             raise ConfigError.of("<page>", "place", "this server does not have this plan: make it again")
-        name, scenario, load = read_winner(Path(folder, place), candidate)
-    return export(name, scenario, server or server_of(scenario), load).to_json()
+        winner = read_winner(Path(folder, place), candidate)
+    chosen = server or server_of(winner.scenario)
+    return export(winner.name, winner.scenario, chosen, winner.load, winner.is_tuned).to_json()

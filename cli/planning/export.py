@@ -38,7 +38,9 @@ def export(
     router.sh. deployment.yaml has Kubernetes Deployments with the replicas; for
     vLLM values.yaml has the values of the chart llm-d-modelservice.
     scaling.json has what an autoscaler needs: the running requests and the
-    requests per second of one replica at the limits of the plan.
+    requests per second of one replica at the limits of the plan. These and the
+    replicas hold for the server that was simulated: another gets neither, and
+    the files say so.
 
         foredraft plan chat.toml --set hardware.server=vllm-0.18 --out runs/chat
         foredraft export runs/chat
@@ -54,9 +56,9 @@ def export(
         *others, last = SERVERS
         message = f"expected {', '.join(others)} or {last}{nearest(server, SERVERS)}"
         raise ConfigError.of("--for", server, message)
-    name, scenario, load = read_winner(source, candidate)
-    chosen = server or server_of(scenario)
-    found = export_scenario(name, scenario, chosen, load)
+    winner = read_winner(source, candidate)
+    chosen = server or server_of(winner.scenario)
+    found = export_scenario(winner.name, winner.scenario, chosen, winner.load, winner.is_tuned)
     place = out or source / "export"
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -71,7 +73,8 @@ def export(
 
 
 def _lines(found: Export, place: Path) -> list[str]:
-    replicas, gpus = count_of(found.replicas, "replica"), count_of(found.gpus_per_replica, "GPU")
+    replicas = "replicas" if found.replicas is None else count_of(found.replicas, "replica")
+    gpus = count_of(found.gpus_per_replica, "GPU")
     heading = f"{found.name}: {replicas} of {found.server} with {gpus} each"
     lines = [*textwrap.wrap(heading, WIDTH), ""]
     for file, command in found.commands.items():

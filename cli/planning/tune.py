@@ -58,8 +58,8 @@ def tune(
     left.
 
     --out holds adaptive.json and scenario.toml for `foredraft simulate`, the
-    files for SGLang, vLLM and TensorRT-LLM, result.json, and every run. After
-    Ctrl-C the same command continues.
+    files for the server that was simulated (SGLang, vLLM or TensorRT-LLM),
+    result.json, and every run. After Ctrl-C the same command continues.
     """
     from ...planning.tuning.result import search_table
     from ...planning.tuning.tune import Tune, question_of_tune

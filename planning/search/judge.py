@@ -77,7 +77,7 @@ class Finding:
 
     @property
     def seeds(self) -> int:
-        """The seeds that a result rests on: of a candidate that is compared with the best one, those of the best one."""
+        """The seeds that a result rests on; of a candidate that is compared with the best one, those of the best."""
         return self.level.spread.freedom + 1 if self.level is not None else len(self.crossings) or self.runs
 
 

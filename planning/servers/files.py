@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ...core.adaptive.config import AdaptiveConfig, load_adaptive_config
 from ...core.adaptive.interchange import export_table, to_json
-from ...core.errors import ConfigError
+from ...core.errors import ForedraftError
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
 from ...sim.scenario import Scenario
 from .sglang import PROFILE as SGLANG_PROFILE
 from .sglang import VICTIMS
+from .trtllm import PROFILE as TRTLLM_PROFILE
+from .vllm import PROFILE as VLLM_PROFILE
 
 SGLANG_VERSION = "0.5.23"
 METHODS = {  # algorithm -> its name in SGLang, vLLM and TensorRT-LLM, "" where a server has none
@@ -31,43 +33,67 @@ def server_files(
     """Return the texts of files by name and, for servers without a file, the reason by the server's name.
 
     `table` is in our own format; `schedule` one with a single number of steps for each range, for servers that take no
-    other. `max_batch_size`: the requests that run at once, of each group of data-parallel attention.
+    other. `max_batch_size`: the requests that run at once, of each group of data-parallel attention. A table is tuned
+    for the server that was simulated, so no other gets a file.
     """
-    algorithm, topk = scenario.speculation.algorithm, scenario.speculation.topk
-    names = METHODS.get(algorithm)
     files, left_out = {"adaptive.json": to_json(load_adaptive_config(table)) + "\n"}, {}
-    if names is None or topk > 1:
-        reason = f"there is no {algorithm}" if names is None else "a table is for chains, the scenario has trees"
-        return files, dict.fromkeys(("SGLang", "vLLM", "TensorRT-LLM"), reason)
-    sglang, vllm, trtllm = names
-    adapts = algorithm in ("EAGLE", "EAGLE3") and scenario.hardware.attention_data_parallel == 1
-    chosen = table if adapts or len(load_adaptive_config(table).candidate_steps) == 1 else None
-    if chosen is None:
-        left_out["SGLang"] = "its adaptive steps are for EAGLE and EAGLE3 without data-parallel attention"
-    else:
+    writers = {
+        "SGLang": (SGLANG_PROFILE, lambda: _sglang_files(scenario, table, max_batch_size)),
+        "vLLM": (VLLM_PROFILE, lambda: _vllm_file(scenario, schedule, max_batch_size)),
+        "TensorRT-LLM": (TRTLLM_PROFILE, lambda: _trtllm_file(scenario, schedule, max_batch_size)),
+    }
+    for name, (profile, write) in writers.items():
+        if server_family(scenario) != server_family(profile):
+            left_out[name] = tuned_for_another(scenario, profile)
+            continue
         try:
-            scheduling = sglang_scheduling(scenario, max_batch_size)
-            files |= _sglang_files(load_adaptive_config(chosen), sglang, algorithm == "MULTI_LAYER_EAGLE", scheduling)
-        except ConfigError as error:
-            left_out["SGLang"] = str(error)
-    if schedule is None:
-        none = "it takes one number of steps for each range, and no such schedule holds"
-        return files, {**left_out, "vLLM": none, "TensorRT-LLM": none}
-    config = load_adaptive_config(schedule)
-    try:
-        speculative = {"method": vllm, **json.loads(export_table(config, "vllm", max_batch_size))}
-        if not speculative["num_speculative_tokens"]:
-            left_out["vLLM"] = "no batch size is to speculate: leave --speculative-config out"
-        else:
-            files["vllm-speculative-config.json"] = json.dumps(speculative) + "\n"
-        if not trtllm:
-            left_out["TensorRT-LLM"] = f"its backend pytorch has no {algorithm}"
-            return files, left_out
-        keys = export_table(config, "trtllm", max_batch_size).replace("\n", "\n  ")
-        files["trtllm.yaml"] = f"speculative_config:\n  decoding_type: {trtllm}\n  {keys}\n"
-    except ConfigError as error:
-        left_out["TensorRT-LLM"] = str(error)
+            files |= write()
+        except ForedraftError as error:
+            left_out[name] = str(error)
     return files, left_out
+
+
+def server_family(of: Scenario | str) -> str:
+    """Return the server of a scenario or of a profile without its release, such as "vllm"."""
+    return (of if isinstance(of, str) else of.hardware.server).partition("-")[0]
+
+
+def tuned_for_another(scenario: Scenario, profile: str) -> str:
+    """Say why steps that were tuned in a scenario are not for the server of a profile."""
+    simulated = scenario.hardware.server
+    return f"the steps were tuned for {simulated}, whose times are others: tune with --set hardware.server={profile}"
+
+
+def _method_of(scenario: Scenario, place: int) -> str:
+    """Return the name of the scenario's algorithm in a server, by its place in METHODS. Raises ForedraftError for one
+    that the server does not have."""
+    algorithm = scenario.speculation.algorithm
+    if scenario.speculation.topk > 1:
+        raise ForedraftError("a table is for chains, the scenario has trees")
+    method = METHODS.get(algorithm, ("", "", ""))[place]
+    if not method:
+        raise ForedraftError(f"there is no {algorithm}")
+    return method
+
+
+def _schedule_of(schedule: Mapping[str, Any] | None) -> AdaptiveConfig:
+    if schedule is None:
+        raise ForedraftError("it takes one number of steps for each range, and no such schedule holds")
+    return load_adaptive_config(schedule)
+
+
+def _vllm_file(scenario: Scenario, schedule: Mapping[str, Any] | None, max_batch_size: int) -> dict[str, str]:
+    method = _method_of(scenario, 1)
+    keys = json.loads(export_table(_schedule_of(schedule), "vllm", max_batch_size))
+    if not keys["num_speculative_tokens"]:
+        raise ForedraftError("no batch size is to speculate: leave --speculative-config out")
+    return {"vllm-speculative-config.json": json.dumps({"method": method, **keys}) + "\n"}
+
+
+def _trtllm_file(scenario: Scenario, schedule: Mapping[str, Any] | None, max_batch_size: int) -> dict[str, str]:
+    method = _method_of(scenario, 2)
+    keys = export_table(_schedule_of(schedule), "trtllm", max_batch_size).replace("\n", "\n  ")
+    return {"trtllm.yaml": f"speculative_config:\n  decoding_type: {method}\n  {keys}\n"}
 
 
 def sglang_scheduling(scenario: Scenario, max_batch_size: int) -> list[str]:
@@ -92,15 +118,18 @@ def sglang_scheduling(scenario: Scenario, max_batch_size: int) -> list[str]:
     return arguments
 
 
-def _sglang_files(
-    config: AdaptiveConfig, algorithm: str, multi_layer: bool, scheduling: Sequence[str]
-) -> dict[str, str]:
+def _sglang_files(scenario: Scenario, table: Mapping[str, Any], max_batch_size: int) -> dict[str, str]:
     """Return the adaptive file and the arguments that name it, or the arguments of fixed steps alone."""
+    method, algorithm = _method_of(scenario, 0), scenario.speculation.algorithm
+    config, scheduling = load_adaptive_config(table), sglang_scheduling(scenario, max_batch_size)
     steps = config.candidate_steps
+    adapts = algorithm in ("EAGLE", "EAGLE3") and scenario.hardware.attention_data_parallel == 1
+    if len(steps) > 1 and not adapts:
+        raise ForedraftError("its adaptive steps are for EAGLE and EAGLE3 without data-parallel attention")
     if steps == (0,):  # it does not speculate
         return {"sglang.args": " ".join(scheduling) + "\n"}
-    multi = ["--enable-multi-layer-eagle"] if multi_layer else []
-    arguments = [*scheduling, "--speculative-algorithm", algorithm, *multi]
+    multi = ["--enable-multi-layer-eagle"] if algorithm == "MULTI_LAYER_EAGLE" else []
+    arguments = [*scheduling, "--speculative-algorithm", method, *multi]
     if len(steps) == 1:
         return {"sglang.args": " ".join([*arguments, *shape_arguments(steps[0])]) + "\n"}
     name = "sglang-adaptive.json"

@@ -46,9 +46,9 @@ class TuneResult(Document):
         gain_over: By what it replaces and by phase, how much faster the table is, as a share, and half of the 95 %
             interval; None for what cannot run. The phase "all" is their mean.
         passed_over: Better tables that do not hold.
-        files: The texts of files that use the table, by name: adaptive.json, scenario.toml and those of other servers.
-            Empty if the table does not hold.
-        not_written: By server, why there is no file.
+        files: The texts of files that use the table, by name: adaptive.json, scenario.toml and those of the server
+            that was simulated. Empty if the table does not hold.
+        not_written: By server, why there is no file; of those that were not simulated, that the table is not theirs.
     """
 
     FORMAT: ClassVar[str] = "foredraft-tune"

@@ -183,10 +183,13 @@ def test_what_is_written_for_a_server_is_read_back(
     table: dict[str, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     ours = {bound: {"candidate_steps": steps} for bound, steps in table.items()}
-    scenario = scenario_with(Scenario().model_dump(mode="json"), settings_of(ours))
     schedule = {bound: {"candidate_steps": steps[-1:]} for bound, steps in table.items()}
-    files, left_out = server_files(scenario, ours, schedule, 256)
-    assert not left_out
+    files = {}
+    for profile in ("sglang-0.5", "vllm-0.18", "trtllm-1.x"):
+        scenario = scenario_with({}, settings_of(ours) | {"hardware.server": profile})
+        written, left_out = server_files(scenario, ours, schedule, 256)
+        assert len(left_out) == 2
+        files |= written
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -208,7 +211,7 @@ def test_what_is_written_for_a_server_is_read_back(
 @pytest.mark.parametrize(("steps", "groups"), [(0, 1), (3, 1), (3, 2)])
 def test_the_batch_limit_is_written_for_sglang(steps: int, groups: int):
     table = {"1": {"candidate_steps": [steps]}}
-    keys = {"hardware.attention_data_parallel": groups, **settings_of(table)}
+    keys = {"hardware.attention_data_parallel": groups, "hardware.server": "sglang-0.5", **settings_of(table)}
     files, _ = server_files(scenario_with({}, keys), table, None, 96)
     parallel = f" --tp {groups} --dp {groups} --enable-dp-attention" if groups > 1 else ""
     read = scenario_of("sglang", files["sglang.args"] + parallel)
@@ -355,7 +358,8 @@ def test_the_output_interval_is_read_and_pipeline_stages_are_refused(server: str
 
 
 def test_the_intervals_are_written_for_sglang():
-    keys = {"front_end.stream_interval": 20, "front_end.poll_steps": 10, **settings_of({"1": {"candidate_steps": [3]}})}
+    keys = {"front_end.stream_interval": 20, "front_end.poll_steps": 10, "hardware.server": "sglang-0.5"}
+    keys |= settings_of({"1": {"candidate_steps": [3]}})
     files, _ = server_files(scenario_with({}, keys), {"1": {"candidate_steps": [3]}}, None, 48)
     read = scenario_of("sglang", files["sglang.args"])
     assert (read.front_end.stream_interval, read.front_end.poll_steps) == (20, 10)

@@ -240,8 +240,8 @@ def least_of(share: float, deviation: float, seeds: range) -> Finding:
 
 
 def test_few_seeds_that_all_hold_buy_no_engine():
-    """Runs of one engine take 75 % of the limit, ±10 %: 99.8 % of them hold. Four seeds do not always show that 95 % do, and say
-    how many can. More seeds show it."""
+    """Runs of one engine take 75 % of the limit, ±10 %: 99.8 % of them hold. Four seeds do not always show that 95 %
+    do, and say how many can. More seeds show it."""
     lacking = 0
     for first in range(0, 2000, 100):
         few = least_of(0.75, 0.1, range(first, first + 4))

@@ -18,7 +18,6 @@ from foredraft.planning.trial import Trial, run_trial
 from foredraft.planning.tuning.tables import Choice, LocalSearch, TableSpace, is_schedule, settings_of
 from foredraft.planning.tuning.tune import MOST_BEHIND, Question, Tune
 from foredraft.planning.workers import Job
-from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -194,8 +193,14 @@ def test_files_say_what_the_table_says(steps: list[int], width: int):
     space = TableSpace.of(16, 7)
     choice = Choice(tuple(steps), width, ema_alpha=0.1, update_interval=10, up_hysteresis=0.1)
     table, schedule = space.table(choice), space.table(replace(choice, width=0))
-    scenario = scenario_with(Scenario().model_dump(mode="json"), settings_of(table))
-    files, left_out = server_files(scenario, table, schedule, 16)
+    files, left_out = dict[str, str](), dict[str, str]()
+    for profile, name in (("sglang-0.5", "SGLang"), ("vllm-0.18", "vLLM"), ("trtllm-1.x", "TensorRT-LLM")):
+        scenario = scenario_with({}, settings_of(table) | {"hardware.server": profile})
+        written, missing = server_files(scenario, table, schedule, 16)
+        files |= written
+        left_out |= {name: missing[name]} if name in missing else {}
+        others = {other: reason for other, reason in missing.items() if other != name}
+        assert len(others) == 2 and all(f"tuned for {profile}" in reason for reason in others.values())
     config = load_adaptive_config(table)
     assert import_table(files["adaptive.json"]).slots == config.slots
     if "sglang-adaptive.json" in files:

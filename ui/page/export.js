@@ -41,7 +41,7 @@ export async function exportAgain() {
     const found = await askOnce("export", { given: state.given, plan: asked(), server, ...plan });
     if (mine !== asking) return;
     files = found.files;
-    $("export-about").textContent = `${found.replicas === 1 ? "One replica" : `${found.replicas} replicas`} of ${found.server}, each on ${found.gpus_per_replica === 1 ? "one GPU" : `${found.gpus_per_replica} GPUs`}.`;
+    $("export-about").textContent = `${found.replicas === 1 ? "One replica" : found.replicas === null ? "Replicas" : `${found.replicas} replicas`} of ${found.server}, each on ${found.gpus_per_replica === 1 ? "one GPU" : `${found.gpus_per_replica} GPUs`}.`;
     fill($("export-notes"), found.notes.map((note) => el("li", {}, `To do: ${note}.`)));
   } catch (error) {
     if (mine !== asking) return;

@@ -13,7 +13,8 @@ from ....core.errors import ForedraftError
 from ....observe.output_files import Document
 from ....sim.assembly import Assembly, assemble
 from ....sim.scenario import Scenario
-from ..files import SGLANG_VERSION
+from ....sim.scenario_file import scenario_with
+from ..files import SGLANG_VERSION, server_family, tuned_for_another
 from . import sglang, trtllm, vllm
 from .arguments import Arguments, model_name
 from .kubernetes import APP, Pods, yaml_text
@@ -30,8 +31,8 @@ class Target:
         in_image: The same in its image.
         port: Where it listens.
         image: Its image, without a tag.
-        tags: The tag of the release that a profile simulates.
-        newest: The tag for a scenario of another server.
+        profile: The profile by which it runs a scenario of another server.
+        tags: The tag of the release that a profile simulates; where it names none, a word to replace.
         devices: Makes the arguments for the devices of a replica.
         arguments: Makes the others.
     """
@@ -42,8 +43,8 @@ class Target:
     in_image: tuple[str, ...]
     port: int
     image: str
+    profile: str
     tags: Mapping[str, str]
-    newest: str
     devices: Callable[[Assembly], list[str]]
     arguments: Callable[[Assembly], Arguments]
 
@@ -56,8 +57,8 @@ SERVERS = {
         in_image=("vllm", "serve"),
         port=8000,
         image="vllm/vllm-openai",
+        profile="vllm-0.18",
         tags={"vllm-0.9": "v0.9.0", "vllm-0.18": "v0.18.0"},
-        newest="latest",
         devices=vllm.devices,
         arguments=vllm.arguments,
     ),
@@ -68,8 +69,8 @@ SERVERS = {
         in_image=("python3", "-m", "sglang.launch_server", "--model-path"),
         port=30000,
         image="lmsysorg/sglang",
+        profile="sglang-0.5",
         tags={"sglang-0.5": f"v{SGLANG_VERSION}"},
-        newest="latest",
         devices=sglang.devices,
         arguments=sglang.arguments,
     ),
@@ -80,8 +81,8 @@ SERVERS = {
         in_image=("trtllm-serve",),
         port=8000,
         image="nvcr.io/nvidia/tensorrt-llm/release",
-        tags={},
-        newest="RELEASE",
+        profile="trtllm-1.x",
+        tags={"trtllm-1.x": "RELEASE"},
         devices=trtllm.devices,
         arguments=trtllm.arguments,
     ),
@@ -121,9 +122,10 @@ class Export(Document):
         metric: The server's gauge of running requests, whose target value per replica is `load.running`.
         commands: The launch command of one replica by the name of its file; where the servers that prefill start in
             another way than those that decode, the commands of both and of the router in front of them.
-        replicas: Servers.
+        replicas: Servers; None where the plan computed them for another server.
         gpus_per_replica: Devices of each.
-        load: What one replica holds; None for a tuned table, which has no limits.
+        load: What one replica holds; None for a tuned table, which has no limits, and where the plan simulated
+            another server.
         files: The texts of files by name.
         notes: What is to be added or to be known.
     """
@@ -134,44 +136,71 @@ class Export(Document):
     server: str
     metric: str
     commands: Mapping[str, str]
-    replicas: int
+    replicas: int | None
     gpus_per_replica: int
     load: ReplicaLoad | None
     files: Mapping[str, str]
     notes: Sequence[str]
 
 
-def export(name: str, scenario: Scenario, server: str, load: ReplicaLoad | None) -> Export:
-    """Return the files of a scenario for "vllm", "sglang" or "trtllm".
+def export(name: str, scenario: Scenario, server: str, load: ReplicaLoad | None, is_tuned: bool = False) -> Export:
+    """Return the files of a scenario for "vllm", "sglang" or "trtllm". `is_tuned`: its steps are the result of a tune.
 
-    Raises ForedraftError for a scenario that cannot run, and for what the server has no arguments for.
+    What was computed holds for the server that was simulated: another gets the configuration by its own rules, and
+    neither load nor replicas of a plan. Raises ForedraftError for a scenario that cannot run, for what the server has
+    no arguments for, and for steps that were tuned for another server.
     """
-    run, target = assemble(scenario), SERVERS[server]
+    target, simulated = SERVERS[server], scenario.hardware.server
+    left_out = ""
+    if server_family(scenario) != server:
+        if is_tuned:
+            raise ForedraftError(f"no files for {target.name}: {tuned_for_another(scenario, target.profile)}")
+        # Nothing here takes time, and what was measured or fitted of one server may not be there for another.
+        times = {"hardware.profile": None, "hardware.kernels": "roofline", "hardware.kernels_of": None}
+        tables = scenario.model_dump(mode="json")
+        scenario = scenario_with(tables, {**times, "hardware.server": target.profile})
+        if load is not None:
+            left_out = (
+                f"plan with --set hardware.server={target.profile}: this plan simulated {simulated}, so its load and "
+                f"its number of replicas are not written for {target.name}"
+            )
+            load = None
+    run = assemble(scenario)
     if run.pools.is_disaggregated and (scenario.hardware.prefill or scenario.hardware.decode):
         raise ForedraftError("hardware.prefill and hardware.decode are not exported: all servers get the same devices")
     made, devices, model = target.arguments(run), target.devices(run), model_name(run)
+    made.notes[:0] = [left_out] if left_out else []
     words = [*target.command, model, *devices, *made.words]
     commands = {"launch.sh": _lines(words)}
     if made.of_role:
         commands = {f"{role}.sh": _lines([*words, *more]) for role, more in made.of_role.items()}
         commands["router.sh"] = _router(target.port)
-    image = f"{target.image}:{target.tags.get(run.deployment.server.name, target.newest)}"
-    pods = Pods(run, model, target.in_image, devices, made, image, target.port)
+    image = f"{target.image}:{target.tags[scenario.hardware.server]}"
+    pods = Pods(run, model, target.in_image, devices, made, image, target.port, has_replicas=not left_out)
     files = {file: f"{command}\n" for file, command in commands.items()} | made.files
     if server == "vllm":
         files["values.yaml"] = yaml_text([pods.llm_d()], _about(name, made.notes, "llm-d-modelservice"))
     if made.of_role or not run.pools.is_disaggregated:
         files["deployment.yaml"] = yaml_text(pods.deployments(), _about(name, made.notes, "Kubernetes"))
-    replicas, per_replica = run.pools.num_engines, scenario.hardware.devices
-    if load is not None:
-        parts = {"metric": target.gauge, "replicas": replicas, "gpus_per_replica": per_replica} | asdict(load)
-        files["scaling.json"] = json.dumps(parts, indent=1) + "\n"
+    replicas, per_replica = None if left_out else run.pools.num_engines, scenario.hardware.devices
+    if load is not None or left_out:  # a file without a load replaces one of another server
+        files["scaling.json"] = _scaling(scenario, target, replicas, load, left_out)
     return Export(name, target.name, target.gauge, commands, replicas, per_replica, load, files, tuple(made.notes))
+
+
+def _scaling(scenario: Scenario, target: Target, replicas: int | None, load: ReplicaLoad | None, left_out: str) -> str:
+    """Return the numbers for an autoscaler, with what they were computed for; without a load, the reason."""
+    hardware = scenario.hardware
+    parts: dict[str, object] = {"metric": target.gauge, "gpus_per_replica": hardware.devices}
+    if load is None:
+        return json.dumps(parts | {"load": None, "reason": left_out}, indent=1) + "\n"
+    computed_for = {"server": hardware.server, "gpu": hardware.gpu, "model": scenario.model.target}
+    return json.dumps(parts | {"replicas": replicas} | asdict(load) | {"computed_for": computed_for}, indent=1) + "\n"
 
 
 def server_of(scenario: Scenario) -> str:
     """Return the server of a scenario, a key of SERVERS. Raises ForedraftError for another."""
-    family = scenario.hardware.server.partition("-")[0]
+    family = server_family(scenario)
     if family not in SERVERS:
         message = f"hardware.server is {scenario.hardware.server}, whose launch command is not written: name a server with --for"
         raise ForedraftError(message)

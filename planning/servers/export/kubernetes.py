@@ -42,6 +42,7 @@ class Pods:
         made: The other arguments.
         image: The image of a container.
         port: Where a server listens.
+        has_replicas: Whether the number of servers is known; where it is not, their default is left.
     """
 
     run: Assembly
@@ -51,6 +52,7 @@ class Pods:
     made: Arguments
     image: str
     port: int
+    has_replicas: bool
 
     @property
     def _gpu_maker(self) -> str:
@@ -86,8 +88,8 @@ class Pods:
             "modelArtifacts": artifacts,
             "accelerator": {"type": self._gpu_maker},
             "routing": {"proxy": {"enabled": bool(prefill)}},
-            "decode": {"create": True, "replicas": decode, **pods},
-            "prefill": {"create": bool(prefill), "replicas": prefill, **(pods if prefill else {})},
+            "decode": {"create": True, **self._count(decode), **pods},
+            "prefill": {"create": bool(prefill), **self._count(prefill), **(pods if prefill else {})},
         }
 
     def deployments(self) -> list[dict[str, Any]]:
@@ -117,8 +119,11 @@ class Pods:
             "apiVersion": "apps/v1",
             "kind": "Deployment",
             "metadata": {"name": name, "labels": label},
-            "spec": {"replicas": replicas, "selector": {"matchLabels": label}, "template": template},
+            "spec": {**self._count(replicas), "selector": {"matchLabels": label}, "template": template},
         }
+
+    def _count(self, replicas: int) -> dict[str, int]:
+        return {"replicas": replicas} if self.has_replicas else {}
 
     def _arguments(self, role: str) -> list[str]:
         words = [*self.devices, *self.made.words, *self.made.of_role.get(role, ())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ....core.errors import ConfigError, ForedraftError, nearest
 from ....core.parsing import read_json_object
@@ -17,9 +17,17 @@ from .deployment import ReplicaLoad
 QUESTION, ANSWER, TUNED = "question.json", "answer.json", "scenario.toml"
 
 
-def read_winner(place: Path, candidate: str | None) -> tuple[str, Scenario, ReplicaLoad | None]:
-    """Return the name and the scenario of a plan's best candidate, or of the one named `candidate`, with the load of a
-    replica; of a tune the scenario that uses its table.
+class Winner(NamedTuple):
+    """What a search found: `load` is that of a replica, None for a tune, whose table the scenario uses (`is_tuned`)."""
+
+    name: str
+    scenario: Scenario
+    load: ReplicaLoad | None
+    is_tuned: bool
+
+
+def read_winner(place: Path, candidate: str | None) -> Winner:
+    """Return a plan's best candidate, or the one named `candidate`; of a tune the scenario that uses its table.
 
     Raises ForedraftError for a directory of something else, a search that has not ended, and a candidate that holds no
     load.
@@ -31,7 +39,7 @@ def read_winner(place: Path, candidate: str | None) -> tuple[str, Scenario, Repl
         if not (place / TUNED).is_file():
             raise ForedraftError(f"{place}: has no {TUNED}: the search has not ended, or no table holds")
         scenario, _ = load_scenario(place / TUNED)
-        return f"{scenario.name}, tuned steps", scenario, None
+        return Winner(f"{scenario.name}, tuned steps", scenario, None, is_tuned=True)
     if asked.get("kind") != "plan":
         raise ForedraftError(f"{place}: is no directory of a plan or a tune")
     if not (place / ANSWER).is_file():
@@ -48,9 +56,7 @@ def _object(path: Path) -> dict[str, Any]:
     return read_json_object(str(path), read_text)
 
 
-def _of_plan(
-    place: Path, asked: Mapping[str, Any], answer: Mapping[str, Any], candidate: str | None
-) -> tuple[str, Scenario, ReplicaLoad | None]:
+def _of_plan(place: Path, asked: Mapping[str, Any], answer: Mapping[str, Any], candidate: str | None) -> Winner:
     found = {one["name"]: one for one in answer["candidates"]}
     best = next((name for name, one in found.items() if one["status"] == "best"), None)
     name = candidate if candidate is not None else best
@@ -75,4 +81,4 @@ def _of_plan(
         tightest=one["tightest"],
         taken=one["taken"],
     )
-    return name, scenario, load
+    return Winner(name, scenario, load, is_tuned=False)

@@ -92,12 +92,44 @@ def test_the_load_of_a_replica_is_that_of_the_plan(command, planned):
     assert (found["metric"], load["limits"]) == ("vllm:num_requests_running", ["tpot_p99 < 50 ms"])
     written = json.loads((planned / "export" / "scaling.json").read_text())
     assert written["running"] == 6.0 and written["replicas"] == 2 and written["metric"] == found["metric"]
-    other = json.loads(command("export", planned, "--for", "sglang", "--candidate", best["name"], "--json").out)
+    assert written["computed_for"] == {"server": "vllm-0.18", "gpu": "H100", "model": "llama-3.1-8b"}
+
+
+@pytest.mark.parametrize(("server", "profile"), [("sglang", "sglang-0.5"), ("trtllm", "trtllm-1.x")])
+def test_no_load_leaves_the_server_that_it_was_computed_for(command, planned, server, profile):
+    """Neither the load nor the replicas of a plan for vLLM are written for another server; the files say why, also in
+    the place of an earlier export."""
+    assert command("export", planned).code == 0
+    code, out, _ = command("export", planned, "--for", server)
+    why = f"plan with --set hardware.server={profile}: this plan simulated vllm-0.18"
+    told = " ".join(out.split())
     assert (
-        other["server"] == "SGLang"
-        and other["metric"] == "sglang:num_running_reqs"
-        and "values.yaml" not in other["files"]
+        code == 0
+        and f"To do: {why}" in told
+        and "requests/s" not in told
+        and re.search(r": replicas of \S+ with", told)
     )
+    scaling = json.loads((planned / "export" / "scaling.json").read_text())
+    assert set(scaling) == {"metric", "gpus_per_replica", "load", "reason"}
+    assert scaling["load"] is None and scaling["reason"].startswith(why)
+    text = (planned / "export" / "deployment.yaml").read_text()
+    (deployment,) = (one for one in yaml.safe_load_all(text) if one["kind"] == "Deployment")
+    assert f"# To do: {why}" in text and set(deployment["spec"]) == {"selector", "template"}
+    found = json.loads(command("export", planned, "--for", server, "--json").out)
+    assert found["load"] is None and found["replicas"] is None and found["gpus_per_replica"] == 2
+
+
+def test_a_plan_for_another_server_is_written_for_vllm_by_its_own_rules(command, planned):
+    """What the scenario leaves to the server is left to the new one, and its number of replicas to the chart."""
+    question = json.loads((planned / "question.json").read_text())
+    question["scenario"]["hardware"]["server"] = "sglang-0.5"
+    question["scenario"]["engine"]["max_running"] = None
+    (planned / "question.json").write_text(json.dumps(question))
+    own, other = (json.loads(command("export", planned, *more, "--json").out) for more in ((), ("--for", "vllm")))
+    assert own["replicas"] == 2 and "--max-running-requests 48" in own["commands"]["launch.sh"]
+    assert other["replicas"] is None and "--max-num-seqs 1024" in other["commands"]["launch.sh"]
+    values = yaml.safe_load(other["files"]["values.yaml"])
+    assert not {"replicas"} & {*values["decode"], *values["prefill"]} and ":v0.18.0" in other["files"]["values.yaml"]
 
 
 SHAPE = {
@@ -345,6 +377,16 @@ def test_a_tune_is_exported_with_its_schedule(command, tmp_path):
         if bound.isdigit()
     }
     assert steps == {"1": [4], "8": [2]}
+
+
+def test_steps_that_were_tuned_for_another_server_are_refused(refused, tmp_path):
+    (tmp_path / "question.json").write_text(json.dumps({"kind": "tune"}))
+    text = (
+        'name = "chat"\n[hardware]\nserver = "vllm-0.18"\n[speculation]\nadaptive = {"1" = {candidate_steps = [4]}}\n'
+    )
+    (tmp_path / "scenario.toml").write_text(text)
+    message = refused("export", tmp_path, "--for", "sglang")
+    assert "SGLang" in message and "tuned for vllm-0.18" in message and "hardware.server=sglang-0.5" in message
 
 
 @pytest.mark.parametrize(

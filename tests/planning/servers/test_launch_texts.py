@@ -382,7 +382,8 @@ class TestSpeculation:
 
     def test_eagle_is_not_written_for_tensorrt(self):
         table = {"1": {"candidate_steps": [3]}}
-        scenario = scenario_with({}, settings_of(table) | {"speculation.algorithm": "EAGLE"})
+        keys = {"speculation.algorithm": "EAGLE", "hardware.server": "trtllm-1.x"}
+        scenario = scenario_with({}, settings_of(table) | keys)
         files, left_out = server_files(scenario, table, table, 64)
         assert "trtllm.yaml" not in files and "EAGLE" in left_out["TensorRT-LLM"]
 
