@@ -11,10 +11,12 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import refresh
 import typer
+from foredraft.checks.registry import contracts, mutants_of
 from foredraft.cli.app import app
 from foredraft.cli.simulation.run_record import RunRecord
 from foredraft.observe.metrics import RunMetrics
 from foredraft.properties.harness.contract import SUITE_VERSION
+from foredraft.properties.harness.invariants import all_invariants
 from foredraft.sim.run import Simulation
 from foredraft.sim.scenario_file import load_scenario
 
@@ -187,6 +189,18 @@ def test_lines_of_code_fit_into_the_column_of_the_site():
 def test_documents_name_the_version_of_the_suite():
     page = (ROOT / "docs" / "properties.md").read_text(encoding="utf-8")
     assert set(re.findall(r'spec="([^"]+)"', page)) == {SUITE_VERSION}
+
+
+def test_documents_count_invariants_and_planted_defects_as_the_commands_do():
+    """`check --list` counts invariants, `check CONTRACT --mutants` planted defects."""
+    invariants = str(len(all_invariants()))
+    counts = {path.name: re.findall(r"(\d+) invariants", path.read_text(encoding="utf-8")) for path in documents()}
+    del counts["CHANGELOG.md"]  # tells what was
+    assert {one for found in counts.values() for one in found if len(one) > 2} == {invariants}  # not of one run
+    assert invariants in counts["README.md"] and invariants in counts["properties.md"]
+    page = (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")
+    planted = map(int, re.findall(r"(\d+) (?:planted )?(?:defects(?! before)|mutants)\b", page))
+    assert [*planted] == [len(mutants_of(contract)) for contract in contracts()]
 
 
 def test_made_parts_are_fresh():

@@ -220,3 +220,14 @@ def test_an_extra_covers_what_its_packages_import(extra: str | None, folders: tu
         if not item.ours and item.target not in sys.stdlib_module_names
     }
     assert imported <= {re.split(r"[\s\[<>=;!~]", item)[0] for item in wanted} | optional
+
+
+PAIRS = {"2.13.0": "3.7.1", "2.14.0": "3.8.0"}
+"""The release of Triton that each release of torch for CUDA requires (its metadata), and no other."""
+
+
+def test_torch_and_triton_are_pinned_as_a_build_for_cuda_pairs_them():
+    pins = dict(line.split("==") for line in read_lines("constraints.txt") if "==" in line)
+    assert pins["triton"] == PAIRS[pins["torch"]]
+    floors = {re.split("[<>=!]", one)[0]: one for one in PROJECT["project"]["optional-dependencies"]["gpu"]}
+    assert floors["torch"] == "torch>=2.10" and floors["triton"].startswith("triton>=3.5;")
