@@ -8,7 +8,7 @@ RUN_DIR := runs/demo
 # Whatever the environment says, Python keeps what it compiled: tests start hundreds of processes of the same modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test types browser readme soak clients checkpoint nightly mutation release bench accuracy lint format docs site clean
+.PHONY: setup demo test types browser readme soak clients checkpoint nightly release bench accuracy lint format docs site clean
 
 setup: $(STAMP)
 
@@ -86,11 +86,6 @@ nightly: $(STAMP) .venv/.measured .venv/.cluster
 	@$(MAKE) --no-print-directory soak
 	@$(MAKE) --no-print-directory clients
 	@$(MAKE) --no-print-directory types PYTHON_VERSIONS="3.12 3.13 3.14"
-
-# Small changes to the source of core, sim and gpu, drawn until the budget is spent, to see whether a test notices; goes on where it stopped.
-# make mutation MUTATION="--packages sim --budget 10m"
-mutation: $(STAMP)
-	$(BIN)/python tests/mutation $(MUTATION)
 
 # The sdist and the wheel in dist/, each installed into an environment of its own, where the examples run.
 release: $(STAMP)

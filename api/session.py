@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from typing import Any, overload
@@ -14,7 +13,6 @@ from foredraft.gpu.session.plan import SessionOptions
 from foredraft.gpu.session.prompts import AUTO, PromptEntry, RequestDefaults, file_defaults, make_requests
 from foredraft.gpu.session.session import DecodeSession
 from foredraft.gpu.session.text_session import Output, SessionStats
-from foredraft.observe.distribution.former_name import check_variables
 
 ARGUMENTS = "<arguments>"
 
@@ -51,7 +49,6 @@ class Session:
         generation_config: str = AUTO,
         **options: Any,
     ) -> None:
-        check_variables(os.environ)
         draft = None if draft is None else local_checkpoint(draft, "draft")
         directory = local_checkpoint(model)
         self._defaults = file_defaults(directory, generation_config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from foredraft.core.errors import ForedraftError
-from foredraft.observe.distribution.former_name import check_variables
 from foredraft.observe.metrics import RunMetrics
 from foredraft.sim.effects.given_keys import given_keys
 from foredraft.sim.run import Simulation
@@ -80,7 +78,6 @@ class Result:
 def resolve(scenario: ScenarioLike, overrides: Mapping[str, Any] | None) -> tuple[Scenario, dict[str, str]]:
     """Return the scenario that a function of the package was given, and the source of every key that is no default.
     Raises ConfigError."""
-    check_variables(os.environ)
     overrides, origins = overrides or {}, dict[str, str]()
     if scenario is None or isinstance(scenario, str | PathLike):
         scenario, origins = load_scenario(scenario)

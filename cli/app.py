@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Any
 
 import typer
@@ -87,6 +86,3 @@ def foredraft(
     ] = False,
 ) -> None:
     """Speculative decoding of large language models: simulate a deployment, decode text, check a serving engine."""
-    from ..observe.distribution.former_name import check_variables
-
-    check_variables(os.environ)

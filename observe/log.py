@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from ..core.contract.events import Event
 from ..core.errors import ForedraftError, nearest
 from ..core.parsing import parse_json
-from .distribution.former_name import FORMER_NAME, made_by_former
 from .encoding import LineEncoder, dump_line
 
 SCHEMA = 1
@@ -245,8 +244,6 @@ def _parse(path: str | os.PathLike[str], line: int, raw: bytes, *, is_header: bo
         if key not in data or wrong_bool or not isinstance(value, expected):
             found = repr(value) if key in data else "missing"
             raise LogError(path, line, f'"{key}" of a {kind!r} record is {found}; expected {_type_name(expected)}')
-    if kind == "header" and FORMER_NAME in data:
-        raise LogError(path, line, made_by_former("make the run again"))
     if kind == "header" and data["schema"] != SCHEMA:
         raise LogError(path, line, f"schema {data['schema']}; this version reads schema {SCHEMA}")
     return Record(line, kind, data, text)

@@ -22,7 +22,6 @@ from typing import Any
 
 from ..core.errors import ConfigError, ForedraftError
 from ..core.parsing import ParseError, parse_json
-from ..observe.distribution.former_name import is_former_form, made_by_former
 from ..observe.input_files import read_lines, read_text
 from ..observe.output_files import UnwritableFile
 from .trial import Trial
@@ -132,9 +131,6 @@ class TrialStore:
         except ParseError as error:
             raise ConfigError.of(str(place), "", f"is no JSON: {error}") from None
         form = found.get("format") if isinstance(found, dict) else None
-        if is_former_form(form):
-            remedy = "give another --out, or remove the directory, and make the runs again"
-            raise ConfigError.of(str(place), "", made_by_former(remedy))
         if form != FORM:
             raise ConfigError.of(str(place), "format", f"is not {FORM!r}")
         differ = [key for key in asked if found.get(key) != asked[key]]

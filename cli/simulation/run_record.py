@@ -238,14 +238,9 @@ def _table(report: FaultReport) -> Table:
 def _refuse_files_of_others(directory: Path) -> None:
     """Raise ConfigError if a file of the directory that a run would replace is none of an earlier run."""
     from ...core.errors import ConfigError
-    from ...observe.distribution.former_name import FORMER_NAME, is_former_version, made_by_former
 
     there = [name for name in FILES if (directory / name).is_file()]
-    summary, log = directory / SUMMARY, directory / EVENTS
-    version = _version_of(summary) if SUMMARY in there else ""
-    first = log.open(encoding="utf-8", errors="replace").readline(1000) if EVENTS in there else ""
-    if is_former_version(version) or f'"{FORMER_NAME}"' in first:
-        raise ConfigError.of(str(directory), "", made_by_former("name another directory for the new run"))
+    version = _version_of(directory / SUMMARY) if SUMMARY in there else ""
     if version is None or there == [SCENARIO]:
         found = SCENARIO if version is not None else SUMMARY
         message = "is not of an earlier run and would be replaced: name another directory"

@@ -13,7 +13,6 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ...core.errors import count_of
-from ..distribution.former_name import is_former_version, made_by_former
 from ..input_files import read_text, read_toml
 from ..summary import CURVE_SHARES
 from ..tables import LATENCIES, format_number
@@ -33,8 +32,6 @@ class Run:
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path: Path = Path(path)
         self.summary: Mapping[str, Any] = read_object(self.path / "summary.json")
-        if is_former_version(self.summary.get("version")):
-            raise missing(self.path / "summary.json", made_by_former("make the run again"))
         if "completed" not in self.summary or "p99_ttft_ms" not in self.summary:
             raise missing(self.path / "summary.json", "is no summary of a run (no completed, no p99_ttft_ms)")
 

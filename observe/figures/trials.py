@@ -13,7 +13,6 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ...core.parsing import ParseError, parse_json
-from ..distribution.former_name import is_former_form, made_by_former
 from ..input_files import read_lines
 from ..tables import LATENCIES
 from .labels import End, distinct_parts, label_ends, names_in_note
@@ -65,8 +64,6 @@ class Trials:
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path: Path = Path(path)
         self.question: Mapping[str, Any] = read_object(self.path / "question.json")
-        if is_former_form(self.question.get("format")):
-            raise missing(self.path / "question.json", made_by_former("make the runs again"))
         if not isinstance(self.question.get("scenario"), dict) or not isinstance(self.question.get("kind"), str):
             raise missing(self.path / "question.json", "is no question of a sweep or a plan (no kind, no scenario)")
         found: dict[str, Point] = {}

@@ -9,7 +9,6 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ..distribution.former_name import is_former_version, made_by_former
 from ..summary import LEAST_PROCESSOR_SHARE, SHORT_NAMES
 from .style import COLOURS, FAINT, figure, missing, read_object
 
@@ -22,8 +21,6 @@ class Twin:
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path: Path = Path(path)
         found = read_object(path)
-        if is_former_version(found.get("version")):
-            raise missing(path, made_by_former("make the comparison again"))
         comparisons = found.get("comparisons")
         if not isinstance(comparisons, list) or not all(
             isinstance(one, dict) and "metrics" in one for one in comparisons

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-import warnings
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError, Problem, nearest
-from ...observe.distribution.former_name import FORMER_NAME, MOVED_COMPONENTS, NAME, RENAMED_ADAPTERS, is_former_module
 from .contract import Adapter
 
 ENTRY_POINTS = "foredraft.adapters"
@@ -32,19 +30,11 @@ def load_make(text: str) -> Callable[[Any], Any]:
     directory are found, too.
 
     `make.capabilities` and `make.supports` are taken from the module's CAPABILITIES and `supports` where it has none of
-    its own. Raises ConfigError with the problem, or NotInstalled if the only problem is a missing package. Gives a
-    DeprecationWarning for the former place of a component of ours.
+    its own. Raises ConfigError with the problem, or NotInstalled if the only problem is a missing package.
     """
     module_name, separator, path = text.partition(":")
     if not separator:
         return _load_entry_point(text)
-    if is_former_module(module_name):
-        now = text.replace(FORMER_NAME, NAME, 1)
-        raise ConfigError.of(text, "", f"a component of version 0.1, then called {FORMER_NAME}: name {now} instead")
-    if module_name in MOVED_COMPONENTS:
-        now = MOVED_COMPONENTS[module_name]
-        warnings.warn(f"{text} is deprecated: name {now}:{path} instead", DeprecationWarning, stacklevel=2)
-        module_name = now
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -79,8 +69,7 @@ def resolved(text: str) -> str:
 
 
 def _behind(point: EntryPoint) -> str:
-    """Return the `module:make` of an entry point, also where it was installed before the module moved."""
-    return f"{MOVED_COMPONENTS.get(point.module, point.module)}:{point.attr}"
+    return f"{point.module}:{point.attr}"
 
 
 def _missing_package(error: Exception, module_name: str) -> str:
@@ -93,10 +82,6 @@ def _missing_package(error: Exception, module_name: str) -> str:
 
 def _load_entry_point(name: str) -> Callable[[Any], Any]:
     known = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if name in RENAMED_ADAPTERS and name not in known:
-        now = RENAMED_ADAPTERS[name]
-        warnings.warn(f"{name} is deprecated: name {now} instead", DeprecationWarning, stacklevel=3)
-        name = now
     if name not in known:
         what = f"expected module:make, or the name of an adapter{nearest(name, known)}; installed: {', '.join(known) or 'none'}"
         raise ConfigError.of(name, "", what)

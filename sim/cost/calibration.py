@@ -19,7 +19,6 @@ from typing import Any
 
 from ...core.errors import ConfigError, Problem, count_of, nearest
 from ...core.parsing import read_json_object
-from ...observe.distribution.former_name import is_former_form, made_by_former
 from ...observe.input_files import read_text
 from .executor_steps import ExecutorSteps
 from .host import HostCost, LaunchCost
@@ -186,9 +185,6 @@ class _Reader:
 
     def calibration(self) -> Calibration:
         data = self.data
-        if is_former_form(data.get("format")):
-            remedy = "`foredraft calibrate` makes it again from the same measurements"
-            raise ConfigError.of(self.file, "", made_by_former(remedy))
         if data.get("format") != FORMAT or data.get("version") != VERSION:
             found = f"{data.get('format')!r}, version {data.get('version')!r}"
             message = f"expected {FORMAT!r}, version {VERSION}, found {found}; `foredraft calibrate` writes such files"

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...core.errors import ForedraftError, nearest, nearest_name
-from ...observe.distribution.former_name import FORMER_NAME, renamed
 from .draft import EAGLE3
 
 
@@ -150,8 +149,6 @@ HOST_PRESETS: dict[str, HostCost] = {preset.name: preset for preset in (VLLM_0_1
 def host_preset(name: str) -> HostCost:
     """Look up the preset called `name` (case does not matter). Raises `UnknownHostPreset`."""
     key = name.strip().lower()
-    if key == FORMER_NAME:
-        raise UnknownHostPreset(renamed(key))
     if key not in HOST_PRESETS:
         known = ", ".join(HOST_PRESETS)
         raise UnknownHostPreset(f"unknown host preset {name!r}{nearest_name(key, HOST_PRESETS)}; known: {known}")

@@ -17,7 +17,6 @@ from ...core.errors import ForedraftError, nearest_name
 from ...core.model_shape import ModelShape
 from ...core.scheduler.policies import OUR_POLICIES, Policies
 from ...core.scheduler.spec import default_graph_sizes
-from ...observe.distribution.former_name import FORMER_NAME, renamed
 from .draft import STANDALONE
 from .hardware import GIB, GPU, MIB, Parallelism
 from .host import FOREDRAFT, FULL_GRAPH, NO_DELAY, SGLANG_OVERLAP, VLLM_0_10, FrontEnd, GraphUnit, HostCost, LaunchCost
@@ -287,8 +286,6 @@ PROFILES: dict[str, ServerProfile] = {
 def server_profile(name: str) -> ServerProfile:
     """Look up the profile called `name` (case does not matter). Raises `UnknownServer`."""
     key = name.strip().lower()
-    if key == FORMER_NAME:
-        raise UnknownServer(renamed(key))
     if key not in PROFILES:
         hint = nearest_name(key, PROFILES)
         if not hint and (near := nearest_profile(key)) is not None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from foredraft.checks.registry import SUBJECTS as OF_CONTRACT
 from foredraft.core.errors import ConfigError
-from foredraft.observe.distribution.former_name import MOVED_COMPONENTS
 from foredraft.properties.harness.importing import ENTRY_POINTS, NotInstalled, load_make, resolved
 from foredraft.properties.harness.letters import Choices
 from foredraft.properties.suites import suite_of
@@ -42,24 +41,6 @@ def test_the_installed_package_offers_its_names():
     installed = {point.name for point in entry_points(group=ENTRY_POINTS)}
     assert {"kv-allocator", "reference-executor", "plain-engine"} <= installed
     assert load_make("reference-executor").capabilities == load_make(resolved("reference-executor")).capabilities
-
-
-@pytest.mark.parametrize("former", MOVED_COMPONENTS)
-def test_the_former_place_of_a_component_still_works(former):
-    """A stored case may name it."""
-    try:
-        with pytest.warns(DeprecationWarning, match=f"name {MOVED_COMPONENTS[former]}:make instead"):
-            make = load_make(f"{former}:make")
-    except NotInstalled as error:
-        pytest.skip(str(error))
-    assert make.__module__ == MOVED_COMPONENTS[former]
-
-
-def test_a_former_name_of_an_adapter_still_works(monkeypatch):
-    point = EntryPoint("plain-block-manager", OFFERED["plain-block-manager"], ENTRY_POINTS)
-    monkeypatch.setattr("foredraft.properties.harness.importing.entry_points", lambda group: [point])
-    with pytest.warns(DeprecationWarning, match="plain-manager is deprecated: name plain-block-manager instead"):
-        assert load_make("plain-manager") is load_make("plain-block-manager")
 
 
 def test_a_name_means_what_its_module_does(monkeypatch, tmp_path):

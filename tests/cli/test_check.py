@@ -129,11 +129,6 @@ def test_a_bad_one_and_its_case(command, theirs):
     assert mended.code == 0 and "holds" in mended.out
 
 
-def test_a_former_name_of_a_component_works_with_a_line(command):
-    outcome = command("check", "block-manager", "foredraft.checks.manager.plain:make", "--budget", "4000")
-    assert outcome.code == 0 and "deprecated: name foredraft.properties.block_manager.plain:make" in outcome.err
-
-
 def test_expected_failures_on_the_command_line(command, theirs):
     outcome = command("check", "allocator", "theirs:Exact", "--budget", "20000", "--expect", "ALLOC-14=known")
     assert outcome.code == 0 and "expected: known" in outcome.out
