@@ -140,7 +140,9 @@ def speeds(monkeypatch, tmp_path) -> Path:
 def tuned(tmp_path) -> Path:
     """The directory of a tune that found four steps for every batch."""
     (tmp_path / "question.json").write_text('{"kind": "tune"}')
-    (tmp_path / "scenario.toml").write_text('[speculation]\npolicy = "fixed"\nsteps = 4\n')
+    (tmp_path / "scenario.toml").write_text(
+        '[hardware]\nserver = "vllm-0.18"\n[speculation]\npolicy = "fixed"\nsteps = 4\n'
+    )
     return tmp_path
 
 
