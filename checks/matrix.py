@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -70,7 +71,7 @@ def _drafts_on_host(cell: MatrixCell) -> bool:
 def controller_of(cell: MatrixCell) -> AdaptiveController:
     """Return the step policy of a cell: candidates up to `steps`, zero among them."""
     steps, topk = cell.steps, cell.topk
-    shape: dict = {"depth_limited": not _drafts_on_host(cell)}
+    shape: dict[str, Any] = {"depth_limited": not _drafts_on_host(cell)}
     if cell.policy == "fixed":
         if topk > 1 and steps:
             shape |= {"topk": topk, "num_draft_tokens": _tree_size(cell, steps)}
@@ -92,7 +93,7 @@ def controller_of(cell: MatrixCell) -> AdaptiveController:
     return build_controller("ema", table, **shape)
 
 
-def _table(cell: MatrixCell) -> dict:
+def _table(cell: MatrixCell) -> dict[str, Any]:
     low = max(1, cell.steps - 2)
     quick = {"ema_alpha": 0.6, "update_interval": 2, "warmup_batches": 1}
     top = sorted({low, cell.steps})

@@ -105,7 +105,7 @@ class ReplayedAcceptance(AcceptanceProcess):
     """
 
     def __init__(self, rounds: Rounds) -> None:
-        self.max_depth = max(1, int(rounds.correct.max(initial=0)))
+        self.max_depth: int = max(1, int(rounds.correct.max(initial=0)))
         self._runs: dict[int, NDArray[np.int32]] = {}
         for number, request_id in enumerate(rounds.ids):
             own = np.flatnonzero(rounds.requests == number)

@@ -67,7 +67,8 @@ def acceptance(
 
     chosen = choose_preset(preset).preset
     log = read_acceptance([str(path) for path in files], steps, allow_truncated)
-    distance, inferred = None, ()
+    distance: float | None = None
+    inferred: tuple[str, ...] = ()
     if isinstance(log, AcceptanceLog):
         fitted = log.fit(chosen.process())
         process, unknown, distance = fitted.process, _unknown_parts(log, fitted, chosen.name), fitted.histogram_distance

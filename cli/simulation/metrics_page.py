@@ -42,7 +42,7 @@ def describe_page(
         description: dict[str, Any] = {"num_requests": found.requests, "rate": found.rate, "seconds": found.seconds}
         description |= {kind: _numbers(getattr(found, kind)) for kind in ("prompt", "output")}
         made = None if out is None else {"workload": found.table()}
-        print_document(TraceDocument(str(file), "prometheus", 0, list(unknown), description, made, None))
+        print_document(TraceDocument(str(file), "prometheus", (), 0, list(unknown), description, made, None))
         return
     lines = [*_lines(file, since, found), ""]
     for text in unknown:

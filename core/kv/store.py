@@ -82,7 +82,7 @@ class KVStore:
         self._denials = 0
         self._ones = np.ones(num_rows + 1, dtype=np.int64)
         self._shared = [0] * (num_rows + 1)
-        self.beside = HeldBeside(beside, self.allocator)
+        self.beside: HeldBeside = HeldBeside(beside, self.allocator)
         self._locked: list[RadixNode | None] = [None] * (num_rows + 1)
         self._departures: deque[Departure] = deque()
         self._fenced_slots: deque[tuple[int, np.ndarray]] = deque()

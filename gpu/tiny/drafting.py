@@ -192,10 +192,11 @@ def measure_drafts(
             _, captured = teach(target, rows, aux_layers_of(draft))
             pair = (_matches(draft, rows, captured, max(chains)), _matches(untrained, rows, captured, 1))
             found[name].append((pair[0][:, :, prompt_len:], pair[1][:, :, prompt_len:]))
-    return {
-        name: _quality(*(np.concatenate(pieces, 1) for pieces in zip(*found[name], strict=True)), chains)
-        for name, (*_, chains) in drafts.items()
-    }, num_used
+    qualities = {}
+    for name, (*_, chains) in drafts.items():
+        matches, of_untrained = (np.concatenate(pieces, 1) for pieces in zip(*found[name], strict=True))
+        qualities[name] = _quality(matches, of_untrained, chains)
+    return qualities, num_used
 
 
 def _quality(matches: np.ndarray, untrained: np.ndarray, chains: tuple[int, ...]) -> DraftQuality:
