@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -152,6 +153,10 @@ def test_a_page_of_metrics_becomes_a_workload_that_runs(tmp_path):
         out.split()
     )
     assert tomllib.loads((tmp_path / "w.toml").read_text())["workload"]["rate"] == 0.5
+    document = json.loads(command("trace", late, "--since", early, "--seconds", 8, "--json"))
+    assert (
+        document["trace_format"] == "prometheus" and document["inferred"] == [] and document["rows_without_work"] == 0
+    )
     resolved, _ = load_scenario(tmp_path / "w.toml", ["workload.num_requests=20"])
     assert len(list(make_workload(resolved, 131_072))) == 20
     assert "does not tell how long they took" in " ".join(command("trace", late).split())
