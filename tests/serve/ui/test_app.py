@@ -85,7 +85,7 @@ def test_a_simulation_tells_its_progress_and_both_results(served: PageServer):
 def test_a_plan_tells_its_progress_and_its_answer(served: PageServer):
     asked = {"slo": "ttft_p99<1s", "rate": 1, "gpus": 1, "requests": 100, "seeds": 2}
     asked["tried"] = ["speculation.steps=3"]
-    told = lines(served.post("plan", plan=asked))
+    told = lines(served.post("plan", plan=asked, given={"hardware.server": "sglang-0.5"}))
     progress = [line["plan"] for line in told[:-1]]
     assert progress[-1]["runs"] == len(progress) > 1 and progress[0]["candidates"] == 1
     assert all(one["left_s"] >= 0 and " left" in one["words"] for one in progress)
@@ -95,6 +95,8 @@ def test_a_plan_tells_its_progress_and_its_answer(served: PageServer):
     exported = served.post("export", place=found["place"], candidate=best["name"], server="sglang").json()["result"]
     assert exported["name"] == best["name"] and "--speculative-num-steps 3" in exported["commands"]["launch.sh"]
     assert exported["load"]["requests_per_s"] == best["requests_per_s"] and "scaling.json" in exported["files"]
+    other = served.post("export", place=found["place"], candidate=best["name"], server="vllm").json()["result"]
+    assert other["load"] is None, "it was computed for SGLang"
     words = served.post("export", place=found["place"], candidate="x", server="vllm").json()["error"]["message"]
     assert "is none of this plan" in words
 
