@@ -94,7 +94,8 @@ release: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks -p no:xdist -o python_files='bench_*.py test_*.py' --benchmark-only
 
-# Every published measurement against the simulator: the tables of docs/accuracy.md. Minutes; a run that was stopped goes on.
+# Every published measurement against the simulator: the tables of docs/evidence/accuracy.md. Takes minutes; a stopped
+# run goes on.
 accuracy: .venv/.measured
 	$(BIN)/python benchmarks/accuracy.py $(ACCURACY)
 	$(BIN)/python docs/refresh.py

@@ -32,7 +32,7 @@ class Result:
 
     Attributes:
         scenario: The scenario with all its values.
-        summary: Every number of the run by its name, as in summary.json (docs/results.md).
+        summary: Every number of the run by its name, as in summary.json (docs/simulate.md).
         requests: A row per completed request: arrival, lengths, latencies.
         rounds: A row per step: batch size, draft steps, tokens, times.
 

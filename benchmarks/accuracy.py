@@ -1,4 +1,4 @@
-"""Simulates every published point and writes the tables of docs/accuracy.md: `make accuracy`.
+"""Simulates every published point and writes the tables of docs/evidence/accuracy.md: `make accuracy`.
 
     python benchmarks/accuracy.py [--every N] [--rounds] [--workers N]
 
@@ -258,11 +258,11 @@ def main() -> None:
         print(f"\n{name}\n", *lines, sep="\n")
     if (arguments.every == 1 or arguments.write) and len(columns) > 1:
         for name, lines in blocks.items():
-            write_block("accuracy.md", f"accuracy: {name}", lines)
+            write_block("evidence/accuracy.md", f"accuracy: {name}", lines)
         write_drafted(arguments.workers)
         if arguments.rounds:
             for row in summary_lines(rounds):
-                write_row("accuracy.md", row)
+                write_row("evidence/accuracy.md", row)
 
 
 def _plain_group(point: Point) -> str:

@@ -79,7 +79,7 @@ MOST_CLIENTS, LONGEST_TTFT_MS = 352, 5_000
 """Fitted are the points of plain.csv whose requests do not queue for memory (which takes many seconds)."""
 SHORT_PROMPT = 1024
 """The most prompt tokens of gpt-oss: the servers of its points took Marlin's experts, which compute long prompts at
-half of the pace of the database's (docs/accuracy.md, "What is wrong")."""
+half of the pace of the database's (docs/evidence/accuracy.md, "What is wrong")."""
 
 SPREADS, SPREAD_POINTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2), 15
 """What `spread` of plain.csv is chosen from, by this many points of a data set."""

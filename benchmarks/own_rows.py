@@ -5,7 +5,7 @@ deployment are predicted.
 
 A deployment is one model, GPU, server, format and parallelism. Of each with enough published points (serving.csv),
 three are fitted as `sim/calibration` fits a profile: one of few, one of more and one of many clients. The others are
-predicted. `--write` writes the table into docs/accuracy.md.
+predicted. `--write` writes the table into docs/evidence/accuracy.md.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def table(found: Sequence[Judged]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes; default: one per CPU")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/accuracy.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/evidence/accuracy.md")
     arguments = parser.parse_args()
     path = silicon_file()
     if path is None:
@@ -93,7 +93,7 @@ def main() -> None:
         lines = list(table([item for item in pool.map(judged, enough) if item is not None]))
     print(*lines, sep="\n")
     if arguments.write:
-        write_block("accuracy.md", "published: own rows", lines)
+        write_block("evidence/accuracy.md", "published: own rows", lines)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 published deployments that intervals rest on.
 
     python benchmarks/published_fit.py            prints the tables (seconds)
-    python benchmarks/published_fit.py --write    and writes them into docs/accuracy.md, with
+    python benchmarks/published_fit.py --write    and writes them into docs/evidence/accuracy.md, with
                                                   sim/cost/published/deployments.json
 
 After prices have changed, `python benchmarks/serving_runs.py` and `python benchmarks/accuracy.py --rounds --write` come
@@ -365,7 +365,7 @@ def text_of(found: Mapping[str, Mapping[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--write", action="store_true", help="write deployments.json and the tables of docs/accuracy.md"
+        "--write", action="store_true", help="write deployments.json and the tables of docs/evidence/accuracy.md"
     )
     arguments = parser.parse_args()
     found: dict[str, dict[str, Any]] = {}
@@ -384,7 +384,7 @@ def main() -> None:
     if arguments.write:
         DEPLOYMENTS.write_text(text_of(found), encoding="utf-8")
         for name, lines in tables.items():
-            write_block("accuracy.md", name, lines)
+            write_block("evidence/accuracy.md", name, lines)
 
 
 if __name__ == "__main__":

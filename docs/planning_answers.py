@@ -1,4 +1,4 @@
-"""Run the commands with which docs/planning-answers.md answers questions, on a trace, and show or store their output.
+"""Run the commands of docs/evidence/planning-answers.md on a trace, and show or store their output.
 
     python docs/planning_answers.py AzureLLMInferenceTrace_conv.csv [--write] [NAME …]
 
@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = ROOT / "docs" / "planning-answers.md"
+DOCUMENT = ROOT / "docs" / "evidence" / "planning-answers.md"
 ANSWER = re.compile(r"(<!-- answer (?P<name>[\w-]+) -->\n```console\n)(?P<block>.*?)(?=```\n)", re.DOTALL)
 MISSING = "not on this page yet"
 """Marks the paragraph above an answer without output; the script deletes that paragraph when it writes the output."""
@@ -54,7 +54,7 @@ def main() -> None:
         "trace", type=Path, help="the Azure conversation trace, or another that `foredraft trace` reads"
     )
     parser.add_argument("names", nargs="*", help="answers to give; default: all")
-    parser.add_argument("--write", action="store_true", help="put the answers into docs/planning-answers.md")
+    parser.add_argument("--write", action="store_true", help="put the answers into docs/evidence/planning-answers.md")
     given = parser.parse_args()
     text = DOCUMENT.read_text(encoding="utf-8")
     answers = {found["name"]: found["block"] for found in ANSWER.finditer(text)}

@@ -282,7 +282,7 @@ def refreshed(text: str) -> str:
 
 
 def main() -> None:
-    for path in sorted(FOLDER.glob("*.md")):
+    for path in sorted(FOLDER.rglob("*.md")):
         text = path.read_text(encoding="utf-8")
         if refreshed(text) != text:
             path.write_text(refreshed(text), encoding="utf-8")

@@ -10,7 +10,7 @@ that makes no difference is left out of the draw. `judge` plants each defect in 
 components whose checks can reach its area, with the default operations of `foredraft check`. Each outcome is a line of
 `runs/power/<draw>-<digest>-<judgement>-seed-<seed>.jsonl`, so a second call goes on where the first one stopped, and a
 draw that was changed begins anew. With other oracles a draw is judged again, under another name of the judgement.
-`--write` puts the table into docs/detection.md, at `<!-- draw <draw>, <judgement> -->`.
+`--write` puts the table into docs/evidence/detection.md, at `<!-- draw <draw>, <judgement> -->`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
     judge = commands.choices["judge"]
     judge.add_argument("--seed", type=int, default=1, help="of the checks")
     judge.add_argument("--judgement", default="first", metavar="NAME", help="which one it is of this draw")
-    judge.add_argument("--write", action="store_true", help="put the table into docs/detection.md")
+    judge.add_argument("--write", action="store_true", help="put the table into docs/evidence/detection.md")
     options = parser.parse_args()
     if options.command == "sites":
         _print_sites(options.seed, options.count)
@@ -61,7 +61,7 @@ def main() -> int:
     lines = _judge(draw, chosen, options.workers, options.seed, options.judgement)
     print("\n".join(lines))
     if options.write:
-        write_block("detection.md", f"draw {draw.path.stem}, {options.judgement}", lines)
+        write_block("evidence/detection.md", f"draw {draw.path.stem}, {options.judgement}", lines)
     return 0
 
 

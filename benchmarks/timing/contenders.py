@@ -57,10 +57,10 @@ def spread(values: Sequence[float], form: str) -> str:
 
 def run(measure: Callable[[int], list[str]], name: str, functions: Mapping[str, Callable[..., Any]]) -> None:
     """Be the command of a benchmark: print what `measure` returns for a number of processes, and put it into the place
-    `name` of docs/benchmarks.md. `functions` are those that processes of their own run."""
+    `name` of docs/evidence/benchmarks.md. `functions` are those that processes of their own run."""
     parser = argparse.ArgumentParser(description=(measure.__doc__ or "").partition("\n")[0])
     parser.add_argument("--processes", type=int, default=PROCESSES)
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/evidence/benchmarks.md")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -70,4 +70,4 @@ def run(measure: Callable[[int], list[str]], name: str, functions: Mapping[str, 
     lines = measure(options.processes)
     print("\n".join(lines))
     if options.write:
-        write_block("benchmarks.md", name, lines)
+        write_block("evidence/benchmarks.md", name, lines)

@@ -1,5 +1,4 @@
-"""How fast the simulator is, and what it says of closed loops: the tables of docs/benchmarks.md that it takes its name
-from.
+"""Measure how fast the simulator is, and what it says of closed loops: tables of docs/evidence/benchmarks.md.
 
     python -m benchmarks.timing.simulator AzureLLMInferenceTrace_conv.csv [hour many loops algorithms sweep]
         [--repeat 2] [--write]
@@ -14,8 +13,8 @@ routers the first 800 requests of the Mooncake hour (12,000 prompt tokens on ave
 requests and by
         tokens; exact for a seed
 
---write puts the tables into docs/benchmarks.md. Nothing else should run meanwhile; all of it takes about ten minutes of
-two cores.
+--write puts the tables into docs/evidence/benchmarks.md. Nothing else should run meanwhile; all of it takes
+about ten minutes of two cores.
 """
 
 from __future__ import annotations
@@ -217,7 +216,7 @@ def main() -> None:
     parser.add_argument("trace", type=Path, help="the Azure conversation trace; for `routers` that of Mooncake")
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure; default: all but `routers`")
     parser.add_argument("--repeat", type=int, default=2, help="runs of each row of the hour")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/evidence/benchmarks.md")
     given = parser.parse_args()
     for name in given.parts or OF_AZURE:
         lines = []
@@ -226,7 +225,7 @@ def main() -> None:
             print(line, flush=True)
         print()
         if given.write:
-            write_block("benchmarks.md", f"measured {name}", lines)
+            write_block("evidence/benchmarks.md", f"measured {name}", lines)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 processes.
 
     OMP_NUM_THREADS=1 python -m benchmarks.timing.test_real_decode   # or pytest -s; some minutes
-    OMP_NUM_THREADS=1 python -m benchmarks.timing.test_real_decode --write  # put the tables into docs/benchmarks.md
+    OMP_NUM_THREADS=1 python -m benchmarks.timing.test_real_decode --write
+
+The last one puts the tables into docs/evidence/benchmarks.md.
 
 The tiny pair in float32, greedy. Ends of text are ignored, so that everyone makes the same number of tokens. Each side
 first looks for its best settings on one prompt. Then contenders take turns in one process after another; tables have

@@ -2,7 +2,9 @@
 is installed (`pip install ctranslate2`), in one process after another.
 
     OMP_NUM_THREADS=1 python -m benchmarks.timing.test_real_shapes   # or pytest -s; some minutes
-    OMP_NUM_THREADS=1 python -m benchmarks.timing.test_real_shapes --write  # put the tables into docs/benchmarks.md
+    OMP_NUM_THREADS=1 python -m benchmarks.timing.test_real_shapes --write
+
+The last one puts the tables into docs/evidence/benchmarks.md.
 """
 
 from __future__ import annotations

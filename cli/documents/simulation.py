@@ -15,7 +15,7 @@ class SimulateDocument(Document):
 
     Attributes:
         scenario: The scenario with all its values.
-        summary: Every number of the run by its name (docs/results.md).
+        summary: Every number of the run by its name (docs/simulate.md).
         directory: The directory of the run's files; null if there is none.
     """
 

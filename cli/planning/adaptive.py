@@ -32,7 +32,7 @@ def tables() -> None:
 
     A table is a JSON object. A key of digits is the smallest batch size of a
     range; its value holds the keys of that range. Keys beside the ranges are
-    defaults for all ranges. See docs/adaptive.md.
+    defaults for all ranges. See docs/planning.md.
     """
 
 

@@ -1,7 +1,7 @@
 """The table of adaptive steps: batch-size ranges, their candidates and the knobs of the EMA rule.
 
 A table is a JSON object. A key of ASCII digits is the lower bound of a batch-size range and maps to an entry. Keys that
-begin with "_" are comments, the others are defaults for all entries (docs/adaptive.md). `load_adaptive_config` reads a
+begin with "_" are comments, the others are defaults for all entries (docs/planning.md). `load_adaptive_config` reads a
 dict, a JSON text, a preset's name, or a file through a function that opens it, and reports every problem at once.
 """
 

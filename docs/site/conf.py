@@ -23,7 +23,7 @@ myst_enable_extensions = ["attrs_block"]
 myst_fence_as_directive = ["mermaid"]
 # A line that begins with % or +++ is text, as on GitHub.
 myst_disable_syntax = ["myst_line_comment", "myst_block_break"]
-myst_heading_anchors = 3  # links such as results.md#summaryjson
+myst_heading_anchors = 4  # links such as simulate.md#summaryjson
 
 default_role = "code"
 autodoc_member_order = "bysource"

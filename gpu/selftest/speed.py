@@ -19,7 +19,7 @@ from .sessions import shape_of
 from .steps import Context, Finding, Step
 
 MODEL = "llama-3.1-8b"
-CHAIN_ACCEPT_LENGTH = "2.93"  # of an EAGLE-3 chain of three on chats: what docs/benchmarks.md compares with
+CHAIN_ACCEPT_LENGTH = "2.93"  # of an EAGLE-3 chain of three on chats: what docs/evidence/benchmarks.md compares with
 GPU_CELLS = {"batch_sizes": "1,8,32", "context_lengths": "1024", "output_tokens": 96, "repeat": 3, "prompts": 1}
 CPU_CELLS = {"batch_sizes": "1,2", "context_lengths": "16", "output_tokens": 6, "repeat": 1, "prompts": 1}
 CHAINS = {"steps": "3,5", "acceptance": CHAIN_ACCEPT_LENGTH}

@@ -109,9 +109,9 @@ def about_speed_ups(run: Assembly) -> str:
     batches = " and ".join(map(str, SPEED_UP_BATCHES))
     told = f"80 % intervals of speed-ups and break-even lengths are ±{math.expm1(speed_up_error(run)):.0%}"
     if run.evidence is not None and run.evidence.is_of_unknown_gpu:
-        return f"{told}: no benchmark of this GPU, order of magnitude (docs/accuracy.md)."
+        return f"{told}: no benchmark of this GPU, order of magnitude (docs/evidence/accuracy.md)."
     return (
-        f"{told}: published ones at batch {batches} whose model or draft shape was left out (docs/accuracy.md). Nothing is "
+        f"{told}: published ones at batch {batches} whose model or draft shape was left out (docs/evidence/accuracy.md). Nothing is "
         "published for larger batches."
     )
 
@@ -139,4 +139,4 @@ def source_of_comparisons(given: float | None) -> str:
     """Say where the error of comparisons comes from. `given`: by the user."""
     if given is not None:
         return "--model-error"
-    return "published deployments that share as much as these; at least that of speed-ups, docs/accuracy.md"
+    return "published deployments that share as much as these; at least that of speed-ups, docs/evidence/accuracy.md"

@@ -24,7 +24,7 @@ KNOBS: dict[str, tuple[float, ...]] = {  # of the controller: the values that ar
 }
 
 Table = Mapping[str, Any]
-"""A table of adaptive steps in our own format (docs/adaptive.md)."""
+"""A table of adaptive steps in our own format (docs/planning.md)."""
 
 
 @dataclass(frozen=True, slots=True)

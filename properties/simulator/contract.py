@@ -178,7 +178,7 @@ class Simulator(Protocol):
                   batch), mean_, median_, p90_, p95_ and p99_{ttft,tpot,itl,e2el}_ms of completed requests; None for
                   what is undefined
 
-    With the capability `books` the events are the lines of a log (docs/results.md, `events.jsonl`), and an answer has
+    With the capability `books` the events are the lines of a log (docs/simulate.md, `events.jsonl`), and an answer has
     one key more:
 
       books       mapping: summary   every number of the report by its name, as in summary.json

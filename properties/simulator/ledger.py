@@ -1,7 +1,7 @@
 """Reads the lines of a run's log, one after the other, into plain lists: who got which tokens and when, and what every
 step did.
 
-The log's format is that of `events.jsonl` (docs/results.md). Nothing is taken from the engine, the metrics or the
+The log's format is that of `events.jsonl` (docs/simulate.md). Nothing is taken from the engine, the metrics or the
 device that wrote the log. A row's request, its length and its end are worked out from joins, accept lengths, stops and
 caps, one row at a time.
 """

@@ -35,7 +35,7 @@ LEAST_POINTS = 3
 TOLD = 0.5
 """The points tell a parameter if they take away at least this share of its prior uncertainty."""
 DEVICE_SPREAD = 0.15
-"""The error of the kernel times of a roofline or a database against a device (docs/cost-model.md, "Measured kernels":
+"""The error of the kernel times of a roofline or a database against a device (docs/servers.md, "Measured kernels":
 up to this much)."""
 CONTRADICTS = 4.0
 """A point contradicts the others if a fit without it misses it by more than this many standard deviations."""

@@ -139,7 +139,7 @@ FOREDRAFT = HostCost(
     sampling_base_ns=10_000,
     sampling_row_ns=50,
     detokenise_token_ns=2_000,
-    source="plan and commit: as benchmarks/timing/test_engine_round.py measures them (docs/benchmarks.md); "
+    source="plan and commit: as benchmarks/timing/test_engine_round.py measures them (docs/evidence/benchmarks.md); "
     "assumption: launch, a few graph launches and one copy each way",
 )
 

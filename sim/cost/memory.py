@@ -44,7 +44,7 @@ _SOURCES = {
     "activations": "computed: widest layer and logits of the largest batch of tokens",
     "hidden_states": "computed: what the target hands to the draft, for the largest batch of tokens",
     "graphs": "assumption: 25 MiB per captured (steps, batch size) pair, the middle of 24-26 MiB seen on 8B models",
-    "recurrent_states": "computed: states that the server sets aside, by its rule (docs/cost-model.md)",
+    "recurrent_states": "computed: states that the server sets aside, by its rule (docs/servers.md)",
     "kv_pool": "the rest, in whole pages",
 }
 

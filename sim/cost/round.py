@@ -12,7 +12,7 @@ A decode round with S steps is, in this order of work (S = 0 is one plain forwar
 
 Batches are padded to captured graph sizes; a batch beyond the largest runs kernel by kernel with a dispatch floor.
 
-Errors against published measurements: docs/accuracy.md; those of single passes: `efficiency.py`.
+Errors against published measurements: docs/evidence/accuracy.md; those of single passes: `efficiency.py`.
 """
 
 from __future__ import annotations

@@ -202,7 +202,8 @@ PROFILES: dict[str, ServerProfile] = {
             ),
             "sglang",
             "fitted to SGLang 0.5 without speculation (Qwen3-32B on H100, Llama-3.1-8B and Qwen3-30B-A3B on H200) and with EAGLE-3 "
-            "on H200 (Llama-3.1-8B with 1 request; Qwen3-30B-A3B and 235B-A22B, Llama-3.3-70B and Kimi-K2 with 8): docs/accuracy.md",
+            "on H200 (Llama-3.1-8B with 1 request; Qwen3-30B-A3B and 235B-A22B, Llama-3.3-70B and Kimi-K2 with 8): "
+            "docs/evidence/accuracy.md",
             mixed=False,
             guarantee_output=0.7,
             guarantee_with_groups=0.21,  # --enable-dp-attention multiplies --schedule-conservativeness by 0.3
@@ -231,7 +232,7 @@ PROFILES: dict[str, ServerProfile] = {
             ),
             "vllm",
             "fitted to vLLM 0.9 with EAGLE and EAGLE-3 on one H100, Llama-3.1-8B, batch 1 (13 rows, vLLM issue 20780); the waits per row "
-            "and for several devices are those of vllm-0.18: docs/accuracy.md",
+            "and for several devices are those of vllm-0.18: docs/evidence/accuracy.md",
             kv_layout="pool",
             graphs_in_reserve=True,  # counted by default since v0.21 (vllm/v1/worker/gpu_worker.py)
             graph_unit="tokens",
@@ -246,7 +247,7 @@ PROFILES: dict[str, ServerProfile] = {
             "vllm",
             "fitted to vLLM of April 2026 without speculation, Llama-3.1-70B in FP8 on 1 to 8 H200 and gpt-oss-120b on 2 to 8 H100, whose "
             "times to the first token show that FP8 checkpoints keep their KV in FP8, and times per token that reading it saves no time; "
-            "a draft step is that of a captured head of vllm-0.9 (assumption: EAGLE-3 is captured as well): docs/accuracy.md",
+            "a draft step is that of a captured head of vllm-0.9 (assumption: EAGLE-3 is captured as well): docs/evidence/accuracy.md",
             kv_layout="pool",
             graphs_in_reserve=True,  # counted by default since v0.21 (vllm/v1/worker/gpu_worker.py)
             graph_unit="tokens",
@@ -273,7 +274,7 @@ PROFILES: dict[str, ServerProfile] = {
             ),
             "trtllm",
             "fitted to TensorRT-LLM 1.0.0rc3 (Llama-3.1-8B on 1 to 8 H100) and of April 2026 (Llama-3.1-70B in FP8 on 1 to 8 H200) "
-            "without speculation; drafting is that of sglang-0.5 (assumption): docs/accuracy.md",
+            "without speculation; drafting is that of sglang-0.5 (assumption): docs/evidence/accuracy.md",
             guarantee_output=1.0,
             free_fraction=0.9,
             defaults=(_TRTLLM,),

@@ -79,7 +79,7 @@ def _states_notices(run: Assembly) -> Iterator[str]:
     if run.states_cap is not None:
         yield (
             f"at most {count_of(run.spec.config.max_running, 'request')} run at once, not {run.states_cap:,}: there are recurrent "
-            f"states for no more ({run.deployment.server.name} keeps them beside the KV pool; docs/cost-model.md)"
+            f"states for no more ({run.deployment.server.name} keeps them beside the KV pool; docs/servers.md)"
         )
 
 

@@ -135,7 +135,7 @@ class Hardware(Table):
     correction: Literal["published", "off"] = Field(
         default="off",
         description="published: the factor on the times of passes that published serving points of this deployment show, "
-        "if there are some (docs/accuracy.md); off: as the cost model has them",
+        "if there are some (docs/evidence/accuracy.md); off: as the cost model has them",
     )
     launch: Literal["full-graph", "piecewise"] | None = Field(
         default=None,

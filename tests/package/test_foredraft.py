@@ -194,10 +194,15 @@ def test_a_trace_asks_for_no_mean(tmp_path):
     assert summary["asked_mean_input_tokens"] is None and summary["mean_input_tokens"] == 10
 
 
-# -- docs/programs.md --------------------------------------------------------------------------------------------------
+# -- docs/planning.md, "For other programs" ------------------------------------------------------------------------
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs/programs.md").read_text(encoding="utf-8")
+TEXT = (
+    (ROOT / "docs/planning.md")
+    .read_text(encoding="utf-8")
+    .partition("\n## For other programs\n")[2]
+    .partition("\n## ")[0]
+)
 PROGRAMS = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 SLOW = ("calibrate", "plan", "tune")
 

@@ -46,7 +46,11 @@ def page_of(source: Path) -> str:
 
 def documents() -> Iterator[tuple[Path, str]]:
     """Yield every document whose text the site shows, and its page."""
-    for source in (*(ROOT / name for name in PAGES.values()), *(ROOT / "docs").glob("*.md")):
+    for source in (
+        *(ROOT / name for name in PAGES.values()),
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs" / "evidence").glob("*.md"),
+    ):
         if source.name != "index.md":
             yield source, page_of(source)
 
@@ -68,7 +72,7 @@ def paragraphs(text: str) -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.slow  # the links and the names in the pages are tested in test_documents.py
 def test_the_site_builds_without_a_warning(site):
     home = (site / "index.html").read_text(encoding="utf-8")
-    for source in (*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "site").glob("*.md")):
+    for source in (*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("*/*.md")):
         page = source.relative_to(ROOT / "docs").with_suffix(".html").as_posix()
         assert (site / page).is_file()
         assert page == "index.html" or f'href="{page}"' in home, f"no way from the first page to {page}"

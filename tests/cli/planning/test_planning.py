@@ -172,7 +172,7 @@ def test_plan_keeps_two_statements_apart(command, tmp_path, monkeypatch):
         out.split()
     )
     answer = json.loads((tmp_path / "answer.json").read_text())
-    assert answer["model_error"] is None and "docs/accuracy.md" in answer["model_error_source"]
+    assert answer["model_error"] is None and "docs/evidence/accuracy.md" in answer["model_error_source"]
     best, *others = answer["candidates"]
     assert best["of_best_interval"] is None and best["gpus_interval"] is None
     for one in answer["candidates"]:

@@ -5,16 +5,17 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from foredraft.checks.mutant import MAX_SHRUNK
+from foredraft.checks.mutant import MAX_SHRUNK, kill
 from foredraft.checks.registry import contracts, mutants_of
-from foredraft.properties.harness.invariants import all_invariants, of_contract
+from foredraft.properties.conformance import check
+from foredraft.properties.harness.importing import load_make
+from foredraft.properties.harness.invariants import all_invariants, invariant, of_contract
 from foredraft.properties.suites import suite_of
 
 DOCS = Path(__file__).parents[3] / "docs"
 PROPERTIES = (DOCS / "properties.md").read_text(encoding="utf-8")
-SECTIONS = dict(
-    re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", (DOCS / "contracts.md").read_text(encoding="utf-8"), re.M | re.S)
-)
+CONTRACTS = (DOCS / "contracts.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", CONTRACTS, re.M | re.S))
 LINKS = dict(re.findall(r"^\| \[`([\w-]+)`\]\(contracts\.md#([\w-]+)\) \|", PROPERTIES, re.M))
 TITLES = {title.lower().replace(" ", "-"): title for title in SECTIONS}
 
@@ -42,6 +43,30 @@ def test_the_numbers_of_invariants_and_of_defects(contract):
     assert f"{defects} " in SECTIONS[TITLES[LINKS[contract]]]
     expected = {id for mutant in mutants_of(contract) for id in mutant.caught_by}
     assert expected >= {item.id for item in of_contract(contract)}, "no mutant is expected to break some invariant"
+
+
+def shown_under(heading: str) -> tuple[str, list[str]]:
+    """Return the sentence that a section quotes, and the report of a run that it shows, the latter as words."""
+    text = CONTRACTS.partition(f"\n### {heading}\n")[2].partition("\n## ")[0]
+    sentence = " ".join(line.removeprefix("> ") for line in text.splitlines() if line.startswith("> "))
+    (report,) = re.findall(r"```text\n(ACCEPT.*?)\n```", text, re.DOTALL)
+    return sentence, report.split()
+
+
+def test_the_shown_move_out_of_bounds_is_what_a_run_gives():
+    sentence, report = shown_under("No out-of-bounds KV move")
+    (mutant,) = (one for one in mutants_of("accept") if one.name == "MovesByTheNumberOfNodes")
+    assert kill(mutant, seed=8).failure.text().split() == report
+    assert invariant("ACCEPT-16").sentence == f"no out-of-bounds KV move: {sentence}"
+
+
+def test_the_shown_hidden_state_is_what_a_run_gives():
+    pytest.importorskip("torch")
+    sentence, report = shown_under("STANDALONE hidden states are always None")
+    subject = "foredraft.checks.mutants.torch_executor:KeepsTheVerifyPass"
+    (failure,) = check(suite_of("executor"), load_make(subject), budget=2_000, seed=6, subject=subject).failures
+    assert failure.text("foredraft check --replay runs/cases/executor-ACCEPT-17.case.json").split() == report
+    assert sentence in invariant("ACCEPT-17").sentence
 
 
 def test_the_numbers_that_are_said():

@@ -98,7 +98,7 @@ class TestDatabase:
     @pytest.mark.parametrize(("model", "gpu", "parallel"), GRID)
     def test_roofline_and_measured_agree_over_a_grid(self, model, gpu, parallel, record_property):
         """A unit or a group of operations that went astray would show.
-        docs/cost-model.md says where they differ by more, and why."""
+        docs/servers.md says where they differ by more, and why."""
         settings = ["engine.kv_slots=100000", "speculation.algorithm=NONE"]
         settings += [f"model.target={model}", f"hardware.gpu={gpu}"]
         settings += [f"hardware.{key}_parallel={devices}" for key, devices in parallel.items()]
@@ -234,7 +234,7 @@ class TestServers:
         assert fit_servers.fit_row_time(logs) == server_profile("sglang-0.5").host.verify_row_ns
 
     def test_published_points_are_met_as_well_as_before(self, tmp_path, monkeypatch):
-        """A handful of those of docs/accuracy.md;
+        """A handful of those of docs/evidence/accuracy.md;
         the bounds are what they were when the page was written, and a little more."""
         pytest.importorskip("aiconfigurator_core", reason="needs the extra measured")
         monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
