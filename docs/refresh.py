@@ -73,6 +73,25 @@ def life_of_a_cell() -> str:
     return "\n".join(diagram(CELL_TRANSITIONS, CellState.EMPTY))
 
 
+def errors_of_simulations() -> str:
+    """Return four lines of docs/evidence/accuracy.md: points, mean error and bias, in percent."""
+    page = (FOLDER / "evidence" / "accuracy.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    of: dict[str, list[str]] = {}
+    for name, *cells in rows:  # the first of a name: measured kernels
+        of.setdefault(name, cells)
+    lines = [
+        "| published runs without measurements of yours | points | mean error | bias |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name in ("per output token", "to the first token", "of a whole request"):
+        points, mean, bias, *_ = of[f"{name}, **all**"]
+        lines.append(f"| time {name} | {points} | {mean} % | {bias} % |")
+    points, left_out = re.search(r"and (\d+) with speculation", page), of["speculation: tokens per second"][2]
+    assert points is not None
+    return "\n".join([*lines, f"| tokens per second with drafts, model left out | {points[1]} | {left_out} % | – |"])
+
+
 def server_metrics() -> str:
     """Return the series of `serve/metrics/series.py`: what is measured, and its names with each style."""
     rows = ["| what | `foredraft:`, `vllm:` | `sglang:` |", "| --- | --- | --- |"]
@@ -267,6 +286,7 @@ BLOCKS = {
     "scenario-keys": scenario_keys,
     "cost-accuracy": cost_accuracy,
     "fault-kinds": fault_kinds,
+    "errors-of-simulations": errors_of_simulations,
     "acceptance-presets": acceptance_presets,
     "models": models,
     "adaptive-keys": adaptive_keys,
@@ -282,7 +302,7 @@ def refreshed(text: str) -> str:
 
 
 def main() -> None:
-    for path in sorted(FOLDER.rglob("*.md")):
+    for path in (FOLDER.parent / "README.md", *sorted(FOLDER.rglob("*.md"))):
         text = path.read_text(encoding="utf-8")
         if refreshed(text) != text:
             path.write_text(refreshed(text), encoding="utf-8")
