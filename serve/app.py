@@ -28,15 +28,18 @@ from .requests.faults import FaultInjector, RequestFaults
 from .requests.identity import Identity
 from .requests.load import engine_loads, server_load
 from .requests.reading import ReadingRules, RequestReader
-from .requests.responses import ResponsesRequest
 from .requests.schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .requests.sleep import add_sleep
 
 PLAIN = {"/health", "/health_generate", "/ready", "/version"}
 """What needs no key: probes come without one."""
 COMPONENTS = "#/components/schemas/"
-GONE = {"/v1/messages": "/v1/chat/completions", "/v1/messages/count_tokens": "/tokenize"}
-"""Removed endpoints -> what does the same now."""
+GONE = {
+    "/v1/messages/count_tokens": "use /tokenize",
+    "/v1/messages": "use /v1/chat/completions",
+    "/v1/responses": "use /v1/chat/completions",
+}
+"""Removed endpoints -> what does the same now. What was below one is gone, too."""
 
 
 def make_app(
@@ -92,14 +95,11 @@ def make_app(
     for path, kind, endpoint in (
         ("/v1/completions", CompletionRequest, api.complete),
         ("/v1/chat/completions", ChatRequest, api.chat),
-        ("/v1/responses", ResponsesRequest, api.responses),
         ("/tokenize", TokenizeRequest, api.tokenize),
         ("/detokenize", DetokenizeRequest, api.detokenize),
         ("/abort", AbortRequest, api.abort),
     ):
         app.post(path, response_class=Response, openapi_extra=_takes(kind))(endpoint)
-    app.get("/v1/responses/{name}")(api.response)
-    app.delete("/v1/responses/{name}")(api.response)
     app.get("/v1/models")(api.models)
     app.get("/v1/models/{name:path}")(api.model)
     app.get("/version")(lambda: {"version": version})
@@ -191,10 +191,7 @@ def _takes(kind: type[Body]) -> dict[str, Any]:
 
 def _schema(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
-        kinds = (
-            *(AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest),
-            ResponsesRequest,
-        )
+        kinds = (AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest)
         _, shown = models_json_schema([(kind, "validation") for kind in kinds], ref_template=f"{COMPONENTS}{{model}}")
         app.openapi_schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
         app.openapi_schema.setdefault("components", {}).setdefault("schemas", {}).update(shown["$defs"])
@@ -218,6 +215,7 @@ async def _own_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: HTTPException) -> Response:
     if error.status_code == 405 and request.method == "OPTIONS":
         return Response(status_code=204, headers=error.headers)
-    path = request.url.path
-    message = f"{path} is gone: use {GONE[path]}" if path in GONE else str(error.detail)
+    message, path = str(error.detail), request.url.path
+    if (gone := next((one for one in GONE if f"{path}/".startswith(f"{one}/")), None)) is not None:
+        message = f"{gone} is gone: {GONE[gone]}"
     return JSONResponse(ApiError(error.status_code, message).to_json(), error.status_code, error.headers)

@@ -18,7 +18,6 @@ from ...core.errors import ForedraftError
 from ..answers.answer import Answer, Told
 from ..answers.forms import ChatForm, CompletionForm
 from ..answers.reply import Reply
-from ..answers.responses import ResponsesForm
 from ..answers.tools import CallForm
 from ..bodies.port import Order
 from ..connections import port_of
@@ -27,7 +26,6 @@ from ..frontend import Frontend
 from .identity import FACTS, TRACE_HEADERS
 from .kv_transfer import KvTransfers
 from .reading import SMALL_BODY, Asked, RequestReader, check_tokens, validated
-from .responses import ResponsesRequest
 from .schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest
 
 DEFAULT_MAX_TOKENS = 16
@@ -99,24 +97,6 @@ class Api:
             form = ChatForm(reply, self._model, self._codec, usage=asked.usage, num_logprobs=shown)
         form.extra = self._kv.sent(request, asked, reply)
         return Answer(self._frontend, reply, form, stream=bool(asked.stream))
-
-    async def responses(self, request: Request) -> Response:
-        """Answer a conversation, as OpenAI's newer clients ask it."""
-        read = await self._asked(ResponsesRequest, request)
-        asked: ChatRequest = read.request
-        self._check(read, {"logprobs": bool(asked.logprobs), "top_logprobs": bool(asked.top_logprobs)})
-        outputs = _outputs(asked.top_logprobs or 0) if asked.logprobs else ()
-        orders = await self._orders(request, read, asked.max_tokens, outputs, "max_output_tokens")
-        reply = self._open("resp_", request, orders, len(read.prompts[0]))
-        shown = (asked.top_logprobs or 0) if asked.logprobs else None
-        form = ResponsesForm(
-            reply, self._model, self._codec, num_logprobs=shown, call=read.call, repeated=read.repeated
-        )
-        return Answer(self._frontend, reply, form, stream=bool(asked.stream))
-
-    async def response(self, name: str) -> Response:
-        """An error: answers are not stored."""
-        raise ApiError(404, f"answers are not stored here, so {name!r} is not known", code="not_found")
 
     async def models(self) -> dict[str, Any]:
         """The served model."""
@@ -227,10 +207,9 @@ class Api:
         )
 
     async def _orders(
-        self, request: Request, read: Asked, max_tokens: int | None, outputs: tuple[str, ...], name: str = "max_tokens"
+        self, request: Request, read: Asked, max_tokens: int | None, outputs: tuple[str, ...]
     ) -> list[Order]:
-        """Return n orders for each prompt. Raises ApiError if their outputs do not fit; `name` is then the
-        parameter."""
+        """Return n orders for each prompt. Raises ApiError if their outputs do not fit."""
         asked, prompts, at_s = read.request, read.prompts, time.monotonic()
         sampling = await self._sampling(asked)
         room = self._body.context_len - max(map(len, prompts))
@@ -241,7 +220,7 @@ class Api:
         if max_tokens is not None and max_tokens > room:
             asked_for = f"{max_tokens} tokens after a prompt of {self._body.context_len - room}"
             message = f"{asked_for}; this model's maximum context length is {self._body.context_len} tokens"
-            raise ApiError(400, message, param=name, code="context_length_exceeded")
+            raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
         has_kv = self._kv.comes(asked, prompts, max_tokens or most)
         engine = self._engine_of_port.get(port_of(request.scope))
         trace = tuple((name, request.headers[name]) for name in TRACE_HEADERS if name in request.headers)

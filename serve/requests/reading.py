@@ -32,7 +32,6 @@ from ...core.errors import InvalidRequest
 from ..answers.tools import Call
 from ..bodies.port import TextCodec
 from ..errors import ApiError
-from .responses import LenientResponsesRequest, ResponsesRequest
 from .schema import (
     Body,
     ChatRequest,
@@ -51,7 +50,6 @@ MAX_PARAMETER_BYTES = 1 << 17
 LENIENT: dict[type[Body], type[Body]] = {
     CompletionRequest: LenientCompletionRequest,
     ChatRequest: LenientChatRequest,
-    ResponsesRequest: LenientResponsesRequest,
     TokenizeRequest: LenientTokenizeRequest,
     DetokenizeRequest: LenientDetokenizeRequest,
 }
@@ -87,7 +85,6 @@ class Asked:
     echoes: list[str] = field(default_factory=list)  # by choice, if the outputs repeat their prompts
     call: Call | None = None  # what the answer has to be
     ignored: tuple[str, ...] = ()  # parameters that were left out
-    repeated: dict[str, Any] = field(default_factory=dict)  # parameters that the answer has, too
 
 
 def read(kind: type[Body], data: bytes, rules: ReadingRules, codec: TextCodec) -> Asked | bytes:
@@ -110,8 +107,6 @@ def read(kind: type[Body], data: bytes, rules: ReadingRules, codec: TextCodec) -
         return replace(_read_chat(request, rules, codec), ignored=_short(ignored))
     if isinstance(request, TokenizeRequest):
         return _tokenized(request, rules, codec)
-    if isinstance(request, ResponsesRequest):
-        return _read_response(request, rules, codec, _short(ignored))
     assert isinstance(request, DetokenizeRequest), "the others are read by `validated` alone"
     check_tokens(request.tokens, rules.vocab_size, "tokens")
     return json.dumps({"prompt": codec.decode(np.array(request.tokens, dtype=np.int64))}).encode()
@@ -170,7 +165,7 @@ def _read_completion(request: CompletionRequest, rules: ReadingRules, codec: Tex
     return Asked(request, prompts, echoes)
 
 
-def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec, param: str = "messages") -> Asked:
+def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec) -> Asked:
     if request.num_outputs > rules.max_choices:
         raise ApiError(400, f"{request.num_outputs} outputs; expected at most {rules.max_choices}", param="n")
     messages = [message.to_template() for message in request.messages]
@@ -184,20 +179,11 @@ def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec, para
             call = None if request.demanded is None else Call.of(request.demanded.model_dump())
         except InvalidRequest as error:
             raise ApiError(400, f"the parameters of a function: {error}", param="tools") from None
-    _check_bytes("".join(message["content"] or "" for message in messages), rules, codec, param)
-    tokens = _encoded(partial(codec.encode_chat, messages), param)
-    asked = Asked(request, [_within_context(tokens, rules, param)], call=call)
+    _check_bytes("".join(message["content"] or "" for message in messages), rules, codec, "messages")
+    tokens = _encoded(partial(codec.encode_chat, messages), "messages")
+    asked = Asked(request, [_within_context(tokens, rules, "messages")], call=call)
     request.messages, request.tools = [], None if request.tools is None else request.tools[:1]
     return asked
-
-
-def _read_response(request: ResponsesRequest, rules: ReadingRules, codec: TextCodec, ignored: tuple[str, ...]) -> Asked:
-    """Read a conversation of another form as the chat that it is."""
-    try:
-        chat = request.to_chat()
-    except ValidationError as error:
-        raise ApiError(400, error.errors(include_url=False, include_input=False)[0]["msg"]) from None
-    return replace(_read_chat(chat, rules, codec, "input"), ignored=ignored, repeated=request.repeated())
 
 
 def _tokenized(request: TokenizeRequest, rules: ReadingRules, codec: TextCodec) -> bytes:
@@ -303,12 +289,7 @@ def _end_with_parent() -> None:
 def _read_there(kind: type[Body], data: bytes) -> Asked | bytes:
     """Read a body. What is left of it goes back whole, so it is bounded, too."""
     asked = read(kind, data, *_here)
-    if isinstance(asked, Asked) and _size_of(asked) > MAX_PARAMETER_BYTES:
+    if isinstance(asked, Asked) and len(asked.request.model_dump_json()) > MAX_PARAMETER_BYTES:
         message = f"its parameters have more than {MAX_PARAMETER_BYTES} bytes, beside prompt or messages"
         raise ApiError(413, message, code="body_too_large")
     return asked
-
-
-def _size_of(asked: Asked) -> int:
-    repeated = len(json.dumps(asked.repeated)) if asked.repeated else 0
-    return len(asked.request.model_dump_json()) + repeated

@@ -36,12 +36,13 @@ def test_instructor(simulated: Served):
 
 def test_pydantic_ai(simulated: Served):
     pydantic_ai = pytest.importorskip("pydantic_ai", reason=WHERE)
-    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    async def ask(kind: type) -> None:
+    async def ask() -> None:
         async with simulated.async_client as client:
-            agent = pydantic_ai.Agent(kind("served", provider=OpenAIProvider(openai_client=client)), tools=[weather])
+            model = OpenAIChatModel("served", provider=OpenAIProvider(openai_client=client))
+            agent = pydantic_ai.Agent(model, tools=[weather])
             first = await agent.run("How is the weather in Rome?")
             assert first.output and first.usage.output_tokens == 40
             async with agent.run_stream("And tomorrow?", message_history=first.all_messages()) as stream:
@@ -49,17 +50,16 @@ def test_pydantic_ai(simulated: Served):
             shaped = await agent.run("Plan a trip.", output_type=Trip)
             assert shaped.output.city and shaped.output.nights == 0
 
-    for kind in (OpenAIChatModel, OpenAIResponsesModel):
-        asyncio.run(ask(kind))
+    asyncio.run(ask())
 
 
 def test_agents(simulated: Served):
     agents = pytest.importorskip("agents", reason=WHERE)
     agents.set_tracing_disabled(True)
 
-    async def ask(kind: type) -> None:
+    async def ask() -> None:
         async with simulated.async_client as client:
-            model = kind(model="served", openai_client=client)
+            model = agents.OpenAIChatCompletionsModel(model="served", openai_client=client)
             agent = agents.Agent(name="a", instructions="Be brief.", model=model, tools=[agents.function_tool(weather)])
             demanding = agent.clone(model_settings=agents.ModelSettings(tool_choice="required"))
             first = await agents.Runner.run(demanding, "How is the weather in Rome?")
@@ -71,8 +71,7 @@ def test_agents(simulated: Served):
             shaped = await agents.Runner.run(agents.Agent(name="b", model=model, output_type=Trip), "Plan a trip.")
             assert shaped.final_output.city and shaped.final_output.nights == 0
 
-    for kind in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
-        asyncio.run(ask(kind))
+    asyncio.run(ask())
 
 
 def test_llama_index(simulated: Served):

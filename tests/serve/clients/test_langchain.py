@@ -1,5 +1,5 @@
-"""LangChain's OpenAI model against a simulated server, by chats and by Responses: agents' turns with tools, structured
-outputs, errors, streams that are left. `make clients` installs it."""
+"""LangChain's OpenAI model against a simulated server: agents' turns with tools, structured outputs, errors, streams
+that are left. `make clients` installs it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,9 @@ class Trip(BaseModel):
     nights: int
 
 
-@pytest.fixture(params=[False, True], ids=["chat", "responses"])
-def by_responses(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
-def _model(served: Served, by_responses: bool, **more: Any) -> Any:
+def _model(served: Served, **more: Any) -> Any:
     asked = {"model": "served", "base_url": f"{served.url}/v1", "api_key": "none", "max_retries": 0, **more}
-    return ChatOpenAI(**asked, use_responses_api=by_responses, stream_usage=True)
+    return ChatOpenAI(**asked, use_responses_api=False, stream_usage=True)
 
 
 def _answer(model: Any, history: list[Any], streams: bool) -> Any:
@@ -51,8 +46,8 @@ def _answer(model: Any, history: list[Any], streams: bool) -> Any:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_turns_of_an_agent(simulated: Served, by_responses: bool, streams: bool):
-    model = _model(simulated, by_responses, max_tokens=12)
+def test_turns_of_an_agent(simulated: Served, streams: bool):
+    model = _model(simulated, max_tokens=12)
     history: list[Any] = [SystemMessage("Be brief."), HumanMessage("How is the weather in Rome?")]
     called = _answer(model.bind_tools([weather], tool_choice="any"), history, streams)
     (call,) = called.tool_calls
@@ -67,15 +62,15 @@ def test_turns_of_an_agent(simulated: Served, by_responses: bool, streams: bool)
 
 
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
-def test_structured_outputs(simulated: Served, by_responses: bool, method: str):
-    found = _model(simulated, by_responses).with_structured_output(Trip, method=method).invoke("plan a trip")
+def test_structured_outputs(simulated: Served, method: str):
+    found = _model(simulated).with_structured_output(Trip, method=method).invoke("plan a trip")
     assert isinstance(found, Trip) and found.city and found.nights == 0
 
 
-def test_errors_are_exceptions_of_their_kind(by_responses: bool):
+def test_errors_are_exceptions_of_their_kind():
     openai = pytest.importorskip("openai")
     with serving(simulated_body(), Limits(max_streams=1), model="served", api_key="secret") as served:
-        model = _model(served, by_responses, api_key="secret")
+        model = _model(served, api_key="secret")
         with pytest.raises(ContextOverflowError):
             model.invoke("word " * 60_000)
         for more, kind in (
@@ -84,8 +79,8 @@ def test_errors_are_exceptions_of_their_kind(by_responses: bool):
             ({"max_tokens": 10**8}, openai.BadRequestError),
         ):
             with pytest.raises(kind):
-                _model(served, by_responses, **{"api_key": "secret", **more}).invoke("hi")
-        stream = _model(served, by_responses, api_key="secret", extra_body={"ignore_eos": True}).stream("hi")
+                _model(served, **{"api_key": "secret", **more}).invoke("hi")
+        stream = _model(served, api_key="secret", extra_body={"ignore_eos": True}).stream("hi")
         next(stream)
         with pytest.raises(openai.RateLimitError) as caught:
             model.invoke("hi")
@@ -93,11 +88,3 @@ def test_errors_are_exceptions_of_their_kind(by_responses: bool):
         stream.close()
         served.wait_until_idle()
         assert model.invoke("hi").text
-
-
-def test_answers_of_responses_are_not_stored(simulated: Served):
-    openai = pytest.importorskip("openai")
-    model = _model(simulated, True, use_previous_response_id=True)
-    first = model.invoke("hi")
-    with pytest.raises(openai.BadRequestError, match="not stored"):
-        model.invoke([HumanMessage("hi"), first, HumanMessage("more")])

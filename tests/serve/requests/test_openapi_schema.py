@@ -31,8 +31,11 @@ def test_an_unsupported_parameter_may_have_its_values_without_effect_alone():
 
 @pytest.mark.parametrize("path", GONE)
 def test_an_endpoint_that_is_gone_names_its_successor(simulated: Served, path: str):
-    answer = httpx.post(f"{simulated.url}{path}", json={"model": "served"})
-    assert answer.status_code == 404 and f"{path} is gone: use {GONE[path]}" in answer.json()["error"]["message"]
+    for method, below in (("POST", ""), ("GET", ""), ("GET", "/resp_1"), ("DELETE", "/resp_1")):
+        answer = httpx.request(method, f"{simulated.url}{path}{below}")
+        assert answer.status_code == 404, (method, below)
+        assert answer.json()["error"]["message"] == f"{path} is gone: {GONE[path]}"
+    assert httpx.get(f"{simulated.url}/x{path}").json()["error"]["message"] == "Not Found"
 
 
 @pytest.mark.slow
