@@ -26,13 +26,13 @@ from .planning.report import report
 from .planning.sweep import sweep
 from .planning.tune import tune
 from .serving.serve import serve
-from .simulation.acceptance import acceptance
 from .simulation.calibrate import calibrate
 from .simulation.simulate import simulate
 from .simulation.trace import trace
 from .ui import ui
 
 GONE: dict[str, str] = {
+    "acceptance": "`foredraft calibrate --acceptance`",
     "replay": "`foredraft audit --replay`",
     "schema": "`foredraft simulate --schema scenario|COMMAND`, or `foredraft simulate --models`",
 }
@@ -62,7 +62,7 @@ app = typer.Typer(
 )
 app.add_typer(adaptive, name="adaptive", rich_help_panel="Plan")
 for panel, commands in {
-    "Plan": (simulate, ui, plan, tune, doctor, cost, sweep, export, report, trace, acceptance, calibrate),
+    "Plan": (simulate, ui, plan, tune, doctor, cost, sweep, export, report, trace, calibrate),
     "Decode": (generate, bench, twin, tiny, warmup, selftest),
     "Serve": (serve, lossless),
     "Check": (check, audit),

@@ -3,7 +3,7 @@ that do nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
 from inspect import Parameter, signature
 from pathlib import Path
@@ -24,6 +24,42 @@ def option(flags: str, text: str, metavar: str | None = None, **settings: Any) -
 def in_panel(title: str) -> partial[Any]:
     """Return `option` for those that the help shows in a panel."""
     return partial(option, rich_help_panel=title)
+
+
+ONLY = "Only with "
+
+
+def only_with(*flags: str) -> partial[Any]:
+    """Return `option` for those that do something only with one of `flags`. The help has a panel that says so."""
+    return in_panel(ONLY + " or ".join(flags))
+
+
+def mode_of(ctx: typer.Context, modes: Mapping[str, Collection[str]]) -> str | None:
+    """Return which flag of `modes` is given, None without one: what a command does instead of its usual work.
+
+    `modes` has by flag the parameters that the command takes then, beside those declared by `only_with`. Raises
+    ConfigError for two of the flags, and with every option given that does nothing.
+    """
+    from ..core.errors import ConfigError
+
+    sources = {one.name: ctx.get_parameter_source(one.name or "") for one in ctx.command.params}
+    given = {one.name: one for one in ctx.command.params if getattr(sources[one.name], "name", "") == "COMMANDLINE"}
+    chosen = [flag for flag in modes if flag.removeprefix("--").replace("-", "_") in given]
+    if len(chosen) > 1:
+        raise ConfigError.of("<arguments>", chosen[1], f"contradicts {chosen[0]}: give one of them")
+    mode = chosen[0] if chosen else None
+    rules = []
+    for name, one in given.items():
+        flag = one.opts[0] if one.opts[0].startswith("-") else one.metavar or one.opts[0]
+        panel = getattr(one, "rich_help_panel", None) or ""
+        needs = panel.removeprefix(ONLY).split(" or ") if panel.startswith(ONLY) else []
+        if mode is None:
+            rules.append((flag, bool(needs), f"without {' or '.join(needs)}"))
+        else:
+            is_taken = mode in needs or flag == mode or name in modes[mode]
+            rules.append((flag, not is_taken, f"{mode} makes no use of it"))
+    refuse_without_effect(*rules)
+    return mode
 
 
 def with_options(name: str, declared: Callable[..., Any]) -> Decorator:

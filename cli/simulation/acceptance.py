@@ -1,16 +1,16 @@
-"""`foredraft acceptance`: fit the acceptance process to what a server wrote."""
+"""`foredraft calibrate --acceptance`: fit the acceptance process to what a server wrote."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ...core.errors import count_of
-from ..options import AsJson, argument, option, print_document
+from ..options import print_document
 
 if TYPE_CHECKING:
     from ...core.acceptance.fit import AcceptanceFit
@@ -22,51 +22,26 @@ if TYPE_CHECKING:
 
 Statistic = tuple[str, float, float]
 """A name, and its value recorded and fitted; NaN where the files do not tell it."""
+MOST_STEPS = 16
 
 _SPREAD = "the spread between requests (request_share)"
 _CORRELATION = "the correlation (field_share, correlation_len)"
 
 
-# fmt: off
-Files = Annotated[list[Path], argument(None, "Files that a server wrote; several files of one kind are added up.")]
-Steps = Annotated[int | None, option("--steps",
-    "Draft steps of the server, for files without this number.", min=1, max=16)]
-Preset = Annotated[str, option("--preset",
-    "Kind of text (chat, code, math, edit) or preset that supplies what the files do not contain.")]
-AllowTruncated = Annotated[bool, option("--allow-truncated",
-    "Accept the events of a run that was killed; such a file has no end.")]
-Out = Annotated[Path | None, option("--out", "Write the table `acceptance` of a scenario to this file.")]
-# fmt: on
+def fit_acceptance(
+    files: Sequence[str], steps: str | None, preset: str, allow_truncated: bool, out: Path | None, as_json: bool
+) -> None:
+    """Fit the acceptance of drafts to the files of a server, and print it as a scenario's table.
 
-
-def acceptance(
-    files: Files, steps: Steps = None, preset: Preset = "chat", allow_truncated: AllowTruncated = False, out: Out = None,
-    as_json: AsJson = False,
-) -> None:  # fmt: skip
-    """Fit the acceptance of drafts to a server's measurements, and print it as a scenario's table.
-
-    Recognises these files, the most informative first: events.jsonl of a run;
-    vLLM's per-request metrics (--per-request-spec-decode-metrics detailed, or
-    summary), as responses or in aiperf's profile_export.jsonl; Prometheus pages
-    (vllm:spec_decode_*, sglang:spec_accept_length); log lines of vLLM
-    (SpecDecoding metrics) and SGLang (accept len); CSV with the header
-    steps,accept_length.
-
-    Prints recorded and fitted numbers side by side: acceptance by position, mean
-    accept length, spread between requests, correlation of successive rounds. It
-    also names what these files do not contain. Exit code 2: the files cannot be
-    read, or contradict themselves.
-
-        foredraft simulate --out runs/a
-        foredraft acceptance runs/a --out acceptance.toml
-        foredraft simulate acceptance.toml
+    Prints recorded and fitted numbers side by side, and what the files do not contain. Raises ConfigError for files
+    that cannot be read, or contradict themselves.
     """
     from ...core.acceptance.presets import choose_preset
     from ...sim.workload.acceptance.logs import AcceptanceLog
     from ...sim.workload.acceptance.means import read_acceptance
 
     chosen = choose_preset(preset).preset
-    log = read_acceptance([str(path) for path in files], steps, allow_truncated)
+    log = read_acceptance(files, _steps(steps), allow_truncated)
     distance: float | None = None
     inferred: tuple[str, ...] = ()
     if isinstance(log, AcceptanceLog):
@@ -96,6 +71,15 @@ def acceptance(
     typer.echo("\n".join([*lines, "", table]), nl=False)
     if out is not None:
         typer.echo(f"\nWritten to {out}.")
+
+
+def _steps(text: str | None) -> int | None:
+    from ...core.errors import ConfigError
+
+    if text is not None and not (text.isdecimal() and 1 <= int(text) <= MOST_STEPS):
+        message = f"found {text!r}; with --acceptance expected one number from 1 to {MOST_STEPS}"
+        raise ConfigError.of("<arguments>", "--steps", message)
+    return None if text is None else int(text)
 
 
 def _document(

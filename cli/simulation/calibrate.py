@@ -1,4 +1,4 @@
-"""`foredraft calibrate`: fit the timing of a server's profile to results of benchmarks."""
+"""`foredraft calibrate`: fit a simulation to measurements: the timing of a server, or the acceptance of drafts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...core.errors import count_of
-from ..options import AsJson, Quiet, Settings, argument, option, print_document
+from ..options import AsJson, Quiet, Settings, argument, mode_of, only_with, option, print_document
 
 if TYPE_CHECKING:
     from ...sim.calibration.result import CalibrateResult
 
 DEVICE = "device_scale"
+PROFILE = Path("profile.json")
 LABELS = {
     DEVICE: "kernels (factor)",
     "host_base_ns": "host per step (us)",
@@ -31,80 +32,104 @@ UNITS = {"mean_tpot_ms": "TPOT ms", "mean_ttft_ms": "TTFT ms", "output_tokens_pe
 REDRAW_EVERY_S = 0.2
 
 
+of_executor = only_with("--model")
+of_acceptance = only_with("--acceptance")
+# fmt: off
 First = Annotated[list[str] | None, option("--from", "Result file of a benchmark; repeatable.", "FILE")]
-More = Annotated[list[str] | None, argument("[FILE]...", "More result files.")]
-Scenario = Annotated[
-    Path | None, option("--scenario", "Scenario of the deployment that was measured.", "SCENARIO.toml")
-]
+More = Annotated[list[str] | None, argument("[FILE]...", "More files.")]
+Scenario = Annotated[Path | None, option("--scenario", "Scenario of the deployment that was measured.", "SCENARIO.toml")]
+Acceptance = Annotated[bool, option("--acceptance",
+    "Fit the acceptance of drafts, instead of the timing, to files that a server wrote.")]
+Preset = Annotated[str, of_acceptance("--preset",
+    "Kind of text (chat, code, math, edit) or preset that supplies what the files do not contain.")]
+AllowTruncated = Annotated[bool, of_acceptance("--allow-truncated",
+    "Accept the events of a run that was killed; such a file has no end.")]
 Model = Annotated[Path | None, option("--model", "Measure Foredraft's own executor with this checkpoint.", "DIR")]
-Draft = Annotated[Path | None, option("--draft", "Draft checkpoint for the model.", "DIR")]
-Steps = Annotated[str | None, option("--steps", "Draft steps to measure. Default: 1,3,5,7.", "S,S,…")]
-Topk = Annotated[int, option("--topk", "If more than 1: also measure trees with this number of branches.", min=1)]
-NumDraftTokens = Annotated[int | None, option("--num-draft-tokens", "Nodes of these trees. Default: up to 16.", min=2)]
-MaxRunning = Annotated[int, option("--max-running", "Most requests that are decoded together.", min=1)]
-ContextLen = Annotated[int, option("--context-len", "Length of the longest request, in tokens.", min=64)]
-Repeat = Annotated[int, option("--repeat", "Number of timings of every step.", min=1)]
-Clock = Annotated[
-    str, option("--clock", "wall: real time. cpu: processor time, for a machine that does other work too.", "wall|cpu")
-]
-Device = Annotated[str, option("--device", "Device of the executor.", "cpu|cuda")]
-Threads = Annotated[int | None, option("--threads", "Threads of the executor on a CPU.", min=1)]
-Out = Annotated[Path, option("--out", "Write the profile to this file.")]
+Steps = Annotated[str | None, only_with("--model", "--acceptance")("--steps",
+    "Draft steps: to measure (default: 1,3,5,7), or of the server whose files do not have the number.", "S,S,…")]
+Draft = Annotated[Path | None, of_executor("--draft", "Draft checkpoint for the model.", "DIR")]
+Topk = Annotated[int, of_executor("--topk", "If more than 1: also measure trees with this number of branches.", min=1)]
+NumDraftTokens = Annotated[int | None, of_executor("--num-draft-tokens", "Nodes of these trees. Default: up to 16.", min=2)]
+MaxRunning = Annotated[int, of_executor("--max-running", "Most requests that are decoded together.", min=1)]
+ContextLen = Annotated[int, of_executor("--context-len", "Length of the longest request, in tokens.", min=64)]
+Repeat = Annotated[int, of_executor("--repeat", "Number of timings of every step.", min=1)]
+Clock = Annotated[str, of_executor("--clock",
+    "wall: real time. cpu: processor time, for a machine that does other work too.", "wall|cpu")]
+Device = Annotated[str, of_executor("--device", "Device of the executor.", "cpu|cuda")]
+Threads = Annotated[int | None, of_executor("--threads", "Threads of the executor on a CPU.", min=1)]
+Out = Annotated[Path | None, option("--out",
+    "Write the profile to this file. Default: profile.json. With --acceptance: write the table of a scenario.")]
+# fmt: on
+
+FILES = {"first", "more", "out", "as_json", "quiet"}
+MODES = {"--acceptance": FILES, "--model": FILES - {"first", "more"}}
 
 
 def calibrate(
-    first: First = None, more: More = None, scenario: Scenario = None, settings: Settings = None, model: Model = None,
+    ctx: typer.Context,
+    first: First = None, more: More = None, scenario: Scenario = None, settings: Settings = None,
+    acceptance: Acceptance = False, preset: Preset = "chat", allow_truncated: AllowTruncated = False, model: Model = None,
     draft: Draft = None, steps: Steps = None, topk: Topk = 1, num_draft_tokens: NumDraftTokens = None, max_running: MaxRunning = 8,
     context_len: ContextLen = 512, repeat: Repeat = 7, clock: Clock = "wall", device: Device = "auto", threads: Threads = None,
-    out: Out = Path("profile.json"), as_json: AsJson = False, quiet: Quiet = False,
+    out: Out = None, as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Fit the simulator's timing to your own measurements, and write a profile.
+    """Fit the simulator to your own measurements: the timing of a server, or the acceptance of drafts.
 
     Reads the results of `vllm bench serve --save-result`, SGLang's bench_serving
     --output-file, guidellm (benchmarks.json) and aiperf
     (profile_export_aiperf.json), or CSV with a header (docs/calibration.md). A
     few points are enough: plain decoding at three concurrencies, and one point
     with speculation. Settings that a file does not contain follow its name, as in
-    the third example.
+    the second example.
 
-    Prints every parameter with its interval, the error of each point in the fit,
-    and its error when it is left out of the fit. It also names the parameters
-    that these points do not determine. Exit code 2: a file cannot be used, or the
-    points contradict each other.
-
-    With --model the command measures the steps of Foredraft's own executor
-    instead: prompt chunks, drafting, verifying, catching up, over rows, nodes and
-    context, and the time of the host. After Ctrl-C the same command continues
-    with the timings so far.
-
-        foredraft calibrate --model models/target --draft models/eagle3
         foredraft calibrate --from plain.jsonl spec.jsonl \\
             --set hardware.gpu=H200 --set hardware.server=sglang-0.5
         foredraft calibrate --from vllm.json:algorithm=EAGLE3,steps=3 plain.json \\
             --scenario mine.toml --out mine.json
         foredraft simulate --set hardware.profile=profile.json \\
             --set hardware.gpu=H200 --set hardware.server=sglang-0.5
-    """
-    from ...core.errors import ForedraftError
+        foredraft calibrate --acceptance runs/a --out acceptance.toml
+        foredraft calibrate --model models/target --draft models/eagle3
 
+    Prints every parameter with its interval, the error of each point in the fit,
+    and its error when it is left out of the fit. It also names the parameters
+    that these points do not determine. Exit code 2: a file cannot be used, or the
+    points contradict each other.
+
+    With --acceptance the files are events.jsonl of a run, vLLM's per-request
+    metrics, Prometheus pages and logs of vLLM and SGLang, or CSV with the header
+    steps,accept_length (docs/calibration.md). The command prints recorded and
+    fitted numbers side by side, what the files do not contain, and the table.
+
+    With --model the command measures the steps of Foredraft's own executor:
+    prompt chunks, drafting, verifying, catching up, over rows, nodes and context,
+    and the time of the host. After Ctrl-C the same command continues with the
+    timings so far.
+    """
+    mode = mode_of(ctx, MODES)
     files = [*(first or ()), *(more or ())]
-    if model is not None:
-        if files or scenario is not None or settings:
-            raise ForedraftError("--model measures Foredraft's own executor; it takes no --from, --scenario or --set")
+    if mode == "--model":
         from ..decode.measure import measure
 
+        assert model is not None, "it is given"
         measure(
-            out=out, model=model, draft=draft, steps=steps, topk=topk, num_draft_tokens=num_draft_tokens, max_running=max_running,
-            context_len=context_len, repeat=repeat, clock=clock, device=device, threads=threads, as_json=as_json, quiet=quiet,
+            out=out or PROFILE, model=model, draft=draft, steps=steps, topk=topk, num_draft_tokens=num_draft_tokens,
+            max_running=max_running, context_len=context_len, repeat=repeat, clock=clock, device=device, threads=threads,
+            as_json=as_json, quiet=quiet,
         )  # fmt: skip
         return
-    if draft is not None or not files:
-        raise ForedraftError(
-            "--draft needs --model"
-            if draft is not None
-            else "nothing to calibrate from: give --from FILE (a benchmark's result) or --model DIR; see --help"
-        )
-    _fit(files, scenario, settings, out, as_json, quiet)
+    if not files:
+        from ...core.errors import ForedraftError
+
+        what = "no files to fit to" if acceptance else "nothing to calibrate from"
+        more_ways = "" if acceptance else " (a benchmark's result), --acceptance FILE or --model DIR"
+        raise ForedraftError(f"{what}: give --from FILE{more_ways}; see --help")
+    if acceptance:
+        from .acceptance import fit_acceptance
+
+        fit_acceptance(files, steps, preset, allow_truncated, out, as_json)
+    else:
+        _fit(files, scenario, settings, out or PROFILE, as_json, quiet)
 
 
 def _fit(

@@ -25,8 +25,10 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
     "export": ("planning.servers.export.deployment:Export",),
     "report": (f"{_OWN}simulation:ReportDocument",),
     "trace": (f"{_OWN}simulation:TraceDocument",),
-    "acceptance": (f"{_OWN}simulation:AcceptanceDocument",),
-    "calibrate": ("sim.calibration.result:CalibrateResult", f"{_OWN}simulation:MeasureDocument"),
+    "calibrate": (
+        "sim.calibration.result:CalibrateResult",
+        *(f"{_OWN}simulation:{kind}Document" for kind in ("Acceptance", "Measure")),
+    ),
     "generate": (f"{_OWN}decoding:GenerateDocument",),
     "bench": (f"{_OWN}decoding:BenchDocument", f"{_OWN}decoding:EstimateDocument"),
     "twin": (f"{_OWN}decoding:TwinDocument",),
@@ -61,7 +63,10 @@ def print_schema(kind: str) -> None:
 def documents_of(command: str) -> list[type[Document]]:
     """Return the kinds of documents that a command prints. Raises ConfigError for a command without `--json`."""
     from ...core.errors import ConfigError, nearest
+    from ..app import GONE
 
+    if command in GONE:
+        raise ConfigError.of("--schema", command, f"is gone: use {GONE[command]}")
     if command in WITHOUT:
         raise ConfigError.of("--schema", command, f"has no --json: it {WITHOUT[command]}")
     if command not in DOCUMENTS:

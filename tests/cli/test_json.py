@@ -101,7 +101,7 @@ LINES: dict[str, Lines] = {
     "export": lambda get, folder: ("export", get("tuned"), "--for", "vllm"),
     "report": lambda get, folder: ("report", get("run")),
     "trace": lambda get, folder: ("trace", ROOT / "examples/tutorial/requests.csv", *FEW, "--out", folder / "w.toml"),
-    "acceptance": lambda get, folder: ("acceptance", get("run")),
+    "calibrate, acceptance": lambda get, folder: ("calibrate", "--acceptance", get("run")),
     "calibrate": lambda get, folder: (
         *("calibrate", "--from", ROOT / "examples/calibration/sglang_h200.csv", "--out", folder / "profile.json"),
         *("--set", "hardware.gpu=H200", "--set", "hardware.server=sglang-0.5", "--quiet"),

@@ -172,14 +172,18 @@ def sound_inputs(directory: Path) -> list[Sound]:
         few = ("--set", "workload.num_requests=5", "--set", "engine.block_rounds=2")
         code, _, errors = execute(("simulate", "--quiet", "--no-perfetto", *few, *options, "--out", str(run)))
         assert code == 0, errors
-        commands = (("audit", "--replay", "{}"), ("audit", "{}"), ("acceptance", "{}"))
+        commands = (("audit", "--replay", "{}"), ("audit", "{}"), ("calibrate", "--acceptance", "{}"))
         found.append(Sound(name, (run / "events.jsonl").read_text(), commands))
     truncated = ("--allow-truncated",)
     found.append(
         Sound(
             "log without end",
             found[0].text,
-            (("audit", "--replay", "{}", *truncated), ("audit", "{}", *truncated), ("acceptance", "{}", *truncated)),
+            (
+                ("audit", "--replay", "{}", *truncated),
+                ("audit", "{}", *truncated),
+                ("calibrate", "--acceptance", "{}", *truncated),
+            ),
         )
     )
     found += [
@@ -201,11 +205,11 @@ def sound_inputs(directory: Path) -> list[Sound]:
         Sound("table of steps", json.dumps(ADAPTIVE, indent=1), ((*explain, "speculation.adaptive={}"),)),
         Sound("model", json.dumps(config, indent=1), ((*explain, "model.target={}"),), "config.json"),
         Sound("scenario", SCENARIO, ((*simulate, "{}", "--explain"),)),
-        Sound("responses with rounds", RESPONSES, (("acceptance", "{}"),)),
-        Sound("page of counters", COUNTERS, (("acceptance", "{}"),)),
-        Sound("log of a server", SERVER_LOG, (("acceptance", "{}"),)),
-        Sound("log of a vLLM server", VLLM_LOG, (("acceptance", "{}"),)),
-        Sound("mean accept lengths", MEANS, (("acceptance", "{}"),)),
+        Sound("responses with rounds", RESPONSES, (("calibrate", "--acceptance", "{}"),)),
+        Sound("page of counters", COUNTERS, (("calibrate", "--acceptance", "{}"),)),
+        Sound("log of a server", SERVER_LOG, (("calibrate", "--acceptance", "{}"),)),
+        Sound("log of a vLLM server", VLLM_LOG, (("calibrate", "--acceptance", "{}"),)),
+        Sound("mean accept lengths", MEANS, (("calibrate", "--acceptance", "{}"),)),
         Sound("plan of faults", FAULTS, ((*simulate, *FEW, "--faults", "{}"),)),
     ]
 

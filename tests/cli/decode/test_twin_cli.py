@@ -107,8 +107,8 @@ def test_a_busy_machine_measures_nothing(capsys):
         (("twin", "{scenario}", "--loads", "knee"), "--loads: has no effect: the scenario has arrivals of its own"),
         (("twin", "{scenario}", "--seconds", 3), "--seconds: has no effect"),
         (("twin", "{scenario}.missing"), "small.toml.missing"),  # before a pair is trained
-        (("calibrate", "--model", "{target}", "--from", "x.json"), "--model measures Foredraft's own executor"),
-        (("calibrate", "--draft", "{target}"), "--draft needs --model"),
+        (("calibrate", "--model", "{target}", "--from", "x.json"), "--from: has no effect: --model makes no use of it"),
+        (("calibrate", "--draft", "{target}"), "--draft: has no effect: without --model"),
         (
             ("calibrate", "--model", "{target}", "--steps", "3", "-q"),
             "--draft: is missing; without it nothing is drafted",

@@ -1,4 +1,4 @@
-"""`foredraft acceptance`: what a simulation was given is found again in its events, and means say what
+"""`foredraft calibrate --acceptance`: what a simulation was given is found again in its events, and means say what
 they cannot tell."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def test_a_simulation_is_found_again(command, tmp_path):
     9,000 rounds of 150 requests."""
     quiet = ("--quiet", "--no-perfetto", "--out", tmp_path / "run")
     assert command("simulate", *settings(SERVICE), *quiet).code == 0
-    code, out, errors = command("acceptance", tmp_path / "run", "--out", tmp_path / "acceptance.toml")
+    code, out, errors = command("calibrate", "--acceptance", tmp_path / "run", "--out", tmp_path / "acceptance.toml")
     assert (code, errors) == (0, "")
     assert "Foredraft's events" in out and "150 requests, 3 draft steps" in out and "unknown" not in out
     text = (tmp_path / "acceptance.toml").read_text()
@@ -69,7 +69,7 @@ def test_every_round_that_counted_is_read(command, tmp_path, more):
 
 def test_means_say_what_they_cannot_tell(command, tmp_path):
     (tmp_path / "means.csv").write_text("steps,accept_length\n1,1.65\n3,2.24\n7,2.59\n")
-    code, out, errors = command("acceptance", tmp_path / "means.csv", "--preset", "code")
+    code, out, errors = command("calibrate", "--acceptance", tmp_path / "means.csv", "--preset", "code")
     assert (code, errors) == (0, "")
     assert out.count("as in preset eagle-llama-code") == 6
     assert "request_share = 0.0800\nfield_share = 0.4300\ncorrelation_len = 8\n" in out
@@ -80,9 +80,11 @@ def test_inferred_steps_are_printed(command, tmp_path):
     text = "".join(f"Decode batch. accept len: {a}, accept rate: {b}\n" for a, b in ((2.17, 0.54), (1.57, 0.39)))
     (tmp_path / "server.log").write_text(text)
     words = "3 draft steps: all of 2 lines fit accept rate = tokens / (rounds × (steps + 1)), SGLang 0.5.4 to 0.5.10"
-    code, out, errors = command("acceptance", tmp_path / "server.log")
+    code, out, errors = command("calibrate", "--acceptance", tmp_path / "server.log")
     assert (code, errors) == (0, "") and f"inferred  {words}\n" in out and f"# inferred: {words}\n" in out
-    assert json.loads(command("acceptance", tmp_path / "server.log", "--json").out)["inferred"] == [words]
+    assert json.loads(command("calibrate", "--acceptance", tmp_path / "server.log", "--json").out)["inferred"] == [
+        words
+    ]
 
 
 @pytest.mark.parametrize(
@@ -97,4 +99,4 @@ def test_inferred_steps_are_printed(command, tmp_path):
 )
 def test_bad_input_is_one_message(refused, tmp_path, text, arguments, expected):
     (tmp_path / "input").write_text(text)
-    assert expected in refused("acceptance", tmp_path / "input", *arguments)
+    assert expected in refused("calibrate", "--acceptance", tmp_path / "input", *arguments)

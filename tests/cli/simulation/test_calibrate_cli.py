@@ -63,3 +63,30 @@ def test_nothing_given_is_said_and_a_profile_that_cannot_be_written_is_before_th
     for out, message in ((tmp_path, "is a directory"), (tmp_path / "absent" / "p.json", "cannot be written")):
         code, _, errors = command("calibrate", "--from", tmp_path / "runs.csv", "--out", out)
         assert code == 2 and message in errors and "simulations" not in errors
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (("--acceptance",), ("no files to fit to",)),
+        (("--acceptance", "x", "--steps", "1,3"), ("--steps: found '1,3'; with --acceptance expected one number",)),
+        (("--acceptance", "--model", "x"), ("contradicts",)),
+        (
+            ("--acceptance", "x", "--set", "seed=1", "--scenario", "a.toml", "--repeat", "2"),
+            ("--set", "--scenario", "--repeat: has no effect: --acceptance makes no use of it"),
+        ),
+        (
+            ("--from", "x", "--topk", "1", "--preset", "code", "--steps", "3"),
+            (
+                "--topk: has no effect: without --model",
+                "--preset: has no effect: without --acceptance",
+                "--steps: has no effect: without --model or --acceptance",
+            ),
+        ),
+        (("--model", "x", "y.json"), ("[FILE]...: has no effect: --model makes no use of it",)),
+    ],
+)
+def test_an_option_of_another_mode_is_refused(refused, line, expected):
+    """With every option that does nothing, though it has the value of the default."""
+    found = refused("calibrate", *line)
+    assert all(words in found for words in expected), found
