@@ -18,7 +18,6 @@ from .decode.tiny import tiny
 from .decode.twin import twin
 from .decode.warmup import warmup
 from .planning.adaptive import adaptive
-from .planning.cost import cost
 from .planning.doctor import doctor
 from .planning.export import export
 from .planning.plan import plan
@@ -33,6 +32,7 @@ from .ui import ui
 
 GONE: dict[str, str] = {
     "acceptance": "`foredraft calibrate --acceptance`",
+    "cost": "`foredraft doctor --round`",
     "replay": "`foredraft audit --replay`",
     "schema": "`foredraft simulate --schema scenario|COMMAND`, or `foredraft simulate --models`",
 }
@@ -62,7 +62,7 @@ app = typer.Typer(
 )
 app.add_typer(adaptive, name="adaptive", rich_help_panel="Plan")
 for panel, commands in {
-    "Plan": (simulate, ui, plan, tune, doctor, cost, sweep, export, report, trace, calibrate),
+    "Plan": (simulate, ui, plan, tune, doctor, sweep, export, report, trace, calibrate),
     "Decode": (generate, bench, twin, tiny, warmup, selftest),
     "Serve": (serve, lossless),
     "Check": (check, audit),

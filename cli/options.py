@@ -44,7 +44,8 @@ def mode_of(ctx: typer.Context, modes: Mapping[str, Collection[str]]) -> str | N
 
     sources = {one.name: ctx.get_parameter_source(one.name or "") for one in ctx.command.params}
     given = {one.name: one for one in ctx.command.params if getattr(sources[one.name], "name", "") == "COMMANDLINE"}
-    chosen = [flag for flag in modes if flag.removeprefix("--").replace("-", "_") in given]
+    flags = {flag for one in given.values() for flag in one.opts}
+    chosen = [flag for flag in modes if flag in flags]
     if len(chosen) > 1:
         raise ConfigError.of("<arguments>", chosen[1], f"contradicts {chosen[0]}: give one of them")
     mode = chosen[0] if chosen else None
@@ -56,7 +57,7 @@ def mode_of(ctx: typer.Context, modes: Mapping[str, Collection[str]]) -> str | N
         if mode is None:
             rules.append((flag, bool(needs), f"without {' or '.join(needs)}"))
         else:
-            is_taken = mode in needs or flag == mode or name in modes[mode]
+            is_taken = mode in needs or mode in one.opts or name in modes[mode]
             rules.append((flag, not is_taken, f"{mode} makes no use of it"))
     refuse_without_effect(*rules)
     return mode

@@ -292,7 +292,7 @@ BLOCKS = {
     "adaptive-keys": adaptive_keys,
     "calibration-columns": calibration_columns,
     "options-simulate": lambda: command_options("simulate"),
-    "options-planning": lambda: command_options("doctor", "cost", "plan", "tune", "sweep"),
+    "options-planning": lambda: command_options("doctor", "plan", "tune", "sweep"),
 }
 
 

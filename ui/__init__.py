@@ -1,1 +1,1 @@
-"""A page in the browser for the questions of `cost`, `doctor`, `simulate` and `plan`, served to this machine alone."""
+"""A page in the browser for the questions of `doctor`, `simulate` and `plan`, served to this machine alone."""

@@ -1,4 +1,4 @@
-"""What `foredraft cost` and `foredraft doctor` say of a page's scenario, as plain data; no simulation."""
+"""What `foredraft doctor --round` and `foredraft doctor` say of a page's scenario, as plain data; no simulation."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 def answer(scenario: Scenario, origins: Mapping[str, str], batch: int, context: int | None) -> dict[str, Any]:
     """Return the rounds of a batch, whether speculation pays, and the throughput by batch, that of `batch` among them.
 
-    The rounds are decode alone, as `foredraft cost` prints them; gains and throughput bear the prompts of new requests.
-    batch: requests that decode together, no more than fit. context: KV tokens of each; None: those of a request of the
-    scenario's workload in the middle of its output. Raises a ForedraftError for a scenario that cannot run.
+    The rounds are decode alone, as `foredraft doctor --round` prints them; gains and throughput bear the prompts of new
+    requests. batch: requests that decode together, no more than fit. context: KV tokens of each; None: those of a
+    request of the scenario's workload in the middle of its output. Raises a ForedraftError for a scenario that cannot
+    run.
     """
     run = assemble(scenario)
     refuse_without_effect(run, origins)

@@ -62,7 +62,7 @@ def _answer(question: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     except ConfigError as error:
         raise at_origins(error, origins) from None
     cost = found["cost"]
-    more = {"cost": ["--batch", str(cost["batches"][0]["batch"]), "--context", str(cost["context"])]}
+    more = {"doctor --round": ["--batch", str(cost["batches"][0]["batch"]), "--context", str(cost["context"])]}
     with suppress(ConfigError):  # what is asked of a plan is judged when it is asked
         more["plan"] = options_of(question["plan"])
     texts = {"toml": scenario_toml(question["given"]), "commands": commands(question["given"], more)}

@@ -27,8 +27,8 @@ def commands(given: Mapping[str, Any], more: Mapping[str, Sequence[str]]) -> dic
     """Return the commands that ask the same as the page, by their names. more: further words of a command."""
     settings = [word for key, value in given.items() if key != TRACE for word in ("--set", f"{key}={_setting(value)}")]
     trace = ["--trace", shown_name(given[TRACE])] if TRACE in given else []
-    words = {name: [*settings, *trace] for name in ("simulate", "doctor", "plan")} | {"cost": settings}
-    return {name: shlex.join(["foredraft", name, *same, *more.get(name, ())]) for name, same in words.items()}
+    words = {name: [*settings, *trace] for name in ("simulate", "doctor", "plan")} | {"doctor --round": settings}
+    return {name: shlex.join(["foredraft", *name.split(), *same, *more.get(name, ())]) for name, same in words.items()}
 
 
 def _shown(key: str, value: Any) -> Any:

@@ -1,59 +1,35 @@
-"""`foredraft cost`: what one decode round takes, part by part."""
+"""`foredraft doctor --round`: what one decode round takes, part by part."""
 
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ...core.errors import count_of
-from ..options import AsJson, ScenarioFile, Settings, option, print_document
-from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
+from ..options import print_document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...planning.rounds.cost import BatchCost, Cost, RoundCost
+    from ...sim.scenario import Scenario
 
 MOST_COLUMNS = 8
 WIDTH = 80
 
 
-Batch = Annotated[
-    str, option("--batch", "Numbers of requests that decode together, as values of --grid: 8, 1,8,64, 1..64:log.")
-]
-Context = Annotated[int, option("--context", "KV tokens of each request.", min=0)]
-Steps = Annotated[str, option("--steps", "Numbers of draft steps, as values of --grid; 0 is plain decoding.")]
-
-
-def cost(
-    scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
-    settings: Settings = None, batch: Batch = "1,8,64", context: Context = 1024, steps: Steps = "0..7",
-    as_json: AsJson = False,
-) -> None:  # fmt: skip
+def print_rounds(scenario: Scenario, batch: str, context: int, steps: str, as_json: bool) -> None:
     """Print the time of one decode round, part by part, and how many tokens it must give to beat plain decoding.
 
-    The table has a column for each number of draft steps: microseconds on the
-    device by part, the scheduler's time on the host (at the same time as the
-    device, or after it), and their sum. Break-even is the accept length at which
-    a round is as fast as plain decoding. The row "accept length" has the value
-    that the scenario's acceptance gives. Rounds decode alone: tokens/s leave out
-    the time of prompts, which `foredraft doctor` includes. Published points of
-    the server give the 80 % interval of a round.
-
-        foredraft cost --batch 1,64 --context 4096
-        foredraft cost chat.toml --set hardware.gpu=L40S --steps 0,2,4
+    `batch`, `steps`: numbers as values of --grid. Raises ConfigError.
     """
     from ...planning.grid import parse_values
     from ...planning.rounds.cost import cost_of_rounds
-    from ...sim.scenario_file import load_scenario
 
-    resolved, _ = load_scenario(
-        scenario, settings or (), launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
-    )
     batches, counts = parse_values("--batch", batch, int, 1), parse_values("--steps", steps, int, 0)
-    found = cost_of_rounds(resolved, batches, context, counts)
+    found = cost_of_rounds(scenario, batches, context, counts)
     if as_json:
         print_document(found)
     else:

@@ -9,20 +9,33 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...core.errors import count_of
-from ..options import AsJson, ScenarioFile, Settings, TraceFile, option, print_document
+from ..options import AsJson, ScenarioFile, Settings, TraceFile, mode_of, only_with, option, print_document
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
+from .cost import print_rounds
 
 if TYPE_CHECKING:
     from ...planning.rounds.doctor import Diagnosis, Gain
 
 
+of_round = only_with("--round")
+# fmt: off
 Requests = Annotated[int, option("--requests", "Requests to simulate, with and without speculation.", min=20)]
+Round = Annotated[bool, option("--round", "Print the time of one decode round part by part instead, and simulate nothing.")]
+Batch = Annotated[str, of_round("--batch",
+    "Numbers of requests that decode together, as values of --grid: 8, 1,8,64, 1..64:log.")]
+Context = Annotated[int, of_round("--context", "KV tokens of each request.", min=0)]
+Steps = Annotated[str, of_round("--steps", "Numbers of draft steps, as values of --grid; 0 is plain decoding.")]
+# fmt: on
+
+MODES = {"--round": {"scenario", "from_sglang", "from_vllm", "from_trtllm", "settings", "as_json"}}
 
 
 def doctor(
+    ctx: typer.Context,
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
-    settings: Settings = None, trace: TraceFile = None, requests: Requests = 200, as_json: AsJson = False,
+    settings: Settings = None, trace: TraceFile = None, requests: Requests = 200,
+    one_round: Round = False, batch: Batch = "1,8,64", context: Context = 1024, steps: Steps = "0..7", as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Print whether speculation pays in a deployment: up to which batch and load, and how it changes latencies.
 
@@ -31,17 +44,30 @@ def doctor(
     second compares the accept length at which speculation breaks even with the
     expected one. The third has latencies from a short simulation of the
     scenario's own load, with and without speculation, and 80 % intervals of
-    means. `foredraft cost` shows the parts of a round.
+    means.
 
         foredraft doctor
         foredraft doctor chat.toml --set hardware.gpu=L40S
         foredraft doctor --trace requests.csv --set hardware.gpu=H200
+        foredraft doctor --round chat.toml --batch 1,64 --context 4096
+
+    With --round the command prints a table with a column for each number of draft
+    steps: microseconds on the device by part, the scheduler's time on the host
+    (at the same time as the device, or after it), and their sum. Break-even is
+    the accept length at which a round is as fast as plain decoding. The row
+    "accept length" has the value that the scenario's acceptance gives. Rounds
+    decode alone: tokens/s leave out the time of prompts. Published points of the
+    server give the 80 % interval of a round.
     """
     from ...planning.rounds.doctor import diagnose
     from ...sim.scenario_file import load_scenario
 
+    mode_of(ctx, MODES)
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, None)], launch)
+    if one_round:
+        print_rounds(resolved, batch, context, steps, as_json)
+        return
     found = diagnose(resolved, requests)
     if as_json:
         print_document(found)

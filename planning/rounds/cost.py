@@ -65,7 +65,7 @@ class BatchCost:
 
 @dataclass(frozen=True)
 class Cost(Document):
-    """What decode rounds cost in a deployment, as `foredraft cost` prints it.
+    """What decode rounds cost in a deployment, as `foredraft doctor --round` prints it.
 
     Attributes:
         timing: A sentence: whose timing this is.

@@ -277,7 +277,7 @@ ABSENT: Mapping[str, Mapping[str, str]] = {
         "prefill_delayer_*": "prompts are not delayed",
         "prefill_effective_tokens": "prompts are not delayed",
         "estimated_*": "off by default",
-        "*_memory_usage_gb": "`simulate` and `cost` say what memory is used for",
+        "*_memory_usage_gb": "`simulate` says what memory is used for",
         "startup_*": "nothing is loaded",
         "weight_load_duration_seconds": "nothing is loaded",
         "*cuda_graph*": "which steps run as a graph is not kept",

@@ -94,7 +94,9 @@ LINES: dict[str, Lines] = {
     ),
     "tune": lambda get, folder: ("tune", "--trials", 2, "--requests", 10, "--quiet", "--out", get("speeds") / "tune"),
     "doctor": lambda get, folder: ("doctor", "--requests", 20),
-    "cost": lambda get, folder: ("cost", "--batch", "1,2", "--steps", "0,3", "--set", "hardware.server=vllm-0.18"),
+    "doctor, a round": lambda get, folder: (
+        *("doctor", "--round", "--batch", "1,2", "--steps", "0,3", "--set", "hardware.server=vllm-0.18"),
+    ),
     "sweep": lambda get, folder: (
         *("sweep", "--grid", "speculation.steps=1,30", "--seeds", 2, "--workers", 1, *FEW, "--out", folder / "sweep"),
     ),

@@ -103,7 +103,7 @@ def test_answers_are_the_documents_of_the_commands(monkeypatch, capsys):
 
     cost = foredraft.cost({"model": {"kv_dtype": "fp8"}}, {"hardware.gpu": "H200"}, batch=[1, 8], steps=[0, 2])
     wide = ("--set", "model.kv_dtype=fp8", "--set", "hardware.gpu=H200", "--batch", "1,8", "--steps", "0,2")
-    assert json.loads(cost.to_text()) == told("cost", *wide)
+    assert json.loads(cost.to_text()) == told("doctor", "--round", *wide)
     assert cost.batches[1].rounds[1].break_even > 1
     doctor = foredraft.doctor(overrides={"hardware.gpu": "L40S"}, requests=20)
     assert json.loads(doctor.to_text()) == told("doctor", "--set", "hardware.gpu=L40S", "--requests", 20)

@@ -1,4 +1,4 @@
-"""Rounds seen by themselves: `foredraft cost` and `foredraft doctor`."""
+"""Rounds seen by themselves: `foredraft doctor --round` and `foredraft doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`foredraft plan`, `cost` and `doctor`: what they print, and what they refuse."""
+"""`foredraft plan` and `doctor`: what they print, and what they refuse."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from foredraft.planning.trial import Trial
 
 
-def test_cost_prints_parts_that_sum_to_the_round(command):
-    code, out, errors = command("cost", "--batch", "4,32", "--steps", "0..2", "--context", "100")
+def test_a_round_is_printed_in_parts_that_sum_to_the_round(command):
+    code, out, errors = command("doctor", "--round", "--batch", "4,32", "--steps", "0..2", "--context", "100")
     assert (code, errors) == (0, "")
     for block in out.split("\n\n")[1:]:
         lines = {line[:18]: [cell.replace(",", "") for cell in line[18:].split()] for line in block.splitlines()[1:]}
@@ -43,20 +43,20 @@ def test_doctor_says_where_it_pays_and_where_not(command):
     assert max(map(len, (pays.out + untold.out + pays_not.out).splitlines())) <= 80
 
 
-def test_doctor_and_cost_compare_no_batch_that_drafts_do_not_allow(command):
+def test_doctor_and_its_rounds_compare_no_batch_that_drafts_do_not_allow(command):
     """SGLang decodes at most 48 requests at a time with a draft."""
     server = ("--set", "hardware.server=sglang-0.5")
     told = command("doctor", "--requests", "20", *server)
     assert "It pays at every batch that fits, up to 48 requests. Without drafts up to" in " ".join(told.out.split())
     assert "batch 48 " in told.out and "batch 64 " not in told.out
-    told = command("cost", "--batch", "48,64", "--steps", "3,0", *server)
+    told = command("doctor", "--round", "--batch", "48,64", "--steps", "3,0", *server)
     assert "64 requests with 1,024 tokens of context and 3 draft steps: no room" in " ".join(told.out.split())
     tables = told.out.split("microseconds")
     heads = [line.split()[2:] for line in told.out.splitlines() if line.startswith("draft steps")]
     assert len(tables) == 3 and heads == [["3", "0"], ["0"]]
 
 
-def test_doctor_and_cost_have_the_intervals_of_published_points(command):
+def test_doctor_and_its_rounds_have_the_intervals_of_published_points(command):
     server = ("--set", "hardware.server=vllm-0.18")
     told = command("doctor", "--requests", "30", *server)
     assert told.code == 0 and max(map(len, told.out.splitlines())) <= 80
@@ -67,7 +67,7 @@ def test_doctor_and_cost_have_the_intervals_of_published_points(command):
     assert len(rows["TTFT, p99 ms "]) == 3
     rests = "The 80 % intervals rest on none of this deployment; "
     assert rests in " ".join(told.out.split())
-    code, out, _ = command("cost", "--batch", "8", "--steps", "0,3", *server)
+    code, out, _ = command("doctor", "--round", "--batch", "8", "--steps", "0,3", *server)
     assert code == 0 and rests in " ".join(out.split()) and "80 % intervals of speed-ups and break-even" in out
     lines = {
         line[:18].strip(): [int(cell.replace(",", "")) for cell in line[18:].split()]
@@ -375,7 +375,11 @@ def test_a_launch_command_takes_the_place_of_a_scenario(command, tmp_path):
     values = [[line.partition("#")[0] for line in text.splitlines()] for text in (out, again)]
     assert values[0] == values[1]
     over = command(
-        "cost", written, "--from-sglang", "--speculative-algorithm EAGLE --speculative-num-steps 4 --model qwen3-8b"
+        "doctor",
+        "--round",
+        written,
+        "--from-sglang",
+        "--speculative-algorithm EAGLE --speculative-num-steps 4 --model qwen3-8b",
     )
     assert over.code == 0 and over.out.startswith("Timing of sglang-0.5")
     for model in (["--set", "model.target=qwen3-8b"], [written]):
@@ -391,16 +395,18 @@ def test_a_launch_command_takes_the_place_of_a_scenario(command, tmp_path):
         (["plan", "--from-sglang", "--tp-sise 2"], "is no argument of SGLang (did you mean '--tp-size'?)"),
         (["plan", "--from-vllm", "vllm serve x --foo-bar 3"], "is no argument of vLLM\n"),
         (["plan", "--rate", "inf"], "less than or equal to"),
-        (["cost", "--from-sglang", "--tp 2", "--from-vllm", "vllm serve x"], "give one of them"),
-        (["cost", "--from-vllm", "vllm serve --max-num-seqs 8"], "model: the command names none"),
+        (["doctor", "--round", "--from-sglang", "--tp 2", "--from-vllm", "vllm serve x"], "give one of them"),
+        (["doctor", "--round", "--from-vllm", "vllm serve --max-num-seqs 8"], "model: the command names none"),
         (["plan", "--slo", "ttft_p99<500"], "500 has no unit; write 500ms or 500s"),
         (["plan", "--price", "H100"], "--price: H100: expected GPU=PRICE per hour"),
         (["plan", "--price", "H10=2"], "did you mean 'H100'"),
         (["plan", "--set", "workload.concurrency=4"], "a closed loop has no request rate"),
         (["plan", "--try", "speculation.stps=1"], "unknown key (did you mean 'steps'?)"),
-        (["cost", "--batch", "0"], "--batch: 0 is no integer from 1 on"),
-        (["cost", "--steps", "1.5"], "--steps: 1.5 is no integer"),
-        (["cost", "--steps", "3..1"], "the range '3..1' is empty"),
+        (["doctor", "--round", "--batch", "0"], "--batch: 0 is no integer from 1 on"),
+        (["doctor", "--round", "--steps", "1.5"], "--steps: 1.5 is no integer"),
+        (["doctor", "--steps", "3"], "--steps: has no effect: without --round"),
+        (["doctor", "--round", "--requests", "20"], "--requests: has no effect: --round makes no use of it"),
+        (["doctor", "--round", "--steps", "3..1"], "the range '3..1' is empty"),
     ],
 )
 def test_what_cannot_be_answered_is_one_message(refused, arguments: list[str], message: str):

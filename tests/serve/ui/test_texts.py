@@ -46,5 +46,5 @@ def test_a_dropped_trace_has_the_name_of_its_file():
     given = {"workload.trace": f"{DROPPED}0123/requests.csv", "hardware.gpu": "H200"}
     made = commands(given, {})
     assert made["doctor"] == "foredraft doctor --set hardware.gpu=H200 --trace requests.csv"
-    assert made["cost"] == "foredraft cost --set hardware.gpu=H200"
+    assert made["doctor --round"] == "foredraft doctor --round --set hardware.gpu=H200"
     assert 'trace = "requests.csv"' in scenario_toml(given)
