@@ -45,7 +45,7 @@ demo: .venv/.planning
 	@$(MAKE) --no-print-directory .venv/.gpu
 	$(BIN)/foredraft tiny $(RUN_DIR)/pair --time-budget-s 60
 	$(BIN)/python examples/real_decode.py $(RUN_DIR)/pair --max-tokens 48
-	$(BIN)/foredraft twin --model $(RUN_DIR)/pair/target --draft $(RUN_DIR)/pair/draft \
+	$(BIN)/foredraft bench --twin --model $(RUN_DIR)/pair/target --draft $(RUN_DIR)/pair/draft \
 		--loads light --seconds 3 --repeat 2 --threads 1 --clock cpu
 
 lint: $(STAMP)

@@ -15,7 +15,6 @@ from .decode.generate import generate
 from .decode.lossless import lossless
 from .decode.selftest import selftest
 from .decode.tiny import tiny
-from .decode.twin import twin
 from .decode.warmup import warmup
 from .planning.adaptive import adaptive
 from .planning.doctor import doctor
@@ -33,6 +32,7 @@ from .ui import ui
 GONE: dict[str, str] = {
     "acceptance": "`foredraft calibrate --acceptance`",
     "cost": "`foredraft doctor --round`",
+    "twin": "`foredraft bench --twin`",
     "replay": "`foredraft audit --replay`",
     "schema": "`foredraft simulate --schema scenario|COMMAND`, or `foredraft simulate --models`",
 }
@@ -63,7 +63,7 @@ app = typer.Typer(
 app.add_typer(adaptive, name="adaptive", rich_help_panel="Plan")
 for panel, commands in {
     "Plan": (simulate, ui, plan, tune, doctor, sweep, export, report, trace, calibrate),
-    "Decode": (generate, bench, twin, tiny, warmup, selftest),
+    "Decode": (generate, bench, tiny, warmup, selftest),
     "Serve": (serve, lossless),
     "Check": (check, audit),
 }.items():

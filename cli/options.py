@@ -84,9 +84,9 @@ def with_options(name: str, declared: Callable[..., Any]) -> Decorator:
     return decorate
 
 
-def argument(metavar: str | None, text: str) -> Any:
-    """Return what makes a parameter an argument, for its `Annotated`."""
-    return typer.Argument(metavar=metavar, help=text)
+def argument(metavar: str | None, text: str, mode: str | None = None) -> Any:
+    """Return what makes a parameter an argument, for its `Annotated`. `mode`: the flag that it does something with."""
+    return typer.Argument(metavar=metavar, help=text, rich_help_panel=None if mode is None else f"{ONLY}{mode}")
 
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]

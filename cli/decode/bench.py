@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...core.errors import count_of
-from ..options import in_panel, output_option, print_document
+from ..options import in_panel, mode_of, option, print_document
 from ..terminal import EXIT_INTERRUPTED
 from .options import (
     AsJson,
@@ -33,6 +33,7 @@ from .options import (
     speculation_option,
     tree_nodes,
 )
+from .twin import compare_with_simulation, with_twin_options
 
 if TYPE_CHECKING:
     from ...gpu.bench.plan import BenchOptions, BenchPlan
@@ -199,13 +200,22 @@ Processes = Annotated[int, cells_option("--processes",
 Graphs = Annotated[bool | None, engine_option("--graphs/--no-graphs",
     "Run whole rounds as CUDA graphs. Default: on a GPU only.")]
 Seed = Annotated[int, engine_option("--seed", "Seed of prompts, random weights and simulated acceptance.")]
-Estimate = Annotated[str | None, output_option("--estimate",
+Estimate = Annotated[str | None, option("--estimate",
     "Time nothing: print launches, bytes and expected times of a round on this GPU, part by part.", "GPU")]
+Twin = Annotated[bool, option("--twin",
+    "Run a workload on the executor, and the same one in the simulator; print both side by side.")]
 # fmt: on
+
+_MODELS = {"model", "draft", "dtype", "seed", "as_json", "quiet"}
+_ROUNDS = {"random_weights", "quantized", "kv_dtype", "algorithm", "steps", "topk", "num_draft_tokens", "acceptance"}
+_CELLS = {"batch_sizes", "context_lengths", "output_tokens", "page_size", "tensor_parallel"}
+MODES = {"--estimate": _MODELS | _ROUNDS | _CELLS, "--twin": _MODELS | {"repeat", "device", "threads"}}
 
 
 @problems_name_options
+@with_twin_options
 def bench(
+    ctx: typer.Context, twin: Mapping[str, Any],
     model: Model = None, random_weights: RandomWeights = None, draft: Draft = None, dtype: Dtype = "auto", quantized: Quantized = "auto",
     kv_dtype: KvDtype = "auto",
     algorithm: Algorithm = "auto", steps: Steps = None, topk: Topk = 1, num_draft_tokens: Nodes = None,
@@ -213,7 +223,7 @@ def bench(
     output_tokens: OutputTokens = 128, prompts: Prompts = 4, repeat: Repeat = 3, processes: Processes = 1,
     device: Device = "auto", threads: Threads = None, overlap: Overlap = None, graphs: Graphs = None,
     page_size: PageSize = 1, tensor_parallel: TensorParallel = 1, seed: Seed = 0, estimate: Estimate = None,
-    as_json: AsJson = False, quiet: Quiet = False,
+    is_twin: Twin = False, as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Time decoding: batch sizes × context lengths × draft steps, each against plain decoding.
 
@@ -227,6 +237,8 @@ def bench(
         foredraft bench --random-weights llama-3.1-8b --acceptance 3.0 --steps 4
         foredraft bench --random-weights llama-3.1-8b --algorithm STANDALONE \\
             --draft llama-3.2-1b --acceptance code
+        foredraft bench --twin --model models/target --draft models/eagle3 \\
+            --loads knee
 
     Columns: speed-up is the median over the runs of a cell, range their smallest
     and largest value. accept is the mean number of tokens per round and request.
@@ -240,10 +252,23 @@ def bench(
     executor would run, with the bytes that they must move, and gives each the
     simulator's price.
 
+    --twin serves a workload on the executor, and simulates it with the times of
+    single steps, measured now or by `foredraft calibrate --model`. Below each
+    measured number the table shows the errors of two simulations, with the accept
+    lengths of the measured runs and with those of other prompts, and ± half the
+    range of the measured runs (docs/calibration.md).
+
     Ctrl-C keeps the finished cells; the exit code is 130. On bad input or too
     little memory the command prints one message before it reads any weight, and
     exits with code 2.
     """
+    mode = mode_of(ctx, MODES)
+    if mode == "--twin":
+        compare_with_simulation(
+            **twin, model=model, draft=None if draft is None else Path(draft), dtype=dtype, repeat=repeat, seed=seed,
+            device=device, threads=threads, as_json=as_json, quiet=quiet,
+        )  # fmt: skip
+        return
     from ...gpu.bench.plan import BenchOptions, plan_bench
     from ..progress import StatusLine
 
@@ -255,7 +280,7 @@ def bench(
         repeat=repeat, seed=seed, tensor_parallel=tensor_parallel,
     )  # fmt: skip
     if estimate is not None:
-        _estimate(estimate, options, processes, as_json)
+        _estimate(estimate, options, as_json)
         return
     plan = plan_bench(options)
     progress = StatusLine(quiet)
@@ -275,21 +300,15 @@ def bench(
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _estimate(gpu: str, options: BenchOptions, processes: int, as_json: bool) -> None:
+def _estimate(gpu: str, options: BenchOptions, as_json: bool) -> None:
     """Print what rounds should take on a GPU."""
     from dataclasses import asdict
 
-    from ...gpu.bench.plan import BenchOptions, plan_bench
+    from ...gpu.bench.plan import plan_bench
     from ...gpu.bench.report import parameters
     from ...twin.estimate import estimates, lines
     from ..documents.decoding import EstimateDocument
-    from ..options import refuse_without_effect
 
-    usual = BenchOptions()
-    unused = ("device", "threads", "prompts", "repeat", "graphs", "overlap")
-    given = {name: getattr(options, name) != getattr(usual, name) for name in unused} | {"processes": processes > 1}
-    reason = "an estimate runs nothing, and is of captured rounds"
-    refuse_without_effect(*((f"--{name}", is_given, reason) for name, is_given in given.items()))
     plan = plan_bench(options, on_meta=True)
     found = estimates(plan, gpu)
     if as_json:

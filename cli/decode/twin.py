@@ -1,4 +1,4 @@
-"""`foredraft twin`: the real executor beside its simulation."""
+"""`foredraft bench --twin`: the real executor beside its simulation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...core.errors import count_of
-from ..options import argument, in_panel, print_document, refuse_without_effect
+from ..options import Decorator, argument, only_with, print_document, refuse_without_effect, with_options
 from ..terminal import EXIT_INTERRUPTED
-from .options import AsJson, Device, Dtype, Quiet, Threads, engine_option, model_option, problems_name_options
 from .tiny import default_directory
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from ...twin.comparison import Compared, Comparison
     from ..progress import StatusLine
 
-workload_option = in_panel("Workload")
 LONGEST = 160  # tokens of the longest request of the workload without a scenario
 REPORT_WIDTH = 168
 MAX_RUNNING = 8
@@ -29,55 +27,49 @@ LOADS = ("light", "knee", "saturated")
 SECONDS = 8.0
 SIDES = ("measured", "error of times", "error of forecast", "runs differ by")
 
+twin_option = only_with("--twin")
+
 # fmt: off
 ScenarioFile = Annotated[Path | None, argument("SCENARIO",
-    "TOML file with the speculation, engine and workload to run. Default: five ways to decode at three loads.")]
-Settings = Annotated[list[str] | None, workload_option("--set", "Set one key of the scenario; repeatable.", "K=V")]
-Pair = Annotated[Path | None, model_option("--pair",
-    "Directory made by `foredraft tiny`. Default: the pair in the user's cache, which is trained if missing.")]
-Model = Annotated[Path | None, model_option("--model", "Hugging Face checkpoint instead of a pair.", "DIR")]
-Draft = Annotated[Path | None, model_option("--draft", "Draft checkpoint for the model.", "DIR")]
-Profile = Annotated[Path | None, model_option("--profile",
+    "TOML file with the speculation, engine and workload to run. Default: five ways to decode at three loads.",
+    "--twin")]
+Settings = Annotated[list[str] | None, twin_option("--set", "Set one key of the scenario; repeatable.", "K=V")]
+Pair = Annotated[Path | None, twin_option("--pair",
+    "Directory made by `foredraft tiny`, instead of --model. Default: the pair in the user's cache, which is trained if "
+    "missing.")]
+Profile = Annotated[Path | None, twin_option("--profile",
     "Profile of steps, written by `foredraft calibrate --model`. Default: measure them now.", "FILE")]
-LoadNames = Annotated[str | None, workload_option("--loads",
+LoadNames = Annotated[str | None, twin_option("--loads",
     "Loads to run: light (30 % of the capacity), knee (75 %), saturated. Default: all. A scenario has its own load.",
     "LOAD,…")]
-Seconds = Annotated[float | None, workload_option("--seconds",
+Seconds = Annotated[float | None, twin_option("--seconds",
     "Approximate seconds of a measured run of these loads. Default: 8.", min=0.5)]
-Repeat = Annotated[int, workload_option("--repeat",
-    "Measured runs of each way to decode, each with other texts.", min=1)]
-Clock = Annotated[str, engine_option("--clock",
+Clock = Annotated[str, twin_option("--clock",
     "wall: real time. cpu: processor time of this thread, for a machine that does other work too.", "wall|cpu")]
-MaxRunning = Annotated[int, engine_option("--max-running", "Most requests that are decoded together.", min=1)]
-Seed = Annotated[int, workload_option("--seed", "Seed of the workload.", min=0)]
+MaxRunning = Annotated[int, twin_option("--max-running", "Most requests that are decoded together.", min=1)]
 # fmt: on
 
 
-@problems_name_options
-def twin(
-    scenario: ScenarioFile = None, settings: Settings = None, pair: Pair = None, model: Model = None,
-    draft: Draft = None, profile: Profile = None, dtype: Dtype = "auto", loads: LoadNames = None,
-    seconds: Seconds = None, repeat: Repeat = 3, seed: Seed = 0, max_running: MaxRunning = MAX_RUNNING,
-    device: Device = "auto", threads: Threads = None, clock: Clock = "wall", as_json: AsJson = False,
-    quiet: Quiet = False,
+def _twin_options(
+    scenario: ScenarioFile = None, settings: Settings = None, pair: Pair = None, profile: Profile = None,
+    loads: LoadNames = None, seconds: Seconds = None, clock: Clock = "wall", max_running: MaxRunning = MAX_RUNNING,
+) -> None:  # fmt: skip
+    """Declare the options."""
+
+
+with_twin_options: Decorator = with_options("twin", _twin_options)
+
+
+def compare_with_simulation(
+    *, scenario: Path | None, settings: list[str] | None, pair: Path | None, profile: Path | None, loads: str | None,
+    seconds: float | None, clock: str, max_running: int, model: Path | None, draft: Path | None, dtype: str, repeat: int,
+    seed: int, device: str, threads: int | None, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Run a workload on the real executor, simulate the same one, and print both.
 
-    The simulation has the same engine, arrivals and lengths. Its times come from
-    a profile of single steps. Each way with drafts is simulated twice: with the
-    accept lengths of the measured runs, and with those of other prompts.
-
-        foredraft twin
-        foredraft twin --model models/target --draft models/eagle3 --loads knee
-        foredraft calibrate --model models/target --draft models/eagle3
-        foredraft twin chat.toml --model models/target --draft models/eagle3 \\
-            --profile profile.json
-
-    Below each measured number the table shows the two errors, and ± half the
-    range of the measured runs. Exit code 2: a profile of another model
-    or device, a missing draft, or a request that does not fit.
-    docs/calibration.md explains how to read the table and what the times leave
-    out.
+    The simulation has the same engine, arrivals and lengths. Its times come from a profile of single steps. Each way
+    with drafts is simulated twice: with the accept lengths of the measured runs, and with those of other prompts.
+    Raises ConfigError for a profile of another model or device, a missing draft, or a request that does not fit.
     """
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions

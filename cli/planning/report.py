@@ -45,7 +45,7 @@ def report(
         foredraft report runs/chat
         foredraft report runs/plain runs/drafts
         foredraft report runs/plan-5a6b7c8d --out plan.html --png pictures
-        foredraft twin --json > twin.json
+        foredraft bench --twin --json > twin.json
         foredraft report twin.json --out twin.html
     """
     from ...observe.figures.reports import page_of

@@ -16,7 +16,7 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 
 
 class Twin:
-    """What `foredraft twin --json` has written. Raises ConfigError for another file."""
+    """What `foredraft bench --twin --json` has written. Raises ConfigError for another file."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path: Path = Path(path)
@@ -25,7 +25,7 @@ class Twin:
         if not isinstance(comparisons, list) or not all(
             isinstance(one, dict) and "metrics" in one for one in comparisons
         ):
-            raise missing(path, "is no record of foredraft twin --json (no comparisons with metrics)")
+            raise missing(path, "is no record of foredraft bench --twin --json (no comparisons with metrics)")
         self.version: Any | None = found.get("foredraft")
         self.device: str = str(found.get("device"))
         self.clock: str = str(found.get("clock"))

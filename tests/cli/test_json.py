@@ -115,8 +115,20 @@ LINES: dict[str, Lines] = {
         *("bench", "--model", get("models")["target"], "--algorithm", "NGRAM", "--steps", 1, "--quiet", "--repeat", 1),
         *("--batch-sizes", 1, "--context-lengths", 8, "--output-tokens", 8, "--prompts", 1, "--device", "cpu"),
     ),
-    "twin": lambda get, folder: (
-        *("twin", "--model", get("models")["target"], "--loads", "light", "--seconds", 0.5, "--repeat", 1, "--quiet"),
+    "bench, a twin": lambda get, folder: (
+        *(
+            "bench",
+            "--twin",
+            "--model",
+            get("models")["target"],
+            "--loads",
+            "light",
+            "--seconds",
+            0.5,
+            "--repeat",
+            1,
+            "--quiet",
+        ),
         *("--max-running", 2, "--threads", 1),
     ),
     "tiny": lambda get, folder: ("tiny", folder / "pair", "--size", "nano", "--time-budget-s", 1, "--quiet"),
@@ -128,7 +140,7 @@ LINES: dict[str, Lines] = {
     "check, the list": lambda get, folder: ("check", "allocator", "--list"),
     "audit": lambda get, folder: ("audit", get("run")),
 }
-SLOW = ("calibrate", "plan", "tiny", "twin")  # some seconds each
+SLOW = ("calibrate", "plan", "tiny", "bench, a twin")  # some seconds each
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""`foredraft calibrate --model` and `foredraft twin`: from checkpoints to a profile, and to both sides of a run.
-Messages name the parts that do not fit."""
+"""`foredraft calibrate --model` and `foredraft bench --twin`: from checkpoints to a profile, and to both sides of a
+run. Messages name the parts that do not fit."""
 
 import json
 from functools import partial
@@ -50,7 +50,7 @@ def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, mod
     assert not (tmp_path / "profile.json.partial").exists()
 
     more = ("--model", target, "--draft", draft, "--threads", 1, "--clock", "cpu", "--repeat", 1, "-q")
-    code, text, errors = command("twin", scenario, *more, "--profile", profile)
+    code, text, errors = command("bench", "--twin", scenario, *more, "--profile", profile)
     assert (code, errors) == (0, "")
     for words in (
         "measured",
@@ -61,14 +61,14 @@ def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, mod
     ):
         assert words in text
     assert "the mean of the only run" in text and "Times are processor time of one thread" in text
-    as_json = command("twin", scenario, *more, "--profile", profile, "--json")
+    as_json = command("bench", "--twin", scenario, *more, "--profile", profile, "--json")
     (one,) = json.loads(as_json.out)["comparisons"]
     assert one["requests"] == 6 and one["metrics"]["output_throughput"]["measured"] > 0
 
     steps["device"] = "another device"
     document = json.loads(profile.read_text()) | {"steps": steps}
     profile.write_text(json.dumps(document))
-    code, _, errors = command("twin", scenario, *more, "--profile", profile)
+    code, _, errors = command("bench", "--twin", scenario, *more, "--profile", profile)
     assert code == 2 and "steps.device: measured on another device, but this device is" in errors
 
 
@@ -95,18 +95,29 @@ def test_a_busy_machine_measures_nothing(capsys):
     ("arguments", "message"),
     [
         (
-            ("twin", "{scenario}", "--model", "{target}", "-q"),
+            ("bench", "--twin", "{scenario}", "--model", "{target}", "-q"),
             "--draft: EAGLE3 needs the directory of a draft checkpoint",
         ),
-        (("twin", "--model", "{target}", "--loads", "knees"), "--loads: 'knees' is none of light, knee, saturated"),
         (
-            ("twin", "--pair", "{scenario}"),
+            ("bench", "--twin", "--model", "{target}", "--loads", "knees"),
+            "--loads: 'knees' is none of light, knee, saturated",
+        ),
+        (
+            ("bench", "--twin", "--pair", "{scenario}"),
             "has no target, draft, eagle3; expected a directory made by `foredraft tiny`",
         ),
-        (("twin", "--draft", "{target}", "--pair", "x"), "--draft: needs --model"),
-        (("twin", "{scenario}", "--loads", "knee"), "--loads: has no effect: the scenario has arrivals of its own"),
-        (("twin", "{scenario}", "--seconds", 3), "--seconds: has no effect"),
-        (("twin", "{scenario}.missing"), "small.toml.missing"),  # before a pair is trained
+        (("bench", "--twin", "--draft", "{target}", "--pair", "x"), "--draft: needs --model"),
+        (
+            ("bench", "--twin", "{scenario}", "--loads", "knee"),
+            "--loads: has no effect: the scenario has arrivals of its own",
+        ),
+        (("bench", "--twin", "{scenario}", "--seconds", 3), "--seconds: has no effect"),
+        (("bench", "--twin", "{scenario}.missing"), "small.toml.missing"),  # before a pair is trained
+        (("bench", "{scenario}", "--loads", "knee"), "SCENARIO: has no effect: without --twin"),
+        (("bench", "--loads", "knee"), "--loads: has no effect: without --twin"),
+        (("bench", "--twin", "--steps", "3"), "--steps: has no effect: --twin makes no use of it"),
+        (("bench", "--estimate", "H100", "--repeat", "3"), "--repeat: has no effect: --estimate makes no use of it"),
+        (("bench", "--estimate", "H100", "--twin"), "--twin: contradicts --estimate"),
         (("calibrate", "--model", "{target}", "--from", "x.json"), "--from: has no effect: --model makes no use of it"),
         (("calibrate", "--draft", "{target}"), "--draft: has no effect: without --model"),
         (
