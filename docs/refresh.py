@@ -20,9 +20,12 @@ from foredraft.cli.app import app
 from foredraft.core.acceptance.fit import simulate_rounds
 from foredraft.core.acceptance.presets import PRESETS
 from foredraft.core.adaptive.config import SlotConfig
+from foredraft.core.adaptive.controller import CONTROLLER_TRANSITIONS, ControllerState
+from foredraft.core.adaptive.policy import GATE_TRANSITIONS, GateState
 from foredraft.core.adaptive.slot import SLOT_TRANSITIONS, SlotState
 from foredraft.core.contract.future_map import CELL_TRANSITIONS, CellState
 from foredraft.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS, TransferState
+from foredraft.core.kv.allocator import PAGE_TRANSITIONS, PageState
 from foredraft.core.model_shape import known_models
 from foredraft.core.scheduler.life import JOINT_RULES, TRANSITIONS, RequestState
 from foredraft.serve.bodies.real import RealBody
@@ -90,6 +93,21 @@ def errors_of_simulations() -> str:
     points, left_out = re.search(r"and (\d+) with speculation", page), of["speculation: tokens per second"][2]
     assert points is not None
     return "\n".join([*lines, f"| tokens per second with drafts, model left out | {points[1]} | {left_out} % | – |"])
+
+
+def life_of_a_controller() -> str:
+    """Return the states and events of `core/adaptive/controller.py` as a Mermaid diagram."""
+    return "\n".join(diagram(CONTROLLER_TRANSITIONS, ControllerState.NEW))
+
+
+def life_of_a_gate() -> str:
+    """Return the states and events of the gate of `core/adaptive/policy.py` as a Mermaid diagram."""
+    return "\n".join(diagram(GATE_TRANSITIONS, GateState.OPEN))
+
+
+def life_of_a_page() -> str:
+    """Return the states and events of `core/kv/allocator.py` as a Mermaid diagram."""
+    return "\n".join(diagram(PAGE_TRANSITIONS, PageState.FREE))
 
 
 def server_metrics() -> str:
@@ -278,6 +296,9 @@ BLOCKS = {
     "life-of-a-request": life_of_a_request,
     "life-of-a-slot": life_of_a_slot,
     "life-of-a-cell": life_of_a_cell,
+    "life-of-a-controller": life_of_a_controller,
+    "life-of-a-gate": life_of_a_gate,
+    "life-of-a-page": life_of_a_page,
     "joint-rules": joint_rules,
     "server-metrics": server_metrics,
     "absent-metrics": absent_metrics,

@@ -2,6 +2,9 @@
 
 activate_step_by_batch(bs) ─► steps ─► launch ─► … ─► on_verify_complete(correct drafts, bs, executed steps)
 
+In overlap mode the result of a round comes after the next choice. `CONTROLLER_TRANSITIONS` says whether results are of
+the chosen steps yet. `GATE_TRANSITIONS` (policy.py) says when a choice may change again.
+
 It touches no device: an executor finds the graph of a round under (steps, nodes, padded batch size), see `GraphTable`.
 """
 
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -87,6 +91,26 @@ class AdaptiveCounters:
         )
 
 
+class ControllerState(IntEnum):
+    NEW = 0  # no steps are chosen yet
+    SWITCHED = 1  # other steps are chosen than before; rounds in flight may have those of before
+    STEADY = 2  # a result of the chosen steps has come
+
+
+class ControllerEvent(IntEnum):
+    CHOOSE = 0  # the same steps again, for the next round
+    SWITCH = 1  # other steps: the policy's choice, that of another batch size, or the fewest after a failure
+    RESULT = 2  # of a round with the chosen steps
+    LATE = 3  # of a round with other steps; it counts, but `ema` learns nothing from it
+
+
+S, E = ControllerState, ControllerEvent
+CONTROLLER_TRANSITIONS: dict[ControllerState, dict[ControllerEvent, ControllerState]] = {
+    S.NEW: {E.SWITCH: S.SWITCHED, E.LATE: S.NEW},
+    S.SWITCHED: {E.CHOOSE: S.SWITCHED, E.SWITCH: S.SWITCHED, E.RESULT: S.STEADY, E.LATE: S.SWITCHED},
+    S.STEADY: {E.CHOOSE: S.STEADY, E.SWITCH: S.SWITCHED, E.RESULT: S.STEADY, E.LATE: S.STEADY},
+}
+
 BuildGraphs = Callable[[Sequence[GraphKey]], object]
 
 
@@ -111,6 +135,7 @@ class AdaptiveController:
         self._first_sizes = frozenset(self._shape.tree_sizes())
         self._captured: frozenset[GraphKey] = frozenset()
         self._captured_sizes: tuple[int, ...] | None = None
+        self.state: ControllerState = ControllerState.NEW
         self._active_steps: int | None = None
         self._active_bs = 1
         self._activations = 0
@@ -179,8 +204,9 @@ class AdaptiveController:
         steps = self.policy.steps_for(bs, kv_tokens)
         if self._fewest_only:
             steps = min(steps, self._shape.fewest_steps(bs))
-        if steps != self._active_steps:
-            self._activations += self._active_steps is not None
+        event = ControllerEvent.CHOOSE if steps == self._active_steps else ControllerEvent.SWITCH
+        self._activations += event is ControllerEvent.SWITCH and self.state is not ControllerState.NEW
+        self.state = CONTROLLER_TRANSITIONS[self.state][event]
         self._active_steps = steps
         self._active_bs = bs
         return steps
@@ -208,6 +234,7 @@ class AdaptiveController:
             return
         if type(correct_drafts) is list:
             total = sum(correct_drafts)  # the histogram counts a fraction at its floor, the mean uses it exactly
+        self._heard(executed_steps)
         self._counters.add(counts, total, rows, nd - 1)
         self.policy.observe(counts, total, rows, bs, executed_steps)
 
@@ -226,11 +253,17 @@ class AdaptiveController:
         proposed = self._shape.num_draft_tokens(executed_steps, bs) - 1
         limit = min(executed_steps, proposed) if self._depth_limited else proposed
         if not proposed and not np.count_nonzero(correct_drafts):
+            self._heard(executed_steps)
             self._counters.add((rounds * rows,), 0, rounds * rows, 0, calls=rounds)
             return
         counts = checked_counts(correct_drafts.ravel(), limit)
+        self._heard(executed_steps)
         total = sum(correct * count for correct, count in enumerate(counts))
         self._counters.add(counts, total, rounds * rows, proposed, calls=rounds)
+
+    def _heard(self, executed_steps: int) -> None:
+        event = ControllerEvent.RESULT if executed_steps == self._active_steps else ControllerEvent.LATE
+        self.state = CONTROLLER_TRANSITIONS[self.state][event]
 
     def rounds_to_next_decision(self, bs: int) -> int:
         """Return after how many results of this batch size, at the earliest, its steps may change. At least 1."""

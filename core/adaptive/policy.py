@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from typing import Protocol
 
 from ..errors import ForedraftError
@@ -118,6 +119,32 @@ _QUIET_DWELLS = 8
 _LONGEST_DWELL = 2048
 
 
+class GateState(Enum):
+    OPEN = "open"  # a switch is allowed
+    DWELLING = "dwelling"  # the last switch is too recent
+    CROWDED = "crowded"  # the dwell is over, but the window has no room for a switch more
+
+
+class GateEvent(Enum):
+    SWITCH = "switch"
+    DWELT = "dwelt"  # the dwell is over
+    FILLED = "filled"  # the dwell is over, and the window is full
+    CLEARED = "cleared"  # the oldest switch has left the window
+    FORGET = "forget"  # acceptance has changed: the window is empty, the dwell is not doubled any more
+
+
+GATE_TRANSITIONS: dict[GateState, dict[GateEvent, GateState]] = {
+    GateState.OPEN: {GateEvent.SWITCH: GateState.DWELLING, GateEvent.FORGET: GateState.OPEN},
+    GateState.DWELLING: {
+        GateEvent.SWITCH: GateState.DWELLING,  # the return from a probe, or an early look
+        GateEvent.DWELT: GateState.OPEN,
+        GateEvent.FILLED: GateState.CROWDED,
+        GateEvent.FORGET: GateState.DWELLING,
+    },
+    GateState.CROWDED: {GateEvent.CLEARED: GateState.OPEN, GateEvent.FORGET: GateState.OPEN},
+}
+
+
 class SwitchGate:
     """Says when a switch is allowed, from the rounds at which the earlier ones happened.
 
@@ -127,6 +154,8 @@ class SwitchGate:
     rounds holds more than 10 switches, whatever the input.
 
     Rounds are the caller's counter and must not go back. A gate with `min_dwell` 0 allows everything.
+    `GATE_TRANSITIONS` has both rules as states. Some of its events are rounds that pass, so `state` computes where the
+    gate is.
     """
 
     def __init__(self, min_dwell: int) -> None:
@@ -136,6 +165,13 @@ class SwitchGate:
         self._direction = 0
         self._last: int | None = None
         self._recent: deque[int] = deque(maxlen=SWITCHES_PER_WINDOW)
+
+    def state(self, now: int) -> GateState:
+        """Return the state at round `now`."""
+        if self.earliest(now) <= now:
+            return GateState.OPEN
+        assert self._last is not None, "a gate without a switch is open"
+        return GateState.DWELLING if self._last + self._doubled() > now else GateState.CROWDED
 
     def dwell(self, now: int) -> int:
         """Return the dwell in force at round `now`."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import ConfigError, ForedraftError
 from .config import AdaptiveConfig, SlotConfig, load_adaptive_config, resolve_initial_steps, slot_config
-from .policy import NEVER, RangeRouter, SwitchGate
+from .policy import NEVER, GateState, RangeRouter, SwitchGate
 
 _MAX_PROBE_WAIT = 32
 
@@ -143,7 +143,7 @@ class AdaptiveStepSlot:
         rests = self.candidate_steps[target] == 0
         if rests and self.state is SlotState.PROBING:
             return SlotEvent.REST
-        if target != self._index and self._gate.earliest(self._count) > self._count:
+        if target != self._index and self._gate.state(self._count) is not GateState.OPEN:
             return SlotEvent.HOLD
         return SlotEvent.REST if rests else SlotEvent.CHOOSE
 

@@ -11,11 +11,17 @@ Page 0 is the padding dummy: padding lanes read and write it, so it is never han
 Ownership is single. A page is free, or it is held by exactly one holder: a request, or the prefix cache. Requests share
 a cached prefix by locking the nodes of the cache's tree, never by holding the page twice. So a page has no reference
 count, and "referenced" is one bit.
+
+`PAGE_TRANSITIONS` is the life of a page. A page that a request computes is HELD until the request gives it to the
+prefix cache or back. If a launched step may still touch it when its request is done with it, it is FENCED until that
+step is committed. A cached page that requests read is SHARED. The allocator tells free pages from the others;
+`KVStore.page_states` finds each page's state from all owners.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +34,34 @@ MAX_SLOTS = 2**31 - 1
 """Slot ids are int32, on the device as well."""
 
 _ONE = np.int32(1)
+
+
+class PageState(IntEnum):
+    FREE = 0
+    HELD = 1  # a request's own, which steps may write
+    FENCED = 2  # its request is done with it, but a step in flight or a transfer may still touch it
+    CACHED = 3  # the prefix cache's; no request reads it, so it may be evicted
+    SHARED = 4  # the prefix cache's, locked by the requests that read it
+
+
+class PageEvent(IntEnum):
+    ALLOCATE = 0  # a request takes it
+    FENCE = 1  # its request leaves, or reads a page of the cache in its place
+    INSERT = 2  # the prefix cache takes it over
+    RELEASE = 3  # it is given back
+    LOCK = 4  # a first request reads it
+    UNLOCK = 5  # the last request that read it leaves
+    EVICT = 6  # the cache gives it up
+
+
+S, E = PageState, PageEvent
+PAGE_TRANSITIONS: dict[PageState, dict[PageEvent, PageState]] = {
+    S.FREE: {E.ALLOCATE: S.HELD},
+    S.HELD: {E.FENCE: S.FENCED, E.INSERT: S.CACHED, E.RELEASE: S.FREE},
+    S.FENCED: {E.INSERT: S.CACHED, E.RELEASE: S.FREE},
+    S.CACHED: {E.LOCK: S.SHARED, E.EVICT: S.FREE},
+    S.SHARED: {E.UNLOCK: S.CACHED},
+}
 
 
 class InvalidAllocation(ForedraftError):

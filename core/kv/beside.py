@@ -57,6 +57,7 @@ class BesideSlots:
 
 
 NOTHING_BESIDE = BesideSlots()
+_NONE: Slots = np.empty(0, dtype=np.int32)
 
 
 class HeldBeside:
@@ -98,8 +99,12 @@ class HeldBeside:
                 self._held[row] = self._held[row][:kept]
 
     def num_of(self, row: int) -> int:
+        """Return how many slots a row holds."""
+        return self.slots_of(row).size
+
+    def slots_of(self, row: int) -> Slots:
         """Return the slots that a row holds."""
-        return self._held[row].size if row in self._held else 0
+        return self._held.get(row, _NONE)
 
     def holders(self) -> Iterable[Slots]:
         """Return the slots of each row."""

@@ -15,32 +15,21 @@ its request joins. A row may have slots *beside* those of its tokens (`beside.py
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 
 from ..contract.arrays import Int64Array
 from ..contract.step import NO_WRITES, TableWrites, WrittenRanges
 from ..errors import InvariantViolation
-from .allocator import KVAllocator, SlotCount
+from .allocator import KVAllocator, PageState, SlotCount
 from .beside import NOTHING_BESIDE, BesideSlots, HeldBeside
+from .fence import Departure, Fence
 from .host_tier import HostTier
 from .radix import Insertion, PrefixMatch, RadixCache, num_keys
-from .radix_node import RadixNode
+from .radix_node import RadixNode, nodes_below
 from .request_table import RequestTable, SlotlessTable
-
-
-class Departure(NamedTuple):
-    """A row to be released once `fence` is committed. `tokens` int64 [≥ num_valid] are cached if they are known."""
-
-    fence: int
-    row: int
-    tokens: np.ndarray | None
-    num_valid: int  # KV positions that are computed and verified
-    namespace: str
 
 
 class KVStore:
@@ -84,8 +73,7 @@ class KVStore:
         self._shared = [0] * (num_rows + 1)
         self.beside: HeldBeside = HeldBeside(beside, self.allocator)
         self._locked: list[RadixNode | None] = [None] * (num_rows + 1)
-        self._departures: deque[Departure] = deque()
-        self._fenced_slots: deque[tuple[int, np.ndarray]] = deque()
+        self._fence: Fence = Fence()
         self._held: dict[int, Departure | None] = {}  # row -> how its request left, None while it is there
         self._silent = [False] * (num_rows + 1)
         self._writes: list[WrittenRanges] = []
@@ -100,7 +88,7 @@ class KVStore:
     @property
     def has_fenced(self) -> bool:
         """Whether some slots come back when steps in flight are committed."""
-        return bool(self._fenced_slots or (self._departures and not self.at_once))
+        return bool(self._fence.slots or (self._fence.rows and not self.at_once))
 
     @property
     def num_held_rows(self) -> int:
@@ -321,7 +309,7 @@ class KVStore:
         self._shared[row] = len(insertion.canonical)
         if len(insertion.duplicates):
             self._write(row, old_shared, insertion.canonical[old_shared:])
-            self._fenced_slots.append((fence, insertion.duplicates))
+            self._fence.slots.append((fence, insertion.duplicates))
         self.cache_revision += 1
 
     def close_row(self, departure: Departure, last_committed: int) -> None:
@@ -332,20 +320,17 @@ class KVStore:
             self._release(departure)
         elif self.at_once:
             self._release_slots(departure)
-            self._departures.append(departure._replace(tokens=None))
+            self._fence.rows.append(departure._replace(tokens=None))
         else:
-            self._departures.append(departure)
+            self._fence.rows.append(departure)
 
     def pass_fence(self, committed: int) -> None:
         """Release all rows that waited for step `committed`, in the order in which they left."""
-        while self._fenced_slots and self._fenced_slots[0][0] <= committed:
-            self.allocator.free(self._fenced_slots.popleft()[1])
+        for slots in self._fence.slots_due(committed):
+            self.allocator.free(slots)
             self.cache_revision += 1
-        if self._departures:
-            due = [departure for departure in self._departures if departure.fence <= committed]
-            self._departures = deque(departure for departure in self._departures if departure.fence > committed)
-            for departure in due:
-                self._release(departure)
+        for departure in self._fence.rows_due(committed):
+            self._release(departure)
 
     def _release(self, departure: Departure) -> None:
         row = departure.row
@@ -416,6 +401,21 @@ class KVStore:
         """Return the slots that this row holds itself, int32: [shared, allocated)."""
         return self.table.gather(row, self._shared[row], int(self.allocated[row]))
 
+    def page_states(self) -> np.ndarray:
+        """Return the `PageState` of each page, uint8 [num_pages + 1], found from all owners. The dummy page counts as
+        free. The store names its slots."""
+        states = np.full(self.allocator.num_pages + 1, PageState.HELD, np.uint8)
+        states[0] = states[self.allocator.free_pages] = PageState.FREE
+        fenced = [slots for _, slots in self._fence.slots]
+        left = [departure for departure in self._held.values() if departure is not None]
+        for departure in (*self._fence.rows, *left):
+            fenced += [self.own_slots(departure.row), self.beside.slots_of(departure.row)]
+        for slots in fenced:
+            states[slots // self.page_size] = PageState.FENCED
+        for node in nodes_below(self.cache.root) if self.cache is not None else ():
+            states[node.slots // self.page_size] = PageState.SHARED if node.locks else PageState.CACHED
+        return states
+
     def check(self) -> None:
         """Recount every owner from scratch; raises InvariantViolation with the id of what is broken."""
         self.allocator.check(self._holders())
@@ -439,7 +439,7 @@ class KVStore:
             if self.allocated[row]:
                 yield self.own_slots(row)
         yield from self.beside.holders()
-        yield from (slots for _, slots in self._fenced_slots)
+        yield from (slots for _, slots in self._fence.slots)
         if self.cache is not None:
             yield self.cache.cached_slots()
 

@@ -21,8 +21,9 @@ import numpy as np
 from ..contract.request import FinishedRequest, FinishReason, Request, finish_reason
 from ..contract.step import DecodeResult, PrefillResult, StepResult
 from ..errors import InvariantViolation
+from ..kv.fence import Departure
 from ..kv.radix import PrefixMatch
-from ..kv.store import Departure, KVStore
+from ..kv.store import KVStore
 from .config import EngineConfig
 from .flights import Chunk, StepInFlight, StepsInFlight
 from .late import LateTokens

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from foredraft.core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, build_controller, fixed_controller
+from foredraft.core.adaptive.controller import CONTROLLER_TRANSITIONS, ControllerState
 from foredraft.core.adaptive.graphs import GraphKey, GraphTable, MissingGraph
 from foredraft.core.adaptive.policy import InvalidGraphSizes
 from foredraft.core.adaptive.slot import NEVER, InvalidObservation
@@ -69,6 +70,54 @@ def test_feedback_shows_at_the_next_choice():
     controller.on_verify_complete(np.zeros(2, np.int32), 1, 3)
     assert controller.metrics().steps == 3
     assert controller.activate_step_by_batch(1) == 1 and controller.metrics().activations == 1
+
+
+def test_every_transition_of_the_table_is_walked_and_no_other(monkeypatch):
+    walked = set()
+
+    class Watched(dict):
+        def __init__(self, state, events):
+            super().__init__(events)
+            self.state = state
+
+        def __getitem__(self, event):
+            walked.add((self.state, event))
+            return super().__getitem__(event)  # KeyError: an event that the table does not have
+
+    watched = {state: Watched(state, events) for state, events in CONTROLLER_TRANSITIONS.items()}
+    monkeypatch.setattr("foredraft.core.adaptive.controller.CONTROLLER_TRANSITIONS", watched)
+    controller = adaptive()
+    controller.on_verify_complete([1], 1, 1)
+    assert controller.state is ControllerState.NEW
+    assert [controller.activate_step_by_batch(1) for _ in range(2)] == [3, 3]
+    assert controller.state is ControllerState.SWITCHED and controller.metrics().activations == 0
+    controller.on_verify_complete([0], 1, 3)
+    assert controller.state is ControllerState.STEADY
+    controller.activate_step_by_batch(1)  # 1 step now, while the round before is in flight
+    assert controller.state is ControllerState.SWITCHED and controller.metrics().activations == 1
+    controller.on_verify_complete([0], 1, 3)
+    assert controller.state is ControllerState.SWITCHED
+    controller.draft_fewest(True)
+    assert [controller.activate_step_by_batch(size) for size in (8, 1, 1)] == [0, 1, 1]
+    controller.on_verify_rounds(np.zeros((1, 1), np.int32), 1, 1)
+    assert controller.state is ControllerState.STEADY and controller.activate_step_by_batch(1) == 1
+    controller.on_verify_complete([], 8, 0)
+    controller.on_verify_complete([0], 1, 1)
+    controller.on_verify_complete([0], 8, 0)
+    assert controller.state is ControllerState.STEADY and controller.activate_step_by_batch(8) == 0
+    assert controller.state is ControllerState.SWITCHED
+    assert walked == {(state, event) for state, events in CONTROLLER_TRANSITIONS.items() for event in events}
+
+
+def test_a_fixed_controller_hears_of_its_steps_block_by_block():
+    controller = fixed_controller(2)
+    controller.activate_step_by_batch(4)
+    controller.on_verify_rounds(np.ones((3, 4), np.int32), 4, 2)
+    assert controller.state is ControllerState.STEADY
+    controller = fixed_controller(0)
+    controller.activate_step_by_batch(4)
+    controller.on_verify_rounds(np.zeros((3, 4), np.int32), 4, 0)
+    assert controller.state is ControllerState.STEADY
 
 
 def test_only_ranges_with_verified_drafts_have_an_average():

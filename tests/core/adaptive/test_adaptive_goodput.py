@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from random import Random
 
 import numpy as np
 import pytest
@@ -10,7 +11,14 @@ from foredraft.core.acceptance.tree import tree_survival
 from foredraft.core.adaptive import CostTable, GoodputPolicy, build_controller
 from foredraft.core.adaptive.acceptance_estimate import AcceptanceEstimate, AcceptLengths
 from foredraft.core.adaptive.cost_table import UnknownStepCost
-from foredraft.core.adaptive.policy import SWITCHES_PER_WINDOW, WINDOW_ROUNDS, SwitchGate
+from foredraft.core.adaptive.policy import (
+    GATE_TRANSITIONS,
+    SWITCHES_PER_WINDOW,
+    WINDOW_ROUNDS,
+    GateEvent,
+    GateState,
+    SwitchGate,
+)
 from foredraft.core.adaptive.slot import NEVER
 from foredraft.core.errors import ConfigError
 from hypothesis import given, settings
@@ -393,3 +401,36 @@ class TestSwitchGate:
                 recorded.append(now)
         for first, last in zip(recorded, recorded[SWITCHES_PER_WINDOW:], strict=False):
             assert last - first >= WINDOW_ROUNDS
+
+    def test_every_transition_of_the_table_is_walked_and_no_other(self):
+        walked = set()
+
+        def take(state, event):
+            walked.add((state, event))
+            return GATE_TRANSITIONS[state][event]  # KeyError: an event that the table does not have
+
+        def pass_rounds(gate, state, now):
+            if gate.state(now) is state:
+                return state
+            if state is GateState.CROWDED:
+                return take(state, GateEvent.CLEARED)
+            return take(state, GateEvent.DWELT if gate.state(now) is GateState.OPEN else GateEvent.FILLED)
+
+        for seed in range(20):
+            random, gate = Random(seed), SwitchGate(random_dwell := 1 + seed * 7)
+            state, steps, doubtful = GateState.OPEN, 1, 0
+            for now in range(0, 40_000, random_dwell):
+                state = pass_rounds(gate, state, now)
+                assert gate.state(now) is state
+                if random.random() < 0.002:
+                    gate.forget_switches()
+                    state = pass_rounds(gate, take(state, GateEvent.FORGET), now)
+                elif doubtful or gate.earliest(now, switches=2) <= now:  # a probe, and its return within the dwell
+                    doubtful, new = not doubtful, (steps + 1) % 3
+                    gate.record(now, steps, new)
+                    state, steps = take(state, GateEvent.SWITCH), new
+                elif gate.earliest(now, certain=random.random() < 0.5) <= now and not gate.is_crowded(now):
+                    gate.record(now, steps, steps + 1)
+                    state, steps = take(state, GateEvent.SWITCH), steps + 1
+                assert gate.state(now) is state
+        assert walked == {(state, event) for state, events in GATE_TRANSITIONS.items() for event in events}

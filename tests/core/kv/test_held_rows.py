@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from foredraft.core.errors import InvariantViolation
+from foredraft.core.kv.fence import Departure
 from foredraft.core.kv.radix import RadixCache
-from foredraft.core.kv.store import Departure, KVStore
+from foredraft.core.kv.store import KVStore
 
 
 def make(num_pages=8, page_size=2, cached=True):

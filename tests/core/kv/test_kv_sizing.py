@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from foredraft.core.kv.beside import BesideSlots
+from foredraft.core.kv.fence import Departure
 from foredraft.core.kv.moves import draft_branch_layout
 from foredraft.core.kv.radix import RadixCache
 from foredraft.core.kv.request_table import (
@@ -13,7 +14,7 @@ from foredraft.core.kv.request_table import (
     reserve_per_block,
     reserve_per_decode,
 )
-from foredraft.core.kv.store import Departure, KVStore
+from foredraft.core.kv.store import KVStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
