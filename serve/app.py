@@ -17,7 +17,6 @@ from starlette.middleware.cors import CORSMiddleware
 
 from ..observe.log import package_version
 from .bodies.port import RemoteEngine
-from .bodies.simulated import SimulatedBody
 from .connections import port_of
 from .errors import ApiError
 from .frontend import Frontend
@@ -26,10 +25,8 @@ from .metrics import Exposition
 from .requests.api import Api
 from .requests.faults import FaultInjector, RequestFaults
 from .requests.identity import Identity
-from .requests.load import engine_loads, server_load
 from .requests.reading import ReadingRules, RequestReader
 from .requests.schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from .requests.sleep import add_sleep
 
 PLAIN = {"/health", "/health_generate", "/ready", "/version"}
 """What needs no key: probes come without one."""
@@ -38,8 +35,10 @@ GONE = {
     "/v1/messages/count_tokens": "use /tokenize",
     "/v1/messages": "use /v1/chat/completions",
     "/v1/responses": "use /v1/chat/completions",
+    "/v1/loads": "use /load and /metrics",
+    **dict.fromkeys(("/sleep", "/wake_up", "/is_sleeping"), "engines do not sleep"),
 }
-"""Removed endpoints -> what does the same now. What was below one is gone, too."""
+"""Removed endpoints -> what does the same now, or why nothing does. What was below one is gone, too."""
 
 
 def make_app(
@@ -138,17 +137,12 @@ def _add_probes(app: FastAPI, frontend: Frontend, exposition: Exposition, engine
         content, media_type = exposition(request.headers.get("accept", ""), engines(request))
         return Response(content, headers={"Content-Type": media_type})
 
-    add_sleep(app, frontend, engines)
-
     @app.get("/load")
     async def load(request: Request) -> Response:
         """How many outputs are running or waiting, as vLLM has it."""
-        return JSONResponse(server_load(frontend.metrics, engines(request)))
-
-    @app.get("/v1/loads")
-    async def loads(request: Request) -> Response:
-        """The load of each engine, as SGLang has it."""
-        return JSONResponse(engine_loads(frontend.metrics, engines(request), body.at_ns(time.monotonic())))
+        values = [frontend.metrics.values(number, 0) for number in engines(request)]
+        outputs = sum(int(found.get("running", 0) + found.get("waiting", 0)) for found in values)
+        return JSONResponse({"server_load": outputs})
 
 
 def _readiness(frontend: Frontend) -> dict[str, Any]:
@@ -158,9 +152,6 @@ def _readiness(frontend: Frontend) -> dict[str, Any]:
     workers = [engine for engine in frontend.body.engines if isinstance(engine, RemoteEngine)]
     if workers:
         told["workers"] = {worker.name: worker.loss or "lives" for worker in workers}
-    if isinstance(frontend.body, SimulatedBody):
-        asleep = [number for number in range(len(frontend.body.engines)) if frontend.body.sleep_level(number)]
-        told |= {"sleeping": asleep} if asleep else {}
     if (pace := frontend.body.pace) is not None:
         told |= {"speed": pace.speed, "possible_speed": pace.possible_speed, "behind_s": round(pace.behind_s, 3)}
         if not pace.is_kept:

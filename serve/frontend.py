@@ -55,12 +55,10 @@ class Frontend:
         self.tell = tell
         self.is_draining: bool = False
         metrics.engines, metrics.pace, metrics.on_end = body.engines, body.pace, on_end
-        metrics.sleep_level = getattr(body, "sleep_level", None)
         self._stamps = stamps
         self._told: set[str] = set()
         self._began_s = time.monotonic()
         self._ns_per_s = body.at_ns(1.0) - body.at_ns(0.0)
-        self.start_s = start_s
         self._start_s = start_s * 1e9 / self._ns_per_s
         self._unix_ns = body_clock(body)
         self._numbers = itertools.count()

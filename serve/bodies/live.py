@@ -28,7 +28,6 @@ from ...observe.input_files import read_text
 from ...sim.actors.clock import call_at
 from ...sim.actors.device import Truth
 from ...sim.actors.router import ReplicaRouter
-from ...sim.actors.sleep import Sleep
 from ...sim.disaggregation.received import KvReceiver
 from ...sim.faults.plan import FaultPlan
 from ...sim.run import Simulation
@@ -139,31 +138,6 @@ class LiveSimulation(Simulation):
     def cancel(self, request_id: str, at_ns: int) -> None:
         """Give a request up at `at_ns`, or now if that is over; does nothing if it has ended."""
         call_at(self.env, max(at_ns, self.env.now), self.router.cancel, request_id)
-
-    def fall_asleep(self, replica: int, level: int, keeps: bool, at_ns: int, load_ns: int) -> None:
-        """Let an engine sleep from `at_ns` on, or from now. Its requests wait if it `keeps` them; else they are
-        aborted. After level 2 a load of the weights takes `load_ns`."""
-        call_at(self.env, max(at_ns, self.env.now), self._fall_asleep, replica, level, keeps, load_ns)
-
-    def _fall_asleep(self, replica: int, level: int, keeps: bool, load_ns: int) -> None:
-        actor = self.replicas[replica]
-        if actor.sleep is not None:
-            return
-        if not keeps:
-            for request_id in list(actor.device.truths):
-                actor.abort(request_id)
-        moved_ns = self.assembly.weights_ns
-        leave_ns, come_ns = (moved_ns, moved_ns) if level == 1 else (0, load_ns)
-        actor.sleep = Sleep(self.env, level, leave_ns, come_ns)
-        actor.wake(replan=True)
-
-    def wake_up(self, replica: int, at_ns: int) -> None:
-        """Let an engine wake up, from `at_ns` on, or from now."""
-        call_at(self.env, max(at_ns, self.env.now), self._wake_up, replica)
-
-    def _wake_up(self, replica: int) -> None:
-        if (sleep := self.replicas[replica].sleep) is not None:
-            sleep.wake()
 
     def advance(self, until_ns: int) -> None:
         """Run the simulation up to and including `until_ns`, or until requests have got tokens."""

@@ -81,9 +81,6 @@ class SimulatedBody:
         if assembly.pools.is_disaggregated or faults is not None:
             reason = "has no effect in a scenario with pools, or with faults"
             self.unsupported = {**self.unsupported, "kv_transfer_params": reason}
-        self.why_no_sleep: str = ""
-        if assembly.pools.is_disaggregated or faults is not None:
-            self.why_no_sleep = "engines of a scenario with pools, or with faults, do not sleep"
         self.tensor_parallel: int = assembly.deployment.parallel.tensor
         self.caches_answers: bool = any(engine.store.cache is not None for engine in self.engines)
         self._speed = speed
@@ -151,23 +148,6 @@ class SimulatedBody:
     def reload(self, table: str, source: str) -> None:
         for engine in self.engines:
             reload_table(engine, table, source, self.simulation.env.now)
-
-    def fall_asleep(self, replica: int, level: int, keeps: bool, load_s: float) -> None:
-        """Let an engine sleep (see `LiveSimulation.fall_asleep`). Called on the thread that drives the body."""
-        self.simulation.fall_asleep(replica, level, keeps, self._now_ns(), round(load_s * 1e9))
-
-    def wake_up(self, replica: int) -> None:
-        self.simulation.wake_up(replica, self._now_ns())
-
-    def sleep_level(self, replica: int) -> int:
-        """Return at which level an engine sleeps, or begins to or ends it; 0 if it is awake. Any thread may call it."""
-        sleep = self.simulation.replicas[replica].sleep
-        return 0 if sleep is None else sleep.level
-
-    def is_settled(self, replica: int, asleep: bool) -> bool:
-        """Return whether an engine is wholly asleep, or wholly awake. Any thread may call it."""
-        sleep = self.simulation.replicas[replica].sleep
-        return sleep is None if not asleep else sleep is not None and sleep.is_begun
 
     def finish(self) -> FaultReport | None:
         """Return which faults were injected, and which promises broken, once no thread drives the body;

@@ -30,7 +30,6 @@ REASONS = {
     FinishReason.ERROR: "error",
 }
 SECOND_NS = 10**9
-SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 """As vLLM names them, by level."""
 
 
@@ -219,7 +218,6 @@ class ServerMetrics:
     def __init__(self) -> None:
         self.engines: Sequence[Engine | RemoteEngine] = ()
         self.pace: Pace | None = None
-        self.sleep_level: Callable[[int], int] | None = None  # of an engine; None: engines never sleep
         self.num_refused = 0  # by the limit of outputs
         self.num_queue_full: int = 0  # by the engine's limit of its queue
         self.delay: Histogram = Histogram()
@@ -332,9 +330,6 @@ class ServerMetrics:
 
     def labelled(self, number: int, key: str) -> dict[str, float]:
         """Return the numbers of engine `number` by their label."""
-        if key == "sleep":
-            level = None if self.sleep_level is None else self.sleep_level(number)
-            return {} if level is None else {state: float(level == n) for n, state in enumerate(SLEEP_STATES)}
         if key == "waiting_by_reason":
             return {"capacity": waiting} if (waiting := self.values(number, 0).get("waiting")) is not None else {}
         return {label: value for (name, label), value in tuple(self.counts[number].totals.items()) if name == key}

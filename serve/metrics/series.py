@@ -101,8 +101,6 @@ def _vllm() -> Iterator[Series]:
     yield Series("num_requests_waiting", gauge, "waiting", "Requests that wait for a row or for memory.")
     text = "Requests that wait, by reason: capacity is a row or memory."
     yield Series("num_requests_waiting_by_reason", gauge, "waiting_by_reason", text, "reason")
-    text = "1 for the state of an engine: awake, or asleep with its weights in host memory, or without them."
-    yield Series("engine_sleep_state", gauge, "sleep", text, "sleep_state")
     yield Series("kv_cache_usage_perc", gauge, "kv_use", "Share of KV slots that no new request can get, 0 to 1.")
     yield Series("cache_config_info", gauge, "cache_config", "The KV cache, as labels.")
     text = "Prompt tokens that were looked up in the prefix cache."
@@ -257,6 +255,7 @@ ABSENT: Mapping[str, Mapping[str, str]] = {
         "watermark_requests": "off by default: texts have no marks",
         "kv_block_*": "off by default: the times of single blocks are not kept",
         "lora_requests_info": "off by default: there are no adapters",
+        "engine_sleep_state": "engines do not sleep",
     },
     "sglang": {
         "*swa_*": "one pool serves all layers",
@@ -287,7 +286,7 @@ ABSENT: Mapping[str, Mapping[str, str]] = {
         "max_running_requests_under_SLO": "it is a share of what an objective allows, which is not known",
         "scheduler_*": "the scheduler's own process has none of these stages",
         "per_stage_req_latency_seconds": "the scheduler's own process has none of these stages",
-        "get_loads_duration_seconds": "/v1/loads waits for no engine",
+        "get_loads_duration_seconds": "there is no /v1/loads",
         "routing_key_*": "requests have no routing keys",
         "num_unique_running_routing_keys": "requests have no routing keys",
         "*streaming_session*": "there are no sessions",

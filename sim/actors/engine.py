@@ -30,7 +30,6 @@ from .device import Device, DrawnRounds, Truth
 from .hooks import NO_HOOKS, HandoffPart, Hooks, StepFault
 from .host_work import HostWork
 from .intake import Intake
-from .sleep import Sleep
 from .spans import Spans, SpanSink
 
 NOTHING_LOST = LossOutcome((), ())
@@ -71,7 +70,6 @@ class EngineActor:
         self.hooks = hooks
         self.intake: Intake = Intake(env, front_end, self._look_soon, lane)
         self.handoff: HandoffPart | None = None  # set where prefill and decode are apart
-        self.sleep: Sleep | None = None  # since it was asked for, until the engine plans again
         self.rounds: int = 0
         self.worked_until_ns: int = 0  # when the newest result, or its loss, was taken
         self.on_first_token: Callable[[int, str], None] | None = None  # told with the replica's number and the request
@@ -149,7 +147,7 @@ class EngineActor:
 
     def _look_soon(self) -> None:
         """Look at the queue now if nothing runs; else let a running block end where the scheduler looks again."""
-        if self._idle is not None or (self.sleep is not None and self.sleep.is_begun):
+        if self._idle is not None:
             self.intake.release()
         elif self._in_block:
             self._in_block = False
@@ -172,10 +170,7 @@ class EngineActor:
         env, engine, stamp = self.env, self.engine, self.hooks.stamp
         while True:
             self.intake.look()
-            if self.sleep is not None and not engine.num_uncommitted and not engine.store.num_held_rows:
-                yield from self._pass_sleep(self.sleep)
-                continue
-            step = None if self.sleep is not None else engine.plan(stamp(env.now))
+            step = engine.plan(stamp(env.now))
             if step is not None:
                 self.hooks.before_launch(step)
                 self._launch(step)
@@ -190,13 +185,6 @@ class EngineActor:
                 yield from self._wait_for_work()
                 continue
             yield from self._commit_oldest()
-
-    def _pass_sleep(self, sleep: Sleep) -> Generator[simpy.Event, None, None]:
-        """Drop all KV, and plan nothing until the engine is awake. Requests wait meanwhile."""
-        self.engine.resume(self.hooks.stamp(self.env.now), restarted=True)
-        yield from sleep.pass_time(self.lane)
-        self.sleep = None
-        self._device_free_ns = self._cpu_free_ns = self.env.now
 
     def _wait_for_work(self) -> Generator[simpy.Event, None, None]:
         if self.intake.is_waiting:

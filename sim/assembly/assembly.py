@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -118,16 +117,6 @@ class Assembly:
         limit: int = self.scenario.engine.max_running or usual["max_running"]
         most = None if self.memory is None else self.memory.most_running
         return limit if most is not None and most < limit else None
-
-    @property
-    def weights_ns(self) -> int:
-        """Nanoseconds in which the weights of each device pass its link to host memory."""
-        parallel, given_gbps = self.deployment.parallel, self.scenario.hardware.host_link_gbps
-        num_bytes = self.target.weight_bytes_per_device(parallel.tensor, parallel.devices, parallel.expert)
-        if self.draft is not None:
-            num_bytes += math.ceil(self.draft.weight_bytes / parallel.tensor)
-        link = HostLink.of(self.deployment.gpu, parallel, self.target, self.draft, given_gbps)
-        return int(num_bytes / link.bytes_per_s * 1e9)
 
     @property
     def is_corrected(self) -> bool:

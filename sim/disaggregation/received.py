@@ -99,7 +99,7 @@ class KvReceiver:
 
     def _reserve(self) -> None:
         """Give the oldest requests rows while there is room, and let their KV come."""
-        while self._waiting and self._actor.sleep is None:
+        while self._waiting:
             request = self._waiting[0]
             outcome = self._engine.transfers.reserve(request, self._now_ns)
             if outcome.refusal:

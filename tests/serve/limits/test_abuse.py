@@ -41,7 +41,7 @@ POSTS = (
     *("/detokenize", "/abort", "/v1/responses"),
 )
 PATHS = (
-    *("/", "/health", "/ready", "/metrics", "/load", "/v1/loads", "/v1/models", "/v1/models/../x", "/openapi.json"),
+    *("/", "/health", "/ready", "/metrics", "/load", "/v1/models", "/v1/models/../x", "/openapi.json"),
     *("//", "/%00", "/%ff", "/v1/completions?x=" + "y" * 500, "*", "http://x/health", "/" + "a" * 9000, "/\xe9"),
 )
 MOST_LEFT_PER_REQUEST = 0.2

@@ -104,10 +104,9 @@ def test_a_replica_has_a_port_of_its_own_with_its_own_metrics_and_load():
             assert counts == expected
             running = {one.labels["engine"] for one in families["foredraft:num_requests_running"].samples}
             assert running == set(expected)
-            assert [str(one["dp_rank"]) for one in get(number, "/v1/loads").json()["loads"]] == sorted(expected)
 
 
-def test_loads_follow_the_requests():
+def test_the_load_follows_the_requests():
     metrics = ServerMetrics()
     body = simulated_body("engine.max_running=2", speed=0.02, metrics=metrics)
     with serving(body, metrics=metrics) as served:
@@ -115,9 +114,6 @@ def test_loads_follow_the_requests():
             lines = stream.iter_lines()  # kept: httpx closes the connection when the iterator is deleted
             next(lines)
             assert served.http.get("/load").json() == {"server_load": 5}
-            (load,) = served.http.get("/v1/loads").json()["loads"]
-            counts = (load["num_running_reqs"], load["num_waiting_reqs"], load["max_running_requests"])
-            assert counts == (2, 3, 2) and 0 < load["num_used_tokens"] < load["max_total_num_tokens"] == 40000
         served.wait_until_idle()
         assert served.http.get("/load").json() == {"server_load": 0}
 
