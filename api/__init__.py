@@ -72,13 +72,11 @@ def plan(
     gpus: int | None = None,
     compare: Mapping[str, Sequence[Any]] | None = None,
     prices: Mapping[str, float] | None = None,
-    power: Mapping[str, float] | None = None,
     by_hour: bool = False,
     headroom: float = 0.2,
     warm_up_s: float = 300.0,
     seeds: int = 48,
     requests: int | None = None,
-    model_error: float | None = None,
     out: str | PathLike[str] | None = None,
     workers: int | None = None,
     cluster: str | None = None,
@@ -95,13 +93,11 @@ def plan(
         gpus: Devices to divide into engines; None: those of one engine, or as many as all candidates divide.
         compare: Keys of the scenario with the values to compare; None compares ways to draft.
         prices: Of an hour of a GPU, by its name.
-        power: Watts of a GPU under load, by its name; adds the energy.
         by_hour: Of a trace: plan its busiest hour, and return the replicas of each hour.
         headroom: With `by_hour`: the share to add to the rate of an hour.
         warm_up_s: With `by_hour`: how long a replica starts, which is paid.
         seeds: Most runs of the best candidate at a load.
         requests: Of a run. None: 600, or as many as a trace has.
-        model_error: Error of the cost model in comparisons, as a share; None: by published points.
         out: Directory that keeps every run, so that the same call continues there; None keeps none.
         workers: Processes; None: one per core.
         cluster: Address of a Ray cluster that makes the runs, as for `foredraft plan --cluster`.
@@ -119,8 +115,7 @@ def plan(
     from foredraft.questions import ask_plan
 
     asked: dict[str, Any] = {"slo": slo, "load": rate, "gpus": gpus, "seeds": seeds, "requests": requests}
-    asked |= {"model_error": model_error, "prices": prices or {}, "watts": power or {}}
-    asked |= {"by_hour": by_hour, "headroom": headroom, "warm_up_s": warm_up_s}
+    asked |= {"prices": prices or {}, "by_hour": by_hour, "headroom": headroom, "warm_up_s": warm_up_s}
     return ask_plan(scenario, overrides, compare, asked, out, workers, cluster, on_progress)
 
 

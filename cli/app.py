@@ -33,6 +33,8 @@ GONE: dict[str, str] = {
     "acceptance": "`foredraft calibrate --acceptance`",
     "cost": "`foredraft doctor --round`",
     "twin": "`foredraft bench --twin`",
+    "plan --model-error": "its default: comparisons have the error of published points",
+    "plan --power": "`--price` with the kWh that a GPU takes in an hour, such as H100=0.6",
     "replay": "`foredraft audit --replay`",
     "schema": "`foredraft simulate --schema scenario|COMMAND`, or `foredraft simulate --models`",
 }

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal
 from ..core.errors import count_of
 from ..observe.output_files import Document, write_text
 from .confidence.bounds import CONFIDENCE, SHARE
-from .confidence.comparison import source_of_comparisons
+from .confidence.comparison import SOURCE
 from .confidence.ranked import Ranked
 from .confidence.ranking import rank_candidates
-from .demand.bill import Bill, Energy, bill_of, energy
+from .demand.bill import Bill, bill_of
 from .demand.hours import Hours
 from .plan import Plan
 from .rounds.bottleneck import REMEDIES, bottleneck
@@ -83,7 +83,6 @@ class PlannedCandidate:
         tokens_per_s: Output tokens of all devices at the load.
         per_million: The price of a million output tokens; None without a price of the device.
         bill: What the devices cost; None in the same case.
-        energy: What they take; None without the power of the device.
         run: The runs at the load.
         needs_seeds: The seeds that would show that `PlanAnswer.share_of_runs` hold the load, if the runs of all of
             them hold it; None where that is shown.
@@ -111,7 +110,6 @@ class PlannedCandidate:
     tokens_per_s: float | None
     per_million: float | None
     bill: Bill | None
-    energy: Energy | None
     run: PlannedRun | None
     needs_seeds: int | None
     tightest: str | None
@@ -142,7 +140,6 @@ class PlanAnswer(Document):
         load_unit: What a load is counted in.
         share_of_runs: The share of runs that hold a load.
         hours: The best candidate's replicas by the hour of the trace; None if they were not asked for, or none holds.
-        model_error: The error of comparisons that was given.
         model_error_source: Where the error of comparisons comes from.
         candidates: The configurations that could run, the best first.
         refused: The others.
@@ -158,7 +155,6 @@ class PlanAnswer(Document):
     load_unit: str
     share_of_runs: float
     hours: Hours | None
-    model_error: float | None
     model_error_source: str
     candidates: tuple[PlannedCandidate, ...]
     refused: tuple[RefusedCandidate, ...]
@@ -221,8 +217,7 @@ def answer_of(whole: Plan, ranked: Sequence[Ranked]) -> PlanAnswer:
         whole.load_unit,
         SHARE,
         _hours(whole, ranked[0]) if ranked and ranked[0].holds else None,
-        asked.model_error,
-        source_of_comparisons(asked.model_error),
+        SOURCE,
         tuple(_candidate(whole, item, item is first) for item in ranked),
         tuple(RefusedCandidate(candidate.name, reason) for candidate, reason in whole.refused()),
     )
@@ -257,9 +252,8 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool) -> PlannedCandidate:
         requests_per_s=whole.requests_per_s(item.load) if holds else None,
         running_per_engine=summary["mean_running"] / summary["replicas"] if holds else None,
         tokens_per_s=tokens_per_s(whole, item) if holds else None,
-        per_million=None if bill is None else bill.planned.output,
+        per_million=None if bill is None else bill.planned,
         bill=bill,
-        energy=energy(whole, item) if holds else None,
         run=PlannedRun(summary["submitted"], summary["duration"], found.seeds) if holds else None,
         needs_seeds=(found.needs_seeds or None) if holds else None,
         tightest=None if found.tightest is None else found.tightest.name,
@@ -372,10 +366,9 @@ def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
             "= serves the load at no more cost than the first; the one that takes less of the limits stands first."
         )
     elif any(item.equal for item in shown[1:]):
-        source = source_of_comparisons(whole.question.model_error)
         texts.append(
             f"= cannot be told from the first, compared seed by seed, with a cost model that may be wrong about the ratio "
-            f"of two candidates, but not about what they share (80 % intervals; {source})."
+            f"of two candidates, but not about what they share (80 % intervals; {SOURCE})."
         )
     texts += [text for text in (_too_few_seeds(shown), _length_of_runs(whole, shown[0])) if text]
     if whole.trace_part is not None:

@@ -66,7 +66,7 @@ class Candidate:
         return gpus // self.gpus_per_unit * self.unit
 
     def per_gpu(self, values: Mapping[str, float]) -> float | None:
-        """Return the mean over its devices of a price or a power, given by GPU; None if one is missing."""
+        """Return the mean over its devices of a price, given by GPU; None if one is missing."""
         if not all(pool.gpu in values for pool in self.pools):
             return None
         total = sum(Fraction(values[pool.gpu]) * pool.gpus for pool in self.pools)  # exact where all are alike

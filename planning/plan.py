@@ -93,12 +93,12 @@ class Plan:
     @cached_property
     def errors(self) -> ModelErrors:
         """The errors of the cost model for the candidates."""
-        return ModelErrors(self.scenario, self.question.objectives, self.question.model_error)
+        return ModelErrors(self.scenario, self.question.objectives)
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What makes two plans of a scenario the same; prices, watts and the hours of a day change no run."""
-        described = asdict(replace(self.question, prices={}, watts={}, day=None)) | {"seeds": list(self.question.seeds)}
+        """What makes two plans of a scenario the same; prices and the hours of a day change no run."""
+        described = asdict(replace(self.question, prices={}, day=None)) | {"seeds": list(self.question.seeds)}
         return {"asked": described, "candidates": [one.settings for one in self.candidates]}
 
     def notices(self) -> list[str]:

@@ -29,21 +29,18 @@ Gpus = Annotated[int | None, option("--gpus",
 Tried = Annotated[list[str] | None, option("--try",
     "Values of a key to compare, as for --grid of sweep; repeatable.", "KEY=VALUES")]
 Price = Annotated[list[str] | None, option("--price", "Price of a GPU hour: H100=2.5; repeatable.", "GPU=N")]
-Power = Annotated[list[str] | None, option("--power", "Watts of a GPU under load: H100=600; adds the energy; repeatable.", "GPU=N")]
 ByHour = Annotated[bool, option("--by-hour", "Of a trace: plan its busiest hour, and print the replicas of each hour.")]
 Headroom = Annotated[float, option("--headroom", "With --by-hour: percent to add to the rate of an hour.", min=0, max=1000)]
 WarmUp = Annotated[float, option("--warm-up", "With --by-hour: seconds for which a replica starts, which are paid.", min=0, max=86400)]
 Seeds = Annotated[int, option("--seeds", "Most runs of the best candidate at a load; each has its own seed.", min=2, max=100)]
-ModelError = Annotated[float | None, option("--model-error",
-    "Error of the cost model in comparisons, in percent. Default: by published points.", min=0, max=100)]
 # fmt: on
 
 
 def plan(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     slo: Slo = None, rate: Rate = None, gpus: Gpus = None, tried: Tried = None, price: Price = None,
-    power: Power = None, by_hour: ByHour = False, headroom: Headroom = 20, warm_up: WarmUp = 300,
-    settings: Settings = None, trace: TraceFile = None, seeds: Seeds = 48, requests: Requests = None, model_error: ModelError = None,
+    by_hour: ByHour = False, headroom: Headroom = 20, warm_up: WarmUp = 300,
+    settings: Settings = None, trace: TraceFile = None, seeds: Seeds = 48, requests: Requests = None,
     seed: Seed = None, as_json: AsJson = False, out: OutDirectory = None, workers: NumWorkers = None, cluster: Cluster = None,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
@@ -76,12 +73,10 @@ def plan(
     from ..progress import LINE_EVERY_S, StatusLine
     from .plan_report import report_of
 
-    prices, watts = _by_gpu("--price", price or ()), _by_gpu("--power", power or ())
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
-    error = None if model_error is None else model_error / 100
     asked, resolved = question_of(
-        *(resolved, slo, rate, gpus, seeds, requests, error, prices, watts),
+        *(resolved, slo, rate, gpus, seeds, requests, _prices(price or ())),
         by_hour=by_hour, headroom=headroom / 100, warm_up_s=warm_up,
     )  # fmt: skip
     whole = make_plan(resolved, parse_grid(tried or (), "--try"), asked)
@@ -110,8 +105,8 @@ def plan(
         raise typer.Exit(1)
 
 
-def _by_gpu(name: str, texts: Sequence[str]) -> dict[str, float]:
-    """Return the numbers of an option `GPU=N` by the GPU's name."""
+def _prices(texts: Sequence[str]) -> dict[str, float]:
+    """Return the prices of `--price` by the GPU's name."""
     from ...core.errors import ConfigError
     from ...sim.cost.hardware import lookup_gpu
 
@@ -119,7 +114,6 @@ def _by_gpu(name: str, texts: Sequence[str]) -> dict[str, float]:
     for text in texts:
         gpu, equals, number = text.partition("=")
         if not equals or not re.fullmatch(r"\d+(\.\d+)?", number.strip()) or not float(number):
-            expected = "GPU=PRICE per hour, such as H100=2.5" if name == "--price" else "GPU=WATTS, such as H100=600"
-            raise ConfigError.of(name, text, f"expected {expected}")
+            raise ConfigError.of("--price", text, "expected GPU=PRICE per hour, such as H100=2.5")
         found[lookup_gpu(gpu.strip()).name] = float(number)
     return found

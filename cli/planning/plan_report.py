@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .plan_day import WIDTH, hours_of
 
 if TYPE_CHECKING:
-    from ...planning.answer import PlanAnswer, PlannedCandidate
+    from ...planning.answer import PlanAnswer
     from ...planning.confidence.ranked import Ranked
     from ...planning.demand.bill import Bill
     from ...planning.plan import Plan
@@ -24,7 +24,7 @@ def report_of(whole: Plan, ranked: Sequence[Ranked], answer: PlanAnswer) -> list
     shown = [item for item, _ in both]
     if shown and shown[0].holds:
         lines += ["", *_table(whole, shown), *_bill_table(whole, shown, [one.bill for _, one in both])]
-        lines += [*_energy(both[0][1]), *_model_table(whole, shown)]
+        lines += _model_table(whole, shown)
         lines += [line for text in (*answer.sentences[2:], answer.timing) for line in textwrap.wrap(text, WIDTH)]
     elif ranked:
         lines += ["", *textwrap.wrap(answer.sentences[1], WIDTH)]
@@ -78,27 +78,15 @@ def _bill_table(whole: Plan, shown: Sequence[Ranked], bills: Sequence[Bill | Non
     rows = []
     for bill in bills:
         sides = (None, None) if bill is None else (bill.planned, bill.own)
-        cells = [f"{one.output:>8.3g}{one.input:>7.3g}{one.all:>7.3g}" if one else f"{'–':>8}{'':14}" for one in sides]
-        rows.append("".join(cells) + (f"{bill.month:>9,.0f}" if bill else f"{'–':>9}"))
-    head = 2 * f"{'output':>8}{'input':>7}{'all':>7}" + f"{'month':>9}"
+        cells = ["–" if one is None else f"{one:.3g}" for one in sides]
+        cells.append(f"{bill.month:,.0f}" if bill else "–")
+        rows.append("".join(f"{cell:>10}" for cell in cells))
+    head = "".join(f"{name:>10}" for name in ("at load", "at own", "month"))
     text = (
-        f"Price of a million tokens, by --price. Left at the load that the row holds, right at the scenario's own "
-        f"{whole.own_load:g} {whole.load_unit} on the same GPUs. output, input, all: the whole price, borne by these "
-        "tokens alone. month: 730 hours."
+        f"Price of a million output tokens, by --price: at the load that the row holds, and at the scenario's own "
+        f"{whole.own_load:g} {whole.load_unit} on the same GPUs. month: 730 hours."
     )
     return ["", *textwrap.wrap(text, WIDTH), "", *_rows(shown, head, rows)]
-
-
-def _energy(best: PlannedCandidate) -> list[str]:
-    found = best.energy
-    if found is None:
-        return []
-    mean = " on average" if len({pool.gpu for pool in best.pools}) > 1 else ""
-    text = (
-        f"{best.name} takes {found.kwh_per_million:.3g} kWh per million output tokens and "
-        f"{found.kwh_per_month:,.0f} kWh a month, with {found.watts_per_gpu:g} W a GPU{mean} (--power)."
-    )
-    return ["", *textwrap.wrap(text, WIDTH)]
 
 
 def _half(found: Finding) -> str:

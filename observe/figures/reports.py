@@ -223,9 +223,8 @@ def _add_plan(page: Page, trials: Trials) -> None:
     if answer["refused"]:
         reasons = [[one["name"], one["reason"]] for one in answer["refused"]]
         page.tables.append(Table("Cannot run", ["candidate", "reason"], reasons))
-    given, source = answer["model_error"], answer.get("model_error_source") or "--model-error"
-    size = "" if given is None else f"{given:.1%} of the cost model "
-    page.source("error of comparisons", f"{size}({source}): within it candidates are called equal")
+    source = answer["model_error_source"]
+    page.source("error of comparisons", f"{source}: within it candidates are called equal")
 
 
 def _short_name(best: Mapping[str, Any], answer: Mapping[str, Any]) -> str:

@@ -18,16 +18,16 @@ from .ranked import Ranked
 
 SPEED_UP_BATCHES = (1, 8)
 """The requests at a time of the published speed-ups (benchmarks/published/rounds.csv)."""
+SOURCE = "published deployments that share as much as these; at least that of speed-ups, docs/evidence/accuracy.md"
+"""Where the error of comparisons comes from."""
 
 
 class ModelErrors:
-    """The errors of the cost model for the candidates of a plan. `given`: half of the 80 % interval of the logarithm of
-    the ratio of two candidates' times, in place of what is published."""
+    """The errors of the cost model for the candidates of a plan."""
 
-    def __init__(self, scenario: Scenario, objectives: Sequence[Objective], given: float | None) -> None:
+    def __init__(self, scenario: Scenario, objectives: Sequence[Objective]) -> None:
         self._tables = base_tables(scenario)
         self._objectives = objectives
-        self._given = given
         self._assemblies: dict[tuple[str, int], Assembly] = {}
 
     def assembly(self, candidate: Candidate, engines: int) -> Assembly:
@@ -86,8 +86,6 @@ class ModelErrors:
 
     def _of_times(self, best: Ranked, item: Ranked) -> Difference:
         """Return the error of log(time of the best / time of this candidate)."""
-        if self._given is not None:
-            return Difference(0.0, self._given)
         mine, other = self.run_of(best), self.run_of(item)
         least = max(speed_up_error(mine), speed_up_error(other))
         tightest = [of.finding.tightest for of in (best, item) if of.finding.tightest is not None]
@@ -133,10 +131,3 @@ def curve_of_counts(fine: Finding, rough: Finding | None, load: float, rough_eng
     """Return the same for a search over the number of engines that serve `load`."""
     by_load = {load / count: shares for count, shares in fine.curve.items()}
     return curve_of(Finding(0.0, curve=by_load), rough, 1.0, rough_engines)
-
-
-def source_of_comparisons(given: float | None) -> str:
-    """Say where the error of comparisons comes from. `given`: by the user."""
-    if given is not None:
-        return "--model-error"
-    return "published deployments that share as much as these; at least that of speed-ups, docs/evidence/accuracy.md"

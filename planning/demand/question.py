@@ -27,10 +27,7 @@ class Question:
         gpus: Devices there are; None asks for the least number of them.
         seeds: Those of the last round.
         requests: Of a run, at least; None: all of a trace's.
-        model_error: Half of the 80 % interval of the logarithm of the ratio of two candidates' times, by which
-            candidates may be confused; None takes what is published.
         prices: Of an hour of a GPU by its name. Where every candidate has one, the least GPUs are the cheapest ones.
-        watts: Of a GPU under load by its name.
         day: The trace whose hours get replicas; None: no replicas by the hour are asked for.
     """
 
@@ -39,9 +36,7 @@ class Question:
     gpus: int | None
     seeds: Sequence[int]
     requests: int | None
-    model_error: float | None
     prices: Mapping[str, float] = field(default_factory=dict)
-    watts: Mapping[str, float] = field(default_factory=dict)
     day: Day | None = None
 
 
@@ -52,9 +47,7 @@ def question_of(
     gpus: int | None = None,
     seeds: int = 48,
     requests: int | None = None,
-    model_error: float | None = None,
     prices: Mapping[str, float] = MappingProxyType({}),
-    watts: Mapping[str, float] = MappingProxyType({}),
     by_hour: bool = False,
     headroom: float = 0.2,
     warm_up_s: float = 300.0,
@@ -70,11 +63,9 @@ def question_of(
         "gpus": (gpus is None or 1 <= gpus <= MOST_GPUS, gpus, f"from 1 to {MOST_GPUS:,}"),
         "seeds": (2 <= seeds <= MOST_SEEDS, seeds, f"from 2 to {MOST_SEEDS}"),
         "requests": (requests is None or requests >= LEAST_REQUESTS, requests, f"from {LEAST_REQUESTS} on"),
-        "model_error": (model_error is None or 0 <= model_error <= 1, model_error, "a share from 0 to 1"),
         "headroom": (0 <= headroom <= MOST_HEADROOM, headroom, f"a share from 0 to {MOST_HEADROOM}"),
         "warm_up_s": (0 <= warm_up_s <= MOST_WARM_UP_S, warm_up_s, f"from 0 to {MOST_WARM_UP_S:,}"),
         **{f"prices.{gpu}": (0 < price < math.inf, price, "above 0") for gpu, price in prices.items()},
-        **{f"power.{gpu}": (0 < power < math.inf, power, "above 0") for gpu, power in watts.items()},
     }
     if wrong := [
         Problem(key, f"is {value}; expected {what}") for key, (is_right, value, what) in rules.items() if not is_right
@@ -86,6 +77,6 @@ def question_of(
         scenario = busiest_hour(scenario, day.part)
     if requests is None and scenario.workload.trace is None:
         requests = REQUESTS
-    priced, powered = ({lookup_gpu(gpu).name: one for gpu, one in of.items()} for of in (prices, watts))
+    priced = {lookup_gpu(gpu).name: price for gpu, price in prices.items()}
     decisive = range(scenario.seed, scenario.seed + seeds)
-    return Question(objectives, load, gpus, decisive, requests, model_error, priced, powered, day), scenario
+    return Question(objectives, load, gpus, decisive, requests, priced, day), scenario

@@ -125,5 +125,7 @@ def test_a_removed_command_and_a_removed_option_name_their_successors(refused, m
     monkeypatch.setitem(app.GONE, "simulate --hours", "--set workload.stop_s=SECONDS")
     assert "estimate is gone: use `foredraft simulate`" in refused("estimate", "x.toml")
     assert "simulate --hours is gone: use --set workload.stop_s=SECONDS" in refused("simulate", "--hours=3")
+    assert "plan --power is gone: use `--price`" in refused("plan", "--power", "H100=600")
+    assert "plan --model-error is gone" in refused("plan", "--model-error=5")
     assert "No such option: --minutes" in refused("simulate", "--minutes", "3")
     assert "No such command 'estimates'" in refused("estimates")

@@ -88,7 +88,7 @@ def plan_store(folder: Path) -> None:
     answer |= {"limits": [{"name": "tpot_p99", "key": "p99_tpot_ms", "limit_ms": 6.0}], "load_key": "workload.rate"}
     answer |= {
         "load_unit": "requests/s",
-        "model_error": 0.05,
+        "model_error_source": "a test",
         "candidates": candidates,
         "refused": [{"name": "x", "reason": "y"}],
     }
@@ -272,7 +272,7 @@ def test_a_tune_is_drawn_by_phase_and_batch_size(made):
                 "requests/s on 1 GPU",
                 "Cannot run",
                 "Timing of a test.",
-                "5.0% of the cost model",
+                "a test: within it candidates are called equal",
                 "Throughput of a GPU against the speed of a user",
                 "GPUs against load",
                 "p99 TPOT against",

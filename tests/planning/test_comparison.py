@@ -12,7 +12,6 @@ from foredraft.planning.confidence.comparison import (
     SPEED_UP_BATCHES,
     ModelErrors,
     about_speed_ups,
-    source_of_comparisons,
     speed_up_error,
 )
 from foredraft.planning.confidence.model_error import Curve
@@ -30,11 +29,11 @@ STEEP = Curve.of(
 TABLES = {"hardware": {"server": "vllm-0.18", "kernels": "roofline"}, "model": {"target": "llama-3.1-8b"}}
 
 
-def errors_and_candidates(tried, server="vllm-0.18", given=None) -> tuple[ModelErrors, list[Ranked]]:
+def errors_and_candidates(tried, server="vllm-0.18") -> tuple[ModelErrors, list[Ranked]]:
     scenario = scenario_with(TABLES, {"hardware.server": server})
     candidates = make_candidates(scenario, tried, None)
     found = Finding(10.0, summary=SUMMARY, tightest=LIMITS[1], excess=0.97)
-    return ModelErrors(scenario, LIMITS, given), [Ranked(one, found, one.gpus_per_unit, 10.0) for one in candidates]
+    return ModelErrors(scenario, LIMITS), [Ranked(one, found, one.gpus_per_unit, 10.0) for one in candidates]
 
 
 def half_widths(tried, **more) -> list[float]:
@@ -62,8 +61,6 @@ def test_without_published_points_gpus_are_apart_by_an_order_of_magnitude():
     known = published_errors()["roofline"]
     assert steps == pytest.approx(1.02 * known.speed_ups[NOTHING], rel=1e-3)
     assert gpus == pytest.approx(1.02 * known.times[TPOT][NOTHING][1], rel=1e-3)
-    assert half_widths(GPUS, given=0.3) == [pytest.approx(1.02 * 0.3, rel=1e-3)]
-    assert source_of_comparisons(0.3) == "--model-error"
 
 
 def test_loads_that_follow_times_more_are_less_sure():

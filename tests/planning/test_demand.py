@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from foredraft.planning.candidates import make_candidates
 from foredraft.planning.confidence.ranked import Ranked
-from foredraft.planning.demand.bill import bill_of, energy
+from foredraft.planning.demand.bill import bill_of
 from foredraft.planning.demand.hours import Day, busiest_hour, replicas_by_hour
 from foredraft.planning.demand.question import Question
 from foredraft.planning.demand.trace_part import TracePart
@@ -61,27 +60,20 @@ def test_a_replica_is_planned_for_the_busiest_hour(tmp_path: Path):
     assert busiest_hour(chosen, hour) is chosen
 
 
-def test_a_bill_shares_the_price_of_the_gpus_among_the_tokens():
+def test_a_bill_is_the_price_of_the_gpus_over_the_output_tokens():
     scenario = scenario_with({}, {"workload.rate": 4.0})
     [candidate] = make_candidates(scenario, {"speculation.steps": [1]}, None)
-    plan = Plan(scenario, [candidate], Question(parse_slo("ttft_p99<1s"), None, None, range(2), 400, None))
+    plan = Plan(scenario, [candidate], Question(parse_slo("ttft_p99<1s"), None, None, range(2), 400))
     summary = {"mean_input_tokens": 300.0, "mean_output_tokens": 100.0}
     item = Ranked(candidate, Finding(10.0, summary=summary), 2, 10.0)
-    bill = bill_of(plan, item, 3.6)  # 2 GPUs: 0.002 a second, for 1,000 output and 3,000 prompt tokens
-    assert bill.planned.output == pytest.approx(2.0) and bill.planned.input == pytest.approx(2 / 3)
-    assert bill.planned.all == pytest.approx(0.5) and bill.month == pytest.approx(7.2 * 730)
-    assert bill.own is not None and bill.own.output == pytest.approx(5.0)  # at 4 instead of 10 requests/s
+    bill = bill_of(plan, item, 3.6)  # 2 GPUs: 0.002 a second, for 1,000 output tokens
+    assert bill.planned == pytest.approx(2.0) and bill.month == pytest.approx(7.2 * 730)
+    assert bill.own == pytest.approx(5.0)  # at 4 instead of 10 requests/s
     assert bill_of(plan, Ranked(candidate, item.finding, 2, 3.0), 3.6).own is None  # it does not hold that load
-    plan.question = replace(plan.question, watts={"L40S": 300.0})
-    assert energy(plan, item) is None
-    plan.question = replace(plan.question, watts={"H100": 600.0})
-    used = energy(plan, item)
-    assert used is not None and used.kwh_per_million == pytest.approx(1.2 / 3600 / 1000 * 1e6)
-    assert used.kwh_per_month == pytest.approx(876.0)
 
 
 def test_a_load_of_a_trace_is_a_multiple_of_its_mean_rate(tmp_path: Path):
     part = day(tmp_path)
     [candidate] = make_candidates(part.scenario, {"speculation.steps": [1]}, None)
-    plan = Plan(part.scenario, [candidate], Question(parse_slo("ttft_p99<1s"), None, None, range(2), None, None))
+    plan = Plan(part.scenario, [candidate], Question(parse_slo("ttft_p99<1s"), None, None, range(2), None))
     assert plan.requests_per_s(2.0) == pytest.approx(2 * 469 / 10_800, rel=1e-4)

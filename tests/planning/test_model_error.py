@@ -150,7 +150,7 @@ def test_the_range_is_what_a_plan_with_longer_passes_finds(monkeypatch):
 
     def plan() -> Plan:
         whole = Plan(
-            scenario, make_candidates(scenario, tried, None), Question(limits, None, None, range(2), None, None)
+            scenario, make_candidates(scenario, tried, None), Question(limits, None, None, range(2), None)
         )
         for _ in whole.run(Service(lambda run: run_trial(base_tables(scenario), run))):
             pass

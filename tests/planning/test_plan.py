@@ -25,7 +25,7 @@ from foredraft.planning.trial import Trial
 from foredraft.sim.cost.published.evidence import Difference
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with
-from known_service import LIMIT, Service, noise, trial
+from known_service import LIMIT, Service, compare_within, noise, trial
 
 
 def test_wrong_values_are_refused_before_the_first_run():
@@ -96,7 +96,8 @@ def toy(settings: Mapping[str, Any]) -> Trial:
 def plan_of(load: float | None, gpus: int | None) -> tuple[Plan, Service]:
     tried = {"speculation.algorithm": ["NONE", "EAGLE3"], "speculation.steps": [1, 2, 3, 4, 5]}
     candidates = make_candidates(Scenario(), tried, gpus)
-    whole = Plan(Scenario(), candidates, Question(LIMIT, load, gpus, range(2), 400, model_error=0.05))
+    whole = Plan(Scenario(), candidates, Question(LIMIT, load, gpus, range(2), 400))
+    compare_within(whole, 0.05)
     service = Service(toy)
     for _ in whole.run(service):
         pass
@@ -131,7 +132,8 @@ def test_candidates_are_compared_seed_by_seed():
         return trial(100 * (settings["workload.rate"] / own) ** 2, mean_output_tokens=1.0)
 
     candidates = make_candidates(Scenario(), {"speculation.steps": [1, 2, 3]}, None)
-    whole = Plan(Scenario(), candidates, Question(LIMIT, None, None, range(48), 400, model_error=0.0))
+    whole = Plan(Scenario(), candidates, Question(LIMIT, None, None, range(48), 400))
+    compare_within(whole, 0.0)
     service = Service(answer)
     rounds = [name for name, _, _ in whole.run(service)]
     assert rounds == ["first"] * 3 + ["second"] * 3 + ["third"] * 3
@@ -169,7 +171,8 @@ def test_a_plan_on_a_whole_trace_drops_candidates_on_its_slices(tmp_path: Path):
         own *= 1.0 if "workload.num_requests" in settings else 1.3
         return trial(100 * (settings["workload.rate_scale"] / own) ** 3, output_throughput=1.0)
 
-    whole = Plan(scenario, candidates, Question(LIMIT, None, None, range(4), None, model_error=0.07))
+    whole = Plan(scenario, candidates, Question(LIMIT, None, None, range(4), None))
+    compare_within(whole, 0.07)
     service = Service(answer)
     for _ in whole.run(service):
         pass
@@ -217,7 +220,8 @@ def test_a_plan_with_prices_takes_the_cheapest_gpus():
     candidates = make_candidates(Scenario(), tried, None)
     found = {}
     for prices in ({}, {"H100": 1.0, "H200": 3.0}):
-        whole = Plan(Scenario(), candidates, Question(LIMIT, 11.0, None, range(2), 400, 0.05, prices))
+        whole = Plan(Scenario(), candidates, Question(LIMIT, 11.0, None, range(2), 400, prices))
+        compare_within(whole, 0.05)
         for _ in whole.run(Service(answer)):
             pass
         found[bool(prices)] = [(item.candidate.settings["hardware.gpu"], item.gpus) for item in rank_candidates(whole)]
@@ -255,7 +259,7 @@ def test_a_plan_asks_the_same_again():
 def test_prefill_and_decode_apart_are_described_by_their_smallest_deployment():
     tried = {"speculation.steps": [1], "disaggregation.ratio": ["2:2"]}
     [candidate] = make_candidates(Scenario(), tried, None)
-    whole = Plan(Scenario(), [candidate], Question(LIMIT, None, None, range(2), 400, 0.05))
+    whole = Plan(Scenario(), [candidate], Question(LIMIT, None, None, range(2), 400))
     numbers = ["kv_occupancy_max", "retractions", "max_queue_length", "decode_rounds", "device_busy_share", "duration"]
     summary = dict.fromkeys(numbers, 0.0) | dict.fromkeys(
         ["mean_running", "mean_input_tokens", "mean_output_tokens", "replicas"], 4

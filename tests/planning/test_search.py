@@ -25,7 +25,7 @@ from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from known_service import BALANCED, LIMIT, Service, noise, trial
+from known_service import BALANCED, LIMIT, Service, compare_within, noise, trial
 
 SHAPES: Mapping[str, Callable[[float], float]] = {  # ms by the share of the capacity
     "power": lambda share: 100 * share**3,
@@ -164,7 +164,8 @@ def test_bounds_of_all_candidates_hold_where_runs_draw_busy_windows(rise: str):
 
     candidates = make_candidates(Scenario(), {"speculation.steps": [1, 2, 3]}, None)
     for first in range(0, 10_000, 1000):
-        whole = Plan(Scenario(), candidates, Question(LIMIT, None, None, range(first, first + 48), 400, 0.0))
+        whole = Plan(Scenario(), candidates, Question(LIMIT, None, None, range(first, first + 48), 400))
+        compare_within(whole, 0.0)
         service = Service(answer)
         for _ in whole.run(service):
             pass

@@ -6,9 +6,12 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from foredraft.planning.confidence.comparison import ModelErrors
+from foredraft.planning.plan import Plan
 from foredraft.planning.slo import parse_slo
 from foredraft.planning.trial import Trial
 from foredraft.planning.workers import Job
+from foredraft.sim.cost.published.evidence import Difference
 
 LIMIT = parse_slo("ttft_p99<100ms")
 BALANCED = dict.fromkeys(("refused", "aborted", "failed", "unfinished"), 0)
@@ -43,3 +46,9 @@ class Service:
 
 def noise(seed: int | str) -> float:
     return random.Random(seed).gauss(0, 1)
+
+
+def compare_within(whole: Plan, half_width: float) -> None:
+    """Give the plan's comparisons this error of the ratio of two candidates' times."""
+    whole.errors = ModelErrors(whole.scenario, whole.question.objectives)
+    whole.errors._of_times = lambda best, item: Difference(0.0, half_width)
