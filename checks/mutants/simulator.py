@@ -13,8 +13,6 @@ from ...core.acceptance.process import GaussianAcceptance
 from ...core.contract.events import Committed
 from ...core.draws import request_key
 from ...sim.actors.router import Link
-from ...sim.cost.passes.curve import Pass
-from ...sim.cost.passes.drafting import DraftPasses
 from ...sim.cost.passes.forward import ForwardCost
 from ...sim.workload.workload import Arrival
 from ..adapters.simulator import CheckedSimulator
@@ -261,14 +259,7 @@ RefusesTheSmall (SIM-11): A service of a single request is refused: there would 
             raise ValueError("one request is no service")
         return good(self, service, workload)
 
-DraftsOnceTooOften (SIM-13, SIM-14): A round is charged one draft pass more than it has.
-    CheckedSimulator.make:
-        simulation = good(self, scenario, metrics, history, faults)
-        if simulation.assembly.cost._draft is not None:
-            simulation.assembly.cost._draft.__class__ = OneMoreDraftPass
-        return simulation
-
-ReadsTheExpertsOfOneToken (SIM-14, SIM-13): Verifying many tokens of a sparse model reads the experts that one token reaches.
+ReadsTheExpertsOfOneToken (SIM-14): A pass over many tokens of a sparse model reads the experts that one token reaches.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)
         simulation.assembly.cost._target.__class__ = ExpertsOfOneToken
@@ -286,6 +277,21 @@ PlansForNothing (SIM-14): The time of planning is not charged.
         simulation = good(self, scenario, metrics, history, faults)
         for actor in simulation.replicas:
             actor.host.cost = replace(actor.host.cost, plan_base_ns=0)
+        return simulation
+
+HasAnOlderMemory (SIM-14): A device with a faster memory is priced with that of an older one.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        cost = simulation.assembly.cost._target
+        if cost.gpu.name != "H100":
+            cost.gpu = replace(cost.gpu, memory_bandwidth_bytes_per_s=2e12)
+        return simulation
+
+HalvesLargeBatches (SIM-14): A decode round of more than two rows is priced at half of its time.
+    CheckedSimulator.make:
+        simulation = good(self, scenario, metrics, history, faults)
+        cost = simulation.assembly.cost
+        cost.decode_ns = lambda batch, *shape, good=cost.decode_ns: good(batch, *shape) // (1 + (batch > 2))
         return simulation
 
 ReceivesManyAtOnce (SIM-14, RAISES): A port takes in transfers from several engines at the same time.
@@ -313,7 +319,7 @@ NeverCountsDown (SIM-15, SIM-16): A router's load never goes down.
 IgnoresDeadlines (SIM-15): Clients wait for their answers for ever.
     CheckedSimulator.scenario = good(self, replace(service, deadline_ms=0), workload)
 
-FluctuatesUpwards (SIM-13): Device times fluctuate around their medians, so that their mean is greater than without.
+FluctuatesUpwards (SIM-14): Device times fluctuate around their medians, so that their mean is greater than without.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)
         for actor in simulation.replicas:
@@ -380,13 +386,6 @@ class EarlyWindows(GaussianAcceptance):
         return super().run_windows(request_keys, starts // 8 * 8, width, shifts)
 
 
-class OneMoreDraftPass(DraftPasses):
-    """A draft pass more than there are steps."""
-
-    def of_steps(self, batch_size: int, steps: int, topk: int, has_graph: bool = True) -> list[Pass]:
-        return super().of_steps(batch_size, steps and steps + 1, topk, has_graph)
-
-
 class ExpertsOfOneToken(ForwardCost):
     """As many experts as a single token reaches."""
 
@@ -435,7 +434,7 @@ def restamp(history, stamp):
 
 
 _PLACES = [
-    *(CheckedSimulator, Committed, EarlyWindows, ExpertsOfOneToken, Forgetful, Link, OneMoreDraftPass),
+    *(CheckedSimulator, Committed, EarlyWindows, ExpertsOfOneToken, Forgetful, Link),
     *(perf_counter_ns, redraw_outputs, replace, request_key, restamp),
 ]
 MUTANTS = subclasses("simulator", CheckedSimulator, _PLACES, TIMES + DRAWS + REPORTS + RESOURCES, __name__, np=np)

@@ -170,7 +170,8 @@ Simulator, determinism, metrics:
     SIM-12 M: a block of rounds equals its rounds committed one by one: tokens, decisions, committed lengths, counters (slot ids may
         differ)
     SIM-13 R: every number of a report is that of its log, recomputed: latencies, rates, accept length, steps in use, shares
-    SIM-14 R: every round and transfer takes the time that host, bytes and operations say, and never less than its weights' bytes
+    SIM-14 M: more work is never cheaper, more bandwidth never slower, a slower host delays each round by as much; no round or
+        transfer is faster than its bytes, and what fluctuates does so by itself and not in the mean
     SIM-15 R: arrivals, lengths, clients, batches, routes and links are those asked for; each request has its own acceptance
     SIM-16 R: after the drain loads, rows, slots, ports and gauges are 0; each request, message and token counts once
     SIM-17 M: a service whose steps run several rounds gives each request the same tokens at the same times as round by round

@@ -32,8 +32,7 @@ class WrongNumber(NamedTuple):
 
 
 class Books:
-    """What `summary` says of the run behind `ledger`. `busy_ns`: the least and the most work of each replica's device;
-    None where it is not known.
+    """What `summary` says of the run behind `ledger`. `busy_ns`: the least and the most work of each replica's device.
 
     `is_plain`: every engine does all of a request, and no step has failed; only then all that is counted by engine can
     be recounted.
@@ -43,7 +42,7 @@ class Books:
         self,
         ledger: SimulatorLedger,
         summary: dict[str, Any],
-        busy_ns: dict[int, tuple[float, float]] | None,
+        busy_ns: dict[int, tuple[int, int]],
         *,
         is_plain: bool,
         has_faults: bool,
@@ -177,7 +176,7 @@ class Books:
             is_share = "share" in name or "occupancy" in name or name.endswith(("_rate", "attainment"))
             if is_share and any(part is not None and not 0 <= part <= 1 for part in values):
                 yield WrongNumber(name, value, "a share, 0 … 1")
-        if self.busy_ns is None or not self.duration_ns:
+        if not self.duration_ns:
             return
         shares = self.summary["device_busy_share_per_replica"]
         for replica, share in enumerate(shares):

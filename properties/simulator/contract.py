@@ -10,9 +10,15 @@ from typing import ClassVar, Protocol
 from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
 
-MACHINES = ("dense", "sparse", "8-bit", "eager", "two devices")
+MACHINES = ("dense", "sparse", "8-bit", "eager", "two devices", "free host")
 """A dense model; one with experts; 8-bit weights and KV; without captured graphs, its drafts driven by the host;
-over two devices."""
+over two devices; a dense model whose host takes no time, so that a device is busy while its engine has a step."""
+
+CHANGES = ("bandwidth", "host")
+"""What a machine has more of with `machines`: bandwidth of its memory; time that its host takes before each round,
+`HOST_DELAY_NS`."""
+
+HOST_DELAY_NS = 1_000_000
 
 TREE_NODES = 6
 
@@ -29,9 +35,6 @@ FAULTS = (
 )
 """Kinds of faults that a simulator with `faults` knows.
 The probability is per step (device, pool), message (link) or request (client)."""
-
-DECODING_TOKENS = 256
-"""To a prefix-aware router a request of an engine counts as many waiting prompt tokens."""
 
 BURST = "load.burst"
 """With `bursts`: a kind of fault by which a request comes several times at once. The copies of r3 are r3.1, r3.2, …,
@@ -135,9 +138,10 @@ class SimulatorCapabilities(Capabilities):
     parts: bool = False  # `in_parts(service)` runs each engine by itself
     books: bool = False  # events are lines of a log, and an answer has `books`
     # Prompts may share their beginnings, and the log has each as `segments`, (id, tokens). A prefix-aware router sends
-    # a request to an engine with the fewest tokens before its first one: of prompts that wait there, without what was
-    # sent there before; `DECODING_TOKENS` for each request there; of its own prompt, without what was sent there.
+    # no request to an engine that knows less of its prompt (by what was sent there before) than another one which has
+    # no more requests and no more prompt tokens that wait.
     prefixes: bool = False
+    machines: bool = False  # `changed(service, change)` runs it on a machine that has more of one of `CHANGES`
     rebalance: bool = False  # `rebalance_ms` may be set
     acceptance: bool = False  # `acceptance` may be set, and `books` have `asked`
     chunks: bool = False  # clients get output in chunks: `stream_interval` and `chunk_us` may be set
@@ -152,6 +156,7 @@ class SimulatorCapabilities(Capabilities):
         "bursts": ("faults", "books"),
         "parts": ("books",),
         "notices": ("books",),
+        "machines": ("books",),
     }
 
 
@@ -182,7 +187,9 @@ class Simulator(Protocol):
     one key more:
 
       books       mapping: summary   every number of the report by its name, as in summary.json
-                           machine   the numbers of one engine's machine, as `simulator/roofline.py` reads them
+                           machine   of a device of an engine: `bytes_per_s` of its memory; `weights_bytes`, its share
+                                     of the weights that every pass reads; `experts`, `experts_per_token` and
+                                     `expert_bytes`, its share of one expert of all layers (0 without experts)
                            runs      mapping: id of a request -> per output position the longest run of drafts that
                                      verification would accept there, asked of the acceptance process alone
                            rounds    of the same process, with `steps` drafts a round: mappings id -> accept lengths,
@@ -219,6 +226,10 @@ class Simulator(Protocol):
     @needs("blocks")
     def round_by_round(self, service: Service) -> Mapping[str, object] | None:
         """Simulate it with steps of one round each."""
+
+    @needs("machines")
+    def changed(self, service: Service, change: str) -> Mapping[str, object] | None:
+        """Simulate it on a machine that has more of one of `CHANGES`."""
 
     @needs("parts")
     def in_parts(self, service: Service) -> Sequence[Mapping[str, object]] | None:

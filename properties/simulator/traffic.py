@@ -1,4 +1,4 @@
-"""What moves outside the engines: requests from clients over links and routers, KV over ports, and what
+"""Laws of what moves outside the engines: requests from clients over links and routers, KV over ports, and what
 remains of all of it."""
 
 from __future__ import annotations
@@ -7,12 +7,12 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from itertools import combinations, pairwise
-from math import ceil, log
+from itertools import pairwise
+from math import ceil
 from statistics import correlation, fmean, pstdev
 
 from .answer import SimulatorAnswer
-from .contract import BURST, DECODING_TOKENS, Service, SimulatorConfig
+from .contract import BURST, Service, SimulatorConfig
 from .ledger import SimulatedLife, SimulatorLedger
 
 BYTES_PER_TOKEN = 4
@@ -21,9 +21,6 @@ SURE = 4.5
 
 SEVERAL = 200
 """Draws from which their distribution is looked at."""
-
-SURELY_APART = 40
-"""Rounds of two engines from which it is looked at whether they fluctuate together."""
 
 ROUNDS_IN_FLIGHT = 3
 """The most that a request may still get after its engine was told that it ends."""
@@ -139,27 +136,42 @@ class Traffic:
     # -- links and routers --------------------------------------------------------------------------------------------
 
     def wrong_delivery(self) -> Iterator[tuple[str, str]]:
-        """Find a message that does not take the latency and its bytes' time after those before it, or a route
-        against the policy."""
+        """Find a message that arrives before its bytes can, alone or with those that were sent after it was, one that
+        overtakes another one of its link, or a route against the policy."""
         if self.service.clients or not self.links_work or BURST in self.kinds:
             return
         latency_ns, bytes_per_s = self.answer.books["link"]
         lives = {life.id: life for life in (*self.ledger.lives.values(), *self.ledger.refused)}
-        free_ns: dict[int, int] = {}
+        links: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         sent: list[tuple[int, SimulatedLife]] = []
         for number, (time_ns, prompt, _) in enumerate(self.answer.arrivals):
             life = lives.get(f"r{number}")
             if life is None:
                 continue
             sent.append((time_ns, life))
-            begin_ns = max(free_ns.get(life.replica, 0), time_ns)
-            free_ns[life.replica] = begin_ns + int(prompt * BYTES_PER_TOKEN / bytes_per_s * 1e9)
-            should_ns = free_ns[life.replica] + latency_ns
-            if abs(life.arrival_ns - should_ns) > 1:
-                yield f"request {number} reaches its engine at {life.arrival_ns} ns", f"{should_ns} ns, by its link"
+            takes_ns = int(prompt * BYTES_PER_TOKEN / bytes_per_s * 1e9)
+            links[life.replica].append((time_ns, life.arrival_ns - latency_ns, takes_ns))
+        for replica, messages in links.items():
+            yield from self._link(replica, messages)
         is_plain = not self.config.has_pools and not self.service.chunk_us  # else ends reach a router later
         if len(sent) == len(self.answer.arrivals) and is_plain and self.service.replicas > 1:
             yield from self._routes(sent)
+
+    def _link(self, replica: int, messages: list[tuple[int, int, int]]) -> Iterator[tuple[str, str]]:
+        """Check the messages of a link in the order in which they were sent: (sent, arrived without the latency, time
+        of its bytes)."""
+        for (_, before_ns, _), (_, after_ns, _) in pairwise(messages):
+            if after_ns < before_ns:
+                yield f"a request overtakes another one on the link to engine {replica}", "the order of sending"
+                return
+        for first, (begin_ns, _, _) in enumerate(messages):
+            total_ns = 0
+            for _, arrived_ns, takes_ns in messages[first:]:
+                total_ns += takes_ns
+                if arrived_ns - begin_ns < total_ns - 1:
+                    was = f"{total_ns} ns of requests have passed the link to engine {replica} in {arrived_ns - begin_ns} ns"
+                    yield was, "one request at a time on each link, and the latency"
+                    return
 
     def wrong_leaving(self) -> Iterator[tuple[str, str]]:
         """Find a client that leaves and is not heard, or one whose request is given up before it leaves."""
@@ -203,24 +215,25 @@ class Traffic:
             times[life.replica].append(life.end_ns)
 
     def _soonest(self, sent: list[tuple[int, SimulatedLife]]) -> Iterator[tuple[str, str]]:
-        """Find a request that does not go to an engine with the least work before its first token, as far as a router
-        knows that has seen prompts, first tokens and ends."""
+        """Find a request at an engine that knows less of its prompt than another one, which has no more to do, by
+        what a router has seen: prompts, first tokens and ends."""
         replicas = range(self.service.replicas)
         known: list[dict[int, int]] = [{} for _ in replicas]
         routed: list[list[tuple[SimulatedLife, int]]] = [[] for _ in replicas]  # with the tokens that were missing
         for number, (time_ns, life) in enumerate(sent):
             missing = [life.prompt - _matched(life.segments, known[r]) for r in replicas]
             # At one time first tokens and ends may come before or after.
-            least = [missing[r] + sum(_work(*one, time_ns + 1) for one in routed[r]) for r in replicas]
-            most = [missing[r] + sum(_work(*one, time_ns) for one in routed[r]) for r in replicas]
-            if least[life.replica] > min(most):
-                was = f"request {number} goes to engine {life.replica}, with {least[life.replica]} tokens before its first"
-                yield was, f"an engine with the fewest, {min(most)}"
-                return
-            routed[life.replica].append((life, missing[life.replica]))
+            least, most = ([_to_do(routed[r], at_ns) for r in replicas] for at_ns in (time_ns + 1, time_ns))
+            mine = life.replica
+            for other in replicas:
+                if missing[other] < missing[mine] and all(map(int.__le__, most[other], least[mine])):
+                    was = f"request {number} goes to engine {mine}, which misses {missing[mine]} tokens of its prompt"
+                    yield was, f"engine {other}, which has no more to do and misses {missing[other]}"
+                    return
+            routed[mine].append((life, missing[mine]))
             for segment, tokens in life.segments:
-                known[life.replica][segment] = max(tokens, known[life.replica].get(segment, 0))
-            if sum(known[life.replica].values()) > self.service.pages * self.config.page_size:
+                known[mine][segment] = max(tokens, known[mine].get(segment, 0))
+            if sum(known[mine].values()) > self.service.pages * self.config.page_size:
                 return  # it forgets some, as a cache does
 
     # -- ports --------------------------------------------------------------------------------------------------------
@@ -238,22 +251,14 @@ class Traffic:
             pages, before = ceil(life.prompt / self.config.page_size), life.prompt - life.last_chunk
             num_bytes[life.id] = pages * page_bytes
             takes_ns[life.id] = int((pages - before // self.config.page_size) * page_bytes / bytes_per_s * 1e9)
-        layers = self.answer.books["machine"]["target"]["layers"] if self.config.layerwise else 1
-        host = self.answer.books["machine"]["host"]
-        commit_ns = host["commit_base_ns"] + self.service.max_running * (
-            host["commit_row_ns"] + host["commit_token_ns"] + host["detokenise_token_ns"]
-        )
         for life in joined:
-            # Layer by layer, the last layer of the pages that a step has filled is left after it, while the host takes
-            # its result.
-            num_pages = life.last_chunk // self.config.page_size
-            last_ns = int(num_pages * page_bytes / bytes_per_s * 1e9)
-            least_ns = takes_ns[life.id] if layers == 1 else max(last_ns // layers - commit_ns, 0)
+            # Layer by layer, KV leaves while the step computes the next layer, and all but the last one may be there.
+            least_ns = 0 if self.config.layerwise else takes_ns[life.id]
             computed_ns = life.emissions[0][0]
-            if life.joined_ns < computed_ns + least_ns + latency_ns:
+            if life.joined_ns < computed_ns + least_ns + (0 if self.config.layerwise else latency_ns):
                 was = f"the KV of {life.id} is there {life.joined_ns - computed_ns} ns after it was computed"
                 yield was, f"at least {least_ns + latency_ns} ns: the time of its bytes, and the latency"
-        if layers > 1:
+        if self.config.layerwise:
             return
         ports = {("out of", life.replica) for life in joined} | {("into", life.joined_at) for life in joined}
         for way, engine in sorted(ports):
@@ -336,19 +341,6 @@ class Traffic:
                 chunks.append((arrives_ns, unsent.pop(at)))
         return sent
 
-    def wrong_fluctuation(self, factors: Mapping[int, list[float | None]]) -> Iterator[tuple[str, str]]:
-        """Find two engines whose device times fluctuate together. `factors`: by engine, of each of its rounds the time
-        over the one without fluctuation; None where it is not known."""
-        for one, other in combinations(factors, 2):
-            pairs = zip(factors[one], factors[other], strict=False)
-            known = [(log(a), log(b)) for a, b in pairs if a and b]
-            if (
-                len(known) >= SURELY_APART
-                and (together := correlation(*zip(*known, strict=True))) > SURE / len(known) ** 0.5
-            ):
-                was = f"the times of {len(known)} rounds of engines {one} and {other} correlate by {together:.2f}"
-                yield was, "each device fluctuates by itself"
-
     def wrong_rest(self) -> Iterator[tuple[str, str]]:
         """Find what is left after the drain, or a message, request or token that does not count once."""
         for name, amount in self.answer.books["left"].items():
@@ -383,9 +375,9 @@ def _matched(segments: tuple[tuple[int, int], ...], known: Mapping[int, int]) ->
     return matched
 
 
-def _work(life: SimulatedLife, missing: int, time_ns: int) -> int:
-    """Return for how many tokens a request counts whose end, or first token, is at `time_ns` or later."""
-    if life.end_ns < time_ns:
-        return 0
-    waits = not life.emissions or life.emissions[0][0] >= time_ns
-    return DECODING_TOKENS + (missing if waits else 0)
+def _to_do(routed: list[tuple[SimulatedLife, int]], time_ns: int) -> tuple[int, int]:
+    """Return the requests of an engine that end at `time_ns` or later, and the tokens that they missed of those whose
+    first token comes then."""
+    there = [(life, missing) for life, missing in routed if life.end_ns >= time_ns]
+    waiting = (missing for life, missing in there if not life.emissions or life.emissions[0][0] >= time_ns)
+    return len(there), sum(waiting)

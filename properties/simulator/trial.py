@@ -13,7 +13,7 @@ from ..harness.operation import Operation, operation
 from ..harness.trial import Refused, Trial
 from . import invariants as invariants  # registers the checkers
 from .answer import Queueing, SimulatorAnswer, SimulatorMoment
-from .contract import BURST, BURST_REQUESTS, FAULTS, Service, Simulator, SimulatorCapabilities, SimulatorConfig
+from .contract import BURST, BURST_REQUESTS, CHANGES, FAULTS, Service, Simulator, SimulatorCapabilities, SimulatorConfig
 from .elsewhere import CASES, digest, digests_elsewhere, is_importable
 from .reading import read_answer, read_requests
 from .services import IMPOSSIBLE, MAX_PAGES, MAX_REPLICAS, MAX_REQUESTS, impossible_for, makes_sense
@@ -74,6 +74,12 @@ def _is_apart(t: SimulatorTrial, replicas: int, cancels: int) -> bool:
 
 def _may_have_faults(t: SimulatorTrial) -> bool:
     return not t.config.has_pools
+
+
+def _is_known_machine(t: SimulatorTrial, change: str) -> bool:
+    if t.config.has_pools or (change == "host" and t.config.machine == "free host"):
+        return False
+    return change in CHANGES
 
 
 def _has_room_for(t: SimulatorTrial, pages: int, percent: int, together: int) -> bool:
@@ -222,8 +228,22 @@ class SimulatorTrial(Trial):
             return False
         plain = STAYS | {"prompt_lens": (5,), "output_lens": (120,)}
         pages = -(-1024 // self.config.page_size)
-        size: dict[str, Any] = {"pages": pages, "max_running": 1, "replicas": replicas}
-        self._simulate(self.subject.run, replace(self.service, num_requests=requests, jitter=jitter, **size, **plain))
+        size: dict[str, Any] = {"pages": pages, "max_running": 1, "replicas": replicas, "num_requests": requests}
+        even = self._simulate(self.subject.run, replace(self.service, **size, **plain))
+        if even is not None and jitter:
+            uneven = self._simulate(self.subject.run, replace(even.service, jitter=jitter))
+            self.moment.fluctuating = None if uneven is None else (even, uneven)
+        return True
+
+    @operation(needs="machines", weight=4, when=_is_known_machine, change=CHANGES)
+    def change(self, change: str) -> bool:
+        """Run a few requests that come far apart, and again on a machine with more of something."""
+        pages = -(-1024 // self.config.page_size)
+        service = replace(ALONE, num_requests=3, prompt_lens=(40, 9), output_lens=(12,), pages=pages)
+        first = self._simulate(self.subject.run, service)
+        if first is not None:
+            second = self._simulate(self.subject.changed, service, change)
+            self.moment.changed = None if second is None else (change, first, second)
         return True
 
     @operation(needs="goodput", weight=4, ttft_ms=(0, 10, 20, 50), e2el_ms=(0, 20, 50, 100))

@@ -149,9 +149,7 @@ def test_the_range_is_what_a_plan_with_longer_passes_finds(monkeypatch):
     limits, longer = parse_slo("ttft_p99<1s,tpot_p99<40ms"), Interval(1.0, 1.15)
 
     def plan() -> Plan:
-        whole = Plan(
-            scenario, make_candidates(scenario, tried, None), Question(limits, None, None, range(2), None)
-        )
+        whole = Plan(scenario, make_candidates(scenario, tried, None), Question(limits, None, None, range(2), None))
         for _ in whole.run(Service(lambda run: run_trial(base_tables(scenario), run))):
             pass
         return whole

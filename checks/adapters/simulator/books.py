@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
-from ....core.model_shape import DTYPE_BYTES, Attention, Mlp, ModelShape
+from ....core.model_shape import DTYPE_BYTES, Mlp
 from ....observe.metrics import RunMetrics
 from ....sim.actors.client import Patience
 from ....sim.assembly import Assembly
@@ -19,70 +18,22 @@ from ....sim.workload.workload import Arrival
 
 
 def machine_of(assembly: Assembly) -> dict[str, Any]:
-    """Return the mapping `machine` of an answer, for one replica."""
-    gpu, draft = assembly.deployment.gpu, assembly.draft
-    cost: Any = assembly.cost
-    efficiency, launch, link = cost.efficiency, cost.launch, gpu.interconnect
-    names = ("bandwidth", "compute", "attention_bandwidth", "attention_compute", "ramp_ns", "small_kernel_ns")
+    """Return the mapping `machine` of an answer, for one device of an engine: sums over the model's parameters."""
+    shape, devices = assembly.target, assembly.deployment.parallel.devices
+    width, experts = DTYPE_BYTES[shape.weight_dtype], shape.experts
+    expert_bytes = 0.0
+    if experts is not None:
+        layers = sum(count for part, count in shape.mlps if not isinstance(part, Mlp))
+        expert_bytes = 3 * shape.hidden * experts.width * layers * width / devices
+    wide = shape.embedding_parameters * (1 if shape.tied_embeddings else 2)  # input embedding and LM head
+    weights = (shape.active_parameters - wide) * width / devices
+    per_token = experts.top_k if experts else 0
     return {
-        **{name: getattr(efficiency, name) for name in (*names, "soft_exponent")},
-        "tp": cost.tp,
-        "bytes_per_s": gpu.memory_bandwidth_bytes_per_s,
-        "flops": dict(gpu.peak_flops),
-        "sm_count": gpu.sm_count,
-        "link_bytes_per_s": link.bandwidth_bytes_per_s,
-        "link_latency_ns": link.latency_ns,
-        "graph_gap_ns": launch.graph_gap_ns,
-        "eager_kernel_ns": launch.eager_kernel_ns,
-        "draft_floor_ns": launch.draft_pass_floor_ns,
-        "graph_sizes": cost.graph_sizes,
-        "graph_unit": cost.graph_unit,
-        "keep_draft_warm": cost.keep_draft_warm,
-        "expert_independence": cost.expert_independence,
-        "host": {name: value for name, value in asdict(assembly.host).items() if name.endswith("_ns")},
-        "target": _sizes(assembly.target),
-        "draft": None
-        if draft is None
-        else {
-            "algorithm": draft.algorithm,
-            "heads": draft.heads,
-            "fusion_inputs": draft.fusion_inputs,
-            "fusion_every_pass": draft.fusion_every_pass,
-            "qkv_inputs": draft.qkv_inputs,
-            "verify_share": draft.verify_share,
-            "body": None if draft.body is None else _sizes(draft.body),
-        },
-    }
-
-
-def _sizes(shape: ModelShape) -> dict[str, Any]:
-    """Return the sizes of a decoder whose layers are all alike but for windows and experts, as the model of a
-    roofline takes them."""
-    (attention, _), *others = shape.mixers
-    dense = [(part, count) for part, count in shape.mlps if isinstance(part, Mlp)]
-    experts = shape.experts
-    windowed = sum(count for mixer, count in shape.mixers if mixer.window is not None)
-    assert isinstance(attention, Attention) and all(isinstance(mixer, Attention) for mixer, _ in others), shape.name
-    return {
-        "layers": shape.layers,
-        "hidden": shape.hidden,
-        "vocab": shape.vocab,
-        "tied_embeddings": shape.tied_embeddings,
-        "heads": attention.heads,
-        "kv_heads": attention.kv_heads,
-        "head_dim": attention.head_dim,
-        "qk_norm": attention.qk_norm,
-        "intermediate": dense[0][0].width if dense else 0,
-        "dense_layers": sum(count for _, count in dense) if experts else 0,
+        "bytes_per_s": assembly.deployment.gpu.memory_bandwidth_bytes_per_s,
+        "weights_bytes": weights - per_token * expert_bytes,
         "experts": experts.count if experts else 0,
-        "experts_per_token": experts.top_k if experts else 0,
-        "moe_intermediate": experts.width if experts else 0,
-        "shared_intermediate": experts.shared_width if experts else 0,
-        "attention_window": shape.attention_window,
-        "windowed_layers": windowed,
-        "weight_bytes": DTYPE_BYTES[shape.weight_dtype],
-        "kv_bytes": DTYPE_BYTES[shape.kv_dtype],
-        "dtype": shape.weight_dtype,
+        "experts_per_token": per_token,
+        "expert_bytes": expert_bytes,
     }
 
 

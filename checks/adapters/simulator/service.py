@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from ....observe.metrics import RunMetrics, read_rows
 from ....observe.summary import SLO
-from ....properties.simulator.contract import TREE_NODES, Service, SimulatorCapabilities, SimulatorConfig
+from ....properties.simulator.contract import HOST_DELAY_NS, TREE_NODES, Service, SimulatorCapabilities, SimulatorConfig
 from ....sim.faults.plan import FaultPlan, fault_plan
 from ....sim.run import Simulation
 from ....sim.running.report import RunReport
@@ -34,6 +35,8 @@ MACHINES: dict[str, dict[str, dict[str, Any]]] = {
     "eager": {"hardware": {"cuda_graphs": False, "launch": "piecewise"}},
     "two devices": {"hardware": {"tensor_parallel": 2}},
 }
+WITH_MORE = {"bandwidth": {"gpu": "H200"}}  # of an H100 with another memory
+
 ACCEPTANCES: dict[str, dict[str, Any]] = {
     "independent": {"request_share": 0.0, "field_share": 0.0},
     "smooth": {"request_share": 0.1, "field_share": 0.8, "correlation_len": 5},
@@ -49,9 +52,12 @@ class CheckedSimulator:
 
     capabilities: SimulatorCapabilities = SimulatorCapabilities.all()
 
-    def __init__(self, config: SimulatorConfig, *, own: range | None = None, **engine: int) -> None:
-        """Take what the services of `config` have in common; `own`: the engines of which alone runs consist."""
-        self.config, self.own, self.engine = config, own, engine
+    def __init__(
+        self, config: SimulatorConfig, *, own: range | None = None, more: str | None = None, **engine: int
+    ) -> None:
+        """Take what the services of `config` have in common; `own`: the engines of which alone runs consist; `more`: of
+        what the machine has more."""
+        self.config, self.own, self.more, self.engine = config, own, more, engine
 
     def run(self, service: Service) -> dict[str, Any]:
         return self.simulate(service, self.load(service))
@@ -66,6 +72,9 @@ class CheckedSimulator:
             scenario, history = part.scenario(service, part.load(service)), History()
             requests += part.outcomes(scenario, history, None)[0]
         return requests
+
+    def changed(self, service: Service, change: str) -> dict[str, Any]:
+        return type(self)(self.config, more=change).run(service)
 
     def replay(self, service: Service, arrivals: Sequence[Sequence[int]]) -> dict[str, Any]:
         with TemporaryDirectory() as folder:
@@ -97,11 +106,12 @@ class CheckedSimulator:
 
     def scenario(self, service: Service, workload: dict[str, Any]) -> Scenario:
         slo = {"ttft_ms": service.slo_ttft_ms, "e2el_ms": service.slo_e2el_ms}
-        machine = MACHINES[self.config.machine]
+        machine = MACHINES.get(self.config.machine, {})
         clients = {"cancel_share": service.cancels / 1000, "cancel_mean_s": CANCEL_MEAN_S} if service.cancels else {}
         clients |= {"deadline_s": service.deadline_ms / 1000} if service.deadline_ms else {}
         chunks = {"stream_interval": service.stream_interval, "chunk_us": service.chunk_us}
         jitter = {"device_jitter": service.jitter / 1000} if service.jitter else {}
+        more = WITH_MORE.get(self.more or "", {})
         replicas = {} if self.config.has_pools and service.replicas > 0 else {"replicas": service.replicas}
         pools = dict(zip(("prefill", "decode"), self.config.pools, strict=True))
         port = {"bandwidth_gbps": self.config.port_mbps / 1000, "layerwise": self.config.layerwise}
@@ -109,8 +119,8 @@ class CheckedSimulator:
         table = {
             "seed": service.seed,
             "model": {"context_len": CONTEXT_LEN, **machine.get("model", {})},
-            # The suite knows the roofline: with measured kernels installed, `auto` would take them.
-            "hardware": {"kernels": "roofline", **jitter, **replicas, **machine.get("hardware", {})},
+            # `auto` would take measured kernels where they are installed: the suite would find other histories.
+            "hardware": {"kernels": "roofline", **jitter, **replicas, **machine.get("hardware", {}), **more},
             "speculation": self.speculation(),
             "acceptance": ACCEPTANCES.get(self.config.acceptance, {}) | {"preset": self.config.text},
             "router": {"policy": service.policy, "bandwidth_gbps": service.link_mbps / 1000},
@@ -204,7 +214,16 @@ class CheckedSimulator:
         }
 
     def make(self, scenario: Scenario, metrics: RunMetrics, history: History, faults: FaultPlan | None) -> Simulation:
-        return Simulation(scenario, sinks=lambda r: [metrics.sink(r), history.sink(r)], faults=faults, own=self.own)
+        simulation = Simulation(
+            scenario, sinks=lambda r: [metrics.sink(r), history.sink(r)], faults=faults, own=self.own
+        )
+        for actor in simulation.replicas:
+            if self.config.machine == "free host":
+                actor.host.cost = actor.host.cost.at_pace(0)
+            if self.more == "host":
+                cost = actor.host.cost
+                actor.host.cost = replace(cost, plan_base_ns=cost.plan_base_ns + HOST_DELAY_NS)
+        return simulation
 
     def outcome(self, row: dict[str, Any], history: History) -> dict[str, Any]:
         """Return one row of `requests.parquet`, with what the history has of it."""

@@ -1,4 +1,4 @@
-"""SIM-13 … SIM-16: a simulator's report, times and traffic, computed once more from the log of its run.
+"""SIM-13 … SIM-16: a simulator's report is that of the log of its run, and the log keeps the laws of times and traffic.
 
 A run is read once: `_read` keeps the ledger of the newest answers.
 """
@@ -6,7 +6,6 @@ A run is read once: `_read` keeps the ledger of the newest answers.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import inf
 from typing import NamedTuple
 
 from ...harness.invariants import Finding, checks
@@ -14,17 +13,12 @@ from ...harness.invariants import Outcome as Verdict
 from ..acceptance import wrong_acceptance
 from ..answer import SimulatorAnswer, SimulatorMoment
 from ..books import Books, wrong_notices
-from ..contract import SimulatorConfig
+from ..contract import HOST_DELAY_NS, SimulatorConfig
 from ..ledger import SimulatorLedger
-from ..roofline import Clockwork, Roofline
+from ..times import Times, wrong_delay, wrong_mean, wrong_speed
 from ..traffic import SEVERAL, Traffic
 
 CONTRACT = "simulator"
-SURELY = 6
-"""Standard deviations that a sum of at least `MANY` device times, each with a long tail, may be off.
-A sum of fewer is not judged."""
-MANY = 100
-
 STEP_FAULTS = ("device.raises", "device.restarts")
 
 
@@ -33,9 +27,9 @@ class Reading(NamedTuple):
 
     answer: SimulatorAnswer
     ledger: SimulatorLedger
-    clockwork: Clockwork
+    times: Times
     traffic: Traffic
-    has_pools: bool
+    config: SimulatorConfig
     kinds: frozenset[str]  # the kinds of faults that may happen
 
 
@@ -48,9 +42,8 @@ def _read(answer: SimulatorAnswer, config: SimulatorConfig) -> Reading:
         if known is answer:
             return reading
     ledger = SimulatorLedger(answer.events)
-    clockwork = Clockwork(ledger, Roofline(answer.books["machine"]))
     kinds = frozenset(kind for kind, permille in answer.service.faults or () if permille)
-    reading = Reading(answer, ledger, clockwork, Traffic(answer, ledger, config), config.has_pools, kinds)
+    reading = Reading(answer, ledger, Times(answer, ledger), Traffic(answer, ledger, config), config, kinds)
     _newest.append((answer, reading))
     del _newest[:-_KEPT]
     return reading
@@ -75,21 +68,12 @@ def the_report_is_that_of_the_log(m: SimulatorMoment) -> Verdict:
 
 
 def _report(reading: Reading) -> Finding | None:
-    answer = reading.answer
+    answer, config = reading.answer, reading.config
     has_faults = bool(reading.kinds)
-    work, spread = reading.clockwork, SURELY * answer.service.jitter / 1000
-    busy_ns = None
-    if "device.slow" not in reading.kinds:
-        busy_ns = {}
-        for r, ns in work.busy_ns.items():
-            off_ns = spread * work.spread_ns[r]
-            if (
-                off_ns and ns * ns < MANY * work.spread_ns[r] ** 2
-            ):  # the squares of the sum and of its spread: so many equal times
-                off_ns = inf
-            busy_ns[r] = (ns - off_ns, ns + work.lost_ns[r] + off_ns)
-    is_plain = not reading.has_pools and reading.kinds.isdisjoint(STEP_FAULTS)
-    books = Books(reading.ledger, dict(answer.books["summary"]), busy_ns, is_plain=is_plain, has_faults=has_faults)
+    is_plain = not config.has_pools and reading.kinds.isdisjoint(STEP_FAULTS)
+    is_free = config.machine == "free host"
+    spans_ns = {replica: (ns if is_free else 0, ns) for replica, ns in reading.times.spans_ns.items()}
+    books = Books(reading.ledger, dict(answer.books["summary"]), spans_ns, is_plain=is_plain, has_faults=has_faults)
     wrong = next(books.wrong(), None)
     if wrong is None:
         return _first(wrong_notices(answer), "who compares runs believes in the load of each")
@@ -97,27 +81,40 @@ def _report(reading: Reading) -> Finding | None:
 
 
 @checks("SIM-14", CONTRACT, "books")
-def every_round_takes_its_time(m: SimulatorMoment) -> Verdict:
-    return _in_new(m, _times)
+def times_keep_their_laws(m: SimulatorMoment) -> Verdict:
+    return _in_new(m, _times) if m.changed is None and m.fluctuating is None else _of_pair(m)
 
 
 def _times(reading: Reading) -> Finding | None:
-    clockwork = reading.clockwork
-    late = clockwork.too_fast if not reading.answer.service.jitter else None
-    if late is None and not reading.answer.service.jitter and not reading.kinds & {"device.slow", *STEP_FAULTS}:
-        late = clockwork.late
-    if late is not None:
-        step = late.step
-        parts = [f"{len(step.chunks)} chunks"] if step.chunks else []
-        parts += [f"{len(step.decode)} rows, {step.steps} draft steps, {step.nodes} nodes"] if step.decode else []
-        was = f"round {late.number} of step {step.number} ({', '.join(parts)}) ends at {step.ends_ns[late.number]} ns"
-        least = "not before " if late is clockwork.too_fast else ""
-        return Finding(was, f"{least}{late.should_ns:.0f} ns, by plan, host and roofline", "every time follows from it")
-    if reading.answer.service.jitter:
-        alike = _first(reading.traffic.wrong_fluctuation(clockwork.factors), "what varies together does not even out")
-        if alike is not None:
-            return alike
-    return _first(reading.traffic.wrong_transfer(), "a transfer takes the time of its bytes")
+    times, service = reading.times, reading.answer.service
+    found = None
+    if not service.jitter:
+        found = _first(times.too_fast(), "a pass reads its weights")
+    if found is None and not service.jitter and not reading.kinds & {"device.slow", *STEP_FAULTS}:
+        found = _first(times.wrong_order(), "more work is never cheaper")
+    if found is None and service.jitter:
+        found = _first(times.wrong_fluctuation(), "what varies together does not even out")
+    return found or _first(reading.traffic.wrong_transfer(), "a transfer takes the time of its bytes")
+
+
+def _of_pair(m: SimulatorMoment) -> Verdict:
+    """Compare two runs that differ in one number of their machine."""
+    if m.fluctuating is not None:
+        plain, other = (_read(answer, m.config) for answer in m.fluctuating)
+        if m.config.overlap:  # the longer one of host and device counts, and that is longer in the mean
+            return _in_new(m, _times)
+        share = other.answer.service.jitter / 1000
+        return _first(wrong_mean(plain.times, other.times, share), "a mean is that of the draws") or _in_new(m, _times)
+    assert m.changed is not None
+    change, *answers = m.changed
+    first, second = (_read(answer, m.config).ledger for answer in answers)
+    if change == "bandwidth":
+        found = _first(wrong_speed(first, second), "more bandwidth is never slower")
+    elif m.config.overlap:  # the host works while the device does
+        found = None
+    else:
+        found = _first(wrong_delay(first, second, HOST_DELAY_NS), "a device waits for its host")
+    return found or _in_new(m, _times)
 
 
 @checks("SIM-15", CONTRACT, "books")
