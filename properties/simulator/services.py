@@ -1,7 +1,8 @@
-"""Which services are possible, and the ways in which one is not."""
+"""Services of the trial: what some of them are, which are possible, and the ways in which one is not."""
 
 from __future__ import annotations
 
+from math import log
 from typing import Any
 
 from .contract import BURST, FAULTS, Service, SimulatorCapabilities, SimulatorConfig
@@ -10,6 +11,20 @@ MAX_REQUESTS = 64
 MAX_LENGTH = 512
 MAX_PAGES = 1 << 20
 MAX_REPLICAS = 8
+
+QUEUE_REQUESTS = 1000
+QUEUE_LOAD_PERMILLE = 500
+QUEUE_TOLERANCE = 0.5
+"""Of the mean wait. At half load a sample mean over n exponential services has a standard error of 5.4 / √n of it
+(Daley, "The serial correlation coefficients of waiting times in a stationary single server queue", 1968): 17 % of a
+thousand."""
+
+EXPONENTIAL = tuple(max(1, round(-12 * log(1 - (share + 0.5) / 20))) for share in range(20))
+"""Output lengths at the middles of twenty equal shares of an exponential distribution with mean 12."""
+
+STAYS: dict[str, Any] = {"faults": None, "clients": 0, "cancels": 0, "deadline_ms": 0}
+"""No faults, and clients that send at their times and stay."""
+ALONE = Service(num_requests=40, arrivals="even", rate_per_ks=10, prompt_lens=(16,), max_running=1)
 
 IMPOSSIBLE: dict[str, dict[str, Any]] = {
     "no-pages": {"pages": 0},

@@ -33,7 +33,7 @@ SURELY_APART = 40
 """Rounds of two engines from which it is looked at whether they fluctuate together."""
 
 
-class Round(NamedTuple):
+class TimedRound(NamedTuple):
     """A round: what it did, and from when to when host and device were busy with it alone."""
 
     step: StepDone
@@ -75,7 +75,7 @@ class Times:
 
     def __init__(self, answer: SimulatorAnswer, ledger: SimulatorLedger) -> None:
         self.machine: Mapping[str, Any] = answer.books["machine"] if answer.books else {}
-        self.rounds: list[Round] = []  # with which engine and device were busy alone
+        self.rounds: list[TimedRound] = []  # with which engine and device were busy alone
         self.ends_ns: dict[int, list[int]] = {}
         self.spans_ns: dict[int, int] = {}
         self.ledger = ledger
@@ -104,12 +104,12 @@ class Times:
             if id(what) not in shared:
                 begins_ns = [what.planned_ns, *what.ends_ns]
                 ends = enumerate(zip(begins_ns, what.ends_ns, strict=False))
-                self.rounds += [Round(what, number, *times) for number, times in ends]
+                self.rounds += [TimedRound(what, number, *times) for number, times in ends]
         self.spans_ns[replica] = total_ns
 
     def wrong_order(self) -> Iterator[tuple[str, str]]:
         """Find a round that is cheaper than one with less work."""
-        by_kind: dict[tuple[int, bool, bool], dict[tuple[int, ...], list[Round]]] = defaultdict(dict)
+        by_kind: dict[tuple[int, bool, bool], dict[tuple[int, ...], list[TimedRound]]] = defaultdict(dict)
         for one in self.rounds:
             fastest_and_slowest = by_kind[one.kind].setdefault(one.work, [one, one])
             fastest_and_slowest[0] = min(fastest_and_slowest[0], one, key=lambda round_: round_.ns)
@@ -128,7 +128,7 @@ class Times:
             least_ns = self._least_ns(step)
             for number, end_ns in enumerate(step.ends_ns):
                 if end_ns - step.planned_ns < (number + 1) * least_ns:
-                    one = Round(step, number, step.planned_ns, end_ns)
+                    one = TimedRound(step, number, step.planned_ns, end_ns)
                     yield f"{one} from its plan on", f"at least {number + 1} times {least_ns:.0f} ns, for its weights"
                     return
 

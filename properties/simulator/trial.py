@@ -6,7 +6,6 @@ Some operations describe the service, the others run it as it is then, once or s
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log
 from typing import Any, ClassVar
 
 from ..harness.operation import Operation, operation
@@ -15,8 +14,32 @@ from . import invariants as invariants  # registers the checkers
 from .answer import Queueing, SimulatorAnswer, SimulatorMoment
 from .contract import BURST, BURST_REQUESTS, CHANGES, FAULTS, Service, Simulator, SimulatorCapabilities, SimulatorConfig
 from .elsewhere import CASES, digest, digests_elsewhere, is_importable
+from .guards import (
+    QUIET_FAULTS,
+    has_one_draft,
+    has_room_for,
+    is_apart,
+    is_known_machine,
+    is_new_fault,
+    is_open,
+    is_server,
+    is_steady,
+    may_have_faults,
+)
 from .reading import read_answer, read_requests
-from .services import IMPOSSIBLE, MAX_PAGES, MAX_REPLICAS, MAX_REQUESTS, impossible_for, makes_sense
+from .services import (
+    ALONE,
+    EXPONENTIAL,
+    IMPOSSIBLE,
+    MAX_REPLICAS,
+    MAX_REQUESTS,
+    QUEUE_LOAD_PERMILLE,
+    QUEUE_REQUESTS,
+    QUEUE_TOLERANCE,
+    STAYS,
+    impossible_for,
+    makes_sense,
+)
 
 ROOM = 2
 """A pool of so many times the longest request, and a few rounds of drafts, holds every request:
@@ -25,87 +48,8 @@ it may not be refused."""
 CROWDED_MBPS = 100
 """Links below this bandwidth take as long for a prompt as the next one takes to come."""
 
-QUEUE_REQUESTS = 1000
-QUEUE_LOAD_PERMILLE = 500
-QUEUE_TOLERANCE = 0.5
-"""Of the mean wait. At half load a sample mean over n exponential services has a standard error of 5.4 / √n of it
-(Daley, "The serial correlation coefficients of waiting times in a stationary single server queue", 1968): 17 % of a
-thousand."""
-
-EXPONENTIAL = tuple(max(1, round(-12 * log(1 - (share + 0.5) / 20))) for share in range(20))
-"""Output lengths at the middles of twenty equal shares of an exponential distribution with mean 12."""
-
-STAYS: dict[str, Any] = {"faults": None, "clients": 0, "cancels": 0, "deadline_ms": 0}
-"""No faults, and clients that send at their times and stay."""
-ALONE = Service(num_requests=40, arrivals="even", rate_per_ks=10, prompt_lens=(16,), max_running=1)
-
 STEP_FAULTS = ("device.raises", "device.restarts")
 MANY = 8
-QUIET_FAULTS = ("device.slow", "device.raises", "device.restarts", "link.late", "pool.denied", "pool.retraction")
-"""Faults that change nothing of what is asked for."""
-
-
-def _is_calm(t: SimulatorTrial) -> bool:
-    return t.service.faults is None
-
-
-def _is_open(t: SimulatorTrial) -> bool:
-    """Return whether requests come at their own times, and stay."""
-    return _is_calm(t) and not t.service.clients and not t.service.has_leavers
-
-
-def _is_steady(t: SimulatorTrial) -> bool:
-    """Return whether no slots that a step of several rounds holds are wanted before its end."""
-    # A request that leaves while such a step runs ends with its round, and not at once: a router may send the next one
-    # elsewhere.
-    is_routed_by_ends = t.service.has_leavers and t.service.replicas > 1
-    return _is_calm(t) and not t.config.has_pools and not is_routed_by_ends
-
-
-def _has_one_draft(t: SimulatorTrial) -> bool:
-    """Return whether what a request gets in a round follows from that request alone."""
-    return not t.config.adaptive and not t.service.clients and not t.service.has_leavers
-
-
-def _is_apart(t: SimulatorTrial, replicas: int, cancels: int) -> bool:
-    """Return whether no engine of the service depends on another one when requests come to them in turn."""
-    return _is_calm(t) and not t.config.has_pools and not t.service.clients
-
-
-def _may_have_faults(t: SimulatorTrial) -> bool:
-    return not t.config.has_pools
-
-
-def _is_known_machine(t: SimulatorTrial, change: str) -> bool:
-    if t.config.has_pools or (change == "host" and t.config.machine == "free host"):
-        return False
-    return change in CHANGES
-
-
-def _has_room_for(t: SimulatorTrial, pages: int, percent: int, together: int) -> bool:
-    return (
-        _is_open(t)
-        and not t.config.has_pools
-        and not t.config.adaptive
-        and min(pages, together) >= 1
-        and percent >= 0
-        and t.service.pages + pages <= MAX_PAGES
-    )
-
-
-def _is_new_fault(t: SimulatorTrial, kind: str, percent: int) -> bool:
-    return (
-        _may_have_faults(t)
-        and _has_one_draft(t)
-        and kind in QUIET_FAULTS
-        and kind not in dict(t.service.faults or ())
-        and 0 <= percent <= 100
-    )
-
-
-def _is_server(t: SimulatorTrial, services: str, seed: int) -> bool:
-    # A pipeline that plans ahead is no such server: while the next request waits, a short one takes a step longer.
-    return not t.config.overlap and not t.config.has_pools and services in ("constant", "exponential") and seed >= 0
 
 
 class SimulatorTrial(Trial):
@@ -235,7 +179,7 @@ class SimulatorTrial(Trial):
             self.moment.fluctuating = None if uneven is None else (even, uneven)
         return True
 
-    @operation(needs="machines", weight=4, when=_is_known_machine, change=CHANGES)
+    @operation(needs="machines", weight=4, when=is_known_machine, change=CHANGES)
     def change(self, change: str) -> bool:
         """Run a few requests that come far apart, and again on a machine with more of something."""
         pages = -(-1024 // self.config.page_size)
@@ -256,7 +200,7 @@ class SimulatorTrial(Trial):
         )
         return self._become(slo_ttft_ms=ttft_ms, slo_e2el_ms=e2el_ms, **tight) and self._run_once()
 
-    @operation(needs="faults", weight=10, when=lambda t, percent, fails=False: _may_have_faults(t), percent=(30, 10))
+    @operation(needs="faults", weight=10, when=lambda t, percent, fails=False: may_have_faults(t), percent=(30, 10))
     def trouble(self, percent: int, fails: bool = False) -> bool:
         """Put every kind of fault of links and clients into the service's plan, or all by which steps
         fail, and run it."""
@@ -265,7 +209,7 @@ class SimulatorTrial(Trial):
             kinds = dict.fromkeys(STEP_FAULTS, 6 * percent)
         return self._become(faults=tuple({**dict(self.service.faults or ()), **kinds}.items())) and self._run_once()
 
-    @operation(needs="bursts", weight=6, when=lambda t, percent, clients: _may_have_faults(t), percent=(100, 40))
+    @operation(needs="bursts", weight=6, when=lambda t, percent, clients: may_have_faults(t), percent=(100, 40))
     def burst(self, percent: int, clients: int) -> bool:
         """Run a few long requests of which so many per cent come in a burst, from so many clients or at their times."""
         if not 0 <= percent <= 100 or clients not in (0, 1, 2):
@@ -281,7 +225,7 @@ class SimulatorTrial(Trial):
         self._simulate(self.subject.run, service)
         return True
 
-    @operation(needs="faults", weight=6, when=lambda t, kind, percent: _may_have_faults(t), percent=(10, 30, 0, 2))
+    @operation(needs="faults", weight=6, when=lambda t, kind, percent: may_have_faults(t), percent=(10, 30, 0, 2))
     def plan(self, kind: str, percent: int) -> bool:
         """Put a kind of fault into the service's plan."""
         return self._become(faults=self._with_fault(kind, percent))
@@ -370,19 +314,19 @@ class SimulatorTrial(Trial):
         here = "refused" if answer is None or isinstance(answer, Refused) else digest(answer)
         self.moment.elsewhere = case, here, digests_elsewhere(kind)[case]
 
-    @operation(weight=5, when=_has_one_draft)
+    @operation(weight=5, when=has_one_draft)
     def one_more_request(self) -> None:
         """Run it, and again with one request more."""
         more = replace(self.service, num_requests=self.service.num_requests + 1)
         self.moment.grown = self._pair(self.subject.run, more)
 
-    @operation(needs="faults", weight=14, when=_is_new_fault, kind=QUIET_FAULTS, percent=(20, 5))
+    @operation(needs="faults", weight=14, when=is_new_fault, kind=QUIET_FAULTS, percent=(20, 5))
     def one_more_fault(self, kind: str, percent: int) -> None:
         """Run it, and again with one kind of fault more, which changes nothing of what is asked for."""
         more = replace(self.service, faults=self._with_fault(kind, percent))
         self.moment.grown = self._pair(self.subject.run, more)
 
-    @operation(needs="faults", weight=7, when=lambda t, kind: kind in FAULTS and _may_have_faults(t))
+    @operation(needs="faults", weight=7, when=lambda t, kind: kind in FAULTS and may_have_faults(t))
     def no_probability(self, kind: str) -> None:
         """Run it without a plan, and with one in which this kind and those of its plan have probability 0."""
         kinds = dict.fromkeys([*dict(self.service.faults or ()), kind])
@@ -393,7 +337,7 @@ class SimulatorTrial(Trial):
             self.moment.planned = None if second is None else (first, second)
 
     @operation(
-        weight=14, when=_has_room_for, pages=(1, 4, 8, 16, 64, 1024), percent=(0, 120, 150, 200, 60), together=(4, 8)
+        weight=14, when=has_room_for, pages=(1, 4, 8, 16, 64, 1024), percent=(0, 120, 150, 200, 60), together=(4, 8)
     )
     def more_pages(self, pages: int, percent: int, together: int) -> None:
         """Run it without faults, and again with more pages: first with its pool, or, of at least `MANY` requests, with
@@ -410,7 +354,7 @@ class SimulatorTrial(Trial):
             second = self._simulate(self.subject.run, replace(first.service, pages=tight + pages))
             self.moment.enlarged = None if second is None else (first, second)
 
-    @operation(needs="traces", weight=5, when=_is_open)
+    @operation(needs="traces", weight=5, when=is_open)
     def replay(self) -> None:
         """Run it without faults, and replay its requests from a trace."""
         first = self._base()
@@ -418,7 +362,7 @@ class SimulatorTrial(Trial):
             arrivals = [list(arrival) for arrival in first.arrivals]
             self.moment.replayed = self._pair(self.subject.replay, self.service, arrivals)
 
-    @operation(needs="blocks", weight=14, when=lambda t, gap_ms: _is_steady(t), gap_ms=(5, 200, 50))
+    @operation(needs="blocks", weight=14, when=lambda t, gap_ms: is_steady(t), gap_ms=(5, 200, 50))
     def round_by_round(self, gap_ms: int) -> bool:
         """Let long requests come `gap_ms` apart, run it, and again with steps of one round each."""
         if gap_ms < 1 or not self._become(num_requests=8, rate_per_ks=10**6 // gap_ms, output_lens=(30, 45)):
@@ -426,7 +370,7 @@ class SimulatorTrial(Trial):
         self.moment.split = self._pair(self.subject.round_by_round, self.service)
         return True
 
-    @operation(needs="parts", weight=4, when=_is_apart, replicas=(2, 3), cancels=(700, 0))
+    @operation(needs="parts", weight=4, when=is_apart, replicas=(2, 3), cancels=(700, 0))
     def in_parts(self, replicas: int, cancels: int) -> bool:
         """Run it on so many engines that get requests in turn, permille of which are given up, and each engine by
         itself."""
@@ -450,7 +394,7 @@ class SimulatorTrial(Trial):
         plain: dict[str, Any] = {"faults": None, "clients": 0}
         self.refused(self.ask(self.subject.run, replace(self.service, **{**plain, **values})), None)
 
-    @operation(weight=3, when=_is_server, services=("constant", "exponential"), seed=range(1, 9))
+    @operation(weight=3, when=is_server, services=("constant", "exponential"), seed=range(1, 9))
     def queue(self, services: str, seed: int) -> None:
         """Simulate a thousand Poisson arrivals at one server, with "exponential" or "constant" service times."""
         # Some requests far apart tell how long one service takes; then they come so often that the server is half busy.

@@ -1,0 +1,77 @@
+"""When an operation of the trial can run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .contract import CHANGES
+from .services import MAX_PAGES
+
+if TYPE_CHECKING:
+    from .trial import SimulatorTrial
+
+QUIET_FAULTS = ("device.slow", "device.raises", "device.restarts", "link.late", "pool.denied", "pool.retraction")
+"""Faults that change nothing of what is asked for."""
+
+
+def is_calm(t: SimulatorTrial) -> bool:
+    return t.service.faults is None
+
+
+def is_open(t: SimulatorTrial) -> bool:
+    """Return whether requests come at their own times, and stay."""
+    return is_calm(t) and not t.service.clients and not t.service.has_leavers
+
+
+def is_steady(t: SimulatorTrial) -> bool:
+    """Return whether no slots that a step of several rounds holds are wanted before its end."""
+    # A request that leaves while such a step runs ends with its round, and not at once: a router may send the next one
+    # elsewhere.
+    is_routed_by_ends = t.service.has_leavers and t.service.replicas > 1
+    return is_calm(t) and not t.config.has_pools and not is_routed_by_ends
+
+
+def has_one_draft(t: SimulatorTrial) -> bool:
+    """Return whether what a request gets in a round follows from that request alone."""
+    return not t.config.adaptive and not t.service.clients and not t.service.has_leavers
+
+
+def is_apart(t: SimulatorTrial, replicas: int, cancels: int) -> bool:
+    """Return whether no engine of the service depends on another one when requests come to them in turn."""
+    return is_calm(t) and not t.config.has_pools and not t.service.clients
+
+
+def may_have_faults(t: SimulatorTrial) -> bool:
+    return not t.config.has_pools
+
+
+def is_known_machine(t: SimulatorTrial, change: str) -> bool:
+    if t.config.has_pools or (change == "host" and t.config.machine == "free host"):
+        return False
+    return change in CHANGES
+
+
+def has_room_for(t: SimulatorTrial, pages: int, percent: int, together: int) -> bool:
+    return (
+        is_open(t)
+        and not t.config.has_pools
+        and not t.config.adaptive
+        and min(pages, together) >= 1
+        and percent >= 0
+        and t.service.pages + pages <= MAX_PAGES
+    )
+
+
+def is_new_fault(t: SimulatorTrial, kind: str, percent: int) -> bool:
+    return (
+        may_have_faults(t)
+        and has_one_draft(t)
+        and kind in QUIET_FAULTS
+        and kind not in dict(t.service.faults or ())
+        and 0 <= percent <= 100
+    )
+
+
+def is_server(t: SimulatorTrial, services: str, seed: int) -> bool:
+    # A pipeline that plans ahead is no such server: while the next request waits, a short one takes a step longer.
+    return not t.config.overlap and not t.config.has_pools and services in ("constant", "exponential") and seed >= 0
