@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from .contract import CHANGES
+from .contract import CHANGES, Service, SimulatorConfig
 from .services import MAX_PAGES
 
-if TYPE_CHECKING:
-    from .trial import SimulatorTrial
+
+class Described(Protocol):
+    """What a trial says of the simulator and the service that it has described."""
+
+    config: SimulatorConfig
+    service: Service
+
 
 QUIET_FAULTS = ("device.slow", "device.raises", "device.restarts", "link.late", "pool.denied", "pool.retraction")
 """Faults that change nothing of what is asked for."""
 
 
-def is_calm(t: SimulatorTrial) -> bool:
+def is_calm(t: Described) -> bool:
     return t.service.faults is None
 
 
-def is_open(t: SimulatorTrial) -> bool:
+def is_open(t: Described) -> bool:
     """Return whether requests come at their own times, and stay."""
     return is_calm(t) and not t.service.clients and not t.service.has_leavers
 
 
-def is_steady(t: SimulatorTrial) -> bool:
+def is_steady(t: Described) -> bool:
     """Return whether no slots that a step of several rounds holds are wanted before its end."""
     # A request that leaves while such a step runs ends with its round, and not at once: a router may send the next one
     # elsewhere.
@@ -31,27 +36,27 @@ def is_steady(t: SimulatorTrial) -> bool:
     return is_calm(t) and not t.config.has_pools and not is_routed_by_ends
 
 
-def has_one_draft(t: SimulatorTrial) -> bool:
+def has_one_draft(t: Described) -> bool:
     """Return whether what a request gets in a round follows from that request alone."""
     return not t.config.adaptive and not t.service.clients and not t.service.has_leavers
 
 
-def is_apart(t: SimulatorTrial, replicas: int, cancels: int) -> bool:
+def is_apart(t: Described, replicas: int, cancels: int) -> bool:
     """Return whether no engine of the service depends on another one when requests come to them in turn."""
     return is_calm(t) and not t.config.has_pools and not t.service.clients
 
 
-def may_have_faults(t: SimulatorTrial) -> bool:
+def may_have_faults(t: Described) -> bool:
     return not t.config.has_pools
 
 
-def is_known_machine(t: SimulatorTrial, change: str) -> bool:
+def is_known_machine(t: Described, change: str) -> bool:
     if t.config.has_pools or (change == "host" and t.config.machine == "free host"):
         return False
     return change in CHANGES
 
 
-def has_room_for(t: SimulatorTrial, pages: int, percent: int, together: int) -> bool:
+def has_room_for(t: Described, pages: int, percent: int, together: int) -> bool:
     return (
         is_open(t)
         and not t.config.has_pools
@@ -62,7 +67,7 @@ def has_room_for(t: SimulatorTrial, pages: int, percent: int, together: int) -> 
     )
 
 
-def is_new_fault(t: SimulatorTrial, kind: str, percent: int) -> bool:
+def is_new_fault(t: Described, kind: str, percent: int) -> bool:
     return (
         may_have_faults(t)
         and has_one_draft(t)
@@ -72,6 +77,6 @@ def is_new_fault(t: SimulatorTrial, kind: str, percent: int) -> bool:
     )
 
 
-def is_server(t: SimulatorTrial, services: str, seed: int) -> bool:
+def is_server(t: Described, services: str, seed: int) -> bool:
     # A pipeline that plans ahead is no such server: while the next request waits, a short one takes a step longer.
     return not t.config.overlap and not t.config.has_pools and services in ("constant", "exponential") and seed >= 0

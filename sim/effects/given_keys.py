@@ -1,4 +1,4 @@
-"""The given keys of a scenario that a run does not use (`RULES`).
+"""The given keys of a scenario that a run does not use, by the conditions that the keys name (`NoEffect`).
 
 A key counts as given if an option or a call gave it, or if a file has it with another value than the default: a
 resolved scenario lists every key. A setting of the command line that has no effect is refused
@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from ...core.errors import ConfigError, Problem
 from ..assembly import Assembly
 from ..scenario import Scenario
+from ..scenario.table import NoEffect
 from ..scenario_file import OVERRIDES, SCENARIO, SETTINGS, origin_of
+from .conditions import CONDITIONS
 from .rules import RULES
 
 COMMAND_LINE = (SETTINGS, "--trace", "--seed")
@@ -40,12 +43,17 @@ class Ineffective:
 def without_effect(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffective]:
     """Yield the given keys that the run does not use.
     `origins`: key -> the place that it came from, as `load_scenario` returns them."""
+    declared = conditions_of(Scenario)
     for key, value, default in _leaves(run.scenario, Scenario()):
         origin = origins.get(key)
         if origin not in EXPLICIT:
             origin = origin_of(key, origins) if value not in (None, default) else None
         if origin is None:
             continue
+        for one in declared[key]:
+            if one.says != value and (reason := CONDITIONS[one.condition](run, key, *one.of)) is not None:
+                yield Ineffective(key, value, origin, f"{one.outcome}: {reason}")
+                break
         for rule in RULES:
             if rule.concerns(key, value) and (reason := rule.reason(run)) is not None:
                 yield Ineffective(key, value, origin, f"{rule.outcome}: {reason}")
@@ -71,6 +79,27 @@ def refuse_without_effect(run: Assembly, origins: Mapping[str, str]) -> None:
 def given_keys(scenario: Scenario, origin: str) -> dict[str, str]:
     """Return every key whose value is not the default, as given at `origin`: for a scenario that was made in Python."""
     return {key: origin for key, value, default in _leaves(scenario, Scenario()) if value != default}
+
+
+@cache
+def conditions_of(table: type[BaseModel]) -> dict[str, list[NoEffect]]:
+    """Return the conditions of every leaf of a table by its dotted key: those of the tables around it, then its own.
+    A key's own condition stands in the place of its table's of the same name."""
+    return {key: [*by_name.values()] for key, by_name in _declared(table, "", {})}
+
+
+def _declared(
+    table: type[BaseModel], prefix: str, outer: Mapping[str, NoEffect]
+) -> Iterator[tuple[str, dict[str, NoEffect]]]:
+    for name, info in table.model_fields.items():
+        by_name = {**outer, **{one.condition: one for one in info.metadata if isinstance(one, NoEffect)}}
+        kinds = (info.annotation, *get_args(info.annotation))
+        below = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if below is None:
+            yield f"{prefix}{name}", by_name
+        else:
+            yield from _declared(below, f"{prefix}{name}.", by_name)
+            yield f"{prefix}{name}", by_name  # where the table is not given
 
 
 def _leaves(table: BaseModel, usual: BaseModel | None, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -12,8 +12,9 @@ from ..assembly import Assembly
 from ..cost.hardware import MIB
 from ..load import trace_notes
 from ..scenario_file import origin_of
+from .conditions import drafts_in_no_round
 from .given_keys import said_anyway, without_effect
-from .rules import drafts_nothing, mode_fell_back
+from .rules import mode_fell_back
 
 GRAPHS_SHARE = 0.1  # of the KV pool's size: graphs that take more are told
 
@@ -44,7 +45,7 @@ def _steps_notices(run: Assembly, origins: Mapping[str, str]) -> Iterator[str]:
     """Yield a sentence if steps are given and the policy, which is not, changes them."""
     table, policy = run.scenario.speculation, run.spec.policy
     is_chosen = any(origin_of(f"speculation.{key}", origins) for key in ("policy", "adaptive"))
-    if table.steps is None or is_chosen or policy == "fixed" or drafts_nothing(run):
+    if table.steps is None or is_chosen or policy == "fixed" or drafts_in_no_round(run):
         return
     yield (
         f"speculation.steps = {table.steps} are the first steps, which the policy {policy} changes; "
@@ -56,7 +57,7 @@ def _preset_notices(run: Assembly) -> Iterator[str]:
     """Yield a sentence if the acceptance is that of another algorithm, family or kind of text, and what
     look-ups depend on."""
     table, preset, algorithm = run.scenario.acceptance, run.preset.preset, run.algorithm
-    if drafts_nothing(run) or not all(v is None for v in (table.conditional, table.mean_length, table.recorded)):
+    if drafts_in_no_round(run) or not all(v is None for v in (table.conditional, table.mean_length, table.recorded)):
         return
     if run.preset.differs:
         usual = PRESETS.get(algorithm.usual_acceptance)

@@ -16,7 +16,7 @@ from ...core.scheduler.config import EngineRole
 from ..cost.host import GraphUnit
 from ..cost.passes.tokens import EXPERT_INDEPENDENCE
 from .engine_table import EngineTable
-from .table import Count, Engines, Policy, Positive, Seconds, Share, Spread, Table
+from .table import Count, Engines, NoEffect, Policy, Positive, Seconds, Share, Spread, Table
 from .workload import Clients, Workload
 
 
@@ -34,22 +34,26 @@ class Model(Table):
     context_len: Count | None = Field(
         default=None, description="context length in tokens; default: the model's own maximum"
     )
-    expert_independence: Annotated[float, Field(gt=0, le=1)] = Field(
+    expert_independence: Annotated[float, Field(gt=0, le=1), NoEffect("experts_have_no_price")] = Field(
         default=EXPERT_INDEPENDENCE,
         description="experts that a further token of a request adds, as a share of those that an independent one adds",
     )
-    draft: str | None = Field(
+    draft: Annotated[str | None, NoEffect("no_draft_model")] = Field(
         default=None, description="STANDALONE: the draft model, a built-in model or a config.json"
     )
-    draft_vocab: Count = Field(default=32_000, description="EAGLE-3: tokens in the head's reduced vocabulary")
+    draft_vocab: Annotated[Count, NoEffect("no_draft_vocabulary")] = Field(
+        default=32_000, description="EAGLE-3: tokens in the head's reduced vocabulary"
+    )
 
 
 class PoolHardware(Table):
     gpu: str | None = Field(default=None, description="GPU of the engines of this pool; default: hardware.gpu")
     tensor_parallel: Count | None = Field(default=None, description="default: hardware.tensor_parallel")
     attention_data_parallel: Count | None = Field(default=None, description="default: hardware.attention_data_parallel")
-    expert_parallel: Count | None = Field(default=None, description="default: hardware.expert_parallel")
-    gpus_per_node: Count | None = Field(
+    expert_parallel: Annotated[Count | None, NoEffect("no_experts", says=1)] = Field(
+        default=None, description="default: hardware.expert_parallel"
+    )
+    gpus_per_node: Annotated[Count | None, NoEffect("on_one_node")] = Field(
         default=None, description="default: hardware.gpus_per_node, else as the pool's GPU has it"
     )
     bandwidth_gbps: Annotated[float, Field(ge=1e-3)] | None = Field(
@@ -58,20 +62,22 @@ class PoolHardware(Table):
 
 
 class Hardware(Table):
-    gpu: str = Field(
+    gpu: Annotated[str, NoEffect("pools_have_their_own")] = Field(
         default="H100", description="A100, A100-40G, H100, H200, B200, B300, GB200, GB300, L4, L40S, RTX 4090, MI300X"
     )
-    tensor_parallel: Count = Field(default=1, description="devices that share each layer of one replica")
-    attention_data_parallel: Count = Field(
+    tensor_parallel: Annotated[Count, NoEffect("pools_have_their_own")] = Field(
+        default=1, description="devices that share each layer of one replica"
+    )
+    attention_data_parallel: Annotated[Count, NoEffect("pools_have_their_own")] = Field(
         default=1,
         description="groups of tensor_parallel devices in a replica, each with its own requests; they share the "
         "experts",
     )
-    expert_parallel: Count = Field(
+    expert_parallel: Annotated[Count, NoEffect("pools_have_their_own"), NoEffect("no_experts", says=1)] = Field(
         default=1,
         description="ranks of a replica that hold whole routed experts; 1: every device has a part of each expert",
     )
-    gpus_per_node: Count | None = Field(
+    gpus_per_node: Annotated[Count | None, NoEffect("pools_have_their_own"), NoEffect("on_one_node")] = Field(
         default=None,
         description="devices that a fast link connects; collectives of more devices use the network between nodes; "
         "default: 8, or 72 in a rack of GB200 or GB300",
@@ -82,38 +88,40 @@ class Hardware(Table):
         description="gigabits per second from host memory to each device, for engine.host_cache_gb; default: four "
         "fifths of PCIe 4 or 5, or of NVLink-C2C, as the GPU has it",
     )
-    reserved_fraction: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+    reserved_fraction: Annotated[
+        Annotated[float, Field(ge=0, lt=1)] | None, NoEffect("kv_is_given"), NoEffect("static_fraction_is_given")
+    ] = Field(
         default=None,
         description="share of the device memory that stays unused; default: 0.10; for SGLang and TensorRT-LLM the rest "
         "that static_fraction and free_fraction leave",
     )
-    static_fraction: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+    static_fraction: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, NoEffect("kv_is_given")] = Field(
         default=None,
         description="SGLang's mem-fraction-static: share for weights and KV of the memory that the driver leaves; "
         "graphs and activations get the rest; replaces reserved_fraction; default for SGLang: its own",
     )
-    free_fraction: Annotated[float, Field(gt=0, le=1)] | None = Field(
+    free_fraction: Annotated[Annotated[float, Field(gt=0, le=1)] | None, NoEffect("kv_slots_are_given")] = Field(
         default=None,
         description="TensorRT-LLM's free_gpu_memory_fraction: share for KV of the memory that weights, activations and "
         "graphs leave; replaces reserved_fraction; default for TensorRT-LLM: 0.9",
     )
-    kv_gb: Positive | None = Field(
+    kv_gb: Annotated[Positive | None, NoEffect("kv_slots_are_given")] = Field(
         default=None,
         description="gigabytes of a device's memory for KV (vLLM --kv-cache-memory-bytes, a maximum beside free_fraction: "
         "TensorRT-LLM max_gpu_total_bytes); replaces reserved_fraction and static_fraction",
     )
     cuda_graphs: bool = Field(default=True, description="capture a graph for each padded batch size and step count")
-    graph_sizes: list[Count] | None = Field(
+    graph_sizes: Annotated[list[Count] | None, NoEffect("no_graphs")] = Field(
         default=None,
         description="captured sizes; default: 1, 2, 4, 8, 16, … up to the largest batch, the server's limit or 512 "
         "tokens",
     )
-    graph_unit: GraphUnit | None = Field(
+    graph_unit: Annotated[GraphUnit | None, NoEffect("no_graphs")] = Field(
         default=None,
         description="unit of the captured sizes: rows of a batch, or tokens of a pass (as in vLLM); a larger pass is "
         "launched kernel by kernel; default: the server's unit",
     )
-    piecewise_graphs: bool = Field(
+    piecewise_graphs: Annotated[bool, NoEffect("no_graphs")] = Field(
         default=False,
         description="capture a pass in pieces, between which the attention of each layer runs, as vLLM's V1 runner "
         "does with a schedule of draft steps; the device waits before and after each attention",
@@ -129,7 +137,7 @@ class Hardware(Table):
         description="source of the times of passes: the roofline, or measured kernels (the extra `measured`); auto: "
         "measured kernels if there are some, else the roofline",
     )
-    kernels_of: Literal["sglang", "vllm", "trtllm"] | None = Field(
+    kernels_of: Annotated[Literal["sglang", "vllm", "trtllm"] | None, NoEffect("kernels_are_not_measured")] = Field(
         default=None, description="server whose measured kernels are used; default: the simulated server"
     )
     correction: Literal["published", "off"] = Field(
@@ -150,11 +158,11 @@ class Hardware(Table):
     profile: str | None = Field(
         default=None, description="profile.json of `foredraft calibrate`: fitted or measured times"
     )
-    prefill: PoolHardware | None = Field(
+    prefill: Annotated[PoolHardware | None, NoEffect("not_disaggregated")] = Field(
         default=None,
         description="what the engines that only prefill have instead (disaggregation); default: what all have",
     )
-    decode: PoolHardware | None = Field(
+    decode: Annotated[PoolHardware | None, NoEffect("not_disaggregated")] = Field(
         default=None, description="what the engines that only decode have instead; default: what all have"
     )
 
@@ -184,30 +192,36 @@ class Speculation(Table):
     algorithm: str = Field(
         default="EAGLE3", description="NONE, STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, or a plugin"
     )
-    policy: Literal["fixed", "ema", "goodput"] = Field(
-        default="ema", description="rule that chooses the number of draft steps"
-    )
-    steps: Annotated[int, Field(ge=0)] | None = Field(
+    policy: Annotated[
+        Literal["fixed", "ema", "goodput"],
+        NoEffect("not_speculative", says="fixed"),
+        NoEffect("nothing_to_choose"),
+    ] = Field(default="ema", description="rule that chooses the number of draft steps")
+    steps: Annotated[Annotated[int, Field(ge=0)] | None, NoEffect("not_speculative", says=0)] = Field(
         default=None, description="fixed: draft steps; ema, goodput: the first steps"
     )
-    topk: Count = Field(default=1, description="branches per draft step; 1 is a chain")
-    num_draft_tokens: Annotated[int, Field(ge=1)] | dict[str, int] | None = Field(
+    topk: Annotated[Count, NoEffect("not_speculative", says=1), NoEffect("zero_steps", says=1)] = Field(
+        default=1, description="branches per draft step; 1 is a chain"
+    )
+    num_draft_tokens: Annotated[
+        Annotated[int, Field(ge=1)] | dict[str, int] | None, NoEffect("not_speculative"), NoEffect("zero_steps", says=1)
+    ] = Field(
         default=None,
         description="nodes of a verify tree, root included: one number, or a table by steps such as {1 = 5, 3 = 16}; "
         "default: as many as the steps can fill, up to 16",
     )
-    adaptive: str | dict[str, Any] | None = Field(
+    adaptive: Annotated[str | dict[str, Any] | None, NoEffect("not_speculative"), NoEffect("policy_is_fixed")] = Field(
         default=None,
         description="ema and goodput: the table of steps, as a preset (default, with-zero, zero-to-seven), a JSON "
         "file, or the table itself; default: the preset default for ema, zero-to-seven for goodput",
         json_schema_extra=lambda schema: schema.update(anyOf=[{"type": "string"}, table_schema(), {"type": "null"}]),
     )
-    probe_backoff: bool | None = Field(
+    probe_backoff: Annotated[bool | None, NoEffect("policy_is_not_ema")] = Field(
         default=None,
         description="ema: whether each failed try of drafts after 0 steps doubles the wait for the next, up to 32 "
         "decisions; false: every decision tries (SGLang); for tables that do not say; default: as in the server",
     )
-    heads: Count | None = Field(
+    heads: Annotated[Count | None, NoEffect("not_speculative"), NoEffect("no_heads")] = Field(
         default=None, description="MULTI_LAYER_EAGLE: heads of the draft; default: the greatest candidate"
     )
 
@@ -227,30 +241,34 @@ class Acceptance(Table):
     conditional: list[Share] | None = Field(
         default=None, description="acceptance of draft position 1, 2, … if all earlier ones are accepted"
     )
-    mean_length: Annotated[float, Field(ge=1)] | None = Field(
+    mean_length: Annotated[
+        Annotated[float, Field(ge=1)] | None, NoEffect("rounds_are_too_short", outcome="is not reached")
+    ] = Field(
         default=None,
         description="mean accept length, bonus included, of rounds with the most steps; the preset gives the rest",
     )
     recorded: str | None = Field(
         default=None, description="file of recorded longest runs per output position (CSV or JSONL)"
     )
-    request_share: Share | None = Field(
+    request_share: Annotated[Share | None, NoEffect("recording_decides")] = Field(
         default=None, description="variance between requests, as a share; default: the preset's"
     )
-    field_share: Share | None = Field(
+    field_share: Annotated[Share | None, NoEffect("recording_decides")] = Field(
         default=None, description="variance that neighbouring positions share, as a share; default: the preset's"
     )
-    correlation_len: Count | None = Field(
+    correlation_len: Annotated[Count | None, NoEffect("recording_decides")] = Field(
         default=None, description="tokens over which rounds correlate; default: the preset's"
     )
-    rank_ratio: Share = Field(
+    rank_ratio: Annotated[Share, NoEffect("ranks_are_unused")] = Field(
         default=0.6, description="trees: how slowly acceptance falls with rank (an assumption); 0: only rank 1 counts"
     )
-    drift_per_1k_tokens: float = Field(
+    drift_per_1k_tokens: Annotated[float, NoEffect("recording_decides")] = Field(
         default=0.0, description="gain of quality per 1000 output tokens, in standard deviations"
     )
-    day_amplitude: float = Field(default=0.0, description="daily sine wave of quality, in standard deviations")
-    regimes: Regimes | None = Field(
+    day_amplitude: Annotated[float, NoEffect("recording_decides")] = Field(
+        default=0.0, description="daily sine wave of quality, in standard deviations"
+    )
+    regimes: Annotated[Regimes | None, NoEffect("recording_decides")] = Field(
         default=None, description="levels of quality that alternate along a request's output"
     )
 
@@ -275,7 +293,7 @@ class FrontEndTable(Table):
         description="output tokens of a chunk that the server sends to a client (--stream-interval of SGLang and vLLM, "
         "stream_interval of TensorRT-LLM); the last chunk comes with the last token; default: the server's, 1",
     )
-    first_chunk: Literal["token", "interval"] | None = Field(
+    first_chunk: Annotated[Literal["token", "interval"] | None, NoEffect("chunks_are_tokens", says="token")] = Field(
         default=None,
         description="the first chunk of a request. token: its first token alone, at once; interval: a whole chunk; "
         "default: the server's, token",
@@ -291,7 +309,7 @@ class FrontEndTable(Table):
 
 
 class RouterTable(Table):
-    policy: Policy = Field(
+    policy: Annotated[Policy, NoEffect("router_is_unused")] = Field(
         default="least_loaded", description="how a replica is chosen: round_robin, least_loaded, prefix_aware, random"
     )
     latency_us: Annotated[float, Field(ge=0, le=1e9)] = Field(
@@ -303,15 +321,23 @@ class RouterTable(Table):
 
 
 class Disaggregation(Table):
-    prefill: Engines = Field(default=0, description="engines that only prefill; 0: every engine prefills and decodes")
-    decode: Engines = Field(default=0, description="engines that only decode")
-    ratio: str | None = Field(
+    prefill: Annotated[Engines, NoEffect("not_disaggregated", says=0)] = Field(
+        default=0, description="engines that only prefill; 0: every engine prefills and decodes"
+    )
+    decode: Annotated[Engines, NoEffect("not_disaggregated", says=0)] = Field(
+        default=0, description="engines that only decode"
+    )
+    ratio: Annotated[str | None, NoEffect("not_disaggregated", says=None)] = Field(
         default=None, description="divides hardware.replicas, such as 2:1; replaces the two numbers"
     )
-    prefill_policy: Policy = Field(default="least_loaded", description="how the prefill engine of a request is chosen")
-    decode_policy: Policy = Field(default="least_loaded", description="how the decode engine of a request is chosen")
+    prefill_policy: Annotated[Policy, NoEffect("pool_policy_is_unused")] = Field(
+        default="least_loaded", description="how the prefill engine of a request is chosen"
+    )
+    decode_policy: Annotated[Policy, NoEffect("pool_policy_is_unused")] = Field(
+        default="least_loaded", description="how the decode engine of a request is chosen"
+    )
     latency_us: Annotated[float, Field(ge=0, le=1e9)] = Field(default=10.0, description="latency from engine to engine")
-    bandwidth_gbps: Annotated[float, Field(ge=1e-3)] = Field(
+    bandwidth_gbps: Annotated[float, Field(ge=1e-3), NoEffect("pools_have_their_own")] = Field(
         default=400.0,
         description="bandwidth of each device's port in each direction, in Gbit/s; between two engines that of the slower",
     )
@@ -345,11 +371,11 @@ class Scenario(Table):
     model: Model = Model()
     hardware: Hardware = Hardware()
     speculation: Speculation = Speculation()
-    acceptance: Acceptance = Acceptance()
+    acceptance: Annotated[Acceptance, NoEffect("drafts_nothing")] = Acceptance()
     engine: EngineTable = EngineTable()
     workload: Workload = Workload()
     clients: Clients = Clients()
     front_end: FrontEndTable = FrontEndTable()
     router: RouterTable = RouterTable()
-    disaggregation: Disaggregation = Disaggregation()
+    disaggregation: Annotated[Disaggregation, NoEffect("not_disaggregated")] = Disaggregation()
     slo: Slo = Slo()

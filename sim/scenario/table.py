@@ -1,8 +1,10 @@
-"""What all tables of a scenario share: their base class, and the ranges of their numbers."""
+"""What all tables of a scenario share: their base class, the ranges of their numbers, and what a key declares beside
+its type."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,6 +19,28 @@ Engines = Annotated[int, Field(ge=0, le=1024)]  # each has some megabytes of tab
 Share = Annotated[float, Field(ge=0, le=1)]
 Spread = Annotated[float, Field(ge=0, le=10)]
 Policy = Literal["round_robin", "least_loaded", "prefix_aware", "random"]
+
+
+NOTHING: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class NoEffect:
+    """A condition under which a run does not use a key, or any key of a table: part of the key's type, `Annotated`.
+
+    Attributes:
+        condition: The name of a function in `sim/effects/conditions.py`, which returns why.
+        of: Further arguments of this function.
+        says: The value that describes what such a run does anyway, so that it is no mistake.
+        tells: Whether this value is told where the command line gives it, because who gives it expects a difference.
+        outcome: What becomes of the key, in words.
+    """
+
+    condition: str
+    of: tuple[str, ...] = ()
+    says: Any = NOTHING
+    tells: bool = False
+    outcome: str = "has no effect"
 
 
 class Table(BaseModel):

@@ -9,7 +9,8 @@ import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import BUILT_IN
 from foredraft.sim.assembly import assemble
-from foredraft.sim.effects.given_keys import given_keys, refuse_without_effect
+from foredraft.sim.effects.conditions import CONDITIONS
+from foredraft.sim.effects.given_keys import conditions_of, given_keys, refuse_without_effect
 from foredraft.sim.effects.notices import notices_of
 from foredraft.sim.effects.rules import RULES
 from foredraft.sim.scenario import Scenario
@@ -44,6 +45,7 @@ CASES = [
     ([*FIXED, "acceptance.mean_length=10.0"], "acceptance.mean_length", "is not reached: a round of 3 draft steps gives at most 4 tokens"),
     (["acceptance.recorded=runs.csv", "acceptance.request_share=0.1"], "acceptance.request_share", "the recording"),
     (["acceptance.rank_ratio=0.5"], "acceptance.rank_ratio", "topk is 1"),
+    (["engine.kv_slots=100000", "hardware.kv_gb=10.0"], "hardware.kv_gb", "kv_slots"),
     (["engine.kv_slots=100000", "hardware.reserved_fraction=0.5"], "hardware.reserved_fraction", "kv_slots"),
     (["hardware.kernels_of=vllm"], "hardware.kernels_of", "the roofline prices the passes"),
     (["hardware.kernels=roofline", "hardware.kernels_of=vllm"], "hardware.kernels_of", "kernels is roofline"),
@@ -147,6 +149,13 @@ def test_every_rule_has_a_case():
     covered = {key for _, key, _ in CASES} | {"engine.mode"}  # which needs a plugin, see tests/cli/test_plugins_cli.py
     for rule in RULES:
         assert any(rule.concerns(key, object()) for key in covered), rule.keys
+
+
+def test_every_condition_is_that_of_a_key_and_has_a_case():
+    declared = conditions_of(Scenario)
+    assert {one.condition for conditions in declared.values() for one in conditions} == set(CONDITIONS)
+    covered = {one.condition for _, key, _ in CASES for one in declared[key]}
+    assert covered == set(CONDITIONS)
 
 
 @pytest.mark.parametrize(
