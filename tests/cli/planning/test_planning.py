@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from dataclasses import replace
 
 import pytest
 from foredraft.planning.trial import Trial
