@@ -28,7 +28,7 @@ EXTRAS = {  # extra -> the packages that it brings
     "otel": ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter"),
     "lossless": ("httpx",),
 }
-NEED_MODELS = ("generate", "bench", "selftest", "tiny", "warmup")
+NEED_MODELS = ("generate", "bench", "selftest", "tiny")
 
 
 def main() -> None:

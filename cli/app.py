@@ -15,7 +15,6 @@ from .decode.generate import generate
 from .decode.lossless import lossless
 from .decode.selftest import selftest
 from .decode.tiny import tiny
-from .decode.warmup import warmup
 from .planning.adaptive import adaptive
 from .planning.doctor import doctor
 from .planning.export import export
@@ -35,6 +34,7 @@ GONE: dict[str, str] = {
     "twin": "`foredraft bench --twin`",
     "plan --model-error": "its default: comparisons have the error of published points",
     "plan --power": "`--price` with the kWh that a GPU takes in an hour, such as H100=0.6",
+    "warmup": "`foredraft serve --warm-only`, or `foredraft bench --warm`",
     "replay": "`foredraft audit --replay`",
     "schema": "`foredraft simulate --schema scenario|COMMAND`, or `foredraft simulate --models`",
 }
@@ -65,7 +65,7 @@ app = typer.Typer(
 app.add_typer(adaptive, name="adaptive", rich_help_panel="Plan")
 for panel, commands in {
     "Plan": (simulate, ui, plan, tune, doctor, sweep, export, report, trace, calibrate),
-    "Decode": (generate, bench, tiny, warmup, selftest),
+    "Decode": (generate, bench, tiny, selftest),
     "Serve": (serve, lossless),
     "Check": (check, audit),
 }.items():

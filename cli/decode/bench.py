@@ -204,12 +204,19 @@ Estimate = Annotated[str | None, option("--estimate",
     "Time nothing: print launches, bytes and expected times of a round on this GPU, part by part.", "GPU")]
 Twin = Annotated[bool, option("--twin",
     "Run a workload on the executor, and the same one in the simulator; print both side by side.")]
+Warm = Annotated[bool, option("--warm",
+    "Time nothing: compile the kernels of the cells on this GPU, so that the next run of them begins at once.")]
 # fmt: on
 
 _MODELS = {"model", "draft", "dtype", "seed", "as_json", "quiet"}
 _ROUNDS = {"random_weights", "quantized", "kv_dtype", "algorithm", "steps", "topk", "num_draft_tokens", "acceptance"}
 _CELLS = {"batch_sizes", "context_lengths", "output_tokens", "page_size", "tensor_parallel"}
-MODES = {"--estimate": _MODELS | _ROUNDS | _CELLS, "--twin": _MODELS | {"repeat", "device", "threads"}}
+_DEVICE = {"device", "threads"}
+MODES = {
+    "--estimate": _MODELS | _ROUNDS | _CELLS,
+    "--twin": _MODELS | _DEVICE | {"repeat"},
+    "--warm": _MODELS | _ROUNDS | _CELLS | _DEVICE | {"graphs", "overlap"},
+}
 
 
 @problems_name_options
@@ -223,7 +230,7 @@ def bench(
     output_tokens: OutputTokens = 128, prompts: Prompts = 4, repeat: Repeat = 3, processes: Processes = 1,
     device: Device = "auto", threads: Threads = None, overlap: Overlap = None, graphs: Graphs = None,
     page_size: PageSize = 1, tensor_parallel: TensorParallel = 1, seed: Seed = 0, estimate: Estimate = None,
-    is_twin: Twin = False, as_json: AsJson = False, quiet: Quiet = False,
+    is_twin: Twin = False, is_warm: Warm = False, as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Time decoding: batch sizes × context lengths × draft steps, each against plain decoding.
 
@@ -239,6 +246,7 @@ def bench(
             --draft llama-3.2-1b --acceptance code
         foredraft bench --twin --model models/target --draft models/eagle3 \\
             --loads knee
+        foredraft bench --warm --model models/target --draft models/eagle3
 
     Columns: speed-up is the median over the runs of a cell, range their smallest
     and largest value. accept is the mean number of tokens per round and request.
@@ -269,8 +277,7 @@ def bench(
             device=device, threads=threads, as_json=as_json, quiet=quiet,
         )  # fmt: skip
         return
-    from ...gpu.bench.plan import BenchOptions, plan_bench
-    from ..progress import StatusLine
+    from ...gpu.bench.plan import BenchOptions
 
     options = BenchOptions(
         model=model, random_weights=random_weights, draft=draft, algorithm=algorithm, steps=steps, topk=topk,
@@ -282,6 +289,17 @@ def bench(
     if estimate is not None:
         _estimate(estimate, options, as_json)
         return
+    if mode == "--warm":
+        _warm(options, as_json, quiet)
+    else:
+        _time(options, processes, as_json, quiet)
+
+
+def _time(options: BenchOptions, processes: int, as_json: bool, quiet: bool) -> None:
+    """Time the cells, and print those that are finished."""
+    from ...gpu.bench.plan import plan_bench
+    from ..progress import StatusLine
+
     plan = plan_bench(options)
     progress = StatusLine(quiet)
     progress.show(f"{plan.name} on {plan.device}: {plan.memory}")
@@ -298,6 +316,27 @@ def bench(
         cells = len({(result.batch_size, result.context_len) for result in results})
         print(f"foredraft: interrupted; {cells} of {len(plan.cells)} cells are finished", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _warm(options: BenchOptions, as_json: bool, quiet: bool) -> None:
+    """Compile the kernels of all cells, and print how many CUDA graphs fit."""
+    from ...gpu.bench.plan import plan_bench
+    from ...gpu.bench.report import plan_sizes
+    from ...gpu.bench.run import Bench
+    from ..progress import StatusLine
+    from ..serving.ahead import print_warm
+
+    plan = plan_bench(options)
+    if plan.device == "cpu":
+        print_warm(plan.device, plan.algorithm.name, plan_sizes(plan), as_json)
+        return
+    progress = StatusLine(quiet)
+    try:
+        with closing(Bench(plan, progress.show)) as bench:
+            num_graphs = bench.warm()
+    finally:
+        progress.clear()
+    print_warm(plan.device, plan.algorithm.name, (), as_json, num_graphs)
 
 
 def _estimate(gpu: str, options: BenchOptions, as_json: bool) -> None:

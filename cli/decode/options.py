@@ -125,7 +125,7 @@ def _session_options(
     """Declare the options of a session that commands have in common, with the names of `SessionOptions`."""
 
 
-_SESSION = signature(_session_options, eval_str=True).parameters
+SESSION = signature(_session_options, eval_str=True).parameters
 with_session_options: Decorator = with_options("session", _session_options)
 
 
@@ -139,4 +139,4 @@ def session_values(session: Mapping[str, Any]) -> dict[str, Any]:
 
 def given_session_options(session: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that are not the defaults."""
-    return {name: value for name, value in session.items() if value != _SESSION[name].default}
+    return {name: value for name, value in session.items() if value != SESSION[name].default}

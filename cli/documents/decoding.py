@@ -86,7 +86,7 @@ class TinyDocument(Document):
 
 
 @dataclass(frozen=True)
-class WarmupDocument(Document):
+class WarmDocument(Document):
     """What was done for later sessions.
 
     Attributes:
@@ -96,7 +96,7 @@ class WarmupDocument(Document):
         graph_sizes: Batch sizes for which a GPU captures graphs; empty where they were captured.
     """
 
-    FORMAT: ClassVar[str] = "foredraft-warmup"
+    FORMAT: ClassVar[str] = "foredraft-warm"
 
     device: str
     compiled: bool

@@ -1,13 +1,17 @@
-"""What a server does before it listens: its kernels are compiled, and its rounds captured."""
+"""What a server does before it listens, and --warm-only without it: kernels are compiled, and rounds captured."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import typer
+
+from ..options import print_document
+
 if TYPE_CHECKING:
-    from ...gpu.session.plan import SessionPlan
+    from ...gpu.session.plan import SessionOptions, SessionPlan
     from ...gpu.session.ready import Ready
     from ...serve.telemetry.log_lines import ServerLog
 
@@ -32,6 +36,49 @@ def get_ready(
 
     ready = make_ready(_now_and_then(log.tell), READY_S if ready_s is None else ready_s)
     log.tell(ready.notice or f"all rounds are captured: {ready.num_graphs} CUDA graphs")
+
+
+def warm(options: SessionOptions, ready_s: float | None, as_json: bool, quiet: bool) -> None:
+    """Compile the kernels of a session, so that the next one finds them in Triton's cache, and print what fits.
+
+    Graphs are captured only to show that they fit into memory. On a CPU nothing is compiled. Raises ConfigError.
+    """
+    from ...core.scheduler.spec import default_graph_sizes
+    from ...gpu.session.plan import plan_session, refuse_without_effect
+    from ...gpu.session.ready import READY_S, make_ready
+    from ...gpu.session.session import DecodeSession
+    from ..progress import StatusLine
+
+    plan = plan_session(options)
+    refuse_without_effect(plan.options, plan.algorithm, plan.device)
+    captures_ahead(plan, ready_s)
+    if plan.device == "cpu":
+        print_warm(plan.device, plan.algorithm.name, default_graph_sizes(plan.spec.config.max_running), as_json)
+        return
+    progress = StatusLine(quiet)
+    try:
+        progress.show("loading the weights")
+        opened = DecodeSession.open(options, plan=plan)
+        ready = make_ready(opened, progress.show, READY_S if ready_s is None else ready_s)
+    finally:
+        progress.clear()
+    opened.close()
+    print_warm(plan.device, plan.algorithm.name, (), as_json, ready.num_graphs, ready.notice)
+
+
+def print_warm(
+    device: str, algorithm: str, sizes: Sequence[int], as_json: bool, num_graphs: int = 0, notice: str = ""
+) -> None:
+    """Print what was compiled on a device, or what a GPU would capture: rounds of batches of `sizes`."""
+    from ..documents.decoding import WarmDocument
+
+    if as_json:
+        print_document(WarmDocument(device, device != "cpu", num_graphs, list(sizes)))
+    elif device == "cpu":
+        batches = ", ".join(map(str, sizes))
+        typer.echo(f"nothing to compile on a CPU; on a GPU: {algorithm}'s kernels, graphs of batches of {batches}")
+    else:
+        typer.echo("\n".join(filter(None, (f"{device}: kernels are compiled, {num_graphs} graphs fit", notice))))
 
 
 def _now_and_then(tell: Callable[[str], None]) -> Callable[[str], None]:

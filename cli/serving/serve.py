@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..decode.options import (
+    SESSION,
     Disaggregate,
     GenerationConfig,
     engine_option,
@@ -24,9 +25,9 @@ from ..decode.options import (
     with_session_options,
 )
 from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
-from ..options import Settings, in_panel, refuse_without_effect
+from ..options import AS_JSON, Settings, in_panel, mode_of, only_with, refuse_without_effect
 from ..simulation.simulate import Faults
-from .ahead import captures_ahead, get_ready
+from .ahead import captures_ahead, get_ready, warm
 from .operations import Operations, with_operations
 
 if TYPE_CHECKING:
@@ -91,14 +92,19 @@ MaxChoices = Annotated[int, limits_option("--max-choices", "Most outputs of one 
 DeadlineS = Annotated[float, limits_option("--deadline-s", "Most seconds for a whole answer.")]
 StallS = Annotated[float, limits_option("--stall-s",
     "Seconds after which the server drops a client that sends or takes nothing.")]
+WarmOnly = Annotated[bool, server_option("--warm-only",
+    "Compile the kernels of a server with this model on this GPU, try whether its CUDA graphs fit, and exit.")]
+AsJson = Annotated[bool, only_with("--warm-only")("--json", AS_JSON)]
+Quiet = Annotated[bool, only_with("--warm-only")("--quiet -q", "Print no progress on standard error.")]
 # fmt: on
+MODES = {"--warm-only": {"model", "seed", "ready_s", *SESSION}}
 
 
 @problems_name_options
 @with_session_options
 @with_operations
 def serve(
-    model: ModelDirectory = None, simulate: Simulate = None, *, session: Mapping[str, Any],
+    ctx: typer.Context, model: ModelDirectory = None, simulate: Simulate = None, *, session: Mapping[str, Any],
     disaggregate: Disaggregate = None, generation_config: GenerationConfig = "auto",
     operations: Mapping[str, Any], settings: Settings = None,
     faults: Faults = None, speed: Speed = None, seed: Seed = None,
@@ -109,6 +115,7 @@ def serve(
     max_streams: MaxStreams = 512, max_body_bytes: MaxBody = 8 << 20, max_prompt_tokens: MaxPrompt = None,
     max_choices: MaxChoices = 16, deadline_s: DeadlineS = 600.0, stall_s: StallS = 30.0,
     log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT,
+    warm_only: WarmOnly = False, as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Serve OpenAI's interface: decode a checkpoint, or simulate a deployment in real time.
 
@@ -125,11 +132,16 @@ def serve(
             -H 'Content-Type: application/json' \\
             -d '{"prompt": "Why sing?", "max_tokens": 32, "stream": true}'
         foredraft audit --replay runs/served/2026-11-27T08-00-00Z
+        foredraft serve --warm-only --model models/target --draft models/eagle3
 
     After SIGTERM or Ctrl-C running requests may end; a second signal gives them
     up. SIGHUP makes the server read the adaptive table again. On bad input the
-    command prints one message and exits with code 2.
+    command prints one message and exits with code 2. After --warm-only servers and
+    sessions with these options find the kernels in Triton's cache.
     """
+    if mode_of(ctx, MODES):
+        warm(_session_of(_given(model), session, seed), ready_s, as_json, quiet)
+        return
     from ...serve.limits import Limits
     from ...serve.metrics import STYLES
     from ...serve.requests.api import DIALECTS
@@ -144,16 +156,11 @@ def serve(
     _check_key(api_key, host if asked.uds is None else "localhost", log)
     with asked.listen(host, port) as listener, Recording(record) as recording, ExitStack() as workers:
         if model is not None:
-            from ...gpu.session.hub import local_checkpoint
-            from ...gpu.session.plan import SessionOptions
-
             ignored = {"settings": settings, "faults": faults, "speed": speed, "dialect": dialect, "start_s": start_s}
             ignored["replica_ports"] = asked.replica_ports
             _refuse_for("--model", "a checkpoint is decoded", ignored, {"settings": "--set"})
-            values = session_values(session)
-            options = SessionOptions(local_checkpoint(model), **values, seed=seed or 0, block_rounds=1)
+            options, table = _session_of(model, session, seed), session["adaptive"]
             defaults = _file_defaults(options.model, generation_config, log)
-            table = session["adaptive"]
             if disaggregate is None:
                 body = _real_body(options, recording, log, ready_s)
             else:
@@ -176,6 +183,22 @@ def serve(
             operations=asked, host=host, listener=listener, drain_s=drain_s,
             stamp=stamp, api_key=api_key, model=served_model_name, metrics_as=metrics_as, dialect=dialect or "openai",
         )  # fmt: skip
+
+
+def _session_of(model: Path, session: Mapping[str, Any], seed: int | None) -> SessionOptions:
+    """Return the options of the session that a server has; checkpoints of the hub are on this machine then."""
+    from ...gpu.session.hub import local_checkpoint
+    from ...gpu.session.plan import SessionOptions
+
+    return SessionOptions(local_checkpoint(model), **session_values(session), seed=seed or 0, block_rounds=1)
+
+
+def _given(model: Path | None) -> Path:
+    from ...core.errors import ConfigError
+
+    if model is None:
+        raise ConfigError.of("<arguments>", "--model", "is missing: --warm-only compiles the kernels of a checkpoint")
+    return model
 
 
 def _check_choice(model: Path | None, simulate: Path | None) -> None:

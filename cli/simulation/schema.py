@@ -29,9 +29,9 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
         *(f"{_OWN}simulation:{kind}Document" for kind in ("Acceptance", "Measure")),
     ),
     "generate": (f"{_OWN}decoding:GenerateDocument",),
-    "bench": tuple(f"{_OWN}decoding:{kind}Document" for kind in ("Bench", "Estimate", "Twin")),
+    "bench": tuple(f"{_OWN}decoding:{kind}Document" for kind in ("Bench", "Estimate", "Twin", "Warm")),
+    "serve": (f"{_OWN}decoding:WarmDocument",),
     "tiny": (f"{_OWN}decoding:TinyDocument",),
-    "warmup": (f"{_OWN}decoding:WarmupDocument",),
     "selftest": (f"{_OWN}decoding:SelftestDocument",),
     "lossless": (f"{_OWN}checking:LosslessDocument",),
     "check": tuple(f"{_OWN}checking:{kind}Document" for kind in ("Check", "Mutants", "Invariants", "Case")),
@@ -40,7 +40,6 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
 """What each command prints with `--json`: a document of one of these kinds, as module and class."""
 WITHOUT = {
     "ui": "serves a page until it is stopped",
-    "serve": "runs until it is stopped; --log-format json makes its log JSON",
     "adaptive show": "prints a table of steps, which is JSON",
     "adaptive export": "prints a file of another server",
     "adaptive import": "prints a table of steps, which is JSON",

@@ -173,8 +173,16 @@ class Bench:
 
     def cells(self) -> Iterator[tuple[ArmResult, ...]]:
         """Yield the results of one cell after another, plain decoding first in each."""
-        for number, cell in enumerate(self.plan.cells, 1):
-            yield self._cell(cell, f"cell {number} of {len(self.plan.cells)}")
+        for number, cell in enumerate(self.plan.cells):
+            yield self._cell(cell, self._named(cell, number))
+
+    def warm(self) -> int:
+        """Run all cells, which compiles their kernels, and time none. Returns how many CUDA graphs were captured."""
+        num_graphs = 0
+        for number, cell in enumerate(self.plan.cells):
+            num_graphs += sum(len(arm.captures) for arm in self._warm_arms(cell, self._named(cell, number)))
+            self._free_memory()
+        return num_graphs
 
     def _load(self) -> tuple[Decoder, DraftModel | None]:
         models = self._load_models()
@@ -222,20 +230,30 @@ class Bench:
             found.append(Arm(arm_plan, *models, prompts, options.output_tokens, acceptance, options.seed, executor))
         return found
 
-    def _cell(self, cell: CellPlan, where: str) -> tuple[ArmResult, ...]:
-        what = f"{where} (batch {cell.batch_size}, context {cell.context_len})"
+    def _named(self, cell: CellPlan, number: int) -> str:
+        return f"cell {number + 1} of {len(self.plan.cells)} (batch {cell.batch_size}, context {cell.context_len})"
+
+    def _warm_arms(self, cell: CellPlan, what: str) -> list[Arm]:
+        """Return the engines of a cell, which have run some rounds."""
         arms = self.arms(cell, lambda arm: self._on_progress(f"{what}: warming up {_in_words(arm)}"))
         for arm in arms:
             arm.run(max_tokens=min(WARM_UP_TOKENS, self.plan.options.output_tokens))
+        return arms
+
+    def _free_memory(self) -> None:
+        gc.collect()  # executors and their engines' controllers refer to each other, and the pools are large
+        if self._target.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _cell(self, cell: CellPlan, what: str) -> tuple[ArmResult, ...]:
+        arms = self._warm_arms(cell, what)
         turns: list[list[Timing]] = []
         for turn in range(self.plan.options.repeat):
             self._on_progress(f"{what}: turn {turn + 1} of {self.plan.options.repeat}")
             turns.append([arm.run() for arm in arms])
         results = tuple(self._result(cell, arm, i, turns) for i, arm in enumerate(arms))
-        del arms, arm
-        gc.collect()  # executors and their engines' controllers refer to each other, and the pools are large
-        if self._target.device.type == "cuda":
-            torch.cuda.empty_cache()
+        del arms
+        self._free_memory()
         return results
 
     def _result(self, cell: CellPlan, arm: Arm, index: int, turns: list[list[Timing]]) -> ArmResult:

@@ -116,23 +116,15 @@ LINES: dict[str, Lines] = {
         *("--batch-sizes", 1, "--context-lengths", 8, "--output-tokens", 8, "--prompts", 1, "--device", "cpu"),
     ),
     "bench, a twin": lambda get, folder: (
-        *(
-            "bench",
-            "--twin",
-            "--model",
-            get("models")["target"],
-            "--loads",
-            "light",
-            "--seconds",
-            0.5,
-            "--repeat",
-            1,
-            "--quiet",
-        ),
-        *("--max-running", 2, "--threads", 1),
+        *("bench", "--twin", "--model", get("models")["target"], "--loads", "light", "--seconds", 0.5, "--quiet"),
+        *("--repeat", 1, "--max-running", 2, "--threads", 1),
     ),
     "tiny": lambda get, folder: ("tiny", folder / "pair", "--size", "nano", "--time-budget-s", 1, "--quiet"),
-    "warmup": lambda get, folder: ("warmup", "--model", get("models")["target"], "--device", "cpu"),
+    "bench, warm": lambda get, folder: (
+        *("bench", "--warm", "--model", get("models")["target"], "--algorithm", "NGRAM", "--device", "cpu"),
+        *("--context-lengths", 8),
+    ),
+    "serve": lambda get, folder: ("serve", "--warm-only", "--model", get("models")["target"], "--device", "cpu"),
     "selftest": lambda get, folder: ("selftest", "--device", "cpu", "--budget", "1s", "--out", folder, "--quiet"),
     "lossless": lambda get, folder: ("lossless", get("endpoint"), "--max-tokens", 2, "--quiet"),
     "audit,replay": lambda get, folder: ("audit", "--replay", get("run")),
@@ -211,5 +203,6 @@ def test_a_document_of_another_form_does_not_fit():
 
 
 def test_schema_names_what_it_does_not_have(refused):
-    assert "has no --json: it runs until it is stopped" in refused("simulate", "--schema", "serve")
+    assert "has no --json: it serves a page until it is stopped" in refused("simulate", "--schema", "ui")
+    assert "cost: is gone: use `foredraft doctor --round`" in refused("simulate", "--schema", "cost")
     assert "did you mean 'plan'?" in refused("simulate", "--schema", "pln")

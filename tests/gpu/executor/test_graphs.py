@@ -341,13 +341,18 @@ def test_memory_bounds_captures_too(nano_pair):
     assert not lines and not session.own_executor.graphs.reports and len(left_out) == 18
 
 
-def test_warmup_on_a_cpu_says_what_a_gpu_would_do(nano_pair, capsys):
-    options = ["--model", str(nano_pair / "target"), "--draft", str(nano_pair / "eagle3"), "--max-running", "3"]
-    app(["warmup", *options, "--device", "cpu"], standalone_mode=False)
-    assert (
-        capsys.readouterr().out
-        == "nothing to compile on a CPU; on a GPU: EAGLE3's kernels, graphs of batches of 1, 2, 4\n"
-    )
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve", "--warm-only", "--max-running", "3"],
+        ["bench", "--warm", "--batch-sizes", "1,2,4", "--context-lengths", "8"],
+    ],
+)
+def test_warming_on_a_cpu_says_what_a_gpu_would_do(nano_pair, capsys, command):
+    options = ["--model", str(nano_pair / "target"), "--draft", str(nano_pair / "eagle3"), "--device", "cpu"]
+    app([*command, *options], standalone_mode=False)
+    expected = "nothing to compile on a CPU; on a GPU: EAGLE3's kernels, graphs of batches of 1, 2, 4\n"
+    assert capsys.readouterr().out == expected
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 7}])
