@@ -15,7 +15,6 @@ from .decode.generate import generate
 from .decode.lossless import lossless
 from .decode.selftest import selftest
 from .decode.tiny import tiny
-from .planning.adaptive import adaptive
 from .planning.doctor import doctor
 from .planning.export import export
 from .planning.plan import plan
@@ -30,6 +29,7 @@ from .ui import ui
 
 GONE: dict[str, str] = {
     "acceptance": "`foredraft calibrate --acceptance`",
+    "adaptive": "`foredraft tune --table` (show, import) or `foredraft export` (export)",
     "cost": "`foredraft doctor --round`",
     "twin": "`foredraft bench --twin`",
     "plan --model-error": "its default: comparisons have the error of published points",
@@ -62,7 +62,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.add_typer(adaptive, name="adaptive", rich_help_panel="Plan")
 for panel, commands in {
     "Plan": (simulate, ui, plan, tune, doctor, sweep, export, report, trace, calibrate),
     "Decode": (generate, bench, tiny, selftest),

@@ -1,4 +1,4 @@
-"""`foredraft export`: the winner of a plan or a tune as launch command, Kubernetes files and autoscaler's numbers."""
+"""`foredraft export`: the winner of a plan or a tune, or a table of draft steps, as files that servers take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...core.errors import count_of
-from ..options import AsJson, argument, option, print_document
+from ..options import AsJson, argument, option, print_document, refuse_without_effect
+from .tables import export_table, is_table
 
 if TYPE_CHECKING:
     from ...planning.servers.export.deployment import Export
@@ -17,10 +18,17 @@ if TYPE_CHECKING:
 WIDTH = 80
 
 # fmt: off
-Source = Annotated[Path, argument("PLAN|TUNE", "Directory of plan or tune.")]
-Server = Annotated[str | None, option("--for", "Server that is to run it. Default: the server that was simulated.", "vllm|sglang|trtllm")]
+Source = Annotated[str, argument("PLAN|TUNE|TABLE",
+    "Directory of plan or tune, or a table of draft steps: a preset (default, with-zero, zero-to-seven) or a file.")]
+Server = Annotated[str | None, option("--for",
+    "Server that is to run it. Default: the server that was simulated; a table needs vllm, trtllm (1.3 or later) or "
+    "sglang-VERSION.", "vllm|sglang|trtllm")]
 Name = Annotated[str | None, option("--candidate", "Candidate of the plan, by its name. Default: the best.", "NAME")]
-Out = Annotated[Path | None, option("--out", "Directory of the files. Default: export/ in that of the plan.", "DIR")]
+Out = Annotated[Path | None, option("--out",
+    "Directory of the files. Default: export/ in that of the plan. Of a table: its file. Default: standard output.",
+    "DIR|FILE")]
+MaxBatchSize = Annotated[int | None, option("--max-batch-size",
+    "Of a table, for vllm and trtllm: batch size at which the last range ends (--max-num-seqs). Default: 512.", min=1)]
 # fmt: on
 
 
@@ -28,10 +36,11 @@ def export(
     source: Source,
     server: Server = None,
     candidate: Name = None,
+    max_batch_size: MaxBatchSize = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the winner of a plan or a tune as files for those who run it.
+    """Write the winner of a plan or a tune, or a table of draft steps, as files for those who run it.
 
     launch.sh is the launch command of one replica, beside the files that it
     names; with prefill and decode apart, SGLang has prefill.sh, decode.sh and
@@ -45,7 +54,26 @@ def export(
         foredraft plan chat.toml --set hardware.server=vllm-0.18 --out runs/chat
         foredraft export runs/chat
         foredraft export runs/chat --for sglang --candidate 'EAGLE3, 3 steps'
+        foredraft export with-zero --for sglang-0.5.23 --out steps.json
+
+    A table is written as SGLang's --speculative-adaptive-config has it, as the two
+    keys of vLLM's --speculative-config, or as those under TensorRT-LLM's
+    speculative_config. A table that the server cannot use is refused. The method
+    and the draft head are not part of a table: the command says where the server
+    takes them.
     """
+    if is_table(source):
+        why = "a table of steps has no candidates, and is printed as its server reads it"
+        refuse_without_effect(("--candidate", candidate is not None, why), ("--json", as_json, why))
+        export_table(source, server, max_batch_size, out)
+        return
+    refuse_without_effect(("--max-batch-size", max_batch_size is not None, "a plan or a tune has its batch size"))
+    _export_winner(Path(source), server, candidate, out, as_json)
+
+
+def _export_winner(source: Path, server: str | None, candidate: str | None, out: Path | None, as_json: bool) -> None:
+    """Write the files of a plan or a tune beside it, and print the launch command."""
+    from ...core.adaptive.config import PRESETS
     from ...core.errors import ConfigError, nearest
     from ...observe.output_files import UnwritableFile, write_text
     from ...planning.servers.export.deployment import SERVERS, server_of
@@ -56,6 +84,9 @@ def export(
         *others, last = SERVERS
         message = f"expected {', '.join(others)} or {last}{nearest(server, SERVERS)}"
         raise ConfigError.of("--for", server, message)
+    if not source.exists():
+        message = f"no such directory or file{nearest(str(source), PRESETS)}; expected that of plan or tune, or a table"
+        raise ConfigError.of(str(source), "", f"{message}: {', '.join(PRESETS)}, or a file")
     winner = read_winner(source, candidate)
     chosen = server or server_of(winner.scenario)
     found = export_scenario(winner.name, winner.scenario, chosen, winner.load, winner.is_tuned)

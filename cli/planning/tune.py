@@ -6,19 +6,19 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...core.errors import count_of
-from ..options import AsJson, Quiet, ScenarioFile, Seed, Settings, TraceFile, option, print_document
+from ..options import AsJson, Quiet, ScenarioFile, Seed, Settings, TraceFile, mode_of, option, print_document
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
-from .options import Cluster, NumWorkers, OutDirectory, Requests, kept_runs
+from .options import Cluster, NumWorkers, Requests, kept_runs
+from .tables import print_table
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ...planning.confidence.intervals import Estimate
     from ...planning.tuning.result import TuneResult
     from ...planning.tuning.tune import Judged, Tune
@@ -35,11 +35,28 @@ Seeds = Annotated[
 ]
 
 
+OutDirectory = Annotated[
+    Path | None,
+    option("--out", "Directory of the runs, by default a new one in runs/; with --table a file.", "DIR|FILE"),
+]
+Table = Annotated[
+    str | None,
+    option(
+        "--table",
+        "Search nothing: print this table with every key, in our format. A preset (default, with-zero, zero-to-seven), or "
+        "a file: ours, SGLang's, the JSON of vLLM's --speculative-config, TensorRT-LLM's YAML.",
+        "PRESET|FILE",
+    ),
+]
+MODES = {"--table": {"out"}}
+
+
 def tune(
+    ctx: typer.Context,
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     settings: Settings = None, trace: TraceFile = None, trials: Trials = 32, search_seeds: SearchSeeds = 3, seeds: Seeds = 5,
     requests: Requests = None, seed: Seed = None, as_json: AsJson = False, out: OutDirectory = None, workers: NumWorkers = None,
-    cluster: Cluster = None, quiet: Quiet = False,
+    cluster: Cluster = None, quiet: Quiet = False, table: Table = None,
 ) -> None:  # fmt: skip
     """Find the table of draft steps by batch size that serves a workload fastest.
 
@@ -50,6 +67,8 @@ def tune(
         foredraft tune
         foredraft tune chat.toml --out runs/chat-steps
         foredraft tune --trace requests.csv --set hardware.gpu=L40S
+        foredraft tune --table with-zero
+        foredraft tune --table speculative-config.json --out steps.json
 
     Then it compares the best tables with every fixed number of steps, the default
     table, the policy goodput, and no speculation. This comparison uses seeds that
@@ -60,7 +79,11 @@ def tune(
     --out holds adaptive.json and scenario.toml for `foredraft simulate`, the
     files for the server that was simulated (SGLang, vLLM or TensorRT-LLM),
     result.json, and every run. After Ctrl-C the same command continues.
+    `foredraft export` writes a table, or the result of a tune, for a server.
     """
+    if mode_of(ctx, MODES) and table is not None:
+        print_table(table, out)
+        return
     from ...planning.tuning.result import search_table
     from ...planning.tuning.tune import Tune, question_of_tune
     from ...sim.scenario_file import load_scenario

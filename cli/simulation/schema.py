@@ -40,9 +40,6 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
 """What each command prints with `--json`: a document of one of these kinds, as module and class."""
 WITHOUT = {
     "ui": "serves a page until it is stopped",
-    "adaptive show": "prints a table of steps, which is JSON",
-    "adaptive export": "prints a file of another server",
-    "adaptive import": "prints a table of steps, which is JSON",
 }
 """The commands without `--json`, and why."""
 

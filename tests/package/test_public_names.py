@@ -29,7 +29,7 @@ def test_each_kind_of_name_is_listed():
     """A list that misses a kind would hold whatever is renamed."""
     lines = set(STORED.read_text(encoding="utf-8").splitlines())
     expected = {"python foredraft.simulate", "command foredraft simulate", "scenario workload.output.kind"}
-    assert lines >= expected | {"command foredraft adaptive export", "scenario hardware.server"}
+    assert lines >= expected | {"command foredraft export", "scenario hardware.server"}
     assert not [line for line in lines if re.search(r"[. ]_[a-z]", line)], "a name with an underscore is private"
 
 

@@ -392,7 +392,10 @@ def test_steps_that_were_tuned_for_another_server_are_refused(refused, tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("{}/none",), "cannot be read"),
+        (
+            ("{}/none",),
+            "none: no such directory or file; expected that of plan or tune, or a table: default, with-zero",
+        ),
         (("{}", "--for", "vlm"), "--for: vlm: expected vllm, sglang or trtllm (did you mean 'vllm'?)"),
         (("{}", "--candidate", "EAGLE3, 2 steps"), "is none of this plan"),
     ],
