@@ -56,17 +56,18 @@ class Commands(typer.core.TyperGroup):
 app = typer.Typer(
     name="foredraft",
     cls=Commands,
-    epilog="Start with `foredraft simulate` or `foredraft tiny`. To check an engine, see `foredraft check --list`. "
+    epilog="Start with `foredraft doctor` or `foredraft tiny`. To check an engine, see `foredraft check --list`. "
     "Every command has --help.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 for panel, commands in {
-    "Plan": (simulate, ui, plan, tune, doctor, sweep, export, report, trace, calibrate),
-    "Decode": (generate, bench, tiny, selftest),
-    "Serve": (serve, lossless),
-    "Check": (check, audit),
+    "Answer: will it pay, how much load, with which flags": (
+        *(doctor, plan, tune, sweep, simulate, calibrate, trace, report, export, ui),
+    ),
+    "Decode: run a model with speculation": (generate, bench, serve, tiny, selftest),
+    "Check: an engine, a server, a log": (check, lossless, audit),
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)

@@ -18,7 +18,7 @@ def ui(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     settings: Settings = None, trace: TraceFile = None, port: Port = 8470, open_page: Open = False,
 ) -> None:  # fmt: skip
-    """Show cost, doctor, simulation and plan on a page in the browser, with sliders.
+    """Show doctor, simulation and plan on a page in the browser, with sliders.
 
     The page begins with the given scenario, and with the default one without it.
     Each change shows at once what a round costs and whether speculation pays, then

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+import typer
 from foredraft.cli import app
 
 
@@ -129,3 +132,14 @@ def test_a_removed_command_and_a_removed_option_name_their_successors(refused, m
     assert "plan --model-error is gone" in refused("plan", "--model-error=5")
     assert "No such option: --minutes" in refused("simulate", "--minutes", "3")
     assert "No such command 'estimates'" in refused("estimates")
+
+
+@pytest.mark.parametrize("name", app.GONE)
+def test_what_is_gone_names_commands_and_options_that_exist(refused, name):
+    """In words that a reader can type, of the commands as they are."""
+    assert f"{name} is gone: use {app.GONE[name]}" in refused(*name.split(), "x.toml")
+    commands = typer.main.get_command(app.app).commands
+    for words in re.findall(r"`foredraft ([^`]+)`", app.GONE[name]):
+        command, *options = words.split()
+        known = {flag for one in commands[command].params for flag in one.opts}
+        assert known.issuperset(one for one in options if one.startswith("-")), words
