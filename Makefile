@@ -59,9 +59,9 @@ test: lint
 readme: $(STAMP)
 	$(BIN)/python -P -m pytest -p no:xdist -v --no-header -m readme tests/package/test_readme.py
 
-# mypy and pyright. For other versions of Python, whose code only mypy reads: make types PYTHON_VERSIONS="3.11 3.12 3.13 3.14"
+# mypy. As if on other versions of Python: make types PYTHON_VERSIONS="3.11 3.12 3.13 3.14"
 types: $(STAMP)
-	$(BIN)/python -P tests/package/type_checks/check_types.py $(TYPES) $(PYTHON_VERSIONS)
+	$(BIN)/python -P tests/package/type_checks/check_types.py $(PYTHON_VERSIONS)
 
 # The page of `foredraft ui` in headless Chromium, which is looked for on the path with chromedriver (packages of Debian); without them
 # every test is skipped and says so. A new picture for the document: make browser PICTURE=docs/pictures/ui.png

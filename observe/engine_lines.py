@@ -29,11 +29,20 @@ _ROOT.addHandler(logging.NullHandler())
 class _Capture(Protocol):
     """What a captured graph was for, as `gpu.executor.graphs.CaptureReport` has it."""
 
-    steps: int
-    batch_size: int
-    kind: str
-    seconds: float
-    with_outputs: bool
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def with_outputs(self) -> bool: ...
 
 
 class EngineLines:

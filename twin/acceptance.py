@@ -58,7 +58,9 @@ def rounds_of(events: Sequence[Event]) -> Rounds:
                 emitted[number_of[request_id]] += 1
             if event.kept is None:
                 continue
-            decode, lens = event.step.decode, event.result.decode.accept_lens
+            decode, result = event.step.decode, event.result.decode
+            assert decode is not None and result is not None, "what was kept is of rounds"
+            lens = result.accept_lens
             for round_number, kept in enumerate(event.kept):
                 for i in np.flatnonzero(kept).tolist():
                     request = in_row[int(decode.rows[i])]

@@ -157,7 +157,7 @@ def open_arms(
         if plan.algorithm.drafter is Drafter.LOOKUP:
             message = f"{name}: {plan.algorithm.name} drafts on the host, by what the text repeats; its times depend on the text"
             raise ConfigError.of("<arguments>", "algorithm", message)
-    loaded: dict[tuple, tuple[Ops, Decoder, DraftModel | None]] = {}
+    loaded: dict[tuple[object, ...], tuple[Ops, Decoder, DraftModel | None]] = {}
     arms = []
     for name, plan in plans.items():
         key = (plan.options.model, plan.options.draft, plan.dtype, plan.device, plan.algorithm.name)

@@ -66,7 +66,7 @@ def simulate(
     work = HostWork(host, not engine.config.overlap, host_jitter)
     actor = EngineActor(env, 0, engine, device, work, ended)
     for one in asked if concurrency is None else asked[:concurrency]:
-        call_at(env, one.arrival_ns if concurrency is None else 0, send)
+        call_at(env, one.due_ns if concurrency is None else 0, send)
     env.run()
     return events
 
@@ -168,7 +168,7 @@ def compare(
             found[key] = Compared(mean, true_mean, spread, noise, float(np.mean(same)) if same else None)
     shares = [_mean_shares(summaries) for summaries in (ours, theirs)]
     steps = {n: (shares[0].get(n, 0.0), shares[1].get(n, 0.0)) for n in sorted({*shares[0], *shares[1]})}
-    batch = tuple(_batch_over_time(runs) for runs in (predicted, measured))
+    batch = (_batch_over_time(predicted), _batch_over_time(measured))
     lengths = accept_lengths or {}
     return Comparison(arm, load, requests, len(measured), found, steps, batch, processor_share, pace, lengths)
 

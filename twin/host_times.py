@@ -83,7 +83,7 @@ def deviation(values: np.ndarray) -> float:
 def priced_ns(lap: StepLap, cost: StepCost, topk: int) -> int:
     """Return what the grids say of a served step on the device."""
     total, prefill, decode = 0, lap.step.prefill, lap.step.decode
-    if decode is not None:
+    if decode is not None and lap.result.decode is not None:
         contexts = decode.seq_lens
         context = contexts.max() if cost.padded else contexts.mean()
         shape = (len(decode.rows), decode.steps, topk if decode.steps else 1, decode.num_draft_tokens)

@@ -144,7 +144,7 @@ def _check_alike(arms: Sequence[Arm]) -> None:
 
 
 def _cells(arms: Sequence[Arm], plan: MeasuringPlan) -> Iterable[_Cell]:
-    seen: set[tuple] = set()
+    seen: set[str | tuple[str, int, int, int]] = set()
     for number, arm in enumerate(arms):
         if arm.algorithm not in seen:
             seen.add(arm.algorithm)
@@ -165,8 +165,8 @@ def _cells(arms: Sequence[Arm], plan: MeasuringPlan) -> Iterable[_Cell]:
             for rows in plan.rows or doubling(config.max_running):
                 for context in _contexts(arm, plan):
                     for repeat in range(plan.repeats):
-                        sizes = (steps, nodes, rows, context, accepts[repeat % len(accepts)])
-                        yield _Cell(number, "round", sizes, repeat)
+                        accepted = accepts[repeat % len(accepts)]
+                        yield _Cell(number, "round", (steps, nodes, rows, context, accepted), repeat)
 
 
 def _contexts(arm: Arm, plan: MeasuringPlan) -> tuple[int, ...]:
@@ -200,9 +200,10 @@ def _mixed_sizes(arm: Arm, plan: MeasuringPlan) -> tuple[int, ...]:
 def _time(timer: StepTimer, cell: _Cell) -> list[float]:
     if cell.kind == "prefill":
         return [timer.prefill(*cell.sizes)]
-    *tokens, steps, nodes, rows, context, accepted = cell.sizes
     if cell.kind == "mixed":
-        return [timer.mixed(*tokens, rows, steps, nodes, context, accepted)]
+        tokens, steps, nodes, rows, context, accepted = cell.sizes
+        return [timer.mixed(tokens, rows, steps, nodes, context, accepted)]
+    steps, nodes, rows, context, accepted = cell.sizes
     time = timer.round(rows, steps, nodes, context, accepted)
     return [getattr(time, part) for part in PARTS]
 
@@ -280,14 +281,14 @@ def _spreads(samples: Samples) -> dict[str, float]:
     the median over cells, outliers weigh little."""
     names = {"round": "decode", "prefill": "prefill"}
     found: dict[str, list[float]] = {}
-    totals: dict[tuple, list[float]] = {}
+    totals: dict[tuple[int, str, tuple[int, ...]], list[float]] = {}
     for (number, kind, sizes), values in samples.items():
         # Rounds that accept more are longer, and no noise.
         totals.setdefault((number, kind, sizes), []).extend(sum(value) for value in values)
-    for (_, kind, _), values in totals.items():
-        if len(values) >= 2 and kind in names:
-            found.setdefault(kind, []).append(deviation(np.log(values)))
-    return {names[kind]: float(np.median(values)) for kind, values in found.items()}
+    for (_, kind, _), seconds in totals.items():
+        if len(seconds) >= 2 and kind in names:
+            found.setdefault(kind, []).append(deviation(np.log(seconds)))
+    return {names[kind]: float(np.median(spreads)) for kind, spreads in found.items()}
 
 
 class Pace:

@@ -71,6 +71,12 @@ class Asked:
     request: Request
     arrival_ns: int | None
 
+    @property
+    def due_ns(self) -> int:
+        """When it arrives, of a request that waits for no client."""
+        assert self.arrival_ns is not None, "requests of an open loop have their times"
+        return self.arrival_ns
+
 
 @dataclass(frozen=True, slots=True)
 class StepLap:
@@ -98,7 +104,7 @@ class StepLap:
     def tokens(self) -> int:
         """Tokens that the step brought, first ones included."""
         first = 0 if self.step.prefill is None else int(np.count_nonzero(self.step.prefill.is_last))
-        return first + (0 if self.step.decode is None else int(self.result.decode.accept_lens.sum()))
+        return first + (0 if self.result.decode is None else int(self.result.decode.accept_lens.sum()))
 
     @property
     def host_ns(self) -> int:
@@ -204,13 +210,14 @@ class _Serving:
         driver.begin_turn()
         while True:
             now_ns = clock.now_ns()
-            while waiting and (clients if clients is not None else waiting[0].arrival_ns <= now_ns):
+            while waiting and (clients if clients is not None else waiting[0].due_ns <= now_ns):
                 one = waiting.popleft()
-                self._submit(one.request, now_ns if clients is not None else one.arrival_ns)
+                self._submit(one.request, now_ns if clients is not None else one.due_ns)
                 clients = None if clients is None else clients - 1
             driver.plan()
             if engine.num_uncommitted:
                 outcome = driver.commit()
+                assert outcome is not None, "a step is in flight"
                 self._note()
                 clients = None if clients is None else clients + len(outcome.finished)
             elif not engine.is_idle:
@@ -219,7 +226,7 @@ class _Serving:
                 break
             else:
                 since = time.perf_counter()
-                clock.sleep_until(waiting[0].arrival_ns)
+                clock.sleep_until(waiting[0].due_ns)
                 idle_s += time.perf_counter() - since
                 driver.begin_turn()
         self.served.busy_s = time.perf_counter() - begin_s - idle_s

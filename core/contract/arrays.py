@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,3 +12,10 @@ Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
+
+
+class Shaped(Protocol):
+    """An array of any library: NumPy's, or a tensor of a device."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...

@@ -11,6 +11,7 @@ from enum import IntEnum, StrEnum
 import numpy as np
 
 from ..errors import ForedraftError, InvariantViolation
+from .arrays import Shaped
 
 
 class CaptureHiddenMode(IntEnum):
@@ -64,7 +65,7 @@ def merge_hidden(first: np.ndarray | None, second: np.ndarray | None) -> np.ndar
     return np.concatenate((first, second))
 
 
-def check_hidden(hidden_states: np.ndarray | None, mode: CaptureHiddenMode, where: str) -> None:
+def check_hidden(hidden_states: Shaped | None, mode: CaptureHiddenMode, where: str) -> None:
     """Raise InvariantViolation ACCEPT-17 unless hidden states are present exactly if `mode` keeps any;
     `where` names the place."""
     if mode is not CaptureHiddenMode.NULL and hidden_states is None:

@@ -50,25 +50,25 @@ class WorkerPool(Protocol):
 class LeastLoaded:
     """A pool whose requests go to the worker with the least to do. `load_of` says how much a request is."""
 
-    def __init__(self, names: Iterable[str], load_of: Callable[[Request], int]) -> None:
-        self._loads = dict.fromkeys(names, 0)
+    def __init__(self, names: Iterable[Name], load_of: Callable[[Request], int]) -> None:
+        self._loads: dict[Name, int] = dict.fromkeys(names, 0)
         self._load_of = load_of
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Name]:
         return iter(self._loads)
 
-    def assign(self, request: Request) -> str | None:
+    def assign(self, request: Request) -> Name | None:
         if not self._loads:
             return None
         name = min(self._loads, key=self._loads.__getitem__)
         self._loads[name] += self._load_of(request)
         return name
 
-    def release(self, name: str, request: Request) -> None:
+    def release(self, name: Name, request: Request) -> None:
         if name in self._loads:
             self._loads[name] -= self._load_of(request)
 
-    def lose(self, name: str) -> None:
+    def lose(self, name: Name) -> None:
         self._loads.pop(name, None)
 
 

@@ -9,19 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 import numpy as np
 
+from ..contract.arrays import Shaped
 from ..errors import InvariantViolation
 from ..kv.moves import KVMovePlan
 from .verify import Verified
 
+A = TypeVar("A", bound=Shaped)
+
 
 @dataclass(frozen=True, slots=True)
-class NodeOutputs:
+class NodeOutputs(Generic[A]):
     """Named per-node arrays [bs · nd, …]. An entry may be None: then it is None for every row of the batch."""
 
-    entries: Mapping[str, np.ndarray | None]
+    entries: Mapping[str, A | None]
 
     def __post_init__(self) -> None:
         sizes = {name: array.shape[0] for name, array in self.entries.items() if array is not None}
@@ -29,7 +33,7 @@ class NodeOutputs:
             raise InvariantViolation("ACCEPT-18", f"per-node outputs have different numbers of nodes: {sizes}")
         object.__setattr__(self, "entries", MappingProxyType(dict(self.entries)))
 
-    def __getitem__(self, name: str) -> np.ndarray | None:
+    def __getitem__(self, name: str) -> A | None:
         return self.entries[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -43,7 +47,9 @@ class NodeOutputs:
         """bs · nd, or None if no entry has an array."""
         return next((array.shape[0] for array in self.entries.values() if array is not None), None)
 
-    def compact(self, accept_index: np.ndarray, num_draft_tokens: int) -> NodeOutputs:
+    def compact(
+        self: NodeOutputs[np.ndarray], accept_index: np.ndarray, num_draft_tokens: int
+    ) -> NodeOutputs[np.ndarray]:
         """Move every output of the j-th accepted node of row r to r · nd + j. `accept_index` int32 [bs, width].
 
         The stride stays nd. Entries at or past a row's accept length are undefined. All sources are read before
@@ -55,7 +61,7 @@ class NodeOutputs:
             raise InvariantViolation("ACCEPT-18", message)
         return self.map(lambda array: array[source])
 
-    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> NodeOutputs:
+    def map(self, function: Callable[[A], A]) -> NodeOutputs[A]:
         """Apply `function` to every array, so that all outputs are compacted alike. Executors use this method to
         compact on their device."""
         return NodeOutputs({name: None if array is None else function(array) for name, array in self.entries.items()})
@@ -98,10 +104,10 @@ class Finalized:
     emitted_tokens: np.ndarray  # int32 [bs, width]; the target's tokens in order, bonus last, −1 past the end
     bonus_tokens: np.ndarray  # int32 [bs]; the root of the next tree
     moves: KVMovePlan  # KV of the j-th accepted node to the j-th slot of the row's window
-    outputs: NodeOutputs  # stride nd; entry r · nd + j belongs to the j-th accepted node
+    outputs: NodeOutputs[np.ndarray]  # stride nd; entry r · nd + j belongs to the j-th accepted node
 
 
-def finalize(verified: Verified, node_slots: np.ndarray, outputs: NodeOutputs) -> Finalized:
+def finalize(verified: Verified, node_slots: np.ndarray, outputs: NodeOutputs[np.ndarray]) -> Finalized:
     """Compact one verified batch. `node_slots` int32 [bs, nd] are the slots captured when the step was launched."""
     emitted = emitted_tokens(verified.predict, verified.accept_index)
     return Finalized(

@@ -289,6 +289,7 @@ class Chunks:
     def shifted_tokens(self) -> np.ndarray:
         """Return the token after each of the chunks' tokens, int64 [t]; 0 where it is still to be sampled.
         For chunks as planned."""
-        shifted = np.append(self.part.tokens[1:], 0)
+        assert self.part.tokens is not None, "an executor with tokens gets them"
+        shifted: np.ndarray = np.append(self.part.tokens[1:], 0)
         shifted[self.ends - 1] = np.maximum(self.part.tail_tokens, 0)
         return shifted

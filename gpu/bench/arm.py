@@ -84,11 +84,12 @@ class _Rounds:
         if event.step.prefill is not None:
             self.num_prefilled += int(event.step.prefill.is_last.sum())
             self.prefill_end_ns = int(event.result.round_end_ns[-1])
-        if event.step.decode is not None:
+        if (decode := event.result.decode) is not None:
+            assert event.kept is not None, "a step with rounds says what was kept of them"
             self.kept.append(event.kept)
-            self.accept_lens.append(event.result.decode.accept_lens)
+            self.accept_lens.append(decode.accept_lens)
             self.end_ns = int(event.result.round_end_ns[-1])
-            self.has_ended = bool(event.result.decode.ended.any())
+            self.has_ended = bool(decode.ended.any())
 
 
 def make_executor(
@@ -175,7 +176,8 @@ class Arm:
             if refusal:
                 raise ForedraftError(f"a request of the benchmark was refused: {refusal}")
         tokens: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
-        begin = end = None
+        begin: _Mark | None = None
+        end: _Mark | None = None
         while not loop.is_idle:
             for delta in loop.turn():
                 tokens[delta.request_id].extend(delta.tokens.tolist())
@@ -184,6 +186,7 @@ class Arm:
             if rounds.has_ended and end is None:
                 end = self._mark()
                 loop.abort_all()
+        assert begin is not None and end is not None, "every batch is served until a request ends"
         if on_gpu:
             end = self._with_phases_of(end, begin, self.own_executor.counters.rounds - rounds_before)
         outputs = tuple(tuple(part) for part in tokens.values())

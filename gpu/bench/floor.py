@@ -134,4 +134,5 @@ def _timed_copy(source: torch.Tensor, target: torch.Tensor) -> float:
     target.copy_(source)
     end_event.record()
     end_event.synchronize()
-    return begin_event.elapsed_time(end_event) / 1e3
+    seconds: float = begin_event.elapsed_time(end_event) / 1e3
+    return seconds

@@ -168,7 +168,7 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False, on_meta: 
     batch_sizes, context_lengths, steps = counts["batch_sizes"], counts["context_lengths"], counts["steps"]
     session = SessionOptions(
         model=Path(options.random_weights or "") if options.model is None else local_checkpoint(options.model),
-        draft=None if options.draft is None else _draft_directory(options),
+        draft=None if options.draft is None else _draft_directory(options, options.draft),
         algorithm=options.algorithm,
         topk=options.topk,
         num_draft_tokens=options.num_draft_tokens,
@@ -266,6 +266,7 @@ def _models(
     from .shapes import draft_shape, shape_of
 
     if options.model is None:
+        assert options.random_weights is not None, "a benchmark is of a checkpoint or of a shape"
         target = shape_of(options.random_weights)
         algorithm = get_algorithm("EAGLE3" if options.algorithm.lower() == AUTO else options.algorithm)
         draft = draft_shape(target, algorithm, max(steps), options.draft)
@@ -281,9 +282,9 @@ def _models(
     return target, algorithm, draft, steps
 
 
-def _draft_directory(options: BenchOptions) -> Path:
+def _draft_directory(options: BenchOptions, draft: str) -> Path:
     """Return where a checkpoint's draft is; beside random weights it is the name of a shape."""
-    return Path(options.draft) if options.model is None else local_checkpoint(options.draft, "draft")
+    return Path(draft) if options.model is None else local_checkpoint(draft, "draft")
 
 
 def _steps_of(algorithm: SpecAlgorithm, options: BenchOptions, steps: tuple[int, ...]) -> tuple[int, ...]:

@@ -47,7 +47,7 @@ def graph_costs(captures: Sequence[CaptureReport], batch_sizes: Sequence[int]) -
         by_pair.setdefault((capture.steps, capture.batch_size), []).append(capture)
 
     def cost(steps: int, size: int, name: str) -> float:
-        return mean(getattr(capture, name) for capture in by_pair.get((steps, size), captures))
+        return mean([float(getattr(capture, name)) for capture in by_pair.get((steps, size), captures)])
 
     def plan(name: str, scale: int):
         # The plan adds up whole numbers.

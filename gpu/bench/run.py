@@ -50,7 +50,7 @@ def bench_prompts(
     not do: they make equal keys and values, look-up drafts always find them, and experts are all the same.
     """
     text = _text_tokens(tokenizer) if tokenizer is not None else None
-    if text is None or len(text) < 2:
+    if tokenizer is None or text is None or len(text) < 2:
         return [_word_like(vocab_size, row, length, seed) for row in range(num_prompts)]
     drawn = np.arange(num_prompts) + uniform(seed, Purpose.WINDOW, np.arange(num_prompts), 0)
     begins = (drawn * len(text) / num_prompts).astype(np.int64)

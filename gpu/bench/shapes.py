@@ -19,7 +19,7 @@ from ..models.decoder import Decoder
 from ..models.eagle import DraftHead
 from ..models.head_config import EAGLE3, HeadConfig, default_aux_layers
 from ..models.rope import Rope
-from ..ops.port import Ops
+from ..ops.port import NO_OPS, Ops
 from ..parallel.shards import WHOLE, Shard
 
 EAGLE3_VOCABULARY = 32000  # tokens of published EAGLE-3 heads for vocabularies of 128 thousand and more
@@ -120,7 +120,7 @@ def meta_models(
     target: ModelConfig,
     draft: ModelConfig | HeadConfig | None,
     dtype: torch.dtype,
-    ops: Ops | None = None,
+    ops: Ops = NO_OPS,
     shard: Shard = WHOLE,
     kv_dtype: torch.dtype | None = None,
 ) -> tuple[Decoder, Decoder | DraftHead | None]:

@@ -167,7 +167,8 @@ class StepTimer:
         context: int = 0,
     ) -> float:
         """Run a step; its nanoseconds from the launch to the result. Laps are those of this step alone."""
-        joins, writes = (), NO_WRITES
+        joins: tuple[Join, ...] = ()
+        writes = NO_WRITES
         if prefill is not None:
             rows = prefill.rows.tolist()
             joins, writes = self._joins(rows, context), self._writes(rows)
@@ -202,14 +203,15 @@ class StepTimer:
         rest = total - propose - extend - of["verify"] - of["graph"]  # the KV move is a part of verify
         return RoundTime(propose, of["verify"] - of["kv_move"], of["kv_move"], extend, of["graph"], rest)
 
-    def _forced_operations(self, ops: Ops) -> dict[str, Callable]:
+    def _forced_operations(self, ops: Ops) -> dict[str, Callable[..., object]]:
         """Return operations with which every row accepts as many nodes as this timer says, and the KV move is timed by
         itself.
 
         Graphs were captured without these operations, and captured rounds have the same width for any number of
         accepted nodes.
         """
-        verify, move, made = ops.verify_greedy, ops.move_accepted_, {}
+        verify, move = ops.verify_greedy, ops.move_accepted_
+        made: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
         def verify_greedy(tree: DeviceTree, target_ids: Tensor) -> DeviceVerified:
             found = verify(tree, target_ids)

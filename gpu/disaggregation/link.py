@@ -207,7 +207,8 @@ class ParcelFaults:
                 problems.append(Problem(name, f"is {given!r}; expected a number"))
         if problems:
             raise ConfigError(source, problems)
-        return cls(**{name: tuple(given) if isinstance(given, list) else given for name, given in value.items()})
+        values: dict[str, Any] = {n: tuple(given) if isinstance(given, list) else given for n, given in value.items()}
+        return cls(**values)
 
 
 def plans_from_environment() -> dict[str, dict[str, Any]]:

@@ -177,7 +177,10 @@ class WorkerLoop:
             deltas.append(Delta(request_id, np.array(tokens, dtype=np.int64), arrays))
         return deltas
 
-    def _ended(self, worker: WorkerProcess, request_id: str, reason: str, num_output: int, message: str) -> list[Delta]:
+    def _ended(
+        self, worker: WorkerProcess, request_id: str, reason: int | str, num_output: int, message: str
+    ) -> list[Delta]:
+        """Take the end of a request at a worker; `reason` is the value of a `FinishReason`, or REFUSED."""
         if reason in (FinishReason.TRANSFERRED.value, FinishReason.MOVED.value):
             self._placements.handed_over(request_id)  # or given back: the verdict comes when all workers have answered
             return []
@@ -186,7 +189,7 @@ class WorkerLoop:
             if not told:
                 self.refused.add(request_id)
             return [self._end(request_id, FinishReason.ERROR, message)]
-        finished = FinishReason(reason)
+        finished = FinishReason(int(reason))
         if finished in (FinishReason.STOP, FinishReason.LENGTH) and told != num_output:
             message = f"worker {worker.name} delivered {num_output} tokens, {told} of them were told"
             finished = FinishReason.ERROR

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -52,6 +52,7 @@ now_ns = time.perf_counter_ns
 class PolledDriver(Driver):
     """Calls `poll` between the rounds of a step, so that messages are read while a block runs."""
 
+    executor: TorchExecutor | RankedExecutor
     poll: Callable[[], None]
 
     def collect(self) -> StepResult:
@@ -175,6 +176,7 @@ class Serving:
     def _draft_payload(self, request_id: str) -> DraftPayload:
         """Read the row's first relay cell, which no round here will read."""
         progress = self.engine.transfers.progress_of(request_id)
+        assert progress is not None, "a request whose prompt was computed has its row until it is handed over"
         return DraftPayload.of_cell(self.engine.algorithm, self.executor.relay_cell(progress.row, progress.epoch))
 
     def take(self, peer: str, parcel: Parcel, num_malformed: int) -> None:
@@ -291,7 +293,7 @@ class Serving:
             self._post(peer, messages)
         self.driver.interrupt(replan)
 
-    def _post(self, peer: str, messages: list[Message], pages: Tensor | None = None, number: int = 0) -> None:
+    def _post(self, peer: str, messages: Sequence[Message], pages: Tensor | None = None, number: int = 0) -> None:
         self.news.flush()
         if messages and peer not in self._lost:
             self._links[peer].send(Parcel(self._session, tuple(messages), pages, number))

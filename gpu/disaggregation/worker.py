@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ...core.algorithm.registry import get_algorithm
-from ...core.contract.events import EventSink
+from ...core.contract.events import Event, EventSink
 from ...core.errors import ForedraftError
 from ...core.handoff import HandoffTiming
 from ...core.handoff.messages import request_from_json
@@ -109,12 +109,16 @@ def open_serving(
         kv_bytes=order.kv_bytes,
     )
     deliveries = Deliveries()
-    watched: list[Any] = []  # the sink of what is served, which is made after the engine
+    watched: list[EventSink] = []  # the sink of what is served, which is made after the engine
     log: EventLog | None = None
+
+    def pass_on(event: Event) -> None:
+        for sink in watched:
+            sink(event)
 
     def make_sinks(spec: EngineSpec) -> list[EventSink]:
         nonlocal log
-        sinks: list[EventSink] = [deliveries, lambda event: [sink(event) for sink in watched]]
+        sinks: list[EventSink] = [deliveries, pass_on]
         if order.log is not None:
             log = EventLog(
                 Path(order.log), {"engine": spec.to_json(), "run": order.run}, part_bytes=order.log_part_bytes

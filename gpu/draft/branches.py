@@ -234,6 +234,7 @@ class BranchDraft(Draft):
         bs, width = emitted.shape
         if self._network.shifted:
             tokens, last = emitted, accepted.accept_lens - 1
+            assert accepted.captured is not None, "a head drafts from hidden states"
             captured = accepted.captured[:, :width]
             hidden_in = self._network.prepare(captured.reshape(bs * width, captured.shape[2]))
         else:

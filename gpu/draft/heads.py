@@ -55,6 +55,7 @@ class HeadsDraft(Draft):
         device = chunks.table.device
         last = chunks.last
         host_tokens = chunks.shifted_tokens()
+        assert captured is not None, "heads draft from hidden states"
         hidden = self._heads.prepare_hidden(captured)
         carried = self._carry[chunks.rows].unflatten(1, (-1, self._heads.hidden_size))
         ends = upload(device, chunks.ends - 1)
@@ -111,6 +112,7 @@ class HeadsDraft(Draft):
         emitted = accepted.emitted[:, : accepted.longest].clamp(min=0)
         bs, width = emitted.shape
         accept_lens = accepted.accept_lens.long()
+        assert accepted.captured is not None, "heads draft from hidden states"
         captured = accepted.captured[:, :width]
         hidden = self._heads.prepare_hidden(captured.reshape(bs * width, captured.shape[2])).view(bs, width, -1)
         carried = relayed["hidden_states"].to(hidden.dtype).unflatten(1, (-1, self._heads.hidden_size))

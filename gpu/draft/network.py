@@ -85,15 +85,17 @@ class HeadNetwork(DraftNetwork):
 
     def __init__(self, head: DraftHead) -> None:
         super().__init__(head)
+        self._head = head
         self.aux_layers = head.aux_layers
 
     def prepare(self, captured: Tensor) -> Tensor:
-        return self._model.prepare_hidden(captured)
+        return self._head.prepare_hidden(captured)
 
     def run(self, tokens: Tensor, hidden: Tensor | None, attention: Attention) -> tuple[Tensor, Tensor]:
-        out = self._model.forward(tokens, hidden, attention)
+        assert hidden is not None, "a head drafts from hidden states"
+        out = self._head.forward(tokens, hidden, attention)
         return out.hidden, out.logits_hidden
 
     @property
     def _ids(self) -> Tensor | None:
-        return self._model.target_ids
+        return self._head.target_ids

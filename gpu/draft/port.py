@@ -100,7 +100,11 @@ class Draft(ABC):
     aux_layers: tuple[int, ...] = ()
     wants_hidden: bool = False
     on_host: bool = False  # proposals need the tokens of earlier rounds on the host, so rounds wait for each other
-    is_captured: bool = True  # whether rounds may be; those of a draft on the host from what `propose_on_host` gives
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether rounds may be; those of a draft on the host from what `propose_on_host` gives."""
+        return True
 
     def open_row(self, row: int, cached: np.ndarray) -> None:  # noqa: B027 - most drafts keep nothing per row
         """Begin a request in `row`; `cached` int64 [n] is the part of its text that is not prefilled again."""

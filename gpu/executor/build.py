@@ -65,15 +65,16 @@ def build_executor(
     algorithm, topk = engine.algorithm, engine.controller.topk
     if debug:
         ops = CheckedOps(ops, num_slots, config.max_running, 0 if rings is None else rings.num_slots)
-    for model in (target, draft_model):
-        if model is not None:
-            pack_projections(model)
+    pack_projections(target)
+    if draft_model is not None:
+        pack_projections(draft_model)
     pool = pool_for(target, num_slots, target, config.max_running, debug, rings)
     draft_pool = None
     if algorithm.draft_kv is not DraftKV.NONE:
         draft_pool = pool_for(required(draft_model, algorithm.name), num_slots, target, config.max_running, debug)
+    heads = draft_model if algorithm.drafter is Drafter.HEADS and isinstance(draft_model, MultiLayerEagle) else None
     shape = AlgorithmShape(
-        steps=draft_model.num_layers if algorithm.drafter is Drafter.HEADS else engine.sizes.max_steps,
+        steps=engine.sizes.max_steps if heads is None else heads.num_layers,
         topk=topk,
         hidden_size=relayed_hidden_size(algorithm.drafter, draft_model),
         target_vocab_size=target.vocab_size,
@@ -125,9 +126,9 @@ def required(draft_model: DraftModel | None, algorithm: str) -> DraftModel:
 
 def relayed_hidden_size(drafter: Drafter, draft_model: DraftModel | None) -> int:
     """Return how many values a row's relayed hidden state has; 0 where there is none."""
-    if drafter is Drafter.HEADS:
+    if drafter is Drafter.HEADS and isinstance(draft_model, MultiLayerEagle):
         return carried_size(draft_model)
-    return draft_model.hidden_size if drafter is Drafter.HEAD else 0
+    return draft_model.hidden_size if drafter is Drafter.HEAD and draft_model is not None else 0
 
 
 def _draft(
@@ -144,16 +145,19 @@ def _draft(
         return NoDraft(ops)
     if drafter is Drafter.LOOKUP:
         return ProposedDraft(ops, HostDrafts(algorithm, shape))
+    assert pool is not None and shape.target_vocab_size is not None, "a network has KV of its own"
     if drafter is Drafter.HEADS:
-        _expect(isinstance(model, MultiLayerEagle), name, "one head per step")
+        if not isinstance(model, MultiLayerEagle):
+            raise _another_form(name, "one head per step")
         return HeadsDraft(ops, model, pool, topk, engine.config.max_running)
     if drafter is Drafter.HEAD:
-        _expect(isinstance(model, DraftHead) and not isinstance(model, MultiLayerEagle), name, "one head for all steps")
+        if not isinstance(model, DraftHead) or isinstance(model, MultiLayerEagle):
+            raise _another_form(name, "one head for all steps")
         return BranchDraft(ops, HeadNetwork(model), pool, topk, page_size)
-    _expect(isinstance(model, Decoder), name, "a language model")
+    if not isinstance(model, Decoder):
+        raise _another_form(name, "a language model")
     return BranchDraft(ops, LanguageModelNetwork(model, shape.target_vocab_size), pool, topk, page_size)
 
 
-def _expect(holds: bool, name: str, what: str) -> None:
-    if not holds:
-        raise ConfigError.of("<arguments>", "draft", f"{name} drafts with {what}; the checkpoint has another form")
+def _another_form(name: str, what: str) -> ConfigError:
+    return ConfigError.of("<arguments>", "draft", f"{name} drafts with {what}; the checkpoint has another form")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,12 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
 T = TypeVar("T")
 
 
+class GraphCapture(Protocol):
+    """`capture` with its memory pool and its device."""
+
+    def __call__(self, run: Callable[[], T], /) -> Callable[[], T]: ...
+
+
 def without_masks(replay: Callable[[], T]) -> Callable[[object], T]:
     """Return `replay` as what takes a maker of masks, and asks it for none."""
     return lambda unused: replay()
@@ -37,7 +43,7 @@ def without_masks(replay: Callable[[], T]) -> Callable[[object], T]:
 def capture_halves(
     begin: Callable[[], Passed],
     finish: Callable[[Passed], RoundResult],
-    capture: Callable[[Callable[[], Any]], Callable[[], Any]],
+    capture: GraphCapture,
     masks: MaskPlace,
 ) -> Callable[[MakeMasks], RoundResult]:
     """Capture both halves of a round; tensors between them stay in place."""

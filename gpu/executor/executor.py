@@ -22,7 +22,7 @@ from ...core.acceptance.process import AcceptanceProcess
 from ...core.algorithm.algorithm import AlgorithmShape
 from ...core.algorithm.arrival import fill_cells
 from ...core.contract.future_map import FutureMap
-from ...core.contract.step import Arrivals, Join, PrefillResult, PrefillStep, Step, StepResult
+from ...core.contract.step import Arrivals, DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
 from ...core.errors import InvariantViolation, nearest
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import default_graph_sizes
@@ -172,9 +172,10 @@ class TorchExecutor:
             for _ in range(rounds):
                 if running.is_over:
                     break
+                assert running.step.decode is not None, "a step without rounds is over"
                 if running.pending is None:
                     running.pending = self._rounds.enqueue(running.step.decode, running.decoded.rounds, self.clock)
-                self._read_round(running)
+                self._read_round(running, running.step.decode)
         return running.is_over
 
     def request_stop(self, last_step_id: int) -> None:
@@ -247,7 +248,7 @@ class TorchExecutor:
         """Open rows whose prompts another worker has computed: their KV is in the pools;
         fill their relay cells without a pass."""
         batch = arrivals.batch
-        texts = {join.row: join.cached_tokens for join in running.step.joins}
+        texts = {join.row: _cached_tokens(join) for join in running.step.joins}
         for join in running.step.joins:
             if join.num_received:
                 self._open_produced(join)
@@ -269,20 +270,21 @@ class TorchExecutor:
         self._rows.check_owners(part.rows, part.epochs)
         joins = {join.row: join for join in running.step.joins}
         begins = np.concatenate([[0], np.cumsum(part.lens)])
+        assert part.tokens is not None, "an executor with tokens gets them"
         for i, row in enumerate(part.rows.tolist()):
             if row in joins:
-                self.draft.open_row(row, joins[row].cached_tokens)
+                self.draft.open_row(row, _cached_tokens(joins[row]))
                 self._open_produced(joins[row])
             self._observe(row, part.tokens[begins[i] : begins[i + 1]])
         running.prefill_tokens = self._prompts.enqueue(part, self.clock)
         self.counters.prefilled += len(part.tokens)
 
     def _read_prefill(self, running: RunningStep) -> None:
-        if running.prefill_tokens is None:
+        pending, part = running.prefill_tokens, running.step.prefill
+        if pending is None or part is None:
             return
-        pending, running.prefill_tokens = running.prefill_tokens, None
+        running.prefill_tokens = None
         _, failed, sampled, outputs = arrived(pending)
-        part = running.step.prefill
         n = len(part.rows)
         tokens = np.full(n, -1, np.int64)
         stopped = np.zeros(n, bool)
@@ -324,10 +326,10 @@ class TorchExecutor:
 
     # -- reading back ---------------------------------------------------------------------------------------------
 
-    def _read_round(self, running: RunningStep) -> None:
+    def _read_round(self, running: RunningStep, part: DecodeStep) -> None:
         pending, running.pending = running.pending, None
+        assert pending is not None, "a round is read once it is in the stream"
         accept_lens, failed, emitted, outputs = arrived(pending)
-        part = running.step.decode
         was_over = self._rows.ended[part.rows]
         stops, ended = self._rows.settle(part.rows, emitted, accept_lens, failed)
         self._report_failures(running, part.rows, failed & ~was_over)
@@ -358,3 +360,8 @@ class TorchExecutor:
     def _report_failures(self, running: RunningStep, rows: np.ndarray, failed: np.ndarray) -> None:
         for i in np.flatnonzero(failed).tolist():
             running.failures.append((int(rows[i]), "the target gave no distribution"))
+
+
+def _cached_tokens(join: Join) -> np.ndarray:
+    assert join.cached_tokens is not None, "an executor with tokens gets them"
+    return join.cached_tokens

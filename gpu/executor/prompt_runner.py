@@ -75,6 +75,7 @@ class PromptRunner:
 
     def _run_target(self, chunks: Chunks, wanted: frozenset[str]) -> tuple[DecoderOutput, Tensor | None]:
         """Return the target's pass over the chunks, and the hidden states that it captured for the draft."""
+        assert chunks.part.tokens is not None, "an executor with tokens gets them"
         tokens = upload(self._target.device, chunks.part.tokens.astype(np.int64, copy=False))
         forward = self._target.forward(
             tokens, chunks.attention(self._ops, self._pool), capture_for(self._draft, wanted)

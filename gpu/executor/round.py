@@ -100,7 +100,8 @@ class SamplingInputs:
 
     def repeated(self, times: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return temperature, top-p and top-k of every node where each row has `times` nodes."""
-        return tuple(x.repeat_interleave(times) for x in (self.temperature, self.top_p, self.top_k))
+        temperature, top_p, top_k = (x.repeat_interleave(times) for x in (self.temperature, self.top_p, self.top_k))
+        return temperature, top_p, top_k
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +297,7 @@ class DecodeRound:
                 self._ops.move_accepted_(pool.all_ringed, pool.ring_slots(passed.cells), *path)
             outputs = outputs.map(lambda values: self._ops.compact(values, verified.accept_index, tree.num_nodes))
         shape = (tree.batch_size, tree.num_nodes)
-        return {name: outputs[name].unflatten(0, shape) for name in outputs if outputs[name] is not None}
+        return {name: values.unflatten(0, shape) for name, values in outputs.entries.items() if values is not None}
 
     def _keep_produced(
         self, batch: RoundBatch, outputs: dict[str, Tensor], verified: DeviceVerified, wanted: frozenset[str]

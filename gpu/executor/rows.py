@@ -135,8 +135,8 @@ class Rows:
         """Return what `sampling` gave as tensors."""
         if sampling is None:
             return None
-        tensors = uploads_to(self._device).send(*sampling.arrays.values())
-        return SamplingInputs(*tensors, sampling.filtered, self.seed)
+        temperature, top_p, top_k, keys = uploads_to(self._device).send(*sampling.arrays.values())
+        return SamplingInputs(temperature, top_p, top_k, keys, sampling.filtered, self.seed)
 
     def write_table(self, writes: TableWrites) -> None:
         if not len(writes.slots):
@@ -165,6 +165,6 @@ class ForcedRuns:
         lengths = self._lengths[rows]
         prompts = np.array([request.prompt.length for request in requests])
         num_emitted = lengths + 1 - prompts  # the last emitted token has no KV yet
-        runs = np.minimum(self.process.longest_run(keys, num_emitted), width - 1).astype(np.int64)
+        runs: np.ndarray = np.minimum(self.process.longest_run(keys, num_emitted), width - 1).astype(np.int64)
         self._lengths[rows] = lengths + runs + 1
         return runs

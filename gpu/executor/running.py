@@ -60,14 +60,16 @@ def to_host(
 
     `packed` is what `pack` makes of the three, if a graph has made it. Rows from `num_rows` on are padding.
     """
-    three, passed = [accept_lens, failed, emitted], None
+    passed = None
     outputs = {name: values[:num_rows] for name, values in outputs.items()}
     if accept_lens.is_cuda:
-        three = unpacked(_pinned_copy(pack(three) if packed is None else packed), three)
+        three = (accept_lens, failed, emitted)
+        copy = _pinned_copy(pack(three) if packed is None else packed)
+        accept_lens, failed, emitted = unpacked(copy, three)
         outputs = {name: _pinned_copy(values) for name, values in outputs.items()}
         passed = torch.cuda.Event()
         passed.record()
-    return PendingRound(*(x[:num_rows] for x in three), outputs, passed)
+    return PendingRound(accept_lens[:num_rows], failed[:num_rows], emitted[:num_rows], outputs, passed)
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from ...core.algorithm.algorithm import Drafter, SpecAlgorithm
 from ...core.algorithm.host_drafts import PluginError
 from ...core.errors import ForedraftError, Problem
-from ..ops.port import Ops
+from ..ops.port import NO_OPS, Ops
 from ..parallel.shards import WHOLE, Cut, Shard, cut_of
 from .attention import E4M3
 from .config import ModelConfig
@@ -74,12 +75,13 @@ def load_target(
     config = over_positions(ModelConfig.from_directory(directory), min_positions)
     config = config if context_len is None else config.within(context_len)
     files = list_tensors(directory)
-    stored: Mapping[str, AnyTensor] = {name: tensor for name, tensor in files.items() if _is_read(name, config)}
+    read = {name: tensor for name, tensor in files.items() if _is_read(name, config)}
+    stored: Mapping[str, AnyTensor] = read
     if config.quantization is not None:
-        stored = unpacked(stored, config.quantization)
+        stored = unpacked(read, config.quantization)
     whole = _meta_decoder(config, ops)
     _follow(whole, stored)
-    _check(directory, whole, {language_model_name(name): t for name, t in stored.items()})
+    _check(directory, whole, {own: t for name, t in stored.items() if (own := language_model_name(name)) is not None})
     keeps = keep_quantized and config.quantization is not None and shard.is_whole
     decoder = Decoder(replace(config, keeps_quantized=keeps), ops, device, dtype or config.dtype, shard, kv_dtype)
     if decoder.kv_dtype is E4M3:
@@ -257,13 +259,14 @@ def _load_prediction_layer(directory: Path, config: HeadConfig, target: Decoder)
     """Load the parts of a model's checkpoint beside the model."""
     head, form = PredictionLayer(config, target), target.config.family.prediction
     assert form is not None, "its configuration was read"
-    stored = {
+    read = {
         name: tensor
         for name, tensor in list_tensors(directory).items()
         if form.name_within(name, target.num_layers) is not None
     }
+    stored: Mapping[str, AnyTensor] = read
     if target.config.quantization is not None:
-        stored = unpacked(stored, target.config.quantization)
+        stored = unpacked(read, target.config.quantization)
     _follow(head, stored)
     _check(directory, head, {unprefixed(name): tensor for name, tensor in stored.items()})
     _fill(head, stored, unprefixed)
@@ -387,17 +390,19 @@ def _cuts(whole: Decoder, part: Decoder) -> dict[str | None, Cut]:
     return cuts
 
 
-def _save(directory: str | Path, config: dict, weights: list[NamedWeight], others: dict[str, Tensor]) -> None:
+def _save(
+    directory: str | Path, config: Mapping[str, Any], weights: list[NamedWeight], others: dict[str, Tensor]
+) -> None:
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     # A fused parameter's parts share memory, which safetensors refuses, so each is copied.
     tensors = [(w.name, w.published, w.view.nbytes) for w in weights]
-    tensors += [(name, lambda value=value: value, value.nbytes) for name, value in others.items()]
+    tensors += [(name, value.contiguous, value.nbytes) for name, value in others.items()]
     write_tensors(directory, tensors)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _meta_decoder(config: ModelConfig, ops: Ops | None = None, shard: Shard = WHOLE) -> Decoder:
+def _meta_decoder(config: ModelConfig, ops: Ops = NO_OPS, shard: Shard = WHOLE) -> Decoder:
     """Return the model without memory behind it: names and shapes."""
     return Decoder(config, ops, "meta", config.dtype, shard)
 

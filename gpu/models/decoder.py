@@ -33,7 +33,7 @@ class Decoder(nn.Module):
     """Weights are uninitialised; `checkpoint` or `weights.initialize` fill them. Frozen unless `requires_grad_` is
     called.
 
-    `ops` may be None on the device "meta", for a model that is only asked for its names and shapes. `shard`: the part
+    `ops` are `NO_OPS` on the device "meta", for a model that is only asked for its names and shapes. `shard`: the part
     of the model that this is; `config`, the vocabulary and all that goes in and out stay those of the whole.
     `kv_dtype`: of the numbers that its KV is kept in (None: `dtype`), in 8 bits divided by the `kv_scales` of each
     attention layer (empty: all 1).
@@ -42,14 +42,15 @@ class Decoder(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        ops: Ops | None,
+        ops: Ops,
         device: torch.device | str,
         dtype: torch.dtype,
         shard: Shard = WHOLE,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.ops = config, ops
+        self.config = config
+        self.ops: Ops = ops
         self.kv_dtype: torch.dtype = kv_dtype or dtype
         self.kv_scales: Sequence[KVScales] = ()
         self.shard: Shard = shard
@@ -63,10 +64,11 @@ class Decoder(nn.Module):
         self.embed_weight = empty_weight(own_vocab, hidden, device=device, dtype=dtype)
         sparse = config.moe_layers
         self.cos_sin, rotations = rotations_of(config, device)
-        self.layers = nn.ModuleList(
+        layers = tuple(
             Layer(config, i, ops, device, dtype, sparse=i in sparse, rotation=rotation)
             for i, rotation in enumerate(rotations)
         )
+        self.layers = nn.ModuleList(layers)
         wide_dtype = norm_dtype(config, dtype)
         self.norm_weight = empty_weight(hidden, device=device, dtype=wide_dtype)
         self.lm_head_weight = (
@@ -77,7 +79,7 @@ class Decoder(nn.Module):
         self.embedding: Embedding = Embedding(self.embed_weight, shard)
         all_logits = None if shard.is_whole else partial(shard.gathered, width=vocab)
         self.projections = (Projection(self.output_embedding, exchange=all_logits),)
-        self._layers = tuple(self.layers)
+        self._layers = layers
         self._embedding_scale = config.embedding_multiplier if config.embedding_multiplier != 1.0 else None
         if config.family.scaled_embeddings:  # in the weights' dtype, in which Gemma was trained with it
             self._embedding_scale = float(torch.tensor(hidden**0.5, dtype=dtype))

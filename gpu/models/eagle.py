@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from ..ops.port import Ops
 from .attention import Attention, KVScales
 from .decoder import Decoder, wide
 from .head_config import HeadConfig
@@ -46,7 +47,8 @@ class DraftHead(nn.Module, ABC):
 
     def __init__(self, config: HeadConfig, target: Decoder, own_embeddings: bool, own_lm_head: bool) -> None:
         super().__init__()
-        self.config, self.ops = config, target.ops
+        self.config = config
+        self.ops: Ops = target.ops
         self.device, self.dtype = target.device, target.dtype
         model = config.model
         # The layers of the draft KV pool, and the vocabulary of the draft.
@@ -131,16 +133,18 @@ class EagleLayers(nn.Module):
     def __init__(self, head: DraftHead, first_layer: int, num_layers: int, fc_bias: bool) -> None:
         super().__init__()
         model = head.config.model
-        self.ops, self.eps = head.ops, model.rms_norm_eps
+        self.ops: Ops = head.ops
+        self.eps = model.rms_norm_eps
         hidden = model.hidden_size
         self.fc_weight = empty_weight(hidden, 2 * hidden, device=head.device, dtype=head.dtype)
         self.fc_bias = empty_weight(hidden, device=head.device, dtype=head.dtype) if fc_bias else None
-        self.layers = nn.ModuleList(
+        layers = tuple(
             Layer(model, first_layer + i, head.ops, head.device, head.dtype, input_norm=i > 0)
             for i in range(num_layers)
         )
+        self.layers = nn.ModuleList(layers)
         self.projections = (Projection(self.fc_weight, self.fc_bias),)
-        self._layers = tuple(self.layers)
+        self._layers = layers
 
     def run(self, embedded: Tensor, hidden: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
         """Run the layers: [n, H] and [n, H] → [n, H], without a final norm:
@@ -248,12 +252,12 @@ class MultiLayerEagle(BodiedHead):
     def _add_bodies(self, fc_bias: bool) -> None:
         self.num_heads = self.num_layers = self.config.num_heads  # as many steps it can draft
         self.kv_shapes = self.kv_shapes[:1] * self.num_layers
-        self.heads = nn.ModuleList(EagleLayers(self, s, 1, fc_bias) for s in range(self.num_heads))
-        self._bodies = tuple(self.heads)
+        self._bodies = tuple(EagleLayers(self, s, 1, fc_bias) for s in range(self.num_heads))
+        self.heads = nn.ModuleList(self._bodies)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         yield from super().checkpoint_weights()
-        for s, body in enumerate(self.heads):
+        for s, body in enumerate(self._bodies):
             yield from (replace(weight, name=f"heads.{s}.{weight.name}") for weight in body.checkpoint_weights())
 
 
@@ -279,7 +283,9 @@ class Eagle3Head(DraftHead):
         self._fuse = Projection(self.fc_weight, self.fc_bias)
         self.projections = (*self.projections, self._fuse)
         self._layers = (self.midlayer,)
-        self._norms = (self.midlayer.norms[0], self.hidden_norm, self.norm_weight)
+        input_norm = self.midlayer.input_norm
+        assert input_norm is not None, "the layer has a norm of its own"
+        self._norms = (input_norm, self.hidden_norm, self.norm_weight)
 
     def prepare_hidden(self, captured: Tensor) -> Tensor:
         """Return the target's hidden states entering `aux_layers`, concatenated, fused to [n, H]."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..ops.port import NO_CAPTURE, Capture, LayersOutput, Ops
+from ..ops.port import NO_CAPTURE, Capture, DecoderLayer, LayersOutput, Ops
 from .attention import Attention
 from .config import ModelConfig
 from .delta_net import DeltaNet
@@ -123,7 +123,7 @@ def add_norm(ops: Ops, out: Tensor, residual: Tensor, norm: Tensor | None, eps: 
 
 
 def run_layers(
-    layers: Sequence[Layer],
+    layers: Sequence[DecoderLayer],
     residual: Tensor,
     attention: Attention,
     cos_sin: Tensor,

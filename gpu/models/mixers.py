@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..ops.port import Ops
 from .attention import PLAIN, Attention, Softmax
 from .config import ModelConfig
-from .projection import Projection, product_of
+from .projection import Projection
 from .rope import Rope, channel_order, cos_sin_table, query_factors, unrotated_table
 from .weights import NamedWeight, empty_matrix, empty_weight, rows_of
 
@@ -105,8 +105,8 @@ class GroupedAttention(nn.Module):
             self.softmax = replace(self.softmax, sinks=self.sinks, query_factors=rotation.query_factors)
         # Plain attributes of the object, past the module's registry.
         self.projections: tuple[Projection, Projection] = (
-            Projection(self.qkv_weight, self.qkv_bias, product_of(ops)),
-            Projection(self.output_weight, self.output_bias, product_of(ops), config.exchange),
+            Projection(self.qkv_weight, self.qkv_bias, ops.coded_product),
+            Projection(self.output_weight, self.output_bias, ops.coded_product, config.exchange),
         )
         self._head_norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
         self._joint, self._shard = self._family.joint_head_norms, config.shard
@@ -243,10 +243,10 @@ class LatentAttention(nn.Module):
         self._norms = (self._query_norm, self._latent_norm)
         down = self._query_down_weight
         self.projections: tuple[Projection, ...] = (
-            Projection(self._query_weight, product=product_of(ops)),
-            Projection(self._latent_weight, self._latent_bias, product_of(ops)),
-            Projection(self._output_weight, self._output_bias, product_of(ops), config.exchange),
-            *(() if down is None else (Projection(down, self._query_down_bias, product_of(ops)),)),
+            Projection(self._query_weight, product=ops.coded_product),
+            Projection(self._latent_weight, self._latent_bias, ops.coded_product),
+            Projection(self._output_weight, self._output_bias, ops.coded_product, config.exchange),
+            *(() if down is None else (Projection(down, self._query_down_bias, ops.coded_product),)),
         )
         self._expand = self._expand_weight.view(heads, sizes.nope_dim + sizes.value_dim, sizes.rank)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..ops.port import Ops
 from .config import ModelConfig
 from .families import GELU_TANH, ExpertForm, Routing
-from .projection import Projection, product_of
+from .projection import Projection
 from .stored.coded import CodedWeight
 from .weights import NamedWeight, empty_matrix, empty_weight, rows_of
 
@@ -38,7 +38,7 @@ class Mlp(nn.Module):
         """`width`: of an MLP beside experts, which exchanges its output together with them."""
         super().__init__()
         exchange = config.exchange if width is None else None
-        self.activate = None if ops is None else ops.gelu_mul if config.activation == GELU_TANH else ops.silu_mul
+        self.activate = ops.gelu_mul if config.activation == GELU_TANH else ops.silu_mul
         self._is_published_fused = config.family.fused_gate_up
         width = width or config.intermediate_size
         matrix = partial(empty_matrix, device=device, dtype=dtype, kept=config.keeps_quantized)
@@ -49,8 +49,8 @@ class Mlp(nn.Module):
             self.gate_up_bias = empty_weight(2 * width, device=device, dtype=dtype)
             self.down_bias = empty_weight(config.hidden_size, device=device, dtype=dtype)
         self.projections = (
-            Projection(self.gate_up_weight, self.gate_up_bias, product_of(ops)),
-            Projection(self.down_weight, self.down_bias, product_of(ops), exchange),
+            Projection(self.gate_up_weight, self.gate_up_bias, ops.coded_product),
+            Projection(self.down_weight, self.down_bias, ops.coded_product, exchange),
         )
 
     def run(self, x: Tensor, in_round: bool = False) -> tuple[Tensor, None]:
@@ -131,7 +131,7 @@ class ExpertMlp(nn.Module):
             ExpertProjection(self.down_weight, self.down_bias if config.shard.rank == 0 else None, ops),
         )
         self._exchange = config.exchange
-        self._activate = clamped_swiglu if self._form.packed else None if ops is None else ops.silu_mul
+        self._activate = clamped_swiglu if self._form.packed else ops.silu_mul
 
     def run(self, x: Tensor, in_round: bool = False) -> tuple[Tensor, Tensor]:
         """Run the experts: x [n, H] → [n, H], and the chosen experts int64 [n, k], best first. `in_round`: see

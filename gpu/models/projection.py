@@ -17,8 +17,8 @@ unless it is an embedding too, whose rows cannot be read from oneDNN's blocks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Protocol
 
 import numpy as np
@@ -26,7 +26,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.port import Ops
 from ..parallel.shards import WHOLE, Shard
 from .stored.coded import CodedWeight
 
@@ -164,11 +163,6 @@ class Embedding:
         return self._shard.total(own.masked_fill(elsewhere.unsqueeze(-1), 0.0))
 
 
-def product_of(ops: Ops | None) -> Callable[[Tensor, CodedWeight], Tensor] | None:
-    """Return the product with stored numbers of a model's operations; None without operations, for shapes alone."""
-    return None if ops is None else ops.coded_product
-
-
 def layout_for(weight: Tensor) -> str:
     """Return the layout for a weight [out, in] on this machine."""
     is_small = weight.numel() < MIN_PACKED_ELEMENTS
@@ -228,7 +222,7 @@ def blocks_are_faster() -> bool:
     """
     with torch.inference_mode():
         columns = [np.ones(_TIMED_SHAPE, np.float32) for _ in range(_TIMED_WEIGHTS)]
-        as_columns = _seconds([lambda x, w=w: np.matmul(x.numpy(), w) for w in columns])
+        as_columns = _seconds([partial(_by_columns, w) for w in columns])
         del columns
         blocks = [in_blocks(torch.ones(_TIMED_SHAPE)) for _ in range(_TIMED_WEIGHTS)]
         return _seconds(blocks) < as_columns
@@ -237,7 +231,11 @@ def blocks_are_faster() -> bool:
 _TIMED_SHAPE, _TIMED_WEIGHTS, _TIMED_TURNS = (2048, 2048), 4, 3
 
 
-def _seconds(products: list[Callable[[Tensor], object]]) -> float:
+def _by_columns(weight: np.ndarray, x: Tensor) -> object:
+    return np.matmul(x.numpy(), weight)
+
+
+def _seconds(products: Sequence[Callable[[Tensor], object]]) -> float:
     """Return the processor seconds of one row and of four rows with every weight, each the best of some turns."""
     total = 0.0
     for rows in (1, FULL_ROWS):

@@ -23,7 +23,7 @@ from ..models.attention import Attention
 from ..models.layer import Layer, run_layers
 from ..models.mixers import GroupedAttention
 from ..models.mlps import Mlp
-from .port import NO_CAPTURE, Capture, DecodeBatch, ExtendBatch, LayersOutput, VerifyBatch
+from .port import NO_CAPTURE, Capture, DecodeBatch, DecoderLayer, ExtendBatch, LayersOutput, VerifyBatch
 from .torch_ops import TorchOps
 
 Slots = slice | np.ndarray
@@ -64,11 +64,13 @@ class HostPass(NamedTuple):
 
 def host_pass_of(attention: PagedAttention) -> HostPass | None:
     """Return the pass if it is one of a single row over pools that NumPy can read, else None."""
-    pools = attention.pool.on_host
-    if pools is None or isinstance(attention.batch, ExtendBatch):
+    pools, batch = attention.pool.on_host, attention.batch
+    if pools is None or isinstance(batch, ExtendBatch):
         return None
-    keys_of = view_keys if isinstance(attention.batch, DecodeBatch) else window_keys
-    keys = keys_of(attention.batch, attention.positions, attention.slots)
+    if isinstance(batch, DecodeBatch):
+        keys = view_keys(batch, attention.positions, attention.slots)
+    else:
+        keys = window_keys(batch, attention.positions, attention.slots)
     return None if keys is None else HostPass(keys, pools)
 
 
@@ -78,12 +80,12 @@ def window_keys(batch: VerifyBatch, positions: Tensor, slots: Tensor) -> HostKey
     if rows.shape[0] != 1:
         return None
     new, bits = slots.numpy(), batch.ancestor_bits.numpy()[0]
-    sees, none_blind = _visible(bits.tobytes())
+    visible, none_blind = _visible(bits.tobytes())
     if not none_blind:
         return None
     length = int(prefix_lens)
     prefix = table.numpy()[int(rows), :length]
-    sees = sees if bits.size > 1 else None
+    sees = visible if bits.size > 1 else None
     begin = int(new[0]) - length
     if _ascends(new, begin + length) and _ascends(prefix, begin):
         everything = slice(begin, begin + length + new.size)
@@ -180,7 +182,7 @@ class HostLayer:
         self._input_norm = None if input_norm is None else array(input_norm)
         self._post_norm = array(mlp_norm)
         self._head_norms = None
-        if mixer.q_norm is not None:
+        if mixer.q_norm is not None and mixer.k_norm is not None:
             q_norm, k_norm = array(mixer.q_norm), array(mixer.k_norm)
             self._head_norms = np.concatenate([np.tile(q_norm, (self._hq, 1)), np.tile(k_norm, (self._hk, 1))])
 
@@ -243,11 +245,12 @@ class HostOps(TorchOps):
 
     def __init__(self) -> None:
         super().__init__()
-        self._host_layers: dict[Layer, tuple[tuple[Layer, ...], tuple[HostLayer, ...]]] = {}  # by the first layer
+        # By the first layer.
+        self._host_layers: dict[DecoderLayer, tuple[Sequence[DecoderLayer], tuple[HostLayer, ...]]] = {}
 
     def run_layers(
         self,
-        layers: tuple[Layer, ...],
+        layers: Sequence[DecoderLayer],
         residual: Tensor,
         attention: Attention,
         cos_sin: Tensor,
@@ -255,9 +258,11 @@ class HostOps(TorchOps):
         final_norm: Tensor | None = None,
         capture: Capture = NO_CAPTURE,
     ) -> LayersOutput:
-        host_pass = host_pass_of(attention) if getattr(attention, "ops", None) is self else None
+        host_pass = None
+        if isinstance(attention, PagedAttention) and attention.ops is self:
+            host_pass = host_pass_of(attention)
         host_layers = self._layers_on_host(layers) if host_pass is not None else ()
-        if not host_layers:
+        if host_pass is None or not host_layers:
             return run_layers(layers, residual, attention, cos_sin, first_input, final_norm, capture)
         rotation = rotation_of(array(cos_sin)[host_pass.keys.positions], residual.numpy().dtype)
         states = _run_on_host(host_layers, array(residual), host_pass, rotation, first_input)
@@ -273,14 +278,15 @@ class HostOps(TorchOps):
             return super().rms_norm(x, weight, eps)
         return torch.from_numpy(rms_norm(x.numpy(), array(weight), eps))
 
-    def _layers_on_host(self, layers: tuple[Layer, ...]) -> tuple[HostLayer, ...]:
+    def _layers_on_host(self, layers: Sequence[DecoderLayer]) -> tuple[HostLayer, ...]:
         """Return the layers as the host runs them; none if it cannot run all of them."""
         known = self._host_layers.get(layers[0])
         if known is not None and known[0] is layers:
             return known[1]
-        if not all(map(can_run_on_host, layers)):
+        able = [layer for layer in layers if isinstance(layer, Layer) and can_run_on_host(layer)]
+        if len(able) < len(layers):
             return ()
-        found = tuple(map(HostLayer, layers))
+        found = tuple(map(HostLayer, able))
         self._host_layers[layers[0]] = layers, found
         return found
 
@@ -322,7 +328,7 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     square = np.matmul(x[..., None, :], x[..., None])[..., 0]
     square *= 1.0 / x.shape[-1]
     square += eps
-    normed = x / np.sqrt(square, out=square)
+    normed: np.ndarray = x / np.sqrt(square, out=square)
     normed *= weight
     return normed
 

@@ -7,11 +7,11 @@ padding, which every row may write.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..models.attention import PLAIN, UNSCALED, Attention, KVScales, Softmax
 from ..models.stored.coded import CodedWeight
@@ -156,6 +156,29 @@ class LayersOutput(NamedTuple):
     routed_experts: Tensor | None  # int32 [n, MoE layers, k], best first; None if not asked for or if there are none
 
 
+class DecoderLayer(Protocol):
+    """What `Ops.run_layers` needs of a decoder layer (`models.layer.Layer`)."""
+
+    @property
+    def ops(self) -> Ops: ...
+
+    @property
+    def eps(self) -> float: ...
+
+    @property
+    def norms(self) -> tuple[Tensor | None, Tensor | None]:
+        """The weights of the norms before the mixer and before the MLP; None where there is none."""
+
+    def mix(self, x: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
+        """Run the mixer: x [n, H], normed → [n, H], without the residual."""
+
+    def after_attention(
+        self, out: Tensor, residual: Tensor, in_round: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return what the MLP adds to the residual, the residual beside it, and the chosen experts if there are
+        some."""
+
+
 class Ops(Protocol):
     """The operations of a device; none waits for it. Results are new tensors.
     Names with `_`, rope_write and run_layers write in place."""
@@ -164,7 +187,7 @@ class Ops(Protocol):
 
     def run_layers(
         self,
-        layers: Sequence[nn.Module],
+        layers: Sequence[DecoderLayer],
         residual: Tensor,
         attention: Attention,
         cos_sin: Tensor,
@@ -172,7 +195,7 @@ class Ops(Protocol):
         final_norm: Tensor | None = None,
         capture: Capture = NO_CAPTURE,
     ) -> LayersOutput:
-        """Run decoder layers (`models.layer.Layer`) over n tokens.
+        """Run decoder layers over n tokens.
         `first_input` replaces the normed residual [n, H] in the first one."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -327,3 +350,17 @@ class Ops(Protocol):
 
     def relay_scatter_(self, buffers: Sequence[Tensor], rows: Tensor, values: Sequence[Tensor]) -> None:
         """Set buffer[rows] = values of each buffer; row 0 stays zero."""
+
+
+class _NoOps:
+    """The operations of a model on the device "meta" that is asked for its names and shapes alone: none may run."""
+
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        def fail(*arguments: object, **named: object) -> NoReturn:
+            raise AssertionError(f"{name}: a model without operations computes nothing")
+
+        return fail
+
+
+NO_OPS = cast(Ops, _NoOps())
+"""See `_NoOps`. It answers to every method by `__getattr__`, which type checkers do not follow."""

@@ -62,7 +62,7 @@ def mapped(value: Any, of: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, tuple):
         parts = [mapped(part, of) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         return type(value)(*(mapped(getattr(value, f.name), of) for f in fields(value)))
     return value
 

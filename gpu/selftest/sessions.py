@@ -148,7 +148,7 @@ def requests_of(context: Context, prefix: str = "") -> list[Request]:
 
 def session_of(context: Context, way: Way, **changes: Any) -> DecodeSession:
     models = models_of(context)
-    known = {"device": context.device, "dtype": "bfloat16", "chunk_size": 16, "max_running": 3}
+    known: dict[str, Any] = {"device": context.device, "dtype": "bfloat16", "chunk_size": 16, "max_running": 3}
     draft = None if way.draft is None else models[way.draft]
     return DecodeSession.open(SessionOptions(models["target"], draft, **known | dict(way.options) | changes))
 
@@ -174,8 +174,9 @@ class Reference:
                 f"request {request.request_id!r} ended as {output.finish}: {output.message}"
             )
             assert len(output.tokens) == request.max_tokens, f"{len(output.tokens)} tokens, not {request.max_tokens}"
-            prompt = request.prompt.materialize().tolist()
-            logits, error = self._logits((*prompt, *output.tokens))
+            prompt = request.prompt.materialize()
+            assert prompt is not None, "the prompts have tokens"
+            logits, error = self._logits((*prompt.tolist(), *output.tokens))
             emitted = torch.tensor(output.tokens)[:, None]
             rows = logits[len(prompt) - 1 : -1]
             gap = rows.max(1).values - rows.gather(1, emitted)[:, 0]
@@ -247,7 +248,7 @@ def launches_without_waiting(context: Context, way: str) -> Finding:
             launch(step)
         launches.append(step.step_id)
 
-    session.executor.launch = watched
+    vars(session.executor)["launch"] = watched
     session.run(requests_of(context, "again "))
     session.close()
     assert launches, "no launch was watched"

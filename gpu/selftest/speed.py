@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,8 +20,20 @@ from .steps import Context, Finding, Step
 
 MODEL = "llama-3.1-8b"
 CHAIN_ACCEPT_LENGTH = "2.93"  # of an EAGLE-3 chain of three on chats: what docs/evidence/benchmarks.md compares with
-GPU_CELLS = {"batch_sizes": "1,8,32", "context_lengths": "1024", "output_tokens": 96, "repeat": 3, "prompts": 1}
-CPU_CELLS = {"batch_sizes": "1,2", "context_lengths": "16", "output_tokens": 6, "repeat": 1, "prompts": 1}
+GPU_CELLS: Mapping[str, Any] = {
+    "batch_sizes": "1,8,32",
+    "context_lengths": "1024",
+    "output_tokens": 96,
+    "repeat": 3,
+    "prompts": 1,
+}
+CPU_CELLS: Mapping[str, Any] = {
+    "batch_sizes": "1,2",
+    "context_lengths": "16",
+    "output_tokens": 6,
+    "repeat": 1,
+    "prompts": 1,
+}
 CHAINS = {"steps": "3,5", "acceptance": CHAIN_ACCEPT_LENGTH}
 TREES = {"steps": "4", "topk": 4, "num_draft_tokens": 16}
 STEP_LIMIT_S = 300.0

@@ -19,13 +19,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ..ops.port import Ops
 from ..session.devices import ops_for
 from ..spawned import spawning
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -45,11 +47,12 @@ class Context:
         """In the order of risk: sums in float32 first."""
         return (torch.float32, torch.bfloat16)
 
-    def once(self, name: str, make: Callable[[], Any]) -> Any:
+    def once(self, name: str, make: Callable[[], T]) -> T:
         """Return make()'s value, made by the first step that asks."""
         if name not in self.made:
             self.made[name] = make()
-        return self.made[name]
+        value: T = self.made[name]
+        return value
 
     @property
     def ops(self) -> Ops:
@@ -200,7 +203,8 @@ class _Process:
         if not self._answers.poll(limit_s):
             return None
         try:
-            return self._answers.recv()
+            answer: Outcome = self._answers.recv()
+            return answer
         except EOFError:
             self._process.join(EXIT_LIMIT_S)
             return self._process.exitcode

@@ -23,7 +23,8 @@ def grammars_of(tokenizer: Tokenizer, vocab_size: int) -> Grammars:
     """Return the grammars of a tokenizer for a model's vocabulary, made once. Raises ConfigError."""
     if vocab_size not in tokenizer.grammars:
         tokenizer.grammars[vocab_size] = Grammars(tokenizer, vocab_size)
-    return tokenizer.grammars[vocab_size]
+    grammars: Grammars = tokenizer.grammars[vocab_size]
+    return grammars
 
 
 def check_grammar(grammar: Grammar, tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
@@ -82,8 +83,10 @@ class Grammars:
         if grammar.kind == "json_schema":
             has_options = '"x-guidance"' in grammar.text  # a pattern would win over its whitespace_flexible
             defaults = None if has_options else {"whitespace_pattern": WHITESPACE}
-            return make.grammar_from_json_schema(grammar.text, defaults=defaults)
-        return make.grammar_from_lark(grammar.text)
+            compiled: str = make.grammar_from_json_schema(grammar.text, defaults=defaults)
+        else:
+            compiled = make.grammar_from_lark(grammar.text)
+        return compiled
 
 
 class LibraryMatcher:

@@ -43,8 +43,7 @@ class Deliveries:
                 self._request_of_row[join.row] = join.request
         elif isinstance(event, Committed):
             self._first_tokens(event)
-            if event.kept is not None:
-                self._rounds(event)
+            self._rounds(event)
 
     def take(self) -> tuple[dict[str, list[np.ndarray]], dict[str, dict[str, list[np.ndarray]]]]:
         """Return tokens and outputs since the last call, by request id."""
@@ -56,18 +55,23 @@ class Deliveries:
         if not event.first_tokens:
             return
         part, result = event.step.prefill, event.result.prefill
+        assert part is not None and result is not None and result.tokens is not None, "a prompt gave the token"
         for i in np.flatnonzero(part.is_last).tolist():
             request = self._request_of_row[int(part.rows[i])]
             if request.request_id in event.first_tokens:
-                entries = {name: result.outputs[name][i : i + 1] for name in request.outputs}
+                entries = {name: (result.outputs or {})[name][i : i + 1] for name in request.outputs}
                 self._deliver(request, result.tokens[i : i + 1], entries)
 
     def _rounds(self, event: Committed) -> None:
-        rows, decode = event.step.decode.rows.tolist(), event.result.decode
+        if event.kept is None:
+            return
+        part, decode = event.step.decode, event.result.decode
+        assert part is not None and decode is not None and decode.tokens is not None, "rounds gave the tokens"
+        rows, outputs = part.rows.tolist(), decode.outputs or ()
         for number, kept in enumerate(event.kept):
             for i in np.flatnonzero(kept).tolist():
                 request, count = self._request_of_row[rows[i]], kept[i]
-                entries = {name: decode.outputs[number][name][i, :count] for name in request.outputs}
+                entries = {name: outputs[number][name][i, :count] for name in request.outputs}
                 self._deliver(request, decode.tokens[number, i, :count], entries)
 
     def _deliver(self, request: Request, tokens: np.ndarray, entries: dict[str, np.ndarray]) -> None:

@@ -94,8 +94,8 @@ def bytes_per_token(
     total = bytes_per_slot([shape for i, shape in enumerate(target.kv_shapes) if i not in ringed], kv_dtype)
     if algorithm.draft_kv is DraftKV.NONE:
         return total
-    shape = draft if algorithm.drafter is Drafter.MODEL else draft.model
-    return total + bytes_per_slot(shape.kv_shapes * (heads_of(draft, algorithm) or 1), kv_dtype)
+    shapes = _model_of(draft).kv_shapes
+    return total + bytes_per_slot(shapes * (heads_of(draft, algorithm) or 1), kv_dtype)
 
 
 def kept_bytes(
@@ -136,7 +136,9 @@ def has_states(*models: ModelConfig | HeadConfig | None) -> bool:
 
 def heads_of(draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm) -> int | None:
     """Return the heads of a draft that has one per step, None for others."""
-    return draft.num_heads if algorithm.drafter is Drafter.HEADS else None
+    from ..models.head_config import HeadConfig
+
+    return draft.num_heads if algorithm.drafter is Drafter.HEADS and isinstance(draft, HeadConfig) else None
 
 
 def working_bytes(
@@ -167,9 +169,17 @@ def captured_bytes(
     return rounds + nodes * target.vocab_size // 8 + num_graphs * GRAPH_BYTES
 
 
+def _model_of(draft: ModelConfig | HeadConfig | None) -> ModelConfig:
+    """Return the shape of a draft's layers."""
+    from ..models.head_config import HeadConfig
+
+    assert draft is not None, "a draft with a network is given"
+    return draft.model if isinstance(draft, HeadConfig) else draft
+
+
 def _per_token(target: ModelConfig, draft: ModelConfig | HeadConfig | None) -> int:
     """Return the values that a pass holds for each token."""
-    models = [target] if draft is None else [target, getattr(draft, "model", draft)]
+    models = [target] if draft is None else [target, _model_of(draft)]
     # the last term: hidden states that a head is given
     return max(_activations(model) for model in models) + 3 * target.hidden_size
 
@@ -206,8 +216,9 @@ def size_pool(
     config, sizes = spec.config, spec.resolve_sizes()
     page_size = config.page_size
     one_request = ceil_to_page(sizes.row_width, page_size) + page_size
-    wanted = least = kv_tokens
-    if wanted is None:
+    if kv_tokens is not None:
+        wanted = least = kv_tokens
+    else:
         cache = DEFAULT_CACHE_SHARE if config.prefix_cache else 0.01
         wanted = int(config.max_running * one_request * (1 + cache))
         least = one_request

@@ -61,7 +61,7 @@ class RequestDefaults:
 
     def problems(self) -> list[Problem]:
         """Return the problems of the values, by their names."""
-        values = {"stop": list(self.stop)} if self.stop else {}
+        values: dict[str, Any] = {"stop": list(self.stop)} if self.stop else {}
         for name in ("max_tokens", "min_tokens", *SAMPLING):
             values[name] = getattr(self, name)
         values["logit_bias"] = {str(token): bias for token, bias in dict(self.logit_bias).items()}
@@ -213,6 +213,7 @@ def _request(
     elif chat:
         tokens = tokenizer.encode_chat([{"role": "user", "content": entry.prompt}])
     else:
+        assert entry.prompt is not None, "an entry has one of the three"
         tokens = tokenizer.encode(entry.prompt)
     sampling = {name: setting(name) for name in SAMPLING}
     if isinstance(sampling["logit_bias"], Mapping):

@@ -149,7 +149,7 @@ def _round_ns(
         begin = clock_ns()
         (step,) = driver.plan()
         driver.commit()
-        if step.prefill is None and len(step.decode.rows) == batch_size:
+        if step.prefill is None and step.decode is not None and len(step.decode.rows) == batch_size:
             times.append(clock_ns() - begin)
     if not times:
         message = (

@@ -50,7 +50,8 @@ def read_corpus(num_bytes: int, root: Path | None = None) -> Corpus:
     """Return the first files of the standard library that fit into `num_bytes` bytes, by name.
     Raises NoCorpus if there are too few."""
     root = Path(sysconfig.get_path("stdlib")) if root is None else root
-    training, held_out = [], []
+    training: list[str] = []
+    held_out: list[str] = []
     digest = hashlib.sha256()
     left = num_bytes
     for number, text in enumerate(_texts(root)):
@@ -107,7 +108,9 @@ def spread_prompts(tokens: Tensor, num_prompts: int, prompt_len: int) -> Tensor:
 def most_frequent(rows: Sequence[Tensor], vocab_size: int, num_tokens: int) -> Tensor:
     """Return the `num_tokens` most frequent tokens over all rows, ascending, int64 [num_tokens];
     ties take the lower token."""
-    counts = sum(torch.bincount(row.reshape(-1).cpu(), minlength=vocab_size) for row in rows)
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for row in rows:
+        counts += torch.bincount(row.reshape(-1).cpu(), minlength=vocab_size)
     order = torch.sort(counts, descending=True, stable=True).indices
     return torch.sort(order[:num_tokens]).values
 

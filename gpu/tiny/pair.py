@@ -28,6 +28,8 @@ from ..models.config import LLAMA, ModelConfig
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
 from ..models.head_config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig, default_aux_layers
+from ..models.layer import Layer
+from ..models.mixers import GroupedAttention
 from ..ops.torch_ops import TorchOps
 from .continuations import continue_texts
 from .corpus import (
@@ -261,7 +263,7 @@ class _Workshop:
         budget.cut("held-out loss", len(losses), len(windows), "windows")
 
         drafts = {part: load_draft(self.partial / part, algorithm, target) for part, algorithm in ALGORITHMS.items()}
-        chains = dict.fromkeys(drafts, CHAIN_LENGTHS)
+        chains: dict[str, tuple[int, ...]] = dict.fromkeys(drafts, CHAIN_LENGTHS)
         heads = {n for n in CHAIN_LENGTHS if n <= size.num_heads} | {size.num_heads}
         chains["multi_layer_eagle"] = tuple(sorted(heads))
         seconds = budget.begin("held-out texts")
@@ -384,6 +386,7 @@ def new_eagle3(size: TinySize, target: Decoder, vocabulary: Tensor, seed: int) -
     head = _head(EAGLE3, target, seed, draft_vocab_size=size.draft_vocab_size, aux_layers=aux_layers)
     assert isinstance(head, Eagle3Head)
     head.set_vocabulary(vocabulary)
+    assert head.lm_head_weight is not None, "EAGLE-3 has an output layer of its own"
     with torch.no_grad():
         head.lm_head_weight.copy_(target.output_embedding[vocabulary.to(target.device)])
     return head
@@ -406,6 +409,7 @@ def _language_model(size: TinySize, shape: TinyShape, seed: int, device: str) ->
     model = random_weights(_llama(size, shape), TorchOps(), device, torch.float32, seed)
     with torch.no_grad():
         for layer in model.layers:
+            assert isinstance(layer, Layer) and isinstance(layer.mixer, GroupedAttention)
             layer.mixer.output_weight.zero_()
             layer.mlp.down_weight.zero_()
     return model

@@ -177,7 +177,7 @@ def read_summary(directory: Path, options: PairOptions) -> dict[str, Any] | None
     if not directory.is_dir():
         raise ConfigError.of(str(directory), "", f"is a file; {expected}")
     try:
-        summary = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+        summary: dict[str, Any] = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
         digest, described = summary["digest"], summary["described"]
     except FileNotFoundError:
         names = sorted(path.name for path in directory.iterdir())

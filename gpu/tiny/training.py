@@ -191,7 +191,8 @@ def train(
 
 def _optimizer(model: nn.Module, rates: LearningRates) -> Optimizer:
     """Give matrices between hidden states to Muon; embeddings, output layers and vectors to AdamW."""
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             continue
@@ -238,6 +239,7 @@ class Optimizer:
             group["lr"] = self._lr * scale
         self._adam.step()
         for weight, momentum in zip(self.matrices, self._momenta, strict=True):
+            assert weight.grad is not None, "every weight that is trained has a gradient"
             momentum.lerp_(weight.grad, 0.05)
             update = orthogonalised(weight.grad.lerp(momentum, 0.95))  # Nesterov
             rows, columns = weight.shape
@@ -250,7 +252,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     """Return the matrix with all singular values near 1, [rows, columns]."""
     a, b, c = QUINTIC
     tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix
+    x: Tensor = matrix.T if tall else matrix
     x = x / (x.norm() + 1e-7)
     for _ in range(ITERATIONS):
         square = x @ x.T
