@@ -16,11 +16,11 @@ from ..core.scheduler.spec import EngineSpec
 from ..gpu.executor.build import DraftModel, build_executor
 from ..gpu.executor.executor import TorchExecutor
 from ..gpu.models.decoder import Decoder
-from ..gpu.ops.port import Ops
 from ..gpu.session.devices import ops_for, set_threads
 from ..gpu.session.plan import SessionOptions, SessionPlan, algorithm_name, plan_session
 from ..gpu.session.round_cost import measure_cost_table
 from ..gpu.session.session import load_models, named_memory_errors
+from ..gpu.types.ops import Ops
 from ..sim.scenario import Scenario
 
 PAIR_DRAFTS = {"STANDALONE": "draft", "EAGLE3": "eagle3", "MULTI_LAYER_EAGLE": "multi_layer_eagle"}

@@ -19,8 +19,8 @@ from foredraft.core.contract.request import Request, SamplingParams
 from foredraft.core.contract.step import Join
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.executor.shaping import Shaping, paths_of
-from foredraft.gpu.ops.port import DeviceTree
 from foredraft.gpu.ops.torch_ops import TorchOps
+from foredraft.gpu.types.ops import DeviceTree
 from torch import Tensor
 
 OPS, VOCAB, NODES, CALLS, DEVICE = TorchOps(), 151_936, 4, 60, torch.device("cpu")

@@ -20,7 +20,7 @@ from foredraft.gpu.kernels.layers.decode_attention import decode_attention_bytes
 from foredraft.gpu.kernels.layers.rms_norm import add_rms_norm_triton, rms_norm_bytes
 from foredraft.gpu.kernels.layers.rope_write import rope_write_bytes, rope_write_triton
 from foredraft.gpu.kernels.layers.verify_attention import verify_attention_bytes, verify_attention_triton
-from foredraft.gpu.ops.port import DecodeBatch, KVTensors, VerifyBatch
+from foredraft.gpu.types.ops import DecodeBatch, KVTensors, VerifyBatch
 
 HAS_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="times Triton kernels: needs an NVIDIA GPU")]

@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...core.tree.build import Candidates, VerifyTree, build_chain, build_tree, expand_topk, first_candidates
+from ...gpu.kernels.layers.delta_rule import L2_EPS
 from ...gpu.models.decoder import Capture, Decoder
 from ...gpu.models.eagle import DraftHead, MultiLayerEagle
-from ...gpu.ops.delta_rule import L2_EPS, Inputs, StateShape
 from ...gpu.tiny.dense import DenseAttention
+from ...gpu.types.recurrence import Inputs, StateShape
 
 
 @dataclass(frozen=True, slots=True)

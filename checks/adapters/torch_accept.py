@@ -17,8 +17,8 @@ from torch import Tensor
 from ...core.draws import Purpose
 from ...gpu.draft.branches import first_level, next_level, tree_of
 from ...gpu.executor.shaping import target_probs
-from ...gpu.ops.port import DeviceTree, DeviceVerified, KVTensors, Ops
 from ...gpu.session.devices import ops_for
+from ...gpu.types.ops import DeviceTree, DeviceVerified, KVTensors, Ops
 from ...properties.accept.contract import AcceptConfig, Batch, DraftModel
 
 

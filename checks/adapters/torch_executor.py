@@ -28,9 +28,9 @@ from ...gpu.executor.executor import TorchExecutor
 from ...gpu.executor.outputs import NUM_TOP_LOGPROBS, USER_OUTPUTS
 from ...gpu.executor.shaping import paths_of
 from ...gpu.models.decoder import Decoder
-from ...gpu.ops.port import Capture, DeviceTree, Ops
 from ...gpu.ops.torch_ops import TorchOps
 from ...gpu.session.devices import ops_for, resolve_device
+from ...gpu.types.ops import Capture, DeviceTree, Ops
 from ...properties.executor.oracle import After, Drafts, RecurrentState, is_allowed, looked_up
 from ...properties.executor.reference.adapter import WrappedExecutor
 from .dense_drafting import DenseHead, DenseHeads, DenseModel, PlainRecurrence, Shape, dense_tree

@@ -19,9 +19,9 @@ from ...gpu.models.decoder import Decoder
 from ...gpu.models.head_config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from ...gpu.models.rope import Rope
 from ...gpu.models.weights import initialize
-from ...gpu.ops.delta_rule import StateShape
 from ...gpu.ops.host_ops import HostOps
-from ...gpu.ops.port import Ops
+from ...gpu.types.ops import Ops
+from ...gpu.types.recurrence import StateShape
 
 # Widths that nothing else in these models has: projections are 16 + 2 · 8 and 2 · 24 wide.
 HIDDEN = 44

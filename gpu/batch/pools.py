@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ...core.contract.step import PrefillStep
 from ...core.scheduler.config import EngineConfig, EngineSizes
-from ..models.attention import PLAIN, UNSCALED, KVScales, KVShape, Softmax
 from ..models.config import ModelConfig
-from ..ops.delta_rule import Inputs, StateShape
-from ..ops.port import AttentionBatch, DecodeBatch, ExtendBatch, KVTensors, Ops, VerifyBatch
+from ..types.attention import PLAIN, UNSCALED, KVScales, KVShape, Softmax
+from ..types.ops import AttentionBatch, DecodeBatch, ExtendBatch, KVTensors, Ops, VerifyBatch
+from ..types.recurrence import Inputs, StateShape
 from .states import ChunkStates, PassStates, StatePool
 from .uploads import upload, uploads_to
 from .zeros import zeros

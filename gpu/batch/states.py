@@ -8,7 +8,7 @@ the fence of the last step that may touch it, and lets requests wait while none 
     draft's branch   a copy of the row's state per branch            the copy; the row's state stays
 
 A round keeps a few vectors of each node instead of its state, and applies those of the accepted path when it is known
-(`ops/delta_rule.py`). So nothing is rolled back: what is rejected was never in the row's state.
+(`kernels/layers/delta_rule.py`). So nothing is rolled back: what is rejected was never in the row's state.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from torch import Tensor
 
 from ...core.errors import InvariantViolation
 from ..kernels.constants import numbers
-from ..ops.delta_rule import WINDOW, Inputs, Links, Nodes, States, StateShape, advanced, chain, run_tokens, tree_links
-from ..ops.port import DeviceTree, DeviceVerified
+from ..kernels.layers.delta_rule import WINDOW, Links, Nodes, States, advanced, chain, run_tokens, tree_links
+from ..types.ops import DeviceTree, DeviceVerified
+from ..types.recurrence import Inputs, StateShape
 from .zeros import zeros
 
 

@@ -25,9 +25,9 @@ from ..executor.build import DraftModel, build_executor
 from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureReport
 from ..models.decoder import Decoder
-from ..ops.port import Ops
 from ..parallel.ranks import RankedExecutor
 from ..session.loop import DecodeLoop, Deliveries, all_of
+from ..types.ops import Ops
 from .floor import RoundBytes, round_bytes
 from .plan import ArmPlan
 

@@ -24,8 +24,8 @@ from ...core.algorithm.algorithm import Drafter
 from ..batch.pools import bytes_per_slot
 from ..executor.build import DraftModel
 from ..models.decoder import Decoder
+from ..models.divided import sharded
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
-from ..parallel.divided import sharded
 
 
 @dataclass(frozen=True, slots=True)

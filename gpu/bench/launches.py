@@ -28,7 +28,7 @@ from ..kernels.layers.flash import DeviceTraits, assumed_traits
 from ..kernels.layers.verify_attention import verify_attention_bytes
 from ..models.decoder import Decoder
 from ..ops.triton_ops import TritonOps
-from ..parallel.shards import EXCHANGES, GATHER, SUM
+from ..types.shards import EXCHANGES, GATHER, SUM
 from .plan import ArmPlan, BenchPlan
 from .shapes import meta_models
 

@@ -16,8 +16,7 @@ from ...core.errors import ConfigError, Problem, nearest
 from ...core.kv.request_table import ceil_to_page
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
-from ..parallel.divided import check_shards, sharded
-from ..parallel.shards import Shard, rank_devices
+from ..models.divided import check_shards, sharded
 from ..session.devices import ARGUMENTS, AUTO, check_kernels, keeps_quantized, resolve_device, resolve_dtype
 from ..session.hub import local_checkpoint
 from ..session.memory import NotEnoughMemory, bytes_per_token, checkpoint_bytes, free_bytes, heads_of, kv_dtype_of
@@ -33,6 +32,7 @@ from ..session.plan import (
     spec_settings,
     with_look_up,
 )
+from ..types.shards import Shard, rank_devices
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..parallel.ranks import RankedExecutor, Ranks
-from ..parallel.shards import rank_devices
+from ..types.shards import rank_devices
 from .plan import BenchOptions
 
 

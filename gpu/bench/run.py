@@ -24,12 +24,12 @@ from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureReport
 from ..models.checkpoint import load_draft, load_target, network_of, random_weights
 from ..models.decoder import Decoder
-from ..ops.port import Ops
-from ..parallel.shards import WHOLE, Shard
 from ..session.devices import keeps_quantized, ops_for, set_threads
 from ..session.session import round_models
 from ..session.text import Tokenizer
 from ..tiny.corpus import NoCorpus, read_corpus
+from ..types.ops import Ops
+from ..types.shards import WHOLE, Shard
 from .arm import Arm, Timing, common_outputs, make_executor
 from .floor import copy_bandwidth
 from .plan import ArmPlan, BenchPlan, CellPlan, acceptance_of_arm

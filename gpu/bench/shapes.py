@@ -19,8 +19,8 @@ from ..models.decoder import Decoder
 from ..models.eagle import DraftHead
 from ..models.head_config import EAGLE3, HeadConfig, default_aux_layers
 from ..models.rope import Rope
-from ..ops.port import NO_OPS, Ops
-from ..parallel.shards import WHOLE, Shard
+from ..types.ops import NO_OPS, Ops
+from ..types.shards import WHOLE, Shard
 
 EAGLE3_VOCABULARY = 32000  # tokens of published EAGLE-3 heads for vocabularies of 128 thousand and more
 LOGIT_DEVIATION = 10.0  # of a random draft

@@ -24,7 +24,7 @@ from ...core.scheduler.spec import EngineSpec
 from ..executor.build import DraftModel, build_executor
 from ..executor.round import EventPhaseClock, PhaseClock
 from ..models.decoder import Decoder
-from ..ops.port import DeviceTree, DeviceVerified, KVTensors, Ops
+from ..types.ops import DeviceTree, DeviceVerified, KVTensors, Ops
 
 _ENDLESS = 1 << 40  # tokens that a row may still emit
 

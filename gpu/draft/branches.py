@@ -25,7 +25,7 @@ from ..batch.states import BranchStates, TreeStates
 from ..batch.uploads import upload
 from ..kernels.constants import numbers
 from ..kernels.rounds.build_tree import chain_links
-from ..ops.port import DecodeBatch, DeviceTree, Ops, VerifyBatch
+from ..types.ops import DecodeBatch, DeviceTree, Ops, VerifyBatch
 from .network import DraftNetwork
 from .port import Accepted, Draft, Relayed, RoundBatch, root_only
 

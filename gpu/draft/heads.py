@@ -25,7 +25,7 @@ from ..batch.pools import Chunks, KVPool
 from ..batch.uploads import upload
 from ..kernels.constants import numbers
 from ..models.eagle import MultiLayerEagle
-from ..ops.port import DeviceTree, Ops
+from ..types.ops import DeviceTree, Ops
 from .branches import at_column, first_level, next_level, tree_of, window_attention
 from .port import Accepted, Draft, Relayed, RoundBatch, root_only, top_candidates
 

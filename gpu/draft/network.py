@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from ..models.attention import Attention
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead
+from ..types.attention import Attention
 from .port import top_candidates
 
 

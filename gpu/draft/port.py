@@ -21,7 +21,7 @@ from ...core.algorithm.host_drafts import HostDrafts
 from ...core.tree.build import build_proposed_tree
 from ..batch.pools import Chunks
 from ..batch.uploads import uploads_to
-from ..ops.port import DeviceTree, Ops
+from ..types.ops import DeviceTree, Ops
 
 Relayed = dict[str, Tensor]
 """Relay fields beside the bonus token, [rows, …]."""

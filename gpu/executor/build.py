@@ -19,7 +19,7 @@ from ..models.decoder import Decoder
 from ..models.eagle import DraftHead, MultiLayerEagle
 from ..models.projection import pack_projections
 from ..ops.debug import CheckedOps
-from ..ops.port import Ops
+from ..types.ops import Ops
 from .executor import TorchExecutor
 from .outputs import NodeProducer
 from .shaping import MakeMatcher

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from ..ops.port import DeviceTree
+from ..types.ops import DeviceTree
 from .round import Passed, RoundResult
 from .shaping import MaskPlace
 

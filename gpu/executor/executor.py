@@ -31,7 +31,7 @@ from ..batch.uploads import on_device
 from ..draft.port import Draft, RoundLimits
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead
-from ..ops.port import Ops
+from ..types.ops import Ops
 from .graphs import RelayCells, RoundGraphs
 from .outputs import USER_OUTPUTS, NodeProducer
 from .prompt_runner import PromptRunner

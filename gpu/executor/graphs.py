@@ -28,8 +28,8 @@ from ...core.adaptive.graphs import GraphKey, GraphTable
 from ...core.contract.future_map import LENGTH_FIELD
 from ..batch.uploads import layout, on_device, uploads_to, views
 from ..draft.port import RoundBatch, RoundLimits
-from ..ops.port import DeviceTree, LogitTables, Ops
-from ..parallel.shards import WHOLE, Shard
+from ..types.ops import DeviceTree, LogitTables, Ops
+from ..types.shards import WHOLE, Shard
 from .capture import MakeMasks, capture, capture_halves, without_masks
 from .round import DecodeRound, Passed, RoundResult, SamplingInputs, unmeasured
 from .rows import HostSampling

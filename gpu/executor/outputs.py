@@ -18,7 +18,7 @@ from ...core.contract.step import Join
 from ..batch.pools import Chunks
 from ..draft.port import RoundBatch
 from ..models.decoder import DecoderOutput
-from ..ops.port import DeviceTree
+from ..types.ops import DeviceTree
 
 USER_OUTPUTS = ("logprobs", "top_logprobs", "top_logprob_ids", "hidden_states", "routed_experts")
 NUM_TOP_LOGPROBS = 5

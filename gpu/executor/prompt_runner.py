@@ -17,7 +17,7 @@ from ..batch.pools import Chunks, KVPool
 from ..batch.uploads import upload
 from ..draft.port import Draft, RoundLimits
 from ..models.decoder import Decoder, DecoderOutput
-from ..ops.port import Ops
+from ..types.ops import Ops
 from .outputs import NodeProducer, at_places, node_outputs
 from .relay import publish_cells
 from .round import PhaseClock, capture_for, draft_hidden, first_tokens

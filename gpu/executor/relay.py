@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...core.contract.future_map import FutureMap, RelayField
 from ..batch.uploads import upload
-from ..ops.port import Ops
+from ..types.ops import Ops
 
 _POISON_BYTE = 0xA5
 

@@ -26,7 +26,7 @@ from ..draft.port import Accepted, Draft, Relayed, RoundBatch
 from ..kernels.constants import numbers
 from ..kernels.rounds.verify_sampling import sample_torch
 from ..models.decoder import Decoder, DecoderOutput, wide
-from ..ops.port import Capture, DeviceTree, DeviceVerified, Ops, VerifyBatch
+from ..types.ops import Capture, DeviceTree, DeviceVerified, Ops, VerifyBatch
 from .outputs import DRAFT_HIDDEN, NEXT_RELAY, NodeProducer, node_outputs
 from .shaping import Changes, target_probs
 

@@ -32,7 +32,7 @@ from ..batch.uploads import layout, upload, uploads_to, views
 from ..kernels.constants import numbers
 from ..kernels.jit import cdiv
 from ..kernels.rounds.shape_logits import NEUTRAL
-from ..ops.port import DeviceTree, LogitTables, NodeMasks
+from ..types.ops import DeviceTree, LogitTables, NodeMasks
 
 
 def target_probs(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, filtered: bool = True) -> Tensor:

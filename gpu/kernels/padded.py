@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..models.attention import Softmax
+from ..types.attention import Softmax
 
 VERSION = attrgetter("_version")
 

@@ -20,15 +20,15 @@ from torch import Tensor
 from ...core.algorithm.algorithm import Drafter, SpecAlgorithm
 from ...core.algorithm.host_drafts import PluginError
 from ...core.errors import ForedraftError, Problem
-from ..ops.port import NO_OPS, Ops
-from ..parallel.shards import WHOLE, Cut, Shard, cut_of
-from .attention import E4M3
+from ..types.attention import E4M3
+from ..types.coded import CodedWeight, stacked
+from ..types.ops import NO_OPS, Ops
+from ..types.shards import WHOLE, Cut, Shard, cut_of
 from .config import ModelConfig
 from .decoder import Decoder
 from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle, PredictionLayer, unprefixed
 from .head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from .mlps import ExpertMlp
-from .stored.coded import CodedWeight, stacked
 from .stored.kv_scales import read_kv_scales
 from .stored.quantized import AnyTensor, PackedTensor, read_tensor, read_unpacked, unpacked
 from .stored.tensor_files import (

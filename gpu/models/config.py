@@ -18,9 +18,9 @@ from torch import Tensor
 from ...core.model_shape import HF_QUANT_CONFIG, MoeConfig, language_model, modelopt_config
 from ...core.parsing import ConfigReader, read_json_object
 from ...observe.input_files import read_text
-from ..ops.delta_rule import StateShape
-from ..parallel.shards import WHOLE, Shard
-from .attention import Heads, KVShape, Latent
+from ..types.attention import Heads, KVShape, Latent
+from ..types.recurrence import StateShape
+from ..types.shards import WHOLE, Shard
 from .families import (
     GELU_TANH,
     LAYER_TYPES,

@@ -9,11 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..ops.port import NO_CAPTURE, Capture, Ops
-from ..parallel.divided import sharded
-from ..parallel.shards import WHOLE, Shard
-from .attention import Attention, KVScales
+from ..types.attention import Attention, KVScales
+from ..types.ops import NO_CAPTURE, Capture, Ops
+from ..types.shards import WHOLE, Shard
 from .config import ModelConfig
+from .divided import sharded
 from .layer import Layer
 from .mixers import norm_dtype, rotations_of
 from .projection import Embedding, Projection

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.delta_rule import Inputs
-from ..ops.port import Ops
-from .attention import Attention
+from ..types.attention import Attention
+from ..types.ops import Ops
+from ..types.recurrence import Inputs
 from .config import ModelConfig
 from .projection import Projection
 from .weights import NamedWeight, empty_weight, rows_of
@@ -19,7 +19,7 @@ from .weights import NamedWeight, empty_weight, rows_of
 
 class DeltaNet(nn.Module):
     """Projects its input to queries, keys, values, a gate of the output, and for each head how much the state decays
-    and how much the token changes it. A short convolution and the state mix tokens (`ops.delta_rule`).
+    and how much the token changes it. A short convolution and the state mix tokens (`kernels.layers.delta_rule`).
 
     `index` counts the model's recurrent layers. The rows of the one projection: q, k, v, gate, β, decay.
     """

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ..ops.port import Ops
-from .attention import Attention, KVScales
+from ..types.attention import Attention, KVScales
+from ..types.ops import Ops
 from .decoder import Decoder, wide
 from .head_config import HeadConfig
 from .layer import Layer

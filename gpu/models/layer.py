@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..ops.port import NO_CAPTURE, Capture, DecoderLayer, LayersOutput, Ops
-from .attention import Attention
+from ..types.attention import Attention
+from ..types.ops import NO_CAPTURE, Capture, DecoderLayer, LayersOutput, Ops
 from .config import ModelConfig
 from .delta_net import DeltaNet
 from .families import SILU

@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..ops.port import Ops
-from .attention import PLAIN, Attention, Softmax
+from ..types.attention import PLAIN, Attention, Softmax
+from ..types.ops import Ops
 from .config import ModelConfig
 from .projection import Projection
 from .rope import Rope, channel_order, cos_sin_table, query_factors, unrotated_table

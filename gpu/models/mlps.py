@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.port import Ops
+from ..types.coded import CodedWeight
+from ..types.ops import Ops
 from .config import ModelConfig
 from .families import GELU_TANH, ExpertForm, Routing
 from .projection import Projection
-from .stored.coded import CodedWeight
 from .weights import NamedWeight, empty_matrix, empty_weight, rows_of
 
 MAX_CHOICES = 2048  # of a pass outside of rounds on a GPU that goes to the experts as it stands

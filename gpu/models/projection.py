@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..parallel.shards import WHOLE, Shard
-from .stored.coded import CodedWeight
+from ..types.coded import CodedWeight
+from ..types.shards import WHOLE, Shard
 
 MIN_PACKED_ELEMENTS = 1 << 17
 MIN_ROWS_OF_SMALL, MIN_ROWS_OF_LARGE = 8, 3  # from which on one product of all rows is faster than one of each

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..types.coded import CodedWeight
 from .projection import Product
-from .stored.coded import CodedWeight
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from torch import Tensor
 from ...core.errors import InvariantViolation
 from ...core.kv.moves import KVMovePlan, draft_branch_layout
 from ...core.tree.outputs import compaction_index
-from ..models.attention import PLAIN, UNSCALED, KVScales, Softmax
-from .port import DecodeBatch, ExtendBatch, KVTensors, Ops, VerifyBatch
+from ..types.attention import PLAIN, UNSCALED, KVScales, Softmax
+from ..types.ops import DecodeBatch, ExtendBatch, KVTensors, Ops, VerifyBatch
 
 
 class CheckedOps:

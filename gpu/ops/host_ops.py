@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from ..batch.pools import PagedAttention
-from ..models.attention import Attention
 from ..models.layer import Layer, run_layers
 from ..models.mixers import GroupedAttention
 from ..models.mlps import Mlp
-from .port import NO_CAPTURE, Capture, DecodeBatch, DecoderLayer, ExtendBatch, LayersOutput, VerifyBatch
+from ..types.attention import Attention
+from ..types.ops import NO_CAPTURE, Capture, DecodeBatch, DecoderLayer, ExtendBatch, LayersOutput, VerifyBatch
 from .torch_ops import TorchOps
 
 Slots = slice | np.ndarray

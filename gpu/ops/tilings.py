@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ...observe.output_files import UnwritableFile, cache_directory, write_json
 from ..kernels.jit import triton
 from ..kernels.layers.products import TILINGS, Tiling, coded_product_triton, padded_rows, usual_tiling
-from ..models.stored.coded import Code, CodedWeight
+from ..types.coded import Code, CodedWeight
 
 TIMED_ROWS = (16, 32, 64, 128)
 """Numbers of rows that are timed; fewer are padded to the next. More are multiplied with unpacked matrices."""

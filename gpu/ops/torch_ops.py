@@ -28,9 +28,9 @@ from ..kernels.rounds.shape_logits import count_tokens_torch_, shape_logits_torc
 from ..kernels.rounds.verify_greedy import verify_greedy_torch
 from ..kernels.rounds.verify_sampling import verify_sampling_torch
 from ..kernels.rounds.window import window_torch
-from ..models.attention import PLAIN, UNSCALED, KVScales, Softmax
 from ..models.layer import run_layers
-from .port import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
+from ..types.attention import PLAIN, UNSCALED, KVScales, Softmax
+from ..types.ops import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
 
 
 class TorchOps:

@@ -27,7 +27,7 @@ from ..kernels.rounds.verify_greedy import verify_greedy_triton
 from ..kernels.rounds.verify_sampling import verify_sampling_triton
 from ..kernels.rounds.window import window_triton
 from ..models.layer import run_layers
-from ..models.stored.coded import CodedWeight
+from ..types.coded import CodedWeight
 from .tilings import tiling_for
 
 

@@ -40,8 +40,8 @@ from ..session.plan import SessionPlan
 from ..session.ready import spare_executor
 from ..session.session import load_engine
 from ..session.text import Tokenizer
+from ..types.shards import EXCHANGES, ExchangeFailed, Shard
 from .ranks import OWN, SPARE
-from .shards import EXCHANGES, ExchangeFailed, Shard
 from .wire import arrays_to_json, result_digest, result_to_json, step_from_json
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from ..executor.executor import ExecutorCounters
 from ..executor.graphs import CaptureBounds
 from ..session.as_json import engine_from_json, engine_to_json, options_to_json
 from ..session.plan import SessionPlan
-from .shards import rank_devices
+from ..types.shards import rank_devices
 from .wire import arrays_from_json, result_from_json, step_to_json
 
 if TYPE_CHECKING:

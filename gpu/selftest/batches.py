@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..models.attention import Softmax
-from ..ops.port import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
+from ..types.attention import Softmax
+from ..types.ops import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
 
 MAX_POSITIONS = 512
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.attention import E4M3, PLAIN, KVScales, Softmax
-from ..ops.port import DecodeBatch, KVTensors, Ops
 from ..ops.torch_ops import TorchOps
+from ..types.attention import E4M3, PLAIN, KVScales, Softmax
+from ..types.ops import DecodeBatch, KVTensors, Ops
 from .batches import MAX_POSITIONS, Batch, decode_view, make_batch, random_tree_bits, rotary_table, softmaxes
 from .steps import Context, Finding, Step
 

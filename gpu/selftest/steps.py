@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..ops.port import Ops
 from ..session.devices import ops_for
 from ..spawned import spawning
+from ..types.ops import Ops
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..models.config import ModelConfig
-    from ..ops.port import Ops
+    from ..types.ops import Ops
 
 ARGUMENTS = "<arguments>"
 AUTO = "auto"

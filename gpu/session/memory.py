@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..batch.pools import Rings
     from ..models.config import ModelConfig
     from ..models.head_config import HeadConfig
-    from ..parallel.shards import Shard
+    from ..types.shards import Shard
 
 DEFAULT_CACHE_SHARE = 0.25  # share of slots beyond what running requests need, for prefixes that return
 MIB = 1 << 20
@@ -33,7 +33,7 @@ FILTER_BYTES = 33
 SAMPLING_BYTES = FILTER_BYTES + 12  # a sort on a GPU writes keys and indices, 4 and 8 bytes, to a second place
 
 SHAPING_BYTES = 8
-"""Of each token of the vocabulary, for each row: its count and its bias (`gpu.ops.port.LogitTables`)."""
+"""Of each token of the vocabulary, for each row: its count and its bias (`gpu.types.ops.LogitTables`)."""
 
 
 FP8 = "fp8"
@@ -74,7 +74,7 @@ def checkpoint_bytes(
 def kv_dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of the numbers in which a model of `dtype` keeps keys and values; `name`: FP8, or "auto" for its
     own."""
-    from ..models.attention import E4M3
+    from ..types.attention import E4M3
 
     return E4M3 if name == FP8 else dtype
 

@@ -14,8 +14,8 @@ from ...core.scheduler.config import EngineConfig, EngineSizes
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
 from ...core.tree.build import MAX_TREE_NODES
 from ...observe.input_files import read_text
-from ..parallel.divided import check_shards, sharded
-from ..parallel.shards import WHOLE, Shard, rank_devices
+from ..models.divided import check_shards, sharded
+from ..types.shards import WHOLE, Shard, rank_devices
 from .devices import ARGUMENTS, AUTO, INT8, KEEP, UNPACK, check_kernels, keeps_quantized, resolve_device, resolve_dtype
 from .memory import (
     FP8,

@@ -21,9 +21,9 @@ from ...core.scheduler.engine import Engine
 from ..executor.build import build_executor
 from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureBounds
-from ..parallel.divided import sharded
+from ..models.divided import sharded
 from ..parallel.ranks import RankedExecutor
-from ..parallel.shards import Shard
+from ..types.shards import Shard
 from .devices import ops_for
 from .loop import Deliveries
 from .memory import captured_bytes

@@ -25,7 +25,7 @@ from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import EngineSpec
 from ..executor.build import DraftModel, build_executor
 from ..models.decoder import Decoder
-from ..ops.port import Ops
+from ..types.ops import Ops
 
 WARM_UP_ROUNDS = 2
 TIMED_ROUNDS = 7

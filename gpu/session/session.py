@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ..executor.executor import TorchExecutor
     from ..executor.shaping import Matcher
     from ..models.decoder import Decoder
-    from ..ops.port import Ops
     from ..parallel.ranks import RankedExecutor, Ranks
+    from ..types.ops import Ops
 
 
 class DecodeSession(TextSession):

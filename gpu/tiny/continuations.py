@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..models.attention import PLAIN, Softmax
 from ..models.decoder import Decoder
-from ..ops.delta_rule import Inputs, StateShape
+from ..types.attention import PLAIN, Softmax
+from ..types.recurrence import Inputs, StateShape
 from .dense import rotate
 from .training import WorkClock
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch.states import ChunkStates, StatePool
-from ..models.attention import PLAIN, Softmax
-from ..ops.delta_rule import Inputs, StateShape
+from ..types.attention import PLAIN, Softmax
+from ..types.recurrence import Inputs, StateShape
 
 
 class DenseAttention:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
-from ..ops.port import Capture
+from ..types.ops import Capture
 from .dense import DenseAttention, UnrolledAttention, shifted
 from .training import WorkClock, fast_products, while_they_fit
 

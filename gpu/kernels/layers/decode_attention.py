@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...models.attention import PLAIN, Softmax
-from ...ops.port import DecodeBatch, KVTensors
+from ...types.attention import PLAIN, Softmax
+from ...types.ops import DecodeBatch, KVTensors
 from ..jit import jit, tl
 from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, keys_of, prefix_slots, window_slots
 from .e4m3 import as_bytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...models.attention import E4M3
+from ...types.attention import E4M3
 from ..jit import jit, tl
 
 E4M3_MAX = 448.0

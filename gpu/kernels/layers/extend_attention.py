@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...models.attention import PLAIN, Softmax
-from ...ops.port import ExtendBatch, KVTensors
+from ...types.attention import PLAIN, Softmax
+from ...types.ops import ExtendBatch, KVTensors
 from ..jit import cdiv, jit, tl
 from ..padded import bias_of, counting, gather, prefix_slots, window_slots
 from .e4m3 import as_bytes

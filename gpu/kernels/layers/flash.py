@@ -22,7 +22,7 @@ from functools import lru_cache
 
 import torch
 
-from ...models.attention import Softmax
+from ...types.attention import Softmax
 from ..jit import cdiv, jit, next_power_of_2, tl
 from .e4m3 import from_e4m3_bytes
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...models.stored.coded import Code, CodedWeight
+from ...types.coded import Code, CodedWeight
 from ..jit import cdiv, jit, next_power_of_2, tl
 from .e4m3 import from_e4m3_bytes
 

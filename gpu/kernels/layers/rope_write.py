@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...models.attention import E4M3, UNSCALED, KVScales
-from ...ops.port import KVTensors
+from ...types.attention import E4M3, UNSCALED, KVScales
+from ...types.ops import KVTensors
 from ..jit import cdiv, jit, next_power_of_2, tl
 from .e4m3 import as_bytes, to_e4m3, to_e4m3_bytes
 

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ...ops.port import DeviceTree
+from ...types.ops import DeviceTree
 from ..constants import later, node_bits, numbers, sequence
 from ..jit import jit, next_power_of_2, tl
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...ops.port import KVTensors
+from ...types.ops import KVTensors
 from ..constants import numbers, words
 from ..jit import cdiv, jit, next_power_of_2, tl
 from ..layers.e4m3 import as_bytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...ops.port import DeviceTree, LogitTables, NodeMasks
+from ...types.ops import DeviceTree, LogitTables, NodeMasks
 from ..constants import numbers
 from ..jit import cdiv, jit, next_power_of_2, tl
 

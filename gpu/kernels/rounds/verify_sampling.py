@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...ops.port import DeviceTree, DeviceVerified
+from ...types.ops import DeviceTree, DeviceVerified
 from ..constants import later, numbers
 from ..jit import cdiv, jit, next_power_of_2, tl
 from .build_tree import is_chain

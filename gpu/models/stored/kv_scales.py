@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ....core.errors import Problem
-from ..attention import KVScales
+from ...types.attention import KVScales
 from .tensor_files import CheckpointError, StoredTensor, read_tensors
 
 _NAME = re.compile(

@@ -31,8 +31,8 @@ from torch import Tensor
 from ....core.errors import Problem
 from ....core.model_shape.quantization import CONFIG_KEYS, read_kv_format
 from ....core.parsing import ConfigReader
-from ...parallel.shards import Cut
-from .coded import Code, CodedWeight, in_halves
+from ...types.coded import Code, CodedWeight, in_halves
+from ...types.shards import Cut
 from .tensor_files import CheckpointError, StoredTensor, read_tensors
 
 METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "awq", "gptq", "mxfp4")

@@ -17,8 +17,8 @@ from ....core.model_shape import (
     replace_missing,
 )
 from ....core.parsing import ConfigReader
-from ...ops.delta_rule import StateShape
-from ..attention import Latent
+from ...types.attention import Latent
+from ...types.recurrence import StateShape
 from ..families import CLAMPED_SWIGLU, GELU_TANH, MODEL_TYPES, RECURRENT, SILU, Family, Routing, ScaleKey, family_of
 from ..rope import read_ropes
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from ....core.errors import ConfigError, Problem
 from ....core.parsing import read_json_object
 from ....observe.input_files import read_text
-from ...parallel.shards import Cut
+from ...types.shards import Cut
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"

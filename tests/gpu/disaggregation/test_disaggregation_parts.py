@@ -36,8 +36,8 @@ from foredraft.gpu.disaggregation.processes import Workers
 from foredraft.gpu.disaggregation.session import plan_disaggregated
 from foredraft.gpu.disaggregation.topology import Disaggregation, WorkerPlace, backend_for
 from foredraft.gpu.executor.build import build_executor
-from foredraft.gpu.models.attention import KVShape
 from foredraft.gpu.session.plan import SessionOptions
+from foredraft.gpu.types.attention import KVShape
 from matrix_cells import OPS, small_head, small_model
 from serving import CONFIG, Way
 

@@ -43,9 +43,9 @@ from foredraft.gpu.executor.build import DraftModel, build_executor
 from foredraft.gpu.kernels.rounds.window import window_torch
 from foredraft.gpu.models.decoder import Decoder
 from foredraft.gpu.models.eagle import MultiLayerEagle
-from foredraft.gpu.ops.port import DeviceTree
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.tiny.dense import DenseAttention
+from foredraft.gpu.types.ops import DeviceTree
 from matrix_cells import count_retractions, draft_of, small_head, small_model
 from torch import Tensor
 

@@ -32,12 +32,12 @@ from foredraft.gpu.executor.capture import capture_halves
 from foredraft.gpu.executor.graphs import CaptureBounds, CapturedRound, RoundGraphs, RoundKind
 from foredraft.gpu.executor.outputs import USER_OUTPUTS
 from foredraft.gpu.executor.shaping import Changed, MaskPlace
-from foredraft.gpu.ops.port import VerifyBatch
-from foredraft.gpu.parallel.shards import Shard
 from foredraft.gpu.session import ready as ready_module
 from foredraft.gpu.session.plan import SessionOptions
 from foredraft.gpu.session.ready import KINDS, make_ready
 from foredraft.gpu.session.session import DecodeSession
+from foredraft.gpu.types.ops import VerifyBatch
+from foredraft.gpu.types.shards import Shard
 from matrix_cells import OPS, noisy_copy, run_real_cell, small_head, small_model
 from serving import Way, chain
 from serving import serve as serve_way

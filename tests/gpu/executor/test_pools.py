@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from foredraft.gpu.batch.pools import KVPool
-from foredraft.gpu.models.attention import KVShape
+from foredraft.gpu.types.attention import KVShape
 
 CPU = torch.device("cpu")
 

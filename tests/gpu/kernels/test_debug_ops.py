@@ -8,8 +8,8 @@ import pytest
 import torch
 from foredraft.core.errors import InvariantViolation
 from foredraft.gpu.ops.debug import CheckedOps
-from foredraft.gpu.ops.port import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
 from foredraft.gpu.ops.torch_ops import TorchOps
+from foredraft.gpu.types.ops import DecodeBatch, ExtendBatch, KVTensors, VerifyBatch
 
 SLOTS, ROWS, WIDTH, HEADS, DIM = 13, 2, 6, 1, 4
 OPS = CheckedOps(TorchOps(), SLOTS, ROWS)

@@ -5,7 +5,7 @@ import torch
 from foredraft.gpu.kernels.layers.rope_write import _joined, rope_write_torch, rotation_of
 from foredraft.gpu.kernels.layers.verify_attention import verify_attention_torch, verify_keys
 from foredraft.gpu.kernels.padded import keys_of
-from foredraft.gpu.models.attention import Softmax
+from foredraft.gpu.types.attention import Softmax
 
 
 @torch.no_grad()

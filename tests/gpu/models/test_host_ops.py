@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 import torch
 from foredraft.gpu.batch.pools import KVPool, PagedAttention
-from foredraft.gpu.models.attention import KVShape
 from foredraft.gpu.models.checkpoint import random_weights
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Capture
@@ -16,7 +15,8 @@ from foredraft.gpu.models.layer import Layer
 from foredraft.gpu.models.projection import pack_projections
 from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.ops.host_ops import HostOps, host_pass_of, view_keys, window_keys
-from foredraft.gpu.ops.port import DecodeBatch, VerifyBatch
+from foredraft.gpu.types.attention import KVShape
+from foredraft.gpu.types.ops import DecodeBatch, VerifyBatch
 
 SLOTS = 40
 OPS = HostOps()

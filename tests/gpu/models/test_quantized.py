@@ -19,9 +19,9 @@ from foredraft.gpu.models.stored import quantized
 from foredraft.gpu.models.stored.tensor_files import SINGLE, CheckpointError
 from foredraft.gpu.models.weights import products_of
 from foredraft.gpu.ops.torch_ops import TorchOps
-from foredraft.gpu.parallel.shards import WHOLE
 from foredraft.gpu.session.memory import checkpoint_bytes
 from foredraft.gpu.tiny.dense import DenseAttention
+from foredraft.gpu.types.shards import WHOLE
 from safetensors.torch import load_file, save_file
 
 OPS = TorchOps()

@@ -21,8 +21,8 @@ from foredraft.gpu.disaggregation import processes
 from foredraft.gpu.kernels.layers.flash import DeviceTraits
 from foredraft.gpu.models.checkpoint import required_bytes
 from foredraft.gpu.models.config import ModelConfig
-from foredraft.gpu.parallel.divided import sharded
-from foredraft.gpu.parallel.shards import EXCHANGES, Shard
+from foredraft.gpu.models.divided import sharded
+from foredraft.gpu.types.shards import EXCHANGES, Shard
 from foredraft.sim.cost.efficiency import default_efficiency
 from foredraft.sim.cost.hardware import lookup_gpu
 from foredraft.sim.cost.passes.forward import ForwardCost

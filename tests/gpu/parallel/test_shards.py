@@ -16,13 +16,13 @@ from foredraft.gpu.disaggregation.topology import Disaggregation
 from foredraft.gpu.models import checkpoint
 from foredraft.gpu.models.checkpoint import load_target, required_bytes
 from foredraft.gpu.models.config import ModelConfig
+from foredraft.gpu.models.divided import check_shards, sharded
 from foredraft.gpu.models.families import DECODED
 from foredraft.gpu.models.stored import tensor_files
-from foredraft.gpu.parallel.divided import check_shards, sharded
-from foredraft.gpu.parallel.shards import Cut, Shard, cut_of, rank_devices
 from foredraft.gpu.session.devices import ops_for
 from foredraft.gpu.session.plan import SessionOptions, plan_session
 from foredraft.gpu.tiny.dense import DenseAttention
+from foredraft.gpu.types.shards import Cut, Shard, cut_of, rank_devices
 from small_checkpoint import SHAPE, VOCAB_SIZE, write_target
 
 FAST = {"llama", "phi3", "gemma4", "gpt_oss", "deepseek_v3", "glm4", "qwen3_next", "qwen3_5", "olmo2"}

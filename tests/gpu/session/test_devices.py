@@ -12,10 +12,10 @@ import pytest
 import torch
 from foredraft.core.errors import ConfigError
 from foredraft.gpu.models.config import LLAMA, ModelConfig
-from foredraft.gpu.ops.port import Ops
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
 from foredraft.gpu.session.devices import ONE_CORE_LAYER_BYTES, ops_for, set_threads
+from foredraft.gpu.types.ops import Ops
 from threadpoolctl import threadpool_info, threadpool_limits
 
 SMALL = ModelConfig(LLAMA, 32, 16, 16, 2, 2, 1, 8)

@@ -18,7 +18,6 @@ from foredraft.gpu.disaggregation.processes import Workers
 from foredraft.gpu.disaggregation.session import DisaggregatedSession, plan_disaggregated
 from foredraft.gpu.disaggregation.topology import Disaggregation
 from foredraft.gpu.kernels.layers.e4m3 import to_e4m3
-from foredraft.gpu.models.attention import E4M3, UNSCALED, KVScales, Softmax
 from foredraft.gpu.models.checkpoint import load_target
 from foredraft.gpu.models.stored.tensor_files import SINGLE, CheckpointError
 from foredraft.gpu.ops.torch_ops import TorchOps
@@ -26,6 +25,7 @@ from foredraft.gpu.session.memory import FP8
 from foredraft.gpu.session.plan import SessionOptions, plan_session
 from foredraft.gpu.session.session import DecodeSession
 from foredraft.gpu.tiny.dense import DenseAttention
+from foredraft.gpu.types.attention import E4M3, UNSCALED, KVScales, Softmax
 from kinds_of_drafts import DRAFTS
 from safetensors.torch import load_file, save_file
 from small_checkpoint import VOCAB_SIZE, write_head, write_standalone, write_target

@@ -14,7 +14,6 @@ from foredraft.core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_grap
 from foredraft.gpu.batch.pools import bytes_per_slot
 from foredraft.gpu.bench.shapes import draft_shape
 from foredraft.gpu.executor.shaping import target_probs
-from foredraft.gpu.models.attention import E4M3
 from foredraft.gpu.models.config import ModelConfig
 from foredraft.gpu.session.memory import (
     FILTER_BYTES,
@@ -27,6 +26,7 @@ from foredraft.gpu.session.memory import (
     state_bytes,
     working_bytes,
 )
+from foredraft.gpu.types.attention import E4M3
 from torch.utils._python_dispatch import TorchDispatchMode
 
 

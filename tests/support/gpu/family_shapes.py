@@ -6,11 +6,11 @@ from dataclasses import replace
 from math import log
 
 from foredraft.core.model_shape import MoeConfig
-from foredraft.gpu.models.attention import Latent
 from foredraft.gpu.models.config import ModelConfig
 from foredraft.gpu.models.families import CLAMPED_SWIGLU, GELU_TANH, architecture_of
 from foredraft.gpu.models.rope import Rope
-from foredraft.gpu.ops.delta_rule import StateShape
+from foredraft.gpu.types.attention import Latent
+from foredraft.gpu.types.recurrence import StateShape
 from small_checkpoint import SHAPE
 
 WINDOWS = {"window": 6, "windowed_layers": (0, 2)}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from foredraft.gpu.models.attention import PLAIN, Softmax
-from foredraft.gpu.ops.port import DecodeBatch
 from foredraft.gpu.selftest.batches import Batch
+from foredraft.gpu.types.attention import PLAIN, Softmax
+from foredraft.gpu.types.ops import DecodeBatch
 from torch import Tensor
 
 

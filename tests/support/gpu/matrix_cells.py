@@ -31,8 +31,8 @@ from foredraft.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, MultiLa
 from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.ops.host_ops import HostOps
-from foredraft.gpu.ops.port import Ops
 from foredraft.gpu.tiny.dense import DenseAttention
+from foredraft.gpu.types.ops import Ops
 
 OPS = HostOps()
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from foredraft.gpu.kernels.jit import cdiv
 from foredraft.gpu.kernels.rounds.shape_logits import BIASED, MIN_P, NEUTRAL, REPETITION
-from foredraft.gpu.ops.port import KVTensors, LogitTables, NodeMasks
 from foredraft.gpu.ops.torch_ops import TorchOps
+from foredraft.gpu.types.ops import KVTensors, LogitTables, NodeMasks
 from torch import Tensor
 from tree_cases import (
     KINDS,

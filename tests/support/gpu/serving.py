@@ -19,7 +19,7 @@ from foredraft.gpu.executor.executor import TorchExecutor
 from foredraft.gpu.executor.outputs import NodeProducer
 from foredraft.gpu.executor.shaping import MakeMatcher
 from foredraft.gpu.models.decoder import Decoder
-from foredraft.gpu.ops.port import Ops
+from foredraft.gpu.types.ops import Ops
 from matrix_cells import OPS, count_retractions, noisy_copy, small_head, small_model
 
 CONFIG = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from foredraft.core.tree.build import Candidates, VerifyTree, build_chain, build_lookup_tree, build_tree, tree_capacity
-from foredraft.gpu.ops.port import DeviceTree
+from foredraft.gpu.types.ops import DeviceTree
 
 VOCAB = 5
 MAX_POSITION = 40

@@ -13,9 +13,9 @@ import pytest
 import round_cases
 import torch
 from foredraft.gpu.kernels.rounds import best, verify_sampling
-from foredraft.gpu.ops.port import KVTensors
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
+from foredraft.gpu.types.ops import KVTensors
 from memory_checker import checked_memory
 from tree_cases import KINDS, MAX_POSITION, VOCAB, assert_same, on_device, random_probs, random_targets, random_tree
 

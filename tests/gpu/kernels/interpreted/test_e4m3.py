@@ -11,11 +11,11 @@ import torch
 from foredraft.gpu.kernels.layers.decode_attention import decode_attention_triton
 from foredraft.gpu.kernels.layers.flash import INTERPRETED, Cut, assumed_traits
 from foredraft.gpu.kernels.layers.verify_attention import verify_attention_triton
-from foredraft.gpu.models.attention import E4M3, PLAIN, UNSCALED, KVScales
-from foredraft.gpu.ops.port import KVTensors
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
 from foredraft.gpu.selftest.batches import Batch, decode_view, make_batch, random_tree_bits, rotary_table, softmaxes
+from foredraft.gpu.types.attention import E4M3, PLAIN, UNSCALED, KVScales
+from foredraft.gpu.types.ops import KVTensors
 from forward_cases import dense_decode, dense_extend, dense_verify, rotate_one
 from memory_checker import checked_memory
 from torch import Tensor

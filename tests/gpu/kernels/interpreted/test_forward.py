@@ -15,12 +15,12 @@ from foredraft.gpu.kernels.layers.decode_attention import decode_attention_trito
 from foredraft.gpu.kernels.layers.extend_attention import extend_attention_triton
 from foredraft.gpu.kernels.layers.flash import Cut, device_of, reading_tiles
 from foredraft.gpu.kernels.layers.verify_attention import verify_attention_triton
-from foredraft.gpu.models.attention import KVShape
 from foredraft.gpu.models.rope import unrotated_table
-from foredraft.gpu.ops.port import KVTensors, VerifyBatch
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
 from foredraft.gpu.selftest.batches import Batch, decode_view, make_batch, random_tree_bits, rotary_table, softmaxes
+from foredraft.gpu.types.attention import KVShape
+from foredraft.gpu.types.ops import KVTensors, VerifyBatch
 from forward_cases import dense_decode, dense_extend, dense_verify, rotate_one
 from memory_checker import Checker, Ownership, checked_memory
 from torch import Tensor

@@ -9,7 +9,6 @@ import pytest
 import torch
 from foredraft.gpu.kernels.jit import cdiv
 from foredraft.gpu.kernels.layers.products import TILINGS, Tiling, padded_rows, usual_tiling
-from foredraft.gpu.models.stored.coded import Code, CodedWeight
 from foredraft.gpu.ops import tilings
 from foredraft.gpu.ops.tilings import (
     TIMED_ROWS,
@@ -22,6 +21,7 @@ from foredraft.gpu.ops.tilings import (
 )
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
+from foredraft.gpu.types.coded import Code, CodedWeight
 from memory_checker import checked_memory
 from torch import Tensor
 

@@ -13,8 +13,8 @@ from typing import NamedTuple, NoReturn, Protocol, cast
 
 from torch import Tensor
 
-from ..models.attention import PLAIN, UNSCALED, Attention, KVScales, Softmax
-from ..models.stored.coded import CodedWeight
+from .attention import PLAIN, UNSCALED, Attention, KVScales, Softmax
+from .coded import CodedWeight
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..ops.delta_rule import Inputs, StateShape
+from .recurrence import Inputs, StateShape
 
 E4M3 = torch.float8_e4m3fn
 """The 8-bit numbers that a pool may keep keys and values in."""

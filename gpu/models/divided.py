@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...core.errors import ConfigError, Problem
-from ..models.config import ModelConfig
-from .shards import Shard
+from ..types.shards import Shard
+from .config import ModelConfig
 
 
 def sharded(config: ModelConfig, shard: Shard) -> ModelConfig:
