@@ -143,22 +143,22 @@ def absent_metrics() -> str:
 
 
 def request_parameters() -> str:
-    """Return what each parameter of completions and chats does, by dialect and body."""
+    """Return what each parameter of completions and chats does, by body."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     known = {**CompletionRequest.model_fields, **ChatRequest.model_fields}
     for name, field in known.items():
         accepted = next((one.values for one in field.metadata if isinstance(one, Only)), None)
         if accepted is not None:
             values = " or ".join(f"`{json.dumps(value)}`" for value in accepted)
-            cells = (f"{values}; else error", "left out", f"{values}; else error")
+            cells = (f"{values}; else left out", f"{values}; else error", f"{values}; else error")
         else:
             plain = "accepted" if name in UNSEEN else "effect"
-            strict, lenient = ("error", "left out") if name in SimulatedBody.unsupported else (plain, plain)
+            usual, strict = ("left out", "error") if name in SimulatedBody.without_effect else (plain, plain)
             model = "error" if name in RealBody.unsupported else "accepted" if name in UNSEEN_ALWAYS else "effect"
-            cells = (strict, lenient, model)
+            cells = (usual, strict, model)
         rows.setdefault(cells, []).append(f"`{name}`")
-    rows["error", "left out", "error"] = ["all others"]
-    head = "| parameter | `openai` | `vllm`, `sglang` | `--model` |"
+    rows["left out", "error", "error"] = ["all others"]
+    head = "| parameter | `--simulate` | `--simulate --strict` | `--model` |"
     return "\n".join(
         [
             head,

@@ -48,6 +48,7 @@ def make_app(
     api_key: str | None = None,
     metrics_as: str = "foredraft",
     dialect: str = "openai",
+    strict: bool = False,
     access: Callable[[Mapping[str, Any]], None] | None = None,
     faults: RequestFaults | None = None,
     engine_of_port: Mapping[int, int] = MappingProxyType({}),
@@ -56,12 +57,13 @@ def make_app(
     """Return the application, which begins to serve with its lifespan.
 
     `model`: the name that clients see, by default the body's. `metrics_as`: the server whose metric names are used.
-    `dialect`: the server whose clients are understood. `access` gets the facts of each request that has been answered.
-    `faults`: what happens to requests on demand. `engine_of_port`: the engine that serves alone what comes to a port.
-    `origins`: sites whose pages may use the server. Raises ConfigError.
+    `dialect`: the server whose clients are understood. `strict`: a parameter that is unknown or has no effect is an
+    error, as it always is where a model decodes; else a simulation leaves it out and names it once. `access` gets the
+    facts of each request that has been answered. `faults`: what happens to requests on demand. `engine_of_port`: the
+    engine that serves alone what comes to a port. `origins`: sites whose pages may use the server. Raises ConfigError.
     """
     model = model or frontend.body.name
-    reader = RequestReader(_rules(frontend, model, dialect), frontend.body.tokenizer)
+    reader = RequestReader(_rules(frontend, model, dialect, strict), frontend.body.tokenizer)
     api = Api(frontend, model, reader, dialect, engine_of_port)
     body = frontend.body
     exposition = Exposition(frontend.metrics, model, metrics_as, lambda: body.at_ns(time.monotonic()))
@@ -159,7 +161,7 @@ def _readiness(frontend: Frontend) -> dict[str, Any]:
     return told
 
 
-def _rules(frontend: Frontend, model: str, dialect: str) -> ReadingRules:
+def _rules(frontend: Frontend, model: str, dialect: str, strict: bool) -> ReadingRules:
     body, limits = frontend.body, frontend.limits
     longest = min(body.context_len - 1, limits.max_prompt_tokens or body.context_len)
     sizes = (body.vocab_size, body.context_len, longest, limits.max_choices)
@@ -169,7 +171,7 @@ def _rules(frontend: Frontend, model: str, dialect: str) -> ReadingRules:
         *sizes,
         body.make_codec,
         without_tools,
-        is_lenient=dialect != "openai",
+        is_strict=strict or body.pace is None,  # a model would decode something else than what was asked for
         takes_any_model=dialect == "sglang",
     )
 

@@ -64,8 +64,11 @@ ServedName = Annotated[str | None, server_option("--served-model-name",
 MetricsAs = Annotated[str, server_option("--metrics-as",
     "Server whose names the metrics use: foredraft, vllm, sglang.")]
 Dialect = Annotated[str | None, server_option("--dialect",
-    "With --simulate: server whose clients are understood: openai, vllm, sglang. The last two leave out parameters that "
-    "have no effect, and name each once; vllm serves smaller priorities first. Default: openai.")]
+    "With --simulate: server whose clients are understood: openai, vllm (smaller priorities are first), sglang (any "
+    "model, stream_options without a stream). Default: openai.")]
+Strict = Annotated[bool, server_option("--strict",
+    "With --simulate: refuse a request with a parameter that is unknown or has no effect. By default it is left out, and "
+    "the log names it once. With --model the server always refuses.")]
 AccessLog = Annotated[bool, server_option("--access-log", "Write a line for each request that has been answered.")]
 FaultHeaders = Annotated[bool, server_option("--fault-headers",
     "Do what the headers X-Fault (503, reset, stall, slow) and X-Delay-Ms of a request ask for.")]
@@ -109,7 +112,7 @@ def serve(
     operations: Mapping[str, Any], settings: Settings = None,
     faults: Faults = None, speed: Speed = None, seed: Seed = None,
     host: Host = "127.0.0.1", port: Port = 8000, api_key: ApiKey = None, served_model_name: ServedName = None,
-    metrics_as: MetricsAs = "foredraft", dialect: Dialect = None, access_log: AccessLog = False,
+    metrics_as: MetricsAs = "foredraft", dialect: Dialect = None, strict: Strict = False, access_log: AccessLog = False,
     fault_headers: FaultHeaders = False, admin_port: AdminPort = None, start_s: StartS = None,
     record: Record = None, stamp: Stamp = False, drain_s: DrainS = 30.0, ready_s: ReadyS = None,
     max_streams: MaxStreams = 512, max_body_bytes: MaxBody = 8 << 20, max_prompt_tokens: MaxPrompt = None,
@@ -157,7 +160,7 @@ def serve(
     with asked.listen(host, port) as listener, Recording(record) as recording, ExitStack() as workers:
         if model is not None:
             ignored = {"settings": settings, "faults": faults, "speed": speed, "dialect": dialect, "start_s": start_s}
-            ignored["replica_ports"] = asked.replica_ports
+            ignored |= {"replica_ports": asked.replica_ports, "strict": strict or None}
             _refuse_for("--model", "a checkpoint is decoded", ignored, {"settings": "--set"})
             options, table = _session_of(model, session, seed), session["adaptive"]
             defaults = _file_defaults(options.model, generation_config, log)
@@ -182,6 +185,7 @@ def serve(
             body, limits, recording, watched, *faults_on_demand, log=log, access_log=access_log, start_s=start_s or 0.0,
             operations=asked, host=host, listener=listener, drain_s=drain_s,
             stamp=stamp, api_key=api_key, model=served_model_name, metrics_as=metrics_as, dialect=dialect or "openai",
+            strict=strict,
         )  # fmt: skip
 
 
@@ -374,6 +378,7 @@ def _run(
     model: str | None,
     metrics_as: str,
     dialect: str,
+    strict: bool,
 ) -> None:
     from ...serve.app import make_app
     from ...serve.frontend import Frontend
@@ -388,8 +393,8 @@ def _run(
             log.tell(f"the decision log is in {recording.folder}")
         access = log.access if access_log else None
         app = make_app(
-            frontend, model=model, api_key=api_key, metrics_as=metrics_as, dialect=dialect, access=access, faults=faults,
-            engine_of_port=watching.engine_of_port, origins=operations.allowed_origins or (),
+            frontend, model=model, api_key=api_key, metrics_as=metrics_as, dialect=dialect, strict=strict, access=access,
+            faults=faults, engine_of_port=watching.engine_of_port, origins=operations.allowed_origins or (),
         )  # fmt: skip
         app.state.reader.start()
         server = Server(

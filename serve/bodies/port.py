@@ -131,12 +131,14 @@ class Outlet(Protocol):
 
 
 class Body(Protocol):
-    """Serves orders. `unsupported`: parameter of a request → why this body cannot honour it."""
+    """Serves orders. `unsupported`: parameter of a request → why this body cannot honour it. `without_effect`:
+    parameter that changes nothing here, and may be left out → why."""
 
     name: str  # of the model, for clients
     vocab_size: int  # token ids below it are prompts
     context_len: int  # tokens of a prompt with its output, at least 1
     unsupported: Mapping[str, str]
+    without_effect: Mapping[str, str]
     hand_over_s: float  # how long it may wait after each delivery until the loop has sent that
     pace: Pace | None  # of a simulation
     defaults: Mapping[str, Any]  # of sampling parameters that a request leaves out, where they are not OpenAI's

@@ -33,6 +33,7 @@ class ModelBody:
         "tools": "has no effect here: no parser finds the calls of this model in its text",
         "kv_transfer_params": "has no effect here: no other program sends KV to this server, or takes it",
     }
+    without_effect: Mapping[str, str] = MappingProxyType({})
     defaults: Mapping[str, Any] = MappingProxyType({})
     hand_over_s: float = 0.0  # a device would idle
     pace: Pace | None = None

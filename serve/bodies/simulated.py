@@ -46,10 +46,11 @@ class SimulatedBody:
     a sentence when real time is not kept.
     """
 
-    unsupported: Mapping[str, str] = dict.fromkeys(
+    without_effect: Mapping[str, str] = dict.fromkeys(
         ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p"),
         "has no effect on a simulated server, which has no model",
     )
+    unsupported: Mapping[str, str] = MappingProxyType({})
     defaults: Mapping[str, Any] = MappingProxyType({})
     failure: str = ""
     hand_over_s: float = 0.02  # planning takes no simulated time, and would share the interpreter with the sending
@@ -79,8 +80,8 @@ class SimulatedBody:
         self.needs_blocks: bool = "prefix_aware" in (b.policy for b in self.simulation.router.balancers.values())
         assembly = self.simulation.assembly
         if assembly.pools.is_disaggregated or faults is not None:
-            reason = "has no effect in a scenario with pools, or with faults"
-            self.unsupported = {**self.unsupported, "kv_transfer_params": reason}
+            reason = "is not simulated in a scenario with pools, or with faults"
+            self.unsupported = MappingProxyType({"kv_transfer_params": reason})
         self.tensor_parallel: int = assembly.deployment.parallel.tensor
         self.caches_answers: bool = any(engine.store.cache is not None for engine in self.engines)
         self._speed = speed

@@ -25,7 +25,7 @@ from ..errors import ApiError
 from ..frontend import Frontend
 from .identity import FACTS, TRACE_HEADERS
 from .kv_transfer import KvTransfers
-from .reading import SMALL_BODY, Asked, RequestReader, check_tokens, validated
+from .reading import SMALL_BODY, Asked, Found, RequestReader, check_tokens
 from .schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest
 
 DEFAULT_MAX_TOKENS = 16
@@ -36,9 +36,8 @@ SEEDS = 2**63 - 1
 
 
 class Api:
-    """The endpoints of a server that calls its model `model`. `dialect`: the server whose clients come; parameters
-    that have no effect are then left out and told once, but for openai, where they are errors. `engine_of_port`: the
-    engine that serves alone what comes to a port."""
+    """The endpoints of a server that calls its model `model`. `dialect`: the server whose clients come.
+    `engine_of_port`: the engine that serves alone what comes to a port."""
 
     def __init__(
         self,
@@ -54,6 +53,7 @@ class Api:
         self._frontend = frontend
         self._model = model
         self._reader = reader
+        self._is_strict = reader.rules.is_strict
         self._codec = frontend.body.tokenizer
         self._created = int(time.time())
         self._kv = KvTransfers(frontend)
@@ -85,7 +85,7 @@ class Api:
         if asked.top_logprobs and not asked.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         both = asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens)
-        if both and self._dialect == "openai":
+        if both and self._is_strict:
             raise ApiError(400, "contradicts max_tokens: give one of them", param="max_completion_tokens")
         outputs = _outputs(asked.top_logprobs or 0) if asked.logprobs else ()
         orders = await self._orders(request, read, asked.max_completion_tokens or asked.max_tokens, outputs)
@@ -119,10 +119,10 @@ class Api:
 
     async def abort(self, request: Request) -> Response:
         """End an answer with what it has; its finish reason is abort."""
-        data = await _json_of(request)
-        if len(data) > SMALL_BODY:
+        if len(await _json_of(request)) > SMALL_BODY:
             raise ApiError(413, f"the body is larger than {SMALL_BODY} bytes", code="body_too_large")
-        asked = validated(AbortRequest, data)
+        asked = await self._read(AbortRequest, request)
+        assert isinstance(asked, AbortRequest), "the request names an answer"
         reply = self._frontend.find(asked.request_id)
         if reply is None:
             raise ApiError(404, f"no answer {asked.request_id!r} is being made", param="request_id", code="not_found")
@@ -131,13 +131,23 @@ class Api:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
+    async def _read(self, kind: type[Body], request: Request) -> Found:
+        """Read a body; name the parameters that are left out in the log, once."""
+        found, ignored = await self._reader.read(kind, await _json_of(request))
+        for name in ignored:
+            self._leave_out(name)
+        return found
+
+    def _leave_out(self, name: str) -> None:
+        self._frontend.tell_once(f"note: {name} of requests has no effect here")
+
     async def _asked(self, kind: type[Body], request: Request) -> Asked:
-        read = await self._reader.read(kind, await _json_of(request))
+        read = await self._read(kind, request)
         assert isinstance(read, Asked), "the request is one for outputs"
         return read
 
     async def _told(self, kind: type[Body], request: Request) -> Response:
-        told = await self._reader.read(kind, await _json_of(request))
+        told = await self._read(kind, request)
         assert isinstance(told, bytes), "the request is answered where it is read"
         return Told(told, self._frontend.limits.stall_s)
 
@@ -157,19 +167,20 @@ class Api:
         return card | {"max_model_len": self._body.context_len}
 
     def _check(self, read: Asked, given: dict[str, bool]) -> None:
-        """Raise ApiError for a parameter that the body cannot honour, or leave it out."""
+        """Raise ApiError for a parameter that the body cannot honour. Leave out one without effect, unless the server
+        is strict."""
         asked: Sampled = read.request
         given |= dict.fromkeys(asked.shaping, True) | {"response_format": asked.schema_text is not None}
         given["min_tokens"] = bool(asked.min_tokens)
         given["kv_transfer_params"] = getattr(asked, "kv_transfer_params", None) is not None
-        unsupported = [name for name, is_given in given.items() if is_given and name in self._body.unsupported]
-        if unsupported and self._dialect == "openai":
-            name = unsupported[0]
-            raise ApiError(400, self._body.unsupported[name], param=name, code="unsupported")
-        for name in unsupported:
-            setattr(asked, name, None)
-        for name in (*unsupported, *read.ignored):
-            self._frontend.tell_once(f"note: {name} of requests has no effect here")
+        without_effect = self._body.without_effect
+        refused = {**self._body.unsupported, **(without_effect if self._is_strict else {})}
+        for name in (name for name, is_given in given.items() if is_given):
+            if name in refused:
+                raise ApiError(400, refused[name], param=name, code="unsupported")
+            if name in without_effect:
+                setattr(asked, name, None)
+                self._leave_out(name)
         if asked.stream_options is not None and not asked.stream and self._dialect != "sglang":
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
 

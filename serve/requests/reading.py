@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -32,27 +32,11 @@ from ...core.errors import InvalidRequest
 from ..answers.tools import Call
 from ..bodies.port import TextCodec
 from ..errors import ApiError
-from .schema import (
-    Body,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    LenientChatRequest,
-    LenientCompletionRequest,
-    LenientDetokenizeRequest,
-    LenientTokenizeRequest,
-    TokenizeRequest,
-)
+from .schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 SMALL_BODY = 1 << 13
 """Bytes of a body that is read in the event loop: one to three milliseconds of work."""
 MAX_PARAMETER_BYTES = 1 << 17
-LENIENT: dict[type[Body], type[Body]] = {
-    CompletionRequest: LenientCompletionRequest,
-    ChatRequest: LenientChatRequest,
-    TokenizeRequest: LenientTokenizeRequest,
-    DetokenizeRequest: LenientDetokenizeRequest,
-}
 _FORMS = ("str", "constrained-str")  # how pydantic names the forms that a value may have
 MOST_NAME, MOST_NAMES = 64, 20
 """Of parameters that are left out: what is told of them."""
@@ -72,7 +56,7 @@ class ReadingRules:
     max_choices: int
     make_codec: Callable[[], TextCodec]  # makes the tokenizer of the body in another process
     without_tools: str = ""  # why the body takes none
-    is_lenient: bool = False  # parameters that are unknown or have no effect are left out
+    is_strict: bool = True  # a parameter that is unknown or has no effect is an error; else it is left out
     takes_any_model: bool = False  # the name of the model is not looked at
 
 
@@ -84,42 +68,43 @@ class Asked:
     prompts: list[np.ndarray]
     echoes: list[str] = field(default_factory=list)  # by choice, if the outputs repeat their prompts
     call: Call | None = None  # what the answer has to be
-    ignored: tuple[str, ...] = ()  # parameters that were left out
 
 
-def read(kind: type[Body], data: bytes, rules: ReadingRules, codec: TextCodec) -> Asked | bytes:
-    """Read the body of a request of this kind. Returns the request, or for `/tokenize` and `/detokenize` the answer.
-    Raises ApiError."""
+Found = Asked | AbortRequest | bytes
+
+
+def read(kind: type[Body], data: bytes, rules: ReadingRules, codec: TextCodec) -> tuple[Found, tuple[str, ...]]:
+    """Read the body of a request of this kind. Returns the request, or for `/tokenize` and `/detokenize` the answer,
+    and the names of parameters that were left out. Raises ApiError."""
     ignored: set[str] = set()
-    if rules.is_lenient:
-        request = validated(LENIENT.get(kind, kind), data, {"ignored": ignored})
-        ignored |= set(request.model_extra or ())
-        (request.model_extra or {}).clear()
-    else:
-        request = validated(kind, data)
+    request = validated(kind, data, None if rules.is_strict else ignored)
+    names = sorted(name for name in ignored if len(name) <= MOST_NAME)
+    return _found(request, rules, codec), tuple(names[:MOST_NAMES])
+
+
+def _found(request: Body, rules: ReadingRules, codec: TextCodec) -> Found:
     model = getattr(request, "model", None)
     if model is not None and model != rules.model and not rules.takes_any_model:
         message = f"the model {model!r} is not served here; the served model is {rules.model!r}"
         raise ApiError(404, message, param="model", code="model_not_found")
     if isinstance(request, CompletionRequest):
-        return replace(_read_completion(request, rules, codec), ignored=_short(ignored))
+        return _read_completion(request, rules, codec)
     if isinstance(request, ChatRequest):
-        return replace(_read_chat(request, rules, codec), ignored=_short(ignored))
+        return _read_chat(request, rules, codec)
     if isinstance(request, TokenizeRequest):
         return _tokenized(request, rules, codec)
-    assert isinstance(request, DetokenizeRequest), "the others are read by `validated` alone"
+    if isinstance(request, AbortRequest):
+        return request
+    assert isinstance(request, DetokenizeRequest), "no other kind has an endpoint"
     check_tokens(request.tokens, rules.vocab_size, "tokens")
     return json.dumps({"prompt": codec.decode(np.array(request.tokens, dtype=np.int64))}).encode()
 
 
-def _short(names: set[str]) -> tuple[str, ...]:
-    return tuple(sorted(name for name in names if len(name) <= MOST_NAME))[:MOST_NAMES]
-
-
-def validated(kind: type[Read], data: bytes, context: dict[str, Any] | None = None) -> Read:
-    """Return the parameters of a request. Raises ApiError with the first problem."""
+def validated(kind: type[Read], data: bytes, ignored: set[str] | None = None) -> Read:
+    """Return the parameters of a request. Raises ApiError with the first problem. `ignored`: takes the names of
+    parameters that are unknown or unsupported, which are then left out; None: they are errors."""
     try:
-        return kind.model_validate_json(data, context=context)
+        return kind.model_validate_json(data, context=None if ignored is None else {"ignored": ignored})
     except ValidationError as error:
         first = _deepest(error)
     if first["type"] == "json_invalid":
@@ -227,7 +212,7 @@ class RequestReader:
     """Reads bodies by `rules`; `codec` is the tokenizer of this process."""
 
     def __init__(self, rules: ReadingRules, codec: TextCodec) -> None:
-        self._rules = rules
+        self.rules = rules
         self._codec = codec
         self._pool: ProcessPoolExecutor | None = None
         self._waiting_bytes = 0
@@ -241,10 +226,10 @@ class RequestReader:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
 
-    async def read(self, kind: type[Body], data: bytes) -> Asked | bytes:
+    async def read(self, kind: type[Body], data: bytes) -> tuple[Found, tuple[str, ...]]:
         """Read a body, as the function `read` does. Raises ApiError, also if too many long bodies wait."""
         if len(data) <= SMALL_BODY:
-            return read(kind, data, self._rules, self._codec)
+            return read(kind, data, self.rules, self._codec)
         if self._waiting_bytes + len(data) > MAX_WAITING_BYTES:
             message = f"{self._waiting_bytes} bytes of long requests wait to be read"
             raise ApiError(429, message, code="too_many_bytes", retry_after_s=1)
@@ -261,7 +246,7 @@ class RequestReader:
     def _the_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
             spawn = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks as they are
-            self._pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=_begin, initargs=(self._rules,))
+            self._pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=_begin, initargs=(self.rules,))
         return self._pool
 
 
@@ -286,10 +271,10 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-def _read_there(kind: type[Body], data: bytes) -> Asked | bytes:
+def _read_there(kind: type[Body], data: bytes) -> tuple[Found, tuple[str, ...]]:
     """Read a body. What is left of it goes back whole, so it is bounded, too."""
-    asked = read(kind, data, *_here)
+    asked, ignored = read(kind, data, *_here)
     if isinstance(asked, Asked) and len(asked.request.model_dump_json()) > MAX_PARAMETER_BYTES:
         message = f"its parameters have more than {MAX_PARAMETER_BYTES} bytes, beside prompt or messages"
         raise ApiError(413, message, code="body_too_large")
-    return asked
+    return asked, ignored

@@ -1,5 +1,5 @@
-"""Requests as clients write them. A parameter that is unknown, or that no body here can honour, is an
-error with its name."""
+"""Requests as clients write them. A parameter that is unknown, or that no body here can honour, is an error with its
+name, or is left out: the context of a validation says which."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ Prompt = Annotated[
 @dataclass(frozen=True, eq=False)  # Python keeps one `Annotated` for marks that are equal, as of 0 and of False
 class Only:
     """Marks an unsupported parameter: `values` have no effect and are accepted, as is null; any other is an error, or
-    left out and named in the context's "ignored" of a validation that has it."""
+    left out (see `Body`)."""
 
     values: tuple[Any, ...]
 
@@ -89,7 +89,19 @@ def only(*accepted: Any) -> Only:
 
 
 class Body(BaseModel):
+    """What a client sends. A validation whose context has a set "ignored" leaves out unknown and unsupported
+    parameters, and puts their names there; without it they are errors."""
+
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out(cls, data: Any, info: ValidationInfo) -> Any:
+        if info.context is None or not isinstance(data, dict):
+            return data
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        info.context["ignored"] |= data.keys() - known
+        return {name: value for name, value in data.items() if name in known}
 
 
 class StreamOptions(Body):
@@ -217,24 +229,24 @@ class CompletionRequest(Sampled):
     suffix: Annotated[Any, only("")] = None
 
 
-class Lenient(BaseModel):
+class Part(BaseModel):
     """A part of a conversation. Clients send answers back as they came, and other servers' answers, so keys that
     are unknown here are left out."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", protected_namespaces=())
 
 
-class TextPart(Lenient):
+class TextPart(Part):
     type: Literal["text"]
     text: Text
 
 
-class CalledFunction(Lenient):
+class CalledFunction(Part):
     name: Text
     arguments: Text | dict[str, Any] | None = Field("{}", description="JSON, or the object")
 
 
-class ToolCall(Lenient):
+class ToolCall(Part):
     id: Text | None = None
     function: CalledFunction
 
@@ -246,7 +258,7 @@ class ToolCall(Lenient):
         return {"type": "function", "id": self.id, "function": {"name": self.function.name, "arguments": arguments}}
 
 
-class ChatMessage(Lenient):
+class ChatMessage(Part):
     role: Annotated[Text, Field(min_length=1, max_length=64)]
     content: Text | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
     name: Text | None = None
@@ -268,22 +280,22 @@ class ChatMessage(Lenient):
         return {"role": self.role, "content": content, **{k: v for k, v in further.items() if v is not None}}
 
 
-class ToolFunction(Lenient):
+class ToolFunction(Part):
     name: Text
     description: Text | None = None
     parameters: dict[str, Any] | None = Field(None, description="a JSON schema")
 
 
-class Tool(Lenient):
+class Tool(Part):
     type: Literal["function"] = "function"
     function: ToolFunction
 
 
-class NamedFunction(Lenient):
+class NamedFunction(Part):
     name: Text
 
 
-class ToolChoice(Lenient):
+class ToolChoice(Part):
     type: Literal["function"] = "function"
     function: NamedFunction
 
@@ -326,14 +338,6 @@ class ChatRequest(Sampled):
         return next((function for function in functions if function.name not in called), functions[-1])
 
 
-class LenientCompletionRequest(CompletionRequest):
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
-
-
-class LenientChatRequest(ChatRequest):
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
-
-
 class TokenizeRequest(Body):
     model: Text | None = None
     prompt: Text | None = None
@@ -344,14 +348,6 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     model: Text | None = None
     tokens: Annotated[list[Token], Field(fail_fast=True)]
-
-
-class LenientTokenizeRequest(TokenizeRequest):
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
-
-
-class LenientDetokenizeRequest(DetokenizeRequest):
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
 
 class AbortRequest(Body):

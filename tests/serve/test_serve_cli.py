@@ -26,9 +26,10 @@ def test_signals_and_the_record(tmp_path: Path):
     table.write_text(json.dumps({"1": {"candidate_steps": [1, 3]}}))
     record = tmp_path / "record"
     keys = ["--set", "speculation.policy='ema'", "--set", f"speculation.adaptive='{table}'"]
-    with serve(tmp_path, *keys, "--record", str(record), "--speed", "5") as (process, address, log):
+    with serve(tmp_path, *keys, "--record", str(record), "--speed", "5", "--strict") as (process, address, log):
         asked = {"prompt": "Why?", "max_tokens": 200, "ignore_eos": True}
         assert httpx.post(f"{address}/v1/completions", json=asked).status_code == 200
+        assert httpx.post(f"{address}/v1/completions", json={**asked, "beam_width": 2}).status_code == 400
         table.write_text('{"1": {"candidate_steps": [1,')
         process.send_signal(signal.SIGHUP)
         wait_for(log, "stays as it was", process)
@@ -195,6 +196,7 @@ def test_a_port_in_use_is_one_message_before_anything_is_written(tmp_path: Path)
         (["--simulate", "x.toml", "--max-streams", "0"], "--max-streams"),
         (["--simulate", "missing.toml"], "missing.toml"),
         (["--model", "missing", "--speed", "2"], "--speed"),
+        (["--model", "missing", "--strict"], "--strict"),
         (["--model", "missing", "--faults", "swarm"], "--faults"),
         (["--simulate", "x.toml", "--ready-s", "5"], "nothing is captured"),
         (["--simulate", str(EXAMPLES / "chat_on_h100.toml"), "--faults", "swarn"], "did you mean 'swarm'"),

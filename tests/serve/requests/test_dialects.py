@@ -1,4 +1,5 @@
-"""Requests as clients of vLLM and SGLang write them: what has effect, what is left out, and calls of tools."""
+"""Requests as clients of OpenAI, vLLM and SGLang write them: what has effect, what is left out, what a strict server
+refuses, and calls of tools."""
 
 from __future__ import annotations
 
@@ -19,6 +20,11 @@ LEFT_OUT = {
     "skip_special_tokens": False, "frequency_penalty": 0.5, "best_of": 4, "rid": "x",
     "structured_outputs": {"regex": "a"},
 }  # fmt: skip
+BELOW = {
+    "stream_options": {"include_usage": True, "include_obfuscation": True, "as_of": 1},
+    "response_format": {"type": "json_object", "schema": {}},
+}
+"""Parameters with a part that is unknown, or has no effect."""
 TOOL = {
     "type": "function",
     "function": {
@@ -33,8 +39,8 @@ TOOL = {
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "seed": 1}
 
 
-@pytest.fixture(scope="module", params=["vllm", "sglang"])
-def lenient(request: pytest.FixtureRequest) -> Iterator[tuple[Served, list[str]]]:
+@pytest.fixture(scope="module", params=["openai", "vllm", "sglang"])
+def spoken(request: pytest.FixtureRequest) -> Iterator[tuple[Served, list[str]]]:
     told: list[str] = []
     metrics = ServerMetrics()
     body = simulated_body("workload.output={kind='fixed',value=20}", metrics=metrics)
@@ -43,8 +49,14 @@ def lenient(request: pytest.FixtureRequest) -> Iterator[tuple[Served, list[str]]
         yield served, told
 
 
-def test_parameters_without_effect_are_left_out_and_told_once(lenient: tuple[Served, list[str]], simulated: Served):
-    served, told = lenient
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Served]:
+    with serving(simulated_body(), strict=True) as served:
+        yield served
+
+
+def test_parameters_without_effect_are_left_out_and_told_once(spoken: tuple[Served, list[str]], strict: Served):
+    served, told = spoken
     plain = served.post("/v1/completions", **ASKED).json()["choices"]
     for _ in range(2):
         assert served.post("/v1/completions", **ASKED, **LEFT_OUT).json()["choices"] == plain
@@ -52,25 +64,51 @@ def test_parameters_without_effect_are_left_out_and_told_once(lenient: tuple[Ser
     assert long.status_code == 200, "also if another process reads it"
     assert sorted(told) == sorted(f"note: {name} of requests has no effect here" for name in LEFT_OUT)
     for name, value in LEFT_OUT.items():
-        refused = simulated.post("/v1/completions", **ASKED, **{name: value})
+        refused = strict.post("/v1/completions", **ASKED, **{name: value})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
     assert served.post("/v1/completions", **{**ASKED, "max_tokens": -1}).status_code == 400
 
 
-def test_tokens_are_asked_for_as_vllm_and_sglang_have_it(lenient: tuple[Served, list[str]], simulated: Served):
-    served, _ = lenient
+def test_what_is_within_a_parameter_is_left_out_too(strict: Served):
+    told: list[str] = []
+    with serving(simulated_body()) as served:
+        served.frontend.tell = told.append
+        for name, value in BELOW.items():
+            asked = {**ASKED, "stream": True, name: value}
+            assert served.post("/v1/completions", **asked).status_code == 200, name
+            refused = strict.post("/v1/completions", **asked)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+        names = ("include_obfuscation", "as_of", "schema")
+        assert sorted(told) == sorted(f"note: {name} of requests has no effect here" for name in names)
+
+
+def test_a_model_refuses_what_would_have_no_effect(real: Served):
+    for name, value in {**LEFT_OUT, **BELOW}.items():
+        if name != "frequency_penalty":  # it has one
+            refused = real.post("/v1/completions", **{**ASKED, "stream": True, name: value})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+    for path in ("/tokenize", "/abort"):
+        assert real.post(path, prompt="x", request_id="cmpl-1", foo=1).status_code == 400
+
+
+def test_tokens_are_asked_for_as_vllm_and_sglang_have_it(spoken: tuple[Served, list[str]], strict: Served):
+    served, told = spoken
     chat = {"messages": CHAT["messages"], "add_generation_prompt": True, "return_token_strs": False}
     tokens = served.post("/tokenize", **chat).json()["tokens"]
     assert served.post("/detokenize", tokens=tokens, skip_special_tokens=True).status_code == 200
-    assert simulated.post("/tokenize", **chat).json()["error"]["param"] == "add_generation_prompt"
+    assert served.post("/abort", request_id="cmpl-1", abort_all=True).status_code == 404
+    names = ("add_generation_prompt", "return_token_strs", "skip_special_tokens", "abort_all")
+    assert {f"note: {name} of requests has no effect here" for name in names} <= set(told)
+    assert strict.post("/tokenize", **chat).json()["error"]["param"] == "add_generation_prompt"
+    assert strict.post("/abort", request_id="cmpl-1", abort_all=True).json()["error"]["param"] == "abort_all"
 
 
-def test_the_newer_limit_of_tokens_counts(lenient: tuple[Served, list[str]], simulated: Served):
+def test_the_newer_limit_of_tokens_counts(spoken: tuple[Served, list[str]], strict: Served):
     """Clients for several servers send both, as do routers that have the prompt computed elsewhere."""
-    served, _ = lenient
+    served, _ = spoken
     both = {**CHAT, "max_tokens": 8, "max_completion_tokens": 5, "ignore_eos": True}
     assert served.post("/v1/chat/completions", **both).json()["usage"]["completion_tokens"] == 5
-    assert simulated.post("/v1/chat/completions", **both).json()["error"]["param"] == "max_completion_tokens"
+    assert strict.post("/v1/chat/completions", **both).json()["error"]["param"] == "max_completion_tokens"
 
 
 @pytest.mark.parametrize(
@@ -122,8 +160,8 @@ def test_an_error_names_the_deepest_fault(simulated: Served, given: dict, messag
     assert simulated.post("/v1/chat/completions", **{**CHAT, **given}).json()["error"]["message"] == message
 
 
-def test_min_tokens_and_ignore_eos(lenient: tuple[Served, list[str]]):
-    served, _ = lenient
+def test_min_tokens_and_ignore_eos(spoken: tuple[Served, list[str]]):
+    served, _ = spoken
     counts = {}
     for given in ({}, {"min_tokens": 30}, {"min_tokens": 5}, {"ignore_eos": True}, {"min_tokens": 60}):
         answer = served.post("/v1/completions", **ASKED, **given).json()
@@ -132,9 +170,9 @@ def test_min_tokens_and_ignore_eos(lenient: tuple[Served, list[str]]):
     assert served.post("/v1/completions", **ASKED, min_tokens=61).json()["error"]["param"] == "min_tokens"
 
 
-def test_stop_tokens_end_an_output(lenient: tuple[Served, list[str]]):
+def test_stop_tokens_end_an_output(spoken: tuple[Served, list[str]]):
     """The token is counted and not shown; before min_tokens it does nothing."""
-    served, _ = lenient
+    served, _ = spoken
     asked = {**ASKED, "ignore_eos": True}
     words = served.post("/v1/completions", **asked).json()["choices"][0]["text"].split()
     place = next(i for i in range(10, 40) if words[i] not in words[:i])
@@ -147,8 +185,8 @@ def test_stop_tokens_end_an_output(lenient: tuple[Served, list[str]]):
     served.wait_until_idle()
 
 
-def test_cached_tokens_are_told_and_a_salt_hides_them(lenient: tuple[Served, list[str]]):
-    served, _ = lenient
+def test_cached_tokens_are_told_and_a_salt_hides_them(spoken: tuple[Served, list[str]]):
+    served, _ = spoken
 
     def cached(prompts: list, **more: object) -> int:
         usage = served.post("/v1/completions", prompt=prompts, max_tokens=2, **more).json()["usage"]

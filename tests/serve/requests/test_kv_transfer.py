@@ -127,9 +127,10 @@ def test_without_blocks_the_prompt_is_computed_here():
 
 def test_pools_and_faults_take_no_kv():
     pools = ("disaggregation.prefill=1", "disaggregation.decode=1", PAGES)
-    with serving(simulated_body(*pools)) as served:
-        answer = ask(served.url, TO_PREFILL, 1)
-        assert answer.status_code == 400 and answer.json()["error"]["param"] == "kv_transfer_params"
+    for dialect in ("openai", "vllm"):
+        with serving(simulated_body(*pools), dialect=dialect) as served:
+            answer = ask(served.url, TO_PREFILL, 1)
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == "kv_transfer_params"
 
 
 def test_two_processes_and_the_record_replays(tmp_path: Path):

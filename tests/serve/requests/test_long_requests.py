@@ -70,7 +70,7 @@ def test_a_long_request_is_answered_like_a_short_one(simulated: Served):
         {"prompt": ["x"] * (MAX_PROMPTS + 1)},
         *({"prompt": wrong} for wrong in ("", [], [[]], ["x", 1], [1, "x"], None, 3, "\ud800")),
         {"prompt": "x", "model": "another"},
-        {"prompt": "x", "beam_width": 2},
+        {"prompt": "x", "beam_width": 2, "seed": 1},
         {"messages": [MESSAGE], "max_tokens": 3, "seed": 1, "logprobs": True},
         {"messages": [{"role": "user", "content": None}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
