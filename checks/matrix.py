@@ -29,6 +29,7 @@ from ..core.errors import ConfigError
 from ..core.prompt import Prompt
 from ..core.scheduler.config import EngineConfig, EngineSizes
 from ..core.scheduler.engine import Engine
+from ..core.scheduler.rules import OurRules
 from ..properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 from ..properties.executor.reference.language_model import USER_OUTPUTS
 from .cells import MatrixCell, pairwise_cells, random_cells
@@ -124,7 +125,7 @@ def config_of(cell: MatrixCell, algorithm: SpecAlgorithm, controller: AdaptiveCo
         chunk_size=cell.chunk_size,
         mixed=cell.mixed,
         prefix_cache=cell.cache,
-        watermark=0.02,
+        rules=OurRules(watermark=0.02),
         block_rounds=cell.block_rounds,
         preempt=cell.priorities == "preempt",
         ageing_bound=3,

@@ -113,10 +113,12 @@ class Simulation:
         config, pools, asked = self.assembly.spec.config, self.assembly.pools, scenario.workload.max_tokens
         # None: each request asks for as many tokens as it emits; else a guaranteed output would be a whole context.
         self._max_tokens = (
-            None if asked == "output" or (asked is None and config.guarantee_output) else asked or config.context_len
+            None
+            if asked == "output" or (asked is None and config.rules.guarantee_output)
+            else asked or config.context_len
         )
         # Without a guarantee no decision depends on it.
-        self._has_fixed_lengths = asked == "output" and config.guarantee_output > 0
+        self._has_fixed_lengths = asked == "output" and config.rules.guarantee_output > 0
         self._named_slots = (
             named_slots
             or faults is not None

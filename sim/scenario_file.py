@@ -18,6 +18,7 @@ from ..core.errors import ConfigError, ForedraftError, Problem, nearest, shown
 from ..core.kv.eviction import unknown_policy
 from ..core.model_shape import ModelShape, UnknownModel, known_models, known_repositories, lookup_model
 from ..core.parsing import ParseError, parse_toml
+from ..core.scheduler.rules import FORMER_RULES
 from ..observe.distribution.install_hint import install_command
 from ..observe.input_files import read_toml
 from .cost.hardware import lookup_gpu
@@ -30,7 +31,15 @@ from .scenario import Scenario
 SCENARIO = "<scenario>"  # an error from this source has the full keys of a scenario
 
 _CURVE = 'workload.arrivals = "curve", with the rates in workload.curve and their length in workload.period_s'
-GONE = {"workload.arrivals=ramp": _CURVE, "workload.end_rate": _CURVE, "workload.ramp_s": _CURVE}
+_SERVER = "hardware.server, which chooses the rules of a server whole"
+GONE = {
+    **{f"engine.{rule}": _SERVER for rule in FORMER_RULES},
+    "engine.retract_first": f"{_SERVER}, and with SGLang engine.retraction_policy",
+    "engine.admit_with": f"{_SERVER}, and with vLLM engine.reserve_full_isl",
+    "workload.arrivals=ramp": _CURVE,
+    "workload.end_rate": _CURVE,
+    "workload.ramp_s": _CURVE,
+}
 """Keys, and values of keys, that were removed -> what does the same now."""
 
 _TABLE_OF = {

@@ -39,7 +39,13 @@ NOT_JUDGED = {"core.errors", "core.draws"}  # what an oracle may import from cor
 JUDGED_IN_CORE_TYPES = {
     "properties.executor.contract": {
         *("core.adaptive", "core.algorithm.registry", "core.contract.events", "core.contract.handoff_batch"),
-        *("core.contract.step", "core.scheduler.config", "core.scheduler.engine", "core.scheduler.spec"),
+        *(
+            "core.contract.step",
+            "core.scheduler.config",
+            "core.scheduler.engine",
+            "core.scheduler.rules",
+            "core.scheduler.spec",
+        ),
     },
     "properties.executor.judge": {"core.contract.request"},
     "properties.executor.model": {"core.algorithm.algorithm", "core.contract.step"},

@@ -21,7 +21,7 @@ from pathlib import Path
 from foredraft.core.errors import ForedraftError
 
 from ..pages import write_block
-from .comparison import compare_all, infer_policies
+from .comparison import compare_all, infer_rules
 from .records import RECORDED, share_of_steps, store, stored
 from .sglang_adaptive import compare_steps
 from .sglang_admission import compare_admissions
@@ -74,9 +74,9 @@ def _vllm(given: argparse.Namespace) -> int:
     print("\n".join([*totals.table(), *totals.causes()]))
     if given.changes and totals.share < 1.0:
         some = [draw_workload(seed) for seed in RECORDED[-SEEDS_TO_INFER:]]
-        changed, share = infer_policies(release.start, some, given.server)
+        changed, share = infer_rules(release.start, some, given.server)
         print(f"with other rules {share:.1%} of steps are equal:")
-        print("\n".join(f"    engine.{name} = {value!r}" for name, value in changed.items()) or "    none found")
+        print("\n".join(f"    {name} = {value!r}" for name, value in changed.items()) or "    none found")
     if given.write:
         write_block("servers.md", "vllm", totals.table())
     return 0

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from foredraft.core.scheduler.policies import NAMED_POLICIES
+from foredraft.core.scheduler.rules.admission_state import PauseEnd
 
-from .our_scheduler import OurRun
+from .our_scheduler import RULES, OurRun
 from .workloads import Decision, Workload
 
 FEATURES = ("preempts", "chunks", "hits the cache", "speculates", "synchronous")
@@ -141,24 +141,26 @@ class Totals:
 
 
 def compare_all(
-    start: Callable[[Workload], SchedulerRun], workloads: Iterable[Workload], server: str, **policies: Any
+    start: Callable[[Workload], SchedulerRun], workloads: Iterable[Workload], server: str, **changes: Any
 ) -> Totals:
-    """Compare a scheduler with ours over workloads. `policies`: keys of the table `engine` beside those of `server`."""
+    """Compare a scheduler with ours over workloads. `changes`: as for `make_engine`."""
     totals = Totals()
     for workload in workloads:
-        totals.add(compare(workload, start(workload), OurRun(server, workload, **policies)))
+        totals.add(compare(workload, start(workload), OurRun(server, workload, **changes)))
     return totals
 
 
 OTHER_RULES: dict[str, tuple[Any, ...]] = {
-    **{name: tuple(known) for name, known in NAMED_POLICIES.items() if name not in ("retract_first", "retry_after")},
+    **{name: (False, True) for name in RULES if name not in ("pause_ends", "retries_after_departure")},
+    "pause_ends": tuple(PauseEnd),
+    "reserve_full_isl": (True, False),
     "eviction_policy": ("release", "lru", "fifo"),
     "watermark": (0.0, 0.01),
 }
 """The values of each rule that are tried to explain a release."""
 
 
-def infer_policies(
+def infer_rules(
     start: Callable[[Workload], SchedulerRun], workloads: list[Workload], server: str
 ) -> tuple[dict[str, Any], float]:
     """Return the rules that explain a scheduler better than those of `server`, and the share of steps they explain.

@@ -12,6 +12,8 @@ from foredraft.core.contract.request import Request, first_stop_token
 from foredraft.core.contract.step import BlockEnd, DecodeResult, DecodeStep, PrefillResult, Step, StepResult
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.engine import Engine
+from foredraft.core.scheduler.rules import ServerRules, settings_of
+from foredraft.core.scheduler.rules.admission_state import PauseEnd
 from foredraft.sim.assembly import assemble
 from foredraft.sim.scenario_file import scenario_from_dict
 
@@ -20,11 +22,16 @@ from .workloads import BLOCK, CONTEXT, STOP_TOKEN, Arrivals, Call, Decision, Dev
 ALGORITHMS = {"none": "NONE", "eagle3": "EAGLE3", "ngram": "NGRAM"}
 
 
-def make_engine(server: str, workload: Workload, **policies: Any) -> Engine:
-    """Make the engine of a scenario with this server, the settings of a workload, and other keys of the table `engine`.
+RULES: tuple[str, ...] = tuple(name for name, value in vars(ServerRules).items() if isinstance(value, bool | PauseEnd))
+"""The rules that are constants of a server, by their names."""
 
-    The engine keeps the tokens of outputs.
+
+def make_engine(server: str, workload: Workload, **changes: Any) -> Engine:
+    """Make the engine of a scenario with this server and the settings of a workload.
+
+    `changes`: other keys of the table `engine`, and other values of RULES. The engine keeps the tokens of outputs.
     """
+    constants = {name: changes.pop(name) for name in RULES if name in changes}
     engine = {
         "mode": "overlap" if workload.is_async else "synchronous",
         "page_size": BLOCK,
@@ -40,21 +47,24 @@ def make_engine(server: str, workload: Workload, **policies: Any) -> Engine:
         {
             "hardware": {"gpu": "H100", "server": server, "kernels": "roofline"},
             "model": {"target": "llama-3.1-8b", "context_len": CONTEXT},
-            "engine": engine | policies,
+            "engine": engine | changes,
             "speculation": speculation,
         },
         "workload",
     )
-    return assemble(scenario).spec.with_config(track_tokens=True).make_engine(None)
+    spec = assemble(scenario).spec.with_config(track_tokens=True)
+    rules = spec.config.rules
+    changed = type("ChangedRules", (type(rules),), constants)
+    return spec.with_config(rules=changed(**settings_of(rules))).make_engine(None)
 
 
 class OurRun:
     """One workload on a fresh engine."""
 
-    def __init__(self, server: str, workload: Workload, **policies: Any) -> None:
+    def __init__(self, server: str, workload: Workload, **changes: Any) -> None:
         self.workload = workload
         self.notes: set[str] = set()
-        self.engine = make_engine(server, workload, **policies)
+        self.engine = make_engine(server, workload, **changes)
         self.engine._events = self._on_event
         self.device = Device(workload)
         self.arrivals = Arrivals(workload)

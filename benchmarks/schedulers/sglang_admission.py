@@ -95,7 +95,7 @@ def _asked(adder_class: Any, engine: Engine) -> list[str]:
     held = sum(int(store.allocated[record.row]) - int(engine.rounds.kv_len[record.row]) for record in running)
     pool = _Pool(store.available_slots + held)
     batch = SimpleNamespace(reqs=[_request(each, requests.output.num_delivered(each), 0) for each in running])
-    share, limit = engine.admission.share.now(0), engine.config.chunk_size
+    share, limit = engine.admission.room.share.now(0), engine.config.chunk_size
     adder = adder_class(1, _CACHE, pool, batch, share, MAX_PREFILL_TOKENS, limit)
     adder._commit_prefill_admission = lambda req, admission, _: _commit(adder, req, admission)
     free_rows = engine.config.max_running - len(running)

@@ -22,7 +22,7 @@ from foredraft.checks.servers.wheel import load_functions, read_source
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.life import RequestRecord, RequestState
-from foredraft.core.scheduler.policies import VICTIMS, GuaranteedShare
+from foredraft.core.scheduler.rules import SGLangRules
 from foredraft.sim.cost.server import PROFILES
 
 from .workloads import Draws
@@ -116,14 +116,14 @@ def _record(request: SimpleNamespace, number: int) -> RequestRecord:
     return made
 
 
-def count_equal_victims(release: SGLang, states: int, policy: str, ours: str) -> int:
+def count_equal_victims(release: SGLang, states: int, policy: str) -> int:
     """Return in how many random states the same request gives way."""
-    equal = 0
+    equal, rules = 0, SGLangRules(retraction_policy=policy)
     for seed in range(states):
         requests = _draw_requests(Draws(seed))
         records = [_record(request, number) for number, request in enumerate(requests)]
         emitted = {id(record): len(request.output_ids) for record, request in zip(records, requests, strict=True)}
-        chosen = VICTIMS[ours](records, lambda record, emitted=emitted: emitted[id(record)])
+        chosen = rules.victim(records, lambda record, emitted=emitted: emitted[id(record)])
         equal += records[release.victim(requests, policy)] is chosen
     return equal
 
@@ -143,8 +143,7 @@ def count_equal_shares(release: SGLang, states: int) -> int:
 
 
 def _our_shares(moves: list[str], requests: list[SimpleNamespace]) -> Iterator[float]:
-    profile = PROFILES["sglang-0.5"]
-    share = GuaranteedShare(profile.guarantee_output, profile.policies)
+    share = PROFILES["sglang-0.5"].rules.share()
     records = [_record(request, number) for number, request in enumerate(requests)]
     emitted = {id(record): len(request.output_ids) for record, request in zip(records, requests, strict=True)}
     for move in moves:
@@ -165,13 +164,13 @@ def compare_rules(release: SGLang, states: int) -> list[tuple[str, str, int, int
             "who gives way",
             "_get_decode_retraction_order, length",
             states,
-            count_equal_victims(release, states, "length", "fewest_outputs"),
+            count_equal_victims(release, states, "length"),
         ),
         (
             "who gives way",
             "_get_decode_retraction_order, priority",
             states,
-            count_equal_victims(release, states, "priority", "lowest_then_fewest"),
+            count_equal_victims(release, states, "priority"),
         ),
         ("the share that a newcomer leaves free", "NewTokenRatioTracker", states, count_equal_shares(release, states)),
     ]

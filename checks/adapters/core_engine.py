@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ...core.errors import InvariantViolation
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
+from ...core.scheduler.rules import SGLangRules
 from ...properties.engine.contract import Answer, EngineCapabilities, Event, ServingConfig, Wish
 from ...properties.engine.language import text
 
@@ -308,26 +309,22 @@ def _engine_config(config: ServingConfig) -> EngineConfig:
     )
 
 
-FALLING: dict[str, float] = {"guarantee_output": 0.7, "guarantee_floor": 0.14, "guarantee_rounds": 8}
-RULES: tuple[dict[str, Any], ...] = (
-    {**FALLING, "retract_first": "fewest_outputs", "pause_until": "launch", "retry_after": "departure"},
-    {**FALLING, "retract_first": "lowest_then_fewest", "guarantee_limit": 4},
-    {"retract_first": "fewest_outputs", "pause_until": "launch"},
-    {"guarantee_output": 0.3, "retry_after": "departure"},
+RULES: tuple[SGLangRules, ...] = (
+    SGLangRules(guarantee_rounds=8),
+    SGLangRules(guarantee_rounds=8, guarantee_limit=4, retraction_policy="priority"),
+    SGLangRules(guarantee_output=0.0),
+    SGLangRules(guarantee_output=0.3, guarantee_floor=1.0),
 )
-"""Rules for little memory by `ServingConfig.rules`. The first are those of SGLang, with a share that falls faster."""
-BATCH_WAIT: dict[str, Any] = {"batch_wait_rounds": 4, "batch_wait_tokens": 0.9}
-"""With the last of them, and without preemption, newcomers wait for more of them beside requests that decode."""
+"""The rules of SGLang with other settings, by `ServingConfig.rules`. A share that falls does so faster."""
 
 
 class CoreEngineByOtherRules(CoreEngine):
-    """Our engine with rules of other servers."""
+    """Our engine with the rules of SGLang."""
 
     capabilities: EngineCapabilities = replace(EngineCapabilities.all(), own_victims=True, to_tail=True, estimates=True)
 
     def configured(self, config: ServingConfig) -> EngineConfig:
-        waits = BATCH_WAIT if config.rules == len(RULES) - 1 and not config.preempt else {}
-        return replace(_engine_config(config), retracted_to="tail", **RULES[config.rules], **waits)
+        return replace(_engine_config(config), rules=RULES[config.rules])
 
 
 make = CoreEngine

@@ -23,6 +23,7 @@ from ...core.handoff.messages import decode as decode_frame
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineConfig, EngineRole
 from ...core.scheduler.engine import Engine
+from ...core.scheduler.rules import OurRules
 from ...properties.transport.contract import (
     DECODE,
     PREFILL,
@@ -134,7 +135,7 @@ class HandoffTransport:
             max_running=MAX_RUNNING,
             chunk_size=self.config.chunk_size,
             block_rounds=1,
-            watermark=0.0,
+            rules=OurRules(watermark=0.0),
             track_tokens=True,
             role=role,
         )

@@ -123,8 +123,8 @@ NeverAges (ENGINE-09): A greater priority always goes first.
         + 1 << 30
 
 PushesEqualsOut (ENGINE-07, ENGINE-10, ENGINE-11): A request that waits pushes out every request that is not greater.
-    Admission._lower_than:
-        lower = [r for r in self.requests.running.values() if r.request.priority <= head.request.priority]
+    Requests.lower_than:
+        lower = [r for r in self.running.values() if r.request.priority <= head.request.priority]
         return sorted(lower, key=lambda record: (record.request.priority, -record.arrival_number))
 
 PushesOutTheFirst (ENGINE-10): Under memory pressure the first in the batch goes, whatever its priority is.
@@ -253,11 +253,11 @@ CachesTheLastToken (RADIX-09): The whole text of an ended request is cached, its
 
 RemembersItsFirstLook (RADIX-12): Where a request's own pages begin is what was found when it was looked up first.
     Admission._enter:
-        record = good(self, prefix, num_loaded)
+        record = self.requests.waiting.head
+        good(self, entrance)
         first = self.first_looks.get(record.request.request_id, record.num_cached)
         if first < record.num_cached:
             record.num_cached = record.prefill_launched = record.prefill_committed = first
-        return record
     Admission._prefix_of:
         prefix = good(self, record)
         self.first_looks = getattr(self, "first_looks", {})
@@ -266,8 +266,8 @@ RemembersItsFirstLook (RADIX-12): Where a request's own pages begin is what was 
 
 LoadsAPageTooFew (RADIX-12): The device is told to copy a page less from host memory than is there.
     Admission.next_chunks
-        - join_of(record, self.config.track_tokens)
-        + replace(join_of(record, True), num_loaded=max(record.num_loaded - self.config.page_size, 0))
+        - join_of(chunk.record, self.config.track_tokens)
+        + replace(join_of(chunk.record, True), num_loaded=max(chunk.record.num_loaded - self.config.page_size, 0))
 
 FindsHalf (RADIX-13): A prefix that goes beyond the middle of the text is not found.
     KVStore.match

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from ...core.scheduler.admission import Admission
 from ...core.scheduler.engine import Engine
-from ...core.scheduler.policies import AdmissionPause
+from ...core.scheduler.preemption import Preemption
 from ...core.scheduler.recovery import Recovery, StepLimits
 from ...core.scheduler.requests import Requests
 from ...core.scheduler.rounds import DecodeRounds
+from ...core.scheduler.rules.admission_state import AdmissionPause
+from ...core.scheduler.rules.room import Room
 from ...core.scheduler.waiting import WaitingQueue, giving_way
 from ..adapters.core_engine import CoreEngine, _end
 from .planting import defects
@@ -25,30 +27,30 @@ FillsTheQueueByOneMore (ENGINE-08): The bound of the queue is compared with < wh
         + len(self.requests.waiting) >
 
 PushesOutTheAged (ENGINE-07, ENGINE-10): A request that runs at last, after it was overtaken too often, gives way to a greater priority.
-    Admission._lower_than = giving_way(head, self.requests.running.values(), 1 << 30)
+    Requests.lower_than = giving_way(head, self.running.values(), 1 << 30)
 
 TakesAVictimMore (ENGINE-07): A preemption takes one request more than it needs.
-    Admission.preempt
+    Preemption.preempt
         - lower[:num_victims]
         + lower[: num_victims + 1]
 
 GivesWayInVain (ENGINE-07): A request gives way to a greater priority, which must leave more slots free than there are then.
-    Admission._fits_without
-        - num_slots + self.headroom(sum(row in held for row in rows), held=held)
+    Preemption._fits_without
+        - num_slots + self.room.to_leave(sum(row in held for row in rows), held=held)
         + num_slots
 
 ForgetsThatTheOthersGrow (ENGINE-07): A preemption makes room beside the slots that the others have now, and they take more until then.
-    Admission._fits_without
+    Preemption._fits_without
         - - grown
         + - 0
 
 CountsWhatItWillLock (ENGINE-07): A preemption counts slots as free that the cache has for the request which enters.
-    Admission.preempt
+    Preemption.preempt
         - with self.store.locked(entrance.prefix):
         + if True:
 
 PushesOutUnderAFence (ENGINE-07): A preemption does not wait for the slots of an earlier victim, which are fenced, and takes a second one.
-    Admission.preempt
+    Preemption.preempt
         - if self.store.has_fenced or requests.leaving:
         + if requests.leaving:
 
@@ -63,7 +65,7 @@ ForgetsThatPagesAreWhole (ENGINE-07): A block reserves by the slots that are fre
         + unaligned = 0
 
 NeverGivesWay (ENGINE-07): No request of smaller priority gives way.
-    Admission.preempt = None
+    Preemption.preempt = None
 
 LetsBlocksGoOn (ENGINE-07): A newcomer waits until the block that runs has come to its end.
     CoreEngine.submit
@@ -103,7 +105,7 @@ ForgetsToLookAgain (ENGINE-07): A request that found no row is not tried again w
 
 RESERVES = """
 ReservesForOne (ENGINE-07): A request enters beside a reserve for one other, however many run.
-    Admission.headroom = good(self, min(num_running, 1))
+    Room.to_leave = good(self, min(num_decoding, 1))
 
 EntersAtOnce (ENGINE-07): What was retracted enters again before a round is committed.
     Requests.is_admission_paused = False
@@ -112,9 +114,9 @@ SparesAllFromThePause (ENGINE-07, ENGINE-10): After a retraction for a greater p
     AdmissionPause.spares = self._has_begun and head is not None
 
 AddsUpPages (ENGINE-07): Context and reserve are rounded to pages one by one, so that a request which fits waits.
-    Admission.needs
-        - slots = self.slots_for_length(length)
-        + slots = ceil_to_page(length, self.config.page_size) + self.slots_for_length(0)
+    Room.to_find
+        - slots = ceil_to_page(self.rules.tokens_to_find(newcomer), self.config.page_size)
+        + slots = ceil_to_page(context, self.config.page_size) + self.slots_for_length(0)
 
 StopsBlocksForEver (ENGINE-07): A row with stop strings that has left is counted on, so that nothing runs in blocks any more.
     DecodeRounds.remove = self._has_stop_strings.__setitem__(row, False) or good(self, row)
@@ -128,12 +130,12 @@ LetsTheAbortedRun (ENGINE-07): A block goes on for its rounds when one of its re
     CoreEngine.abort = [_end(f) for f in [self.engine.abort(request, 0).finished] if f is not None]
 
 TakesNoRow (ENGINE-07): No request gives way where only a row is missing.
-    Admission._fits_without
-        - if not num_victims and not self.has_row:
+    Preemption._fits_without
+        - if not num_victims and not self.admission.has_row:
         + if False:
 """
 """What is left for those that run."""
 
 _PLACES = [CoreEngine, Engine, Admission, AdmissionPause, DecodeRounds, Recovery, Requests, StepLimits, WaitingQueue]
-_PLACES += [giving_way]
+_PLACES += [Preemption, Room, giving_way]
 MUTANTS = defects("engine", CoreEngine, _PLACES, WAITING + FAILURES + RESERVES, _end=_end)

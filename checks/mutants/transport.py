@@ -230,7 +230,7 @@ LosesTheLastOfTheDead (HANDOFF-03): Of the transfers of a worker that was restar
 
 LeavesNoReserve (HANDOFF-03): A request gets all pages that are left, and those that are decoded find none for their next round.
     Admission.fits_transfer
-        - self.headroom(len(requests.rounds.rows))
+        - self.room.to_leave(len(requests.rounds.rows))
         + 0
 
 ForgetsWithTheDevice (HANDOFF-04, HANDOFF-08, ANSWER, RAISES): With its device the decode worker forgets which requests have joined.

@@ -1,38 +1,30 @@
 """Decides which requests enter the batch, and which prompt chunks the next step computes.
 
 At most one prompt is in progress between steps. It gets the whole chunk budget until it is done; then the next request
-in the queue gets the budget. A request enters when its whole context and one reserve R fit, together with the next
-reservations of the running requests. With `EngineConfig.guarantee_output` its own whole output must fit as well, and
-that share of the remaining output of the running requests. With a share of 1 that does not fall, memory pressure
-retracts no request. A share that falls is an estimate of what requests will emit; then requests that enter in the same
-step count in full.
-
-A refused request is not tried again before an event that may have made room (`Policies.retry_after`). That the share
-falls is no such event, so blocks of rounds may run while a request waits.
+in the queue gets the budget. A request enters when there are a row and the slots that the rules of the server ask for
+(`rules/room.py`). A refused request is not tried again before an event that may have made room
+(`ServerRules.retries_after_departure`). That a guaranteed share falls is no such event, so blocks of rounds may run
+while a request waits.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from ..contract.request import Request
 from ..contract.step import Join
-from ..kv.beside import BesideSlots
+from ..errors import InvariantViolation
 from ..kv.radix import PrefixMatch
 from ..kv.request_table import ceil_to_page
 from ..kv.store import KVStore
 from .config import EngineConfig, EngineRole, EngineSizes
 from .flights import Chunk, StepInFlight, join_of
 from .life import RequestRecord
-from .policies import BatchWait, GuaranteedShare
 from .recovery import StepLimits
 from .requests import Requests
 from .rounds import CountedRounds
-from .waiting import giving_way
+from .rules.admission_state import BatchWait, PauseEnd
+from .rules.room import Room
 
 
 class Refusal(NamedTuple):
@@ -47,7 +39,7 @@ class Entrance(NamedTuple):
 
     prefix: PrefixMatch | None  # what the cache has of its context
     num_loaded: int  # tokens behind it that come from host memory
-    padding: int  # tokens of a round beside its own (`Policies.lone_token`)
+    padding: int  # tokens of a round beside its own (`ServerRules.pads_lone_tokens`)
     num_slots: int  # what it must find free, with the cached prefix locked
 
 
@@ -60,20 +52,15 @@ class Admission:
         self.store = store
         self.requests = requests
         self.limits: StepLimits = StepLimits(config.chunk_size, config.max_running)
-        self.take_role(config.role)
-        self.share: GuaranteedShare = GuaranteedShare(config.guarantee_output, config)
-        self.batch_wait: BatchWait = BatchWait(config, config.chunk_size)
-        self.beside: BesideSlots = config.beside
-        self._watermark = int(config.watermark * store.allocator.num_total_slots)
-        self.may_pad: bool = config.lone_token == "round"
+        self.role: EngineRole = config.role
+        self.room: Room = Room(config, sizes, store, requests)
+        self.batch_wait: BatchWait = config.rules.batch_wait(config.chunk_size)
         self._refused: Refusal | None = None
 
     def take_role(self, role: EngineRole) -> None:
         """Take this role from now on."""
         self.role = role
-        # Free slots that a request needs in addition to its context; 0 for an engine that does not decode.
-        self.reserve: int = 0 if role is EngineRole.PREFILL else self.sizes.reserve
-        self.guarantees: bool = role is not EngineRole.PREFILL and self.config.guarantee_output > 0
+        self.room.take_role(role)
 
     # -- at submission ------------------------------------------------------------------------------------------------
 
@@ -135,11 +122,11 @@ class Admission:
         """Return the tokens of the waiting requests that could enter together, counted up to `enough`."""
         if self.head_cannot_enter or not self.has_row:
             return 0
-        free = self.store.available_slots - self.headroom(num_decoding) + self.requests.rounds.num_ahead
+        free = self.store.available_slots - self.room.to_leave(num_decoding) + self.requests.rounds.num_ahead
         num_tokens = 0
         for num_rows, record in enumerate(self.requests.waiting):
             length = record.prompt_len + record.emitted_before
-            free -= self.needs(record, 0, budget)
+            free -= self.room.to_find(record, 0, budget)
             has_room = free >= 0 and num_rows < self.store.table.num_free_rows
             if not has_room or num_tokens >= enough or (num_rows and num_tokens + length > budget):
                 break
@@ -154,7 +141,7 @@ class Admission:
         head = self.requests.waiting.head
         if head is None:
             return False
-        if self.config.preempt and self._lower_than(head):
+        if self.config.preempt and self.requests.lower_than(head):
             return True
         has_chunks_in_flight = any(flight.chunks for flight in self.requests.in_flight)
         return self.store.has_fenced or has_chunks_in_flight or not self.head_cannot_enter
@@ -166,56 +153,9 @@ class Admission:
         """
         has_live = counted.live is None or bool(counted.live.any())  # None: all rows are live
         if has_live:
-            self.requests.pause.pass_commit()
+            self.requests.pause.pass_event(PauseEnd.COMMIT)
         if flight.is_decode_only:
-            self.share.count(rounds)
-
-    def preempt(self) -> None:
-        """Retract requests of lower priority, the least entitled first, if that lets the head of the queue in.
-
-        It enters in this plan or, where a step in flight may touch the slots of a victim, in the one after its commit.
-        """
-        requests, head = self.requests, self.requests.waiting.head
-        if head is None or self.limits.are_reduced:
-            return
-        if requests.in_progress is not None or requests.is_admission_paused:
-            return
-        if self.store.has_fenced or requests.leaving:
-            return  # the slots of an earlier victim will be released soon
-        lower = self._lower_than(head)
-        if not lower:
-            return
-        entrance = self._entrance(head, self.limits.prefill_budget, len(requests.rounds.rows), self.may_pad)
-        with self.store.locked(entrance.prefix):
-            fits = partial(self._fits_without, lower, entrance.num_slots)
-            if fits(0) or not fits(len(lower)):
-                return
-            num_victims = bisect_left(range(len(lower)), True, lo=1, key=fits)
-        for victim in lower[:num_victims]:
-            requests.retract(victim, for_priority=True)
-
-    def _fits_without(self, lower: Sequence[RequestRecord], num_slots: int, num_victims: int) -> bool:
-        """Return whether a request that takes `num_slots` could enter if so many of `lower` gave way.
-
-        The others grow until it is tried: by the rounds that are reserved in this plan and, where the slots of a victim
-        are fenced, by those of the next one.
-        """
-        if not num_victims and not self.has_row:
-            return False
-        out, rows = {victim.row for victim in lower[:num_victims]}, self.requests.rounds.rows.tolist()
-        is_fenced = bool(num_victims and self.requests.in_flight) and not self.store.at_once
-        targets = self.requests.rounds.targets_after(self.config.mixed + is_fenced).tolist()
-        least: dict[int, int] = dict(zip(rows, targets, strict=True))
-        held = {row: max(slots, least.get(row, 0)) for row, slots in self._held_rows().items() if row not in out}
-        total, allocated = self.beside.total, self.store.allocated
-        grown = sum(total(slots) - total(int(allocated[row])) for row, slots in held.items())
-        free = self.store.available_slots + self.store.slots_gained_without(out) - grown
-        return num_slots + self.headroom(sum(row in held for row in rows), held=held) <= free
-
-    def _lower_than(self, head: RequestRecord) -> list[RequestRecord]:
-        # A retraction would not release the slots that a transfer holds.
-        running = [record for record in self.requests.running.values() if not self.store.is_held_row(record.row)]
-        return giving_way(head, running, self.config.ageing_bound)
+            self.room.share.count(rounds)
 
     @property
     def head_cannot_enter(self) -> bool:
@@ -234,7 +174,7 @@ class Admission:
 
     def _refuse(self, head: RequestRecord) -> None:
         # With `preempt` a head of greater priority may make room for itself.
-        waits_for_departure = self.config.retry_after == "departure" and not self.config.preempt
+        waits_for_departure = self.config.rules.retries_after_departure and not self.config.preempt
         self._refused = self._refusal_of(None if waits_for_departure and self.requests.running else head)
 
     def next_chunks(self, budget: int, num_decoding: int, may_admit: bool) -> tuple[list[Chunk], list[Join]]:
@@ -244,105 +184,38 @@ class Admission:
         """
         chunks: list[Chunk] = []
         joins: list[Join] = []
-        if self.requests.in_progress is not None:
-            continued = self.requests.in_progress
+        requests = self.requests
+        if requests.in_progress is not None:
+            continued = requests.in_progress
             chunk = self._chunk_of(continued, budget, 0)
             if chunk is None:
-                if self.config.short_chunk == "retracted" and budget > 0:
-                    self.requests.retract(continued)
+                if self.config.rules.retracts_short_prompts and budget > 0:
+                    requests.retract(continued)
                 return chunks, joins
             chunks.append(chunk)
             budget -= chunk.length
-        may_pad = self.may_pad and not chunks
-        while budget > 0 and self.requests.in_progress is None and not self.head_cannot_enter:
-            if not (may_admit or self.requests.pause.spares(self.requests.waiting.head)):
+        may_pad = not chunks
+        while budget > 0 and requests.in_progress is None and not self.head_cannot_enter:
+            if not (may_admit or requests.pause.spares(requests.waiting.head)):
                 break
-            # Each chunk so far ends its prompt, so its request decodes, too, from the next step on.
-            record = self._admit(budget, num_decoding, chunks, may_pad)
-            if record is None:
+            chunk = self._admit(budget, num_decoding, chunks, may_pad)
+            if chunk is None:
                 break
-            padding = self._padding(record, record.num_cached, num_decoding) if may_pad else 0
-            chunk = self._chunk_of(record, budget, padding)
-            assert chunk is not None, "what was found to fit does not"
-            joins.append(join_of(record, self.config.track_tokens))
+            joins.append(join_of(chunk.record, self.config.track_tokens))
             chunks.append(chunk)
-            budget -= chunk.length + padding
+            budget -= chunk.length + chunk.padding
         return chunks, joins
 
-    def needs(self, record: RequestRecord, num_cached: int, budget: int, padding: int = 0, num_loaded: int = 0) -> int:
-        """Return the slots that a request takes: its context beyond the cached prefix, its output if that is
-        guaranteed, and one reserve; or only those of its context or first chunk, of at most `budget` tokens behind the
-        `num_loaded` from host memory (`Policies.admit_with`).
-        """
-        length = record.prompt_len + record.emitted_before
-        # The chunks of its prompt write behind a whole window.
-        at_once = self.beside.of(length, self.config.chunk_size)
-        if self.guarantees:
-            length += self._counted(record.max_tokens - record.emitted_before)
-        if self.guarantees or self.config.admit_with == "reserve":
-            slots = self.slots_for_length(length)
-        else:
-            first = min(num_cached + num_loaded + budget, length) + padding + self.sizes.lookahead
-            least = first if self.config.admit_with == "chunk" else max(first, length)
-            slots = ceil_to_page(least, self.config.page_size)
-        return max(self.beside.total(slots), slots + at_once) - num_cached
-
-    def headroom(
-        self, num_running: int, entering: Collection[RequestRecord] = (), held: Mapping[int, int] | None = None
-    ) -> int:
-        """Return the slots that a newcomer must leave free so that `num_running` requests can grow.
-
-        `entering`: those of them that enter in the same step. `held`: the slots of each row; None: as it is now.
-        """
-        if self.guarantees:
-            in_full = in_part = 0
-            held = self._held_rows() if held is None else held
-            records = self.requests.running | self.requests.transferring
-            for row, slots in held.items():
-                record = records[row]
-                whole = self.slots_for_length(record.prompt_len + record.max_tokens)
-                missing = self.beside.total(whole) - self.beside.total(slots)
-                is_fixed = self.config.guarantee_fixed and record.request.fixed_length
-                if is_fixed or (self.share.falls and record in entering):
-                    in_full += self._counted(missing)
-                else:
-                    in_part += self._counted(missing)
-            return in_full + math.ceil(self.share.now(self._rounds_in_flight) * in_part)
-        if not num_running:
-            return 0
-        if self.config.admit_with != "reserve":
-            return self._watermark
-        return self._watermark + self.slots_for_length(0) * num_running
-
-    def _counted(self, remaining: int) -> int:
-        """Return how much of a request's remaining output, in slots, the guarantee counts."""
-        limit = self.config.guarantee_limit
-        return remaining if limit is None else min(remaining, limit)
-
-    @property
-    def _rounds_in_flight(self) -> int:
-        # A running block counts as one round: a plan that admits a request comes after its first.
-        return sum(flight.is_decode_only for flight in self.requests.in_flight)
-
-    def _held_rows(self) -> dict[int, int]:
-        """Return the slots of each row of a request, without those that a running block holds ahead."""
-        ahead, allocated = self.requests.rounds.held_ahead(), self.store.allocated
-        rows = (*self.requests.running, *self.requests.transferring)
-        return {row: int(allocated[row]) - ahead.get(row, 0) for row in rows}
-
     def retract_for_memory(self) -> None:
-        """Retract a running request, because no round of all fits."""
-        requests, num_outputs = self.requests, self.requests.output.num_delivered
-        running = requests.running
-        if len(running) == 1 and self.store.num_denied:
-            requests.retract(next(iter(running.values())))  # a single request fits, but for an injected denial
-            return
-        requests.retract(self.config.victim(running.values(), num_outputs))
-        self.share.estimate(running.values(), num_outputs, self._rounds_in_flight)
-
-    def slots_for_length(self, length: int) -> int:
-        """Return the slots of `length` tokens and one reserve, page aligned."""
-        return ceil_to_page(length + self.reserve, self.config.page_size)
+        """Retract a running request, because no round of all fits. Raises ENGINE-08 for a single one: it must fit."""
+        requests, running = self.requests, self.requests.running
+        if len(running) > 1:
+            requests.retract(self.config.rules.victim(running.values(), requests.output.num_delivered))
+            self.room.estimate_share()
+        elif self.store.num_denied:
+            requests.retract(next(iter(running.values())))  # it fits, but for an injected denial
+        else:
+            raise InvariantViolation("ENGINE-08", "a request alone does not fit the pool that it was admitted to")
 
     def fits_transfer(self, request: Request) -> bool:
         """Return whether a request may take a row now while another engine computes its prompt.
@@ -353,54 +226,58 @@ class Admission:
         has_precedence = not len(requests.waiting) and requests.in_progress is None
         if not has_precedence or requests.steps_are_lost or requests.is_admission_paused or not self.has_row:
             return False
-        length = request.prefill_len
-        if self.guarantees:
-            length += self._counted(request.prompt.length + self.max_tokens(request) - length)
-        slots = self.beside.total(self.slots_for_length(length))
-        return slots + self.headroom(len(requests.rounds.rows)) <= self.store.available_slots
+        slots = self.room.to_find_for_transfer(request, self.max_tokens(request))
+        return slots + self.room.to_leave(len(requests.rounds.rows)) <= self.store.available_slots
 
-    def _padding(self, record: RequestRecord, num_cached: int, num_decoding: int) -> int:
-        """Return the tokens of a round besides the one that this newcomer computes (`Policies.lone_token`)."""
-        is_lone = record.prompt_len + record.emitted_before - num_cached == 1
-        return self.sizes.max_draft_tokens - 1 if is_lone and (num_decoding or num_cached) else 0
-
-    def _entrance(self, record: RequestRecord, budget: int, num_decoding: int, may_pad: bool) -> Entrance:
-        """Return what a waiting request takes, in a step with `budget` tokens of prefill."""
+    def entrance_of(self, record: RequestRecord, budget: int, num_decoding: int, may_pad: bool = True) -> Entrance:
+        """Return what a waiting request takes, in a step with `budget` tokens of prefill. `may_pad`: its chunk is the
+        first of the step."""
         prefix = self._prefix_of(record)
         num_cached = prefix.length if prefix else 0
         num_loaded = self._num_in_host(record, num_cached)
-        padding = self._padding(record, num_cached + num_loaded, num_decoding) if may_pad else 0
-        return Entrance(prefix, num_loaded, padding, self.needs(record, num_cached, budget, padding, num_loaded))
+        missing = record.prompt_len + record.emitted_before - num_cached - num_loaded
+        stays_of_rounds = may_pad and missing == 1 and bool(num_decoding or num_cached or num_loaded)
+        pads = stays_of_rounds and self.config.rules.pads_lone_tokens
+        padding = self.sizes.max_draft_tokens - 1 if pads else 0
+        num_slots = self.room.to_find(record, num_cached, budget, padding, num_loaded)
+        return Entrance(prefix, num_loaded, padding, num_slots)
 
-    def _admit(self, budget: int, num_decoding: int, chunks: list[Chunk], may_pad: bool) -> RequestRecord | None:
-        """Admit the head of the queue, or note that it is refused. `chunks`: those of this step so far."""
-        record = self.requests.waiting.head
-        assert record is not None, "there is a request to admit"
-        if self.requests.late.is_expected(record):
+    def _admit(self, budget: int, num_decoding: int, chunks: list[Chunk], may_pad: bool) -> Chunk | None:
+        """Admit the head of the queue with its first chunk, or note that it is refused. `chunks`: those of this step so
+        far. Each of them ends its prompt, so its request decodes, too, from the next step on.
+        """
+        requests, head = self.requests, self.requests.waiting.head
+        assert head is not None, "there is a request to admit"
+        if requests.late.is_expected(head):
             return None  # not refused: its context is not known yet
         if not self.has_row:
-            self._refuse(record)
+            self._refuse(head)
             return None
-        entrance = self._entrance(record, budget, num_decoding, may_pad)
+        entrance = self.entrance_of(head, budget, num_decoding, may_pad)
         if entrance.padding >= budget:
             return None  # not refused: the next step may have room for a round
-        headroom = self.headroom(num_decoding + len(chunks), [chunk.record for chunk in chunks])
-        headroom -= self.requests.rounds.num_ahead
+        to_leave = self.room.to_leave(num_decoding + len(chunks), [chunk.record for chunk in chunks])
         with self.store.locked(entrance.prefix):
-            fits = entrance.num_slots + headroom <= self.store.available_slots
-            denied = fits and self.store.take_denial()
-            if fits and not denied:
-                self._enter(entrance.prefix, entrance.num_loaded)
-        if not fits:
-            self._refuse(record)  # a denial is no refusal: the next attempt may succeed although nothing has changed
-        return record if fits and not denied else None
+            free = self.store.available_slots + requests.rounds.num_ahead
+            if entrance.num_slots + to_leave > free:
+                self._refuse(head)
+                return None
+            if self.store.take_denial():
+                return None  # not refused: the next attempt may succeed although nothing has changed
+            self._enter(entrance)
+        chunk = self._chunk_of(head, budget, entrance.padding)
+        assert chunk is not None, "what was found to fit does not"
+        return chunk
 
     @property
     def has_row(self) -> bool:
         table, requests = self.store.table, self.requests
         if not table.num_free_rows:
             return False
-        if self.store.at_once and requests.num_with_row + len(requests.transferring) >= self.config.max_running:
+        if (
+            self.config.rules.frees_at_departure
+            and requests.num_with_row + len(requests.transferring) >= self.config.max_running
+        ):
             return False
         row_limit = self.limits.row_limit
         return row_limit is None or table.num_rows - table.num_free_rows < row_limit
@@ -422,12 +299,11 @@ class Admission:
         known = record.context[: record.prompt_len + record.emitted_before]
         return self.store.num_in_host(known, record.request.namespace, num_cached)
 
-    def _enter(self, prefix: PrefixMatch | None, num_loaded: int) -> RequestRecord:
+    def _enter(self, entrance: Entrance) -> None:
         self._refused = None
-        record = self.requests.admit(prefix, num_loaded)
-        if prefix is not None:
+        record = self.requests.admit(entrance.prefix, entrance.num_loaded)
+        if entrance.prefix is not None:
             self.store.count_hit(record.prefill_len, record.num_cached)
-        return record
 
     def _chunk_of(self, record: RequestRecord, budget: int, padding: int) -> Chunk | None:
         """Return the next chunk of the prompt in progress; None if there are no slots for it now."""
@@ -437,6 +313,6 @@ class Admission:
         if length < 1 or not self.store.grow_row(record.row, target):
             return None
         chunk = self.requests.cut_chunk(record, length, padding)
-        if self.config.cached_at == "launch":
+        if self.config.rules.caches_at_launch:
             self.requests.share_prefix(record, record.prefill_launched)
         return chunk

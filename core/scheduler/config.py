@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..kv.host_tier import HostTier
 from ..kv.radix import RadixCache
 from ..kv.request_table import ceil_to_page, get_alloc_len_per_decode, request_table_width, reserve_per_decode
 from ..kv.store import KVStore
-from .policies import OUR_POLICIES, Policies
+from .rules import OurRules, ServerRules, rules_to_json
 
 
 class EngineRole(StrEnum):
@@ -27,11 +27,8 @@ class EngineRole(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig(Policies):
-    """The settings of an engine. Sizes are in tokens (= KV slots) unless they say otherwise.
-
-    The fields of `Policies` are the rules in which servers differ.
-    """
+class EngineConfig:
+    """The settings of an engine. Sizes are in tokens (= KV slots) unless they say otherwise."""
 
     num_pages: int  # KV pages, the padding page not counted
     context_len: int  # positions that the model can see
@@ -46,8 +43,7 @@ class EngineConfig(Policies):
     prefix_cache: bool = True
     host_pages: int = 0  # pages of host memory behind the prefix cache; the executor must copy them (`Join.num_loaded`)
     eviction_policy: str = "lru"
-    watermark: float = 0.01  # share of the pool that admission leaves free for running requests to grow into
-    guarantee_output: float = 0.0  # share of the remaining output that a newcomer leaves free; 0: only the next round's
+    rules: ServerRules = field(default_factory=OurRules)  # those in which servers differ
     block_rounds: int = 32  # most rounds of one step; 1: single rounds
     preempt: bool = False  # retract a strictly lower priority to let a greater one in
     ageing_bound: int = 256  # how often a request may be overtaken by later ones of greater priority
@@ -65,12 +61,7 @@ class EngineConfig(Policies):
     @property
     def num_rows(self) -> int:
         """Rows of the request table. Rows that have left stay fenced where their slots are released at once."""
-        return 2 * self.max_running if self.at_once else self.max_running
-
-    @property
-    def at_once(self) -> bool:
-        """Whether the slots of a row that leaves are free at once."""
-        return self.released_at == "departure"
+        return 2 * self.max_running if self.rules.frees_at_departure else self.max_running
 
     @property
     def mode(self) -> str:
@@ -109,10 +100,6 @@ class EngineConfig(Policies):
             problems.append(Problem("max_queue", f"must be at least 1 (or absent: no bound), got {self.max_queue}"))
         if not isinstance(self.role, EngineRole):
             problems.append(Problem("role", f"{self.role!r} is none of {', '.join(EngineRole)}"))
-        if not (0.0 <= self.watermark < 1.0):
-            problems.append(Problem("watermark", f"must be in [0, 1), got {self.watermark}"))
-        if not (0.0 <= self.guarantee_output <= 1.0):
-            problems.append(Problem("guarantee_output", f"must be in [0, 1], got {self.guarantee_output}"))
         for key in ("request_slots", "window", "window_slots"):
             if getattr(self, key) < 0:
                 problems.append(Problem(key, f"must be at least 0, got {getattr(self, key)}"))
@@ -122,24 +109,19 @@ class EngineConfig(Policies):
             problems.append(Problem("host_pages", "is host memory behind the prefix cache, and prefix_cache is false"))
         if self.host_pages and self.role is not EngineRole.BOTH:
             problems.append(Problem("host_pages", "is for engines that do not hand requests over"))
-        if self.preempt and self.batch_wait_rounds:
-            problems.append(
-                Problem("batch_wait_rounds", "contradicts preempt: a newcomer cannot both wait and take a row at once")
-            )
-        return problems + self.policy_problems()
+        return problems + self.rules.problems(self.preempt)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all settings, without those of `OMITTED` that have the value there."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)} | {"role": str(self.role)}
+        """Return all settings, those of the rules among them, without those of `OMITTED` that have the value there."""
+        values: dict[str, Any] = {}
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            values |= rules_to_json(value) if setting.name == "rules" else {setting.name: value}
+        values["role"] = str(self.role)
         return {name: value for name, value in values.items() if name not in OMITTED or value != OMITTED[name]}
 
 
-OMITTED: dict[str, Any] = OUR_POLICIES.policy_values() | {
-    "host_pages": 0,
-    "request_slots": 0,
-    "window": 0,
-    "window_slots": 0.0,
-}
+OMITTED: dict[str, Any] = {"host_pages": 0, "request_slots": 0, "window": 0, "window_slots": 0.0}
 """Settings that a description of an engine leaves out, with the value that they then have."""
 
 
@@ -180,7 +162,7 @@ class EngineSizes:
         alloc_len = get_alloc_len_per_decode(
             max_steps, topk, max_nd if speculates else None, config.page_size, has_draft_kv
         )
-        lookahead = max_steps if config.row_slots == "launched" and speculates and has_draft_kv else 0
+        lookahead = max_steps if config.rules.has_launched_slots_alone and speculates and has_draft_kv else 0
         reserve = reserve_per_decode(alloc_len, config.overlap) + lookahead
         smallest = ceil_to_page(2 + reserve, config.page_size) + config.beside.of(2 + reserve)
         if config.num_pages * config.page_size < smallest:
@@ -250,4 +232,5 @@ def make_store(config: EngineConfig, sizes: EngineSizes, algorithm: SpecAlgorith
     pool = (config.num_pages, config.page_size)
     has_host = cache is not None and config.host_pages > 0
     host = HostTier(config.host_pages, config.page_size, algorithm.prefix_key_kind()) if has_host else None
-    return KVStore(config.num_rows, sizes.row_width, *pool, cache, named_slots, config.at_once, host, config.beside)
+    at_once = config.rules.frees_at_departure
+    return KVStore(config.num_rows, sizes.row_width, *pool, cache, named_slots, at_once, host, config.beside)

@@ -35,7 +35,7 @@ from ..contract.events import (
     Submitted,
 )
 from ..contract.outcomes import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
-from ..contract.request import FinishedRequest, FinishReason, Request, finish_reason
+from ..contract.request import FinishReason, Request
 from ..contract.step import DecodeResult, Join, PrefillResult, Step, StepFailure, StepResult
 from ..contract.text import TextDecoder
 from ..kv.store import KVStore
@@ -44,8 +44,9 @@ from .config import EngineConfig, EngineRole, EngineSizes, make_store
 from .flights import Chunk, PlannedRounds, StepInFlight, prefill_step
 from .life import RequestState
 from .output import OutputLog
+from .preemption import Preemption
 from .recovery import Recovery
-from .requests import Requests
+from .requests import End, Requests
 from .rounds import DecodeRounds
 from .transfers import Transfers
 
@@ -73,6 +74,7 @@ class Engine:
         self.output: OutputLog = OutputLog(config, self.sizes, self.rounds.kv_len, text_decoder)
         self.requests: Requests = Requests(config, self.store, self.rounds, self.output)
         self.admission: Admission = Admission(config, self.sizes, self.store, self.requests)
+        self.preemption: Preemption = Preemption(self.admission, self.requests)
         self.recovery: Recovery = Recovery(self.admission.limits, self.requests, self.controller, self.emit)
         self.transfers: Transfers = Transfers(config, algorithm, self.requests, self.admission, self.output, self.emit)
         self.pipeline_depth = 2 if config.overlap else 1
@@ -85,7 +87,7 @@ class Engine:
         """Queue a request, or refuse it. `replan` in the outcome: a plan could admit it, so a block should stop."""
         refusal = self.requests.refusal(request) or self.admission.refusal(request) or self.output.refusal(request)
         if self.is_idle:
-            self.admission.share.reset()
+            self.admission.room.share.reset()
         record = None if refusal else self.requests.queue(request, self.admission.max_tokens(request))
         self.emit(Submitted(now_ns, request, refusal))
         return SubmitOutcome(refusal, replan=record is not None and self.admission.could_enter_before_commit(record))
@@ -133,7 +135,7 @@ class Engine:
         """Choose chunks and rounds of the next step, and joins of newcomers. Without `mixed` chunks go first, alone."""
         self.requests.begin_plan()
         if self.config.preempt:
-            self.admission.preempt()  # before anything is reserved for a row that gives way
+            self.preemption.preempt()  # before anything is reserved for a row that gives way
         if not self.config.mixed:
             chunks, joins = self.admission.plan_prefill(num_verify_tokens=0)
             return chunks, joins, None if chunks else self._plan_rounds()  # a step has one part, prefill first
@@ -195,13 +197,13 @@ class Engine:
         """Apply the result of the oldest step in flight. Raises InvariantViolation RELAY-07 for another step's."""
         flight, finished = self.requests.begin_commit(result)  # finished: those that the executor reports as failed
         first_tokens, computed, kept = list[str](), list[str](), None
-        for is_prefill in (False, True) if self.store.at_once else (True, False):  # at once: in order of admission
-            if is_prefill and result.prefill is not None:
-                first_tokens, computed, ends = self._commit_prefill(flight, result.prefill)
-                finished += ends
-            elif not is_prefill and result.decode is not None:
-                kept, ends = self._commit_rounds(flight, result.decode)
-                finished += ends
+        ends, ends_in_rounds = list[End](), list[End]()
+        if result.prefill is not None:
+            first_tokens, computed, ends = self._commit_prefill(flight, result.prefill)
+        if result.decode is not None:
+            kept, ends_in_rounds = self._commit_rounds(flight, result.decode)
+        in_rounds = self.requests.finish_all(ends_in_rounds)  # first, because they were admitted first
+        finished += self.requests.finish_all(ends) + in_rounds + self.requests.end_leaving()
         self.store.pass_fence(result.step_id)
         self.recovery.count_commit()
         outcome = CommitOutcome(tuple(finished), tuple(first_tokens), tuple(computed), kept)
@@ -210,11 +212,9 @@ class Engine:
             self._events(Committed(now_ns, flight.step, result, outcome.first_tokens, kept, rest))
         return outcome
 
-    def _commit_prefill(
-        self, flight: StepInFlight, result: PrefillResult
-    ) -> tuple[list[str], list[str], list[FinishedRequest]]:
-        """Cache prompts, deliver first tokens. Returns ids with a first token, ids to hand over, ended requests."""
-        first_tokens, computed, finished = [], [], []
+    def _commit_prefill(self, flight: StepInFlight, result: PrefillResult) -> tuple[list[str], list[str], list[End]]:
+        """Cache prompts, deliver first tokens. Returns ids with a first token, ids to hand over, ends."""
+        first_tokens, computed, ends = [], [], []
         for i, chunk in flight.live_chunks():
             record = chunk.record
             record.prefill_committed = chunk.start + chunk.length
@@ -228,13 +228,15 @@ class Engine:
             if self.role is EngineRole.PREFILL:
                 self.requests.hand_over(record)  # first, because `output` counts its first token only from then on
             if stopped or record.emitted_before + 1 == record.max_tokens:  # it has all its tokens
-                finished.append(self.requests.finish(record, finish_reason(stopped)))
+                ends.append(End(record, stopped))
             elif self.role is EngineRole.PREFILL:
                 computed.append(record.request.request_id)
-        return first_tokens, computed, finished + self.requests.deliver_late_first(flight, result, first_tokens)
+        late = self.requests.late.first_tokens(flight, result)
+        first_tokens += [run.record.request.request_id for run in late]
+        return first_tokens, computed, ends + [End(run.record, run.stopped) for run in late if run.has_ended]
 
-    def _commit_rounds(self, flight: StepInFlight, result: DecodeResult) -> tuple[np.ndarray, list[FinishedRequest]]:
-        """Count rounds, inform the controller, deliver tokens. Returns tokens by round and row, ended requests."""
+    def _commit_rounds(self, flight: StepInFlight, result: DecodeResult) -> tuple[np.ndarray, list[End]]:
+        """Count rounds, inform the controller, deliver tokens. Returns tokens by round and row, ends."""
         requests, planned = self.requests, flight.planned
         assert planned is not None
         rows = planned.decode.rows
@@ -247,11 +249,9 @@ class Engine:
             cuts = self.output.stop_string_cuts(rows, counted, result, requests.in_row)
             counted = self.rounds.cut(planned, counted, cuts)
         self.output.log(rows, counted, result, requests.in_row)
-        finished = [
-            requests.finish(requests.running[int(rows[i])], finish_reason(bool(counted.stopped[i])))
-            for i in counted.ended.tolist()
-        ]
-        return counted.kept, finished + requests.deliver_late(flight, result, counted.kept) + requests.end_leaving()
+        ends = [End(requests.running[int(rows[i])], bool(counted.stopped[i])) for i in counted.ended.tolist()]
+        late = requests.late.runs(flight, result, counted.kept)
+        return counted.kept, ends + [End(run.record, run.stopped) for run in late if run.has_ended]
 
     def lose_steps(self, failure: StepFailure, now_ns: int) -> LossOutcome:
         """Queue the requests of all lost steps again; a request that fails alone ends. No plan comes until `resume`."""

@@ -147,7 +147,7 @@ class JointRule(NamedTuple):
 R = Response
 JOINT_RULES: dict[Demand, dict[RequestState, JointRule]] = {
     Demand.FINISH: {
-        S.WAITING: JointRule(R.END, R.END),  # its last token came late (`Policies.late_tokens`)
+        S.WAITING: JointRule(R.END, R.END),  # its last token came late (`ServerRules.delivers_late_tokens`)
         S.PREFILL: JointRule(None, None),
         S.DECODE: JointRule(R.END, R.END),  # the step before the block ended it: the block's results are dropped
         S.LEAVING: JointRule(None, None),
@@ -182,7 +182,7 @@ class RequestRecord:
     """
 
     request: Request
-    # order of submission; first come, first served within a priority. `retracted_to = "tail"` gives it a new number.
+    # order of submission; first come, first served within a priority. `waits_at_tail` gives it a new number.
     arrival_number: int
     max_tokens: int  # the request's own, capped by context and pool
     state: RequestState = RequestState.NEW

@@ -25,8 +25,8 @@ from ..contract.request import FinishReason
 from ..contract.step import StepFailure
 from .flights import StepInFlight
 from .life import RequestRecord
-from .policies import entitlement, least_entitled
 from .requests import Requests
+from .waiting import entitlement, least_entitled
 
 GOOD_STEPS = 8
 """Commits in a row before the limits are raised once."""

@@ -15,23 +15,31 @@ a row (the row's fence).
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from ..contract.request import FinishedRequest, FinishReason, Request, finish_reason
-from ..contract.step import DecodeResult, PrefillResult, StepResult
+from ..contract.step import StepResult
 from ..errors import InvariantViolation
 from ..kv.fence import Departure
 from ..kv.radix import PrefixMatch
 from ..kv.store import KVStore
 from .config import EngineConfig
 from .flights import Chunk, StepInFlight, StepsInFlight
-from .late import LateTokens
 from .life import ENDINGS, JOINT_RULES, Demand, RequestEvent, RequestRecord, RequestState, Response
 from .output import OutputLog
-from .policies import AdmissionPause
 from .rounds import DecodeRounds
-from .waiting import WaitingQueue
+from .rules.admission_state import AdmissionPause, PauseEnd
+from .rules.late import LateTokens
+from .waiting import WaitingQueue, giving_way
+
+
+class End(NamedTuple):
+    """A request that has its last token, by a stop if `stopped`, else by its length."""
+
+    record: RequestRecord
+    stopped: bool
 
 
 class Requests:
@@ -60,10 +68,10 @@ class Requests:
         self.last_committed: int = 0
         self.steps_are_lost: bool = False  # until `pass_lost_steps`; meanwhile the device may still run them
         self._num_arrived = 0
-        self._goes_to_tail = config.retracted_to == "tail"
-        self._caches_retracted = config.cache_retracted
-        self.late: LateTokens = LateTokens(config.late_tokens == "delivered")
-        self.pause: AdmissionPause = AdmissionPause(config)
+        self.rules = config.rules
+        self._ageing_bound = config.ageing_bound
+        self.late: LateTokens = LateTokens(config.rules.delivers_late_tokens)
+        self.pause: AdmissionPause = AdmissionPause(config.rules.pause_ends)
 
     @property
     def num_with_row(self) -> int:
@@ -144,6 +152,14 @@ class Requests:
         if self.store.cache is not None and record.context is not None:
             self.store.share_prefix(record.row, record.context, length, record.request.namespace, self.last_step_id)
 
+    def lower_than(self, head: RequestRecord) -> list[RequestRecord]:
+        """Return the running requests that may give way to `head` for its priority, least entitled first.
+
+        The retraction of a request would not release the slots that a transfer holds.
+        """
+        running = [record for record in self.running.values() if not self.store.is_held_row(record.row)]
+        return giving_way(head, running, self._ageing_bound)
+
     def in_row(self, row: int) -> RequestRecord:
         """Return the request that runs in a row or is leaving it."""
         return self.running.get(row) or self.leaving[row]
@@ -185,14 +201,14 @@ class Requests:
     def retract(self, record: RequestRecord, keeps_place: bool = False, for_priority: bool = False) -> None:
         """Release all that a request holds and queue it again. Admission pauses.
 
-        `keeps_place`: it waits at its place by arrival, whatever `Policies.retracted_to` says. `for_priority`: it makes
-        room for requests of greater priority, for which admission does not pause.
+        `keeps_place`: it waits at its place by arrival, whatever the rules say. `for_priority`: it makes room for
+        requests of greater priority, for which admission does not pause.
         """
         self.late.expect(record, self.in_flight)
-        self._close_row(record, self.output.context_of(record) if self._caches_retracted else None)
+        self._close_row(record, self.output.context_of(record) if self.rules.caches_retracted else None)
         self._advance(record, RequestEvent.RETRACT)
         record.row = record.epoch = 0
-        if self._goes_to_tail and not keeps_place:
+        if self.rules.waits_at_tail and not keeps_place:
             record.arrival_number = self._next_number()
         self.waiting.push(record)
         self.pause.begin(record.request.priority if for_priority else math.inf)
@@ -223,16 +239,9 @@ class Requests:
         assert finished is not None, "no rule lets a request wait that has its last token"
         return finished
 
-    def deliver_late_first(self, flight: StepInFlight, result: PrefillResult, ids: list[str]) -> list[FinishedRequest]:
-        """Deliver first tokens to waiting requests, whose ids are added to `ids`. Returns the requests that end."""
-        runs = self.late.first_tokens(flight, result)
-        ids += [run.record.request.request_id for run in runs]
-        return [self.finish(run.record, finish_reason(run.stopped)) for run in runs if run.has_ended]
-
-    def deliver_late(self, flight: StepInFlight, result: DecodeResult, kept: np.ndarray) -> list[FinishedRequest]:
-        """Deliver tokens of rounds to waiting requests, and count them in `kept`. Returns the requests that end."""
-        runs = self.late.runs(flight, result, kept)
-        return [self.finish(run.record, finish_reason(run.stopped)) for run in runs if run.has_ended]
+    def finish_all(self, ends: list[End]) -> list[FinishedRequest]:
+        """End the requests that have their last tokens, in this order."""
+        return [self.finish(record, finish_reason(stopped)) for record, stopped in ends]
 
     def _cause_of_limit(self, record: RequestRecord) -> str:
         asked = record.request.max_tokens
@@ -315,7 +324,7 @@ class Requests:
 
     def begin_plan(self) -> None:
         """End a pause that lasts no longer than a plan, let rows rest that surely end, retract where it was asked."""
-        self.pause.pass_plan()
+        self.pause.pass_event(PauseEnd.PLAN)
         self.rounds.rest()
         self.apply_retractions()
 
@@ -331,7 +340,7 @@ class Requests:
         self.in_flight.append(flight)
         self.last_step_id = flight.step.step_id
         if flight.planned is not None:
-            self.pause.pass_launch()
+            self.pause.pass_event(PauseEnd.LAUNCH)
 
     def begin_commit(self, result: StepResult) -> tuple[StepInFlight, list[FinishedRequest]]:
         """Take the oldest step out of flight.

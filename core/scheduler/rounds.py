@@ -63,7 +63,7 @@ class DecodeRounds:
         self._stale = False
         self.num_with_stop_strings: int = 0  # rows whose end only the host can see; they cannot run in blocks
         self._has_stop_strings = np.zeros(config.num_rows + 1, dtype=bool)
-        self._takes_what_is_launched = config.overlap and config.row_slots == "launched"
+        self._takes_what_is_launched = config.overlap and config.rules.has_launched_slots_alone
         self._block_slack = self._slots_of_a_plan() if config.overlap else 0
 
     # -- membership ---------------------------------------------------------------------------------------------------
@@ -90,8 +90,8 @@ class DecodeRounds:
         self.num_with_stop_strings -= int(self._has_stop_strings[row])
 
     def rest(self) -> None:
-        """Let rows rest that surely end with the steps in flight, if the rule is so (`Policies.sure_ends`)."""
-        if self.config.sure_ends == "run":
+        """Let rows rest that surely end with the steps in flight, if the rules say so."""
+        if not self.config.rules.rests_at_sure_end:
             return
         index = self.rows.astype(np.intp)
         ends = self.kv_len[index] + self.in_flight.decode_again(self.rows) >= self.end_len[index]
@@ -146,7 +146,7 @@ class DecodeRounds:
             # the engine knows the end.
             targets = np.minimum(targets, self.sizes.row_width)
         if not self.store.grow(index, targets):
-            if self.config.row_slots == "launched":
+            if self.config.rules.has_launched_slots_alone:
                 self.store.grow_some(index, targets)
             return None
         num_draft_tokens = self.controller.num_draft_tokens_for(steps, batch_size)
@@ -183,7 +183,7 @@ class DecodeRounds:
         newcomers = min(config.max_running, config.chunk_size)
         reserve = sizes.reserve + config.page_size
         of_tokens = config.chunk_size + (newcomers + 2 * config.max_running) * reserve
-        slots = of_tokens + sizes.row_width + int(config.watermark * self.store.allocator.num_total_slots)
+        slots = of_tokens + sizes.row_width + int(config.rules.watermark * self.store.allocator.num_total_slots)
         if not config.beside:
             return slots
         # What it takes beside them. A newcomer may find a whole window in the prefix cache.

@@ -35,6 +35,7 @@ from ..errors import ConfigError, ForedraftError, Problem, nearest
 from ..tree.build import MAX_TREE_NODES, tree_capacity
 from .config import OMITTED, EngineConfig, EngineRole, EngineSizes
 from .engine import Engine
+from .rules import SETTINGS, rules_from_json
 
 Mode = Literal["overlap", "synchronous"]
 MODES: tuple[Mode, ...] = ("overlap", "synchronous")
@@ -211,9 +212,7 @@ class EngineSpec:
     def from_json(cls, value: Any, source: str) -> EngineSpec:
         """Read the object that `to_json` wrote. Raises ConfigError with `source` and every key that does not fit."""
         _check_keys(value, cls, "engine", source)
-        config = value["config"]
-        config = {**OMITTED, **config} if isinstance(config, Mapping) else config
-        _check_keys(config, EngineConfig, "engine.config", source)
+        config = _config_from_json(value["config"], "engine.config", source)
         table, sizes = value["cost_table"], value["graph_sizes"]
         problems: list[Problem] = []
         nodes = read_tree_nodes(value["num_draft_tokens"], "engine.num_draft_tokens", problems)
@@ -223,7 +222,7 @@ class EngineSpec:
             spec = cls(
                 **{
                     **value,
-                    "config": EngineConfig(**config),
+                    "config": config,
                     "adaptive": load_adaptive_config(value["adaptive"], source),
                     "num_draft_tokens": nodes,
                     "cost_table": None if table is None else CostTable.from_json(table, source),
@@ -236,6 +235,16 @@ class EngineSpec:
         except (TypeError, ValueError, AttributeError, AssertionError) as error:
             raise ConfigError.of(source, "engine", f"describes no engine: {error}") from error
         return spec
+
+
+def _config_from_json(value: Any, key: str, source: str) -> EngineConfig:
+    """Read what `EngineConfig.to_json` wrote."""
+    values = dict(value) if isinstance(value, Mapping) else {}
+    rules = rules_from_json(values, source, key)
+    others = {name: one for name, one in values.items() if name not in SETTINGS}
+    config = {**OMITTED, **others, "rules": rules} if isinstance(value, Mapping) else value
+    _check_keys(config, EngineConfig, key, source)
+    return EngineConfig(**config)
 
 
 class NoTextDecoder(TextDecoder):

@@ -169,7 +169,9 @@ class Transfers:
             return None
         tokens = request.context() if self.store.cache is not None else None
         tokens = tokens if tokens is None else tokens[: request.prefill_len]
-        return self.store.reserve_row(tokens, request.namespace, self.admission.slots_for_length(request.prefill_len))
+        return self.store.reserve_row(
+            tokens, request.namespace, self.admission.room.slots_for_length(request.prefill_len)
+        )
 
     def join(self, request_id: str, arrival: Arrival, now_ns: int) -> JoinOutcome:
         """Let a reserved request take part in the next decode round, once all of its KV is here and verified. Caches

@@ -17,7 +17,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from .life import RequestRecord
-from .policies import entitlement
+
+
+def entitlement(record: RequestRecord) -> tuple[int, int]:
+    """Return a key: the greater it is, the more entitled a request is to its row."""
+    return record.request.priority, -record.arrival_number
+
+
+def least_entitled(running: Iterable[RequestRecord]) -> RequestRecord:
+    """Return the request of the lowest priority, and among equals the latest arrival."""
+    return min(running, key=entitlement)
 
 
 class WaitingQueue:

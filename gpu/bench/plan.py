@@ -15,6 +15,7 @@ from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.kv.request_table import ceil_to_page
 from ...core.scheduler.config import EngineConfig
+from ...core.scheduler.rules import OurRules
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
 from ..models.divided import check_shards, sharded
 from ..session.devices import ARGUMENTS, AUTO, check_kernels, keeps_quantized, resolve_device, resolve_dtype
@@ -373,7 +374,7 @@ def _spec(plan: BenchPlan, session: SessionOptions, batch_size: int, steps: int)
         chunk_size=CPU_CHUNK if plan.device == "cpu" else GPU_CHUNK,
         mixed=False,  # all prompts first, so that every decode round has the whole batch
         prefix_cache=False,
-        watermark=0.0,
+        rules=OurRules(watermark=0.0),
         track_tokens=True,
     )
     nodes = session.num_draft_tokens

@@ -137,7 +137,7 @@ def _round_ns(
         block_rounds=1,
         max_running=batch_size,
         prefix_cache=False,
-        watermark=0.0,
+        rules=replace(spec.config.rules, watermark=0.0),
     )
     engine = alone.make_engine()
     driver = Driver(engine, make_executor(engine), clock_ns)

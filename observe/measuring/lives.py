@@ -336,7 +336,7 @@ class RequestLives:
 
     def finished(self, state: ReplicaMetrics, finished: FinishedRequest, now_ns: int) -> None:
         """Close a request that has ended; `now_ns` −1: when its last token was emitted. It may wait since a
-        retraction, and get its last tokens from a step in flight (`Policies.late_tokens`)."""
+        retraction, and get its last tokens from a step in flight (`ServerRules.delivers_late_tokens`)."""
         slot = state.slots.pop(finished.request_id)
         if state.rows.pop(slot, None) is not None:
             self.running -= 1

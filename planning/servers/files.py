@@ -9,11 +9,9 @@ from typing import Any
 from ...core.adaptive.config import AdaptiveConfig, load_adaptive_config
 from ...core.adaptive.interchange import export_table, to_json
 from ...core.errors import ForedraftError
-from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
 from ...sim.scenario import Scenario
 from .sglang import PROFILE as SGLANG_PROFILE
-from .sglang import VICTIMS
 from .trtllm import PROFILE as TRTLLM_PROFILE
 from .vllm import PROFILE as VLLM_PROFILE
 
@@ -105,11 +103,10 @@ def sglang_scheduling(scenario: Scenario, max_batch_size: int) -> list[str]:
     profile, groups = server_profile(SGLANG_PROFILE), hardware.attention_data_parallel
     arguments = ["--max-running-requests", str(max_batch_size * groups)]
     if engine.guarantee_output:
-        usual = profile.scheduling(lookup_gpu(hardware.gpu), groups, has_draft=True)["guarantee_output"]
+        usual = profile.rules_for(groups).guarantee_output
         arguments += ["--schedule-conservativeness", f"{engine.guarantee_output / usual:.6g}"]
-    policy = next((name for name, victim in VICTIMS.items() if victim == engine.retract_first), None)
     given = {
-        "--retraction-policy": policy,
+        "--retraction-policy": engine.retraction_policy,
         "--scheduler-recv-interval": scenario.front_end.poll_steps,
         "--stream-interval": scenario.front_end.stream_interval,
     }

@@ -9,6 +9,7 @@ from typing import Any
 from ...core.adaptive.interchange import import_table, to_json
 from ...core.errors import count_of
 from ...core.parsing import parse_json
+from ...core.scheduler.rules.sglang import RETRACTION_POLICIES
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
 from .command import FLAG, LIST, MAX_SIZE, VALUE, Given, Server, known_arguments, known_values
@@ -55,7 +56,6 @@ OTHER_NAMES = {
 }
 ALGORITHMS = {"EAGLE": "EAGLE", "NEXTN": "EAGLE", "EAGLE3": "EAGLE3", "STANDALONE": "STANDALONE", "NGRAM": "NGRAM"}
 RELEASE = re.compile(r"(?:\bsglang:v?|\bsglang(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
-VICTIMS = {"length": "fewest_outputs", "priority": "lowest_then_fewest"}  # --retraction-policy -> engine.retract_first
 WEIGHTS = {
     "fp8": "fp8", "w8a8_fp8": "fp8", "modelopt_fp8": "fp8", "w8a8_int8": "int8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4",
     "gptq_marlin": "int4", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4", "mxfp8": "mxfp8",
@@ -156,7 +156,7 @@ def _engine(given: Given, gpu: str) -> None:
     elif policy is not None:
         given.not_modelled["--radix-eviction-policy"] = f"{policy}: the cache evicts by lru"
     _host_memory(given)
-    _policies(given, usual["guarantee_output"])
+    _policies(given, server_profile(PROFILE).rules_for(groups).guarantee_output)
     if given.flag("enable-priority-scheduling"):
         given.settings["engine.preempt"] = not given.flag("disable-priority-preemption")
     if (policy := given.text("schedule-policy")) not in (None, "fcfs"):
@@ -190,8 +190,8 @@ def _policies(given: Given, usual_share: float) -> None:
         given.not_modelled["--schedule-conservativeness"] = "0: a newcomer always leaves room for a round of all others"
     elif conservativeness is not None:
         given.settings["engine.guarantee_output"] = min(usual_share * conservativeness, 1.0)
-    if (policy := given.choice("retraction-policy", tuple(VICTIMS))) is not None:
-        given.settings["engine.retract_first"] = VICTIMS[policy]
+    if (policy := given.choice("retraction-policy", RETRACTION_POLICIES)) is not None:
+        given.settings["engine.retraction_policy"] = policy
 
 
 def sizes_up_to(largest: int) -> list[int]:

@@ -185,7 +185,7 @@ def _engine(given: Given, gpu: str) -> None:
     if (watermark := given.number("watermark", most=1.0)) is not None:
         given.settings["engine.watermark"] = watermark
     if given.flag("scheduler-reserve-full-isl") is False:
-        given.settings["engine.admit_with"] = "chunk"
+        given.settings["engine.reserve_full_isl"] = False
     if given.choice("scheduling-policy", ("fcfs", "priority")) == "priority":
         given.settings["engine.preempt"] = True
     if given.flag("enable-chunked-prefill") is False:

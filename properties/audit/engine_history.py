@@ -19,6 +19,7 @@ import numpy as np
 from ...core.algorithm.algorithm import Drafter
 from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ForedraftError
+from ...core.scheduler.rules import rules_from_json
 from ...observe.decoding import MalformedRecord, decode_lens
 from .findings import Tally
 from .requests import Requests
@@ -34,9 +35,8 @@ class EngineHistory:
 
     def __init__(self, config: Mapping[str, Any], candidates: frozenset[int] | None, tally: Tally) -> None:
         self.tally = tally
-        to_tail = config.get("retracted_to") == "tail"
-        delivers_late = config.get("late_tokens") == "delivered"
-        self.requests = Requests(config.get("role", "both"), config.get("context_len"), tally, to_tail, delivers_late)
+        rules = rules_from_json(config, "the record of an engine", "config")
+        self.requests = Requests(config.get("role", "both"), config.get("context_len"), tally, rules)
         self.rows = self.requests.rows
         self.candidates = candidates
         overlap = config.get("overlap")

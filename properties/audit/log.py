@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from ...core.errors import ForedraftError
+from ...core.errors import ConfigError, ForedraftError
 from ...observe.log import LogError, read_log
 from .engine_history import EngineHistory
 from .findings import Audit, Tally
@@ -48,7 +48,10 @@ def audit_log(
         if kind == "engine":
             if replica in engines:
                 raise LogError(path, record.line, f"replica {replica} starts twice")
-            engines[replica] = EngineHistory(data["config"], steps, tally)
+            try:
+                engines[replica] = EngineHistory(data["config"], steps, tally)
+            except ConfigError as error:
+                raise LogError(path, record.line, str(error)) from error
             continue
         if replica not in engines:
             raise LogError(path, record.line, f"replica {replica} has no 'engine' record before this one")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.scheduler.rules import ServerRules
 from .findings import Tally
 from .rows import Rows, StepInFlight
 
@@ -36,15 +37,12 @@ class LiveRequest:
 
 class Requests:
     """Holds which requests live, which of them wait, and which row each has. `context_len`: the limit of prompt and
-    output together, None if the log does not say. `to_tail`: a retracted request waits behind the others.
-    `delivers_late`: tokens that a step in flight computes for a retracted request are delivered."""
+    output together, None if the log does not say. `rules`: where a
+    retracted request waits, and whether it gets its tokens of a step in flight."""
 
-    def __init__(
-        self, role: str, context_len: int | None, tally: Tally, to_tail: bool = False, delivers_late: bool = False
-    ) -> None:
+    def __init__(self, role: str, context_len: int | None, tally: Tally, rules: ServerRules) -> None:
         self.role = role
-        self._to_tail = to_tail
-        self._delivers_late = delivers_late
+        self._rules = rules
         self._late: dict[int, LiveRequest] = {}  # row -> the retracted request to which tokens are still to come
         self._places = 0  # given out in the queue
         self.context_len = context_len
@@ -127,12 +125,12 @@ class Requests:
                 continue
             self.tally.holds("ENGINE-02")
             row, epoch = request.row, int(self.rows.epoch[request.row])
-            if self._delivers_late and any(step.touches(row, epoch) for step in in_flight):
+            if self._rules.delivers_late_tokens and any(step.touches(row, epoch) for step in in_flight):
                 self._late[row] = request
             else:
                 self._leave(row, request)
             request.row = 0
-            if self._to_tail and not keeps_place:
+            if self._rules.waits_at_tail and not keeps_place:
                 request.arrival = self._next_place()
             self._queue(request)
 

@@ -20,6 +20,7 @@ from ...core.contract.step import Step, StepResult
 from ...core.errors import ConfigError
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
+from ...core.scheduler.rules import OurRules
 from ...core.scheduler.spec import EngineSpec, resolve_spec
 from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
@@ -138,7 +139,7 @@ class ExecutorConfig:
             chunk_size=self.chunk_size,
             mixed=self.mixed,
             prefix_cache=self.prefix_cache,
-            watermark=0.0,
+            rules=OurRules(watermark=0.0),
             block_rounds=self.block_rounds,
             track_tokens=self.tokens,
         )

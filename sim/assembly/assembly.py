@@ -17,6 +17,7 @@ from ...core.errors import ConfigError, ForedraftError, Problem, count_of
 from ...core.model_shape import ModelShape
 from ...core.scheduler.config import EngineConfig, EngineRole
 from ...core.scheduler.engine import Engine
+from ...core.scheduler.rules import SETTINGS, settings_of, with_settings
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
 from ...observe.input_files import read_text
 from ..cost.calibration import Calibration, load_calibration
@@ -185,8 +186,10 @@ class Assembly:
         gpu, server = self.deployment.gpu, self.deployment.server
         units = {"max_running": "requests in a batch", "chunk_size": "prompt tokens of a step"}
         usual = server.scheduling(gpu, self.deployment.parallel.data, self.algorithm.is_speculative)
-        for name, default in usual.items():
-            value = getattr(self.spec.config, name)
+        yield "engine: rules", usual.pop("rules").name, "", f"those of {server.name}"
+        values = settings_of(self.spec.config.rules)
+        for name, default in (usual | values).items():
+            value = values[name] if name in values else getattr(self.spec.config, name)
             source = f"default of {server.name}" if getattr(self.scenario.engine, name) is None else "scenario"
             if name == "max_running" and self.states_cap is not None:
                 source += f" ({self.states_cap:,}), capped: there are recurrent states for no more"
@@ -377,10 +380,11 @@ def _spec(
     """Return the specification of the engines, without the values that follow from memory and cost. `most_running`:
     the requests for which there is memory."""
     engine, speculation, server = scenario.engine, scenario.speculation, deployment.server
-    others = {"mode", "kv_slots", "host_cache_gb", "host_cache_ratio"}
+    others = {"mode", "kv_slots", "host_cache_gb", "host_cache_ratio", *SETTINGS}
     given = engine.model_dump(exclude=others)  # fields of the table that the engine does not have
     defaults = server.scheduling(deployment.gpu, deployment.parallel.data, algorithm.is_speculative)
-    given |= {key: value for key, value in defaults.items() if given[key] is None}
+    given |= {key: value for key, value in defaults.items() if given.get(key) is None}
+    given["rules"] = with_settings(defaults["rules"], engine.model_dump(include={*SETTINGS}))
     if most_running is not None:
         given["max_running"] = min(given["max_running"], most_running)
     context_len = scenario.model.context_len or target.max_context

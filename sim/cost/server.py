@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from ...core.errors import ForedraftError, nearest_name
 from ...core.model_shape import ModelShape
-from ...core.scheduler.policies import OUR_POLICIES, Policies
+from ...core.scheduler.rules import OurRules, ServerRules, SGLangRules, VLLMRules
 from ...core.scheduler.spec import default_graph_sizes
 from .draft import STANDALONE
 from .hardware import GIB, GPU, MIB, Parallelism
@@ -25,6 +25,9 @@ from .published.evidence import about_releases
 
 class UnknownServer(ForedraftError):
     """A server profile that does not exist; the message lists the known ones."""
+
+
+OUR_RULES = OurRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,8 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class ServerProfile:
-    """The timing of one serving engine. `mode`, `mixed`, `guarantee_output`, `policies` and `defaults` apply if the
-    scenario does not set them."""
+    """The timing of one serving engine. `mode`, `mixed` and `defaults` apply if the scenario does not set them, and the
+    settings of `rules` as well."""
 
     name: str
     host: HostCost
@@ -51,10 +54,8 @@ class ServerProfile:
     graph_unit: GraphUnit = "rows"
     mode: Literal["overlap", "synchronous"] = "overlap"
     mixed: bool = True
-    guarantee_output: float = 0.0
-    guarantee_with_groups: float | None = None  # with data-parallel attention; None: as without
-    policies: Policies = OUR_POLICIES
-    watermark: float = 0.01
+    rules: ServerRules = OUR_RULES
+    rules_with_groups: ServerRules | None = None  # with data-parallel attention; None: as without
     eviction_policy: str = "lru"
     has_one_budget: bool = False  # chunks and verified tokens of a step share `chunk_size`
     defaults: tuple[Defaults, ...] = (Defaults(),)  # by the memory of a device
@@ -78,18 +79,18 @@ class ServerProfile:
         """Return the settings of the scheduler by key. `groups`: of devices with data-parallel attention."""
         found = self.on(gpu)
         most = self.running_with_draft if has_draft and self.running_with_draft else found.max_running
-        share = self.guarantee_output
-        if groups > 1 and self.guarantee_with_groups is not None:
-            share = self.guarantee_with_groups
-        return self.policies.policy_values() | {
+        return {
+            "rules": self.rules_for(groups),
             "chunk_size": found.chunk_size,
             "max_running": min(most, found.max_running),
             "max_step_tokens": found.chunk_size if self.has_one_budget else None,
             "mixed": self.mixed,
-            "guarantee_output": share,
-            "watermark": self.watermark,
             "eviction_policy": self.eviction_policy,
         }
+
+    def rules_for(self, groups: int) -> ServerRules:
+        """Return the rules of the scheduler. `groups`: of devices with data-parallel attention."""
+        return self.rules_with_groups if groups > 1 and self.rules_with_groups is not None else self.rules
 
     def priced(self, shape: ModelShape, gpu: GPU) -> ModelShape:
         """Return the model to look up in the measured kernels:
@@ -131,33 +132,6 @@ _SGLANG = (
 )
 """--chunked-prefill-size, --max-running-requests (at least 2,048, and more where the pool is large for the context) and
 --cuda-graph-max-bs (sgl-project/sglang, python/sglang/srt/server_args.py)."""
-SGLANG_POLICIES = Policies(
-    guarantee_floor=0.14,
-    guarantee_rounds=600,
-    guarantee_limit=4096,
-    guarantee_fixed=True,
-    retract_first="fewest_outputs",
-    retracted_to="tail",
-    cache_retracted=False,
-    pause_until="launch",
-    retry_after="departure",
-)
-"""The rules of SGLang 0.5.23. The share: managers/scheduler_components/new_token_ratio_tracker.py, with the values of
-environ.py, and managers/schedule_policy.py (PrefillAdder). Retraction: managers/schedule_batch.py (retract_decode).
-Retry: managers/scheduler.py (batch_is_full). docs/servers.md describes them."""
-VLLM_POLICIES = Policies(
-    pause_until="plan",
-    admit_with="context",
-    row_slots="launched",
-    released_at="departure",
-    late_tokens="delivered",
-    sure_ends="rest",
-    short_chunk="retracted",
-    cached_at="launch",
-    lone_token="round",
-)
-"""The rules of vLLM 0.33 (vllm/v1/core/sched/scheduler.py, async_scheduler.py, vllm/v1/core/kv_cache_manager.py), which
-benchmarks/schedulers compares with ours step by step. docs/servers.md describes them."""
 _VLLM = Defaults(0, 2048, 256), Defaults(70, 8192, 1024), Defaults(160, 16_384, 1024)
 """--max-num-batched-tokens and --max-num-seqs of the HTTP server (vllm-project/vllm, vllm/engine/arg_utils.py,
 get_batch_defaults), where an A100 counts as a small device."""
@@ -205,9 +179,8 @@ PROFILES: dict[str, ServerProfile] = {
             "on H200 (Llama-3.1-8B with 1 request; Qwen3-30B-A3B and 235B-A22B, Llama-3.3-70B and Kimi-K2 with 8): "
             "docs/evidence/accuracy.md",
             mixed=False,
-            guarantee_output=0.7,
-            guarantee_with_groups=0.21,  # --enable-dp-attention multiplies --schedule-conservativeness by 0.3
-            policies=SGLANG_POLICIES,
+            rules=SGLangRules(),
+            rules_with_groups=SGLangRules(guarantee_output=0.21),  # --enable-dp-attention: conservativeness times 0.3
             running_with_draft=48,
             probe_backoff=False,  # srt/speculative/adaptive_spec_params.py, AdaptiveStepSlot
             defaults=_SGLANG,
@@ -251,8 +224,7 @@ PROFILES: dict[str, ServerProfile] = {
             kv_layout="pool",
             graphs_in_reserve=True,  # counted by default since v0.21 (vllm/v1/worker/gpu_worker.py)
             graph_unit="tokens",
-            policies=VLLM_POLICIES,
-            watermark=0.0,
+            rules=VLLMRules(),
             eviction_policy="release",
             has_one_budget=True,
             defaults=_VLLM,
@@ -275,7 +247,7 @@ PROFILES: dict[str, ServerProfile] = {
             "trtllm",
             "fitted to TensorRT-LLM 1.0.0rc3 (Llama-3.1-8B on 1 to 8 H100) and of April 2026 (Llama-3.1-70B in FP8 on 1 to 8 H200) "
             "without speculation; drafting is that of sglang-0.5 (assumption): docs/evidence/accuracy.md",
-            guarantee_output=1.0,
+            rules=OurRules(guarantee_output=1.0),
             free_fraction=0.9,
             defaults=(_TRTLLM,),
             fp8_kv=True,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...core.scheduler.rules import SETTINGS, settings_of
 from ..assembly import Assembly
 from ..load import contents_are_known
-from .conditions import drafts_in_no_round
 
 Reason = Callable[[Assembly], str | None]
 
@@ -66,6 +66,19 @@ def _eviction_is_unused(run: Assembly) -> str | None:
     return _content_is_unknown(run) if run.scenario.engine.prefix_cache else "engine.prefix_cache is false"
 
 
+def _setting(run: Assembly, name: str) -> Any:
+    return settings_of(run.spec.config.rules).get(name)
+
+
+def _rules_lack(setting: str) -> Reason:
+    def reason(run: Assembly) -> str | None:
+        if setting in settings_of(run.spec.config.rules):
+            return None
+        return f"the rules of hardware.server = {run.deployment.server.name} have no such setting"
+
+    return reason
+
+
 def mode_fell_back(run: Assembly) -> str | None:
     """Return why the run has another mode than the scenario asks for; None if it has that mode."""
     config, asked = run.spec.config, run.scenario.engine.mode or run.deployment.server.mode
@@ -75,47 +88,36 @@ def mode_fell_back(run: Assembly) -> str | None:
 RULES: tuple[Rule, ...] = (
     Rule(("engine.mode",), mode_fell_back),
     Rule(("engine.prefix_cache",), _content_is_unknown, {"engine.prefix_cache": False}, tells_agreement=True),
-    Rule(_keys("engine", "eviction_policy", "cached_at", "cache_retracted"), _eviction_is_unused),
+    *(Rule((f"engine.{setting}",), _rules_lack(setting)) for setting in SETTINGS if setting != "watermark"),
+    Rule(("engine.eviction_policy",), _eviction_is_unused),
     Rule(
-        _keys("engine", "admit_with", "watermark"),
+        ("engine.watermark",),
         _when(
-            lambda run: bool(run.spec.config.guarantee_output),
-            "outputs are guaranteed instead (engine.guarantee_output is {run.spec.config.guarantee_output:g})",
+            lambda run: bool(run.spec.config.rules.guarantee_output),
+            "outputs are guaranteed instead (engine.guarantee_output is {run.spec.config.rules.guarantee_output:g})",
         ),
     ),
     Rule(
-        _keys("engine", "late_tokens", "sure_ends"),
-        _when(lambda run: not run.spec.config.overlap, "no step is in flight when the next one is planned"),
-        {"engine.late_tokens": "dropped", "engine.sure_ends": "run"},
-    ),
-    Rule(("engine.lone_token",), _when(drafts_in_no_round, "nothing is drafted"), {"engine.lone_token": "chunk"}),
-    Rule(
-        _keys("engine", "guarantee_floor", "guarantee_rounds", "guarantee_limit", "guarantee_fixed"),
+        _keys("engine", "guarantee_floor", "guarantee_rounds", "guarantee_limit"),
         _when(
-            lambda run: not run.spec.config.guarantee_output, "no output is guaranteed (engine.guarantee_output is 0)"
+            lambda run: not run.spec.config.rules.guarantee_output,
+            "no output is guaranteed (engine.guarantee_output is 0)",
         ),
     ),
     Rule(
         ("engine.guarantee_rounds",),
         _when(
-            lambda run: run.spec.config.guarantee_floor == 1, "the share does not fall (engine.guarantee_floor is 1)"
-        ),
-    ),
-    Rule(
-        ("engine.guarantee_fixed",),
-        _when(
-            lambda run: run.scenario.workload.max_tokens != "output",
-            "no request has a fixed length (workload.max_tokens is not output)",
+            lambda run: _setting(run, "guarantee_floor") == 1, "the share does not fall (engine.guarantee_floor is 1)"
         ),
     ),
     Rule(
         ("engine.batch_wait_rounds",),
-        _when(lambda run: not run.spec.config.batch_wait_tokens, "engine.batch_wait_tokens is 0"),
+        _when(lambda run: not _setting(run, "batch_wait_tokens"), "engine.batch_wait_tokens is 0"),
         {"engine.batch_wait_rounds": 0},
     ),
     Rule(
         ("engine.batch_wait_tokens",),
-        _when(lambda run: not run.spec.config.batch_wait_rounds, "engine.batch_wait_rounds is 0"),
+        _when(lambda run: not _setting(run, "batch_wait_rounds"), "engine.batch_wait_rounds is 0"),
         {"engine.batch_wait_tokens": 0.0},
     ),
     Rule(("engine.preempt", "engine.ageing_bound"), _priorities_are_equal, {"engine.preempt": False}),

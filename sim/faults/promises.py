@@ -138,7 +138,7 @@ class Witness:
 
     def __init__(self, promises: Promises, config: EngineConfig) -> None:
         self.promises = promises
-        self._delivers_late = config.late_tokens == "delivered"  # to requests that were retracted
+        self._delivers_late = config.rules.delivers_late_tokens  # to requests that were retracted
         self._late: set[str] = set()  # retracted, and a step in flight may still compute tokens for them; only asked
         self.expected_output: dict[str, int] = {}  # id -> tokens until its own stop
         self._queue_limit = None if config.max_queue is None else config.max_queue + config.num_rows

@@ -1,4 +1,7 @@
-"""The table `engine` of a scenario: sizes of the engine, and the rules in which servers differ (docs/servers.md)."""
+"""The table `engine` of a scenario: sizes of the engine, and what servers let a user set about their rules.
+
+`hardware.server` chooses the rules themselves (docs/servers.md).
+"""
 
 from __future__ import annotations
 
@@ -66,102 +69,39 @@ class EngineTable(Table):
     guarantee_floor: Share | None = Field(
         default=None,
         description="the share of guarantee_output falls to this part of itself with the decode rounds; it begins again "
-        "when the engine is idle, and is estimated anew after a retraction; 1: it stays; default: as in the server "
-        "(SGLang 0.14: SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR)",
+        "when the engine is idle, and is estimated anew after a retraction; 1: it stays; default: 0.14 (SGLang: "
+        "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR)",
     )
     guarantee_rounds: Count | None = Field(
         default=None,
-        description="decode rounds in which the share falls so far; default: as in the server (SGLang 600: "
+        description="decode rounds in which the share falls so far; default: 600 (SGLang: "
         "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS)",
     )
     guarantee_limit: Count | None = Field(
         default=None,
-        description="tokens of a request's remaining output that guarantee_output counts at most; default: as in the "
-        "server (SGLang 4096: SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION; others: all)",
+        description="tokens of a request's remaining output that guarantee_output counts at most; default: 4096 "
+        "(SGLang: SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)",
     )
-    guarantee_fixed: bool | None = Field(
+    retraction_policy: Literal["length", "priority"] | None = Field(
         default=None,
-        description="count a request of a fixed length (workload.max_tokens = output) in full, not by the share; "
-        "default: as in the server (SGLang: true since 0.5.22)",
+        description="which request gives way if no round fits, by the rules of SGLang (--retraction-policy). length: the "
+        "one with the fewest emitted tokens, then the longest prompt; priority: the same within the lowest priority; "
+        "default: length",
     )
-    retract_first: Literal["latest", "fewest_outputs", "lowest_then_fewest"] | None = Field(
+    reserve_full_isl: bool | None = Field(
         default=None,
-        description="which request gives way if no round fits. latest: of the lowest priority, the latest; "
-        "fewest_outputs: the one with the fewest emitted tokens, then the longest prompt (SGLang, --retraction-policy "
-        "length); lowest_then_fewest: the same within the lowest priority (--retraction-policy priority); default: as "
-        "in the server",
-    )
-    retracted_to: Literal["arrival", "tail"] | None = Field(
-        default=None,
-        description="where a retracted request waits. arrival: at its place by arrival; tail: behind all others of its "
-        "priority (SGLang); default: as in the server",
-    )
-    cache_retracted: bool | None = Field(
-        default=None,
-        description="keep the KV of a retracted request in the prefix cache, until it is evicted; default: as in the "
-        "server (SGLang: false)",
-    )
-    pause_until: Literal["commit", "launch", "plan"] | None = Field(
-        default=None,
-        description="after a retraction no request enters until the next decode round is committed, or only launched "
-        "(SGLang), or in the same plan (vLLM); default: as in the server",
-    )
-    retry_after: Literal["change", "departure"] | None = Field(
-        default=None,
-        description="when a request that did not fit is tried again. change: after any event that may have made room; "
-        "departure: when a running request has left (SGLang); default: as in the server",
-    )
-    admit_with: Literal["reserve", "context", "chunk"] | None = Field(
-        default=None,
-        description="what a newcomer must find free if guarantee_output is 0. reserve: its context, and the next rounds "
-        "of all requests; context: its context (vLLM: scheduler_reserve_full_isl); chunk: its first chunk (vLLM "
-        "0.18); default: as in the server",
-    )
-    row_slots: Literal["pipeline", "launched"] | None = Field(
-        default=None,
-        description="slots of a decoding request behind its last token. pipeline: for as many rounds as may be in "
-        "flight; launched: for the launched rounds and one draft behind them (vLLM: num_lookahead_tokens); default: as "
-        "in the server",
-    )
-    released_at: Literal["fence", "departure"] | None = Field(
-        default=None,
-        description="when the slots of a request that leaves are free. fence: when the last step in flight that may "
-        "touch them is committed; departure: at once (vLLM); default: as in the server",
-    )
-    late_tokens: Literal["dropped", "delivered"] | None = Field(
-        default=None,
-        description="tokens that a step in flight computes for a request that has been retracted: dropped, or delivered "
-        "(vLLM); default: as in the server",
-    )
-    sure_ends: Literal["run", "rest"] | None = Field(
-        default=None,
-        description="a request that surely ends with a round in flight: it runs on, or rests (vLLM); default: as in the "
-        "server",
-    )
-    short_chunk: Literal["waits", "retracted"] | None = Field(
-        default=None,
-        description="a prompt in progress whose next chunk does not fit: it waits, or is retracted (vLLM); default: as "
-        "in the server",
-    )
-    cached_at: Literal["commit", "launch"] | None = Field(
-        default=None,
-        description="when the computed part of a prompt is in the prefix cache: with the step's result, or at its launch "
-        "(vLLM); default: as in the server",
-    )
-    lone_token: Literal["chunk", "round"] | None = Field(
-        default=None,
-        description="what a newcomer with one token left to compute takes of a step: that token, or a round with drafts "
-        "(vLLM with speculation); default: as in the server",
+        description="what a newcomer must find free by the rules of vLLM (--scheduler-reserve-full-isl). true: its whole "
+        "context; false: its first chunk; default: true",
     )
     batch_wait_rounds: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
         description="decode rounds for which new requests wait for more of them at most, while others decode "
-        "(TensorRT-LLM: batch_wait_timeout_iters); default: as in the server, mostly 0",
+        "(TensorRT-LLM: batch_wait_timeout_iters); default: 0",
     )
     batch_wait_tokens: Share | None = Field(
         default=None,
         description="new requests do not wait if a step with them has this share of chunk_size in tokens (TensorRT-LLM: "
-        "batch_wait_max_tokens_ratio); 0: they never wait; default: as in the server, mostly 0",
+        "batch_wait_max_tokens_ratio); 0: they never wait; default: 0",
     )
     block_rounds: Count = Field(
         default=32, description="most rounds of one plan; 1 gives the same result (docs/design.md names the exceptions)"

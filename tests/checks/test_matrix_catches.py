@@ -18,9 +18,9 @@ from foredraft.core.scheduler.admission import Admission
 from foredraft.core.scheduler.engine import Engine
 from foredraft.core.scheduler.flights import StepsInFlight
 from foredraft.core.scheduler.output import OutputLog
-from foredraft.core.scheduler.policies import least_entitled
 from foredraft.core.scheduler.requests import Requests
 from foredraft.core.scheduler.rounds import DecodeRounds
+from foredraft.core.scheduler.waiting import least_entitled
 from foredraft.core.tree import outputs
 from foredraft.core.tree.outputs import NodeOutputs
 from foredraft.properties.executor.reference import drafting, language_model, shadow

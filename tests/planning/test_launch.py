@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from foredraft.core.adaptive.config import load_adaptive_config
 from foredraft.core.errors import ConfigError, ForedraftError
+from foredraft.core.scheduler.rules import OurRules, SGLangRules, VLLMRules
 from foredraft.planning.servers.command import LIST, VALUE
 from foredraft.planning.servers.files import server_files
 from foredraft.planning.servers.launch import READERS, read_launch
@@ -321,20 +322,20 @@ def test_a_release_that_the_command_names_is_said_beside_the_profile(server: str
 
 def test_vllm_admits_as_its_arguments_say():
     config = assemble(scenario_of("vllm", "vllm serve llama-3.1-8b")).spec.config
-    assert (config.watermark, config.admit_with, config.mode) == (0.0, "context", "overlap")
+    assert (config.rules, config.mode) == (VLLMRules(), "overlap")
     words = "--watermark 0.05 --no-scheduler-reserve-full-isl --no-async-scheduling"
     config = assemble(scenario_of("vllm", f"vllm serve llama-3.1-8b {words}")).spec.config
-    assert (config.watermark, config.admit_with, config.mode) == (0.05, "chunk", "synchronous")
+    assert (config.rules, config.mode) == (VLLMRules(watermark=0.05, reserve_full_isl=False), "synchronous")
 
 
 def test_the_rules_of_the_scheduler_are_read_and_written():
     launch = "--model llama-3.1-8b --speculative-algorithm EAGLE3 --speculative-num-steps 3"
     config = assemble(scenario_of("sglang", launch)).spec.config
-    assert (config.guarantee_output, config.guarantee_floor, config.retracted_to) == (0.7, 0.14, "tail")
+    assert config.rules == SGLangRules()
     for groups, share in (("", 0.35), (" --tp 4 --dp 2 --enable-dp-attention", 0.105)):
         other = f"{launch} --schedule-conservativeness 0.5 --retraction-policy priority{groups}"
         config = assemble(scenario_of("sglang", other)).spec.config
-        assert (config.guarantee_output, config.retract_first) == (pytest.approx(share), "lowest_then_fewest")
+        assert config.rules == SGLangRules(guarantee_output=pytest.approx(share), retraction_policy="priority")
     scenario = scenario_of("sglang", f"{launch} --schedule-conservativeness 0.5 --retraction-policy length")
     arguments = server_files(scenario, {"1": {"candidate_steps": [3]}}, None, 48)[0]["sglang.args"]
     for words in ("--max-running-requests 48", "--schedule-conservativeness 0.5", "--retraction-policy length"):
@@ -375,10 +376,10 @@ def test_trtllm_waits_for_a_batch_if_both_numbers_say_so(tmp_path: Path):
 
     both = "batch_wait_timeout_iters: 20\nbatch_wait_max_tokens_ratio: 0.9\n"
     config = config_of(both + "stream_interval: 10\n")
-    assert (config.batch_wait_rounds, config.batch_wait_tokens) == (20, 0.9)
+    assert config.rules == OurRules(guarantee_output=1.0, batch_wait_rounds=20, batch_wait_tokens=0.9)
     for text in ("batch_wait_timeout_iters: 20\n", "batch_wait_max_tokens_ratio: 0.9\n", "stream_interval: 2\n"):
         config = config_of(text)
-        assert (config.batch_wait_rounds, config.batch_wait_tokens) == (0, 0.0)
+        assert config.rules == OurRules(guarantee_output=1.0)
     options.write_text(both + "enable_attention_dp: true\n")
     launch = read_launch("trtllm", f"{command} --tp_size 2", "--from", "H100")
     assert "--batch-wait-timeout-iters" in launch.not_modelled and "engine.batch_wait_rounds" not in launch.settings

@@ -18,6 +18,7 @@ from foredraft.sim.scenario_file import flat_items, load_scenario
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n"
 MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
+SGLANG = ["hardware.server=sglang-0.5"]
 FIXED = ("speculation.policy=fixed", "speculation.steps=3")
 POOLS = ("disaggregation.prefill=1", "disaggregation.decode=1", "engine.page_size=16")
 GROUPS = ("model.target=qwen3-30b-a3b", "hardware.tensor_parallel=2")  # has experts
@@ -55,17 +56,14 @@ CASES = [
     (["hardware.cuda_graphs=false", "hardware.graph_unit=tokens"], "hardware.graph_unit", "cuda_graphs is false"),
     (["engine.prefix_cache=true"], "engine.prefix_cache", "unknown"),
     (["workload.prefixes.groups=2", "engine.prefix_cache=false", "engine.eviction_policy=fifo"], "engine.eviction_policy", "prefix_cache"),
-    (["engine.cached_at=launch"], "engine.cached_at", "what the prompts contain is unknown"),
-    (["workload.prefixes.groups=2", "engine.prefix_cache=false", "engine.cache_retracted=false"], "engine.cache_retracted", "prefix_cache"),
-    (["hardware.server=trtllm-1.x", "engine.admit_with=chunk"], "engine.admit_with", "guarantee_output is 1"),
     (["hardware.server=sglang-0.5", "engine.watermark=0.1"], "engine.watermark", "guarantee_output is 0.7"),
-    (["engine.mode=synchronous", "engine.late_tokens=delivered"], "engine.late_tokens", "no step is in flight"),
-    (["hardware.server=vllm-0.9", "engine.sure_ends=rest"], "engine.sure_ends", "no step is in flight"),
-    (["speculation.algorithm=NONE", "engine.lone_token=round"], "engine.lone_token", "nothing is drafted"),
     (["engine.preempt=true"], "engine.preempt", "same priority"),
-    (["engine.guarantee_limit=9"], "engine.guarantee_limit", "guarantee_output is 0"),
-    (["engine.guarantee_output=0.5", "engine.guarantee_rounds=9"], "engine.guarantee_rounds", "guarantee_floor is 1"),
-    (["hardware.server=sglang-0.5", "engine.guarantee_fixed=false"], "engine.guarantee_fixed", "no request has a fixed length"),
+    *(([f"engine.{key}"], f"engine.{key.partition('=')[0]}", "the rules of hardware.server = foredraft have no such setting")
+      for key in ("guarantee_floor=0.5", "guarantee_rounds=9", "guarantee_limit=9", "retraction_policy=length", "reserve_full_isl=false")),
+    *((["hardware.server=vllm-0.18", f"engine.{key}"], f"engine.{key.partition('=')[0]}", "have no such setting")
+      for key in ("guarantee_output=0.5", "batch_wait_rounds=9", "batch_wait_tokens=0.5")),
+    ([*SGLANG, "engine.guarantee_output=0.0", "engine.guarantee_limit=9"], "engine.guarantee_limit", "guarantee_output is 0"),
+    ([*SGLANG, "engine.guarantee_floor=1.0", "engine.guarantee_rounds=9"], "engine.guarantee_rounds", "guarantee_floor is 1"),
     (["engine.batch_wait_rounds=9"], "engine.batch_wait_rounds", "batch_wait_tokens is 0"),
     (["engine.batch_wait_tokens=0.5"], "engine.batch_wait_tokens", "batch_wait_rounds is 0"),
     (["front_end.first_chunk=interval"], "front_end.first_chunk", "stream_interval is 1"),

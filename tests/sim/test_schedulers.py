@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from foredraft.core.scheduler.rules import OurRules, VLLMRules
 from foredraft.observe.metrics import RunMetrics
-from foredraft.sim.cost.server import PROFILES, VLLM_POLICIES
 from foredraft.sim.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 
@@ -24,7 +24,7 @@ def schedulers():
     return {module.__name__.rpartition(".")[2]: module for module in (comparison, our_scheduler, records, workloads)}
 
 
-def share_of(schedulers, seeds, **policies) -> float:
+def share_of(schedulers, seeds, **changes) -> float:
     """Return the share of recorded steps that our engine repeats on these workloads."""
     records, workloads = schedulers["records"], schedulers["workloads"]
     run = schedulers["our_scheduler"].OurRun
@@ -32,7 +32,7 @@ def share_of(schedulers, seeds, **policies) -> float:
     assert [record.seed for record in known] == list(seeds)
     for record in known:
         assert record.digest == records.digest_of(workloads.draw_workload(record.seed)), "a record of other workloads"
-    return records.share_of_steps(known, lambda workload: run(PROFILE, workload, **policies))
+    return records.share_of_steps(known, lambda workload: run(PROFILE, workload, **changes))
 
 
 def test_our_engine_decides_as_vllm_did(schedulers):
@@ -44,24 +44,23 @@ def test_our_engine_decides_as_vllm_did_on_all_recorded_workloads(schedulers):
     assert share_of(schedulers, schedulers["records"].RECORDED) == 1.0
 
 
-OUR_RULES = {
-    "admit_with": "reserve",
-    "row_slots": "pipeline",
-    "released_at": "fence",
-    "late_tokens": "dropped",
-    "sure_ends": "run",
-    "short_chunk": "waits",
-    "lone_token": "chunk",
-    "cached_at": "commit",
-    "eviction_policy": "lru",
-}
+OF_VLLM = (
+    *("pads_lone_tokens", "caches_at_launch", "delivers_late_tokens", "retracts_short_prompts", "frees_at_departure"),
+    *("has_launched_slots_alone", "rests_at_sure_end"),
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OUR_RULES)
+@pytest.mark.parametrize("name", OF_VLLM)
 def test_each_rule_of_vllm_is_seen_in_the_records(schedulers, name):
-    assert getattr(VLLM_POLICIES, name, PROFILES[PROFILE].eviction_policy) != OUR_RULES[name]
-    assert share_of(schedulers, schedulers["records"].RECORDED, **{name: OUR_RULES[name]}) < 1.0
+    assert getattr(VLLMRules, name) != getattr(OurRules, name)
+    assert share_of(schedulers, schedulers["records"].RECORDED, **{name: getattr(OurRules, name)}) < 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [{"reserve_full_isl": False}, {"eviction_policy": "lru"}])
+def test_each_setting_of_vllm_is_seen_in_the_records(schedulers, setting):
+    assert share_of(schedulers, schedulers["records"].RECORDED, **setting) < 1.0
 
 
 @pytest.mark.parametrize("algorithm", ["NONE", "EAGLE3"])

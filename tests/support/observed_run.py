@@ -15,6 +15,7 @@ from foredraft.core.contract.step import BlockEnd, DecodeResult, PrefillResult, 
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.engine import Engine
+from foredraft.core.scheduler.rules import OurRules
 
 ALGORITHM = Standalone()
 VARIANTS = [
@@ -22,7 +23,7 @@ VARIANTS = [
     {"overlap": False},
     {"track_tokens": True},
     {"num_pages": 45, "preempt": True, "mixed": False},
-    {"num_pages": 1000, "max_running": 80, "watermark": 0.0},
+    {"num_pages": 1000, "max_running": 80, "rules": OurRules(watermark=0.0)},
 ]
 
 

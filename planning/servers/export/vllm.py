@@ -50,7 +50,7 @@ def arguments(run: Assembly) -> Arguments:
             "--stream-interval": scenario.front_end.stream_interval,
         }
     )
-    if engine.admit_with == "chunk":
+    if engine.reserve_full_isl is False:
         made.words.append("--no-scheduler-reserve-full-isl")
     made.note_weights(run, "fp8", "bf16")
     if engine.prefix_cache is False:

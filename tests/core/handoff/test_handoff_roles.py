@@ -14,10 +14,17 @@ from foredraft.core.handoff.side import Deadlines, WritePage
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig, EngineRole
 from foredraft.core.scheduler.engine import Engine
+from foredraft.core.scheduler.rules import OurRules
 
 
 def engine_of(role, algorithm="STANDALONE", **config):
-    defaults = {"num_pages": 60, "context_len": 64, "max_running": 3, "overlap": False, "watermark": 0.0}
+    defaults = {
+        "num_pages": 60,
+        "context_len": 64,
+        "max_running": 3,
+        "overlap": False,
+        "rules": OurRules(watermark=0.0),
+    }
     steps = 0 if algorithm == "NONE" else 2
     config = EngineConfig(**{**defaults, **config}, track_tokens=True, role=role)
     return Engine(config, get_algorithm(algorithm), fixed_controller(steps))

@@ -4,7 +4,8 @@ import pytest
 from foredraft.core.contract.events import Planned
 from foredraft.core.contract.request import FinishReason
 from foredraft.core.errors import ConfigError
-from foredraft.core.scheduler.policies import least_entitled
+from foredraft.core.scheduler.rules import OurRules
+from foredraft.core.scheduler.waiting import least_entitled
 from foredraft.properties.executor.reference import plain_greedy
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,7 +81,7 @@ def test_stop_strings_need_a_tokenizer():
         ({"num_pages": 0}, "num_pages"),
         ({"num_pages": 5}, "num_pages"),
         ({"context_len": 1}, "context_len"),
-        ({"watermark": float("nan")}, "watermark"),
+        ({"rules": OurRules(watermark=float("nan"))}, "watermark"),
         ({"max_queue": 0}, "max_queue"),
         ({"max_step_tokens": 16, "mixed": True}, "max_step_tokens"),
     ],
@@ -126,7 +127,12 @@ def test_a_greater_priority_preempts_a_strictly_lower_one_only():
     for priorities, expected in (((0, 1), ["low"]), ((1, 1), [])):
         events = []
         engine, executor = make(
-            num_pages=44, preempt=True, max_running=4, prefix_cache=False, events=events.append, watermark=0.0
+            num_pages=44,
+            preempt=True,
+            max_running=4,
+            prefix_cache=False,
+            events=events.append,
+            rules=OurRules(watermark=0.0),
         )
         low, high = priorities
         engine.submit(ask("low", prompt_len=16, max_tokens=12, priority=low), 0)
@@ -143,7 +149,13 @@ def test_a_greater_priority_preempts_a_strictly_lower_one_only():
 def urgent(start=9, **config):
     """Four requests that decode in a full pool, and an urgent one that waits: the engine, its executor, its events."""
     events = []
-    defaults = {"num_pages": 88, "max_running": 8, "preempt": True, "events": events.append, "watermark": 0.0}
+    defaults = {
+        "num_pages": 88,
+        "max_running": 8,
+        "preempt": True,
+        "events": events.append,
+        "rules": OurRules(watermark=0.0),
+    }
     engine, executor = make(**{**defaults, "prefix_cache": False, **config})
     for i in range(4):
         engine.submit(ask(f"low{i}", start=i, prompt_len=10, max_tokens=60), 0)
@@ -159,7 +171,9 @@ def has_entered(engine, name):
 
 
 @pytest.mark.parametrize("pages", [{}, {"page_size": 4, "num_pages": 22}])
-@pytest.mark.parametrize("rules", [{}, {"guarantee_output": 0.8}, {"watermark": 0.1}, {"max_running": 4}])
+@pytest.mark.parametrize(
+    "rules", [{}, {"rules": OurRules(guarantee_output=0.8)}, {"rules": OurRules(watermark=0.1)}, {"max_running": 4}]
+)
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_what_gives_way_lets_a_greater_priority_in(overlap, mixed, rules, pages):
@@ -185,7 +199,9 @@ def test_a_preemption_counts_what_the_cache_has_for_the_newcomer():
 
 def test_an_aged_request_is_not_preempted_for_ever():
     """Every newcomer has priority and only one fits: the lowest still gets its turn within the ageing bound."""
-    engine, executor = make(num_pages=40, preempt=True, ageing_bound=2, prefix_cache=False, watermark=0.0)
+    engine, executor = make(
+        num_pages=40, preempt=True, ageing_bound=2, prefix_cache=False, rules=OurRules(watermark=0.0)
+    )
     engine.submit(ask("low", prompt_len=16, max_tokens=10), 0)
     turn(engine, executor)
     ended = {}
@@ -215,8 +231,7 @@ def test_with_guaranteed_outputs_memory_retracts_nobody(lengths, num_slots, page
     engine, executor = make(
         num_pages=num_slots // page_size,
         page_size=page_size,
-        guarantee_output=share,
-        watermark=0.0,
+        rules=OurRules(watermark=0.0, guarantee_output=share),
         events=events.append,
         **mode,
     )
@@ -231,7 +246,9 @@ def test_with_guaranteed_outputs_memory_retracts_nobody(lengths, num_slots, page
 def test_the_less_is_guaranteed_the_more_requests_enter_and_may_be_retracted():
     def run(guarantee_output):
         events = []
-        engine, executor = make(num_pages=80, guarantee_output=guarantee_output, watermark=0.0, events=events.append)
+        engine, executor = make(
+            num_pages=80, rules=OurRules(watermark=0.0, guarantee_output=guarantee_output), events=events.append
+        )
         for i in range(4):
             engine.submit(ask(f"r{i}", start=i, prompt_len=6, max_tokens=30), 0)
         finish(engine, executor)
@@ -282,7 +299,7 @@ def test_the_hold_ends_when_no_request_is_left_to_decode():
 
 
 def test_a_newcomer_leaves_its_reserve_to_the_prompt_that_ends_before_it():
-    engine, executor = make("NONE", 0, num_pages=34, chunk_size=8, overlap=False, watermark=0.0)
+    engine, executor = make("NONE", 0, num_pages=34, chunk_size=8, overlap=False, rules=OurRules(watermark=0.0))
     reserve = engine.sizes.reserve
     engine.submit(ask("first", prompt_len=12, max_tokens=20), 0)
     turn(engine, executor)

@@ -5,8 +5,8 @@ from foredraft.core.contract.request import Request
 from foredraft.core.errors import InvariantViolation
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.life import RequestRecord
-from foredraft.core.scheduler.policies import Policies, least_entitled
-from foredraft.core.scheduler.waiting import giving_way
+from foredraft.core.scheduler.waiting import giving_way, least_entitled
+from served_engine import ask, make, turn
 
 
 def record(name: str, arrival: int, priority: int = 0, overtaken: int = 0) -> RequestRecord:
@@ -22,8 +22,12 @@ def test_the_lowest_priority_gives_way_and_among_equals_the_latest():
 
 
 def test_a_request_alone_is_never_retracted_for_memory():
+    engine, executor = make()
+    engine.submit(ask("alone", max_tokens=8), 0)
+    turn(engine, executor)
+    assert len(engine.requests.running) == 1
     with pytest.raises(InvariantViolation, match="ENGINE-08"):
-        Policies().victim([record("alone", 0)], lambda record: 0)
+        engine.admission.retract_for_memory()
 
 
 def test_only_strictly_lower_priorities_give_way_to_a_waiting_one():

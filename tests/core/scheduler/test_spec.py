@@ -1,6 +1,7 @@
 """A log of an engine that has tokens and text is replayed from its header alone, without tokenizer and model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,7 @@ def test_a_log_with_stop_strings_is_replayed_without_a_tokenizer(tmp_path, overl
         # The first token, one in the middle, two across a round's end, none.
         stop = [text[0], text[4:6], text[7:9], text[2], "A", text[10]][number]
         requests.append(ask(number, stop_strings=(stop,)))
-    config = EngineConfig(**{**CONFIG.to_json(), "overlap": overlap})
+    config = replace(CONFIG, overlap=overlap)
     path = tmp_path / "events.jsonl"
     reasons = record(path, described(config=config, decodes_text=True), requests)
     assert [reasons[str(n)].name for n in range(6)] == ["STOP"] * 4 + ["LENGTH", "STOP"]

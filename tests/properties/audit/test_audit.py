@@ -24,11 +24,11 @@ VARIANTS = {
     "default": ("workload.num_requests=40",),
     "synchronous": ("workload.num_requests=40", 'engine.mode="synchronous"', "engine.page_size=16"),
     "retraction": TIGHT,
-    "other rules": (
+    "SGLang's rules": (
         *TIGHT,
-        "engine.retracted_to=tail",
-        "engine.retract_first=fewest_outputs",
-        "engine.pause_until=launch",
+        'hardware.server="sglang-0.5"',
+        'hardware.kernels="roofline"',
+        "engine.guarantee_output=0.05",
     ),
     "vLLM's rules": (*TIGHT, 'hardware.server="vllm-0.18"', 'hardware.kernels="roofline"', "engine.page_size=16"),
     "unmixed": (*TIGHT, "engine.mixed=false", 'engine.mode="synchronous"'),
@@ -69,7 +69,7 @@ def logs(tmp_path_factory):
 
 
 @pytest.mark.fast(
-    "synchronous", "retraction", "other rules", "vLLM's rules", "two engines", "many cancel", "queue", "EAGLE"
+    "synchronous", "retraction", "SGLang's rules", "vLLM's rules", "two engines", "many cancel", "queue", "EAGLE"
 )
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_simulations_do_not_contradict_themselves(logs, variant):
@@ -82,7 +82,9 @@ def test_simulations_do_not_contradict_themselves(logs, variant):
     if variant != "many cancel":
         assert audit.num_tokens == sum(num_output for _, _, num_output in finished)
     assert audit.evaluations["ACCEPT-12"] == len(finished) and audit.evaluations["SIM-02"] > len(records) - 10
-    assert (audit.evaluations["ENGINE-03"] > 0) == (variant in ("retraction", "other rules", "vLLM's rules", "unmixed"))
+    assert (audit.evaluations["ENGINE-03"] > 0) == (
+        variant in ("retraction", "SGLang's rules", "vLLM's rules", "unmixed")
+    )
     assert (audit.evaluations["ENGINE-13"] > 0) == (variant == "many cancel")
     assert audit.evaluations["STEPS-01"] == 0, "the log does not name the candidates"
 

@@ -14,6 +14,7 @@ from foredraft.core.contract.request import FinishedRequest, Request
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.driver import Driver
 from foredraft.core.scheduler.engine import Engine
+from foredraft.core.scheduler.rules import OurRules
 from foredraft.gpu.executor.build import DraftModel, build_executor
 from foredraft.gpu.executor.executor import TorchExecutor
 from foredraft.gpu.executor.outputs import NodeProducer
@@ -28,7 +29,7 @@ CONFIG = {
     "max_running": 4,
     "chunk_size": 8,
     "block_rounds": 4,
-    "watermark": 0.0,
+    "rules": OurRules(watermark=0.0),
     "track_tokens": True,
 }
 

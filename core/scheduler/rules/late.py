@@ -1,7 +1,7 @@
 """Tokens that a step in flight computes for a request that is retracted before the step is committed.
 
-By default they are dropped, and computed again. With `late_tokens = "delivered"` they count as emitted: the request
-waits with them as part of its context, and may end while it waits. It enters again when they have arrived.
+By most rules they are dropped, and computed again. With `ServerRules.delivers_late_tokens` they count as emitted: the
+request waits with them as part of its context, and may end while it waits. It enters again when they have arrived.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..contract.request import cut_runs
-from ..contract.step import DecodeResult, PrefillResult
-from .flights import StepInFlight
-from .life import RequestRecord, RequestState
+from ...contract.request import cut_runs
+from ...contract.step import DecodeResult, PrefillResult
+from ..flights import StepInFlight
+from ..life import RequestRecord, RequestState
 
 RowEpoch = tuple[int, int]
 

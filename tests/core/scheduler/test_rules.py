@@ -1,4 +1,6 @@
-"""The rules in which servers differ, each against numbers computed by hand."""
+"""The rules of servers, each against numbers computed by hand."""
+
+from dataclasses import replace
 
 import pytest
 from foredraft.core.contract.request import Request
@@ -6,22 +8,9 @@ from foredraft.core.errors import ConfigError
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.life import RequestRecord, RequestState
-from foredraft.core.scheduler.policies import OUR_POLICIES, GuaranteedShare, Policies
+from foredraft.core.scheduler.rules import RULES, OurRules, SGLangRules, VLLMRules, rules_from_json, rules_to_json
 from foredraft.properties.executor.reference import plain_greedy
 from served_engine import MODEL, ask, finish, make, turn
-
-FALLING = Policies(guarantee_floor=0.14, guarantee_rounds=600)
-OF_SGLANG = {
-    "guarantee_output": 0.7,
-    "guarantee_floor": 0.14,
-    "guarantee_limit": 4096,
-    "guarantee_fixed": True,
-    "retract_first": "fewest_outputs",
-    "retracted_to": "tail",
-    "cache_retracted": False,
-    "pause_until": "launch",
-    "retry_after": "departure",
-}
 
 
 def record(name, arrival=0, *, prompt=1, max_tokens=10, priority=0, decodes=True) -> RequestRecord:
@@ -37,7 +26,7 @@ def record(name, arrival=0, *, prompt=1, max_tokens=10, priority=0, decodes=True
     ("rounds", "expected"), [(0, 0.7), (1, 0.7 - 0.602 / 600), (300, 0.399), (600, 0.098), (9000, 0.098)]
 )
 def test_the_share_falls_in_a_straight_line_to_a_floor(rounds, expected):
-    share = GuaranteedShare(0.7, FALLING)
+    share = SGLangRules().share()
     share.count(rounds)
     assert share.now(0) == pytest.approx(expected)
     assert share.now(5) == pytest.approx(max(expected - 5 * 0.602 / 600, 0.098))
@@ -46,7 +35,7 @@ def test_the_share_falls_in_a_straight_line_to_a_floor(rounds, expected):
 
 
 def test_after_a_retraction_the_share_is_estimated_from_what_the_others_have_emitted():
-    share = GuaranteedShare(0.7, FALLING)
+    share = SGLangRules().share()
     share.count(600)
     kept, emitted = [record("a", max_tokens=100), record("b", max_tokens=300)], {"a": 30, "b": 50}
     share.estimate(kept, lambda one: emitted[one.request.request_id], rounds_in_flight=1)
@@ -60,53 +49,63 @@ def test_after_a_retraction_the_share_is_estimated_from_what_the_others_have_emi
 
 
 def test_a_share_that_does_not_fall_is_not_estimated():
-    share = GuaranteedShare(0.7, OUR_POLICIES)
+    share = OurRules(guarantee_output=0.7).share()
     share.count(600)
     share.estimate([record("a")], lambda one: 9, rounds_in_flight=0)
     assert share.now(3) == 0.7 and not share.falls
 
 
 @pytest.mark.parametrize(
-    ("limit", "fixed_length", "expected"),
-    [(None, False, 56), (None, True, 80), (16, False, 12), (16, True, 16)],
+    ("rules", "fixed_length", "expected"),
+    [
+        (SGLangRules(), False, 56),
+        (SGLangRules(), True, 80),
+        (SGLangRules(guarantee_limit=16), False, 12),
+        (SGLangRules(guarantee_limit=16), True, 16),
+        (OurRules(guarantee_output=0.7), True, 56),
+    ],
 )
-def test_a_newcomer_leaves_free_what_a_running_request_is_expected_to_emit(limit, fixed_length, expected):
+def test_a_newcomer_leaves_free_what_a_running_request_is_expected_to_emit(rules, fixed_length, expected):
     """One request may emit 80 tokens more: it counts in full, or by 0.699 after one round."""
-    engine, executor = make(
-        overlap=False, steps=0, num_pages=400, context_len=200, guarantee_output=0.7, guarantee_floor=0.14,
-        guarantee_limit=limit,
-        guarantee_fixed=True,
-    )  # fmt: skip
+    engine, executor = make(overlap=False, steps=0, num_pages=400, context_len=200, rules=rules)
     engine.submit(ask("a", prompt_len=6, max_tokens=80, fixed_length=fixed_length), 0)
     turn(engine, executor)
     turn(engine, executor)
     (row,) = engine.requests.running
     missing = 6 + 80 + engine.sizes.reserve - int(engine.store.allocated[row])
     assert missing == 80
-    assert engine.admission.headroom(1) == expected
+    assert engine.admission.room.to_leave(1) == expected
     (running,) = engine.requests.running.values()
-    assert engine.admission.headroom(1, [running]) == (missing if limit is None else limit)
+    assert engine.admission.room.to_leave(1, [running]) == (
+        expected if rules.name == "ours" else min(missing, rules.guarantee_limit)
+    )
 
 
 @pytest.mark.parametrize("block_rounds", [1, 8])
 def test_the_share_counts_rounds_and_begins_again_when_the_engine_is_idle(block_rounds):
-    engine, executor = make(
-        algorithm="NONE", steps=0, overlap=False, block_rounds=block_rounds, guarantee_output=0.7, guarantee_floor=0.14
-    )
+    engine, executor = make(algorithm="NONE", steps=0, overlap=False, block_rounds=block_rounds, rules=SGLangRules())
     engine.submit(ask("a", max_tokens=25), 0)
     finish(engine, executor)
-    assert engine.admission.share.now(0) == pytest.approx(0.7 - 24 * 0.602 / 600)  # the prefill emits the first token
+    assert engine.admission.room.share.now(0) == pytest.approx(
+        0.7 - 24 * 0.602 / 600
+    )  # the prefill emits the first token
     engine.submit(ask("b"), 0)
-    assert engine.admission.share.now(0) == 0.7
+    assert engine.admission.room.share.now(0) == 0.7
 
 
 # -- who gives way -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("rule", "expected"), [("latest", "late"), ("fewest_outputs", "long"), ("lowest_then_fewest", "low")]
+    ("rules", "expected"),
+    [
+        (OurRules(), "late"),
+        (VLLMRules(), "late"),
+        (SGLangRules(), "long"),
+        (SGLangRules(retraction_policy="priority"), "low"),
+    ],
 )
-def test_each_rule_names_its_victim(rule, expected):
+def test_each_server_names_its_victim(rules, expected):
     running = [
         record("low", 0, priority=-1, prompt=5),
         record("long", 1, prompt=9),
@@ -114,30 +113,29 @@ def test_each_rule_names_its_victim(rule, expected):
         record("late", 3, priority=-1, prompt=2),
     ]
     emitted = {"low": 4, "long": 3, "short": 3, "late": 7}
-    policies = Policies(retract_first=rule)
-    assert policies.victim(running, lambda one: emitted[one.request.request_id]).request.request_id == expected
+    assert rules.victim(running, lambda one: emitted[one.request.request_id]).request.request_id == expected
 
 
 def test_among_equals_the_last_of_the_batch_gives_way():
     running = [record("first", 1), record("second", 0)]
-    assert Policies(retract_first="fewest_outputs").victim(running, lambda one: 3) is running[1]
+    assert SGLangRules().victim(running, lambda one: 3) is running[1]
 
 
 def test_a_prompt_in_progress_gives_way_before_the_last_request_that_decodes():
     prompt, one, other = record("prompt", decodes=False), record("one"), record("other")
-    policies = Policies(retract_first="fewest_outputs")
+    rules = SGLangRules()
     emitted = {"prompt": 0, "one": 5, "other": 6}.get
-    assert policies.victim([prompt, one, other], lambda each: emitted(each.request.request_id)) is one
-    assert policies.victim([prompt, one], lambda each: emitted(each.request.request_id)) is prompt
+    assert rules.victim([prompt, one, other], lambda each: emitted(each.request.request_id)) is one
+    assert rules.victim([prompt, one], lambda each: emitted(each.request.request_id)) is prompt
 
 
 # -- in an engine ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("retracted_to", ["arrival", "tail"])
-def test_a_retracted_request_waits_at_its_place_or_at_the_tail(retracted_to, overlap):
-    engine, executor = make(overlap=overlap, max_running=2, retracted_to=retracted_to)
+@pytest.mark.parametrize("rules", [OurRules(), SGLangRules(), VLLMRules()])
+def test_a_retracted_request_waits_at_its_place_or_at_the_tail(rules, overlap):
+    engine, executor = make(overlap=overlap, max_running=2, rules=rules)
     for i in range(4):
         engine.submit(ask(f"r{i}", start=i, max_tokens=30), 0)
     for _ in range(4):
@@ -145,11 +143,11 @@ def test_a_retracted_request_waits_at_its_place_or_at_the_tail(retracted_to, ove
     engine.request_retraction("r0", 0)
     engine.plan(0)
     waiting = [each.request.request_id for each in engine.requests.waiting]
-    assert waiting == (["r0", "r2", "r3"] if retracted_to == "arrival" else ["r2", "r3", "r0"])
+    assert waiting == (["r2", "r3", "r0"] if rules.name == "sglang" else ["r0", "r2", "r3"])
 
 
 def test_the_pause_ends_with_the_launch_of_a_round():
-    engine, executor = make(overlap=True, pause_until="launch")
+    engine, executor = make(overlap=True, rules=SGLangRules(guarantee_output=0.0))
     for i in range(2):
         engine.submit(ask(f"r{i}", start=i, max_tokens=30), 0)
     for _ in range(4):
@@ -163,17 +161,19 @@ def test_the_pause_ends_with_the_launch_of_a_round():
         executor.launch(step)
         planned.append(step)
     assert not planned[0].joins and planned[0].decode is not None
-    assert [join.request.request_id for join in planned[1].joins] == ["r1", "newcomer"]
+    assert [join.request.request_id for join in planned[1].joins] == ["newcomer", "r1"]
     finish(engine, executor)
 
 
-@pytest.mark.parametrize(("retry_after", "enters"), [("change", True), ("departure", False)])
-def test_a_refused_request_is_tried_again_after_a_change_or_a_departure(retry_after, enters):
+class RetriesAfterAChange(SGLangRules):
+    retries_after_departure = False
+
+
+@pytest.mark.parametrize(("kind", "enters"), [(RetriesAfterAChange, True), (SGLangRules, False)])
+def test_a_refused_request_is_tried_again_after_a_change_or_a_departure(kind, enters):
     """The prompt of the second request goes into the cache, which is a change, and no departure."""
-    engine, executor = make(
-        overlap=False, num_pages=60, guarantee_output=0.7, guarantee_floor=0.01, guarantee_rounds=2,
-        retry_after=retry_after, steps=0, chunk_size=8,
-    )  # fmt: skip
+    rules = kind(guarantee_floor=0.01, guarantee_rounds=2)
+    engine, executor = make(overlap=False, num_pages=60, rules=rules, steps=0, chunk_size=8)
     engine.submit(ask("a", start=1, prompt_len=6, max_tokens=25), 0)
     engine.submit(ask("b", start=2, prompt_len=6, max_tokens=25), 0)
     for _ in range(12):
@@ -183,25 +183,33 @@ def test_a_refused_request_is_tried_again_after_a_change_or_a_departure(retry_af
     assert ended["b"].num_output == 25
 
 
-@pytest.mark.parametrize("cache_retracted", [False, True])
-def test_the_output_of_a_retracted_request_is_kept_in_the_cache_or_not(cache_retracted):
-    engine, executor = make(algorithm="NONE", steps=0, overlap=False, cache_retracted=cache_retracted)
+@pytest.mark.parametrize("rules", [OurRules(), SGLangRules()])
+def test_the_output_of_a_retracted_request_is_kept_in_the_cache_or_not(rules):
+    engine, executor = make(algorithm="NONE", steps=0, overlap=False, rules=rules)
     engine.submit(ask("a", prompt_len=5, max_tokens=30), 0)
     for _ in range(8):
         turn(engine, executor)
     engine.request_retraction("a", 0)
     step = engine.plan(0)
     # The first turn has emitted the token after the prompt, and each later one a token; the last one has no KV.
-    assert step.joins[0].num_cached == (5 + 7 if cache_retracted else 5)
+    assert step.joins[0].num_cached == (5 + 7 if rules.caches_retracted else 5)
     executor.launch(step)
     assert finish(engine, executor)["a"].num_output == 30
 
 
-@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_with_all_rules_of_sglang_every_request_gets_its_tokens(overlap, page_size):
+@pytest.mark.parametrize(
+    ("rules", "overlap"),
+    [
+        (SGLangRules(), False),
+        (SGLangRules(), True),
+        (VLLMRules(), False),  # its slots have no fence, on which this executor insists in overlap mode
+        (VLLMRules(reserve_full_isl=False), False),
+    ],
+)
+def test_by_the_rules_of_others_every_request_gets_its_tokens(rules, overlap, page_size):
     engine, executor = make(
-        num_pages=96 // page_size, page_size=page_size, overlap=overlap, block_rounds=8, **OF_SGLANG
+        num_pages=96 // page_size, page_size=page_size, overlap=overlap, block_rounds=8, rules=rules
     )
     requests = [ask(f"r{i}", start=i, prompt_len=3 + i, max_tokens=30) for i in range(8)]
     for request in requests:
@@ -215,29 +223,49 @@ def test_with_all_rules_of_sglang_every_request_gets_its_tokens(overlap, page_si
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
+    ("rules", "message"),
     [
-        ("guarantee_floor", 1.5, r"guarantee_floor: must be in \[0, 1\], got 1.5"),
-        ("guarantee_rounds", 0, "guarantee_rounds: must be at least 1, got 0"),
-        ("guarantee_limit", 0, "guarantee_limit: must be at least 1, got 0"),
-        ("batch_wait_rounds", -1, "batch_wait_rounds: must be at least 0, got -1"),
-        ("batch_wait_tokens", 1.5, r"batch_wait_tokens: must be in \[0, 1\], got 1.5"),
-        ("retract_first", "fewest_output", "none of latest, fewest_outputs, lowest_then_fewest .did you mean"),
-        ("retracted_to", "front", "none of arrival, tail"),
-        ("pause_until", "", "none of commit, launch"),
-        ("retry_after", "never", "none of change, departure"),
+        (SGLangRules(guarantee_floor=1.5), r"guarantee_floor: must be in \[0, 1\], got 1.5"),
+        (SGLangRules(guarantee_rounds=0), "guarantee_rounds: must be at least 1, got 0"),
+        (SGLangRules(guarantee_limit=0), "guarantee_limit: must be at least 1, got 0"),
+        (SGLangRules(retraction_policy="lenght"), "none of length, priority .did you mean"),
+        (OurRules(batch_wait_rounds=-1), "batch_wait_rounds: must be at least 0, got -1"),
+        (OurRules(batch_wait_tokens=1.5), r"batch_wait_tokens: must be in \[0, 1\], got 1.5"),
+        (OurRules(guarantee_output=-0.1), r"guarantee_output: must be in \[0, 1\], got -0.1"),
+        (VLLMRules(watermark=1.0), r"watermark: must be in \[0, 1\), got 1.0"),
     ],
 )
-def test_an_impossible_rule_is_one_error(key, value, message):
+def test_an_impossible_setting_is_one_error(rules, message):
     with pytest.raises(ConfigError, match=message):
-        make(**{key: value})
+        make(rules=rules)
 
 
-def test_the_description_of_an_engine_names_other_rules_alone():
+def test_the_description_of_an_engine_names_the_rules_of_others():
     plain = EngineConfig(num_pages=8, context_len=8)
-    assert not set(plain.to_json()) & set(OUR_POLICIES.policy_values())
-    other = EngineConfig(num_pages=8, context_len=8, retracted_to="tail")
-    assert other.to_json() == plain.to_json() | {"retracted_to": "tail"}
+    assert {"watermark": 0.01, "guarantee_output": 0.0}.items() <= plain.to_json().items()
+    assert not {"rules", "batch_wait_rounds"} & set(plain.to_json())
+    other = replace(plain, rules=SGLangRules(guarantee_limit=9)).to_json()
+    assert other == plain.to_json() | {"rules": "sglang", "guarantee_output": 0.7, "guarantee_limit": 9}
+
+
+@pytest.mark.parametrize("kind", RULES.values())
+def test_rules_are_read_as_they_are_written(kind):
+    other = replace(kind(), watermark=0.125)
+    for rules in (kind(), other):
+        assert rules_from_json(rules_to_json(rules) | {"num_pages": 8}, "log", "config") == rules
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"retracted_to": "tail"}, "log: config.retracted_to: is a rule by itself, which only older versions write"),
+        ({"rules": "sglan"}, "log: config.rules: 'sglan' is none of ours, sglang, vllm .did you mean 'sglang'"),
+        ({"rules": "vllm", "guarantee_limit": 9}, "log: config.guarantee_limit: is no setting of the rules vllm"),
+    ],
+)
+def test_rules_that_cannot_be_read_are_one_line(values, message):
+    with pytest.raises(ConfigError, match=message):
+        rules_from_json(values, "log", "config")
 
 
 # -- newcomers that wait for more of them ------------------------------------------------------------------------------
@@ -258,7 +286,9 @@ def plans_until(engine, executor, name: str, most=30) -> int:
 )
 def test_newcomers_wait_so_many_rounds_for_a_step_that_is_large_enough(rounds, share, waited):
     """A step with the newcomer has 5 tokens, and one of the request that decodes: 0.375 of 16."""
-    engine, executor = make(algorithm="NONE", steps=0, overlap=False, batch_wait_rounds=rounds, batch_wait_tokens=share)
+    engine, executor = make(
+        algorithm="NONE", steps=0, overlap=False, rules=OurRules(batch_wait_rounds=rounds, batch_wait_tokens=share)
+    )
     engine.submit(ask("a", max_tokens=40), 0)
     assert plans_until(engine, executor, "a") == 0, "nothing decodes, so it does not wait"
     engine.submit(ask("b"), 0)
@@ -266,7 +296,9 @@ def test_newcomers_wait_so_many_rounds_for_a_step_that_is_large_enough(rounds, s
 
 
 def test_a_newcomer_that_makes_the_step_large_enough_ends_the_wait_of_all():
-    engine, executor = make(algorithm="NONE", steps=0, overlap=False, batch_wait_rounds=20, batch_wait_tokens=0.6)
+    engine, executor = make(
+        algorithm="NONE", steps=0, overlap=False, rules=OurRules(batch_wait_rounds=20, batch_wait_tokens=0.6)
+    )
     engine.submit(ask("a", max_tokens=60), 0)
     turn(engine, executor)
     engine.submit(ask("b"), 0)
@@ -283,7 +315,11 @@ def test_a_newcomer_that_makes_the_step_large_enough_ends_the_wait_of_all():
 def test_a_newcomer_that_does_not_fit_does_not_wait_for_others():
     """Its wait begins when there is room: as in TensorRT-LLM, which counts the requests that fit."""
     engine, executor = make(
-        algorithm="NONE", steps=0, overlap=False, max_running=1, batch_wait_rounds=6, batch_wait_tokens=0.9
+        algorithm="NONE",
+        steps=0,
+        overlap=False,
+        max_running=1,
+        rules=OurRules(batch_wait_rounds=6, batch_wait_tokens=0.9),
     )
     engine.submit(ask("a", max_tokens=10), 0)
     turn(engine, executor)
@@ -296,4 +332,4 @@ def test_a_newcomer_that_does_not_fit_does_not_wait_for_others():
 
 def test_who_waits_for_others_does_not_take_a_row_of_others():
     with pytest.raises(ConfigError, match="batch_wait_rounds: contradicts preempt"):
-        make(batch_wait_rounds=3, preempt=True)
+        make(rules=OurRules(batch_wait_rounds=3), preempt=True)

@@ -1,0 +1,64 @@
+"""Retracts requests of lower priority to let one of greater priority in (`EngineConfig.preempt`)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import partial
+
+from .admission import Admission
+from .life import RequestRecord
+from .requests import Requests
+
+
+class Preemption:
+    """Chooses who gives way to the head of the queue."""
+
+    def __init__(self, admission: Admission, requests: Requests) -> None:
+        self.admission = admission
+        self.room = admission.room
+        self.requests = requests
+        self.store = requests.store
+
+    def preempt(self) -> None:
+        """Retract requests of lower priority, the least entitled first, if that lets the head of the queue in.
+
+        It enters in this plan or, where a step in flight may touch the slots of a victim, in the one after its commit.
+        """
+        requests, head = self.requests, self.requests.waiting.head
+        if head is None or self.admission.limits.are_reduced:
+            return
+        if requests.in_progress is not None or requests.is_admission_paused:
+            return
+        if self.store.has_fenced or requests.leaving:
+            return  # the slots of an earlier victim will be released soon
+        lower = requests.lower_than(head)
+        if not lower:
+            return
+        entrance = self.admission.entrance_of(head, self.admission.limits.prefill_budget, len(requests.rounds.rows))
+        with self.store.locked(entrance.prefix):
+            fits = partial(self._fits_without, lower, entrance.num_slots)
+            if fits(0) or not fits(len(lower)):
+                return
+            num_victims = bisect_left(range(len(lower)), True, lo=1, key=fits)
+        for victim in lower[:num_victims]:
+            requests.retract(victim, for_priority=True)
+
+    def _fits_without(self, lower: Sequence[RequestRecord], num_slots: int, num_victims: int) -> bool:
+        """Return whether a request that takes `num_slots` could enter if so many of `lower` gave way.
+
+        The others grow until it is tried: by the rounds that are reserved in this plan and, where the slots of a victim
+        are fenced, by those of the next one.
+        """
+        if not num_victims and not self.admission.has_row:
+            return False
+        rounds, config = self.requests.rounds, self.room.config
+        out, rows = {victim.row for victim in lower[:num_victims]}, rounds.rows.tolist()
+        is_fenced = bool(num_victims and self.requests.in_flight) and not config.rules.frees_at_departure
+        targets = rounds.targets_after(config.mixed + is_fenced).tolist()
+        least: dict[int, int] = dict(zip(rows, targets, strict=True))
+        held = {row: max(slots, least.get(row, 0)) for row, slots in self.room.held_rows().items() if row not in out}
+        total, allocated = self.room.beside.total, self.store.allocated
+        grown = sum(total(slots) - total(int(allocated[row])) for row, slots in held.items())
+        free = self.store.available_slots + self.store.slots_gained_without(out) - grown
+        return num_slots + self.room.to_leave(sum(row in held for row in rows), held=held) <= free

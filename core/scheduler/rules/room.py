@@ -1,0 +1,95 @@
+"""The slots that a request must find to enter, and those that it must leave free, by the rules of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+
+from ...contract.request import Request
+from ...kv.beside import BesideSlots
+from ...kv.request_table import ceil_to_page
+from ...kv.store import KVStore
+from ..config import EngineConfig, EngineRole, EngineSizes
+from ..life import RequestRecord
+from ..requests import Requests
+from .admission_state import GuaranteedShare
+from .server_rules import Growth, Newcomer, Others, ServerRules
+
+
+class Room:
+    """Measures newcomers and the growth of the others, in slots."""
+
+    def __init__(self, config: EngineConfig, sizes: EngineSizes, store: KVStore, requests: Requests) -> None:
+        self.config = config
+        self.sizes = sizes
+        self.store = store
+        self.requests = requests
+        self.beside: BesideSlots = config.beside
+        self.share: GuaranteedShare = config.rules.share()
+        self._watermark = int(config.rules.watermark * store.allocator.num_total_slots)
+        self.take_role(config.role)
+
+    def take_role(self, role: EngineRole) -> None:
+        """Take this role from now on. An engine that does not decode reserves nothing for rounds and outputs."""
+        decodes = role is not EngineRole.PREFILL
+        self.rules: ServerRules = self.config.rules if decodes else self.config.rules.without_guarantee()
+        self._reserve = self.sizes.reserve if decodes else 0
+
+    def slots_for_length(self, length: int) -> int:
+        """Return the slots of `length` tokens and one reserve, page aligned."""
+        return ceil_to_page(length + self._reserve, self.config.page_size)
+
+    def to_find(
+        self, record: RequestRecord, num_cached: int, budget: int, padding: int = 0, num_loaded: int = 0
+    ) -> int:
+        """Return the slots that a waiting request must find beyond its cached prefix. Its first chunk has at most
+        `budget` tokens behind the `num_loaded` from host memory, and takes `padding` more."""
+        context = record.prompt_len + record.emitted_before
+        first_chunk = min(num_cached + num_loaded + budget, context) + padding + self.sizes.lookahead
+        newcomer = Newcomer(context, first_chunk, record.max_tokens - record.emitted_before, self._reserve)
+        slots = ceil_to_page(self.rules.tokens_to_find(newcomer), self.config.page_size)
+        # The chunks of its prompt write behind a whole window.
+        while_computed = slots + self.beside.of(context, self.config.chunk_size)
+        return max(self.beside.total(slots), while_computed) - num_cached
+
+    def to_find_for_transfer(self, request: Request, max_tokens: int) -> int:
+        """Return the slots that a request must find whose prompt another engine computes. Its row takes those of the
+        prompt and a reserve at once."""
+        context = request.prefill_len
+        newcomer = Newcomer(context, context, request.prompt.length + max_tokens - context, self._reserve)
+        tokens = max(self.rules.tokens_to_find(newcomer), context + self._reserve)
+        return self.beside.total(ceil_to_page(tokens, self.config.page_size))
+
+    def to_leave(
+        self, num_decoding: int, entering: Collection[RequestRecord] = (), held: Mapping[int, int] | None = None
+    ) -> int:
+        """Return the slots that a newcomer must leave free so that `num_decoding` requests can grow.
+
+        `entering`: those of them that enter in the same step. `held`: the slots of each row; None: as it is now.
+        """
+        share = self.share.now(self._rounds_in_flight)
+        growth = partial(self._growth, entering, held)
+        return self.rules.slots_to_leave(Others(num_decoding, self.slots_for_length(0), self._watermark, share, growth))
+
+    def _growth(self, entering: Collection[RequestRecord], held: Mapping[int, int] | None) -> Iterator[Growth]:
+        records = self.requests.running | self.requests.transferring
+        for row, slots in (self.held_rows() if held is None else held).items():
+            record = records[row]
+            whole = self.slots_for_length(record.prompt_len + record.max_tokens)
+            yield Growth(record, self.beside.total(whole) - self.beside.total(slots), record in entering)
+
+    def held_rows(self) -> dict[int, int]:
+        """Return the slots of each row of a request, without those that a running block holds ahead."""
+        ahead, allocated = self.requests.rounds.held_ahead(), self.store.allocated
+        rows = (*self.requests.running, *self.requests.transferring)
+        return {row: int(allocated[row]) - ahead.get(row, 0) for row in rows}
+
+    def estimate_share(self) -> None:
+        """Estimate anew, after a retraction, what the running requests will emit."""
+        num_outputs = self.requests.output.num_delivered
+        self.share.estimate(self.requests.running.values(), num_outputs, self._rounds_in_flight)
+
+    @property
+    def _rounds_in_flight(self) -> int:
+        # A running block counts as one round: a plan that admits a request comes after its first.
+        return sum(flight.is_decode_only for flight in self.requests.in_flight)

@@ -1,0 +1,139 @@
+"""What an engine asks the rules of a server, with the answers that most servers give.
+
+```
+admission   slots to find + slots to leave ──► head refused ──► tried again: after a change, or after a departure
+memory      no round fits ──► victim ──► waits at its old place, or at the tail ──► pause: to a plan, launch or commit
+row         slots of its rounds ──► request leaves ──► slots free: behind a fence, or at once
+```
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from ...errors import Problem
+from ..life import RequestRecord
+from .admission_state import BatchWait, GuaranteedShare, NumOutputs, PauseEnd
+
+
+class Newcomer(NamedTuple):
+    """A waiting request, in tokens."""
+
+    context: int  # its prompt, and its output before a retraction
+    first_chunk: int  # the end of its first chunk in the context, with what a round takes beside it
+    remaining: int  # output tokens that it may still emit
+    reserve: int  # R, what a round may write; 0 on an engine that does not decode
+
+
+class Growth(NamedTuple):
+    """A request with a row, and the slots that it takes until it has its whole output."""
+
+    record: RequestRecord
+    slots: int
+    enters_now: bool  # in the same step as the newcomer
+
+
+class Others(NamedTuple):
+    """The requests beside a newcomer, in slots."""
+
+    num_decoding: int  # those that take part in the rounds after this step
+    round_slots: int  # R of one of them, page aligned
+    watermark: int
+    share: float  # of the remaining outputs, as `ServerRules.share` has it now
+    growth: Callable[[], Iterator[Growth]]  # of each request with a row
+
+    @property
+    def next_rounds(self) -> int:
+        """The watermark, and R of each request that decodes; 0 if none decodes."""
+        return self.watermark + self.round_slots * self.num_decoding if self.num_decoding else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRules(ABC):
+    """The rules of one server. Its fields are what that server lets a user set, and its class constants the rest."""
+
+    name: ClassVar[str]
+    watermark: float = 0.01  # share of the pool that admission leaves free for running requests to grow into
+
+    # -- admission ----------------------------------------------------------------------------------------------------
+
+    retries_after_departure: ClassVar[bool] = False
+    """A refused request is tried again when a running one has left; False: after any event that may have made room."""
+
+    pause_ends: ClassVar[PauseEnd] = PauseEnd.COMMIT
+    """When requests may enter again after a retraction."""
+
+    pads_lone_tokens: ClassVar[bool] = False
+    """A newcomer with one token left to compute takes a round with drafts, so that the step remains one of rounds."""
+
+    caches_at_launch: ClassVar[bool] = False
+    """The computed part of a prompt is in the prefix cache once its step is launched; False: once it is committed."""
+
+    @abstractmethod
+    def tokens_to_find(self, newcomer: Newcomer) -> int:
+        """Return the tokens for which a newcomer must find slots, those in the prefix cache included."""
+
+    @abstractmethod
+    def slots_to_leave(self, others: Others) -> int:
+        """Return the slots that a newcomer must leave free so that the others can grow."""
+
+    @property
+    def guarantee_output(self) -> float:
+        """The share of the remaining outputs that a newcomer leaves free; 0: only the next rounds."""
+        return 0.0
+
+    def without_guarantee(self) -> ServerRules:
+        """Return the rules of an engine that computes prompts alone: no output grows there."""
+        return self
+
+    def share(self) -> GuaranteedShare:
+        """Return the share of `guarantee_output` as it is when an engine starts."""
+        return GuaranteedShare(self.guarantee_output)
+
+    def batch_wait(self, chunk_size: int) -> BatchWait:
+        """Return how newcomers wait for more of them."""
+        return BatchWait()
+
+    # -- a request gives way ------------------------------------------------------------------------------------------
+
+    waits_at_tail: ClassVar[bool] = False
+    """A retracted request waits behind all others of its priority; False: at its place by arrival."""
+
+    caches_retracted: ClassVar[bool] = True
+    """The KV of a retracted request stays in the prefix cache, until it is evicted."""
+
+    delivers_late_tokens: ClassVar[bool] = False
+    """Tokens that a step in flight computes for a retracted request are delivered; False: they are computed again."""
+
+    retracts_short_prompts: ClassVar[bool] = False
+    """A prompt in progress whose next chunk does not fit is retracted; False: it waits."""
+
+    @abstractmethod
+    def victim(self, running: Collection[RequestRecord], num_outputs: NumOutputs) -> RequestRecord:
+        """Return which of these requests, two at least, memory pressure retracts."""
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    has_launched_slots_alone: ClassVar[bool] = False
+    """A decoding row has slots for its launched rounds and a draft, given to one row after the other; False: for all
+    rounds that the pipeline may have, given to all rows or none."""
+
+    frees_at_departure: ClassVar[bool] = False
+    """The slots of a row that leaves are free at once; False: behind the last step in flight that may touch them."""
+
+    rests_at_sure_end: ClassVar[bool] = False
+    """A row that surely ends with a round in flight takes part in no later step."""
+
+    # -- settings -----------------------------------------------------------------------------------------------------
+
+    def problems(self, preempt: bool) -> list[Problem]:
+        """Return the problems of each setting, and those beside preemption by priority."""
+        return [] if 0.0 <= self.watermark < 1.0 else [Problem("watermark", f"must be in [0, 1), got {self.watermark}")]
+
+
+def share_problems(values: dict[str, float]) -> list[Problem]:
+    """Return the problems of settings that are shares."""
+    return [Problem(key, f"must be in [0, 1], got {value}") for key, value in values.items() if not 0.0 <= value <= 1.0]
