@@ -157,6 +157,21 @@ def test_falsified_retractions_are_caught(logs, tmp_path, tamper):
     assert audit.flaws[0].line == place + 1
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("retracted_to", "tail", "is a rule by itself, which only older versions write"),
+        ("rules", "tgi", "'tgi' is none of"),
+    ],
+)
+def test_a_log_with_rules_that_are_not_known_is_one_line(logs, tmp_path, key, value, message):
+    records = records_of(logs("default"))
+    place = places(records, "engine", "config")[0]
+    records[place]["config"][key] = value
+    with pytest.raises(LogError, match=rf":{place + 1}: .*config\.{key}: {message}"):
+        audited(tmp_path, records)
+
+
 def test_a_token_after_an_abort_is_caught(logs, tmp_path):
     """An abort is put before the end of a running request: what is planned for it afterwards has no request."""
     records = records_of(logs("default"))
