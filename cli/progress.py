@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..sim.running.report import Progress
 
 LINE_EVERY_S = 10.0
+REDRAW_EVERY_S = 0.2
 CLEAR = "\r\x1b[K"
 
 
@@ -55,6 +56,21 @@ class StatusLine:
         if self._is_drawn:
             print(CLEAR, end="", file=sys.stderr, flush=True)
             self._is_drawn = False
+
+
+@contextmanager
+def text_progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Show a text about the progress: redrawn in place on a terminal, elsewhere a line every ten seconds."""
+    line = StatusLine(quiet, redraw_every_s=REDRAW_EVERY_S, line_every_s=LINE_EVERY_S)
+
+    def show(text: str) -> None:
+        if line.due_s() is not None:
+            line.show(text)
+
+    try:
+        yield show
+    finally:
+        line.clear()
 
 
 @contextmanager

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...core.errors import count_of
-from ..options import AsJson, ScenarioFile, Settings, TraceFile, mode_of, only_with, option, print_document
+from ..options import (
+    AsJson,
+    Quiet,
+    ScenarioFile,
+    Settings,
+    TraceFile,
+    mode_of,
+    only_with,
+    option,
+    print_document,
+    refuse_without_effect,
+)
+from ..progress import text_progress
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
 from .cost import print_rounds
@@ -26,30 +38,35 @@ Batch = Annotated[str, of_round("--batch",
     "Numbers of requests that decode together, as values of --grid: 8, 1,8,64, 1..64:log.")]
 Context = Annotated[int, of_round("--context", "KV tokens of each request.", min=0)]
 Steps = Annotated[str, of_round("--steps", "Numbers of draft steps, as values of --grid; 0 is plain decoding.")]
+Details = Annotated[bool, option("--details",
+    "Print also the gain by context, break-even lengths, 80 % intervals, and what they rest on.")]
 # fmt: on
 
-MODES = {"--round": {"scenario", "from_sglang", "from_vllm", "from_trtllm", "settings", "as_json"}}
+MODES = {"--round": {"scenario", "from_sglang", "from_vllm", "from_trtllm", "settings", "as_json", "quiet"}}
 
 
 def doctor(
     ctx: typer.Context,
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     settings: Settings = None, trace: TraceFile = None, requests: Requests = 200,
-    one_round: Round = False, batch: Batch = "1,8,64", context: Context = 1024, steps: Steps = "0..7", as_json: AsJson = False,
+    one_round: Round = False, batch: Batch = "1,8,64", context: Context = 1024, steps: Steps = "0..7", details: Details = False,
+    as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Print whether speculation pays in a deployment: up to which batch and load, and how it changes latencies.
 
-    The command prints the answer and three tables. The first has the best number
-    of draft steps and its gain over plain decoding, by batch and context. The
-    second compares the accept length at which speculation breaks even with the
-    expected one. The third has latencies from a short simulation of the
-    scenario's own load, with and without speculation, and 80 % intervals of
-    means.
+    The command prints the answer in one sentence, then the best number of draft
+    steps and its gain over plain decoding by batch, and the results of a short
+    simulation of the scenario's own load, with and without speculation.
 
         foredraft doctor
         foredraft doctor chat.toml --set hardware.gpu=L40S
         foredraft doctor --trace requests.csv --set hardware.gpu=H200
+        foredraft doctor --details
         foredraft doctor --round chat.toml --batch 1,64 --context 4096
+
+    --details prints what the answer rests on, the gain by batch and context, the
+    accept length at which speculation breaks even beside the expected one, and
+    all latencies with 80 % intervals of their means.
 
     With --round the command prints a table with a column for each number of draft
     steps: microseconds on the device by part, the scheduler's time on the host
@@ -68,40 +85,82 @@ def doctor(
     if one_round:
         print_rounds(resolved, batch, context, steps, as_json)
         return
-    found = diagnose(resolved, requests)
+    refuse_without_effect(("--details", as_json and details, "the document of --json has them"))
+    with text_progress(quiet) as show:
+        found = diagnose(resolved, requests, show=show)
     if as_json:
         print_document(found)
+        return
+    parts = [_wrapped(_answer(found)), _short_table(found)]
+    if details:
+        parts += [_wrapped(found.timing), _wrapped(_reach(found)), _gains(found), _unknowns(found)]
+        parts += [_break_even(found), _latencies(found)]
     else:
-        parts = (
-            _wrapped(found.timing),
-            _wrapped(_verdict(found)),
-            _gains(found),
-            _unknowns(found),
-            _break_even(found),
-            _latencies(found),
-        )
-        typer.echo("\n\n".join("\n".join(lines) for lines in parts))
+        parts.append(_short_notes(found))
+    typer.echo("\n\n".join("\n".join(lines) for lines in parts if lines))
 
 
-def _verdict(found: Diagnosis) -> str:
-    """Say whether it pays, up to which batch, and the load that keeps such a batch busy."""
+def _answer(found: Diagnosis) -> str:
+    """Return the answer in one sentence."""
     name = f"{found.algorithm} on {found.model}, {found.gpu}"
-    at, most, perhaps = f"with {found.context:,} tokens of context", found.most_drafted, found.may_pay_up_to_batch
-    surely = found.pays_up_to_batch
+    surely, most = found.pays_up_to_batch, found.most_drafted
     if found.verdict == "pays not":
-        return f"Speculation does not pay: {at}, {name} is slower than plain decoding at every batch up to {most}."
-    gains = ", ".join(f"{one.gain:.2f} × at batch {one.batch}" for one in found.gains_by_batch)
-    gives = f"{at}, {name} gives this many times the tokens of plain decoding: {gains}."
-    last = "" if perhaps == most else f" Beyond batch {perhaps} it does not pay."
-    if perhaps == most < found.most_plain:
-        last = f" Without drafts up to {count_of(found.most_plain, 'request')} decode together (engine.max_running, KV slots)."
+        return f"Speculation does not pay: {name} is slower than plain decoding at every batch up to {most}."
+    gains = [one.gain for one in found.gains_by_batch if one.gain is not None]
+    gives = f"{min(gains):.2f} to {max(gains):.2f} times the tokens of plain decoding"
     if found.verdict == "cannot be told":
-        return f"Whether speculation pays cannot be told: {gives} These are within the error of speed-ups.{last}"
-    if surely == most:
-        return f"Speculation pays: {gives} It pays at every batch that fits, up to {count_of(most, 'request')}.{last}"
-    busy = f"which about {found.busy_rate:.1f} requests/s keep busy ({found.output_tokens:.0f} output tokens each)"
-    between = f" From there to batch {perhaps} it cannot be told." if perhaps > surely else ""
-    return f"Speculation pays: {gives} It surely pays up to batch {surely}, {busy}.{between}{last}"
+        return f"Whether speculation pays cannot be told: {name} gives {gives}, which is within the error of speed-ups."
+    until = f"up to batch {surely}" if surely < most else f"at every batch that fits, up to {count_of(most, 'request')}"
+    return f"Speculation pays {until}: {name} gives {gives}."
+
+
+def _short_table(found: Diagnosis) -> list[str]:
+    """Return the gain by batch, and the means of the simulated load."""
+    from ...observe.tables import LATENCIES
+
+    lines = (
+        [f"{f'{found.context:,} tokens of context':26}{'draft steps':>12}{'gain':>12}"] if found.gains_by_batch else []
+    )
+    for one in found.gains_by_batch:
+        gain = f"{'=' if one.verdict == 'equal' else ''}{one.gain:.2f} ×"
+        lines.append(f"{f'batch {one.batch}':26}{one.steps:>12}{gain:>12}")
+    title = f"{count_of(found.requests, 'request')} of the load"
+    lines += [*([""] if lines else []), f"{title:26}{'as it is':>12}{'without':>12}{'ratio':>7}"]
+    for key, name in {
+        "output_throughput": "output tokens /s",
+        **{f"mean_{one}_ms": f"{LATENCIES[one][0]}, mean ms" for one in ("ttft", "tpot", "e2el")},
+        "p99_e2el_ms": f"{LATENCIES['e2el'][0]}, p99 ms",
+    }.items():
+        if one := found.load.get(key):
+            ratio = one.speculative / one.plain
+            lines.append(f"{name:26}{one.speculative:>12,.1f}{one.plain:>12,.1f}{ratio:>7.2f}")
+    return lines
+
+
+def _short_notes(found: Diagnosis) -> list[str]:
+    """Return what a reader of the table must know, and where the rest stands."""
+    is_marked = any(one.verdict == "equal" for one in found.gains_by_batch)
+    texts = ["= cannot be told from plain decoding."] if is_marked else []
+    texts += [f"Overloaded, {name}: {told}." for name, told in found.overloaded.items()]
+    texts.append("--details: gains by context, break-even lengths, 80 % intervals, and what they rest on.")
+    return [line for text in texts for line in _wrapped(text)]
+
+
+def _reach(found: Diagnosis) -> str:
+    """Say how much load keeps the largest batch busy at which speculation surely pays, and what comes beyond it."""
+    surely, perhaps, most = found.pays_up_to_batch, found.may_pay_up_to_batch, found.most_drafted
+    texts = []
+    if surely:
+        busy = f"About {found.busy_rate:.1f} requests/s keep a batch of {surely} busy"
+        texts.append(f"{busy} ({found.output_tokens:.0f} output tokens each).")
+    if perhaps > surely > 0:
+        texts.append(f"From there to batch {perhaps} it cannot be told whether it pays.")
+    if 0 < perhaps < most:
+        texts.append(f"Beyond batch {perhaps} it does not pay.")
+    if perhaps == most < found.most_plain:
+        more = count_of(found.most_plain, "request")
+        texts.append(f"Without drafts up to {more} decode together (engine.max_running, KV slots).")
+    return " ".join(texts)
 
 
 def _wrapped(text: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -119,29 +119,36 @@ class Diagnosis(Document):
     load: Mapping[str, Compared]
 
 
-def diagnose(scenario: Scenario, requests: int | None, model: RoundModel | None = None) -> Diagnosis:
+def diagnose(
+    scenario: Scenario,
+    requests: int | None,
+    model: RoundModel | None = None,
+    show: Callable[[str], None] = lambda text: None,
+) -> Diagnosis:
     """Judge the speculation of a scenario by the cost model, and by two runs of at most so many requests.
 
     requests: None makes no run: `load` is empty, and lengths are those that the workload asks for. model: the rounds of
-    the scenario, if they are known already. Raises ForedraftError for a scenario without speculation, and for one that
-    cannot run.
+    the scenario, if they are known already. show: called with a text about the progress. Raises ForedraftError for a
+    scenario without speculation, and for one that cannot run.
     """
     if scenario.speculation.algorithm == NO_SPECULATION:
         message = (
             "the scenario does not speculate: name the algorithm to judge, such as --set speculation.algorithm=EAGLE3"
         )
         raise ForedraftError(message)
+    show("pricing rounds")
     model, own = RoundModel(scenario) if model is None else model, assemble(scenario)
     rows, load, overloaded = None, {}, {}
     if requests is None:
         completed, (prompt, output) = 0, asked_means(own)
     else:
-        mine, other = _runs(scenario, requests)
+        mine, other = _runs(scenario, requests, show)
         completed, load = mine["completed"], dict(_load(mine, other))
         runs = {"as it is": mine, "without speculation": other}
         overloaded = {name: run["overload"] for name, run in runs.items() if run["overloaded"]}
         prompt, output = mine["mean_input_tokens"], mine["mean_output_tokens"]
         rows = max(1, round(mine["mean_running"] / mine["replicas"]))
+    show("pricing rounds by batch and context")
     model = model.with_prompts(output)
     context = round(prompt + output / 2)
     error = math.exp(speed_up_error(model.with_steps(1)))
@@ -191,15 +198,21 @@ def asked_means(run: Assembly) -> tuple[float, float]:
     return lengths["input"][0], lengths["output"][0]
 
 
-def _runs(scenario: Scenario, requests: int) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _runs(
+    scenario: Scenario, requests: int, show: Callable[[str], None]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the summaries of a run of the scenario, and of one without speculation."""
     tables = scenario.model_dump(mode="json")
     changes = {"workload.num_requests": min(requests, scenario.workload.num_requests or requests)}
-    with_it, without = (run_trial(one, changes) for one in (tables, without_speculation(tables)))
-    for trial in (with_it, without):
+    summaries = []
+    for name, one in (("as it is", tables), ("without speculation", without_speculation(tables))):
+        text = f"simulating the load {name}"
+        show(text)
+        trial = run_trial(one, changes, lambda done, text=text: show(f"{text}: {done.num_ended:,} requests"))
         if trial.status != "done":
             raise ForedraftError(trial.message)
-    return with_it.summary, without.summary
+        summaries.append(trial.summary)
+    return summaries[0], summaries[1]
 
 
 def _batches(model: RoundModel) -> list[int]:

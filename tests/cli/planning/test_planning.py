@@ -25,10 +25,10 @@ def test_a_round_is_printed_in_parts_that_sum_to_the_round(command):
 
 
 def test_doctor_says_where_it_pays_and_where_not(command):
-    pays = command("doctor", "--requests", "30")
+    pays = command("doctor", "--details", "--requests", "30")
     assert pays.code == 0 and "Speculation pays" in pays.out and "p99 ms" in pays.out
     assert "Expected by the preset eagle3-llama-chat (" in pays.out and "acceptance.preset takes" in pays.out
-    hardly = ("doctor", "--requests", "30", "--set", "acceptance.conditional=[0.02]")
+    hardly = ("doctor", "--details", "--requests", "30", "--set", "acceptance.conditional=[0.02]")
     untold = command(*hardly)
     assert untold.code == 0 and "Whether speculation pays cannot be told:" in untold.out
     assert re.search(r"Beyond batch \d+ it does not pay\.", " ".join(untold.out.split()))
@@ -43,11 +43,44 @@ def test_doctor_says_where_it_pays_and_where_not(command):
     assert max(map(len, (pays.out + untold.out + pays_not.out).splitlines())) <= 80
 
 
+SLOW = ("--set", "speculation.algorithm=STANDALONE", "--set", "model.draft=llama-3.2-1b")
+HARDLY = ("--set", "acceptance.conditional=[0.02]")
+
+
+@pytest.mark.parametrize(
+    ("given", "answer", "batches"),
+    [
+        ((), "Speculation pays at every batch that fits, up to 256 requests: EAGLE3 on llama-3.1-8b, H100 gives 1.", 4),
+        (HARDLY, "Whether speculation pays cannot be told: EAGLE3 on llama-3.1-8b, H100 gives 0.", 4),
+        ((*HARDLY, *SLOW), "Speculation does not pay: STANDALONE on llama-3.1-8b, H100 is slower than plain", 0),
+        (("--set", "workload.rate=900"), "Overloaded, as it is: ", 4),
+    ],
+)
+def test_doctor_answers_in_one_sentence_and_one_table(command, given, answer, batches):
+    """What stands behind --details is not there, but for an overload, whose latencies are those of a queue."""
+    out = command("doctor", "--requests", "60", *given).out
+    sentence, *tables, notes = out.split("\n\n")
+    assert answer in " ".join(out.split()) and sentence.count(". ") == 0 and "--details: " in notes
+    assert sum(line.startswith("batch ") for line in out.splitlines()) == batches
+    assert len("\n\n".join(tables).splitlines()) <= 15 and max(map(len, out.splitlines())) <= 80
+    assert "break" not in sentence + "".join(tables)
+
+
+def test_doctor_says_what_it_does_while_it_works(command, monkeypatch):
+    monkeypatch.setattr("foredraft.cli.progress.LINE_EVERY_S", -1.0)
+    few = ("doctor", "--requests", "20")
+    said = command(*few).err
+    assert "pricing rounds\nsimulating the load as it is\n" in said
+    assert "simulating the load without speculation: 20 requests\n" in said
+    assert command(*few, "--quiet").err == ""
+
+
 def test_doctor_and_its_rounds_compare_no_batch_that_drafts_do_not_allow(command):
     """SGLang decodes at most 48 requests at a time with a draft."""
     server = ("--set", "hardware.server=sglang-0.5")
-    told = command("doctor", "--requests", "20", *server)
-    assert "It pays at every batch that fits, up to 48 requests. Without drafts up to" in " ".join(told.out.split())
+    told = command("doctor", "--details", "--requests", "20", *server)
+    assert "Speculation pays at every batch that fits, up to 48 requests:" in " ".join(told.out.split())
+    assert "Without drafts up to" in " ".join(told.out.split())
     assert "batch 48 " in told.out and "batch 64 " not in told.out
     told = command("doctor", "--round", "--batch", "48,64", "--steps", "3,0", *server)
     assert "64 requests with 1,024 tokens of context and 3 draft steps: no room" in " ".join(told.out.split())
@@ -58,7 +91,7 @@ def test_doctor_and_its_rounds_compare_no_batch_that_drafts_do_not_allow(command
 
 def test_doctor_and_its_rounds_have_the_intervals_of_published_points(command):
     server = ("--set", "hardware.server=vllm-0.18")
-    told = command("doctor", "--requests", "30", *server)
+    told = command("doctor", "--details", "--requests", "30", *server)
     assert told.code == 0 and max(map(len, told.out.splitlines())) <= 80
     rows = {line[:13]: line[17:].split() for line in told.out.splitlines() if " ms  " in line}
     for name in ("TTFT, mean ms", "TPOT, mean ms", "E2EL, mean ms"):
@@ -404,6 +437,7 @@ def test_a_launch_command_takes_the_place_of_a_scenario(command, tmp_path):
         (["plan", "--try", "speculation.stps=1"], "unknown key (did you mean 'steps'?)"),
         (["doctor", "--round", "--batch", "0"], "--batch: 0 is no integer from 1 on"),
         (["doctor", "--round", "--steps", "1.5"], "--steps: 1.5 is no integer"),
+        (["doctor", "--details", "--json"], "--details: has no effect: the document of --json has them"),
         (["doctor", "--steps", "3"], "--steps: has no effect: without --round"),
         (["doctor", "--round", "--requests", "20"], "--requests: has no effect: --round makes no use of it"),
         (["doctor", "--round", "--steps", "3..1"], "the range '3..1' is empty"),
