@@ -5,6 +5,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import foredraft
 import pytest
 from foredraft.core.contract.events import Committed, Planned
 from foredraft.core.kv.allocator import SlotCount
@@ -334,3 +335,30 @@ def test_the_second_signal_ends_the_run_at_once():
 
     report = Simulation(scenario_from_dict({**SMALL, "seed": 3}, "test"), sinks=lambda replica: [sink]).run()
     assert not report.complete and len(seen) == 2
+
+
+def test_what_a_run_accepts_depends_on_the_draft():
+    def summary(algorithm, **tables):
+        scenario = {
+            "speculation": {"algorithm": algorithm, "policy": "fixed", "steps": 3},
+            "workload": {"num_requests": 80, "rate": 20.0, "output": {"kind": "fixed", "value": 200}},
+        }
+        return foredraft.simulate(scenario | tables).summary
+
+    of = {name: summary(name) for name in ("EAGLE", "EAGLE3", "STANDALONE", "MULTI_LAYER_EAGLE", "NGRAM")}
+    lengths = {name: each["accept_length"] for name, each in of.items()}
+    assert lengths["EAGLE"] == pytest.approx(2.25, rel=0.03)
+    assert lengths["EAGLE3"] == pytest.approx(2.79, rel=0.03)
+    assert len({round(length, 1) for length in lengths.values()}) == 5
+    assert not [notice for notice in of["EAGLE3"]["notices"] if "acceptance" in notice]
+    (borrowed,) = [notice for notice in of["MULTI_LAYER_EAGLE"]["notices"] if "acceptance" in notice]
+    assert borrowed.startswith(
+        "no published acceptance for MULTI_LAYER_EAGLE on llama chat; that of MULTI_LAYER_EAGLE on another model's math "
+        "is used (preset multi-layer-eagle-math; vLLM pull 48892"
+    )
+    (lookup,) = [notice for notice in of["NGRAM"]["notices"] if "look-ups" in notice]
+    assert "ngram-code" in lookup
+    edit = summary("NGRAM", acceptance={"preset": "edit"})
+    assert edit["accept_length"] > lengths["NGRAM"] + 0.3
+    given = summary("EAGLE", acceptance={"conditional": [0.9]}, model={"target": "qwen3-8b"})
+    assert given["accept_length"] > 3 and not [notice for notice in given["notices"] if "no published" in notice]

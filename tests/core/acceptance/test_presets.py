@@ -5,7 +5,6 @@ import csv
 from collections import defaultdict
 from pathlib import Path
 
-import foredraft
 import numpy as np
 import pytest
 from foredraft.core.acceptance.fit import simulate_rounds
@@ -88,30 +87,3 @@ def test_the_nearest_preset_is_chosen_and_what_differs_is_said():
     assert (suffix.preset.name, suffix.differs) == ("ngram-chat", ("algorithm",))
     with pytest.raises(ConfigError, match="did you mean 'eagle3-llama-chat'"):
         choose_preset("eagle3-lama-chat")
-
-
-def test_what_a_run_accepts_depends_on_the_draft():
-    def summary(algorithm, **tables):
-        scenario = {
-            "speculation": {"algorithm": algorithm, "policy": "fixed", "steps": 3},
-            "workload": {"num_requests": 80, "rate": 20.0, "output": {"kind": "fixed", "value": 200}},
-        }
-        return foredraft.simulate(scenario | tables).summary
-
-    of = {name: summary(name) for name in ("EAGLE", "EAGLE3", "STANDALONE", "MULTI_LAYER_EAGLE", "NGRAM")}
-    lengths = {name: each["accept_length"] for name, each in of.items()}
-    assert lengths["EAGLE"] == pytest.approx(2.25, rel=0.03)
-    assert lengths["EAGLE3"] == pytest.approx(2.79, rel=0.03)
-    assert len({round(length, 1) for length in lengths.values()}) == 5
-    assert not [notice for notice in of["EAGLE3"]["notices"] if "acceptance" in notice]
-    (borrowed,) = [notice for notice in of["MULTI_LAYER_EAGLE"]["notices"] if "acceptance" in notice]
-    assert borrowed.startswith(
-        "no published acceptance for MULTI_LAYER_EAGLE on llama chat; that of MULTI_LAYER_EAGLE on another model's math "
-        "is used (preset multi-layer-eagle-math; vLLM pull 48892"
-    )
-    (lookup,) = [notice for notice in of["NGRAM"]["notices"] if "look-ups" in notice]
-    assert "ngram-code" in lookup
-    edit = summary("NGRAM", acceptance={"preset": "edit"})
-    assert edit["accept_length"] > lengths["NGRAM"] + 0.3
-    given = summary("EAGLE", acceptance={"conditional": [0.9]}, model={"target": "qwen3-8b"})
-    assert given["accept_length"] > 3 and not [notice for notice in given["notices"] if "no published" in notice]
