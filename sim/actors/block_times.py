@@ -15,6 +15,27 @@ class BlockTimes(NamedTuple):
     next_launch_ns: np.ndarray  # int64 [rounds]
 
 
+class RunningBlock:
+    """A block on the device that ends after `rounds` of its rounds, or earlier."""
+
+    def __init__(self, times: BlockTimes, rounds: int) -> None:
+        self.rounds: int = rounds
+        self._commit_end_ns = times.commit_end_ns
+
+    @property
+    def end_ns(self) -> int:
+        """When the last of its rounds is committed."""
+        return int(self._commit_end_ns[self.rounds - 1])
+
+    def round_at(self, now_ns: int) -> int:
+        """Return the number of the round, from 1, that is not committed before `now_ns`."""
+        return int(self._commit_end_ns.searchsorted(now_ns)) + 1
+
+    def end_after(self, rounds: int) -> None:
+        """Let it end after so many rounds, if it does not end earlier."""
+        self.rounds = min(self.rounds, rounds)
+
+
 def synchronous_times(
     start_ns: int, device_ns: np.ndarray, commit_ns: np.ndarray, launch_ns: int | np.ndarray
 ) -> BlockTimes:

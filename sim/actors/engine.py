@@ -24,10 +24,10 @@ from ...core.contract.step import DecodeStep, Step, StepFailure, StepResult
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
 from ..cost.host import NO_DELAY, FrontEnd
-from .block_times import overlap_times, synchronous_times
+from .block_times import RunningBlock, overlap_times, synchronous_times
 from .clock import Environment, turn_priority, until
 from .device import Device, DrawnRounds, Truth
-from .hooks import NO_HOOKS, HandoffPart, Hooks, StepFault
+from .hooks import NO_HOOKS, HandoffPart, Hooks, NoHandoff, StepFault
 from .host_work import HostWork
 from .intake import Intake
 from .spans import Spans, SpanSink
@@ -69,7 +69,7 @@ class EngineActor:
         self.host = host
         self.hooks = hooks
         self.intake: Intake = Intake(env, front_end, self._look_soon, lane)
-        self.handoff: HandoffPart | None = None  # set where prefill and decode are apart
+        self.handoff: HandoffPart = NoHandoff(engine, lambda: hooks.stamp(env.now))  # a cluster sets its own
         self.rounds: int = 0
         self.worked_until_ns: int = 0  # when the newest result, or its loss, was taken
         self.on_first_token: Callable[[int, str], None] | None = None  # told with the replica's number and the request
@@ -83,7 +83,7 @@ class EngineActor:
         self._stop_id = 0  # steps up to here end at their next round boundary
         self._tail_planned_ns = 0
         self._idle: simpy.Event | None = None
-        self._in_block = False
+        self._block: RunningBlock | None = None  # a block that messages may end early
         self.process: simpy.Process = env.process(self._run())
 
     # -- messages -----------------------------------------------------------------------------------------------------
@@ -102,10 +102,7 @@ class EngineActor:
             self._refuse(request, refusal)
             return
         self.device.truths[request.request_id] = truth
-        if self.handoff is None:
-            outcome = self.engine.submit(request, self.hooks.stamp(self.env.now))
-        else:
-            outcome = self.handoff.submit(request)
+        outcome = self.handoff.submit(request)
         if outcome.refusal:
             del self.device.truths[request.request_id]
             self._refuse(request, outcome.refusal)
@@ -124,10 +121,7 @@ class EngineActor:
 
     def abort(self, request_id: str) -> None:
         """End a request now."""
-        if self.handoff is None:
-            outcome = self.engine.abort(request_id, self.hooks.stamp(self.env.now))
-        else:
-            outcome = self.handoff.abort(request_id)
+        outcome = self.handoff.abort(request_id)
         if outcome.finished is not None:
             self.report(outcome.finished)
         self.wake(outcome.replan)
@@ -141,16 +135,19 @@ class EngineActor:
             self.env.schedule(idle, priority=turn_priority(self.lane))
         elif replan:
             self._stop_id = self.engine.last_step_id
-            if self._in_block:
-                self._in_block = False
-                self.process.interrupt()
+            self._look_at_block()
 
     def _look_soon(self) -> None:
         """Look at the queue now if nothing runs; else let a running block end where the scheduler looks again."""
         if self._idle is not None:
             self.intake.release()
-        elif self._in_block:
-            self._in_block = False
+        else:
+            self._look_at_block()
+
+    def _look_at_block(self) -> None:
+        """Let a running block find out where it ends now."""
+        if self._block is not None:
+            self._block = None
             self.process.interrupt()
 
     def stop_launched_steps(self) -> None:
@@ -175,8 +172,7 @@ class EngineActor:
                 self.hooks.before_launch(step)
                 self._launch(step)
                 self.hooks.after_launch(step)
-                if self.handoff is not None:
-                    self.handoff.launched()
+                self.handoff.launched()
                 if engine.num_uncommitted < engine.pipeline_depth:
                     if not env.passed(self._cpu_free_ns):
                         yield until(env, self._cpu_free_ns, self.lane)
@@ -192,13 +188,11 @@ class EngineActor:
             return
         fault = self.hooks.fault_of(None)
         if fault is not None:
-            if self.handoff is not None:
-                self.handoff.lost(NOTHING_LOST, fault.restarts)
+            self.handoff.lost(NOTHING_LOST, fault.restarts)
             yield from self._resume(None, fault)
             return
-        if self.handoff is not None:
-            self.handoff.before_wait()
-        if not self.engine.is_idle and (self.handoff is None or not self.handoff.may_wait):
+        self.handoff.before_wait()
+        if not self.engine.is_idle and not self.handoff.may_wait:
             raise InvariantViolation("ENGINE-07", "requests wait, nothing runs, and the plan is empty")
         self._idle = self.env.event()
         yield self._idle
@@ -256,8 +250,7 @@ class EngineActor:
                 self.on_first_token(self.replica, request_id)
         for finished in outcome.finished:
             self.report(finished)
-        if self.handoff is not None:
-            self.handoff.committed(outcome)
+        self.handoff.committed(outcome)
 
     # -- a step that fails --------------------------------------------------------------------------------------------
 
@@ -277,15 +270,14 @@ class EngineActor:
         self._flights.clear()
         for finished in outcome.finished:
             self.report(finished)
-        if self.handoff is not None:
-            self.handoff.lost(outcome, fault.restarts)
+        self.handoff.lost(outcome, fault.restarts)
         self.hooks.after_loss(flight.step, outcome)
         yield from self._resume(flight.step, fault)
 
     def _resume(self, step: Step | None, fault: StepFault) -> Generator[simpy.Event, None, None]:
         """Wait until the device is quiet, or a new worker runs, and plan again."""
         yield until(self.env, self.env.now + fault.away_ns, self.lane)
-        if fault.restarts and self.handoff is not None:
+        if fault.restarts:
             while not self.handoff.may_restart:
                 yield until(self.env, self.env.now + fault.away_ns, self.lane)
             self.handoff.restarted()
@@ -356,19 +348,12 @@ class EngineActor:
             times = overlap_times(started_ns, self._tail_planned_ns, drawn.device_ns, commit_ns, launch_ns)
         else:
             times = synchronous_times(started_ns, drawn.device_ns, commit_ns, launch_ns)
-        rounds = min(drawn.rounds, self.intake.rounds_before_look(1)) if self.intake.is_waiting else drawn.rounds
-        if not self.env.passed(int(times.commit_end_ns[rounds - 1])):
-            self._in_block, has_ended = True, False
-            while not has_ended:
-                try:
-                    yield until(self.env, int(times.commit_end_ns[rounds - 1]), self.lane)
-                    has_ended = True
-                except simpy.Interrupt:
-                    running = int(times.commit_end_ns.searchsorted(self.env.now)) + 1
-                    is_asked = step.step_id <= self._stop_id
-                    rounds = min(rounds, running if is_asked else self.intake.rounds_before_look(running))
-                    self._in_block = rounds > running
-            self._in_block = False
+        block = RunningBlock(times, drawn.rounds)
+        if self.intake.is_waiting:
+            block.end_after(self.intake.rounds_before_look(1))
+        if not self.env.passed(block.end_ns):
+            yield from self._until_end(step, block)
+        rounds = block.rounds
         asked = rounds < drawn.rounds
         self.intake.count_rounds(rounds - 1)
         self._device_free_ns = int(times.device_end_ns[rounds - 1])
@@ -380,3 +365,17 @@ class EngineActor:
         self._spans.add_device(step, started_ns, self._device_free_ns - started_ns, rounds)
         decoded = self.device.apply(decode, drawn, rounds, asked)
         return StepResult(step.step_id, None, decoded, times.commit_end_ns[:rounds])
+
+    def _until_end(self, step: Step, block: RunningBlock) -> Generator[simpy.Event, None, None]:
+        """Wait for the end of a block, which each message that the scheduler must see may bring forward."""
+        self._block, has_ended = block, False
+        while not has_ended:
+            try:
+                yield until(self.env, block.end_ns, self.lane)
+                has_ended = True
+            except simpy.Interrupt:
+                running = block.round_at(self.env.now)
+                is_asked = step.step_id <= self._stop_id
+                block.end_after(running if is_asked else self.intake.rounds_before_look(running))
+                self._block = block if block.rounds > running else None
+        self._block = None

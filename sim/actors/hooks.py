@@ -1,8 +1,9 @@
-"""The collaborators of an `EngineActor`: hooks, which are called at named points, and its part in handoffs, if it has
-one."""
+"""The collaborators of an `EngineActor`: hooks, which are called at named points, and its part in handoffs. Both have
+one that does nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,7 @@ from ...core.contract.outcomes import AbortOutcome, CommitOutcome, LossOutcome, 
 from ...core.contract.request import FinishedRequest, Request
 from ...core.contract.step import FailureCause, Step, StepResult
 from ...core.scheduler.config import EngineRole
+from ...core.scheduler.engine import Engine
 from .device import Truth
 
 
@@ -91,3 +93,32 @@ class HandoffPart(Protocol):
     def lost(self, outcome: LossOutcome, restarts: bool) -> None: ...
     def restarted(self) -> None: ...
     def change_role(self, role: EngineRole) -> None: ...
+
+
+class NoHandoff:
+    """The part of an engine that serves whole requests."""
+
+    may_wait = False
+    may_restart = True
+
+    def __init__(self, engine: Engine, now_ns: Callable[[], int]) -> None:
+        """Pass requests to `engine`. `now_ns` returns the time on the host's clock."""
+        self._engine = engine
+        self._now_ns = now_ns
+
+    def submit(self, request: Request) -> SubmitOutcome:
+        return self._engine.submit(request, self._now_ns())
+
+    def abort(self, request_id: str) -> AbortOutcome:
+        return self._engine.abort(request_id, self._now_ns())
+
+    def launched(self) -> None:
+        """Do nothing, like all that follow: no KV leaves or comes."""
+
+    def committed(self, outcome: CommitOutcome) -> None: ...
+    def before_wait(self) -> None: ...
+    def lost(self, outcome: LossOutcome, restarts: bool) -> None: ...
+    def restarted(self) -> None: ...
+
+    def change_role(self, role: EngineRole) -> None:
+        raise AssertionError("an engine outside of a cluster has one role")
