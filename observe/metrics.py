@@ -38,7 +38,7 @@ from ..core.contract.events import (
     Submitted,
 )
 from ..core.contract.request import FinishReason
-from .histogram import added_counts, series
+from .measuring.histogram import added_counts, series
 from .measuring.lives import ReplicaMetrics, RequestLives
 from .measuring.load import Load, MeasuredLoad, PartLoad
 from .output_files import ParquetColumns

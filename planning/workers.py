@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from ..core.errors import ForedraftError
 from ..core.parsing import parse_json
-from ..sim.running.processes import ATTEMPTS, Died, Processes, Tell, serve_jobs
+from ..observe.children.pool import ATTEMPTS, Died, Processes, Tell, serve_jobs
 from .trial import Trial, run_trial
 
 ANY_CLUSTER = "ray"

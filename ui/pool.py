@@ -4,44 +4,37 @@ its process; another takes its place."""
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
-import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
+from ..observe.children.child import ONE_THREAD, Child
 from ..serve.errors import ApiError
 from . import process
 from .process import READY
 
 MOST_WAITING = 16
 """Questions that wait for a process; beyond that the server is busy."""
-MOST_LINE_BYTES = 64 << 20
 Message = dict[str, Any]
 
 
 class _Process:
-    """One process, and the messages that it writes."""
+    """One process, and the messages that it sends."""
 
     def __init__(self, niceness: int) -> None:
         self._niceness = niceness
-        self._process: asyncio.subprocess.Process | None = None
+        self._child: Child | None = None
+        self._messages: asyncio.Queue[Message | ApiError] = asyncio.Queue()
 
     async def start(self) -> None:
-        pipe, environment = asyncio.subprocess.PIPE, {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", process.__name__, str(self._niceness),
-            stdin=pipe, stdout=pipe, limit=MOST_LINE_BYTES, env=environment, start_new_session=True,
-        )  # fmt: skip
+        self._child = Child(process.__name__, str(self._niceness), environment=ONE_THREAD)
+        asyncio.get_running_loop().add_reader(self._child.wire, self._read, self._child)
         assert await self._message() == READY
 
     async def ask(self, question: Mapping[str, Any]) -> AsyncIterator[Message]:
         """Yield the messages of an answer, the last of which has the result or an error."""
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(json.dumps(question).encode() + b"\n")
-        await self._process.stdin.drain()
+        assert self._child is not None
+        self._child.say(question)
         while True:
             message = await self._message()
             yield message
@@ -49,17 +42,23 @@ class _Process:
                 return
 
     async def _message(self) -> Message:
-        assert self._process is not None and self._process.stdout is not None
-        line = await self._process.stdout.readline()
-        if not line.endswith(b"\n"):
-            raise ApiError(500, f"the process of the answer died (exit code {await self._process.wait()})")
-        found: Message = json.loads(line)
-        return found
+        message = await self._messages.get()
+        if isinstance(message, ApiError):
+            raise message
+        return message
+
+    def _read(self, child: Child) -> None:
+        """Take the messages that have come; of a process that has died, its end."""
+        received: Sequence[Message | ApiError] | None = child.wire.receive()
+        if received is None:
+            asyncio.get_running_loop().remove_reader(child.wire)
+            received = [ApiError(500, f"the process of the answer died ({child.close()})")]
+        for message in received:
+            self._messages.put_nowait(message)
 
     def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._child is not None:
+            self._child.kill()
 
 
 class Pool:

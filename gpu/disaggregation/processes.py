@@ -16,8 +16,8 @@ from typing import IO, Any
 
 from ...core.errors import ForedraftError
 from ...core.scheduler.config import EngineRole
+from ...observe.children.wire import Wire, WireError
 from ...observe.engine_lines import write_forwarded
-from .control import ControlError, ControlSocket
 from .topology import WorkerPlace, backend_for
 
 HOST = "127.0.0.1"
@@ -68,7 +68,7 @@ class WorkerProcess:
         finally:
             theirs.close()
         ours.settimeout(SILENCE_S)
-        self.control = ControlSocket(ours)
+        self.control = Wire(ours)
         self.heard_s = self.pinged_s = time.monotonic()
         self.is_up = False
         self.exchanges: int = 0  # that a rank has said it has begun
@@ -261,7 +261,7 @@ class Workers:
     def _listen(self, worker: WorkerProcess) -> Iterator[tuple[WorkerProcess, dict[str, Any] | None]]:
         try:
             messages = worker.control.receive()
-        except (ControlError, OSError) as error:
+        except (WireError, OSError) as error:
             messages, why = None, f"says what is no message: {error}"
         else:
             why = ""

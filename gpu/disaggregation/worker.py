@@ -27,6 +27,8 @@ from ...core.handoff.messages import request_from_json
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.spec import EngineSpec
+from ...observe.children.child import run_child
+from ...observe.children.wire import Wire
 from ...observe.engine_lines import forward_lines
 from ...observe.log import EventLog
 from ..executor.graphs import CaptureBounds
@@ -38,7 +40,6 @@ from ..session.plan import SessionOptions, SessionPlan
 from ..session.ready import make_executor_ready
 from ..session.session import load_engine, load_ranks
 from ..session.text import Tokenizer
-from .control import ControlSocket, run_child
 from .link import LinkFaults, LinkNews, ParcelFaults, PeerLink, connect, links
 from .serving import News, Serving, now_ns
 from .topology import backend_for
@@ -151,7 +152,7 @@ def spec_for(role: EngineRole, spec: EngineSpec) -> EngineSpec:
 class Worker:
     """Carries out the parent's orders, one session after the other."""
 
-    def __init__(self, control: ControlSocket) -> None:
+    def __init__(self, control: Wire) -> None:
         self._control = control
         self._inbox: queue.SimpleQueue[dict[str, Any] | LinkNews] = queue.SimpleQueue()
         self._links: dict[str, PeerLink] = {}

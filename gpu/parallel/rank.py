@@ -26,8 +26,9 @@ import torch.distributed as dist
 from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ForedraftError
 from ...core.handoff import PageSeal
+from ...observe.children.child import run_child
+from ...observe.children.wire import Wire
 from ...observe.engine_lines import forward_lines
-from ..disaggregation.control import ControlSocket, run_child
 from ..disaggregation.link import FOR_EVER, LinkFaults, LinkNews, Parcel, PeerLink, connect, links
 from ..disaggregation.page_tensors import PageTensors
 from ..executor.executor import TorchExecutor
@@ -53,7 +54,7 @@ _SAMPLED_BYTES, _SAMPLED_EVERY = 1 << 12, 1 << 22
 class Rank:
     """Carries out the parent's orders."""
 
-    def __init__(self, control: ControlSocket) -> None:
+    def __init__(self, control: Wire) -> None:
         self._control = control
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._executors: dict[int, TorchExecutor] = {}

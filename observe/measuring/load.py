@@ -6,9 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
-from ..histogram import Timeline
 from ..output_files import ParquetColumns
 from ..summary import GAUGES, Measurements
+from .histogram import Timeline
 
 SYSTEM = 1 + GAUGES.index("system")  # column of the samples
 

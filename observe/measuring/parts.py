@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..histogram import added_counts
 from ..output_files import ROW_GROUP
 from ..summary import GAUGES, Measurements
+from .histogram import added_counts
 from .lives import ReplicaMetrics
 
 if TYPE_CHECKING:

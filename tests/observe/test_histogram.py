@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from foredraft.observe.histogram import RELATIVE_ERROR, LogHistogram
+from foredraft.observe.measuring.histogram import RELATIVE_ERROR, LogHistogram
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pyarrow
 import pytest
-from foredraft.observe.histogram import LogHistogram, Timeline
 from foredraft.observe.measuring import parts
+from foredraft.observe.measuring.histogram import LogHistogram, Timeline
 from pyarrow import parquet
 
 

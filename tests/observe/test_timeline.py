@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from foredraft.observe.histogram import FIRST_BUCKET_NS, Timeline
+from foredraft.observe.measuring.histogram import FIRST_BUCKET_NS, Timeline
 
 
 def brute_force(times, values, edges):

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from foredraft import Scenario, simulate
 from foredraft.core.errors import ForedraftError
+from foredraft.observe.children import child
 from foredraft.planning.store import JOURNAL, StoredWorkers, TrialStore, question
 from foredraft.planning.sweep import Sweep
 from foredraft.planning.trial import Trial, run_trial
 from foredraft.planning.workers import Job, LocalWorkers, Workers
-from foredraft.sim.running import processes
 
 SMALL = {"workload": {"num_requests": 12, "rate": 20.0, "output": {"value": 20}, "prompt": {"value": 100}}}
 POINTS = ({"speculation.algorithm": "NONE"}, {"speculation.algorithm": "EAGLE3"})
@@ -121,6 +121,7 @@ def test_a_process_that_dies_costs_one_run(tmp_path: Path, monkeypatch: pytest.M
     program = tmp_path / "worker.py"
     program.write_text(
         "import os, sys\n"
+        "from foredraft.observe.children import pool\n"
         "from foredraft.planning import workers\n"
         "run = workers.run_trial\n"
         "def deadly(tables, settings):\n"
@@ -128,11 +129,13 @@ def test_a_process_that_dies_costs_one_run(tmp_path: Path, monkeypatch: pytest.M
         "        os.kill(os.getpid(), 9)\n"
         "    return run(tables, settings)\n"
         "workers.run_trial = deadly\n"
-        "workers.serve_jobs(workers.answer_of)\n"
+        "pool.serve_jobs(workers.answer_of)\n"
     )
     start = subprocess.Popen
     monkeypatch.setattr(
-        processes.subprocess, "Popen", lambda command, **options: start([sys.executable, str(program)], **options)
+        child.subprocess,
+        "Popen",
+        lambda command, **options: start([sys.executable, str(program), *command[4:]], **options),
     )
     trials = run_sweep(tmp_path / "sweep", workers=LocalWorkers(TABLES, 2)).trials
     assert [trials[0, seed].status for seed in (0, 1)] == ["done", "done"]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import selectors
 import socket
-import threading
 import time
 from types import SimpleNamespace
 
@@ -21,7 +20,6 @@ from foredraft.core.handoff.messages import Ack, Renew
 from foredraft.core.scheduler.config import EngineConfig, EngineRole
 from foredraft.core.scheduler.engine import Engine
 from foredraft.gpu.batch.pools import KVPool
-from foredraft.gpu.disaggregation.control import MAX_FRAME_BYTES, ControlError, ControlSocket
 from foredraft.gpu.disaggregation.link import (
     FAULTS_VARIABLE,
     LinkFaults,
@@ -38,6 +36,7 @@ from foredraft.gpu.disaggregation.topology import Disaggregation, WorkerPlace, b
 from foredraft.gpu.executor.build import build_executor
 from foredraft.gpu.session.plan import SessionOptions
 from foredraft.gpu.types.attention import KVShape
+from foredraft.observe.children.wire import Wire
 from matrix_cells import OPS, small_head, small_model
 from serving import CONFIG, Way
 
@@ -248,50 +247,14 @@ def test_faults_are_off_unless_asked_for(monkeypatch):
     assert plans_from_environment() == {"decode0": {"delay_ms": 2.5}}
 
 
-# -- control messages --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ends():
-    pair = [ControlSocket(end) for end in socket.socketpair()]
-    yield pair
-    for end in pair:
-        end.close()
-
-
-def received(end, count):
-    messages = []
-    while len(messages) < count:
-        messages += end.receive()
-    return messages
-
-
-def test_control_messages_come_whole_and_in_order(ends):
-    messages = [{"do": "submit", "text": "ü" * size, "number": 2**80} for size in (0, 1, 70_000, 3)]
-    sender = threading.Thread(target=lambda: [ends[0].send(message) for message in messages])
-    sender.start()
-    assert received(ends[1], 4) == messages
-    sender.join()
-    ends[0].close()
-    assert ends[1].receive() is None
-
-
-def test_who_sends_soon_never_waits_for_a_reader_that_pauses(ends):
-    messages = [{"number": number, "text": "x" * 50_000} for number in range(100)]
-    for message in messages:  # megabytes without a reader: sending returns at once
-        ends[0].send_soon(message)
-    assert received(ends[1], 100) == messages
-    ends[0].send_soon({"number": 100})
-    assert received(ends[1], 1) == [{"number": 100}]
-    ends[1].close()
-    ends[0].send_soon({"number": 101})  # the other end is closed; sending does not fail
+# -- messages of the workers -------------------------------------------------------------------------------------------
 
 
 def test_what_caused_a_message_is_heard_before_it(monkeypatch):
     """Also where both are sent after the parent has begun to read."""
     socks = [socket.socketpair() for _ in range(2)]
     roles = (EngineRole.PREFILL, EngineRole.DECODE)
-    (to_prefill, prefill), (to_decode, decode) = ([ControlSocket(end) for end in pair] for pair in socks)
+    (to_prefill, prefill), (to_decode, decode) = ([Wire(end) for end in pair] for pair in socks)
     workers = object.__new__(Workers)
     workers._selector = selectors.DefaultSelector()
     workers.all, workers.silence_s = {}, 60.0
@@ -302,7 +265,7 @@ def test_what_caused_a_message_is_heard_before_it(monkeypatch):
         workers._selector.register(control, selectors.EVENT_READ, worker)
     for sender in (prefill, decode):
         sender.send({"say": "earlier"})
-    real, later = ControlSocket.receive, [prefill, decode]
+    real, later = Wire.receive, [prefill, decode]
 
     def receive(self):
         messages = real(self)
@@ -310,7 +273,7 @@ def test_what_caused_a_message_is_heard_before_it(monkeypatch):
             later.pop(0).send({"say": "cause" if len(later) else "effect"})
         return messages
 
-    monkeypatch.setattr(ControlSocket, "receive", receive)
+    monkeypatch.setattr(Wire, "receive", receive)
     said = []
     while len(said) < 4:
         said += [message["say"] for _, message in workers.hear(1.0)]
@@ -318,19 +281,3 @@ def test_what_caused_a_message_is_heard_before_it(monkeypatch):
     for end in (to_prefill, prefill, to_decode, decode):
         end.close()
     workers._selector.close()
-
-
-def test_a_frame_that_is_no_json_is_refused():
-    left, right = socket.socketpair()
-    with left, right:
-        left.sendall((3).to_bytes(4, "little") + b"{no")
-        with pytest.raises(ControlError, match="a control message that is no JSON"):
-            ControlSocket(right).receive()
-
-
-def test_a_frame_beyond_all_measure_is_refused():
-    left, right = socket.socketpair()
-    with left, right:
-        left.sendall((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
-        with pytest.raises(ControlError, match="a control message of 1073741825 bytes"):
-            ControlSocket(right).receive()

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from foredraft import simulate
 from foredraft.core.errors import ConfigError, ForedraftError
+from foredraft.observe.children import child
 from foredraft.observe.log import EventLog
 from foredraft.observe.metrics import RunMetrics
 from foredraft.sim.run import Simulation
-from foredraft.sim.running import processes
 from foredraft.sim.running.coupling import coupling
 from foredraft.sim.running.parts import NO_REPLICAS, run_parts
 from foredraft.sim.scenario_file import scenario_from_dict
@@ -105,7 +105,8 @@ def deadly(monkeypatch: pytest.MonkeyPatch, program: Path, lives: int) -> None:
     program.write_text(
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from foredraft.sim.running import parts, processes\n"
+        "from foredraft.observe.children import pool\n"
+        "from foredraft.sim.running import parts\n"
         "def run(shared, line, tell):\n"
         "    marks = Path(__file__).parent\n"
         f"    for number in range({lives}):\n"
@@ -115,11 +116,13 @@ def deadly(monkeypatch: pytest.MonkeyPatch, program: Path, lives: int) -> None:
         "            continue\n"
         "        os.kill(os.getpid(), 9)\n"
         "    return parts.simulate_part(shared, line, tell)\n"
-        "processes.serve_jobs(run)\n"
+        "pool.serve_jobs(run)\n"
     )
     start = subprocess.Popen
     monkeypatch.setattr(
-        processes.subprocess, "Popen", lambda command, **options: start([sys.executable, str(program)], **options)
+        child.subprocess,
+        "Popen",
+        lambda command, **options: start([sys.executable, str(program), *command[4:]], **options),
     )
 
 

@@ -1,18 +1,13 @@
-"""Messages between the parent and a worker: JSON objects over a stream socket, each behind its length; and what every
-worker's process does around them."""
+"""Messages between a process and its child: JSON objects over a stream socket, each behind its length."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import struct
-import sys
 import threading
-import traceback
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any
 
 from ...core.errors import ForedraftError
 
@@ -21,12 +16,12 @@ MAX_FRAME_BYTES = 1 << 30
 _READ_BYTES = 1 << 16
 
 
-class ControlError(ForedraftError):
-    """Bytes on a control socket that are no frame."""
+class WireError(ForedraftError):
+    """Bytes on a wire that are no message."""
 
 
-class ControlSocket:
-    """One end of the socket. `send` and `send_soon` may be called by several threads, `receive` by one;
+class Wire:
+    """One end of the wire. `send` and `send_soon` may be called by several threads, `receive` by one;
     an end uses one way to send."""
 
     def __init__(self, connected: socket.socket) -> None:
@@ -61,7 +56,7 @@ class ControlSocket:
                 self._backlog += frame
                 self._has_backlog.set()
                 if self._sender is None:
-                    self._sender = threading.Thread(target=self._send_backlog, name="control backlog", daemon=True)
+                    self._sender = threading.Thread(target=self._send_backlog, name="messages to send", daemon=True)
                     self._sender.start()
 
     def _send_backlog(self) -> None:
@@ -90,14 +85,14 @@ class ControlSocket:
         while len(self._buffer) >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._buffer)
             if size > MAX_FRAME_BYTES:
-                raise ControlError(f"a control message of {size} bytes, at most {MAX_FRAME_BYTES} are taken")
+                raise WireError(f"a message of {size} bytes, at most {MAX_FRAME_BYTES} are taken")
             end = _LENGTH.size + size
             if len(self._buffer) < end:
                 break
             try:
                 messages.append(json.loads(self._buffer[_LENGTH.size : end]))
             except ValueError as error:
-                raise ControlError(f"a control message that is no JSON: {error}") from None
+                raise WireError(f"a message that is no JSON: {error}") from None
             del self._buffer[:end]
         return messages
 
@@ -108,22 +103,3 @@ class ControlSocket:
 def _frame(message: Mapping[str, Any]) -> bytes:
     content = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
     return _LENGTH.pack(len(content)) + content
-
-
-def run_child(serve: Callable[[ControlSocket], None]) -> NoReturn:
-    """Serve the parent over the socket whose number is the first argument, and end this process.
-
-    A terminal's Ctrl-C, and a service manager's SIGTERM, reach the whole group of processes. The parent handles them
-    and ends the requests in order.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    code = 0
-    try:
-        serve(ControlSocket(socket.socket(fileno=int(sys.argv[1]))))
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    # Threads wait in the library for peers that may be gone; a usual end would wait for them.
-    sys.stderr.flush()
-    os._exit(code)
