@@ -12,7 +12,6 @@ from .audit import audit
 from .checking.check import check
 from .decode.bench import bench
 from .decode.generate import generate
-from .decode.lossless import lossless
 from .decode.selftest import selftest
 from .decode.tiny import tiny
 from .planning.doctor import doctor
@@ -32,6 +31,7 @@ GONE: dict[str, str] = {
     "adaptive": "`foredraft tune --table` (show, import) or `foredraft export` (export)",
     "cost": "`foredraft doctor --round`",
     "twin": "`foredraft bench --twin`",
+    "lossless": "`foredraft check server URL --against URL`, the plain endpoint behind --against",
     "plan --model-error": "its default: comparisons have the error of published points",
     "plan --power": "`--price` with the kWh that a GPU takes in an hour, such as H100=0.6",
     "warmup": "`foredraft serve --warm-only`, or `foredraft bench --warm`",
@@ -67,7 +67,7 @@ for panel, commands in {
         *(doctor, plan, tune, sweep, simulate, calibrate, trace, report, export, ui),
     ),
     "Decode: run a model with speculation": (generate, bench, serve, tiny, selftest),
-    "Check: an engine, a server, a log": (check, lossless, audit),
+    "Check: an engine, a server, a log": (check, audit),
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)

@@ -42,25 +42,35 @@ def mode_of(ctx: typer.Context, modes: Mapping[str, Collection[str]]) -> str | N
     """
     from ..core.errors import ConfigError
 
-    sources = {one.name: ctx.get_parameter_source(one.name or "") for one in ctx.command.params}
-    given = {one.name: one for one in ctx.command.params if getattr(sources[one.name], "name", "") == "COMMANDLINE"}
-    flags = {flag for one in given.values() for flag in one.opts}
+    flags = {flag for one in _given(ctx) for flag in one.opts}
     chosen = [flag for flag in modes if flag in flags]
     if len(chosen) > 1:
         raise ConfigError.of("<arguments>", chosen[1], f"contradicts {chosen[0]}: give one of them")
     mode = chosen[0] if chosen else None
+    refuse_of_other_modes(ctx, mode, () if mode is None else modes[mode])
+    return mode
+
+
+def _given(ctx: typer.Context) -> list[Any]:
+    """Return the parameters that the command line has."""
+    sources = {one.name: ctx.get_parameter_source(one.name or "") for one in ctx.command.params}
+    return [one for one in ctx.command.params if getattr(sources[one.name], "name", "") == "COMMANDLINE"]
+
+
+def refuse_of_other_modes(ctx: typer.Context, mode: str | None, taken: Collection[str] = ()) -> None:
+    """Raise ConfigError with every option given that does nothing in `mode`, which takes the parameters `taken` beside
+    those declared by `only_with`."""
     rules = []
-    for name, one in given.items():
+    for one in _given(ctx):
         flag = one.opts[0] if one.opts[0].startswith("-") else one.metavar or one.opts[0]
         panel = getattr(one, "rich_help_panel", None) or ""
         needs = panel.removeprefix(ONLY).split(" or ") if panel.startswith(ONLY) else []
         if mode is None:
             rules.append((flag, bool(needs), f"without {' or '.join(needs)}"))
         else:
-            is_taken = mode in needs or mode in one.opts or name in modes[mode]
+            is_taken = mode in needs or mode in one.opts or one.name in taken
             rules.append((flag, not is_taken, f"{mode} makes no use of it"))
     refuse_without_effect(*rules)
-    return mode
 
 
 def with_options(name: str, declared: Callable[..., Any]) -> Decorator:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...core.errors import count_of
-from ..options import AsJson, argument, option, print_document, refuse_without_effect
+from ..options import AsJson, argument, option, print_document, refuse_of_other_modes, refuse_without_effect
 from ..progress import StatusLine
 from .annotations import error_commands
+from .endpoints import SERVER, check_endpoint, with_asking_options
 from .printed import end_despite_threads, held_back
 from .processes import side_by_side
 from .servers import check_server
@@ -44,10 +45,10 @@ class Format(StrEnum):
 Contract = Annotated[str | None, argument("CONTRACT",
     "Contract: allocator, prefix-cache, relay, accept, step-controller, engine, executor, "
     "block-manager, transport or simulator. Or a package, whose components are checked: vllm, sglang or transformers. "
-    "Default: all contracts.")]
-Subject = Annotated[str | None, argument("MODULE:MAKE",
+    "Or server: an endpoint with OpenAI's interface. Default: all contracts.")]
+Subject = Annotated[str | None, argument("MODULE:MAKE|URL",
     "Component: `MAKE(config)` in MODULE returns a new one; docs/contracts.md lists its methods. Default: the built-in "
-    "components.")]
+    "components. Of a server its address, as http://HOST:PORT.")]
 BudgetText = Annotated[str | None, option("--budget",
     "Number of operations (200000) or time (60s, 2m), divided among the components. Default: for your component 60s; "
     "for each built-in component its own number of operations, together about a minute on two cores.", "BUDGET")]
@@ -86,14 +87,16 @@ Cases = Annotated[Path, option("--cases", "Directory for the stored cases of fai
 # fmt: on
 
 
+@with_asking_options
 def check(
-    contract: Contract = None, subject: Subject = None, budget: BudgetText = None, seed: Seed = DEFAULT_SEED,
+    ctx: typer.Context, contract: Contract = None, subject: Subject = None, budget: BudgetText = None, seed: Seed = DEFAULT_SEED,
     capability: Capability = None, expect: Expect = None, allow: Allow = None, without: Without = None,
     every_failure: EveryFailure = False, show_list: ShowList = False, mutants: Mutants = False,
     replay: Replay = None, as_json: AsJson = False, cases: Cases = DEFAULT_CASES, wheel: Wheel = None,
     form: Form = Format.text, algorithm: Algorithm = None, device: Device = None, ops: Operations = None,
+    *, asking: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Check a component against its invariants.
+    """Check a component against its invariants, or a server's text against that of another server.
 
     Runs random operations on the component and on a plain model of it, and checks
     every invariant after each operation. If an invariant breaks, the command
@@ -101,11 +104,25 @@ def check(
     broken invariant (skipped components are named); 1: a broken invariant; 2: bad
     input.
 
+    `check server` asks an endpoint with OpenAI's interface (vLLM, SGLang,
+    llama.cpp, foredraft serve) and one without speculation (--against) for the
+    same greedy texts. If two tokens differ, log-probabilities decide: two nearly
+    equal ones are a tie. The difference is noise if the plain endpoint itself
+    gives the other text when it is asked again. Everything else is an error, for
+    which the command searches for a smaller prompt that shows it. Exit code 0:
+    lossless, except for ties and noise; 1: an error; 2: bad input, or an endpoint
+    that does not answer.
+
         foredraft check
         foredraft check allocator my.package:make --budget 60s
         foredraft check vllm --wheel vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl
         foredraft check --replay runs/cases/allocator-ALLOC-10.case.json
+        foredraft check server http://127.0.0.1:8001 --against http://127.0.0.1:8000
     """
+    refuse_of_other_modes(ctx, SERVER if contract == SERVER else None, ("contract", "subject", "as_json"))
+    if contract == SERVER:
+        check_endpoint(subject, as_json, **asking)
+        return
     other = "--list" if show_list else "--replay" if replay is not None else "--mutants" if mutants else None
     runs_nothing, elsewhere = show_list or replay is not None, other is not None
     is_placed = device is not None or ops is not None
@@ -128,15 +145,7 @@ def check(
         ("--format", form != Format.text and (elsewhere or as_json), f"{other or '--json'} prints no annotations"),
     )
     if contract in SERVERS and not show_list and not mutants and replay is None:
-        refuse_without_effect(
-            ("SUBJECT", subject is not None, "its adapters are shipped"),
-            ("--capability", bool(capability), "its adapters declare theirs"),
-            ("--expect", bool(expect), "what is known of it is listed"),
-            ("--allow", bool(allow), "what is known of it is listed"),
-            ("--without", bool(without), "nothing is left out"),
-            ("--every-failure", every_failure, "its checks go on after a failure anyway"),
-            ("--format", form != Format.text, "its failures are not in your files"),
-        )
+        _refuse_with_package(subject, capability, expect, allow, without, every_failure, form)
         if not check_server(contract, budget, seed, as_json, cases, wheel):
             raise typer.Exit(EXIT_BROKEN)
         return
@@ -162,6 +171,27 @@ def check(
 
 
 SERVERS = ("vllm", "sglang", "transformers")
+
+
+def _refuse_with_package(
+    subject: str | None,
+    capability: list[str] | None,
+    expect: list[str] | None,
+    allow: list[str] | None,
+    without: list[str] | None,
+    every_failure: bool,
+    form: Format,
+) -> None:
+    """Refuse options that the check of a package makes no use of."""
+    refuse_without_effect(
+        ("SUBJECT", subject is not None, "its adapters are shipped"),
+        ("--capability", bool(capability), "its adapters declare theirs"),
+        ("--expect", bool(expect), "what is known of it is listed"),
+        ("--allow", bool(allow), "what is known of it is listed"),
+        ("--without", bool(without), "nothing is left out"),
+        ("--every-failure", every_failure, "its checks go on after a failure anyway"),
+        ("--format", form != Format.text, "its failures are not in your files"),
+    )
 
 
 def _name_wheel(path: Path) -> None:

@@ -11,7 +11,7 @@ from ...observe.output_files import Document
 
 @dataclass(frozen=True)
 class LosslessDocument(Document):
-    """A comparison of endpoints.
+    """A comparison of endpoints (`check server`).
 
     Attributes:
         lossless: Whether no error was found.

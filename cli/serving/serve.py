@@ -164,13 +164,7 @@ def serve(
             _refuse_for("--model", "a checkpoint is decoded", ignored, {"settings": "--set"})
             options, table = _session_of(model, session, seed), session["adaptive"]
             defaults = _file_defaults(options.model, generation_config, log)
-            if disaggregate is None:
-                body = _real_body(options, recording, log, ready_s)
-            else:
-                from .workers import refuse_with_workers, workers_body
-
-                refuse_with_workers(asked)
-                body = workers.enter_context(workers_body(options, disaggregate, recording, log, ready_s))
+            body = _decoding_body(options, disaggregate, asked, recording, log, ready_s, workers)
             body.defaults = defaults
         else:
             _refuse_for("--simulate", "nothing is captured", {"ready_s": ready_s}, {})
@@ -257,6 +251,24 @@ def _refuse_for(kind: str, why: str, given: dict[str, Any], names: dict[str, str
         for name, value in given.items()
     ]
     refuse_without_effect(*rules)
+
+
+def _decoding_body(
+    options: SessionOptions,
+    disaggregate: str | None,
+    operations: Operations,
+    recording: Recording,
+    log: ServerLog,
+    ready_s: float | None,
+    workers: ExitStack,
+) -> Body:
+    """Return the body that decodes in this process, or with processes that end with the stack `workers`."""
+    if disaggregate is None:
+        return _real_body(options, recording, log, ready_s)
+    from .workers import refuse_with_workers, workers_body
+
+    refuse_with_workers(operations)
+    return workers.enter_context(workers_body(options, disaggregate, recording, log, ready_s))
 
 
 def _real_body(options: SessionOptions, recording: Recording, log: ServerLog, ready_s: float | None) -> Body:

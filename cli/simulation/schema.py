@@ -33,8 +33,7 @@ DOCUMENTS: dict[str, tuple[str, ...]] = {
     "serve": (f"{_OWN}decoding:WarmDocument",),
     "tiny": (f"{_OWN}decoding:TinyDocument",),
     "selftest": (f"{_OWN}decoding:SelftestDocument",),
-    "lossless": (f"{_OWN}checking:LosslessDocument",),
-    "check": tuple(f"{_OWN}checking:{kind}Document" for kind in ("Check", "Mutants", "Invariants", "Case")),
+    "check": tuple(f"{_OWN}checking:{kind}Document" for kind in ("Check", "Mutants", "Invariants", "Case", "Lossless")),
     "audit": (f"{_OWN}checking:AuditDocument", f"{_OWN}checking:ReplayDocument"),
 }
 """What each command prints with `--json`: a document of one of these kinds, as module and class."""

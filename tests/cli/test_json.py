@@ -126,7 +126,7 @@ LINES: dict[str, Lines] = {
     ),
     "serve": lambda get, folder: ("serve", "--warm-only", "--model", get("models")["target"], "--device", "cpu"),
     "selftest": lambda get, folder: ("selftest", "--device", "cpu", "--budget", "1s", "--out", folder, "--quiet"),
-    "lossless": lambda get, folder: ("lossless", get("endpoint"), "--max-tokens", 2, "--quiet"),
+    "check, a server": lambda get, folder: ("check", "server", get("endpoint"), "--max-tokens", 2, "--quiet"),
     "audit,replay": lambda get, folder: ("audit", "--replay", get("run")),
     "check": lambda get, folder: ("check", "allocator", "plain-allocator", "--budget", 500),
     "check, the list": lambda get, folder: ("check", "allocator", "--list"),

@@ -1,4 +1,4 @@
-"""`foredraft lossless` on made-up endpoints that are lossless, tied, noisy, defective or failing, and on a
+"""`foredraft check server` on made-up endpoints that are lossless, tied, noisy, defective or failing, and on a
 server of our own."""
 
 from __future__ import annotations
@@ -100,8 +100,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     return server
 
 
-def lossless(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["lossless", "--quiet", *map(str, arguments)])
+def lossless(plain: str, *arguments: object) -> Result:
+    """Check the endpoint that follows `plain` against it; without one, `plain` itself."""
+    url, *others = map(str, arguments) if arguments and "://" in str(arguments[0]) else ("", *map(str, arguments))
+    asked = [url, "--against", plain] if url else [plain]
+    return CliRunner().invoke(app, ["check", "server", *asked, "--quiet", *others])
 
 
 @pytest.mark.parametrize("host", ["good", "llama"])
@@ -196,6 +199,22 @@ def test_what_cannot_be_compared_is_one_message(
     monkeypatch.setattr(endpoint, "FIRST_WAIT_S", 0.0)
     with pytest.raises(ForedraftError, match=message):
         raise lossless(*arguments).exception
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["server"], ["URL: is missing"]),
+        (["server", "http://plain", "--budget", "10s"], ["--budget: has no effect: server makes no use of it"]),
+        (["server", "http://plain", "--device", "cpu", "--list"], ["--device", "--list"]),
+        (["allocator", "--against", "http://plain", "--repeat", "2"], ["--against: has no effect: without server", "--repeat"]),
+    ],
+)  # fmt: skip
+def test_options_of_the_other_checks_are_refused(fake: FakeServer, arguments: list[str], words: list[str]):
+    with pytest.raises(ForedraftError) as caught:
+        raise CliRunner().invoke(app, ["check", *arguments]).exception
+    assert all(word in str(caught.value) for word in words)
+    assert not fake.bodies
 
 
 def test_margins_are_bounds_where_a_candidate_is_not_listed():

@@ -1,4 +1,4 @@
-"""`foredraft lossless`: does an endpoint with speculative decoding give the greedy text of one without?"""
+"""`foredraft check server`: does an endpoint with speculative decoding give the greedy text of one without?"""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...core.errors import count_of
-from ..options import argument, in_panel, output_option, print_document
+from ..options import Decorator, only_with, print_document, with_options
 from ..progress import LINE_EVERY_S, StatusLine
-from .options import AsJson
 
 if TYPE_CHECKING:
     from ...serve.lossless.difference import Difference
@@ -20,64 +19,70 @@ EXIT_ERROR_FOUND = 1
 MAX_LISTED = 5
 MAX_SHOWN = 48  # characters of a text
 
-Plain = Annotated[str, argument("URL_PLAIN", "Endpoint without speculation, as http://HOST:PORT.")]
-Speculative = Annotated[
-    str | None,
-    argument(
-        "URL_SPECULATIVE",
-        "Endpoint of the same model with speculation. Default: compare URL_PLAIN with itself.",
-    ),
-]
-asking_option = in_panel("Asking")
+SERVER = "server"
+asking_option = only_with(SERVER)
 MARGIN = (
     "Two log-probabilities at most this far apart are a tie; bfloat16 logits between 16 and 32 have steps of 0.125."
 )
 PROMPTS = 'One prompt per line, or .jsonl with {"prompt": TEXT}. Default: a built-in set.'
 # fmt: off
+Against = Annotated[str | None, asking_option("--against",
+    "Endpoint of the same model without speculation. Default: the endpoint itself, asked one prompt at a time.", "URL")]
 Model = Annotated[str | None, asking_option("--model",
     "Model to ask for. Default: the first model that the endpoint lists.")]
 Prompts = Annotated[Path | None, asking_option("--prompts", PROMPTS, "FILE")]
 MaxTokens = Annotated[int, asking_option("--max-tokens", "Most tokens of an answer.", min=1)]
-Repeat = Annotated[int, asking_option("--repeat",
-    "Number of answers of URL_SPECULATIVE to each prompt.", min=1, max=1000)]
+Repeat = Annotated[int, asking_option("--repeat", "Number of answers to each prompt.", min=1, max=1000)]
 TieMargin = Annotated[float, asking_option("--tie-margin", MARGIN, min=0)]
 Concurrency = Annotated[int, asking_option("--concurrency", "Most requests at once to each endpoint.", min=1, max=256)]
 TimeoutS = Annotated[float, asking_option("--timeout-s", "Seconds to wait for the next part of an answer.", min=0.1)]
 ApiKey = Annotated[str | None, asking_option("--api-key",
-    "Key to send to both endpoints. The variable is safer: other users can see a command line.",
+    "Key to send to the endpoints. The variable is safer: other users can see a command line.",
     "KEY", envvar="FOREDRAFT_API_KEY")]
-Quiet = Annotated[bool, output_option("--quiet", "Print no progress on standard error.")]
+Quiet = Annotated[bool, asking_option("--quiet -q", "Print no progress on standard error.")]
 # fmt: on
 
 
-def lossless(
-    url_plain: Plain, url_speculative: Speculative = None, model: Model = None, prompts: Prompts = None, max_tokens: MaxTokens = 64,
-    repeat: Repeat = 1, tie_margin: TieMargin = 0.25, concurrency: Concurrency = 4, timeout_s: TimeoutS = 120.0,
-    api_key: ApiKey = None, as_json: AsJson = False, quiet: Quiet = False,
+def _asking_options(
+    *,
+    against: Against = None,
+    model: Model = None,
+    prompts: Prompts = None,
+    max_tokens: MaxTokens = 64,
+    repeat: Repeat = 1,
+    tie_margin: TieMargin = 0.25,
+    concurrency: Concurrency = 4,
+    timeout_s: TimeoutS = 120.0,
+    api_key: ApiKey = None,
+    quiet: Quiet = False,
+) -> None:
+    """Declare the options."""
+
+
+with_asking_options: Decorator = with_options("asking", _asking_options)
+
+
+def check_endpoint(
+    url: str | None, as_json: bool, *, against: str | None, model: str | None, prompts: Path | None, max_tokens: int, repeat: int,
+    tie_margin: float, concurrency: int, timeout_s: float, api_key: str | None, quiet: bool,
 ) -> None:  # fmt: skip
-    """Check that speculative decoding is lossless on OpenAI-compatible endpoints.
+    """Compare the greedy texts of the endpoint at `url` with those of `against`, or with its own; print the result.
 
-    Sends the same prompts to /v1/completions of both endpoints (vLLM, SGLang,
-    llama.cpp, foredraft serve) at temperature 0 and compares the texts token by
-    token. If two tokens differ, log-probabilities decide: two nearly equal ones
-    are a tie. The difference is noise if the plain endpoint itself gives the
-    other text when it is asked again. Everything else is an error; for an error
-    the command searches for a smaller prompt that shows it.
-
-        foredraft lossless http://127.0.0.1:8000 http://127.0.0.1:8001
-        foredraft lossless http://127.0.0.1:8000 --repeat 5
-
-    Exit code 0: lossless, except for ties and noise; 1: an error was found; 2:
-    bad input, or an endpoint that does not answer.
+    Raises typer.Exit if an error was found, ConfigError without an address, and ForedraftError if a prompt has no
+    answer.
     """
     import asyncio
     from dataclasses import asdict
 
-    from ...core.errors import ForedraftError
+    from ...core.errors import ConfigError, ForedraftError
     from ...serve.lossless.endpoint import Endpoint, make_client
     from ...serve.lossless.prompts import BUILT_IN, read_prompts
     from ...serve.lossless.trial import Trial
 
+    if url is None:
+        message = "is missing: the address of the endpoint, as in foredraft check server URL --against URL"
+        raise ConfigError.of("<arguments>", "URL", message)
+    urls = [url] if against is None else [against, url]
     texts = BUILT_IN if prompts is None else read_prompts(prompts)
     line = StatusLine(quiet, redraw_every_s=0.1, line_every_s=LINE_EVERY_S)
 
@@ -87,8 +92,7 @@ def lossless(
 
     async def run() -> Trial:
         async with make_client(api_key, timeout_s) as client:
-            urls = [url_plain] if url_speculative is None else [url_plain, url_speculative]
-            ends = [Endpoint(url, client, model, bool(api_key), url is urls[-1], concurrency) for url in urls]
+            ends = [Endpoint(one, client, model, bool(api_key), one is urls[-1], concurrency) for one in urls]
             trial = Trial(ends[0], ends[-1], texts, max_tokens, repeat, tie_margin, progress)
             await trial.run()
         return trial
