@@ -28,11 +28,16 @@ ABOVE = {  # package -> the packages that it may import
     "ui": {"ui", "serve", "planning", "sim", "core", "observe"},
     "cli": set(PACKAGES),
 }
-CORE_ORDER = (
-    *("", "model_shape", "contract", "acceptance", "adaptive"),
-    *("kv", "tree", "algorithm", "scheduler", "handoff"),
-)
-"""The folders of core, its root first: each imports only what stands before it."""
+FOLDERS = {  # package -> its folders, "" its root: each imports only what stands before it
+    "core": (
+        *("", "model_shape", "contract", "acceptance", "adaptive"),
+        *("kv", "tree", "algorithm", "scheduler", "handoff"),
+    ),
+    "gpu": (
+        *("", "types", "kernels", "models", "batch", "ops", "draft", "executor", "tiny"),
+        *("parallel", "session", "disaggregation", "bench", "selftest"),
+    ),
+}
 NOT_JUDGED = {"core.errors", "core.draws"}  # what an oracle may import from core
 # The executor's contract speaks in core's types: a configuration makes the engine whose steps the executor runs, and
 # the model reads the steps and results that it judges.
@@ -110,12 +115,17 @@ def test_a_package_imports_only_what_stands_below_it(package: str):
     assert not imports_that(is_wrong, package)
 
 
-def test_the_folders_of_core_import_in_one_direction():
+@pytest.mark.parametrize("package", FOLDERS)
+def test_the_folders_of_a_package_import_in_one_direction(package: str):
     def place(module: str) -> int:
-        parts = module.split(".")
-        return CORE_ORDER.index(parts[1] if len(parts) > 1 and (ROOT / "core" / parts[1]).is_dir() else "")
+        folder = module.removeprefix(f"{package}.").split(".")[0]
+        return FOLDERS[package].index(folder if (ROOT / package / folder).is_dir() else "")
 
-    assert not imports_that(lambda path, item: item.ours and place(item.target) > place(module_name(path)), "core")
+    def is_wrong(path: Path, item: Import) -> bool:
+        is_inside = item.ours and item.target.startswith(f"{package}.")
+        return is_inside and place(item.target) > place(module_name(path))
+
+    assert not imports_that(is_wrong, package)
 
 
 def test_what_checks_any_contract_imports_none():

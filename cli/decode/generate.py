@@ -45,8 +45,8 @@ class SessionMaker:
         self._topology = None
         self._faults = {}
         if disaggregate is not None:
-            from ...gpu.disaggregation.link import plans_from_environment
             from ...gpu.disaggregation.topology import Disaggregation
+            from ...gpu.parallel.link import plans_from_environment
 
             self._topology = Disaggregation.parse(disaggregate)
             self._devices = self._topology.devices(options.device, options.tensor_parallel)
@@ -76,8 +76,8 @@ class SessionMaker:
             ) as session:
                 yield session
             return
-        from ...gpu.disaggregation.processes import Workers
         from ...gpu.disaggregation.session import DisaggregatedSession
+        from ...gpu.disaggregation.workers import Workers
         from .record import run_facts
 
         places = self._topology.workers()

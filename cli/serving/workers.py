@@ -28,10 +28,10 @@ def workers_body(
 ) -> Iterator[Body]:
     """Start the workers that `disaggregate` names and make them ready, and end them with the block; each keeps a log of
     its own if there is a record. Raises ForedraftErrors."""
-    from ...gpu.disaggregation.link import plans_from_environment
-    from ...gpu.disaggregation.processes import Workers
     from ...gpu.disaggregation.session import DisaggregatedSession, plan_disaggregated
     from ...gpu.disaggregation.topology import Disaggregation
+    from ...gpu.disaggregation.workers import Workers
+    from ...gpu.parallel.link import plans_from_environment
     from ...gpu.session.plan import refuse_without_effect
     from ...gpu.session.session import check_vocabulary
     from ...gpu.session.text import Tokenizer

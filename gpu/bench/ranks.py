@@ -17,6 +17,8 @@ from .plan import BenchOptions
 class BenchRanks(Ranks):
     """Ranks that have loaded the models of a benchmark."""
 
+    module = "foredraft.gpu.bench.rank"
+
     def make_arm(self, cell: int, arm: int) -> RankedExecutor:
         """Make the executors of an arm, by its place in the plan; with the first of a cell those of others go."""
         self.tell({"do": "make_arm", "cell": cell, "arm": arm})
@@ -29,7 +31,7 @@ def open_bench_ranks(options: BenchOptions) -> BenchRanks:
     ranks = BenchRanks(rank_devices(options.device, options.tensor_parallel))
     order = {"options": options_to_json(options)}
     try:
-        ranks.open([{**order, "size": len(ranks.devices)} for _ in ranks.devices], "open_bench")
+        ranks.open([{**order, "size": len(ranks.devices)} for _ in ranks.devices])
     except BaseException:
         ranks.close(at_once=True)
         raise

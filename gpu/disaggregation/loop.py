@@ -16,9 +16,10 @@ from ...core.handoff.messages import request_to_json
 from ...core.handoff.placement import LeastLoaded, Placement, Placements, Verdict
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineRole
+from ..parallel.processes import WorkerProcess
 from ..session.loop import Delta
 from ..session.text_session import REFUSED
-from .processes import WorkerProcess, Workers
+from .workers import Workers
 
 LISTEN_S = 0.1
 """How long a turn waits for news."""

@@ -37,12 +37,12 @@ from ...core.scheduler.driver import Driver
 from ...core.scheduler.engine import Engine
 from ...observe.measuring.gauges import count_drafts, gauges_of
 from ..executor.executor import TorchExecutor
+from ..parallel.link import Parcel, PeerLink
+from ..parallel.page_tensors import PageTensors
 from ..parallel.ranked_pages import RankedPages
 from ..parallel.ranks import RankedExecutor
 from ..session.loop import Deliveries
 from ..session.text_session import numbers_of
-from .link import Parcel, PeerLink
-from .page_tensors import PageTensors
 
 MAX_PAGES_BYTES = 64 << 20  # of the pages of one parcel: what is on its way takes memory on both sides
 

@@ -27,9 +27,9 @@ from ..session.session import check_vocabulary
 from ..session.text import Tokenizer
 from ..session.text_session import REFUSED, SessionStats, TextDelta, TextSession
 from .loop import LISTEN_S, WorkerLoop
-from .processes import Workers
 from .topology import Disaggregation
 from .worker import SessionOrder, spec_for
+from .workers import Workers
 
 SECOND_NS = 1_000_000_000
 TIMING = HandoffTiming(lease_ns=60 * SECOND_NS, hold_ns=180 * SECOND_NS, fence_ns=5 * SECOND_NS)

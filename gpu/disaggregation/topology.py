@@ -7,24 +7,11 @@ from dataclasses import dataclass
 
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.scheduler.config import EngineRole
+from ..parallel.processes import WorkerPlace
 from ..session.devices import ARGUMENTS, AUTO
 
 MAX_WORKERS = 64
 _ROLES = (EngineRole.PREFILL, EngineRole.DECODE)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """One worker: its name, its role, its rank in the process group."""
-
-    name: str
-    role: EngineRole
-    rank: int
-
-    @property
-    def title(self) -> str:
-        """What messages call the worker."""
-        return f"worker {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +87,3 @@ class Disaggregation:
             )
             raise ConfigError.of(ARGUMENTS, "disaggregate", message)
         return tuple(f"cuda:{rank}" for rank in range(needed))
-
-
-def backend_for(devices: tuple[str, ...]) -> str:
-    """Return how tensors travel: messages always from host to host, pages from GPU to GPU where no two
-    workers share one."""
-    on_gpus = devices[0] != "cpu"
-    return "cpu:gloo,cuda:nccl" if on_gpus and len(set(devices)) == len(devices) else "gloo"

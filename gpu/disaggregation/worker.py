@@ -1,4 +1,4 @@
-"""The process of one worker: `python -m foredraft.gpu.disaggregation.worker FD`, started by `processes.Workers`.
+"""The process of one worker: `python -m foredraft.gpu.disaggregation.worker FD`, started by `workers.Workers`.
 
     control socket ─► reader thread ─┐
     links          ─► their threads ─┴─► inbox ─► the main thread: one message, or one step, at a time
@@ -33,16 +33,17 @@ from ...observe.engine_lines import forward_lines
 from ...observe.log import EventLog
 from ..executor.graphs import CaptureBounds
 from ..models.config import ModelConfig
-from ..parallel.ranks import Ranks, RankWorld
-from ..session.as_json import engine_from_json, engine_to_json, options_from_json, options_to_json
+from ..parallel.link import LinkFaults, LinkNews, ParcelFaults, PeerLink, connect, links
+from ..parallel.processes import backend_for
+from ..parallel.ranks import RankWorld
+from ..parallel.wire import engine_from_json, engine_to_json
 from ..session.loop import Deliveries
+from ..session.orders import SessionRanks, options_from_json, options_to_json
 from ..session.plan import SessionOptions, SessionPlan
 from ..session.ready import make_executor_ready
 from ..session.session import load_engine, load_ranks
 from ..session.text import Tokenizer
-from .link import LinkFaults, LinkNews, ParcelFaults, PeerLink, connect, links
 from .serving import News, Serving, now_ns
-from .topology import backend_for
 
 _PATHS = ("model", "draft")
 FLUSH_NS = 1_000_000_000
@@ -93,7 +94,7 @@ class SessionOrder:
 
 
 def open_serving(
-    order: SessionOrder, links: Mapping[str, PeerLink], news: News, ranks: Ranks | None = None
+    order: SessionOrder, links: Mapping[str, PeerLink], news: News, ranks: SessionRanks | None = None
 ) -> tuple[Serving, EventLog | None, SessionPlan]:
     """Load the ordered models, here or in `ranks`; return the plan with the values that were measured meanwhile. Raises
     ForedraftErrors."""
@@ -160,7 +161,7 @@ class Worker:
         self._serving: Serving | None = None
         self._log: EventLog | None = None
         self._plan: SessionPlan | None = None
-        self._ranks: Ranks | None = None
+        self._ranks: SessionRanks | None = None
         self._flushed_ns = 0
         self._session = 0
         self._is_over = False
@@ -245,7 +246,9 @@ class Worker:
         self._links = links([(rank, name) for rank, name in peers], page_device, self._faults, self._inbox.put)
         if ranks:
             places = [(place, name) for place, name in peers]
-            self._ranks = Ranks(ranks, RankWorld(host, port, rank, world_size, backend_for(tuple(ranks)), places))
+            self._ranks = SessionRanks(
+                ranks, RankWorld(host, port, rank, world_size, backend_for(tuple(ranks)), places)
+            )
         self._answer("connected")
 
     def _open(self, order: dict[str, Any]) -> None:

@@ -1,4 +1,5 @@
-"""One model on several devices: each process, a rank, has a part of every matrix, and all run the same steps.
+"""Processes that work together: their supervision, their links, and pages of KV that travel on these. And one model on
+several devices: each process, a rank, has a part of every matrix, and all run the same steps.
 
 parent   session ─ engine ─ RankedExecutor       control: frames over a socket pair, one per rank
          │            │             │

@@ -1,4 +1,4 @@
-"""The process of one rank: `python -m foredraft.gpu.parallel.rank FD`, started by `ranks.Ranks`.
+"""The process of one rank, started by `ranks.Ranks`. What it is for is a `Job` that it is handed.
 
 It has a part of the model, and the executor of one process. The parent plans; every rank launches and collects the same
 steps in the same order. Its answers to a step are the parent's of rank 0, and of the others a checksum.
@@ -6,79 +6,79 @@ steps in the same order. Its answers to a step are the parent's of rank 0, and o
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
 import queue
 import threading
 import traceback
-from collections.abc import Mapping
-from dataclasses import asdict, astuple, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ForedraftError
 from ...core.handoff import PageSeal
 from ...observe.children.child import run_child
 from ...observe.children.wire import Wire
-from ...observe.engine_lines import forward_lines
-from ..disaggregation.link import FOR_EVER, LinkFaults, LinkNews, Parcel, PeerLink, connect, links
-from ..disaggregation.page_tensors import PageTensors
 from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureBounds
-from ..models.config import ModelConfig
 from ..models.projection import blocks_are_faster, take_layout
 from ..models.stored.tensor_files import list_tensors
-from ..session.as_json import engine_from_json, engine_to_json, options_from_json
-from ..session.plan import SessionPlan
-from ..session.ready import spare_executor
-from ..session.session import load_engine
-from ..session.text import Tokenizer
-from ..types.shards import EXCHANGES, ExchangeFailed, Shard
-from .ranks import OWN, SPARE
+from ..types.shards import EXCHANGES, ExchangeFailed
+from .link import FOR_EVER, LinkFaults, LinkNews, Parcel, PeerLink, connect, links
+from .page_tensors import PageTensors
+from .ranks import OWN
 from .wire import arrays_to_json, result_digest, result_to_json, step_from_json
-
-if TYPE_CHECKING:
-    from ..bench.run import Bench
 
 _SAMPLED_BYTES, _SAMPLED_EVERY = 1 << 12, 1 << 22
 
 
-class Rank:
-    """Carries out the parent's orders."""
+class Job(ABC):
+    """What a rank is for: it loads models and makes executors. Its methods are orders beside those of `Rank`."""
 
-    def __init__(self, control: Wire) -> None:
+    @abstractmethod
+    def open(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Load this rank's part of the models. Returns what the parent is told; `identity` must be the same on all
+        ranks (`identity_of`)."""
+
+
+class Rank:
+    """Carries out the parent's orders: its own, and those of its job."""
+
+    def __init__(self, control: Wire, make_job: Callable[[Rank], Job]) -> None:
+        self.executors: dict[int, TorchExecutor] = {}
+        self.pages: PageTensors | None = None
+        self.number, self.device = 0, "cpu"
+        self._job, self._size = make_job(self), 1
         self._control = control
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._executors: dict[int, TorchExecutor] = {}
-        self._bench: Bench | None = None
         self._session = 0
-        self._number, self._device = 0, "cpu"
         self._is_over = False
         self._links: dict[str, PeerLink] = {}  # to the same rank of other workers
         self._parcels: dict[str, queue.SimpleQueue[LinkNews]] = {}
         self._taken: dict[str, tuple[int, int]] = {}  # by peer: session and number of the last parcel
-        self._pages: PageTensors | None = None
 
     def run(self) -> None:
         threading.Thread(target=self._read_control, name="control", daemon=True).start()
         while not self._is_over:
             order = self._orders.get()
             try:
-                getattr(self, "_" + order.pop("do"))(**order)
+                do = order.pop("do")
+                carry_out = getattr(self, f"_{do}", None) or getattr(self._job, do)
+                carry_out(**order)
             except Exception as error:
                 # Not one of these goes on: the others would wait for this rank in the next exchange.
                 if not isinstance(error, ForedraftError):
                     traceback.print_exc()
                 message = str(error) if isinstance(error, ForedraftError) else f"{type(error).__name__}: {error}"
-                self._answer("failed", message=message, waited=isinstance(error, ExchangeFailed))
+                self.answer("failed", message=message, waited=isinstance(error, ExchangeFailed))
 
     def _read_control(self) -> None:
         while (messages := self._control.receive()) is not None:
@@ -89,6 +89,22 @@ class Rank:
                     self._orders.put(message)
         # The parent is gone; the main thread may wait for another rank, so do not wait for it.
         os._exit(0)
+
+    # -- for the job ------------------------------------------------------------------------------------------------
+
+    def agree(self, device: str, dtype: torch.dtype) -> None:
+        """Lay weights out as rank 0 does: whole drafts must round alike on all ranks."""
+        if device == "cpu":
+            faster = torch.tensor([self.number == 0 and dtype is torch.float32 and blocks_are_faster()])
+            dist.broadcast(faster, group=EXCHANGES.group, group_src=0)
+            take_layout(bool(faster))
+
+    def answer(self, word: str, **values: Any) -> None:
+        self._control.send_soon({"say": word, "session": self._session, **values})
+
+    def send_line(self, line: Mapping[str, Any]) -> None:
+        """Send a line of the engine's to the parent."""
+        self._control.send_soon({"say": "line", "line": line})
 
     # -- what the parent may say ------------------------------------------------------------------------------------
 
@@ -111,88 +127,45 @@ class Rank:
         if num_workers > 1:
             groups = [range(first, first + size) for first in range(0, num_workers * size, size)]
             EXCHANGES.group = [dist.new_group(list(ranks), timeout=FOR_EVER) for ranks in groups][place]
-        self._number, self._device = number, device
+        self.number, self.device, self._size = number, device, size
         self._parcels = {name: queue.SimpleQueue() for _, name in peers}
         page_device = torch.device(device if "nccl" in backend else "cpu")
         self._links = links([(rank, name) for rank, name in peers], page_device, LinkFaults(), self._hear)
-        self._answer("connected")
+        self.answer("connected")
 
     def _hear(self, news: LinkNews) -> None:
         self._parcels[news.peer].put(news)
 
     def _open(self, session: int, order: dict[str, Any]) -> None:
-        """Load this rank's part of the model, and make its executor."""
-        self._begin(session, order["shard"][1])
-        log_level = order["log_level"] if self._number == 0 else None
-        forward_lines(log_level, lambda line: self._control.send_soon({"say": "line", "line": line}))
-        plan = _plan_of(order)
-        self._agree(plan.device, plan.dtype)
-        _, executor, plan = load_engine(plan, Tokenizer.load(plan.options.model), lambda spec: [])
-        self._executors[OWN] = executor
-        self._pages = PageTensors(executor, plan.spec.config.page_size)
-        self._answer(
-            "opened",
-            engine=engine_to_json(plan.spec),
-            captured=executor.draft.is_captured,
-            page_format=asdict(self._pages.format),
-            relayed=asdict(executor.relayed),
-            identity=identity_of(order["options"], [order["dtype"], order["engine"]]),
-        )
-
-    def _open_bench(self, session: int, order: dict[str, Any]) -> None:
-        """Load this rank's part of the models of a benchmark."""
-        from ..bench.plan import plan_bench
-        from ..bench.ranks import options_from_json as bench_options
-        from ..bench.run import Bench
-
-        self._begin(session, order["size"])
-        plan = plan_bench(bench_options(order["options"]))
-        self._agree(plan.device, plan.dtype)
-        plan = replace(plan, device=self._device)
-        self._bench = Bench(plan, shard=Shard(self._number, order["size"]))
-        settings = [str(plan.dtype), [cell.arms[-1].spec.to_json() for cell in plan.cells]]
-        self._answer("opened", identity=identity_of(order["options"], settings))
-
-    def _make_arm(self, cell: int, arm: int) -> None:
-        assert self._bench is not None, "no benchmark was opened"
-        if not arm:
-            self._executors.clear()
-            gc.collect()  # executors are in reference cycles, and their pools are large
-        self._executors[arm] = self._bench.make_executor(cell, arm)
-        self._answer("made")
-
-    def _make_spare(self, engine: dict[str, Any]) -> None:
-        spare = engine_from_json(engine).make_engine(lambda event: None)
-        self._executors[SPARE] = spare_executor(self._executors[OWN], spare)
-        self._answer("made")
-
-    def _free_spare(self) -> None:
-        del self._executors[SPARE]
-        gc.collect()  # executors are in reference cycles
+        """Have the job load this rank's part of its models."""
+        self._session, self.pages = session, None
+        self.executors.clear()
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // self._size))  # the most; small models take one
+        self.answer("opened", **self._job.open(order))
 
     def _capture_all(self, seconds: float, num_bytes: int) -> None:
         def tell(line: str) -> None:
-            if self._number == 0:
-                self._answer("progress", line=line)
+            if self.number == 0:
+                self.answer("progress", line=line)
 
-        graphs = self._executors[OWN].graphs
+        graphs = self.executors[OWN].graphs
         left_out = graphs.capture_all(tell, CaptureBounds(seconds, num_bytes))
-        self._answer("captured", captured=[len(graphs.reports), left_out])
+        self.answer("captured", captured=[len(graphs.reports), left_out])
 
     def _relay_cell(self, row: int, epoch: int) -> None:
-        self._answer("cell", cell=arrays_to_json(self._executors[OWN].relay_cell(row, epoch)))
+        self.answer("cell", cell=arrays_to_json(self.executors[OWN].relay_cell(row, epoch)))
 
     def _send_pages(self, session: int, peer: str, number: int, slots: list[list[int]]) -> None:
         """Send this rank's part of pages to the rank of `peer` that has the same part."""
-        assert self._pages is not None, "no session was opened"
-        seals, content, _ = self._pages.send(peer, np.array(slots, np.int32))
+        assert self.pages is not None, "no session was opened"
+        seals, content, _ = self.pages.send(peer, np.array(slots, np.int32))
         self._links[peer].send(Parcel(session, (), content, number))
         self._seal(seals)
 
     def _take_pages(self, session: int, peer: str, number: int, num_pages: int) -> None:
         """Take this rank's part of the pages of a message from `peer`."""
-        assert self._pages is not None, "no session was opened"
-        self._seal(self._pages.arrived(self._parcel(peer, session, number), peer, num_pages))
+        assert self.pages is not None, "no session was opened"
+        self._seal(self.pages.arrived(self._parcel(peer, session, number), peer, num_pages))
 
     def _parcel(self, peer: str, session: int, number: int) -> Parcel:
         """Wait for the parcel with this number; it is empty if a message came twice, or if the link is broken. Parcels
@@ -206,55 +179,24 @@ class Rank:
         return Parcel(session, ())
 
     def _seal(self, seals: list[PageSeal]) -> None:
-        self._answer("sealed", seals=[astuple(seal) for seal in seals])
+        self.answer("sealed", seals=[astuple(seal) for seal in seals])
 
     def _write_pages(self, slots: list[list[int]], rows: list[int]) -> None:
-        assert self._pages is not None, "no session was opened"
-        self._pages.write_arrived(np.array(slots, np.int32), rows)
+        assert self.pages is not None, "no session was opened"
+        self.pages.write_arrived(np.array(slots, np.int32), rows)
 
     def _launch(self, executor: int, step: dict[str, Any]) -> None:
-        self._executors[executor].launch(step_from_json(step))
+        self.executors[executor].launch(step_from_json(step))
 
     def _collect(self, executor: int) -> None:
-        result = result_to_json(self._executors[executor].collect())
+        result = result_to_json(self.executors[executor].collect())
         content: dict[str, Any] = {"digest": result_digest(result)}
-        if self._number == 0:
-            content |= {"result": result, "seconds": dict(self._executors[executor].clock.seconds)}
-        self._answer("result", **content)
-
-    def _begin(self, session: int, size: int) -> None:
-        self._session, self._bench, self._pages = session, None, None
-        self._executors.clear()
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))  # the most; small models take one
-
-    def _agree(self, device: str, dtype: torch.dtype) -> None:
-        """Lay weights out as rank 0 does: whole drafts must round alike on all ranks."""
-        if device == "cpu":
-            faster = torch.tensor([self._number == 0 and dtype is torch.float32 and blocks_are_faster()])
-            dist.broadcast(faster, group=EXCHANGES.group, group_src=0)
-            take_layout(bool(faster))
+        if self.number == 0:
+            content |= {"result": result, "seconds": dict(self.executors[executor].clock.seconds)}
+        self.answer("result", **content)
 
     def _end(self) -> None:
         self._is_over = True
-
-    def _answer(self, word: str, **values: Any) -> None:
-        self._control.send_soon({"say": word, "session": self._session, **values})
-
-
-def _plan_of(order: Mapping[str, Any]) -> SessionPlan:
-    options, spec = options_from_json(order["options"]), engine_from_json(order["engine"])
-    return SessionPlan(
-        options=options,
-        target=ModelConfig.from_directory(options.model),
-        draft=None,  # only planning looks at it
-        algorithm=get_algorithm(spec.algorithm),
-        dtype=getattr(torch, order["dtype"]),
-        device=order["device"],
-        spec=spec,
-        weight_bytes=order["weight_bytes"],
-        kv_bytes=order["kv_bytes"],
-        shard=Shard(*order["shard"]),
-    )
 
 
 def identity_of(options: Mapping[str, Any], settings: list[Any]) -> dict[str, str]:
@@ -291,9 +233,6 @@ def _checkpoint_digest(directory: str) -> str:
     return f"{digest:08x} in {directory}"
 
 
-def main() -> None:
-    run_child(lambda control: Rank(control).run())
-
-
-if __name__ == "__main__":
-    main()
+def run_rank(make_job: Callable[[Rank], Job]) -> None:
+    """Be a rank for this job until the parent ends it."""
+    run_child(lambda control: Rank(control, make_job).run())

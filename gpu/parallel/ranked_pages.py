@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from ...core.handoff import PageFormat, PageSeal
-from ..disaggregation.link import Parcel
+from .link import Parcel
 from .ranks import RankedExecutor
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF

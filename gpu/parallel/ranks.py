@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +19,12 @@ from ...core.algorithm.algorithm import AlgorithmShape
 from ...core.contract.step import Step, StepResult
 from ...core.errors import ForedraftError
 from ...core.scheduler.config import EngineRole
-from ...observe.engine_lines import active_level
-from ..disaggregation.processes import HOST, WorkerFailed, WorkerProcess, Workers
-from ..disaggregation.topology import WorkerPlace, backend_for
 from ..executor.executor import ExecutorCounters
 from ..executor.graphs import CaptureBounds
-from ..session.as_json import engine_from_json, engine_to_json, options_to_json
-from ..session.plan import SessionPlan
-from ..types.shards import rank_devices
-from .wire import arrays_from_json, result_from_json, step_to_json
+from .processes import HOST, Processes, WorkerFailed, WorkerPlace, WorkerProcess, backend_for
+from .wire import arrays_from_json, engine_to_json, result_from_json, step_to_json
 
 if TYPE_CHECKING:
-    from ...core.scheduler.engine import Engine
     from ...core.scheduler.spec import EngineSpec
 
 LISTEN_S = 1.0
@@ -66,11 +60,9 @@ class RankPlace(WorkerPlace):
         return f"rank {self.rank}"
 
 
-class Ranks(Workers):
+class Ranks(Processes):
     """Processes that have a part of one model each.
     They serve one session after the other; leaving the context ends them."""
-
-    module: str = "foredraft.gpu.parallel.rank"
 
     def __init__(self, devices: Sequence[str], world: RankWorld | None = None) -> None:
         """`world`: of ranks that exchange KV with those of other workers; else they are alone."""
@@ -84,12 +76,11 @@ class Ranks(Workers):
         self._watch(heard)
         return heard
 
-    def open(self, orders: Sequence[Mapping[str, Any]], kind: str = "open") -> dict[str, Any]:
-        """Have every rank load its part by its order of this kind; return what rank 0 has answered. Raises
-        RankFailed."""
+    def open(self, orders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Have every rank load its part by its order; return what rank 0 has answered. Raises RankFailed."""
         self.num_sessions += 1
         for worker, order in zip(self.all.values(), orders, strict=True):
-            worker.say({"do": kind, "session": self.num_sessions, "order": order})
+            worker.say({"do": "open", "session": self.num_sessions, "order": order})
         answers = list(self.gather("opened").values())
         for worker, answer in zip(self.all.values(), answers, strict=True):
             for what, value in answer["identity"].items():
@@ -262,40 +253,4 @@ def _step_of(answer: Mapping[str, Any]) -> int:
     return step_id
 
 
-def orders_of(plan: SessionPlan, devices: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what each rank needs for a session."""
-    options = plan.options
-    return [
-        {
-            "options": options_to_json(options),
-            "engine": engine_to_json(plan.spec),
-            "dtype": str(plan.dtype).removeprefix("torch."),
-            "device": device,
-            "weight_bytes": plan.weight_bytes,
-            "kv_bytes": plan.kv_bytes,
-            "shard": [rank, len(devices)],
-            "log_level": active_level(),
-        }
-        for rank, device in enumerate(devices)
-    ]
-
-
-def open_ranks(
-    plan: SessionPlan, make_engine: Callable[[EngineSpec], Engine], ranks: Ranks | None = None
-) -> tuple[Engine, RankedExecutor, SessionPlan]:
-    """Start the ranks of `plan`, or take `ranks` that serve no session, and make the engine whose steps they run. Also
-    return the plan with the values that were measured meanwhile. Raises RankFailed, ConfigError."""
-    ranks = ranks or Ranks(rank_devices(plan.options.device, plan.options.tensor_parallel))
-    try:
-        answer = ranks.open(orders_of(plan, ranks.devices))
-        plan = replace(plan, spec=engine_from_json(answer["engine"]))
-        engine = make_engine(plan.spec)
-        if plan.spec.graph_sizes is not None:
-            engine.controller.init_states(plan.spec.graph_sizes if answer["captured"] else None)
-    except BaseException:
-        ranks.close(at_once=True)
-        raise
-    return engine, RankedExecutor(ranks, OWN, answer), plan
-
-
-__all__ = ["RankFailed", "RankedExecutor", "Ranks", "WorkerFailed", "open_ranks", "orders_of"]
+__all__ = ["RankFailed", "RankedExecutor", "Ranks", "WorkerFailed"]

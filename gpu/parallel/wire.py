@@ -1,4 +1,4 @@
-"""Steps and their results as JSON, for processes that run the steps of one engine.
+"""Steps, their results and specifications of engines as JSON, for processes that run the steps of one engine.
 
 Arrays are pieces of one body, as in the messages of `core.handoff.messages`, and the body is base64: control messages
 are JSON objects.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import accumulate, pairwise
 from typing import Any
 from zlib import crc32
@@ -31,6 +31,7 @@ from ...core.contract.step import (
     WrittenRanges,
 )
 from ...core.handoff.messages import plain, request_from_json, tree
+from ...core.scheduler.spec import EngineSpec
 
 
 def step_to_json(step: Step) -> dict[str, Any]:
@@ -95,6 +96,18 @@ def result_digest(value: Mapping[str, Any]) -> int:
     """Return a checksum of what `result_to_json` has made, without the times, which differ between ranks."""
     timeless = {name: part for name, part in value["value"].items() if name != "round_end_ns"}
     return crc32(json.dumps(timeless, sort_keys=True).encode())  # each array has the checksum of its bytes in it
+
+
+def engine_to_json(engine: EngineSpec) -> dict[str, Any]:
+    """Return an engine's specification for another process, also one whose costs that process will measure."""
+    whole = engine
+    if engine.policy == "goodput" and engine.cost_table is None:
+        engine = replace(engine, policy="ema")  # an engine that is complete in itself, until the costs are measured
+    return {"policy": whole.policy, "spec": engine.to_json()}
+
+
+def engine_from_json(value: Mapping[str, Any]) -> EngineSpec:
+    return replace(EngineSpec.from_json(value["spec"], "the order of a session"), policy=value["policy"])
 
 
 def _packed(value: Any) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def load_ranks(
 ) -> tuple[Engine, RankedExecutor, SessionPlan]:
     """Do what `load_engine` does, with an executor whose models are in a process for each rank: `ranks` that run
     already, or new ones. Raises RankFailed."""
-    from ..parallel.ranks import open_ranks
+    from .orders import open_ranks
 
     return open_ranks(plan, lambda spec: _make_engine(spec, tokenizer, make_sinks)[0], ranks)
 

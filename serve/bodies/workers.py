@@ -11,8 +11,8 @@ from typing import Any
 
 from ...core.scheduler.config import EngineRole
 from ...gpu.disaggregation.loop import LISTEN_S
-from ...gpu.disaggregation.processes import WorkerProcess
 from ...gpu.disaggregation.session import DisaggregatedSession
+from ...gpu.parallel.processes import WorkerProcess
 from ..metrics import ServerMetrics
 from .port import Outlet, RemoteEngine
 from .real import ModelBody, pieces_of

@@ -11,9 +11,10 @@ import pytest
 from foredraft.core.contract.request import Grammar, Request, SamplingParams
 from foredraft.core.handoff import HandoffTiming
 from foredraft.core.prompt import Prompt
-from foredraft.gpu.disaggregation.processes import WorkerFailed, Workers
 from foredraft.gpu.disaggregation.session import TIMING, DisaggregatedSession, plan_disaggregated
 from foredraft.gpu.disaggregation.topology import Disaggregation
+from foredraft.gpu.disaggregation.workers import Workers
+from foredraft.gpu.parallel.processes import WorkerFailed
 from foredraft.gpu.session.plan import SessionOptions
 from foredraft.gpu.session.ready import KINDS
 from foredraft.gpu.session.session import DecodeSession

@@ -20,7 +20,11 @@ from foredraft.core.handoff.messages import Ack, Renew
 from foredraft.core.scheduler.config import EngineConfig, EngineRole
 from foredraft.core.scheduler.engine import Engine
 from foredraft.gpu.batch.pools import KVPool
-from foredraft.gpu.disaggregation.link import (
+from foredraft.gpu.disaggregation.session import plan_disaggregated
+from foredraft.gpu.disaggregation.topology import Disaggregation
+from foredraft.gpu.disaggregation.workers import Workers
+from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.parallel.link import (
     FAULTS_VARIABLE,
     LinkFaults,
     Parcel,
@@ -29,11 +33,8 @@ from foredraft.gpu.disaggregation.link import (
     _messages_in,
     plans_from_environment,
 )
-from foredraft.gpu.disaggregation.page_tensors import PageTensors
-from foredraft.gpu.disaggregation.processes import Workers
-from foredraft.gpu.disaggregation.session import plan_disaggregated
-from foredraft.gpu.disaggregation.topology import Disaggregation, WorkerPlace, backend_for
-from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.parallel.page_tensors import PageTensors
+from foredraft.gpu.parallel.processes import WorkerPlace, backend_for
 from foredraft.gpu.session.plan import SessionOptions
 from foredraft.gpu.types.attention import KVShape
 from foredraft.observe.children.wire import Wire

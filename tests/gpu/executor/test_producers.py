@@ -22,9 +22,9 @@ from foredraft.core.handoff.messages import Page, decode, encode
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.engine import Engine
-from foredraft.gpu.disaggregation.link import Parcel
 from foredraft.gpu.disaggregation.serving import News, Serving
 from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.parallel.link import Parcel
 from foredraft.gpu.session.loop import Deliveries
 from matrix_cells import OPS, small_model
 from serving import CONFIG, chain, count_retractions, serve, tree

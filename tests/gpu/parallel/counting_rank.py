@@ -14,7 +14,7 @@ from foredraft.gpu.bench.arm import Arm
 from foredraft.gpu.bench.plan import acceptance_of_arm, plan_bench
 from foredraft.gpu.bench.ranks import options_from_json
 from foredraft.gpu.bench.run import Bench
-from foredraft.gpu.disaggregation.link import connect
+from foredraft.gpu.parallel.link import connect
 from foredraft.gpu.types.shards import EXCHANGES, Shard
 
 

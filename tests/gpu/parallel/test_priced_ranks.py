@@ -17,11 +17,11 @@ from foredraft.gpu.batch.pools import bytes_per_slot
 from foredraft.gpu.bench.launches import EXCHANGED, LM_HEAD, PROJECTIONS, TARGET, count_launches
 from foredraft.gpu.bench.plan import BenchOptions, plan_bench
 from foredraft.gpu.bench.ranks import options_to_json
-from foredraft.gpu.disaggregation import processes
 from foredraft.gpu.kernels.layers.flash import DeviceTraits
 from foredraft.gpu.models.checkpoint import required_bytes
 from foredraft.gpu.models.config import ModelConfig
 from foredraft.gpu.models.divided import sharded
+from foredraft.gpu.parallel import processes
 from foredraft.gpu.types.shards import EXCHANGES, Shard
 from foredraft.sim.cost.efficiency import default_efficiency
 from foredraft.sim.cost.hardware import lookup_gpu

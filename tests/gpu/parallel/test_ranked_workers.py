@@ -15,10 +15,10 @@ import torch
 from foredraft.core.contract.request import Request, SamplingParams
 from foredraft.core.handoff import PageSeal
 from foredraft.core.prompt import Prompt
-from foredraft.gpu.disaggregation.link import LinkNews, Parcel
-from foredraft.gpu.disaggregation.processes import Workers
 from foredraft.gpu.disaggregation.session import SECOND_NS, TIMING, DisaggregatedSession, plan_disaggregated
 from foredraft.gpu.disaggregation.topology import Disaggregation
+from foredraft.gpu.disaggregation.workers import Workers
+from foredraft.gpu.parallel.link import LinkNews, Parcel
 from foredraft.gpu.parallel.rank import Rank
 from foredraft.gpu.parallel.ranked_pages import RankedPages
 from foredraft.gpu.session.plan import SessionOptions, plan_session
@@ -136,7 +136,7 @@ def rank_of(workers: Workers, worker: str, number: int) -> int:
     """The process of one rank of a worker."""
     pid = workers[worker].pid
     children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    ranks = [c for c in children if b"parallel.rank" in Path(f"/proc/{c}/cmdline").read_bytes()]
+    ranks = [c for c in children if b"session.rank" in Path(f"/proc/{c}/cmdline").read_bytes()]
     assert len(ranks) == 2
     return sorted(ranks)[number]
 
@@ -222,9 +222,9 @@ class PagesThatCount:
 
 
 def test_a_rank_takes_the_parcel_with_the_number_and_nothing_over_a_broken_link():
-    rank, said = Rank(None), []
-    rank._answer = lambda word, **values: said.append(values["seals"][0][0])
-    rank._pages, rank._parcels = PagesThatCount(), {"p": queue.SimpleQueue()}
+    rank, said = Rank(None, lambda rank: None), []
+    rank.answer = lambda word, **values: said.append(values["seals"][0][0])
+    rank.pages, rank._parcels = PagesThatCount(), {"p": queue.SimpleQueue()}
     for session, number in ((6, 2), (7, 1), (7, 2), (7, 3)):
         content = torch.zeros(10 * session + number, dtype=torch.uint8)
         rank._hear(LinkNews("p", Parcel(session, (), content, number)))

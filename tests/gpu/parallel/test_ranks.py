@@ -22,9 +22,10 @@ from foredraft.core.contract.request import Request, SamplingParams
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.bench.plan import BenchOptions, plan_bench
 from foredraft.gpu.bench.run import Bench
-from foredraft.gpu.disaggregation import processes
-from foredraft.gpu.parallel.ranks import RankFailed, Ranks, open_ranks, orders_of
+from foredraft.gpu.parallel import processes
+from foredraft.gpu.parallel.ranks import RankFailed, Ranks
 from foredraft.gpu.session.loop import Deliveries, all_of
+from foredraft.gpu.session.orders import SessionRanks, open_ranks, orders_of
 from foredraft.gpu.session.plan import SessionOptions, plan_session
 from foredraft.gpu.session.session import DecodeSession
 from foredraft.gpu.session.text import Tokenizer
@@ -72,7 +73,7 @@ def pool():
 def started(pool):
     def ranks_of(size: int) -> Ranks:
         if size not in pool or len(pool[size].living()) < size:
-            pool[size] = Ranks(("cpu",) * size)
+            pool[size] = SessionRanks(("cpu",) * size)
         return pool[size]
 
     return ranks_of
@@ -167,7 +168,7 @@ def test_ranks_keep_the_states_of_their_own_heads(family, name, drafts, started,
 
 @pytest.fixture
 def two():
-    ranks = Ranks(("cpu", "cpu"))
+    ranks = SessionRanks(("cpu", "cpu"))
     yield ranks
     ranks.close(at_once=True)
 
@@ -301,7 +302,7 @@ def test_a_rank_of_another_version_is_named(target, tmp_path, monkeypatch):
         return environments[-1]
 
     monkeypatch.setattr(processes, "_environment", environment)
-    with Ranks(("cpu", "cpu")) as ranks:
+    with SessionRanks(("cpu", "cpu")) as ranks:
         with pytest.raises(RankFailed, match=r"rank 1 differs in the version of foredraft: 99\.0; rank 0 has "):
             ranks.open(orders_of(plan_session(options_for(target, 2), LONGEST), ranks.devices))
         check_gone(ranks)
@@ -435,7 +436,7 @@ def test_a_server_of_ranks_answers_and_ends_with_the_rank_that_dies(target, star
         except OSError:  # it does not listen yet
             time.sleep(0.5)
     assert answer is not None and json.loads(answer)["usage"]["completion_tokens"] == 8
-    of_ranks = [p for p in members_of(process.pid) if b"parallel.rank" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    of_ranks = [p for p in members_of(process.pid) if b"session.rank" in Path(f"/proc/{p}/cmdline").read_bytes()]
     assert len(of_ranks) == 2
     os.kill(of_ranks[1], signal.SIGKILL)
     with pytest.raises((OSError, HTTPException)):

@@ -14,9 +14,9 @@ from family_shapes import SHAPES
 from foredraft.core.contract.request import Request
 from foredraft.core.errors import ConfigError
 from foredraft.core.prompt import Prompt
-from foredraft.gpu.disaggregation.processes import Workers
 from foredraft.gpu.disaggregation.session import DisaggregatedSession, plan_disaggregated
 from foredraft.gpu.disaggregation.topology import Disaggregation
+from foredraft.gpu.disaggregation.workers import Workers
 from foredraft.gpu.kernels.layers.e4m3 import to_e4m3
 from foredraft.gpu.models.checkpoint import load_target
 from foredraft.gpu.models.stored.tensor_files import SINGLE, CheckpointError

@@ -10,18 +10,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any
+from dataclasses import dataclass
+from typing import IO, Any, Self
 
 from ...core.errors import ForedraftError
 from ...core.scheduler.config import EngineRole
 from ...observe.children.wire import Wire, WireError
 from ...observe.engine_lines import write_forwarded
-from .topology import WorkerPlace, backend_for
 
 HOST = "127.0.0.1"
-MODULE = "foredraft.gpu.disaggregation.worker"
 SILENCE_S = 60.0
 """A worker that has not answered a ping for this long is killed. Workers answer while they compute."""
 START_S = 300.0
@@ -35,6 +35,20 @@ _LOOPBACK_NAMES = ("lo", "lo0")
 
 class WorkerFailed(ForedraftError):
     """A worker could not start or could not open a session; the message names it and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """One worker: its name, its role, its rank in the process group."""
+
+    name: str
+    role: EngineRole
+    rank: int
+
+    @property
+    def title(self) -> str:
+        """What messages call the worker."""
+        return f"worker {self.name}"
 
 
 class WorkerProcess:
@@ -113,14 +127,14 @@ class WorkerProcess:
             self._process.wait(max(0.0, deadline_s - time.monotonic()))
 
 
-class Workers:
+class Processes(ABC):
     """Processes that are connected with each other.
     They serve one session after the other; leaving the context ends them."""
 
-    module: str = MODULE
+    module: str  # what each of them runs
 
     def __init__(self, places: Sequence[WorkerPlace], devices: Sequence[str]) -> None:
-        """`devices`: of each worker, or of each of its ranks, worker by worker."""
+        """`devices`: of each process, or of each of its ranks, process by process."""
         self.devices = tuple(devices)
         self.num_ranks = len(self.devices) // len(places)  # of each worker
         self.silence_s = SILENCE_S
@@ -143,7 +157,7 @@ class Workers:
             self.close(at_once=True)
             raise
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -155,48 +169,14 @@ class Workers:
     def living(self) -> list[WorkerProcess]:
         return [worker for worker in self.all.values() if not worker.death]
 
+    @abstractmethod
     def hear(self, wait_s: float) -> list[tuple[WorkerProcess, dict[str, Any] | None]]:
-        """Wait up to `wait_s` for messages and return them, those of prefill workers first; None: the worker is dead.
-
-        Prefill workers tell the parent before they let a decode worker go on. They are read after the decode workers,
-        so the cause of a message is read in the same call and comes before the message.
-        """
-        effects = [said for worker in self._ready(wait_s, EngineRole.DECODE) for said in self._listen(worker)]
-        heard = [said for worker in self._ready(0.0, EngineRole.PREFILL) for said in self._listen(worker)]
-        heard += effects
-        self._watch(heard)
-        return heard
+        """Wait up to `wait_s` for messages and return them; None: the process is dead."""
 
     def wake(self) -> None:
         """End the `hear` that waits, or the next one; any thread may call this."""
         with suppress(BlockingIOError, OSError):  # it will wake up, or it is closed
             self._waker.send(b"w")
-
-    def ask_all(self, wanted: str, message: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Send `message` to every living worker and wait for their answers of the kind `wanted`; other messages are
-        dropped.
-
-        Raises WorkerFailed if one of them fails or dies.
-        """
-        for worker in self.living():
-            worker.say(message)
-        return self.answers(wanted)
-
-    def answers(self, wanted: str) -> dict[str, dict[str, Any]]:
-        missing = dict.fromkeys(worker.name for worker in self.living())
-        found: dict[str, dict[str, Any]] = {}
-        while missing:
-            for worker, said in self.hear(1.0):
-                if said is None:
-                    raise WorkerFailed(f"{worker.place.title} {worker.report}")
-                if said["session"] != self.num_sessions:
-                    continue
-                if said["say"] == "failed":
-                    raise WorkerFailed(f"{worker.place.title}: {said['message']}")
-                if said["say"] == wanted and worker.name in missing:
-                    del missing[worker.name]
-                    found[worker.name] = said
-        return found
 
     def close(self, at_once: bool = False) -> None:
         """End all processes; those that do not end by themselves are killed, with `at_once` all."""
@@ -230,33 +210,9 @@ class Workers:
                 ready.add(key.data.name)
         return [worker for worker in self.living() if worker.name in ready and worker.place.role is role]
 
+    @abstractmethod
     def _connect(self) -> None:
-        # Ranks have links of their own for pages.
-        backend = backend_for(self.devices) if self.num_ranks == 1 else "gloo"
-        places = [worker.place for worker in self.all.values()]
-        for worker in self.all.values():
-            peers = [[place.rank, place.name] for place in places if place.role is not worker.place.role]
-            worker.say(
-                {
-                    "do": "connect",
-                    "host": HOST,
-                    "port": self._port,
-                    "rank": worker.place.rank,
-                    "world_size": len(places),
-                    "backend": backend,
-                    "peers": peers,
-                    "device": worker.device,
-                    "ranks": self._ranks_of(worker.place),
-                }
-            )
-        self.answers("connected")
-        for worker in self.all.values():
-            worker.is_up = True
-
-    def _ranks_of(self, place: WorkerPlace) -> list[str]:
-        """Return the devices of a worker's ranks; none if the worker has the whole model."""
-        first = place.rank * self.num_ranks
-        return list(self.devices[first : first + self.num_ranks]) if self.num_ranks > 1 else []
+        """Have all processes connect with each other, and wait until they are."""
 
     def _listen(self, worker: WorkerProcess) -> Iterator[tuple[WorkerProcess, dict[str, Any] | None]]:
         try:
@@ -296,6 +252,13 @@ class Workers:
                 self._selector.unregister(worker.control)
                 worker.bury(f"did not answer for {silence_s:.0f} s")
                 heard.append((worker, None))
+
+
+def backend_for(devices: tuple[str, ...]) -> str:
+    """Return how tensors travel: messages always from host to host, pages from GPU to GPU where no two
+    workers share one."""
+    on_gpus = devices[0] != "cpu"
+    return "cpu:gloo,cuda:nccl" if on_gpus and len(set(devices)) == len(devices) else "gloo"
 
 
 def _loopback_store() -> tuple[Any, int]:
