@@ -131,9 +131,9 @@ def _short_table(found: Diagnosis) -> list[str]:
         **{f"mean_{one}_ms": f"{LATENCIES[one][0]}, mean ms" for one in ("ttft", "tpot", "e2el")},
         "p99_e2el_ms": f"{LATENCIES['e2el'][0]}, p99 ms",
     }.items():
-        if one := found.load.get(key):
-            ratio = one.speculative / one.plain
-            lines.append(f"{name:26}{one.speculative:>12,.1f}{one.plain:>12,.1f}{ratio:>7.2f}")
+        if both := found.load.get(key):
+            ratio = both.speculative / both.plain
+            lines.append(f"{name:26}{both.speculative:>12,.1f}{both.plain:>12,.1f}{ratio:>7.2f}")
     return lines
 
 

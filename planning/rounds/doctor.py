@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from ...core.errors import ForedraftError
@@ -12,6 +13,7 @@ from ...observe.output_files import Document
 from ...sim.assembly import Assembly, assemble
 from ...sim.confidence import rests_on
 from ...sim.load import asked_lengths, make_workload
+from ...sim.running.report import Progress
 from ...sim.scenario import Scenario
 from ..confidence.comparison import about_speed_ups, speed_up_error
 from ..confidence.unknowns import Moved, gains_by_unknown
@@ -208,11 +210,15 @@ def _runs(
     for name, one in (("as it is", tables), ("without speculation", without_speculation(tables))):
         text = f"simulating the load {name}"
         show(text)
-        trial = run_trial(one, changes, lambda done, text=text: show(f"{text}: {done.num_ended:,} requests"))
+        trial = run_trial(one, changes, partial(_show_ended, show, text))
         if trial.status != "done":
             raise ForedraftError(trial.message)
         summaries.append(trial.summary)
     return summaries[0], summaries[1]
+
+
+def _show_ended(show: Callable[[str], None], text: str, done: Progress) -> None:
+    show(f"{text}: {done.num_ended:,} requests")
 
 
 def _batches(model: RoundModel) -> list[int]:
