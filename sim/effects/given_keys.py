@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel
 
 from ...core.errors import ConfigError, Problem
 from ..assembly import Assembly
 from ..scenario import Scenario
-from ..scenario.table import NoEffect
+from ..scenario.table import NoEffect, declared_keys
 from ..scenario_file import OVERRIDES, SCENARIO, SETTINGS, origin_of
 from .conditions import CONDITIONS
 from .rules import RULES
@@ -85,21 +85,11 @@ def given_keys(scenario: Scenario, origin: str) -> dict[str, str]:
 def conditions_of(table: type[BaseModel]) -> dict[str, list[NoEffect]]:
     """Return the conditions of every leaf of a table by its dotted key: those of the tables around it, then its own.
     A key's own condition stands in the place of its table's of the same name."""
-    return {key: [*by_name.values()] for key, by_name in _declared(table, "", {})}
-
-
-def _declared(
-    table: type[BaseModel], prefix: str, outer: Mapping[str, NoEffect]
-) -> Iterator[tuple[str, dict[str, NoEffect]]]:
-    for name, info in table.model_fields.items():
-        by_name = {**outer, **{one.condition: one for one in info.metadata if isinstance(one, NoEffect)}}
-        kinds = (info.annotation, *get_args(info.annotation))
-        below = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-        if below is None:
-            yield f"{prefix}{name}", by_name
-        else:
-            yield from _declared(below, f"{prefix}{name}.", by_name)
-            yield f"{prefix}{name}", by_name  # where the table is not given
+    found = {}
+    for key, declared in declared_keys(table):
+        all_of_them = [one for part in declared for one in part if isinstance(one, NoEffect)]
+        found[key] = [*{one.condition: one for one in all_of_them}.values()]
+    return found
 
 
 def _leaves(table: BaseModel, usual: BaseModel | None, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -16,31 +16,50 @@ from ...core.scheduler.config import EngineRole
 from ..cost.host import GraphUnit
 from ..cost.passes.tokens import EXPERT_INDEPENDENCE
 from .engine_table import EngineTable
-from .table import Count, Engines, NoEffect, Policy, Positive, Seconds, Share, Spread, Table
+from .table import Count, Engines, NoEffect, Policy, Positive, Seconds, Share, Spread, Table, sglang, trtllm, vllm
 from .workload import Clients, Workload
 
 
 class Model(Table):
-    target: str = Field(
+    target: Annotated[
+        str, sglang("model-path N", by="model"), vllm("model N", by="model"), trtllm("model N", by="model")
+    ] = Field(
         default="llama-3.1-8b",
         description="built-in model, Hugging Face name or path of a config.json; the extra `measured` adds models",
     )
-    weight_dtype: str | None = Field(
+    weight_dtype: Annotated[
+        str | None,
+        sglang("quantization N", "dtype N", by="formats"),
+        vllm("quantization N", "dtype N", by="formats"),
+        trtllm("dtype N", by="formats"),
+    ] = Field(
         default=None,
         description="bf16, fp16, fp8, int8, int4, nvfp4, mxfp4 or int4-g64 (bits, group size); default: the "
         "checkpoint's",
     )
-    kv_dtype: str | None = Field(default=None, description="bf16, fp16 or fp8; default: the checkpoint's, else 16-bit")
-    context_len: Count | None = Field(
-        default=None, description="context length in tokens; default: the model's own maximum"
-    )
+    kv_dtype: Annotated[
+        str | None,
+        sglang("kv-cache-dtype N", by="formats"),
+        vllm("kv-cache-dtype N", by="formats"),
+        trtllm("kv-cache-config N", by="kv"),
+    ] = Field(default=None, description="bf16, fp16 or fp8; default: the checkpoint's, else 16-bit")
+    context_len: Annotated[
+        Count | None,
+        sglang("context-length N"),
+        vllm("max-model-len N", by="context"),
+        trtllm("max-seq-len N", is_computed=True),
+    ] = Field(default=None, description="context length in tokens; default: the model's own maximum")
     expert_independence: Annotated[float, Field(gt=0, le=1), NoEffect("experts_have_no_price")] = Field(
         default=EXPERT_INDEPENDENCE,
         description="experts that a further token of a request adds, as a share of those that an independent one adds",
     )
-    draft: Annotated[str | None, NoEffect("no_draft_model")] = Field(
-        default=None, description="STANDALONE: the draft model, a built-in model or a config.json"
-    )
+    draft: Annotated[
+        str | None,
+        NoEffect("no_draft_model"),
+        sglang("speculative-draft-model-path N", by="speculation"),
+        vllm("speculative-config N", "spec-model N", by="speculation"),
+        trtllm("speculative-config N", by="speculation"),
+    ] = Field(default=None, description="STANDALONE: the draft model, a built-in model or a config.json")
     draft_vocab: Annotated[Count, NoEffect("no_draft_vocabulary")] = Field(
         default=32_000, description="EAGLE-3: tokens in the head's reduced vocabulary"
     )
@@ -65,53 +84,112 @@ class Hardware(Table):
     gpu: Annotated[str, NoEffect("pools_have_their_own")] = Field(
         default="H100", description="A100, A100-40G, H100, H200, B200, B300, GB200, GB300, L4, L40S, RTX 4090, MI300X"
     )
-    tensor_parallel: Annotated[Count, NoEffect("pools_have_their_own")] = Field(
-        default=1, description="devices that share each layer of one replica"
-    )
-    attention_data_parallel: Annotated[Count, NoEffect("pools_have_their_own")] = Field(
+    tensor_parallel: Annotated[
+        Count,
+        NoEffect("pools_have_their_own"),
+        sglang("tp-size N", "pp-size N", by="parallel"),
+        vllm(
+            "tensor-parallel-size N",
+            "pipeline-parallel-size N",
+            "decode-context-parallel-size N",
+            "prefill-context-parallel-size N",
+            by="parallel",
+        ),
+        trtllm("tensor-parallel-size N", "pipeline-parallel-size N", by="parallel"),
+    ] = Field(default=1, description="devices that share each layer of one replica")
+    attention_data_parallel: Annotated[
+        Count,
+        NoEffect("pools_have_their_own"),
+        sglang("attn-dp-size N", "dp-size N", "enable-dp-attention", by="parallel"),
+        vllm("data-parallel-size N", by="parallel"),
+        trtllm("enable-attention-dp", by="parallel"),
+    ] = Field(
         default=1,
         description="groups of tensor_parallel devices in a replica, each with its own requests; they share the "
         "experts",
     )
-    expert_parallel: Annotated[Count, NoEffect("pools_have_their_own"), NoEffect("no_experts", says=1)] = Field(
+    expert_parallel: Annotated[
+        Count,
+        NoEffect("pools_have_their_own"),
+        NoEffect("no_experts", says=1),
+        sglang("ep-size N", is_computed=True),
+        vllm("enable-expert-parallel", by="parallel"),
+        trtllm("moe-expert-parallel-size N", is_computed=True),
+    ] = Field(
         default=1,
         description="ranks of a replica that hold whole routed experts; 1: every device has a part of each expert",
     )
-    gpus_per_node: Annotated[Count | None, NoEffect("pools_have_their_own"), NoEffect("on_one_node")] = Field(
+    gpus_per_node: Annotated[
+        Count | None,
+        NoEffect("pools_have_their_own"),
+        NoEffect("on_one_node"),
+        sglang("nnodes N", by="parallel"),
+        vllm("nnodes N", by="parallel"),
+        trtllm("gpus-per-node N", by="parallel"),
+    ] = Field(
         default=None,
         description="devices that a fast link connects; collectives of more devices use the network between nodes; "
         "default: 8, or 72 in a rack of GB200 or GB300",
     )
-    replicas: Annotated[Engines, Field(ge=1)] = Field(default=1, description="number of engines behind the router")
+    replicas: Annotated[
+        Engines, Field(ge=1), sglang("dp-size N", by="parallel"), vllm("data-parallel-size N", by="parallel")
+    ] = Field(default=1, description="number of engines behind the router")
     host_link_gbps: Positive | None = Field(
         default=None,
         description="gigabits per second from host memory to each device, for engine.host_cache_gb; default: four "
         "fifths of PCIe 4 or 5, or of NVLink-C2C, as the GPU has it",
     )
     reserved_fraction: Annotated[
-        Annotated[float, Field(ge=0, lt=1)] | None, NoEffect("kv_is_given"), NoEffect("static_fraction_is_given")
+        Annotated[float, Field(ge=0, lt=1)] | None,
+        NoEffect("kv_is_given"),
+        NoEffect("static_fraction_is_given"),
+        vllm("gpu-memory-utilization N", by="engine"),
     ] = Field(
         default=None,
         description="share of the device memory that stays unused; default: 0.10; for SGLang and TensorRT-LLM the rest "
         "that static_fraction and free_fraction leave",
     )
-    static_fraction: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, NoEffect("kv_is_given")] = Field(
+    static_fraction: Annotated[
+        Annotated[float, Field(gt=0, lt=1)] | None,
+        NoEffect("kv_is_given"),
+        sglang("mem-fraction-static N", read="share"),
+    ] = Field(
         default=None,
         description="SGLang's mem-fraction-static: share for weights and KV of the memory that the driver leaves; "
         "graphs and activations get the rest; replaces reserved_fraction; default for SGLang: its own",
     )
-    free_fraction: Annotated[Annotated[float, Field(gt=0, le=1)] | None, NoEffect("kv_slots_are_given")] = Field(
+    free_fraction: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | None,
+        NoEffect("kv_slots_are_given"),
+        trtllm("free-gpu-memory-fraction N", "kv-cache-config N", by="kv"),
+    ] = Field(
         default=None,
         description="TensorRT-LLM's free_gpu_memory_fraction: share for KV of the memory that weights, activations and "
         "graphs leave; replaces reserved_fraction; default for TensorRT-LLM: 0.9",
     )
-    kv_gb: Annotated[Positive | None, NoEffect("kv_slots_are_given")] = Field(
+    kv_gb: Annotated[
+        Positive | None,
+        NoEffect("kv_slots_are_given"),
+        vllm("kv-cache-memory-bytes N", by="engine"),
+        trtllm("kv-cache-config N", by="kv"),
+    ] = Field(
         default=None,
         description="gigabytes of a device's memory for KV (vLLM --kv-cache-memory-bytes, a maximum beside free_fraction: "
         "TensorRT-LLM max_gpu_total_bytes); replaces reserved_fraction and static_fraction",
     )
-    cuda_graphs: bool = Field(default=True, description="capture a graph for each padded batch size and step count")
-    graph_sizes: Annotated[list[Count] | None, NoEffect("no_graphs")] = Field(
+    cuda_graphs: Annotated[
+        bool,
+        sglang("disable-cuda-graph", "disable-decode-cuda-graph", by="graphs"),
+        vllm("enforce-eager", "optimization-level N", "compilation-config N", by="graphs"),
+        trtllm("cuda-graph-config N", by="graphs"),
+    ] = Field(default=True, description="capture a graph for each padded batch size and step count")
+    graph_sizes: Annotated[
+        list[Count] | None,
+        NoEffect("no_graphs"),
+        sglang("cuda-graph-bs-decode N...", "cuda-graph-max-bs-decode N", by="graphs"),
+        vllm("cudagraph-capture-sizes N...", "max-cudagraph-capture-size N", by="graphs"),
+        trtllm("cuda-graph-config N", by="graphs"),
+    ] = Field(
         default=None,
         description="captured sizes; default: 1, 2, 4, 8, 16, … up to the largest batch, the server's limit or 512 "
         "tokens",
@@ -126,7 +204,7 @@ class Hardware(Table):
         description="capture a pass in pieces, between which the attention of each layer runs, as vLLM's V1 runner "
         "does with a schedule of draft steps; the device waits before and after each attention",
     )
-    server: str = Field(
+    server: Annotated[str, trtllm("backend N", "config N", by="options")] = Field(
         default="foredraft", description="simulated server: foredraft, sglang-0.5, vllm-0.18, vllm-0.9, trtllm-1.x"
     )
     host: str | None = Field(
@@ -145,7 +223,7 @@ class Hardware(Table):
         description="published: the factor on the times of passes that published serving points of this deployment show, "
         "if there are some (docs/evidence/accuracy.md); off: as the cost model has them",
     )
-    launch: Literal["full-graph", "piecewise"] | None = Field(
+    launch: Annotated[Literal["full-graph", "piecewise"] | None, vllm("compilation-config N", by="graphs")] = Field(
         default=None,
         description="piecewise: the host launches each draft pass; default: the server's; full-graph for foredraft",
     )
@@ -189,28 +267,49 @@ class Hardware(Table):
 
 
 class Speculation(Table):
-    algorithm: str = Field(
-        default="EAGLE3", description="NONE, STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, or a plugin"
-    )
+    algorithm: Annotated[
+        str,
+        sglang("speculative-algorithm N", "enable-multi-layer-eagle", by="speculation"),
+        vllm("speculative-config N", "spec-method N", by="speculation"),
+        trtllm("speculative-config N", by="speculation"),
+    ] = Field(default="EAGLE3", description="NONE, STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, or a plugin")
     policy: Annotated[
         Literal["fixed", "ema", "goodput"],
         NoEffect("not_speculative", says="fixed"),
         NoEffect("nothing_to_choose"),
+        sglang("speculative-adaptive", by="speculation"),
     ] = Field(default="ema", description="rule that chooses the number of draft steps")
-    steps: Annotated[Annotated[int, Field(ge=0)] | None, NoEffect("not_speculative", says=0)] = Field(
-        default=None, description="fixed: draft steps; ema, goodput: the first steps"
-    )
-    topk: Annotated[Count, NoEffect("not_speculative", says=1), NoEffect("zero_steps", says=1)] = Field(
-        default=1, description="branches per draft step; 1 is a chain"
-    )
+    steps: Annotated[
+        Annotated[int, Field(ge=0)] | None,
+        NoEffect("not_speculative", says=0),
+        sglang("speculative-num-steps N", by="speculation"),
+        vllm("speculative-config N", "spec-tokens N", by="speculation"),
+        trtllm("speculative-config N", by="speculation"),
+    ] = Field(default=None, description="fixed: draft steps; ema, goodput: the first steps")
+    topk: Annotated[
+        Count,
+        NoEffect("not_speculative", says=1),
+        NoEffect("zero_steps", says=1),
+        sglang("speculative-eagle-topk N", "speculative-ngram-max-bfs-breadth N", by="speculation"),
+    ] = Field(default=1, description="branches per draft step; 1 is a chain")
     num_draft_tokens: Annotated[
-        Annotated[int, Field(ge=1)] | dict[str, int] | None, NoEffect("not_speculative"), NoEffect("zero_steps", says=1)
+        Annotated[int, Field(ge=1)] | dict[str, int] | None,
+        NoEffect("not_speculative"),
+        NoEffect("zero_steps", says=1),
+        sglang("speculative-num-draft-tokens N", by="speculation"),
     ] = Field(
         default=None,
         description="nodes of a verify tree, root included: one number, or a table by steps such as {1 = 5, 3 = 16}; "
         "default: as many as the steps can fill, up to 16",
     )
-    adaptive: Annotated[str | dict[str, Any] | None, NoEffect("not_speculative"), NoEffect("policy_is_fixed")] = Field(
+    adaptive: Annotated[
+        str | dict[str, Any] | None,
+        NoEffect("not_speculative"),
+        NoEffect("policy_is_fixed"),
+        sglang("speculative-adaptive-config N", by="speculation"),
+        vllm("speculative-config N", by="speculation"),
+        trtllm("speculative-config N", by="speculation"),
+    ] = Field(
         default=None,
         description="ema and goodput: the table of steps, as a preset (default, with-zero, zero-to-seven), a JSON "
         "file, or the table itself; default: the preset default for ema, zero-to-seven for goodput",
@@ -282,13 +381,18 @@ class FrontEndTable(Table):
     prompt_token_us: Annotated[float, Field(ge=0, le=1e6)] | None = Field(
         default=None, description="its time per prompt token (tokenizer); default: the server's"
     )
-    poll_steps: Count | None = Field(
+    poll_steps: Annotated[Count | None, sglang("scheduler-recv-interval N")] = Field(
         default=None,
         description="decode steps between two looks of the scheduler at its queue, as SGLang's "
         "--scheduler-recv-interval; it also looks after a step with prompts, and when nothing runs; default: the "
         "server's, mostly 1",
     )
-    stream_interval: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+    stream_interval: Annotated[
+        Annotated[int, Field(ge=1, le=1_000_000)] | None,
+        sglang("stream-interval N"),
+        vllm("stream-interval N"),
+        trtllm("stream-interval N"),
+    ] = Field(
         default=None,
         description="output tokens of a chunk that the server sends to a client (--stream-interval of SGLang and vLLM, "
         "stream_interval of TensorRT-LLM); the last chunk comes with the last token; default: the server's, 1",
@@ -321,12 +425,20 @@ class RouterTable(Table):
 
 
 class Disaggregation(Table):
-    prefill: Annotated[Engines, NoEffect("not_disaggregated", says=0)] = Field(
-        default=0, description="engines that only prefill; 0: every engine prefills and decodes"
-    )
-    decode: Annotated[Engines, NoEffect("not_disaggregated", says=0)] = Field(
-        default=0, description="engines that only decode"
-    )
+    prefill: Annotated[
+        Engines,
+        NoEffect("not_disaggregated", says=0),
+        sglang("disaggregation-mode N", by="pools"),
+        vllm("kv-transfer-config N", by="pools"),
+        trtllm("server-role N", by="pools"),
+    ] = Field(default=0, description="engines that only prefill; 0: every engine prefills and decodes")
+    decode: Annotated[
+        Engines,
+        NoEffect("not_disaggregated", says=0),
+        sglang("disaggregation-mode N", by="pools"),
+        vllm("kv-transfer-config N", by="pools"),
+        trtllm("server-role N", by="pools"),
+    ] = Field(default=0, description="engines that only decode")
     ratio: Annotated[str | None, NoEffect("not_disaggregated", says=None)] = Field(
         default=None, description="divides hardware.replicas, such as 2:1; replaces the two numbers"
     )

@@ -3,8 +3,9 @@ its type."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -43,7 +44,55 @@ class NoEffect:
     outcome: str = "has no effect"
 
 
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The arguments of a server's launch command from which a key is read and to which it is written
+    (`planning/servers`): part of the key's type.
+
+    Attributes:
+        server: sglang, vllm or trtllm.
+        names: As in a line of usage: "page-size N" takes a value, "cuda-graph-bs-decode N..." a list, "enforce-eager"
+            none.
+        by: The function of the server's module that reads them, without the underscore in front of it; "": the key
+            has the value of the one argument, as it is.
+        read: How a value is read as it is: a method of `planning/servers/command.py: Given`.
+        is_computed: The exporter writes what follows from the whole run, and not the key.
+    """
+
+    server: str
+    names: tuple[str, ...]
+    by: str = ""
+    read: str = "integer"
+    is_computed: bool = False
+
+
+def sglang(*names: str, by: str = "", read: str = "integer", is_computed: bool = False) -> Flags:
+    return Flags("sglang", names, by, read, is_computed)
+
+
+def vllm(*names: str, by: str = "", read: str = "integer", is_computed: bool = False) -> Flags:
+    return Flags("vllm", names, by, read, is_computed)
+
+
+def trtllm(*names: str, by: str = "", read: str = "integer", is_computed: bool = False) -> Flags:
+    return Flags("trtllm", names, by, read, is_computed)
+
+
 class Table(BaseModel):
     """A table of the scenario file: unknown keys, wrong types and NaN are refused."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def declared_keys(
+    table: type[BaseModel], prefix: str = "", around: tuple[Any, ...] = ()
+) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the dotted key of every leaf of a table with what its type declares: that of each table around it, then its
+    own."""
+    for name, info in table.model_fields.items():
+        declared = (*around, info.metadata)
+        kinds = (info.annotation, *get_args(info.annotation))
+        below = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if below is not None:
+            yield from declared_keys(below, f"{prefix}{name}.", declared)
+        yield f"{prefix}{name}", [*declared]  # of a table: where it is not given
