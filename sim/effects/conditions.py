@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from ...core.algorithm.algorithm import Drafter
 from ...core.errors import count_of
+from ...core.scheduler.rules import settings_of
 from ..assembly import Assembly
 from ..cost.draft import EAGLE3
 from ..cost.executor_steps import StepCost
@@ -176,6 +177,69 @@ def pools_have_their_own(run: Assembly, key: str) -> str | None:
 @_condition
 def chunks_are_tokens(run: Assembly, key: str) -> str | None:
     return "front_end.stream_interval is 1" if run.deployment.front_end.stream_interval == 1 else None
+
+
+# -- engine -----------------------------------------------------------------------------------------------------------
+
+
+@_condition
+def mode_fell_back(run: Assembly, key: str) -> str | None:
+    config, asked = run.spec.config, run.scenario.engine.mode or run.deployment.server.mode
+    return None if config.mode == asked else config.mode_reason
+
+
+@_condition
+def content_is_unknown(run: Assembly, key: str) -> str | None:
+    if run.clients_are_outside or contents_are_known(run.scenario):
+        return None
+    return (
+        "what the prompts contain is unknown (no workload.prefixes, no hash_ids in the trace), so none is found again"
+    )
+
+
+@_condition
+def eviction_is_unused(run: Assembly, key: str) -> str | None:
+    return content_is_unknown(run, key) if run.scenario.engine.prefix_cache else "engine.prefix_cache is false"
+
+
+@_condition
+def rules_have_no_such_setting(run: Assembly, key: str) -> str | None:
+    if key.rpartition(".")[2] in settings_of(run.spec.config.rules):
+        return None
+    return f"the rules of hardware.server = {run.deployment.server.name} have no such setting"
+
+
+@_condition
+def outputs_are_guaranteed(run: Assembly, key: str) -> str | None:
+    share = run.spec.config.rules.guarantee_output
+    return f"outputs are guaranteed instead (engine.guarantee_output is {share:g})" if share else None
+
+
+@_condition
+def no_output_is_guaranteed(run: Assembly, key: str) -> str | None:
+    is_guaranteed = run.spec.config.rules.guarantee_output
+    return None if is_guaranteed else "no output is guaranteed (engine.guarantee_output is 0)"
+
+
+@_condition
+def share_does_not_fall(run: Assembly, key: str) -> str | None:
+    stays = settings_of(run.spec.config.rules).get("guarantee_floor") == 1
+    return "the share does not fall (engine.guarantee_floor is 1)" if stays else None
+
+
+@_condition
+def requests_never_wait(run: Assembly, key: str) -> str | None:
+    """Requests wait for others only if both numbers are above 0."""
+    (other,) = {"batch_wait_rounds", "batch_wait_tokens"} - {key.rpartition(".")[2]}
+    return None if settings_of(run.spec.config.rules).get(other) else f"engine.{other} is 0"
+
+
+@_condition
+def priorities_are_equal(run: Assembly, key: str) -> str | None:
+    table = run.scenario.workload
+    if run.clients_are_outside or (table.trace is None and 0 < table.urgent_share < 1):
+        return None
+    return "all requests have the same priority (workload.urgent_share)"
 
 
 # -- workload and clients ---------------------------------------------------------------------------------------------

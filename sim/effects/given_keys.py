@@ -21,7 +21,6 @@ from ..scenario import Scenario
 from ..scenario.table import NoEffect, declared_keys
 from ..scenario_file import OVERRIDES, SCENARIO, SETTINGS, origin_of
 from .conditions import CONDITIONS
-from .rules import RULES
 
 COMMAND_LINE = (SETTINGS, "--trace", "--seed")
 EXPLICIT = (*COMMAND_LINE, OVERRIDES)
@@ -51,22 +50,22 @@ def without_effect(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffe
         if origin is None:
             continue
         for one in declared[key]:
-            if one.says != value and (reason := CONDITIONS[one.condition](run, key, *one.of)) is not None:
+            if one.says != value and (reason := _reason(one, run, key)) is not None:
                 yield Ineffective(key, value, origin, f"{one.outcome}: {reason}")
-                break
-        for rule in RULES:
-            if rule.concerns(key, value) and (reason := rule.reason(run)) is not None:
-                yield Ineffective(key, value, origin, f"{rule.outcome}: {reason}")
                 break
 
 
 def said_anyway(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffective]:
     """Yield the keys of the command line whose value says what the run does without it, too, where that is told."""
+    declared = conditions_of(Scenario)
     for key, value, _ in _leaves(run.scenario, Scenario()):
-        rules = (rule for rule in RULES if rule.tells_agreement and rule.agrees(key, value))
-        for rule in rules if origins.get(key) in COMMAND_LINE else ():
-            if (reason := rule.reason(run)) is not None:
+        for one in declared[key] if origins.get(key) in COMMAND_LINE else ():
+            if one.tells and one.says == value and (reason := _reason(one, run, key)) is not None:
                 yield Ineffective(key, value, origins[key], f"says what happens anyway: {reason}")
+
+
+def _reason(one: NoEffect, run: Assembly, key: str) -> str | None:
+    return CONDITIONS[one.condition](run, key, *one.of)
 
 
 def refuse_without_effect(run: Assembly, origins: Mapping[str, str]) -> None:

@@ -12,9 +12,8 @@ from ..assembly import Assembly
 from ..cost.hardware import MIB
 from ..load import trace_notes
 from ..scenario_file import origin_of
-from .conditions import drafts_in_no_round
+from .conditions import drafts_in_no_round, mode_fell_back
 from .given_keys import said_anyway, without_effect
-from .rules import mode_fell_back
 
 GRAPHS_SHARE = 0.1  # of the KV pool's size: graphs that take more are told
 
@@ -26,7 +25,7 @@ def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
     if run.algorithm.drafter is Drafter.MODEL and run.draft is not None and run.scenario.model.draft is None:
         notices.append(f"model.draft is not given: {run.draft.name} drafts")
     notices += _steps_notices(run, origins)
-    if mode_fell_back(run) is not None and not any("engine.mode =" in notice for notice in notices):
+    if mode_fell_back(run, "engine.mode") is not None and not any("engine.mode =" in notice for notice in notices):
         notices.append(f"the mode is {run.spec.config.mode}: {run.spec.config.mode_reason}")
     notices += _preset_notices(run)
     notices += [f"workload.trace: {note}" for note in trace_notes(run.scenario.workload)]

@@ -1,7 +1,9 @@
 """A scenario: everything that a simulated run depends on, validated all at once."""
 
 from .engine_table import EngineTable
-from .scenario import Acceptance, FrontEndTable, Hardware, PoolHardware, Scenario, Speculation
+from .hardware import Hardware, PoolHardware
+from .scenario import FrontEndTable, Scenario
+from .speculation import Acceptance, Speculation
 from .workload import Clients, Length, Workload
 
 __all__ = [

@@ -9,96 +9,154 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .table import Count, Positive, Share, Table
+from .table import Count, NoEffect, Positive, Share, Table, sglang, trtllm, vllm
+
+OF_RULES = NoEffect("rules_have_no_such_setting")
 
 
 class EngineTable(Table):
-    mode: Literal["overlap", "synchronous"] | None = Field(
+    mode: Annotated[
+        Literal["overlap", "synchronous"] | None,
+        NoEffect("mode_fell_back"),
+        sglang("disable-overlap-schedule", by="engine"),
+        vllm("async-scheduling", by="engine"),
+        trtllm("disable-overlap-scheduler", by="engine"),
+    ] = Field(
         default=None,
         description="overlap: plan the next step while this one runs; synchronous: plan it afterwards; default: as in "
         "the server, mostly overlap",
     )
-    page_size: Count = Field(default=1, description="KV slots per page")
-    kv_slots: Count | None = Field(
-        default=None, description="size of the KV pool in tokens; default: what fits into the device's memory"
-    )
-    max_running: Count | None = Field(
+    page_size: Annotated[
+        Count, sglang("page-size N"), vllm("block-size N", by="engine"), trtllm("kv-cache-config N", by="kv")
+    ] = Field(default=1, description="KV slots per page")
+    kv_slots: Annotated[
+        Count | None,
+        sglang("max-total-tokens N", is_computed=True),
+        vllm("num-gpu-blocks-override N", by="engine"),
+        trtllm("kv-cache-config N", by="kv"),
+    ] = Field(default=None, description="size of the KV pool in tokens; default: what fits into the device's memory")
+    max_running: Annotated[
+        Count | None,
+        sglang("max-running-requests N", by="engine"),
+        vllm("max-num-seqs N", is_computed=True),
+        trtllm("max-batch-size N", is_computed=True),
+    ] = Field(
         default=None,
         description="most requests in a batch; default: the server's (foredraft 256, vLLM mostly 1024, others mostly "
         "2048)",
     )
-    max_queue: Count | None = Field(default=None, description="most waiting requests; default: no limit")
-    chunk_size: Count | None = Field(
-        default=None, description="most prefill tokens of one step; default: the server's, mostly 8192"
+    max_queue: Annotated[Count | None, sglang("max-queued-requests N"), vllm("max-num-queued-reqs N")] = Field(
+        default=None, description="most waiting requests; default: no limit"
     )
-    max_step_tokens: Count | None = Field(
-        default=None, description="most prefill and verify tokens of one step; default: no limit"
-    )
-    mixed: bool | None = Field(
+    chunk_size: Annotated[
+        Count | None,
+        sglang("chunked-prefill-size N", by="engine"),
+        vllm("max-num-batched-tokens N", "enable-chunked-prefill", by="engine"),
+        trtllm("max-num-tokens N", "enable-chunked-prefill", by="engine"),
+    ] = Field(default=None, description="most prefill tokens of one step; default: the server's, mostly 8192")
+    max_step_tokens: Annotated[
+        Count | None, vllm("max-num-batched-tokens N", by="engine"), trtllm("max-num-tokens N", by="engine")
+    ] = Field(default=None, description="most prefill and verify tokens of one step; default: no limit")
+    mixed: Annotated[bool | None, sglang("enable-mixed-chunk", by="engine")] = Field(
         default=None,
         description="true: a step may mix prefill and decode; false: prefill goes first; default: the server's way",
     )
-    prefix_cache: bool = Field(
-        default=True, description="cache prefixes of prompts with known content, in a radix tree"
-    )
-    host_cache_gb: Positive | None = Field(
+    prefix_cache: Annotated[
+        bool,
+        NoEffect("content_is_unknown", says=False, tells=True),
+        sglang("disable-radix-cache", by="engine"),
+        vllm("enable-prefix-caching", by="engine"),
+        trtllm("kv-cache-config N", by="kv"),
+    ] = Field(default=True, description="cache prefixes of prompts with known content, in a radix tree")
+    host_cache_gb: Annotated[
+        Positive | None,
+        sglang("hicache-size N", "hicache-write-policy N", "enable-hierarchical-cache", by="host_memory"),
+        vllm("kv-offloading-size N", by="engine"),
+    ] = Field(
         default=None,
         description="gigabytes of host memory behind the prefix cache of a replica, which keep what the device evicts "
         "(SGLang --hicache-size per rank, vLLM --kv-offloading-size); default: none",
     )
-    host_cache_ratio: Positive | None = Field(
+    host_cache_ratio: Annotated[
+        Positive | None, sglang("hicache-ratio N", "enable-hierarchical-cache", by="host_memory")
+    ] = Field(
         default=None,
         description="the same as a multiple of the KV pool (SGLang --hicache-ratio)",
     )
-    eviction_policy: str | None = Field(
+    eviction_policy: Annotated[
+        str | None, NoEffect("eviction_is_unused"), sglang("radix-eviction-policy N", by="engine")
+    ] = Field(
         default=None,
         description="eviction from the prefix cache: lru, fifo, lfu; release: first what was given up first, from its "
         "end (vLLM); default: as in the server, mostly lru",
     )
-    watermark: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+    watermark: Annotated[
+        Annotated[float, Field(ge=0, lt=1)] | None,
+        NoEffect("outputs_are_guaranteed"),
+        vllm("watermark N", read="fraction"),
+    ] = Field(
         default=None,
         description="share of the pool that admission leaves free; default: as in the server (vLLM 0: --watermark; "
         "others 0.01)",
     )
-    guarantee_output: Share | None = Field(
+    guarantee_output: Annotated[
+        Share | None,
+        OF_RULES,
+        sglang("schedule-conservativeness N", by="policies"),
+        trtllm("scheduler-config N", by="engine"),
+    ] = Field(
         default=None,
         description="admit a request only if its whole output fits beside this share of the tokens that running "
         "requests may still emit; below 1 a request may be retracted; 0: only its prompt must fit; default: as in the "
         "server",
     )
-    guarantee_floor: Share | None = Field(
+    guarantee_floor: Annotated[Share | None, OF_RULES, NoEffect("no_output_is_guaranteed")] = Field(
         default=None,
         description="the share of guarantee_output falls to this part of itself with the decode rounds; it begins again "
         "when the engine is idle, and is estimated anew after a retraction; 1: it stays; default: 0.14 (SGLang: "
         "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR)",
     )
-    guarantee_rounds: Count | None = Field(
+    guarantee_rounds: Annotated[
+        Count | None, OF_RULES, NoEffect("no_output_is_guaranteed"), NoEffect("share_does_not_fall")
+    ] = Field(
         default=None,
         description="decode rounds in which the share falls so far; default: 600 (SGLang: "
         "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS)",
     )
-    guarantee_limit: Count | None = Field(
+    guarantee_limit: Annotated[Count | None, OF_RULES, NoEffect("no_output_is_guaranteed")] = Field(
         default=None,
         description="tokens of a request's remaining output that guarantee_output counts at most; default: 4096 "
         "(SGLang: SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)",
     )
-    retraction_policy: Literal["length", "priority"] | None = Field(
+    retraction_policy: Annotated[
+        Literal["length", "priority"] | None, OF_RULES, sglang("retraction-policy N", by="policies")
+    ] = Field(
         default=None,
         description="which request gives way if no round fits, by the rules of SGLang (--retraction-policy). length: the "
         "one with the fewest emitted tokens, then the longest prompt; priority: the same within the lowest priority; "
         "default: length",
     )
-    reserve_full_isl: bool | None = Field(
+    reserve_full_isl: Annotated[bool | None, OF_RULES, vllm("scheduler-reserve-full-isl", by="engine")] = Field(
         default=None,
         description="what a newcomer must find free by the rules of vLLM (--scheduler-reserve-full-isl). true: its whole "
         "context; false: its first chunk; default: true",
     )
-    batch_wait_rounds: Annotated[int, Field(ge=0)] | None = Field(
+    batch_wait_rounds: Annotated[
+        Annotated[int, Field(ge=0)] | None,
+        OF_RULES,
+        NoEffect("requests_never_wait", says=0),
+        trtllm("batch-wait-timeout-iters N", by="batch_wait"),
+    ] = Field(
         default=None,
         description="decode rounds for which new requests wait for more of them at most, while others decode "
         "(TensorRT-LLM: batch_wait_timeout_iters); default: 0",
     )
-    batch_wait_tokens: Share | None = Field(
+    batch_wait_tokens: Annotated[
+        Share | None,
+        OF_RULES,
+        NoEffect("requests_never_wait", says=0.0),
+        trtllm("batch-wait-max-tokens-ratio N", by="batch_wait"),
+    ] = Field(
         default=None,
         description="new requests do not wait if a step with them has this share of chunk_size in tokens (TensorRT-LLM: "
         "batch_wait_max_tokens_ratio); 0: they never wait; default: 0",
@@ -106,5 +164,12 @@ class EngineTable(Table):
     block_rounds: Count = Field(
         default=32, description="most rounds of one plan; 1 gives the same result (docs/design.md names the exceptions)"
     )
-    preempt: bool = Field(default=False, description="retract lower priorities to admit a higher one")
-    ageing_bound: Count = Field(default=256, description="how often higher priorities may overtake a request")
+    preempt: Annotated[
+        bool,
+        NoEffect("priorities_are_equal", says=False),
+        sglang("enable-priority-scheduling", "disable-priority-preemption", "schedule-policy N", by="engine"),
+        vllm("scheduling-policy N", by="engine"),
+    ] = Field(default=False, description="retract lower priorities to admit a higher one")
+    ageing_bound: Annotated[Count, NoEffect("priorities_are_equal")] = Field(
+        default=256, description="how often higher priorities may overtake a request"
+    )

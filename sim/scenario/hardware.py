@@ -1,0 +1,258 @@
+"""The tables of a scenario that say what runs on what: `[model]` and `[hardware]`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from ...core.scheduler.config import EngineRole
+from ..cost.host import GraphUnit
+from ..cost.passes.tokens import EXPERT_INDEPENDENCE
+from .table import Count, Engines, NoEffect, Positive, Spread, Table, sglang, trtllm, vllm
+
+
+class Model(Table):
+    target: Annotated[
+        str, sglang("model-path N", by="model"), vllm("model N", by="model"), trtllm("model N", by="model")
+    ] = Field(
+        default="llama-3.1-8b",
+        description="built-in model, Hugging Face name or path of a config.json; the extra `measured` adds models",
+    )
+    weight_dtype: Annotated[
+        str | None,
+        sglang("quantization N", "dtype N", by="formats"),
+        vllm("quantization N", "dtype N", by="formats"),
+        trtllm("dtype N", by="formats"),
+    ] = Field(
+        default=None,
+        description="bf16, fp16, fp8, int8, int4, nvfp4, mxfp4 or int4-g64 (bits, group size); default: the "
+        "checkpoint's",
+    )
+    kv_dtype: Annotated[
+        str | None,
+        sglang("kv-cache-dtype N", by="formats"),
+        vllm("kv-cache-dtype N", by="formats"),
+        trtllm("kv-cache-config N", by="kv"),
+    ] = Field(default=None, description="bf16, fp16 or fp8; default: the checkpoint's, else 16-bit")
+    context_len: Annotated[
+        Count | None,
+        sglang("context-length N"),
+        vllm("max-model-len N", by="context"),
+        trtllm("max-seq-len N", is_computed=True),
+    ] = Field(default=None, description="context length in tokens; default: the model's own maximum")
+    expert_independence: Annotated[float, Field(gt=0, le=1), NoEffect("experts_have_no_price")] = Field(
+        default=EXPERT_INDEPENDENCE,
+        description="experts that a further token of a request adds, as a share of those that an independent one adds",
+    )
+    draft: Annotated[
+        str | None,
+        NoEffect("no_draft_model"),
+        sglang("speculative-draft-model-path N", by="speculation"),
+        vllm("speculative-config N", "spec-model N", by="speculation"),
+        trtllm("speculative-config N", by="speculation"),
+    ] = Field(default=None, description="STANDALONE: the draft model, a built-in model or a config.json")
+    draft_vocab: Annotated[Count, NoEffect("no_draft_vocabulary")] = Field(
+        default=32_000, description="EAGLE-3: tokens in the head's reduced vocabulary"
+    )
+
+
+class PoolHardware(Table):
+    gpu: str | None = Field(default=None, description="GPU of the engines of this pool; default: hardware.gpu")
+    tensor_parallel: Count | None = Field(default=None, description="default: hardware.tensor_parallel")
+    attention_data_parallel: Count | None = Field(default=None, description="default: hardware.attention_data_parallel")
+    expert_parallel: Annotated[Count | None, NoEffect("no_experts", says=1)] = Field(
+        default=None, description="default: hardware.expert_parallel"
+    )
+    gpus_per_node: Annotated[Count | None, NoEffect("on_one_node")] = Field(
+        default=None, description="default: hardware.gpus_per_node, else as the pool's GPU has it"
+    )
+    bandwidth_gbps: Annotated[float, Field(ge=1e-3)] | None = Field(
+        default=None, description="bandwidth of each device's port; default: disaggregation.bandwidth_gbps"
+    )
+
+
+class Hardware(Table):
+    gpu: Annotated[str, NoEffect("pools_have_their_own")] = Field(
+        default="H100", description="A100, A100-40G, H100, H200, B200, B300, GB200, GB300, L4, L40S, RTX 4090, MI300X"
+    )
+    tensor_parallel: Annotated[
+        Count,
+        NoEffect("pools_have_their_own"),
+        sglang("tp-size N", "pp-size N", by="parallel"),
+        vllm(
+            "tensor-parallel-size N",
+            "pipeline-parallel-size N",
+            "decode-context-parallel-size N",
+            "prefill-context-parallel-size N",
+            by="parallel",
+        ),
+        trtllm("tensor-parallel-size N", "pipeline-parallel-size N", by="parallel"),
+    ] = Field(default=1, description="devices that share each layer of one replica")
+    attention_data_parallel: Annotated[
+        Count,
+        NoEffect("pools_have_their_own"),
+        sglang("attn-dp-size N", "dp-size N", "enable-dp-attention", by="parallel"),
+        vllm("data-parallel-size N", by="parallel"),
+        trtllm("enable-attention-dp", by="parallel"),
+    ] = Field(
+        default=1,
+        description="groups of tensor_parallel devices in a replica, each with its own requests; they share the "
+        "experts",
+    )
+    expert_parallel: Annotated[
+        Count,
+        NoEffect("pools_have_their_own"),
+        NoEffect("no_experts", says=1),
+        sglang("ep-size N", is_computed=True),
+        vllm("enable-expert-parallel", by="parallel"),
+        trtllm("moe-expert-parallel-size N", is_computed=True),
+    ] = Field(
+        default=1,
+        description="ranks of a replica that hold whole routed experts; 1: every device has a part of each expert",
+    )
+    gpus_per_node: Annotated[
+        Count | None,
+        NoEffect("pools_have_their_own"),
+        NoEffect("on_one_node"),
+        sglang("nnodes N", by="parallel"),
+        vllm("nnodes N", by="parallel"),
+        trtllm("gpus-per-node N", by="parallel"),
+    ] = Field(
+        default=None,
+        description="devices that a fast link connects; collectives of more devices use the network between nodes; "
+        "default: 8, or 72 in a rack of GB200 or GB300",
+    )
+    replicas: Annotated[
+        Engines, Field(ge=1), sglang("dp-size N", by="parallel"), vllm("data-parallel-size N", by="parallel")
+    ] = Field(default=1, description="number of engines behind the router")
+    host_link_gbps: Positive | None = Field(
+        default=None,
+        description="gigabits per second from host memory to each device, for engine.host_cache_gb; default: four "
+        "fifths of PCIe 4 or 5, or of NVLink-C2C, as the GPU has it",
+    )
+    reserved_fraction: Annotated[
+        Annotated[float, Field(ge=0, lt=1)] | None,
+        NoEffect("kv_is_given"),
+        NoEffect("static_fraction_is_given"),
+        vllm("gpu-memory-utilization N", by="engine"),
+    ] = Field(
+        default=None,
+        description="share of the device memory that stays unused; default: 0.10; for SGLang and TensorRT-LLM the rest "
+        "that static_fraction and free_fraction leave",
+    )
+    static_fraction: Annotated[
+        Annotated[float, Field(gt=0, lt=1)] | None,
+        NoEffect("kv_is_given"),
+        sglang("mem-fraction-static N", read="share"),
+    ] = Field(
+        default=None,
+        description="SGLang's mem-fraction-static: share for weights and KV of the memory that the driver leaves; "
+        "graphs and activations get the rest; replaces reserved_fraction; default for SGLang: its own",
+    )
+    free_fraction: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | None,
+        NoEffect("kv_slots_are_given"),
+        trtllm("free-gpu-memory-fraction N", "kv-cache-config N", by="kv"),
+    ] = Field(
+        default=None,
+        description="TensorRT-LLM's free_gpu_memory_fraction: share for KV of the memory that weights, activations and "
+        "graphs leave; replaces reserved_fraction; default for TensorRT-LLM: 0.9",
+    )
+    kv_gb: Annotated[
+        Positive | None,
+        NoEffect("kv_slots_are_given"),
+        vllm("kv-cache-memory-bytes N", by="engine"),
+        trtllm("kv-cache-config N", by="kv"),
+    ] = Field(
+        default=None,
+        description="gigabytes of a device's memory for KV (vLLM --kv-cache-memory-bytes, a maximum beside free_fraction: "
+        "TensorRT-LLM max_gpu_total_bytes); replaces reserved_fraction and static_fraction",
+    )
+    cuda_graphs: Annotated[
+        bool,
+        sglang("disable-cuda-graph", "disable-decode-cuda-graph", by="graphs"),
+        vllm("enforce-eager", "optimization-level N", "compilation-config N", by="graphs"),
+        trtllm("cuda-graph-config N", by="graphs"),
+    ] = Field(default=True, description="capture a graph for each padded batch size and step count")
+    graph_sizes: Annotated[
+        list[Count] | None,
+        NoEffect("no_graphs"),
+        sglang("cuda-graph-bs-decode N...", "cuda-graph-max-bs-decode N", by="graphs"),
+        vllm("cudagraph-capture-sizes N...", "max-cudagraph-capture-size N", by="graphs"),
+        trtllm("cuda-graph-config N", by="graphs"),
+    ] = Field(
+        default=None,
+        description="captured sizes; default: 1, 2, 4, 8, 16, … up to the largest batch, the server's limit or 512 "
+        "tokens",
+    )
+    graph_unit: Annotated[GraphUnit | None, NoEffect("no_graphs")] = Field(
+        default=None,
+        description="unit of the captured sizes: rows of a batch, or tokens of a pass (as in vLLM); a larger pass is "
+        "launched kernel by kernel; default: the server's unit",
+    )
+    piecewise_graphs: Annotated[bool, NoEffect("no_graphs")] = Field(
+        default=False,
+        description="capture a pass in pieces, between which the attention of each layer runs, as vLLM's V1 runner "
+        "does with a schedule of draft steps; the device waits before and after each attention",
+    )
+    server: Annotated[str, trtllm("backend N", "config N", by="options")] = Field(
+        default="foredraft", description="simulated server: foredraft, sglang-0.5, vllm-0.18, vllm-0.9, trtllm-1.x"
+    )
+    host: str | None = Field(
+        default=None, description="host time per step: foredraft, vllm-0.10, sglang-overlap; default: the server's"
+    )
+    kernels: Literal["roofline", "measured", "auto"] = Field(
+        default="auto",
+        description="source of the times of passes: the roofline, or measured kernels (the extra `measured`); auto: "
+        "measured kernels if there are some, else the roofline",
+    )
+    kernels_of: Annotated[Literal["sglang", "vllm", "trtllm"] | None, NoEffect("kernels_are_not_measured")] = Field(
+        default=None, description="server whose measured kernels are used; default: the simulated server"
+    )
+    correction: Literal["published", "off"] = Field(
+        default="off",
+        description="published: the factor on the times of passes that published serving points of this deployment show, "
+        "if there are some (docs/evidence/accuracy.md); off: as the cost model has them",
+    )
+    launch: Annotated[Literal["full-graph", "piecewise"] | None, vllm("compilation-config N", by="graphs")] = Field(
+        default=None,
+        description="piecewise: the host launches each draft pass; default: the server's; full-graph for foredraft",
+    )
+    device_jitter: Spread = Field(
+        default=0.0, description="standard deviation of a step's device time, divided by its mean"
+    )
+    host_jitter: Spread = Field(
+        default=0.0, description="standard deviation of a step's host time, divided by its mean"
+    )
+    profile: str | None = Field(
+        default=None, description="profile.json of `foredraft calibrate`: fitted or measured times"
+    )
+    prefill: Annotated[PoolHardware | None, NoEffect("not_disaggregated")] = Field(
+        default=None,
+        description="what the engines that only prefill have instead (disaggregation); default: what all have",
+    )
+    decode: Annotated[PoolHardware | None, NoEffect("not_disaggregated")] = Field(
+        default=None, description="what the engines that only decode have instead; default: what all have"
+    )
+
+    @property
+    def devices(self) -> int:
+        """The devices of one replica."""
+        return self.tensor_parallel * self.attention_data_parallel
+
+    def pool(self, role: EngineRole) -> PoolHardware | None:
+        """Return what the engines of this role have instead of the common values."""
+        return {EngineRole.PREFILL: self.prefill, EngineRole.DECODE: self.decode}.get(role)
+
+    def of_role(self, role: EngineRole) -> Hardware:
+        """Return the hardware of the engines of this role: what their pool has instead, and the common values."""
+        own = self.pool(role) or PoolHardware()
+        return self.model_copy(update=own.model_dump(exclude_none=True, exclude={"bandwidth_gbps"}))
+
+    @model_serializer(mode="wrap")
+    def _without_common_pools(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out pools that have nothing of their own, so that the headers of other logs stay what they are."""
+        return {
+            key: value for key, value in dump(self).items() if value is not None or key not in ("prefill", "decode")
+        }

@@ -1,0 +1,116 @@
+"""The tables of a scenario about drafts: `[speculation]` and `[acceptance]`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ...core.adaptive.interchange import table_schema
+from .table import Count, NoEffect, Share, Table, sglang, trtllm, vllm
+
+
+class Speculation(Table):
+    algorithm: Annotated[
+        str,
+        sglang("speculative-algorithm N", "enable-multi-layer-eagle", by="speculation"),
+        vllm("speculative-config N", "spec-method N", by="speculation"),
+        trtllm("speculative-config N", by="speculation"),
+    ] = Field(default="EAGLE3", description="NONE, STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, or a plugin")
+    policy: Annotated[
+        Literal["fixed", "ema", "goodput"],
+        NoEffect("not_speculative", says="fixed"),
+        NoEffect("nothing_to_choose"),
+        sglang("speculative-adaptive", by="speculation"),
+    ] = Field(default="ema", description="rule that chooses the number of draft steps")
+    steps: Annotated[
+        Annotated[int, Field(ge=0)] | None,
+        NoEffect("not_speculative", says=0),
+        sglang("speculative-num-steps N", by="speculation"),
+        vllm("speculative-config N", "spec-tokens N", by="speculation"),
+        trtllm("speculative-config N", by="speculation"),
+    ] = Field(default=None, description="fixed: draft steps; ema, goodput: the first steps")
+    topk: Annotated[
+        Count,
+        NoEffect("not_speculative", says=1),
+        NoEffect("zero_steps", says=1),
+        sglang("speculative-eagle-topk N", "speculative-ngram-max-bfs-breadth N", by="speculation"),
+    ] = Field(default=1, description="branches per draft step; 1 is a chain")
+    num_draft_tokens: Annotated[
+        Annotated[int, Field(ge=1)] | dict[str, int] | None,
+        NoEffect("not_speculative"),
+        NoEffect("zero_steps", says=1),
+        sglang("speculative-num-draft-tokens N", by="speculation"),
+    ] = Field(
+        default=None,
+        description="nodes of a verify tree, root included: one number, or a table by steps such as {1 = 5, 3 = 16}; "
+        "default: as many as the steps can fill, up to 16",
+    )
+    adaptive: Annotated[
+        str | dict[str, Any] | None,
+        NoEffect("not_speculative"),
+        NoEffect("policy_is_fixed"),
+        sglang("speculative-adaptive-config N", by="speculation"),
+        vllm("speculative-config N", by="speculation"),
+        trtllm("speculative-config N", by="speculation"),
+    ] = Field(
+        default=None,
+        description="ema and goodput: the table of steps, as a preset (default, with-zero, zero-to-seven), a JSON "
+        "file, or the table itself; default: the preset default for ema, zero-to-seven for goodput",
+        json_schema_extra=lambda schema: schema.update(anyOf=[{"type": "string"}, table_schema(), {"type": "null"}]),
+    )
+    probe_backoff: Annotated[bool | None, NoEffect("policy_is_not_ema")] = Field(
+        default=None,
+        description="ema: whether each failed try of drafts after 0 steps doubles the wait for the next, up to 32 "
+        "decisions; false: every decision tries (SGLang); for tables that do not say; default: as in the server",
+    )
+    heads: Annotated[Count | None, NoEffect("not_speculative"), NoEffect("no_heads")] = Field(
+        default=None, description="MULTI_LAYER_EAGLE: heads of the draft; default: the greatest candidate"
+    )
+
+
+class Regimes(Table):
+    stretch_len: Count = Field(default=64, description="output tokens of a stretch; each stretch draws a level")
+    shifts: list[float] = Field(default=[0.0], description="the levels, in standard deviations of quality")
+    weights: list[Annotated[float, Field(ge=0)]] = Field(
+        default=[1.0], description="weight with which each level is drawn"
+    )
+
+
+class Acceptance(Table):
+    preset: str | None = Field(
+        default=None, description="kind of text (chat, code, math, edit) or preset; default: chat (NGRAM: code)"
+    )
+    conditional: list[Share] | None = Field(
+        default=None, description="acceptance of draft position 1, 2, … if all earlier ones are accepted"
+    )
+    mean_length: Annotated[
+        Annotated[float, Field(ge=1)] | None, NoEffect("rounds_are_too_short", outcome="is not reached")
+    ] = Field(
+        default=None,
+        description="mean accept length, bonus included, of rounds with the most steps; the preset gives the rest",
+    )
+    recorded: str | None = Field(
+        default=None, description="file of recorded longest runs per output position (CSV or JSONL)"
+    )
+    request_share: Annotated[Share | None, NoEffect("recording_decides")] = Field(
+        default=None, description="variance between requests, as a share; default: the preset's"
+    )
+    field_share: Annotated[Share | None, NoEffect("recording_decides")] = Field(
+        default=None, description="variance that neighbouring positions share, as a share; default: the preset's"
+    )
+    correlation_len: Annotated[Count | None, NoEffect("recording_decides")] = Field(
+        default=None, description="tokens over which rounds correlate; default: the preset's"
+    )
+    rank_ratio: Annotated[Share, NoEffect("ranks_are_unused")] = Field(
+        default=0.6, description="trees: how slowly acceptance falls with rank (an assumption); 0: only rank 1 counts"
+    )
+    drift_per_1k_tokens: Annotated[float, NoEffect("recording_decides")] = Field(
+        default=0.0, description="gain of quality per 1000 output tokens, in standard deviations"
+    )
+    day_amplitude: Annotated[float, NoEffect("recording_decides")] = Field(
+        default=0.0, description="daily sine wave of quality, in standard deviations"
+    )
+    regimes: Annotated[Regimes | None, NoEffect("recording_decides")] = Field(
+        default=None, description="levels of quality that alternate along a request's output"
+    )
