@@ -1,16 +1,22 @@
-"""What is known of a server's arguments, and the arguments that a launch command gives."""
+"""What is known of a server's arguments, and the arguments that a launch command gives.
+
+The keys of a scenario name the arguments that they are read from and written to (`sim/scenario/table.py: Flags`).
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError, Problem
 from ...core.parsing import ParseError, parse_json, refuse_repeated_keys
 from ...observe.input_files import read_text, read_toml
+from ...sim.scenario import Scenario
+from ...sim.scenario.table import Flags, declared_keys
 from .yaml_text import parse_yaml
 
 FLAG, VALUE, LIST = "flags", "values", "lists"
@@ -67,10 +73,28 @@ class Server:
         return found.pop() if len(found) == 1 else None
 
 
-def known_arguments(table: str, mapped: Mapping[str, str]) -> dict[str, Known]:
-    """Return the arguments of the file `table` beside this one, and those that keys of a scenario follow from:
-    `mapped`, kind by name."""
-    data = read_toml(Path(__file__).with_name(table))
+@cache
+def flags_of(server: str) -> list[tuple[str, Flags]]:
+    """Return the arguments of a server ("sglang", "vllm", "trtllm") with the dotted key that names them, in the order
+    of the keys."""
+    leaves = [(key, one) for key, declared in declared_keys(Scenario) for one in declared[-1]]
+    return [(key, one) for key, one in leaves if isinstance(one, Flags) and one.server == server]
+
+
+def values_to_write(scenario: Scenario, server: str, *tables: str) -> dict[str, Any]:
+    """Return the arguments that have the value of a key as it is, by name without dashes, where the scenario has one.
+    `tables`: the tables of these keys."""
+    found = {}
+    for key, flags in flags_of(server):
+        table, _, name = key.partition(".")
+        if table in tables and not flags.by and not flags.is_computed:
+            found[flags.names[0].partition(" ")[0]] = getattr(getattr(scenario, table), name)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def known_arguments(server: str) -> dict[str, Known]:
+    """Return the arguments of a server: those of its file beside this one, and those that keys of a scenario name."""
+    data = read_toml(Path(__file__).with_name(f"{server}.toml"))
     known: dict[str, Known] = {}
     for reason, group in [
         (None, data["without_effect"]),
@@ -78,12 +102,13 @@ def known_arguments(table: str, mapped: Mapping[str, str]) -> dict[str, Known]:
     ]:
         for kind in (FLAG, VALUE, LIST):
             known |= dict.fromkeys(group.get(kind, "").split(), Known(kind, reason))
-    return known | {name: Known(kind, "") for name, kind in mapped.items()}
+    usages = (usage.partition(" ") for _, flags in flags_of(server) for usage in flags.names)
+    return known | {name: Known({"": FLAG, "N": VALUE, "N...": LIST}[what], "") for name, _, what in usages}
 
 
-def known_values(table: str) -> dict[str, list[str]]:
-    """Return the values that arguments of the file `table` take, by argument; of arguments without a list all do."""
-    data = read_toml(Path(__file__).with_name(table))
+def known_values(server: str) -> dict[str, list[str]]:
+    """Return the values that arguments of a server take, by argument; of arguments without a list all do."""
+    data = read_toml(Path(__file__).with_name(f"{server}.toml"))
     return {name: words.split() for name, words in data.get("values_taken", {}).items()}
 
 
@@ -233,11 +258,22 @@ class Given:
             self.settings["model.target"] = model
         return model
 
-    def copy_integers(self, keys: Mapping[str, str]) -> None:
-        """Set the keys of arguments that are numbers, where these are given."""
-        for name, key in keys.items():
-            if (number := self.integer(name)) is not None:
-                self.settings[key] = number
+    def read_keys(self, server: str, gpu: str, readers: Sequence[Reader]) -> None:
+        """Set the keys that have the value of an argument as it is, then let `readers` set the others, in order."""
+        for key, flags in flags_of(server):
+            if not flags.by:
+                self.copy(flags.names[0].partition(" ")[0], key, flags.read)
+        for read in readers:
+            read(self, gpu)
+
+    def copy(self, name: str, key: str, how: str = "integer") -> None:
+        """Set a key to the value of an argument, if this is given. `how`: the method that reads it."""
+        if (value := getattr(self, how)(name)) is not None:
+            self.settings[key] = value
+
+    def fraction(self, name: str) -> float | None:
+        """Return a number from 0 to 1."""
+        return self.number(name, most=1.0)
 
     def refuse_pipeline(self, name: str) -> int:
         """Refuse more than one pipeline stage, because a run of one stage has other times and another KV pool. Return
@@ -309,3 +345,7 @@ class Given:
                 self.not_modelled[f"--{name}"] = "host memory behind the prefix cache is not simulated with two pools"
         for key in ("engine.host_cache_gb", "engine.host_cache_ratio"):
             self.settings.pop(key, None)
+
+
+Reader = Callable[[Given, str], None]
+"""Sets keys that follow from several arguments, or from a default; takes what is given and the name of the GPU."""

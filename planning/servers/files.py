@@ -11,6 +11,7 @@ from ...core.adaptive.interchange import export_table, to_json
 from ...core.errors import ForedraftError
 from ...sim.cost.server import server_profile
 from ...sim.scenario import Scenario
+from .command import values_to_write
 from .sglang import PROFILE as SGLANG_PROFILE
 from .trtllm import PROFILE as TRTLLM_PROFILE
 from .vllm import PROFILE as VLLM_PROFILE
@@ -105,14 +106,10 @@ def sglang_scheduling(scenario: Scenario, max_batch_size: int) -> list[str]:
     if engine.guarantee_output:
         usual = profile.rules_for(groups).guarantee_output
         arguments += ["--schedule-conservativeness", f"{engine.guarantee_output / usual:.6g}"]
-    given = {
-        "--retraction-policy": engine.retraction_policy,
-        "--scheduler-recv-interval": scenario.front_end.poll_steps,
-        "--stream-interval": scenario.front_end.stream_interval,
-    }
-    for name, value in given.items():
-        arguments += [] if value is None else [name, str(value)]
-    return arguments
+    if engine.retraction_policy is not None:
+        arguments += ["--retraction-policy", engine.retraction_policy]
+    given = values_to_write(scenario, "sglang", "front_end")
+    return [*arguments, *(word for name, value in given.items() for word in (f"--{name}", str(value)))]
 
 
 def _sglang_files(scenario: Scenario, table: Mapping[str, Any], max_batch_size: int) -> dict[str, str]:

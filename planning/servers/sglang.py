@@ -12,34 +12,10 @@ from ...core.parsing import parse_json
 from ...core.scheduler.rules.sglang import RETRACTION_POLICIES
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
-from .command import FLAG, LIST, MAX_SIZE, VALUE, Given, Server, known_arguments, known_values
+from .command import MAX_SIZE, Given, Server, known_arguments, known_values
 from .own_layers import draft_with_own_layers
 
 PROFILE = "sglang-0.5"
-MAPPED = {
-    **dict.fromkeys(
-        (
-            "enable-mixed-chunk", "disable-overlap-schedule", "disable-radix-cache", "disable-cuda-graph", "disable-decode-cuda-graph",
-            "speculative-adaptive", "enable-multi-layer-eagle", "enable-dp-attention", "enable-priority-scheduling",
-            "disable-priority-preemption", "enable-hierarchical-cache",
-        ),
-        FLAG,
-    ),
-    **dict.fromkeys(
-        (
-            "model-path", "tp-size", "pp-size", "dp-size", "attn-dp-size", "ep-size", "nnodes", "page-size", "mem-fraction-static",
-            "max-running-requests", "max-queued-requests", "max-total-tokens", "chunked-prefill-size", "radix-eviction-policy",
-            "cuda-graph-max-bs-decode", "speculative-algorithm", "speculative-num-steps", "speculative-eagle-topk",
-            "speculative-num-draft-tokens", "speculative-adaptive-config", "speculative-draft-model-path",
-            "speculative-ngram-max-bfs-breadth", "kv-cache-dtype", "quantization",
-            "dtype", "context-length", "disaggregation-mode", "schedule-policy", "scheduler-recv-interval",
-            "schedule-conservativeness", "retraction-policy", "stream-interval",
-            "hicache-ratio", "hicache-size", "hicache-write-policy",
-        ),
-        VALUE,
-    ),
-    "cuda-graph-bs-decode": LIST,
-}  # fmt: skip
 OTHER_NAMES = {
     "model": "model-path",
     "tensor-parallel-size": "tp-size",
@@ -85,8 +61,8 @@ def _take_role(values: dict[str, Any]) -> str | None:
 
 
 SERVER = Server(
-    "SGLang", _entry, known_arguments("sglang.toml", MAPPED), OTHER_NAMES, abbreviates=True, release=RELEASE,
-    values=known_values("sglang.toml"), merges_config=True, take_role=_take_role,
+    "SGLang", _entry, known_arguments("sglang"), OTHER_NAMES, abbreviates=True, release=RELEASE,
+    values=known_values("sglang"), merges_config=True, take_role=_take_role,
 )  # fmt: skip
 
 
@@ -94,12 +70,20 @@ def read(given: Given, gpu: str) -> None:
     """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value
     is not modelled."""
     given.settings["hardware.server"] = PROFILE
-    model = given.model("model-path")
-    _parallel(given, gpu)
+    given.read_keys(
+        "sglang", gpu, (_model, _parallel, _formats, _engine, _host_memory, _policies, _graphs, _speculation, _pools)
+    )
+
+
+def _model(given: Given, gpu: str) -> None:
+    given.model("model-path")
+
+
+def _formats(given: Given, gpu: str) -> None:
     given.read_formats(WEIGHTS, KV)
-    given.copy_integers({"context-length": "model.context_len"})
-    _engine(given, gpu)
-    _speculation(given, model)
+
+
+def _pools(given: Given, gpu: str) -> None:
     if given.choice("disaggregation-mode", ("null", "prefill", "decode")) in ("prefill", "decode"):
         given.disaggregate()
 
@@ -117,7 +101,6 @@ def _parallel(given: Given, gpu: str) -> None:
         return
     given.settings |= {"hardware.tensor_parallel": devices // groups, "hardware.attention_data_parallel": groups}
     given.settings["hardware.replicas"] = engines
-    given.copy_integers({"ep-size": "hardware.expert_parallel"})
     backend = given.text("moe-a2a-backend")
     spans = given.flag("enable-deepep-moe") or (given.flag("enable-ep-moe") and given.text("ep-size") is None)
     if backend in SPANNING or spans:
@@ -127,17 +110,6 @@ def _parallel(given: Given, gpu: str) -> None:
 
 
 def _engine(given: Given, gpu: str) -> None:
-    given.copy_integers(
-        {
-            "page-size": "engine.page_size",
-            "max-total-tokens": "engine.kv_slots",
-            "max-queued-requests": "engine.max_queue",
-            "scheduler-recv-interval": "front_end.poll_steps",
-            "stream-interval": "front_end.stream_interval",
-        }
-    )
-    if (fraction := given.share("mem-fraction-static")) is not None:
-        given.settings["hardware.static_fraction"] = fraction
     groups = given.settings.get("hardware.attention_data_parallel", 1)
     usual = server_profile(PROFILE).scheduling(lookup_gpu(gpu), groups, given.text("speculative-algorithm") is not None)
     running = given.integer_or("max-running-requests", usual["max_running"])
@@ -155,12 +127,13 @@ def _engine(given: Given, gpu: str) -> None:
         given.settings["engine.eviction_policy"] = policy
     elif policy is not None:
         given.not_modelled["--radix-eviction-policy"] = f"{policy}: the cache evicts by lru"
-    _host_memory(given)
-    _policies(given, server_profile(PROFILE).rules_for(groups).guarantee_output)
     if given.flag("enable-priority-scheduling"):
         given.settings["engine.preempt"] = not given.flag("disable-priority-preemption")
     if (policy := given.text("schedule-policy")) not in (None, "fcfs"):
         given.not_modelled["--schedule-policy"] = f"{policy}: requests are taken in the order of their arrival"
+
+
+def _graphs(given: Given, gpu: str) -> None:
     if given.flag("disable-cuda-graph") or given.flag("disable-decode-cuda-graph"):
         given.settings["hardware.cuda_graphs"] = False
     elif (sizes := given.integers("cuda-graph-bs-decode")) is not None:
@@ -169,7 +142,7 @@ def _engine(given: Given, gpu: str) -> None:
         given.settings["hardware.graph_sizes"] = sizes_up_to(largest)
 
 
-def _host_memory(given: Given) -> None:
+def _host_memory(given: Given, gpu: str) -> None:
     """Read the size of the hierarchical cache. It counts for each device, and replaces the ratio if it is not 0."""
     ratio, size = given.number("hicache-ratio"), given.number("hicache-size")
     policy = given.choice("hicache-write-policy", WRITE_POLICIES)
@@ -183,8 +156,10 @@ def _host_memory(given: Given) -> None:
         given.not_modelled["--hicache-write-policy"] = f"{policy}: prefixes are copied to host memory at once"
 
 
-def _policies(given: Given, usual_share: float) -> None:
-    """Read the rules of the scheduler. `usual_share`: what a newcomer leaves free with a conservativeness of 1."""
+def _policies(given: Given, gpu: str) -> None:
+    """Read the rules of the scheduler. With a conservativeness of 1 a newcomer leaves the profile's share free."""
+    groups = given.settings.get("hardware.attention_data_parallel", 1)
+    usual_share = server_profile(PROFILE).rules_for(groups).guarantee_output
     conservativeness = given.number("schedule-conservativeness")
     if conservativeness == 0:
         given.not_modelled["--schedule-conservativeness"] = "0: a newcomer always leaves room for a round of all others"
@@ -199,7 +174,7 @@ def sizes_up_to(largest: int) -> list[int]:
     return sorted({size for size in (1, 2, 4, *range(8, largest + 1, 8), largest) if size <= largest})
 
 
-def _speculation(given: Given, model: str) -> None:
+def _speculation(given: Given, gpu: str) -> None:
     name = given.text("speculative-algorithm")
     if name is None:
         given.settings["speculation.algorithm"] = "NONE"
@@ -217,7 +192,7 @@ def _speculation(given: Given, model: str) -> None:
         return
     adapts = given.flag("speculative-adaptive") and _adapts(given, algorithm, topk)
     if steps is None and not adapts:
-        steps, topk, nodes = _usual_shape(algorithm, model)
+        steps, topk, nodes = _usual_shape(algorithm, given.settings.get("model.target", ""))
         given.assumed.append(
             f"steps, top-k and draft tokens are {steps}, {topk} and {nodes}, its defaults for this model"
         )

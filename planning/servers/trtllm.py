@@ -11,23 +11,11 @@ from ...core.errors import ConfigError, Problem, count_of, nearest
 from ...core.parsing import parse_json
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
-from .command import FLAG, MAX_SIZE, NEAR, NODE, VALUE, Given, Server, known_arguments
+from .command import FLAG, MAX_SIZE, NEAR, NODE, Given, Server, known_arguments
 from .own_layers import draft_with_own_layers
 from .sglang import sizes_up_to
 
 PROFILE = "trtllm-1.x"
-MAPPED = {
-    **dict.fromkeys(("enable-chunked-prefill", "enable-attention-dp", "disable-overlap-scheduler"), FLAG),
-    **dict.fromkeys(
-        (
-            "model", "backend", "dtype", "tensor-parallel-size", "pipeline-parallel-size", "moe-expert-parallel-size", "max-batch-size",
-            "max-num-tokens", "max-seq-len", "free-gpu-memory-fraction", "config", "server-role", "kv-cache-config", "cuda-graph-config",
-            "speculative-config", "scheduler-config", "stream-interval", "batch-wait-timeout-iters", "batch-wait-max-tokens-ratio",
-            "gpus-per-node",
-        ),
-        VALUE,
-    ),
-}  # fmt: skip
 OTHER_NAMES = {
     "tp-size": "tensor-parallel-size", "pp-size": "pipeline-parallel-size", "ep-size": "moe-expert-parallel-size",
     "cp-size": "context-parallel-size", "cluster-size": "moe-cluster-parallel-size",
@@ -67,31 +55,41 @@ def _entry(words: list[str]) -> int | None:
     return None
 
 
-SERVER = Server(
-    "TensorRT-LLM", _entry, known_arguments("trtllm.toml", MAPPED), OTHER_NAMES, abbreviates=False, release=RELEASE
-)
+SERVER = Server("TensorRT-LLM", _entry, known_arguments("trtllm"), OTHER_NAMES, abbreviates=False, release=RELEASE)
 
 
 def read(given: Given, gpu: str) -> None:
     """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value
     is not modelled."""
+    _options(given)
+    given.settings["hardware.server"] = PROFILE
+    given.read_keys(
+        "trtllm", gpu, (_model, _parallel, _formats, _engine, _batch_wait, _kv, _graphs, _speculation, _pools)
+    )
+
+
+def _options(given: Given) -> None:
+    """Take the keys of the file of options, and name a backend whose times are not simulated."""
     path = given.text("config")
     if path is not None:
         _take_options(given, path)
         given.check()
-    given.settings["hardware.server"] = PROFILE
+    if given.text("backend") not in (None, "pytorch"):
+        given.not_modelled["--backend"] = f"{given.text('backend')}: times are those of the backend pytorch"
+
+
+def _model(given: Given, gpu: str) -> None:
     if given.model("model") in OTHER_COMMANDS:
         given.refuse(
             "model", f"is {given.text('model') or given.positional[0]!r}, a command that starts no engine of its own"
         )
-    if given.text("backend") not in (None, "pytorch"):
-        given.not_modelled["--backend"] = f"{given.text('backend')}: times are those of the backend pytorch"
-    _parallel(given, gpu)
+
+
+def _formats(given: Given, gpu: str) -> None:
     given.read_formats({}, {})
-    _engine(given)
-    _kv(given)
-    _graphs(given)
-    _speculation(given)
+
+
+def _pools(given: Given, gpu: str) -> None:
     role = given.text("server-role")
     if (role or "").lower() in ("context", "generation"):
         given.disaggregate()
@@ -127,21 +125,13 @@ def _parallel(given: Given, gpu: str) -> None:
     devices = given.integer("tensor-parallel-size") or 1
     groups = devices if given.flag("enable-attention-dp") else 1
     given.settings |= {"hardware.tensor_parallel": devices // groups, "hardware.attention_data_parallel": groups}
-    given.copy_integers({"moe-expert-parallel-size": "hardware.expert_parallel"})
     given.refuse_pipeline("pipeline-parallel-size")
     if (number := given.integer("gpus-per-node")) is not None and lookup_gpu(gpu).per_node == NODE:
         given.settings["hardware.gpus_per_node"] = number
 
 
-def _engine(given: Given) -> None:
+def _engine(given: Given, gpu: str) -> None:
     # Without --max-batch-size there may be fewer, where the drafts of so many exceed a step.
-    given.copy_integers(
-        {
-            "max-batch-size": "engine.max_running",
-            "max-seq-len": "model.context_len",
-            "stream-interval": "front_end.stream_interval",
-        }
-    )
     given.integer_or("max-batch-size", USUAL.max_running)
     tokens = given.integer_or("max-num-tokens", USUAL.chunk_size)
     given.settings |= {
@@ -149,7 +139,6 @@ def _engine(given: Given) -> None:
         "engine.max_step_tokens": max(tokens, given.settings.get("engine.max_running", 0)),
         "engine.mode": "synchronous" if given.flag("disable-overlap-scheduler") else "overlap",
     }
-    _batch_wait(given)
     table = given.table("scheduler-config")
     policy = str(table.get("capacity_scheduler_policy") or GUARANTEED).upper()
     given.settings["engine.guarantee_output"] = float(policy == GUARANTEED)
@@ -170,7 +159,7 @@ def _engine(given: Given) -> None:
         )
 
 
-def _batch_wait(given: Given) -> None:
+def _batch_wait(given: Given, gpu: str) -> None:
     """Read how long new requests wait for others; it waits only if both numbers are above 0."""
     iterations = given.integer("batch-wait-timeout-iters", least=0)
     share = given.number("batch-wait-max-tokens-ratio", most=1)
@@ -183,7 +172,7 @@ def _batch_wait(given: Given) -> None:
     given.settings |= {"engine.batch_wait_rounds": iterations, "engine.batch_wait_tokens": share}
 
 
-def _kv(given: Given) -> None:
+def _kv(given: Given, gpu: str) -> None:
     table = given.table("kv-cache-config")
     of_table = Given(given.source, {key: str(value) for key, value in table.items() if value is not None})
     reuse = table.get("enable_block_reuse")
@@ -209,7 +198,7 @@ def _kv(given: Given) -> None:
         given.not_modelled[f"kv_cache_config.{key}"] = "KV is in the device's memory alone, and blocks are reused whole"
 
 
-def _graphs(given: Given) -> None:
+def _graphs(given: Given, gpu: str) -> None:
     if "cuda-graph-config" in given.values and not isinstance(given.values["cuda-graph-config"], dict | str):
         given.settings["hardware.cuda_graphs"] = False  # null
         return
@@ -228,7 +217,7 @@ def _graphs(given: Given) -> None:
         given.assumed.append("batches between two captured sizes are padded, as with cuda_graph_config.enable_padding")
 
 
-def _speculation(given: Given) -> None:
+def _speculation(given: Given, gpu: str) -> None:
     table = given.table("speculative-config")
     if not table:
         given.settings["speculation.algorithm"] = "NONE"

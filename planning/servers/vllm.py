@@ -11,32 +11,11 @@ from ...core.errors import ConfigError, Problem, count_of
 from ...core.parsing import ParseError, parse_json
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
-from .command import FLAG, LIST, MAX_SIZE, VALUE, Given, Server, known_arguments, known_values
+from .command import MAX_SIZE, Given, Server, known_arguments, known_values
 from .own_layers import draft_with_own_layers
 from .sglang import sizes_up_to
 
 PROFILE = "vllm-0.18"
-MAPPED = {
-    **dict.fromkeys(
-        (
-            "enforce-eager", "enable-expert-parallel", "enable-prefix-caching", "enable-chunked-prefill", "async-scheduling",
-            "scheduler-reserve-full-isl",
-        ),
-        FLAG,
-    ),
-    **dict.fromkeys(
-        (
-            "model", "dtype", "max-model-len", "quantization", "pipeline-parallel-size", "tensor-parallel-size", "data-parallel-size",
-            "decode-context-parallel-size", "prefill-context-parallel-size", "nnodes", "block-size", "gpu-memory-utilization",
-            "kv-cache-dtype", "num-gpu-blocks-override", "max-num-batched-tokens", "max-num-seqs", "max-num-queued-reqs",
-            "scheduling-policy", "max-cudagraph-capture-size", "speculative-config", "spec-method", "spec-model", "spec-tokens",
-            "kv-transfer-config", "compilation-config", "optimization-level", "stream-interval", "watermark",
-            "kv-offloading-size", "kv-cache-memory-bytes",
-        ),
-        VALUE,
-    ),
-    "cudagraph-capture-sizes": LIST,
-}  # fmt: skip
 OTHER_NAMES = {
     "q": "quantization", "pp": "pipeline-parallel-size", "tp": "tensor-parallel-size", "dp": "data-parallel-size",
     "ep": "enable-expert-parallel", "dcp": "decode-context-parallel-size", "pcp": "prefill-context-parallel-size", "n": "nnodes",
@@ -108,8 +87,8 @@ def _take_role(values: dict[str, Any]) -> str | None:
 
 
 SERVER = Server(
-    "vLLM", _entry, known_arguments("vllm.toml", MAPPED), OTHER_NAMES, abbreviates=False, release=RELEASE,
-    values=known_values("vllm.toml"), merges_config=True, take_role=_take_role,
+    "vLLM", _entry, known_arguments("vllm"), OTHER_NAMES, abbreviates=False, release=RELEASE,
+    values=known_values("vllm"), merges_config=True, take_role=_take_role,
 )  # fmt: skip
 
 
@@ -117,14 +96,23 @@ def read(given: Given, gpu: str) -> None:
     """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value
     is not modelled."""
     given.settings["hardware.server"] = PROFILE
+    given.read_keys("vllm", gpu, (_model, _parallel, _formats, _context, _engine, _graphs, _speculation, _pools))
+
+
+def _model(given: Given, gpu: str) -> None:
     given.model("model")
-    _parallel(given, gpu)
+
+
+def _formats(given: Given, gpu: str) -> None:
     given.read_formats(WEIGHTS, KV)
+
+
+def _context(given: Given, gpu: str) -> None:
     if given.text("max-model-len") not in ("auto", "-1"):
-        given.copy_integers({"max-model-len": "model.context_len"})
-    _engine(given, gpu)
-    _graphs(given)
-    _speculation(given)
+        given.copy("max-model-len", "model.context_len")
+
+
+def _pools(given: Given, gpu: str) -> None:
     transfer = given.table("kv-transfer-config")
     role, connector = transfer.get("kv_role"), transfer.get("kv_connector")
     if role in ("kv_producer", "kv_consumer") or (role == "kv_both" and connector == POOLS_CONNECTOR):
@@ -154,13 +142,6 @@ def _parallel(given: Given, gpu: str) -> None:
 def _engine(given: Given, gpu: str) -> None:
     usual = server_profile(PROFILE).on(lookup_gpu(gpu))
     # Without --max-num-seqs there may be fewer, where the drafts of so many exceed a step.
-    given.copy_integers(
-        {
-            "max-num-seqs": "engine.max_running",
-            "max-num-queued-reqs": "engine.max_queue",
-            "stream-interval": "front_end.stream_interval",
-        }
-    )
     running = given.integer_or("max-num-seqs", usual.max_running, f" on {gpu}")
     tokens = max(running, given.integer_or("max-num-batched-tokens", usual.chunk_size, f" on {gpu}"))
     block = given.integer("block-size") or BLOCK_SIZE
@@ -182,8 +163,6 @@ def _engine(given: Given, gpu: str) -> None:
     if (gibibytes := given.number("kv-offloading-size")) is not None and gibibytes > 0:
         groups = given.settings.get("hardware.attention_data_parallel", 1)
         given.settings["engine.host_cache_gb"] = round(gibibytes * groups * 2**30 / 1e9, 6)
-    if (watermark := given.number("watermark", most=1.0)) is not None:
-        given.settings["engine.watermark"] = watermark
     if given.flag("scheduler-reserve-full-isl") is False:
         given.settings["engine.reserve_full_isl"] = False
     if given.choice("scheduling-policy", ("fcfs", "priority")) == "priority":
@@ -192,7 +171,7 @@ def _engine(given: Given, gpu: str) -> None:
         given.not_modelled["--no-enable-chunked-prefill"] = "prompts are cut at max-num-batched-tokens"
 
 
-def _graphs(given: Given) -> None:
+def _graphs(given: Given, gpu: str) -> None:
     compilation = dict(given.table("compilation-config"))
     known = {name: compilation.pop(name, None) for name in (CAPTURE_SIZES, LARGEST_CAPTURE, "cudagraph_mode")}
     listed = known.pop(CAPTURE_SIZES)
@@ -221,7 +200,7 @@ def _graphs(given: Given) -> None:
         )
 
 
-def _speculation(given: Given) -> None:
+def _speculation(given: Given, gpu: str) -> None:
     table = dict(given.table("speculative-config"))
     for name, key in (("spec-method", "method"), ("spec-model", "model"), ("spec-tokens", "num_speculative_tokens")):
         if (text := given.text(name)) is not None:

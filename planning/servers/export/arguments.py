@@ -11,6 +11,7 @@ from ....core.errors import ForedraftError
 from ....sim.assembly import Assembly
 from ....sim.scenario import Scenario
 from ...grid import NO_SPECULATION
+from ..command import values_to_write
 from ..files import METHODS
 from ..own_layers import own_layers
 
@@ -37,6 +38,10 @@ class Arguments:
     def give(self, values: Mapping[str, Any]) -> None:
         """Add arguments with their values; None leaves one out."""
         self.words += [word for name, value in values.items() if value is not None for word in (name, str(value))]
+
+    def give_keys(self, scenario: Scenario, server: str, *tables: str) -> None:
+        """Add the arguments that have the value of a key as it is. `tables`: of these keys."""
+        self.give({f"--{name}": value for name, value in values_to_write(scenario, server, *tables).items()})
 
     def pages_of(self, run: Assembly, name: str, usual: int) -> int | None:
         """Return the tokens of a KV page for servers that have no pages of one token; None, with a note, for their

@@ -30,16 +30,13 @@ def arguments(run: Assembly) -> Arguments:
     scenario, config, made = run.scenario, run.spec.config, Arguments()
     engine, hardware, model = scenario.engine, scenario.hardware, scenario.model
     groups = hardware.attention_data_parallel
+    made.give_keys(scenario, "sglang", "model", "hardware", "engine")
     made.give(
         {
-            "--context-length": model.context_len,
             "--chunked-prefill-size": config.chunk_size * groups if engine.chunk_size or groups > 1 else None,
-            "--page-size": engine.page_size,
             "--max-total-tokens": run.memory.slots if hardware.kv_gb and run.memory else engine.kv_slots,
-            "--max-queued-requests": engine.max_queue,
             "--kv-cache-dtype": "fp8_e4m3" if model.kv_dtype == "fp8" else None,
             "--quantization": "fp8" if model.weight_dtype == "fp8" else None,
-            "--mem-fraction-static": hardware.static_fraction,
             "--radix-eviction-policy": engine.eviction_policy if engine.eviction_policy == "lfu" else None,
         }
     )

@@ -10,6 +10,7 @@ from ....core.adaptive.interchange import export_table
 from ....core.errors import ForedraftError
 from ....sim.assembly import Assembly
 from ....sim.cost.server import server_profile
+from ..command import values_to_write
 from ..trtllm import BLOCK, FREE_FRACTION, GUARANTEED, PROFILE
 from .arguments import Arguments, method_of, step_tokens, table_of
 
@@ -78,7 +79,7 @@ def _options(run: Assembly, made: Arguments) -> dict[str, Any]:
         "cuda_graph_config": _graphs(run),
     }
     given: dict[str, Any] = {
-        "stream_interval": scenario.front_end.stream_interval,
+        **{name.replace("-", "_"): value for name, value in values_to_write(scenario, "trtllm", "front_end").items()},
         "batch_wait_timeout_iters": engine.batch_wait_rounds,
         "batch_wait_max_tokens_ratio": engine.batch_wait_tokens,
     }

@@ -35,7 +35,6 @@ def arguments(run: Assembly) -> Arguments:
         {
             "--max-model-len": model.context_len,
             "--max-num-seqs": config.max_running,
-            "--max-num-queued-reqs": engine.max_queue,
             "--max-num-batched-tokens": step_tokens(scenario),
             "--block-size": page_size,
             "--num-gpu-blocks-override": None
@@ -46,10 +45,9 @@ def arguments(run: Assembly) -> Arguments:
             "--gpu-memory-utilization": round(1 - reserved, 6) if hardware.kv_gb is None else None,
             "--kv-cache-memory-bytes": None if hardware.kv_gb is None else round(hardware.kv_gb * 1e9),
             "--kv-offloading-size": _offloaded(run),
-            "--watermark": engine.watermark,
-            "--stream-interval": scenario.front_end.stream_interval,
         }
     )
+    made.give_keys(scenario, "vllm", "engine", "front_end")
     if engine.reserve_full_isl is False:
         made.words.append("--no-scheduler-reserve-full-isl")
     made.note_weights(run, "fp8", "bf16")
