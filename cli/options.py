@@ -3,6 +3,7 @@ that do nothing."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
 from inspect import Parameter, signature
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
 def option(flags: str, text: str, metavar: str | None = None, **settings: Any) -> Any:
     """Return what makes a parameter an option, for its `Annotated`.
     `text` is its help; `settings` are limits, as typer has them."""
-    return typer.Option(*flags.split(), help=text, metavar=metavar, **settings)
+    return typer.Option(*flags.split(), help=_without_markup(text), metavar=metavar, **settings)
+
+
+def _without_markup(text: str) -> str:
+    """Return a help in which `[slo]` is printed as it is: the help's formatter takes such words for its markup."""
+    return re.sub(r"\[(?=[a-z#/@])", r"\\[", text)
 
 
 def in_panel(title: str) -> partial[Any]:
@@ -96,7 +102,9 @@ def with_options(name: str, declared: Callable[..., Any]) -> Decorator:
 
 def argument(metavar: str | None, text: str, mode: str | None = None) -> Any:
     """Return what makes a parameter an argument, for its `Annotated`. `mode`: the flag that it does something with."""
-    return typer.Argument(metavar=metavar, help=text, rich_help_panel=None if mode is None else f"{ONLY}{mode}")
+    return typer.Argument(
+        metavar=metavar, help=_without_markup(text), rich_help_panel=None if mode is None else f"{ONLY}{mode}"
+    )
 
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]

@@ -44,6 +44,11 @@ class StatusLine:
     def _elapsed_s(self, now_s: float) -> float:
         return max(now_s - self._started_s, 1e-9)
 
+    def wait_longer(self) -> None:
+        """Let the next line be due after twice the time; a terminal is redrawn as before."""
+        if not self._is_terminal:
+            self._every_s *= 2
+
     def show(self, text: str) -> None:
         if self.is_quiet:
             return
@@ -59,13 +64,16 @@ class StatusLine:
 
 
 @contextmanager
-def text_progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Show a text about the progress: redrawn in place on a terminal, elsewhere a line every ten seconds."""
+def text_progress(quiet: bool, less_often: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show a text about the progress: redrawn in place on a terminal, elsewhere a line every ten seconds. `less_often`:
+    elsewhere each line after twice the time of the one before."""
     line = StatusLine(quiet, redraw_every_s=REDRAW_EVERY_S, line_every_s=LINE_EVERY_S)
 
     def show(text: str) -> None:
         if line.due_s() is not None:
             line.show(text)
+            if less_often:
+                line.wait_longer()
 
     try:
         yield show

@@ -278,7 +278,7 @@ def command_options(*commands: str) -> str:
             names = parameter.opts if parameter.param_type_name == "option" else []
             cell = f"`{' '.join(filter(None, [', '.join(names), value]))}`".replace("|", "\\|")
             default = parameter.default
-            text = parameter.help.removesuffix(".")
+            text = parameter.help.removesuffix(".").replace("\\[", "[")
             if default not in (None, False) and default != [] and "default" not in text:
                 text += f"; default: `{default}`"
             used_by.setdefault((cell, text), []).append(command)

@@ -298,9 +298,10 @@ def _best(whole: Plan, best: Ranked) -> str:
     unit = "times the trace" if whole.scenario.workload.trace is not None else whole.load_unit
     gpus, found = count_of(best.gpus, "GPU"), best.finding
     share = f"{found.held} of {count_of(found.runs, 'run')}" if found.needs_seeds else HELD
+    limits = ", ".join(map(str, whole.question.objectives))
     return (
         f"{best.candidate.name} holds {best.load:.3g} {unit} on {gpus} in {share}, "
-        f"{tokens_per_s(whole, best):,.0f} output tokens/s."
+        f"{tokens_per_s(whole, best):,.0f} output tokens/s, within {limits}."
     )
 
 
@@ -319,7 +320,7 @@ def _length_of_runs(whole: Plan, best: Ranked) -> str:
     return text
 
 
-def _too_few_seeds(shown: Sequence[Ranked]) -> str:
+def too_few_seeds(shown: Sequence[Ranked]) -> str:
     """Say which results hold in all of their runs, but in too few to show that HELD hold them; empty if none."""
     counts = [
         f"{item.candidate.name}: held in {item.finding.held} of {item.finding.runs}; {SHARE * 100:g} % needs "
@@ -370,7 +371,7 @@ def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
             f"= cannot be told from the first, compared seed by seed, with a cost model that may be wrong about the ratio "
             f"of two candidates, but not about what they share (80 % intervals; {SOURCE})."
         )
-    texts += [text for text in (_too_few_seeds(shown), _length_of_runs(whole, shown[0])) if text]
+    texts += [text for text in (too_few_seeds(shown), _length_of_runs(whole, shown[0])) if text]
     if whole.trace_part is not None:
         texts += whole.trace_part.warnings(whole.question.load)
     return [*texts, timing]

@@ -19,7 +19,8 @@ Requests = Annotated[
     int | None,
     option(
         "--requests",
-        "Requests per run. Default: plan 600, or as many as a trace has; tune 100; sweep as the scenario says.",
+        "Requests per run. Default: plan 600, or as many as a trace has; tune 100; sweep as the scenario says. A run of "
+        "plan at a given rate has more where they last less than 60 s, so that a growing queue is seen.",
         min=10,
     ),
 ]

@@ -10,7 +10,17 @@ from typing import Annotated
 
 import typer
 
-from ..options import AsJson, Quiet, ScenarioFile, Seed, Settings, TraceFile, option, print_document
+from ..options import (
+    AsJson,
+    Quiet,
+    ScenarioFile,
+    Seed,
+    Settings,
+    TraceFile,
+    option,
+    print_document,
+    refuse_without_effect,
+)
 from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
 from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, Requests, kept_runs
@@ -33,6 +43,8 @@ ByHour = Annotated[bool, option("--by-hour", "Of a trace: plan its busiest hour,
 Headroom = Annotated[float, option("--headroom", "With --by-hour: percent to add to the rate of an hour.", min=0, max=1000)]
 WarmUp = Annotated[float, option("--warm-up", "With --by-hour: seconds for which a replica starts, which are paid.", min=0, max=86400)]
 Seeds = Annotated[int, option("--seeds", "Most runs of the best candidate at a load; each has its own seed.", min=2, max=100)]
+Details = Annotated[bool, option("--details",
+    "Print also the limits, what the numbers and intervals rest on, all candidates, and bills.")]
 # fmt: on
 
 
@@ -41,8 +53,8 @@ def plan(
     slo: Slo = None, rate: Rate = None, gpus: Gpus = None, tried: Tried = None, price: Price = None,
     by_hour: ByHour = False, headroom: Headroom = 20, warm_up: WarmUp = 300,
     settings: Settings = None, trace: TraceFile = None, seeds: Seeds = 48, requests: Requests = None,
-    seed: Seed = None, as_json: AsJson = False, out: OutDirectory = None, workers: NumWorkers = None, cluster: Cluster = None,
-    quiet: Quiet = False,
+    seed: Seed = None, details: Details = False, as_json: AsJson = False, out: OutDirectory = None, workers: NumWorkers = None,
+    cluster: Cluster = None, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Find the configuration that serves the most load within latency limits, or a given load with the fewest GPUs.
 
@@ -53,9 +65,10 @@ def plan(
     --gpus at each tensor parallelism; --try replaces this list. A rough first
     round drops candidates that are far behind. The command ranks the others by the
     load that 95 % of runs hold, with 80 % intervals for the errors of the cost
-    model; = marks candidates that are as good as the best one within the error. It
-    keeps every run: after Ctrl-C the same command continues. Exit code 1: no candidate
-    meets the limits; 2: bad input, or no candidate can run.
+    model; = marks candidates that are as good as the best one within the error.
+    The answer is a sentence and a table; --details prints what they rest on. The
+    command keeps every run: after Ctrl-C the same command continues. Exit code 1:
+    no candidate meets the limits; 2: bad input, or no candidate can run.
 
         foredraft plan --slo 'ttft_p99<500ms,tpot_p99<20ms'
         foredraft plan chat.toml --rate 40 --price H100=2.5
@@ -70,9 +83,10 @@ def plan(
     from ...planning.grid import parse_grid
     from ...planning.plan import make_plan
     from ...sim.scenario_file import load_scenario
-    from ..progress import LINE_EVERY_S, StatusLine
+    from ..progress import StatusLine, text_progress
     from .plan_report import report_of
 
+    refuse_without_effect(("--details", as_json and details, "the document of --json has them"))
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
     asked, resolved = question_of(
@@ -83,22 +97,18 @@ def plan(
     for notice in whole.notices():
         print(textwrap.fill(f"foredraft: {notice}", WIDTH, break_on_hyphens=False), file=sys.stderr)
     line = StatusLine(quiet)
-    now_and_then = StatusLine(quiet, redraw_every_s=0.2, line_every_s=LINE_EVERY_S)
-
-    def show_pace(text: str) -> None:
-        if now_and_then.due_s() is not None:
-            now_and_then.show(text)
-
-    with kept_runs("plan", base_tables(resolved), out, workers, cluster, **whole.asked) as (pool, store):
+    with (
+        kept_runs("plan", base_tables(resolved), out, workers, cluster, **whole.asked) as (pool, store),
+        text_progress(quiet, less_often=True) as show_pace,
+    ):
         try:
             ranked, answer = search_plan(whole, pool, store, line.show, show_pace)
         finally:
             line.clear()
-            now_and_then.clear()
     if as_json:
         print_document(answer)
     else:
-        typer.echo("\n".join(report_of(whole, ranked, answer)))
+        typer.echo("\n".join(report_of(whole, ranked, answer, details)))
     if not ranked:
         raise typer.Exit(2)
     if not ranked[0].holds:

@@ -17,17 +17,28 @@ if TYPE_CHECKING:
     from ...planning.search.judge import Finding
 
 
-def report_of(whole: Plan, ranked: Sequence[Ranked], answer: PlanAnswer) -> list[str]:
-    """Return the lines of the answer."""
-    lines = textwrap.wrap(answer.sentences[0], WIDTH)
+MOST_LINES = 15  # of the table without --details
+
+
+def report_of(whole: Plan, ranked: Sequence[Ranked], answer: PlanAnswer, details: bool = True) -> list[str]:
+    """Return the lines of the answer: a sentence and a table, and with `details` what they rest on."""
     both = [(item, one) for item, one in zip(ranked, answer.candidates, strict=True) if not item.dropped]
     shown = [item for item, _ in both]
+    lines = textwrap.wrap(answer.sentences[1] if ranked else "No candidate can run.", WIDTH)
     if shown and shown[0].holds:
+        if not details:
+            return [*lines, "", *_short_table(whole, shown), "", *_short_notes(whole, ranked, answer)]
+        lines += ["", *textwrap.wrap(answer.sentences[0], WIDTH)]
         lines += ["", *_table(whole, shown), *_bill_table(whole, shown, [one.bill for _, one in both])]
         lines += _model_table(whole, shown)
         lines += [line for text in (*answer.sentences[2:], answer.timing) for line in textwrap.wrap(text, WIDTH)]
-    elif ranked:
-        lines += ["", *textwrap.wrap(answer.sentences[1], WIDTH)]
+    lines += _left_out(ranked, is_answered=bool(shown and shown[0].holds))
+    return [*lines, *_refused(whole), *(hours_of(answer.hours) if answer.hours is not None else [])]
+
+
+def _left_out(ranked: Sequence[Ranked], *, is_answered: bool) -> list[str]:
+    """Return the candidates that were not searched on, and those that hold no load."""
+    lines = []
     left = "not searched on (in brackets: of the best load in the first round)"
     for is_equal, why in ((True, f"Equal within the error of comparisons, {left}"), (False, f"Behind, {left}")):
         dropped = [item for item in ranked if item.dropped and item.holds and item.equal == is_equal]
@@ -35,16 +46,76 @@ def report_of(whole: Plan, ranked: Sequence[Ranked], answer: PlanAnswer) -> list
             names = "; ".join(f"{item.candidate.name} ({item.first_share:.0%})" for item in dropped)
             lines += ["", *textwrap.wrap(f"{why}: {names}.", WIDTH)]
     hopeless = [item.candidate.name for item in ranked if not item.holds]
-    if hopeless and shown and shown[0].holds:
+    if hopeless and is_answered:
         lines += ["", *textwrap.wrap(f"Within the limits at no load: {'; '.join(hopeless)}.", WIDTH)]
+    return lines
+
+
+def _refused(whole: Plan) -> list[str]:
+    """Return the candidates that cannot run, by the reason."""
     by_reason: dict[str, list[str]] = {}
     reasons: dict[str, str] = {}  # the first in full of those that differ in the numbers in brackets alone
     for candidate, reason in whole.refused():
         what = reason.partition("(")[0]
         reasons.setdefault(what, reason)
         by_reason.setdefault(what, []).append(candidate.name)
+    lines = []
     for what, refused in by_reason.items():
         lines += ["", *textwrap.wrap(f"Cannot run: {'; '.join(refused)}: {reasons[what]}", WIDTH)]
+    return lines
+
+
+def _short_table(whole: Plan, shown: Sequence[Ranked]) -> list[str]:
+    """Return the table of the best candidates, with as many as MOST_LINES have room for."""
+    from ...planning.answer import tokens_per_s
+
+    is_load = whole.question.load is None
+    head = f"{whole.load_unit:>12}{'80 %':>18}{'GPUs':>6}" if is_load else f"{'GPUs':>6}{'80 %':>12}"
+    head += f"{'tokens/s':>10}"
+    rows = []
+    for item in shown:
+        if not item.holds:
+            rows.append("holds on no number of GPUs that was tried")
+            continue
+        tokens = f"{tokens_per_s(whole, item):>10,.0f}"
+        if is_load:
+            load = f"{'≥ ' if item.finding.is_bound else ''}{item.load:.3g}"
+            rows.append(f"{load:>12}{_ends(item.load_range):>18}{item.gpus:>6}{tokens}")
+        else:
+            rows.append(f"{item.gpus:>6}{_ends(item.gpu_range):>12}{tokens}")
+    count = len(shown)
+    while len(lines := _rows(shown[:count], head, rows[:count])) > MOST_LINES - (count < len(shown)):
+        count -= 1
+    return [*lines, *([f"    … {len(shown) - count} more"] if count < len(shown) else [])]
+
+
+def _short_notes(whole: Plan, ranked: Sequence[Ranked], answer: PlanAnswer) -> list[str]:
+    """Return what a reader of the short table must know, and where the rest stands."""
+    from ...planning.answer import too_few_seeds
+    from ...planning.plan import LEAST_ARRIVALS_S
+
+    shown = [item for item in ranked if not item.dropped]
+    asked, best, texts = whole.question, answer.candidates[0], []
+    if any(item.equal for item in shown[1:]):
+        texts.append("= cannot be told from the first." if asked.load is None else "= costs no more than the first.")
+    texts.append(too_few_seeds(shown))
+    if whole.trace_part is not None:
+        texts += whole.trace_part.warnings(asked.load)
+    if best.run is not None and asked.requests is not None and best.run.submitted > asked.requests:
+        texts.append(
+            f"A run has {best.run.submitted:,} requests, more than --requests ({asked.requests:,}): it covers at least "
+            f"{LEAST_ARRIVALS_S:.0f} s of arrivals, so that a queue that grows is seen."
+        )
+    if best.bill is not None:
+        texts.append(
+            f"{best.name}: {best.bill.planned:.3g} for a million output tokens, {best.bill.month:,.0f} a month (--price)."
+        )
+    left = [(len(ranked) - len(shown), "not searched on"), (sum(not item.holds for item in shown), "hold no load")]
+    left.append((len(answer.refused), "cannot run"))
+    if counts := [f"{count} {what}" for count, what in left if count]:
+        texts.append(f"Other candidates: {', '.join(counts)}.")
+    texts.append("--details: limits, 80 % intervals and what they rest on, other candidates, bills.")
+    lines = [line for text in filter(None, texts) for line in textwrap.wrap(text, WIDTH, break_on_hyphens=False)]
     return [*lines, *(hours_of(answer.hours) if answer.hours is not None else [])]
 
 

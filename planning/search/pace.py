@@ -56,9 +56,10 @@ class Pace:
             is_past = self.rounds.index(name) < self.rounds.index(self.round)
             if is_past or 0 < searches <= self.ended[name]:
                 continue
-            each = RUNS_PER_SEARCH[name]
-            if self.ended[name]:
-                each = max(runs / (self.ended[name] + 0.5 * (searches - self.ended[name])), 1.0)
+            # Searches that run are taken to be half done; at the beginning that says little.
+            each = max(runs / (self.ended[name] + 0.5 * (searches - self.ended[name])), 1.0)
+            if not self.ended[name]:
+                each = max(each, RUNS_PER_SEARCH[name])
             total += max(searches * each - runs, searches - self.ended[name]) * per_run_s
         return total / at_once
 

@@ -10,8 +10,19 @@ import subprocess
 import sys
 
 import pytest
+import typer
+from foredraft.cli.app import app
 
 SMALL = ("--set", "workload.num_requests=40", "--set", "workload.rate=40", "--quiet")
+COMMANDS = typer.main.get_command(app).commands
+BRACKETS = re.compile(r"\[[^\]]+\]")
+
+
+def texts_of(command) -> list[str]:
+    """The texts of a command's help."""
+    return [command.help, *(parameter.help for parameter in command.params)]
+
+
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 
 
@@ -54,6 +65,14 @@ def test_a_narrow_terminal_shows_every_number(command, monkeypatch, width):
     for word in ("KV slots", "decode rounds", "p95", "p99"):
         assert word in narrow
     assert ("needs 44 columns" in narrow) == (width < 44), "what is left out is said"
+
+
+@pytest.mark.parametrize("name", [name for name, one in COMMANDS.items() if BRACKETS.search(" ".join(texts_of(one)))])
+def test_the_help_has_its_brackets(command, name):
+    """Words in brackets, such as `[slo]`, are no markup."""
+    out = re.sub(r"[│\s]", "", command(name, "--help").out)
+    for word in BRACKETS.findall(" ".join(texts_of(COMMANDS[name])).replace("\\[", "[")):
+        assert re.sub(r"\s", "", word) in out
 
 
 @pytest.mark.fast("a run", "help")

@@ -46,6 +46,18 @@ def test_prefill_and_decode_together_and_apart_are_one_question():
     ]
 
 
+def test_the_time_left_of_a_long_search_is_no_less_than_what_it_took():
+    """Before a search of a round has ended, its usual number of runs says little."""
+    pace = Pace(rounds=("third",), round="third")
+    pace.begin("third", 1)
+    left = []
+    for _ in range(30):
+        pace.note(Trial("done", wall_s=3.0))
+        left.append(pace.left_s(1))
+    assert left[0] == 7 * 3.0 and left[-1] == 30 * 3.0
+    assert min(left) > 9.0, "it never stays at the time of one run"
+
+
 def test_the_time_left_follows_the_runs_that_have_ended():
     pace = Pace()
     assert pace.left_s(1) is None

@@ -444,7 +444,7 @@ def test_the_replicas_of_a_day_are_the_same_from_python_and_from_the_command(com
     hours = plan.hours
     assert [one.start_s for one in hours.hours] == [0, 3600] and hours.capacity == plan.best.requests_per_s
     assert (hours.headroom, hours.warm_up_s, hours.bill) == (0.5, 600, 2 * hours.gpu_hours)
-    out = command(*words, "--out", tmp_path / "text").out
+    out = command(*words, "--details", "--out", tmp_path / "text").out
     assert "a replica (1 GPU) holds" in " ".join(out.split()) and all(
         " ".join(one.split()) in " ".join(out.split()) for one in (plan.sentences[0], *plan.sentences[2:], plan.timing)
     )

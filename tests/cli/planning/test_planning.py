@@ -128,7 +128,7 @@ def test_plan_says_how_near_the_nearest_comes(command, tmp_path, monkeypatch):
 def test_plan_ranks_candidates_and_goes_on_from_its_store(command, tmp_path, monkeypatch):
     monkeypatch.setattr("foredraft.planning.plan.LEAST_ARRIVALS_S", 1.0)
     asked = ("plan", "--slo", "e2el_p99<1s", "--try", "speculation.steps=1,3", "--price", "H100=2.5")
-    code, out, errors = command(*asked, *SHORT, "--out", tmp_path)
+    code, out, errors = command(*asked, *SHORT, "--details", "--out", tmp_path)
     assert (code, errors) == (0, "")
     assert (
         "greatest rate" in out
@@ -146,7 +146,7 @@ def test_plan_ranks_candidates_and_goes_on_from_its_store(command, tmp_path, mon
     told = command("report", tmp_path, "--out", tmp_path / "plan.html")
     assert told.code == 0 and "requests/s on 1 GPU" in (tmp_path / "plan.html").read_text(encoding="utf-8")
     journal = (tmp_path / "trials.jsonl").read_text()
-    assert command(*asked, *SHORT, "--out", tmp_path).out == out
+    assert command(*asked, *SHORT, "--details", "--out", tmp_path).out == out
     assert (tmp_path / "trials.jsonl").read_text() == journal
 
 
@@ -193,13 +193,13 @@ def test_plan_keeps_two_statements_apart(command, tmp_path, monkeypatch):
     asked = ["plan", "--slo", "tpot_p99<50ms", "--try", "speculation.steps=1,3", "--try", "hardware.gpu=H100,L40S"]
     asked += ["--try", "engine.max_running=64", "--try", "speculation.algorithm=EAGLE3", "--price", "H100=2.5"]
     asked += ["--set", "hardware.server=vllm-0.18", "--seeds", 2, "--workers", 1, "--quiet"]
-    code, out, _ = command(*asked, "--out", tmp_path)
+    code, out, _ = command(*asked, "--details", "--out", tmp_path)
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     right, wrong = out.split("If the times of passes and first tokens are not as simulated, 80 % intervals\n")
     right, bills = right.split("Price of a million output tokens")
     # Only one GPU has a price, and no row holds the scenario's own 8 requests/s.
     assert bills.count("–") == 2 * 3 + 2 and bills.count("1,825") == 2
-    assert right.count("EAGLE3, ") == wrong.split("The 80 % intervals rest on")[0].count("EAGLE3, ") == 4
+    assert right.count("EAGLE3, ") - 1 == wrong.split("The 80 % intervals rest on")[0].count("EAGLE3, ") == 4
     assert "  = EAGLE3, 1 step," in right and "  = EAGLE3, 3" in right
     assert "= cannot be told from the first, compared seed by seed, with a cost model that may be" in " ".join(
         out.split()
@@ -220,18 +220,43 @@ def test_plan_keeps_two_statements_apart(command, tmp_path, monkeypatch):
         ends = one["of_best_interval"]
         assert ends[0] < ends[1] and (one["status"] == "equal") == (ends[1] >= 1)
     servers = ["--try", "hardware.gpu=H100", "--try", "hardware.server=foredraft,vllm-0.18"]
-    code, out, _ = command(*asked[:5], *servers, *asked[-5:], "--out", tmp_path / "servers")
+    code, out, _ = command(*asked[:5], *servers, *asked[-5:], "--details", "--out", tmp_path / "servers")
     rows = out.split("80 % intervals\n\n")[1].split("\n\n")[0].splitlines()
     assert code == 0 and sum(" to " in row for row in rows) == 4
     told = " ".join(out.split())
     assert "no benchmark of this server" in told and "; of other rows: " in told
     as_json = command(*asked, "--out", tmp_path, "--json")
     assert as_json.code == 0 and json.loads(as_json.out) == answer
-    code, out, _ = command(*asked, "--rate", "30", "--out", tmp_path / "rate")
+    code, out, _ = command(*asked, "--rate", "30", "--details", "--out", tmp_path / "rate")
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     best = json.loads((tmp_path / "rate" / "answer.json").read_text())["candidates"][0]
     low, high = best["gpus_interval"]
     assert best["gpus"] == 4 and low <= high and f" {low} to {high}  tpot_p99" in out
+
+
+@pytest.mark.parametrize(
+    ("more", "notes"),
+    [
+        ((), ("= cannot be told from the first.", "A run has 600 requests, more than --requests (100): it covers")),
+        (("--rate", "30", "--price", "H100=2.5"), ("for a million output tokens", "(--price)")),
+        (("--set", "model.target=llama-3.1-70b", "--gpus", 1), ()),
+    ],
+)
+def test_plan_answers_in_one_sentence_and_one_table(command, tmp_path, monkeypatch, more, notes):
+    """Of more candidates than the table has room for; what cannot run is said without --details, where nothing can."""
+    monkeypatch.setattr("foredraft.planning.store.make_workers", lambda tables, count, cluster: Queue())
+    asked = ["plan", "--slo", "tpot_p99<50ms", "--try", "speculation.steps=1..5", "--try", "hardware.gpu=H100,L40S"]
+    asked += ["--try", "engine.max_running=64,96", "--set", "hardware.server=vllm-0.18", "--requests", 100, "--quiet"]
+    code, out, _ = command(*asked, "--seeds", 2, "--workers", 1, *more, "--out", tmp_path)
+    if not notes:
+        assert code == 2 and out.startswith("No candidate can run.\n\nCannot run: ")
+        return
+    sentence, table, told = out.split("\n\n")
+    assert code == 0 and "holds " in sentence and "within tpot_p99 < 50 ms." in " ".join(sentence.split())
+    assert len(table.splitlines()) <= 15 and max(map(len, out.splitlines())) <= 80
+    assert "80 %" in table and " more" in table.splitlines()[-1] and "--details: " in told
+    assert all(words in " ".join(told.split()) for words in notes)
+    assert "rest on" not in table + sentence
 
 
 class TwoKinds(Queue):
