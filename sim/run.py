@@ -5,43 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import simpy
 from simpy.core import EmptySchedule
 
-from ..core.acceptance.process import AcceptanceProcess, DayCurve, GaussianAcceptance
+from ..core.acceptance.process import DayCurve
 from ..core.adaptive.controller import AdaptiveMetrics
-from ..core.contract.events import Event, EventSink
+from ..core.contract.events import EventSink
 from ..core.contract.request import FinishedRequest, FinishReason, Request
-from ..core.draws import Purpose, request_key
-from ..core.errors import ForedraftError
-from ..core.handoff.placement import Placement
-from ..core.scheduler.config import EngineRole
-from ..observe.engine_lines import engine_lines
+from ..core.draws import request_key
 from .actors.client import Patience, closed_loop_client, open_loop_source
 from .actors.clock import Environment, call_at
-from .actors.device import Device, Jitter, Truth
+from .actors.device import Truth
 from .actors.engine import EngineActor
-from .actors.hooks import NO_HOOKS
-from .actors.host_work import HostJitter, HostWork
 from .actors.interruption import deferred_signals
-from .actors.router import Link, ReplicaRouter
+from .actors.router import ReplicaRouter
 from .actors.spans import SpanSink
-from .actors.streaming import TokenStreamer
 from .assembly import Assembly, assemble
+from .building import ServiceBuilder
 from .cost.calibration import Calibration
 from .disaggregation.cluster import Cluster
-from .disaggregation.endpoint import EndpointHooks
-from .disaggregation.network import Network, PacketHooks
 from .effects.given_keys import refuse_without_effect
 from .effects.notices import notices_of
-from .faults.clock import StampedMoves
-from .faults.injector import FaultInjector
 from .faults.plan import FaultPlan
-from .faults.service import FaultyService
-from .faults.transfers import UnreliableLink
+from .faults.service import SoundService, make_service
 from .load import asked_lengths, contents_are_known, make_workload, scan_workload
 from .running.coupling import coupling
 from .running.report import Progress, RunReport
@@ -101,15 +90,11 @@ class Simulation:
         self._last_request_ns = 0  # when a request was last sent, or ended
         self._foreseen = 0  # requests below this number are announced to the device
         self._waiting_clients: dict[str, simpy.Event] = {}
-        self._begun_ns: dict[str, int] = {}  # by request, where engines hand over: when its first chunk arrives
-        self._streamers: dict[int, TokenStreamer] = {}  # by replica, where tokens arrive later than their rounds end
         clients_may_leave = scenario.clients != Clients()
         self._has_listeners = scenario.workload.concurrency is not None or clients_may_leave
         day = scenario.acceptance.day_amplitude
         self._day = DayCurve(day) if day else None
-        self.faults: FaultyService | None = None
-        if faults is not None:
-            self.faults = FaultyService(self.env, faults, scenario.seed, self.assembly.spec.config.context_len)
+        self.faults: SoundService = make_service(self.env, faults, self.assembly)
         config, pools, asked = self.assembly.spec.config, self.assembly.pools, scenario.workload.max_tokens
         # None: each request asks for as many tokens as it emits; else a guaranteed output would be a whole context.
         self._max_tokens = (
@@ -119,24 +104,26 @@ class Simulation:
         )
         # Without a guarantee no decision depends on it.
         self._has_fixed_lengths = asked == "output" and config.rules.guarantee_output > 0
-        self._named_slots = (
+        needs_slots = (
             named_slots
             or faults is not None
             or pools.is_disaggregated
             or (self.assembly.spec.config.prefix_cache and contents_are_known(scenario))
         )
-        self.cluster: Cluster | None = None
-        self._on_finished = self._ended
-        if pools.is_disaggregated:
-            self.cluster = Cluster(self.env, self.assembly, self._make_network(), self._ended)
-            self._on_finished = self.cluster.finished
         self._own = own
         self._has_lanes = not coupling(scenario, faults is not None)
+        builder = ServiceBuilder(
+            self.env, self.assembly, self.faults, has_lanes=self._has_lanes, named_slots=needs_slots
+        )
+        self._streamers = builder.streamers
+        self.cluster: Cluster | None = builder.make_cluster(self._ended) if pools.is_disaggregated else None
+        self._on_finished = self._ended if self.cluster is None else self.cluster.finished
         numbers = range(pools.num_engines) if own is None else own
         self.replicas: list[EngineActor] = [
-            self._make_replica(replica, sinks(replica) if sinks else (), spans) for replica in numbers
+            builder.make_replica(replica, sinks(replica) if sinks else (), spans, self._on_finished)
+            for replica in numbers
         ]
-        self.router: ReplicaRouter | Cluster = self._make_router(numbers)
+        self.router: ReplicaRouter | Cluster = builder.connect(self.replicas, self.cluster, self._given_up)
 
     def run(self, on_progress: Callable[[Progress], None] | None = None) -> RunReport:
         """Simulate to the end of the workload. Ctrl-C ends the run early, and the report says so."""
@@ -148,9 +135,8 @@ class Simulation:
         except KeyboardInterrupt:
             complete = False
         except Exception as error:
-            if self.faults is None or isinstance(error, ForedraftError | OSError):
+            if not self.faults.reports(error):
                 raise
-            self.faults.broken_by(error)
             complete = False
         report = RunReport(
             complete=complete,
@@ -161,8 +147,8 @@ class Simulation:
             device_busy_ns=tuple(replica.device.busy_ns for replica in self.replicas),
             refusals=dict(self.refusals),
             num_skipped_rows=self.num_skipped_rows,
-            faults=self.faults.finish(complete) if self.faults is not None else None,
-            disaggregation=self.cluster.report(self._duration_ns(complete)) if self.cluster is not None else None,
+            faults=self.faults.finish(complete),
+            disaggregation=self.router.report(self._duration_ns(complete)),
             asked_lengths=asked_lengths(self.workload),
             ema_accept_len=tuple(_ema_of(actor.engine.controller.metrics()) for actor in self.replicas),
             assembly=self.assembly,
@@ -178,17 +164,15 @@ class Simulation:
         are the timer of a client whose request has ended, and an engine's timer for a remembered transfer."""
         if not complete:
             return self.env.now
-        last_ns = max([self._last_request_ns, *(replica.worked_until_ns for replica in self.replicas)])
-        return last_ns if self.cluster is None else max(last_ns, self.cluster.network.last_busy_ns)
+        worked_until_ns = (replica.worked_until_ns for replica in self.replicas)
+        return max(self._last_request_ns, self.router.last_busy_ns, *worked_until_ns)
 
     def _start_workload(self) -> None:
         env, clients = self.env, self.scenario.clients
         patience = Patience(self.scenario.seed, clients.deadline_s, clients.cancel_share, clients.cancel_mean_s)
         concurrency = self.scenario.workload.concurrency
-        arrivals = iter(self.workload)
-        if self.faults is not None:
-            arrivals = self.faults.arrivals(arrivals)
-            self.faults.start()
+        arrivals = self.faults.arrivals(self.workload)
+        self.faults.start()
         if self._own is not None:
             assert isinstance(self.router, ReplicaRouter) and self._has_lanes, (
                 "only replicas that are not coupled run apart"
@@ -221,96 +205,9 @@ class Simulation:
         rounds = sum(replica.rounds for replica in self.replicas)
         return Progress(self.env.now, self._num_submitted, self._num_ended, rounds, self.num_expected)
 
-    def _make_replica(self, replica: int, sinks: Sequence[EventSink], spans: SpanSink | None) -> EngineActor:
-        role, hooks = self.assembly.pools.role_of(replica), NO_HOOKS
-        assembly = self.assembly.of_role(role)
-        injector: FaultInjector | None = None
-        name = f"{'engine' if role is EngineRole.BOTH else role} {replica}"
-        is_captured = assembly.cost.is_captured if assembly.spec.graph_sizes else None
-        lines = engine_lines(name, is_captured=is_captured, from_zero=True)
-        if lines is not None:
-            sinks = [*sinks, lines]
-        if assembly.deployment.front_end.streams_late:
-            begun_ns = None if self.cluster is None else self._begun_ns
-            streamer = self._streamers[replica] = TokenStreamer(assembly.deployment.front_end, begun_ns)
-            sinks = [streamer.take, *sinks]
-        if self.faults is None:
-            events = _fan_out(sinks) if sinks else None
-        else:
-            hooks = injector = self.faults.make_injector(assembly.spec.config)
-            events = _fan_out([*sinks, injector.witness.take])
-            if self.cluster is not None:
-                events = StampedMoves(events, injector.clock)
-        engine = self.assembly.make_engine(events, replica, self._named_slots)
-        if lines is not None:
-            lines.engine = engine
-        device_spread, host_spread = self.scenario.hardware.device_jitter, self.scenario.hardware.host_jitter
-        seed, num_rows = self.scenario.seed, assembly.spec.config.num_rows
-        jitter = Jitter(device_spread, seed, Purpose.DEVICE_TIME, replica) if device_spread else None
-        device = Device(assembly.cost, num_rows, assembly.acceptance, self._tree_process, jitter, assembly.host_link)
-        host_jitter = HostJitter(host_spread, seed, replica) if host_spread else None
-        host = HostWork(assembly.host, not engine.config.overlap, host_jitter)
-        actor = EngineActor(
-            self.env,
-            replica,
-            engine,
-            device,
-            host,
-            self._on_finished,
-            spans,
-            hooks,
-            assembly.deployment.front_end,
-            self._lane(replica),
-        )
-        if injector is not None:
-            injector.actor = actor
-        return actor
-
-    def _lane(self, replica: int) -> int:
-        return replica if self._has_lanes else 0
-
-    def _make_network(self) -> Network:
-        roles = map(self.assembly.pools.role_of, range(self.assembly.pools.num_engines))
-        bytes_per_s = [self.assembly.of_role(role).deployment.port_bytes_per_s for role in roles]
-        return Network(self.env, round(self.scenario.disaggregation.latency_us * 1000), bytes_per_s)
-
-    def _make_router(self, numbers: range) -> ReplicaRouter | Cluster:
-        """Connect clients with the replicas of these numbers, and return what routes requests to them."""
-        links = [self._make_link(replica) for replica in numbers]
-        if self.cluster is None:
-            return ReplicaRouter(
-                self.scenario.router.policy,
-                self.assembly.pools.num_engines,
-                dict(zip(numbers, self.replicas, strict=True)),
-                dict(zip(numbers, links, strict=True)),
-                self.scenario.seed,
-                self.assembly.cache_tokens,
-            )
-        if self.faults is None:
-            self.cluster.start(self.replicas, links, PacketHooks(), EndpointHooks())
-        else:
-            self.faults.start_transfers(self.cluster, links)
-        return self.cluster
-
-    def _make_link(self, replica: int) -> Link | UnreliableLink:
-        table = self.scenario.router
-        latency_ns, bytes_per_s = round(table.latency_us * 1000), table.bandwidth_gbps * 1e9 / 8
-        link = Link(self.env, latency_ns, bytes_per_s, self._lane(replica))
-        if self.faults is None:
-            return link
-        return UnreliableLink(link, replica, self.faults.ledger, self._given_up)
-
-    def _tree_process(self, topk: int, steps: int, num_draft_tokens: int) -> AcceptanceProcess:
-        """Return acceptance along the deepest accepted path of a tree;
-        fixed and recorded processes hold for trees as they are."""
-        process = self.assembly.acceptance
-        if not isinstance(process, GaussianAcceptance):
-            return process
-        return process.for_tree(topk, steps, num_draft_tokens, self.scenario.acceptance.rank_ratio)
-
     def _send(self, arrival: Arrival) -> tuple[str, simpy.Event | None]:
         """Send a client's request to its replica, in a burst together with similar requests."""
-        copies = 1 if self.faults is None else self.faults.clients.copies(arrival, self.env.now)
+        copies = self.faults.copies(arrival)
         sent = self._send_one(arrival, f"r{arrival.row}")
         for copy in range(1, copies):
             self._send_one(arrival, f"r{arrival.row}.{copy}")
@@ -333,14 +230,8 @@ class Simulation:
         ended = None
         if self._has_listeners:
             ended = self._waiting_clients[request_id] = self.env.event()
-        if self.faults is None:
-            self.router.submit(request, truth)
-            return request_id, ended
-        clients, now_ns = self.faults.clients, self.env.now
-        request = clients.shape(arrival, request, truth, now_ns)
-        self.faults.sent(request_id)
-        replica = self.router.submit(request, truth)
-        clients.after(arrival, request, replica, now_ns)
+        request = self.faults.shape(arrival, request, truth)
+        self.faults.sent(arrival, request, self.router.submit(request, truth))
         return request_id, ended
 
     def _foresee(self, first: int) -> None:
@@ -354,8 +245,7 @@ class Simulation:
 
     def _ended(self, replica: int, finished: FinishedRequest) -> None:
         """Take a replica's report that a request has ended, or was refused."""
-        if self.faults is not None:
-            self.faults.ended(finished.request_id)
+        self.faults.ended(finished.request_id)
         streamer = self._streamers.get(replica)
         end_ns = None if streamer is None else streamer.take_end(finished.request_id)
         if end_ns is not None and end_ns > self.env.now:
@@ -374,34 +264,18 @@ class Simulation:
         if ended is not None:
             ended.succeed()
 
-    def _given_up(self, deliver: Callable[..., None], *arguments: object) -> None:
+    def _given_up(self, deliver: Callable[..., None], *arguments: Any) -> None:
         """End a request if every delivery of it was lost and no copy has arrived. A lost cancel changes nothing."""
-        request, placement = arguments[0], arguments[-1]
-        assert self.faults is not None
+        request = arguments[0]
         if not isinstance(request, Request) or not self.faults.is_waiting_for(request.request_id):
             return
-        if self.cluster is None or not isinstance(placement, Placement):
-            home = next(actor.replica for actor in self.replicas if actor.receive == deliver)
-        elif placement.lost is not None:
-            return  # it is placed anew, since its decode engine was lost
-        else:
-            home = self.cluster.endpoint_of(placement.prefill).replica
-        self._on_finished(home, self.faults.unreachable(request.request_id))
+        home = self.router.home_of_lost(deliver, *arguments)
+        if home is not None:
+            message = "unreachable: every attempt to send it was lost"
+            self._on_finished(home, FinishedRequest(request.request_id, FinishReason.ERROR, 0, message=message))
 
 
 def _ema_of(metrics: AdaptiveMetrics) -> Mapping[int, float]:
     """Return the EMA of each range; an empty result if the engine has verified nothing, for example a prefill
     engine."""
     return metrics.ema_accept_len if metrics.verify_calls else {}
-
-
-def _fan_out(sinks: Sequence[EventSink]) -> EventSink:
-    """Return one sink for all of `sinks`, of which there is at least one."""
-    if len(sinks) == 1:
-        return sinks[0]
-
-    def to_all(event: Event) -> None:
-        for sink in sinks:
-            sink(event)
-
-    return to_all

@@ -371,7 +371,7 @@ HearsNoLeaving (SIM-15): A client that leaves is not heard.
 TakesACopyForAnother (SIM-08, SIM-15, SIM-16, RAISES): A message that is delivered twice is two requests.
     CheckedSimulator.make:
         simulation = good(self, scenario, metrics, history, faults)
-        for actor in simulation.replicas if simulation.faults is not None else ():
+        for actor in simulation.replicas if simulation.faults.is_faulty else ():
             actor.hooks._seen = Forgetful()
         return simulation
 """

@@ -122,9 +122,7 @@ class LiveSimulation(Simulation):
 
     def _submit(self, request: Request, truth: Truth, replica: int | None, has_kv: bool) -> None:
         self._num_submitted += 1
-        if self.faults is not None:
-            self.faults.sent(request.request_id)
-            self.faults.clients.take(self._num_submitted, request.request_id, self.env.now)
+        self.faults.came(request.request_id, self._num_submitted)
         if replica is None:
             chosen = self.router.submit(request, truth)
         else:
@@ -155,7 +153,7 @@ class LiveSimulation(Simulation):
         Only an abort can keep it from them (an end that was foreseen stays the end), or a fault: with a plan of faults
         nothing is foreseen.
         """
-        if self.faults is not None or self.env.peek() <= now_ns:
+        if self.faults.is_faulty or self.env.peek() <= now_ns:
             return []
         found = []
         for number, actor in enumerate(self.replicas):
@@ -224,9 +222,8 @@ class LiveSimulation(Simulation):
     def _ended(self, replica: int, finished: FinishedRequest) -> None:
         """Take the end of a request, or its refusal (which has a message)."""
         self._num_ended += 1
-        if self.faults is not None:
-            self.faults.ended(finished.request_id)
-            self.faults.forget(finished.request_id)
+        self.faults.ended(finished.request_id)
+        self.faults.forget(finished.request_id)
         self.router.ended(replica, finished.request_id)
         if finished.request_id in self._told:
             self._told.remove(finished.request_id)

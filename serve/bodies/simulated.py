@@ -153,10 +153,7 @@ class SimulatedBody:
     def finish(self) -> FaultReport | None:
         """Return which faults were injected, and which promises broken, once no thread drives the body;
         None without a plan."""
-        faults = self.simulation.faults
-        if faults is None:
-            return None
-        return faults.finish(not self._live and math.isinf(self.simulation.next_ns))
+        return self.simulation.faults.finish(not self._live and math.isinf(self.simulation.next_ns))
 
     def _now_ns(self) -> int:
         return self.at_ns(self._clock())

@@ -220,6 +220,18 @@ class ReplicaRouter:
         if replica is not None:
             self.links[replica].send(0, self.replicas[replica].cancel, request_id)
 
+    def home_of_lost(self, deliver: Callable[..., None], request: Request, *sent: object) -> int | None:
+        """Return the replica that should have got a lost request by `deliver`."""
+        return next(number for number, actor in self.replicas.items() if actor.receive == deliver)
+
+    @property
+    def last_busy_ns(self) -> int:
+        """When something last travelled between engines: never."""
+        return 0
+
+    def report(self, duration_ns: int) -> None:
+        """Return nothing: no engine hands requests on."""
+
     def ended(self, replica: int, request_id: str) -> None:
         self._balancer.ended(replica, request_id)
         del self._home[request_id]

@@ -256,6 +256,18 @@ class Cluster:
             endpoint = self.endpoint_of(placement.prefill)
             self._links[endpoint.replica].send(0, endpoint.actor.cancel, request_id)
 
+    def home_of_lost(
+        self, deliver: Callable[..., None], request: Request, truth: Truth, placement: Placement
+    ) -> int | None:
+        """Return the engine that should have got a lost request; None if the request is placed anew, since its decode
+        engine was lost."""
+        return None if placement.lost is not None else self.endpoint_of(placement.prefill).replica
+
+    @property
+    def last_busy_ns(self) -> int:
+        """When the network between the engines last carried something."""
+        return self.network.last_busy_ns
+
     def ended(self, replica: int, request_id: str) -> None:
         """Do nothing, because `finished` has counted the end."""
 

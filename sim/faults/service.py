@@ -1,28 +1,37 @@
-"""A service under a fault plan: its injectors, its early end, and the report on injected faults and broken promises."""
+"""A service without faults, and one under a fault plan: its injectors, its early end, and the report on injected faults
+and broken promises."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import simpy
 
-from ...core.contract.request import FinishedRequest, FinishReason
-from ...core.errors import InvariantViolation, count_of
+from ...core.contract.events import EventSink
+from ...core.contract.request import Request
+from ...core.errors import ForedraftError, InvariantViolation, count_of
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
 from ..actors.clock import Environment
-from ..actors.router import Wire
+from ..actors.device import Truth
+from ..actors.engine import EngineActor
+from ..actors.hooks import NO_HOOKS, Hooks
+from ..actors.router import Link, Wire
+from ..assembly import Assembly
 from ..disaggregation.cluster import Cluster
+from ..disaggregation.endpoint import EndpointHooks
+from ..disaggregation.network import PacketHooks
 from ..workload.workload import Arrival
 from .clients import FaultyClients
+from .clock import StampedMoves
 from .injector import FaultInjector
 from .kinds import KINDS
 from .plan import FaultPlan, Ledger
 from .promises import OF_KIND, Broken, Promises, Witness
-from .transfers import TransferFaults
+from .transfers import TransferFaults, UnreliableLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +67,86 @@ class FaultReport:
         }
 
 
-class FaultyService:
+class SoundService:
+    """A service in which nothing goes wrong. `FaultyService` says what each method is for."""
+
+    is_faulty = False
+
+    def join(self, config: EngineConfig, sinks: Sequence[EventSink]) -> tuple[Hooks, Sequence[EventSink]]:
+        return NO_HOOKS, sinks
+
+    def attach(self, actor: EngineActor) -> None: ...
+
+    def wire(self, link: Link, replica: int, unreachable: Callable[..., None]) -> Wire:
+        return link
+
+    def start_transfers(self, cluster: Cluster, actors: list[EngineActor], links: Sequence[Wire]) -> None:
+        cluster.start(actors, links, PacketHooks(), EndpointHooks())
+
+    def arrivals(self, workload: Iterable[Arrival]) -> Iterator[Arrival]:
+        return iter(workload)
+
+    def start(self) -> None: ...
+
+    def copies(self, arrival: Arrival) -> int:
+        return 1
+
+    def shape(self, arrival: Arrival, request: Request, truth: Truth) -> Request:
+        return request
+
+    def sent(self, arrival: Arrival, request: Request, replica: int) -> None: ...
+    def came(self, request_id: str, number: int) -> None: ...
+    def ended(self, request_id: str) -> None: ...
+    def forget(self, request_id: str) -> None: ...
+
+    def is_waiting_for(self, request_id: str) -> bool:
+        return False
+
+    def reports(self, error: Exception) -> bool:
+        return False
+
+    def finish(self, complete: bool) -> FaultReport | None:
+        return None
+
+
+class FaultyService(SoundService):
     """The parts of one run that inject faults, and the checks that need all of them."""
 
-    def __init__(self, env: Environment, plan: FaultPlan, seed: int, context_len: int) -> None:
+    is_faulty = True
+
+    def __init__(self, env: Environment, plan: FaultPlan, seed: int, assembly: Assembly) -> None:
         self.env = env
         self.plan = plan
         self.ledger: Ledger = Ledger(plan, seed)
         self.promises: Promises = Promises()
         self.injectors: list[FaultInjector] = []
+        context_len = assembly.spec.config.context_len
         self.clients: FaultyClients = FaultyClients(env, self.ledger, self.injectors, context_len)
+        self._has_transfers = assembly.pools.is_disaggregated
         self._sent: dict[str, int] = {}  # id -> how often it has ended
         self._last_end_ns = 0
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def make_injector(self, config: EngineConfig) -> FaultInjector:
-        """Make the injector of the next replica, whose engine has this configuration."""
+    def join(self, config: EngineConfig, sinks: Sequence[EventSink]) -> tuple[Hooks, Sequence[EventSink]]:
+        """Return the hooks of the next replica, whose engine has this configuration, and the sinks of its events:
+        `sinks` and a witness."""
         witness = Witness(self.promises, config)
-        self.injectors.append(FaultInjector(len(self.injectors), self.ledger, self.promises, witness))
-        return self.injectors[-1]
+        injector = FaultInjector(len(self.injectors), self.ledger, self.promises, witness)
+        self.injectors.append(injector)
+        sinks = [*sinks, witness.take]
+        return injector, [StampedMoves(sink, injector.clock) for sink in sinks] if self._has_transfers else sinks
 
-    def start_transfers(self, cluster: Cluster, links: Sequence[Wire]) -> None:
+    def attach(self, actor: EngineActor) -> None:
+        """Take a replica's actor, once it is made."""
+        self.injectors[actor.replica].actor = actor
+
+    def wire(self, link: Link, replica: int, unreachable: Callable[..., None]) -> Wire:
+        """Return what carries the clients' messages to a replica. `unreachable` takes a message whose attempts were
+        all lost, with what should have got it."""
+        return UnreliableLink(link, replica, self.ledger, unreachable)
+
+    def start_transfers(self, cluster: Cluster, actors: list[EngineActor], links: Sequence[Wire]) -> None:
         """Make the endpoints of a cluster, with the faults between them."""
         TransferFaults(self.env, self.ledger, self.promises).start(cluster, self.injectors, links)
 
@@ -104,8 +171,24 @@ class FaultyService:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def sent(self, request_id: str) -> None:
+    def copies(self, arrival: Arrival) -> int:
+        """Return how many requests come for this arrival: one, or a burst."""
+        return self.clients.copies(arrival, self.env.now)
+
+    def shape(self, arrival: Arrival, request: Request, truth: Truth) -> Request:
+        """Return the request as its client sends it now."""
+        shaped = self.clients.shape(arrival, request, truth, self.env.now)
+        self._sent[shaped.request_id] = 0
+        return shaped
+
+    def sent(self, arrival: Arrival, request: Request, replica: int) -> None:
+        """Let a client do what it does after it has sent its request to `replica`."""
+        self.clients.after(arrival, request, replica, self.env.now)
+
+    def came(self, request_id: str, number: int) -> None:
+        """Take a request, the `number`th, of a client that is no part of the run."""
         self._sent[request_id] = 0
+        self.clients.take(number, request_id, self.env.now)
 
     def ended(self, request_id: str) -> None:
         """Count an end that is reported to a client."""
@@ -123,19 +206,17 @@ class FaultyService:
     def is_waiting_for(self, request_id: str) -> bool:
         return self._sent.get(request_id) == 0
 
-    @staticmethod
-    def unreachable(request_id: str) -> FinishedRequest:
-        return FinishedRequest(
-            request_id, FinishReason.ERROR, 0, message="unreachable: every attempt to send it was lost"
-        )
-
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def broken_by(self, error: Exception) -> None:
-        """Report an exception that left the service, with the last places that it passed."""
+    def reports(self, error: Exception) -> bool:
+        """Report an exception that left the service, with the last places that it passed. Returns whether it is a
+        broken promise, and no error of the input or of a file."""
+        if isinstance(error, ForedraftError | OSError):
+            return False
         places = [f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})" for frame in _frames(error)[-4:]]
         message = f"{type(error).__name__}: {error}; in {' > '.join(places)}"
         self.promises.check("no_crash", False, self.env.now, message)
+        return True
 
     def finish(self, complete: bool) -> FaultReport:
         """Check that nothing is left, if the run came to its end; returns the report."""
@@ -167,6 +248,11 @@ class FaultyService:
             if not promises.broken:
                 left = _left_over(injector.engine)
                 promises.check("drained", not left, now_ns, f"replica {injector.replica}: {left}")
+
+
+def make_service(env: Environment, plan: FaultPlan | None, assembly: Assembly) -> SoundService:
+    """Return what injects the faults of `plan` into a run."""
+    return SoundService() if plan is None else FaultyService(env, plan, assembly.scenario.seed, assembly)
 
 
 def _left_over(engine: Engine) -> str:

@@ -1,0 +1,135 @@
+"""Builds the service of a run: engines on simulated time, the links to them, and what routes requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ..core.acceptance.process import AcceptanceProcess, GaussianAcceptance
+from ..core.contract.events import Event, EventSink
+from ..core.contract.request import FinishedRequest
+from ..core.draws import Purpose
+from ..core.scheduler.config import EngineRole
+from ..observe.engine_lines import engine_lines
+from .actors.clock import Environment
+from .actors.device import Device, Jitter
+from .actors.engine import EngineActor
+from .actors.host_work import HostJitter, HostWork
+from .actors.router import Link, ReplicaRouter, Wire
+from .actors.spans import SpanSink
+from .actors.streaming import TokenStreamer
+from .assembly import Assembly
+from .disaggregation.cluster import Cluster
+from .disaggregation.network import Network
+from .faults.service import SoundService
+
+Replicas = list[EngineActor]
+
+
+class ServiceBuilder:
+    """Makes the parts of one service. `streamers` are by replica, where tokens arrive later than their rounds end."""
+
+    def __init__(
+        self, env: Environment, assembly: Assembly, faults: SoundService, *, has_lanes: bool, named_slots: bool
+    ) -> None:
+        """`has_lanes`: replicas do not depend on each other, and each has its place among events of one time.
+        `named_slots`: sinks or parts of the service ask which KV slots a step writes."""
+        self.streamers: dict[int, TokenStreamer] = {}
+        self._env = env
+        self._assembly = assembly
+        self._faults = faults
+        self._has_lanes = has_lanes
+        self._named_slots = named_slots
+        pools = assembly.pools
+        # By request, where engines hand over: when its first chunk arrives.
+        self._begun_ns: dict[str, int] | None = {} if pools.is_disaggregated else None
+
+    def make_cluster(self, on_finished: Callable[[int, FinishedRequest], None]) -> Cluster:
+        """Make what joins prefill and decode engines. `on_finished` takes what their clients see."""
+        assembly, table = self._assembly, self._assembly.scenario.disaggregation
+        roles = map(assembly.pools.role_of, range(assembly.pools.num_engines))
+        bytes_per_s = [assembly.of_role(role).deployment.port_bytes_per_s for role in roles]
+        network = Network(self._env, round(table.latency_us * 1000), bytes_per_s)
+        return Cluster(self._env, assembly, network, on_finished)
+
+    def make_replica(
+        self,
+        replica: int,
+        sinks: Sequence[EventSink],
+        spans: SpanSink | None,
+        on_finished: Callable[[int, FinishedRequest], None],
+    ) -> EngineActor:
+        """Make one engine with its device and its host. `on_finished` takes the ends that it reports."""
+        role = self._assembly.pools.role_of(replica)
+        assembly = self._assembly.of_role(role)
+        name = f"{'engine' if role is EngineRole.BOTH else role} {replica}"
+        is_captured = assembly.cost.is_captured if assembly.spec.graph_sizes else None
+        lines = engine_lines(name, is_captured=is_captured, from_zero=True)
+        if lines is not None:
+            sinks = [*sinks, lines]
+        if assembly.deployment.front_end.streams_late:
+            streamer = self.streamers[replica] = TokenStreamer(assembly.deployment.front_end, self._begun_ns)
+            sinks = [streamer.take, *sinks]
+        hooks, sinks = self._faults.join(assembly.spec.config, sinks)
+        engine = self._assembly.make_engine(_fan_out(sinks), replica, self._named_slots)
+        if lines is not None:
+            lines.engine = engine
+        hardware, seed = assembly.scenario.hardware, assembly.scenario.seed
+        spread = hardware.device_jitter
+        jitter = Jitter(spread, seed, Purpose.DEVICE_TIME, replica) if spread else None
+        num_rows = assembly.spec.config.num_rows
+        device = Device(assembly.cost, num_rows, assembly.acceptance, self._tree_process, jitter, assembly.host_link)
+        host_jitter = HostJitter(hardware.host_jitter, seed, replica) if hardware.host_jitter else None
+        host = HostWork(assembly.host, not engine.config.overlap, host_jitter)
+        front_end, lane = assembly.deployment.front_end, self._lane(replica)
+        actor = EngineActor(self._env, replica, engine, device, host, on_finished, spans, hooks, front_end, lane)
+        self._faults.attach(actor)
+        return actor
+
+    def connect(
+        self, replicas: Replicas, cluster: Cluster | None, unreachable: Callable[..., None]
+    ) -> ReplicaRouter | Cluster:
+        """Connect clients with the replicas, and return what routes requests to them. `unreachable` takes a message
+        whose attempts were all lost, with what should have got it."""
+        links = [self._make_link(actor.replica, unreachable) for actor in replicas]
+        if cluster is not None:
+            self._faults.start_transfers(cluster, replicas, links)
+            return cluster
+        numbers = [actor.replica for actor in replicas]
+        by_number: Mapping[int, EngineActor] = dict(zip(numbers, replicas, strict=True))
+        assembly = self._assembly
+        return ReplicaRouter(
+            assembly.scenario.router.policy,
+            assembly.pools.num_engines,
+            by_number,
+            dict(zip(numbers, links, strict=True)),
+            assembly.scenario.seed,
+            assembly.cache_tokens,
+        )
+
+    def _make_link(self, replica: int, unreachable: Callable[..., None]) -> Wire:
+        table = self._assembly.scenario.router
+        latency_ns, bytes_per_s = round(table.latency_us * 1000), table.bandwidth_gbps * 1e9 / 8
+        return self._faults.wire(Link(self._env, latency_ns, bytes_per_s, self._lane(replica)), replica, unreachable)
+
+    def _lane(self, replica: int) -> int:
+        return replica if self._has_lanes else 0
+
+    def _tree_process(self, topk: int, steps: int, num_draft_tokens: int) -> AcceptanceProcess:
+        """Return acceptance along the deepest accepted path of a tree;
+        fixed and recorded processes hold for trees as they are."""
+        process = self._assembly.acceptance
+        if not isinstance(process, GaussianAcceptance):
+            return process
+        return process.for_tree(topk, steps, num_draft_tokens, self._assembly.scenario.acceptance.rank_ratio)
+
+
+def _fan_out(sinks: Sequence[EventSink]) -> EventSink | None:
+    """Return one sink for all of `sinks`; None if there is none."""
+    if len(sinks) < 2:
+        return sinks[0] if sinks else None
+
+    def to_all(event: Event) -> None:
+        for sink in sinks:
+            sink(event)
+
+    return to_all
