@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from foredraft.core.errors import ForedraftError
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.sim.effects.given_keys import given_keys
 from foredraft.sim.run import Simulation
 from foredraft.sim.running.coupling import check_workers

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..core.errors import ForedraftError, InvariantViolation
-from ..observe.metrics import RunMetrics
+from ..observe.measuring.metrics import RunMetrics
 from ..sim.effects.given_keys import given_keys
 from ..sim.run import Simulation
 from ..sim.running.report import Progress

@@ -15,8 +15,8 @@ from ..core.contract.request import FinishedRequest
 from ..core.draws import Purpose, request_key
 from ..core.errors import ForedraftError
 from ..core.scheduler.spec import EngineSpec
-from ..observe.metrics import RunMetrics
-from ..observe.summary import SHORT_NAMES
+from ..observe.measuring.metrics import RunMetrics
+from ..observe.measuring.summary import SHORT_NAMES
 from ..sim.actors.clock import Environment, call_at
 from ..sim.actors.device import Device, Jitter, Truth
 from ..sim.actors.engine import EngineActor

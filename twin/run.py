@@ -19,7 +19,7 @@ from ..core.contract.request import Request
 from ..core.errors import ConfigError, ForedraftError, Problem
 from ..core.prompt import Prompt
 from ..gpu.bench.run import bench_prompts
-from ..observe.metrics import RunMetrics
+from ..observe.measuring.metrics import RunMetrics
 from ..sim.cost.executor_steps import ExecutorSteps, StepCost
 from ..sim.load import make_workload
 from ..sim.scenario import Scenario

@@ -16,7 +16,7 @@ from ..core.contract.request import Request
 from ..core.contract.step import Step, StepResult
 from ..core.errors import ConfigError, ForedraftError, InvariantViolation
 from ..core.scheduler.driver import Driver
-from ..observe.metrics import RunMetrics
+from ..observe.measuring.metrics import RunMetrics
 from .arms import Arm
 
 WALL, CPU = "wall", "cpu"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
 
-from ..observe.metrics import RunMetrics
+from ..observe.measuring.metrics import RunMetrics
 from ..planning.grid import NO_SPECULATION
 from ..planning.rounds.model import without_speculation
 from ..sim.run import Simulation

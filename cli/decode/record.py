@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...gpu.session.plan import SessionPlan
     from ...gpu.session.text_session import Output, SessionStats
     from ...observe.log import EventLog
-    from ...observe.metrics import RunMetrics
+    from ...observe.measuring.metrics import RunMetrics
 
 OUTPUTS = "outputs.jsonl"
 FILES = (EVENTS, OUTPUTS, SUMMARY)
@@ -48,7 +48,7 @@ class GenerationRecord:
         if self.directory is None:
             return ()
         from ...observe.log import EventLog
-        from ...observe.metrics import RunMetrics
+        from ...observe.measuring.metrics import RunMetrics
 
         header = {"engine": spec.to_json(), "run": run_facts(plan)}
         self._log = EventLog(self.directory / EVENTS, header)

@@ -196,7 +196,7 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ...observe.summary import SHORT_NAMES
+    from ...observe.measuring.summary import SHORT_NAMES
 
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, REPORT_WIDTH) if sys.stdout.isatty() else REPORT_WIDTH
@@ -247,7 +247,7 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
 
 def _is_measured(one: Comparison, clock: str) -> bool:
     """Return whether the measured side is that of the executor, and not of the other work of a busy machine."""
-    from ...observe.summary import LEAST_PROCESSOR_SHARE
+    from ...observe.measuring.summary import LEAST_PROCESSOR_SHARE
 
     return clock != "wall" or one.processor_share >= LEAST_PROCESSOR_SHARE
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ...core.contract.events import EventSink
     from ...observe.log import EventLog
-    from ...observe.metrics import RunMetrics
+    from ...observe.measuring.metrics import RunMetrics
     from ...observe.perfetto import PerfettoTrace
     from ...sim.assembly import Assembly
     from ...sim.faults.plan import FaultPlan
@@ -97,7 +97,7 @@ class RunRecord:
     # -- files ------------------------------------------------------------------------------
 
     def _open(self) -> RunMetrics:
-        from ...observe.metrics import RunMetrics
+        from ...observe.measuring.metrics import RunMetrics
 
         if self.directory is None:
             self._metrics = RunMetrics()

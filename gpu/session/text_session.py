@@ -15,7 +15,7 @@ from ...core.contract.request import FinishReason, Request
 from ...core.contract.text import StreamDecoder, context_of
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
-from ...observe.summary import Measurements, latencies
+from ...observe.measuring.summary import Measurements, latencies
 from .loop import Delta
 from .text import Tokenizer
 

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 
 from ...core.errors import count_of
 from ..input_files import read_text, read_toml
-from ..summary import CURVE_SHARES
+from ..measuring.summary import CURVE_SHARES
 from ..tables import LATENCIES, format_number
 from .style import COLOURS, FAINT, LIMIT, RAMP, figure, limit_line, missing, names_beside, read_object
 

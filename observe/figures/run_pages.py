@@ -11,7 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ...core.errors import ForedraftError, count_of
-from ..summary import SHORT_NAMES
+from ..measuring.summary import SHORT_NAMES
 from ..tables import LATENCIES, format_number, format_share, intervals_rest_on
 from . import run as of_run
 from . import twin as of_twin

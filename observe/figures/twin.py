@@ -9,7 +9,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ..summary import LEAST_PROCESSOR_SHARE, SHORT_NAMES
+from ..measuring.summary import LEAST_PROCESSOR_SHARE, SHORT_NAMES
 from .style import COLOURS, FAINT, figure, missing, read_object
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")

@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 
 from ..output_files import ParquetColumns
-from ..summary import GAUGES, Measurements
 from .histogram import Timeline
+from .summary import GAUGES, Measurements
 
 SYSTEM = 1 + GAUGES.index("system")  # column of the samples
 

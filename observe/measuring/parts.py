@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..output_files import ROW_GROUP
-from ..summary import GAUGES, Measurements
 from .histogram import added_counts
 from .lives import ReplicaMetrics
+from .summary import GAUGES, Measurements
 
 if TYPE_CHECKING:
     import pyarrow
 
-    from ..metrics import RunMetrics
+    from .metrics import RunMetrics
 
 COMPLETED = ("stop", "length")
 REQUESTS, ROUNDS, LOAD = "requests.parquet", "rounds.parquet", "load.parquet"

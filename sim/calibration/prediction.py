@@ -16,7 +16,7 @@ import numpy as np
 
 from ...core.errors import ConfigError, ForedraftError
 from ...core.model_shape import lookup_model
-from ...observe.metrics import RunMetrics
+from ...observe.measuring.metrics import RunMetrics
 from ..assembly import Assembly, assemble
 from ..cost.calibration import PARAMETERS, Calibration, FittedParameter, FittedParameters
 from ..cost.draft import EAGLE3

@@ -11,7 +11,7 @@ from ...core.handoff import HandoffTiming, PageFormat
 from ...core.handoff.placement import Name, Placement, Placements, Verdict
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineRole
-from ...observe.summary import share
+from ...observe.measuring.summary import share
 from ..actors.clock import Environment, call_at
 from ..actors.device import Truth
 from ..actors.engine import EngineActor

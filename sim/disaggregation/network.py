@@ -23,7 +23,7 @@ import numpy as np
 
 from ...core.handoff import Message, PageFormat, PageSeal, TransferState
 from ...core.handoff.messages import Manifest, Page
-from ...observe.summary import share
+from ...observe.measuring.summary import share
 from ..actors.clock import Arguments, Environment, call_at
 from ..actors.device import Truth
 

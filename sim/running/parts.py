@@ -17,8 +17,8 @@ from ...core.contract.events import EventSink
 from ...core.errors import ForedraftError
 from ...observe.children.pool import Died, Processes, Tell, serve_jobs
 from ...observe.log import EventLog
+from ...observe.measuring.metrics import RunMetrics
 from ...observe.measuring.parts import add_parts, counts_of
-from ...observe.metrics import RunMetrics
 from ..load import asked_lengths
 from ..run import Simulation
 from ..scenario import Scenario

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from ...observe.metrics import RunMetrics
-from ...observe.summary import SLO
+from ...observe.measuring.metrics import RunMetrics
+from ...observe.measuring.summary import SLO
 from ..assembly.rounds import round_of_run
 from ..confidence import intervals, rests_on
 from ..load import length_notice

@@ -14,7 +14,7 @@ from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig, EngineRole
 from foredraft.core.scheduler.engine import Engine
 from foredraft.observe.log import EventLog
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.observe.perfetto import PerfettoTrace
 from foredraft.observe.replay import replay
 from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor

@@ -9,9 +9,9 @@ from foredraft.core.contract.request import Request
 from foredraft.core.errors import InvariantViolation
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.engine import Engine
-from foredraft.observe import metrics as metrics_module
-from foredraft.observe.metrics import RunMetrics
-from foredraft.observe.summary import SLO
+from foredraft.observe.measuring import metrics as metrics_module
+from foredraft.observe.measuring.metrics import RunMetrics
+from foredraft.observe.measuring.summary import SLO
 from observed_run import ALGORITHM, VARIANTS, ToyExecutor, make_config, make_controller, recorded_events
 from slow_metrics import SlowMetrics
 

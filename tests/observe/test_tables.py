@@ -1,8 +1,8 @@
 import io
 
 import pytest
-from foredraft.observe.metrics import RunMetrics
-from foredraft.observe.summary import SLO
+from foredraft.observe.measuring.metrics import RunMetrics
+from foredraft.observe.measuring.summary import SLO
 from foredraft.observe.tables import format_number, report_tables, sparkline
 from observed_run import recorded_events
 from rich.console import Console

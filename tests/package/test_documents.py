@@ -14,7 +14,7 @@ import typer
 from foredraft.checks.registry import contracts, mutants_of
 from foredraft.cli.app import app
 from foredraft.cli.simulation.run_record import RunRecord
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.properties.harness.contract import SUITE_VERSION
 from foredraft.properties.harness.invariants import all_invariants
 from foredraft.sim.run import Simulation

@@ -10,7 +10,7 @@ from foredraft import simulate
 from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape.catalogue import lookup_model
 from foredraft.observe.log import EventLog
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.observe.replay import replay
 from foredraft.properties.audit.log import audit_log
 from foredraft.sim.assembly import assemble

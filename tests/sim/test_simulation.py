@@ -9,7 +9,7 @@ import foredraft
 import pytest
 from foredraft.core.contract.events import Committed, Planned
 from foredraft.core.kv.allocator import SlotCount
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.sim.cost.host import HOST_PRESETS
 from foredraft.sim.faults.plan import KINDS, FaultPlan, fault_plan
 from foredraft.sim.run import Simulation

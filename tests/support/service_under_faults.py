@@ -8,7 +8,7 @@ from pathlib import Path
 
 from foredraft.core.draws import Purpose, uniform
 from foredraft.observe.log import EventLog
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.sim.assembly import assemble
 from foredraft.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
 from foredraft.sim.faults.promises import PROMISES

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....core.model_shape import DTYPE_BYTES, Mlp
-from ....observe.metrics import RunMetrics
+from ....observe.measuring.metrics import RunMetrics
 from ....sim.actors.client import Patience
 from ....sim.assembly import Assembly
 from ....sim.disaggregation.cluster import draft_input_bytes

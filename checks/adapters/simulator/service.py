@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ....observe.metrics import RunMetrics, read_rows
-from ....observe.summary import SLO
+from ....observe.measuring.metrics import RunMetrics, read_rows
+from ....observe.measuring.summary import SLO
 from ....properties.simulator.contract import HOST_DELAY_NS, TREE_NODES, Service, SimulatorCapabilities, SimulatorConfig
 from ....sim.faults.plan import FaultPlan, fault_plan
 from ....sim.run import Simulation

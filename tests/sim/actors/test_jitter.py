@@ -4,7 +4,7 @@ stay and tails grow."""
 import numpy as np
 import pytest
 from foredraft.core.draws import Purpose
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.sim.actors.device import Jitter
 from foredraft.sim.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict

@@ -10,7 +10,7 @@ import pytest
 from foredraft.core.contract.events import Committed, Planned
 from foredraft.core.errors import ConfigError
 from foredraft.observe.encoding import LineEncoder
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.sim.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from foredraft.core.errors import ForedraftError
 from foredraft.observe.log import EventLog
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.observe.replay import replay
 from foredraft.sim.assembly import Assembly, assemble
 from foredraft.sim.effects.notices import notices_of

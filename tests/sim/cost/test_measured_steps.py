@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from foredraft.core.errors import ConfigError
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.planning.rounds.bottleneck import bottleneck
 from foredraft.planning.rounds.model import RoundModel
 from foredraft.sim.assembly import assemble

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from foredraft.core.errors import ConfigError, InvariantViolation
 from foredraft.observe.log import EventLog
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.observe.replay import replay
 from foredraft.sim.assembly import assemble
 from foredraft.sim.disaggregation.cluster import Roles

@@ -8,7 +8,7 @@ import pytest
 from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.core.scheduler.config import EngineRole
 from foredraft.observe.log import EventLog
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.observe.replay import replay
 from foredraft.sim.actors.clock import Environment
 from foredraft.sim.assembly import assemble

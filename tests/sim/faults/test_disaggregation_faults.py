@@ -10,7 +10,7 @@ from foredraft.core.handoff import DecodeSide, PrefillSide
 from foredraft.core.handoff.ended import EndedTransfers
 from foredraft.core.kv.store import KVStore
 from foredraft.observe.log import EventLog
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.observe.replay import replay
 from foredraft.properties.audit.log import audit_log
 from foredraft.properties.simulator.ledger import SimulatorLedger

@@ -18,7 +18,7 @@ from foredraft.core.scheduler.flights import StepsInFlight
 from foredraft.core.scheduler.output import OutputLog
 from foredraft.core.scheduler.recovery import StepLimits
 from foredraft.core.scheduler.requests import Requests
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.observe.replay import replay
 from foredraft.sim.actors.engine import EngineActor
 from foredraft.sim.faults.clock import HostClock

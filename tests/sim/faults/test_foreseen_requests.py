@@ -1,7 +1,7 @@
 """Drawing ahead for requests that have not arrived yet is cheaper and changes nothing."""
 
 from foredraft.core.acceptance.process import GaussianAcceptance
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.sim.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 

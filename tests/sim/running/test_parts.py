@@ -16,7 +16,7 @@ from foredraft import simulate
 from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.observe.children import child
 from foredraft.observe.log import EventLog
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.sim.run import Simulation
 from foredraft.sim.running.coupling import coupling
 from foredraft.sim.running.parts import NO_REPLICAS, run_parts

@@ -2,7 +2,7 @@
 
 import pytest
 from foredraft.observe.encoding import LineEncoder
-from foredraft.observe.metrics import RunMetrics
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.properties.simulator.books import Books
 from foredraft.properties.simulator.ledger import SimulatorLedger
 from foredraft.sim.run import Simulation

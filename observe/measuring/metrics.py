@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.contract.events import (
+from ...core.contract.events import (
     Aborted,
     AllocationsDenied,
     Committed,
@@ -37,11 +37,11 @@ from ..core.contract.events import (
     StepsLost,
     Submitted,
 )
-from ..core.contract.request import FinishReason
-from .measuring.histogram import added_counts, series
-from .measuring.lives import ReplicaMetrics, RequestLives
-from .measuring.load import Load, MeasuredLoad, PartLoad
-from .output_files import ParquetColumns
+from ...core.contract.request import FinishReason
+from ..output_files import ParquetColumns
+from .histogram import added_counts, series
+from .lives import ReplicaMetrics, RequestLives
+from .load import Load, MeasuredLoad, PartLoad
 from .summary import GAUGES, REASONS, SLO, Measurements, summarize
 
 REQUEST_FIELDS = (

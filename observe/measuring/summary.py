@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.contract.arrays import Float64Array
-from ..core.errors import InvariantViolation
-from .measuring.histogram import GaugeAreas, LogHistogram, added_counts
-from .measuring.lives import GrowingColumn, ReplicaMetrics
+from ...core.contract.arrays import Float64Array
+from ...core.errors import InvariantViolation
+from .histogram import GaugeAreas, LogHistogram, added_counts
+from .lives import GrowingColumn, ReplicaMetrics
 
 SHORT_NAMES = {  # what a simulation and a measurement of the same load are compared by
     "output_throughput": "tokens/s",
