@@ -28,6 +28,7 @@ from foredraft.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS,
 from foredraft.core.kv.allocator import PAGE_TRANSITIONS, PageState
 from foredraft.core.model_shape import known_models
 from foredraft.core.scheduler.life import JOINT_RULES, TRANSITIONS, RequestState
+from foredraft.planning.servers.command import flags_of
 from foredraft.serve.bodies.real import RealBody
 from foredraft.serve.bodies.simulated import SimulatedBody
 from foredraft.serve.metrics.series import ABSENT, OWN, SGLANG, VLLM, Series
@@ -36,6 +37,7 @@ from foredraft.sim.calibration.points import COLUMNS
 from foredraft.sim.cost import efficiency
 from foredraft.sim.faults.plan import KINDS, FaultPlan
 from foredraft.sim.scenario import Scenario
+from foredraft.sim.scenario.table import declared_keys
 from pydantic import BaseModel
 
 FOLDER = Path(__file__).resolve().parent
@@ -203,6 +205,19 @@ def scenario_keys() -> str:
     return "\n\n".join(_tables(Scenario(), ""))
 
 
+def launch_arguments() -> str:
+    """Return the arguments of each server that a key of a scenario is read from."""
+    servers = {"SGLang": "sglang", "vLLM": "vllm", "TensorRT-LLM": "trtllm"}
+    by_key: dict[str, dict[str, str]] = {}
+    for server in servers.values():
+        for key, flags in flags_of(server):
+            names = (f"`{usage.partition(' ')[0]}`" for usage in flags.names)
+            by_key.setdefault(key, {})[server] = ", ".join(names)
+    keys = [key for key, _ in declared_keys(Scenario) if key in by_key]
+    rows = (f"| `{key}` | {' | '.join(by_key[key].get(server, '') for server in servers.values())} |" for key in keys)
+    return "\n".join([f"| key | {' | '.join(servers)} |", f"| --- |{' --- |' * len(servers)}", *rows])
+
+
 def _tables(table: BaseModel, prefix: str) -> Iterator[str]:
     """Yield the keys of `table`, whose values are the defaults, then those of the tables below it."""
     rows, below = [], []
@@ -305,6 +320,7 @@ BLOCKS = {
     "request-parameters": request_parameters,
     "life-of-a-transfer": life_of_a_transfer,
     "scenario-keys": scenario_keys,
+    "launch-arguments": launch_arguments,
     "cost-accuracy": cost_accuracy,
     "fault-kinds": fault_kinds,
     "errors-of-simulations": errors_of_simulations,
