@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
 from ..bodies.port import TextCodec
-from ..errors import ApiError, event
+from ..errors import ApiError, encode, event
 from .reply import Choice, Delta, Reply
 
-FILLED = re.compile(r'"\\u0000(\d+)"')
-"""In the JSON of an answer: where a part stands that is JSON already."""
+
+def members(**values: str) -> str:
+    """Return the JSON of an object, of the JSON of its values."""
+    return "{" + ",".join(f'"{name}":{value}' for name, value in values.items()) + "}"
 
 
 class CompletionForm:
@@ -50,60 +50,67 @@ class CompletionForm:
         self._lists: list[dict[str, list[str]]] = [{} for _ in reply.choices]
 
     def first(self) -> list[bytes]:
-        return [event(self._event([self._choice(i, text, None, None)])) for i, text in enumerate(self._echoes)]
+        return [self.event(i, self._gain(text)) for i, text in enumerate(self._echoes)]
 
     def delta(self, choice: Choice, delta: Delta) -> bytes:
-        if delta.finish is None and delta.text and self.num_logprobs is None and self._usage != "each":
-            head, tail = self._around_text[choice.index]
-            return head + quote(delta.text).encode() + tail
-        return event(self._event([self._choice(choice.index, delta.text, self._logprobs(choice, delta), delta.finish)]))
-
-    @cached_property
-    def _around_text(self) -> list[tuple[bytes, bytes]]:
-        """By choice: an event that has nothing but text, before and after it; most are of this kind."""
-        mark = "\0"
-        events = [event(self._event([self._choice(i, mark, None, None)])) for i in range(len(self.reply.choices))]
-        parts = (one.partition(json.dumps(mark).encode()) for one in events)
-        return [(head, tail) for head, _, tail in parts]
+        return self.event(choice.index, self._gain(delta.text), self._logprobs(choice, delta), delta.finish)
 
     def last(self) -> list[bytes]:
-        return [event(self._event([]) | {"usage": self.usage()})] if self._usage else []
+        head = self._head(self.chunk_object)
+        return [event({**head, "choices": [], "usage": self.usage()})] if self._usage else []
 
     def add(self, choice: Choice, delta: Delta) -> None:
         """Add a piece to the whole answer: as JSON at once, so that its end is no long work."""
         self._texts[choice.index].append(quote(delta.text)[1:-1])
         for name, values in (self._logprobs(choice, delta) or {}).items():
             if values is not None:
-                self._lists[choice.index].setdefault(name, []).append(json.dumps(values)[1:-1])
+                self._lists[choice.index].setdefault(name, []).append(encode(values)[1:-1])
 
     def whole(self) -> bytes:
         """Return the whole answer of the pieces that were added."""
-        fills: list[str] = []
-
-        def fill(opening: str, parts: Iterable[str], closing: str) -> str:
-            fills.append(opening + "".join(parts) + closing)
-            return f"\0{len(fills) - 1}"
-
         shown = []
         for choice in self.reply.choices:
             echo = quote(self._echoes[choice.index])[1:-1] if self._echoes else ""
-            text = fill('"', (echo, self._around("".join(self._texts[choice.index]))), '"')
-            lists = self._lists[choice.index]
-            logprobs = {name: fill("[", (", ".join(filter(None, lists.get(name, ()))),), "]") for name in lists}
-            empty = None if self.num_logprobs is None else self._no_logprobs
-            shown.append(self._whole_choice(choice.index, text, empty and {**empty, **logprobs}, choice.finish))
-        body = json.dumps(self._head(self.object) | {"choices": shown, "usage": self.usage(), **self.extra})
-        parts = FILLED.split(body)
-        parts[1::2] = [fills[int(number)] for number in parts[1::2]]
-        return "".join(parts).encode()
+            text = "".join(['"', echo, self._around("".join(self._texts[choice.index])), '"'])
+            shown.append(self._choice(choice.index, text, self._all_logprobs(choice.index), choice.finish))
+        head = {name: encode(value) for name, value in self._head(self.object).items()}
+        more = {name: encode(value) for name, value in self.extra.items()}
+        return members(**head, choices=f"[{','.join(shown)}]", usage=encode(self.usage()), **more).encode()
+
+    def _all_logprobs(self, index: int) -> str:
+        """Return the JSON of the log-probabilities of a whole output."""
+        if self.num_logprobs is None:
+            return "null"
+        lists = {name: f"[{','.join(filter(None, parts))}]" for name, parts in self._lists[index].items()}
+        return members(**{name: lists.get(name) or encode(empty) for name, empty in self._no_logprobs.items()})
 
     def _around(self, text: str) -> str:
         """Return the JSON of a whole text, without its quotes."""
         return text
 
-    def event(self, choices: list[dict[str, Any]]) -> bytes:
-        """Return an event of the stream."""
-        return event(self._event(choices))
+    def event(self, index: int, gain: str, logprobs: Any = None, finish: str | None = None) -> bytes:
+        """Return an event of the stream, of the JSON of what a choice gains."""
+        if logprobs is None and finish is None and self._usage != "each":  # most of them
+            before, after = self._around_gains[index]
+        else:
+            before, after = self._around_gain(index, logprobs, finish)
+        return f"{before}{gain}{after}".encode()
+
+    @cached_property
+    def _around_gains(self) -> list[tuple[str, str]]:
+        return [self._around_gain(index, None, None) for index in range(len(self.reply.choices))]
+
+    def _around_gain(self, index: int, logprobs: Any, finish: str | None) -> tuple[str, str]:
+        """Return an event up to what a choice gains, and from there on."""
+        head, usage = encode(self._head(self.chunk_object))[:-1], ""
+        if self._usage:
+            usage = f',"usage":{encode(self.usage() if self._usage == "each" else None)}'
+        before = f'data: {head},"choices":[{{"index":{index},'
+        return before, f',"logprobs":{encode(logprobs)},"finish_reason":{encode(finish)}}}]{usage}}}\n\n'
+
+    def _gain(self, text: str) -> str:
+        """Return the JSON of what an event adds to a choice."""
+        return f'"text":{quote(text)}'
 
     def usage(self) -> dict[str, Any]:
         prompt, output, cached = self.reply.num_prompt_tokens, self.reply.num_tokens, self.reply.num_cached_tokens
@@ -117,16 +124,9 @@ class CompletionForm:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.reply.id, "object": kind, "created": self.reply.created, "model": self.model}
 
-    def _event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        event = self._head(self.chunk_object) | {"choices": choices}
-        if not self._usage:
-            return event
-        return event | {"usage": self.usage() if self._usage == "each" else None}
-
-    def _choice(self, index: int, text: str, logprobs: Any, finish: str | None) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-
-    _whole_choice = _choice
+    def _choice(self, index: int, text: str, logprobs: str, finish: str | None) -> str:
+        """Return the JSON of a whole choice, of the JSON of its text and its log-probabilities."""
+        return members(index=encode(index), text=text, logprobs=logprobs, finish_reason=encode(finish))
 
     @property
     def _no_logprobs(self) -> dict[str, Any]:
@@ -166,19 +166,15 @@ class ChatForm(CompletionForm):
     chunk_object = "chat.completion.chunk"
 
     def first(self) -> list[bytes]:
-        start = {"role": "assistant", "content": ""}
-        return [
-            event(self._event([{"index": choice.index, "delta": start, "logprobs": None, "finish_reason": None}]))
-            for choice in self.reply.choices
-        ]
+        start = f'"delta":{encode({"role": "assistant", "content": ""})}'
+        return [self.event(choice.index, start) for choice in self.reply.choices]
 
-    def _choice(self, index: int, text: str, logprobs: Any, finish: str | None) -> dict[str, Any]:
-        delta = {"content": text} if text else {}
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+    def _gain(self, text: str) -> str:
+        return f'"delta":{{"content":{quote(text)}}}' if text else '"delta":{}'
 
-    def _whole_choice(self, index: int, text: str, logprobs: Any, finish: str | None) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+    def _choice(self, index: int, text: str, logprobs: str, finish: str | None) -> str:
+        message = members(role='"assistant"', content=text, refusal="null")
+        return members(index=encode(index), message=message, logprobs=logprobs, finish_reason=encode(finish))
 
     @property
     def _no_logprobs(self) -> dict[str, Any]:

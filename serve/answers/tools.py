@@ -8,7 +8,8 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
 from ..bodies.shaped import frame_of
-from .forms import ChatForm
+from ..errors import encode
+from .forms import ChatForm, members
 from .reply import Choice, Delta
 
 
@@ -36,10 +37,9 @@ class CallForm(ChatForm):
         self._call = call
 
     def first(self) -> list[bytes]:
+        begin = {"role": "assistant", "content": None}
         return [
-            self._call_event(
-                choice.index, self._head_of_call(choice.index), None, {"role": "assistant", "content": None}
-            )
+            self._call_event(choice.index, self._head_of_call(choice.index), None, begin)
             for choice in self.reply.choices
         ]
 
@@ -49,8 +49,7 @@ class CallForm(ChatForm):
         return self._call_event(choice.index, part, self._finish(delta.finish), {})
 
     def _call_event(self, index: int, call: dict[str, Any], finish: str | None, more: dict[str, Any]) -> bytes:
-        delta = {**more, "tool_calls": [call]}
-        return self.event([{"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}])
+        return self.event(index, f'"delta":{encode({**more, "tool_calls": [call]})}', None, finish)
 
     def _head_of_call(self, index: int) -> dict[str, Any]:
         function = {"name": self._call.name, "arguments": self._call.before}
@@ -68,12 +67,12 @@ class CallForm(ChatForm):
         if self._call.after:
             super().add(choice, Delta(quote(delta.text)[1:-1], delta.tokens, {}, delta.finish, delta.at_ns))
 
-    def _whole_choice(self, index: int, text: str, logprobs: Any, finish: str | None) -> dict[str, Any]:
-        call = self._head_of_call(index)
-        del call["index"]
-        call["function"]["arguments"] = text
-        message = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": self._finish(finish)}
+    def _choice(self, index: int, text: str, logprobs: str, finish: str | None) -> str:
+        call = {name: encode(value) for name, value in self._head_of_call(index).items() if name != "index"}
+        call["function"] = members(name=encode(self._call.name), arguments=text)
+        message = members(role='"assistant"', content="null", refusal="null", tool_calls=f"[{members(**call)}]")
+        end = encode(self._finish(finish))
+        return members(index=encode(index), message=message, logprobs="null", finish_reason=end)
 
     def _around(self, text: str) -> str:
         return quote(self._call.before)[1:-1] + text + quote(self._call.after)[1:-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
@@ -18,7 +18,8 @@ MAX_VALUES = 1000
 MAX_DEPTH = 64
 MAX_FRAME = 1 << 16
 """Characters of a JSON, beside the words."""
-_WORDS = "\0"
+_WORDS = object()
+"""In the value of a schema: where the words are."""
 _FORMATS = {
     "date": "2026-01-01", "time": "00:00:00Z", "date-time": "2026-01-01T00:00:00Z", "email": "a@example.com",
     "uri": "https://example.com", "uuid": "00000000-0000-4000-8000-000000000000", "ipv4": "192.0.2.1",
@@ -32,10 +33,11 @@ def frame_of(schema: Any) -> tuple[str, str]:
     first text that may be any. Patterns are not followed. Raises InvalidRequest for a schema that is none, or asks for
     more than MAX_VALUES values."""
     try:
-        text = json.dumps(_Sample(schema).value(schema), allow_nan=False)
+        pieces = list(_pieces(_Sample(schema).value(schema)))
     except ValueError:
         raise InvalidRequest("the schema has a number that JSON does not have") from None
-    before, _, after = text.partition(json.dumps(_WORDS)[1:-1])
+    place = pieces.index(None) if None in pieces else len(pieces)
+    before, after = ("".join(filter(None, some)) for some in (pieces[:place], pieces[place:]))
     if len(before) + len(after) > MAX_FRAME:
         raise InvalidRequest(f"the schema asks for more than {MAX_FRAME} characters")
     return before, after
@@ -46,6 +48,27 @@ def frame_of_text(text: str) -> tuple[str, str]:
     """Return the frame of a schema's JSON. An object of any keys has one text."""
     schema = json.loads(text)
     return frame_of({"required": ["text"]} if schema == {"type": "object"} else schema)
+
+
+def _pieces(value: Any) -> Iterator[str | None]:
+    """Yield the JSON of a value, with None in the place of the words. Raises ValueError for a number that JSON does not
+    have."""
+    if value is _WORDS:
+        yield from ('"', None, '"')
+    elif isinstance(value, dict):
+        yield "{"
+        for number, (name, one) in enumerate(value.items()):
+            yield f"{', ' if number else ''}{quote(name)}: "
+            yield from _pieces(one)
+        yield "}"
+    elif isinstance(value, list):
+        yield "["
+        for number, one in enumerate(value):
+            yield ", " if number else ""
+            yield from _pieces(one)
+        yield "]"
+    else:
+        yield json.dumps(value, allow_nan=False)
 
 
 class _Sample:
@@ -100,7 +123,10 @@ class _Sample:
     def _of_kind(self, kind: Any, schema: Mapping[str, Any], depth: int) -> Any:
         if kind == "object":
             properties = _mapping(schema, "properties")
-            return {str(name): self.value(properties.get(name) or {}, depth + 1) for name in _list(schema, "required")}
+            return {
+                name: self.value(properties.get(name) or {}, depth + 1)
+                for name in dict.fromkeys(map(str, _list(schema, "required")))
+            }
         if kind == "array":
             items = [*_list(schema, "prefixItems")]
             count = min(int(_number(schema, "minItems", 0)), MAX_VALUES + 1)
@@ -114,7 +140,7 @@ class _Sample:
             return False if kind == "boolean" else None
         raise InvalidRequest(f"a schema has the unknown type {json.dumps(kind)[:80]}")
 
-    def _text(self, schema: Mapping[str, Any]) -> str:
+    def _text(self, schema: Mapping[str, Any]) -> Any:
         if schema.get("format") in _FORMATS:
             return _FORMATS[schema["format"]]
         if not self._has_words and "maxLength" not in schema and "pattern" not in schema:

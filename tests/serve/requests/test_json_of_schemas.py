@@ -129,6 +129,23 @@ def test_answers_are_json_in_each_form(simulated: Served):
     assert len(json.loads(plain["choices"][0]["text"])["text"].split()) == 3
 
 
+def test_texts_of_a_schema_are_texts_and_nothing_else(simulated: Served):
+    """A listed text with any character is repeated, and the words stand where the first free text is; a name that is
+    required twice is there once."""
+    listed = {"const": "\0"}
+    schema = {"properties": {"first": listed, "words": {"type": "string"}, "last": listed}}
+    schema["required"] = ["first", "words", "last", "words"]
+    shaped = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    tool = {"type": "function", "function": {"name": "\0001", "parameters": schema}}
+    whole = simulated.post("/v1/chat/completions", **CHAT, response_format=shaped).json()
+    called = simulated.post("/v1/chat/completions", **CHAT, tools=[tool], tool_choice="required").json()
+    (call,) = called["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "\0001"
+    for text in (whole["choices"][0]["message"]["content"], call["function"]["arguments"]):
+        found = json.loads(text)
+        assert found["first"] == found["last"] == "\0" and len(found["words"].split()) == 8, text
+
+
 def test_a_stop_string_ends_json_too(simulated: Served):
     asked = {**CHAT, "max_tokens": 40, "response_format": {"type": "json_object"}}
     words = json.loads(simulated.post("/v1/chat/completions", **asked).json()["choices"][0]["message"]["content"])
