@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.contract.future_map import FutureMap, RelayField
+from ...core.contract.future_map import FutureMap, NumpyStorage, RelayField
 from ...properties.relay.contract import HIDDEN, RelayCapabilities, RelayConfig
 
 
@@ -22,7 +22,8 @@ class FutureMapAdapter:
             name: RelayField(name, (width,) if width else (), "float32" if name == HIDDEN else "int64")
             for name, width in config.fields.items()
         }
-        self.relay = FutureMap(config.num_rows, tuple(self.fields.values()), debug_poison=debug_poison)
+        fields = tuple(self.fields.values())
+        self.relay = FutureMap(config.num_rows, fields, NumpyStorage(), debug_poison=debug_poison)
 
     def publish(self, rows: Sequence[int], generations: Sequence[int], lengths: Sequence[int]) -> None:
         self.relay.publish(*_arrays(rows, generations, lengths))

@@ -1,4 +1,4 @@
-"""Planted defects of acceptance and compaction: each is one method of a good component, done wrong as it has been
+"""Planted defects of acceptance and compaction: each is a subclass of a good component, done wrong as it has been
 done wrong before."""
 
 from __future__ import annotations
@@ -10,88 +10,159 @@ import numpy as np
 from ...core.kv.moves import KVMovePlan
 from ...core.tree import verify
 from ...core.tree.outputs import emitted_tokens
-from ...core.tree.verify import Verified
+from ...core.tree.verify import Verified, argmax_tokens, sample_tokens
 from ...properties.accept.plain import PlainAccept
 from ..adapters.tree_accept import TreeAccept
-from .planting import defects, lookup
+from .planting import Defects
 
-OURS = """
-GathersTheBonusByTheLiveWidth (ACCEPT-18): The bonus token is gathered with a stride that belongs to the configuration, not to what is
-read.
-    TreeAccept.verdict:
-        index, lens, predict, _ = good(self, round, verified)
+
+def verified_as(accept_index: np.ndarray, predict: np.ndarray) -> Verified:
+    """Return a verdict with this path and these predictions, the rest as it follows from them."""
+    lens = (accept_index >= 0).sum(axis=1, dtype=np.int32)
+    last = accept_index[np.arange(len(lens)), lens - 1]
+    bonus = predict[last]
+    return Verified(accept_index, lens, lens - 1, predict, np.maximum(bonus, 0), bonus < 0)
+
+
+OURS = Defects("accept", TreeAccept)
+
+
+@OURS.breaks("ACCEPT-18")
+class GathersTheBonusByTheLiveWidth(TreeAccept):
+    """The bonus token is gathered with a stride that belongs to the configuration, not to what is read."""
+
+    def verdict(self, round, verified):
+        index, lens, predict, _ = super().verdict(round, verified)
         emitted = emitted_tokens(verified.predict, verified.accept_index).ravel()
         last = np.arange(len(lens)) * (self.shape[0] + 1) + lens - 1
         return index, lens, predict, np.maximum(emitted[np.minimum(last, emitted.size - 1)], 0)
 
-SizesAcceptIndexByTheLiveSteps (ACCEPT-18): accept_index is allocated with as many lanes as rounds have now.
-    TreeAccept.verdict:
-        _, *rest = good(self, round, verified)
+
+@OURS.breaks("ACCEPT-18")
+class SizesAcceptIndexByTheLiveSteps(TreeAccept):
+    """accept_index is allocated with as many lanes as rounds have now."""
+
+    def verdict(self, round, verified):
+        _, *rest = super().verdict(round, verified)
         wide = np.pad(verified.accept_index, ((0, 0), (0, self.shape[0] + 1)), constant_values=-1)
         return wide[:, : self.shape[0] + 1].ravel(), *rest
 
-MovesByTheNumberOfNodes (ACCEPT-06, ACCEPT-16): The move takes the lanes of a row nd apart, but accept_index has one
-lane per step: from the second row on the move takes lanes of another row.
-    TreeAccept.verdict:
-        answer = good(self, round, verified)
+
+@OURS.breaks("ACCEPT-06", "ACCEPT-16")
+class MovesByTheNumberOfNodes(TreeAccept):
+    """The move takes the lanes of a row nd apart, but accept_index has one lane per step: from the second row on the
+    move takes lanes of another row."""
+
+    def verdict(self, round, verified):
+        answer = super().verdict(round, verified)
         lanes = np.resize(verified.accept_index, round.windows.shape)
         taken = np.arange(lanes.shape[1]) < verified.accept_lens[:, None]
         sources = round.windows.ravel()[lanes[taken]]
         round.final = replace(round.final, moves=KVMovePlan(sources, round.windows[taken]))
         return answer
 
-ScattersBeforeItGathers (ACCEPT-16): Lanes are copied one after the other, the last one first, so that a source may have been overwritten.
-    TreeAccept.move:
+
+@OURS.breaks("ACCEPT-16")
+class ScattersBeforeItGathers(TreeAccept):
+    """Lanes are copied one after the other, the last one first, so that a source may have been overwritten."""
+
+    def move(self, round, pools):
         for source, target in zip(*(slots[::-1] for slots in self.moves(round)), strict=True):
             pools[:, target] = pools[:, source]
         return pools
 
-MovesOneLayer (ACCEPT-06, ACCEPT-16): Keys follow the accepted path, values stay where they are.
-    TreeAccept.move = np.concatenate([good(self, round, pools.copy())[:1], pools[1:]])
 
-LooksTheWindowsUpLater (ACCEPT-16): The move uses the slots of the newest launch instead of those of its own round.
-    TreeAccept.launch:
-        round = good(self, batch)
+@OURS.breaks("ACCEPT-06", "ACCEPT-16")
+class MovesOneLayer(TreeAccept):
+    """Keys follow the accepted path, values stay where they are."""
+
+    def move(self, round, pools):
+        return np.concatenate([super().move(round, pools.copy())[:1], pools[1:]])
+
+
+@OURS.breaks("ACCEPT-16")
+class LooksTheWindowsUpLater(TreeAccept):
+    """The move uses the slots of the newest launch instead of those of its own round."""
+
+    def launch(self, batch):
+        round = super().launch(batch)
         self.newest = round.windows
         return round
-    TreeAccept.verdict:
+
+    def verdict(self, round, verified):
         if hasattr(self, "newest") and self.newest.shape == round.windows.shape:
             round.windows = self.newest
-        return good(self, round, verified)
+        return super().verdict(round, verified)
 
-LeavesTheLastOutput (ACCEPT-06): One of the captured outputs is not compacted.
-    TreeAccept.compact = {**good(self, round, outputs), "routed_experts": outputs["routed_experts"]}
 
-CompactsByTheLiveNodes (ACCEPT-18): Outputs are compacted with as many nodes per row as rounds have now.
-    TreeAccept.compact:
+@OURS.breaks("ACCEPT-06")
+class LeavesTheLastOutput(TreeAccept):
+    """One of the captured outputs is not compacted."""
+
+    def compact(self, round, outputs):
+        return {**super().compact(round, outputs), "routed_experts": outputs["routed_experts"]}
+
+
+@OURS.breaks("ACCEPT-18")
+class CompactsByTheLiveNodes(TreeAccept):
+    """Outputs are compacted with as many nodes per row as rounds have now."""
+
+    def compact(self, round, outputs):
         size = round.tree.batch_size * self.shape[2]
-        return {name: np.resize(values, (size, *values.shape[1:])) for name, values in good(self, round, outputs).items()}
+        kept = super().compact(round, outputs)
+        return {name: np.resize(values, (size, *values.shape[1:])) for name, values in kept.items()}
 
-NumbersPositions (ACCEPT-07): A node's position is the root's plus its number, which is right for chains only.
-    TreeAccept.tree:
-        tokens, parents, positions = good(self, round)
+
+@OURS.breaks("ACCEPT-07")
+class NumbersPositions(TreeAccept):
+    """A node's position is the root's plus its number, which is right for chains only."""
+
+    def tree(self, round):
+        tokens, parents, positions = super().tree(round)
         nodes = round.tree.num_draft_tokens
         roots = positions.reshape(-1, nodes)[:, :1]
         return tokens, parents, np.where(parents < 0, positions, (roots + np.arange(nodes)).ravel())
 
-RunsPastTheContext (ACCEPT-07): Positions behind the end of the context are not clamped.
-    TreeAccept.launch = good(self, batch._replace(max_position=1 << 20))
 
-TrustsTheDraft (ACCEPT-09): Draft ids reach the target as they come.
-    TreeAccept.__init__
-        - config.vocab_size
-        + None
+@OURS.breaks("ACCEPT-07")
+class RunsPastTheContext(TreeAccept):
+    """Positions behind the end of the context are not clamped."""
 
-RefusesTheLastId (ACCEPT-09): An off-by-one in the check of draft ids: the last id of the vocabulary counts as garbage.
-    TreeAccept.__init__
-        - config.vocab_size
-        + config.vocab_size - 1
+    def launch(self, batch):
+        return super().launch(batch._replace(max_position=1 << 20))
 
-HangsOrphansBelowTheRoot (ACCEPT-09): A proposed node that hangs below nothing becomes a child of the root.
-    TreeAccept.propose = good(self, batch._replace(parents=np.maximum(batch.parents, 0)))
 
-MatchesAnyNode (ACCEPT-01): The next node is looked for by its token alone, in the whole tree.
-    TreeAccept.verify_greedy:
+@OURS.breaks("ACCEPT-09")
+class TrustsTheDraft(TreeAccept):
+    """Draft ids reach the target as they come."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.vocab_size = None
+
+
+@OURS.breaks("ACCEPT-09")
+class RefusesTheLastId(TreeAccept):
+    """An off-by-one in the check of draft ids: the last id of the vocabulary counts as garbage."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.vocab_size -= 1
+
+
+@OURS.breaks("ACCEPT-09")
+class HangsOrphansBelowTheRoot(TreeAccept):
+    """A proposed node that hangs below nothing becomes a child of the root."""
+
+    def propose(self, batch):
+        return super().propose(batch._replace(parents=np.maximum(batch.parents, 0)))
+
+
+@OURS.breaks("ACCEPT-01")
+class MatchesAnyNode(TreeAccept):
+    """The next node is looked for by its token alone, in the whole tree."""
+
+    def verify_greedy(self, round, logits):
         wanted, tokens, nodes = argmax_tokens(logits), round.tree.tokens, round.tree.num_draft_tokens
         index = np.full((round.tree.batch_size, round.tree.width), -1, np.int32)
         for row, lanes in enumerate(index):
@@ -104,92 +175,150 @@ MatchesAnyNode (ACCEPT-01): The next node is looked for by its token alone, in t
                 node += 1 + int(following[0])
         return self.verdict(round, verified_as(index, wanted))
 
-SkipsTheRoot (ACCEPT-01): accept_index lists the accepted drafts and leaves the root out.
-    TreeAccept.verdict:
-        _, lens, *rest = good(self, round, verified)
+
+@OURS.breaks("ACCEPT-01")
+class SkipsTheRoot(TreeAccept):
+    """accept_index lists the accepted drafts and leaves the root out."""
+
+    def verdict(self, round, verified):
+        _, lens, *rest = super().verdict(round, verified)
         drafts = np.pad(verified.accept_index[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
         return np.where(lens[:, None] > 1, drafts, verified.accept_index).ravel(), lens, *rest
 
-CountsDraftsOnly (ACCEPT-02, ACCEPT-01): accept_lens is the number of correct drafts, without the bonus token.
-    TreeAccept.verdict
-        - verified.accept_lens
-        + verified.accept_lens - 1
 
-AcceptsNoDraft (ACCEPT-02): Every draft is rejected: right, and as slow as without them.
-    TreeAccept.verify_greedy:
+@OURS.breaks("ACCEPT-02", "ACCEPT-01")
+class CountsDraftsOnly(TreeAccept):
+    """accept_lens is the number of correct drafts, without the bonus token."""
+
+    def verdict(self, round, verified):
+        index, lens, *rest = super().verdict(round, verified)
+        return index, lens - 1, *rest
+
+
+@OURS.breaks("ACCEPT-02")
+class AcceptsNoDraft(TreeAccept):
+    """Every draft is rejected: right, and as slow as without them."""
+
+    def verify_greedy(self, round, logits):
         index = np.full((round.tree.batch_size, round.tree.width), -1, np.int32)
         index[:, 0] = np.arange(round.tree.batch_size) * round.tree.num_draft_tokens
         return self.verdict(round, verified_as(index, argmax_tokens(logits)))
 
-TakesTheLastOfTies (ACCEPT-02): Of equal logits the highest id is taken.
-    TreeAccept.verify_greedy:
+
+@OURS.breaks("ACCEPT-02")
+class TakesTheLastOfTies(TreeAccept):
+    """Of equal logits the highest id is taken."""
+
+    def verify_greedy(self, round, logits):
         last = logits.shape[1] - 1 - argmax_tokens(logits[:, ::-1])
         choices = np.where(argmax_tokens(logits) < 0, -1, last).astype(np.int32)
         return self.verdict(round, verify.verify_greedy(round.tree, choices))
 
-DrawsFromTheWholeTarget (ACCEPT-05, ACCEPT-04): After a rejection the token is drawn from the target's distribution, the rejected drafts
-included.
-    TreeAccept.verify_sampling:
-        good(self, round, probs, accept_coins, bonus_coins)
+
+@OURS.breaks("ACCEPT-05", "ACCEPT-04")
+class DrawsFromTheWholeTarget(TreeAccept):
+    """After a rejection the token is drawn from the target's distribution, the rejected drafts included."""
+
+    def verify_sampling(self, round, probs, accept_coins, bonus_coins):
+        super().verify_sampling(round, probs, accept_coins, bonus_coins)
         verified, rows = round.verified, np.arange(round.tree.batch_size)
         last = verified.accept_index[rows, verified.accept_lens - 1]
         drawn = sample_tokens(probs[last], bonus_coins[rows, verified.accept_lens - 1])
         verified.predict[last] = np.where(verified.predict[last] < 0, -1, drawn)
         return self.verdict(round, verified)
 
-TossesOneCoin (ACCEPT-04): The coin that rejects a draft also draws the token in its place.
-    TreeAccept.verify_sampling
-        - Coins(accept_coins, bonus_coins)
-        + Coins(accept_coins, accept_coins)
 
-FlattensTheTarget (ACCEPT-04): A tiny constant against division by zero gives every token a little mass.
-    TreeAccept.verify_sampling
-        - round.tree, probs,
-        + round.tree, probs + 1e-3,
+@OURS.breaks("ACCEPT-04")
+class TossesOneCoin(TreeAccept):
+    """The coin that rejects a draft also draws the token in its place."""
 
-ShowsAFailedTarget (ACCEPT-04, ACCEPT-02): Where the target gives no numbers, what argmax makes of NaN is emitted.
-    TreeAccept.verdict
-        - verified.predict,
-        + np.maximum(verified.predict, 0),
+    def verify_sampling(self, round, probs, accept_coins, bonus_coins):
+        return super().verify_sampling(round, probs, accept_coins, accept_coins)
 
-BreaksTiesByHistory (ACCEPT-13): Equal scores are told apart by how many components the process has made, as an address or a clock would.
-    TreeAccept.__init__:
-        good(self, config)
-        memory["made"] = self.turn = memory.get("made", 0) + 1
-    TreeAccept.launch:
+
+@OURS.breaks("ACCEPT-04")
+class FlattensTheTarget(TreeAccept):
+    """A tiny constant against division by zero gives every token a little mass."""
+
+    def verify_sampling(self, round, probs, accept_coins, bonus_coins):
+        return super().verify_sampling(round, probs + 1e-3, accept_coins, bonus_coins)
+
+
+@OURS.breaks("ACCEPT-04", "ACCEPT-02")
+class ShowsAFailedTarget(TreeAccept):
+    """Where the target gives no numbers, what argmax makes of NaN is emitted."""
+
+    def verdict(self, round, verified):
+        index, lens, predict, bonus = super().verdict(round, verified)
+        return index, lens, np.maximum(predict, 0), bonus
+
+
+@OURS.breaks("ACCEPT-13")
+class BreaksTiesByHistory(TreeAccept):
+    """Equal scores are told apart by how many components the process has made, as an address or a clock would."""
+
+    made = 0
+
+    def __init__(self, config):
+        super().__init__(config)
+        type(self).made += 1
+        self.turn = self.made
+
+    def launch(self, batch):
         order = np.arange(batch.scores.shape[1])[:: 1 if self.turn % 2 else -1]
-        return good(self, batch._replace(scores=batch.scores + 1e-12 * order))
+        return super().launch(batch._replace(scores=batch.scores + 1e-12 * order))
 
-KeepsTheUnlikely (ACCEPT-19): The order of the candidates is turned around: the least likely become nodes.
-    TreeAccept.launch = good(self, batch._replace(scores=1 - batch.scores))
 
-HidesTheRoot (ACCEPT-20): The mask climbs one level too few: the deepest nodes do not see the root.
-    TreeAccept.links:
-        first, sibling, seen, counts = good(self, round)
+@OURS.breaks("ACCEPT-19")
+class KeepsTheUnlikely(TreeAccept):
+    """The order of the candidates is turned around: the least likely become nodes."""
+
+    def launch(self, batch):
+        return super().launch(batch._replace(scores=1 - batch.scores))
+
+
+@OURS.breaks("ACCEPT-20")
+class HidesTheRoot(TreeAccept):
+    """The mask climbs one level too few: the deepest nodes do not see the root."""
+
+    def links(self, round):
+        first, sibling, seen, counts = super().links(round)
         nodes = round.tree.num_draft_tokens
         seen = seen.reshape(-1, nodes, nodes).copy()
         seen[:, :, 0] &= seen.sum(axis=2) < round.tree.width
         return first, sibling, seen.ravel(), counts
 
-WalksTheSiblingsInACircle (ACCEPT-20): The last child of a node points at the first again.
-    TreeAccept.links:
-        first, sibling, *rest = good(self, round)
+
+@OURS.breaks("ACCEPT-20")
+class WalksTheSiblingsInACircle(TreeAccept):
+    """The last child of a node points at the first again."""
+
+    def links(self, round):
+        first, sibling, *rest = super().links(round)
         parents, numbers = round.tree.parents, np.arange(round.tree.num_draft_tokens)
         eldest = first.reshape(parents.shape)[np.arange(len(parents))[:, None], np.maximum(parents, 0)]
         is_last = (sibling.reshape(parents.shape) < 0) & (parents >= 0) & (eldest < numbers)
         return first, np.where(is_last, eldest, sibling.reshape(parents.shape)).ravel(), *rest
 
-FollowsTheUnlikely (ACCEPT-21): A beam has the least likely candidates of its step.
-    TreeAccept.draft:
+
+@OURS.breaks("ACCEPT-21")
+class FollowsTheUnlikely(TreeAccept):
+    """A beam has the least likely candidates of its step."""
+
+    def draft(self, batch, model):
         def turned(step, tokens, sources):
             ids, shares = model(step, tokens, sources)
             return ids[..., ::-1], 1 - shares[..., ::-1]
 
-        return good(self, batch, turned)
+        return super().draft(batch, turned)
 
-LeavesOutTheTokenThatReachesP (ACCEPT-22): The token with which the mass reaches p is cut off.
-    TreeAccept.distribution:
-        probs = good(self, logits, temperature, top_k, top_p)
+
+@OURS.breaks("ACCEPT-22")
+class LeavesOutTheTokenThatReachesP(TreeAccept):
+    """The token with which the mass reaches p is cut off."""
+
+    def distribution(self, logits, temperature, top_k, top_p):
+        probs = super().distribution(logits, temperature, top_k, top_p)
         for row, p in zip(probs, top_p, strict=True):
             kept = np.flatnonzero(row > 0)
             if p < 1 and len(kept) > 1:
@@ -197,100 +326,151 @@ LeavesOutTheTokenThatReachesP (ACCEPT-22): The token with which the mass reaches
                 row /= row.sum()
         return probs
 
-TossesTheSameCoinsEveryRound (ACCEPT-23): The position is left out of a coin's key.
-    TreeAccept.coins
-        - requests, seq_lens,
-        + requests, 0 * seq_lens,
 
-SharesACoin (ACCEPT-23): One coin per position decides both about the draft and about the token in its place.
-    TreeAccept.coins
-        - coins.bonus
-        + coins.accept
-"""
+@OURS.breaks("ACCEPT-23")
+class TossesTheSameCoinsEveryRound(TreeAccept):
+    """The position is left out of a coin's key."""
 
-PLAIN = """
-MasksTheRootOnly (ACCEPT-14): The grammar is asked for the root's next token alone.
-    PlainAccept.next_state = -1
-    PlainAccept.allowed = [True] * self.vocab_size if state < 0 else good(self, round, state)
+    def coins(self, seed, requests, seq_lens, width):
+        return super().coins(seed, requests, 0 * seq_lens, width)
 
-StaysInTheRootsState (ACCEPT-02, ACCEPT-14): All nodes are masked as the root is: the grammar does not move on along the path.
-    PlainAccept.next_state = state
 
-MasksTheBonusOnly (ACCEPT-14): Drafts are matched before the grammar is asked, what is drawn in their place after it.
-    PlainAccept.verify_greedy:
+@OURS.breaks("ACCEPT-23")
+class SharesACoin(TreeAccept):
+    """One coin per position decides both about the draft and about the token in its place."""
+
+    def coins(self, seed, requests, seq_lens, width):
+        accept, _ = super().coins(seed, requests, seq_lens, width)
+        return accept, accept
+
+
+PLAIN = Defects("accept", PlainAccept)
+"""Of grammars, known draft distributions and ordered moves."""
+
+
+@PLAIN.breaks("ACCEPT-14")
+class MasksTheRootOnly(PlainAccept):
+    """The grammar is asked for the root's next token alone."""
+
+    def next_state(self, round, state, token):
+        return -1
+
+    def allowed(self, round, state):
+        return [True] * self.vocab_size if state < 0 else super().allowed(round, state)
+
+
+@PLAIN.breaks("ACCEPT-02", "ACCEPT-14")
+class StaysInTheRootsState(PlainAccept):
+    """All nodes are masked as the root is: the grammar does not move on along the path."""
+
+    def next_state(self, round, state, token):
+        return state
+
+
+@PLAIN.breaks("ACCEPT-14")
+class MasksTheBonusOnly(PlainAccept):
+    """Drafts are matched before the grammar is asked, what is drawn in their place after it."""
+
+    def verify_greedy(self, round, logits):
         table, round.table = round.table, None
-        answer = good(self, round, logits)
+        answer = super().verify_greedy(round, logits)
         round.table = table
         return answer
 
-ReemitsWithoutADraft (ACCEPT-05): A draft distribution of NaN or zeros rejects the draft, and the token is drawn from the whole target.
-    PlainAccept.from_target
-        - residual, reached, last = target[:], 0.0, -1
-        + if len(children) == 1:
-        +     return -1, self.drawn(target, bonus_coin)
-        + residual, reached, last = target[:], 0.0, -1
 
-TrustsBrokenDrafts (ACCEPT-05, ACCEPT-04): NaN in a draft's distribution makes the comparison false and the residual empty: the first id
-is emitted.
-    PlainAccept.is_distribution = True
-    PlainAccept.from_draft:
+@PLAIN.breaks("ACCEPT-05")
+class ReemitsWithoutADraft(PlainAccept):
+    """A draft distribution of NaN or zeros rejects the draft, and the token is drawn from the whole target."""
+
+    def from_target(self, tokens, children, target, coin, bonus_coin):
+        if len(children) == 1:
+            return -1, self.drawn(target, bonus_coin)
+        return super().from_target(tokens, children, target, coin, bonus_coin)
+
+
+@PLAIN.breaks("ACCEPT-05", "ACCEPT-04")
+class TrustsBrokenDrafts(PlainAccept):
+    """NaN in a draft's distribution makes the comparison false and the residual empty: the first id is emitted."""
+
+    def is_distribution(self, probs):
+        return True
+
+    def from_draft(self, child, token, target, draft, coin, bonus_coin):
         if all(q == q and 0 <= q < 2 for q in draft) and sum(draft) > 0:
-            return good(self, child, token, target, draft, coin, bonus_coin)
+            return super().from_draft(child, token, target, draft, coin, bonus_coin)
         return -1, 0
 
-DrawsFromTheTargetAlone (ACCEPT-04): After a rejected draft the token comes from the target without the draft, not from what the target
-has over the draft.
-    PlainAccept.beyond = target[:]
 
-ComparesWithoutTheDraft (ACCEPT-04): A draft that was drawn from a distribution is accepted with the target's probability alone.
-    PlainAccept.from_draft
-        - coin * draft[token]
-        + coin
+@PLAIN.breaks("ACCEPT-04")
+class DrawsFromTheTargetAlone(PlainAccept):
+    """After a rejected draft the token comes from the target without the draft, not from what the target has over the
+    draft."""
 
-AcceptsAtACoinOfZero (ACCEPT-04): A coin is compared with <= instead of <: a coin of exactly 0 accepts a draft of probability 0.
-    PlainAccept.from_target
-        - mass > 0 and coin < reached
-        + coin < reached or coin == 0
+    def beyond(self, target, draft):
+        return target[:]
 
-PlansBackwards (ACCEPT-16): Moves are made one after the other, but the list begins at the end of the path.
-    PlainAccept.moves
-        - for source, _ in pairs
-        + for source, _ in pairs[::-1]
-        - for _, target in pairs
-        + for _, target in pairs[::-1]
 
-MovesDeadLanes (ACCEPT-16): Lanes past the end of the path are moved too: -1 is the last slot of the last row's window.
-    PlainAccept.moves:
+@PLAIN.breaks("ACCEPT-04")
+class ComparesWithoutTheDraft(PlainAccept):
+    """A draft that was drawn from a distribution is accepted with the target's probability alone."""
+
+    def from_draft(self, child, token, target, draft, coin, bonus_coin):
+        if coin < target[token]:
+            return child, token
+        for masses in (self.beyond(target, draft), target[:]):
+            masses[token] = 0.0
+            if sum(masses) > 0:
+                return -1, self.drawn(masses, bonus_coin)
+        return child, token
+
+
+@PLAIN.breaks("ACCEPT-04")
+class AcceptsAtACoinOfZero(PlainAccept):
+    """A coin is compared with <= instead of <: a coin of exactly 0 accepts a draft of probability 0."""
+
+    def from_target(self, tokens, children, target, coin, bonus_coin):
+        if coin == 0 and len(children):
+            return children[0], tokens[children[0]]
+        return super().from_target(tokens, children, target, coin, bonus_coin)
+
+
+@PLAIN.breaks("ACCEPT-16")
+class PlansBackwards(PlainAccept):
+    """Moves are made one after the other, but the list begins at the end of the path."""
+
+    def moves(self, round):
+        sources, targets = super().moves(round)
+        return sources[::-1], targets[::-1]
+
+
+@PLAIN.breaks("ACCEPT-16")
+class MovesDeadLanes(PlainAccept):
+    """Lanes past the end of the path are moved too: -1 is the last slot of the last row's window."""
+
+    def moves(self, round):
         flat = [slot for window in round.windows for slot in window]
         return [flat[node] for node in self.index(round)], flat
 
-MovesWholePages (ACCEPT-16): KV is moved by pages of four slots, though paths branch inside them.
-    PlainAccept.move:
+
+@PLAIN.breaks("ACCEPT-16")
+class MovesWholePages(PlainAccept):
+    """KV is moved by pages of four slots, though paths branch inside them."""
+
+    def move(self, round, pools):
         for source, target in zip(*self.moves(round), strict=True):
             begin, end = (slot // 4 * 4 for slot in (source, target))
             width = min(4, pools.shape[1] - max(begin, end))
             pools[:, end : end + width] = pools[:, begin : begin + width]
         return pools
 
-MovesOneSlotTooMany (ACCEPT-16): A row's move ends one lane late, behind its window.
-    PlainAccept.moves:
-        sources, targets = good(self, round)
+
+@PLAIN.breaks("ACCEPT-16")
+class MovesOneSlotTooMany(PlainAccept):
+    """A row's move ends one lane late, behind its window."""
+
+    def moves(self, round):
+        sources, targets = super().moves(round)
         return [*sources, *sources[-1:]], [*targets, *(target + 1 for target in targets[-1:])]
-"""
-"""Of grammars, known draft distributions and ordered moves."""
 
 
-def verified_as(accept_index: np.ndarray, predict: np.ndarray) -> Verified:
-    """Return a verdict with this path and these predictions, the rest as it follows from them."""
-    lens = (accept_index >= 0).sum(axis=1, dtype=np.int32)
-    last = accept_index[np.arange(len(lens)), lens - 1]
-    bonus = predict[last]
-    return Verified(accept_index, lens, lens - 1, predict, np.maximum(bonus, 0), bonus < 0)
-
-
-_FUNCTIONS = [replace, KVMovePlan, emitted_tokens, verify.sample_tokens, verified_as]
-MUTANTS = (
-    *defects("accept", TreeAccept, [TreeAccept, *_FUNCTIONS], OURS, verify=verify),
-    *defects("accept", PlainAccept, [PlainAccept], PLAIN),
-)
-__getattr__ = lookup(MUTANTS)
+MUTANTS = (*OURS.mutants, *PLAIN.mutants)

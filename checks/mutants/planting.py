@@ -29,6 +29,7 @@ import dis
 import inspect
 import linecache
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,73 @@ from types import CodeType
 from typing import Any
 
 from ..mutant import Mutant
+
+
+class Defects:
+    """The planted defects of what `make` makes, in the order in which they are declared.
+
+    A defect is a subclass of a class that the component is built of. Its docstring is one sentence that says what is
+    wrong. `capabilities` is what is declared, if not all that the good component has; `prefix` stands before the names.
+    """
+
+    def __init__(self, contract: str, make: Any, capabilities: Any = None, prefix: str = "") -> None:
+        self.contract, self.make, self.prefix = contract, make, prefix
+        self.capabilities = capabilities or getattr(make, "capabilities", None)
+        self.mutants: list[Mutant] = []
+
+    def breaks(self, *caught_by: str, also: Sequence[type] = ()) -> Callable[[type], Subclassed]:
+        """Declare a defect that one of these invariants must catch. `also` are subclasses of other classes that are
+        part of it. The class's name then stands for a component that has the defect."""
+
+        def declare(kind: type) -> Subclassed:
+            make = Subclassed(self.make, (*also, kind), self.capabilities)
+            defect = " ".join(kind.__doc__.split())
+            self.mutants.append(Mutant(self.prefix + kind.__name__, defect, self.contract, make, caught_by))
+            return make
+
+        return declare
+
+
+class Subclassed:
+    """Makes what `make` makes, with subclasses in the place of what they break. They are there only within `planted`,
+    which every execution of a trial enters: nothing else has the defect."""
+
+    def __init__(self, make: Any, kinds: Sequence[type], capabilities: Any = None) -> None:
+        self.kinds = {kind.__base__: kind for kind in kinds}
+        self.make = self.kinds.get(make, make)
+        self.capabilities = capabilities
+        self._num_modules = 0
+        self._places: list[tuple[dict[str, Any], str, type]] = []
+
+    def __call__(self, config: Any) -> Any:
+        return self.make(config)
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """Have each module that names a broken class name its subclass, for as long as the context lasts."""
+        places = self.places()
+        for names, name, good in places:
+            names[name] = self.kinds[good]
+        try:
+            yield
+        finally:
+            for names, name, good in places:
+                names[name] = good
+
+    def places(self) -> list[tuple[dict[str, Any], str, type]]:
+        """Return the names of the broken classes, (names of a module, name, class), in this package's modules."""
+        if len(sys.modules) != self._num_modules:
+            self._num_modules = len(sys.modules)
+            package = __name__.partition(".")[0] + "."
+            modules = [vars(module) for key, module in list(sys.modules.items()) if key.startswith(package)]
+            self._places = [
+                (names, name, value)
+                for names in modules
+                for name, value in names.items()
+                if isinstance(value, type) and value in self.kinds
+            ]
+        return self._places
+
 
 _HEAD = re.compile(r"(\w+) \(([A-Z]+(?:-\d+)?(?:, [A-Z]+(?:-\d+)?)*)\): (.+)", re.DOTALL)
 _PLACE = re.compile(r"(\w+)\.(\w+)(?:\((.*?)\))?(:| = .+)?", re.DOTALL)

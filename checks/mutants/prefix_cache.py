@@ -1,87 +1,160 @@
-"""Planted defects of prefix caches: each is one method of a good one, done wrong in a way that has been
+"""Planted defects of prefix caches: each is a subclass of a part of a good one, done wrong in a way that has been
 done wrong before."""
 
-from ...core.kv.radix import RadixCache
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from ...core.kv.eviction import EvictionQueue
+from ...core.kv.radix import PrefixMatch, RadixCache, nodes_below
 from ...core.kv.store import KVStore
 from ...properties.prefix_cache.plain import PlainPrefixCache
 from ..adapters.prefix_store import PrefixStoreAdapter
 from ..adapters.radix_cache import RadixCacheAdapter
-from .planting import defects, lookup
+from .planting import Defects
 
-RADIX = """
-ComparesFirstPages (RADIX-01): Once the first page of a node is found, the rest of its keys is taken for equal.
-    RadixCache._descend:
-        path, length, child, part = good(self, keys, namespace, limit)
+
+@contextmanager
+def _without_parent(node):
+    """Hide a node's parent, for what walks up from it."""
+    parent, node.parent = node.parent, None
+    yield
+    node.parent = parent
+
+
+RADIX = Defects("prefix-cache", RadixCacheAdapter)
+
+
+@RADIX.breaks("RADIX-01")
+class ComparesFirstPages(RadixCache):
+    """Once the first page of a node is found, the rest of its keys is taken for equal."""
+
+    def _descend(self, keys, namespace, limit):
+        path, length, child, part = super()._descend(keys, namespace, limit)
         return path, length, child, part and (min(child.keys.size - self.page_size, limit - length) or part)
 
-MatchesPartsOfPages (RADIX-01): What follows the last whole page is matched token by token.
-    RadixCache.match
-        - return
-        + length -= self.page_size > 1 and length > self.page_size
-        + return
-        - joined_slots(path)
-        + joined_slots(path)[:length]
 
-CutsTokensTo31Bits (RADIX-01, RADIX-05): Token ids are kept in 31 bits.
-    RadixCache._keys_of = good(self, [token & 0x7FFFFFFF for token in tokens])
+@RADIX.breaks("RADIX-01")
+class MatchesPartsOfPages(RadixCache):
+    """What follows the last whole page is matched token by token."""
 
-PacksBigramsInto32Bits (RADIX-01, RADIX-05, RADIX-10): The two tokens of a bigram have 16 bits each.
-    RadixCache._keys_of
-        - (ids[:-1] << 32) | ids[1:]
-        + (ids[:-1] & 0xFFFF) << 16 | ids[1:] & 0xFFFF
+    def match(self, tokens, namespace="", max_length=None, *, count=True):
+        found = super().match(tokens, namespace, max_length, count=count)
+        length = found.length - (self.page_size > 1 and found.length > self.page_size)
+        return PrefixMatch(found.node, found.slots[:length], length)
 
-KeysBigramsByTheFirst (RADIX-01, RADIX-05, RADIX-10): A draft head's KV is filed under its own token alone, though the next one went
-into it.
-    RadixCache._keys_of
-        - (ids[:-1] << 32) | ids[1:]
-        + ids[:-1]
 
-LocksTheNodeAlone (RADIX-02, RADIX-03, RADIX-06): A lock stops at the node, its ancestors are not covered.
-    RadixCache.lock
-        - above = above.parent
-        + break
-    RadixCache.unlock
-        - above = above.parent
-        + break
+@RADIX.breaks("RADIX-01", "RADIX-05")
+class CutsTokensTo31Bits(RadixCache):
+    """Token ids are kept in 31 bits."""
 
-LocksTheEvicted (RADIX-03): A lock does not check that its node is still there.
-    RadixCache.lock
-        - if not node.alive:
-        + if False:
+    def _keys_of(self, tokens):
+        return super()._keys_of([token & 0x7FFFFFFF for token in tokens])
 
-UnlocksWhatIsFree (RADIX-02): An unlock does not check that its node was locked.
-    RadixCache.unlock:
+
+@RADIX.breaks("RADIX-01", "RADIX-05", "RADIX-10")
+class PacksBigramsInto32Bits(RadixCache):
+    """The two tokens of a bigram have 16 bits each."""
+
+    def _keys_of(self, tokens):
+        keys = super()._keys_of(tokens)
+        return keys if self.key_kind == "token" else (keys >> 32 & 0xFFFF) << 16 | keys & 0xFFFF
+
+
+@RADIX.breaks("RADIX-01", "RADIX-05", "RADIX-10")
+class KeysBigramsByTheFirst(RadixCache):
+    """A draft head's KV is filed under its own token alone, though the next one went into it."""
+
+    def _keys_of(self, tokens):
+        keys = super()._keys_of(tokens)
+        return keys if self.key_kind == "token" else keys >> 32
+
+
+@RADIX.breaks("RADIX-02", "RADIX-03", "RADIX-06")
+class LocksTheNodeAlone(RadixCache):
+    """A lock stops at the node, its ancestors are not covered."""
+
+    def lock(self, node):
+        with _without_parent(node):
+            super().lock(node)
+
+    def unlock(self, node, *, was_used=True):
+        with _without_parent(node):
+            super().unlock(node, was_used=was_used)
+
+
+@RADIX.breaks("RADIX-03")
+class LocksTheEvicted(RadixCache):
+    """A lock does not check that its node is still there."""
+
+    def lock(self, node):
+        is_there, node.alive = node.alive, True
+        super().lock(node)
+        node.alive = is_there
+
+
+@RADIX.breaks("RADIX-02")
+class UnlocksWhatIsFree(RadixCache):
+    """An unlock does not check that its node was locked."""
+
+    def unlock(self, node, *, was_used=True):
         if node.locks > 0:
-            return good(self, node)
+            return super().unlock(node)
         while node is not None and node is not self._root:
             node.locks -= 1
             node = node.parent
+        return None
 
-SplitsWithoutTheLock (RADIX-02, RADIX-04, RADIX-06): Of a locked node that is split, the upper half is not locked.
-    RadixCache._split
-        - upper.locks = lower.locks
-        + upper.locks = 0
 
-SplitsTheCounterToo (RADIX-05): A split of a locked node counts the upper half as protected once more.
-    RadixCache._split
-        - return upper
-        + self._num_protected += upper.slots.size if upper.locks else 0
-        + return upper
+@RADIX.breaks("RADIX-02", "RADIX-04", "RADIX-06")
+class SplitsWithoutTheLock(RadixCache):
+    """Of a locked node that is split, the upper half is not locked."""
 
-SplitsFreshenBoth (RADIX-08): A split marks both halves as used now.
-    RadixCache._split
-        - return upper
-        + lower.last_access = self._clock + 1
-        + return upper
+    def _split(self, lower, num_upper):
+        upper = super()._split(lower, num_upper)
+        upper.locks = 0
+        return upper
 
-SplitsOneWay (RADIX-07): Of a locked node that is split, the lower half still names its old parent.
-    RadixCache._split
-        - lower.parent = upper
-        + lower.parent = parent if lower.locks else upper  # an eviction splits nodes without locks, and would raise
 
-EvictsTheLocked (RADIX-04): What waits for its eviction is not looked at again when it is locked.
-    RadixCache.evict:
-        freed = good(self, num_slots)
+@RADIX.breaks("RADIX-05")
+class SplitsTheCounterToo(RadixCache):
+    """A split of a locked node counts the upper half as protected once more."""
+
+    def _split(self, lower, num_upper):
+        upper = super()._split(lower, num_upper)
+        self._num_protected += upper.slots.size if upper.locks else 0
+        return upper
+
+
+@RADIX.breaks("RADIX-08")
+class SplitsFreshenBoth(RadixCache):
+    """A split marks both halves as used now."""
+
+    def _split(self, lower, num_upper):
+        upper = super()._split(lower, num_upper)
+        lower.last_access = self._clock + 1
+        return upper
+
+
+@RADIX.breaks("RADIX-07")
+class SplitsOneWay(RadixCache):
+    """Of a locked node that is split, the lower half still names its old parent."""
+
+    def _split(self, lower, num_upper):
+        parent = lower.parent
+        upper = super()._split(lower, num_upper)
+        if lower.locks:  # an eviction splits nodes without locks, and would raise
+            lower.parent = parent
+        return upper
+
+
+@RADIX.breaks("RADIX-04")
+class EvictsTheLocked(RadixCache):
+    """What waits for its eviction is not looked at again when it is locked."""
+
+    def evict(self, num_slots):
+        freed = super().evict(num_slots)
         leaf = next((node for node in nodes_below(self._root) if node.locks == 1 and not node.children), None)
         if freed.size >= num_slots or leaf is None:
             return freed
@@ -90,115 +163,211 @@ EvictsTheLocked (RADIX-04): What waits for its eviction is not looked at again w
         self._num_protected -= leaf.slots.size
         return np.concatenate((freed, leaf.slots))
 
-LeavesTheEvictedInTheTree (RADIX-07, RADIX-15): The slots of an evicted leaf are handed on, the leaf stays where it is found.
-    RadixCache._remove_leaf:
-        good(self, leaf)
+
+@RADIX.breaks("RADIX-07", "RADIX-15")
+class LeavesTheEvictedInTheTree(RadixCache):
+    """The slots of an evicted leaf are handed on, the leaf stays where it is found."""
+
+    def _remove_leaf(self, leaf):
+        super()._remove_leaf(leaf)
         leaf.parent.children[leaf.child_key] = leaf
 
-EvictsWholeLeavesThatFit (RADIX-14): A leaf that is larger than what is still needed is left alone.
-    RadixCache.evict:
-        smallest = min((n.slots.size for n in nodes_below(self._root) if not n.children and not n.locks), default=0)
-        return good(self, num_slots if num_slots >= smallest else 0)
 
-ReportsTheWholeLeaf (RADIX-07, RADIX-14): Of a leaf that is evicted in part, all slots are handed on.
-    RadixCache.evict:
+@RADIX.breaks("RADIX-14")
+class EvictsWholeLeavesThatFit(RadixCache):
+    """A leaf that is larger than what is still needed is left alone."""
+
+    def evict(self, num_slots):
+        smallest = min((n.slots.size for n in nodes_below(self._root) if not n.children and not n.locks), default=0)
+        return super().evict(num_slots if num_slots >= smallest else 0)
+
+
+@RADIX.breaks("RADIX-07", "RADIX-14")
+class ReportsTheWholeLeaf(RadixCache):
+    """Of a leaf that is evicted in part, all slots are handed on."""
+
+    def evict(self, num_slots):
         before = {slot: node.slots for node in nodes_below(self._root) for slot in node.slots.tolist()}
-        freed = good(self, num_slots)
+        freed = super().evict(num_slots)
         return before[int(freed[-1])] if freed.size else freed
 
-EvictsForNothing (RADIX-14): An eviction of no slots evicts a page.
-    RadixCache.evict = good(self, max(num_slots, 1))
 
-EvictsByUseAlways (RADIX-08): Whatever the policy is called, the least recently used goes first.
-    RadixCache.__init__
-        - EvictionQueue(policy)
-        + EvictionQueue("lru")
+@RADIX.breaks("RADIX-14")
+class EvictsForNothing(RadixCache):
+    """An eviction of no slots evicts a page."""
 
-PeekIsAUse (RADIX-08): A look that should change nothing makes the path the most recently used.
-    RadixCache.peek = self.match(tokens, namespace, max_length, count=False).length
+    def evict(self, num_slots):
+        return super().evict(max(num_slots, 1))
 
-ForgetsTheNamespace (RADIX-01, RADIX-11): The namespace is no part of the key.
-    RadixCache._descend = good(self, keys, "", limit)
-    RadixCache._add_leaf = good(self, parent, keys, slots, "")
 
-RepeatsItself (RADIX-01, RADIX-11): The last answer is kept for the next look-up of the same tokens, in whatever namespace.
-    RadixCache.match:
+@RADIX.breaks("RADIX-08")
+class EvictsByUseAlways(RadixCache):
+    """Whatever the policy is called, the least recently used goes first."""
+
+    def __init__(self, page_size=1, key_kind="token", policy="lru"):
+        super().__init__(page_size, key_kind, policy)
+        self._queue = EvictionQueue("lru")
+
+
+@RADIX.breaks("RADIX-08")
+class PeekIsAUse(RadixCache):
+    """A look that should change nothing makes the path the most recently used."""
+
+    def peek(self, tokens, namespace="", max_length=None):
+        return self.match(tokens, namespace, max_length, count=False).length
+
+
+@RADIX.breaks("RADIX-01", "RADIX-11")
+class ForgetsTheNamespace(RadixCache):
+    """The namespace is no part of the key."""
+
+    def _descend(self, keys, namespace, limit):
+        return super()._descend(keys, "", limit)
+
+    def _add_leaf(self, parent, keys, slots, namespace):
+        return super()._add_leaf(parent, keys, slots, "")
+
+
+@RADIX.breaks("RADIX-01", "RADIX-11")
+class RepeatsItself(RadixCache):
+    """The last answer is kept for the next look-up of the same tokens, in whatever namespace."""
+
+    def match(self, tokens, namespace="", max_length=None, *, count=True):
         if getattr(self, "last", (None,))[0] != list(tokens):
-            self.last = list(tokens), good(self, tokens, namespace, max_length, count=count)
+            self.last = list(tokens), super().match(tokens, namespace, max_length, count=count)
         return self.last[1]
-    RadixCache.insert:
+
+    def insert(self, tokens, slots, namespace=""):
         self.last = (None,)
-        return good(self, tokens, slots, namespace)
-    RadixCache.evict:
+        return super().insert(tokens, slots, namespace)
+
+    def evict(self, num_slots):
         self.last = (None,)
-        return good(self, num_slots)
+        return super().evict(num_slots)
 
-KeepsTheCallersPages (RADIX-10): After an insertion the caller is told to go on with its own pages, and to free them.
-    RadixCache.insert
-        - canonical, duplicates)
-        + slots[:aligned], duplicates)
-"""
 
-STORE = """
-LeavesTheTableAlone (RADIX-10): The copies of a prefix that was cached already are freed, and the request table still points to them.
-    KVStore.share_prefix
-        - self._write(row, old_shared, insertion.canonical[old_shared:])
-        + pass
+@RADIX.breaks("RADIX-10")
+class KeepsTheCallersPages(RadixCache):
+    """After an insertion the caller is told to go on with its own pages, and to free them."""
 
-AbortsWithoutUnlocking (RADIX-06): A request that leaves with nothing to hand over, aborted or never admitted, keeps its lock.
-    KVStore._release:
+    def insert(self, tokens, slots, namespace=""):
+        done = super().insert(tokens, slots, namespace)
+        return replace(done, canonical=np.asarray(slots, np.int32)[: len(done.canonical)])
+
+
+STORE = Defects("prefix-cache", PrefixStoreAdapter)
+
+
+@STORE.breaks("RADIX-10")
+class LeavesTheTableAlone(KVStore):
+    """The copies of a prefix that was cached already are freed, and the request table still points to them."""
+
+    def share_prefix(self, row, tokens, num_valid, namespace, fence):
+        before = self.table.slots[row].copy()
+        super().share_prefix(row, tokens, num_valid, namespace, fence)
+        self.table.slots[row] = before
+
+
+@STORE.breaks("RADIX-06")
+class AbortsWithoutUnlocking(KVStore):
+    """A request that leaves with nothing to hand over, aborted or never admitted, keeps its lock."""
+
+    def _release(self, departure):
         if departure.tokens is None:
             self._locked[departure.row] = None
-        good(self, departure)
+        super()._release(departure)
 
-LocksOncePerPublication (RADIX-06): A request that publishes again keeps the lock of its shorter prefix, too.
-    KVStore.share_prefix
-        - locked is not None
-        + locked is insertion.node
-"""
 
-PLAIN = """
-TrustsTheHash (RADIX-01, RADIX-10): Blocks of one hash are taken for equal.
-    PlainPrefixCache.is_child = True
+@STORE.breaks("RADIX-06")
+class LocksOncePerPublication(KVStore):
+    """A request that publishes again keeps the lock of its shorter prefix, too."""
 
-HashesWithoutTheParent (RADIX-01, RADIX-10): A block is found by its own tokens, whatever stands before it.
-    PlainPrefixCache.bucket = good(self, None, namespace, keys)
-    PlainPrefixCache.is_child = block.namespace == namespace and block.keys == keys
+    def share_prefix(self, row, tokens, num_valid, namespace, fence):
+        locked, self._locked[row] = self._locked[row], None
+        super().share_prefix(row, tokens, num_valid, namespace, fence)
+        if self._locked[row] is None:  # nothing was published
+            self._locked[row] = locked
+        elif self._locked[row] is locked:
+            self.cache.unlock(locked)
 
-EvictsInnerBlocks (RADIX-08): A block may go before those that come after it.
-    PlainPrefixCache.may_go = not block.locks
 
-ReplacesOnDuplicate (RADIX-01, RADIX-07): A page that is computed again takes the cached one's place.
-    PlainPrefixCache.insert:
-        path, canonical, copies = good(self, tokens, slots, namespace)
+PLAIN = Defects("prefix-cache", PlainPrefixCache)
+"""What ours does not have."""
+
+
+@PLAIN.breaks("RADIX-01", "RADIX-10")
+class TrustsTheHash(PlainPrefixCache):
+    """Blocks of one hash are taken for equal."""
+
+    def is_child(self, block, parent, namespace, keys):
+        return True
+
+
+@PLAIN.breaks("RADIX-01", "RADIX-10")
+class HashesWithoutTheParent(PlainPrefixCache):
+    """A block is found by its own tokens, whatever stands before it."""
+
+    def bucket(self, parent, namespace, keys):
+        return super().bucket(None, namespace, keys)
+
+    def is_child(self, block, parent, namespace, keys):
+        return block.namespace == namespace and block.keys == keys
+
+
+@PLAIN.breaks("RADIX-08")
+class EvictsInnerBlocks(PlainPrefixCache):
+    """A block may go before those that come after it."""
+
+    def may_go(self, block):
+        return not block.locks
+
+
+@PLAIN.breaks("RADIX-01", "RADIX-07")
+class ReplacesOnDuplicate(PlainPrefixCache):
+    """A page that is computed again takes the cached one's place."""
+
+    def insert(self, tokens, slots, namespace):
+        path, canonical, copies = super().insert(tokens, slots, namespace)
         for number, block in enumerate(path):
             block.slots = list(slots[number * self.page_size : (number + 1) * self.page_size])
         return path, canonical, copies
 
-WaitsForRoom (HANGS): The eviction loop goes on until there is room, though nothing can be evicted.
-    PlainPrefixCache.evict
-        - break
-        + continue
 
-ForgetsTheLastLock (RADIX-06, RADIX-08): Blocks that two requests have locked are given up by the first of them.
-    PlainPrefixCache.unlock
-        - block.locks -= 1
-        + block.locks = 0
+@PLAIN.breaks("HANGS")
+class WaitsForRoom(PlainPrefixCache):
+    """The eviction loop goes on until there is room, though nothing can be evicted."""
 
-RemembersTheEvicted (RADIX-15): An evicted block can be found until its hash is needed again.
-    PlainPrefixCache.remove:
-        good(self, block)
+    def evict(self, num_slots):
+        freed = super().evict(num_slots)
+        while len(freed) < num_slots:
+            freed += super().evict(num_slots - len(freed))
+        return freed
+
+
+@PLAIN.breaks("RADIX-06", "RADIX-08")
+class ForgetsTheLastLock(PlainPrefixCache):
+    """Blocks that two requests have locked are given up by the first of them."""
+
+    def unlock(self, path):
+        is_unlocked = super().unlock(path)
+        if is_unlocked:
+            for block in path:
+                block.locks = 0
+        return is_unlocked
+
+
+@PLAIN.breaks("RADIX-15")
+class RemembersTheEvicted(PlainPrefixCache):
+    """An evicted block can be found until its hash is needed again."""
+
+    def remove(self, block):
+        super().remove(block)
         self.last_evicted = block
-    PlainPrefixCache.child:
+
+    def child(self, parent, namespace, keys):
         last = getattr(self, "last_evicted", None)
         is_last = last is not None and self.is_child(last, parent, namespace, keys)
-        return last if is_last else good(self, parent, namespace, keys)
-"""
-"""What ours does not have."""
+        return last if is_last else super().child(parent, namespace, keys)
 
-MUTANTS = (
-    *defects("prefix-cache", RadixCacheAdapter, [RadixCache], RADIX),
-    *defects("prefix-cache", PrefixStoreAdapter, [KVStore], STORE),
-    *defects("prefix-cache", PlainPrefixCache, [PlainPrefixCache], PLAIN),
-)
-__getattr__ = lookup(MUTANTS)
+
+MUTANTS = (*RADIX.mutants, *STORE.mutants, *PLAIN.mutants)

@@ -1,4 +1,4 @@
-"""Planted defects of step controllers: each is one method of a good one, done wrong as it has been
+"""Planted defects of step controllers: each is a subclass of a part of a good one, done wrong as it has been
 done wrong before."""
 
 from __future__ import annotations
@@ -7,190 +7,364 @@ from dataclasses import replace
 
 from ...core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, AdaptiveStepSlot
 from ...core.adaptive.acceptance_estimate import AcceptanceEstimate
-from ...core.adaptive.graphs import GraphTable, MissingGraph
+from ...core.adaptive.config import load_adaptive_config
+from ...core.adaptive.controller import AdaptiveCounters, FixedPolicy
+from ...core.adaptive.graphs import GraphTable
 from ...core.errors import ConfigError
 from ...properties.step_controller.contract import StepControllerConfig
 from ...properties.step_controller.rule import read_table
 from ..adapters.step_controller import ControllerAdapter, make_ema, make_fixed, make_goodput
 from ..mutant import Mutant
-from .planting import defects
+from .planting import Defects
 
-CONTROLLERS = """
-StepsFromTheAverage (STEPS-01): The steps are the average plus one, not a candidate near it.
-    AdaptiveStepSlot.observe:
-        good(self, total, rows)
+
+def make_unattached(config: StepControllerConfig, make=make_ema) -> ControllerAdapter:
+    """Make a controller that routes by the captured sizes, though no graphs are built for it."""
+    controller = make(config)
+    controller.policy.set_cuda_graph_bs(config.captured or None)
+    return controller
+
+
+def make_estimating(config: StepControllerConfig) -> ControllerAdapter:
+    return make_unattached(config, make_goodput)
+
+
+PROBES = Defects("step-controller", make_unattached, ("adaptive", "counters", "probes"))
+
+
+@PROBES.breaks("STEPS-04")
+class StaysAtZero(AdaptiveStepSlot):
+    """0 steps are told nothing, so they stay: there is no probe."""
+
+    def _is_probe_due(self):
+        return False
+
+
+@PROBES.breaks("STEPS-04")
+class ProbesAtEveryLook(AdaptiveStepSlot):
+    """A failed probe is followed by the next one at once."""
+
+    def _is_probe_due(self):
+        self._wait = 1
+        return super()._is_probe_due()
+
+
+SETTLES = Defects("step-controller", make_unattached, ("adaptive", "settles"))
+
+
+@SETTLES.breaks("STEPS-05")
+class ThresholdsOverlap(AdaptiveStepSlot):
+    """It rises below the average at which it drops, and so swings."""
+
+    def __init__(self, initial_steps, cfg):
+        super().__init__(initial_steps, cfg)
+        self.config = replace(self.config, up_hysteresis=-1.0, down_hysteresis=1.0)
+
+
+@SETTLES.breaks("STEPS-05")
+class LooksAtEveryRound(AdaptiveStepSlot):
+    """The update interval is forgotten: the choice is made again after every result."""
+
+    def observe(self, total, rows):
+        self._until_recompute = 1
+        super().observe(total, rows)
+
+
+CONTROLLERS = Defects("step-controller", make_ema)
+
+
+@CONTROLLERS.breaks("STEPS-01")
+class StepsFromTheAverage(AdaptiveStepSlot):
+    """The steps are the average plus one, not a candidate near it."""
+
+    def observe(self, total, rows):
+        super().observe(total, rows)
         self.current_steps = int(self.ema_accept_len) + 1
 
-ProbesFromBelowNothing (STEPS-14): A first probe keeps the average that the range began with, which is negative: it takes twice as long to
-believe in a draft.
-    AdaptiveStepSlot._probe
-        - if self.ema_accept_len < 0:
-        + if False:
 
-ProbesTheDeepest (STEPS-14): A probe drafts as much as there is, not the next candidate.
-    AdaptiveStepSlot._probe
-        - self._switch(self._index + 1)
-        + self._switch(len(self.candidate_steps) - 1)
+@CONTROLLERS.breaks("STEPS-14")
+class ProbesFromBelowNothing(AdaptiveStepSlot):
+    """A first probe keeps the average that the range began with, which is negative: it takes twice as long to believe
+    in a draft."""
 
-RisesOnATie (STEPS-14): An average at the threshold of a rise is enough.
-    AdaptiveStepSlot._target_index
-        - ema > c[index]
-        + ema >= c[index]
+    def _probe(self):
+        before = self.ema_accept_len
+        super()._probe()
+        self.ema_accept_len = before
 
-StaysOnATie (STEPS-14): An average at the threshold of a drop is not enough.
-    AdaptiveStepSlot._target_index
-        - ema <= (c[index - 1] or 1)
-        + ema < (c[index - 1] or 1)
 
-MovesOneLevel (STEPS-14): It goes one candidate up or down at a look, however far the average is.
-    AdaptiveStepSlot._target_index = min(max(good(self), self._index - 1), self._index + 1)
+@CONTROLLERS.breaks("STEPS-14")
+class ProbesTheDeepest(AdaptiveStepSlot):
+    """A probe drafts as much as there is, not the next candidate."""
 
-ForgetsTheWarmUp (STEPS-14): The first look comes with the first interval; the warm-up is left out.
-    AdaptiveStepSlot.__init__
-        - self.config.warmup_batches + self.config.update_interval
-        + self.config.update_interval
+    def _probe(self):
+        self._switch(len(self.candidate_steps) - 1)
+        if self.ema_accept_len < 0:
+            self.ema_accept_len = float(self.current_steps - 1)
 
-CeilingHoldsRisesBack (STEPS-14): The ceiling, which is for drops alone, cuts a rise off as well.
-    AdaptiveStepSlot._apply_ceiling
-        - or target > self._index
 
-LearnsTheLastRound (STEPS-10, STEPS-14): Of a block only the last round is learned from.
-    AdaptiveController.on_verify_rounds
-        - for counts in correct_drafts:
-        + for counts in correct_drafts[-1:]:
+@CONTROLLERS.breaks("STEPS-14")
+class RisesOnATie(AdaptiveStepSlot):
+    """An average at the threshold of a rise is enough."""
 
-RoutesTheUnpadded (STEPS-01, STEPS-10): A batch is routed by its own size, not by that of the graph it runs in.
-    AdaptiveSpeculativeParams.set_cuda_graph_bs = good(self, None)
+    def _target_index(self):
+        index, c = super()._target_index(), self.candidate_steps
+        while self._index <= index < len(c) - 1 and self.ema_accept_len == c[index] - 0.5 + self.config.up_hysteresis:
+            index += 1
+        return index
 
-KeepsStateInTheClass (STEPS-03, STEPS-14): Where it begins depends on how many there were before: state of the class, as a clock or an
-address would be.
-    AdaptiveSpeculativeParams.__init__:
+
+@CONTROLLERS.breaks("STEPS-14")
+class StaysOnATie(AdaptiveStepSlot):
+    """An average at the threshold of a drop is not enough."""
+
+    def _target_index(self):
+        target, c = super()._target_index(), self.candidate_steps
+        at_tie = target < self._index and self.ema_accept_len == (c[target] or 1) - 0.5 + self.config.down_hysteresis
+        return target + at_tie
+
+
+@CONTROLLERS.breaks("STEPS-14")
+class MovesOneLevel(AdaptiveStepSlot):
+    """It goes one candidate up or down at a look, however far the average is."""
+
+    def _target_index(self):
+        return min(max(super()._target_index(), self._index - 1), self._index + 1)
+
+
+@CONTROLLERS.breaks("STEPS-14")
+class ForgetsTheWarmUp(AdaptiveStepSlot):
+    """The first look comes with the first interval; the warm-up is left out."""
+
+    def __init__(self, initial_steps, cfg):
+        super().__init__(initial_steps, cfg)
+        self._until_recompute = self.config.update_interval
+
+
+@CONTROLLERS.breaks("STEPS-14")
+class CeilingHoldsRisesBack(AdaptiveStepSlot):
+    """The ceiling, which is for drops alone, cuts a rise off as well."""
+
+    def _apply_ceiling(self, target):
+        index, self._index = self._index, max(self._index, target)
+        target = super()._apply_ceiling(target)
+        self._index = index
+        return target
+
+
+@CONTROLLERS.breaks("STEPS-10", "STEPS-14")
+class LearnsTheLastRound(AdaptiveController):
+    """Of a block only the last round is learned from."""
+
+    def on_verify_rounds(self, correct_drafts, bs, executed_steps):
+        is_fixed = self.policy.name == FixedPolicy.name
+        super().on_verify_rounds(correct_drafts if is_fixed else correct_drafts[-1:], bs, executed_steps)
+
+
+@CONTROLLERS.breaks("STEPS-01", "STEPS-10")
+class RoutesTheUnpadded(AdaptiveSpeculativeParams):
+    """A batch is routed by its own size, not by that of the graph it runs in."""
+
+    def set_cuda_graph_bs(self, sizes):
+        return super().set_cuda_graph_bs(None)
+
+
+@CONTROLLERS.breaks("STEPS-03", "STEPS-14")
+class KeepsStateInTheClass(AdaptiveSpeculativeParams):
+    """Where it begins depends on how many there were before: state of the class, as a clock or an address would be."""
+
+    made = 0
+
+    def __init__(self, initial_steps=None, config="default"):
         candidates = load_adaptive_config(config).candidate_steps
-        memory["made"] = memory.get("made", 0) + 1
-        good(self, candidates[memory["made"] % len(candidates)], config)
+        type(self).made += 1
+        super().__init__(candidates[self.made % len(candidates)], config)
 
-CountsEveryStep (STEPS-13): A result of other steps than the current ones is averaged like the rest.
-    AdaptiveSpeculativeParams.observe = self.slot_for_batch(batch_size).observe(total, rows)
 
-CountsTwice (STEPS-10): A result is counted when it arrives, and again when its batch is processed.
-    AdaptiveSpeculativeParams.observe:
-        good(self, counts, total, rows, batch_size, executed_steps)
-        good(self, counts, total, rows, batch_size, executed_steps)
+@CONTROLLERS.breaks("STEPS-13")
+class CountsEveryStep(AdaptiveSpeculativeParams):
+    """A result of other steps than the current ones is averaged like the rest."""
 
-RoutesByTheRowsLeft (STEPS-10, STEPS-13): A result goes to the range of the rows that are left, not of those that were launched.
-    AdaptiveSpeculativeParams.observe = good(self, counts, total, rows, rows, executed_steps)
+    def observe(self, counts, total, rows, batch_size, executed_steps):
+        return self.slot_for_batch(batch_size).observe(total, rows)
 
-ForgetsTheFirstTable (STEPS-09): A table is compared with the running one: a candidate that was left out can never come back.
-    AdaptiveSpeculativeParams.reload:
+
+@CONTROLLERS.breaks("STEPS-10")
+class CountsTwice(AdaptiveSpeculativeParams):
+    """A result is counted when it arrives, and again when its batch is processed."""
+
+    def observe(self, counts, total, rows, batch_size, executed_steps):
+        super().observe(counts, total, rows, batch_size, executed_steps)
+        super().observe(counts, total, rows, batch_size, executed_steps)
+
+
+@CONTROLLERS.breaks("STEPS-10", "STEPS-13")
+class RoutesByTheRowsLeft(AdaptiveSpeculativeParams):
+    """A result goes to the range of the rows that are left, not of those that were launched."""
+
+    def observe(self, counts, total, rows, batch_size, executed_steps):
+        return super().observe(counts, total, rows, rows, executed_steps)
+
+
+@CONTROLLERS.breaks("STEPS-09")
+class ForgetsTheFirstTable(AdaptiveSpeculativeParams):
+    """A table is compared with the running one: a candidate that was left out can never come back."""
+
+    def reload(self, config):
         self._built = frozenset(self.config.candidate_steps)
-        good(self, config)
+        super().reload(config)
 
-CountsNothingAsZero (STEPS-10): The mean of no rows is 0, and is averaged.
-    ControllerAdapter.observe:
+
+@CONTROLLERS.breaks("STEPS-10")
+class CountsNothingAsZero(ControllerAdapter):
+    """The mean of no rows is 0, and is averaged."""
+
+    def observe(self, correct_drafts, batch_size, executed_steps):
         if not len(correct_drafts):
             self.policy.observe((1,), 0, 1, batch_size, executed_steps)
-        good(self, correct_drafts, batch_size, executed_steps)
+        super().observe(correct_drafts, batch_size, executed_steps)
 
-ReadsHalfOfATable (STEPS-09): Of a table with a problem, the knobs that can be read are taken.
-    ControllerAdapter.reload:
+
+@CONTROLLERS.breaks("STEPS-09")
+class ReadsHalfOfATable(ControllerAdapter):
+    """Of a table with a problem, the knobs that can be read are taken."""
+
+    def reload(self, text):
         try:
-            good(self, text)
+            super().reload(text)
         except ConfigError:
             for slot in self.policy.slots:
                 slot._until_recompute = 1
             raise
 
-CapturesEverything (STEPS-11): Every step count gets graphs for every captured size.
-    ControllerAdapter.attach:
-        good(self, build, captured)
+
+@CONTROLLERS.breaks("STEPS-11")
+class CapturesEverything(ControllerAdapter):
+    """Every step count gets graphs for every captured size."""
+
+    def attach(self, build, captured):
+        super().attach(build, captured)
         for steps in self.controller.candidates:
             for size in captured or ():
                 if (steps, steps + 1, size) not in self.graphs._graphs:
                     build(steps, steps + 1, size)
 
-RebuildsAtFeedback (STEPS-12): A result that changes the choice builds the graphs again, under the rounds that are in flight.
-    ControllerAdapter.attach:
-        good(self, build, captured)
-        self.build_again = lambda: good(self, build, captured)
-    ControllerAdapter.observe:
-        good(self, correct_drafts, batch_size, executed_steps)
+
+@CONTROLLERS.breaks("STEPS-12")
+class RebuildsAtFeedback(ControllerAdapter):
+    """A result that changes the choice builds the graphs again, under the rounds that are in flight."""
+
+    def attach(self, build, captured):
+        attach = super().attach
+        attach(build, captured)
+        self.build_again = lambda: attach(build, captured)
+
+    def observe(self, correct_drafts, batch_size, executed_steps):
+        super().observe(correct_drafts, batch_size, executed_steps)
         if self.steps_for(batch_size, 0) != executed_steps:
             self.build_again()
 
-ReservesForTheFewest (STEPS-15): What is reserved follows from the smallest candidate: the minimum, where the maximum was meant.
-    ControllerAdapter.reserved = self.controller.candidates[0] + 1
 
-CapturesOneTooFew (STEPS-11): The largest batch size is left out: an off-by-one in the pruning.
-    AdaptiveController.init_states:
-        good(self, captured_sizes, lambda keys: build([key for key in keys if key.batch_size < keys[0].batch_size]))
+@CONTROLLERS.breaks("STEPS-15")
+class ReservesForTheFewest(ControllerAdapter):
+    """What is reserved follows from the smallest candidate: the minimum, where the maximum was meant."""
 
-RoutesBeforeItBuilds (STEPS-01, STEPS-12): The captured sizes are taken first, and stay if the building fails.
-    AdaptiveController.init_states:
-        good(self, captured_sizes)
-        good(self, captured_sizes, build)
+    def reserved(self):
+        return self.controller.candidates[0] + 1
 
-KeepsHalfABuild (STEPS-12): Each graph is filed as it is built, also when a later one fails.
-    GraphTable.build:
+
+@CONTROLLERS.breaks("STEPS-11")
+class CapturesOneTooFew(AdaptiveController):
+    """The largest batch size is left out: an off-by-one in the pruning."""
+
+    def init_states(self, captured_sizes=None, build=None):
+        def build_fewer(keys):
+            build([key for key in keys if key.batch_size < keys[0].batch_size])
+
+        super().init_states(captured_sizes, build_fewer)
+
+
+@CONTROLLERS.breaks("STEPS-01", "STEPS-12")
+class RoutesBeforeItBuilds(AdaptiveController):
+    """The captured sizes are taken first, and stay if the building fails."""
+
+    def init_states(self, captured_sizes=None, build=None):
+        super().init_states(captured_sizes)
+        super().init_states(captured_sizes, build)
+
+
+@CONTROLLERS.breaks("STEPS-12")
+class KeepsHalfABuild(GraphTable):
+    """Each graph is filed as it is built, also when a later one fails."""
+
+    def build(self, keys, capture):
         self._sizes = tuple(sorted({key.batch_size for key in keys}))
         for key in keys:
             self._graphs[key] = capture(key)
 
-FilesBySize (STEPS-12): Graphs are found by their batch size alone: of several step counts, those of the last one.
-    GraphTable.find:
+
+@CONTROLLERS.breaks("STEPS-12")
+class FilesBySize(GraphTable):
+    """Graphs are found by their batch size alone: of several step counts, those of the last one."""
+
+    def find(self, steps, num_draft_tokens, batch_size):
         found = [graph for key, graph in self._graphs.items() if key.batch_size >= batch_size]
         return found[-1] if found else None
-"""
 
-PROBES = """
-StaysAtZero (STEPS-04): 0 steps are told nothing, so they stay: there is no probe.
-    AdaptiveStepSlot._is_probe_due = False
 
-ProbesAtEveryLook (STEPS-04): A failed probe is followed by the next one at once.
-    AdaptiveStepSlot._is_probe_due
-        - if self._wait > 1:
-        + if False:
-"""
+READS = Defects("step-controller", make_unattached, ("adaptive", "inspection", "misuse"))
 
-SETTLES = """
-ThresholdsOverlap (STEPS-05): It rises below the average at which it drops, and so swings.
-    AdaptiveStepSlot.__init__:
-        good(self, initial_steps, cfg)
-        self.config = replace(self.config, up_hysteresis=-1.0, down_hysteresis=1.0)
 
-LooksAtEveryRound (STEPS-05): The update interval is forgotten: the choice is made again after every result.
-    AdaptiveStepSlot.observe
-        - if self._until_recompute == 0:
-        + if True:
-"""
+@READS.breaks("STEPS-02")
+class TrustsEveryNumber(ControllerAdapter):
+    """What is told is averaged as it is: one NaN, and the average is NaN for ever."""
 
-READS = """
-TrustsEveryNumber (STEPS-02): What is told is averaged as it is: one NaN, and the average is NaN for ever.
-    ControllerAdapter.observe:
+    def observe(self, correct_drafts, batch_size, executed_steps):
         if len(correct_drafts):
             self.policy.observe((), sum(correct_drafts), len(correct_drafts), batch_size, executed_steps)
-"""
 
-ESTIMATES = """
-ExpectsWithoutTheBonus (STEPS-16): Only drafts are counted as tokens: plain decoding yields nothing, and drafting always pays.
-    ControllerAdapter.expected = good(self, steps, batch_size) - 1
 
-ExpectsEveryPositionAlone (STEPS-16): A draft counts as the first one does, as if those before it need not be accepted.
-    ControllerAdapter.expected = 1 + steps * self.policy.estimate.probabilities[0]
-"""
+ESTIMATES = Defects("step-controller", make_estimating, ("adaptive", "estimates"))
 
-UNORDERED = """
-WeighsTheFirstTwice (STEPS-17): The first result after a look counts as two.
-    AcceptanceEstimate.add
-        - self._pending[len(counts)] = list(counts)
-        + self._pending[len(counts)] = [2 * count for count in counts]
-"""
 
-BLOCKS = """
-CountsABlockOnce (STEPS-10): The rounds of a block count as one result.
-    AdaptiveController.on_verify_rounds
-        - self._counters.add(counts, total, rounds * rows, proposed, calls=rounds)
-        + self._counters.add(counts, total, rounds * rows, proposed)
-"""
+@ESTIMATES.breaks("STEPS-16")
+class ExpectsWithoutTheBonus(ControllerAdapter):
+    """Only drafts are counted as tokens: plain decoding yields nothing, and drafting always pays."""
+
+    def expected(self, steps, batch_size):
+        return super().expected(steps, batch_size) - 1
+
+
+@ESTIMATES.breaks("STEPS-16")
+class ExpectsEveryPositionAlone(ControllerAdapter):
+    """A draft counts as the first one does, as if those before it need not be accepted."""
+
+    def expected(self, steps, batch_size):
+        return 1 + steps * self.policy.estimate.probabilities[0]
+
+
+UNORDERED = Defects("step-controller", make_estimating, ("adaptive", "estimates", "unordered"))
+
+
+@UNORDERED.breaks("STEPS-17")
+class WeighsTheFirstTwice(AcceptanceEstimate):
+    """The first result after a look counts as two."""
+
+    def add(self, counts):
+        is_first = len(counts) not in self._pending
+        super().add([2 * count for count in counts] if is_first else counts)
+
+
+BLOCKS = Defects("step-controller", make_fixed, ("blocks", "counters"))
+
+
+@BLOCKS.breaks("STEPS-10")
+class CountsABlockOnce(AdaptiveCounters):
+    """The rounds of a block count as one result."""
+
+    def add(self, counts, correct, rows, proposed_per_row, calls=1):
+        super().add(counts, correct, rows, proposed_per_row)
+
 
 # -- of no policy: what knows the cost ---------------------------------------------------------------------------------
 
@@ -241,37 +415,14 @@ class DraftsMoreTheLessIsAccepted(DraftsTheMost):
         return is_possible
 
 
-# -- how they are made ------------------------------------------------------------------------------------------------
-
-
-def make_unattached(config: StepControllerConfig, make=make_ema) -> ControllerAdapter:
-    """Make a controller that routes by the captured sizes, though no graphs are built for it."""
-    controller = make(config)
-    controller.policy.set_cuda_graph_bs(config.captured or None)
-    return controller
-
-
-def make_estimating(config: StepControllerConfig) -> ControllerAdapter:
-    return make_unattached(config, make_goodput)
-
-
 def _drafting(kind: type, caught_by: str, *capabilities: str) -> Mutant:
     kind.capabilities = ("adaptive", *capabilities)
     return Mutant(kind.__name__, kind.__doc__, "step-controller", kind, (caught_by,))
 
 
-_PLACES = [
-    *(AdaptiveStepSlot, AdaptiveSpeculativeParams, ControllerAdapter, AdaptiveController, GraphTable),
-    *(AcceptanceEstimate, replace, ConfigError, MissingGraph),
-]
+_OF_POLICIES = (PROBES, SETTLES, CONTROLLERS, READS, ESTIMATES, UNORDERED, BLOCKS)
 MUTANTS = (
-    *defects("step-controller", make_unattached, _PLACES, PROBES, ("adaptive", "counters", "probes")),
-    *defects("step-controller", make_unattached, _PLACES, SETTLES, ("adaptive", "settles")),
-    *defects("step-controller", make_ema, _PLACES, CONTROLLERS),
-    *defects("step-controller", make_unattached, _PLACES, READS, ("adaptive", "inspection", "misuse")),
-    *defects("step-controller", make_estimating, _PLACES, ESTIMATES, ("adaptive", "estimates")),
-    *defects("step-controller", make_estimating, _PLACES, UNORDERED, ("adaptive", "estimates", "unordered")),
-    *defects("step-controller", make_fixed, _PLACES, BLOCKS, ("blocks", "counters")),
+    *(mutant for defects in _OF_POLICIES for mutant in defects.mutants),
     _drafting(DraftsTheMost, "STEPS-08", "goodput"),
     _drafting(DraftsTheLeast, "STEPS-08", "goodput"),
     _drafting(DraftsMoreTheLessIsAccepted, "STEPS-06"),

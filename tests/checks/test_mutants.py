@@ -1,11 +1,12 @@
 """Every planted defect is found, for the reason for which it must be, and shrunk to a history that can be read."""
 
+import sys
 from functools import cache
 
 import pytest
 from foredraft.checks.adapters import kv_allocator
 from foredraft.checks.mutant import MAX_SHRUNK, Kill, Mutant, find, kill
-from foredraft.checks.mutants.planting import defects
+from foredraft.checks.mutants.planting import Planted, Subclassed, defects
 from foredraft.checks.registry import contracts, mutants_of
 from foredraft.core.kv.allocator import KVAllocator
 from foredraft.properties.harness.invariants import of_contract
@@ -96,12 +97,17 @@ def test_every_invariant_is_broken_by_some_mutant(contract):
 @pytest.mark.parametrize("contract", contracts())
 def test_planted_texts_fit_and_leave_nothing_behind(contract):
     for mutant in mutants_of(contract):
-        if not hasattr(mutant.make, "planted"):
+        if isinstance(mutant.make, Planted):
+            places = [(change.owner, change.name) for change in mutant.make.changes]
+        elif isinstance(mutant.make, Subclassed):
+            places = [(sys.modules[names["__name__"]], name) for names, name, _ in mutant.make.places()]
+            assert places or mutant.make.make in mutant.make.kinds.values(), mutant.name
+        else:
             continue
-        before = [vars(change.owner).get(change.name) for change in mutant.make.changes]
+        before = [vars(owner).get(name) for owner, name in places]
         with mutant.make.planted():
-            during = [vars(change.owner)[change.name] for change in mutant.make.changes]
-        assert before == [vars(change.owner).get(change.name) for change in mutant.make.changes], mutant.name
+            during = [vars(owner)[name] for owner, name in places]
+        assert before == [vars(owner).get(name) for owner, name in places], mutant.name
         assert not any(good is changed for good, changed in zip(before, during, strict=True)), mutant.name
 
 
