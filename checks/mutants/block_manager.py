@@ -24,7 +24,7 @@ class FindsAllOfIt(PlainBlockManager):
 
 
 @MANAGER.breaks("BLOCKS-01", "BLOCKS-08")
-class ForgetsTheNamespace(PlainBlockManager):
+class SharesAmongNamespaces(PlainBlockManager):
     """Requests of different adapters share their pages."""
 
     def key(self, group, tokens, namespace, end):
@@ -49,7 +49,7 @@ class FindsHalfAPage(PlainBlockManager):
 
 
 @MANAGER.breaks("BLOCKS-02")
-class LosesTheLastPage(PlainBlockManager):
+class KeepsThePageThatIsNotFull(PlainBlockManager):
     """A release keeps the page that is not full."""
 
     def release(self, request):

@@ -193,7 +193,7 @@ class ReportsTheWholeLeaf(RadixCache):
 
 
 @RADIX.breaks("RADIX-14")
-class EvictsForNothing(RadixCache):
+class EvictsAPageForNothing(RadixCache):
     """An eviction of no slots evicts a page."""
 
     def evict(self, num_slots):

@@ -24,7 +24,7 @@ FOUND = {
     "step-controller": ["ReadsHalfOfATable"],
     "engine": ["SaysGoodbyeTwice"],
     "executor": ["AllocatesForTheWidestAlgorithm"],
-    "block-manager": ["ForgetsTheNamespace"],
+    "block-manager": ["SharesAmongNamespaces"],
     "transport": ["SendsTheFirstDraft"],
     "simulator": ["CountsTheFirstTokenTwice"],
 }
