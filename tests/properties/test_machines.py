@@ -4,7 +4,9 @@ import pytest
 from bad_allocators import Exact, Hangs, ListAllocator
 from foredraft.checks.adapters import kv_allocator
 from foredraft.checks.registry import contracts, mutants_of
+from foredraft.properties.harness.catalogue import CATALOGUE
 from foredraft.properties.harness.contract import Adapter
+from foredraft.properties.harness.invariants import of_contract
 from foredraft.properties.harness.machines import SETTINGS, configs, histories, machine, operations
 from foredraft.properties.harness.trial import Violation
 from foredraft.properties.suites import suite_of
@@ -15,6 +17,12 @@ ALLOCATOR, ENGINE = suite_of("allocator"), suite_of("engine")
 CAPABILITIES = kv_allocator.make.capabilities
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
 IN_TESTS = settings(SETTINGS, database=None, derandomize=True, max_examples=100)
+
+
+def test_loading_the_suites_loads_a_checker_for_every_invariant():
+    checked = {item.id for contract in contracts() for item in of_contract(suite_of(contract).name)}
+    assert checked == {id for members in CATALOGUE.values() for id, *_ in members}
+
 
 FOUND = {
     "allocator": ["PromisesTooLittle", "FreesAnything"],
