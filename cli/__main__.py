@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from .terminal import (
@@ -43,6 +44,9 @@ def main() -> None:
         with interruption_ends_at_once():
             write_what_can_be_encoded()
             from .app import app
+            from .names import split_setting
+
+            split_setting(os.environ)
         try:
             app(prog_name="foredraft")
         finally:

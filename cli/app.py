@@ -36,7 +36,8 @@ GONE: dict[str, str] = {
     "plan --power": "`--price` with the kWh that a GPU takes in an hour, such as H100=0.6",
     "warmup": "`foredraft serve --warm-only`, or `foredraft bench --warm`",
     "replay": "`foredraft audit --replay`",
-    "schema": "`foredraft simulate --schema scenario|COMMAND`, or `foredraft simulate --models`",
+    "simulate --models": "`foredraft simulate --list models`",
+    "schema": "`foredraft simulate --schema scenario|COMMAND`, or `foredraft simulate --list models`",
 }
 """Removed commands ("name") and options ("command --option") -> what does the same now."""
 

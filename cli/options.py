@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .names import complete_setting
+
 if TYPE_CHECKING:
     from ..observe.output_files import Document
 
@@ -118,6 +120,7 @@ Settings = Annotated[
         "--set",
         "Set one key of the scenario to a TOML value; repeatable. `foredraft simulate --explain` prints all keys.",
         "KEY=VALUE",
+        autocompletion=complete_setting,
     ),
 ]
 TraceFile = Annotated[Path | None, option("--trace", "Replay the requests of this trace (workload.trace).", "FILE")]

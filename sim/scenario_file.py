@@ -67,7 +67,7 @@ def _lookup_model(name: str) -> ModelShape:
         nearest_ones = f"the nearest known: {', '.join(near)}" if near else "none that is known has a like name"
         more = "" if packaged else f", {install_command('measured')} adds ninety"
         message = (
-            f"unknown model {name!r}; {nearest_ones} (`foredraft simulate --models` prints all {len(known)}{more}). Any other "
+            f"unknown model {name!r}; {nearest_ones} (`foredraft simulate --list models` prints all {len(known)}{more}). Any other "
             f"model: give the path of its config.json (`hf download {name} config.json` prints it)"
         )
         raise UnknownModel(message) from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...core.errors import count_of
+from ..names import complete_setting
 from ..options import Decorator, argument, only_with, print_document, refuse_without_effect, with_options
 from ..terminal import EXIT_INTERRUPTED
 from .tiny import default_directory
@@ -33,7 +34,8 @@ twin_option = only_with("--twin")
 ScenarioFile = Annotated[Path | None, argument("SCENARIO",
     "TOML file with the speculation, engine and workload to run. Default: five ways to decode at three loads.",
     "--twin")]
-Settings = Annotated[list[str] | None, twin_option("--set", "Set one key of the scenario; repeatable.", "K=V")]
+Settings = Annotated[list[str] | None, twin_option("--set", "Set one key of the scenario; repeatable.", "K=V",
+    autocompletion=complete_setting)]
 Pair = Annotated[Path | None, twin_option("--pair",
     "Directory made by `foredraft tiny`, instead of --model. Default: the pair in the user's cache, which is trained if "
     "missing.")]

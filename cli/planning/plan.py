@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ..names import complete_setting
 from ..options import (
     AsJson,
     Quiet,
@@ -37,7 +38,7 @@ Rate = Annotated[float | None, option("--rate",
 Gpus = Annotated[int | None, option("--gpus",
     "GPUs to divide into engines. Default: those of one engine, or as many as all candidates divide.", min=1, max=4096)]
 Tried = Annotated[list[str] | None, option("--try",
-    "Values of a key to compare, as for --grid of sweep; repeatable.", "KEY=VALUES")]
+    "Values of a key to compare, as for --grid of sweep; repeatable.", "KEY=VALUES", autocompletion=complete_setting)]
 Price = Annotated[list[str] | None, option("--price", "Price of a GPU hour: H100=2.5; repeatable.", "GPU=N")]
 ByHour = Annotated[bool, option("--by-hour", "Of a trace: plan its busiest hour, and print the replicas of each hour.")]
 Headroom = Annotated[float, option("--headroom", "With --by-hour: percent to add to the rate of an hour.", min=0, max=1000)]

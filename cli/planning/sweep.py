@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...core.errors import count_of
+from ..names import complete_setting
 from ..options import (
     AsJson,
     Quiet,
@@ -46,7 +47,15 @@ REQUESTS_KEY = "workload.num_requests"
 GAP = 2  # spaces between two columns
 MOST_ROWS = 60  # of the table that is printed; the Parquet file has all
 
-Grid = Annotated[list[str], option("--grid", "Values of one key: 0..7, 1..64:log, a,b,c; repeatable.", "KEY=VALUES")]
+Grid = Annotated[
+    list[str],
+    option(
+        "--grid",
+        "Values of one key: 0..7, 1..64:log, a,b,c; repeatable.",
+        "KEY=VALUES",
+        autocompletion=complete_setting,
+    ),
+]
 
 
 Seeds = Annotated[int, option("--seeds", "Runs of each combination; each run has its own seed.", min=1, max=10_000)]

@@ -1,4 +1,4 @@
-"""The JSON schemas of scenario files and of what commands print, and the names of models."""
+"""The JSON schemas of scenario files and of what commands print."""
 
 from __future__ import annotations
 
@@ -112,15 +112,3 @@ def _describe(schema: dict[str, Any]) -> None:
         schema["description"] = " ".join(text.split())
     for name, meaning in _ATTRIBUTE.findall(attributes):
         schema["properties"][name]["description"] = " ".join(meaning.split())
-
-
-def print_models() -> None:
-    """Print a name per line: the built-in models, those of the extra `measured`, then other names of both."""
-    from ...core.model_shape import known_models, known_repositories
-    from ...observe.distribution.install_hint import install_command
-    from ...sim.cost.measured import packaged_models
-
-    others = packaged_models()
-    typer.echo("\n".join(dict.fromkeys([*known_models(), *others, *known_repositories(others)])))
-    if not others:
-        typer.echo(f"foredraft: more names: {install_command('measured')}", err=True)

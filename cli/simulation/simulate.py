@@ -14,6 +14,7 @@ import typer
 
 from ...core.errors import count_of
 from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
+from ..names import print_names
 from ..options import (
     AsJson,
     Quiet,
@@ -46,11 +47,9 @@ def _print_schema(kind: str | None) -> None:
         raise typer.Exit
 
 
-def _print_models(asked: bool) -> None:
-    from .schema import print_models
-
-    if asked:
-        print_models()
+def _print_names(kind: str | None) -> None:
+    if kind is not None:
+        print_names(kind)
         raise typer.Exit
 
 
@@ -68,8 +67,9 @@ Workers = Annotated[int, option("--workers",
 Schema = Annotated[str | None, option("--schema",
     "Print a JSON schema and run nothing: of scenario files (scenario), or of what a command prints with --json.", "scenario|COMMAND",
     callback=_print_schema, is_eager=True)]
-Models = Annotated[bool, option("--models", "Print the names that model.target and model.draft take, and run nothing.",
-    callback=_print_models, is_eager=True)]
+Names = Annotated[str | None, option("--list",
+    "Print the names that a key takes, and run nothing: hardware.gpu, model.target and model.draft, or hardware.server.",
+    "gpus|models|servers", callback=_print_names, is_eager=True)]
 # fmt: on
 
 
@@ -78,7 +78,7 @@ def simulate(
     settings: Settings = None, trace: TraceFile = None, seed: Seed = None, out: OutDirectory = None, explain: Explain = False,
     no_events: NoEvents = False, no_perfetto: NoPerfetto = False, faults: Faults = None, workers: Workers = 1,
     as_json: AsJson = False, quiet: Quiet = False,
-    log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT, _schema: Schema = None, _models: Models = False,
+    log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT, _schema: Schema = None, _names: Names = None,
 ) -> None:  # fmt: skip
     """Simulate a deployment: throughput, latency, acceptance and memory of a scenario.
 
@@ -91,6 +91,7 @@ def simulate(
         foredraft simulate --explain > scenario.toml
         foredraft simulate scenario.toml --seed 7
         foredraft simulate --faults swarm --seed 7
+        foredraft simulate --list gpus
         foredraft simulate --schema scenario > scenario.schema.json
 
     With --out, DIR holds summary.json, scenario.toml, requests.parquet,

@@ -262,11 +262,11 @@ def test_schema(command):
 def test_schema_prints_the_names_of_models(command, monkeypatch):
     v3 = "deepseek-ai/DeepSeek-V3"
     monkeypatch.setattr("foredraft.sim.cost.measured.packaged_models", lambda: [v3])
-    names = command("simulate", "--models").out.splitlines()
+    names = command("simulate", "--list", "models").out.splitlines()
     assert names[: len(known_models()) + 1] == [*known_models(), v3]
     assert f"{v3}-0324" in names and "zai-org/GLM-4.5-FP8" in names and len(set(names)) == len(names)
     monkeypatch.setattr("foredraft.sim.cost.measured.packaged_models", list)
-    built_in = command("simulate", "--models")
+    built_in = command("simulate", "--list", "models")
     assert "measured" in built_in.err and f"{v3}-0324" not in built_in.out
 
 

@@ -141,3 +141,41 @@ def test_shells_can_complete_the_command(process, shell):
 def test_completion_offers_the_subcommands(process):
     env = {"_FOREDRAFT_COMPLETE": "complete_bash", "COMP_WORDS": "foredraft si", "COMP_CWORD": "1"}
     assert process(env=env).communicate()[0].split() == ["simulate"]
+
+
+SETTINGS = {
+    "simulate --set engine.page_s": ["engine.page_size="],
+    "doctor --set hardware.gpu=H": ["hardware.gpu=H100", "hardware.gpu=H200"],
+    "doctor --set hardware.decode.gpu=R": ["hardware.decode.gpu=RTX4090"],
+    "plan --try hardware.server=foredr": ["hardware.server=foredraft"],
+    "sweep --grid model.draft=llama-3.2-": ["model.draft=llama-3.2-1b", "model.draft=llama-3.2-3b"],
+    "bench --twin --set engine.mode=": ["engine.mode=overlap", "engine.mode=synchronous"],
+    "tune --set seed=1 --set engine.prefix_cache=t": ["engine.prefix_cache=true"],
+    "plan --set workload.rate=": [],
+    "plan --set hardware.gpu.x=": [],
+}
+"""Words of a command -> what completes the last."""
+
+
+@pytest.mark.parametrize("line", SETTINGS)
+def test_shells_complete_keys_and_names(line, command, monkeypatch):
+    """Bash makes three words of KEY=VALUE, or two where the value is empty, and takes the value alone."""
+    monkeypatch.setenv("_FOREDRAFT_COMPLETE", "complete_fish")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"foredraft {line}")
+    assert command().out.split() == SETTINGS[line]
+    words = [one for one in re.split(r"\s|(=)", f"foredraft {line}") if one]
+    monkeypatch.setenv("_FOREDRAFT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "\n".join(words))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    monkeypatch.setenv("_FOREDRAFT_KEY", "")
+    key, equals, _ = line.split()[-1].partition("=")
+    assert command().out.split() == [one.removeprefix(f"{key}=") if equals else one for one in SETTINGS[line]]
+
+
+@pytest.mark.parametrize("kind", ["gpus", "models", "servers"])
+def test_names_are_listed(command, refused, kind):
+    from foredraft.cli.names import names_of
+
+    assert command("simulate", "--list", kind).out.splitlines() == names_of(kind) and len(names_of(kind)) > 4
+    assert f"did you mean '{kind}'?" in refused("simulate", "--list", kind[:-1])

@@ -80,7 +80,7 @@ class TestDatabase:
             assert assemble(scenario).cost.decode_ns(8, 0, 1, 1, 8 * 1024) > 0, name
         with pytest.raises(
             ConfigError,
-            match=r"unknown model 'Qwen/Qwen3-99B'; the nearest known: .*schema --models` prints all 1\d\d\)",
+            match=r"unknown model 'Qwen/Qwen3-99B'; the nearest known: .*simulate --list models` prints all 1\d\d\)",
         ):
             assemble(load_scenario(None, ["model.target=Qwen/Qwen3-99B"])[0])
 
