@@ -143,3 +143,11 @@ def test_what_is_gone_names_commands_and_options_that_exist(refused, name):
         command, *options = words.split()
         known = {flag for one in commands[command].params for flag in one.opts}
         assert known.issuperset(one for one in options if one.startswith("-")), words
+
+
+def test_few_commands_in_the_order_of_what_one_wants(command):
+    """At most 17, each in a group of the help, and each with an example."""
+    commands = typer.main.get_command(app.app).commands
+    groups = [one.rich_help_panel.partition(":")[0] for one in commands.values()]
+    assert len(commands) <= 17 and list(dict.fromkeys(groups)) == ["Answer", "Decode", "Check"]
+    assert not [name for name, one in commands.items() if f"\n    foredraft {name}" not in one.help]
