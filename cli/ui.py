@@ -33,7 +33,7 @@ def ui(
     Only this machine can open the page, and it loads nothing from the network.
     Ctrl-C ends the server and all that it computes.
     """
-    from ..serve.connections import bind
+    from ..serve.base.connections import bind
     from ..sim.scenario_file import load_scenario
     from ..ui.choices import choices
     from ..ui.server import PageServer

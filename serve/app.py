@@ -16,10 +16,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from ..observe.log import package_version
-from .bodies.port import RemoteEngine
-from .connections import port_of
-from .errors import ApiError
-from .frontend import Frontend
+from .answers.frontend import Frontend
+from .base.connections import port_of
+from .base.errors import ApiError
+from .base.port import RemoteEngine
 from .guards import Guards
 from .metrics import Exposition
 from .requests.api import Api

@@ -8,8 +8,8 @@ from collections.abc import Container
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import ApiError
-from .limits import Limits
+from .base.errors import ApiError
+from .base.limits import Limits
 
 
 class Guards:

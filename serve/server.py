@@ -23,8 +23,8 @@ from fastapi import FastAPI
 
 from ..core.errors import ForedraftError
 from ..observe.input_files import read_text
-from .connections import BoundedHeads, address_of, cannot_listen, http_config
-from .frontend import Frontend
+from .answers.frontend import Frontend
+from .base.connections import BoundedHeads, address_of, cannot_listen, http_config
 from .requests.faults import Admin
 
 SWITCH_INTERVAL_S = 0.0002

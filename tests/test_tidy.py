@@ -33,6 +33,7 @@ FOLDERS = {  # package -> its folders, "" its root: each imports only what stand
         *("", "model_shape", "contract", "acceptance", "adaptive"),
         *("kv", "tree", "algorithm", "scheduler", "handoff"),
     ),
+    "serve": ("base", "lossless", "metrics", "bodies", "answers", "requests", "telemetry", ""),
     "observe": ("", "children", "distribution", "measuring", "figures"),
     "gpu": (
         *("", "types", "kernels", "models", "batch", "ops", "draft", "executor", "tiny"),

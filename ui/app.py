@@ -30,9 +30,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ..core.parsing import ParseError, parse_json
-from ..serve.errors import ApiError
+from ..serve.base.errors import ApiError
+from ..serve.base.limits import Limits
 from ..serve.guards import Guards
-from ..serve.limits import Limits
 from .guards import OwnPage
 from .pool import Message, Pool
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..serve.errors import ApiError
+from ..serve.base.errors import ApiError
 from ..serve.guards import send_error
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from ..observe.children.child import ONE_THREAD, Child
-from ..serve.errors import ApiError
+from ..serve.base.errors import ApiError
 from . import process
 from .process import READY
 

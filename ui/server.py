@@ -10,8 +10,8 @@ from typing import Any
 
 import uvicorn
 
-from ..serve.connections import http_config
-from ..serve.limits import Limits
+from ..serve.base.connections import http_config
+from ..serve.base.limits import Limits
 from .app import Pools, make_app
 
 DRAIN_S = 1.0  # for the last lines of answers that a signal has ended

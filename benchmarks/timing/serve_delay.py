@@ -19,10 +19,10 @@ import threading
 import time
 from collections.abc import Callable
 
+from foredraft.serve.answers.frontend import Frontend
 from foredraft.serve.app import make_app
+from foredraft.serve.base.limits import Limits
 from foredraft.serve.bodies.simulated import SimulatedBody
-from foredraft.serve.frontend import Frontend
-from foredraft.serve.limits import Limits
 from foredraft.serve.metrics import ServerMetrics
 from foredraft.serve.server import Server, bind
 from foredraft.sim.scenario_file import load_scenario

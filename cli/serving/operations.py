@@ -14,7 +14,7 @@ from ..options import Decorator, in_panel, refuse_without_effect, with_options
 
 if TYPE_CHECKING:
     from ...core.contract.request import FinishedRequest
-    from ...serve.bodies.port import Body
+    from ...serve.base.port import Body
     from ...serve.metrics.counts import Life
     from ...serve.telemetry.log_lines import ServerLog
 
@@ -93,7 +93,7 @@ class Operations:
             ("--kv-events-topic", self.kv_events_topic is not None and self.kv_events is None, "without --kv-events"),
         )
         if self.certificate is not None:
-            from ...serve.connections import check_certificate
+            from ...serve.base.connections import check_certificate
 
             check_certificate(*self.certificate)
 
@@ -105,7 +105,7 @@ class Operations:
     @contextlib.contextmanager
     def listen(self, host: str, port: int) -> Iterator[socket]:
         """Take the address of the server until the end of the block."""
-        from ...serve.connections import bind, bind_path
+        from ...serve.base.connections import bind, bind_path
 
         with bind(host, port) if self.uds is None else bind_path(self.uds) as listener:
             try:
@@ -144,7 +144,7 @@ class Operations:
     def _take_ports(self, body: Body, host: str, watching: Watching, log: ServerLog) -> None:
         from ...core.errors import ConfigError
         from ...core.scheduler.config import EngineRole
-        from ...serve.connections import bind
+        from ...serve.base.connections import bind
 
         assert self.replica_ports is not None
         if any(engine.config.role is not EngineRole.BOTH for engine in body.engines):

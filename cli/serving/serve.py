@@ -33,8 +33,8 @@ from .operations import Operations, with_operations
 if TYPE_CHECKING:
     from ...core.contract.events import EventSink
     from ...gpu.session.plan import SessionOptions
-    from ...serve.bodies.port import Body
-    from ...serve.limits import Limits
+    from ...serve.base.limits import Limits
+    from ...serve.base.port import Body
     from ...serve.requests.faults import Admin, RequestFaults
     from ...serve.telemetry.log_lines import ServerLog
     from ...serve.telemetry.recording import Recording
@@ -145,7 +145,7 @@ def serve(
     if mode_of(ctx, MODES):
         warm(_session_of(_given(model), session, seed), ready_s, as_json, quiet)
         return
-    from ...serve.limits import Limits
+    from ...serve.base.limits import Limits
     from ...serve.metrics import STYLES
     from ...serve.requests.api import DIALECTS
     from ...serve.telemetry.recording import Recording
@@ -359,7 +359,7 @@ def _faults_on_demand(
     """Return the faults that clients or the admin port can ask for, and that port."""
     if not by_header and admin_port is None:
         return None, None
-    from ...serve.connections import bind
+    from ...serve.base.connections import bind
     from ...serve.requests.faults import Admin, RequestFaults, admin_app
 
     faults = RequestFaults(by_header=by_header)
@@ -392,8 +392,8 @@ def _run(
     dialect: str,
     strict: bool,
 ) -> None:
+    from ...serve.answers.frontend import Frontend
     from ...serve.app import make_app
-    from ...serve.frontend import Frontend
     from ...serve.server import Server
 
     with operations.watch(body, host, log) as watching:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ...gpu.session.plan import SessionOptions
-    from ...serve.bodies.port import Body
+    from ...serve.base.port import Body
     from ...serve.telemetry.log_lines import ServerLog
     from ...serve.telemetry.recording import Recording
     from .operations import Operations

@@ -14,10 +14,10 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ..connections import TRANSPORT
-from ..errors import ApiError
-from ..frontend import Frontend
+from ..base.connections import TRANSPORT
+from ..base.errors import ApiError
 from .forms import CompletionForm
+from .frontend import Frontend
 from .reply import Choice, Delta, Reply
 
 PART_BYTES = 1 << 16

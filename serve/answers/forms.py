@@ -7,8 +7,8 @@ from functools import cached_property
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
-from ..bodies.port import TextCodec
-from ..errors import ApiError, encode, event
+from ..base.errors import ApiError, encode, event
+from ..base.port import TextCodec
 from .reply import Choice, Delta, Reply
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...core.contract.request import FinishReason
-from ..bodies.port import Order, Piece, TextDecoder
-from ..errors import ApiError, refused
+from ..base.errors import ApiError, refused
+from ..base.port import Order, Piece, TextDecoder
 from ..metrics.counts import Life
 
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
+from ..base.errors import encode
 from ..bodies.shaped import frame_of
-from ..errors import encode
 from .forms import ChatForm, members
 from .reply import Choice, Delta
 

@@ -18,8 +18,8 @@ from ...gpu.session.grammar import grammars_of
 from ...gpu.session.loop import Delta
 from ...gpu.session.session import DecodeSession
 from ...gpu.session.text import Tokenizer
-from .pace import Pace
-from .port import Order, Outlet, Piece, RemoteEngine, TextCodec, TextDecoder, longest_request
+from ..base.pace import Pace
+from ..base.port import Order, Outlet, Piece, RemoteEngine, TextCodec, TextDecoder, longest_request
 
 if TYPE_CHECKING:
     from ...gpu.disaggregation.session import DisaggregatedSession

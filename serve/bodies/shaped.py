@@ -11,7 +11,7 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
 from ...core.errors import InvalidRequest
-from .port import TextDecoder
+from ..base.port import TextDecoder
 
 MAX_VALUES = 1000
 """Values of one JSON: a schema may ask for more than its own length, by references and numbers of items."""

@@ -21,10 +21,10 @@ from ...core.scheduler.engine import Engine
 from ...sim.faults.plan import FaultPlan
 from ...sim.faults.service import FaultReport
 from ...sim.scenario import Scenario
+from ..base.pace import Pace
+from ..base.port import Order, Outlet, Piece, TextCodec, TextDecoder, longest_request
 from .filler import ALL_WORDS, FillerTokenizer, WordDecoder, filler, word_edges, word_outputs
 from .live import Emission, LiveSimulation
-from .pace import Pace
-from .port import Order, Outlet, Piece, TextCodec, TextDecoder, longest_request
 from .shaped import ShapedDecoder, frame_of_text
 
 BLOCK_SIZE = 16

@@ -13,8 +13,8 @@ from ...core.scheduler.config import EngineRole
 from ...gpu.disaggregation.loop import LISTEN_S
 from ...gpu.disaggregation.session import DisaggregatedSession
 from ...gpu.parallel.processes import WorkerProcess
+from ..base.port import Outlet, RemoteEngine
 from ..metrics import ServerMetrics
-from .port import Outlet, RemoteEngine
 from .real import ModelBody, pieces_of
 
 GAUGES_S = 0.5

@@ -18,9 +18,9 @@ from ...core.contract.events import Committed, Event, EventSink, Planned, Resume
 from ...core.contract.request import FinishedRequest, FinishReason
 from ...core.scheduler.engine import Engine
 from ...observe.measuring.gauges import count_drafts, gauges_of
-from ..bodies.pace import Pace
-from ..bodies.port import Order, Piece, RemoteEngine
-from ..errors import is_full
+from ..base.errors import is_full
+from ..base.pace import Pace
+from ..base.port import Order, Piece, RemoteEngine
 from .series import ALL_EDGES, Buckets
 
 REASONS = {
@@ -30,7 +30,6 @@ REASONS = {
     FinishReason.ERROR: "error",
 }
 SECOND_NS = 10**9
-"""As vLLM names them, by level."""
 
 
 class Histogram:

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from ...core.errors import ConfigError, nearest
 from ...core.scheduler.config import EngineRole
-from ..bodies.port import RemoteEngine
+from ..base.port import RemoteEngine
 from .counts import Histogram, ServerMetrics, merged
 from .series import STYLES, TOKENS, Series
 

@@ -17,12 +17,12 @@ from ...core.contract.request import SHAPING, Grammar, SamplingParams
 from ...core.errors import ForedraftError
 from ..answers.answer import Answer, Told
 from ..answers.forms import ChatForm, CompletionForm
+from ..answers.frontend import Frontend
 from ..answers.reply import Reply
 from ..answers.tools import CallForm
-from ..bodies.port import Order
-from ..connections import port_of
-from ..errors import ApiError
-from ..frontend import Frontend
+from ..base.connections import port_of
+from ..base.errors import ApiError
+from ..base.port import Order
 from .identity import FACTS, TRACE_HEADERS
 from .kv_transfer import KvTransfers
 from .reading import SMALL_BODY, Asked, Found, RequestReader, check_tokens

@@ -19,8 +19,8 @@ from pydantic import Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..answers.answer import client_leaves
-from ..connections import TRANSPORT
-from ..errors import ApiError
+from ..base.connections import TRANSPORT
+from ..base.errors import ApiError
 from .reading import validated
 from .schema import Body
 

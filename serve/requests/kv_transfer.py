@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from fastapi import Request
 
+from ..answers.frontend import Frontend
 from ..answers.reply import Reply
-from ..errors import ApiError
-from ..frontend import Frontend
+from ..base.errors import ApiError
 from .schema import KvTransferParams, Sampled
 
 NAME = "kv_transfer_params"

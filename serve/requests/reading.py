@@ -30,8 +30,8 @@ from pydantic_core import ErrorDetails
 
 from ...core.errors import InvalidRequest
 from ..answers.tools import Call
-from ..bodies.port import TextCodec
-from ..errors import ApiError
+from ..base.errors import ApiError
+from ..base.port import TextCodec
 from .schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 SMALL_BODY = 1 << 13

@@ -16,7 +16,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from ...core.contract.request import FinishedRequest
 from ...core.errors import ConfigError
-from ..bodies.port import Body, body_clock
+from ..base.port import Body, body_clock
 from ..metrics.counts import Life
 
 NAME = "llm_request"

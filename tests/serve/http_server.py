@@ -16,12 +16,12 @@ from types import ModuleType
 import httpx
 from foredraft.core.contract.events import EventSink
 from foredraft.core.contract.request import FinishedRequest
+from foredraft.serve.answers.frontend import Frontend
 from foredraft.serve.app import make_app
-from foredraft.serve.bodies.port import Body
+from foredraft.serve.base.connections import bind
+from foredraft.serve.base.limits import Limits
+from foredraft.serve.base.port import Body
 from foredraft.serve.bodies.simulated import SimulatedBody
-from foredraft.serve.connections import bind
-from foredraft.serve.frontend import Frontend
-from foredraft.serve.limits import Limits
 from foredraft.serve.metrics import ServerMetrics
 from foredraft.serve.metrics.counts import Life
 from foredraft.serve.server import Server

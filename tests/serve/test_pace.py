@@ -7,7 +7,7 @@ import time
 
 import httpx
 import pytest
-from foredraft.serve.bodies.pace import HEADROOM, WARN_EVERY_S, Pace
+from foredraft.serve.base.pace import HEADROOM, WARN_EVERY_S, Pace
 from http_server import serving, simulated_body, wait_until
 
 ASKED = {"prompt": "x", "max_tokens": 3000, "ignore_eos": True}

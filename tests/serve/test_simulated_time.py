@@ -16,10 +16,10 @@ from foredraft.core.contract.events import Committed, Planned, Submitted
 from foredraft.core.contract.request import GREEDY
 from foredraft.core.prompt import Prompt
 from foredraft.observe.encoding import LineEncoder
+from foredraft.serve.base.limits import Limits
+from foredraft.serve.base.port import Order, Piece
 from foredraft.serve.bodies.filler import FillerTokenizer
-from foredraft.serve.bodies.port import Order, Piece
 from foredraft.serve.bodies.simulated import SimulatedBody
-from foredraft.serve.limits import Limits
 from foredraft.sim.run import Simulation
 from foredraft.sim.scenario_file import load_scenario
 from foredraft.sim.workload.workload import Arrival, SyntheticWorkload

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("langchain_openai", reason="`make clients` installs LangChain and runs this")
 
-from foredraft.serve.limits import Limits
+from foredraft.serve.base.limits import Limits
 from http_server import Served, serving, simulated_body
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from foredraft.serve.limits import Limits
+from foredraft.serve.base.limits import Limits
 from foredraft.serve.metrics import ServerMetrics
 from http_server import Served, serving, simulated_body, wait_until
 

@@ -21,7 +21,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from foredraft.serve.limits import Limits
+from foredraft.serve.base.limits import Limits
 from http_server import Served, serving, simulated_body
 
 ASKED = {"prompt": "Why is the sky blue?", "max_tokens": 24, "ignore_eos": True, "seed": 7, "stream": True}

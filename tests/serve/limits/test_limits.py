@@ -14,9 +14,9 @@ from contextlib import suppress
 import httpx
 import pytest
 from foredraft.serve import server
+from foredraft.serve.answers.frontend import Frontend
 from foredraft.serve.app import make_app
-from foredraft.serve.frontend import Frontend
-from foredraft.serve.limits import Limits
+from foredraft.serve.base.limits import Limits
 from foredraft.serve.metrics import ServerMetrics
 from foredraft.sim.faults.plan import fault_plan
 from http_server import Served, serving, simulated_body, wait_until

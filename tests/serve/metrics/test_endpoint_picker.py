@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import httpx
 import pytest
-from foredraft.serve.connections import bind
+from foredraft.serve.base.connections import bind
 from foredraft.serve.metrics import ServerMetrics
 from http_server import Served, serving, simulated_body, wait_until
 from prometheus_client.parser import text_string_to_metric_families

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from foredraft.core.contract.request import GREEDY
 from foredraft.serve.answers.tools import Call
-from foredraft.serve.bodies.port import Order
+from foredraft.serve.base.port import Order
 from foredraft.serve.metrics import ServerMetrics
 from foredraft.serve.requests.schema import ChatRequest
 from http_server import Served, serving, simulated_body

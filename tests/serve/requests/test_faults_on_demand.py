@@ -7,7 +7,7 @@ import time
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from foredraft.serve.limits import Limits
+from foredraft.serve.base.limits import Limits
 from foredraft.serve.requests.faults import RequestFaults, admin_app
 from http_server import Served, serving, simulated_body, wait_until
 

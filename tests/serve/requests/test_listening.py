@@ -12,7 +12,7 @@ import httpx
 import pytest
 from foredraft.cli.app import app
 from foredraft.core.errors import ConfigError, ForedraftError
-from foredraft.serve.connections import bind, bind_path, check_certificate
+from foredraft.serve.base.connections import bind, bind_path, check_certificate
 from foredraft.serve.metrics import ServerMetrics
 from http_server import serving, simulated_body
 from prometheus_client.parser import text_string_to_metric_families

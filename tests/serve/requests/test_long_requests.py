@@ -10,10 +10,10 @@ import signal
 import httpx
 import pytest
 from foredraft.serve.answers.forms import CompletionForm
+from foredraft.serve.answers.frontend import Frontend
 from foredraft.serve.app import make_app
+from foredraft.serve.base.limits import Limits
 from foredraft.serve.bodies.filler import FillerTokenizer
-from foredraft.serve.frontend import Frontend
-from foredraft.serve.limits import Limits
 from foredraft.serve.metrics import ServerMetrics
 from foredraft.serve.requests import reading
 from foredraft.serve.requests.reading import MAX_WAITING_BYTES, SMALL_BODY

@@ -6,7 +6,7 @@ from __future__ import annotations
 import httpx
 import pytest
 from foredraft.serve.app import GONE
-from foredraft.serve.limits import Limits
+from foredraft.serve.base.limits import Limits
 from foredraft.serve.requests.schema import ChatRequest, CompletionRequest
 from http_server import Served, serving, simulated_body
 from hypothesis import HealthCheck, given, settings

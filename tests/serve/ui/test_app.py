@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from foredraft.serve.limits import Limits
+from foredraft.serve.base.limits import Limits
 from foredraft.ui import app as app_file
 from foredraft.ui.app import Pools, make_app
 from page_server import PageServer, is_running, page_server, wait_until

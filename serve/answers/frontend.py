@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..core.contract.request import FinishedRequest
-from .answers.reply import Choice, Delta, Reply
-from .bodies.port import Body, Order, Piece, body_clock
-from .errors import ApiError
-from .limits import Limits
-from .metrics import ServerMetrics
-from .metrics.counts import Life
+from ...core.contract.request import FinishedRequest
+from ..base.errors import ApiError
+from ..base.limits import Limits
+from ..base.port import Body, Order, Piece, body_clock
+from ..metrics import ServerMetrics
+from ..metrics.counts import Life
+from .reply import Choice, Delta, Reply
 from .scheduler import SchedulerThread
 
 Action = Callable[[], None]

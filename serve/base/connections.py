@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from ..core.errors import ConfigError
+from ...core.errors import ConfigError
 from .errors import ApiError
 from .limits import Limits
 

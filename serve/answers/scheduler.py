@@ -18,8 +18,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
-from ..core.contract.request import FinishedRequest, FinishReason
-from .bodies.port import Body, Order, Outlet, Piece
+from ...core.contract.request import FinishedRequest, FinishReason
+from ..base.port import Body, Order, Outlet, Piece
 
 FLUSH_S = 1.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from ..core.errors import ConfigError, Problem
+from ...core.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""What the whole server shares: the port of bodies, errors, limits, connections."""
