@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from ..core.errors import count_of
 from ..observe.output_files import Document, write_text
+from ..sim.assembly.explaining import timing_line
 from .confidence.bounds import CONFIDENCE, SHARE
 from .confidence.comparison import SOURCE
 from .confidence.ranked import Ranked
@@ -402,4 +403,4 @@ def limit_of(whole: Plan, item: Ranked) -> tuple[str, str]:
     simulated."""
     run = whole.errors.assembly(item.candidate, item.candidate.unit)
     limit = bottleneck(run, item.finding.summary)
-    return f"{item.candidate.name} is limited by {limit}; what would move it: {REMEDIES[limit]}.", run.timing
+    return f"{item.candidate.name} is limited by {limit}; what would move it: {REMEDIES[limit]}.", timing_line(run)

@@ -24,7 +24,6 @@ from .actors.interruption import deferred_signals
 from .actors.router import ReplicaRouter
 from .actors.spans import SpanSink
 from .assembly import Assembly, assemble
-from .building import ServiceBuilder
 from .cost.calibration import Calibration
 from .disaggregation.cluster import Cluster
 from .effects.given_keys import refuse_without_effect
@@ -32,6 +31,7 @@ from .effects.notices import notices_of
 from .faults.plan import FaultPlan
 from .faults.service import SoundService, make_service
 from .load import asked_lengths, contents_are_known, make_workload, scan_workload
+from .running.building import ServiceBuilder
 from .running.coupling import coupling
 from .running.report import Progress, RunReport
 from .scenario import Clients, Scenario

@@ -159,11 +159,12 @@ class RunRecord:
         from rich.console import Console
 
         from ...observe.tables import report_tables
+        from ...sim.assembly.explaining import timing_line
 
         console = Console(highlight=False, markup=False)
         for table in report_tables(summary, self._title(assembly.spec.config.mode), width=console.width):
             console.print(table)
-        console.print(f"\n{assembly.timing}", style="dim")
+        console.print(f"\n{timing_line(assembly)}", style="dim")
         if self.directory is not None:
             console.print(f"The run is in {self.directory}.", soft_wrap=True)
 

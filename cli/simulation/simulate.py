@@ -167,9 +167,10 @@ def given_by_options(trace: Path | None, seed: int | None) -> list[str]:
 def _explain(scenario: Scenario, origins: dict[str, str], as_json: bool) -> None:
     """Print the scenario, every number that follows from it, and what it does that a user may not expect."""
     from ...sim.assembly import assemble
+    from ...sim.assembly.explaining import derived_rows
     from ...sim.effects.given_keys import refuse_without_effect
     from ...sim.effects.notices import notices_of
-    from ...sim.scenario.scenario_text import derived_rows, scenario_text
+    from ...sim.scenario.scenario_text import scenario_text
 
     with errors_at(origins):
         assembly = assemble(scenario)
@@ -196,9 +197,9 @@ def _run(
     workers: int,
 ) -> RunReport:
     """Simulate, write the files, print the report."""
+    from ...sim.assembly.explaining import derived_rows
     from ...sim.run import Simulation
     from ...sim.running.parts import NO_REPLICAS, run_parts
-    from ...sim.scenario.scenario_text import derived_rows
     from ..progress import simulation_progress
     from .run_record import RunRecord
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from ...core.errors import ConfigError, Problem
 from ...observe.output_files import Document
+from ...sim.assembly.explaining import timing_line
 from ...sim.assembly.rounds import Round
 from ...sim.confidence import factors_of_rounds, rests_on
 from ...sim.cost.published.evidence import Interval
@@ -114,7 +115,7 @@ def cost_of_rounds(
         rounds = tuple(_cost(model.round(batch, context, count), plain, interval) for count in fits if plain)
         no_room = tuple(count for count in steps if count not in fits)
         found.append(BatchCost(batch, None if interval is None else (*interval,), rounds, no_room))
-    return Cost(run.timing, rests_on(run), about_speed_ups(run), context, tuple(found))
+    return Cost(timing_line(run), rests_on(run), about_speed_ups(run), context, tuple(found))
 
 
 def _cost(one: Round, plain: Round, interval: Interval | None) -> RoundCost:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from ...core.errors import ForedraftError
 from ...observe.output_files import Document
 from ...sim.assembly import Assembly, assemble
+from ...sim.assembly.explaining import timing_line
 from ...sim.confidence import rests_on
 from ...sim.load import asked_lengths, make_workload
 from ...sim.running.report import Progress
@@ -162,7 +163,7 @@ def diagnose(
     steps = range(1, MOST_STEPS + 1)
     batch = None if rows is None else min(rows, model.most_drafted_rows(context) or 1)
     return Diagnosis(
-        timing=model.with_steps(1).timing,
+        timing=timing_line(model.with_steps(1)),
         intervals_rest_on=rests_on(own),
         about_speed_ups=f"{_prompts(model)} {about_speed_ups(model.with_steps(1))}",
         algorithm=scenario.speculation.algorithm,

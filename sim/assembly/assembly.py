@@ -13,11 +13,11 @@ from ...core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
 from ...core.algorithm.builtin import carried_hidden_size
 from ...core.algorithm.registry import get_algorithm
 from ...core.contract.events import EventSink
-from ...core.errors import ConfigError, ForedraftError, Problem, count_of
+from ...core.errors import ConfigError, ForedraftError, Problem
 from ...core.model_shape import ModelShape
 from ...core.scheduler.config import EngineConfig, EngineRole
 from ...core.scheduler.engine import Engine
-from ...core.scheduler.rules import SETTINGS, settings_of, with_settings
+from ...core.scheduler.rules import SETTINGS, with_settings
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
 from ...observe.input_files import read_text
 from ..cost.calibration import Calibration, load_calibration
@@ -32,11 +32,9 @@ from ..cost.round import RoundCost
 from ..disaggregation.pools import Pools, pools_of, timing_of
 from ..scenario import Scenario
 from ..scenario_file import SCENARIO, check_context, check_names
-from .acceptance import acceptance_process, acceptance_source, chosen_preset
+from .acceptance import acceptance_process, chosen_preset
 from .deployment import Deployment
 from .models import draft_shape, model_shape
-
-ExplainRow = tuple[str, float | str, str, str]  # name, value, unit, source
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,82 +121,6 @@ class Assembly:
     def is_corrected(self) -> bool:
         """Whether the times of passes have the factor of published points."""
         return isinstance(self.cost, RoundCost) and self.cost.published is not None
-
-    @property
-    def timing(self) -> str:
-        """A line for the report: whose timing is simulated, and where the times of passes come from."""
-        if self.prefill is None:
-            pools = f", {self._pricing}"
-        else:
-            pools = "".join(
-                f"; {role} on {part.deployment.devices}: {part._pricing}" for role, part in self.by_role.items()
-            )
-        timing = f"Timing of {self.scenario.hardware.server} (hardware.server){pools}"
-        calibration = self.deployment.calibration
-        return f"{timing}." if calibration is None else f"{timing}; {calibration.origin}."
-
-    @property
-    def _pricing(self) -> str:
-        pricing = f"batches of up to {self.spec.config.max_running:,}; passes priced by {self.cost.priced_by}"
-        if self.not_measured is not None and "roofline" in self.cost.priced_by:
-            pricing += f" ({self.not_measured})"
-        if self.is_corrected and self.evidence is not None:
-            pricing += f", times {self.evidence.factor:.2f} ({self.evidence.about})"
-        return pricing
-
-    def explain(self) -> list[ExplainRow]:
-        """Return (name, value, unit, source) of every number behind the run."""
-        server = self.deployment.server
-        rows: list[ExplainRow] = [("timing of the server", server.name, "", server.about)]
-        mine = self._explain_engines()
-        common = mine if self.prefill is None else [row for row in self.prefill._explain_engines() if row in mine]
-        rows += common
-        for role, part in self.by_role.items():
-            rows += [(f"{role}: {row[0]}", *row[1:]) for row in part._explain_engines() if row not in common]
-        rows += self._explain_transfers()
-        config = self.spec.config
-        rows.append(("scheduling mode", config.mode, "", config.mode_reason))
-        source = acceptance_source(self.scenario, self.preset)
-        rows.append(("acceptance", type(self.acceptance).__name__, "", source))
-        return rows
-
-    def _explain_engines(self) -> list[ExplainRow]:
-        rows = [*self.cost.explain(), *self.host.explain(), *self.deployment.front_end.explain()]
-        if self.memory is not None:
-            rows += self.memory.explain(self.spec.config)
-        if self.host_link is not None:
-            rows += self.host_link.explain(self.spec.config.host_pages * self.spec.config.page_size)
-        return [*rows, *self._explain_scheduling()]
-
-    def _explain_transfers(self) -> Iterator[ExplainRow]:
-        if not self.pools.is_disaggregated:
-            return
-        ports = [self.of_role(role).deployment.port_bytes_per_s for role in (EngineRole.PREFILL, EngineRole.DECODE)]
-        source = f"the slower port, of a prefill engine ({ports[0] / 1e9:g} GB/s) or a decode engine ({ports[1] / 1e9:g} GB/s)"
-        yield "KV transfer", min(ports) / 1e9, "GB/s", source
-        source = "KV of target and draft, all layers"
-        if self.prefill is not None:
-            source += f", for each of {count_of(self.deployment.parallel.tensor, 'device')} what it holds"
-        yield "KV transfer per token", self.sent_kv_bytes, "B", source
-
-    def _explain_scheduling(self) -> Iterator[ExplainRow]:
-        """Yield the limits and rules of the scheduler, those of the server where the scenario gives none."""
-        gpu, server = self.deployment.gpu, self.deployment.server
-        units = {"max_running": "requests in a batch", "chunk_size": "prompt tokens of a step"}
-        usual = server.scheduling(gpu, self.deployment.parallel.data, self.algorithm.is_speculative)
-        yield "engine: rules", usual.pop("rules").name, "", f"those of {server.name}"
-        values = settings_of(self.spec.config.rules)
-        for name, default in (usual | values).items():
-            value = values[name] if name in values else getattr(self.spec.config, name)
-            source = f"default of {server.name}" if getattr(self.scenario.engine, name) is None else "scenario"
-            if name == "max_running" and self.states_cap is not None:
-                source += f" ({self.states_cap:,}), capped: there are recurrent states for no more"
-            elif source != "scenario" and name in units:
-                source += f" on {gpu.name}"
-                source += f" ({default:,}), within engine.max_step_tokens" if value < default else ""
-            if value is not None:
-                shown = str(value).lower() if isinstance(value, bool) else value
-                yield f"engine: {name}", shown, units.get(name, ""), source
 
 
 def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Assembly:

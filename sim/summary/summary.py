@@ -8,6 +8,7 @@ from typing import Any
 
 from ...observe.measuring.metrics import RunMetrics
 from ...observe.measuring.summary import SLO
+from ..assembly.explaining import timing_line
 from ..assembly.rounds import round_of_run
 from ..confidence import intervals, rests_on
 from ..load import length_notice
@@ -25,7 +26,7 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
         "name": scenario.name,
         "seed": scenario.seed,
         "version": version("foredraft"),
-        "timing": report.assembly.timing,
+        "timing": timing_line(report.assembly),
     }
     summary |= metrics.summary(report.duration_ns, slo, incomplete=not report.complete)
     summary["skipped_rows"] = report.num_skipped_rows

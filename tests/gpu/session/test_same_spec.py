@@ -7,8 +7,8 @@ from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.gpu.session.plan import SessionOptions, plan_session
 from foredraft.gpu.session.session import DecodeSession
 from foredraft.sim.assembly import assemble
+from foredraft.sim.assembly.explaining import derived_rows
 from foredraft.sim.disaggregation.cluster import page_format_of
-from foredraft.sim.scenario.scenario_text import derived_rows
 from foredraft.sim.scenario_file import scenario_from_dict
 from hypothesis import given, settings
 from hypothesis import strategies as st

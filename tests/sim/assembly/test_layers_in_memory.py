@@ -14,6 +14,7 @@ from foredraft.observe.log import EventLog
 from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.observe.replay import replay
 from foredraft.sim.assembly import Assembly, assemble
+from foredraft.sim.assembly.explaining import derived_rows
 from foredraft.sim.effects.notices import notices_of
 from foredraft.sim.run import Simulation
 from foredraft.sim.scenario import Scenario
@@ -141,7 +142,7 @@ def test_one_pool_holds_what_each_request_really_takes():
     memory, config = found.memory, found.spec.config
     per_layer = 2 * 8 * 128 * 2
     assert memory.target_slot_bytes == 4 * per_layer and config.window == 1024 and config.window_slots == 5.0
-    rows = {name: value for name, value, *_ in found.explain()}
+    rows = {name: value for name, value, *_ in derived_rows(found)}
     chunk = 8192
     # A request of the whole context, while its prompt is computed.
     whole = 65536 * 4 * per_layer + (1023 + chunk) * 20 * per_layer

@@ -9,6 +9,7 @@ import pytest
 from foredraft.core.scheduler.rules import ServerRules, settings_of
 from foredraft.core.scheduler.rules.admission_state import PauseEnd
 from foredraft.sim.assembly import assemble
+from foredraft.sim.assembly.explaining import derived_rows
 from foredraft.sim.cost.server import server_profile
 from foredraft.sim.scenario_file import load_scenario
 
@@ -31,7 +32,7 @@ def rules_of(server: str, pattern: str) -> dict[str, str]:
 @pytest.mark.parametrize("server", COLUMNS)
 def test_the_page_has_the_rules_that_a_run_follows_and_explain_prints(server: str):
     run = assemble(load_scenario(None, [f"hardware.server={server}", "hardware.kernels=roofline"])[0])
-    told = {name.removeprefix("engine: "): (value, source) for name, value, _, source in run.explain()}
+    told = {name.removeprefix("engine: "): (value, source) for name, value, _, source in derived_rows(run)}
     keys, rules = rules_of(server, r"`engine\.(\w+)`"), run.spec.config.rules
     assert set(settings_of(rules)) <= set(keys)
     for key, said in keys.items():
@@ -61,7 +62,7 @@ def test_the_page_has_the_constants_of_the_rules(server: str):
 def test_explain_says_whose_rule_it_is_and_why_a_batch_is_small():
     def told(*settings: str) -> dict[str, tuple[object, str]]:
         run = assemble(load_scenario(None, ["hardware.kernels=roofline", *settings])[0])
-        return {name: (value, source) for name, value, _, source in run.explain()}
+        return {name: (value, source) for name, value, _, source in derived_rows(run)}
 
     drafts = told("hardware.server=sglang-0.5", "engine.retraction_policy=priority")
     assert drafts["engine: max_running"] == (48, "default of sglang-0.5 on H100")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from benchmark_files import aiperf, guidellm, sglang, table, vllm
 from foredraft.core.errors import ConfigError
+from foredraft.sim.assembly.explaining import timing_line
 from foredraft.sim.calibration.fit import LENGTH_SPREAD, TOLD, PointFit, as_its_clients_send, calibrate, spreads
 from foredraft.sim.calibration.least_squares import INTERVAL, left_out_errors
 from foredraft.sim.calibration.points import Point
@@ -119,7 +120,7 @@ def test_the_profile_makes_the_simulator_meet_the_points(fit, tmp_path):
         update={"hardware": predictor.scenario.hardware.model_copy(update={"profile": str(file)})}
     )
     report = Simulation(scenario).run()
-    assert "calibrated from 7 points (test)" in report.assembly.timing
+    assert "calibrated from 7 points (test)" in timing_line(report.assembly)
     values = {name: item.value for name, item in fit.calibration.parameters.values.items()}
     assert Simulation(predictor.scenario, calibration=fit.calibration).run().duration_ns == report.duration_ns
     assert predictor.predict(values)["mean_tpot_ms"] == pytest.approx(fit.results[0].predicted, rel=0.2)

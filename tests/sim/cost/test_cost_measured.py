@@ -15,6 +15,7 @@ from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import lookup_model, read_model_shape
 from foredraft.observe.distribution.install_hint import install_command
 from foredraft.sim.assembly import assemble
+from foredraft.sim.assembly.explaining import derived_rows, timing_line
 from foredraft.sim.cost.draft import eagle3_head
 from foredraft.sim.cost.efficiency import default_efficiency
 from foredraft.sim.cost.hardware import Parallelism, lookup_gpu
@@ -341,9 +342,9 @@ def test_without_the_package_auto_takes_the_roofline(monkeypatch):
         assemble(load_scenario(None, ["hardware.kernels=measured"])[0])
     for kernels in ("auto", "roofline"):
         run = assemble(load_scenario(None, [f"hardware.kernels={kernels}"])[0])
-        assert ("kernels of the target", "roofline") in [row[:2] for row in run.explain()]
+        assert ("kernels of the target", "roofline") in [row[:2] for row in derived_rows(run)]
     assert packaged_models() == []
-    assert install_command("measured") in assemble(load_scenario(None, [])[0]).timing, "one line says why"
+    assert install_command("measured") in timing_line(assemble(load_scenario(None, [])[0])), "one line says why"
 
 
 def test_a_misspelt_choice_of_kernels_is_refused(monkeypatch):
@@ -369,8 +370,8 @@ def test_a_refusal_is_kept_and_auto_says_it(tmp_path, monkeypatch):
     monkeypatch.setattr(database, "compiled", refuse)
     for _ in range(2):
         run = assemble(load_scenario(None, ["hardware.gpu=H200", "speculation.algorithm=NONE"])[0])
-        assert "passes priced by the roofline (llama-3.1-8b on H200 under sglang" in run.timing
-        assert "no such rows" in run.timing
+        assert "passes priced by the roofline (llama-3.1-8b on H200 under sglang" in timing_line(run)
+        assert "no such rows" in timing_line(run)
     assert len(asked) == 1
 
 

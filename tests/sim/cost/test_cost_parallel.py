@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from foredraft.core.model_shape import lookup_model
 from foredraft.sim.assembly import assemble
+from foredraft.sim.assembly.explaining import derived_rows
 from foredraft.sim.cost.efficiency import default_efficiency
 from foredraft.sim.cost.hardware import Parallelism, UnsupportedParallelism, lookup_gpu
 from foredraft.sim.cost.memory import kv_pool_slots
@@ -99,7 +100,7 @@ def test_a_scenario_gives_the_devices():
     settings = ["model.target=qwen3-30b-a3b", "hardware.tensor_parallel=2", "hardware.attention_data_parallel=4"]
     run = assemble(load_scenario(None, [*settings, "hardware.expert_parallel=8"])[0])
     assert (run.cost.parallel, run.scenario.hardware.devices) == (Parallelism(2, 4, 8), 8)
-    assert ("experts: ranks", 8) in [row[:2] for row in run.explain()]
+    assert ("experts: ranks", 8) in [row[:2] for row in derived_rows(run)]
     rack = assemble(
         load_scenario(None, ["hardware.gpu=GB200", "model.target=llama-3.1-70b", "hardware.tensor_parallel=16"])[0]
     )

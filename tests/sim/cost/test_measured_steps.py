@@ -12,11 +12,11 @@ from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.planning.rounds.bottleneck import bottleneck
 from foredraft.planning.rounds.model import RoundModel
 from foredraft.sim.assembly import assemble
+from foredraft.sim.assembly.explaining import derived_rows, timing_line
 from foredraft.sim.cost.calibration import Calibration, profile_document
 from foredraft.sim.effects.given_keys import refuse_without_effect
 from foredraft.sim.effects.notices import notices_of
 from foredraft.sim.run import Simulation
-from foredraft.sim.scenario.scenario_text import derived_rows
 from foredraft.sim.scenario_file import load_scenario
 from foredraft.sim.summary.summary import summarize_run
 from made_steps import made_grid, made_steps
@@ -53,7 +53,7 @@ def test_a_run_takes_its_times_from_the_profile(settings, policy, cuda_graphs):
     summary = summarize_run(scenario, report, metrics)
     assert report.complete and summary["completed"] == 20
     assert simulation.notices == (), "the profile is of this model and of one device"
-    assert "steps measured on a device" in simulation.assembly.timing
+    assert "steps measured on a device" in timing_line(simulation.assembly)
     assert bottleneck(simulation.assembly, summary) in ("host", "prefill", "compute", "weights' bandwidth", "KV memory")
 
 

@@ -12,6 +12,7 @@ from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.observe.replay import replay
 from foredraft.sim.actors.clock import Environment
 from foredraft.sim.assembly import assemble
+from foredraft.sim.assembly.explaining import derived_rows, timing_line
 from foredraft.sim.confidence import factors, rests_on
 from foredraft.sim.cost.calibration import Calibration, FittedParameters
 from foredraft.sim.cost.memory import InsufficientMemory
@@ -210,13 +211,13 @@ def test_every_device_is_sent_what_it_holds(prefill, decode, copies):
 def test_explain_has_both_pools_and_the_link():
     hardware = {"prefill": {"gpu": "H200", "tensor_parallel": 2}, "decode": {"bandwidth_gbps": 100.0}}
     found = assemble(scenario_of(hardware))
-    rows = {name: (value, unit, source) for name, value, unit, source in found.explain()}
+    rows = {name: (value, unit, source) for name, value, unit, source in derived_rows(found)}
     assert rows["prefill: KV slots"][0] == found.prefill.memory.slots
     assert rows["decode: KV slots"][0] == found.memory.slots != found.prefill.memory.slots
     assert rows["prefill: H200 memory bandwidth"][0] == 4800 and rows["decode: H100 memory bandwidth"][0] == 3350
     assert rows["KV transfer"][:2] == (12.5, "GB/s") and "prefill engine (100 GB/s)" in rows["KV transfer"][2]
     assert "KV slots" not in rows and "llama-3.1-8b weights" in rows
-    assert "; prefill on 2 × H200: batches" in found.timing and "; decode on H100: batches" in found.timing
+    assert "; prefill on 2 × H200: batches" in timing_line(found) and "; decode on H100: batches" in timing_line(found)
 
 
 # -- counts and refusals -----------------------------------------------------------------------------------------------

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ..core.acceptance.process import AcceptanceProcess, GaussianAcceptance
-from ..core.contract.events import Event, EventSink
-from ..core.contract.request import FinishedRequest
-from ..core.draws import Purpose
-from ..core.scheduler.config import EngineRole
-from ..observe.engine_lines import engine_lines
-from .actors.clock import Environment
-from .actors.device import Device, Jitter
-from .actors.engine import EngineActor
-from .actors.host_work import HostJitter, HostWork
-from .actors.router import Link, ReplicaRouter, Wire
-from .actors.spans import SpanSink
-from .actors.streaming import TokenStreamer
-from .assembly import Assembly
-from .disaggregation.cluster import Cluster
-from .disaggregation.network import Network
-from .faults.service import SoundService
+from ...core.acceptance.process import AcceptanceProcess, GaussianAcceptance
+from ...core.contract.events import Event, EventSink
+from ...core.contract.request import FinishedRequest
+from ...core.draws import Purpose
+from ...core.scheduler.config import EngineRole
+from ...observe.engine_lines import engine_lines
+from ..actors.clock import Environment
+from ..actors.device import Device, Jitter
+from ..actors.engine import EngineActor
+from ..actors.host_work import HostJitter, HostWork
+from ..actors.router import Link, ReplicaRouter, Wire
+from ..actors.spans import SpanSink
+from ..actors.streaming import TokenStreamer
+from ..assembly import Assembly
+from ..disaggregation.cluster import Cluster
+from ..disaggregation.network import Network
+from ..faults.service import SoundService
 
 Replicas = list[EngineActor]
 
