@@ -179,6 +179,17 @@ def test_trees_go_as_deep_as_they_are_accepted(small):
     assert results[1].accept_length > 3.5, "of evenly likely candidates the seven best are of depth 1 and 2"
 
 
+def test_warming_runs_the_rounds_of_every_cell_and_times_none(small, monkeypatch):
+    ran, run_arm = [], Arm.run
+    monkeypatch.setattr(
+        Arm, "run", lambda arm, **options: (ran.append((arm.plan.steps, options)), run_arm(arm, **options))
+    )
+    monkeypatch.setattr(Arm, "captures", ("a graph",))
+    plan = plan_bench(replace(small, batch_sizes="1,2", steps="3", repeat=5))
+    assert Bench(plan).warm() == len(ran) == 4 and [steps for steps, _ in ran] == [0, 3, 0, 3]
+    assert all(options["max_tokens"] <= 16 for _, options in ran)
+
+
 def test_probabilities_hold_for_a_chain_and_grow_for_a_tree(small):
     for topk in (1, 4):
         plan = plan_bench(replace(small, acceptance="0.5,0.5", steps="3", topk=topk))
