@@ -11,7 +11,7 @@ from foredraft.core.contract.events import Aborted
 from foredraft.core.contract.outcomes import AbortOutcome, CommitOutcome
 from foredraft.core.contract.request import FinishReason
 from foredraft.core.kv.store import KVStore
-from foredraft.core.scheduler import engine as engine_module
+from foredraft.core.scheduler import requests as requests_module
 from foredraft.core.scheduler.admission import Admission
 from foredraft.core.scheduler.engine import Engine
 from foredraft.core.scheduler.flights import StepsInFlight
@@ -276,7 +276,7 @@ BREAKS: list[tuple[str, Callable, FaultPlan]] = [
     ),
     (
         "first_end_wins",
-        replace(engine_module, "finish_reason", lambda stopped: FinishReason.LENGTH),
+        replace(requests_module, "finish_reason", lambda stopped: FinishReason.LENGTH),
         only("client.stop_edge", 0.3),
     ),
     (
