@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...core.errors import count_of
+from ...core.errors import ForedraftError, count_of
 from ..options import AsJson, argument, option, print_document, refuse_of_other_modes, refuse_without_effect
 from ..progress import StatusLine
 from .annotations import error_commands
@@ -24,9 +25,9 @@ from .processes import side_by_side
 from .servers import check_server
 
 if TYPE_CHECKING:
+    from ...observe.children.pool import Tell
     from ...properties.harness.invariants import Invariant
     from ...properties.harness.report import Report
-    from ...properties.harness.swarm import Budget
 
 EXIT_BROKEN = 1
 DEFAULT_BUDGET = "60s"  # of a component that is not ours
@@ -238,10 +239,16 @@ def _check(
     share = None
     if budget is not None or named:
         share = Budget.of(budget or DEFAULT_BUDGET).divided(len(chosen))
-    run = partial(_run, bool(named), share, cases, algorithm, options, form, len(names) > 1)
+    order = {
+        "is_named": bool(named), "budget": None if share is None else asdict(share), "cases": str(cases),
+        "algorithm": algorithm, "options": options, "format": form.value, "quiet": len(names) > 1,
+    }  # fmt: skip
+    checks = [{"contract": contract, "name": name} for contract, name in chosen]
+    run = partial(_run, order)
     threads = set(threading.enumerate())
     outcomes, line = [], StatusLine(quiet=len(names) == 1 or not sys.stderr.isatty())
-    for text, outcome in side_by_side(run, chosen) if len(names) > 1 else map(run, chosen):
+    for answer in side_by_side(__name__, order, checks) if len(names) > 1 else map(run, checks):
+        text, outcome = answer["text"], answer["outcome"]
         line.clear()
         if not as_json:
             typer.echo(f"{text}\n")
@@ -258,47 +265,37 @@ def _check(
         raise typer.Exit(EXIT_BROKEN)
 
 
-Chosen = tuple[str, str]
-"""A contract, and a component of it."""
-
-
-def _run(
-    is_named: bool,
-    budget: Budget | None,
-    cases: Path,
-    algorithm: str | None,
-    options: dict[str, Any],
-    form: Format,
-    quiet: bool,
-    chosen: Chosen,
-) -> tuple[str, dict[str, Any]]:
-    """Check one component, and store the cases of its failures. Returns what to print, and what to write as JSON."""
+def _run(order: Mapping[str, Any], check: Mapping[str, str]) -> dict[str, Any]:
+    """Check one component, and store the cases of its failures. Returns the text to print, and the outcome to write as
+    JSON. `order` is what all checks of a command share; like `check` it is plain data."""
     from ...checks.registry import OPERATIONS, suite_of
     from ...properties.conformance import check as check_one
     from ...properties.harness.importing import NotInstalled
     from ...properties.harness.swarm import Budget
 
-    contract, name = chosen
+    contract, name, algorithm = check["contract"], check["name"], order["algorithm"]
     suite = suite_of(contract)
     if algorithm is not None:
         from ...properties.executor.contract import drawn_with
 
         suite = suite.drawing(drawn_with(algorithm))
-    budget = budget or Budget(operations=OPERATIONS.get(name, suite.quick), is_extended=True)
+    usual = {"operations": OPERATIONS.get(name, suite.quick), "is_extended": True}
+    budget = Budget(**(order["budget"] or usual))
     try:
-        with _shown_progress(name, quiet) as show, held_back() as traces:
+        with _shown_progress(name, order["quiet"]) as show, held_back() as traces:
             make = _load(name)
-            report = check_one(suite, make, subject=name, progress=show, budget=budget, **options)
+            report = check_one(suite, make, subject=name, progress=show, budget=budget, **order["options"])
     except NotInstalled as error:
-        if is_named:
+        if order["is_named"]:
             raise
         reason = f"needs {error.package}, which is not installed"
-        return f"{contract}: {name} skipped: {reason}", {"contract": contract, "subject": name, "skipped": reason}
-    replay = _stored(report, cases)
+        outcome = {"contract": contract, "subject": name, "skipped": reason}
+        return {"text": f"{contract}: {name} skipped: {reason}", "outcome": outcome}
+    replay = _stored(report, Path(order["cases"]))
     text = report.text(replay) + traces.lines()
-    if form is Format.github:
+    if order["format"] == Format.github:
         text = "\n".join([text, *error_commands(report, make, replay)])
-    return text, report.to_json()
+    return {"text": text, "outcome": report.to_json()}
 
 
 def _load(name: str) -> Callable[[Any], Any]:
@@ -438,3 +435,17 @@ def _shown_progress(name: str, quiet: bool) -> Iterator[Callable[[Any], None]]:
         yield show
     finally:
         line.clear()
+
+
+def answer_of(order: Mapping[str, Any], check: Mapping[str, str], tell: Tell) -> Mapping[str, Any]:
+    """Check one component in a process of `side_by_side`."""
+    try:
+        return _run(order, check)
+    except ForedraftError as error:
+        return {"error": str(error)}
+
+
+if __name__ == "__main__":
+    from ...observe.children.pool import serve_jobs
+
+    serve_jobs(answer_of)

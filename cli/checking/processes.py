@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import get_context
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
 
-Item = TypeVar("Item")
-Outcome = TypeVar("Outcome")
+from ...core.errors import ForedraftError
 
 
-def side_by_side(run: Callable[[Item], Outcome], items: Sequence[Item]) -> Iterator[Outcome]:
-    """Yield what `run` returns of each, in their order.
-    There are as many processes as cores; a component is one core's work."""
-    # The processes have what this one has imported: components may be known to it alone.
-    with get_context("fork").Pool(
-        min(os.cpu_count() or 1, len(items)), signal.signal, (signal.SIGINT, signal.SIG_IGN)
-    ) as pool:
-        yield from pool.imap(run, items)
+def side_by_side(module: str, shared: Mapping[str, Any], checks: Sequence[Mapping[str, str]]) -> Iterator[Any]:
+    """Yield the answers to all checks, in their order. `module` answers them, see `Processes`; a check has the `name`
+    of its component. There are as many processes as cores; a component is one core's work.
+
+    Raises ForedraftError for an answer that is an error, and for a check whose process dies.
+    """
+    from ...observe.children.pool import Died, Processes
+
+    with closing(Processes[int](module, shared, min(os.cpu_count() or 1, len(checks)))) as processes:
+        for number, check in enumerate(checks):
+            processes.submit(number, check)
+        answers: dict[int, Any] = {}
+        for number in range(len(checks)):
+            while number not in answers:
+                ended, answer = processes.next_ended()
+                if isinstance(answer, Died):
+                    raise ForedraftError(f"the process that checks {checks[ended]['name']} {answer.reason}")
+                if "error" in answer:
+                    raise ForedraftError(answer["error"])
+                answers[ended] = answer
+            yield answers.pop(number)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ...core.errors import ConfigError, count_of
+from ...core.errors import ConfigError, ForedraftError, count_of
 from ..options import print_document
 from .processes import side_by_side
 
 if TYPE_CHECKING:
     from ...checks.servers.packages import ServerComponent, ServerPackage
     from ...checks.servers.release import Release
+    from ...observe.children.pool import Tell
     from ...properties.harness.report import Failure, Report
-    from ...properties.harness.swarm import Budget
 
 
 def check_server(name: str, budget: str | None, seed: int, as_json: bool, cases: Path, wheel: Path | None) -> bool:
@@ -38,9 +38,12 @@ def check_server(name: str, budget: str | None, seed: int, as_json: bool, cases:
     share = None if budget is None else Budget.of(budget).divided(len(package.components))
     outcomes, ok = [], True
     width = max(len(item.name) for item in package.components)
-    for line, text, outcome in side_by_side(
-        partial(_run, release, share, seed, cases, wheel, width), package.components
-    ):
+    order = {
+        "package": name, "budget": None if share is None else asdict(share), "seed": seed, "cases": str(cases),
+        "wheel": None if wheel is None else str(wheel), "width": width,
+    }  # fmt: skip
+    for answer in side_by_side(__name__, order, [{"name": component.name} for component in package.components]):
+        line, text, outcome = answer["line"], answer["text"], answer["outcome"]
         outcomes.append(outcome)
         ok &= outcome["ok"]
         if not as_json:
@@ -62,22 +65,27 @@ def _say_absent(package: ServerPackage, width: int, as_json: bool, outcomes: lis
             typer.echo(f"  {name:<{width}}  {'':<15}  cannot run here\n      {reason}")
 
 
-def _run(
-    release: Release, budget: Budget | None, seed: int, cases: Path, wheel: Path | None, width: int,
-    component: ServerComponent,
-) -> tuple[str, str, dict[str, Any]]:  # fmt: skip
-    """Check one component. Returns its line, the text of failures that are new, and what to write as JSON."""
+def _run(order: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Check one component. Returns its line, the text of failures that are new, and the outcome to write as JSON."""
+    from ...checks.servers.packages import package_of
+    from ...checks.servers.release import name_wheel
     from ...properties.conformance import check
     from ...properties.harness.importing import load_make
     from ...properties.harness.swarm import Budget
     from ...properties.suites import suite_of
 
+    package, wheel = package_of(order["package"]), order["wheel"]
+    if wheel is not None:
+        name_wheel(package.name, Path(wheel))
+    release = package.open()
+    component = next(item for item in package.components if item.name == name)
+    budget = {"operations": component.operations} if order["budget"] is None else order["budget"]
     report = check(
         suite_of(component.contract),
         load_make(component.subject),
         subject=component.subject,
-        seed=seed,
-        budget=budget or Budget(operations=component.operations),
+        seed=order["seed"],
+        budget=Budget(**budget),
         allowed_failures=component.may_break(release.version),
         every_failure=True,
     )
@@ -85,15 +93,16 @@ def _run(
     option = "" if wheel is None else f" --wheel {wheel}"
     for failure in report.shown:
         if failure.id not in component.otherwise:
-            paths[failure.id] = _store(release, component, failure, cases, option)
+            paths[failure.id] = _store(release, component, failure, Path(order["cases"]), option)
     status, rest, notes = _status(report, component, component.defects_of(release.version), paths)
     lines = [
-        f"  {component.name:<{width}}  {component.contract:<15}  {status}{rest}",
+        f"  {component.name:<{order['width']}}  {component.contract:<15}  {status}{rest}",
         *(f"      {note}" for note in notes),
     ]
     replays = {id: f"foredraft check --replay {path}{option}" for id, path in paths.items()}
     text = "" if report.ok else report.text(replays)
-    return "\n".join(lines), text, {"component": component.name, "status": status, **report.to_json()}
+    outcome = {"component": component.name, "status": status, **report.to_json()}
+    return {"line": "\n".join(lines), "text": text, "outcome": outcome}
 
 
 def _store(release: Release, component: ServerComponent, failure: Failure, cases: Path, option: str) -> Path:
@@ -131,3 +140,17 @@ def _status(
         reports = [str(paths[id].with_suffix("").with_suffix(".md")) for id in ids]
         notes += [f"{', '.join(ids)}: {text}", *reports]
     return "defect", f"; {held} held in {operations}", notes
+
+
+def answer_of(order: Mapping[str, Any], check: Mapping[str, str], tell: Tell) -> Mapping[str, Any]:
+    """Check one component in a process of `side_by_side`."""
+    try:
+        return _run(order, check["name"])
+    except ForedraftError as error:
+        return {"error": str(error)}
+
+
+if __name__ == "__main__":
+    from ...observe.children.pool import serve_jobs
+
+    serve_jobs(answer_of)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from ...core.errors import ForedraftError
 from ...core.scheduler.config import EngineRole
+from ...observe.children.child import Child
 from ...observe.children.wire import Wire, WireError
 from ...observe.engine_lines import write_forwarded
 
@@ -29,7 +26,6 @@ START_S = 300.0
 PING_AFTER_S = 5.0
 END_S = 10.0
 """How long a worker may take to end by itself."""
-STDERR_CHARACTERS = 2000
 _LOOPBACK_NAMES = ("lo", "lo0")
 
 
@@ -52,10 +48,10 @@ class WorkerPlace:
 
 
 class WorkerProcess:
-    """One worker, a process that runs `module`.
+    """One worker, a child that runs `module`.
 
     `death` is why it is gone, in one line that a client may read; empty while it lives. `report` has all of its last
-    words, for whoever runs it.
+    words, for the operator.
     """
 
     def __init__(self, place: WorkerPlace, device: str, module: str) -> None:
@@ -63,26 +59,12 @@ class WorkerProcess:
         self.device = device
         self.death: str = ""
         self.report: str = ""
-        ours, theirs = socket.socketpair()
-        # Shown if the worker dies.
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._stderr,
-                env=_environment(),
-            )
+            self._child = Child(module, environment=_environment(), keeps_words=True)
         except OSError as error:
-            ours.close()
-            self._stderr.close()
             raise WorkerFailed(f"{place.title} cannot be started: {error.strerror or error}") from None
-        finally:
-            theirs.close()
-        ours.settimeout(SILENCE_S)
-        self.control = Wire(ours)
+        self.wire: Wire = self._child.wire
+        self.wire.set_send_limit(SILENCE_S)
         self.heard_s = self.pinged_s = time.monotonic()
         self.is_up = False
         self.exchanges: int = 0  # that a rank has said it has begun
@@ -93,38 +75,29 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     def say(self, message: Mapping[str, Any]) -> None:
-        """Send a message. A worker that is dead is found when its socket is read."""
+        """Send a message. A worker that is dead is found when its wire is read."""
         if not self.death:
-            try:
-                self.control.send(message)
-            except OSError:
-                self.kill()
+            self._child.say(message)
 
     def kill(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
+        self._child.kill()
 
     def bury(self, why: str = "") -> None:
         """Kill the process if it still runs, and keep the end of its standard error as the cause of death."""
-        self.kill()
-        code = self._process.wait()
-        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        self._stderr.seek(0)
-        words = self._stderr.read().decode("utf-8", "replace")[-STDERR_CHARACTERS:].strip()
-        said = words if code > 0 and not why else ""
+        ending = self._child.close()
+        words = self._child.last_words()
+        said = words if (self._child.exit_code or 0) > 0 and not why else ""
+        ended = f"was {ending}" if ending.startswith("killed") else f"ended with {ending}"
         self.death, self.report = (
             (why or ended) + (f"; it said: {text}" if text else "") for text in (said.rpartition("\n")[2], said)
         )
-        self._stderr.close()
-        self.control.close()
 
     def wait(self, deadline_s: float) -> None:
         """Wait for the process to end, until `deadline_s` on the monotonic clock."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, deadline_s - time.monotonic()))
+        self._child.wait(max(0.0, deadline_s - time.monotonic()))
 
 
 class Processes(ABC):
@@ -151,7 +124,7 @@ class Processes(ABC):
             for place, device in zip(places, self.devices[:: self.num_ranks], strict=True):
                 worker = WorkerProcess(place, device, self.module)
                 self.all[place.name] = worker
-                self._selector.register(worker.control, selectors.EVENT_READ, worker)
+                self._selector.register(worker.wire, selectors.EVENT_READ, worker)
             self._connect()
         except BaseException:
             self.close(at_once=True)
@@ -216,13 +189,13 @@ class Processes(ABC):
 
     def _listen(self, worker: WorkerProcess) -> Iterator[tuple[WorkerProcess, dict[str, Any] | None]]:
         try:
-            messages = worker.control.receive()
+            messages = worker.wire.receive()
         except (WireError, OSError) as error:
             messages, why = None, f"says what is no message: {error}"
         else:
             why = ""
         if messages is None:
-            self._selector.unregister(worker.control)
+            self._selector.unregister(worker.wire)
             worker.bury(why)
             yield worker, None
             return
@@ -249,7 +222,7 @@ class Processes(ABC):
                 continue
             silence_s = self.silence_s if worker.is_up else START_S
             if now_s - worker.pinged_s > silence_s:
-                self._selector.unregister(worker.control)
+                self._selector.unregister(worker.wire)
                 worker.bury(f"did not answer for {silence_s:.0f} s")
                 heard.append((worker, None))
 
@@ -283,12 +256,12 @@ def _loopback_store() -> tuple[Any, int]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the workers' environment: they find each other over the loopback interface, unless the user
-    has said otherwise."""
+    """Return what the workers' environment has beside this one's: they find each other over the loopback interface,
+    unless the user has said otherwise."""
     names = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in _LOOPBACK_NAMES if name in names), None)
-    environment = dict(os.environ)
+    environment: dict[str, str] = {}
     if loopback is not None:
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            environment.setdefault(variable, loopback)
+            environment[variable] = os.environ.get(variable, loopback)
     return environment

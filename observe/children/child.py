@@ -68,8 +68,9 @@ class Child:
         return self._process.pid
 
     @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
+    def exit_code(self) -> int | None:
+        """What it has ended with: below 0 the number of a signal. None while it runs."""
+        return self._process.poll()
 
     def say(self, message: Mapping[str, Any]) -> None:
         """Send a message. That the child is dead is found when its wire is read; one that does not read is killed."""
@@ -79,7 +80,7 @@ class Child:
             self.kill()
 
     def kill(self) -> None:
-        if self.is_running:
+        if self.exit_code is None:
             self._process.kill()
 
     def wait(self, limit_s: float | None = None) -> None:

@@ -9,6 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 from .child import ONE_THREAD, Child, incoming, run_child
@@ -34,7 +35,8 @@ class Died:
 
 class Processes(Generic[Job]):
     """`count` processes, each of which runs `python -m module`, whose main calls `serve_jobs`. `shared` is passed to
-    each; `on_news` takes what a job tells before its answer. They start with the first jobs."""
+    each; `on_news` takes what a job tells before its answer. They start with the first jobs. `environment` is added to
+    that of this process. `attempts`: how often a job is given to a process that dies."""
 
     def __init__(
         self,
@@ -42,10 +44,13 @@ class Processes(Generic[Job]):
         shared: Mapping[str, Any],
         count: int,
         on_news: Callable[[Job, Any], None] | None = None,
+        environment: Mapping[str, str] = ONE_THREAD,
+        attempts: int = ATTEMPTS,
     ) -> None:
         self.count = count
-        self._module = module
+        self._make_child = partial(Child, module, environment=environment)
         self._shared = dict(shared)
+        self._attempts = attempts
         self._on_news = on_news
         self._waiting: queue.SimpleQueue[tuple[Job, Message] | None] = queue.SimpleQueue()
         self._heard: queue.SimpleQueue[tuple[Job, Message | Died] | BaseException] = queue.SimpleQueue()
@@ -55,7 +60,7 @@ class Processes(Generic[Job]):
         """Pass `line` to a process when one is free."""
         self._waiting.put((job, dict(line)))
         if len(self._workers) < self.count:
-            worker = _Worker[Job](self._module, self._shared)
+            worker = _Worker[Job](self._make_child, self._shared, self._attempts)
             self._workers.append(worker)
             threading.Thread(target=worker.serve, args=(self._waiting, self._heard), daemon=True).start()
 
@@ -83,9 +88,10 @@ class Processes(Generic[Job]):
 class _Worker(Generic[Job]):
     """A child and the thread that feeds it."""
 
-    def __init__(self, module: str, shared: Mapping[str, Any]) -> None:
-        self._module = module
+    def __init__(self, make_child: Callable[[], Child], shared: Mapping[str, Any], attempts: int) -> None:
+        self._make_child = make_child
         self._shared = shared
+        self._attempts = attempts
         self._child: Child | None = None
         self._stopped = False
         self._lock = threading.Lock()  # no child is started after `stop`
@@ -119,7 +125,7 @@ class _Worker(Generic[Job]):
 
     def _run(self, line: Message, on_news: Callable[[Message], None]) -> Message | Died:
         reason = ""
-        for _ in range(ATTEMPTS):
+        for attempt in range(1, self._attempts + 1):
             child = self._ready()
             if child is None:
                 break
@@ -130,7 +136,7 @@ class _Worker(Generic[Job]):
                         return message
                     on_news(message)
             with self._lock:
-                reason = f"died, {ATTEMPTS} times: {child.close()}"
+                reason = f"died{f', {attempt} times' if attempt > 1 else ''}: {child.close()}"
                 self._child = None
         return Died(reason)
 
@@ -140,7 +146,7 @@ class _Worker(Generic[Job]):
             if self._stopped:
                 return None
             if self._child is None:
-                self._child = Child(self._module, environment=ONE_THREAD)
+                self._child = self._make_child()
                 self._child.say(self._shared)
             return self._child
 

@@ -35,6 +35,10 @@ class Wire:
     def fileno(self) -> int:
         return self._socket.fileno()
 
+    def set_send_limit(self, limit_s: float) -> None:
+        """Let `send` raise TimeoutError once the other end has not read for so long."""
+        self._socket.settimeout(limit_s)
+
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message, and wait until the socket's buffer has it.
         Raises OSError if the other end is closed or does not read."""

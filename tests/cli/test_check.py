@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 from foredraft.checks import registry
 from foredraft.checks.adapters import kv_allocator
+from foredraft.cli.checking.processes import side_by_side
+from foredraft.core.errors import ForedraftError
 from foredraft.properties.harness.invariants import all_invariants
 
 BAD = Path(__file__).parents[1] / "support" / "bad_allocators.py"
@@ -95,6 +98,31 @@ def test_it_goes_on_after_a_failure_if_asked(command, theirs):
         ids[options] = [one["invariant"] for one in json.loads(outcome.out)["components"][0]["failures"]]
     assert len(ids[()]) == 1 and len(ids["--every-failure",]) > 1, ids
     assert command("check", "--every-failure", "--list").code == 2
+
+
+CHECKS = """
+import os
+from foredraft.observe.children.pool import serve_jobs
+
+def answer_of(shared, check, tell):
+    if check["name"] == shared["deadly"]:
+        os.kill(os.getpid(), 9)
+    return {"error": "as asked"} if check["name"] == shared["wrong"] else {"text": check["name"]}
+
+serve_jobs(answer_of)
+"""
+
+
+def test_a_check_whose_process_dies_is_one_error_and_no_wait_for_ever(tmp_path, monkeypatch):
+    (tmp_path / "written_checks.py").write_text(CHECKS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    checks = [{"name": name} for name in "abcd"]
+    shared = {"deadly": "", "wrong": ""}
+    assert [found["text"] for found in side_by_side("written_checks", shared, checks)] == list("abcd")
+    with pytest.raises(ForedraftError, match="the process that checks c died, 2 times: killed by SIGKILL"):
+        list(side_by_side("written_checks", {**shared, "deadly": "c"}, checks))
+    with pytest.raises(ForedraftError, match="as asked"):
+        list(side_by_side("written_checks", {**shared, "wrong": "d"}, checks))
 
 
 def test_a_good_one(command, theirs):

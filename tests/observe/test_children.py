@@ -133,7 +133,7 @@ def test_a_child_answers_and_its_words_are_kept_for_its_death(module):
     assert received(child.wire, 1) == [{"do": "ü"}]
     os.kill(child.pid, signal.SIGINT)  # a terminal's Ctrl-C reaches every process
     child.say({"do": "again"})
-    assert received(child.wire, 1) == [{"do": "again"}] and child.is_running
+    assert received(child.wire, 1) == [{"do": "again"}] and child.exit_code is None
     child.say({"do": "fail"})
     assert child.wire.receive() is None
     child.wait()

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from foredraft.gpu.bench import run as prompts_module
 from foredraft.gpu.bench.arm import Arm, common_outputs
 from foredraft.gpu.bench.floor import round_bytes
 from foredraft.gpu.bench.plan import BenchOptions, acceptance_of_arm, plan_bench
-from foredraft.gpu.bench.processes import summarised
+from foredraft.gpu.bench.processes import found_from_json, found_to_json, run_process, summarised
 from foredraft.gpu.bench.report import graph_costs, report
 from foredraft.gpu.bench.run import Bench, Machine, bench_prompts
 from foredraft.gpu.bench.shapes import random_draft, shape_of
@@ -257,7 +256,7 @@ def test_processes_are_summarised_and_what_cannot_be_is_explained(small):
     machine = Machine("cpu", 1, 1e9, 1, 0)
     capture = CaptureReport(3, 4, 1, RoundKind.SAMPLED, 0.5, 10)
     sent = [*results, replace(results[0], captures=(capture,))]
-    assert ForkingPickler.loads(ForkingPickler.dumps((machine, sent))) == (machine, sent), "from process to process"
+    assert found_from_json(json.loads(json.dumps(found_to_json(machine, sent)))) == (machine, sent)
     summary = summarised([results, slow, slow])
     assert summary[1].speedups == (results[1].speedup, slow[1].speedup, slow[1].speedup)
     assert (summary[1].tokens_per_s, summary[0].round_ms) == (1.0, 8.0)
@@ -267,6 +266,18 @@ def test_processes_are_summarised_and_what_cannot_be_is_explained(small):
         "is more than the accept length" in lines[1] and "2.000 ms, less than the 8.000 ms of a plain step" in lines[1]
     )
     assert len(footing(plan, [summary[0], replace(suspect, speedup=1.0)])) == 1
+
+
+@pytest.mark.slow
+def test_a_process_measures_what_this_one_would(small, tmp_path):
+    machine, results = run_process(replace(small, steps="3"))
+    _, bench, expected = run(replace(small, steps="3"))
+    assert replace(machine, copy_bytes_per_s=0.0) == replace(bench.machine, copy_bytes_per_s=0.0)
+    assert [(r.steps, r.rounds, r.equal_outputs) for r in results] == [
+        (r.steps, r.rounds, r.equal_outputs) for r in expected
+    ]
+    with pytest.raises(ForedraftError, match=r"a process of the benchmark: .*gone"):
+        run_process(replace(small, random_weights=str(tmp_path / "gone.json")))
 
 
 # -- the floor --------------------------------------------------------------------------------------------------------

@@ -259,11 +259,11 @@ def test_what_caused_a_message_is_heard_before_it(monkeypatch):
     workers = object.__new__(Workers)
     workers._selector = selectors.DefaultSelector()
     workers.all, workers.silence_s = {}, 60.0
-    for role, control in zip(roles, (to_prefill, to_decode), strict=True):
+    for role, wire in zip(roles, (to_prefill, to_decode), strict=True):
         place = WorkerPlace(f"{role}0", role, 0)
-        workers.all[place.name] = worker = SimpleNamespace(place=place, name=place.name, control=control, death="")
+        workers.all[place.name] = worker = SimpleNamespace(place=place, name=place.name, wire=wire, death="")
         worker.heard_s = worker.pinged_s = time.monotonic()
-        workers._selector.register(control, selectors.EVENT_READ, worker)
+        workers._selector.register(wire, selectors.EVENT_READ, worker)
     for sender in (prefill, decode):
         sender.send({"say": "earlier"})
     real, later = Wire.receive, [prefill, decode]
