@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...core.errors import ForedraftError, count_of
+from ...core.errors import count_of
 from ..options import AsJson, argument, option, print_document, refuse_of_other_modes, refuse_without_effect
 from ..progress import StatusLine
 from .annotations import error_commands
 from .endpoints import SERVER, check_endpoint, with_asking_options
 from .printed import end_despite_threads, held_back
-from .processes import side_by_side
+from .processes import serve_checks, side_by_side
 from .servers import check_server
 
 if TYPE_CHECKING:
-    from ...observe.children.pool import Tell
     from ...properties.harness.invariants import Invariant
     from ...properties.harness.report import Report
 
@@ -437,15 +436,5 @@ def _shown_progress(name: str, quiet: bool) -> Iterator[Callable[[Any], None]]:
         line.clear()
 
 
-def answer_of(order: Mapping[str, Any], check: Mapping[str, str], tell: Tell) -> Mapping[str, Any]:
-    """Check one component in a process of `side_by_side`."""
-    try:
-        return _run(order, check)
-    except ForedraftError as error:
-        return {"error": str(error)}
-
-
 if __name__ == "__main__":
-    from ...observe.children.pool import serve_jobs
-
-    serve_jobs(answer_of)
+    serve_checks(_run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -31,3 +31,16 @@ def side_by_side(module: str, shared: Mapping[str, Any], checks: Sequence[Mappin
                     raise ForedraftError(answer["error"])
                 answers[ended] = answer
             yield answers.pop(number)
+
+
+def serve_checks(answer: Callable[[Mapping[str, Any], Mapping[str, str]], Mapping[str, Any]]) -> None:
+    """Answer checks in a process of `side_by_side`; bad input is an answer, too."""
+    from ...observe.children.pool import serve_jobs
+
+    def run(shared: Mapping[str, Any], check: Mapping[str, str], tell: object) -> Mapping[str, Any]:
+        try:
+            return answer(shared, check)
+        except ForedraftError as error:
+            return {"error": str(error)}
+
+    serve_jobs(run)

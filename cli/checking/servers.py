@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ...core.errors import ConfigError, ForedraftError, count_of
+from ...core.errors import ConfigError, count_of
 from ..options import print_document
-from .processes import side_by_side
+from .processes import serve_checks, side_by_side
 
 if TYPE_CHECKING:
     from ...checks.servers.packages import ServerComponent, ServerPackage
     from ...checks.servers.release import Release
-    from ...observe.children.pool import Tell
     from ...properties.harness.report import Failure, Report
 
 
@@ -65,11 +64,11 @@ def _say_absent(package: ServerPackage, width: int, as_json: bool, outcomes: lis
             typer.echo(f"  {name:<{width}}  {'':<15}  cannot run here\n      {reason}")
 
 
-def _run(order: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _run(order: Mapping[str, Any], check: Mapping[str, str]) -> dict[str, Any]:
     """Check one component. Returns its line, the text of failures that are new, and the outcome to write as JSON."""
     from ...checks.servers.packages import package_of
     from ...checks.servers.release import name_wheel
-    from ...properties.conformance import check
+    from ...properties.conformance import check as check_one
     from ...properties.harness.importing import load_make
     from ...properties.harness.swarm import Budget
     from ...properties.suites import suite_of
@@ -78,9 +77,9 @@ def _run(order: Mapping[str, Any], name: str) -> dict[str, Any]:
     if wheel is not None:
         name_wheel(package.name, Path(wheel))
     release = package.open()
-    component = next(item for item in package.components if item.name == name)
+    component = next(item for item in package.components if item.name == check["name"])
     budget = {"operations": component.operations} if order["budget"] is None else order["budget"]
-    report = check(
+    report = check_one(
         suite_of(component.contract),
         load_make(component.subject),
         subject=component.subject,
@@ -142,15 +141,5 @@ def _status(
     return "defect", f"; {held} held in {operations}", notes
 
 
-def answer_of(order: Mapping[str, Any], check: Mapping[str, str], tell: Tell) -> Mapping[str, Any]:
-    """Check one component in a process of `side_by_side`."""
-    try:
-        return _run(order, check["name"])
-    except ForedraftError as error:
-        return {"error": str(error)}
-
-
 if __name__ == "__main__":
-    from ...observe.children.pool import serve_jobs
-
-    serve_jobs(answer_of)
+    serve_checks(_run)

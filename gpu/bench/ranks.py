@@ -5,6 +5,7 @@ The arms and their engines are in the parent, so the times contain what it costs
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,5 +43,5 @@ def options_to_json(options: BenchOptions) -> dict[str, Any]:
     return {**asdict(options), "model": None if options.model is None else str(options.model)}
 
 
-def options_from_json(value: dict[str, Any]) -> BenchOptions:
+def options_from_json(value: Mapping[str, Any]) -> BenchOptions:
     return BenchOptions(**{**value, "model": None if value["model"] is None else Path(value["model"])})
