@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from ..core.errors import ForedraftError
 from ..core.parsing import parse_json
-from ..observe.children.pool import ATTEMPTS, Died, Processes, Tell, serve_jobs
+from ..observe.children.pool import ATTEMPTS, ChildPool, Died, Tell, serve_jobs
 from .trial import Trial, run_trial
 
 ANY_CLUSTER = "ray"
@@ -68,7 +68,7 @@ class LocalWorkers:
 
     def __init__(self, tables: Mapping[str, Any], count: int) -> None:
         self.count = count
-        self._processes = Processes[Job](__name__, tables, count)
+        self._processes = ChildPool[Job](__name__, tables, count)
 
     def submit(self, job: Job) -> None:
         """See `Workers.submit`."""

@@ -11,14 +11,14 @@ from ...core.errors import ForedraftError
 
 
 def side_by_side(module: str, shared: Mapping[str, Any], checks: Sequence[Mapping[str, str]]) -> Iterator[Any]:
-    """Yield the answers to all checks, in their order. `module` answers them, see `Processes`; a check has the `name`
+    """Yield the answers to all checks, in their order. `module` answers them, see `ChildPool`; a check has the `name`
     of its component. There are as many processes as cores; a component is one core's work.
 
     Raises ForedraftError for an answer that is an error, and for a check whose process dies.
     """
-    from ...observe.children.pool import Died, Processes
+    from ...observe.children.pool import ChildPool, Died
 
-    with closing(Processes[int](module, shared, min(os.cpu_count() or 1, len(checks)))) as processes:
+    with closing(ChildPool[int](module, shared, min(os.cpu_count() or 1, len(checks)))) as processes:
         for number, check in enumerate(checks):
             processes.submit(number, check)
         answers: dict[int, Any] = {}

@@ -13,7 +13,7 @@ from statistics import mean, median
 from typing import Any
 
 from ...core.errors import ForedraftError
-from ...observe.children.pool import Died, Processes, Tell, serve_jobs
+from ...observe.children.pool import ChildPool, Died, Tell, serve_jobs
 from ..executor.graphs import CaptureReport, RoundKind
 from ..executor.shaping import Changed
 from .plan import BenchOptions, plan_bench
@@ -25,7 +25,7 @@ OVER_PROCESSES = ("tokens_per_s", "tokens_per_s_request", "round_ms", "prefill_t
 
 def run_process(options: BenchOptions) -> tuple[Machine, list[ArmResult]]:
     """Run the whole benchmark in a fresh process. Raises ForedraftError if it fails, or if its process dies."""
-    with closing(Processes[None](__name__, {}, 1, environment={}, attempts=1)) as processes:
+    with closing(ChildPool[None](__name__, {}, 1, environment={}, attempts=1)) as processes:
         processes.submit(None, options_to_json(options))
         _, found = processes.next_ended()
     if isinstance(found, Died):

@@ -33,7 +33,7 @@ class Died:
     reason: str
 
 
-class Processes(Generic[Job]):
+class ChildPool(Generic[Job]):
     """`count` processes, each of which runs `python -m module`, whose main calls `serve_jobs`. `shared` is passed to
     each; `on_news` takes what a job tells before its answer. They start with the first jobs. `environment` is added to
     that of this process. `attempts`: how often a job is given to a process that dies."""
@@ -152,7 +152,7 @@ class _Worker(Generic[Job]):
 
 
 def serve_jobs(run: Callable[[dict[str, Any], dict[str, Any], Tell], Mapping[str, Any]]) -> NoReturn:
-    """Do one job after another, in a process that `Processes` has started: `run(shared, line, tell)` returns the answer
+    """Do one job after another, in a process that `ChildPool` has started: `run(shared, line, tell)` returns the answer
     to a line."""
 
     def serve(wire: Wire) -> None:

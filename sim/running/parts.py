@@ -15,7 +15,7 @@ from typing import Any
 
 from ...core.contract.events import EventSink
 from ...core.errors import ForedraftError
-from ...observe.children.pool import Died, Processes, Tell, serve_jobs
+from ...observe.children.pool import ChildPool, Died, Tell, serve_jobs
 from ...observe.log import EventLog
 from ...observe.measuring.metrics import RunMetrics
 from ...observe.measuring.parts import add_parts, counts_of
@@ -52,7 +52,7 @@ def run_parts(
 
     with TemporaryDirectory(prefix="foredraft-parts-") as directory:
         folders = [Path(directory, str(number)) for number in range(workers)]
-        with closing(Processes[int](__name__, shared, workers, take_news)) as processes:
+        with closing(ChildPool[int](__name__, shared, workers, take_news)) as processes:
             for number, folder in enumerate(folders):
                 folder.mkdir()
                 processes.submit(number, {"number": number, "folder": str(folder), "events": log is not None})

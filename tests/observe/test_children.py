@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from foredraft.observe.children.child import Child
-from foredraft.observe.children.pool import Died, Processes
+from foredraft.observe.children.pool import ChildPool, Died
 from foredraft.observe.children.wire import MAX_FRAME_BYTES, Wire, WireError
 
 # -- the wire ----------------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ serve_jobs(run)
 def test_a_pool_answers_all_jobs_but_those_whose_process_dies(module):
     heard = []
     shared = {"factor": 10, "deadly": 2, "wrong": 4}
-    with closing(Processes[int](module(JOBS), shared, 2, lambda job, news: heard.append((job, news)))) as pool:
+    with closing(ChildPool[int](module(JOBS), shared, 2, lambda job, news: heard.append((job, news)))) as pool:
         for number in range(6):
             pool.submit(number, {"number": number})
         answers = dict(pool.next_ended() for _ in range(6))
@@ -226,7 +226,7 @@ def test_a_closed_pool_has_no_process(module):
         "def run(shared, line, tell):\n    import time; tell(os.getpid()); time.sleep(60)",
     )
     pids = []
-    pool = Processes[int](module(code), {}, 2, lambda job, pid: pids.append(pid))
+    pool = ChildPool[int](module(code), {}, 2, lambda job, pid: pids.append(pid))
     for number in range(3):
         pool.submit(number, {"number": number})
     waiting = threading.Thread(target=pool.next_ended, daemon=True)
