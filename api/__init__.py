@@ -17,7 +17,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foredraft.planning.answer import PlanAnswer
+    from foredraft.planning.answers.answer import PlanAnswer
     from foredraft.planning.rounds.cost import Cost
     from foredraft.planning.rounds.doctor import Diagnosis
     from foredraft.planning.tuning.result import TuneResult

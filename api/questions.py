@@ -9,8 +9,8 @@ from typing import Any
 
 from foredraft.core.errors import count_of
 from foredraft.observe.output_files import JsonRecord
-from foredraft.planning.answer import PlanAnswer, search_plan
-from foredraft.planning.candidates import base_tables
+from foredraft.planning.answers.answer import PlanAnswer, search_plan
+from foredraft.planning.candidates.candidate import base_tables
 from foredraft.planning.demand.question import question_of
 from foredraft.planning.plan import make_plan
 from foredraft.planning.rounds.cost import Cost, cost_of_rounds

@@ -24,8 +24,8 @@ from typing import Any
 import matplotlib
 import numpy as np
 from foredraft.observe import figures
+from foredraft.planning.candidates.rounds import RoundModel
 from foredraft.planning.rounds.doctor import asked_means
-from foredraft.planning.rounds.model import RoundModel
 from foredraft.sim.assembly import assemble
 from foredraft.sim.scenario_file import load_scenario
 from matplotlib.axes import Axes

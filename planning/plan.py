@@ -21,7 +21,7 @@ from ..core.errors import ConfigError, ForedraftError, count_of
 from ..sim.assembly import assemble
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
-from .candidates import REPLICAS, Candidate, base_tables, make_candidates
+from .candidates.candidate import REPLICAS, Candidate, base_tables, make_candidates
 from .confidence.comparison import ModelErrors
 from .demand.question import Question
 from .demand.trace_part import TracePart

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from ..core.errors import ForedraftError
+from ..planning.candidates.rounds import MOST_STEPS, RoundModel
 from ..planning.grid import NO_SPECULATION
 from ..planning.rounds.cost import cost_of_rounds
 from ..planning.rounds.doctor import asked_means, diagnose
-from ..planning.rounds.model import MOST_STEPS, RoundModel
 from ..sim.assembly import assemble
 from ..sim.effects.given_keys import refuse_without_effect
 from ..sim.effects.notices import notices_of

@@ -8,8 +8,8 @@ from tempfile import mkdtemp
 from typing import Any
 
 from ..core.errors import ConfigError
-from ..planning.answer import search_plan
-from ..planning.candidates import base_tables
+from ..planning.answers.answer import search_plan
+from ..planning.candidates.candidate import base_tables
 from ..planning.demand.question import Question, question_of
 from ..planning.grid import parse_grid
 from ..planning.plan import make_plan

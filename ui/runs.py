@@ -7,8 +7,8 @@ from contextlib import closing
 from typing import Any
 
 from ..observe.measuring.metrics import RunMetrics
+from ..planning.candidates.rounds import without_speculation
 from ..planning.grid import NO_SPECULATION
-from ..planning.rounds.model import without_speculation
 from ..sim.run import Simulation
 from ..sim.running.report import Progress
 from ..sim.scenario import Scenario

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from foredraft.planning.candidates import base_tables, make_candidates
+from foredraft.planning.answers.ranking import rank_candidates
+from foredraft.planning.candidates.candidate import base_tables, make_candidates
 from foredraft.planning.confidence.ranked import Ranked
-from foredraft.planning.confidence.ranking import rank_candidates
 from foredraft.planning.demand.question import Question
 from foredraft.planning.plan import Plan
 from foredraft.planning.slo import excess, objectives_of

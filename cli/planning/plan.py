@@ -78,8 +78,8 @@ def plan(
         foredraft plan --trace requests.csv --rate 1 --try hardware.gpu=H100,L40S
         foredraft plan --trace day.csv --by-hour --price H100=2.5
     """
-    from ...planning.answer import search_plan
-    from ...planning.candidates import base_tables
+    from ...planning.answers.answer import search_plan
+    from ...planning.candidates.candidate import base_tables
     from ...planning.demand.question import question_of
     from ...planning.grid import parse_grid
     from ...planning.plan import make_plan

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from .plan_day import WIDTH, hours_of
 
 if TYPE_CHECKING:
-    from ...planning.answer import PlanAnswer
+    from ...planning.answers.answer import PlanAnswer
+    from ...planning.answers.bill import Bill
     from ...planning.confidence.ranked import Ranked
-    from ...planning.demand.bill import Bill
     from ...planning.plan import Plan
     from ...planning.search.judge import Finding
 
@@ -67,7 +67,7 @@ def _refused(whole: Plan) -> list[str]:
 
 def _short_table(whole: Plan, shown: Sequence[Ranked]) -> list[str]:
     """Return the table of the best candidates, with as many as MOST_LINES have room for."""
-    from ...planning.answer import tokens_per_s
+    from ...planning.answers.answer import tokens_per_s
 
     is_load = whole.question.load is None
     head = f"{whole.load_unit:>12}{'80 %':>18}{'GPUs':>6}" if is_load else f"{'GPUs':>6}{'80 %':>12}"
@@ -91,7 +91,7 @@ def _short_table(whole: Plan, shown: Sequence[Ranked]) -> list[str]:
 
 def _short_notes(whole: Plan, ranked: Sequence[Ranked], answer: PlanAnswer) -> list[str]:
     """Return what a reader of the short table must know, and where the rest stands."""
-    from ...planning.answer import too_few_seeds
+    from ...planning.answers.answer import too_few_seeds
     from ...planning.plan import LEAST_ARRIVALS_S
 
     shown = [item for item in ranked if not item.dropped]
@@ -120,7 +120,7 @@ def _short_notes(whole: Plan, ranked: Sequence[Ranked], answer: PlanAnswer) -> l
 
 
 def _table(whole: Plan, shown: Sequence[Ranked]) -> list[str]:
-    from ...planning.answer import HELD, tightest_of, tokens_per_s
+    from ...planning.answers.answer import HELD, tightest_of, tokens_per_s
 
     greatest = whole.question.load is None
     head = (f"{whole.load_unit:>12}{'half of runs':>16}" if greatest else "") + f"{'GPUs':>6}{'tokens/s':>10}"
@@ -171,7 +171,7 @@ def _half(found: Finding) -> str:
 def _model_table(whole: Plan, shown: Sequence[Ranked]) -> list[str]:
     """Return a table of what holds if times are not as simulated, and what it rests on."""
     from ...observe.tables import intervals_rest_on
-    from ...planning.answer import tightest_of
+    from ...planning.answers.answer import tightest_of
 
     rests = [item.rests_on for item in shown if item.holds]
     if all(item.taken_range is None for item in shown):

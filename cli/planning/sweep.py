@@ -161,7 +161,7 @@ def _clock(seconds: float) -> str:
 
 def _document(sweep: Sweep, name: str, notices: Sequence[str], table: Path) -> SweepDocument:
     """Return the means of every number of the summaries, by combination."""
-    from ...planning.confidence.intervals import estimate
+    from ...planning.search.intervals import estimate
     from ..documents.simulation import Combination, SweepDocument, SweptResult
 
     found = []
@@ -252,7 +252,7 @@ def _columns(sweep: Sweep, shown: Sequence[int], keys: Sequence[str], half_width
 
 
 def _cell(values: Sequence[float], key: str, digits: int, half_width: bool) -> str:
-    from ...planning.confidence.intervals import estimate
+    from ...planning.search.intervals import estimate
 
     if not values:
         return "–"

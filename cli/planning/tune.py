@@ -19,7 +19,7 @@ from .options import Cluster, NumWorkers, Requests, kept_runs
 from .tables import print_table
 
 if TYPE_CHECKING:
-    from ...planning.confidence.intervals import Estimate
+    from ...planning.search.intervals import Estimate
     from ...planning.tuning.result import TuneResult
     from ...planning.tuning.tune import Judged, Tune
 

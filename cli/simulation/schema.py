@@ -17,7 +17,7 @@ SCENARIO_FILES = "scenario"
 _OWN = "cli.documents."
 DOCUMENTS: dict[str, tuple[str, ...]] = {
     "simulate": (f"{_OWN}simulation:SimulateDocument", f"{_OWN}simulation:ExplainDocument"),
-    "plan": ("planning.answer:PlanAnswer",),
+    "plan": ("planning.answers.answer:PlanAnswer",),
     "tune": ("planning.tuning.result:TuneResult",),
     "doctor": ("planning.rounds.doctor:Diagnosis", "planning.rounds.cost:Cost"),
     "sweep": (f"{_OWN}simulation:SweepDocument",),

@@ -10,7 +10,7 @@ from ...sim.confidence import TIMES, difference, factors, rests_on
 from ...sim.cost.published.evidence import NOTHING, Difference, Interval, published_errors
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_with
-from ..candidates import REPLICAS, Candidate, base_tables
+from ..candidates.candidate import REPLICAS, Candidate, base_tables
 from ..search.judge import Finding
 from ..slo import Objective
 from .model_error import Curve, Errors, count_range, load_range

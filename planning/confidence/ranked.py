@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..search.judge import Finding
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...core.acceptance.presets import TEXTS
 from ...sim.assembly.rounds import Round
 from ...sim.scenario_file import scenario_with
-from ..rounds.model import RoundModel
+from ..candidates.rounds import RoundModel
 from .comparison import speed_up_error
 
 LENGTHS = (0.5, 2.0)

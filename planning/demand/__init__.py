@@ -1,1 +1,1 @@
-"""What is asked of a service that is planned: its traffic, by the hour, its limits, and what serving it costs."""
+"""What is asked of a service that is planned: its traffic, by the hour, and its limits."""

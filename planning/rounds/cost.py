@@ -13,9 +13,9 @@ from ...sim.assembly.rounds import Round
 from ...sim.confidence import factors_of_rounds, rests_on
 from ...sim.cost.published.evidence import Interval
 from ...sim.scenario import Scenario
+from ..candidates.rounds import RoundModel
 from ..confidence.comparison import about_speed_ups
 from ..grid import NO_SPECULATION
-from .model import RoundModel
 
 
 @dataclass(frozen=True)

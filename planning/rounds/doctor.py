@@ -16,12 +16,12 @@ from ...sim.confidence import rests_on
 from ...sim.load import asked_lengths, make_workload
 from ...sim.running.report import Progress
 from ...sim.scenario import Scenario
+from ..candidates.rounds import MOST_STEPS, RoundModel, without_speculation
 from ..confidence.comparison import about_speed_ups, speed_up_error
 from ..confidence.unknowns import Moved, gains_by_unknown
 from ..demand.trace_part import TracePart
 from ..grid import NO_SPECULATION
 from ..trial import run_trial
-from .model import MOST_STEPS, RoundModel, without_speculation
 
 CONTEXTS = (256, 1024, 4096, 16_384)
 BATCHES = (1, 4, 16, 64, 256, 1024)

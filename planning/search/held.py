@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..confidence.bounds import SHARE, Level, differences
-from ..confidence.intervals import Estimate
 from ..slo import Objective
 from ..trial import Trial
+from .bounds import SHARE, Level, differences
+from .intervals import Estimate
 from .judge import MOST_EXCESS, Finding, Judge, Search, Wanted
 from .loads import tidy
 from .own_loads import REACH, bounded, own_loads

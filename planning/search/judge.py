@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..confidence.bounds import Level, Spread, seeds_needed
-from ..confidence.intervals import Estimate
 from ..slo import Objective, excess, shares
 from ..trial import Trial
+from .bounds import Level, Spread, seeds_needed
+from .intervals import Estimate
 
 Wanted = list[dict[str, Any]]
 Search = Generator[Wanted, list[Trial], "Finding"]

@@ -15,7 +15,7 @@ from ...core.errors import ForedraftError, count_of
 from ...sim.load import make_workload, trace_options
 from ...sim.scenario import Scenario
 from ...sim.workload.traces import TraceSource
-from ..rounds.model import RoundModel
+from ..candidates.rounds import RoundModel
 
 WINDOWS = 12  # of a trace, all of one length
 LIGHT_SHARE, KNEE_SHARE = 0.1, 0.5

@@ -11,7 +11,7 @@ from ...observe.output_files import Document, write_text
 from ...sim.confidence import rests_on
 from ...sim.scenario.scenario_text import scenario_text
 from ...sim.scenario_file import scenario_with
-from ..confidence.intervals import Estimate
+from ..search.intervals import Estimate
 from ..servers.files import server_files
 from ..store import StoredWorkers, TrialStore
 from .tables import Table, settings_of

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...core.errors import ConfigError
 from ...sim.scenario import Scenario
-from ..rounds.model import RoundModel
+from ..candidates.rounds import RoundModel
 
 FIRST_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Smallest batch sizes of the ranges, each twice the one before: the sizes that servers capture."""

@@ -15,9 +15,9 @@ from typing import Any
 from ...core.adaptive.config import PRESETS
 from ...core.errors import ConfigError, ForedraftError, Problem, count_of
 from ...sim.scenario import Scenario
-from ..confidence.intervals import Estimate, estimate
+from ..candidates.rounds import RoundModel
 from ..grid import NO_SPECULATION
-from ..rounds.model import RoundModel
+from ..search.intervals import Estimate, estimate
 from ..trial import Trial
 from ..workers import Job, Workers
 from .phases import Phase, mean_context, phases_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from foredraft.planning.candidates import TENSOR_PARALLEL, make_candidates
+from foredraft.planning.candidates.candidate import TENSOR_PARALLEL, make_candidates
 from foredraft.sim.scenario import Scenario
 
 LARGE = Scenario.model_validate({"model": {"target": "llama-3.1-70b"}})

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from foredraft.planning.candidates import make_candidates
+from foredraft.planning.candidates.candidate import make_candidates
 from foredraft.planning.confidence.comparison import SPEED_UP_BATCHES, ModelErrors, about_speed_ups, speed_up_error
 from foredraft.planning.confidence.model_error import Curve
 from foredraft.planning.confidence.ranked import Ranked

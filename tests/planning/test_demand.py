@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from foredraft.planning.candidates import make_candidates
+from foredraft.planning.answers.bill import bill_of
+from foredraft.planning.candidates.candidate import make_candidates
 from foredraft.planning.confidence.ranked import Ranked
-from foredraft.planning.demand.bill import bill_of
 from foredraft.planning.demand.hours import Day, busiest_hour, replicas_by_hour
 from foredraft.planning.demand.question import Question
 from foredraft.planning.demand.trace_part import TracePart

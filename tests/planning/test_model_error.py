@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 import pytest
-from foredraft.planning.candidates import base_tables, make_candidates
+from foredraft.planning.candidates.candidate import base_tables, make_candidates
 from foredraft.planning.confidence.comparison import curve_of, curve_of_counts
 from foredraft.planning.confidence.model_error import Curve, Errors, count_range, load_range
 from foredraft.planning.demand.question import Question

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from foredraft.core.errors import ConfigError
-from foredraft.planning.answer import limit_of
-from foredraft.planning.candidates import make_candidates
+from foredraft.planning.answers.answer import limit_of
+from foredraft.planning.answers.ranking import rank_candidates
+from foredraft.planning.candidates.candidate import make_candidates
 from foredraft.planning.confidence.comparison import ModelErrors
 from foredraft.planning.confidence.ranked import Ranked
-from foredraft.planning.confidence.ranking import rank_candidates
 from foredraft.planning.demand.question import Question
 from foredraft.planning.grid import parse_grid
 from foredraft.planning.plan import PAIRS, Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.observe.figures.devices import gpus_by_name, value_of
-from foredraft.planning.candidates import TENSOR_PARALLEL, base_tables, make_candidates
+from foredraft.planning.candidates.candidate import TENSOR_PARALLEL, base_tables, make_candidates
 from foredraft.planning.grid import parse_grid
 from foredraft.planning.rounds.cost import cost_of_rounds
 from foredraft.planning.rounds.doctor import diagnose

@@ -6,8 +6,8 @@ import math
 
 import pytest
 from foredraft import simulate
+from foredraft.planning.candidates.rounds import RoundModel
 from foredraft.planning.confidence.unknowns import gains_by_unknown
-from foredraft.planning.rounds.model import RoundModel
 from foredraft.sim.assembly.rounds import Round
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with

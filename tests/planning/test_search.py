@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from foredraft.core.errors import ConfigError
-from foredraft.planning.candidates import make_candidates
-from foredraft.planning.confidence.bounds import Level, Spread, failures_allowed, seeds_needed, tolerance_factor
-from foredraft.planning.confidence.ranking import rank_candidates
+from foredraft.planning.answers.ranking import rank_candidates
+from foredraft.planning.candidates.candidate import make_candidates
 from foredraft.planning.demand.question import Question
 from foredraft.planning.plan import Plan
+from foredraft.planning.search.bounds import Level, Spread, failures_allowed, seeds_needed, tolerance_factor
 from foredraft.planning.search.counts import least_count
 from foredraft.planning.search.held import held_load
 from foredraft.planning.search.judge import Finding

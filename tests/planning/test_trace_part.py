@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from foredraft.core.errors import ConfigError
-from foredraft.planning.candidates import make_candidates
+from foredraft.planning.candidates.candidate import make_candidates
 from foredraft.planning.demand.question import Question
 from foredraft.planning.demand.trace_part import TracePart
 from foredraft.planning.plan import Plan

@@ -11,7 +11,7 @@ from ....core.parsing import read_json_object
 from ....observe.input_files import read_text
 from ....sim.scenario import Scenario
 from ....sim.scenario_file import load_scenario, scenario_with
-from ...candidates import REPLICAS
+from ...candidates.candidate import REPLICAS
 from .deployment import ReplicaLoad
 
 QUESTION, ANSWER, TUNED = "question.json", "answer.json", "scenario.toml"

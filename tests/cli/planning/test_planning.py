@@ -286,7 +286,7 @@ def test_plan_buys_no_gpu_where_all_runs_on_fewer_hold(command, tmp_path, monkey
 
 
 def test_plan_speaks_of_its_trace_before_it_searches(command, refused, tmp_path, monkeypatch):
-    monkeypatch.setattr("foredraft.planning.answer.search_plan", lambda *_: pytest.fail("it searches"))
+    monkeypatch.setattr("foredraft.planning.answers.answer.search_plan", lambda *_: pytest.fail("it searches"))
     trace = tmp_path / "long.csv"
     rows = "".join(f"2024-01-01 00:00:{second:02},200000,5\n" for second in range(20))
     trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
@@ -294,7 +294,7 @@ def test_plan_speaks_of_its_trace_before_it_searches(command, refused, tmp_path,
     assert "the longest has 200,000 tokens (line 2); expected prompts below the context" in refused(*asked)
     with trace.open("a") as rows:
         rows.write("2024-01-01 00:00:20,20,5\n")
-    monkeypatch.setattr("foredraft.planning.answer.search_plan", lambda *_: sys.exit(7))
+    monkeypatch.setattr("foredraft.planning.answers.answer.search_plan", lambda *_: sys.exit(7))
     code, out, errors = command(*asked)
     assert (code, out) == (7, "") and "in 20 of 21 requests" in " ".join(errors.split())
 

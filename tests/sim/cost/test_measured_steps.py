@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.observe.measuring.metrics import RunMetrics
+from foredraft.planning.candidates.rounds import RoundModel
 from foredraft.planning.rounds.bottleneck import bottleneck
-from foredraft.planning.rounds.model import RoundModel
 from foredraft.sim.assembly import assemble
 from foredraft.sim.assembly.explaining import derived_rows, timing_line
 from foredraft.sim.cost.calibration import Calibration, profile_document

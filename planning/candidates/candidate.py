@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from ..core.errors import ConfigError, ForedraftError, Problem, count_of
-from ..sim.assembly import assemble
-from ..sim.cost.hardware import UnsupportedParallelism
-from ..sim.cost.memory import InsufficientMemory
-from ..sim.disaggregation.pools import Pool, Pools, parts_of, pools_on
-from ..sim.scenario import Scenario
-from ..sim.scenario_file import check_names, scenario_with
-from .grid import ALGORITHM, NO_SPECULATION, POOLS, RATIO, combinations
-from .rounds.model import without_speculation
+from ...core.errors import ConfigError, ForedraftError, Problem, count_of
+from ...sim.assembly import assemble
+from ...sim.cost.hardware import UnsupportedParallelism
+from ...sim.cost.memory import InsufficientMemory
+from ...sim.disaggregation.pools import Pool, Pools, parts_of, pools_on
+from ...sim.scenario import Scenario
+from ...sim.scenario_file import check_names, scenario_with
+from ..grid import ALGORITHM, NO_SPECULATION, POOLS, RATIO, combinations
+from .rounds import without_speculation
 
 USUAL_ALGORITHM = "EAGLE3"
 CHAIN_STEPS = (1, 2, 3, 5, 7)

@@ -7,23 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ..core.errors import count_of
-from ..observe.output_files import Document, write_text
-from ..sim.assembly.explaining import timing_line
-from .confidence.bounds import CONFIDENCE, SHARE
-from .confidence.comparison import SOURCE
-from .confidence.ranked import Ranked
-from .confidence.ranking import rank_candidates
-from .demand.bill import Bill, bill_of
-from .demand.hours import Hours
-from .plan import Plan
-from .rounds.bottleneck import REMEDIES, bottleneck
-from .search.judge import Finding
-from .search.pace import WatchedWorkers
-from .slo import TAKEN, Limit, Objective
-from .store import TrialStore
-from .trial import Trial
-from .workers import Workers
+from ...core.errors import count_of
+from ...observe.output_files import Document, write_text
+from ...sim.assembly.explaining import timing_line
+from ..confidence.comparison import SOURCE
+from ..confidence.ranked import Ranked
+from ..demand.hours import Hours
+from ..plan import Plan
+from ..rounds.bottleneck import REMEDIES, bottleneck
+from ..search.bounds import CONFIDENCE, SHARE
+from ..search.judge import Finding
+from ..search.pace import WatchedWorkers
+from ..slo import TAKEN, Limit, Objective
+from ..store import TrialStore
+from ..trial import Trial
+from ..workers import Workers
+from .bill import Bill, bill_of
+from .ranking import rank_candidates
 
 ANSWER = "answer.json"
 HELD = f"{SHARE * 100:g} % of runs"

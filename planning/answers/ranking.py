@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 
 from ...sim.cost.published.evidence import Difference
+from ..confidence.comparison import curve_of, curve_of_counts
+from ..confidence.model_error import Curve
+from ..confidence.ranked import Ranked
 from ..plan import CLOSER, Plan
+from ..search.bounds import Spread, differences
 from ..search.judge import Finding
-from .bounds import Spread, differences
-from .comparison import curve_of, curve_of_counts
-from .model_error import Curve
-from .ranked import Ranked
 
 
 def rank_candidates(whole: Plan) -> list[Ranked]:

@@ -1,0 +1,1 @@
+"""The configurations that a plan compares, and the rounds of each by the cost model."""
