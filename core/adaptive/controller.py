@@ -111,6 +111,8 @@ CONTROLLER_TRANSITIONS: dict[ControllerState, dict[ControllerEvent, ControllerSt
     S.STEADY: {E.CHOOSE: S.STEADY, E.SWITCH: S.SWITCHED, E.RESULT: S.STEADY, E.LATE: S.STEADY},
 }
 
+_CHOOSE, _SWITCH, _RESULT, _LATE = E  # looked up once: every round takes an event
+
 BuildGraphs = Callable[[Sequence[GraphKey]], object]
 
 
@@ -204,8 +206,8 @@ class AdaptiveController:
         steps = self.policy.steps_for(bs, kv_tokens)
         if self._fewest_only:
             steps = min(steps, self._shape.fewest_steps(bs))
-        event = ControllerEvent.CHOOSE if steps == self._active_steps else ControllerEvent.SWITCH
-        self._activations += event is ControllerEvent.SWITCH and self.state is not ControllerState.NEW
+        event = _CHOOSE if steps == self._active_steps else _SWITCH
+        self._activations += event is _SWITCH and self.state is not ControllerState.NEW
         self.state = CONTROLLER_TRANSITIONS[self.state][event]
         self._active_steps = steps
         self._active_bs = bs
@@ -262,7 +264,7 @@ class AdaptiveController:
         self._counters.add(counts, total, rounds * rows, proposed, calls=rounds)
 
     def _heard(self, executed_steps: int) -> None:
-        event = ControllerEvent.RESULT if executed_steps == self._active_steps else ControllerEvent.LATE
+        event = _RESULT if executed_steps == self._active_steps else _LATE
         self.state = CONTROLLER_TRANSITIONS[self.state][event]
 
     def rounds_to_next_decision(self, bs: int) -> int:
