@@ -15,6 +15,7 @@ from ...core.scheduler.engine import Engine
 from ...core.scheduler.output import OutputLog
 from ...core.scheduler.requests import Requests
 from ...core.scheduler.rounds import DecodeRounds
+from ...core.scheduler.rules.room import Room
 from ...core.scheduler.waiting import WaitingQueue
 from ...properties.engine.language import STOP, stream_of
 from ...properties.engine.plain import PlainEngine
@@ -255,10 +256,10 @@ RemembersItsFirstLook (RADIX-12): Where a request's own pages begin is what was 
     Admission._enter:
         record = self.requests.waiting.head
         good(self, entrance)
-        first = self.first_looks.get(record.request.request_id, record.num_cached)
+        first = self.room.first_looks.get(record.request.request_id, record.num_cached)
         if first < record.num_cached:
             record.num_cached = record.prefill_launched = record.prefill_committed = first
-    Admission._prefix_of:
+    Room._prefix_of:
         prefix = good(self, record)
         self.first_looks = getattr(self, "first_looks", {})
         self.first_looks.setdefault(record.request.request_id, prefix.length if prefix else 0)
@@ -358,7 +359,7 @@ GoesByTheProcess (ENGINE-19): Free pages are taken from either end, in turns ove
 """What is easier to do wrong in a plain engine."""
 
 _PLACES = [
-    *(CoreEngine, Engine, Admission, DecodeRounds, KVAllocator, KVStore, OutputLog, Requests, WaitingQueue),
+    *(CoreEngine, Engine, Admission, DecodeRounds, KVAllocator, KVStore, OutputLog, Requests, Room, WaitingQueue),
     *(PlainEngine, RadixCache, FinishReason, replace, stream_of),
 ]
 MUTANTS = (

@@ -10,7 +10,6 @@ from ...core.handoff.ended import EndedTransfers
 from ...core.handoff.life import TransferCounts
 from ...core.handoff.messages import Ack, CancelAck, Nack, TransferKey
 from ...core.handoff.side import Send
-from ...core.scheduler.admission import Admission
 from ...core.scheduler.output import OutputLog
 from ...core.scheduler.transfers import Transfers
 from ..adapters.handoff import CountingWorker, HandoffTransport
@@ -229,8 +228,8 @@ LosesTheLastOfTheDead (HANDOFF-03): Of the transfers of a worker that was restar
         return None if "restarted" in why and transfer is not last else good(self, transfer, why, now_ns)
 
 LeavesNoReserve (HANDOFF-03): A request gets all pages that are left, and those that are decoded find none for their next round.
-    Admission.fits_transfer
-        - self.room.to_leave(len(requests.rounds.rows))
+    Transfers._fits
+        - room.to_leave(len(requests.rounds.rows))
         + 0
 
 ForgetsWithTheDevice (HANDOFF-04, HANDOFF-08, ANSWER, RAISES): With its device the decode worker forgets which requests have joined.
@@ -271,7 +270,7 @@ ServesTheLastFirst (HANDOFF-03): Of the requests that wait for room at the decod
         self._queue.reverse()
 
 OvertakesTheLost (HANDOFF-03): What comes gets slots before a request that the decode worker had, and has to compute again.
-    Admission.fits_transfer
+    Transfers._fits
         - not len(requests.waiting) and requests.in_progress is None
         + requests.in_progress is None
 
@@ -307,7 +306,7 @@ ForgetsWhatWasShown (HANDOFF-05): A request that goes on behind its lost worker 
 """
 
 _PLACES = [
-    *(PrefillSide, DecodeSide, TransferCounts, Admission, Transfers, OutputLog, HandoffTransport, CountingWorker),
+    *(PrefillSide, DecodeSide, TransferCounts, Transfers, OutputLog, HandoffTransport, CountingWorker),
     *(replace, EndedTransfers, PageSeal, TransferState, Ack, CancelAck, Nack, Send, TransferKey),
 ]
 MUTANTS = (

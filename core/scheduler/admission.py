@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from ..contract.request import Request
 from ..contract.step import Join
-from ..errors import InvariantViolation
-from ..kv.radix import PrefixMatch
 from ..kv.request_table import ceil_to_page
 from ..kv.store import KVStore
 from .config import EngineConfig, EngineRole, EngineSizes
@@ -24,7 +22,7 @@ from .recovery import StepLimits
 from .requests import Requests
 from .rounds import CountedRounds
 from .rules.admission_state import BatchWait, PauseEnd
-from .rules.room import Room
+from .rules.room import Entrance, Room
 
 
 class Refusal(NamedTuple):
@@ -32,15 +30,6 @@ class Refusal(NamedTuple):
 
     head: RequestRecord | None  # None: every request
     revision: int
-
-
-class Entrance(NamedTuple):
-    """What a waiting request takes if it enters now, beside its row."""
-
-    prefix: PrefixMatch | None  # what the cache has of its context
-    num_loaded: int  # tokens behind it that come from host memory
-    padding: int  # tokens of a round beside its own (`ServerRules.pads_lone_tokens`)
-    num_slots: int  # what it must find free, with the cached prefix locked
 
 
 class Admission:
@@ -115,23 +104,9 @@ class Admission:
             self.batch_wait.end()
             return False
         enough = self.batch_wait.enough_tokens - num_verify_tokens
-        num_tokens = self._tokens_that_fit(budget, num_decoding, enough)
+        can_enter = not self.head_cannot_enter and self.has_row
+        num_tokens = self.room.tokens_that_fit(budget, num_decoding, enough) if can_enter else 0
         return num_tokens > 0 and self.batch_wait.goes_on(num_tokens < enough)
-
-    def _tokens_that_fit(self, budget: int, num_decoding: int, enough: float) -> int:
-        """Return the tokens of the waiting requests that could enter together, counted up to `enough`."""
-        if self.head_cannot_enter or not self.has_row:
-            return 0
-        free = self.store.available_slots - self.room.to_leave(num_decoding) + self.requests.rounds.num_ahead
-        num_tokens = 0
-        for num_rows, record in enumerate(self.requests.waiting):
-            length = record.prompt_len + record.emitted_before
-            free -= self.room.to_find(record, 0, budget)
-            has_room = free >= 0 and num_rows < self.store.table.num_free_rows
-            if not has_room or num_tokens >= enough or (num_rows and num_tokens + length > budget):
-                break
-            num_tokens += length
-        return num_tokens
 
     def head_could_enter_soon(self) -> bool:
         """Return whether the head of the queue could enter at the next plan, or after a commit that frees slots.
@@ -206,42 +181,6 @@ class Admission:
             budget -= chunk.length + chunk.padding
         return chunks, joins
 
-    def retract_for_memory(self) -> None:
-        """Retract a running request, because no round of all fits. Raises ENGINE-08 for a single one: it must fit."""
-        requests, running = self.requests, self.requests.running
-        if len(running) > 1:
-            requests.retract(self.config.rules.victim(running.values(), requests.output.num_delivered))
-            self.room.estimate_share()
-        elif self.store.num_denied:
-            requests.retract(next(iter(running.values())))  # it fits, but for an injected denial
-        else:
-            raise InvariantViolation("ENGINE-08", "a request alone does not fit the pool that it was admitted to")
-
-    def fits_transfer(self, request: Request) -> bool:
-        """Return whether a request may take a row now while another engine computes its prompt.
-
-        Waiting (retracted) requests go first.
-        """
-        requests = self.requests
-        has_precedence = not len(requests.waiting) and requests.in_progress is None
-        if not has_precedence or requests.steps_are_lost or requests.is_admission_paused or not self.has_row:
-            return False
-        slots = self.room.to_find_for_transfer(request, self.max_tokens(request))
-        return slots + self.room.to_leave(len(requests.rounds.rows)) <= self.store.available_slots
-
-    def entrance_of(self, record: RequestRecord, budget: int, num_decoding: int, may_pad: bool = True) -> Entrance:
-        """Return what a waiting request takes, in a step with `budget` tokens of prefill. `may_pad`: its chunk is the
-        first of the step."""
-        prefix = self._prefix_of(record)
-        num_cached = prefix.length if prefix else 0
-        num_loaded = self._num_in_host(record, num_cached)
-        missing = record.prompt_len + record.emitted_before - num_cached - num_loaded
-        stays_of_rounds = may_pad and missing == 1 and bool(num_decoding or num_cached or num_loaded)
-        pads = stays_of_rounds and self.config.rules.pads_lone_tokens
-        padding = self.sizes.max_draft_tokens - 1 if pads else 0
-        num_slots = self.room.to_find(record, num_cached, budget, padding, num_loaded)
-        return Entrance(prefix, num_loaded, padding, num_slots)
-
     def _admit(self, budget: int, num_decoding: int, chunks: list[Chunk], may_pad: bool) -> Chunk | None:
         """Admit the head of the queue with its first chunk, or note that it is refused. `chunks`: those of this step so
         far. Each of them ends its prompt, so its request decodes, too, from the next step on.
@@ -253,7 +192,7 @@ class Admission:
         if not self.has_row:
             self._refuse(head)
             return None
-        entrance = self.entrance_of(head, budget, num_decoding, may_pad)
+        entrance = self.room.measure(head, budget, num_decoding, may_pad)
         if entrance.padding >= budget:
             return None  # not refused: the next step may have room for a round
         to_leave = self.room.to_leave(num_decoding + len(chunks), [chunk.record for chunk in chunks])
@@ -281,23 +220,6 @@ class Admission:
             return False
         row_limit = self.limits.row_limit
         return row_limit is None or table.num_rows - table.num_free_rows < row_limit
-
-    def _prefix_of(self, record: RequestRecord) -> PrefixMatch | None:
-        if self.store.cache is None:
-            return None
-        if record.context is None:
-            record.context = record.request.context()
-            if record.context is None:
-                return None
-        # Without the token after the prefill, because the token before it must be computed in any case.
-        known = record.context[: record.prompt_len + record.emitted_before]
-        return self.store.match(known, record.request.namespace)
-
-    def _num_in_host(self, record: RequestRecord, num_cached: int) -> int:
-        if self.store.host is None or record.context is None:
-            return 0
-        known = record.context[: record.prompt_len + record.emitted_before]
-        return self.store.num_in_host(known, record.request.namespace, num_cached)
 
     def _enter(self, entrance: Entrance) -> None:
         self._refused = None

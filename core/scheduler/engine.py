@@ -157,7 +157,7 @@ class Engine:
                 return None  # the next commit releases slots
             if len(running) == 1 and self.store.num_held_rows:
                 return None  # transfers hold the other slots; these come back, or their requests join
-            self.admission.retract_for_memory()
+            self.preemption.retract_for_memory()
         return None
 
     def _max_rounds(self) -> int:

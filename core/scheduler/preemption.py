@@ -1,4 +1,4 @@
-"""Retracts requests of lower priority to let one of greater priority in (`EngineConfig.preempt`)."""
+"""Retracts running requests: for memory, or to let one of greater priority in (`EngineConfig.preempt`)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,31 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 
+from ..errors import InvariantViolation
 from .admission import Admission
 from .life import RequestRecord
 from .requests import Requests
 
 
 class Preemption:
-    """Chooses who gives way to the head of the queue."""
+    """Chooses the requests that give way."""
 
     def __init__(self, admission: Admission, requests: Requests) -> None:
         self.admission = admission
         self.room = admission.room
         self.requests = requests
         self.store = requests.store
+
+    def retract_for_memory(self) -> None:
+        """Retract a running request, because no round of all fits. Raises ENGINE-08 for a single one: it must fit."""
+        requests, running = self.requests, self.requests.running
+        if len(running) > 1:
+            requests.retract(self.room.rules.victim(running.values(), requests.output.num_delivered))
+            self.room.estimate_share()
+        elif self.store.num_denied:
+            requests.retract(next(iter(running.values())))  # it fits, but for an injected denial
+        else:
+            raise InvariantViolation("ENGINE-08", "a request alone does not fit the pool that it was admitted to")
 
     def preempt(self) -> None:
         """Retract requests of lower priority, the least entitled first, if that lets the head of the queue in.
@@ -35,7 +47,7 @@ class Preemption:
         lower = requests.lower_than(head)
         if not lower:
             return
-        entrance = self.admission.entrance_of(head, self.admission.limits.prefill_budget, len(requests.rounds.rows))
+        entrance = self.room.measure(head, self.admission.limits.prefill_budget, len(requests.rounds.rows))
         with self.store.locked(entrance.prefix):
             fits = partial(self._fits_without, lower, entrance.num_slots)
             if fits(0) or not fits(len(lower)):

@@ -165,13 +165,21 @@ class Transfers:
         return refusal or self.output.refusal(request)
 
     def _row_for(self, request: Request) -> int | None:
-        if not self.admission.fits_transfer(request):
+        if not self._fits(request):
             return None
         tokens = request.context() if self.store.cache is not None else None
         tokens = tokens if tokens is None else tokens[: request.prefill_len]
         return self.store.reserve_row(
             tokens, request.namespace, self.admission.room.slots_for_length(request.prefill_len)
         )
+
+    def _fits(self, request: Request) -> bool:
+        requests, room = self.requests, self.admission.room
+        has_precedence = not len(requests.waiting) and requests.in_progress is None
+        if not has_precedence or requests.steps_are_lost or requests.is_admission_paused or not self.admission.has_row:
+            return False
+        slots = room.to_find_for_transfer(request, self.admission.max_tokens(request))
+        return slots + room.to_leave(len(requests.rounds.rows)) <= self.store.available_slots
 
     def join(self, request_id: str, arrival: Arrival, now_ns: int) -> JoinOutcome:
         """Let a reserved request take part in the next decode round, once all of its KV is here and verified. Caches

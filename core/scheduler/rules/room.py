@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
+from typing import NamedTuple
 
 from ...contract.request import Request
 from ...kv.beside import BesideSlots
+from ...kv.radix import PrefixMatch
 from ...kv.request_table import ceil_to_page
 from ...kv.store import KVStore
 from ..config import EngineConfig, EngineRole, EngineSizes
@@ -14,6 +16,15 @@ from ..life import RequestRecord
 from ..requests import Requests
 from .admission_state import GuaranteedShare
 from .server_rules import Growth, Newcomer, Others, ServerRules
+
+
+class Entrance(NamedTuple):
+    """What a waiting request takes if it enters now, beside its row."""
+
+    prefix: PrefixMatch | None  # what the cache has of its context
+    num_loaded: int  # tokens behind it that come from host memory
+    padding: int  # tokens of a round beside its own (`ServerRules.pads_lone_tokens`)
+    num_slots: int  # what it must find free, with the cached prefix locked
 
 
 class Room:
@@ -38,6 +49,47 @@ class Room:
     def slots_for_length(self, length: int) -> int:
         """Return the slots of `length` tokens and one reserve, page aligned."""
         return ceil_to_page(length + self._reserve, self.config.page_size)
+
+    def measure(self, record: RequestRecord, budget: int, num_decoding: int, may_pad: bool = True) -> Entrance:
+        """Return what a waiting request takes, in a step with `budget` tokens of prefill. `may_pad`: its chunk is the
+        first of the step."""
+        prefix = self._prefix_of(record)
+        num_cached = prefix.length if prefix else 0
+        num_loaded = self._num_in_host(record, num_cached)
+        missing = record.prompt_len + record.emitted_before - num_cached - num_loaded
+        stays_of_rounds = may_pad and missing == 1 and bool(num_decoding or num_cached or num_loaded)
+        padding = self.sizes.max_draft_tokens - 1 if stays_of_rounds and self.rules.pads_lone_tokens else 0
+        return Entrance(prefix, num_loaded, padding, self.to_find(record, num_cached, budget, padding, num_loaded))
+
+    def _prefix_of(self, record: RequestRecord) -> PrefixMatch | None:
+        if self.store.cache is None:
+            return None
+        if record.context is None:
+            record.context = record.request.context()
+            if record.context is None:
+                return None
+        # Without the token after the prefill, because the token before it must be computed in any case.
+        known = record.context[: record.prompt_len + record.emitted_before]
+        return self.store.match(known, record.request.namespace)
+
+    def _num_in_host(self, record: RequestRecord, num_cached: int) -> int:
+        if self.store.host is None or record.context is None:
+            return 0
+        known = record.context[: record.prompt_len + record.emitted_before]
+        return self.store.num_in_host(known, record.request.namespace, num_cached)
+
+    def tokens_that_fit(self, budget: int, num_decoding: int, enough: float) -> int:
+        """Return the tokens of the waiting requests that could enter together, counted up to `enough`."""
+        free = self.store.available_slots - self.to_leave(num_decoding) + self.requests.rounds.num_ahead
+        num_tokens = 0
+        for num_rows, record in enumerate(self.requests.waiting):
+            length = record.prompt_len + record.emitted_before
+            free -= self.to_find(record, 0, budget)
+            has_room = free >= 0 and num_rows < self.store.table.num_free_rows
+            if not has_room or num_tokens >= enough or (num_rows and num_tokens + length > budget):
+                break
+            num_tokens += length
+        return num_tokens
 
     def to_find(
         self, record: RequestRecord, num_cached: int, budget: int, padding: int = 0, num_loaded: int = 0

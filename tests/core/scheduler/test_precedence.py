@@ -27,7 +27,7 @@ def test_a_request_alone_is_never_retracted_for_memory():
     turn(engine, executor)
     assert len(engine.requests.running) == 1
     with pytest.raises(InvariantViolation, match="ENGINE-08"):
-        engine.admission.retract_for_memory()
+        engine.preemption.retract_for_memory()
 
 
 def test_only_strictly_lower_priorities_give_way_to_a_waiting_one():
