@@ -82,15 +82,15 @@ MasksTheStopByTheCap (ACCEPT-10): A run that reaches the length cap ends by leng
         return counted._replace(stopped=counted.stopped & ~at_the_cap)
 
 CountsDepartedRows (ACCEPT-12): Every row of a verify result is counted, those of departed requests too.
-    DecodeRounds.teach_controller = good(self, step, result, None, None)
+    DecodeRounds.teach_controller = good(self, step, result, present._replace(is_complete=True))
 
 ForgetsWhoLeft (ACCEPT-12): Rounds of a block that a request had before its client left are counted as delivered, not as verified.
-    DecodeRounds.teach_controller = good(self, step, result, live, live)
+    DecodeRounds.teach_controller = good(self, step, result, present._replace(before=present.last))
 
 TellsTheLargestBatch (ACCEPT-12): The choice of draft steps is told that every round had as many rows as the batch has places.
     DecodeRounds.teach_controller
-        - self.controller.on_verify_complete(counts, len(step.rows), step.steps)
-        + self.controller.on_verify_complete(counts, self.config.max_running, step.steps)
+        - self.controller.on_verify_complete(counts[rows], len(step.rows), step.steps)
+        + self.controller.on_verify_complete(counts[rows], self.config.max_running, step.steps)
 
 StopsInsideBlocks (ACCEPT-10, ENGINE-03): Rows with stop strings are put into blocks, though a block's rounds are not searched for them.
     Engine._max_rounds

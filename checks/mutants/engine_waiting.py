@@ -55,13 +55,13 @@ PushesOutUnderAFence (ENGINE-07): A preemption does not wait for the slots of an
         + if requests.leaving:
 
 LosesWhatABlockHadDelivered (ACCEPT-12, ENGINE-18, ENGINE-04): A request that is aborted while a block runs gets nothing of its rounds.
-    DecodeRounds.count
-        - if leaving:
-        + if False:
+    DecodeRounds._presence
+        - if leaving else last, False
+        + if False else last, False
 
 ForgetsThatPagesAreWhole (ENGINE-07): A block reserves by the slots that are free, though its rows take them in whole pages.
-    DecodeRounds.reserve
-        - unaligned = batch_size * (self.config.page_size - 1)
+    DecodeRounds._rounds_in_free_slots
+        - unaligned = batch_size * (page_size - 1)
         + unaligned = 0
 
 NeverGivesWay (ENGINE-07): No request of smaller priority gives way.
@@ -123,7 +123,7 @@ StopsBlocksForEver (ENGINE-07): A row with stop strings that has left is counted
 
 KeepsWhatOverlapNeeds (ACCEPT-08): What a block leaves is that of a plan that has seen its last round, in overlap mode too.
     DecodeRounds.release_unused
-        - if self.config.overlap and in_later_step is not True:
+        - if self.config.overlap:
         + if False:
 
 LetsTheAbortedRun (ENGINE-07): A block goes on for its rounds when one of its requests is aborted.

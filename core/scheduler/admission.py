@@ -126,8 +126,7 @@ class Admission:
 
         The share falls by single rounds also where these ran in a block. It does not fall in a step with a prompt.
         """
-        has_live = counted.live is None or bool(counted.live.any())  # None: all rows are live
-        if has_live:
+        if counted.present.last.any():
             self.requests.pause.pass_event(PauseEnd.COMMIT)
         if flight.is_decode_only:
             self.room.share.count(rounds)

@@ -241,7 +241,7 @@ class Engine:
         assert planned is not None
         rows = planned.decode.rows
         counted = self.rounds.count(planned, result, flight.num_departed, requests.leaving)
-        self.rounds.teach_controller(planned.decode, result, counted.live, counted.live_before)
+        self.rounds.teach_controller(planned.decode, result, counted.present)
         if planned.decode.max_rounds > 1:  # a single round keeps its slots: they are R of the next one
             self.rounds.release_unused(planned, result, counted.kv_before_last, requests.in_flight.decode_again(rows))
         self.admission.pass_rounds(flight, counted, result.rounds)

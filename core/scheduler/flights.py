@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..contract.arrays import BoolArray
 from ..contract.step import NO_TOKEN, DecodeStep, Join, PrefillStep, Step
 from ..errors import InvariantViolation
 from .life import RequestRecord
@@ -142,13 +143,13 @@ class StepsInFlight(deque[StepInFlight]):
                 rounds += flight.planned.decode.max_rounds
         return rounds
 
-    def decode_again(self, rows: np.ndarray) -> np.ndarray | bool:
-        """Return which of `rows` they decode, as one bool if the answer is the same for all rows."""
+    def decode_again(self, rows: np.ndarray) -> BoolArray:
+        """Return which of `rows` they decode, bool [len(rows)]."""
         for flight in self:
             if flight.planned is not None:
                 later = flight.planned.decode.rows
-                return True if later is rows else np.isin(rows, later)
-        return False
+                return np.ones(len(rows), dtype=bool) if later is rows else np.isin(rows, later)
+        return np.zeros(len(rows), dtype=bool)
 
     def oldest(self, step_id: int, what: str) -> StepInFlight:
         """Return the oldest step. Raises RELAY-07, about the result or failure `what`, if it is not `step_id`."""

@@ -175,5 +175,4 @@ def _is_prefilled(record: RequestRecord) -> bool:
 
 def _columns(counted: CountedRounds) -> list[int]:
     """Return the columns of a batch to which at least one round has delivered tokens."""
-    present = counted.live_before
-    return list(range(counted.kept.shape[1])) if present is None else np.flatnonzero(present).tolist()
+    return np.flatnonzero(counted.present.before).tolist()

@@ -25,12 +25,25 @@ from .config import EngineConfig, EngineSizes
 from .flights import PlannedRounds, StepsInFlight
 
 
+class Presence(NamedTuple):
+    """Which rows of a batch belonged to their requests while its rounds ran."""
+
+    last: BoolArray  # [bs]: in the last round
+    before: BoolArray  # [bs]: in the rounds before it
+    is_complete: bool  # all rows, in all rounds
+
+    def by_round(self, rounds: int) -> BoolArray:
+        """Return the rows of each of so many rounds, bool [rounds, bs]."""
+        present = np.repeat(self.before[None, :], rounds, axis=0)
+        present[-1] = self.last
+        return present
+
+
 class CountedRounds(NamedTuple):
     """The tokens and ends that the rounds of a decode result have brought."""
 
     kept: np.ndarray  # int64 [rounds, bs]: tokens delivered; 0 for departed rows
-    live: np.ndarray | None  # bool [bs]: rows that still belong to their request; None: all
-    live_before: np.ndarray | None  # bool [bs]: rows that did so in the rounds before the last; None: all
+    present: Presence
     ended: np.ndarray  # int64 [n]: columns (indices into rows) of the requests that are over
     stopped: np.ndarray  # bool [bs]
     kv_before: np.ndarray  # int64 [bs]: KV length at the start of the first round
@@ -59,6 +72,7 @@ class DecodeRounds:
         self._index = np.empty(0, dtype=np.intp)
         # A dot product sums small arrays faster than a reduction.
         self._ones = np.ones(config.max_running, dtype=np.int64)
+        self._everyone = np.ones(config.max_running, dtype=bool)
         self._epochs = np.empty(0, dtype=np.int64)
         self._stale = False
         self.num_with_stop_strings: int = 0  # rows whose end only the host can see; they cannot run in blocks
@@ -116,45 +130,52 @@ class DecodeRounds:
         """Reserve slots for the next round, or for a block of up to `max_rounds`. Returns None if not even one round
         fits.
 
-        `rounds_in_flight`: launched and not committed. A block takes only free slots. In overlap mode it leaves the
-        slots that the next plan may need. A single round may evict from the prefix cache.
+        `rounds_in_flight`: launched and not committed. A single round may evict from the prefix cache.
         """
-        rows = self.rows
-        batch_size = len(rows)
-        alloc_len = self.sizes.alloc_len
-        index, ones = self._index, self._ones[:batch_size]
-        kv_len = self.kv_len[index]
-        allocated = self.store.allocated[index]
-        kv_tokens = int(kv_len.dot(ones))
-        steps = self.controller.activate_step_by_batch(batch_size, kv_tokens)
+        rows, index = self.rows, self._index
+        kv_len, allocated = self.kv_len[index], self.store.allocated[index]
+        kv_tokens = int(kv_len.dot(self._ones[: len(rows)]))
+        steps = self.controller.activate_step_by_batch(len(rows), kv_tokens)
         if max_rounds > 1:
-            max_rounds = min(max_rounds, self.controller.rounds_to_next_decision(batch_size) - rounds_in_flight)
+            max_rounds = min(max_rounds, self.controller.rounds_to_next_decision(len(rows)) - rounds_in_flight)
         if max_rounds > 1:
-            free = self.store.allocator.num_free_slots - self._block_slack
-            unaligned = batch_size * (self.config.page_size - 1)
-            if self.config.window_slots:
-                free = int((free - batch_size * self.config.page_size) / (1 + self.config.window_slots))
-            by_memory = (free - kv_tokens + int(allocated.dot(ones)) - unaligned) // (batch_size * alloc_len)
-            by_width = (self.sizes.row_width - int(kv_len[kv_len.argmax()])) // alloc_len
-            max_rounds = min(max_rounds, by_memory - rounds_in_flight, by_width - rounds_in_flight)
+            by_memory = self._rounds_in_free_slots(kv_tokens, allocated) - rounds_in_flight
+            by_width = (self.sizes.row_width - int(kv_len[kv_len.argmax()])) // self.sizes.alloc_len - rounds_in_flight
+            max_rounds = min(max_rounds, by_memory, by_width)
         max_rounds = max(max_rounds, 1)
-        block = reserve_per_block(alloc_len, max_rounds, rounds_in_flight) + self.sizes.lookahead
+        targets = self._targets_of_block(kv_len, rounds_in_flight, max_rounds)
+        if not self.store.grow(index, targets):
+            if self.config.rules.has_launched_slots_alone:
+                self.store.grow_some(index, targets)
+            return None
+        num_draft_tokens = self.controller.num_draft_tokens_for(steps, len(rows))
+        max_seq_lens = kv_len + rounds_in_flight * self.sizes.alloc_len if rounds_in_flight else kv_len
+        step = DecodeStep(
+            rows, self._epochs, kv_len, max_seq_lens, steps, self.controller.topk, num_draft_tokens, max_rounds
+        )
+        return PlannedRounds(step, index, allocated)
+
+    def _rounds_in_free_slots(self, kv_tokens: int, allocated: Int64Array) -> int:
+        """Return for how many rounds of the batch, those in flight included, there are free slots and those that its
+        rows hold. In overlap mode the slots that the next plan may need are left free."""
+        batch_size, page_size = len(allocated), self.config.page_size
+        free = self.store.allocator.num_free_slots - self._block_slack
+        unaligned = batch_size * (page_size - 1)  # the last page of a row is taken whole
+        if self.config.window_slots:
+            free = int((free - batch_size * page_size) / (1 + self.config.window_slots))
+        held = int(allocated.dot(self._ones[:batch_size]))
+        return (free - kv_tokens + held - unaligned) // (batch_size * self.sizes.alloc_len)
+
+    def _targets_of_block(self, kv_len: Int64Array, rounds_in_flight: int, max_rounds: int) -> Int64Array:
+        """Return the slots of each row, in whole pages, for up to `max_rounds` rounds behind those in flight."""
+        block = reserve_per_block(self.sizes.alloc_len, max_rounds, rounds_in_flight) + self.sizes.lookahead
         reserve = max(self.sizes.reserve, block)
         targets = self._targets(kv_len, reserve, max_rounds == 1)
         if reserve > self.sizes.reserve and int(kv_len[kv_len.argmax()]) + reserve > self.sizes.row_width:
             # Beyond R the width of the row is the bound: a request ends within it, and one more round may follow before
             # the engine knows the end.
             targets = np.minimum(targets, self.sizes.row_width)
-        if not self.store.grow(index, targets):
-            if self.config.rules.has_launched_slots_alone:
-                self.store.grow_some(index, targets)
-            return None
-        num_draft_tokens = self.controller.num_draft_tokens_for(steps, batch_size)
-        max_seq_lens = kv_len + rounds_in_flight * alloc_len if rounds_in_flight else kv_len
-        step = DecodeStep(
-            rows, self._epochs, kv_len, max_seq_lens, steps, self.controller.topk, num_draft_tokens, max_rounds
-        )
-        return PlannedRounds(step, index, allocated)
+        return targets
 
     def targets_after(self, num_plans: int) -> Int64Array:
         """Return the slots, int64 [bs], that each row of the batch has at most once so many plans have each reserved a
@@ -173,7 +194,10 @@ class DecodeRounds:
             targets -= np.where(self.in_flight.decode_again(self.rows), 0, self.sizes.alloc_len)
             if self.padded:
                 targets += np.where(np.isin(self.rows, list(self.padded)), self.sizes.alloc_len - 1, 0)
-        return ceil_to_page(targets, self.config.page_size) if self.config.page_size > 1 else targets
+        return self._in_pages(targets)
+
+    def _in_pages(self, slots: Int64Array) -> Int64Array:
+        return ceil_to_page(slots, self.config.page_size) if self.config.page_size > 1 else slots
 
     def _slots_of_a_plan(self) -> int:
         """Return an upper bound of the slots that the plan after a block could take: chunks, newcomers, and the
@@ -202,50 +226,39 @@ class DecodeRounds:
         The requests of the rows in `leaving` left while the block ran. For these rows only the rounds before the last
         one count.
         """
-        step = planned.decode
-        if not 1 <= result.rounds <= step.max_rounds or result.accept_lens.shape != (result.rounds, len(step.rows)):
-            message = f"{result.rounds} rounds of shape {result.accept_lens.shape}, at most {step.max_rounds} planned"
-            raise InvariantViolation("SIM-12", message)
-        rows = planned.index
+        step, rows = planned.decode, planned.index
         lens, rounds = result.accept_lens, result.rounds
+        if not 1 <= rounds <= step.max_rounds or lens.shape != (rounds, len(step.rows)):
+            message = f"{rounds} rounds of shape {lens.shape}, at most {step.max_rounds} planned"
+            raise InvariantViolation("SIM-12", message)
         kv_before = kv_before_last = self.kv_len[rows]
         if rounds > 1:
             # A plain round emits one token: nothing has to be added up.
-            plain = planned.decode.steps == 0
+            plain = step.steps == 0
             kv_before_last = kv_before + (rounds - 1 if plain else np.add.reduce(lens[:-1], axis=0, dtype=np.int64))
         stops = None if result.stop_index is None else result.stop_index[-1]
         runs = cut_runs(lens[-1], stops, self.end_len[rows] - kv_before_last)
-        if rounds == 1:
-            kept = runs.kept[None, :]
-        else:
+        kept, ended = runs.kept[None, :], runs.ended
+        if rounds > 1:
             kept = lens.astype(np.int64)
             kept[-1] = runs.kept
-        ended = runs.ended
-        kv_after = kv_before_last + runs.kept
-        live = None
-        if num_departed_at_plan != self.num_departed:
-            live = self.live[rows]
-            if np.count_nonzero(live) == len(live):
-                live = None
-            else:
-                ended = ended & live
-                kept = kept * live
-        if live is None:
-            emitted = kv_after - kv_before
-            if emitted[emitted.argmin()] < rounds:
-                raise InvariantViolation("ACCEPT-02", f"a live row emitted fewer than {rounds} tokens")
-            self.kv_len[rows] = kv_after
-        else:
-            self.kv_len[rows[live]] = kv_after[live]
-        live_before = live
-        if leaving:
-            assert live is not None, "what left during the block has departed since the plan"
-            live_before = live.copy()
-            for i in np.flatnonzero(np.isin(rows, list(leaving))).tolist():
-                live_before[i] = True
-                kept[:-1, i] = lens[:-1, i]
-                self.kv_len[rows[i]] = kv_before[i] + int(kept[:, i].sum())
-        return CountedRounds(kept, live, live_before, ended.nonzero()[0], runs.stopped, kv_before, kv_before_last)
+        present = self._presence(rows, num_departed_at_plan, leaving)
+        if not present.is_complete:
+            ended = ended & present.last
+            kept = kept * present.by_round(rounds)
+        kv_after = kv_before_last + kept[-1]
+        emitted = (kv_after - kv_before)[present.last]
+        if emitted.size and emitted[emitted.argmin()] < rounds:
+            raise InvariantViolation("ACCEPT-02", f"a live row emitted fewer than {rounds} tokens")
+        self.kv_len[rows] = kv_after if present.is_complete else np.where(present.before, kv_after, kv_before)
+        return CountedRounds(kept, present, ended.nonzero()[0], runs.stopped, kv_before, kv_before_last)
+
+    def _presence(self, rows: np.ndarray, num_departed_at_plan: int, leaving: Collection[int]) -> Presence:
+        everyone = self._everyone[: len(rows)]
+        last = everyone if num_departed_at_plan == self.num_departed else self.live[rows]
+        if np.count_nonzero(last) == len(last):
+            return Presence(everyone, everyone, True)
+        return Presence(last, last | np.isin(rows, list(leaving)) if leaving else last, False)
 
     def cut(self, planned: PlannedRounds, counted: CountedRounds, cuts: Mapping[int, int]) -> CountedRounds:
         """End rows at a stop string: keep the first `cuts[i]` tokens of column i. The step has one round."""
@@ -263,9 +276,7 @@ class DecodeRounds:
         for flight in self.in_flight:
             planned = flight.planned
             if planned is not None and planned.decode.max_rounds > 1:
-                single = planned.decode.seq_lens + self.sizes.reserve
-                if self.config.page_size > 1:
-                    single = ceil_to_page(single, self.config.page_size)
+                single = self._in_pages(planned.decode.seq_lens + self.sizes.reserve)
                 held = self.store.allocated[planned.index] - np.maximum(single, planned.allocated)
                 return dict(zip(planned.index.tolist(), np.maximum(held, 0).tolist(), strict=True))
         return {}
@@ -278,11 +289,7 @@ class DecodeRounds:
         return sum(total(slots) - total(slots - count) for slots, count in held)
 
     def release_unused(
-        self,
-        planned: PlannedRounds,
-        result: DecodeResult,
-        kv_before_last: np.ndarray,
-        in_later_step: np.ndarray | bool,
+        self, planned: PlannedRounds, result: DecodeResult, kv_before_last: Int64Array, in_later_step: BoolArray
     ) -> None:
         """Release a block's surplus slots. Then each row holds as many slots as after rounds that were planned singly.
 
@@ -291,33 +298,20 @@ class DecodeRounds:
         (`in_later_step`), the row was planned once more.
         """
         known = kv_before_last
-        if self.config.overlap and in_later_step is not True:
-            known = planned.decode.seq_lens if result.rounds == 1 else kv_before_last - result.accept_lens[-2]
-            known = known if in_later_step is False else np.where(in_later_step, kv_before_last, known)
-        held = known + self.sizes.reserve
-        if self.config.page_size > 1:
-            held = ceil_to_page(held, self.config.page_size)
-        held = np.maximum(planned.allocated, held)
+        if self.config.overlap:
+            earlier = planned.decode.seq_lens if result.rounds == 1 else kv_before_last - result.accept_lens[-2]
+            known = np.where(in_later_step, kv_before_last, earlier)
+        held = np.maximum(planned.allocated, self._in_pages(known + self.sizes.reserve))
         self.store.trim(planned.index, held)
 
-    def teach_controller(
-        self, step: DecodeStep, result: DecodeResult, live: np.ndarray | None, live_before: np.ndarray | None
-    ) -> None:
-        """Tell the controller how many drafts each round accepted, without the rows that had left.
-
-        `live` bool [bs] marks the rows that count in the last round, `live_before` those in the rounds before it; None:
-        all.
-        """
+    def teach_controller(self, step: DecodeStep, result: DecodeResult, present: Presence) -> None:
+        """Tell the controller how many drafts each round accepted, without the rows that had left."""
         correct = result.accept_lens - 1
-        if live is None and live_before is None:
+        if present.is_complete:
             self.controller.on_verify_rounds(correct, len(step.rows), step.steps)
             return
-        last = result.rounds - 1
-        for number, counts in enumerate(correct):
-            present = live if number == last else live_before
-            if present is not None:
-                counts = counts[present]
-            self.controller.on_verify_complete(counts, len(step.rows), step.steps)
+        for counts, rows in zip(correct, present.by_round(result.rounds), strict=True):
+            self.controller.on_verify_complete(counts[rows], len(step.rows), step.steps)
 
     def check(self, steps: list[DecodeStep]) -> None:
         """Raise InvariantViolation RELAY-06 unless every row has the slots that decode steps in flight may write."""

@@ -139,7 +139,7 @@ ReleasedCellsKept (MATRIX): The relay cell of a row that is released keeps its v
     FutureMap.drop = None
 
 FeedbackOfDepartedRowsCounted (MATRIX): The controller is told of rows that have left.
-    DecodeRounds.teach_controller = good(self, step, result, None, None)
+    DecodeRounds.teach_controller = good(self, step, result, present._replace(is_complete=True))
 
 FailedRequestsGoOn (MATRIX): What the executor reports as failed is not looked at.
     Engine.commit = good(self, replace(result, failures=()), now_ns)
