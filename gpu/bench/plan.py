@@ -18,7 +18,7 @@ from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.rules import OurRules
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
 from ..models.divided import check_shards, sharded
-from ..session.devices import ARGUMENTS, AUTO, check_kernels, keeps_quantized, resolve_device, resolve_dtype
+from ..session.devices import ARGUMENTS, check_kernels, keeps_quantized, resolve_device, resolve_dtype
 from ..session.hub import local_checkpoint
 from ..session.memory import NotEnoughMemory, bytes_per_token, checkpoint_bytes, free_bytes, heads_of, kv_dtype_of
 from ..session.plan import (
@@ -33,6 +33,7 @@ from ..session.plan import (
     spec_settings,
     with_look_up,
 )
+from ..types.session_options import AUTO
 from ..types.shards import Shard, rank_devices
 
 if TYPE_CHECKING:

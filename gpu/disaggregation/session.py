@@ -21,11 +21,12 @@ from ...observe.engine_lines import active_level
 from ..session.devices import ARGUMENTS
 from ..session.loop import Delta
 from ..session.memory import has_states
-from ..session.plan import RING, SessionOptions, SessionPlan, plan_session
+from ..session.plan import SessionPlan, plan_session
 from ..session.ready import READY_S, Ready, capture_bounds
 from ..session.session import check_vocabulary
 from ..session.text import Tokenizer
 from ..session.text_session import REFUSED, SessionStats, TextDelta, TextSession
+from ..types.session_options import RING, SessionOptions
 from .loop import LISTEN_S, WorkerLoop
 from .topology import Disaggregation
 from .worker import SessionOrder, spec_for

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.scheduler.config import EngineRole
 from ..parallel.processes import WorkerPlace
-from ..session.devices import ARGUMENTS, AUTO
+from ..session.devices import ARGUMENTS
+from ..types.session_options import AUTO
 
 MAX_WORKERS = 64
 _ROLES = (EngineRole.PREFILL, EngineRole.DECODE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from ...core.errors import ConfigError, nearest, nearest_name
+from ..types.session_options import AUTO, INT8, KEEP, UNPACK
 
 if TYPE_CHECKING:
     import torch
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from ..types.ops import Ops
 
 ARGUMENTS = "<arguments>"
-AUTO = "auto"
-KEEP, UNPACK, INT8 = "keep", "unpack", "int8"
 DEVICES = ("cpu", "cuda")
 MAX_HEAD_DIM = 256  # with which the kernels of a GPU are compiled and compared
 ONE_CORE_LAYER_BYTES = 4 << 20

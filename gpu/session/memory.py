@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ...core.algorithm.algorithm import Drafter, DraftKV, SpecAlgorithm
 from ...core.errors import ForedraftError
 from ...core.kv.request_table import ceil_to_page
+from ..types.session_options import FP8
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,6 @@ SHAPING_BYTES = 8
 """Of each token of the vocabulary, for each row: its count and its bias (`gpu.types.ops.LogitTables`)."""
 
 
-FP8 = "fp8"
 """How options and scenarios name `E4M3`."""
 
 

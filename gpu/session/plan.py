@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
 from ...core.algorithm.registry import get_algorithm
-from ...core.errors import ConfigError, Problem, nearest
+from ...core.errors import ConfigError, Problem
 from ...core.scheduler.config import EngineConfig, EngineSizes
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
 from ...core.tree.build import MAX_TREE_NODES
 from ...observe.input_files import read_text
 from ..models.divided import check_shards, sharded
+from ..types.session_options import AUTO, DECLARED, KEEP, RING, wrong_values
+from ..types.session_options import SessionOptions as SessionOptions
 from ..types.shards import WHOLE, Shard, rank_devices
-from .devices import ARGUMENTS, AUTO, INT8, KEEP, UNPACK, check_kernels, keeps_quantized, resolve_device, resolve_dtype
+from .devices import ARGUMENTS, check_kernels, keeps_quantized, resolve_device, resolve_dtype
 from .memory import (
-    FP8,
     bytes_per_token,
     checkpoint_bytes,
     has_states,
@@ -36,48 +37,8 @@ if TYPE_CHECKING:
     from ..models.config import ModelConfig
     from ..models.head_config import HeadConfig
 
-POLICIES = ("ema", "goodput")
-PAGED, RING = "paged", "ring"
-
 NO_SHARED_PREFIX = "the prefix cache is off: a model with recurrent layers keeps no state behind a cached prefix"
 NO_PREFIX_IN_RINGS = "the prefix cache is off: a ring keeps a window of its own request and no prefix for others"
-
-
-@dataclass(frozen=True, slots=True)
-class SessionOptions:
-    """What a user may choose. Lengths in tokens; None or "auto" leaves the choice to the session."""
-
-    model: Path
-    draft: Path | None = None
-    algorithm: str = AUTO  # by the draft's configuration; without a draft NONE
-    steps: int | None = None  # draft steps; with `adaptive` those to begin with
-    topk: int = 1
-    num_draft_tokens: int | dict[str, int] | None = None  # nodes of verify trees, or of those of each step count
-    adaptive: str | None = None  # a preset or a file; None: fixed steps
-    policy: str | None = None  # what chooses among the adaptive candidates: "ema" (default) or "goodput"
-    overlap: bool | None = None  # default: true on a GPU
-    page_size: int = 1
-    context_len: int | None = None  # default: what the requests need if that is known, else the model's positions
-    max_running: int = 32
-    chunk_size: int = 2048
-    prefix_cache: bool = True
-    window_kv: str = PAGED  # the KV of layers with sliding windows; RING: of each running request what a window sees
-    kv_dtype: str = AUTO  # of the numbers that KV is kept in: AUTO (the dtype), or FP8 (E4M3)
-    kv_tokens: int | None = None  # size of the KV pool; default: what running requests need, if memory suffices
-    memory_fraction: float = 0.85  # of the device's free memory, weights included
-    # AUTO: the checkpoint's; on a CPU float32 for 16 bits, unless it has native bfloat16 and the model is large
-    dtype: str = AUTO
-    # What becomes of a checkpoint's quantized matrices: "keep" (default on a GPU) has products read them as they are
-    # stored, "unpack" (default on a CPU) makes them weights of `dtype` when they are loaded. "int8", on a CPU, then
-    # rounds all large matrices but those of experts to 8-bit integers, and what is multiplied with them.
-    quantized: str = AUTO
-    device: str = AUTO
-    threads: int | None = None  # of torch on a CPU, in the process; default: 1 for small models, else torch's choice
-    seed: int = 0
-    block_rounds: int | None = None  # rounds per plan; default: 8 on a CPU, 1 on a GPU, where overlap hides the host
-    graphs: bool | None = None  # capture rounds as CUDA graphs; default: on a GPU, unless debugging
-    debug: bool = False
-    tensor_parallel: int = 1  # ranks that have a part of the model each; see `gpu.parallel`
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,21 +205,11 @@ def check_steps(spec: EngineSpec, key: str = "steps") -> None:
 
 
 def check_choices(options: SessionOptions) -> None:
-    problems = []
-    choices = {"quantized": (AUTO, KEEP, UNPACK, INT8), "window_kv": (PAGED, RING), "kv_dtype": (AUTO, FP8)}
-    for name, known in {"policy": POLICIES, **choices}.items():
-        value = getattr(options, name)
-        if value is not None and value not in known:
-            problems.append(Problem(name, f"{value!r} is none of {', '.join(known)}{nearest(value, known)}"))
+    problems = wrong_values(options)
     if options.quantized == KEEP and options.tensor_parallel > 1:
         problems.append(
             Problem("quantized", "ranks unpack their parts of quantized matrices: choose unpack, or one rank")
         )
-    least = {"steps": 0, "topk": 1, "page_size": 1, "context_len": 2, "max_running": 1, "chunk_size": 1}
-    for name, minimum in {**least, "kv_tokens": 1, "block_rounds": 1, "seed": 0, "tensor_parallel": 1}.items():
-        value = getattr(options, name)
-        if value is not None and value < minimum:
-            problems.append(Problem(name, f"must be at least {minimum}, got {value}"))
     if options.tensor_parallel > 1 and (options.block_rounds or 1) > 1:
         problems.append(Problem("block_rounds", f"{options.block_rounds} rounds; with tensor_parallel a step has one"))
     if not 0.0 < options.memory_fraction <= 1.0:
@@ -269,17 +220,21 @@ def check_choices(options: SessionOptions) -> None:
 
 def without_effect(options: SessionOptions, algorithm: SpecAlgorithm, device: str) -> list[Problem]:
     """Return every option that this algorithm or device makes no use of, with the reason."""
-    drafts_nothing = f"{algorithm.name} drafts nothing; give a draft, or an algorithm that needs none (NGRAM)"
-    no_overlap = f"algorithm {algorithm.name} does not support overlap mode"
-    rules = (  # option, whether it was given, whether it does nothing, why
-        ("steps", bool(options.steps), not algorithm.is_speculative, drafts_nothing),
-        ("num_draft_tokens", options.num_draft_tokens is not None, not algorithm.is_speculative, drafts_nothing),
-        ("adaptive", options.adaptive is not None, not algorithm.is_speculative, drafts_nothing),
-        ("policy", options.policy is not None, not algorithm.is_speculative, drafts_nothing),
-        ("overlap", bool(options.overlap), not algorithm.supports_overlap, no_overlap),
-        ("threads", options.threads is not None, device != "cpu", f"{device} computes, not the CPU"),
-    )
-    return [Problem(name, f"has no effect: {why}") for name, given, unused, why in rules if given and unused]
+    reasons = {
+        "drafts_nothing": f"{algorithm.name} drafts nothing; give a draft, or an algorithm that needs none (NGRAM)",
+        "no_overlap": f"algorithm {algorithm.name} does not support overlap mode",
+        "not_the_cpu": f"{device} computes, not the CPU",
+    }
+    holds = {
+        "drafts_nothing": not algorithm.is_speculative,
+        "no_overlap": not algorithm.supports_overlap,
+        "not_the_cpu": device != "cpu",
+    }
+    return [
+        Problem(name, f"has no effect: {reasons[declared.unused]}")
+        for name, declared in DECLARED.items()
+        if declared.unused and getattr(options, name) and holds[declared.unused]
+    ]
 
 
 def refuse_without_effect(options: SessionOptions, algorithm: SpecAlgorithm, device: str) -> None:

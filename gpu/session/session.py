@@ -15,11 +15,12 @@ from ...core.errors import ConfigError, Problem
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.engine import Engine
 from ...observe.engine_lines import EngineLines, engine_lines
-from .devices import INT8, keeps_quantized
+from ..types.session_options import INT8, RING, SessionOptions
+from .devices import keeps_quantized
 from .grammar import grammars_of
 from .loop import DecodeLoop, Deliveries, all_of
 from .memory import NotEnoughMemory
-from .plan import RING, SessionOptions, SessionPlan, plan_session
+from .plan import SessionPlan, plan_session
 from .text import Tokenizer
 from .text_session import SessionStats, TextDelta, TextSession, numbers_of
 
