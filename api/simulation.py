@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from foredraft.core.errors import ForedraftError
 from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.sim.effects.given_keys import given_keys
-from foredraft.sim.run import Simulation
 from foredraft.sim.running.coupling import check_workers
 from foredraft.sim.running.parts import NO_REPLICAS, run_parts
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import OVERRIDES, load_scenario, scenario_with
 from foredraft.sim.summary.summary import summarize_run

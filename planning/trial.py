@@ -12,8 +12,8 @@ from typing import Any, Literal
 from ..core.errors import ForedraftError, InvariantViolation
 from ..observe.measuring.metrics import RunMetrics
 from ..sim.effects.given_keys import given_keys
-from ..sim.run import Simulation
 from ..sim.running.report import Progress
+from ..sim.running.run import Simulation
 from ..sim.scenario_file import OVERRIDES, SCENARIO, SETTINGS, scenario_with
 from ..sim.summary.summary import summarize_run
 

@@ -41,6 +41,10 @@ ROOMS = {
         *("slo", "demand", "trial", "workers", "store", "search", "grid", "candidates", "confidence"),
         *("rounds", "plan", "answers", "servers", "sweep", "tuning", ""),
     ),
+    "sim": (
+        *("cost", "workload", "actors", "scenario", "scenario_file", "assembly", "load", "effects"),
+        *("disaggregation", "faults", "running", "calibration", "summary", ""),
+    ),
     "gpu": (
         *("", "types", "kernels", "models", "batch", "ops", "draft", "executor", "tiny"),
         *("parallel", "session", "disaggregation", "bench", "selftest"),

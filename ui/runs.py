@@ -9,8 +9,8 @@ from typing import Any
 from ..observe.measuring.metrics import RunMetrics
 from ..planning.candidates.rounds import without_speculation
 from ..planning.grid import NO_SPECULATION
-from ..sim.run import Simulation
 from ..sim.running.report import Progress
+from ..sim.running.run import Simulation
 from ..sim.scenario import Scenario
 from ..sim.summary.summary import summarize_run
 

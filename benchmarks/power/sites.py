@@ -24,7 +24,7 @@ AREAS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "services": {
         "handoff": ("core/handoff/", f"{SCHEDULER}transfers.py", "sim/disaggregation/"),
-        "simulator": ("sim/actors/", "sim/running/", "sim/run.py", "sim/load.py"),
+        "simulator": ("sim/actors/", "sim/running/", "sim/load.py"),
         "executor": ("gpu/executor/", "gpu/batch/", "gpu/draft/", "gpu/ops/", "gpu/models/"),
     },
 }

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 from foredraft import simulate
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import load_scenario
 from foredraft.sim.workload.workload import Arrival

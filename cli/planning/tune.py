@@ -169,7 +169,7 @@ def _verdict(whole: Tune, best: Judged) -> list[str]:
     from ...observe.tables import times_rest_on
     from ...planning.confidence.comparison import about_speed_ups
     from ...planning.tuning.tune import MOST_BEHIND
-    from ...sim.confidence import rests_on
+    from ...sim.assembly.confidence import rests_on
 
     phase, most = max(best.shortfall.items(), key=lambda entry: entry[1])
     tenths = round(1000 * most)

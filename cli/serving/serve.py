@@ -341,7 +341,7 @@ def _simulated_body(
 def _service_faults(given: str, scenario: Scenario, origins: dict[str, str], log: ServerLog) -> FaultPlan:
     """Return the faults of the service in a plan;
     clients are those outside, which a note says where the plan has its own."""
-    from ...sim.disaggregation.pools import pools_of
+    from ...sim.assembly.pools import pools_of
     from ...sim.faults.plan import load_fault_plan
     from ..simulation.simulate import errors_at
 

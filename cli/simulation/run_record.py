@@ -170,7 +170,7 @@ class RunRecord:
 
     def _title(self, mode: str) -> str:
         """Return name, model, hardware, algorithm and mode in one line."""
-        from ...sim.disaggregation.pools import gpus_by_name, pools_of, pools_on
+        from ...sim.assembly.pools import gpus_by_name, pools_of, pools_on
 
         model, hardware, speculation = self.scenario.model, self.scenario.hardware, self.scenario.speculation
         gpus = gpus_by_name(pools_on(hardware, pools_of(self.scenario)))

@@ -129,7 +129,7 @@ def simulate(
         return
     plan = None
     if faults is not None:
-        from ...sim.disaggregation.pools import pools_of
+        from ...sim.assembly.pools import pools_of
         from ...sim.faults.plan import load_fault_plan
 
         with errors_at(origins):
@@ -198,8 +198,8 @@ def _run(
 ) -> RunReport:
     """Simulate, write the files, print the report."""
     from ...sim.assembly.explaining import derived_rows
-    from ...sim.run import Simulation
     from ...sim.running.parts import NO_REPLICAS, run_parts
+    from ...sim.running.run import Simulation
     from ..progress import simulation_progress
     from .run_record import RunRecord
 

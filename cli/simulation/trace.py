@@ -14,9 +14,9 @@ from ..options import AsJson, Quiet, ScenarioFile, Settings, argument, option, p
 from .simulate import given_by_options
 
 if TYPE_CHECKING:
+    from ...sim.calibration.synthesis import Synthesis
     from ...sim.scenario import Scenario
     from ...sim.workload.description import Arrivals, Description, Lengths
-    from ...sim.workload.synthesis import Synthesis
     from ...sim.workload.traces import TraceSummary
     from ..documents.simulation import TraceDocument
 
@@ -81,12 +81,12 @@ def trace(
     from ...core.errors import ConfigError
     from ...observe.output_files import write_text
     from ...planning.grid import parse_values
+    from ...sim.calibration.synthesis import synthesize
     from ...sim.load import make_workload
     from ...sim.scenario.scenario_text import workload_text
     from ...sim.scenario_file import load_scenario
     from ...sim.workload.description import describe
     from ...sim.workload.prometheus import is_page
-    from ...sim.workload.synthesis import synthesize
     from ...sim.workload.traces import TraceSource
 
     sizes = parse_values("--cache-tokens", cache_tokens, int, 1) if cache_tokens is not None else []

@@ -9,9 +9,9 @@ from typing import Any
 
 from ...core.errors import ConfigError, ForedraftError, Problem, count_of
 from ...sim.assembly import assemble
+from ...sim.assembly.pools import Pool, Pools, parts_of, pools_on
 from ...sim.cost.hardware import UnsupportedParallelism
 from ...sim.cost.memory import InsufficientMemory
-from ...sim.disaggregation.pools import Pool, Pools, parts_of, pools_on
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import check_names, scenario_with
 from ..grid import ALGORITHM, NO_SPECULATION, POOLS, RATIO, combinations

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ...sim.assembly import Assembly, assemble
-from ...sim.confidence import TIMES, difference, factors, rests_on
+from ...sim.assembly.confidence import TIMES, difference, factors, rests_on
 from ...sim.cost.published.evidence import NOTHING, Difference, Interval, published_errors
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_with

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...sim.confidence import TIMES
+from ...sim.assembly.confidence import TIMES
 from ...sim.cost.published.evidence import TPOT, Interval
 from ..slo import Objective
 

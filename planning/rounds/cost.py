@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from ...core.errors import ConfigError, Problem
 from ...observe.output_files import Document
+from ...sim.assembly.confidence import factors_of_rounds, rests_on
 from ...sim.assembly.explaining import timing_line
 from ...sim.assembly.rounds import Round
-from ...sim.confidence import factors_of_rounds, rests_on
 from ...sim.cost.published.evidence import Interval
 from ...sim.scenario import Scenario
 from ..candidates.rounds import RoundModel

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 from ...core.errors import ForedraftError
 from ...observe.output_files import Document
 from ...sim.assembly import Assembly, assemble
+from ...sim.assembly.confidence import rests_on
 from ...sim.assembly.explaining import timing_line
-from ...sim.confidence import rests_on
 from ...sim.load import asked_lengths, make_workload
 from ...sim.running.report import Progress
 from ...sim.scenario import Scenario

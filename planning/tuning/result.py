@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from ...observe.output_files import Document, write_text
-from ...sim.confidence import rests_on
+from ...sim.assembly.confidence import rests_on
 from ...sim.scenario.scenario_text import scenario_text
 from ...sim.scenario_file import scenario_with
 from ..search.intervals import Estimate

@@ -30,7 +30,7 @@ from ...sim.actors.device import Truth
 from ...sim.actors.router import ReplicaRouter
 from ...sim.disaggregation.received import KvReceiver
 from ...sim.faults.plan import FaultPlan
-from ...sim.run import Simulation
+from ...sim.running.run import Simulation
 from ...sim.scenario import Scenario
 from ...sim.workload.traces import TraceSource
 

@@ -29,12 +29,12 @@ from ..cost.host_link import HostLink
 from ..cost.memory import MemoryPlan
 from ..cost.published.evidence import Evidence
 from ..cost.round import RoundCost
-from ..disaggregation.pools import Pools, pools_of, timing_of
 from ..scenario import Scenario
 from ..scenario_file import SCENARIO, check_context, check_names
 from .acceptance import acceptance_process, chosen_preset
 from .deployment import Deployment
 from .models import draft_shape, model_shape
+from .pools import Pools, pools_of, timing_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..confidence import factors_of_rounds
 from .assembly import Assembly
+from .confidence import factors_of_rounds
 
 
 @dataclass(frozen=True, slots=True)

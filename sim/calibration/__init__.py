@@ -1,1 +1,1 @@
-"""Fits the timing of the simulator to what users have measured."""
+"""Fits the simulator to what users have: its timing to measurements, a synthetic workload to a trace."""

@@ -24,7 +24,7 @@ from ..cost.hardware import GPU, lookup_gpu
 from ..cost.measured.model_files import is_config_file
 from ..cost.passes.launch import LAUNCH
 from ..cost.round import RoundCost
-from ..run import Simulation
+from ..running.run import Simulation
 from ..scenario import Scenario
 from ..scenario_file import scenario_with
 from .points import MEASURED, Point

@@ -17,9 +17,9 @@ from ..actors.device import Truth
 from ..actors.engine import EngineActor
 from ..actors.router import BYTES_PER_TOKEN, Balancer, Wire
 from ..assembly import Assembly
+from ..assembly.pools import timing_of
 from .endpoint import EndpointHooks, HandoffEndpoint, Surroundings
 from .network import DisaggregationReport, Interconnect, Network, PacketHooks, TransferTimes
-from .pools import timing_of
 
 # Engines change roles one at a time, out of the pool that is less busy, and only when the engine is empty:
 #

@@ -1,1 +1,1 @@
-"""A run as a whole: how its service is built, how it ends, and how several processes simulate it."""
+"""A run as a whole: how its service is built, how it runs and ends, and how several processes simulate it."""

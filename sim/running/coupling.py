@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...core.errors import ConfigError
 from ..actors.router import COUNTING_POLICIES
-from ..disaggregation.pools import pools_of
+from ..assembly.pools import pools_of
 from ..scenario import Scenario
 
 

@@ -20,9 +20,9 @@ from ...observe.log import EventLog
 from ...observe.measuring.metrics import RunMetrics
 from ...observe.measuring.parts import add_parts, counts_of
 from ..load import asked_lengths
-from ..run import Simulation
 from ..scenario import Scenario
 from .report import Progress, RunReport
+from .run import Simulation
 
 EVENTS = "events.jsonl"
 NO_REPLICAS = range(0)

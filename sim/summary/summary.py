@@ -8,9 +8,9 @@ from typing import Any
 
 from ...observe.measuring.metrics import RunMetrics
 from ...observe.measuring.summary import SLO
+from ..assembly.confidence import intervals, rests_on
 from ..assembly.explaining import timing_line
 from ..assembly.rounds import round_of_run
-from ..confidence import intervals, rests_on
 from ..load import length_notice
 from ..running.report import RunReport
 from ..scenario import Scenario

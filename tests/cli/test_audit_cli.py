@@ -9,7 +9,7 @@ import pytest
 def run(tmp_path_factory):
     """The directory of a simulated run."""
     from foredraft.cli.simulation.run_record import RunRecord
-    from foredraft.sim.run import Simulation
+    from foredraft.sim.running.run import Simulation
     from foredraft.sim.scenario_file import load_scenario
 
     scenario, _ = load_scenario(None, ["workload.num_requests=20"])

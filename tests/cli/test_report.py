@@ -21,7 +21,7 @@ from foredraft.observe.figures.reports import page_of
 from foredraft.observe.tables import LATENCIES, format_number
 from foredraft.planning.store import TrialStore, question
 from foredraft.planning.trial import run_trial
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_with
 
 pytestmark = pytest.mark.xdist_group("report")  # the runs are made once

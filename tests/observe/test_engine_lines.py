@@ -21,7 +21,7 @@ from foredraft.observe.engine_lines import (
     write_forwarded,
 )
 from foredraft.sim.faults.plan import FaultPlan
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 
 BUSY = {"workload": {"num_requests": 60, "rate": 60.0}}

@@ -17,7 +17,7 @@ from foredraft.cli.simulation.run_record import RunRecord
 from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.properties.harness.contract import SUITE_VERSION
 from foredraft.properties.harness.invariants import all_invariants
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]

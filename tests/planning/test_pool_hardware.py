@@ -9,8 +9,8 @@ from foredraft.planning.candidates.candidate import TENSOR_PARALLEL, base_tables
 from foredraft.planning.grid import parse_grid
 from foredraft.planning.rounds.cost import cost_of_rounds
 from foredraft.planning.rounds.doctor import diagnose
-from foredraft.sim.disaggregation.pools import gpus_by_name as gpus_of_pools
-from foredraft.sim.disaggregation.pools import pools_of, pools_on
+from foredraft.sim.assembly.pools import gpus_by_name as gpus_of_pools
+from foredraft.sim.assembly.pools import pools_of, pools_on
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with
 

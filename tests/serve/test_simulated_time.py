@@ -20,7 +20,7 @@ from foredraft.serve.base.limits import Limits
 from foredraft.serve.base.port import Order, Piece
 from foredraft.serve.bodies.filler import FillerTokenizer
 from foredraft.serve.bodies.simulated import SimulatedBody
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import load_scenario
 from foredraft.sim.workload.workload import Arrival, SyntheticWorkload
 from http_server import Served, serving, simulated_body

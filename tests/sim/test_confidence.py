@@ -5,7 +5,7 @@ from dataclasses import replace
 import foredraft
 import pytest
 from foredraft.sim.assembly import assemble
-from foredraft.sim.confidence import difference, factors_of_rounds, intervals, rests_on
+from foredraft.sim.assembly.confidence import difference, factors_of_rounds, intervals, rests_on
 from foredraft.sim.scenario_file import load_scenario, scenario_from_dict
 
 SMALL = {

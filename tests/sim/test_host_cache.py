@@ -16,7 +16,7 @@ from foredraft.properties.audit.log import audit_log
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.hardware import Parallelism, lookup_gpu
 from foredraft.sim.cost.host_link import LATENCY_NS, HostLink
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_with
 
 CROWDED: dict[str, Any] = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from foredraft.core.scheduler.rules import OurRules, VLLMRules
 from foredraft.observe.measuring.metrics import RunMetrics
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ from foredraft.core.kv.allocator import SlotCount
 from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.sim.cost.host import HOST_PRESETS
 from foredraft.sim.faults.plan import KINDS, FaultPlan, fault_plan
-from foredraft.sim.run import Simulation
 from foredraft.sim.running.report import NothingFits
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 from foredraft.sim.summary.summary import summarize_run
 from foredraft.sim.workload.trace_layout import TraceError

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from foredraft.observe.log import EventLog
 from foredraft.sim.faults.plan import swarm_plan
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 from service_under_faults import disaggregated_service, service
 

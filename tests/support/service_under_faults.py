@@ -13,7 +13,7 @@ from foredraft.sim.assembly import assemble
 from foredraft.sim.faults.plan import KINDS, FaultPlan, fault_plan, swarm_plan
 from foredraft.sim.faults.promises import PROMISES
 from foredraft.sim.faults.service import FaultReport
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 
 SPECULATION = (

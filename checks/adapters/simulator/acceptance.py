@@ -10,7 +10,7 @@ import numpy as np
 from ....core.acceptance.presets import TraceAcceptance
 from ....core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance, walk_to_end
 from ....core.draws import request_key
-from ....sim.run import Simulation
+from ....sim.running.run import Simulation
 from ....sim.workload.workload import Arrival
 
 NUM_DRAWS, NUM_SELDOM = 2000, 1 << 18

@@ -12,8 +12,8 @@ from ....sim.actors.client import Patience
 from ....sim.assembly import Assembly
 from ....sim.disaggregation.cluster import draft_input_bytes
 from ....sim.load import length_notice
-from ....sim.run import Simulation
 from ....sim.running.report import RunReport
+from ....sim.running.run import Simulation
 from ....sim.workload.workload import Arrival
 
 

@@ -17,8 +17,8 @@ from ....observe.measuring.metrics import RunMetrics, read_rows
 from ....observe.measuring.summary import SLO
 from ....properties.simulator.contract import HOST_DELAY_NS, TREE_NODES, Service, SimulatorCapabilities, SimulatorConfig
 from ....sim.faults.plan import FaultPlan, fault_plan
-from ....sim.run import Simulation
 from ....sim.running.report import RunReport
+from ....sim.running.run import Simulation
 from ....sim.scenario import Scenario
 from ....sim.scenario_file import scenario_from_dict
 from ....sim.workload.workload import Arrival

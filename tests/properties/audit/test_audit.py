@@ -15,7 +15,7 @@ from foredraft.observe.log import EventLog, LogError
 from foredraft.properties.audit.findings import AUDITED, MAX_FINDINGS
 from foredraft.properties.audit.log import audit_log
 from foredraft.properties.harness.invariants import all_invariants
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import load_scenario
 from tampered_logs import OF_RETRACTIONS, QUEUE_MISCOUNTED, TAMPERINGS, TOKEN_LOST, places, records_of
 

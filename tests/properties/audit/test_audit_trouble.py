@@ -16,7 +16,7 @@ from foredraft.properties.audit.log import audit_log
 from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 from foredraft.properties.executor.reference.handoff import HandoffPair
 from foredraft.sim.faults.plan import swarm_plan
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 from tampered_logs import places, records_of
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from foredraft.core.contract.events import Planned, Submitted
 from foredraft.observe.measuring.metrics import RunMetrics
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 
 SERVICE = {

@@ -6,7 +6,7 @@ import pytest
 from foredraft.core.draws import Purpose
 from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.sim.actors.device import Jitter
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 
 NAMES = [

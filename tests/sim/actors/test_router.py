@@ -7,7 +7,7 @@ import pytest
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
 from foredraft.sim.actors.router import Balancer, SentBlocks
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 
 POLICIES = ["round_robin", "least_loaded", "prefix_aware", "random"]

@@ -11,7 +11,7 @@ from foredraft.core.contract.events import Committed, Planned
 from foredraft.core.errors import ConfigError
 from foredraft.observe.encoding import LineEncoder
 from foredraft.observe.measuring.metrics import RunMetrics
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 
 SERVICE = {

@@ -16,7 +16,7 @@ from foredraft.observe.replay import replay
 from foredraft.sim.assembly import Assembly, assemble
 from foredraft.sim.assembly.explaining import derived_rows
 from foredraft.sim.effects.notices import notices_of
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_from_dict
 from foredraft.sim.summary.summary import summarize_run

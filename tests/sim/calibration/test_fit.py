@@ -19,7 +19,7 @@ from foredraft.sim.calibration.points import Point
 from foredraft.sim.calibration.prediction import CannotPredict, Predictor, measured_scenario
 from foredraft.sim.calibration.result_files import read_points
 from foredraft.sim.cost.calibration import load_calibration, profile_document
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import load_scenario
 
 pytestmark = pytest.mark.xdist_group("fit")  # one worker makes the fit that most tests share

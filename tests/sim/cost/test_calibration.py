@@ -22,7 +22,7 @@ from foredraft.sim.cost.draft import eagle3_head
 from foredraft.sim.cost.hardware import lookup_gpu
 from foredraft.sim.cost.host import HOST_PRESETS, LaunchCost
 from foredraft.sim.cost.round import RoundCost
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 from hypothesis import given
 from hypothesis import strategies as st

@@ -16,7 +16,7 @@ from foredraft.sim.assembly.explaining import derived_rows, timing_line
 from foredraft.sim.cost.calibration import Calibration, profile_document
 from foredraft.sim.effects.given_keys import refuse_without_effect
 from foredraft.sim.effects.notices import notices_of
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import load_scenario
 from foredraft.sim.summary.summary import summarize_run
 from made_steps import made_grid, made_steps

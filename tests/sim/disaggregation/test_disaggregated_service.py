@@ -8,9 +8,9 @@ from foredraft.observe.log import EventLog
 from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.observe.replay import replay
 from foredraft.sim.assembly import assemble
+from foredraft.sim.assembly.pools import pools_of
 from foredraft.sim.disaggregation.cluster import Roles
-from foredraft.sim.disaggregation.pools import pools_of
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 
 SMALL = {

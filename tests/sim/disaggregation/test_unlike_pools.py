@@ -12,15 +12,15 @@ from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.observe.replay import replay
 from foredraft.sim.actors.clock import Environment
 from foredraft.sim.assembly import assemble
+from foredraft.sim.assembly.confidence import factors, rests_on
 from foredraft.sim.assembly.explaining import derived_rows, timing_line
-from foredraft.sim.confidence import factors, rests_on
+from foredraft.sim.assembly.pools import Pool, gpus_by_name, pools_of, pools_on
 from foredraft.sim.cost.calibration import Calibration, FittedParameters
 from foredraft.sim.cost.memory import InsufficientMemory
 from foredraft.sim.disaggregation.network import Network
-from foredraft.sim.disaggregation.pools import Pool, gpus_by_name, pools_of, pools_on
 from foredraft.sim.effects.notices import notices_of
 from foredraft.sim.faults.plan import swarm_plan
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_from_dict
 from foredraft.sim.summary.summary import summarize_run

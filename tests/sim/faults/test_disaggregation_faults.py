@@ -19,7 +19,7 @@ from foredraft.sim.disaggregation.endpoint import HandoffEndpoint
 from foredraft.sim.faults.injector import LOSS
 from foredraft.sim.faults.plan import KINDS, FaultPlan, fault_plan
 from foredraft.sim.faults.promises import OF_KIND
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 from service_under_faults import (
     check_sabotage_is_reported,

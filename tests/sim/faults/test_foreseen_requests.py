@@ -2,7 +2,7 @@
 
 from foredraft.core.acceptance.process import GaussianAcceptance
 from foredraft.observe.measuring.metrics import RunMetrics
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 
 SCENARIO = {

@@ -17,9 +17,9 @@ from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.observe.children import child
 from foredraft.observe.log import EventLog
 from foredraft.observe.measuring.metrics import RunMetrics
-from foredraft.sim.run import Simulation
 from foredraft.sim.running.coupling import coupling
 from foredraft.sim.running.parts import NO_REPLICAS, run_parts
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 from foredraft.simulation import summarize_run
 from pyarrow import parquet

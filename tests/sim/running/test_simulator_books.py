@@ -5,7 +5,7 @@ from foredraft.observe.encoding import LineEncoder
 from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.properties.simulator.books import Books
 from foredraft.properties.simulator.ledger import SimulatorLedger
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 from foredraft.sim.summary.summary import summarize_run
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from foredraft.core.prompt import Prompt, following
-from foredraft.sim.run import Simulation
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 from foredraft.sim.workload.conversations import block_names
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from foredraft import simulate
 from foredraft.core.prompt import Prompt
+from foredraft.sim.calibration.synthesis import expected_hit_rate, ks_distance, synthesize, synthetic
 from foredraft.sim.workload.description import Arrivals, ReuseMeter, describe
-from foredraft.sim.workload.synthesis import expected_hit_rate, ks_distance, synthesize, synthetic
 from foredraft.sim.workload.workload import Arrival
 from hypothesis import given
 from hypothesis import strategies as st

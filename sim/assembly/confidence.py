@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.scheduler.config import EngineRole
-from .assembly import Assembly
-from .cost.executor_steps import StepCost
-from .cost.published.evidence import NO_POINTS, REQUEST, TPOT, TTFT, Difference, Interval
+from ...core.scheduler.config import EngineRole
+from ..cost.executor_steps import StepCost
+from ..cost.published.evidence import NO_POINTS, REQUEST, TPOT, TTFT, Difference, Interval
+from . import Assembly
 
 QUANTILE = 1.2816
 """Deviations of a normal distribution within which 80 % of it lie."""

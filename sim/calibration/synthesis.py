@@ -21,10 +21,10 @@ from ...core.draws import Purpose
 from ...core.prompt import MAX_PROMPT_LENGTH
 from ..load import make_workload
 from ..scenario_file import scenario_with
-from .arrivals import ArrivalProcess, RateCurve
-from .description import Columns, Description, counts_in, describe, dispersion_of
-from .lengths import FixedLength, LengthDistribution, LognormalLength
-from .workload import Arrival
+from ..workload.arrivals import ArrivalProcess, RateCurve
+from ..workload.description import Columns, Description, counts_in, describe, dispersion_of
+from ..workload.lengths import FixedLength, LengthDistribution, LognormalLength
+from ..workload.workload import Arrival
 
 MOST_DISTANCE = 0.05
 """A lognormal replaces recorded lengths if it changes no share of them by more than this (Kolmogorov-Smirnov)."""

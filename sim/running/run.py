@@ -11,32 +11,32 @@ import numpy as np
 import simpy
 from simpy.core import EmptySchedule
 
-from ..core.acceptance.process import DayCurve
-from ..core.adaptive.controller import AdaptiveMetrics
-from ..core.contract.events import EventSink
-from ..core.contract.request import FinishedRequest, FinishReason, Request
-from ..core.draws import request_key
-from .actors.client import Patience, closed_loop_client, open_loop_source
-from .actors.clock import Environment, call_at
-from .actors.device import Truth
-from .actors.engine import EngineActor
-from .actors.interruption import deferred_signals
-from .actors.router import ReplicaRouter
-from .actors.spans import SpanSink
-from .assembly import Assembly, assemble
-from .cost.calibration import Calibration
-from .disaggregation.cluster import Cluster
-from .effects.given_keys import refuse_without_effect
-from .effects.notices import notices_of
-from .faults.plan import FaultPlan
-from .faults.service import SoundService, make_service
-from .load import asked_lengths, contents_are_known, make_workload, scan_workload
-from .running.building import ServiceBuilder
-from .running.coupling import coupling
-from .running.report import Progress, RunReport
-from .scenario import Clients, Scenario
-from .workload.traces import TraceSource
-from .workload.workload import Arrival, SyntheticWorkload
+from ...core.acceptance.process import DayCurve
+from ...core.adaptive.controller import AdaptiveMetrics
+from ...core.contract.events import EventSink
+from ...core.contract.request import FinishedRequest, FinishReason, Request
+from ...core.draws import request_key
+from ..actors.client import Patience, closed_loop_client, open_loop_source
+from ..actors.clock import Environment, call_at
+from ..actors.device import Truth
+from ..actors.engine import EngineActor
+from ..actors.interruption import deferred_signals
+from ..actors.router import ReplicaRouter
+from ..actors.spans import SpanSink
+from ..assembly import Assembly, assemble
+from ..cost.calibration import Calibration
+from ..disaggregation.cluster import Cluster
+from ..effects.given_keys import refuse_without_effect
+from ..effects.notices import notices_of
+from ..faults.plan import FaultPlan
+from ..faults.service import SoundService, make_service
+from ..load import asked_lengths, contents_are_known, make_workload, scan_workload
+from ..scenario import Clients, Scenario
+from ..workload.traces import TraceSource
+from ..workload.workload import Arrival, SyntheticWorkload
+from .building import ServiceBuilder
+from .coupling import coupling
+from .report import Progress, RunReport
 
 
 class Simulation:
