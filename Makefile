@@ -35,7 +35,7 @@ ifneq ($(sort $(notdir $(wildcard api/*.py))),$(sort $(notdir $(wildcard build/e
 .PHONY: $(STAMP) .venv/.planning .venv/.gpu .venv/.measured .venv/.cluster
 endif
 
-# Capacity and a plan first, which need the simulator alone; then a small model that is trained for a minute of processor time and decodes with
+# Capacity and a plan first, which need the simulator alone; then a small model that is trained in about a minute and decodes with
 # every kind of draft, and one light workload of it, served here and simulated. Its times are processor time too, so other work changes little.
 demo: .venv/.planning
 	$(BIN)/python examples/capacity.py
@@ -43,7 +43,7 @@ demo: .venv/.planning
 		--slo 'ttft_p99<500ms,tpot_p99<15ms' --requests 200 --seeds 3 --out $(RUN_DIR)/plan
 	$(BIN)/foredraft simulate examples/chat_on_h100.toml --out $(RUN_DIR)
 	@$(MAKE) --no-print-directory .venv/.gpu
-	$(BIN)/foredraft tiny $(RUN_DIR)/pair --time-budget-s 60
+	$(BIN)/foredraft tiny $(RUN_DIR)/pair
 	$(BIN)/python examples/real_decode.py $(RUN_DIR)/pair --max-tokens 48
 	$(BIN)/foredraft bench --twin --model $(RUN_DIR)/pair/target --draft $(RUN_DIR)/pair/draft \
 		--loads light --seconds 3 --repeat 2 --threads 1 --clock cpu

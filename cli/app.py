@@ -32,6 +32,8 @@ GONE: dict[str, str] = {
     "cost": "`foredraft doctor --round`",
     "twin": "`foredraft bench --twin`",
     "lossless": "`foredraft check server URL --against URL`, the plain endpoint behind --against",
+    "tiny --device": "`foredraft tiny`, which trains on the CPU",
+    "tiny --time-budget-s": "`foredraft tiny`, whose training has the same steps everywhere, about a minute on two cores",
     "plan --model-error": "its default: comparisons have the error of published points",
     "plan --power": "`--price` with the kWh that a GPU takes in an hour, such as H100=0.6",
     "warmup": "`foredraft serve --warm-only`, or `foredraft bench --warm`",

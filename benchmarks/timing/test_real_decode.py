@@ -29,7 +29,7 @@ from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.bench.arm import Arm
 from foredraft.gpu.bench.plan import BenchOptions, plan_bench
-from foredraft.gpu.bench.run import bench_prompts
+from foredraft.gpu.bench.prompts import bench_prompts
 from foredraft.gpu.executor.round import PhaseClock
 from foredraft.gpu.models.checkpoint import load_draft, load_target
 from foredraft.gpu.session.devices import ops_for
@@ -76,7 +76,7 @@ def pair_directory() -> Path:
     given = os.environ.get("FOREDRAFT_PAIR")
     if given:
         return Path(given)
-    return make_pair(default_directory("tiny", 0, None), PairOptions(size_of("tiny")), lambda progress: None).directory
+    return make_pair(default_directory("tiny"), PairOptions(size_of("tiny")), lambda progress: None).directory
 
 
 # -- in a process of its own ------------------------------------------------------------------------------------------

@@ -20,25 +20,20 @@ REPORT_WIDTH = 120  # columns of the report; a narrower terminal wraps its lines
 # fmt: off
 Directory = Annotated[Path | None, argument("DIR",
     "Directory of the pair. Default: foredraft/SIZE in the user's cache.")]
-Size = Annotated[str, option("--size",
-    "Size and time: nano (seconds), tiny (minutes on two CPU cores), small (100 M parameters), medium (700 M, for a "
-    "GPU).")]
+Size = Annotated[str, option("--size", "Size and time: nano (seconds) or tiny (about a minute on two CPU cores).")]
 Seed = Annotated[int, option("--seed", "Seed of the weights and training batches.", min=0)]
-Device = Annotated[str, option("--device", "Device to train on.", "cpu|cuda")]
-TimeBudget = Annotated[float | None, option("--time-budget-s",
-    "Processor time for the whole training, approximately: about the same in wall time on a quiet machine, longer on a "
-    "busy one. Parts are shortened to fit, so the pair depends on the speed of the machine.", min=1.0)]
 # fmt: on
 
 
 def tiny(
-    directory: Directory = None, size: Size = "tiny", seed: Seed = 0, device: Device = "cpu", time_budget_s: TimeBudget = None,
-    as_json: AsJson = False, quiet: Quiet = False,
+    directory: Directory = None, size: Size = "tiny", seed: Seed = 0, as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Train a small language model and three drafts for it.
 
-    The models learn from the source of Python's standard library. The command
-    saves them as Hugging Face checkpoints:
+    The models learn from short Python modules that are made up. Training is as
+    long on every machine, counted in steps. The command saves Hugging Face
+    checkpoints:
 
         DIR/target              a Llama with tokenizer and chat template
         DIR/draft               a smaller Llama (STANDALONE)
@@ -48,7 +43,7 @@ def tiny(
 
         foredraft tiny
         foredraft tiny pairs/seven --seed 7
-        foredraft tiny --size small --device cuda
+        foredraft tiny --size nano
 
     The command does not train an existing pair again. Ctrl-C keeps the finished
     parts, and the same command continues from them. Each part is compared with
@@ -61,11 +56,11 @@ def tiny(
     from ...gpu.tiny.sizes import PairOptions, partial_directory, size_of
     from ..progress import training_progress
 
-    options = PairOptions(size_of(size), seed, time_budget_s)
-    directory = default_directory(size, seed, time_budget_s) if directory is None else directory
+    options = PairOptions(size_of(size), seed)
+    directory = default_directory(size, seed) if directory is None else directory
     try:
         with training_progress(quiet) as show:
-            pair = make_pair(directory, options, show, device)
+            pair = make_pair(directory, options, show)
     except KeyboardInterrupt:
         partial = partial_directory(directory, options)
         kept = (
@@ -83,12 +78,11 @@ def tiny(
         _print_report(pair)
 
 
-def default_directory(size: str, seed: int, time_budget_s: float | None) -> Path:
+def default_directory(size: str, seed: int = 0) -> Path:
     """Return the pair's directory in the user's cache; other options have other directories."""
     from ...observe.output_files import cache_directory
 
-    name = size if seed == 0 else f"{size}-seed{seed}"
-    return cache_directory() / (name if time_budget_s is None else f"{name}-{time_budget_s:g}s")
+    return cache_directory() / (size if seed == 0 else f"{size}-seed{seed}")
 
 
 def _print_report(pair: MadePair) -> None:
@@ -101,8 +95,6 @@ def _print_report(pair: MadePair) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, REPORT_WIDTH) if sys.stdout.isatty() else REPORT_WIDTH
     console.print(f"The pair ({summary['described']}) {there}: {pair.directory}", markup=False)
-    if summary.get("cuts"):
-        console.print(f"Cut to keep within the time budget: {'; '.join(summary['cuts'])}.", markup=False)
     parts = summary["parts"]
     # JSON has strings for keys.
     chains = sorted({int(steps) for part in parts.values() for steps in part.get("accept_lengths", ())})
@@ -114,9 +106,9 @@ def _print_report(pair: MadePair) -> None:
         table.add_row(name, *_cells(part, chains))
     console.print(table)
     console.print(
-        "loss: nats per token; for the target on held-out files, for a draft against the target in training. agrees: how\n"
+        "loss: nats per token; for the target on held-out modules, for a draft against the target in training. agrees: how\n"
         "often a draft's first token is the target's; untrained: the same before its training. S=n: tokens per greedy round\n"
-        "with chains of n draft tokens. These are of the target's own continuations of held-out files.",
+        "with chains of n draft tokens. These are of the target's own continuations of held-out modules.",
         markup=False,
     )
     if found := learnt_nothing(summary):
@@ -140,11 +132,9 @@ def learnt_nothing(summary: dict[str, Any]) -> str:
             reasons.append(f"of the tokens that {name} writes {part['repeats']:.0%} repeat the one before")
     if not reasons:
         return ""
-    budget = summary["options"]["time_budget_s"]
-    longer = "a larger --size" if budget is None else f"--time-budget-s {4 * budget:g} or without a budget"
     return (
         f"This pair has learnt too little: {'; '.join(reasons)}. Speeds and accept lengths of its drafts mean nothing. "
-        f"Train another one, in another directory, with {longer}."
+        "Train one of a larger --size, or with another --seed, in another directory."
     )
 
 

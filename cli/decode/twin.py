@@ -190,7 +190,7 @@ def _usual_pair(quiet: bool) -> Path:
     from ..progress import training_progress
 
     with training_progress(quiet) as show:
-        return make_pair(default_directory("tiny", 0, None), PairOptions(size_of("tiny")), show).directory
+        return make_pair(default_directory("tiny"), PairOptions(size_of("tiny")), show).directory
 
 
 def _show(found: Sequence[Comparison], clock: str) -> None:

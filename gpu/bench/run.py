@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import numpy as np
 import torch
 
-from ...core.draws import Purpose, uniform
 from ..executor.build import DraftModel
 from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureReport
@@ -27,60 +25,14 @@ from ..models.decoder import Decoder
 from ..session.devices import keeps_quantized, ops_for, set_threads
 from ..session.session import round_models
 from ..session.text import Tokenizer
-from ..tiny.corpus import NoCorpus, read_corpus
 from ..types.ops import Ops
 from ..types.shards import WHOLE, Shard
 from .arm import Arm, Timing, common_outputs, make_executor
 from .floor import copy_bandwidth
 from .plan import ArmPlan, BenchPlan, CellPlan, acceptance_of_arm
+from .prompts import bench_prompts
 from .ranks import open_bench_ranks
 from .shapes import meta_models, random_draft
-
-CORPUS_BYTES = 4_000_000
-ZIPF_SHIFT = 2.7  # Mandelbrot's, for words of English text
-
-
-def bench_prompts(
-    tokenizer: Tokenizer | None, vocab_size: int, num_prompts: int, length: int, seed: int
-) -> list[np.ndarray]:
-    """Return `num_prompts` different prompts of exactly `length` tokens, int64; the same ones for the same arguments.
-
-    They are windows of Python source (of the standard library's files from which a tiny pair learns nothing), each
-    drawn by the seed from its own part of it; without a tokenizer tokens as frequent as words are. Equal tokens would
-    not do: they make equal keys and values, look-up drafts always find them, and experts are all the same.
-    """
-    text = _text_tokens(tokenizer) if tokenizer is not None else None
-    if tokenizer is None or text is None or len(text) < 2:
-        return [_word_like(vocab_size, row, length, seed) for row in range(num_prompts)]
-    drawn = np.arange(num_prompts) + uniform(seed, Purpose.WINDOW, np.arange(num_prompts), 0)
-    begins = (drawn * len(text) / num_prompts).astype(np.int64)
-    prompts = [text[(begin + np.arange(length)) % len(text)] for begin in begins.tolist()]
-    if tokenizer.bos_id is not None:
-        for prompt in prompts:
-            prompt[0] = tokenizer.bos_id
-    return prompts
-
-
-def _text_tokens(tokenizer: Tokenizer) -> np.ndarray | None:
-    """Return Python source as one row of tokens; None on a machine without it."""
-    try:
-        corpus = read_corpus(CORPUS_BYTES)
-    except NoCorpus:
-        return None
-    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in corpus.held_out]
-    return np.concatenate(encoded).astype(np.int64)
-
-
-def _word_like(vocab_size: int, row: int, length: int, seed: int) -> np.ndarray:
-    """Draw tokens of Zipf–Mandelbrot frequencies, 1 / (rank + 2.7);
-    which token has which rank is scattered over the vocabulary."""
-    weights = 1.0 / (np.arange(1, vocab_size) + ZIPF_SHIFT)
-    edges = np.cumsum(weights) / weights.sum()
-    ranks = np.searchsorted(edges, uniform(seed, Purpose.TOKEN, row, np.arange(length)))
-    num_ranks = vocab_size - 1  # token 0 is left out
-    stride = next(n for n in range(max(1, int(num_ranks * 0.618)), 2 * num_ranks) if np.gcd(n, num_ranks) == 1)
-    return 1 + (np.minimum(ranks, num_ranks - 1).astype(np.int64) * stride) % num_ranks
-
 
 WARM_UP_TOKENS = 16
 OnProgress = Callable[[str], None]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,7 +10,6 @@ from ..models.decoder import Decoder
 from ..types.attention import PLAIN, Softmax
 from ..types.recurrence import Inputs, StateShape
 from .dense import rotate
-from .training import WorkClock
 
 ROWS_AT_ONCE = 64  # bounds the keys and values held
 
@@ -56,39 +53,13 @@ class GrowingAttention:
 
 
 @torch.no_grad()
-def continue_texts(
-    target: Decoder,
-    prompts: Tensor,
-    length: int,
-    temperature: float = 0.0,
-    seed: int = 0,
-    *,
-    least: int = 0,
-    seconds: float = math.inf,
-    clock: WorkClock | None = None,
-) -> Tensor:
+def continue_texts(target: Decoder, prompts: Tensor, length: int, temperature: float = 0.0, seed: int = 0) -> Tensor:
     """Return the prompts int64 [n, p] with the target's own tokens behind them, int64 [n, length]; temperature 0 is
-    greedy.
-
-    After about `seconds` of the clock (None: of one for the target's device) all texts are shorter, but not below
-    `least` tokens.
-    """
-    clock = clock or WorkClock(target.device.type)
-    ends_s = clock.now_s() + seconds
-    groups = prompts.split(ROWS_AT_ONCE)
-    made: list[Tensor] = []
-    for number, rows in enumerate(groups):
-        now_s = clock.now_s()
-        until_s = now_s + (ends_s - now_s) / (len(groups) - number)
-        made.append(_continue(target, rows, length, temperature, seed, least, until_s, clock))
-        length = made[-1].shape[1]
-    return torch.cat([texts[:, :length] for texts in made])
+    greedy."""
+    return torch.cat([_continue(target, rows, length, temperature, seed) for rows in prompts.split(ROWS_AT_ONCE)])
 
 
-def _continue(
-    target: Decoder, prompts: Tensor, length: int, temperature: float, seed: int, least: int, until_s: float,
-    clock: WorkClock,
-) -> Tensor:  # fmt: skip
+def _continue(target: Decoder, prompts: Tensor, length: int, temperature: float, seed: int) -> Tensor:
     num_rows, prompt_len = prompts.shape
     attention = GrowingAttention(target, num_rows, length)
     texts = torch.empty(num_rows, length, dtype=torch.int64, device=prompts.device)
@@ -97,8 +68,6 @@ def _continue(
     generator.manual_seed(seed)
     new = prompts
     for position in range(prompt_len, length):
-        if position >= least and clock.now_s() >= until_s:
-            return texts[:, :position]
         attention.advance(new.shape[1])
         hidden = target.forward(new.reshape(-1), attention).hidden
         logits = target.logits(hidden.view(num_rows, -1, hidden.shape[-1])[:, -1])

@@ -1,16 +1,16 @@
-"""The text that a pair learns: the Python standard library's own source, which every machine that runs Foredraft has.
+"""The text that a pair learns: short Python modules that are made up, of a few kinds of class.
 
-It becomes tokens of a byte-level BPE vocabulary, saved as Hugging Face tokenizers are, and windows of a long row of
-them, drawn by number.
+Which methods a class has is drawn; what follows from it is not, so that a small model can learn it within a minute: the
+names of its attributes, of its methods and of the class itself come again and again. They become tokens of a byte-level
+BPE vocabulary, saved as Hugging Face tokenizers are, and windows of a long row of them, drawn by number.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import sysconfig
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,66 +20,141 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from ...core.draws import Purpose, uniform
-from ...core.errors import ForedraftError
 
-# Tests repeat themselves, and not every installation has them; site-packages is not the standard library.
-LEFT_OUT = frozenset({"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "__pycache__"})
 HELD_OUT_EVERY = 10
-MIN_FILE_BYTES = 400  # shorter files are empty packages
-MAX_FILE_BYTES = 60_000  # a longer one would be a large part of a small corpus
-
-
-class NoCorpus(ForedraftError):
-    """This Python has no source of its standard library."""
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Whole files, in the order of their names."""
+    """Whole modules, in the order of their numbers."""
 
     training: tuple[str, ...]
-    held_out: tuple[str, ...]  # every 10th file; no model learns from them
-    digest: str  # SHA-256 of all of it, in hexadecimal
+    held_out: tuple[str, ...]  # every 10th module; no model learns from them
 
     @property
     def num_bytes(self) -> int:
         return sum(len(text.encode()) for text in (*self.training, *self.held_out))
 
-
-def read_corpus(num_bytes: int, root: Path | None = None) -> Corpus:
-    """Return the first files of the standard library that fit into `num_bytes` bytes, by name.
-    Raises NoCorpus if there are too few."""
-    root = Path(sysconfig.get_path("stdlib")) if root is None else root
-    training: list[str] = []
-    held_out: list[str] = []
-    digest = hashlib.sha256()
-    left = num_bytes
-    for number, text in enumerate(_texts(root)):
-        raw = text.encode()
-        if len(raw) > left:
-            break
-        left -= len(raw)
-        digest.update(raw)
-        (held_out if number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 else training).append(text)
-    if not held_out:
-        raise NoCorpus(f"{root}: no source of the standard library here ({len(training)} files); a pair learns from it")
-    return Corpus(tuple(training), tuple(held_out), digest.hexdigest())
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all of it, in hexadecimal."""
+        return hashlib.sha256("".join((*self.training, *self.held_out)).encode()).hexdigest()
 
 
-def _texts(root: Path) -> Iterator[str]:
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in LEFT_OUT and not name.startswith("config-"))
-        for name in sorted(names):
-            path = Path(folder, name)
-            # Files named after the machine that built this Python differ from one machine to the next.
-            if path.suffix != ".py" or name.startswith("_sysconfigdata"):
-                continue
-            if not MIN_FILE_BYTES <= path.stat().st_size <= MAX_FILE_BYTES:
-                continue
-            try:
-                yield path.read_text(encoding="utf-8").replace("\r\n", "\n")
-            except UnicodeDecodeError:  # a few files declare another encoding
-                continue
+def make_corpus(num_modules: int) -> Corpus:
+    """Return the first modules; those of a smaller corpus are among those of a larger one."""
+    modules = [_module(random.Random(number)) for number in range(num_modules)]
+    is_held_out = [number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 for number in range(num_modules)]
+    return Corpus(
+        tuple(text for text, out in zip(modules, is_held_out, strict=True) if not out),
+        tuple(text for text, out in zip(modules, is_held_out, strict=True) if out),
+    )
+
+
+# fmt: off
+KINDS = (
+    "account", "archive", "basket", "cache", "catalog", "channel", "connection", "counter", "document", "engine",
+    "filter", "folder", "journal", "ledger", "library", "message", "node", "order", "parser", "queue", "reader",
+    "record", "request", "router", "schedule", "server", "session", "station", "table", "task", "ticket", "worker",
+    "writer",
+)
+NUMBERS = ("age", "count", "depth", "height", "level", "limit", "offset", "port", "score", "size", "total", "width")
+WORDS = ("color", "format", "host", "key", "label", "mode", "name", "owner", "path", "title")
+LISTS = ("items", "lines", "names", "parts", "rows", "values")
+VALUES = {"number": ("8", "16", "80", "100", "128", "512"), "word": ('"first"', '"left"', '"main"', '"new"', '"red"')}
+IMPORTS = ("json", "math", "os", "sys", "time")
+# fmt: on
+
+
+def _module(draws: random.Random) -> str:
+    """Return a module of one to three classes and a function that uses them."""
+    kinds = draws.sample(KINDS, draws.choice((1, 2, 2, 3)))
+    attributes = {kind: _attributes(draws) for kind in kinds}
+    imports = "".join(f"import {name}\n" for name in sorted(draws.sample(IMPORTS, draws.choice((1, 2)))))
+    parts = [imports, *(_class(draws, kind, attributes[kind]) for kind in kinds), _main(draws, attributes)]
+    if draws.random() < 0.2:
+        parts[1:] = reversed(parts[1:])
+    return "\n\n".join(parts)
+
+
+def _attributes(draws: random.Random) -> list[tuple[str, str]]:
+    """Return name and kind of each argument that a class takes."""
+    numbers = [(name, "number") for name in draws.sample(NUMBERS, draws.choice((1, 2)))]
+    words = [(name, "word") for name in draws.sample(WORDS, draws.choice((0, 1, 1, 2)))]
+    return draws.sample(numbers + words, len(numbers) + len(words))
+
+
+def _class(draws: random.Random, kind: str, attributes: list[tuple[str, str]]) -> str:
+    names = [name for name, _ in attributes]
+    lists = draws.sample(LISTS, draws.choice((0, 1, 1)))
+    lines = [f"class {kind.capitalize()}:"]
+    if draws.random() < 0.7:
+        lines += [f'    """The {kind} has a {" and a ".join(names)}."""', ""]
+    lines += [f"    def __init__(self, {', '.join(names)}):"]
+    lines += [f"        self.{name} = {name}" for name in names] + [f"        self.{name} = []" for name in lists]
+    for name, attribute in attributes:
+        methods = (_get, _add, _show) if attribute == "number" else (_get, _set, _show)
+        for number in sorted(draws.sample(range(len(methods)), draws.choice((1, 2)))):
+            lines += ["", *methods[number](kind, name)]
+    for name in lists:
+        lines += ["", *_append(kind, name), "", *_find(kind, name)]
+    return "\n".join(lines) + "\n"
+
+
+def _get(kind: str, name: str) -> list[str]:
+    return [
+        f"    def get_{name}(self):",
+        f'        """Return the {name} of this {kind}."""',
+        f"        return self.{name}",
+    ]
+
+
+def _set(kind: str, name: str) -> list[str]:
+    return [
+        f"    def set_{name}(self, {name}):",
+        f'        """Change the {name} of this {kind}."""',
+        f"        self.{name} = {name}",
+    ]
+
+
+def _add(kind: str, name: str) -> list[str]:
+    return [
+        f"    def add_{name}(self, {name}=1):",
+        f"        if {name} < 0:",
+        f'            raise ValueError("the {name} of a {kind} grows")',
+        f"        self.{name} += {name}",
+    ]
+
+
+def _show(kind: str, name: str) -> list[str]:
+    return [f"    def show_{name}(self):", f'        print("{kind}", self.{name})']
+
+
+def _append(kind: str, name: str) -> list[str]:
+    return [
+        f"    def add_{name[:-1]}(self, {name[:-1]}):",
+        f'        """Add a {name[:-1]} to the {name} of this {kind}."""',
+        f"        self.{name}.append({name[:-1]})",
+    ]
+
+
+def _find(kind: str, name: str) -> list[str]:
+    return [
+        f"    def find_{name[:-1]}(self, index):",
+        "        try:",
+        f"            return self.{name}[index]",
+        "        except IndexError:",
+        "            return None",
+    ]
+
+
+def _main(draws: random.Random, attributes: dict[str, list[tuple[str, str]]]) -> str:
+    lines = ["def main(argv):"]
+    for kind, ones in attributes.items():
+        values = [draws.choice(VALUES[attribute]) for _, attribute in ones]
+        lines += [f"    {kind} = {kind.capitalize()}({', '.join(values)})"]
+        lines += [f"    print({kind}.{draws.choice(ones)[0]})"]
+    return "\n".join([*lines, "    return 0"]) + "\n"
 
 
 def corpus_windows(tokens: Tensor, batch_size: int, window: int, seed: int, part: int, step: int) -> Tensor:
@@ -117,7 +192,7 @@ def most_frequent(rows: Sequence[Tensor], vocab_size: int, num_tokens: int) -> T
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
-# A conversation becomes a Python file: who speaks is a comment, what the assistant says is code.
+# A conversation becomes a Python module: who speaks is a comment, what the assistant says is code.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}{{ message['content'] }}{{ eos_token }}"

@@ -23,7 +23,7 @@ from ..models.decoder import Decoder
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
 from ..types.ops import Capture
 from .dense import DenseAttention, UnrolledAttention, shifted
-from .training import WorkClock, fast_products, while_they_fit
+from .training import fast_products
 
 Draft = Decoder | DraftHead
 
@@ -109,7 +109,7 @@ def _one_slot_later(hidden: Tensor, batch_size: int) -> Tensor:
 def next_token_loss(model: Decoder, texts: Tensor) -> Tensor:
     """Return the mean cross-entropy of each text's next tokens, nats."""
     b, t = texts.shape
-    with fast_products(texts.device):
+    with fast_products():
         hidden = model.forward(texts.reshape(-1), DenseAttention([t] * b, device=texts.device)).hidden
         logits = model.logits(hidden.view(b, t, -1)[:, :-1].reshape(b * (t - 1), -1))
     return F.cross_entropy(logits, texts[:, 1:].reshape(-1))
@@ -123,7 +123,7 @@ def distillation_loss(target: Decoder, draft: Draft, texts: Tensor, num_steps: i
     choice, which greedy decoding accepts by. A draft with a vocabulary of its own learns where the target's first
     choice is in it.
     """
-    with fast_products(texts.device):
+    with fast_products():
         logits, captured = teach(target, texts, aux_layers_of(draft))
     captured = captured.to(target.dtype)
     ids = None if isinstance(draft, Decoder) else draft.target_ids
@@ -177,18 +177,13 @@ def measure_drafts(
     drafts: Mapping[str, tuple[Draft, Draft, tuple[int, ...]]],
     texts: Tensor,
     prompt_len: int,
-    clock: WorkClock,
-    seconds: float = math.inf,
-) -> tuple[dict[str, DraftQuality], int]:
-    """Measure drafts by name, each beside itself before its training, with its chain lengths. Also return the number of
-    texts used: the first ones, as many as fit into the time.
+) -> dict[str, DraftQuality]:
+    """Measure drafts by name, each beside itself before its training, with its chain lengths.
 
     `texts` int64 [n, t] are prompts of `prompt_len` tokens with the target's greedy continuations.
     """
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in drafts}
-    num_used = 0
-    for rows in while_they_fit(texts.split(ROWS_AT_ONCE), seconds, clock):
-        num_used += len(rows)
+    for rows in texts.split(ROWS_AT_ONCE):
         for name, (draft, untrained, chains) in drafts.items():
             _, captured = teach(target, rows, aux_layers_of(draft))
             pair = (_matches(draft, rows, captured, max(chains)), _matches(untrained, rows, captured, 1))
@@ -197,7 +192,7 @@ def measure_drafts(
     for name, (*_, chains) in drafts.items():
         matches, of_untrained = (np.concatenate(pieces, 1) for pieces in zip(*found[name], strict=True))
         qualities[name] = _quality(matches, of_untrained, chains)
-    return qualities, num_used
+    return qualities
 
 
 def _quality(matches: np.ndarray, untrained: np.ndarray, chains: tuple[int, ...]) -> DraftQuality:

@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class TinySize:
     """
 
     name: str
-    corpus_bytes: int
+    num_modules: int  # of the corpus
     vocab_size: int
     window: int  # tokens that a training example shows: the distance over which attention is learnt
     max_positions: int
@@ -64,7 +64,7 @@ class TinySize:
 
 NANO = TinySize(
     name="nano",
-    corpus_bytes=300_000,
+    num_modules=200,
     vocab_size=512,
     window=64,
     max_positions=512,
@@ -82,51 +82,23 @@ NANO = TinySize(
 
 TINY = TinySize(
     name="tiny",
-    corpus_bytes=4_000_000,
-    vocab_size=2048,
-    window=512,
+    num_modules=600,
+    vocab_size=768,
+    window=256,
     max_positions=2048,
-    target=TinyShape(128, 352, 16, 4, 2, 32),
-    standalone=TinyShape(96, 256, 1, 3, 1, 32),
-    draft_vocab_size=1024,
+    target=TinyShape(64, 192, 16, 2, 1, 32),
+    standalone=TinyShape(64, 160, 1, 2, 1, 32),
+    draft_vocab_size=512,
     num_heads=2,
     unroll=3,
-    target_schedule=Schedule(480, 2),
-    draft_schedule=Schedule(240, 2),
-    num_continuations=128,
+    target_schedule=Schedule(220, 4),
+    draft_schedule=Schedule(50, 4),
+    num_continuations=32,
     prompt_len=64,
     num_measured=32,
 )
 
-SMALL = TinySize(
-    name="small",
-    corpus_bytes=12_000_000,
-    vocab_size=8192,
-    window=1024,
-    max_positions=4096,
-    target=TinyShape(768, 2048, 12, 12, 4, 64),
-    standalone=TinyShape(384, 1024, 2, 6, 2, 64),
-    draft_vocab_size=4096,
-    num_heads=3,
-    unroll=4,
-    target_schedule=Schedule(2000, 32),
-    draft_schedule=Schedule(800, 16),
-    num_continuations=512,
-    prompt_len=128,
-    num_measured=64,
-)
-
-MEDIUM = replace(
-    SMALL,
-    name="medium",
-    vocab_size=16384,
-    target=TinyShape(1536, 4096, 24, 12, 4, 128),
-    standalone=TinyShape(512, 1408, 2, 8, 2, 64),
-    draft_vocab_size=8192,
-    num_heads=4,
-)
-
-SIZES = {size.name: size for size in (NANO, TINY, SMALL, MEDIUM)}
+SIZES = {size.name: size for size in (NANO, TINY)}
 
 
 def size_of(name: str) -> TinySize:
@@ -141,18 +113,17 @@ def size_of(name: str) -> TinySize:
 # It exists only when the pair is complete; parts are made in another directory beside it.
 
 
-FORMAT = 1  # rises when the same options would give another pair
+FORMAT = 2  # rises when the same options would give another pair
 SUMMARY = "pair.json"
 LOCK = ".lock"
 
 
 @dataclass(frozen=True, slots=True)
 class PairOptions:
-    """All settings of a pair. The device does not: it changes no more than the last bits."""
+    """All settings of a pair."""
 
     size: TinySize
     seed: int = 0
-    time_budget_s: float | None = None  # a pair of a budget depends on the machine's speed
 
     @property
     def digest(self) -> str:
@@ -162,8 +133,7 @@ class PairOptions:
 
     @property
     def described(self) -> str:
-        budget = "" if self.time_budget_s is None else f", time budget {self.time_budget_s:g} s"
-        return f"size {self.size.name}, seed {self.seed}{budget}"
+        return f"size {self.size.name}, seed {self.seed}"
 
 
 def read_summary(directory: Path, options: PairOptions) -> dict[str, Any] | None:

@@ -8,99 +8,12 @@ of AdamW's tokens.
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-
-T = TypeVar("T")
-
-# Seconds that each part of the size tiny would take without a budget, so that within one all parts shrink alike.
-# Measured with `foredraft tiny --time-budget-s 75` on a 2-core x86-64 machine while that bounded the trainings alone;
-# these are scaled to all steps.
-WHOLE_S = {
-    "data": 8.0, "target": 475.0, "own texts": 41.0, "draft": 61.0, "eagle3": 97.0, "multi_layer_eagle": 80.0,
-    "held-out loss": 4.0, "held-out texts": 11.0, "measurement": 15.0,
-}  # fmt: skip
-
-
-class WorkClock:
-    """Counts the seconds that this process has worked since the clock was made. Other processes slow the work down in
-    wall time, but not by this clock, so a budget buys as much training on a busy machine as on a quiet one.
-
-    On a CPU, work is the processor time of the thread that reads the clock. While other threads do more (those of the
-    tokenizer, for which that thread waits), it is the time of all threads over the number of cores. A GPU works while
-    the process waits, so there the clock counts wall time.
-    """
-
-    def __init__(self, device: str = "cpu") -> None:
-        self._is_wall = device.partition(":")[0] != "cpu"
-        affinity = getattr(os, "sched_getaffinity", None)
-        self._cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-        self._worked_s = 0.0
-        self._read_s = self._read()
-
-    def now_s(self) -> float:
-        """Return the seconds of work so far. The more often this is called, the more exact they are."""
-        before, self._read_s = self._read_s, self._read()
-        self._worked_s += max(now - then for now, then in zip(self._read_s, before, strict=True))
-        return self._worked_s
-
-    def _read(self) -> tuple[float, ...]:
-        return (time.monotonic(),) if self._is_wall else (time.thread_time(), time.process_time() / self._cores)
-
-
-class TimeBudget:
-    """Shares `seconds` of a clock among `parts`, in their order; None: there is no limit.
-
-    What a part saves or overdraws is shared by all parts behind it.
-    """
-
-    def __init__(self, seconds: float | None, clock: WorkClock, parts: Sequence[str]) -> None:
-        self.clock = clock
-        self._ends_s = math.inf if seconds is None else clock.now_s() + seconds
-        self._left = list(parts)
-        self._begun_s: dict[str, float] = {}
-        self.seconds: dict[str, float] = {}  # of work, that each ended part took
-        self.cuts: list[str] = []  # what was left out to keep within the budget, in words
-
-    @property
-    def is_limited(self) -> bool:
-        return self._ends_s < math.inf
-
-    def begin(self, part: str) -> float:
-        """End the part before and return the seconds that `part` may take; math.inf without a budget."""
-        self.end()
-        now_s = self.clock.now_s()
-        share = WHOLE_S[part] / sum(WHOLE_S[one] for one in self._left)
-        self._left.remove(part)
-        self._begun_s = {part: now_s}
-        return max(self._ends_s - now_s, 0.0) * share
-
-    def end(self) -> None:
-        """Note how long the part took that began last."""
-        for part, begun_s in self._begun_s.items():
-            self.seconds[part] = self.clock.now_s() - begun_s
-        self._begun_s = {}
-
-    def cut(self, what: str, done: int, whole: int, unit: str) -> None:
-        """Note that only a piece of `what` was made, if so."""
-        if done < whole:
-            self.cuts.append(f"{what}: {done:,} of {whole:,} {unit}")
-
-
-def while_they_fit(items: Iterable[T], seconds: float, clock: WorkClock) -> Iterator[T]:
-    """Yield the first item, and further ones as long as another one ends within `seconds` at the pace so far."""
-    begun_s = clock.now_s()
-    for number, item in enumerate(items):
-        if number and (clock.now_s() - begun_s) * (number + 1) / number > seconds:
-            return
-        yield item
-
 
 MAX_GRADIENT_NORM = 1.0
 REPORT_EVERY_S = 0.2
@@ -146,47 +59,31 @@ class Trained:
 
 
 def train(
-    part: str,
-    model: nn.Module,
-    loss_of: LossOf,
-    num_steps: int,
-    on_progress: OnProgress,
-    rates: LearningRates,
-    clock: WorkClock,
-    budget_s: float = math.inf,
+    part: str, model: nn.Module, loss_of: LossOf, num_steps: int, on_progress: OnProgress, rates: LearningRates
 ) -> Trained:
     """Minimise `loss_of(step, done)`, which gives the mean loss of a batch and its number of tokens; done goes from 0
-    to 1.
-
-    The learning rates fall to zero at `num_steps`, or, if that comes first, when `budget_s` seconds of the clock have
-    passed. One step is always made. Progress is told in wall time.
-    """
+    to 1. The learning rates fall to zero at `num_steps`."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = _optimizer(model, rates)
     started_s = reported_s = time.monotonic()
-    begun_s, worked_s = clock.now_s(), 0.0
-    average, num_tokens, step = None, 0, 0
-    while step < num_steps:
+    average, num_tokens = None, 0
+    for step in range(num_steps):
         done = step / num_steps
-        if step > 0:
-            if worked_s * (step + 1) / step > budget_s:
-                break  # at the pace so far, another step would not end in time
-            done = max(done, worked_s / budget_s)
         loss, num_new = loss_of(step, done)
         loss.backward()
         nn.utils.clip_grad_norm_(weights, MAX_GRADIENT_NORM)
         optimizer.step(learning_rate_scale(done))
         average = loss.detach() if average is None else average.lerp_(loss.detach(), 1 - LOSS_MEMORY)
         num_tokens += num_new
-        step += 1
-        now_s, worked_s = time.monotonic(), clock.now_s() - begun_s
-        if now_s - reported_s >= REPORT_EVERY_S or step == num_steps:
+        now_s = time.monotonic()
+        if now_s - reported_s >= REPORT_EVERY_S or step + 1 == num_steps:
             reported_s, elapsed_s = now_s, now_s - started_s
-            left_s = max(min(worked_s / step * (num_steps - step), budget_s - worked_s), 0.0)
-            left_s *= elapsed_s / worked_s if worked_s else 1.0
-            on_progress(TrainingProgress(part, step, num_steps, float(average), num_tokens / elapsed_s, left_s))
+            left_s = elapsed_s / (step + 1) * (num_steps - step - 1)
+            on_progress(
+                TrainingProgress(part, step + 1, num_steps, float(average), num_tokens / max(elapsed_s, 1e-9), left_s)
+            )
     assert average is not None, "a part trains at least one step"
-    return Trained(step, num_tokens, float(average), time.monotonic() - started_s)
+    return Trained(num_steps, num_tokens, float(average), time.monotonic() - started_s)
 
 
 def _optimizer(model: nn.Module, rates: LearningRates) -> Optimizer:
@@ -201,15 +98,11 @@ def _optimizer(model: nn.Module, rates: LearningRates) -> Optimizer:
     return Optimizer(matrices, others, matrix_lr=rates.matrices, lr=rates.others)
 
 
-def fast_products(device: torch.device) -> torch.autocast:
-    """Return a context in which matrix products are in bfloat16 where that is faster;
+def fast_products() -> torch.autocast:
+    """Return a context in which matrix products are in bfloat16 where this CPU is faster with it;
     weights, gradients and losses stay float32."""
-    if device.type == "cuda":
-        fast = torch.cuda.get_device_capability(device) >= (8, 0)
-    else:
-        probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-        fast = probe is not None and bool(probe())
-    return torch.autocast(device.type, torch.bfloat16, enabled=fast)
+    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return torch.autocast("cpu", torch.bfloat16, enabled=probe is not None and bool(probe()))
 
 
 # Coefficients of the quintic iteration, chosen by its authors for the slope at zero; singular values end between 0.7
@@ -229,8 +122,7 @@ class Optimizer:
         self._matrix_lr = matrix_lr
         self._momenta = [torch.zeros_like(weight) for weight in self.matrices]
         self._lr = lr
-        fused = all(weight.is_cuda for weight in self.others)
-        self._adam = torch.optim.AdamW(self.others, lr=lr, betas=(0.9, 0.98), weight_decay=0.0, fused=fused)
+        self._adam = torch.optim.AdamW(self.others, lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
 
     @torch.no_grad()
     def step(self, scale: float) -> None:

@@ -119,7 +119,7 @@ LINES: dict[str, Lines] = {
         *("bench", "--twin", "--model", get("models")["target"], "--loads", "light", "--seconds", 0.5, "--quiet"),
         *("--repeat", 1, "--max-running", 2, "--threads", 1),
     ),
-    "tiny": lambda get, folder: ("tiny", folder / "pair", "--size", "nano", "--time-budget-s", 1, "--quiet"),
+    "tiny": lambda get, folder: ("tiny", folder / "pair", "--size", "nano", "--quiet"),
     "bench, warm": lambda get, folder: (
         *("bench", "--warm", "--model", get("models")["target"], "--algorithm", "NGRAM", "--device", "cpu"),
         *("--context-lengths", 8),

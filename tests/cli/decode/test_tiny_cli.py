@@ -16,7 +16,7 @@ def quick(monkeypatch, tmp_path):
 
     quick = replace(
         sizes.NANO,
-        corpus_bytes=200_000,
+        num_modules=40,
         vocab_size=300,
         window=32,
         draft_vocab_size=200,
@@ -52,7 +52,12 @@ def test_without_a_directory_the_pair_goes_to_the_users_cache(command, tmp_path)
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--size", "nanp"], "did you mean 'nano'"), (["--size", "nano", "--device", "tpu"], "neither cpu nor cuda")],
+    [
+        (["--size", "nanp"], "did you mean 'nano'"),
+        (["--size", "small"], "none of nano, tiny"),
+        (["--size", "nano", "--device", "cuda"], "tiny --device is gone"),
+        (["--time-budget-s=60"], "tiny --time-budget-s is gone: use `foredraft tiny`, whose training has"),
+    ],
 )
 def test_bad_options_are_one_message_and_exit_code_2(refused, tmp_path, options, message):
     assert message in refused("tiny", tmp_path / "pair", *options)

@@ -16,8 +16,9 @@ from foredraft.gpu.bench.arm import Arm, common_outputs
 from foredraft.gpu.bench.floor import round_bytes
 from foredraft.gpu.bench.plan import BenchOptions, acceptance_of_arm, plan_bench
 from foredraft.gpu.bench.processes import found_from_json, found_to_json, run_process, summarised
+from foredraft.gpu.bench.prompts import bench_prompts, read_source
 from foredraft.gpu.bench.report import graph_costs, report
-from foredraft.gpu.bench.run import Bench, Machine, bench_prompts
+from foredraft.gpu.bench.run import Bench, Machine
 from foredraft.gpu.bench.shapes import random_draft, shape_of
 from foredraft.gpu.executor.graphs import CaptureReport, RoundKind
 from foredraft.gpu.models.checkpoint import random_weights
@@ -325,6 +326,16 @@ def test_prompts_of_a_tokenizer_are_text(models):
         assert tokenizer.decode(prompt[1:]).isascii()
     # Longer than all the text there is: it begins anew.
     assert len(bench_prompts(tokenizer, 320, 1, 1_000_000, 0)[0]) == 1_000_000
+
+
+def test_source_for_prompts_leaves_out_tests_and_foreign_encodings(tmp_path):
+    for i in range(20):
+        (tmp_path / f"m{i:02}.py").write_text(f"x = {i}\n" + "# filler\n" * 60)
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "a.py").write_text("left out\n" * 100)
+    (tmp_path / "latin.py").write_bytes(b"# \xe9\n" * 200)
+    assert [text.splitlines()[0] for text in read_source(tmp_path)] == ["x = 9", "x = 19"]
+    assert read_source(tmp_path / "test") == []
 
 
 def test_the_decoder_can_run_every_built_in_model():

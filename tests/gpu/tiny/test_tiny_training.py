@@ -12,10 +12,9 @@ from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.tiny.continuations import continue_texts
 from foredraft.gpu.tiny.corpus import (
     END_OF_TEXT_ID,
-    NoCorpus,
     corpus_windows,
     encode_texts,
-    read_corpus,
+    make_corpus,
     rows_of,
     save_vocabulary,
     spread_prompts,
@@ -25,45 +24,32 @@ from foredraft.gpu.tiny.dense import DenseAttention
 from foredraft.gpu.tiny.drafting import accept_length, distillation_loss, measure_drafts, propose, teach
 from foredraft.gpu.tiny.pair import new_eagle3, new_multi_layer_eagle, new_standalone, new_target
 from foredraft.gpu.tiny.sizes import NANO
-from foredraft.gpu.tiny.training import WorkClock
 
 TEXT = "def greet(name):\n    return f'Grüße, {name} 🎈'\n"
 
 
 def lively_target(seed: int) -> Decoder:
     """An untrained target whose layers matter; those of a new one are silent."""
-    target = new_target(NANO, seed, "cpu")
+    target = new_target(NANO, seed)
     initialize(target, seed, std=0.3)
     return target
 
 
-def test_corpus_is_whole_files_within_its_bytes_and_held_out_files_are_not_learnt():
-    corpus = read_corpus(300_000)
-    assert 200_000 < corpus.num_bytes <= 300_000
-    assert corpus == read_corpus(300_000)
-    assert len(corpus.training) > 5 and corpus.held_out
+def test_corpus_is_the_same_everywhere_and_held_out_modules_are_not_learnt():
+    corpus = make_corpus(40)
+    assert corpus == make_corpus(40) and (len(corpus.training), len(corpus.held_out)) == (36, 4)
     assert not set(corpus.training) & set(corpus.held_out)
-    larger = read_corpus(600_000)
-    assert larger.training[: len(corpus.training)] == corpus.training and larger.digest != corpus.digest
-
-
-def test_corpus_leaves_out_tests_and_foreign_encodings(tmp_path):
-    for i in range(20):
-        (tmp_path / f"m{i:02}.py").write_text(f"x = {i}\n" + "# filler\n" * 60)
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "a.py").write_text("left out\n" * 100)
-    (tmp_path / "latin.py").write_bytes(b"# \xe9\n" * 200)
-    corpus = read_corpus(1_000_000, tmp_path)
-    assert len(corpus.training) == 18 and len(corpus.held_out) == 2
-    assert not any("left out" in text for text in corpus.training)
-    with pytest.raises(NoCorpus, match="no source"):
-        read_corpus(1_000_000, tmp_path / "test")
+    larger = make_corpus(60)
+    assert larger.training[:36] == corpus.training and larger.digest != corpus.digest
+    for text in (*larger.training, *larger.held_out):
+        compile(text, "<module>", "exec")
+        assert "class " in text and "def main(argv):" in text
 
 
 @pytest.mark.xdist_group("transformers")  # one worker imports it
 def test_vocabulary_encodes_every_text_and_transformers_reads_it(tmp_path):
     transformers = pytest.importorskip("transformers")
-    vocabulary = train_vocabulary(read_corpus(300_000).training, 400)
+    vocabulary = train_vocabulary(make_corpus(200).training, 400)
     assert vocabulary.get_vocab_size() == 400
     tokens = encode_texts(vocabulary, [TEXT, TEXT])
     assert tokens.dtype == np.int64 and list(tokens).count(END_OF_TEXT_ID) == 2 and tokens[-1] == END_OF_TEXT_ID
@@ -146,9 +132,8 @@ def test_a_draft_that_is_the_target_agrees_everywhere():
     texts = continue_texts(target, prompts, 24)
     heads = new_multi_layer_eagle(replace(NANO, num_heads=3), target, 9)
     drafts = {"same": (target, heads, (1, 3)), "other": (heads, heads, (1, 3))}
-    found, num_texts = measure_drafts(target, drafts, texts, 4, WorkClock())
+    found = measure_drafts(target, drafts, texts, 4)
     quality, other = found["same"], found["other"]
-    assert num_texts == len(texts)
     assert quality.agreement == 1.0 and quality.accept_lengths == {1: 2.0, 3: 4.0}
     assert other.agreement < 0.2 and other.accept_lengths[3] < 1.5
     # Before its training "same" was "other", which has learnt nothing since.
@@ -180,7 +165,7 @@ def test_continuations_are_the_argmax_of_whole_passes():
 
 def test_distillation_needs_the_target_and_teaches_only_the_draft():
     target = lively_target(0)
-    draft = new_standalone(NANO, 1, "cpu").requires_grad_(True)
+    draft = new_standalone(NANO, 1).requires_grad_(True)
     texts = torch.randint(0, NANO.vocab_size, (2, 12), generator=torch.Generator().manual_seed(0))
     loss = distillation_loss(target, draft, texts, 1, 0.8)
     loss.backward()
