@@ -11,7 +11,7 @@ from foredraft.core.algorithm.algorithm import Drafter
 from foredraft.core.errors import ForedraftError
 from foredraft.core.model_shape import known_models, lookup_model
 from foredraft.gpu.bench import floor as bandwidth_module
-from foredraft.gpu.bench import run as prompts_module
+from foredraft.gpu.bench import prompts as prompts_module
 from foredraft.gpu.bench.arm import Arm, common_outputs
 from foredraft.gpu.bench.floor import round_bytes
 from foredraft.gpu.bench.plan import BenchOptions, acceptance_of_arm, plan_bench

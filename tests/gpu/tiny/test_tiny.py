@@ -69,7 +69,7 @@ def test_drafts_of_a_trained_pair_foresee_their_target(nano_pair, record_propert
     for part in ALGORITHMS:
         lengths = parts[part]["accept_lengths"]
         record_property("note", f"nano pair, {part}: agrees {parts[part]['agreement']:.0%}, tokens per round {lengths}")
-        assert parts[part]["agreement"] > 0.4 and parts[part]["num_steps"] == 16
+        assert parts[part]["agreement"] > 0.3 and parts[part]["num_steps"] == 40
         assert lengths["1"] < lengths.get("3", lengths.get("2"))
     assert set(parts["multi_layer_eagle"]["accept_lengths"]) == {"1", "2"}
     assert parts["draft"]["accept_lengths"]["3"] > 1.5 and parts["eagle3"]["accept_lengths"]["3"] > 1.5
