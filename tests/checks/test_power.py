@@ -113,14 +113,16 @@ def test_only_what_was_seen_is_judged(power, tmp_path, monkeypatch):
 
 def test_a_judgement_is_written_into_its_own_place(power, tmp_path, monkeypatch):
     page = "<!-- draw 1, first -->\nold\n<!-- end -->\n<!-- draw 1, now -->\nkept\n<!-- end -->\n"
-    (tmp_path / "detection.md").write_text(page)
+    written = tmp_path / "evidence" / "detection.md"
+    written.parent.mkdir()
+    written.write_text(page)
     monkeypatch.setattr("benchmarks.pages.DOCS", tmp_path)
     monkeypatch.setattr(power.main, "_judge", lambda *given: ["a", "table"])
     monkeypatch.setattr(power.main, "warm_up", lambda: None)
     path = str(ROOT / "benchmarks" / "power" / "draws" / "1.toml")
     monkeypatch.setattr(sys, "argv", ["power", "judge", path, "--write"])
     assert power.main.main() == 0
-    assert (tmp_path / "detection.md").read_text() == page.replace("old", "a\ntable")
+    assert written.read_text() == page.replace("old", "a\ntable")
 
 
 def test_the_interval_of_a_share(power):
