@@ -46,7 +46,7 @@ from foredraft.observe.distribution.install_hint import install_command
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.hardware import Parallelism
 from foredraft.sim.cost.passes.tokens import EXPERT_INDEPENDENCE
-from foredraft.sim.cost.published.places import Place, place_of
+from foredraft.sim.cost.published.places import SharedPlace, place_of
 from foredraft.sim.scenario_file import scenario_from_dict
 from pages import write_block, write_row
 from points import Point, plain_points, read_rows, round_points
@@ -126,7 +126,7 @@ def write_drafted(workers: int) -> None:
     with DRAFTED.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         names = ("kernels", "dataset", "text", "algorithm", "draft", "shape", "published_ms", "simulated_ms")
-        writer.writerow([*Place._fields, *names])
+        writer.writerow([*SharedPlace._fields, *names])
         for kernels, column in columns.items():
             for point in round_points():
                 result = found[Job(point, column)]

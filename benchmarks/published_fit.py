@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from foredraft.sim.cost.published.evidence import DEPLOYMENTS, GPU, NOTHING, OWN, REQUEST, SERVER, SHARED, TPOT, TTFT
-from foredraft.sim.cost.published.places import Place
+from foredraft.sim.cost.published.places import SharedPlace
 from pages import write_block
 from points import read_csv
 
@@ -48,7 +48,7 @@ Ends = tuple[float, float]
 class Row(NamedTuple):
     """One published point and its simulation."""
 
-    place: Place
+    place: SharedPlace
     kernels: str  # "measured" or "roofline"
     output: int
     ttft_ms: float | None  # None: of a disaggregated run, whose simulation has no router and no transfers
@@ -57,7 +57,7 @@ class Row(NamedTuple):
     simulated_tpot_ms: float
 
     @property
-    def deployment(self) -> Place:
+    def deployment(self) -> SharedPlace:
         return self.place._replace(run="")
 
     @property
@@ -98,7 +98,7 @@ def read_rows() -> list[Row]:
     """Return the rows of serving.csv."""
     return [
         Row(
-            Place(**{name: line[name] for name in Place._fields}),
+            SharedPlace(**{name: line[name] for name in SharedPlace._fields}),
             line["kernels"],
             int(line["output"]),
             float(line["ttft_ms"]) if line["ttft_ms"] else None,
@@ -157,7 +157,7 @@ def wider(*ends: Ends) -> Ends:
 
 def own_errors(told: Sequence[tuple[Row, float]]) -> Errors:
     """Return the errors of runs that were left out, around the mean of the others of their deployment."""
-    runs: dict[Place, dict[str, list[float]]] = {}
+    runs: dict[SharedPlace, dict[str, list[float]]] = {}
     for row, value in told:
         runs.setdefault(row.deployment, {}).setdefault(row.place.run, []).append(value)
     found = []
@@ -190,10 +190,10 @@ def ends_of(classes: Mapping[str, Errors]) -> dict[str, Ends]:
     return found | {NOTHING: wider(least, (-worst, worst))}
 
 
-def means_of(rows: Sequence[Row]) -> Iterator[tuple[Place, int, list[str], dict[str, float]]]:
+def means_of(rows: Sequence[Row]) -> Iterator[tuple[SharedPlace, int, list[str], dict[str, float]]]:
     """Yield each deployment with its number of points, its first and last release, and its mean errors by time: every
     run counts alike."""
-    members: dict[Place, list[Row]] = {}
+    members: dict[SharedPlace, list[Row]] = {}
     for row in rows:
         members.setdefault(row.deployment, []).append(row)
     for deployment, own in members.items():
@@ -210,7 +210,7 @@ def means_of(rows: Sequence[Row]) -> Iterator[tuple[Place, int, list[str], dict[
         yield deployment, len(own), [*dict.fromkeys((*order[:1], *order[-1:]))], means
 
 
-def apart_of(known: Sequence[tuple[Place, Mapping[str, float]]], time: str) -> list[float]:
+def apart_of(known: Sequence[tuple[SharedPlace, Mapping[str, float]]], time: str) -> list[float]:
     """Return by what two deployments share how far apart their mean errors are, each pair of deployments alike."""
     found: dict[int, list[float]] = {}
     for (one, means), (other, others) in combinations([item for item in known if time in item[1]], 2):
@@ -225,15 +225,15 @@ def apart_of(known: Sequence[tuple[Place, Mapping[str, float]]], time: str) -> l
 # -- speculation -------------------------------------------------------------------------------------------------------
 
 
-def drafted_errors(kernels: str) -> tuple[Errors, Errors, list[tuple[Place, int]]]:
+def drafted_errors(kernels: str) -> tuple[Errors, Errors, list[tuple[SharedPlace, int]]]:
     """Return the errors of times per output token with drafts and of speed-ups, each with its data set, and the number
     of points of each deployment."""
     lines = [line for line in read_csv(PUBLISHED / "drafted.csv") if line["kernels"] == kernels]
     plain = {(line["dataset"], line["text"]): _log(line) for line in lines if line["algorithm"] == "NONE"}
     drafted = [line for line in lines if line["algorithm"] != "NONE"]
-    counts: dict[Place, int] = {}
+    counts: dict[SharedPlace, int] = {}
     for line in drafted:
-        place = Place(**{name: line[name] for name in Place._fields})
+        place = SharedPlace(**{name: line[name] for name in SharedPlace._fields})
         counts[place] = counts.get(place, 0) + 1
     times = Errors.of((_log(line), line["dataset"]) for line in drafted)
     speed_ups = ((plain[line["dataset"], line["text"]] - _log(line), line["dataset"]) for line in drafted)

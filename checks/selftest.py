@@ -21,10 +21,19 @@ import torch
 from ..core.errors import ForedraftError
 from ..gpu.selftest.forward import forward_steps
 from ..gpu.selftest.machine import machine_steps
-from ..gpu.selftest.report import Report, closing_lines, exit_code, seconds_of
+from ..gpu.selftest.report import SelftestReport, closing_lines, exit_code, seconds_of
 from ..gpu.selftest.sessions import session_steps
 from ..gpu.selftest.speed import speed_steps
-from ..gpu.selftest.steps import Context, Finding, Outcome, Step, not_run, run_apart, run_here, serve_steps
+from ..gpu.selftest.steps import (
+    Context,
+    SelftestStep,
+    StepFinding,
+    StepOutcome,
+    not_run,
+    run_apart,
+    run_here,
+    serve_steps,
+)
 from ..gpu.session.devices import resolve_device
 from ..properties.harness.suite import Component
 from ..properties.harness.swarm import Budget, Swarm
@@ -40,7 +49,7 @@ GPU_SHARE, CPU_SHARE = Budget(seconds=60.0), Budget(operations=250)
 OnLine = Callable[[str], None]
 
 
-def catalogue(context: Context) -> list[Step]:
+def catalogue(context: Context) -> list[SelftestStep]:
     """Return the steps for the context's device; those that need a GPU are among them on a CPU, too."""
     parts = (machine_steps, forward_steps, contract_steps, session_steps, speed_steps)
     return [step for steps_of in parts for step in steps_of(context)]
@@ -49,13 +58,13 @@ def catalogue(context: Context) -> list[Step]:
 # -- the contracts on the device ---------------------------------------------------------------------------------------
 
 
-def contract_steps(context: Context) -> Iterator[Step]:
+def contract_steps(context: Context) -> Iterator[SelftestStep]:
     """Yield the contract of acceptance for the device's operations, then that of the executor: with every index
     checked, and with captured rounds."""
-    yield Step("contracts", "acceptance", partial(holds, context, _acceptance), limit_s=CONTRACT_LIMIT_S)
+    yield SelftestStep("contracts", "acceptance", partial(holds, context, _acceptance), limit_s=CONTRACT_LIMIT_S)
     for captured, name in ((False, "executor, every index checked"), (True, "executor, captured rounds")):
         run = partial(holds, context, partial(_executor, captured))
-        yield Step("contracts", name, run, limit_s=CONTRACT_LIMIT_S)
+        yield SelftestStep("contracts", name, run, limit_s=CONTRACT_LIMIT_S)
 
 
 def _acceptance(context: Context) -> Component:
@@ -68,13 +77,13 @@ def _acceptance(context: Context) -> Component:
 
 
 def _executor(captured: bool, context: Context) -> Component:
-    from .adapters.torch_executor import HOST, ExecutorIn, Place, make
+    from .adapters.torch_executor import HOST, DevicePlace, ExecutorIn, make
 
-    place = Place(context.device, "triton" if context.on_gpu else "host", captured)
+    place = DevicePlace(context.device, "triton" if context.on_gpu else "host", captured)
     return suite_of("executor").component(make if place == HOST else ExecutorIn(place))
 
 
-def holds(context: Context, component_of: Callable[[Context], Component]) -> Finding:
+def holds(context: Context, component_of: Callable[[Context], Component]) -> StepFinding:
     """Run random operations on a component. Raises AssertionError with the history that has broken an invariant, as it
     was drawn: a fault may have spoilt the device, on which nothing could be shrunk."""
     component = component_of(context)
@@ -85,13 +94,13 @@ def holds(context: Context, component_of: Callable[[Context], Component]) -> Fin
         message = f"{found.violation}\nseed {found.seed}, run {found.run}: {found.config}\n{history}"
         raise AssertionError(message)
     checked = ", ".join(item.id for item in component.invariants if swarm.evaluations.get(item.id))
-    return Finding(f"{swarm.num_operations:,} operations in {swarm.num_runs} runs; held: {checked}")
+    return StepFinding(f"{swarm.num_operations:,} operations in {swarm.num_runs} runs; held: {checked}")
 
 
 # -- the whole test ----------------------------------------------------------------------------------------------------
 
 
-def selftest(device: str, directory: Path, budget: str, on_line: OnLine) -> Report:
+def selftest(device: str, directory: Path, budget: str, on_line: OnLine) -> SelftestReport:
     """Run the test on `device` ("auto", "cpu", "cuda") and return its report, which is in `directory` then.
 
     On Ctrl-C the report has the steps that ran and is marked `interrupted`. Raises ConfigError for arguments,
@@ -103,10 +112,10 @@ def selftest(device: str, directory: Path, budget: str, on_line: OnLine) -> Repo
     with tempfile.TemporaryDirectory(prefix="foredraft-selftest-") as made:
         context = Context(device, Path(made))
         steps = catalogue(context)
-        report = Report(directory, device, sys.argv, f"{datetime.now():%Y-%m-%d %H:%M}", len(steps))
+        report = SelftestReport(directory, device, sys.argv, f"{datetime.now():%Y-%m-%d %H:%M}", len(steps))
         report.write()
 
-        def begin(step: Step) -> None:
+        def begin(step: SelftestStep) -> None:
             on_line(f"{len(report.outcomes) + 1} of {len(steps)}: {step.title}")
             report.begin(step)
 
@@ -122,8 +131,12 @@ def selftest(device: str, directory: Path, budget: str, on_line: OnLine) -> Repo
 
 
 def _outcomes(
-    steps: Sequence[Step], device: str, made: Path, seconds_left: Callable[[], float], on_begin: Callable[[Step], None]
-) -> Iterator[Outcome]:
+    steps: Sequence[SelftestStep],
+    device: str,
+    made: Path,
+    seconds_left: Callable[[], float],
+    on_begin: Callable[[SelftestStep], None],
+) -> Iterator[StepOutcome]:
     if device != "cpu":
         yield from run_apart(steps, partial(serve_catalogue, device, made), seconds_left, on_begin)
         return
@@ -134,7 +147,7 @@ def _outcomes(
             yield from run_here([step], seconds_left, on_begin)
 
 
-def serve_catalogue(device: str, directory: Path, first: int, answer: Callable[[Outcome], None]) -> None:
+def serve_catalogue(device: str, directory: Path, first: int, answer: Callable[[StepOutcome], None]) -> None:
     """Run the steps from number `first` on, in a process of their own:
     up to one that leaves a GPU which no longer answers."""
 

@@ -12,7 +12,7 @@ from ..core.errors import count_of
 
 if TYPE_CHECKING:
     from ..gpu.tiny.training import TrainingProgress
-    from ..sim.running.report import Progress
+    from ..sim.running.report import RunProgress
 
 LINE_EVERY_S = 10.0
 REDRAW_EVERY_S = 0.2
@@ -82,7 +82,7 @@ def text_progress(quiet: bool, less_often: bool = False) -> Iterator[Callable[[s
 
 
 @contextmanager
-def simulation_progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
+def simulation_progress(quiet: bool) -> Iterator[Callable[[RunProgress], None]]:
     """Show how far a simulation is: a bar of ended requests that is removed at the end, or a line every ten seconds."""
     if quiet:
         yield lambda progress: None
@@ -90,7 +90,7 @@ def simulation_progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
     line = StatusLine(line_every_s=LINE_EVERY_S)
     if not sys.stderr.isatty():
 
-        def print_line(progress: Progress) -> None:
+        def print_line(progress: RunProgress) -> None:
             if (elapsed_s := line.due_s()) is not None:
                 line.show(", ".join(_simulation_words(progress, elapsed_s)))
 
@@ -98,13 +98,13 @@ def simulation_progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import RunProgress as Bar
 
     time_column, *columns = [TextColumn(f"{{task.fields[{name}]}}") for name in ("simulated", "requests", "rate")]
     with Bar(time_column, BarColumn(bar_width=24), *columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None, simulated="simulated", requests="", rate="")
 
-        def update_bar(progress: Progress) -> None:
+        def update_bar(progress: RunProgress) -> None:
             simulated, requests, rate = _simulation_words(progress, line.elapsed_s())
             done, total = progress.num_ended, progress.num_expected
             bar.update(task, completed=done, total=total, simulated=simulated, requests=requests, rate=rate)
@@ -112,7 +112,7 @@ def simulation_progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
         yield update_bar
 
 
-def _simulation_words(progress: Progress, elapsed_s: float) -> tuple[str, str, str]:
+def _simulation_words(progress: RunProgress, elapsed_s: float) -> tuple[str, str, str]:
     """Return simulated time (h:mm:ss from a minute on), ended requests, and speed."""
     seconds = progress.now_ns / 1e9
     simulated = f"{seconds:.1f} s"
@@ -145,7 +145,7 @@ def training_progress(quiet: bool) -> Iterator[Callable[[TrainingProgress], None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
-    from rich.progress import Progress as Bars
+    from rich.progress import RunProgress as Bars
 
     columns = [
         TextColumn(f"{{task.fields[{name}]{width}}}") for name, width in (("loss", ":<10"), ("rate", ""), ("left", ""))

@@ -54,7 +54,7 @@ class LogError(ForedraftError):
         self.message: str = message
 
 
-class Record(NamedTuple):
+class LogLine(NamedTuple):
     """One line of a log: its number (from 1), its kind ("t"), the object, and the line as it stands in the file."""
 
     line: int
@@ -178,7 +178,7 @@ def _place(line: str) -> tuple[int, int]:
     return int(found[2] or -1), int(found[1])
 
 
-def read_log(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Iterator[Record]:
+def read_log(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Iterator[LogLine]:
     """Yield the records of a log, header first and end last.
 
     Raises LogError for a missing file, a line that is no record, another schema, and, unless `allow_truncated`, for a
@@ -225,7 +225,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
     return next(read_log(path, allow_truncated=True)).data
 
 
-def _parse(path: str | os.PathLike[str], line: int, raw: bytes, *, is_header: bool) -> Record:
+def _parse(path: str | os.PathLike[str], line: int, raw: bytes, *, is_header: bool) -> LogLine:
     try:
         text = raw[:-1].decode("utf-8")
         data = parse_json(text)
@@ -246,7 +246,7 @@ def _parse(path: str | os.PathLike[str], line: int, raw: bytes, *, is_header: bo
             raise LogError(path, line, f'"{key}" of a {kind!r} record is {found}; expected {_type_name(expected)}')
     if kind == "header" and data["schema"] != SCHEMA:
         raise LogError(path, line, f"schema {data['schema']}; this version reads schema {SCHEMA}")
-    return Record(line, kind, data, text)
+    return LogLine(line, kind, data, text)
 
 
 def _type_name(expected: type | tuple[type, ...]) -> str:

@@ -23,7 +23,7 @@ _BUFFER_CHARACTERS = 1 << 20
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class TraceError(ForedraftError):
+class PerfettoError(ForedraftError):
     """A trace that cannot be written: file and reason."""
 
 
@@ -43,7 +43,7 @@ class PerfettoTrace:
         try:
             self._file = self.path.open("w", encoding="ascii", newline="\n")
         except OSError as error:
-            raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from error
+            raise PerfettoError(f"{path}: cannot be written: {error.strerror or error}") from error
         self._file.write('{"displayTimeUnit":"ms","traceEvents":[')
 
     def span(
@@ -90,7 +90,7 @@ class PerfettoTrace:
             facts = {"events": self.num_events, "dropped": self.num_dropped}
             self._file.write(f'\n],"otherData":{_dumps(facts)}}}\n')
         except OSError as error:
-            raise TraceError(f"{self.path}: cannot be written: {error}") from error
+            raise PerfettoError(f"{self.path}: cannot be written: {error}") from error
         finally:
             self._file.close()
 
@@ -137,7 +137,7 @@ class PerfettoTrace:
         try:
             self._file.write(start + text)
         except OSError as error:
-            raise TraceError(f"{self.path}: cannot be written: {error}") from error
+            raise PerfettoError(f"{self.path}: cannot be written: {error}") from error
 
 
 class _ReplicaTrack:

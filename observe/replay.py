@@ -24,14 +24,14 @@ from ..core.scheduler.driver import reload_table
 from ..core.scheduler.engine import Engine
 from .decoding import decision, decode_failure, decode_request, decode_result
 from .encoding import LineEncoder
-from .log import LogError, Record, read_log
+from .log import LogError, LogLine, read_log
 
 EngineFactory = Callable[[Mapping[str, Any], int, EventSink], Engine]
 """(header, replica, events) -> an engine as the log's header describes it, that tells its events to `events`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ReplayDifference:
     """The first decision of a replayed engine that differs.
     `expected` is the log's record, `got` the engine's (None: none)."""
 
@@ -53,7 +53,7 @@ class ReplayReport:
     num_commits: int
     num_replicas: int
     complete: bool  # the log's last line says that the run was complete
-    difference: Difference | None
+    difference: ReplayDifference | None
 
     @property
     def identical(self) -> bool:
@@ -80,7 +80,7 @@ class _Replica:
     def _write(self, event: Event) -> None:
         self._lines.append(self._encoder.encode(event))
 
-    def follow(self, record: Record) -> None:
+    def follow(self, record: LogLine) -> None:
         """Do what `record` says; raises _Diverged if the engine answers otherwise."""
         data = record.data
         if record.kind == "submit":
@@ -131,7 +131,7 @@ class _Replica:
         else:
             self.engine.transfers.change_role(EngineRole(data["detail"]), now_ns)
 
-    def _compare(self, record: Record) -> None:
+    def _compare(self, record: LogLine) -> None:
         text = self._lines.popleft() if self._lines else None
         if text == record.text:
             if record.kind == "plan":
@@ -173,7 +173,7 @@ def _short(value: Any) -> str:
 
 def replay(path: str | os.PathLike[str], make_engine: EngineFactory, *, allow_truncated: bool = False) -> ReplayReport:
     """Replay the log at `path`. Raises LogError where the log itself is broken;
-    a differing engine is a `Difference`."""
+    a differing engine is a `ReplayDifference`."""
     records = read_log(path, allow_truncated=allow_truncated)
     header = next(records).data
     replicas: dict[int, _Replica] = {}
@@ -192,10 +192,10 @@ def replay(path: str | os.PathLike[str], make_engine: EngineFactory, *, allow_tr
                 replicas[number] = _Replica(make_engine, header, number)
             replicas[number].follow(record)
         except _Diverged as diverged:
-            difference = Difference(record.line, number, record.data, diverged.got, diverged.explanation)
+            difference = ReplayDifference(record.line, number, record.data, diverged.got, diverged.explanation)
             break
         except InvariantViolation as violation:
-            difference = Difference(
+            difference = ReplayDifference(
                 record.line, number, record.data, None, f"the engine refused this record: {violation}"
             )
             break
@@ -204,7 +204,7 @@ def replay(path: str | os.PathLike[str], make_engine: EngineFactory, *, allow_tr
         except ForedraftError as error:
             raise LogError(path, record.line, str(error)) from error
         except Exception as error:  # records are decoded by now: it is the engine that fails
-            difference = Difference(record.line, number, record.data, None, f"the engine raised {error!r}")
+            difference = ReplayDifference(record.line, number, record.data, None, f"the engine raised {error!r}")
             break
         if record.kind in counts:
             counts[record.kind] += 1

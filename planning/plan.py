@@ -23,16 +23,16 @@ from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .candidates.candidate import REPLICAS, Candidate, base_tables, make_candidates
 from .confidence.comparison import ModelErrors
-from .demand.question import Question
+from .demand.question import PlanQuestion
 from .demand.trace_part import TracePart
 from .search.counts import least_count
-from .search.held import Reference, held_load
-from .search.judge import Finding, Search
+from .search.held import BestCandidate, held_load
+from .search.judge import Search, SearchFinding
 from .search.loads import greatest_load
-from .search.pace import ROUNDS, Pace
+from .search.pace import ROUNDS, SearchPace
 from .search.running import run_searches
 from .trial import reason_of
-from .workers import Workers
+from .workers import JobWorkers
 
 DROPPED_BELOW = 0.75
 """A candidate whose first result per GPU is below this share of the best one's is not searched again.
@@ -57,7 +57,7 @@ HOPELESS = 2.0
 """A candidate is not searched again if, by the first round, it needs more than this many times the allowed engines."""
 
 
-def make_plan(scenario: Scenario, tried: Mapping[str, Sequence[Any]], asked: Question) -> Plan:
+def make_plan(scenario: Scenario, tried: Mapping[str, Sequence[Any]], asked: PlanQuestion) -> Plan:
     """Return the plan that compares these values of keys (`make_candidates`). Candidates of several sizes get as many
     GPUs as all of them divide, if none are given.
 
@@ -70,7 +70,7 @@ def make_plan(scenario: Scenario, tried: Mapping[str, Sequence[Any]], asked: Que
     return Plan(scenario, candidates, replace(asked, gpus=asked.gpus or _shared_gpus(candidates, asked)))
 
 
-def _shared_gpus(candidates: Sequence[Candidate], asked: Question) -> int | None:
+def _shared_gpus(candidates: Sequence[Candidate], asked: PlanQuestion) -> int | None:
     """Return the least number of GPUs that every candidate divides into whole deployments, if these differ in size: so
     that loads can be compared. None where they are alike, or the number is beyond MOST_SHARED."""
     sizes = {one.gpus_per_unit for one in candidates}
@@ -84,9 +84,9 @@ class Plan:
 
     scenario: Scenario
     candidates: Sequence[Candidate]
-    question: Question
-    rough: dict[int, Finding] = field(default_factory=dict)
-    fine: dict[int, Finding] = field(default_factory=dict)
+    question: PlanQuestion
+    rough: dict[int, SearchFinding] = field(default_factory=dict)
+    fine: dict[int, SearchFinding] = field(default_factory=dict)
     first_share: dict[int, float] = field(default_factory=dict)  # the rough loads per cost as shares of the most
     on_a_quarter: Sequence[int] = ()  # candidates whose rough finding is that of a quarter of a trace
 
@@ -140,7 +140,7 @@ class Plan:
         part = self.trace_part
         return load if part is None else load * len(part.rows.lines) / part.span_s
 
-    def run(self, workers: Workers) -> Iterator[tuple[str, int, Finding]]:
+    def run(self, workers: JobWorkers) -> Iterator[tuple[str, int, SearchFinding]]:
         """Search all candidates, and yield the round, the index of the candidate and the finding as each ends."""
         yield from self._first_round(range(len(self.candidates)), workers)
         able = [index for index, found in self.rough.items() if not found.reason]
@@ -168,12 +168,12 @@ class Plan:
     def _best_first(
         self,
         name: str,
-        findings: dict[int, Finding],
+        findings: dict[int, SearchFinding],
         kept: Sequence[int],
-        workers: Workers,
+        workers: JobWorkers,
         search: Callable[..., Search],
         factor: float,
-    ) -> Iterator[tuple[str, int, Finding]]:
+    ) -> Iterator[tuple[str, int, SearchFinding]]:
         """Search candidates on a greater part of a trace: first the best one alone, with two runs at once, then the
         others, each from the load that the best one suggests.
 
@@ -187,7 +187,7 @@ class Plan:
         again = {index: search(index, ratio * self.rough[index].value) for index in others}
         yield from self._searched(name, findings, again, workers)
 
-    def _third_round(self, workers: Workers) -> Iterator[tuple[str, int, Finding]]:
+    def _third_round(self, workers: JobWorkers) -> Iterator[tuple[str, int, SearchFinding]]:
         """Search the load that nearly all runs hold: of the best candidate, then of the others compared with it."""
         found = {index: one for index, one in self.fine.items() if one.value and one.crossings and not one.is_bound}
         if not found:
@@ -197,7 +197,7 @@ class Plan:
         held = self.fine[best]
         if held.level is None:  # a run of it failed
             return
-        reference, some = Reference(found[best], held, held.level), self.question.seeds[:PAIRS]
+        reference, some = BestCandidate(found[best], held, held.level), self.question.seeds[:PAIRS]
         others = {index: self._held_search(index, some, reference) for index in found if index != best}
         yield from self._searched("third", self.fine, others, workers)
 
@@ -206,21 +206,21 @@ class Plan:
         settings = {**candidate.settings, REPLICAS: self.engines(candidate), **self._requests(load)}
         return {**settings, self.load_key: load, "seed": seed}
 
-    def _held_search(self, index: int, seeds: Sequence[int], reference: Reference | None = None) -> Search:
+    def _held_search(self, index: int, seeds: Sequence[int], reference: BestCandidate | None = None) -> Search:
         settings = {**self.candidates[index].settings, REPLICAS: self.engines(self.candidates[index])}
         found, limits = self.fine[index], self.question.objectives
         least = FEWEST if self._runs_differ_much else PAIRS
         return held_load(settings, self.load_key, found, limits, seeds, FINE, self._requests, least, reference)
 
     def _first_round(
-        self, indices: Iterable[int], workers: Workers, ends_early: bool = True
-    ) -> Iterator[tuple[str, int, Finding]]:
+        self, indices: Iterable[int], workers: JobWorkers, ends_early: bool = True
+    ) -> Iterator[tuple[str, int, SearchFinding]]:
         searches = {index: self._rough_search(self.candidates[index], ends_early) for index in indices}
         yield from self._searched("first", self.rough, searches, workers)
 
     def _searched(
-        self, name: str, findings: dict[int, Finding], searches: Mapping[int, Search], workers: Workers
-    ) -> Iterator[tuple[str, int, Finding]]:
+        self, name: str, findings: dict[int, SearchFinding], searches: Mapping[int, Search], workers: JobWorkers
+    ) -> Iterator[tuple[str, int, SearchFinding]]:
         self.pace.begin(name, len(searches))
         for index, finding in run_searches(searches, workers):
             self.pace.ended[name] += 1
@@ -228,9 +228,9 @@ class Plan:
             yield name, index, finding
 
     @cached_property
-    def pace(self) -> Pace:
+    def pace(self) -> SearchPace:
         """How far the search is."""
-        return Pace(rounds=ROUNDS if self.question.load is None else ROUNDS[:-1])
+        return SearchPace(rounds=ROUNDS if self.question.load is None else ROUNDS[:-1])
 
     @cached_property
     def trace_part(self) -> TracePart | None:
@@ -308,11 +308,11 @@ class Plan:
             within = (hopeless if ends_early else 0.0, asked.load)
         if not engines:
             needs = f"needs {count_of(candidate.gpus_per_unit, 'GPU')}, --gpus is {asked.gpus}"
-            return _nothing(Finding(0.0, reason=needs))
+            return _nothing(SearchFinding(0.0, reason=needs))
         try:
             assemble(scenario_with(base_tables(self.scenario), {**candidate.settings, REPLICAS: engines}))
         except ForedraftError as error:
-            return _nothing(Finding(0.0, reason=reason_of(error)))
+            return _nothing(SearchFinding(0.0, reason=reason_of(error)))
         settings = {**candidate.settings, REPLICAS: engines}
         sized, start = self._few_requests, self.usual_load
         return greatest_load(
@@ -396,7 +396,7 @@ class Plan:
         ]
 
 
-def _nothing(finding: Finding) -> Search:
+def _nothing(finding: SearchFinding) -> Search:
     """Return a search that asks for no run."""
     return finding
     yield  # a generator

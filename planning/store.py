@@ -24,8 +24,8 @@ from ..core.errors import ConfigError, ForedraftError
 from ..core.parsing import ParseError, parse_json
 from ..observe.input_files import read_lines, read_text
 from ..observe.output_files import UnwritableFile
-from .trial import Trial
-from .workers import ANY_CLUSTER, CLIENT_SCHEME, Job, LocalWorkers, RayWorkers, Workers
+from .trial import RunOutcome
+from .workers import ANY_CLUSTER, CLIENT_SCHEME, Job, JobWorkers, LocalWorkers, RayWorkers
 
 QUESTION = "question.json"
 JOURNAL = "trials.jsonl"
@@ -76,7 +76,7 @@ class TrialStore:
         broken elsewhere than in its last line.
         """
         self.path = path
-        self._trials: dict[str, tuple[Mapping[str, Any], Trial]] = {}
+        self._trials: dict[str, tuple[Mapping[str, Any], RunOutcome]] = {}
         try:
             path.mkdir(parents=True, exist_ok=True)
             if (path / QUESTION).exists():
@@ -91,11 +91,11 @@ class TrialStore:
     def __len__(self) -> int:
         return len(self._trials)
 
-    def get(self, settings: Mapping[str, Any]) -> Trial | None:
+    def get(self, settings: Mapping[str, Any]) -> RunOutcome | None:
         """Return the outcome of the run with these settings; None if it has not ended."""
         return self._trials.get(_key(settings), (None, None))[1]
 
-    def add(self, settings: Mapping[str, Any], trial: Trial) -> None:
+    def add(self, settings: Mapping[str, Any], trial: RunOutcome) -> None:
         """Store a run that has ended. A run that is done goes into the journal; a refused or failed run is made again
         the next time."""
         if trial.status == "done":
@@ -151,7 +151,7 @@ class TrialStore:
             try:
                 entry = parse_json(line)
                 settings = entry.pop("settings")
-                self._trials[_key(settings)] = (settings, Trial(**entry))
+                self._trials[_key(settings)] = (settings, RunOutcome(**entry))
             except (ParseError, TypeError, KeyError, AttributeError, ValueError):
                 raise ConfigError.of(str(place), f"line {number}", "is no run") from None
         os.truncate(place, whole_bytes)
@@ -178,11 +178,11 @@ def _column(values: list[Any]) -> Any:
 class StoredWorkers:
     """Workers that take stored outcomes from a store, and put new outcomes into it."""
 
-    def __init__(self, workers: Workers, store: TrialStore) -> None:
+    def __init__(self, workers: JobWorkers, store: TrialStore) -> None:
         self.count: int = workers.count
         self._workers = workers
         self._store = store
-        self._found: deque[tuple[Job, Trial]] = deque()
+        self._found: deque[tuple[Job, RunOutcome]] = deque()
 
     def submit(self, job: Job) -> None:
         """See `Workers.submit`."""
@@ -192,7 +192,7 @@ class StoredWorkers:
         else:
             self._found.append((job, trial))
 
-    def next_ended(self) -> tuple[Job, Trial]:
+    def next_ended(self) -> tuple[Job, RunOutcome]:
         """See `Workers.next_ended`."""
         if self._found:
             return self._found.popleft()
@@ -205,7 +205,7 @@ class StoredWorkers:
         self._store.close()
 
 
-def make_workers(tables: Mapping[str, Any], count: int | None, cluster: str | None) -> Workers:
+def make_workers(tables: Mapping[str, Any], count: int | None, cluster: str | None) -> JobWorkers:
     """Return what makes the runs of a scenario: `count` processes of this machine (None: one per core), or the cluster
     at an address. Raises ConfigError for another address."""
     if cluster is None:

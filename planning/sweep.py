@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .trial import Trial
-from .workers import Job, Workers
+from .trial import RunOutcome
+from .workers import Job, JobWorkers
 
 
 @dataclass
@@ -23,12 +23,12 @@ class Sweep:
 
     points: Sequence[Mapping[str, Any]]
     seeds: Sequence[int]
-    trials: dict[tuple[int, int], Trial] = field(default_factory=dict)
+    trials: dict[tuple[int, int], RunOutcome] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.points) * len(self.seeds)
 
-    def run(self, workers: Workers) -> Iterator[tuple[Job, Trial]]:
+    def run(self, workers: JobWorkers) -> Iterator[tuple[Job, RunOutcome]]:
         """Make all runs and yield each as it ends:
         every combination with the first seed, then the next, so that a part shows the whole."""
         for seed in self.seeds:

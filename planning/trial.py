@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ..core.errors import ForedraftError, InvariantViolation
 from ..observe.measuring.metrics import RunMetrics
 from ..sim.effects.given_keys import given_keys
-from ..sim.running.report import Progress
+from ..sim.running.report import RunProgress
 from ..sim.running.run import Simulation
 from ..sim.scenario_file import OVERRIDES, SCENARIO, SETTINGS, scenario_with
 from ..sim.summary.summary import summarize_run
@@ -21,7 +21,7 @@ Status = Literal["done", "refused", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class RunOutcome:
     """The outcome of one run.
 
     Attributes:
@@ -45,8 +45,8 @@ def reason_of(error: ForedraftError) -> str:
 
 
 def run_trial(
-    tables: Mapping[str, Any], settings: Mapping[str, Any], on_progress: Callable[[Progress], None] | None = None
-) -> Trial:
+    tables: Mapping[str, Any], settings: Mapping[str, Any], on_progress: Callable[[RunProgress], None] | None = None
+) -> RunOutcome:
     """Simulate a scenario, given as its tables, with the values of some keys replaced.
     Raises KeyboardInterrupt if it was interrupted."""
     started_s = time.monotonic()
@@ -61,12 +61,12 @@ def run_trial(
                 raise KeyboardInterrupt
             summary = summarize_run(scenario, report, metrics)
     except ForedraftError as error:
-        return Trial("refused", reason_of(error), wall_s=time.monotonic() - started_s)
+        return RunOutcome("refused", reason_of(error), wall_s=time.monotonic() - started_s)
     except (InvariantViolation, ArithmeticError, LookupError, ValueError, TypeError) as error:
-        return Trial("failed", f"{type(error).__name__}: {error}", wall_s=time.monotonic() - started_s)
+        return RunOutcome("failed", f"{type(error).__name__}: {error}", wall_s=time.monotonic() - started_s)
     kept = {
         key: value
         for key, value in summary.items()
         if isinstance(value, str | int | float | None) or key.endswith("_interval")
     }
-    return Trial("done", "", kept, time.monotonic() - started_s)
+    return RunOutcome("done", "", kept, time.monotonic() - started_s)

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from ..core.errors import ForedraftError
 from ..core.parsing import parse_json
 from ..observe.children.pool import ATTEMPTS, ChildPool, Died, Tell, serve_jobs
-from .trial import Trial, run_trial
+from .trial import RunOutcome, run_trial
 
 ANY_CLUSTER = "ray"
 """Stands for the Ray cluster of this machine, instead of an address."""
@@ -47,7 +47,7 @@ class Job:
     settings: Mapping[str, Any]
 
 
-class Workers(Protocol):
+class JobWorkers(Protocol):
     """Runs jobs, several at a time. Closing it stops the jobs that are running."""
 
     count: int
@@ -56,7 +56,7 @@ class Workers(Protocol):
     def submit(self, job: Job) -> None:
         """Run this job when a process is free."""
 
-    def next_ended(self) -> tuple[Job, Trial]:
+    def next_ended(self) -> tuple[Job, RunOutcome]:
         """Wait for any of the submitted jobs to end, and return it with its outcome."""
         ...
 
@@ -74,12 +74,12 @@ class LocalWorkers:
         """See `Workers.submit`."""
         self._processes.submit(job, job.settings)
 
-    def next_ended(self) -> tuple[Job, Trial]:
+    def next_ended(self) -> tuple[Job, RunOutcome]:
         """See `Workers.next_ended`."""
         job, answer = self._processes.next_ended()
         if isinstance(answer, Died):
-            return job, Trial("failed", f"the process of the run {answer.reason}")
-        return job, Trial(**answer)
+            return job, RunOutcome("failed", f"the process of the run {answer.reason}")
+        return job, RunOutcome(**answer)
 
     def close(self) -> None:
         """End all processes, those in the middle of a run, too."""
@@ -120,7 +120,7 @@ class RayWorkers:
         self._waiting.append(job)
         self._launch()
 
-    def next_ended(self) -> tuple[Job, Trial]:
+    def next_ended(self) -> tuple[Job, RunOutcome]:
         """See `Workers.next_ended`."""
         while True:
             try:
@@ -194,16 +194,16 @@ class RayWorkers:
                 reference = self._remote.remote(self._tables, settings, version("foredraft"))
             self._running[reference] = self._waiting.popleft()
 
-    def _outcome(self, reference: Any) -> Trial:
+    def _outcome(self, reference: Any) -> RunOutcome:
         errors = self._ray.exceptions
         try:
             with self._errors_named():
-                return Trial(**parse_json(self._ray.get(reference)))
+                return RunOutcome(**parse_json(self._ray.get(reference)))
         except errors.RayTaskError as error:
             raise self._unfit(error.cause) from None
         except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as error:
             self._check_answers()  # it may have died with the whole cluster
-            return Trial("failed", f"the process of the run died, {ATTEMPTS} times: {_first_line(error)}")
+            return RunOutcome("failed", f"the process of the run died, {ATTEMPTS} times: {_first_line(error)}")
 
     def _check_answers(self) -> None:
         try:
@@ -227,8 +227,8 @@ class RayWorkers:
 
 
 def run_job_text(tables: str, settings: str, asked_version: str) -> str:
-    """Simulate on a node of a cluster. Takes the scenario and the settings as JSON texts, and returns the `Trial` as
-    one."""
+    """Simulate on a node of a cluster. Takes the scenario and the settings as JSON texts, and returns the `RunOutcome`
+    as one."""
     if version("foredraft") != asked_version:
         raise ForedraftError(f"a node has foredraft {version('foredraft')}, this machine {asked_version}")
     return json.dumps(asdict(run_trial(parse_json(tables), parse_json(settings))))
@@ -260,7 +260,7 @@ def _own_signals() -> Iterator[None]:
 
 
 def answer_of(tables: Mapping[str, Any], settings: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
-    """Simulate in a process of `LocalWorkers`. Returns the fields of the `Trial`."""
+    """Simulate in a process of `LocalWorkers`. Returns the fields of the `RunOutcome`."""
     return asdict(run_trial(tables, settings))
 
 

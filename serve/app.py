@@ -23,10 +23,17 @@ from .base.port import RemoteEngine
 from .guards import Guards
 from .metrics import Exposition
 from .requests.api import Api
-from .requests.faults import FaultInjector, RequestFaults
+from .requests.faults import RequestFaultInjector, RequestFaults
 from .requests.identity import Identity
 from .requests.reading import ReadingRules, RequestReader
-from .requests.schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .requests.schema import (
+    AbortRequest,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    RequestBody,
+    TokenizeRequest,
+)
 
 PLAIN = {"/health", "/health_generate", "/ready", "/version"}
 """What needs no key: probes come without one."""
@@ -79,7 +86,7 @@ def make_app(
 
     app = FastAPI(title="Foredraft", version=version, lifespan=lifespan, docs_url=None, redoc_url=None)
     if faults is not None:
-        app.add_middleware(FaultInjector, faults=faults)
+        app.add_middleware(RequestFaultInjector, faults=faults)
     app.add_middleware(Guards, limits=frontend.limits, api_key=api_key, plain=PLAIN)
     app.add_middleware(Identity, access=access)
     if origins:
@@ -176,7 +183,7 @@ def _rules(frontend: Frontend, model: str, dialect: str, strict: bool) -> Readin
     )
 
 
-def _takes(kind: type[Body]) -> dict[str, Any]:
+def _takes(kind: type[RequestBody]) -> dict[str, Any]:
     """Return what the published schema says of an endpoint that takes such a body: the server reads it itself."""
     content = {"application/json": {"schema": {"$ref": f"{COMPONENTS}{kind.__name__}"}}}
     return {"requestBody": {"content": content, "required": True}}

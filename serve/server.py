@@ -37,7 +37,7 @@ COLLECT_AFTER = (50_000, 20, 50)
 a round's events."""
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Serves `app` on what `bind` has taken until a signal ends it; `address` is the first, once it has begun.
 
     `drain_s`: seconds after the first signal until the remaining replies are aborted. `table`: the file of the adaptive

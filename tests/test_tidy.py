@@ -281,11 +281,11 @@ def test_no_folder_is_crowded():
     assert {name: n for name, n in entries.items() if n > 15} == {}
 
 
-def test_class_names_are_unique_in_the_suite():
-    """One name, one class: a reader of a contract need not ask whose `Moment` it is. Names with an underscore are their
-    file's own."""
+def test_class_names_are_unique():
+    """One name, one class: a reader need not ask whose `Moment` it is. Names with an underscore are their file's
+    own."""
     places: dict[str, list[str]] = {}
-    for path in sources("properties", "checks"):
+    for path in sources(*PACKAGES):
         for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())

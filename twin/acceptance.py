@@ -14,14 +14,14 @@ from ..core.acceptance.process import AcceptanceProcess
 from ..core.adaptive.config import fixed_config
 from ..core.contract.events import Committed, Event, Planned
 from ..core.draws import request_key
-from .arms import Arm
-from .served import Asked, Served, serve
+from .arms import TwinArm
+from .served import ServedRun, TimedOrder, serve
 
 MIN_CALIBRATION, MOST_CALIBRATION = 16, 512  # requests
 SURE = 1.96  # standard deviations: 95 %
 
 
-def draft_of(arm: Arm) -> Hashable:
+def draft_of(arm: TwinArm) -> Hashable:
     """Return what drafts of an arm are accepted by: the draft, and the shape of its trees."""
     spec = arm.spec
     tree = (spec.topk, spec.max_steps, spec.num_draft_tokens) if spec.topk > 1 else None
@@ -74,7 +74,7 @@ def rounds_of(events: Sequence[Event]) -> Rounds:
 # -- forecast ---------------------------------------------------------------------------------------------------------
 
 
-def serve_calibration(arm: Arm, asked: Sequence[Asked], seed: int) -> Rounds:
+def serve_calibration(arm: TwinArm, asked: Sequence[TimedOrder], seed: int) -> Rounds:
     """Serve prompts that are not the workload's, as many at once as the arm can, at the most steps that it takes.
     Return their rounds."""
     spec = replace(
@@ -82,11 +82,11 @@ def serve_calibration(arm: Arm, asked: Sequence[Asked], seed: int) -> Rounds:
     )
     if arm.spec.policy != "fixed":
         spec = replace(spec, graph_sizes=None)
-    served: Served = serve(replace(arm, spec=spec), asked, None, arm.spec.config.max_running, seed)
+    served: ServedRun = serve(replace(arm, spec=spec), asked, None, arm.spec.config.max_running, seed)
     return rounds_of(served.events)
 
 
-def num_calibration(arm: Arm, mean_output: float, wanted: int) -> int:
+def num_calibration(arm: TwinArm, mean_output: float, wanted: int) -> int:
     """Return how many requests to calibrate with: as `wanted`, but enough rounds for a fit."""
     least = MIN_ROUNDS * (arm.spec.max_steps + 1) / max(mean_output - 1, 1.0)
     return int(np.clip(max(wanted, least), MIN_CALIBRATION, MOST_CALIBRATION))

@@ -107,7 +107,7 @@ def _adaptive(table: str | dict[str, Any] | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class TwinArm:
     """A named way to serve. `spec` is what both the simulated and the real engine are made of."""
 
     name: str
@@ -145,7 +145,7 @@ def open_arms(
     longest_request: int | None = None,
     engine: Mapping[str, Any] | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
-) -> list[Arm]:
+) -> list[TwinArm]:
     """Resolve and load every way to serve; models that several of them use are loaded once. `engine`: further settings
     of every engine.
 
@@ -173,5 +173,5 @@ def open_arms(
         if spec.policy == "goodput":
             on_progress(f"{name}: measuring what its rounds cost")
             spec = replace(spec, cost_table=measure_cost_table(spec, target, draft, ops))
-        arms.append(Arm(name, plan, spec, target, draft, ops))
+        arms.append(TwinArm(name, plan, spec, target, draft, ops))
     return arms

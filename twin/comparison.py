@@ -18,13 +18,13 @@ from ..core.scheduler.spec import EngineSpec
 from ..observe.measuring.metrics import RunMetrics
 from ..observe.measuring.summary import SHORT_NAMES
 from ..sim.actors.clock import Environment, call_at
-from ..sim.actors.device import Device, Jitter, Truth
+from ..sim.actors.device import Jitter, SimulatedDevice, Truth
 from ..sim.actors.engine import EngineActor
 from ..sim.actors.host_work import HostJitter, HostWork
 from ..sim.cost.executor_steps import StepCost
 from ..sim.cost.host import HostCost
 from .acceptance import AcceptLength
-from .served import Asked
+from .served import TimedOrder
 
 
 def simulate(
@@ -32,7 +32,7 @@ def simulate(
     cost: StepCost,
     host: HostCost,
     acceptance: AcceptanceProcess,
-    asked: Sequence[Asked],
+    asked: Sequence[TimedOrder],
     concurrency: int | None = None,
     *,
     device_spread: float = 0.0,
@@ -61,7 +61,7 @@ def simulate(
 
     jitter = Jitter(device_spread, seed, Purpose.DEVICE_TIME, 0) if device_spread else None
     host_jitter = HostJitter(host_spread, seed, 0) if host_spread else None
-    device = Device(cost, spec.config.max_running, acceptance, lambda *shape: acceptance, jitter)
+    device = SimulatedDevice(cost, spec.config.max_running, acceptance, lambda *shape: acceptance, jitter)
     engine = spec.make_engine(events.append)
     work = HostWork(host, not engine.config.overlap, host_jitter)
     actor = EngineActor(env, 0, engine, device, work, ended)
@@ -75,7 +75,7 @@ BUCKETS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedNumber:
     """One number: the mean over simulations with the acceptance that was forecast, the mean over measured runs, and
     half the range of either, relative to its mean.
 
@@ -110,7 +110,7 @@ class Comparison:
     load: str
     requests: int
     repeats: int
-    metrics: Mapping[str, Compared]
+    metrics: Mapping[str, ComparedNumber]
     steps: Mapping[int, tuple[float, float]]  # steps -> predicted, measured
     batch: tuple[tuple[float, ...], tuple[float, ...]]  # predicted, measured
     processor_share: float
@@ -165,7 +165,7 @@ def compare(
         if not any(value is None for values in pair for value in values):
             (mean, spread), (true_mean, noise) = (_mean_and_spread(values) for values in pair)
             same = [summary[key] for summary in again if summary[key] is not None and key != "accept_length"]
-            found[key] = Compared(mean, true_mean, spread, noise, float(np.mean(same)) if same else None)
+            found[key] = ComparedNumber(mean, true_mean, spread, noise, float(np.mean(same)) if same else None)
     shares = [_mean_shares(summaries) for summaries in (ours, theirs)]
     steps = {n: (shares[0].get(n, 0.0), shares[1].get(n, 0.0)) for n in sorted({*shares[0], *shares[1]})}
     batch = (_batch_over_time(predicted), _batch_over_time(measured))

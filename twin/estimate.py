@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.draws import request_key
 from ..core.errors import ForedraftError, count_of
-from ..gpu.bench.launches import ATTENTION, DRAFT, EXCHANGED, GROUPS, TARGET, Launch, count_launches
+from ..gpu.bench.launches import ATTENTION, DRAFT, EXCHANGED, GROUPS, TARGET, KernelLaunch, count_launches
 from ..gpu.bench.plan import ArmPlan, BenchPlan, acceptance_of_arm
 from ..gpu.kernels.layers.flash import DeviceTraits
 from ..sim.cost.efficiency import Efficiency, default_efficiency
@@ -38,7 +38,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class RoundEstimate:
     """A round of one cell of a benchmark with so many draft steps, on one GPU of `ranks`."""
 
     gpu: str
@@ -61,7 +61,7 @@ class Estimate:
         return None if self.accept_length is None else self.batch_size * self.accept_length * 1e6 / self.total.us
 
 
-def estimates(plan: BenchPlan, gpu_name: str) -> list[Estimate]:
+def estimates(plan: BenchPlan, gpu_name: str) -> list[RoundEstimate]:
     """Return the estimates of all cells of a plan for the device "meta". Raises UnknownGPU, UnsupportedDtype, and
     ForedraftError for a GPU or a dtype without kernels here."""
     gpu = lookup_gpu(gpu_name)
@@ -73,7 +73,7 @@ def estimates(plan: BenchPlan, gpu_name: str) -> list[Estimate]:
     return [_estimate(plan, arm, cell.context_len, gpu, DTYPES[dtype]) for cell in plan.cells for arm in cell.arms]
 
 
-def _estimate(plan: BenchPlan, arm: ArmPlan, context_len: int, gpu: GPU, dtype: str) -> Estimate:
+def _estimate(plan: BenchPlan, arm: ArmPlan, context_len: int, gpu: GPU, dtype: str) -> RoundEstimate:
     launches = count_launches(plan, arm, context_len, DeviceTraits(gpu.sm_count, CAPABILITIES[gpu.name]))
     efficiency, ranks = default_efficiency(gpu), plan.part.size
     parts = []
@@ -88,7 +88,7 @@ def _estimate(plan: BenchPlan, arm: ArmPlan, context_len: int, gpu: GPU, dtype: 
                 bandwidth = link if group in EXCHANGED.values() else gpu.memory_bandwidth_bytes_per_s
                 floor_us = num_bytes * 1e6 / bandwidth
                 parts.append(Part(name, len(mine), num_bytes, floor_us, us))
-    return Estimate(
+    return RoundEstimate(
         gpu.name,
         ranks,
         arm.spec.config.max_running,
@@ -100,7 +100,7 @@ def _estimate(plan: BenchPlan, arm: ArmPlan, context_len: int, gpu: GPU, dtype: 
     )
 
 
-def launch_ns(launch: Launch, gpu: GPU, efficiency: Efficiency, dtype: str, ranks: int = 1) -> float:
+def launch_ns(launch: KernelLaunch, gpu: GPU, efficiency: Efficiency, dtype: str, ranks: int = 1) -> float:
     """Return the time of one launch: a product's by the roofline, another's by its bytes and a fixed cost; of an
     exchange among `ranks` GPUs, that of the simulator's all-reduce in which each sends as many bytes."""
     if launch.group in EXCHANGED.values():
@@ -124,7 +124,7 @@ def accept_length(plan: BenchPlan, arm: ArmPlan) -> float | None:
     return float(process.accept_lens(keys, np.ones(REQUESTS, np.int64), arm.steps, ROUNDS).mean())
 
 
-def lines(plan: BenchPlan, found: Sequence[Estimate]) -> list[str]:
+def lines(plan: BenchPlan, found: Sequence[RoundEstimate]) -> list[str]:
     """Return the tables of estimates as text: a row for each part."""
     dtype = str(plan.dtype).removeprefix("torch.")
     where = found[0].gpu if found[0].ranks == 1 else f"each of {found[0].ranks} {found[0].gpu}"

@@ -15,8 +15,8 @@ from ..gpu.bench.prompts import bench_prompts
 from ..gpu.session.text import Tokenizer
 from ..sim.cost.executor_steps import ExecutorSteps, StepCost
 from ..sim.cost.host import HostCost
-from .arms import Arm
-from .served import Asked, StepLap, make_clock, serve
+from .arms import TwinArm
+from .served import StepLap, TimedOrder, make_clock, serve
 
 HOST_OUTPUT = 16  # tokens of each request that is served
 TO_NORMAL = 1.4826  # from a median absolute deviation to a standard deviation
@@ -35,7 +35,7 @@ class Closure:
 class HostTimes:
     """Serves a few requests with every arm, and fits the host's time."""
 
-    def __init__(self, arms: Sequence[Arm], clock: str, seed: int) -> None:
+    def __init__(self, arms: Sequence[TwinArm], clock: str, seed: int) -> None:
         self._served = [(arm, _served(arm, clock, seed)) for arm in arms]
         laps = self._laps = [lap for _, laps in self._served for lap in laps]
         rows, decoding, tokens = np.array([[lap.rows, lap.decode_rows, lap.tokens] for lap in laps], float).T
@@ -66,7 +66,7 @@ class HostTimes:
         return host.plan_ns(lap.rows) + host.launch_ns(lap.rows) + host.commit_ns(lap.decode_rows, lap.tokens)
 
 
-def _served(arm: Arm, clock: str, seed: int) -> list[StepLap]:
+def _served(arm: TwinArm, clock: str, seed: int) -> list[StepLap]:
     """Serve a few requests one by one, with half a batch, and with a whole one."""
     laps: list[StepLap] = []
     for clients in sorted({1, max(1, arm.spec.config.max_running // 2), arm.spec.config.max_running}):
@@ -111,18 +111,18 @@ def _fit(times: Sequence[int], *columns: np.ndarray) -> list[int]:
     return [round(value) for value in found]
 
 
-def short_requests(arm: Arm, count: int, output_len: int, seed: int) -> list[Asked]:
+def short_requests(arm: TwinArm, count: int, output_len: int, seed: int) -> list[TimedOrder]:
     """Return requests of real text for a closed loop, prompts of different lengths up to a quarter of the context."""
     longest = max(2, min(64, arm.spec.config.context_len // 4))
     texts = bench_prompts(tokenizer_of(arm), arm.plan.target.vocab_size, count, longest, seed)
     room = max(1, min(output_len, arm.plan.spec.config.context_len - longest))
     return [
-        Asked(Request(f"host{i}", Prompt.of_tokens(text[: longest - (i * 7) % (longest // 2)]), room), None)
+        TimedOrder(Request(f"host{i}", Prompt.of_tokens(text[: longest - (i * 7) % (longest // 2)]), room), None)
         for i, text in enumerate(texts)
     ]
 
 
-def tokenizer_of(arm: Arm) -> Tokenizer | None:
+def tokenizer_of(arm: TwinArm) -> Tokenizer | None:
     """Return the model's tokenizer, None if it has none."""
     directory = Path(arm.plan.options.model)
     return Tokenizer.load(directory) if (directory / "tokenizer.json").is_file() else None

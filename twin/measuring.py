@@ -17,9 +17,9 @@ from ..gpu.bench.run import device_name
 from ..gpu.bench.step_timer import RoundTime, StepTimer
 from ..gpu.session.round_cost import doubling
 from ..sim.cost.executor_steps import AXES, AlgorithmSteps, ExecutorSteps, Grid, RoundGrids, StepCost
-from .arms import Arm
+from .arms import TwinArm
 from .host_times import Closure, HostTimes, deviation
-from .record import Record
+from .record import TwinRecord
 from .served import make_clock
 
 PARTS = RoundTime.__slots__
@@ -64,9 +64,9 @@ class _Cell:
 
 
 def measure_steps(
-    arms: Sequence[Arm],
+    arms: Sequence[TwinArm],
     plan: MeasuringPlan = MeasuringPlan(),
-    record: Record | None = None,
+    record: TwinRecord | None = None,
     on_progress: OnProgress = lambda done, of, what: None,
 ) -> Measured:
     """Measure the steps of `arms`, which have one model and device. What `record` has is not timed again.
@@ -74,7 +74,7 @@ def measure_steps(
     Raises ConfigError for arms that differ in model or device, or a clock that the device does not have.
     """
     _check_alike(arms)
-    record = record or Record(None, {})
+    record = record or TwinRecord(None, {})
     clock = make_clock(plan.clock, arms[0].plan.device)
     clock.start()
     cells = list(_cells(arms, plan))
@@ -111,7 +111,7 @@ def measure_steps(
     return Measured(steps, host.closures(steps))
 
 
-def shape_of(arm: Arm) -> dict[str, int]:
+def shape_of(arm: TwinArm) -> dict[str, int]:
     """Return the target's shape, by which a profile is recognised."""
     config = arm.plan.target
     return {
@@ -122,13 +122,13 @@ def shape_of(arm: Arm) -> dict[str, int]:
     }
 
 
-def _threads(arm: Arm) -> int:
+def _threads(arm: TwinArm) -> int:
     import torch
 
     return torch.get_num_threads() if arm.plan.device == "cpu" else 0
 
 
-def _check_alike(arms: Sequence[Arm]) -> None:
+def _check_alike(arms: Sequence[TwinArm]) -> None:
     first = arms[0].plan
     for arm in arms[1:]:
         if (arm.plan.options.model, arm.plan.device, arm.plan.dtype) != (
@@ -143,7 +143,7 @@ def _check_alike(arms: Sequence[Arm]) -> None:
 # -- what is timed ----------------------------------------------------------------------------------------------------
 
 
-def _cells(arms: Sequence[Arm], plan: MeasuringPlan) -> Iterable[_Cell]:
+def _cells(arms: Sequence[TwinArm], plan: MeasuringPlan) -> Iterable[_Cell]:
     seen: set[str | tuple[str, int, int, int]] = set()
     for number, arm in enumerate(arms):
         if arm.algorithm not in seen:
@@ -169,14 +169,14 @@ def _cells(arms: Sequence[Arm], plan: MeasuringPlan) -> Iterable[_Cell]:
                         yield _Cell(number, "round", (steps, nodes, rows, context, accepted), repeat)
 
 
-def _contexts(arm: Arm, plan: MeasuringPlan) -> tuple[int, ...]:
+def _contexts(arm: TwinArm, plan: MeasuringPlan) -> tuple[int, ...]:
     if plan.contexts is not None:
         return plan.contexts
     longest = arm.spec.config.context_len - arm.spec.max_num_draft_tokens - 1
     return tuple(sorted({max(1, longest // 8), max(1, longest // 2), longest}))
 
 
-def _prompt_sizes(arm: Arm, plan: MeasuringPlan) -> Iterable[tuple[int, int, int]]:
+def _prompt_sizes(arm: TwinArm, plan: MeasuringPlan) -> Iterable[tuple[int, int, int]]:
     """Yield chunks, their tokens together, and the context before each, as far as a step and a row can hold them."""
     config = arm.spec.config
     longest = max(_contexts(arm, plan))
@@ -189,7 +189,7 @@ def _prompt_sizes(arm: Arm, plan: MeasuringPlan) -> Iterable[tuple[int, int, int
                     yield chunks, tokens, min(context, max(0, longest - each))
 
 
-def _mixed_sizes(arm: Arm, plan: MeasuringPlan) -> tuple[int, ...]:
+def _mixed_sizes(arm: TwinArm, plan: MeasuringPlan) -> tuple[int, ...]:
     """Return the sizes of the one step with both:
     its prompt is one of the prompt cells, its round one of the round cells."""
     steps, nodes = arm.spec.draft_shape.tree_sizes()[0]
@@ -213,7 +213,7 @@ def _time(timer: StepTimer, cell: _Cell) -> list[float]:
 Samples = Mapping[tuple[int, str, tuple[int, ...]], list[list[float]]]
 
 
-def _algorithm_steps(arms: Mapping[int, Arm], samples: Samples) -> AlgorithmSteps:
+def _algorithm_steps(arms: Mapping[int, TwinArm], samples: Samples) -> AlgorithmSteps:
     """Make the grids of the arms of one algorithm, by their numbers."""
     prefill: dict[tuple[int, ...], list[float]] = {}
     rest: dict[tuple[int, ...], list[float]] = {}
@@ -246,7 +246,7 @@ def _algorithm_steps(arms: Mapping[int, Arm], samples: Samples) -> AlgorithmStep
     return replace(found, shared_ns=_shared_ns(arms, samples, found))
 
 
-def _shared_ns(arms: Mapping[int, Arm], samples: Samples, found: AlgorithmSteps) -> int:
+def _shared_ns(arms: Mapping[int, TwinArm], samples: Samples, found: AlgorithmSteps) -> int:
     """Return by how much the step with both is shorter than its parts: at most what a round has beside its passes."""
     shared = 0.0
     for (number, kind, (tokens, *shape)), values in samples.items():
@@ -291,11 +291,11 @@ def _spreads(samples: Samples) -> dict[str, float]:
     return {names[kind]: float(np.median(spreads)) for kind, spreads in found.items()}
 
 
-class Pace:
+class ArmPace:
     """Times a few rounds of an arm on a CPU between the runs of a comparison:
     how fast the machine is, by the profile."""
 
-    def __init__(self, arm: Arm, cost: StepCost, clock: str) -> None:
+    def __init__(self, arm: TwinArm, cost: StepCost, clock: str) -> None:
         timed_by = make_clock(clock, arm.plan.device)
         timed_by.start()
         self._timer = StepTimer(arm.spec, arm.target, arm.draft, arm.ops, timed_by.now_ns)

@@ -11,7 +11,7 @@ from ..core.parsing import ParseError, parse_json
 from ..observe.input_files import read_lines
 
 
-class Record:
+class TwinRecord:
     """Values by key. Without a path they are kept in memory alone.
 
     The file begins with `about`; one that is about something else, or ends in the middle of a line, is begun anew or

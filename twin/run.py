@@ -34,11 +34,11 @@ from .acceptance import (
     rounds_of,
     serve_calibration,
 )
-from .arms import Arm
+from .arms import TwinArm
 from .comparison import Comparison, compare, simulate
 from .host_times import tokenizer_of
-from .measuring import Pace
-from .served import Asked, Served, make_clock, metrics_of, serve
+from .measuring import ArmPace
+from .served import ServedRun, TimedOrder, make_clock, metrics_of, serve
 
 CALIBRATION_SEED = 104_729  # other windows of the text than those of the workload
 LIGHT, KNEE, SATURATED = "light", "knee", "saturated"
@@ -63,11 +63,11 @@ class TwinPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TwinLoad:
     """Requests, and how they come."""
 
     name: str
-    asked: tuple[Asked, ...]
+    asked: tuple[TimedOrder, ...]
     concurrency: int | None
 
 
@@ -83,7 +83,9 @@ class Side:
     forecast: AcceptLength | None = None
     pace: float = 1.0
 
-    def simulate(self, arm: Arm, load: Load, seed: int = 0, acceptance: AcceptanceProcess | None = None) -> list[Event]:
+    def simulate(
+        self, arm: TwinArm, load: TwinLoad, seed: int = 0, acceptance: AcceptanceProcess | None = None
+    ) -> list[Event]:
         """Simulate a load. `acceptance`: as measured; None: as forecast."""
         acceptance = acceptance or self.acceptance
         if isinstance(acceptance, GaussianAcceptance):
@@ -107,7 +109,7 @@ def default_scenario() -> Scenario:
 
 
 def run_twin(
-    arms: Sequence[Arm], steps: ExecutorSteps, plan: TwinPlan, on_progress: OnProgress = lambda text: None
+    arms: Sequence[TwinArm], steps: ExecutorSteps, plan: TwinPlan, on_progress: OnProgress = lambda text: None
 ) -> Iterator[Comparison]:
     """Yield the comparisons, load by load. Raises ConfigError for a profile of something else, and other
     ForedraftErrors."""
@@ -131,14 +133,14 @@ def run_twin(
             process, forecast = fitted[key]
         sides.append(Side(cost, steps, process, forecast))
     # On a GPU a second pool would stand in the way of the first.
-    pace = Pace(arms[0], costs[0], plan.clock) if arms[0].plan.device == "cpu" else None
+    pace = ArmPace(arms[0], costs[0], plan.clock) if arms[0].plan.device == "cpu" else None
     for name in plan.loads or ("as given",):
         # Each repeat has other texts, so that the range of the runs is that of both texts and machine.
         loads = [
             [_load(name, arm, side, arms, plan, plan.seed + repeat) for repeat in range(plan.repeats)]
             for arm, side in zip(arms, sides, strict=True)
         ]
-        measured: list[list[Served]] = [[] for _ in arms]
+        measured: list[list[ServedRun]] = [[] for _ in arms]
         paces: list[list[float]] = [[] for _ in arms]
         for repeat in range(plan.repeats):
             for number, (arm, load) in enumerate(zip(arms, (each[repeat] for each in loads), strict=True)):
@@ -154,7 +156,7 @@ def run_twin(
 
 
 def _compared(
-    arm: Arm, side: Side, loads: Sequence[Load], runs: Sequence[Served], plan: TwinPlan, pace: float | None
+    arm: TwinArm, side: Side, loads: Sequence[TwinLoad], runs: Sequence[ServedRun], plan: TwinPlan, pace: float | None
 ) -> Comparison:
     """Simulate the measured runs of an arm, with the acceptance that was forecast and with that of each run itself."""
     forecast = [metrics_of(side.simulate(arm, loads[draw % len(loads)], draw)) for draw in range(plan.draws)]
@@ -182,31 +184,31 @@ def _compared(
 # -- the workload -----------------------------------------------------------------------------------------------------
 
 
-def _load(name: str, arm: Arm, side: Side, arms: Sequence[Arm], plan: TwinPlan, seed: int) -> Load:
+def _load(name: str, arm: TwinArm, side: Side, arms: Sequence[TwinArm], plan: TwinPlan, seed: int) -> TwinLoad:
     """Make one load of an arm: a share of its simulated capacity, or more clients than it has rows. `seed`: of the
     texts."""
     if plan.loads is None:
         asked = requests_of(plan.scenario, arm, arms, seed)
-        return Load(name, asked, plan.scenario.workload.concurrency)
+        return TwinLoad(name, asked, plan.scenario.workload.concurrency)
     rows = arm.spec.config.max_running
     closed = scenario_with(
         plan.scenario.model_dump(), {"workload.concurrency": rows, "workload.num_requests": 16 * rows}
     )
-    events = side.simulate(arm, Load(name, requests_of(closed, arm, arms, seed, text=False), rows))
+    events = side.simulate(arm, TwinLoad(name, requests_of(closed, arm, arms, seed, text=False), rows))
     capacity = metrics_of(events).summary()["request_throughput"]
     share = LOADS.get(name, 1.0)
     count = {"workload.num_requests": int(np.clip(plan.seconds * share * capacity, 3 * rows, 2000))}
     if name == SATURATED:
         clients = int(QUEUED * rows)
         made = scenario_with(plan.scenario.model_dump(), {**count, "workload.concurrency": clients})
-        return Load(name, requests_of(made, arm, arms, seed), clients)
+        return TwinLoad(name, requests_of(made, arm, arms, seed), clients)
     made = scenario_with(
         plan.scenario.model_dump(), {**count, "workload.concurrency": None, "workload.rate": share * capacity}
     )
-    return Load(name, requests_of(made, arm, arms, seed), None)
+    return TwinLoad(name, requests_of(made, arm, arms, seed), None)
 
 
-def _other_prompts(arm: Arm, arms: Sequence[Arm], plan: TwinPlan) -> list[Asked]:
+def _other_prompts(arm: TwinArm, arms: Sequence[TwinArm], plan: TwinPlan) -> list[TimedOrder]:
     """Return requests of the workload's lengths with other texts, for a closed loop that forecasts the acceptance."""
     own = requests_of(plan.scenario, arm, arms, plan.seed, text=False)
     mean_output = float(np.mean([one.request.max_tokens for one in own]))
@@ -216,12 +218,14 @@ def _other_prompts(arm: Arm, arms: Sequence[Arm], plan: TwinPlan) -> list[Asked]
     seed = plan.seed + CALIBRATION_SEED
     texts = bench_prompts(tokenizer_of(arm), arm.plan.target.vocab_size, count, longest, seed)
     return [
-        Asked(Request(f"c{i}", Prompt.of_tokens(text[: request.prompt.length]), max(2, request.max_tokens)), None)
+        TimedOrder(Request(f"c{i}", Prompt.of_tokens(text[: request.prompt.length]), max(2, request.max_tokens)), None)
         for i, (text, request) in enumerate(zip(texts, lengths, strict=True))
     ]
 
 
-def requests_of(scenario: Scenario, arm: Arm, arms: Sequence[Arm], seed: int, text: bool = True) -> tuple[Asked, ...]:
+def requests_of(
+    scenario: Scenario, arm: TwinArm, arms: Sequence[TwinArm], seed: int, text: bool = True
+) -> tuple[TimedOrder, ...]:
     """Return the scenario's requests with prompts of real text; each asks for as many tokens as it is to emit.
 
     Without `text` the prompts have a length alone, for simulations. Raises ConfigError for a request that some arm
@@ -242,7 +246,9 @@ def requests_of(scenario: Scenario, arm: Arm, arms: Sequence[Arm], seed: int, te
     asked = []
     for number, arrival in enumerate(arrivals):
         prompt = Prompt.of_tokens(texts[number][: arrival.prompt.length]) if text else arrival.prompt
-        asked.append(Asked(Request(f"r{arrival.row}", prompt, arrival.output_len, arrival.priority), arrival.time_ns))
+        asked.append(
+            TimedOrder(Request(f"r{arrival.row}", prompt, arrival.output_len, arrival.priority), arrival.time_ns)
+        )
     return tuple(asked)
 
 

@@ -17,7 +17,7 @@ from ..core.contract.step import Step, StepResult
 from ..core.errors import ConfigError, ForedraftError, InvariantViolation
 from ..core.scheduler.driver import Driver
 from ..observe.measuring.metrics import RunMetrics
-from .arms import Arm
+from .arms import TwinArm
 
 WALL, CPU = "wall", "cpu"
 
@@ -65,7 +65,7 @@ def make_clock(name: str, device: str) -> Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TimedOrder:
     """A request and when it arrives; None: when one of the clients of a closed loop is free."""
 
     request: Request
@@ -112,7 +112,7 @@ class StepLap:
 
 
 @dataclass(slots=True)
-class Served:
+class ServedRun:
     """A finished run: its events, and its steps."""
 
     events: list[Event]
@@ -178,8 +178,8 @@ class _TimedDriver(Driver):
 
 
 def serve(
-    arm: Arm, asked: Sequence[Asked], clock: Clock | None = None, concurrency: int | None = None, seed: int = 0
-) -> Served:
+    arm: TwinArm, asked: Sequence[TimedOrder], clock: Clock | None = None, concurrency: int | None = None, seed: int = 0
+) -> ServedRun:
     """Serve `asked` to their end. With `concurrency` that many clients send one after another; else requests come at
     their times.
 
@@ -199,9 +199,9 @@ class _Serving:
     def __init__(self, driver: _TimedDriver, clock: Clock, events: list[Event], concurrency: int | None) -> None:
         self.driver, self.clock, self.concurrency = driver, clock, concurrency
         driver.clock_ns, driver.moves = clock.now_ns, {}
-        self.served = Served(events)
+        self.served = ServedRun(events)
 
-    def run(self, asked: Sequence[Asked]) -> Served:
+    def run(self, asked: Sequence[TimedOrder]) -> ServedRun:
         driver, clock, engine = self.driver, self.clock, self.driver.engine
         waiting = deque(asked)
         clients = self.concurrency

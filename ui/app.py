@@ -34,7 +34,7 @@ from ..serve.base.errors import ApiError
 from ..serve.base.limits import Limits
 from ..serve.guards import Guards
 from .guards import OwnPage
-from .pool import Message, Pool
+from .pool import Message, ProcessPool
 
 FOLDER = Path(__file__).with_name("page")
 SOON_S = 0.5
@@ -44,24 +44,24 @@ MOST_KEYS, MOST_KEY_LENGTH = 500, 200
 
 
 @dataclass
-class Pools:
+class AnswerPools:
     """The processes that answer: at once, by the roofline, simulations, and plans."""
 
-    answers: Pool
-    rough: Pool
-    runs: Pool
-    plans: Pool
+    answers: ProcessPool
+    rough: ProcessPool
+    runs: ProcessPool
+    plans: ProcessPool
 
     @classmethod
-    def usual(cls) -> Pools:
-        return cls(Pool(2, 0), Pool(1, 0), Pool(2, NICER), Pool(2, NICER))
+    def usual(cls) -> AnswerPools:
+        return cls(ProcessPool(2, 0), ProcessPool(1, 0), ProcessPool(2, NICER), ProcessPool(2, NICER))
 
     @property
-    def all(self) -> tuple[Pool, ...]:
+    def all(self) -> tuple[ProcessPool, ...]:
         return self.answers, self.rough, self.runs, self.plans
 
 
-def make_app(choices: Mapping[str, Any], folder: Path, limits: Limits, pools: Pools) -> Starlette:
+def make_app(choices: Mapping[str, Any], folder: Path, limits: Limits, pools: AnswerPools) -> Starlette:
     """Return the application. choices: what `/api/choices` answers. folder: where dropped traces are kept."""
     api = _Api(choices, folder, pools)
 
@@ -88,7 +88,7 @@ def make_app(choices: Mapping[str, Any], folder: Path, limits: Limits, pools: Po
 
 
 class _Api:
-    def __init__(self, choices: Mapping[str, Any], folder: Path, pools: Pools) -> None:
+    def __init__(self, choices: Mapping[str, Any], folder: Path, pools: AnswerPools) -> None:
         self._choices = choices
         self._folder = folder
         self._pools = pools
@@ -125,7 +125,7 @@ class _Api:
                 yield {**rough.result(), "is_rough": True}
         yield await asyncio.shield(exact)
 
-    def _task(self, pool: Pool, asked: Message) -> asyncio.Task[Message]:
+    def _task(self, pool: ProcessPool, asked: Message) -> asyncio.Task[Message]:
         """Ask a pool. It goes on where the page asks something else meanwhile: the tables that it makes are kept."""
         task = asyncio.create_task(pool.ask(asked))
         self._asking.add(task)
@@ -141,7 +141,7 @@ class _Api:
         return _stream(self._told(self._pools.plans, await self._asked(request, "plan")))
 
     @staticmethod
-    async def _told(pool: Pool, asked: Message) -> AsyncGenerator[Message]:
+    async def _told(pool: ProcessPool, asked: Message) -> AsyncGenerator[Message]:
         async with pool.asking(asked) as messages:
             async for message in messages:
                 yield message

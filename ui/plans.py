@@ -10,7 +10,7 @@ from typing import Any
 from ..core.errors import ConfigError
 from ..planning.answers.answer import search_plan
 from ..planning.candidates.candidate import base_tables
-from ..planning.demand.question import Question, question_of
+from ..planning.demand.question import PlanQuestion, question_of
 from ..planning.grid import parse_grid
 from ..planning.plan import make_plan
 from ..planning.store import kept_runs
@@ -62,7 +62,7 @@ def plan(scenario: Scenario, asked: Mapping[str, Any], folder: str, tell: Tell) 
     return found.to_json() | {"place": place.name}
 
 
-def _question(scenario: Scenario, asked: Mapping[str, Any]) -> tuple[Question, Scenario]:
+def _question(scenario: Scenario, asked: Mapping[str, Any]) -> tuple[PlanQuestion, Scenario]:
     given = {name: asked[name] for name in OPTIONS if asked.get(name) is not None}
     load = given.pop("rate", None)
     return question_of(scenario, given.pop("slo", None), load, **given)

@@ -61,7 +61,7 @@ class _Process:
             self._child.kill()
 
 
-class Pool:
+class ProcessPool:
     """At most `count` processes; `niceness` is added to that of the server."""
 
     def __init__(self, count: int, niceness: int) -> None:

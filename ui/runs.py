@@ -9,7 +9,7 @@ from typing import Any
 from ..observe.measuring.metrics import RunMetrics
 from ..planning.candidates.rounds import without_speculation
 from ..planning.grid import NO_SPECULATION
-from ..sim.running.report import Progress
+from ..sim.running.report import RunProgress
 from ..sim.running.run import Simulation
 from ..sim.scenario import Scenario
 from ..sim.summary.summary import summarize_run
@@ -43,7 +43,7 @@ def simulate(scenario: Scenario, origins: Mapping[str, str], tell: Callable[[dic
 def _run(
     scenario: Scenario, origins: Mapping[str, str], tell: Callable[[dict[str, Any]], None], name: str
 ) -> dict[str, Any]:
-    def on_progress(progress: Progress) -> None:
+    def on_progress(progress: RunProgress) -> None:
         tell({"run": name, "ended": progress.num_ended, "expected": progress.num_expected})
 
     with closing(RunMetrics()) as metrics:

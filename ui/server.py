@@ -12,7 +12,7 @@ import uvicorn
 
 from ..serve.base.connections import http_config
 from ..serve.base.limits import Limits
-from .app import Pools, make_app
+from .app import AnswerPools, make_app
 
 DRAIN_S = 1.0  # for the last lines of answers that a signal has ended
 
@@ -23,7 +23,7 @@ class PageServer(uvicorn.Server):
     def __init__(self, choices: Mapping[str, Any], listener: socket, tell: Callable[[str], None]) -> None:
         self._listener = listener
         self._tell = tell
-        self._pools = Pools.usual()
+        self._pools = AnswerPools.usual()
         self._folder = TemporaryDirectory(prefix="foredraft-ui-")
         app = make_app(choices, Path(self._folder.name), Limits(), self._pools)
         super().__init__(http_config(app, Limits(), DRAIN_S))

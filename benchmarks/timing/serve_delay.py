@@ -24,7 +24,7 @@ from foredraft.serve.app import make_app
 from foredraft.serve.base.limits import Limits
 from foredraft.serve.bodies.simulated import SimulatedBody
 from foredraft.serve.metrics import ServerMetrics
-from foredraft.serve.server import Server, bind
+from foredraft.serve.server import HttpServer, bind
 from foredraft.sim.scenario_file import load_scenario
 
 from ..pages import write_block
@@ -87,7 +87,7 @@ def main() -> None:
     frontend = Frontend(SimulatedBody(scenario, speed=20.0), Limits(), ServerMetrics())
     app = make_app(frontend)
     app.state.reader.start()
-    server = Server(app, frontend, listeners=[bind("127.0.0.1", 0)], drain_s=5)
+    server = HttpServer(app, frontend, listeners=[bind("127.0.0.1", 0)], drain_s=5)
     turns = Turns()
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -29,7 +29,7 @@ from foredraft import simulate
 from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import load_scenario
-from foredraft.sim.workload.workload import Arrival
+from foredraft.sim.workload.workload import TimedRequest
 
 from ..pages import write_block
 from .serve_load import LAST_CHUNK, Stream, connect, num_received, started
@@ -80,7 +80,7 @@ class Served:
         return abs(self.times_ms[name] - simulated_ms) <= max(SHARE * simulated_ms, REAL_MS * self.speed)
 
 
-def send_all(port: int, arrivals: Sequence[Arrival], speed: float) -> tuple[list[Sent], float | None]:
+def send_all(port: int, arrivals: Sequence[TimedRequest], speed: float) -> tuple[list[Sent], float | None]:
     """Send the arrivals at their times; return all answers, and the possible speed at the load of these requests."""
     poll, busy, idle, sent, possible = select.epoll(), {}, [], [], None
     waiting, begin_s = list(reversed(arrivals)), time.monotonic() + 0.1
@@ -115,7 +115,7 @@ def send_all(port: int, arrivals: Sequence[Arrival], speed: float) -> tuple[list
     return sent, possible
 
 
-def serve(settings: Sequence[str], arrivals: Sequence[Arrival], speed: float) -> Served:
+def serve(settings: Sequence[str], arrivals: Sequence[TimedRequest], speed: float) -> Served:
     """Serve the arrivals at a speed, and compare what clients see."""
     given = [part for item in settings for part in ("--set", item)]
     given += ["--max-streams", str(len(arrivals)), "--speed", f"{speed:g}"]
@@ -128,7 +128,7 @@ def serve(settings: Sequence[str], arrivals: Sequence[Arrival], speed: float) ->
     return Served(speed, len(sent) - len(whole), dict(zip(QUANTITIES, map(float, times), strict=True)), possible)
 
 
-def serve_at_both_speeds(settings: Sequence[str], arrivals: Sequence[Arrival]) -> list[Served]:
+def serve_at_both_speeds(settings: Sequence[str], arrivals: Sequence[TimedRequest]) -> list[Served]:
     """Serve the arrivals in real time, and at the greatest speed that `/ready` calls possible."""
     found = []
     for speed in TRIAL_SPEEDS:

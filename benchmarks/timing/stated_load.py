@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 from foredraft.planning.answers.ranking import rank_candidates
 from foredraft.planning.candidates.candidate import base_tables, make_candidates
 from foredraft.planning.confidence.ranked import Ranked
-from foredraft.planning.demand.question import Question
+from foredraft.planning.demand.question import PlanQuestion
 from foredraft.planning.plan import Plan
 from foredraft.planning.slo import excess, objectives_of
 from foredraft.planning.store import default_place, kept_runs, question
-from foredraft.planning.workers import Job, Workers
+from foredraft.planning.workers import Job, JobWorkers
 from foredraft.sim.scenario_file import load_scenario
 
 from ..pages import write_block
@@ -94,7 +94,7 @@ def check(case: Case, num_workers: int) -> Iterator[Checked]:
     scenario, _ = load_scenario(ROOT / case.scenario, case.settings)
     objectives, scenario = objectives_of(case.slo, scenario)
     candidates = make_candidates(scenario, case.tried, None)
-    whole = Plan(scenario, candidates, Question(objectives, None, None, range(case.seeds), case.requests, None))
+    whole = Plan(scenario, candidates, PlanQuestion(objectives, None, None, range(case.seeds), case.requests, None))
     tables = base_tables(scenario)
     place = default_place(question("stated", tables, **whole.asked))
     with kept_runs("stated", tables, place, num_workers, None, **whole.asked) as (workers, store):
@@ -107,7 +107,7 @@ def check(case: Case, num_workers: int) -> Iterator[Checked]:
             )
 
 
-def _held(whole: Plan, item: Ranked, load: float, workers: Workers) -> int:
+def _held(whole: Plan, item: Ranked, load: float, workers: JobWorkers) -> int:
     """Return how many of the fresh runs at a load keep every limit."""
     for seed in FRESH:
         workers.submit(Job(seed, whole.settings_at(item.candidate, load, seed)))

@@ -27,7 +27,7 @@ import torch
 from foredraft.cli.decode.tiny import default_directory
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
-from foredraft.gpu.bench.arm import Arm
+from foredraft.gpu.bench.arm import BenchArm
 from foredraft.gpu.bench.plan import BenchOptions, plan_bench
 from foredraft.gpu.bench.prompts import bench_prompts
 from foredraft.gpu.executor.round import PhaseClock
@@ -85,7 +85,7 @@ def pair_directory() -> Path:
 class Ours:
     """This project with one setting: generates as the others do, and says where the time of its rounds went."""
 
-    def __init__(self, arm: Arm) -> None:
+    def __init__(self, arm: BenchArm) -> None:
         self._loop, self._executor = arm.loop, arm.executor
         self._laps: list[tuple[str, float]] = []
         self._executor.clock = PhaseClock(lambda name, seconds: self._laps.append((name, seconds)))
@@ -150,7 +150,7 @@ class Contenders:
             dtype="float32",
         )
         plan = plan_bench(options).cells[0].arms[-1]
-        return Ours(Arm(plan, self.target, self.drafts.get(algorithm), self.ops, [], NEW_TOKENS))
+        return Ours(BenchArm(plan, self.target, self.drafts.get(algorithm), self.ops, [], NEW_TOKENS))
 
     def _their(self, **settings: object) -> Generate:
         return lambda prompts: their_tokens(self.theirs, prompts, NEW_TOKENS, **settings)

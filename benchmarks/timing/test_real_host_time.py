@@ -19,7 +19,7 @@ import pytest
 import torch
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
-from foredraft.gpu.bench.arm import Arm
+from foredraft.gpu.bench.arm import BenchArm
 from foredraft.gpu.bench.plan import BenchOptions, plan_bench
 from foredraft.gpu.bench.shapes import random_draft
 from foredraft.gpu.models.checkpoint import random_weights
@@ -41,7 +41,7 @@ NO_MODEL = {
 }
 
 
-def make_arm(tmp_path, algorithm: str, steps: int, overlap: bool, topk: int = 1) -> Arm:
+def make_arm(tmp_path, algorithm: str, steps: int, overlap: bool, topk: int = 1) -> BenchArm:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(NO_MODEL))
     options = BenchOptions(
@@ -60,7 +60,7 @@ def make_arm(tmp_path, algorithm: str, steps: int, overlap: bool, topk: int = 1)
     ops = ops_for("cpu")
     target = random_weights(plan.target, ops, "cpu", torch.float32, 0)
     draft = None if plan.draft is None else random_draft(plan.draft, target, 1)
-    return Arm(plan.cells[0].arms[-1], target, draft, ops, [], plan.options.output_tokens, plan.acceptance)
+    return BenchArm(plan.cells[0].arms[-1], target, draft, ops, [], plan.options.output_tokens, plan.acceptance)
 
 
 class Times:
@@ -73,7 +73,7 @@ class Times:
         self.collect_host: list[int] = []
 
 
-def drive(arm: Arm, requests: list[Request]) -> Times:
+def drive(arm: BenchArm, requests: list[Request]) -> Times:
     """Serve `requests`; keeps the times of steps that are one round of the whole batch."""
     engine, executor, times, now = arm.loop.driver.engine, arm.executor, Times(), time.perf_counter_ns
     for request in requests:

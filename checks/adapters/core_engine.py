@@ -22,7 +22,7 @@ from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.rules import SGLangRules
-from ...properties.engine.contract import Answer, EngineCapabilities, Event, ServingConfig, Wish
+from ...properties.engine.contract import EngineCapabilities, Event, ServingConfig, StepAnswer, Wish
 from ...properties.engine.language import text
 
 ALGORITHMS: dict[str, SpecAlgorithm] = {"none": NO_SPECULATION, "draft": Standalone(), "head": Eagle()}
@@ -39,7 +39,7 @@ class InFlight(NamedTuple):
     rows: list[str]
 
 
-class Decoder(TextDecoder):
+class SuiteDecoder(TextDecoder):
     """Reads tokens as the suite does."""
 
     def decode(self, tokens: np.ndarray) -> str:
@@ -92,7 +92,7 @@ class CoreEngine:
         return _engine_config(config)
 
     def build(self, config: EngineConfig, algorithm: SpecAlgorithm, controller: AdaptiveController) -> Engine:
-        return Engine(config, algorithm, controller, text_decoder=Decoder())
+        return Engine(config, algorithm, controller, text_decoder=SuiteDecoder())
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class CoreEngine:
         """Return what an executor draws the tokens of a row from."""
         return self.engine.requests.live[self.requests[row]].request.sampling.seed
 
-    def commit(self, answer: Answer) -> list[Event]:
+    def commit(self, answer: StepAnswer) -> list[Event]:
         flight = self.steps[answer.step]
         try:
             outcome = self.engine.commit(self.result(flight, answer), 0)
@@ -202,7 +202,7 @@ class CoreEngine:
         events += map(_end, outcome.finished)
         return events
 
-    def result(self, flight: InFlight, answer: Answer) -> StepResult:
+    def result(self, flight: InFlight, answer: StepAnswer) -> StepResult:
         """Return an answer as the engine wants it."""
         step, prefill, decode, failures = flight.step, None, None, ()
         if flight.chunks:
@@ -218,7 +218,7 @@ class CoreEngine:
             failures = tuple((rows[request], "the device said so") for request in answer.failed)
         return StepResult(answer.step, prefill, decode, NO_TIMES, failures)
 
-    def _decode_result(self, flight: InFlight, answer: Answer) -> DecodeResult:
+    def _decode_result(self, flight: InFlight, answer: StepAnswer) -> DecodeResult:
         rounds, rows, width = len(answer.runs), len(flight.rows), max(flight.step.decode.steps + 1, 1)
         columns = list(chain(*answer.runs))  # round after round
         lens = list(map(len, columns))

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...core.tree.build import Candidates, VerifyTree, build_chain, build_tree, expand_topk, first_candidates
 from ...gpu.kernels.layers.delta_rule import L2_EPS
 from ...gpu.models.decoder import Capture, Decoder
-from ...gpu.models.eagle import DraftHead, MultiLayerEagle
+from ...gpu.models.eagle import DraftHead, MultiLayerEagleHeads
 from ...gpu.tiny.dense import DenseAttention
 from ...gpu.types.recurrence import Inputs, StateShape
 
@@ -121,7 +121,7 @@ class DenseHeads:
     guesses of the heads before it. A frontier is how many of the drafts it has taken, with the candidates of every
     head."""
 
-    def __init__(self, heads: MultiLayerEagle, target: Decoder, noise: int = 0) -> None:
+    def __init__(self, heads: MultiLayerEagleHeads, target: Decoder, noise: int = 0) -> None:
         self._heads, self._target, self._noise = heads, target, noise
 
     def begin(self, text: Sequence[int], topk: int) -> tuple[DenseRelay, tuple[int, list]]:
@@ -145,7 +145,7 @@ class DenseHeads:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class DenseProposal:
     """What a round should begin with, what it should draft step by step (empty without steps), and the tree
     that it makes of it."""
 
@@ -154,13 +154,13 @@ class Proposal:
     tree: VerifyTree
 
 
-def dense_tree(drafter, text: Sequence[int], shape: Shape, relayed_topk: int) -> Proposal:
+def dense_tree(drafter, text: Sequence[int], shape: Shape, relayed_topk: int) -> DenseProposal:
     """Draft the tree of a row whose text ends with the root."""
     relay, branch = drafter.begin(text, relayed_topk)
     root, lengths = np.array(text[-1:]), np.array([len(text) - 1])
     k = shape.topk
     if shape.steps == 0:
-        return Proposal(relay, [], build_chain(root, np.zeros((1, 0), np.int32), lengths, shape.max_position))
+        return DenseProposal(relay, [], build_chain(root, np.zeros((1, 0), np.int32), lengths, shape.max_position))
     ids, probabilities = relay.topk_ids[:k], relay.topk_probabilities[:k]
     level, beam = first_candidates(ids[None], probabilities[None])
     levels, frontier = [level], [branch] * k
@@ -171,8 +171,8 @@ def dense_tree(drafter, text: Sequence[int], shape: Shape, relayed_topk: int) ->
         levels.append(level)
     if k == 1:
         drafts = np.concatenate([level.tokens for level in levels], 1)
-        return Proposal(relay, levels, build_chain(root, drafts, lengths, shape.max_position))
-    return Proposal(relay, levels, build_tree(root, levels, lengths, shape.num_draft_tokens, shape.max_position))
+        return DenseProposal(relay, levels, build_chain(root, drafts, lengths, shape.max_position))
+    return DenseProposal(relay, levels, build_tree(root, levels, lengths, shape.num_draft_tokens, shape.max_position))
 
 
 # -- recurrent layers -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...core.contract.step import Step, StepResult
 from ...core.draws import request_key
-from ...sim.actors.device import Device, Truth
+from ...sim.actors.device import SimulatedDevice, Truth
 from ...sim.assembly import Assembly, assemble
 from ...sim.scenario import Acceptance, EngineTable, Hardware, Scenario, Speculation
 from ...sim.scenario.hardware import Model
@@ -37,7 +37,7 @@ class SimulatedExecutor:
         model = RECURRENT if config.is_recurrent else PLAIN
         self.assembly = _assembly(model, config.algorithm, config.steps, config.topk, nodes, config.page_size)
         acceptance, rank_ratio = self.assembly.acceptance, self.assembly.scenario.acceptance.rank_ratio
-        self.device = Device(
+        self.device = SimulatedDevice(
             self.assembly.cost,
             config.max_running,
             acceptance,

@@ -19,7 +19,7 @@ from ...gpu.draft.branches import first_level, next_level, tree_of
 from ...gpu.executor.shaping import target_probs
 from ...gpu.session.devices import ops_for
 from ...gpu.types.ops import DeviceTree, DeviceVerified, KVTensors, Ops
-from ...properties.accept.contract import AcceptConfig, Batch, DraftModel
+from ...properties.accept.contract import AcceptConfig, DraftModel, LaunchBatch
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class DeviceAccept:
     def configure(self, num_steps: int, topk: int, num_nodes: int) -> None:
         self.shape = (num_steps, topk, num_nodes)
 
-    def launch(self, batch: Batch) -> DeviceRound:
+    def launch(self, batch: LaunchBatch) -> DeviceRound:
         steps, topk, nodes = self.shape
         roots, seq_lens, tokens = map(self.tensor, (batch.roots, batch.seq_lens, batch.tokens))
         if topk == 1 and nodes == steps + 1:
@@ -56,7 +56,7 @@ class DeviceAccept:
             tree = self.ops.build_tree(roots, tokens, scores, parents, depths, seq_lens, nodes, batch.max_position)
         return DeviceRound(tree, self.tensor(batch.windows))
 
-    def draft(self, batch: Batch, model: DraftModel) -> DeviceRound:
+    def draft(self, batch: LaunchBatch, model: DraftModel) -> DeviceRound:
         steps, _, nodes = self.shape
         roots, seq_lens = map(self.tensor, (batch.roots, batch.seq_lens))
         tokens, shares = map(self.tensor, model(0, batch.roots[:, None], np.zeros((len(batch.roots), 1), np.int64)))

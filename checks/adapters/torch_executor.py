@@ -34,7 +34,7 @@ from ...gpu.types.ops import Capture, DeviceTree, Ops
 from ...properties.executor.oracle import After, Drafts, RecurrentState, is_allowed, looked_up
 from ...properties.executor.reference.adapter import WrappedExecutor
 from .dense_drafting import DenseHead, DenseHeads, DenseModel, PlainRecurrence, Shape, dense_tree
-from .torch_models import DRAFT_HIDDEN, HIDDEN, OPS, Kind, context_of, draft_model, models_on, target_model
+from .torch_models import DRAFT_HIDDEN, HIDDEN, OPS, TargetKind, context_of, draft_model, models_on, target_model
 
 MOST_TEXTS = 12  # whose outputs, computed plainly, are remembered
 DEVICE_HEAD_DIM = 16  # of models that run elsewhere: a kernel's block has no fewer channels
@@ -43,7 +43,7 @@ DENSE = {Drafter.MODEL: DenseModel, Drafter.HEAD: DenseHead, Drafter.HEADS: Dens
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DevicePlace:
     """Where an executor runs: a torch device, and which operations it has, "host", "torch" or "triton".
 
     With `captured` rounds are graphs, and nothing is checked on the way, since checks wait for the device.
@@ -73,7 +73,7 @@ def ops_in(device: str, name: str) -> Ops:
     return TorchOps() if name == "torch" else ops_for(device)
 
 
-HOST = Place()
+HOST = DevicePlace()
 
 
 class CheckedExecutor(WrappedExecutor):
@@ -86,11 +86,11 @@ class CheckedExecutor(WrappedExecutor):
         *("plain", "drafts", "proposals", "samples", "shaped", "states", "restarts"),
     )
 
-    def __init__(self, config: Any, place: Place = HOST) -> None:
+    def __init__(self, config: Any, place: DevicePlace = HOST) -> None:
         # Pools of threads would only wait for their members: the models are tiny.
         torch.set_num_threads(1)
         threadpool_limits(1, user_api="blas")
-        kind = Kind(config.mixture, config.is_recurrent, config.windows)
+        kind = TargetKind(config.mixture, config.is_recurrent, config.windows)
         if place != HOST:
             kind = replace(kind, head_dim=DEVICE_HEAD_DIM)
         target = target_model(config.vocab_size, kind, context_of(config.algorithm))
@@ -107,7 +107,7 @@ class CheckedExecutor(WrappedExecutor):
             debug=not place.captured,
             eager=None if place == HOST else True,
             graph_sizes=default_graph_sizes(config.max_running) if place.captured else None,
-            make_matcher=lambda grammar: Matcher(config.vocab_size),
+            make_matcher=lambda grammar: SuiteMatcher(config.vocab_size),
         )
         self._plain = lru_cache(MOST_TEXTS)(self._plainly)
         self._drafted: list[list[Drafts]] = []  # per round
@@ -213,7 +213,7 @@ class CheckedExecutor(WrappedExecutor):
         return _drafts(tree.tokens.tolist(), tree.parents[0].tolist())
 
 
-class Matcher:
+class SuiteMatcher:
     """The suite's grammar, as the executor asks for one."""
 
     is_over = False
@@ -239,7 +239,7 @@ class ExecutorIn:
 
     limit_s = DEVICE_LIMIT_S
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: DevicePlace) -> None:
         without = ("proposals", "inspection", "merging", "handoff") if place.captured else ()
         self.place = place
         self.capabilities: tuple[str, ...] = tuple(name for name in CheckedExecutor.capabilities if name not in without)
@@ -251,7 +251,7 @@ class ExecutorIn:
 make = CheckedExecutor
 
 
-def places_of(device: str, ops: str | None) -> tuple[Place, ...]:
+def places_of(device: str, ops: str | None) -> tuple[DevicePlace, ...]:
     """Return where `foredraft check executor` runs for a device and operations (None: those of the device): without and
     with captured rounds. Raises ConfigError for what there is not."""
     device = resolve_device(device).removesuffix(":0")
@@ -259,7 +259,7 @@ def places_of(device: str, ops: str | None) -> tuple[Place, ...]:
     if ops is not None and ops not in known:
         message = f"{ops!r} is none of {', '.join(known)}, which {device} has{nearest(ops, known)}"
         raise ConfigError.of("--ops", "", message)
-    place = Place(device, ops or own)
+    place = DevicePlace(device, ops or own)
     ops_in(place.device, place.ops)
     # Torch's operations wait for a GPU here and there, and cannot be captured on one.
     return (place,) if device != "cpu" and place.ops == "torch" else (place, replace(place, captured=True))
@@ -271,4 +271,4 @@ def __getattr__(name: str) -> ExecutorIn:
     if found is None:
         raise AttributeError(f"{__name__} has no {name!r}")
     kind, number, ops, captured = found.groups()
-    return ExecutorIn(Place(f"{kind}:{number}" if number else kind, ops, captured is not None))
+    return ExecutorIn(DevicePlace(f"{kind}:{number}" if number else kind, ops, captured is not None))

@@ -46,7 +46,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TargetKind:
     """What a target has: experts in its second layer; a recurrent first layer, whose state no prefix cache has; a
     first layer that sees a window, with heads and a rotation of its own."""
 
@@ -56,11 +56,11 @@ class Kind:
     head_dim: int = 4
 
 
-PLAIN = Kind()
+PLAIN = TargetKind()
 
 
 @cache
-def target_model(vocab_size: int, kind: Kind = PLAIN, context: float = CONTEXT) -> Decoder:
+def target_model(vocab_size: int, kind: TargetKind = PLAIN, context: float = CONTEXT) -> Decoder:
     """Return the target that all executors of a configuration share."""
     return _fresh_target(vocab_size, kind, context)
 
@@ -69,7 +69,7 @@ def context_of(algorithm: str) -> float:
     return LONG_CONTEXT if get_algorithm(algorithm).drafter is Drafter.MODEL else CONTEXT
 
 
-def _fresh_target(vocab_size: int, kind: Kind, context: float) -> Decoder:
+def _fresh_target(vocab_size: int, kind: TargetKind, context: float) -> Decoder:
     target = _sharpened(Decoder(_config(vocab_size, HIDDEN, 2, kind), OPS, "cpu", torch.float32), 0)
     with torch.no_grad():
         target.embed_weight.mul_(TOKEN)
@@ -78,7 +78,7 @@ def _fresh_target(vocab_size: int, kind: Kind, context: float) -> Decoder:
 
 
 @cache
-def draft_model(algorithm: str, vocab_size: int, kind: Kind = PLAIN) -> DraftModel | None:
+def draft_model(algorithm: str, vocab_size: int, kind: TargetKind = PLAIN) -> DraftModel | None:
     """Return what the algorithm drafts with: None, a small language model, or a head on the target."""
     drafter, form = get_algorithm(algorithm).drafter, get_algorithm(algorithm).draft_form
     if drafter in (Drafter.NONE, Drafter.LOOKUP):
@@ -88,7 +88,7 @@ def draft_model(algorithm: str, vocab_size: int, kind: Kind = PLAIN) -> DraftMod
         return _near(_fresh_target(vocab_size, kind, LONG_CONTEXT))
     config = HeadConfig(
         algorithm=form,
-        model=_config(vocab_size, HIDDEN, 1, Kind(head_dim=kind.head_dim)),
+        model=_config(vocab_size, HIDDEN, 1, TargetKind(head_dim=kind.head_dim)),
         target_hidden_size=HIDDEN,
         draft_vocab_size=vocab_size,
         aux_layers=(0, 1, 2) if form == EAGLE3 else (),
@@ -104,7 +104,9 @@ def draft_model(algorithm: str, vocab_size: int, kind: Kind = PLAIN) -> DraftMod
 
 
 @cache
-def models_on(device: str, ops: Ops, algorithm: str, vocab_size: int, kind: Kind) -> tuple[Decoder, DraftModel | None]:
+def models_on(
+    device: str, ops: Ops, algorithm: str, vocab_size: int, kind: TargetKind
+) -> tuple[Decoder, DraftModel | None]:
     """Return copies of the target and the draft on a device. Those on the CPU must not have been packed."""
     known = draft_model(algorithm, vocab_size, kind)
     target = _copied(target_model(vocab_size, kind, context_of(algorithm)), ops, device)
@@ -154,7 +156,7 @@ def _near(target: Decoder) -> Decoder:
     return draft
 
 
-def _config(vocab_size: int, hidden_size: int, num_layers: int, kind: Kind = PLAIN) -> ModelConfig:
+def _config(vocab_size: int, hidden_size: int, num_layers: int, kind: TargetKind = PLAIN) -> ModelConfig:
     experts = MoeConfig(num_experts=16, top_k=2, intermediate_size=12, decoder_sparse_step=2) if kind.mixture else None
     return ModelConfig(
         architecture=QWEN3_NEXT if kind.is_recurrent else QWEN3_MOE if kind.mixture else LLAMA,

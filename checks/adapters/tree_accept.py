@@ -30,7 +30,7 @@ from ...core.tree.verify import (
     verify_greedy,
     verify_sampling,
 )
-from ...properties.accept.contract import AcceptCapabilities, AcceptConfig, Batch, DraftModel, capacity
+from ...properties.accept.contract import AcceptCapabilities, AcceptConfig, DraftModel, LaunchBatch, capacity
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class TreeAccept:
     def configure(self, num_steps: int, topk: int, num_nodes: int) -> None:
         self.shape = (num_steps, topk, num_nodes)
 
-    def launch(self, batch: Batch) -> TreeRound:
+    def launch(self, batch: LaunchBatch) -> TreeRound:
         steps, topk, nodes = self.shape
         tokens = replace_invalid_tokens(batch.tokens, self.vocab_size)
         if topk == 1 and nodes == steps + 1:
@@ -67,7 +67,7 @@ class TreeAccept:
         ]
         return TreeRound(build_tree(batch.roots, levels, batch.seq_lens, nodes, batch.max_position), batch.windows)
 
-    def propose(self, batch: Batch) -> TreeRound:
+    def propose(self, batch: LaunchBatch) -> TreeRound:
         tree = build_proposed_tree(batch.roots, batch.tokens, batch.parents, batch.seq_lens, batch.max_position)
         return TreeRound(tree, batch.windows)
 
@@ -83,7 +83,7 @@ class TreeAccept:
         links = tree.retrieve_next_token.ravel(), tree.retrieve_next_sibling.ravel()
         return *links, tree.ancestor_mask.astype(np.int8).ravel(), tree.num_nodes
 
-    def draft(self, batch: Batch, model: DraftModel) -> TreeRound:
+    def draft(self, batch: LaunchBatch, model: DraftModel) -> TreeRound:
         steps, _, nodes = self.shape
         tokens, shares = model(0, batch.roots[:, None], np.zeros((len(batch.roots), 1), np.int64))
         level, beam = first_candidates(tokens[:, 0], shares[:, 0], self.vocab_size)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ...sim.actors.device import Device
+from ...sim.actors.device import SimulatedDevice
 from ..adapters.simulated_executor import SimulatedExecutor
 from .planting import defects, lookup
 
@@ -35,7 +35,7 @@ SetsStatesAsideForAll (STATE-04): The memory plan sets states aside for every mo
     SimulatedExecutor.state_room = good(self) or 1
 
 GoesOnFromTheOldLength (STATE-01, STATE-02): A row that begins again has at least the length of the request before.
-    Device.prefill
+    SimulatedDevice.prefill
         - self._kv_end[row] = start + length + int(self._left[row])
         + self._kv_end[row] = max(self._kv_end[row], start + length + int(self._left[row]))
 
@@ -47,5 +47,7 @@ EndsAreLate (ANSWER): Who ends in a round is said in the next one.
         return replace(result, decode=replace(result.decode, ended=np.zeros_like(result.decode.ended)))
 """
 
-MUTANTS = defects("executor", SimulatedExecutor, [Device, SimulatedExecutor, replace], SIMULATED, prefix="sim:")
+MUTANTS = defects(
+    "executor", SimulatedExecutor, [SimulatedDevice, SimulatedExecutor, replace], SIMULATED, prefix="sim:"
+)
 __getattr__ = lookup(MUTANTS)

@@ -14,7 +14,7 @@ from ...core.contract.events import Committed
 from ...core.draws import request_key
 from ...sim.actors.router import Link
 from ...sim.cost.passes.forward import ForwardCost
-from ...sim.workload.workload import Arrival
+from ...sim.workload.workload import TimedRequest
 from ..adapters.simulator import CheckedSimulator
 from .planting import lookup, subclasses
 
@@ -400,7 +400,7 @@ class Forgetful(defaultdict[str, int]):
         pass
 
 
-class Redrawn(list[Arrival]):
+class Redrawn(list[TimedRequest]):
     """Requests with the distributions that they were asked for with."""
 
 

@@ -19,7 +19,7 @@ import logging
 import queue
 from collections.abc import Iterable, Sequence
 
-from ...properties.engine.contract import Answer, EngineCapabilities, Event, ServingConfig, Wish
+from ...properties.engine.contract import EngineCapabilities, Event, ServingConfig, StepAnswer, Wish
 from .transformers_blocks import require
 
 _PACKAGE = "transformers.generation.continuous_batching"
@@ -160,7 +160,7 @@ class TransformersEngine:
         new = [item.state.request_id for item in self.batch if item.state.request_id not in before]
         return view | {"enters": [self.wishes[id].request for id in new]}
 
-    def commit(self, answer: Answer) -> list[Event]:
+    def commit(self, answer: StepAnswer) -> list[Event]:
         if answer.step != self.number or self.batch is None:
             raise ValueError(f"step {answer.step} is not in flight")
         first, rows = iter(answer.first), iter(answer.runs[0] if answer.runs else ())

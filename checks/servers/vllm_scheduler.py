@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ...properties.engine.contract import Answer, Event, ServingConfig, Wish
+from ...properties.engine.contract import Event, ServingConfig, StepAnswer, Wish
 from ...properties.harness.contract import Adapter
 from .release import Recorded
 from .vllm import SchedulerSettings, Settings, make_request, make_scheduler, module_of
@@ -139,7 +139,7 @@ class VLLMScheduler:
         }
         return view | {"enters": [self.wishes[id].request for id in enters if id in output.num_scheduled_tokens]}
 
-    def commit(self, answer: Answer) -> list[Event]:
+    def commit(self, answer: StepAnswer) -> list[Event]:
         if not self.flights or answer.step != self.flights[0][0]:
             raise ValueError(f"step {answer.step} is not the oldest in flight")
         _, output, parts = self.flights.pop(0)

@@ -12,8 +12,8 @@ from ..options import Decorator, only_with, print_document, with_options
 from ..progress import LINE_EVERY_S, StatusLine
 
 if TYPE_CHECKING:
-    from ...serve.lossless.difference import Difference
-    from ...serve.lossless.trial import Finding, Trial
+    from ...serve.lossless.difference import AnswerDifference
+    from ...serve.lossless.trial import LosslessTrial, PromptDifference
 
 EXIT_ERROR_FOUND = 1
 MAX_LISTED = 5
@@ -77,7 +77,7 @@ def check_endpoint(
     from ...core.errors import ConfigError, ForedraftError
     from ...serve.lossless.endpoint import Endpoint, make_client
     from ...serve.lossless.prompts import BUILT_IN, read_prompts
-    from ...serve.lossless.trial import Trial
+    from ...serve.lossless.trial import LosslessTrial
 
     if url is None:
         message = "is missing: the address of the endpoint, as in foredraft check server URL --against URL"
@@ -90,10 +90,10 @@ def check_endpoint(
         if line.due_s() is not None:
             line.show(text)
 
-    async def run() -> Trial:
+    async def run() -> LosslessTrial:
         async with make_client(api_key, timeout_s) as client:
             ends = [Endpoint(one, client, model, bool(api_key), one is urls[-1], concurrency) for one in urls]
-            trial = Trial(ends[0], ends[-1], texts, max_tokens, repeat, tie_margin, progress)
+            trial = LosslessTrial(ends[0], ends[-1], texts, max_tokens, repeat, tie_margin, progress)
             await trial.run()
         return trial
 
@@ -118,7 +118,7 @@ def check_endpoint(
         raise ForedraftError(message)
 
 
-def _report(trial: Trial) -> list[str]:
+def _report(trial: LosslessTrial) -> list[str]:
     outcome, is_pair, lines = trial.outcome, len(trial.endpoints) == 2, []
     for name, endpoint in trial.endpoints.items():
         without = "" if endpoint.offers_logprobs else " (no log-probabilities: only text is compared)"
@@ -152,7 +152,7 @@ def _report(trial: Trial) -> list[str]:
     return [*lines, words[bool(outcome.count("error"))] + (f" (ties and noise: {apart})." if apart else ".")]
 
 
-def _finding_lines(finding: Finding, sides: tuple[str, str]) -> list[str]:
+def _finding_lines(finding: PromptDifference, sides: tuple[str, str]) -> list[str]:
     where = _place(finding.difference, sides)
     lines = [f"{finding.verdict}, prompt {finding.number + 1} {_short(finding.prompt)}: {where}"]
     if finding.verdict != "tie":
@@ -166,7 +166,7 @@ def _finding_lines(finding: Finding, sides: tuple[str, str]) -> list[str]:
     return lines
 
 
-def _place(difference: Difference, sides: tuple[str, str]) -> str:
+def _place(difference: AnswerDifference, sides: tuple[str, str]) -> str:
     tokens = ["the end" if one is None else repr(one) for one in (difference.plain, difference.speculative)]
     told = [f"{one} ({side})" for one, side in zip(difference.margins, sides, strict=True) if one is not None]
     why = "cut off by a length" if difference.ends_early else f"apart by {', '.join(told) or 'an unknown margin'}"

@@ -22,7 +22,7 @@ class Display:
     def __init__(self, order: list[str], *, as_json: bool, quiet: bool) -> None:
         self._order = order
         self._as_json = as_json
-        self._progress = None if quiet or not as_json else Progress(len(order))
+        self._progress = None if quiet or not as_json else DecodeProgress(len(order))
         self._parts: dict[str, list[TextDelta]] = {request_id: [] for request_id in order}
         self._num_shown = 0
         self._ends_line = True
@@ -76,7 +76,7 @@ class Display:
         sys.stdout.flush()
 
 
-class Progress:
+class DecodeProgress:
     """Counts ended requests and tokens, and shows them with the speed."""
 
     def __init__(self, num_requests: int) -> None:

@@ -45,10 +45,10 @@ class SessionMaker:
         self._topology = None
         self._faults = {}
         if disaggregate is not None:
-            from ...gpu.disaggregation.topology import Disaggregation
+            from ...gpu.disaggregation.topology import WorkerCounts
             from ...gpu.parallel.link import plans_from_environment
 
-            self._topology = Disaggregation.parse(disaggregate)
+            self._topology = WorkerCounts.parse(disaggregate)
             self._devices = self._topology.devices(options.device, options.tensor_parallel)
             self._faults = plans_from_environment()
 

@@ -50,7 +50,7 @@ def measure(
     from ...sim.cost.calibration import Calibration, profile_document
     from ...twin.arms import open_arms
     from ...twin.measuring import MeasuringPlan, measure_steps
-    from ...twin.record import Record
+    from ...twin.record import TwinRecord
     from ..progress import StatusLine
     from .twin import show_cells
 
@@ -67,7 +67,7 @@ def measure(
     arms = open_arms(ways, None, None, progress.show)
     plan = MeasuringPlan(repeats=repeat, clock=clock)
     about = {"ways": [arm.spec.to_json() for arm in arms], "model": str(model), "draft": str(draft), "plan": str(plan)}
-    record = Record(out.with_name(f"{out.name}.partial"), about)
+    record = TwinRecord(out.with_name(f"{out.name}.partial"), about)
     try:
         measured = measure_steps(arms, plan, record, show_cells(progress))
     except KeyboardInterrupt:

@@ -17,8 +17,8 @@ from .tiny import default_directory
 
 if TYPE_CHECKING:
     from ...sim.cost.executor_steps import ExecutorSteps
-    from ...twin.arms import Arm
-    from ...twin.comparison import Compared, Comparison
+    from ...twin.arms import TwinArm
+    from ...twin.comparison import ComparedNumber, Comparison
     from ..progress import StatusLine
 
 LONGEST = 160  # tokens of the longest request of the workload without a scenario
@@ -130,7 +130,7 @@ def compare_with_simulation(
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def measured_steps(arms: Sequence[Arm], clock: str, profile: Path | None, progress: StatusLine) -> ExecutorSteps:
+def measured_steps(arms: Sequence[TwinArm], clock: str, profile: Path | None, progress: StatusLine) -> ExecutorSteps:
     """Return the steps of a profile, or measure those of `arms` now.
     Raises ConfigError for a profile of something else."""
     from ...core.errors import ConfigError
@@ -254,7 +254,7 @@ def _is_measured(one: Comparison, clock: str) -> bool:
     return clock != "wall" or one.processor_share >= LEAST_PROCESSOR_SHARE
 
 
-def _cells(one: Compared | None, is_drafted: bool) -> tuple[str, str, str, str]:
+def _cells(one: ComparedNumber | None, is_drafted: bool) -> tuple[str, str, str, str]:
     """Return what was measured, the errors of times and of the forecast, and how much the runs differ."""
     if one is None or one.error is None:
         return "–", "", "", ""

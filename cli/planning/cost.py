@@ -13,7 +13,7 @@ from ..options import print_document
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...planning.rounds.cost import BatchCost, Cost, RoundCost
+    from ...planning.rounds.cost import BatchCost, Cost, RoundPrice
     from ...sim.scenario import Scenario
 
 MOST_COLUMNS = 8
@@ -62,7 +62,7 @@ def _without_room(size: int, context: int, counts: Sequence[int]) -> str:
     return f"{text}: no room (KV slots, engine.max_running)"
 
 
-def _table(one: BatchCost, context: int, rounds: Sequence[RoundCost]) -> list[str]:
+def _table(one: BatchCost, context: int, rounds: Sequence[RoundPrice]) -> list[str]:
     parts = list(dict.fromkeys(part for found in rounds for part in found.parts_us))
     title = f"{count_of(one.batch, 'request')} with {context:,} tokens of context, decode alone; microseconds"
     lines = [title, _line("draft steps", [str(found.steps) for found in rounds])]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...planning.answers.bill import Bill
     from ...planning.confidence.ranked import Ranked
     from ...planning.plan import Plan
-    from ...planning.search.judge import Finding
+    from ...planning.search.judge import SearchFinding
 
 
 MOST_LINES = 15  # of the table without --details
@@ -160,7 +160,7 @@ def _bill_table(whole: Plan, shown: Sequence[Ranked], bills: Sequence[Bill | Non
     return ["", *textwrap.wrap(text, WIDTH), "", *_rows(shown, head, rows)]
 
 
-def _half(found: Finding) -> str:
+def _half(found: SearchFinding) -> str:
     """Return the load that half of the runs hold, with half of its 95 % interval where that is known."""
     if found.interval is None:
         return "–"

@@ -10,7 +10,7 @@ import typer
 from ..options import AsJson, argument, option, print_document
 
 if TYPE_CHECKING:
-    from ...observe.figures.page import Page
+    from ...observe.figures.page import ReportPage
 
 PIXELS = (1000, 2)  # width of a picture, and its scale
 
@@ -91,7 +91,7 @@ def _check_replaceable(place: Path) -> None:
                 )
 
 
-def _write_pictures(page: Page, folder: Path) -> None:
+def _write_pictures(page: ReportPage, folder: Path) -> None:
     from ...core.errors import ForedraftError
     from ...observe.output_files import UnwritableFile
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ...planning.sweep import Sweep
-    from ...planning.workers import Workers
+    from ...planning.workers import JobWorkers
     from ..documents.simulation import SweepDocument
 
 COLUMNS = {  # key of the summary -> its title in two lines and the digits behind the point
@@ -134,7 +134,7 @@ def check_keys(tables: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -
         scenario_with(tables, point)
 
 
-def _run_all(sweep: Sweep, pool: Workers, before: int, quiet: bool) -> None:
+def _run_all(sweep: Sweep, pool: JobWorkers, before: int, quiet: bool) -> None:
     """Make all runs, with progress and the time left on standard error; `before` of them are there already."""
     from ..progress import LINE_EVERY_S, StatusLine
 

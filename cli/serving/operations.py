@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...serve.metrics.counts import Life
     from ...serve.telemetry.log_lines import ServerLog
 
-operations_option: partial[Any] = in_panel("Operations")
+operations_option: partial[Any] = in_panel("ServeOperations")
 
 # fmt: off
 Uds = Annotated[Path | None, operations_option("--uds",
@@ -73,7 +73,7 @@ class Watching:
 
 
 @dataclass(frozen=True, slots=True)
-class Operations:
+class ServeOperations:
     """The values of the options. Raises ConfigError for those that do not fit together."""
 
     uds: Path | None
@@ -134,9 +134,9 @@ class Operations:
                 watching.after_turn = publisher.publish
                 log.tell(f"KV events are published on {', '.join(publisher.addresses)}")
             if self.otlp_traces_endpoint is not None:
-                from ...serve.telemetry.spans import Spans
+                from ...serve.telemetry.spans import RequestSpans
 
-                spans = Spans.to_collector(self.otlp_traces_endpoint, body)
+                spans = RequestSpans.to_collector(self.otlp_traces_endpoint, body)
                 stack.callback(spans.close)
                 watching.on_end = spans.ended
             yield watching

@@ -28,7 +28,7 @@ from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
 from ..options import AS_JSON, Settings, in_panel, mode_of, only_with, refuse_without_effect
 from ..simulation.simulate import Faults
 from .ahead import captures_ahead, get_ready, warm
-from .operations import Operations, with_operations
+from .operations import ServeOperations, with_operations
 
 if TYPE_CHECKING:
     from ...core.contract.events import EventSink
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ...sim.scenario import Scenario
 
 KEY = "FOREDRAFT_API_KEY"
-server_option, limits_option = in_panel("Server"), in_panel("Limits")
+server_option, limits_option = in_panel("HttpServer"), in_panel("Limits")
 
 # fmt: off
 ModelDirectory = Annotated[Path | None, model_option("--model",
@@ -155,7 +155,7 @@ def serve(
     limits = Limits(max_streams, max_body_bytes, max_prompt_tokens, max_choices, deadline_s, stall_s)
     _refuse_unknown("--metrics-as", metrics_as, STYLES)
     _refuse_unknown("--dialect", dialect or "openai", DIALECTS)
-    asked = Operations(**operations)
+    asked = ServeOperations(**operations)
     _check_key(api_key, host if asked.uds is None else "localhost", log)
     with asked.listen(host, port) as listener, Recording(record) as recording, ExitStack() as workers:
         if model is not None:
@@ -256,7 +256,7 @@ def _refuse_for(kind: str, why: str, given: dict[str, Any], names: dict[str, str
 def _decoding_body(
     options: SessionOptions,
     disaggregate: str | None,
-    operations: Operations,
+    operations: ServeOperations,
     recording: Recording,
     log: ServerLog,
     ready_s: float | None,
@@ -381,7 +381,7 @@ def _run(
     log: ServerLog,
     access_log: bool,
     start_s: float,
-    operations: Operations,
+    operations: ServeOperations,
     host: str,
     listener: socket,
     drain_s: float,
@@ -394,7 +394,7 @@ def _run(
 ) -> None:
     from ...serve.answers.frontend import Frontend
     from ...serve.app import make_app
-    from ...serve.server import Server
+    from ...serve.server import HttpServer
 
     with operations.watch(body, host, log) as watching:
         frontend = Frontend(
@@ -409,7 +409,7 @@ def _run(
             faults=faults, engine_of_port=watching.engine_of_port, origins=operations.allowed_origins or (),
         )  # fmt: skip
         app.state.reader.start()
-        server = Server(
+        server = HttpServer(
             app, frontend, listeners=[listener, *watching.listeners], drain_s=drain_s, table=table, admin=admin,
             certificate=operations.certificate,
         )  # fmt: skip

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from ...serve.base.port import Body
     from ...serve.telemetry.log_lines import ServerLog
     from ...serve.telemetry.recording import Recording
-    from .operations import Operations
+    from .operations import ServeOperations
 
 
-def refuse_with_workers(operations: Operations) -> None:
+def refuse_with_workers(operations: ServeOperations) -> None:
     """Refuse options that need an engine in this process. Raises ConfigError."""
     from ..options import refuse_without_effect
 
@@ -29,7 +29,7 @@ def workers_body(
     """Start the workers that `disaggregate` names and make them ready, and end them with the block; each keeps a log of
     its own if there is a record. Raises ForedraftErrors."""
     from ...gpu.disaggregation.session import DisaggregatedSession, plan_disaggregated
-    from ...gpu.disaggregation.topology import Disaggregation
+    from ...gpu.disaggregation.topology import WorkerCounts
     from ...gpu.disaggregation.workers import Workers
     from ...gpu.parallel.link import plans_from_environment
     from ...gpu.session.plan import refuse_without_effect
@@ -40,7 +40,7 @@ def workers_body(
     from ..decode.record import run_facts
     from .ahead import captures_ahead, get_ready
 
-    topology = Disaggregation.parse(disaggregate)
+    topology = WorkerCounts.parse(disaggregate)
     devices, faults = topology.devices(options.device, options.tensor_parallel), plans_from_environment()
     tokenizer = Tokenizer.load(options.model)
     plan = plan_disaggregated(options, topology)

@@ -16,7 +16,7 @@ from .simulate import given_by_options
 if TYPE_CHECKING:
     from ...sim.calibration.synthesis import Synthesis
     from ...sim.scenario import Scenario
-    from ...sim.workload.description import Arrivals, Description, Lengths
+    from ...sim.workload.description import ArrivalDescription, Description, Lengths
     from ...sim.workload.traces import TraceSummary
     from ..documents.simulation import TraceDocument
 
@@ -182,7 +182,7 @@ def _clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02} hours"
 
 
-def _arrivals(found: Arrivals) -> list[str]:
+def _arrivals(found: ArrivalDescription) -> list[str]:
     from ...observe.tables import sparkline
 
     if found.rate is None:

@@ -38,7 +38,7 @@ from .tree import MAX_DEPTH, tree_survival
 
 
 @dataclass(frozen=True, slots=True)
-class Regimes:
+class RegimeAcceptance:
     """Acceptance that changes its level for stretches of a request's output (prose, then code, then a table).
 
     Every `stretch_len` output positions one of `shifts` (standard deviations of quality) is drawn with `weights`.
@@ -184,7 +184,7 @@ class GaussianAcceptance(AcceptanceProcess):
     field_share:            share that is smooth over output positions; request_share + field_share ≤ 1.
     correlation_len:        distance of the field's knots, in output tokens; quality is uncorrelated beyond two of them.
     drift_per_1k_tokens:    added to the quality per 1,000 output positions (negative: acceptance fades).
-    regimes:                see `Regimes`.
+    regimes:                see `RegimeAcceptance`.
     max_depth:              the longest run that is reported.
     draft_confidence:       trees: the probability that the draft gives its first choice (the median over contexts), by
                             which it chooses nodes; None: the same as the target's, so that every node is well spent.
@@ -198,7 +198,7 @@ class GaussianAcceptance(AcceptanceProcess):
     field_share: float = 0.0
     correlation_len: int = 16
     drift_per_1k_tokens: float = 0.0
-    regimes: Regimes | None = None
+    regimes: RegimeAcceptance | None = None
     max_depth: int = 16
     draft_confidence: float | None = None
     _thresholds: tuple[float, ...] = field(init=False, repr=False, compare=False)

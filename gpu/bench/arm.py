@@ -26,7 +26,7 @@ from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureReport
 from ..models.decoder import Decoder
 from ..parallel.ranks import RankedExecutor
-from ..session.loop import DecodeLoop, Deliveries, all_of
+from ..session.loop import DecodeLoop, DeliverySink, all_of
 from ..types.ops import Ops
 from .floor import RoundBytes, round_bytes
 from .plan import ArmPlan
@@ -115,7 +115,7 @@ def make_executor(
     )
 
 
-class Arm:
+class BenchArm:
     """Serves `prompts` (equally long, whole batches) with `max_tokens` each; `run` again gives the same tokens."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Arm:
         """`executor`: of ranks that have the models; those given are then parts without memory, of which only sizes are
         asked."""
         self.plan = plan
-        deliveries = Deliveries()
+        deliveries = DeliverySink()
         self._rounds = _Rounds()
         engine = plan.spec.make_engine(all_of([deliveries, self._rounds]))
         self.executor: TorchExecutor | RankedExecutor = executor or make_executor(

@@ -25,7 +25,7 @@ from ..batch.pools import bytes_per_slot
 from ..executor.build import DraftModel
 from ..models.decoder import Decoder
 from ..models.divided import sharded
-from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
+from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagleHeads
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def round_bytes(
         states += steps * state_bytes(draft)
         return RoundBytes(weights + steps * decoder_pass_bytes(draft, verified_tokens), kv + of_draft, states)
     slot = bytes_per_slot(draft.kv_shapes, target.kv_dtype)
-    if isinstance(draft, MultiLayerEagle):
+    if isinstance(draft, MultiLayerEagleHeads):
         # All heads run once, in the catch-up; each brings its own layer of the pool.
         return RoundBytes(weights + head_pass_bytes(draft, target), (*kv, (0, slot)), states)
     fusion = draft.fc_weight.nbytes if isinstance(draft, Eagle3Head) else 0  # in the catch-up only
@@ -102,7 +102,7 @@ def head_pass_bytes(head: DraftHead, target: Decoder) -> int:
     if head.embed_weight is not None:
         total -= head.embed_weight.nbytes
     lm_head = target.output_embedding if head.lm_head_weight is None else head.lm_head_weight
-    outputs = head.num_heads if isinstance(head, MultiLayerEagle) else 1
+    outputs = head.num_heads if isinstance(head, MultiLayerEagleHeads) else 1
     return total + (outputs if head.lm_head_weight is None else outputs - 1) * lm_head.nbytes
 
 

@@ -46,7 +46,7 @@ _ALLOCATE = ("empty", "empty_like", "empty_strided", "new_empty", "scalar_tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class KernelLaunch:
     """One kernel of a round. `model` and `group` say which part of it; `product` is (groups, rows, inner, columns) of a
     matrix product."""
 
@@ -57,7 +57,7 @@ class Launch:
     product: tuple[int, int, int, int] | None = None
 
 
-def count_launches(plan: BenchPlan, arm: ArmPlan, context_len: int, traits: DeviceTraits) -> list[Launch]:
+def count_launches(plan: BenchPlan, arm: ArmPlan, context_len: int, traits: DeviceTraits) -> list[KernelLaunch]:
     """Return the launches of a greedy round of `arm` on a GPU with these traits, with `context_len` tokens of KV per
     row.
 
@@ -95,7 +95,7 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, executor: TorchExecutor, target: Decoder, draft: DraftModel | None, context_len: int) -> None:
         super().__init__()
-        self.launches: list[Launch] = []
+        self.launches: list[KernelLaunch] = []
         self._context_len = context_len
         self._ranks = target.shard.size
         self._model = TARGET
@@ -129,7 +129,9 @@ class _Recorder(TorchDispatchMode):
         """Write down an exchange. In a ring a rank sends (N - 1) / N of what is gathered, and twice of what is summed:
         the parts, and the sums."""
         ways = 2 if kind == SUM else 1
-        self.launches.append(Launch("", EXCHANGED[kind], kind, ways * num_bytes * (self._ranks - 1) // self._ranks))
+        self.launches.append(
+            KernelLaunch("", EXCHANGED[kind], kind, ways * num_bytes * (self._ranks - 1) // self._ranks)
+        )
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
@@ -197,7 +199,7 @@ class _Recorder(TorchDispatchMode):
         self, model: str, group: str, name: str, num_bytes: int, product: tuple[int, int, int, int] | None = None
     ) -> None:
         self._model = model or self._model
-        self.launches.append(Launch(model, group, name, num_bytes, product))
+        self.launches.append(KernelLaunch(model, group, name, num_bytes, product))
 
 
 def _memory(x: Tensor) -> int:

@@ -6,14 +6,14 @@ import gc
 from dataclasses import replace
 from typing import Any
 
-from ..parallel.rank import Job, Rank, identity_of, run_rank
+from ..parallel.rank import Rank, RankJob, identity_of, run_rank
 from ..types.shards import Shard
 from .plan import plan_bench
 from .ranks import options_from_json
 from .run import Bench
 
 
-class BenchJob(Job):
+class BenchJob(RankJob):
     """Runs the steps of a benchmark's arms, whose engines the parent has."""
 
     def __init__(self, rank: Rank) -> None:

@@ -27,7 +27,7 @@ from ..session.session import round_models
 from ..session.text import Tokenizer
 from ..types.ops import Ops
 from ..types.shards import WHOLE, Shard
-from .arm import Arm, Timing, common_outputs, make_executor
+from .arm import BenchArm, Timing, common_outputs, make_executor
 from .floor import copy_bandwidth
 from .plan import ArmPlan, BenchPlan, CellPlan, acceptance_of_arm
 from .prompts import bench_prompts
@@ -162,7 +162,7 @@ class Bench:
             return target, None
         return target, load_draft(options.draft, plan.algorithm.draft_form, target, network_of(plan.algorithm))
 
-    def arms(self, cell: CellPlan, on_arm: Callable[[ArmPlan], None] = lambda arm: None) -> list[Arm]:
+    def arms(self, cell: CellPlan, on_arm: Callable[[ArmPlan], None] = lambda arm: None) -> list[BenchArm]:
         """Return the engines of a cell; `on_arm` is told each before it is made."""
         prompts = bench_prompts(
             self._tokenizer,
@@ -179,13 +179,15 @@ class Bench:
                 executor = self._ranks.make_arm(self.plan.cells.index(cell), number)
             options, acceptance = self.plan.options, acceptance_of_arm(self.plan, arm_plan)
             models = self._target, self._draft, self._ops
-            found.append(Arm(arm_plan, *models, prompts, options.output_tokens, acceptance, options.seed, executor))
+            found.append(
+                BenchArm(arm_plan, *models, prompts, options.output_tokens, acceptance, options.seed, executor)
+            )
         return found
 
     def _named(self, cell: CellPlan, number: int) -> str:
         return f"cell {number + 1} of {len(self.plan.cells)} (batch {cell.batch_size}, context {cell.context_len})"
 
-    def _warm_arms(self, cell: CellPlan, what: str) -> list[Arm]:
+    def _warm_arms(self, cell: CellPlan, what: str) -> list[BenchArm]:
         """Return the engines of a cell, which have run some rounds."""
         arms = self.arms(cell, lambda arm: self._on_progress(f"{what}: warming up {_in_words(arm)}"))
         for arm in arms:
@@ -208,7 +210,7 @@ class Bench:
         self._free_memory()
         return results
 
-    def _result(self, cell: CellPlan, arm: Arm, index: int, turns: list[list[Timing]]) -> ArmResult:
+    def _result(self, cell: CellPlan, arm: BenchArm, index: int, turns: list[list[Timing]]) -> ArmResult:
         timings = [turn[index] for turn in turns]
         speedups = tuple(turn[index].tokens_per_s / turn[0].tokens_per_s for turn in turns)
         rate = median(timing.tokens_per_s for timing in timings)

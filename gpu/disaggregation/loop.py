@@ -17,7 +17,7 @@ from ...core.handoff.placement import LeastLoaded, Placement, Placements, Verdic
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineRole
 from ..parallel.processes import WorkerProcess
-from ..session.loop import Delta
+from ..session.loop import RequestDelta
 from ..session.text_session import REFUSED
 from .workers import Workers
 
@@ -51,7 +51,7 @@ class WorkerLoop:
         self._tokens: dict[str, list[int]] = {}  # of each live request, in order, without a gap
         # Of each request by the place in its output: what overtook others, as tokens and user outputs.
         self._early: dict[str, dict[int, tuple[list[int], dict[str, list[Any]]]]] = {}
-        self._kept: list[Delta] = []  # they came while a report was awaited
+        self._kept: list[RequestDelta] = []  # they came while a report was awaited
 
     @property
     def is_idle(self) -> bool:
@@ -79,7 +79,7 @@ class WorkerLoop:
         for request_id in self._placements.request_ids:
             self.abort(str(request_id))
 
-    def turn(self, wait_s: float = LISTEN_S) -> list[Delta]:
+    def turn(self, wait_s: float = LISTEN_S) -> list[RequestDelta]:
         """Return what requests got; waits up to `wait_s` for news if there is nothing yet."""
         kept, self._kept = self._kept, []
         return kept or self._hear(wait_s)
@@ -110,9 +110,9 @@ class WorkerLoop:
         request = request_to_json(placement.request)
         self.workers[str(placement.prefill)].say({"do": "submit", "request": request, "peer": placement.decode})
 
-    def _hear(self, wait_s: float) -> list[Delta]:
+    def _hear(self, wait_s: float) -> list[RequestDelta]:
         """Return what workers tell of requests within `wait_s`."""
-        deltas: list[Delta] = []
+        deltas: list[RequestDelta] = []
         for worker, said in self.workers.hear(wait_s):
             if said is None:
                 deltas += self._lost(worker)
@@ -131,13 +131,13 @@ class WorkerLoop:
                 self.on_gauges(worker, said)
         return deltas
 
-    def _lost(self, worker: WorkerProcess) -> list[Delta]:
+    def _lost(self, worker: WorkerProcess) -> list[RequestDelta]:
         self.on_loss(worker)
         for other in self.workers.living():
             other.say({"do": "lose", "peer": worker.name})
         return self._judged(self._placements.lose(worker.name, f"worker {worker.name} {worker.death}"))
 
-    def _judged(self, verdicts: Sequence[Verdict]) -> list[Delta]:
+    def _judged(self, verdicts: Sequence[Verdict]) -> list[RequestDelta]:
         deltas = []
         for verdict in verdicts:
             if verdict.placement is not None:
@@ -148,8 +148,8 @@ class WorkerLoop:
                 deltas.append(self._end(verdict.request_id, reason, verdict.failure))
         return deltas
 
-    def _news(self, worker: WorkerProcess, news: Mapping[str, Any]) -> list[Delta]:
-        deltas: list[Delta] = []
+    def _news(self, worker: WorkerProcess, news: Mapping[str, Any]) -> list[RequestDelta]:
+        deltas: list[RequestDelta] = []
         for request_id, num_cached, at_ns in news["admitted"]:
             if request_id in self._placements:
                 self.on_admit(worker, request_id, num_cached, at_ns)
@@ -165,7 +165,9 @@ class WorkerLoop:
                 deltas += self._ended(worker, request_id, reason, num_output, message)
         return deltas
 
-    def _take(self, request_id: str, offset: int, tokens: list[int], outputs: dict[str, list[Any]]) -> list[Delta]:
+    def _take(
+        self, request_id: str, offset: int, tokens: list[int], outputs: dict[str, list[Any]]
+    ) -> list[RequestDelta]:
         """Take tokens from `offset` of a request's output on. Two workers report one request, and its tokens must stay
         in order."""
         said, early = self._tokens[request_id], self._early[request_id]
@@ -175,12 +177,12 @@ class WorkerLoop:
             tokens, outputs = found
             said += tokens
             arrays = {name: [np.asarray(entry) for entry in entries] for name, entries in outputs.items()}
-            deltas.append(Delta(request_id, np.array(tokens, dtype=np.int64), arrays))
+            deltas.append(RequestDelta(request_id, np.array(tokens, dtype=np.int64), arrays))
         return deltas
 
     def _ended(
         self, worker: WorkerProcess, request_id: str, reason: int | str, num_output: int, message: str
-    ) -> list[Delta]:
+    ) -> list[RequestDelta]:
         """Take the end of a request at a worker; `reason` is the value of a `FinishReason`, or REFUSED."""
         if reason in (FinishReason.TRANSFERRED.value, FinishReason.MOVED.value):
             self._placements.handed_over(request_id)  # or given back: the verdict comes when all workers have answered
@@ -196,10 +198,10 @@ class WorkerLoop:
             finished = FinishReason.ERROR
         return [self._end(request_id, finished, message)]
 
-    def _end(self, request_id: str, reason: FinishReason, message: str) -> Delta:
+    def _end(self, request_id: str, reason: FinishReason, message: str) -> RequestDelta:
         if request_id in self._placements:
             self._placements.end(request_id)
         del self._early[request_id]
         num_output = len(self._tokens.pop(request_id))
         end = FinishedRequest(request_id, reason, num_output, message=message)
-        return Delta(request_id, np.empty(0, dtype=np.int64), finished=end)
+        return RequestDelta(request_id, np.empty(0, dtype=np.int64), finished=end)

@@ -37,11 +37,11 @@ from ...core.scheduler.driver import Driver
 from ...core.scheduler.engine import Engine
 from ...observe.measuring.gauges import count_drafts, gauges_of
 from ..executor.executor import TorchExecutor
-from ..parallel.link import Parcel, PeerLink
+from ..parallel.link import PageParcel, PeerLink
 from ..parallel.page_tensors import PageTensors
 from ..parallel.ranked_pages import RankedPages
 from ..parallel.ranks import RankedExecutor
-from ..session.loop import Deliveries
+from ..session.loop import DeliverySink
 from ..session.text_session import numbers_of
 
 MAX_PAGES_BYTES = 64 << 20  # of the pages of one parcel: what is on its way takes memory on both sides
@@ -117,7 +117,7 @@ class Serving:
         session: int,
         engine: Engine,
         executor: TorchExecutor | RankedExecutor,
-        deliveries: Deliveries,
+        deliveries: DeliverySink,
         links: Mapping[str, PeerLink],
         news: News,
         timing: HandoffTiming,
@@ -179,7 +179,7 @@ class Serving:
         assert progress is not None, "a request whose prompt was computed has its row until it is handed over"
         return DraftPayload.of_cell(self.engine.algorithm, self.executor.relay_cell(progress.row, progress.epoch))
 
-    def take(self, peer: str, parcel: Parcel, num_malformed: int) -> None:
+    def take(self, peer: str, parcel: PageParcel, num_malformed: int) -> None:
         """Take what `peer` has sent, unless the parent has called it lost.
         Pages are verified by the bytes that arrived."""
         if peer in self._lost or parcel.session != self._session:
@@ -296,4 +296,4 @@ class Serving:
     def _post(self, peer: str, messages: Sequence[Message], pages: Tensor | None = None, number: int = 0) -> None:
         self.news.flush()
         if messages and peer not in self._lost:
-            self._links[peer].send(Parcel(self._session, tuple(messages), pages, number))
+            self._links[peer].send(PageParcel(self._session, tuple(messages), pages, number))

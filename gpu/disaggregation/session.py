@@ -19,7 +19,7 @@ from ...core.scheduler.config import EngineRole
 from ...core.scheduler.spec import EngineSpec
 from ...observe.engine_lines import active_level
 from ..session.devices import ARGUMENTS
-from ..session.loop import Delta
+from ..session.loop import RequestDelta
 from ..session.memory import has_states
 from ..session.plan import SessionPlan, plan_session
 from ..session.ready import READY_S, Ready, capture_bounds
@@ -28,7 +28,7 @@ from ..session.text import Tokenizer
 from ..session.text_session import REFUSED, SessionStats, TextDelta, TextSession
 from ..types.session_options import RING, SessionOptions
 from .loop import LISTEN_S, WorkerLoop
-from .topology import Disaggregation
+from .topology import WorkerCounts
 from .worker import SessionOrder, spec_for
 from .workers import Workers
 
@@ -177,7 +177,7 @@ class DisaggregatedSession(TextSession):
     def _serve(self) -> list[TextDelta]:
         return [self._told(delta) for delta in self.loop.turn()]
 
-    def _told(self, delta: Delta) -> TextDelta:
+    def _told(self, delta: RequestDelta) -> TextDelta:
         text = self._as_text(delta)
         if delta.request_id in self.loop.refused:
             self.loop.refused.discard(delta.request_id)
@@ -193,7 +193,7 @@ class DisaggregatedSession(TextSession):
 
 
 def plan_disaggregated(
-    options: SessionOptions, topology: Disaggregation, longest_request: int | None = None
+    options: SessionOptions, topology: WorkerCounts, longest_request: int | None = None
 ) -> SessionPlan:
     """Return the plan of each worker: all of them have the same sizes, so that whatever one has computed fits into
     another.

@@ -16,7 +16,7 @@ _ROLES = (EngineRole.PREFILL, EngineRole.DECODE)
 
 
 @dataclass(frozen=True, slots=True)
-class Disaggregation:
+class WorkerCounts:
     """Counts of workers."""
 
     prefill: int
@@ -34,7 +34,7 @@ class Disaggregation:
             raise ConfigError(ARGUMENTS, problems)
 
     @classmethod
-    def parse(cls, text: str) -> Disaggregation:
+    def parse(cls, text: str) -> WorkerCounts:
         """Parse "prefill=1,decode=2". Raises ConfigError with all problems."""
         counts: dict[str, int] = {}
         problems = []

@@ -33,11 +33,11 @@ from ...observe.engine_lines import forward_lines
 from ...observe.log import EventLog
 from ..executor.graphs import CaptureBounds
 from ..models.config import ModelConfig
-from ..parallel.link import LinkFaults, LinkNews, ParcelFaults, PeerLink, connect, links
+from ..parallel.link import InjectedLinkFaults, LinkNews, ParcelFaults, PeerLink, connect, links
 from ..parallel.processes import backend_for
 from ..parallel.ranks import RankWorld
 from ..parallel.wire import engine_from_json, engine_to_json
-from ..session.loop import Deliveries
+from ..session.loop import DeliverySink
 from ..session.orders import SessionRanks, options_from_json, options_to_json
 from ..session.plan import SessionOptions, SessionPlan
 from ..session.ready import make_executor_ready
@@ -110,7 +110,7 @@ def open_serving(
         weight_bytes=order.weight_bytes,
         kv_bytes=order.kv_bytes,
     )
-    deliveries = Deliveries()
+    deliveries = DeliverySink()
     watched: list[EventSink] = []  # the sink of what is served, which is made after the engine
     log: EventLog | None = None
 
@@ -157,7 +157,7 @@ class Worker:
         self._control = control
         self._inbox: queue.SimpleQueue[dict[str, Any] | LinkNews] = queue.SimpleQueue()
         self._links: dict[str, PeerLink] = {}
-        self._faults = LinkFaults()
+        self._faults = InjectedLinkFaults()
         self._serving: Serving | None = None
         self._log: EventLog | None = None
         self._plan: SessionPlan | None = None

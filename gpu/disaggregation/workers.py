@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...core.scheduler.config import EngineRole
-from ..parallel.processes import HOST, Processes, WorkerFailed, WorkerPlace, WorkerProcess, backend_for
+from ..parallel.processes import HOST, RankProcesses, WorkerFailed, WorkerPlace, WorkerProcess, backend_for
 
 
-class Workers(Processes):
+class Workers(RankProcesses):
     """Workers that hand KV to each other."""
 
     module = "foredraft.gpu.disaggregation.worker"

@@ -24,7 +24,7 @@ from ...core.algorithm.builtin import carried_hidden_size
 from ..batch.pools import Chunks, KVPool
 from ..batch.uploads import upload
 from ..kernels.constants import numbers
-from ..models.eagle import MultiLayerEagle
+from ..models.eagle import MultiLayerEagleHeads
 from ..types.ops import DeviceTree, Ops
 from .branches import at_column, first_level, next_level, tree_of, window_attention
 from .port import Accepted, Draft, Relayed, RoundBatch, root_only, top_candidates
@@ -35,7 +35,7 @@ class HeadsDraft(Draft):
 
     wants_hidden = True
 
-    def __init__(self, ops: Ops, heads: MultiLayerEagle, pool: KVPool, relayed_topk: int, num_rows: int) -> None:
+    def __init__(self, ops: Ops, heads: MultiLayerEagleHeads, pool: KVPool, relayed_topk: int, num_rows: int) -> None:
         self.aux_layers = heads.aux_layers
         self._ops = ops
         self._heads = heads
@@ -154,7 +154,7 @@ class HeadsDraft(Draft):
         }
 
 
-def carried_size(heads: MultiLayerEagle) -> int:
+def carried_size(heads: MultiLayerEagleHeads) -> int:
     """Return the values per row that heads hand to their successors across rounds."""
     return carried_hidden_size(heads.hidden_size, heads.num_layers)
 

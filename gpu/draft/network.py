@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead
-from ..types.attention import Attention
+from ..types.attention import BatchAttention
 from .port import top_candidates
 
 
@@ -30,7 +30,7 @@ class DraftNetwork(ABC):
         raise AssertionError("a language model drafts from tokens alone")
 
     @abstractmethod
-    def run(self, tokens: Tensor, hidden: Tensor | None, attention: Attention) -> tuple[Tensor | None, Tensor]:
+    def run(self, tokens: Tensor, hidden: Tensor | None, attention: BatchAttention) -> tuple[Tensor | None, Tensor]:
         """Run over tokens int64 [n]; return what the next pass takes (None if nothing) and what logits are made
         of, both [n, H]."""
 
@@ -66,7 +66,7 @@ class LanguageModelNetwork(DraftNetwork):
         self._own, self._shared = model.vocab_size, min(model.vocab_size, target_vocab)
         self._may_lack_tokens = model.vocab_size < target_vocab
 
-    def run(self, tokens: Tensor, hidden: Tensor | None, attention: Attention) -> tuple[None, Tensor]:
+    def run(self, tokens: Tensor, hidden: Tensor | None, attention: BatchAttention) -> tuple[None, Tensor]:
         assert hidden is None, "a language model drafts from tokens alone"
         if self._may_lack_tokens:
             tokens = tokens.clamp(max=self._own - 1)
@@ -91,7 +91,7 @@ class HeadNetwork(DraftNetwork):
     def prepare(self, captured: Tensor) -> Tensor:
         return self._head.prepare_hidden(captured)
 
-    def run(self, tokens: Tensor, hidden: Tensor | None, attention: Attention) -> tuple[Tensor, Tensor]:
+    def run(self, tokens: Tensor, hidden: Tensor | None, attention: BatchAttention) -> tuple[Tensor, Tensor]:
         assert hidden is not None, "a head drafts from hidden states"
         out = self._head.forward(tokens, hidden, attention)
         return out.hidden, out.logits_hidden

@@ -16,7 +16,7 @@ from ..draft.heads import HeadsDraft, carried_size
 from ..draft.network import HeadNetwork, LanguageModelNetwork
 from ..draft.port import Draft, NoDraft, ProposedDraft
 from ..models.decoder import Decoder
-from ..models.eagle import DraftHead, MultiLayerEagle
+from ..models.eagle import DraftHead, MultiLayerEagleHeads
 from ..models.projection import pack_projections
 from ..ops.debug import CheckedOps
 from ..types.ops import Ops
@@ -72,7 +72,9 @@ def build_executor(
     draft_pool = None
     if algorithm.draft_kv is not DraftKV.NONE:
         draft_pool = pool_for(required(draft_model, algorithm.name), num_slots, target, config.max_running, debug)
-    heads = draft_model if algorithm.drafter is Drafter.HEADS and isinstance(draft_model, MultiLayerEagle) else None
+    heads = (
+        draft_model if algorithm.drafter is Drafter.HEADS and isinstance(draft_model, MultiLayerEagleHeads) else None
+    )
     shape = AlgorithmShape(
         steps=engine.sizes.max_steps if heads is None else heads.num_layers,
         topk=topk,
@@ -126,7 +128,7 @@ def required(draft_model: DraftModel | None, algorithm: str) -> DraftModel:
 
 def relayed_hidden_size(drafter: Drafter, draft_model: DraftModel | None) -> int:
     """Return how many values a row's relayed hidden state has; 0 where there is none."""
-    if drafter is Drafter.HEADS and isinstance(draft_model, MultiLayerEagle):
+    if drafter is Drafter.HEADS and isinstance(draft_model, MultiLayerEagleHeads):
         return carried_size(draft_model)
     return draft_model.hidden_size if drafter is Drafter.HEAD and draft_model is not None else 0
 
@@ -147,11 +149,11 @@ def _draft(
         return ProposedDraft(ops, HostDrafts(algorithm, shape))
     assert pool is not None and shape.target_vocab_size is not None, "a network has KV of its own"
     if drafter is Drafter.HEADS:
-        if not isinstance(model, MultiLayerEagle):
+        if not isinstance(model, MultiLayerEagleHeads):
             raise _another_form(name, "one head per step")
         return HeadsDraft(ops, model, pool, topk, engine.config.max_running)
     if drafter is Drafter.HEAD:
-        if not isinstance(model, DraftHead) or isinstance(model, MultiLayerEagle):
+        if not isinstance(model, DraftHead) or isinstance(model, MultiLayerEagleHeads):
             raise _another_form(name, "one head for all steps")
         return BranchDraft(ops, HeadNetwork(model), pool, topk, page_size)
     if not isinstance(model, Decoder):

@@ -23,10 +23,10 @@ from ...core.errors import ForedraftError, Problem
 from ..types.attention import E4M3
 from ..types.coded import CodedWeight, stacked
 from ..types.ops import NO_OPS, Ops
-from ..types.shards import WHOLE, Cut, Shard, cut_of
+from ..types.shards import WHOLE, Shard, ShardCut, cut_of
 from .config import ModelConfig
 from .decoder import Decoder
-from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle, PredictionLayer, unprefixed
+from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagleHeads, PredictionLayer, unprefixed
 from .head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from .mlps import ExpertMlp
 from .stored.kv_scales import read_kv_scales
@@ -43,10 +43,10 @@ from .stored.tensor_files import (
 )
 from .weights import NamedWeight, allocate, initialize, products_of
 
-HEADS: Mapping[str, type[EagleHead] | type[Eagle3Head] | type[MultiLayerEagle]] = {
+HEADS: Mapping[str, type[EagleHead] | type[Eagle3Head] | type[MultiLayerEagleHeads]] = {
     EAGLE: EagleHead,
     EAGLE3: Eagle3Head,
-    MULTI_LAYER_EAGLE: MultiLayerEagle,
+    MULTI_LAYER_EAGLE: MultiLayerEagleHeads,
 }
 STANDALONE = "STANDALONE"
 MAX_NAMED = 8  # of a long list of tensors
@@ -176,7 +176,7 @@ def network_of(algorithm: SpecAlgorithm) -> type[DraftHead] | None:
         raise PluginError(f"{who} raised {type(error).__name__}: {error}") from error
     if network is None:
         return None
-    base = MultiLayerEagle if algorithm.drafter is Drafter.HEADS else DraftHead
+    base = MultiLayerEagleHeads if algorithm.drafter is Drafter.HEADS else DraftHead
     if not (isinstance(network, type) and issubclass(network, base)):
         raise PluginError(f"{who} gave {network!r}, expected a subclass of {base.__qualname__}")
     if inspect.isabstract(network):
@@ -370,7 +370,7 @@ def _fill(
     model: Decoder | DraftHead,
     stored: Mapping[str, AnyTensor],
     canonical: Callable[[str], str | None] = str,
-    cuts: Mapping[str | None, Cut] = MappingProxyType({}),
+    cuts: Mapping[str | None, ShardCut] = MappingProxyType({}),
 ) -> None:
     weights: dict[str | None, NamedWeight] = {weight.name: weight for weight in model.checkpoint_weights()}
     of_files = {name: cuts[canonical(name)] for name in stored if canonical(name) in cuts}
@@ -378,9 +378,9 @@ def _fill(
         weights[canonical(name)].fill(tensor)
 
 
-def _cuts(whole: Decoder, part: Decoder) -> dict[str | None, Cut]:
+def _cuts(whole: Decoder, part: Decoder) -> dict[str | None, ShardCut]:
     """Return which part of each published tensor a rank has, by name, of those that are divided."""
-    cuts: dict[str | None, Cut] = {}
+    cuts: dict[str | None, ShardCut] = {}
     for weight, own in zip(whole.checkpoint_weights(), part.checkpoint_weights(), strict=True):
         assert weight.name == own.name, (weight.name, own.name)
         fused = None if weight.fused is None or own.fused is None else (weight.fused, own.fused)

@@ -29,7 +29,7 @@ from .families import (
     RECURRENT,
     SILU,
     ExpertForm,
-    Family,
+    ModelFamily,
     Routing,
     ScaleKey,
     family_of,
@@ -130,7 +130,7 @@ class ModelConfig:
         return replace(config, quantization=quantization)
 
     @property
-    def family(self) -> Family:
+    def family(self) -> ModelFamily:
         """What the layers compute beside what this configuration says, and how their weights are published."""
         return family_of(self.architecture)
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..types.attention import Attention, KVScales
+from ..types.attention import BatchAttention, KVScales
 from ..types.ops import NO_CAPTURE, Capture, Ops
 from ..types.shards import WHOLE, Shard
 from .config import ModelConfig
@@ -84,7 +84,7 @@ class Decoder(nn.Module):
         if config.family.scaled_embeddings:  # in the weights' dtype, in which Gemma was trained with it
             self._embedding_scale = float(torch.tensor(hidden**0.5, dtype=dtype))
 
-    def forward(self, tokens: Tensor, attention: Attention, capture: Capture = NO_CAPTURE) -> DecoderOutput:
+    def forward(self, tokens: Tensor, attention: BatchAttention, capture: Capture = NO_CAPTURE) -> DecoderOutput:
         """Run the layers over tokens int64 [n]; `attention` knows which sequences they belong to, and where."""
         out = self.ops.run_layers(
             self._layers, self.embed(tokens), attention, self.cos_sin, final_norm=self._norms[0], capture=capture

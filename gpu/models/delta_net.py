@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..types.attention import Attention
+from ..types.attention import BatchAttention
 from ..types.ops import Ops
 from ..types.recurrence import Inputs
 from .config import ModelConfig
@@ -49,7 +49,7 @@ class DeltaNet(nn.Module):
         )
         self._small = (self._conv_weight, self._log_rate, self._step_bias, self._out_norm)
 
-    def run(self, x: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
+    def run(self, x: Tensor, attention: BatchAttention, cos_sin: Tensor) -> Tensor:
         """Mix: x [n, H] → [n, H], without the residual."""
         project_input, project_output = self.projections
         kernel, log_rate, step_bias, norm = self._small

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ..types.attention import Attention, KVScales
+from ..types.attention import BatchAttention, KVScales
 from ..types.ops import Ops
 from .decoder import Decoder, wide
 from .head_config import HeadConfig
@@ -74,7 +74,7 @@ class DraftHead(nn.Module, ABC):
         self.target_ids: Tensor | None = None  # of each draft token; None if the vocabularies are the same
 
     @abstractmethod
-    def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
+    def forward(self, tokens: Tensor, hidden: Tensor, attention: BatchAttention, head: int = 0) -> HeadOutput:
         """Run the head over tokens int64 [n], one ahead of the slots;
         hidden [n, H] from `prepare_hidden` or from the step before."""
 
@@ -146,7 +146,7 @@ class EagleLayers(nn.Module):
         self.projections = (Projection(self.fc_weight, self.fc_bias),)
         self._layers = layers
 
-    def run(self, embedded: Tensor, hidden: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
+    def run(self, embedded: Tensor, hidden: Tensor, attention: BatchAttention, cos_sin: Tensor) -> Tensor:
         """Run the layers: [n, H] and [n, H] → [n, H], without a final norm:
         the layer predicts the target's next state after its norm."""
         residual = self.projections[0](torch.cat((embedded, hidden), -1))
@@ -180,7 +180,7 @@ class BodiedHead(DraftHead):
     def _add_bodies(self, fc_bias: bool) -> None:
         """Set `_bodies`."""
 
-    def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
+    def forward(self, tokens: Tensor, hidden: Tensor, attention: BatchAttention, head: int = 0) -> HeadOutput:
         embedded = self._embed(tokens)
         out = self._bodies[head].run(embedded, hidden, attention, self.cos_sin)
         return HeadOutput(out, out)
@@ -222,7 +222,7 @@ class PredictionLayer(DraftHead):
         self._layers = (self.layer,)
         self._norms = (self.token_norm, self.hidden_norm, self.final_norm)
 
-    def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
+    def forward(self, tokens: Tensor, hidden: Tensor, attention: BatchAttention, head: int = 0) -> HeadOutput:
         token_norm, hidden_norm, final_norm = self._norms
         eps = self._layers[0].eps
         embedded = self.ops.rms_norm(self._embed(tokens), token_norm, eps)
@@ -242,7 +242,7 @@ class PredictionLayer(DraftHead):
         yield from (replace(w, name=f"{prefix}{form.layer}{w.name}") for w in self.layer.checkpoint_weights())
 
 
-class MultiLayerEagle(BodiedHead):
+class MultiLayerEagleHeads(BodiedHead):
     """One EAGLE head per step; head s has layer s of the draft pool.
 
     In a checkpoint, `num_nextn_predict_layers` in config.json is the number of heads, and the tensors of head s are
@@ -291,7 +291,7 @@ class Eagle3Head(DraftHead):
         """Return the target's hidden states entering `aux_layers`, concatenated, fused to [n, H]."""
         return self._fuse(captured)
 
-    def forward(self, tokens: Tensor, hidden: Tensor, attention: Attention, head: int = 0) -> HeadOutput:
+    def forward(self, tokens: Tensor, hidden: Tensor, attention: BatchAttention, head: int = 0) -> HeadOutput:
         input_norm, hidden_norm, final_norm = self._norms
         eps = self._layers[0].eps
         embedded = self.ops.rms_norm(self._embed(tokens), input_norm, eps)

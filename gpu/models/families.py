@@ -109,7 +109,7 @@ class ScaleKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ModelFamily:
     """One family of models. Where a field is a key of `config.json` or a value, the value holds for all its models."""
 
     norms: Norms = Norms()
@@ -148,16 +148,16 @@ class Family:
 _BEHIND_TOO = Norms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
-_GEMMA2 = Family(
+_GEMMA2 = ModelFamily(
     norms=_BEHIND_TOO, norm_offset=1.0, scaled_embeddings=True, activation=GELU_TANH,
     attention_scale=ScaleKey("query_pre_attn_scalar", -0.5), softcaps=(50.0, 30.0),
 )  # fmt: skip
-_QWEN2 = Family(qkv_bias=True, output_bias=False, is_for_heads=True)
+_QWEN2 = ModelFamily(qkv_bias=True, output_bias=False, is_for_heads=True)
 _MTP = PredictionForm(
     "mtp.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", token_first=True, root="", layer="layers.0.",
     key="mtp_num_hidden_layers",
 )  # fmt: skip
-_QWEN_HYBRID = Family(
+_QWEN_HYBRID = ModelFamily(
     norm_offset=1.0, has_head_norms=True, has_windows=False, rotated_fraction=0.25, has_states=True, prediction=_MTP
 )
 _GATED_EXPERTS = ExpertForm(shared="shared_expert", has_shared_gate=True)
@@ -166,57 +166,57 @@ _BEHIND_LAYERS = PredictionForm(
     "layers.{layers}.", "eh_proj", "enorm", "hnorm", "shared_head.norm", token_first=True,
     repeated=("embed_tokens.weight", "shared_head.head.weight"),
 )  # fmt: skip
-_OLMO2 = Family(
+_OLMO2 = ModelFamily(
     norms=Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm"), has_head_norms=True,
     joint_head_norms=True, has_windows=False,
 )  # fmt: skip
 
-DECODED: Mapping[str, Family] = {
-    "llama": Family(mlp_bias="mlp_bias", has_windows=False, is_for_heads=True),
+DECODED: Mapping[str, ModelFamily] = {
+    "llama": ModelFamily(mlp_bias="mlp_bias", has_windows=False, is_for_heads=True),
     "qwen2": _QWEN2,
-    "qwen3": Family(has_head_norms=True, is_for_heads=True),
-    "qwen3_moe": Family(has_head_norms=True, experts=ExpertForm()),
-    "mistral": Family(),
-    "mixtral": Family(
+    "qwen3": ModelFamily(has_head_norms=True, is_for_heads=True),
+    "qwen3_moe": ModelFamily(has_head_norms=True, experts=ExpertForm()),
+    "mistral": ModelFamily(),
+    "mixtral": ModelFamily(
         experts=ExpertForm("block_sparse_moe", "w1", "w3", "w2", key="num_local_experts", has_own_width=False)
     ),
-    "phi3": Family(fused_qkv=True, fused_gate_up=True, rotated_fraction=1.0),
+    "phi3": ModelFamily(fused_qkv=True, fused_gate_up=True, rotated_fraction=1.0),
     "gemma2": _GEMMA2,
     "gemma3": replace(_GEMMA2, has_head_norms=True, softcaps=(0.0, 0.0), local_rope_key="rope_local_base_freq"),
-    "gemma4": Family(
+    "gemma4": ModelFamily(
         norms=_BEHIND_TOO, has_head_norms=True, has_value_norms=True, has_layer_scalar=True, has_full_heads=True,
         scaled_embeddings=True, activation=GELU_TANH, attention_scale=1.0, softcaps=(0.0, 0.0),
     ),
-    "gpt_oss": Family(
+    "gpt_oss": ModelFamily(
         activation=CLAMPED_SWIGLU, has_sinks=True,
         experts=ExpertForm(packed=True, key="num_local_experts", has_own_width=False),
     ),
     "mimo": replace(_QWEN2, is_for_heads=False, prediction=PredictionForm()),
-    "smollm3": Family(mlp_bias="mlp_bias", has_unrotated_layers=True),
+    "smollm3": ModelFamily(mlp_bias="mlp_bias", has_unrotated_layers=True),
     "olmo2": _OLMO2,
     "olmo3": replace(_OLMO2, has_windows=True, unscaled_windows=True),
-    "granite": Family(
+    "granite": ModelFamily(
         mlp_bias="mlp_bias", has_windows=False, attention_scale=ScaleKey("attention_multiplier", 1.0),
         numbers={
             "embedding_multiplier": "embedding_multiplier", "residual_multiplier": "residual_multiplier",
             "logit_divisor": "logits_scaling",
         },
     ),
-    "glm4": Family(
+    "glm4": ModelFamily(
         norms=Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
         output_bias=False, has_windows=False, rotated_fraction=0.5, rotates_neighbours=True, fused_gate_up=True,
     ),
-    "ministral3": Family(qkv_bias=False, output_bias=False, scales_queries=True),
-    "seed_oss": Family(output_bias="attention_out_bias", mlp_bias="mlp_bias", has_windows=False),
-    "deepseek_v2": Family(
+    "ministral3": ModelFamily(qkv_bias=False, output_bias=False, scales_queries=True),
+    "seed_oss": ModelFamily(output_bias="attention_out_bias", mlp_bias="mlp_bias", has_windows=False),
+    "deepseek_v2": ModelFamily(
         mlp_bias="mlp_bias", has_latent=True, has_windows=False, rotates_neighbours=True,
         experts=ExpertForm(key="n_routed_experts", routing=Routing.GROUPED),
     ),
-    "deepseek_v3": Family(
+    "deepseek_v3": ModelFamily(
         has_latent=True, has_windows=False, rotates_neighbours=True, prediction=_BEHIND_LAYERS,
         experts=_CORRECTED_EXPERTS,
     ),
-    "glm4_moe": Family(
+    "glm4_moe": ModelFamily(
         output_bias=False, has_head_norms="use_qk_norm", has_windows=False, rotated_fraction=0.5,
         prediction=_BEHIND_LAYERS, experts=_CORRECTED_EXPERTS,
     ),
@@ -261,7 +261,7 @@ MULTIMODAL: Mapping[str, tuple[str, ...]] = {
 `model_type` first."""
 
 
-def family_of(architecture: str) -> Family:
+def family_of(architecture: str) -> ModelFamily:
     """Return the description of an architecture that the decoder runs."""
     return DECODED[MODEL_TYPES[architecture]]
 
@@ -341,7 +341,7 @@ def refuse_keys_of_others(reader: ConfigReader, architecture: str) -> None:
             reader.problem(key, f"{architecture} has none; {question}")
 
 
-def _foreign_keys(own: Family) -> dict[str, float]:
+def _foreign_keys(own: ModelFamily) -> dict[str, float]:
     """Return the keys with which other families change what a layer computes, and the values that change nothing."""
     keys = {name: 1.0 for family in DECODED.values() for name in family.numbers.values()}
     scales = {family.attention_scale for family in DECODED.values()} - {own.attention_scale}

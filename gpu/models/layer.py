@@ -11,13 +11,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..types.attention import Attention
+from ..types.attention import BatchAttention
 from ..types.ops import NO_CAPTURE, Capture, DecoderLayer, LayersOutput, Ops
 from .config import ModelConfig
 from .delta_net import DeltaNet
 from .families import SILU
-from .mixers import SHARED_ROTATION, GroupedAttention, LatentAttention, Rotation, norm_dtype
-from .mlps import ExpertMlp, Mlp
+from .mixers import SHARED_ROTATION, GroupedAttention, LatentAttentionMixer, Rotation, norm_dtype
+from .mlps import DenseMlp, ExpertMlp
 from .weights import NamedWeight, empty_weight
 
 
@@ -54,14 +54,14 @@ class Layer(nn.Module):
         self.layer_scalar: nn.Parameter | None = None
         if self._family.has_layer_scalar:
             self.layer_scalar = empty_weight(1, device=device, dtype=dtype)
-        self.mixer: GroupedAttention | LatentAttention | DeltaNet
+        self.mixer: GroupedAttention | LatentAttentionMixer | DeltaNet
         if index in config.recurrent_layers:
             self.mixer = DeltaNet(config, config.recurrent_layers.index(index), ops, device, dtype)
         elif config.latent is not None:
-            self.mixer = LatentAttention(config, index, ops, device, dtype, rotation)
+            self.mixer = LatentAttentionMixer(config, index, ops, device, dtype, rotation)
         else:
             self.mixer = GroupedAttention(config, index, ops, device, dtype, input_size, rotation)
-        self.mlp: Mlp | ExpertMlp = (ExpertMlp if sparse else Mlp)(config, ops, device, dtype)
+        self.mlp: DenseMlp | ExpertMlp = (ExpertMlp if sparse else DenseMlp)(config, ops, device, dtype)
         # Plain attributes of the object, past the module's registry.
         self.norms: tuple[nn.Parameter | None, nn.Parameter | None] = (self.input_norm, self.mlp_norm)
         self._behind = (self.behind_attention_norm, self.behind_mlp_norm)
@@ -86,7 +86,7 @@ class Layer(nn.Module):
         self, out: Tensor, residual: Tensor, in_round: bool = False
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the layer's second half: what the MLP adds to the residual [n, H], the residual beside it, and the
-        chosen experts if it has experts. `in_round`: see `Attention`."""
+        chosen experts if it has experts. `in_round`: see `BatchAttention`."""
         normed, residual = add_norm(self.ops, self._added(out, 0), residual, self.norms[1], self.eps)
         out, experts = self.run_mlp(normed, in_round)
         out = self._added(out, 1)
@@ -125,7 +125,7 @@ def add_norm(ops: Ops, out: Tensor, residual: Tensor, norm: Tensor | None, eps: 
 def run_layers(
     layers: Sequence[DecoderLayer],
     residual: Tensor,
-    attention: Attention,
+    attention: BatchAttention,
     cos_sin: Tensor,
     first_input: Tensor | None = None,
     final_norm: Tensor | None = None,

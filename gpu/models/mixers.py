@@ -1,7 +1,7 @@
 """The part of a layer that moves information between tokens, as an object of the layer.
 
-A mixer projects its input, hands queries, keys and values to the pass's `Attention`, and projects what comes back. Its
-configuration says all that differs between families and between layers: heads, norms, rotation, window, biases.
+A mixer projects its input, hands queries, keys and values to the pass's `BatchAttention`, and projects what comes back.
+Its configuration says all that differs between families and between layers: heads, norms, rotation, window, biases.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..types.attention import PLAIN, Attention, Softmax
+from ..types.attention import PLAIN, BatchAttention, Softmax
 from ..types.ops import Ops
 from .config import ModelConfig
 from .projection import Projection
@@ -120,7 +120,7 @@ class GroupedAttention(nn.Module):
         differs = self._joint or own_rotation or self._value_norm is not None or self._has_gate
         return softmax.is_plain and softmax.query_factors is None and not differs
 
-    def run(self, x: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
+    def run(self, x: Tensor, attention: BatchAttention, cos_sin: Tensor) -> Tensor:
         """Attend: x [n, input size] → [n, H], without the residual.
         q, k, v are views of one tensor: only their last two axes are dense."""
         project_qkv, project_output = self.projections
@@ -193,7 +193,7 @@ class GroupedAttention(nn.Module):
         return torch.cat([part.flatten() for part in (queries, published[:, 1], keys)])
 
 
-class LatentAttention(nn.Module):
+class LatentAttentionMixer(nn.Module):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): of a token one latent vector is kept,
     from which keys and values of all heads can be made, and one rotated key that they share.
 
@@ -250,7 +250,7 @@ class LatentAttention(nn.Module):
         )
         self._expand = self._expand_weight.view(heads, sizes.nope_dim + sizes.value_dim, sizes.rank)
 
-    def run(self, x: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
+    def run(self, x: Tensor, attention: BatchAttention, cos_sin: Tensor) -> Tensor:
         """Attend: x [n, H] → [n, H], without the residual."""
         n, sizes = x.shape[0], self._sizes
         project_query, project_latent, project_output, *down = self.projections

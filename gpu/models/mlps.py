@@ -29,7 +29,7 @@ SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 STACKED = "experts.gate_up_proj"  # the tensor of all experts' first projections, below a layer's MLP
 
 
-class Mlp(nn.Module):
+class DenseMlp(nn.Module):
     """down(activation(gate(x)) · up(x)), gate and up in one projection."""
 
     def __init__(
@@ -117,8 +117,8 @@ class ExpertMlp(nn.Module):
         if self._form.routing is Routing.CORRECTED:
             wide = torch.promote_types(dtype, torch.float32)
             self.choice_bias = empty_weight(num_experts, device=device, dtype=wide)
-        self.shared: Mlp | None = (
-            Mlp(config, ops, device, dtype, config.moe.shared_size) if config.moe.shared_size else None
+        self.shared: DenseMlp | None = (
+            DenseMlp(config, ops, device, dtype, config.moe.shared_size) if config.moe.shared_size else None
         )
         self.shared_gate: nn.Parameter | None = None
         if self.shared is not None and self._form.has_shared_gate:

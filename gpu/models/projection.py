@@ -36,7 +36,7 @@ FULL_ROWS = 4  # of the tiles that a product of several rows is made of
 ROWS, COLUMNS, BLOCKS, CODED, INT8 = "rows", "columns", "blocks", "coded", "int8"
 
 
-class Product(Protocol):
+class WeightProduct(Protocol):
     """What multiplies with one matrix, or with those of experts, and may keep them in the numbers of a checkpoint."""
 
     @property

@@ -12,7 +12,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from ...core.parsing import ConfigReader
-    from .families import Family
+    from .families import ModelFamily
 
 Scaling = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 SCALINGS: tuple[Scaling, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
@@ -77,7 +77,9 @@ class Rope:
         return {**data, "rope_scaling": scaling}
 
 
-def read_ropes(reader: ConfigReader, max_positions: int, head_dim: int, family: Family) -> tuple[Rope, Rope | None]:
+def read_ropes(
+    reader: ConfigReader, max_positions: int, head_dim: int, family: ModelFamily
+) -> tuple[Rope, Rope | None]:
     """Return the rotation of the model's layers, and that of those with a window where they have one of their own.
 
     From `rope_parameters` (one object, or one for each kind of layer), or from `rope_theta` beside `rope_scaling`.
@@ -96,7 +98,9 @@ def read_ropes(reader: ConfigReader, max_positions: int, head_dim: int, family: 
     return rope, Rope(rope.theta) if family.unscaled_windows and rope.scaling != "default" else None
 
 
-def _read_rope(reader: ConfigReader, inner: ConfigReader, max_positions: int, head_dim: int, family: Family) -> Rope:
+def _read_rope(
+    reader: ConfigReader, inner: ConfigReader, max_positions: int, head_dim: int, family: ModelFamily
+) -> Rope:
     """Return a rotation with what the family's own kinds of it need."""
     rope = _read_scaled(reader, inner, max_positions)
     if rope.scaling == "proportional":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..types.coded import CodedWeight
-from .projection import Product
+from .projection import WeightProduct
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def allocate(parameter: Tensor) -> None:
     parameter.data = torch.empty(parameter.shape, device=parameter.device, dtype=parameter.dtype)
 
 
-def products_of(model: nn.Module) -> Iterator[Product]:
+def products_of(model: nn.Module) -> Iterator[WeightProduct]:
     """Yield the products with the model's matrices, experts' included."""
     for module in model.modules():
         yield from getattr(module, "projections", ())

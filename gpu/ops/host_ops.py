@@ -21,8 +21,8 @@ from torch import Tensor
 from ..batch.pools import PagedAttention
 from ..models.layer import Layer, run_layers
 from ..models.mixers import GroupedAttention
-from ..models.mlps import Mlp
-from ..types.attention import Attention
+from ..models.mlps import DenseMlp
+from ..types.attention import BatchAttention
 from ..types.ops import NO_CAPTURE, Capture, DecodeBatch, DecoderLayer, ExtendBatch, LayersOutput, VerifyBatch
 from .torch_ops import TorchOps
 
@@ -165,7 +165,7 @@ class HostLayer:
     """One `Layer` with a dense MLP. Arrays are [n, …] for the n new tokens."""
 
     def __init__(self, layer: Layer) -> None:
-        assert isinstance(layer.mlp, Mlp), "experts are not done on the host"
+        assert isinstance(layer.mlp, DenseMlp), "experts are not done on the host"
         mixer = layer.mixer
         assert isinstance(mixer, GroupedAttention), "other mixers are not done on the host"
         self._qkv, self._output = mixer.projections
@@ -252,7 +252,7 @@ class HostOps(TorchOps):
         self,
         layers: Sequence[DecoderLayer],
         residual: Tensor,
-        attention: Attention,
+        attention: BatchAttention,
         cos_sin: Tensor,
         first_input: Tensor | None = None,
         final_norm: Tensor | None = None,
@@ -312,7 +312,7 @@ def _run_on_host(
 
 def can_run_on_host(layer: Layer) -> bool:
     """Return whether a layer is dense and plain, of a dtype that NumPy has, and laid out for inference."""
-    if not (isinstance(layer.mlp, Mlp) and isinstance(layer.mixer, GroupedAttention) and layer.is_plain):
+    if not (isinstance(layer.mlp, DenseMlp) and isinstance(layer.mixer, GroupedAttention) and layer.is_plain):
         return False
     return layer.mixer.output_weight.dtype in HOST_DTYPES and layer.mixer.projections[0].is_packed
 

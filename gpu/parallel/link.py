@@ -30,7 +30,7 @@ from ...core.parsing import ParseError, parse_json
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parcel:
+class PageParcel:
     """Messages that travel together, and the pages of its `Page` messages, in their order."""
 
     session: int  # parcels of another session than the receiver's are not looked at
@@ -50,7 +50,7 @@ class LinkNews:
     """An event of a link, for its worker."""
 
     peer: str
-    parcel: Parcel | None  # None: the link is broken, nothing comes any more
+    parcel: PageParcel | None  # None: the link is broken, nothing comes any more
     num_malformed: int = 0
     why: str = ""
 
@@ -59,20 +59,25 @@ class PeerLink:
     """The link to the worker `name` of rank `rank`. `tell` is called by the receiving thread."""
 
     def __init__(
-        self, rank: int, name: str, page_device: torch.device, faults: LinkFaults, tell: Callable[[LinkNews], None]
+        self,
+        rank: int,
+        name: str,
+        page_device: torch.device,
+        faults: InjectedLinkFaults,
+        tell: Callable[[LinkNews], None],
     ) -> None:
         self.name = name
         self._rank = rank
         self._page_device = page_device
         self._faults = faults
         self._tell = tell
-        self._outgoing: queue.SimpleQueue[Parcel] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[PageParcel] = queue.SimpleQueue()
         self._is_broken = False
         for work in (self._send_all, self._receive_all):
             # Daemons: they wait in the library for a peer that may never speak again.
             threading.Thread(target=work, name=f"{work.__name__} {name}", daemon=True).start()
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: PageParcel) -> None:
         """Queue a parcel to be sent, without waiting."""
         if not self._is_broken:
             self._outgoing.put(parcel)
@@ -85,7 +90,7 @@ class PeerLink:
         except RuntimeError as error:
             self._break(error)
 
-    def _transmit(self, parcel: Parcel, share: float) -> None:
+    def _transmit(self, parcel: PageParcel, share: float) -> None:
         content = b"".join(map(_framed, parcel.messages))
         content = content[: int(len(content) * share)]
         pages = torch.empty(0, dtype=torch.uint8) if parcel.pages is None else parcel.pages.to(self._page_device)
@@ -119,7 +124,7 @@ class PeerLink:
             if pages.is_cuda:
                 torch.cuda.current_stream(pages.device).synchronize()
         messages = _messages_in(content.numpy().tobytes())
-        return LinkNews(self.name, Parcel(session, messages, pages, number), num_messages - len(messages))
+        return LinkNews(self.name, PageParcel(session, messages, pages, number), num_messages - len(messages))
 
     def _break(self, error: Exception) -> None:
         was_broken, self._is_broken = self._is_broken, True
@@ -165,7 +170,10 @@ def connect(host: str, port: int, rank: int, world_size: int, backend: str, grou
 
 
 def links(
-    peers: Sequence[tuple[int, str]], page_device: torch.device, faults: LinkFaults, tell: Callable[[LinkNews], None]
+    peers: Sequence[tuple[int, str]],
+    page_device: torch.device,
+    faults: InjectedLinkFaults,
+    tell: Callable[[LinkNews], None],
 ) -> dict[str, PeerLink]:
     return {name: PeerLink(rank, name, page_device, faults, tell) for rank, name in peers}
 
@@ -227,7 +235,7 @@ def plans_from_environment() -> dict[str, dict[str, Any]]:
     return plans
 
 
-class LinkFaults:
+class InjectedLinkFaults:
     """Applies a fault plan. All links of a worker share one, so that its numbers count all parcels of the worker."""
 
     def __init__(self) -> None:
@@ -240,7 +248,7 @@ class LinkFaults:
             self._plan = plan
             self._num_sent = self._num_with_pages = 0
 
-    def disturb(self, parcel: Parcel) -> Iterator[tuple[Parcel, float]]:
+    def disturb(self, parcel: PageParcel) -> Iterator[tuple[PageParcel, float]]:
         """Yield the parcels to send instead of `parcel`, each with the share of its messages' bytes that is sent."""
         with self._lock:
             plan = self._plan

@@ -20,7 +20,7 @@ from ...core.handoff import PageFormat, PageSeal
 from ..batch.pools import KVPool
 from ..executor.executor import TorchExecutor
 from ..kernels.layers.e4m3 import as_bytes
-from .link import Parcel
+from .link import PageParcel
 
 _WORD_BYTES = 4
 _WEIGHT_STEP = 0x9E3779B97F4A7C15  # 2⁶⁴ over the golden ratio: its multiples spread over all 64 bits
@@ -55,7 +55,7 @@ class PageTensors:
         rows = self.read(slots)
         return self.seals(rows), rows.view(-1), 0
 
-    def arrived(self, parcel: Parcel, peer: str, num_pages: int) -> list[PageSeal]:
+    def arrived(self, parcel: PageParcel, peer: str, num_pages: int) -> list[PageSeal]:
         """Take the pages of a parcel, and return a seal for each of `num_pages`; see `seals_of_arrived`."""
         self._rows, seals = self.seals_of_arrived(parcel.pages, num_pages)
         return seals

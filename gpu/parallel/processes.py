@@ -100,7 +100,7 @@ class WorkerProcess:
         self._child.wait(max(0.0, deadline_s - time.monotonic()))
 
 
-class Processes(ABC):
+class RankProcesses(ABC):
     """Processes that are connected with each other.
     They serve one session after the other; leaving the context ends them."""
 

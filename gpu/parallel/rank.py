@@ -1,4 +1,4 @@
-"""The process of one rank, started by `ranks.Ranks`. What it is for is a `Job` that it is handed.
+"""The process of one rank, started by `ranks.Ranks`. What it is for is a `RankJob` that it is handed.
 
 It has a part of the model, and the executor of one process. The parent plans; every rank launches and collects the same
 steps in the same order. Its answers to a step are the parent's of rank 0, and of the others a checksum.
@@ -32,7 +32,7 @@ from ..executor.graphs import CaptureBounds
 from ..models.projection import blocks_are_faster, take_layout
 from ..models.stored.tensor_files import list_tensors
 from ..types.shards import EXCHANGES, ExchangeFailed
-from .link import FOR_EVER, LinkFaults, LinkNews, Parcel, PeerLink, connect, links
+from .link import FOR_EVER, InjectedLinkFaults, LinkNews, PageParcel, PeerLink, connect, links
 from .page_tensors import PageTensors
 from .ranks import OWN
 from .wire import arrays_to_json, result_digest, result_to_json, step_from_json
@@ -40,7 +40,7 @@ from .wire import arrays_to_json, result_digest, result_to_json, step_from_json
 _SAMPLED_BYTES, _SAMPLED_EVERY = 1 << 12, 1 << 22
 
 
-class Job(ABC):
+class RankJob(ABC):
     """What a rank is for: it loads models and makes executors. Its methods are orders beside those of `Rank`."""
 
     @abstractmethod
@@ -52,7 +52,7 @@ class Job(ABC):
 class Rank:
     """Carries out the parent's orders: its own, and those of its job."""
 
-    def __init__(self, control: Wire, make_job: Callable[[Rank], Job]) -> None:
+    def __init__(self, control: Wire, make_job: Callable[[Rank], RankJob]) -> None:
         self.executors: dict[int, TorchExecutor] = {}
         self.pages: PageTensors | None = None
         self.number, self.device = 0, "cpu"
@@ -130,7 +130,7 @@ class Rank:
         self.number, self.device, self._size = number, device, size
         self._parcels = {name: queue.SimpleQueue() for _, name in peers}
         page_device = torch.device(device if "nccl" in backend else "cpu")
-        self._links = links([(rank, name) for rank, name in peers], page_device, LinkFaults(), self._hear)
+        self._links = links([(rank, name) for rank, name in peers], page_device, InjectedLinkFaults(), self._hear)
         self.answer("connected")
 
     def _hear(self, news: LinkNews) -> None:
@@ -159,7 +159,7 @@ class Rank:
         """Send this rank's part of pages to the rank of `peer` that has the same part."""
         assert self.pages is not None, "no session was opened"
         seals, content, _ = self.pages.send(peer, np.array(slots, np.int32))
-        self._links[peer].send(Parcel(session, (), content, number))
+        self._links[peer].send(PageParcel(session, (), content, number))
         self._seal(seals)
 
     def _take_pages(self, session: int, peer: str, number: int, num_pages: int) -> None:
@@ -167,7 +167,7 @@ class Rank:
         assert self.pages is not None, "no session was opened"
         self._seal(self.pages.arrived(self._parcel(peer, session, number), peer, num_pages))
 
-    def _parcel(self, peer: str, session: int, number: int) -> Parcel:
+    def _parcel(self, peer: str, session: int, number: int) -> PageParcel:
         """Wait for the parcel with this number; it is empty if a message came twice, or if the link is broken. Parcels
         before it were of messages that did not come."""
         if (session, number) > self._taken.get(peer, (0, 0)):
@@ -176,7 +176,7 @@ class Rank:
                 if (parcel.session, parcel.number) == (session, number):
                     return parcel
             self._parcels[peer].put(news)
-        return Parcel(session, ())
+        return PageParcel(session, ())
 
     def _seal(self, seals: list[PageSeal]) -> None:
         self.answer("sealed", seals=[astuple(seal) for seal in seals])
@@ -233,6 +233,6 @@ def _checkpoint_digest(directory: str) -> str:
     return f"{digest:08x} in {directory}"
 
 
-def run_rank(make_job: Callable[[Rank], Job]) -> None:
+def run_rank(make_job: Callable[[Rank], RankJob]) -> None:
     """Be a rank for this job until the parent ends it."""
     run_child(lambda control: Rank(control, make_job).run())

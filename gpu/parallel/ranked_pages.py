@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from ...core.handoff import PageFormat, PageSeal
-from .link import Parcel
+from .link import PageParcel
 from .ranks import RankedExecutor
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
@@ -46,7 +46,7 @@ class RankedPages:
         number = self._num_sent[peer]
         return self._ask("send_pages", peer=peer, number=number, slots=slots.tolist()), None, number
 
-    def arrived(self, parcel: Parcel, peer: str, num_pages: int) -> list[PageSeal]:
+    def arrived(self, parcel: PageParcel, peer: str, num_pages: int) -> list[PageSeal]:
         """Have every rank take its part of the pages of a parcel, and return a seal for each of `num_pages`."""
         return self._ask("take_pages", peer=peer, number=parcel.number, num_pages=num_pages)
 

@@ -21,7 +21,7 @@ from ...core.errors import ForedraftError
 from ...core.scheduler.config import EngineRole
 from ..executor.executor import ExecutorCounters
 from ..executor.graphs import CaptureBounds
-from .processes import HOST, Processes, WorkerFailed, WorkerPlace, WorkerProcess, backend_for
+from .processes import HOST, RankProcesses, WorkerFailed, WorkerPlace, WorkerProcess, backend_for
 from .wire import arrays_from_json, engine_to_json, result_from_json, step_to_json
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class RankPlace(WorkerPlace):
         return f"rank {self.rank}"
 
 
-class Ranks(Processes):
+class Ranks(RankProcesses):
     """Processes that have a part of one model each.
     They serve one session after the other; leaving the context ends them."""
 

@@ -14,7 +14,7 @@ MAX_POSITIONS = 512
 
 
 @dataclass
-class Batch:
+class PagedBatch:
     """Pools with pages handed to rows 1 … bs in a random order; row 0 and page 0 are padding."""
 
     q: Tensor
@@ -61,7 +61,7 @@ def make_batch(
     d: int = 16,
     page: int = 4,
     dtype: torch.dtype = torch.float64,
-) -> Batch:
+) -> PagedBatch:
     generator = torch.Generator().manual_seed(seed)
     bs = len(prefix_lens)
     pages_each = [-(-(prefix + new) // page) for prefix, new in zip(prefix_lens, new_lens, strict=True)]
@@ -78,7 +78,7 @@ def make_batch(
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
-    return Batch(
+    return PagedBatch(
         q=normal(n, heads, d),
         k=normal(n, kv_heads, d),
         v=normal(n, kv_heads, d),
@@ -118,7 +118,7 @@ def random_tree_bits(seed: int, bs: int, nd: int, padding: bool = False) -> Tens
 
 
 def decode_view(
-    batch: Batch, lens: list[int], bases: list[int] | None = None, tails: list[int] | None = None
+    batch: PagedBatch, lens: list[int], bases: list[int] | None = None, tails: list[int] | None = None
 ) -> DecodeBatch:
     """Return what the batch's rows see; without bases a plain decode, whose bases are its lens."""
     as_lens = torch.tensor(lens, dtype=torch.int64)

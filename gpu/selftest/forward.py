@@ -13,8 +13,8 @@ from torch import Tensor
 from ..ops.torch_ops import TorchOps
 from ..types.attention import E4M3, PLAIN, KVScales, Softmax
 from ..types.ops import DecodeBatch, KVTensors, Ops
-from .batches import MAX_POSITIONS, Batch, decode_view, make_batch, random_tree_bits, rotary_table, softmaxes
-from .steps import Context, Finding, Step
+from .batches import MAX_POSITIONS, PagedBatch, decode_view, make_batch, random_tree_bits, rotary_table, softmaxes
+from .steps import Context, SelftestStep, StepFinding
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Absolute and relative; an error of the kernels' logic is of the size of the values, about 1."""
@@ -23,11 +23,11 @@ CPU_LAYOUTS = ((4, 2, 16),)
 """Query heads, key heads, channels."""
 
 
-def forward_steps(context: Context) -> Iterator[Step]:
+def forward_steps(context: Context) -> Iterator[SelftestStep]:
     """Yield the steps in the order in which a session needs the operations."""
 
-    def step(name: str, calls_of: Callable[[Context, torch.dtype], Iterable[Call]]) -> Step:
-        return Step("kernels", name, partial(compared, context, calls_of))
+    def step(name: str, calls_of: Callable[[Context, torch.dtype], Iterable[Call]]) -> SelftestStep:
+        return SelftestStep("kernels", name, partial(compared, context, calls_of))
 
     yield step("norms and gate", norms_and_gate)
     for layout in GPU_LAYOUTS if context.on_gpu else CPU_LAYOUTS:
@@ -38,8 +38,10 @@ def forward_steps(context: Context) -> Iterator[Step]:
         yield step(f"decode attention, {heads}", partial(decode, layout))
     yield step("windows, capped scores, sinks", kinds_of_softmax)
     yield step("keys and values in 8 bits", numbers_of_8_bits)
-    yield Step("kernels", "pools of more than 2³¹ elements", partial(large_pool, context), needs_gpu=True)
-    yield Step("kernels", "sampling over large vocabularies", partial(large_vocabularies, context), needs_gpu=True)
+    yield SelftestStep("kernels", "pools of more than 2³¹ elements", partial(large_pool, context), needs_gpu=True)
+    yield SelftestStep(
+        "kernels", "sampling over large vocabularies", partial(large_vocabularies, context), needs_gpu=True
+    )
 
 
 def worst_of(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
@@ -80,7 +82,7 @@ Call = tuple[Any, ...]
 """A function of operations and arguments that returns tensors, and the arguments."""
 
 
-def compared(context: Context, calls_of: Callable[[Context, torch.dtype], Iterable[Call]]) -> Finding:
+def compared(context: Context, calls_of: Callable[[Context, torch.dtype], Iterable[Call]]) -> StepFinding:
     """Make each call, in each dtype, with the device's operations and with torch's in float64 on the CPU, and
     compare the results."""
     worst, count = 0.0, 0
@@ -89,12 +91,12 @@ def compared(context: Context, calls_of: Callable[[Context, torch.dtype], Iterab
             expected = run(TorchOps(), *in_float64(tuple(arguments)))
             found = run(context.ops, *moved(tuple(arguments), context.device))
             worst, count = max(worst, worst_of(found, expected)), count + 1
-    return Finding(f"{count} batches agree; the greatest error is {worst:.0%} of what is allowed")
+    return StepFinding(f"{count} batches agree; the greatest error is {worst:.0%} of what is allowed")
 
 
 def _batch(
     seed: int, prefix_lens: list[int], new_lens: list[int], layout: Layout, dtype: torch.dtype, context: Context
-) -> Batch:
+) -> PagedBatch:
     heads, kv_heads, d = layout
     page = 16 if context.on_gpu else 4
     return make_batch(seed, prefix_lens, new_lens, heads=heads, kv_heads=kv_heads, d=d, page=page, dtype=dtype)
@@ -105,19 +107,19 @@ def _norms_and_gate(ops: Ops, x: Tensor, residual: Tensor, weight: Tensor) -> tu
     return ops.rms_norm(x, weight, 1e-5), total, normed, ops.silu_mul(x), ops.gelu_mul(x)
 
 
-def _rope_write(ops: Ops, batch: Batch, table: Tensor, positions: Tensor, slots: Tensor) -> tuple[Tensor, ...]:
+def _rope_write(ops: Ops, batch: PagedBatch, table: Tensor, positions: Tensor, slots: Tensor) -> tuple[Tensor, ...]:
     return *ops.rope_write(batch.q, batch.k, batch.v, table, positions, slots, batch.kv), *batch.kv
 
 
-def _decode(ops: Ops, batch: Batch, view: DecodeBatch, softmax: Softmax = PLAIN) -> tuple[Tensor]:
+def _decode(ops: Ops, batch: PagedBatch, view: DecodeBatch, softmax: Softmax = PLAIN) -> tuple[Tensor]:
     return (ops.decode_attention(batch.q[: len(view.lens)], batch.kv, view, softmax),)
 
 
-def _verify(ops: Ops, batch: Batch, bits: Tensor, softmax: Softmax = PLAIN) -> tuple[Tensor]:
+def _verify(ops: Ops, batch: PagedBatch, bits: Tensor, softmax: Softmax = PLAIN) -> tuple[Tensor]:
     return (ops.verify_attention(batch.q, batch.k, batch.v, batch.kv, batch.tree(bits), softmax),)
 
 
-def _extend(ops: Ops, batch: Batch, softmax: Softmax = PLAIN) -> tuple[Tensor]:
+def _extend(ops: Ops, batch: PagedBatch, softmax: Softmax = PLAIN) -> tuple[Tensor]:
     return (ops.extend_attention(batch.q, batch.k, batch.v, batch.kv, batch.chunks(), softmax),)
 
 
@@ -176,7 +178,7 @@ def numbers_of_8_bits(context: Context, dtype: torch.dtype) -> Iterator[Call]:
         yield _decode, batch, decode_view(batch, [71, 3, 0]), softmax
 
 
-def large_pool(context: Context) -> Finding:
+def large_pool(context: Context) -> StepFinding:
     """Read the last slots of a pool of 4.3 GB: their addresses need 64 bits."""
     heads, d = 8, 128
     num_slots = (1 << 31) // (heads * d) + 64
@@ -188,10 +190,10 @@ def large_pool(context: Context) -> Finding:
     expected = TorchOps().decode_attention(exact.q, KVTensors(exact.k_pool, exact.k_pool), view)
     behind = replace(moved(view, context.device), table=there.table + last)
     found = context.ops.decode_attention(there.q, KVTensors(pool, pool), behind)
-    return Finding(f"right; the greatest error is {worst_of([found], [expected]):.0%} of what is allowed")
+    return StepFinding(f"right; the greatest error is {worst_of([found], [expected]):.0%} of what is allowed")
 
 
-def large_vocabularies(context: Context) -> Finding:
+def large_vocabularies(context: Context) -> StepFinding:
     """Sample from chains of drafts over vocabularies that one block of a kernel does not hold; to the last bit."""
     twins, count = TorchOps(), 0
     for vocab in (32_000, 151_936):
@@ -209,4 +211,4 @@ def large_vocabularies(context: Context) -> Finding:
                 ours, right = getattr(found, name).cpu(), getattr(expected, name)
                 assert torch.equal(ours, right), f"{name} over {vocab:,} tokens: {ours.tolist()}, not {right.tolist()}"
             count += 1
-    return Finding(f"{count} batches are equal to the last bit")
+    return StepFinding(f"{count} batches are equal to the last bit")

@@ -17,23 +17,23 @@ from ..bench.report import versions
 from ..bench.run import device_name
 from ..session.memory import free_bytes
 from .forward import worst_of
-from .steps import Context, Finding, Step
+from .steps import Context, SelftestStep, StepFinding
 
 GIB = 1 << 30
 OLDEST_CAPABILITY = (8, 0)  # of GPUs with bfloat16 in their tensor cores, which the kernels are compiled for
 CPU_COPY_BYTES = 1 << 24
 
 
-def machine_steps(context: Context) -> Iterator[Step]:
-    yield Step("machine", "device, driver, versions", partial(facts, context))
-    yield Step("machine", "memory bandwidth", partial(bandwidth, context))
-    yield Step("machine", "matrix products", partial(products, context))
-    yield Step("machine", "pinned memory, events, streams", partial(copies, context), needs_gpu=True)
-    yield Step("machine", "a CUDA graph", partial(graph, context), needs_gpu=True)
-    yield Step("machine", "Triton compiles and launches", partial(first_kernel, context), needs_gpu=True)
+def machine_steps(context: Context) -> Iterator[SelftestStep]:
+    yield SelftestStep("machine", "device, driver, versions", partial(facts, context))
+    yield SelftestStep("machine", "memory bandwidth", partial(bandwidth, context))
+    yield SelftestStep("machine", "matrix products", partial(products, context))
+    yield SelftestStep("machine", "pinned memory, events, streams", partial(copies, context), needs_gpu=True)
+    yield SelftestStep("machine", "a CUDA graph", partial(graph, context), needs_gpu=True)
+    yield SelftestStep("machine", "Triton compiles and launches", partial(first_kernel, context), needs_gpu=True)
 
 
-def facts(context: Context) -> Finding:
+def facts(context: Context) -> StepFinding:
     found = dict(versions())
     found["platform"] = platform.platform()
     found["device"] = device_name(context.device)
@@ -50,7 +50,7 @@ def facts(context: Context) -> Finding:
         assert capability >= OLDEST_CAPABILITY, f"compute capability {capability} is older than {OLDEST_CAPABILITY}"
     else:
         found["threads"] = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
-    return Finding(found["device"], tuple({"what": name, "found": value} for name, value in found.items()))
+    return StepFinding(found["device"], tuple({"what": name, "found": value} for name, value in found.items()))
 
 
 def _nvidia_smi() -> str:
@@ -64,12 +64,12 @@ def _nvidia_smi() -> str:
     return run.stdout.strip() or run.stderr.strip()
 
 
-def bandwidth(context: Context) -> Finding:
+def bandwidth(context: Context) -> StepFinding:
     rate = copy_bandwidth(context.device, None if context.on_gpu else CPU_COPY_BYTES)
-    return Finding(f"copies at {rate / 1e9:,.0f} GB/s, reads and writes together")
+    return StepFinding(f"copies at {rate / 1e9:,.0f} GB/s, reads and writes together")
 
 
-def products(context: Context) -> Finding:
+def products(context: Context) -> StepFinding:
     """Check the library's products in both dtypes:
     float32 must not be rounded to TF32, which would break every comparison."""
     generator = torch.Generator().manual_seed(0)
@@ -80,10 +80,10 @@ def products(context: Context) -> Finding:
             found = torch.nn.functional.linear(x.to(context.device), weight.to(context.device) / 16)
             expected = torch.nn.functional.linear(x.double(), weight.double() / 16)
             worst = max(worst, worst_of([found], [expected]))
-    return Finding(f"right; the greatest error is {worst:.0%} of what is allowed")
+    return StepFinding(f"right; the greatest error is {worst:.0%} of what is allowed")
 
 
-def copies(context: Context) -> Finding:
+def copies(context: Context) -> StepFinding:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     host = torch.arange(1 << 20, dtype=torch.int64).pin_memory()
     back = torch.empty_like(host, pin_memory=True)
@@ -96,10 +96,10 @@ def copies(context: Context) -> Finding:
         end.record()
     end.synchronize()
     assert torch.equal(back, host + 1), "what came back is not what was sent"
-    return Finding(f"8 MiB there and back in {begin.elapsed_time(end):.2f} ms")
+    return StepFinding(f"8 MiB there and back in {begin.elapsed_time(end):.2f} ms")
 
 
-def graph(context: Context) -> Finding:
+def graph(context: Context) -> StepFinding:
     place = torch.zeros(64, 64, device=context.device)
     captured = torch.cuda.CUDAGraph()
     place @ place  # the library's workspace is made outside
@@ -108,12 +108,12 @@ def graph(context: Context) -> Finding:
     place.fill_(1.0)
     captured.replay()
     assert float(result) == 64.0**3, f"a replay gave {float(result)}"
-    return Finding("captured and replayed on other inputs")
+    return StepFinding("captured and replayed on other inputs")
 
 
-def first_kernel(context: Context) -> Finding:
+def first_kernel(context: Context) -> StepFinding:
     buffer = torch.arange(24, dtype=torch.float32, device=context.device).view(6, 4)
     rows = torch.tensor([5, 2], device=context.device)
     (found,) = context.ops.relay_gather([buffer], rows)
     assert torch.equal(found, buffer[rows]), f"gathered {found.tolist()}"
-    return Finding("a copying kernel is right")
+    return StepFinding("a copying kernel is right")

@@ -12,14 +12,14 @@ from typing import Any
 
 from ...core.errors import ConfigError
 from ...observe.output_files import UnwritableFile, write_text
-from .steps import Outcome, State, Step
+from .steps import SelftestStep, State, StepOutcome
 
 FORMAT = 1
 MARKDOWN, JSON = "selftest.md", "selftest.json"
 
 
 @dataclass(slots=True)
-class Report:
+class SelftestReport:
     """What is known so far. `running` is the step that has begun and not ended."""
 
     directory: Path
@@ -27,7 +27,7 @@ class Report:
     command: Sequence[str]
     begun: str  # date and time
     num_steps: int
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[StepOutcome] = field(default_factory=list)
     running: str = ""
     interrupted: bool = False
     seconds: float = 0.0
@@ -47,11 +47,11 @@ class Report:
         left = self.num_steps - len(self.outcomes)
         return f"{counts}{f', {left} not reached' if left else ''} in {self.seconds:.0f} s on {self.device}"
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: SelftestStep) -> None:
         self.running = step.title
         self.write()
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: StepOutcome) -> None:
         self.outcomes.append(outcome)
         self.running = ""
         self.write()
@@ -126,13 +126,13 @@ def seconds_of(budget: str) -> float:
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def exit_code(report: Report) -> int:
+def exit_code(report: SelftestReport) -> int:
     if report.interrupted:
         return EXIT_INTERRUPTED
     return 0 if report.ok else EXIT_FAILED
 
 
-def closing_lines(report: Report) -> list[str]:
+def closing_lines(report: SelftestReport) -> list[str]:
     """Return the text to print at the end: failures, the summary, and the place of the report."""
     failed = [
         f"{o.state}: {o.part}: {o.name}: {o.text}" for o in report.outcomes if o.state in ("failed", "not finished")

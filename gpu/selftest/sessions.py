@@ -32,7 +32,7 @@ from ..session.plan import SessionOptions
 from ..session.session import DecodeSession
 from ..session.text_session import COMPLETED, Output
 from ..tiny.dense import DenseAttention
-from .steps import Context, Finding, Step
+from .steps import Context, SelftestStep, StepFinding
 
 DTYPE = torch.bfloat16
 NUM_REQUESTS = 4
@@ -62,13 +62,13 @@ WAYS = {
 CAPTURED = ("plain", "STANDALONE chain", "STANDALONE tree, pages of 4", "EAGLE3 tree")
 
 
-def session_steps(context: Context) -> Iterator[Step]:
+def session_steps(context: Context) -> Iterator[SelftestStep]:
     for way in WAYS:
-        yield Step("sessions", f"bfloat16, {way}", partial(greedy, context, way))
+        yield SelftestStep("sessions", f"bfloat16, {way}", partial(greedy, context, way))
     for way in CAPTURED:
         run = partial(launches_without_waiting, context, way)
-        yield Step("sessions", f"launching never waits, {way}", run, needs_gpu=True)
-    yield Step("sessions", "close() frees", partial(close_frees, context))
+        yield SelftestStep("sessions", f"launching never waits, {way}", run, needs_gpu=True)
+    yield SelftestStep("sessions", "close() frees", partial(close_frees, context))
 
 
 # -- models -----------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def session_of(context: Context, way: Way, **changes: Any) -> DecodeSession:
     return DecodeSession.open(SessionOptions(models["target"], draft, **known | dict(way.options) | changes))
 
 
-class Reference:
+class ReferenceLogits:
     """The target's logits over whole texts, without a pool:
     in float64 on the CPU, and in bfloat16 on the device to know its errors."""
 
@@ -206,14 +206,14 @@ def _dense_logits(model: Decoder, text: Sequence[int]) -> Tensor:
     return model.logits(model.forward(tokens, DenseAttention([len(text)], device=model.device)).hidden)
 
 
-def reference_of(context: Context) -> Reference:
-    return context.once("reference", lambda: Reference(context))
+def reference_of(context: Context) -> ReferenceLogits:
+    return context.once("reference", lambda: ReferenceLogits(context))
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------
 
 
-def greedy(context: Context, way: str) -> Finding:
+def greedy(context: Context, way: str) -> StepFinding:
     reference = reference_of(context)
     session = session_of(context, WAYS[way])
     requests, again = requests_of(context), requests_of(context, "again ")
@@ -224,7 +224,7 @@ def greedy(context: Context, way: str) -> Finding:
         assert stats.correct_drafts > 0, "a draft that nearly equals its target was never accepted"
     accept = f"; {stats.accept_length:.2f} tokens a round" if stats.drafted else ""
     session.close()
-    return Finding(text + accept)
+    return StepFinding(text + accept)
 
 
 @contextlib.contextmanager
@@ -237,7 +237,7 @@ def no_synchronisation() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def launches_without_waiting(context: Context, way: str) -> Finding:
+def launches_without_waiting(context: Context, way: str) -> StepFinding:
     """Check that with every shape seen once, no launch waits for the device; torch raises an error where one does."""
     session = session_of(context, WAYS[way], overlap=True, prefix_cache=False)
     session.run(requests_of(context))
@@ -252,10 +252,10 @@ def launches_without_waiting(context: Context, way: str) -> Finding:
     session.run(requests_of(context, "again "))
     session.close()
     assert launches, "no launch was watched"
-    return Finding(f"{len(launches)} launches, none waited")
+    return StepFinding(f"{len(launches)} launches, none waited")
 
 
-def close_frees(context: Context) -> Finding:
+def close_frees(context: Context) -> StepFinding:
     """Check that what a session holds is freed by `close` and its last reference, without a collection of cycles."""
     way, before = WAYS["STANDALONE chain"], 0
     gc.collect()
@@ -279,10 +279,10 @@ def close_frees(context: Context) -> Finding:
     finally:
         gc.enable()
     if not context.on_gpu:
-        return Finding("pool, target and executor are gone")
+        return StepFinding("pool, target and executor are gone")
     torch.cuda.synchronize()
     after = torch.cuda.memory_allocated()
     assert after <= before, f"a second session left {after - before:,} bytes"
-    return Finding(
+    return StepFinding(
         f"pool, target and executor are gone; {after / 2**20:.1f} MiB stay allocated, a second session adds none"
     )

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from ..bench.arm import Arm
+from ..bench.arm import BenchArm
 from ..bench.plan import BenchOptions, plan_bench
 from ..bench.run import ArmResult, Bench
 from .sessions import shape_of
-from .steps import Context, Finding, Step
+from .steps import Context, SelftestStep, StepFinding
 
 MODEL = "llama-3.1-8b"
 CHAIN_ACCEPT_LENGTH = "2.93"  # of an EAGLE-3 chain of three on chats: what docs/evidence/benchmarks.md compares with
@@ -39,15 +39,15 @@ TREES = {"steps": "4", "topk": 4, "num_draft_tokens": 16}
 STEP_LIMIT_S = 300.0
 
 
-def speed_steps(context: Context) -> Iterator[Step]:
+def speed_steps(context: Context) -> Iterator[SelftestStep]:
     """Yield the tables, then the launches of a round."""
-    yield Step("speed", "plain and chains", partial(table, context, CHAINS), limit_s=STEP_LIMIT_S)
-    yield Step("speed", "trees", partial(table, context, TREES), limit_s=STEP_LIMIT_S)
+    yield SelftestStep("speed", "plain and chains", partial(table, context, CHAINS), limit_s=STEP_LIMIT_S)
+    yield SelftestStep("speed", "trees", partial(table, context, TREES), limit_s=STEP_LIMIT_S)
     run = partial(launches, context)
-    yield Step("speed", "launches per round", run, needs_gpu=True, limit_s=STEP_LIMIT_S)
+    yield SelftestStep("speed", "launches per round", run, needs_gpu=True, limit_s=STEP_LIMIT_S)
 
 
-def table(context: Context, way: dict[str, Any]) -> Finding:
+def table(context: Context, way: dict[str, Any]) -> StepFinding:
     bench = _bench(context, way)
     rows = [_row(result) for cell in bench.cells() for result in cell]
     plan, machine = bench.plan, bench.machine
@@ -55,7 +55,7 @@ def table(context: Context, way: dict[str, Any]) -> Finding:
         f"{plan.name} with random weights, {machine.target_bytes / 1e9:.1f} GB, {plan.algorithm.name}, acceptance {plan.acceptance_name}, "
         f"{plan.spec.config.mode}; memory copies at {machine.copy_bytes_per_s / 1e9:,.0f} GB/s"
     )
-    return Finding(text, tuple(rows))
+    return StepFinding(text, tuple(rows))
 
 
 def _bench(context: Context, way: dict[str, Any]) -> Bench:
@@ -93,7 +93,7 @@ def _row(result: ArmResult) -> dict[str, Any]:
     }
 
 
-def launches(context: Context) -> Finding:
+def launches(context: Context) -> StepFinding:
     """Count what the host asks of the GPU in a round of batch 1, by the profiler's record of the driver's calls."""
     rows = []
     for way in (CHAINS, TREES):
@@ -102,7 +102,7 @@ def launches(context: Context) -> Finding:
         for arm in bench.arms(replace(cell, arms=cell.arms if way is CHAINS else cell.arms[-1:])):
             counts = launches_per_round(arm)
             rows.append({"steps": arm.plan.steps or "plain", "nodes": arm.plan.num_nodes, **counts})
-    return Finding("calls of the driver per round, batch 1", tuple(rows))
+    return StepFinding("calls of the driver per round, batch 1", tuple(rows))
 
 
 CALLS = {  # how CUPTI names calls of the runtime and the driver -> how we do
@@ -115,7 +115,7 @@ CALLS = {  # how CUPTI names calls of the runtime and the driver -> how we do
 SHORT, LONG = 16, 48  # output tokens of two runs, whose difference holds whole rounds and nothing else
 
 
-def launches_per_round(arm: Arm) -> dict[str, float]:
+def launches_per_round(arm: BenchArm) -> dict[str, float]:
     """Return calls per round by kind. Needs a GPU whose profiler may be used;
     raises RuntimeError where it records nothing."""
     arm.run(SHORT)
@@ -127,7 +127,7 @@ def launches_per_round(arm: Arm) -> dict[str, float]:
     return {**{kind: round(count, 1) for kind, count in found.items()}, "all": round(sum(found.values()), 1)}
 
 
-def _counted(arm: Arm, max_tokens: int) -> Counter[str]:
+def _counted(arm: BenchArm, max_tokens: int) -> Counter[str]:
     executor = arm.own_executor
     before = executor.counters.rounds
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]

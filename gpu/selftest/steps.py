@@ -75,7 +75,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StepFinding:
     """What a step found: a sentence, and rows of a table if it measured any."""
 
     text: str
@@ -83,12 +83,12 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SelftestStep:
     """One thing to be shown. `run` returns its results, and raises an error if they are wrong."""
 
     part: str
     name: str
-    run: Callable[[], Finding]
+    run: Callable[[], StepFinding]
     needs_gpu: bool = False
     limit_s: float = STEP_LIMIT_S
 
@@ -98,7 +98,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """How one step went."""
 
     part: str
@@ -110,10 +110,12 @@ class Outcome:
     traceback: str = ""
 
 
-OnBegin = Callable[[Step], None]
+OnBegin = Callable[[SelftestStep], None]
 
 
-def run_here(steps: Sequence[Step], seconds_left: Callable[[], float], on_begin: OnBegin) -> Iterator[Outcome]:
+def run_here(
+    steps: Sequence[SelftestStep], seconds_left: Callable[[], float], on_begin: OnBegin
+) -> Iterator[StepOutcome]:
     """Run `steps` one after another; those that begin when no time is left are not run."""
     for step in steps:
         if seconds_left() <= 0:
@@ -123,11 +125,11 @@ def run_here(steps: Sequence[Step], seconds_left: Callable[[], float], on_begin:
         yield run_step(step)
 
 
-def run_step(step: Step) -> Outcome:
+def run_step(step: SelftestStep) -> StepOutcome:
     begin = time.perf_counter()
 
-    def outcome(state: State, **fields: Any) -> Outcome:
-        return Outcome(step.part, step.name, state, time.perf_counter() - begin, **fields)
+    def outcome(state: State, **fields: Any) -> StepOutcome:
+        return StepOutcome(step.part, step.name, state, time.perf_counter() - begin, **fields)
 
     try:
         found = step.run()
@@ -137,8 +139,8 @@ def run_step(step: Step) -> Outcome:
     return outcome(State.PASSED, text=found.text, rows=tuple(found.rows))
 
 
-def not_run(step: Step, why: str) -> Outcome:
-    return Outcome(step.part, step.name, State.NOT_RUN, text=why)
+def not_run(step: SelftestStep, why: str) -> StepOutcome:
+    return StepOutcome(step.part, step.name, State.NOT_RUN, text=why)
 
 
 def _first_line(error: BaseException) -> str:
@@ -148,13 +150,13 @@ def _first_line(error: BaseException) -> str:
 
 # -- in a process of their own ----------------------------------------------------------------------------------------
 
-Serve = Callable[[int, Callable[[Outcome], None]], None]
+Serve = Callable[[int, Callable[[StepOutcome], None]], None]
 """Runs the steps from a number on, and passes on each outcome: `serve_steps` over the same steps. It is pickled."""
 
 
 def run_apart(
-    steps: Sequence[Step], serve: Serve, seconds_left: Callable[[], float], on_begin: OnBegin
-) -> Iterator[Outcome]:
+    steps: Sequence[SelftestStep], serve: Serve, seconds_left: Callable[[], float], on_begin: OnBegin
+) -> Iterator[StepOutcome]:
     """Run `steps` in processes that call `serve`.
     When one dies or a step takes too long, the next one goes on behind that step."""
     number = begun = 0
@@ -175,7 +177,7 @@ def run_apart(
                 if answer == 0 and number > first:
                     break  # it has ended itself, spoilt by the step before
                 number += 1
-                if isinstance(answer, Outcome):
+                if isinstance(answer, StepOutcome):
                     yield answer
                     continue
                 # A step that takes longer than any should is at fault; one that the budget cuts off is not.
@@ -183,7 +185,7 @@ def run_apart(
                 text = f"stopped after {limit_s:.0f} s"
                 if answer is not None:
                     state, text = State.FAILED, f"its process ended with code {answer}"
-                yield Outcome(step.part, step.name, state, time.perf_counter() - begin, text, (), process.tail())
+                yield StepOutcome(step.part, step.name, state, time.perf_counter() - begin, text, (), process.tail())
                 break
 
 
@@ -198,12 +200,12 @@ class _Process:
             self._process.start()
         theirs.close()
 
-    def next_answer(self, limit_s: float) -> Outcome | int | None:
+    def next_answer(self, limit_s: float) -> StepOutcome | int | None:
         """Return its next answer, its exit code if it has ended, or None once `limit_s` have passed."""
         if not self._answers.poll(limit_s):
             return None
         try:
-            answer: Outcome = self._answers.recv()
+            answer: StepOutcome = self._answers.recv()
             return answer
         except EOFError:
             self._process.join(EXIT_LIMIT_S)
@@ -234,7 +236,7 @@ def _serve(serve: Serve, first: int, answers: Connection, written: str) -> None:
 
 
 def serve_steps(
-    steps: Sequence[Step], first: int, answer: Callable[[Outcome], None], is_spoilt: Callable[[], bool]
+    steps: Sequence[SelftestStep], first: int, answer: Callable[[StepOutcome], None], is_spoilt: Callable[[], bool]
 ) -> None:
     """Run `steps` from number `first` on, and `answer` each outcome. Ends early once `is_spoilt`."""
     for step in steps[first:]:

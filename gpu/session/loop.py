@@ -20,7 +20,7 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class RequestDelta:
     """What one step delivered to one request. All deltas of a request together are its output."""
 
     request_id: str
@@ -29,7 +29,7 @@ class Delta:
     finished: FinishedRequest | None = None  # in the last delta
 
 
-class Deliveries:
+class DeliverySink:
     """An event sink that sorts the deliveries of steps by request."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class DecodeLoop:
         self,
         engine: Engine,
         executor: Executor,
-        deliveries: Deliveries,
+        deliveries: DeliverySink,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.driver = Driver(engine, executor, clock_ns)
@@ -139,7 +139,7 @@ class DecodeLoop:
         restart()
         engine.resume(clock_ns(), restarted=True)
 
-    def turn(self) -> list[Delta]:
+    def turn(self) -> list[RequestDelta]:
         """Take a driver's turn; returns the pieces that requests got. Raises InvariantViolation if requests live, but
         no step is planned."""
         outcome = self.driver.turn()
@@ -151,13 +151,13 @@ class DecodeLoop:
             raise InvariantViolation("ENGINE-11", message)
         return self._deltas(finished)
 
-    def _deltas(self, finished: list[FinishedRequest]) -> list[Delta]:
+    def _deltas(self, finished: list[FinishedRequest]) -> list[RequestDelta]:
         tokens, outputs = self._deliveries.take()
         ends: dict[str, Any] = {end.request_id: end for end in finished}
         for request_id in ends:
             del self._live[request_id]
         return [
-            Delta(
+            RequestDelta(
                 request_id,
                 np.concatenate(tokens[request_id]).astype(np.int64) if request_id in tokens else _NOTHING,
                 outputs.get(request_id, {}),

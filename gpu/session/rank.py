@@ -14,7 +14,7 @@ from ...core.algorithm.registry import get_algorithm
 from ...observe.engine_lines import forward_lines
 from ..models.config import ModelConfig
 from ..parallel.page_tensors import PageTensors
-from ..parallel.rank import Job, Rank, identity_of, run_rank
+from ..parallel.rank import Rank, RankJob, identity_of, run_rank
 from ..parallel.ranks import OWN, SPARE
 from ..parallel.wire import engine_from_json, engine_to_json
 from ..types.shards import Shard
@@ -25,7 +25,7 @@ from .session import load_engine
 from .text import Tokenizer
 
 
-class SessionJob(Job):
+class SessionJob(RankJob):
     """Serves the steps of a session's engine, which the parent has."""
 
     def __init__(self, rank: Rank) -> None:

@@ -25,7 +25,7 @@ from ..models.divided import sharded
 from ..parallel.ranks import RankedExecutor
 from ..types.shards import Shard
 from .devices import ops_for
-from .loop import Deliveries
+from .loop import DeliverySink
 from .memory import captured_bytes
 from .plan import SessionPlan
 from .session import DecodeSession, named_memory_errors
@@ -123,7 +123,7 @@ def _compile(
     room = num_bytes * config.num_pages // max(plan.kv_bytes, 1) * size - reach - 2 * size
     longest = max(1, min(config.chunk_size, config.context_len - max_tokens, room))
     pages = ceil_to_page(longest + reach, size) // size + 2
-    deliveries = Deliveries()
+    deliveries = DeliverySink()
     small = plan.spec.with_config(num_pages=min(config.num_pages, pages), max_running=1, role=EngineRole.BOTH)
     engine = small.make_engine(deliveries, tokenizer)
     made: AbstractContextManager[TorchExecutor | RankedExecutor]

@@ -18,7 +18,7 @@ from ...observe.engine_lines import EngineLines, engine_lines
 from ..types.session_options import INT8, RING, SessionOptions
 from .devices import keeps_quantized
 from .grammar import grammars_of
-from .loop import DecodeLoop, Deliveries, all_of
+from .loop import DecodeLoop, DeliverySink, all_of
 from .memory import NotEnoughMemory
 from .plan import SessionPlan, plan_session
 from .text import Tokenizer
@@ -41,7 +41,7 @@ class DecodeSession(TextSession):
         self,
         engine: Engine,
         executor: TorchExecutor | RankedExecutor,
-        deliveries: Deliveries,
+        deliveries: DeliverySink,
         tokenizer: Tokenizer,
         *,
         plan: SessionPlan,
@@ -72,7 +72,7 @@ class DecodeSession(TextSession):
         plan = plan or plan_session(options)
         tokenizer = tokenizer or Tokenizer.load(options.model)
         check_vocabulary(tokenizer, plan)
-        deliveries = Deliveries()
+        deliveries = DeliverySink()
         load = load_engine if plan.options.tensor_parallel == 1 else load_ranks
         engine, executor, plan = load(plan, tokenizer, lambda spec: [deliveries, *make_sinks(spec)])
         return cls(

@@ -16,7 +16,7 @@ from ...core.contract.text import StreamDecoder, context_of
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
 from ...observe.measuring.summary import Measurements, latencies
-from .loop import Delta
+from .loop import RequestDelta
 from .text import Tokenizer
 
 FINISH = {
@@ -207,7 +207,7 @@ class TextSession(ABC):
             measured.num_output.extend(np.array([receiving.num_tokens]))
         return receiving.decoder.finish()
 
-    def _as_text(self, delta: Delta) -> TextDelta:
+    def _as_text(self, delta: RequestDelta) -> TextDelta:
         request_id, tokens, end = delta.request_id, delta.tokens.tolist(), delta.finished
         text, finish, message = self._text_of(request_id, tokens), None, ""
         if end is not None:

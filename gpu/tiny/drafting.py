@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..models.decoder import Decoder
-from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
+from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagleHeads
 from ..types.ops import Capture
 from .dense import DenseAttention, UnrolledAttention, shifted
 from .training import fast_products
@@ -49,7 +49,7 @@ def propose(draft: Draft, texts: Tensor, captured: Tensor, num_steps: int) -> It
     """Run `num_steps` steps of the draft at every place; `captured` is `teach`'s (a language model ignores it)."""
     if isinstance(draft, Decoder):
         return _propose_standalone(draft, texts, num_steps)
-    if isinstance(draft, MultiLayerEagle):
+    if isinstance(draft, MultiLayerEagleHeads):
         return _propose_heads(draft, texts, captured, num_steps)
     assert isinstance(draft, Eagle3Head), type(draft)
     return _propose_unrolled(draft, texts, captured, num_steps)
@@ -82,7 +82,7 @@ def _propose_unrolled(head: Eagle3Head, texts: Tensor, captured: Tensor, num_ste
         hidden = _one_slot_later(out.hidden, b)
 
 
-def _propose_heads(heads: MultiLayerEagle, texts: Tensor, captured: Tensor, num_steps: int) -> Iterator[Proposals]:
+def _propose_heads(heads: MultiLayerEagleHeads, texts: Tensor, captured: Tensor, num_steps: int) -> Iterator[Proposals]:
     """Run all heads: head s takes the output of head s − 1 a slot earlier, and has its own keys and values."""
     b, t = texts.shape
     assert num_steps <= heads.num_heads, f"{num_steps} steps of {heads.num_heads} heads"

@@ -25,7 +25,7 @@ from ..models.checkpoint import (
 )
 from ..models.config import LLAMA, ModelConfig
 from ..models.decoder import Decoder
-from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagle
+from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagleHeads
 from ..models.head_config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig, default_aux_layers
 from ..models.layer import Layer
 from ..models.mixers import GroupedAttention
@@ -271,10 +271,10 @@ def new_eagle3(size: TinySize, target: Decoder, vocabulary: Tensor, seed: int) -
     return head
 
 
-def new_multi_layer_eagle(size: TinySize, target: Decoder, seed: int) -> MultiLayerEagle:
+def new_multi_layer_eagle(size: TinySize, target: Decoder, seed: int) -> MultiLayerEagleHeads:
     """Return one EAGLE head per step; embeddings and output layer are the target's."""
     head = _head(MULTI_LAYER_EAGLE, target, seed, draft_vocab_size=target.vocab_size, num_heads=size.num_heads)
-    assert isinstance(head, MultiLayerEagle)
+    assert isinstance(head, MultiLayerEagleHeads)
     return head
 
 

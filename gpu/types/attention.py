@@ -122,7 +122,7 @@ class KVShape:
         return self.heads * (self.key_dim + self.value_dim)
 
 
-class Attention(Protocol):
+class BatchAttention(Protocol):
     """One forward pass's attention over its batch of n tokens; paged in the executor, dense in training."""
 
     @property

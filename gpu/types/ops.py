@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn, Protocol, cast
 
 from torch import Tensor
 
-from .attention import PLAIN, UNSCALED, Attention, KVScales, Softmax
+from .attention import PLAIN, UNSCALED, BatchAttention, KVScales, Softmax
 from .coded import CodedWeight
 
 
@@ -169,7 +169,7 @@ class DecoderLayer(Protocol):
     def norms(self) -> tuple[Tensor | None, Tensor | None]:
         """The weights of the norms before the mixer and before the MLP; None where there is none."""
 
-    def mix(self, x: Tensor, attention: Attention, cos_sin: Tensor) -> Tensor:
+    def mix(self, x: Tensor, attention: BatchAttention, cos_sin: Tensor) -> Tensor:
         """Run the mixer: x [n, H], normed → [n, H], without the residual."""
 
     def after_attention(
@@ -189,7 +189,7 @@ class Ops(Protocol):
         self,
         layers: Sequence[DecoderLayer],
         residual: Tensor,
-        attention: Attention,
+        attention: BatchAttention,
         cos_sin: Tensor,
         first_input: Tensor | None = None,
         final_norm: Tensor | None = None,

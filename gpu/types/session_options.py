@@ -21,7 +21,7 @@ MODEL, SPECULATION, ENGINE = "Model and draft", "Speculation", "Engine and devic
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredOption:
     """What an option of a session declares beside type and default.
 
     Attributes:
@@ -43,8 +43,8 @@ class Declared:
     unused: str = ""
 
 
-def _about(text: str = "", panel: str = ENGINE, metavar: str | None = None, **more: Any) -> dict[str, Declared]:
-    return {"declared": Declared(text, panel, metavar, **more)}
+def _about(text: str = "", panel: str = ENGINE, metavar: str | None = None, **more: Any) -> dict[str, DeclaredOption]:
+    return {"declared": DeclaredOption(text, panel, metavar, **more)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class SessionOptions:
     graphs: bool | None = None  # capture rounds as CUDA graphs; default: on a GPU, unless debugging
 
 
-DECLARED: dict[str, Declared] = {
+DECLARED: dict[str, DeclaredOption] = {
     one.name: one.metadata["declared"] for one in fields(SessionOptions) if "declared" in one.metadata
 }
 

@@ -124,7 +124,7 @@ def rank_devices(asked: str, size: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ShardCut:
     """The part of a published tensor that a rank reads: ranges of one axis, in their order, and zeros behind them.
 
     A tensor of several fused ones has a range in each.
@@ -147,7 +147,7 @@ class Cut:
 
 def cut_of(
     whole: Sequence[int], part: Sequence[int], shard: Shard, fused: tuple[Sequence[int], Sequence[int]] | None = None
-) -> Cut | None:
+) -> ShardCut | None:
     """Return which part of a tensor of shape `whole` a rank has in one of shape `part`; None: all of it.
 
     `fused`: the rows of the tensors that the first axis stacks, published and of a rank. The axis that differs is
@@ -165,4 +165,4 @@ def cut_of(
         ranges.append((first + min(begin, total), first + end))
         num_zeros += length - max(0, end - begin)
         first += total
-    return Cut(axis, tuple(ranges), num_zeros)
+    return ShardCut(axis, tuple(ranges), num_zeros)

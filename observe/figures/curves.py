@@ -12,7 +12,7 @@ import numpy as np
 from .devices import gpus_by_name, value_of
 from .labels import distinct_parts, names_in_note
 from .style import COLOURS, missing
-from .trials import LOADS, MOST_LINES, Point, Trials, answer_of
+from .trials import LOADS, MOST_LINES, SweepPoint, Trials, answer_of
 
 LONGER = 1.5
 """A run of so many times the requests of another at no more load tells more: the other is left out."""
@@ -22,11 +22,11 @@ UNITS = {
     "workload.concurrency": "requests at once",
 }
 SHOWN = ("best", "equal", "behind")
-Found = tuple[str, list[float], list[Point], Mapping[str, Any]]  # name, loads, points, the candidate of a plan
+Found = tuple[str, list[float], list[SweepPoint], Mapping[str, Any]]  # name, loads, points, the candidate of a plan
 
 
 @dataclass(frozen=True)
-class Curve:
+class LoadCurve:
     """A deployment at rising loads.
 
     Attributes:
@@ -41,7 +41,7 @@ class Curve:
     full_name: str
     colour: str
     loads: Sequence[float]
-    points: Sequence[Point]
+    points: Sequence[SweepPoint]
     candidate: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -49,7 +49,7 @@ class Curve:
         """The seeds that every load has. Lines are drawn through these, so that seeds do not bend them."""
         return set.intersection(*(set(point.seeds) for point in self.points)) if self.points else set()
 
-    def mean(self, point: Point, key: str) -> float | None:
+    def mean(self, point: SweepPoint, key: str) -> float | None:
         values = point.values(key, self.seeds or None)
         return float(np.mean(values)) if values else None
 
@@ -59,12 +59,12 @@ class Curves:
     """The curves of a figure. common: the parts of names that all have; left_out: how many there are beyond
     `MOST_LINES`; unit: of the load."""
 
-    lines: Sequence[Curve]
+    lines: Sequence[LoadCurve]
     common: str
     left_out: int
     unit: str
 
-    def __iter__(self) -> Iterator[Curve]:
+    def __iter__(self) -> Iterator[LoadCurve]:
         return iter(self.lines)
 
     def notes(self) -> list[str]:
@@ -86,7 +86,7 @@ def curves(trials: Trials) -> Curves:
         raise missing(trials.path, "has no deployment at several loads")
     names, common = distinct_parts([name for name, *_ in shown])
     lines = [
-        Curve(short or "all", name, colour, loads, points, candidate)
+        LoadCurve(short or "all", name, colour, loads, points, candidate)
         for short, colour, (name, loads, points, candidate) in zip(names, COLOURS, shown, strict=False)
     ]
     return Curves(lines, common, len(found) - len(shown), load_unit(trials))
@@ -113,7 +113,7 @@ def _is_per_engine(trials: Trials) -> bool:
     return trials.question["kind"] == "plan" and answer_of(trials)["load"] is not None
 
 
-def setting(trials: Trials, point: Point, key: str, default: Any) -> Any:
+def setting(trials: Trials, point: SweepPoint, key: str, default: Any) -> Any:
     """Return the value that a combination has of a key of the scenario."""
     if key in point.settings:
         return point.settings[key]
@@ -121,7 +121,7 @@ def setting(trials: Trials, point: Point, key: str, default: Any) -> Any:
     return default if found is None else found
 
 
-def gpus_of(trials: Trials, point: Point) -> int:
+def gpus_of(trials: Trials, point: SweepPoint) -> int:
     """Return the devices of all engines of a combination."""
     return sum(gpus_by_name(lambda key: setting(trials, point, key, None)).values())
 
@@ -140,7 +140,7 @@ def _of_plan(trials: Trials) -> list[Found]:
     for one in answer_of(trials)["candidates"]:
         if one["status"] not in SHOWN:
             continue
-        by_load: dict[float, list[Point]] = {}
+        by_load: dict[float, list[SweepPoint]] = {}
         for point in trials.points:
             if key in point.settings and all(point.settings.get(name) == is_ for name, is_ in one["settings"].items()):
                 engines = setting(trials, point, "hardware.replicas", 1) if _is_per_engine(trials) else 1
@@ -156,6 +156,6 @@ def _of_plan(trials: Trials) -> list[Found]:
     return found
 
 
-def requests_of(point: Point) -> float:
+def requests_of(point: SweepPoint) -> float:
     """Return how many requests the longest run of a combination had."""
     return max(point.values("submitted"), default=0.0)

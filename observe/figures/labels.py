@@ -20,7 +20,7 @@ EQUAL = 0.03  # of the axis: ends that are nearer to each other count as equally
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class LineEnd:
     """The end of a line, in the numbers of its axes, and what is written beside it."""
 
     name: str
@@ -47,7 +47,7 @@ def names_in_note(names: Sequence[str], common: str) -> list[str]:
     return [f"all: {common}"] if common else []
 
 
-def label_ends(made: go.Figure, ends: Sequence[End], xs: tuple[float, float], ys: tuple[float, float]) -> None:
+def label_ends(made: go.Figure, ends: Sequence[LineEnd], xs: tuple[float, float], ys: tuple[float, float]) -> None:
     """Write the names of lines right of the axes, each at the height of its line's end, or as near to it as the others
     let it; a thin line leads there. A line that is alone needs no name. `xs` and `ys`: the ranges of the axes, which
     are set to them.
@@ -81,7 +81,7 @@ def label_ends(made: go.Figure, ends: Sequence[End], xs: tuple[float, float], ys
     made.update_layout(height=height, margin={"r": right})
 
 
-def _ordered(ends: Sequence[End], height: Callable[[End], float], equal: float) -> list[End]:
+def _ordered(ends: Sequence[LineEnd], height: Callable[[LineEnd], float], equal: float) -> list[LineEnd]:
     """Return ends from the highest down; of those within `equal` below the highest of them the leftmost first."""
     left, found = sorted(ends, key=lambda end: -height(end)), []
     while left:

@@ -32,7 +32,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TextTable:
     """Rows of text under headings; columns but the first are aligned right."""
 
     heading: str
@@ -50,7 +50,7 @@ class Folded:
 
 
 @dataclass(slots=True)
-class Page:
+class ReportPage:
     """What a report says, in order.
 
     Attributes:
@@ -68,7 +68,7 @@ class Page:
     tiles: list[tuple[str, str, str]] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+    tables: list[TextTable] = field(default_factory=list)
     folded: list[Folded] = field(default_factory=list)
     provenance: list[tuple[str, str]] = field(default_factory=list)
 
@@ -128,7 +128,7 @@ def _card(number: int, picture: Picture) -> str:
     )
 
 
-def _table(table: Table) -> str:
+def _table(table: TextTable) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     caption = f"<p class=sub>{escape(table.caption)}</p>" if table.caption else ""

@@ -11,10 +11,10 @@ import plotly.graph_objects as go
 
 from ...core.errors import count_of
 from ..tables import LATENCIES, format_number, format_share
-from .labels import End, label_ends
-from .page import Folded, Page, Table
+from .labels import LineEnd, label_ends
+from .page import Folded, ReportPage, TextTable
 from .rounds import round_of, waterfall
-from .run import Run, add_distribution, as_run, percentile_axes
+from .run import StoredRun, add_distribution, as_run, percentile_axes
 from .run_pages import deployment, draw, made_by
 from .style import COLOURS, figure, missing, note_of, short
 
@@ -28,10 +28,10 @@ NUMBERS = {
     "device_busy_share": ("device busy", "share"),
 }
 LEAST_ROUNDS = 0.002  # of all: batches with fewer rounds tell no mean of their steps
-Source = Run | str | PathLike[str]
+Source = StoredRun | str | PathLike[str]
 
 
-def names_of(one: Run, other: Run) -> tuple[str, str]:
+def names_of(one: StoredRun, other: StoredRun) -> tuple[str, str]:
     """Return what two runs are called: their directories, shortly where that tells them apart."""
     names = one.path.resolve().name, other.path.resolve().name
     return names if names[0] != names[1] else (fspath(one.path), fspath(other.path))
@@ -47,7 +47,7 @@ def latencies_of_two(one: Source, other: Source, latency: str = "ttft") -> go.Fi
     lines = [line for line in made.data if line.mode == "lines"]
     if len(lines) < 2:
         raise missing(runs[0].path, f"or {runs[1].path} has no {title}")
-    ends = [End(line.name, line.line.color, line.x[-1], line.y[-1]) for line in lines]
+    ends = [LineEnd(line.name, line.line.color, line.x[-1], line.y[-1]) for line in lines]
     percentile_axes(made, deepest)
     values = [value for line in lines for value in line.x]
     label_ends(made, ends, (min(values) / 1.1, 1.1 * max(values)), (0, 1.05 * deepest))
@@ -70,7 +70,7 @@ def batch_of_two(one: Source, other: Source) -> go.Figure:
             hovertemplate=f"{name}: %{{y:.4~g}}<extra></extra>",
         )  # fmt: skip
         known = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
-        ends += [End(name, colour, *known[-1])] if known else []
+        ends += [LineEnd(name, colour, *known[-1])] if known else []
     last = max(x for line in made.data for x in line.x)
     label_ends(
         made, ends, (0, last or 1.0), (0, 1.08 * max((y for line in made.data for y in line.y if y), default=1.0))
@@ -94,7 +94,7 @@ def steps_of_two(one: Source, other: Source) -> go.Figure:
             line={"color": colour, "width": 2}, marker={"size": 5}, showlegend=False,
             hovertemplate=f"{name}, batch %{{x}}: %{{y:.3~g}} steps<extra></extra>",
         )  # fmt: skip
-        ends.append(End(name, colour, int(batches[-1]), float(means[-1])))
+        ends.append(LineEnd(name, colour, int(batches[-1]), float(means[-1])))
     if not ends:
         raise missing(runs[0].path, f"and {runs[1].path} have no decode round")
     largest, most = (max(value for line in made.data for value in line[axis]) for axis in "xy")
@@ -102,10 +102,10 @@ def steps_of_two(one: Source, other: Source) -> go.Figure:
     return made
 
 
-def pair_page(one: Run, other: Run) -> Page:
+def pair_page(one: StoredRun, other: StoredRun) -> ReportPage:
     """Return the page that puts two runs side by side."""
     first, second = names_of(one, other)
-    page = Page(f"{first} and {second}", f"Two simulated runs: {one.path} and {other.path}")
+    page = ReportPage(f"{first} and {second}", f"Two simulated runs: {one.path} and {other.path}")
     page.answer += [
         f"{first}: {deployment(one.scenario)}.",
         f"{second}: {deployment(other.scenario)}.",
@@ -140,7 +140,7 @@ def pair_page(one: Run, other: Run) -> Page:
     return page
 
 
-def _rounds_of_two(one: Run, other: Run) -> go.Figure:
+def _rounds_of_two(one: StoredRun, other: StoredRun) -> go.Figure:
     return waterfall(dict(zip(names_of(one, other), (round_of(one), round_of(other)), strict=True)))
 
 
@@ -167,7 +167,7 @@ def _tiles(was: Mapping[str, Any], is_now: Mapping[str, Any]) -> Iterator[tuple[
             yield name, _change(before, after), f"{format_number(before)} → {format_number(after)}"
 
 
-def _numbers(was: Mapping[str, Any], is_now: Mapping[str, Any], first: str, second: str) -> Table:
+def _numbers(was: Mapping[str, Any], is_now: Mapping[str, Any], first: str, second: str) -> TextTable:
     latencies = {
         f"{part}_{key}_ms": (f"{part} {name}, ms", "")
         for key, (name, _) in LATENCIES.items()
@@ -183,16 +183,16 @@ def _numbers(was: Mapping[str, Any], is_now: Mapping[str, Any], first: str, seco
         ends = " to ".join(map(format_number, is_now.get(f"{key}_interval") or ()))
         rows.append([name, written(before), written(after), _change(before, after), ends or "–"])
     caption = f"The last column: 80 % interval of {second}, if times are not as simulated."
-    return Table("Numbers of both runs", ["", first, second, "change", "80 %"], rows, caption)
+    return TextTable("Numbers of both runs", ["", first, second, "change", "80 %"], rows, caption)
 
 
-def _differences(one: Run, other: Run, first: str, second: str) -> Table:
+def _differences(one: StoredRun, other: StoredRun, first: str, second: str) -> TextTable:
     """Return the keys of the scenarios that differ."""
     before, after = (dict(_flat(run.scenario)) for run in (one, other))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     rows = [[key, *("–" if key not in table else str(table[key]) for table in (before, after))] for key in keys]
     caption = f"{count_of(len(keys), 'key')} of the scenarios." if keys else "The scenarios are equal."
-    return Table("What differs", ["", first, second], rows, caption)
+    return TextTable("What differs", ["", first, second], rows, caption)
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

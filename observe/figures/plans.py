@@ -10,10 +10,10 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from .curves import SHOWN, Curve, curves, gpus_of, setting
-from .labels import TITLE_PX, End, distinct_parts, label_ends, mark_limit, names_in_note
+from .curves import SHOWN, LoadCurve, curves, gpus_of, setting
+from .labels import TITLE_PX, LineEnd, distinct_parts, label_ends, mark_limit, names_in_note
 from .style import COLOURS, FAINT, figure, missing, names_beside, note_of, short, whiskers, wrapped
-from .trials import MOST_LINES, Point, Trials, answer_of, as_trials, limit_title
+from .trials import MOST_LINES, SweepPoint, Trials, answer_of, as_trials, limit_title
 
 Answer = Mapping[str, Any]
 
@@ -128,7 +128,7 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
     shown = curves(trials)
     what, most = limit_title(limited["name"]), OF_LIMIT * limited["limit_ms"]
     made = figure(f"{what} against load", f"load, {shown.unit}", f"{what}, ms")
-    ends: list[End] = []
+    ends: list[LineEnd] = []
     notes = shown.notes()
     for line in shown:
         found = {
@@ -151,7 +151,7 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
             hovertemplate=f"{line.full_name}: %{{y:.4~g}} ms at %{{x:.4~g}}<extra></extra>",
         )  # fmt: skip
         inside = [(load, value) for load, value in zip(loads, values, strict=True) if value <= most]
-        ends.append(End(line.name, line.colour, *(inside[-1] if inside else (loads[0], most))))
+        ends.append(LineEnd(line.name, line.colour, *(inside[-1] if inside else (loads[0], most))))
     if not ends:
         raise missing(trials.path, f"has no run with {limited['key']}")
     first, last = min(line.loads[0] for line in shown), max(end.x for end in ends)
@@ -163,7 +163,7 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
     return made
 
 
-def taken_factors(line: Curve, key: str) -> tuple[float, float] | None:
+def taken_factors(line: LoadCurve, key: str) -> tuple[float, float] | None:
     """Return the ends of the best candidate's 80 % interval of the number `key`, as factors on it; None for other
     candidates, and if another limit is the tightest."""
     one = line.candidate
@@ -184,7 +184,7 @@ def add_band(made: go.Figure, xs: Sequence[float], ys: Sequence[float], colour: 
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class LargerDeployment:
     """The least that is added to serve more load: its cost per hour (or its GPUs), the load that it holds, and the
     80 % interval of this load if that is known."""
 
@@ -193,7 +193,7 @@ class Deployment:
     interval: tuple[float, float] | None
 
     @classmethod
-    def of(cls, trials: Trials, one: Mapping[str, Any], is_priced: bool) -> Deployment:
+    def of(cls, trials: Trials, one: Mapping[str, Any], is_priced: bool) -> LargerDeployment:
         """Return that of a candidate: the GPUs of its row; of a plan for a given load one engine."""
         price = one["per_million"] * one["tokens_per_s"] * 3600 / 1e6 / one["gpus"] if is_priced else 1.0
         asked = answer_of(trials)["load"]
@@ -215,9 +215,9 @@ class Deployment:
 
 def _gpus_of_unit(trials: Trials, one: Mapping[str, Any]) -> int:
     """Return the GPUs of the smallest deployment of a candidate: of one engine, or of prefill and decode engines."""
-    ratio = setting(trials, Point(one["settings"]), "disaggregation.ratio", None)
+    ratio = setting(trials, SweepPoint(one["settings"]), "disaggregation.ratio", None)
     unit = sum(map(int, ratio.split(":"))) if ratio else 1
-    return gpus_of(trials, Point({**one["settings"], "hardware.replicas": unit}))
+    return gpus_of(trials, SweepPoint({**one["settings"], "hardware.replicas": unit}))
 
 
 def cost_against_load(trials: Trials | str | PathLike[str]) -> go.Figure:
@@ -236,9 +236,9 @@ def cost_against_load(trials: Trials | str | PathLike[str]) -> go.Figure:
     is_priced = all(one["per_million"] is not None for one in shown)
     what, y = ("Cost", "price per hour") if is_priced else ("GPUs", "GPUs")
     made = figure(f"{what} against load", f"load, {answer['load_unit']}", y)
-    parts = [Deployment.of(trials, one, is_priced) for one in shown]
+    parts = [LargerDeployment.of(trials, one, is_priced) for one in shown]
     most = max(DEPLOYMENTS * parts[0].load, 1.2 * (answer["load"] or 0.0))
-    ends, notes = list[End](), names_in_note(names, common)
+    ends, notes = list[LineEnd](), names_in_note(names, common)
     if parts[0].interval is not None:
         (low_x, low_y), (high_x, high_y) = (parts[0].stairs(most, end) for end in parts[0].interval)
         add_band(made, [*low_x, *high_x[::-1]], [*low_y, *high_y[::-1]], COLOURS[0])
@@ -250,7 +250,7 @@ def cost_against_load(trials: Trials | str | PathLike[str]) -> go.Figure:
             line={"color": colours[one["name"]], "width": 1.8 if ends else 3},
             hovertemplate=f"{one['name']}: %{{y:.4~g}} at %{{x:.4~g}}<extra></extra>",
         )  # fmt: skip
-        ends.append(End(name, colours[one["name"]], xs[-1], ys[-1]))
+        ends.append(LineEnd(name, colours[one["name"]], xs[-1], ys[-1]))
     label_ends(made, ends, (0, most), (0, 1.08 * max(end.y for end in ends)))
     note_of(made, ["as many deployments as hold the load in equal shares", *notes])
     return made

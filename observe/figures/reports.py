@@ -16,31 +16,31 @@ from . import plans as of_plans
 from . import speeds as of_speeds
 from . import trials as of_trials
 from .labels import distinct_parts
-from .page import Folded, Page, Table
+from .page import Folded, ReportPage, TextTable
 from .pair import pair_page
 from .rounds import round_waterfall
-from .run import Run
+from .run import StoredRun
 from .run_pages import deployment, draw, ends_in_words, made_by, run_page, twin_page
 from .style import missing
-from .trials import Point, Trials, label
+from .trials import SweepPoint, Trials, label
 from .twin import Twin
 
 MOST_ROWS = 100
 
 
-def page_of(path: Path, other: Path | None = None) -> Page:
+def page_of(path: Path, other: Path | None = None) -> ReportPage:
     """Return the report of the directory or file at `path`; with `other`, of two runs side by side. Raises ConfigError
     if that is nothing that a command has written, or unreadable."""
     if other is not None:
         for each in (path, other):
             if not (each / "summary.json").exists():
                 raise missing(each, "is no run of simulate --out, which alone can stand beside another")
-        return pair_page(Run(path), Run(other))
+        return pair_page(StoredRun(path), StoredRun(other))
     if path.is_dir():
         if (path / "question.json").exists():
             return _trials_page(Trials(path))
         if (path / "summary.json").exists():
-            return run_page(Run(path))
+            return run_page(StoredRun(path))
         message = "has neither summary.json (a run of simulate --out) nor question.json (a sweep, a plan, a tune)"
         raise missing(path, message)
     return twin_page(Twin(path))
@@ -49,9 +49,9 @@ def page_of(path: Path, other: Path | None = None) -> Page:
 # -- sweeps and plans -------------------------------------------------------------------------------------------------
 
 
-def _trials_page(trials: Trials) -> Page:
+def _trials_page(trials: Trials) -> ReportPage:
     kind, scenario = trials.question["kind"], trials.question["scenario"]
-    page = Page(deployment(scenario), f"A {kind}: {scenario.get('name', '')}; {trials.path}")
+    page = ReportPage(deployment(scenario), f"A {kind}: {scenario.get('name', '')}; {trials.path}")
     if not trials.points:
         raise missing(trials.path, f"has no run that has ended; the same `foredraft {kind}` goes on")
     if kind == "plan":
@@ -91,7 +91,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key} = {value}"
 
 
-def _add_sweep(page: Page, trials: Trials) -> None:
+def _add_sweep(page: ReportPage, trials: Trials) -> None:
     varied = trials.varied
     asked = trials.question.get("points")
     wanted = len(asked) * len(trials.question.get("seeds") or [0]) if isinstance(asked, list) else trials.num_runs
@@ -134,11 +134,11 @@ def _best_points(trials: Trials) -> Iterator[str]:
         yield f"Overloaded, so not counted: {len(trials.points) - len(balanced)} of {count}."
 
 
-def _label(trials: Trials, point: Point) -> str:
+def _label(trials: Trials, point: SweepPoint) -> str:
     return label({key: point.settings.get(key) for key in trials.varied}) or "the only combination"
 
 
-def _points_table(trials: Trials, varied: Sequence[str]) -> Table:
+def _points_table(trials: Trials, varied: Sequence[str]) -> TextTable:
     metrics = [key for key in of_trials.TITLES if any(point.values(key) for point in trials.points)]
     columns = [*(key.rpartition(".")[2] for key in varied), *(of_trials.TITLES[key] for key in metrics), "runs", ""]
     rows = []
@@ -148,10 +148,10 @@ def _points_table(trials: Trials, varied: Sequence[str]) -> Table:
         rows.append([*cells, *means, str(len(point.summaries)), "overloaded" if point.is_overloaded else ""])
     more = len(trials.points) - len(rows)
     caption = "Means over the seeds." + (f" trials.parquet has {count_of(more, 'combination')} more." if more else "")
-    return Table("Combinations", columns, rows, caption)
+    return TextTable("Combinations", columns, rows, caption)
 
 
-def _draw_speeds(page: Page, trials: Trials) -> None:
+def _draw_speeds(page: ReportPage, trials: Trials) -> None:
     caption = "Up and to the right is better: more tokens for each GPU, and faster ones for each user."
     draw(page, "throughput-per-gpu", caption, of_speeds.throughput_per_gpu, trials)
     if any(point.values("slo_attainment") for point in trials.points):
@@ -159,7 +159,7 @@ def _draw_speeds(page: Page, trials: Trials) -> None:
         draw(page, "attainment", caption, of_speeds.attainment_against_load, trials)
 
 
-def _add_plan(page: Page, trials: Trials) -> None:
+def _add_plan(page: ReportPage, trials: Trials) -> None:
     answer = of_trials.answer_of(trials)
     page.answer += answer["sentences"]
     best = next((one for one in answer["candidates"] if one["status"] == "best"), None)
@@ -219,10 +219,10 @@ def _add_plan(page: Page, trials: Trials) -> None:
         "as simulated. tokens/s are the output tokens of all GPUs of a row; "
         "taken: of the limit, at the load found."
     )
-    page.tables.append(Table("All candidates", columns, rows, caption))
+    page.tables.append(TextTable("All candidates", columns, rows, caption))
     if answer["refused"]:
         reasons = [[one["name"], one["reason"]] for one in answer["refused"]]
-        page.tables.append(Table("Cannot run", ["candidate", "reason"], reasons))
+        page.tables.append(TextTable("Cannot run", ["candidate", "reason"], reasons))
     source = answer["model_error_source"]
     page.source("error of comparisons", f"{source}: within it candidates are called equal")
 
@@ -233,7 +233,7 @@ def _short_name(best: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
     return distinct_parts(names)[0][names.index(best["name"])]
 
 
-def _add_tune(page: Page, trials: Trials) -> None:
+def _add_tune(page: ReportPage, trials: Trials) -> None:
     found = trials.tuned
     behind, phase = max((share, name) for name, share in found["behind_best_fixed"].items())
     steps = "; ".join(
@@ -263,4 +263,4 @@ def _add_tune(page: Page, trials: Trials) -> None:
     ]
     about = "; ".join(f"{name}: {phase['about']}" for name, phase in found["phases"].items())
     caption = f"± is half of the 95 % interval over seeds, without the error of the cost model. {about}."
-    page.tables.append(Table("How much faster the table is", ["faster than", *phases], rows, caption))
+    page.tables.append(TextTable("How much faster the table is", ["faster than", *phases], rows, caption))

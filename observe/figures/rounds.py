@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from ...core.errors import count_of
-from .run import Run, as_run
+from .run import StoredRun, as_run
 from .style import COLOURS, FAINT, figure, missing, names_beside, note_of, short
 from .trials import Trials, answer_of
 
@@ -21,7 +21,7 @@ TEXT_ROOM = 1.3  # times the longest round: what stands right of bars has room, 
 MS_FROM_US = 10_000
 
 
-def round_waterfall(source: Run | Trials | str | PathLike[str]) -> go.Figure:
+def round_waterfall(source: StoredRun | Trials | str | PathLike[str]) -> go.Figure:
     """Draw the parts of a run's mean round one after the other, the scheduler's time on the host, and the round with
     its 80 % interval. source: a run, or a plan, of which it is the best candidate's."""
     if isinstance(source, Trials):
@@ -33,7 +33,7 @@ def round_waterfall(source: Run | Trials | str | PathLike[str]) -> go.Figure:
     return waterfall({run.path.name: round_of(run)})
 
 
-def round_of(run: Run) -> Mapping[str, Any]:
+def round_of(run: StoredRun) -> Mapping[str, Any]:
     """Return the mean round in the summary of a run. Raises ConfigError if there is none."""
     if "round_whole_us" not in run.summary:
         why = "an earlier version made the run, or no round decoded"

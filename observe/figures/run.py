@@ -23,7 +23,7 @@ MARKED = (0.5, 0.9, 0.99, 0.999)
 COMPLETED = ("stop", "length")
 
 
-class Run:
+class StoredRun:
     """A directory that `foredraft simulate --out` has written; tables are read when a figure needs them.
 
     Raises ConfigError for a directory that holds no run, or files that cannot be read.
@@ -115,11 +115,11 @@ class Run:
         return np.arange(len(values)) * width / scale, values, unit
 
 
-def as_run(run: Run | str | PathLike[str]) -> Run:
-    return run if isinstance(run, Run) else Run(run)
+def as_run(run: StoredRun | str | PathLike[str]) -> StoredRun:
+    return run if isinstance(run, StoredRun) else StoredRun(run)
 
 
-def latencies(run: Run | str | PathLike[str]) -> go.Figure:
+def latencies(run: StoredRun | str | PathLike[str]) -> go.Figure:
     """Draw how TTFT, TPOT, ITL and E2E latencies are distributed: the share of requests (of ITL: of gaps) that is
     faster.
 
@@ -139,7 +139,7 @@ def latencies(run: Run | str | PathLike[str]) -> go.Figure:
     return made
 
 
-def add_distribution(made: go.Figure, run: Run, name: str, title: str, colour: str) -> float:
+def add_distribution(made: go.Figure, run: StoredRun, name: str, title: str, colour: str) -> float:
     """Draw a latency's distribution, with points at some percentiles, and return the height of its curve; 1 without a
     value."""
     values, shares = run.quantiles_ms.get(name), np.array(CURVE_SHARES)
@@ -179,7 +179,7 @@ INTERVALS = {
 """Numbers of a summary that have 80 % intervals of the cost model where something is published, and their names."""
 
 
-def intervals(run: Run | str | PathLike[str]) -> go.Figure:
+def intervals(run: StoredRun | str | PathLike[str]) -> go.Figure:
     """Draw the 80 % intervals of a run's mean latencies and throughput, as shares of the simulated numbers."""
     run = as_run(run)
     summary = run.summary
@@ -201,24 +201,24 @@ def intervals(run: Run | str | PathLike[str]) -> go.Figure:
     return made
 
 
-def load_over_time(run: Run | str | PathLike[str]) -> go.Figure:
+def load_over_time(run: StoredRun | str | PathLike[str]) -> go.Figure:
     """Draw the requests that run and wait over simulated time."""
     return _over_time(run, "Batch and queue over time", {"running": "running", "waiting": "waiting"}, "requests")
 
 
-def kv_over_time(run: Run | str | PathLike[str]) -> go.Figure:
+def kv_over_time(run: StoredRun | str | PathLike[str]) -> go.Figure:
     """Draw the share of KV slots that is held over simulated time."""
     made = _over_time(run, "KV in use over time", {"kv_occupancy": "KV slots held"}, "share of the KV slots")
     made.update_yaxes(tickformat=".0%", rangemode="tozero")
     return made
 
 
-def steps_over_time(run: Run | str | PathLike[str]) -> go.Figure:
+def steps_over_time(run: StoredRun | str | PathLike[str]) -> go.Figure:
     """Draw the draft steps in use over simulated time, the mean over rounds."""
     return _over_time(run, "Draft steps over time", {"steps": "mean draft steps"}, "draft steps")
 
 
-def _over_time(run: Run | str | PathLike[str], title: str, names: Mapping[str, str], y: str) -> go.Figure:
+def _over_time(run: StoredRun | str | PathLike[str], title: str, names: Mapping[str, str], y: str) -> go.Figure:
     run = as_run(run)
     lines = {name: run.timeline(name) for name in names}
     starts, _, unit = next(iter(lines.values()))
@@ -233,7 +233,7 @@ def _over_time(run: Run | str | PathLike[str], title: str, names: Mapping[str, s
     return made
 
 
-def steps_by_batch(run: Run | str | PathLike[str]) -> go.Figure:
+def steps_by_batch(run: StoredRun | str | PathLike[str]) -> go.Figure:
     """Draw which draft steps were used at which batch size, as shares of the rounds with such a batch."""
     run = as_run(run)
     counts = run.rounds_by_batch()
@@ -256,7 +256,7 @@ def steps_by_batch(run: Run | str | PathLike[str]) -> go.Figure:
     return made
 
 
-def acceptance_by_position(run: Run | str | PathLike[str]) -> go.Figure:
+def acceptance_by_position(run: StoredRun | str | PathLike[str]) -> go.Figure:
     """Draw how often the draft at each position is accepted, where all drafts before it were."""
     run = as_run(run)
     tried, accepted = _positions(run)
@@ -278,7 +278,7 @@ def acceptance_by_position(run: Run | str | PathLike[str]) -> go.Figure:
     return made
 
 
-def _positions(run: Run) -> tuple[np.ndarray, np.ndarray]:
+def _positions(run: StoredRun) -> tuple[np.ndarray, np.ndarray]:
     """Return per position the verified rows that came to it, and those in which it was accepted: int64 [positions]."""
     prefix = "correct_drafts_at_steps_"
     by_steps = {int(key.removeprefix(prefix)): counts for key, counts in run.summary.items() if key.startswith(prefix)}

@@ -16,9 +16,9 @@ from ..tables import LATENCIES, format_number, format_share, intervals_rest_on
 from . import run as of_run
 from . import twin as of_twin
 from .devices import gpus_by_name, value_of
-from .page import Folded, Page, Picture, Table
+from .page import Folded, Picture, ReportPage, TextTable
 from .rounds import round_waterfall
-from .run import Run
+from .run import StoredRun
 from .twin import Twin
 
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
@@ -35,7 +35,7 @@ def deployment(scenario: Mapping[str, Any]) -> str:
     return place if algorithm == "NONE" else f"{place}, {algorithm}"
 
 
-def draw(page: Page, name: str, caption: str, figure_of: Callable[..., go.Figure], *arguments: object) -> None:
+def draw(page: ReportPage, name: str, caption: str, figure_of: Callable[..., go.Figure], *arguments: object) -> None:
     """Add the figure that `figure_of` makes of `arguments`; if it cannot be drawn, add a note with the reason."""
     try:
         page.pictures.append(Picture(name, figure_of(*arguments), caption))
@@ -43,7 +43,7 @@ def draw(page: Page, name: str, caption: str, figure_of: Callable[..., go.Figure
         page.source(f"no figure {name}", str(error))
 
 
-def made_by(page: Page, written_by: object) -> None:
+def made_by(page: ReportPage, written_by: object) -> None:
     page.source(
         "versions", f"run by foredraft {written_by or '(not recorded)'}, drawn by foredraft {version('foredraft')}"
     )
@@ -57,9 +57,9 @@ def ends_in_words(ends: Sequence[float | None] | None) -> str:
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
-def run_page(run: Run) -> Page:
+def run_page(run: StoredRun) -> ReportPage:
     summary = run.summary
-    page = Page(
+    page = ReportPage(
         deployment(run.scenario),
         f"A simulated run: {summary.get('name', '')}, seed {summary.get('seed', '–')}; {run.path}",
     )
@@ -87,7 +87,7 @@ def run_page(run: Run) -> Page:
         for key, (short, meaning) in LATENCIES.items()
     ]
     caption = "Of completed requests, from summary.json; ITL within 0.1 %. The last column: 80 % interval of the mean."
-    page.tables.append(Table("Latencies, ms", ["", *STATISTICS, "mean, 80 %"], rows, caption))
+    page.tables.append(TextTable("Latencies, ms", ["", *STATISTICS, "mean, 80 %"], rows, caption))
     if run.scenario_text is not None:
         page.folded.append(Folded("The scenario, with the source of every number (scenario.toml)", run.scenario_text))
     page.source("timing", summary.get("timing") or "not recorded: the run was made by an earlier version")
@@ -102,7 +102,7 @@ def run_page(run: Run) -> Page:
     return page
 
 
-def _run_answer(run: Run) -> Iterator[str]:
+def _run_answer(run: StoredRun) -> Iterator[str]:
     summary = run.summary
     if summary.get("incomplete"):
         yield "The run was interrupted, or requests were left over: the numbers cover a part of it."
@@ -151,8 +151,8 @@ def _run_tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 # -- the twin ---------------------------------------------------------------------------------------------------------
 
 
-def twin_page(twin: Twin) -> Page:
-    page = Page(f"Predicted against measured on {twin.device}", str(twin.path))
+def twin_page(twin: Twin) -> ReportPage:
+    page = ReportPage(f"Predicted against measured on {twin.device}", str(twin.path))
     errors = {
         key: [one["metrics"][key]["error"] for one in twin.measured if key in one["metrics"]] for key in SHORT_NAMES
     }
@@ -191,7 +191,7 @@ def twin_page(twin: Twin) -> Page:
         ]
         for one in twin.comparisons
     ]
-    page.tables.append(Table("Measured, and the error of the prediction", columns, rows))
+    page.tables.append(TextTable("Measured, and the error of the prediction", columns, rows))
     repeats = ", ".join(map(str, sorted({one["repeats"] for one in twin.comparisons})))
     page.source("measured", f"by our own executor on {twin.device}, {twin.clock} time, {repeats} runs of each")
     page.source("predicted", "by the simulator, from single steps of that executor and the acceptance of other prompts")

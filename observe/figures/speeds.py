@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from .curves import Curve, curves, gpus_of, load_key, requests_of
-from .labels import End, label_ends, mark_limit, mark_region
+from .curves import LoadCurve, curves, gpus_of, load_key, requests_of
+from .labels import LineEnd, label_ends, mark_limit, mark_region
 from .plans import add_band, attainment_limit, latency_limits, taken_factors
 from .style import COLOURS, figure, missing, note_of, short, whiskers
-from .trials import Point, Trials, answer_of, as_trials, limit_title
+from .trials import SweepPoint, Trials, answer_of, as_trials, limit_title
 
 WITHIN = 0.99
 """Of a sweep with an SLO a point is within it if so many requests keep every limit, as for `Result.meets_slo`."""
@@ -24,13 +24,13 @@ MEAN_TPOT = "mean_tpot_ms"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SpeedLimits:
     """What bounds the points of a figure. tpot_key: the statistic of TPOT that gives the speed of a user; tpot_ms: its
     limit, None if there is none; holds: whether a combination keeps every limit."""
 
     tpot_key: str
     tpot_ms: float | None
-    holds: Callable[[Point], bool]
+    holds: Callable[[SweepPoint], bool]
 
     @property
     def users(self) -> str:
@@ -41,27 +41,27 @@ class Limits:
         return "the speed that half of the users have at least" if share == "median" else "the mean over users"
 
 
-def limits_of(trials: Trials) -> Limits:
+def limits_of(trials: Trials) -> SpeedLimits:
     """Return the limits of a plan, or those of the scenario's SLO, which hold for each request."""
     if trials.question["kind"] == "plan":
         limited, share = latency_limits(answer_of(trials)), attainment_limit(answer_of(trials))
         tpot = next((one for one in limited if one["key"].endswith("_tpot_ms")), None)
 
-        def keeps(point: Point) -> bool:
+        def keeps(point: SweepPoint) -> bool:
             attained = point.values("slo_attainment") or [0.0]
             is_short = share is not None and float(np.mean(attained)) < share
             return not (point.is_overloaded or is_short) and all(
                 (values := point.values(one["key"])) and float(np.mean(values)) <= one["limit_ms"] for one in limited
             )
 
-        return Limits(tpot["key"] if tpot else MEAN_TPOT, tpot["limit_ms"] if tpot else None, keeps)
+        return SpeedLimits(tpot["key"] if tpot else MEAN_TPOT, tpot["limit_ms"] if tpot else None, keeps)
     slo: Mapping[str, Any] = trials.question["scenario"].get("slo") or {}
 
-    def attains(point: Point) -> bool:
+    def attains(point: SweepPoint) -> bool:
         return not point.is_overloaded and all(share >= WITHIN for share in point.values("slo_attainment"))
 
     limit_ms = slo.get("tpot_ms")
-    return Limits("p99_tpot_ms" if limit_ms else MEAN_TPOT, limit_ms, attains)
+    return SpeedLimits("p99_tpot_ms" if limit_ms else MEAN_TPOT, limit_ms, attains)
 
 
 def throughput_per_gpu(trials: Trials | str | PathLike[str]) -> go.Figure:
@@ -75,7 +75,7 @@ def throughput_per_gpu(trials: Trials | str | PathLike[str]) -> go.Figure:
     made = figure(
         "Throughput of a GPU against the speed of a user", "tokens/s per user", "output tokens/s per GPU", height=420
     )
-    ends: list[End] = []
+    ends: list[LineEnd] = []
     notes = [limits.users, *shown.notes(), "to the left: more load"]
     if any(not limits.holds(point) for line in shown for point in line.points):
         notes.append(
@@ -97,7 +97,7 @@ def throughput_per_gpu(trials: Trials | str | PathLike[str]) -> go.Figure:
     return made
 
 
-def _add_speeds(made: go.Figure, trials: Trials, line: Curve, limits: Limits) -> End | None:
+def _add_speeds(made: go.Figure, trials: Trials, line: LoadCurve, limits: SpeedLimits) -> LineEnd | None:
     """Draw the line of a deployment and return its end, at the least load; None if no run has a TPOT."""
     rows = [
         (load, point, line.mean(point, limits.tpot_key), _tokens_per_s(trials, line, point))
@@ -124,10 +124,10 @@ def _add_speeds(made: go.Figure, trials: Trials, line: Curve, limits: Limits) ->
         hovertemplate=f"{line.full_name}, %{{customdata}}<br>%{{x:.4~g}} tokens/s per user, %{{y:.4~g}} per GPU<extra></extra>",
     )  # fmt: skip
     fastest = int(np.argmax(speeds))
-    return End(line.name, line.colour, speeds[fastest], per_gpu[fastest])
+    return LineEnd(line.name, line.colour, speeds[fastest], per_gpu[fastest])
 
 
-def _tokens_per_s(trials: Trials, line: Curve, point: Point) -> float | None:
+def _tokens_per_s(trials: Trials, line: LoadCurve, point: SweepPoint) -> float | None:
     """Return the output tokens per second of all engines.
 
     A load that is served gives the tokens of its arrivals: a run's own throughput counts its ramp and its drain, too.
@@ -153,7 +153,7 @@ def attainment_against_load(trials: Trials | str | PathLike[str]) -> go.Figure:
     trials = as_trials(trials)
     shown = curves(trials)
     made = figure("Requests within the SLO against load", f"load, {shown.unit}", "share within the SLO")
-    ends: list[End] = []
+    ends: list[LineEnd] = []
     for line in shown:
         points = [
             (load, point) for load, point in zip(line.loads, line.points, strict=True) if point.values("slo_attainment")
@@ -167,7 +167,7 @@ def attainment_against_load(trials: Trials | str | PathLike[str]) -> go.Figure:
             error_y=whiskers(values, [point.values("slo_attainment") for _, point in points]),
             hovertemplate=f"{line.full_name}: %{{y:.2%}} at %{{x:.4~g}}<extra></extra>",
         )  # fmt: skip
-        ends.append(End(line.name, line.colour, loads[-1], values[-1]))
+        ends.append(LineEnd(line.name, line.colour, loads[-1], values[-1]))
     if not ends:
         raise missing(trials.path, "has no share of requests within an SLO: the scenario sets none (slo.ttft_ms, …)")
     first, last = min(line.loads[0] for line in shown), max(end.x for end in ends)

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from ...core.parsing import ParseError, parse_json
 from ..input_files import read_lines
 from ..tables import LATENCIES
-from .labels import End, distinct_parts, label_ends, names_in_note
+from .labels import LineEnd, distinct_parts, label_ends, names_in_note
 from .style import COLOURS, FAINT, figure, missing, names_beside, note_of, read_object, short, whiskers
 
 LOADS = ("workload.rate", "workload.rate_scale", "workload.concurrency")
@@ -34,7 +34,7 @@ MOST_LINES = len(COLOURS)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """One combination: its settings without the seed, and the summaries of its runs."""
 
     settings: Mapping[str, Any]
@@ -66,11 +66,11 @@ class Trials:
         self.question: Mapping[str, Any] = read_object(self.path / "question.json")
         if not isinstance(self.question.get("scenario"), dict) or not isinstance(self.question.get("kind"), str):
             raise missing(self.path / "question.json", "is no question of a sweep or a plan (no kind, no scenario)")
-        found: dict[str, Point] = {}
+        found: dict[str, SweepPoint] = {}
         for settings, summary in self._runs():
             settings = {key: value for key, value in settings.items() if key != "seed"}
-            found.setdefault(repr(sorted(settings.items())), Point(settings)).summaries.append(summary)
-        self.points: list[Point] = list(found.values())  # in the order in which they have ended
+            found.setdefault(repr(sorted(settings.items())), SweepPoint(settings)).summaries.append(summary)
+        self.points: list[SweepPoint] = list(found.values())  # in the order in which they have ended
         self.points.sort(key=lambda point: [_order(point.settings.get(key)) for key in self.varied])
         self.num_runs: int = sum(len(point.summaries) for point in self.points)
 
@@ -108,9 +108,9 @@ class Trials:
         varied = [key for key in keys if len({repr(point.settings.get(key)) for point in self.points}) > 1]
         return sorted(varied, key=LOADS.__contains__)
 
-    def lines(self, along: str) -> dict[str, list[Point]]:
+    def lines(self, along: str) -> dict[str, list[SweepPoint]]:
         """Return the points by their settings other than `along`, each list in order of `along`."""
-        found: dict[str, list[Point]] = {}
+        found: dict[str, list[SweepPoint]] = {}
         for point in self.points:
             found.setdefault(label({k: point.settings.get(k) for k in self.varied if k != along}), []).append(point)
         for points in found.values():
@@ -175,12 +175,17 @@ def against(trials: Trials | str | PathLike[str], key: str, metric: str) -> go.F
 
 
 def _add_lines(
-    made: go.Figure, trials: Trials, lines: Mapping[str, list[Point]], x: str, y: str, categories: Sequence[Any] = ()
+    made: go.Figure,
+    trials: Trials,
+    lines: Mapping[str, list[SweepPoint]],
+    x: str,
+    y: str,
+    categories: Sequence[Any] = (),
 ) -> None:
     """Draw a line through the points of each deployment that have both numbers, with its name at its end. categories:
     values of `x` that are no numbers, in their order."""
     names, common = distinct_parts(list(lines)[:MOST_LINES])
-    ends: list[End] = []
+    ends: list[LineEnd] = []
     for name, short_name, colour in zip(lines, names, COLOURS, strict=False):
         shown = [point for point in lines[name] if point.values(y) and (point.values(x) or x in point.settings)]
         if shown:
@@ -188,7 +193,7 @@ def _add_lines(
             if categories:
                 made.data[-1].x = [categories.index(value) for value in made.data[-1].x]
             last = max(zip(made.data[-1].x, made.data[-1].y, strict=True), key=lambda place: place[0])
-            ends.append(End(short_name, colour, *last))
+            ends.append(LineEnd(short_name, colour, *last))
     left_out = len(lines) - MOST_LINES
     note_of(
         made, [*_notes(trials), *names_in_note(names, common), f"{left_out} more have no line" if left_out > 0 else ""]
@@ -202,8 +207,10 @@ def _add_lines(
     label_ends(made, ends, (low, high), (0, 1.08 * max(ys) or 1.0))
 
 
-def _add_points(made: go.Figure, points: Sequence[Point], name: str, colour: str, x: str, y: str, mode: str) -> None:
-    def mean(point: Point, key: str) -> Any:
+def _add_points(
+    made: go.Figure, points: Sequence[SweepPoint], name: str, colour: str, x: str, y: str, mode: str
+) -> None:
+    def mean(point: SweepPoint, key: str) -> Any:
         values = point.values(key)
         return short(float(np.mean(values))) if values else point.settings.get(key)
 

@@ -13,7 +13,7 @@ from .summary import GAUGES, Measurements
 SYSTEM = 1 + GAUGES.index("system")  # column of the samples
 
 
-class Load(Protocol):
+class LoadSamples(Protocol):
     """Takes the samples of gauges and the counts of rounds, in the order of their times."""
 
     timeline: Timeline | None

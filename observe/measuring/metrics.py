@@ -41,7 +41,7 @@ from ...core.contract.request import FinishReason
 from ..output_files import ParquetColumns
 from .histogram import added_counts, series
 from .lives import ReplicaMetrics, RequestLives
-from .load import Load, MeasuredLoad, PartLoad
+from .load import LoadSamples, MeasuredLoad, PartLoad
 from .summary import GAUGES, REASONS, SLO, Measurements, summarize
 
 REQUEST_FIELDS = (
@@ -106,7 +106,7 @@ class RunMetrics:
         measured = Measurements()
         self.measured: Measurements = measured
         self.lives: RequestLives = RequestLives(measured.replicas, measured.counts, measured.totals)
-        self.load: Load = MeasuredLoad(measured, num_buckets)
+        self.load: LoadSamples = MeasuredLoad(measured, num_buckets)
         self.files: list[ParquetColumns] = []  # of requests, of rounds, and of a part's load
         self._closed_at: array[int] | None = array("q") if is_part else None  # times of `lives.closing`
         if out_dir is not None:

@@ -16,12 +16,12 @@ from ..demand.hours import Hours
 from ..plan import Plan
 from ..rounds.bottleneck import REMEDIES, bottleneck
 from ..search.bounds import CONFIDENCE, SHARE
-from ..search.judge import Finding
+from ..search.judge import SearchFinding
 from ..search.pace import WatchedWorkers
 from ..slo import TAKEN, Limit, Objective
 from ..store import TrialStore
-from ..trial import Trial
-from ..workers import Workers
+from ..trial import RunOutcome
+from ..workers import JobWorkers
 from .bill import Bill, bill_of
 from .ranking import rank_candidates
 
@@ -168,7 +168,7 @@ class PlanAnswer(Document):
 
 def search_plan(
     whole: Plan,
-    pool: Workers,
+    pool: JobWorkers,
     store: TrialStore,
     on_progress: Callable[[str], None],
     on_run: Callable[[str], None] | None = None,
@@ -177,7 +177,7 @@ def search_plan(
     `on_progress` gets a line for each candidate that a round ends with, `on_run` how far the search is after each
     run."""
 
-    def note(trial: Trial) -> None:
+    def note(trial: RunOutcome) -> None:
         whole.pace.note(trial)
         if on_run is not None and (text := whole.pace.in_words(pool.count)) is not None:
             on_run(text)
@@ -191,7 +191,7 @@ def search_plan(
     return ranked, answer
 
 
-def _progress(whole: Plan, which: str, index: int, found: Finding) -> str:
+def _progress(whole: Plan, which: str, index: int, found: SearchFinding) -> str:
     is_load = which != "second" or whole.question.load is None
     value = f"{found.value:.3g} {whole.load_unit}" if is_load else count_of(round(found.value), "engine")
     nothing = f"holds {'no load' if is_load else 'with no number of engines that may be'}"
@@ -392,7 +392,7 @@ def tokens_per_s(plan: Plan, item: Ranked) -> float:
     return plan.requests_per_s(item.load) * float(item.finding.summary["mean_output_tokens"])
 
 
-def tightest_of(found: Finding) -> Objective:
+def tightest_of(found: SearchFinding) -> Objective:
     """Return the objective that takes the most of its limit, of a candidate that could be searched."""
     assert found.tightest is not None
     return found.tightest

@@ -6,13 +6,13 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from ...sim.cost.published.evidence import Difference
+from ...sim.cost.published.evidence import LogDifference
 from ..confidence.comparison import curve_of, curve_of_counts
-from ..confidence.model_error import Curve
+from ..confidence.model_error import LimitCurve
 from ..confidence.ranked import Ranked
 from ..plan import CLOSER, Plan
 from ..search.bounds import Spread, differences
-from ..search.judge import Finding
+from ..search.judge import SearchFinding
 
 
 def rank_candidates(whole: Plan) -> list[Ranked]:
@@ -44,7 +44,7 @@ def _with_errors(whole: Plan, best: Ranked, item: Ranked) -> Ranked:
     return replace(found, taken_range=whole.errors.taken_range(item), rests_on=whole.errors.rests_on(item))
 
 
-def _curve(whole: Plan, item: Ranked) -> Curve:
+def _curve(whole: Plan, item: Ranked) -> LimitCurve:
     """Return what the runs of a candidate say of its limits by the load of an engine."""
     rough, load = whole.rough[whole.candidates.index(item.candidate)], whole.question.load
     if load is None:
@@ -60,7 +60,7 @@ def _order(whole: Plan, item: Ranked) -> tuple[float, ...]:
     return (item.dropped, not item.holds, item.gpus * whole.gpu_cost(item.candidate), item.finding.excess)
 
 
-def _is_equal(whole: Plan, best: Ranked, item: Ranked, error: Difference) -> bool:
+def _is_equal(whole: Plan, best: Ranked, item: Ranked, error: LogDifference) -> bool:
     """Return whether a candidate cannot be told from the best one. `error`: of log(load of the best / its load)."""
     if item is best or best.dropped:
         return item is best
@@ -88,7 +88,7 @@ def _paired(whole: Plan, best: Ranked, item: Ranked) -> tuple[float, float]:
     return sum(own) / len(own), pooled.half_width(len(own))
 
 
-def _result(whole: Plan, index: int, finding: Finding) -> Ranked:
+def _result(whole: Plan, index: int, finding: SearchFinding) -> Ranked:
     candidate, asked = whole.candidates[index], whole.question
     dropped, first_share = index not in whole.fine, whole.first_share.get(index, 0.0)
     if asked.load is None:

@@ -13,7 +13,7 @@ from ...core.acceptance.fit import mean_accept_length
 from ...core.acceptance.process import GaussianAcceptance
 from ...core.tree.build import tree_capacity
 from ...sim.assembly import Assembly, assemble
-from ...sim.assembly.rounds import Round
+from ...sim.assembly.rounds import PricedRound
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_with
 
@@ -93,7 +93,7 @@ class RoundModel:
             self._assemblies[steps] = assemble(scenario_with(self._tables, fixed))
         return self._assemblies[steps]
 
-    def round(self, batch_size: int, context_len: int, steps: int) -> Round:
+    def round(self, batch_size: int, context_len: int, steps: int) -> PricedRound:
         """Return the round of a batch. Raises a ForedraftError for steps that the deployment cannot have."""
         run = self.with_steps(steps)
         topk = run.spec.topk if steps else 1
@@ -107,7 +107,7 @@ class RoundModel:
             work = (batch_size, steps, topk, nodes, batch_size * context_len)
             prompt_ns = _prompt_ns(run, prompt_len, work) / self.output_len
         overlap = run.spec.config.overlap
-        return Round(batch_size, context_len, steps, nodes, parts, host_ns, overlap, accept_length, prompt_ns)
+        return PricedRound(batch_size, context_len, steps, nodes, parts, host_ns, overlap, accept_length, prompt_ns)
 
     def accept_length(self, steps: int, num_draft_tokens: int) -> float:
         """Return the mean accept length of rounds with these steps, bonus token included.
@@ -128,12 +128,12 @@ class RoundModel:
             self._accept_lengths[key] = mean_accept_length(process, steps)
         return self._accept_lengths[key]
 
-    def best(self, batch_size: int, context_len: int, most_steps: int) -> Round:
+    def best(self, batch_size: int, context_len: int, most_steps: int) -> PricedRound:
         """Return the round with the most tokens per second among 0 to `most_steps` draft steps."""
         rounds = (self.round(batch_size, context_len, steps) for steps in range(most_steps + 1))
         return max(rounds, key=lambda candidate: candidate.tokens_per_s)
 
-    def best_drafted(self, batch_size: int, context_len: int, most_steps: int) -> Round:
+    def best_drafted(self, batch_size: int, context_len: int, most_steps: int) -> PricedRound:
         """Return the round with the most tokens per second among 1 to `most_steps` draft steps, without those that so
         many requests do not decode with together."""
         counts = [steps for steps in range(1, most_steps + 1) if batch_size <= self.most_rows(context_len, steps)]
@@ -152,7 +152,7 @@ class RoundModel:
             found.append(speed)
         return found
 
-    def gain(self, found: Round) -> float:
+    def gain(self, found: PricedRound) -> float:
         """Return how many times the tokens of plain decoding a round gives."""
         return found.tokens_per_s / self.round(found.batch_size, found.context_len, 0).tokens_per_s
 

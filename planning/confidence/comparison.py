@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from ...sim.assembly import Assembly, assemble
 from ...sim.assembly.confidence import TIMES, difference, factors, rests_on
-from ...sim.cost.published.evidence import NOTHING, Difference, Interval, published_errors
+from ...sim.cost.published.evidence import NOTHING, Interval, LogDifference, published_errors
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_with
 from ..candidates.candidate import REPLICAS, Candidate, base_tables
-from ..search.judge import Finding
+from ..search.judge import SearchFinding
 from ..slo import Objective
-from .model_error import Curve, Errors, count_range, load_range
+from .model_error import LimitCurve, SimulationErrors, count_range, load_range
 from .ranked import Ranked
 
 SPEED_UP_BATCHES = (1, 8)
@@ -45,17 +45,17 @@ class ModelErrors:
         """Say what the intervals of a candidate rest on."""
         return rests_on(self.run_of(item))
 
-    def errors_of(self, item: Ranked) -> Errors | None:
+    def errors_of(self, item: Ranked) -> SimulationErrors | None:
         """Return the errors of a candidate's times at its load; None where nothing is known of them."""
         found = factors(self.run_of(item), item.finding.summary)
-        return Errors.of(found, self._objectives) if found else None
+        return SimulationErrors.of(found, self._objectives) if found else None
 
-    def load_range(self, item: Ranked, curve: Curve) -> tuple[float, float] | None:
+    def load_range(self, item: Ranked, curve: LimitCurve) -> tuple[float, float] | None:
         """Return the 80 % interval of the greatest load of a candidate; None where nothing is known."""
         errors = self.errors_of(item)
         return None if errors is None or item.finding.is_bound else load_range(curve, item.load, errors)
 
-    def gpu_range(self, item: Ranked, curve: Curve) -> tuple[int | None, int | None] | None:
+    def gpu_range(self, item: Ranked, curve: LimitCurve) -> tuple[int | None, int | None] | None:
         """Return the 80 % interval of the GPUs that a candidate needs for its load, None in the place of an end that is
         not known; None where nothing is known."""
         errors, candidate = self.errors_of(item), item.candidate
@@ -73,7 +73,7 @@ class ModelErrors:
         factor: Interval = errors.latencies[list(self._objectives).index(tightest)]
         return item.finding.excess * factor.low, item.finding.excess * factor.high
 
-    def compare(self, best: Ranked, item: Ranked, curves: tuple[Curve, Curve]) -> Difference:
+    def compare(self, best: Ranked, item: Ranked, curves: tuple[LimitCurve, LimitCurve]) -> LogDifference:
         """Return the error of log(load of the best / load of this candidate): its mean, and half of its 80 % interval.
 
         The error of a ratio of times is that of published deployments which share as much as these two. It is at least
@@ -82,9 +82,9 @@ class ModelErrors:
         """
         found = self._of_times(best, item)
         follows = sum(curve.sensitivity(len(self._objectives)) for curve in curves) / 2
-        return Difference(-follows * found.mean, follows * found.half_width)
+        return LogDifference(-follows * found.mean, follows * found.half_width)
 
-    def _of_times(self, best: Ranked, item: Ranked) -> Difference:
+    def _of_times(self, best: Ranked, item: Ranked) -> LogDifference:
         """Return the error of log(time of the best / time of this candidate)."""
         mine, other = self.run_of(best), self.run_of(item)
         least = max(speed_up_error(mine), speed_up_error(other))
@@ -92,7 +92,7 @@ class ModelErrors:
         times = [TIMES[name] for one in tightest for name in one.latencies]
         summaries = best.finding.summary, item.finding.summary
         told = [difference(time, mine, summaries[0], other, summaries[1]) for time in dict.fromkeys(times)]
-        return Difference(0.0, max([least, *(one.half_width for one in told if one is not None)]))
+        return LogDifference(0.0, max([least, *(one.half_width for one in told if one is not None)]))
 
 
 def speed_up_error(run: Assembly) -> float:
@@ -114,20 +114,20 @@ def about_speed_ups(run: Assembly) -> str:
     )
 
 
-def curve_of(fine: Finding, rough: Finding | None, fine_engines: float, rough_engines: float) -> Curve:
+def curve_of(fine: SearchFinding, rough: SearchFinding | None, fine_engines: float, rough_engines: float) -> LimitCurve:
     """Return the curve of a candidate by the load of one engine, from its two searches.
 
     `fine_engines`, `rough_engines`: the engines on which a load of the search was spread.
     """
-    curve = Curve.of({load / fine_engines: shares for load, shares in fine.curve.items()})
+    curve = LimitCurve.of({load / fine_engines: shares for load, shares in fine.curve.items()})
     if rough is None or rough is fine or not curve.loads:
         return curve
-    other = Curve.of({load / rough_engines: shares for load, shares in rough.curve.items()})
+    other = LimitCurve.of({load / rough_engines: shares for load, shares in rough.curve.items()})
     at = min(curve.loads, key=lambda load: abs(max(curve.shares[curve.loads.index(load)])))
     return curve.extended(other, at)
 
 
-def curve_of_counts(fine: Finding, rough: Finding | None, load: float, rough_engines: int) -> Curve:
+def curve_of_counts(fine: SearchFinding, rough: SearchFinding | None, load: float, rough_engines: int) -> LimitCurve:
     """Return the same for a search over the number of engines that serve `load`."""
     by_load = {load / count: shares for count, shares in fine.curve.items()}
-    return curve_of(Finding(0.0, curve=by_load), rough, 1.0, rough_engines)
+    return curve_of(SearchFinding(0.0, curve=by_load), rough, 1.0, rough_engines)

@@ -27,14 +27,14 @@ STEP = 0.05
 
 
 @dataclass(frozen=True)
-class Errors:
+class SimulationErrors:
     """Factors on simulated times, as 80 % intervals: on the times of passes, and on the latency of each objective."""
 
     passes: Interval
     latencies: tuple[Interval, ...]
 
     @classmethod
-    def of(cls, factors: Mapping[str, Interval], objectives: Sequence[Objective]) -> Errors:
+    def of(cls, factors: Mapping[str, Interval], objectives: Sequence[Objective]) -> SimulationErrors:
         """Return the errors of a deployment; a latency without an interval of its own has that of the passes."""
         passes = factors[TPOT]
         return cls(
@@ -47,7 +47,7 @@ def _widest(intervals: Sequence[Interval]) -> Interval:
 
 
 @dataclass(frozen=True)
-class Curve:
+class LimitCurve:
     """How much of each limit a deployment takes, by the load of an engine.
 
     Attributes:
@@ -61,7 +61,7 @@ class Curve:
     wall: float = math.inf
 
     @classmethod
-    def of(cls, tried: Mapping[float, Sequence[float]]) -> Curve:
+    def of(cls, tried: Mapping[float, Sequence[float]]) -> LimitCurve:
         """Return the curve of a search: logarithms of shares by load (`Finding.curve`)."""
         inside = {math.log(load): tuple(one) for load, one in tried.items() if not any(map(math.isinf, one))}
         outside = (math.log(load) for load, one in tried.items() if any(map(math.isinf, one)))
@@ -69,7 +69,7 @@ class Curve:
         least = min((load for load in outside if not loads or load > loads[-1]), default=math.inf)
         return cls(loads, tuple(inside[load] for load in loads), least)
 
-    def extended(self, other: Curve, at: float) -> Curve:
+    def extended(self, other: LimitCurve, at: float) -> LimitCurve:
         """Return this curve, and beyond its loads the other one, moved so that both agree at the load `at` (a
         logarithm), which is one of this curve's. Of the other curve only the shape counts: its runs were shorter."""
         if not self.loads or not other.loads:
@@ -81,7 +81,7 @@ class Curve:
             if not self.loads[0] - APART <= load <= self.loads[-1] + APART and load < self.wall:
                 points[load] = tuple(share + move for share, move in zip(shares, moves, strict=True))
         wall = min(self.wall, other.wall if other.wall > max(points) else math.inf)
-        return Curve(tuple(sorted(points)), tuple(points[load] for load in sorted(points)), wall)
+        return LimitCurve(tuple(sorted(points)), tuple(points[load] for load in sorted(points)), wall)
 
     def greatest(self, passes: float, latencies: Sequence[float]) -> float:
         """Return the logarithm of the greatest load that holds if passes are exp(passes) times as long, and the latency
@@ -146,7 +146,7 @@ class _Line:
         return (there - share) / (at - load)
 
 
-def load_range(curve: Curve, load: float, errors: Errors) -> tuple[float, float]:
+def load_range(curve: LimitCurve, load: float, errors: SimulationErrors) -> tuple[float, float]:
     """Return the 80 % interval of the greatest load, which is `load` if the times are right; 0 where no load that is
     known holds. All times are at the same end of their intervals."""
     right = curve.greatest(0.0, [0.0] * len(errors.latencies))
@@ -154,7 +154,7 @@ def load_range(curve: Curve, load: float, errors: Errors) -> tuple[float, float]
     return low, high
 
 
-def count_range(curve: Curve, load: float, unit: int, errors: Errors) -> tuple[int | None, int | None]:
+def count_range(curve: LimitCurve, load: float, unit: int, errors: SimulationErrors) -> tuple[int | None, int | None]:
     """Return the 80 % interval of the number of engines that hold `load`, a multiple of `unit`; None where no load of
     an engine is known to hold. The curve has the load of one engine."""
     most, least = (
@@ -164,7 +164,7 @@ def count_range(curve: Curve, load: float, unit: int, errors: Errors) -> tuple[i
     return least, most
 
 
-def _ends(curve: Curve, errors: Errors) -> tuple[float, float]:
+def _ends(curve: LimitCurve, errors: SimulationErrors) -> tuple[float, float]:
     """Return the logarithms of the greatest loads with the longest and with the shortest times."""
     longest = curve.greatest(math.log(errors.passes.high), [math.log(one.high) for one in errors.latencies])
     shortest = curve.greatest(math.log(errors.passes.low), [math.log(one.low) for one in errors.latencies])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..candidates.candidate import Candidate
-from ..search.judge import Finding
+from ..search.judge import SearchFinding
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Ranked:
     """
 
     candidate: Candidate
-    finding: Finding
+    finding: SearchFinding
     gpus: int
     load: float
     dropped: bool = False

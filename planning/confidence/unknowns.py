@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...core.acceptance.presets import TEXTS
-from ...sim.assembly.rounds import Round
+from ...sim.assembly.rounds import PricedRound
 from ...sim.scenario_file import scenario_with
 from ..candidates.rounds import RoundModel
 from .comparison import speed_up_error
@@ -49,7 +49,7 @@ def _of(name: str, what: str, gains: Sequence[float]) -> Moved:
     return Moved(name, what, min(gains), max(gains))
 
 
-def _by_lengths(model: RoundModel, own: Round) -> Iterator[float]:
+def _by_lengths(model: RoundModel, own: PricedRound) -> Iterator[float]:
     for factor in LENGTHS:
         other = RoundModel(model.scenario, model.output_len and model.output_len * factor)
         yield other.gain(other.round(own.batch_size, max(1, round(own.context_len * factor)), own.steps))

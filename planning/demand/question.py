@@ -18,7 +18,7 @@ REQUESTS = 600  # of a run, where no trace has its own
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanQuestion:
     """What is asked.
 
     Attributes:
@@ -51,7 +51,7 @@ def question_of(
     by_hour: bool = False,
     headroom: float = 0.2,
     warm_up_s: float = 300.0,
-) -> tuple[Question, Scenario]:
+) -> tuple[PlanQuestion, Scenario]:
     """Return the question about a scenario, and the scenario of its runs: with the limits of each request, and with the
     busiest hour of its trace if replicas are asked for `by_hour`.
 
@@ -79,4 +79,4 @@ def question_of(
         requests = REQUESTS
     priced = {lookup_gpu(gpu).name: price for gpu, price in prices.items()}
     decisive = range(scenario.seed, scenario.seed + seeds)
-    return Question(objectives, load, gpus, decisive, requests, priced, day), scenario
+    return PlanQuestion(objectives, load, gpus, decisive, requests, priced, day), scenario

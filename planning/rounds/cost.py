@@ -10,7 +10,7 @@ from ...core.errors import ConfigError, Problem
 from ...observe.output_files import Document
 from ...sim.assembly.confidence import factors_of_rounds, rests_on
 from ...sim.assembly.explaining import timing_line
-from ...sim.assembly.rounds import Round
+from ...sim.assembly.rounds import PricedRound
 from ...sim.cost.published.evidence import Interval
 from ...sim.scenario import Scenario
 from ..candidates.rounds import RoundModel
@@ -19,7 +19,7 @@ from ..grid import NO_SPECULATION
 
 
 @dataclass(frozen=True)
-class RoundCost:
+class RoundPrice:
     """One decode round of a full batch.
 
     Attributes:
@@ -60,7 +60,7 @@ class BatchCost:
 
     batch: int
     interval: tuple[float, float] | None
-    rounds: tuple[RoundCost, ...]
+    rounds: tuple[RoundPrice, ...]
     no_room: tuple[int, ...]
 
 
@@ -118,9 +118,9 @@ def cost_of_rounds(
     return Cost(timing_line(run), rests_on(run), about_speed_ups(run), context, tuple(found))
 
 
-def _cost(one: Round, plain: Round, interval: Interval | None) -> RoundCost:
+def _cost(one: PricedRound, plain: PricedRound, interval: Interval | None) -> RoundPrice:
     ends = None if interval is None else (one.total_ns * interval.low / 1e3, one.total_ns * interval.high / 1e3)
-    return RoundCost(
+    return RoundPrice(
         one.steps,
         one.num_draft_tokens,
         {part: ns / 1e3 for part, ns in one.parts_ns.items()},

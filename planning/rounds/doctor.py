@@ -14,7 +14,7 @@ from ...sim.assembly import Assembly, assemble
 from ...sim.assembly.confidence import rests_on
 from ...sim.assembly.explaining import timing_line
 from ...sim.load import asked_lengths, make_workload
-from ...sim.running.report import Progress
+from ...sim.running.report import RunProgress
 from ...sim.scenario import Scenario
 from ..candidates.rounds import MOST_STEPS, RoundModel, without_speculation
 from ..confidence.comparison import about_speed_ups, speed_up_error
@@ -48,7 +48,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Compared:
+class PlainComparison:
     """A result of the scenario's own load with and without speculation. `interval`, `plain_interval`: 80 % intervals
     [low, high], None where nothing is known."""
 
@@ -119,7 +119,7 @@ class Diagnosis(Document):
     expected_by: str
     overloaded: Mapping[str, str]
     requests: int
-    load: Mapping[str, Compared]
+    load: Mapping[str, PlainComparison]
 
 
 def diagnose(
@@ -218,7 +218,7 @@ def _runs(
     return summaries[0], summaries[1]
 
 
-def _show_ended(show: Callable[[str], None], text: str, done: Progress) -> None:
+def _show_ended(show: Callable[[str], None], text: str, done: RunProgress) -> None:
     show(f"{text}: {done.num_ended:,} requests")
 
 
@@ -264,10 +264,10 @@ def _expectation(model: RoundModel) -> str:
     )
 
 
-def _load(with_it: Mapping[str, Any], without: Mapping[str, Any]) -> Iterator[tuple[str, Compared]]:
+def _load(with_it: Mapping[str, Any], without: Mapping[str, Any]) -> Iterator[tuple[str, PlainComparison]]:
     names = ("output_throughput", *(f"{kind}_{one}_ms" for one in LATENCIES for kind in ("mean", "p99")))
     for name in names:
         mine, other = with_it[name], without[name]
         if mine is not None and other:
             ends = (found.get(f"{name}_interval") for found in (with_it, without))
-            yield name, Compared(mine, other, *(None if one is None else (one[0], one[1]) for one in ends))
+            yield name, PlainComparison(mine, other, *(None if one is None else (one[0], one[1]) for one in ends))

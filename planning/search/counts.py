@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..slo import Objective
-from .judge import Judge, Search
+from .judge import LoadJudge, Search
 
 
 def least_count(
@@ -20,7 +20,7 @@ def least_count(
 ) -> Search:
     """Search the least number of engines, a multiple of `unit` up to `most`, with which the objectives hold.
     `start`: a first guess."""
-    judge = Judge(settings, key, objectives, seeds)
+    judge = LoadJudge(settings, key, objectives, seeds)
     fails, step = 0, unit
     most = most // unit * unit
     holds = min(max(unit, start // unit * unit), most)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..slo import Objective
-from ..trial import Trial
+from ..trial import RunOutcome
 from .bounds import SHARE, Level, differences
 from .intervals import Estimate
-from .judge import MOST_EXCESS, Finding, Judge, Search, Wanted
+from .judge import MOST_EXCESS, LoadJudge, Search, SearchFinding, Wanted
 from .loads import tidy
 from .own_loads import REACH, bounded, own_loads
 
@@ -22,15 +22,15 @@ MOVES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class BestCandidate:
     """The best candidate, with which the others are compared seed by seed: its finding of the second round, and that of
     the third, which has a level."""
 
-    half: Finding
-    held: Finding
+    half: SearchFinding
+    held: SearchFinding
     level: Level
 
-    def starts(self, found: Finding, seeds: Sequence[int]) -> dict[int, float]:
+    def starts(self, found: SearchFinding, seeds: Sequence[int]) -> dict[int, float]:
         """Return the logarithm of the load at which each seed of another candidate runs first: about its own greatest
         load, by that of the best, or the load to be stated if the two are near each other.
 
@@ -49,13 +49,13 @@ class Reference:
 def held_load(
     settings: Mapping[str, Any],
     key: str,
-    found: Finding,
+    found: SearchFinding,
     objectives: tuple[Objective, ...],
     seeds: Sequence[int],
     tolerance: float,
     sized: Callable[[float], Mapping[str, Any]],
     fewest: int,
-    reference: Reference | None = None,
+    reference: BestCandidate | None = None,
 ) -> Search:
     """Search the load that SHARE of runs hold, with a tolerance bound over the greatest loads of the seeds.
 
@@ -63,7 +63,7 @@ def held_load(
     and more of them, up to all, while the bound gives more than `tolerance` away. Another candidate is compared with
     the best one, its `reference`.
     """
-    judge = Judge(settings, key, objectives, seeds, sized)
+    judge = LoadJudge(settings, key, objectives, seeds, sized)
     count, level_of = min(fewest, len(seeds)), Level.of if reference is None else reference.level_of
     slope = bounded((reference.half if reference else found).slope)  # one for all, so that what it errs by cancels
     starts = dict.fromkeys(seeds, math.log(found.value) - tolerance)
@@ -87,8 +87,8 @@ def held_load(
 
 
 def _confirmed(
-    judge: Judge, bound: float, seeds: Sequence[int], allowed: int, slope: float, tolerance: float
-) -> Generator[Wanted, list[Trial], tuple[float, float]]:
+    judge: LoadJudge, bound: float, seeds: Sequence[int], allowed: int, slope: float, tolerance: float
+) -> Generator[Wanted, list[RunOutcome], tuple[float, float]]:
     """Lower the logarithm of a load until at most `allowed` of the runs there break the limits. Return it, and the load
     of the last runs, which is about within the tolerance.
 

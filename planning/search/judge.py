@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from ..slo import Objective, excess, shares
-from ..trial import Trial
+from ..trial import RunOutcome
 from .bounds import Level, Spread, seeds_needed
 from .intervals import Estimate
 
 Wanted = list[dict[str, Any]]
-Search = Generator[Wanted, list[Trial], "Finding"]
+Search = Generator[Wanted, list[RunOutcome], "SearchFinding"]
 
 MOST_EXCESS = 4.0
 """The excess is clipped at this multiple of the limit, because a greater excess tells nothing more."""
@@ -34,7 +34,7 @@ class CannotRun(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SearchFinding:
     """The result of a search.
 
     Attributes:
@@ -82,7 +82,7 @@ class Finding:
 
 
 @dataclass
-class Judge:
+class LoadJudge:
     """Runs at values of one key, with enough seeds to decide whether the objectives hold."""
 
     settings: Mapping[str, Any]
@@ -92,7 +92,7 @@ class Judge:
     sized: Callable[[float], Mapping[str, Any]] = lambda value: {}  # settings that follow from the value
     summaries: dict[tuple[float, int], Mapping[str, Any]] = field(default_factory=dict)
 
-    def is_held(self, value: float) -> Generator[Wanted, list[Trial], bool]:
+    def is_held(self, value: float) -> Generator[Wanted, list[RunOutcome], bool]:
         """Decide whether SHARE of runs at `value` hold the objectives, by as few seeds as that takes.
 
         They do if a tolerance bound of the excess is below the limit (confidence/bounds.py); its spread is that of all
@@ -120,11 +120,11 @@ class Judge:
         """Return the seeds that have run at a value."""
         return [seed for seed in self.seeds if (value, seed) in self.summaries]
 
-    def run(self, values: Sequence[float], seeds: Sequence[int]) -> Generator[Wanted, list[Trial], None]:
+    def run(self, values: Sequence[float], seeds: Sequence[int]) -> Generator[Wanted, list[RunOutcome], None]:
         """Make all missing runs at these values with these seeds, at the same time."""
         yield from self.run_each([(value, seed) for value in values for seed in seeds])
 
-    def run_each(self, places: Sequence[tuple[float, int]]) -> Generator[Wanted, list[Trial], None]:
+    def run_each(self, places: Sequence[tuple[float, int]]) -> Generator[Wanted, list[RunOutcome], None]:
         """Make all missing runs at these (value, seed), at the same time."""
         missing = [place for place in places if place not in self.summaries]
         if missing:
@@ -166,7 +166,7 @@ class Judge:
 
     def finding(
         self, value: float, at: float, curve: Mapping[float, Sequence[float]] | None = None, **more: Any
-    ) -> Finding:
+    ) -> SearchFinding:
         """Return the finding `value`, with the results of the runs at `at`.
 
         `curve`: that of another search, if the seeds of this one have no loads in common. `more`: other fields of the
@@ -181,7 +181,7 @@ class Judge:
         mean = math.inf if any(map(math.isinf, taken)) else float(np.exp(np.mean(np.log(taken))))
         curve = self.curve() if curve is None else curve
         held = sum(one <= 1 for one in taken)
-        found = Finding(value, None, summary, tightest, mean, curve=curve, at=at, runs=len(seeds), held=held)
+        found = SearchFinding(value, None, summary, tightest, mean, curve=curve, at=at, runs=len(seeds), held=held)
         return replace(found, **more)
 
     def curve(self) -> dict[float, list[float]]:

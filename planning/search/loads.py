@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..slo import Objective
-from ..trial import Trial
-from .judge import MOST_EXCESS, Judge, Search, Wanted
+from ..trial import RunOutcome
+from .judge import MOST_EXCESS, LoadJudge, Search, Wanted
 
 MOST_STEPS = 8  # from the first load to one on the other side of the limit
 MOST_FACTOR = 4.0
@@ -47,18 +47,18 @@ def greatest_load(
     greatest load that are tried; a result at either bound is precise enough for the caller. `at_once`: the loads that
     are run together.
     """
-    judge, curve = Judge(settings, key, objectives, seeds, sized), _Curve({})
+    judge, curve = LoadJudge(settings, key, objectives, seeds, sized), _Curve({})
     least, most = map(tidy, within)
     start, first = min(tidy(start), most), seeds[:bracket_seeds]
 
-    def run(loads: Sequence[float]) -> Generator[Wanted, list[Trial], tuple[float | None, float | None]]:
+    def run(loads: Sequence[float]) -> Generator[Wanted, list[RunOutcome], tuple[float | None, float | None]]:
         yield from judge.run(loads, first)
         curve.excesses.update({load: judge.mean_log_excess(load, first) for load in loads})
         return curve.bracket()
 
     up, down = _ladder(start, first_factor, most), _ladder(start, 1 / first_factor, least)
 
-    def widen(margin: float) -> Generator[Wanted, list[Trial], None]:
+    def widen(margin: float) -> Generator[Wanted, list[RunOutcome], None]:
         """Run lesser and greater loads until one on each side differs from the limit by more than `margin`."""
         for side, furthest, factor, bound in ((0, min, 1 / first_factor, least), (1, max, first_factor, most)):
             for load in itertools.islice(_ladder(furthest(curve.excesses), factor, bound), MOST_STEPS):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping
 
-from ..trial import Trial
-from .judge import MOST_EXCESS, Judge, Wanted
+from ..trial import RunOutcome
+from .judge import MOST_EXCESS, LoadJudge, Wanted
 from .loads import tidy
 
 REACH = 0.06
@@ -25,8 +25,8 @@ def bounded(slope: float) -> float:
 
 
 def own_loads(
-    judge: Judge, starts: Mapping[int, float], slope: float
-) -> Generator[Wanted, list[Trial], dict[int, float]]:
+    judge: LoadJudge, starts: Mapping[int, float], slope: float
+) -> Generator[Wanted, list[RunOutcome], dict[int, float]]:
     """Search the logarithm of the greatest load that a run of each seed holds.
 
     `starts`: the logarithm of the first load of each seed. `slope`: how much the logarithm of the excess rises about

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...core.errors import count_of
-from ..trial import Trial
-from ..workers import Job, Workers
+from ..trial import RunOutcome
+from ..workers import Job, JobWorkers
 
 ROUNDS = ("first", "second", "third")
 RUNS_PER_SEARCH: Mapping[str, float] = {"first": 6.0, "second": 9.0, "third": 8.0}
@@ -20,7 +20,7 @@ KEPT = 0.6
 
 
 @dataclass
-class Pace:
+class SearchPace:
     """The searches and runs of each round of a plan so far.
 
     `searches`: those that a round has, `ended`: those that have ended, `runs` and `wall_s`: their runs and the seconds
@@ -39,7 +39,7 @@ class Pace:
         self.round = name
         self.searches[name] += searches
 
-    def note(self, trial: Trial) -> None:
+    def note(self, trial: RunOutcome) -> None:
         """Count a run that has ended."""
         self.runs[self.round] += 1
         self.wall_s[self.round] = self.wall_s.get(self.round, 0.0) + trial.wall_s
@@ -76,7 +76,7 @@ class Pace:
 class WatchedWorkers:
     """Workers that tell of each run that has ended."""
 
-    def __init__(self, workers: Workers, on_run: Callable[[Trial], None]) -> None:
+    def __init__(self, workers: JobWorkers, on_run: Callable[[RunOutcome], None]) -> None:
         self.count: int = workers.count
         self._workers = workers
         self._on_run = on_run
@@ -85,7 +85,7 @@ class WatchedWorkers:
         """See `Workers.submit`."""
         self._workers.submit(job)
 
-    def next_ended(self) -> tuple[Job, Trial]:
+    def next_ended(self) -> tuple[Job, RunOutcome]:
         """See `Workers.next_ended`."""
         job, trial = self._workers.next_ended()
         self._on_run(trial)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-from ..trial import Trial
-from ..workers import Job, Workers
-from .judge import CannotRun, Finding, Search, Wanted
+from ..trial import RunOutcome
+from ..workers import Job, JobWorkers
+from .judge import CannotRun, Search, SearchFinding, Wanted
 
 
-def run_searches(searches: Mapping[int, Search], workers: Workers) -> Iterator[tuple[int, Finding]]:
+def run_searches(searches: Mapping[int, Search], workers: JobWorkers) -> Iterator[tuple[int, SearchFinding]]:
     """Run searches at the same time, and yield each with its result. If a search cannot run, its result has the
     reason."""
     waiting: dict[int, tuple[int, int]] = {}  # ticket -> search, index of the run among those it waits for
-    outcomes: dict[int, list[Trial | None]] = {}
-    ended: list[tuple[int, Finding]] = []
+    outcomes: dict[int, list[RunOutcome | None]] = {}
+    ended: list[tuple[int, SearchFinding]] = []
     tickets = iter(range(1 << 62))
 
     def advance(name: int, step: Callable[[], Wanted]) -> None:
@@ -25,7 +25,7 @@ def run_searches(searches: Mapping[int, Search], workers: Workers) -> Iterator[t
             ended.append((name, stop.value))
             return
         except CannotRun as error:
-            ended.append((name, Finding(0.0, reason=str(error))))
+            ended.append((name, SearchFinding(0.0, reason=str(error))))
             return
         outcomes[name] = [None] * len(wanted)
         for index, settings in enumerate(wanted):

@@ -15,14 +15,14 @@ from typing import Any
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.parsing import ParseError, parse_json
 from ...observe.input_files import read_text
-from .command import FLAG, LIST, NEAR, Given, Server
+from .command import FLAG, LIST, NEAR, Given, ServerArguments
 from .manifest import is_manifest, read_manifest
 from .words import ASSIGNMENT, Script, is_unknown, read_script
 
 UNKNOWN = "has a variable of the shell or a placeholder; give its value"
 
 
-def read_arguments(server: Server, given: str, source: str) -> Given:
+def read_arguments(server: ServerArguments, given: str, source: str) -> Given:
     """Return the arguments of a launch command. `given`: its text, or the path of a file that has it. Raises
     ConfigError with all arguments that are unknown, that lack their value, or that have a value but take none."""
     text, folder = given, None
@@ -41,7 +41,7 @@ def read_arguments(server: Server, given: str, source: str) -> Given:
 
 
 def _the_command(
-    server: Server, scripts: list[Script], source: str, in_manifest: bool
+    server: ServerArguments, scripts: list[Script], source: str, in_manifest: bool
 ) -> tuple[Script, list[str], list[str], dict[str, int]]:
     """Return the script that has the server's command, the words before its arguments, the arguments, and how many
     servers a manifest starts with them, by pool. Raises ConfigError if there is no command, or if there are several
@@ -76,7 +76,9 @@ def _the_command(
     return scripts[0], [], scripts[0].expand(alone), {}
 
 
-def _servers(server: Server, commands: Sequence[tuple[Script, list[str], list[str]]], source: str) -> dict[str, int]:
+def _servers(
+    server: ServerArguments, commands: Sequence[tuple[Script, list[str], list[str]]], source: str
+) -> dict[str, int]:
     """Return how many servers the commands start, by pool."""
     found: dict[str, int] = {}
     for script, _, words in commands:
@@ -93,7 +95,7 @@ def _servers(server: Server, commands: Sequence[tuple[Script, list[str], list[st
     return {role: max(-(-number // nodes), 1) if number else 0 for role, number in found.items()}
 
 
-def _what_matters(server: Server, words: list[str]) -> tuple[str | None, tuple[list[str], dict[str, Any]]]:
+def _what_matters(server: ServerArguments, words: list[str]) -> tuple[str | None, tuple[list[str], dict[str, Any]]]:
     """Return the pool that a command starts, and its other arguments without those that have no effect, in which the
     nodes of one engine differ."""
     found = Given("")
@@ -113,7 +115,7 @@ def _refuse_lost_line(following: list[list[str]], source: str) -> None:
         raise ConfigError.of(source, following[0][0], message)
 
 
-def _with_config(server: Server, words: list[str], found: Given) -> list[str]:
+def _with_config(server: ServerArguments, words: list[str], found: Given) -> list[str]:
     """Return the arguments with those of the file that --config names in front, so that the command's own win."""
     places = [place for place, word in enumerate(words) if re.fullmatch(r"--config(=.*)?", word)]
     if not places:
@@ -146,7 +148,7 @@ def _line(key: Any, value: Any) -> list[str]:
 class _Reader:
     """Takes word by word."""
 
-    def __init__(self, server: Server, words: list[str], found: Given) -> None:
+    def __init__(self, server: ServerArguments, words: list[str], found: Given) -> None:
         self.server, self.words, self.found = server, words, found
         self.place = 0
 

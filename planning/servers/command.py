@@ -27,7 +27,7 @@ _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2*
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownArgument:
     """An argument of a server. `reason`: why it is not modelled; None: it has no effect on timing; "":
     keys of a scenario follow."""
 
@@ -36,7 +36,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerArguments:
     """The arguments that a server accepts.
 
     Attributes:
@@ -53,7 +53,7 @@ class Server:
 
     name: str
     entry: Callable[[list[str]], int | None]
-    known: Mapping[str, Known]
+    known: Mapping[str, KnownArgument]
     other_names: Mapping[str, str]
     abbreviates: bool
     release: re.Pattern[str]
@@ -92,18 +92,18 @@ def values_to_write(scenario: Scenario, server: str, *tables: str) -> dict[str, 
     return {name: value for name, value in found.items() if value is not None}
 
 
-def known_arguments(server: str) -> dict[str, Known]:
+def known_arguments(server: str) -> dict[str, KnownArgument]:
     """Return the arguments of a server: those of its file beside this one, and those that keys of a scenario name."""
     data = read_toml(Path(__file__).with_name(f"{server}.toml"))
-    known: dict[str, Known] = {}
+    known: dict[str, KnownArgument] = {}
     for reason, group in [
         (None, data["without_effect"]),
         *((group["reason"], group) for group in data["not_modelled"]),
     ]:
         for kind in (FLAG, VALUE, LIST):
-            known |= dict.fromkeys(group.get(kind, "").split(), Known(kind, reason))
+            known |= dict.fromkeys(group.get(kind, "").split(), KnownArgument(kind, reason))
     usages = (usage.partition(" ") for _, flags in flags_of(server) for usage in flags.names)
-    return known | {name: Known({"": FLAG, "N": VALUE, "N...": LIST}[what], "") for name, _, what in usages}
+    return known | {name: KnownArgument({"": FLAG, "N": VALUE, "N...": LIST}[what], "") for name, _, what in usages}
 
 
 def known_values(server: str) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from ...sim.cost.published.evidence import about_releases
 from ...sim.cost.server import nearest_profile
 from . import sglang, trtllm, vllm
 from .arguments import read_arguments
-from .command import Given, Server
+from .command import Given, ServerArguments
 
 READERS = {
     name: (module.SERVER, module.read) for name, module in (("sglang", sglang), ("vllm", vllm), ("trtllm", trtllm))
@@ -22,7 +22,7 @@ SPECULATION = "speculation."
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchCommand:
     """What a command says.
 
     Attributes:
@@ -49,7 +49,7 @@ class Launch:
 NO_MODEL = "the command names none; give --model, or model.target in the scenario or by --set"
 
 
-def read_launch(server: str, command: str, source: str, gpu: str, *, has_model: bool = False) -> Launch:
+def read_launch(server: str, command: str, source: str, gpu: str, *, has_model: bool = False) -> LaunchCommand:
     """Read a command of "sglang", "vllm" or "trtllm", as text or the path of a file; defaults follow from its GPU
     `gpu`. `has_model`: whether the model is known if the command names none.
 
@@ -67,7 +67,9 @@ def read_launch(server: str, command: str, source: str, gpu: str, *, has_model: 
     given.assumed.append(_about_release(profile, given.release))
     whole = {key: value for key, value in settings.items() if not key.startswith(SPECULATION)}
     spoken = {key.removeprefix(SPECULATION): value for key, value in settings.items() if key.startswith(SPECULATION)}
-    return Launch({**whole, "speculation": spoken}, without_effect, {**reasons, **given.not_modelled}, given.assumed)
+    return LaunchCommand(
+        {**whole, "speculation": spoken}, without_effect, {**reasons, **given.not_modelled}, given.assumed
+    )
 
 
 def _about_release(profile: str, release: str | None) -> str:
@@ -79,7 +81,7 @@ def _about_release(profile: str, release: str | None) -> str:
     return text if nearest in (profile, None) else f"{text}; {nearest} is nearer: set hardware.server"
 
 
-def _others(server: Server, given: Given) -> tuple[list[str], dict[str, str]]:
+def _others(server: ServerArguments, given: Given) -> tuple[list[str], dict[str, str]]:
     """Return the arguments without effect, and the reason for each argument that is not modelled."""
     without_effect, reasons = [], {}
     for name, value in given.values.items():

@@ -12,7 +12,7 @@ from ...core.parsing import parse_json
 from ...core.scheduler.rules.sglang import RETRACTION_POLICIES
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
-from .command import MAX_SIZE, Given, Server, known_arguments, known_values
+from .command import MAX_SIZE, Given, ServerArguments, known_arguments, known_values
 from .own_layers import draft_with_own_layers
 
 PROFILE = "sglang-0.5"
@@ -60,7 +60,7 @@ def _take_role(values: dict[str, Any]) -> str | None:
     return role if role in ("prefill", "decode") else None
 
 
-SERVER = Server(
+SERVER = ServerArguments(
     "SGLang", _entry, known_arguments("sglang"), OTHER_NAMES, abbreviates=True, release=RELEASE,
     values=known_values("sglang"), merges_config=True, take_role=_take_role,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from ...core.errors import ConfigError, Problem, count_of, nearest
 from ...core.parsing import parse_json
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
-from .command import FLAG, MAX_SIZE, NEAR, NODE, Given, Server, known_arguments
+from .command import FLAG, MAX_SIZE, NEAR, NODE, Given, ServerArguments, known_arguments
 from .own_layers import draft_with_own_layers
 from .sglang import sizes_up_to
 
@@ -55,7 +55,9 @@ def _entry(words: list[str]) -> int | None:
     return None
 
 
-SERVER = Server("TensorRT-LLM", _entry, known_arguments("trtllm"), OTHER_NAMES, abbreviates=False, release=RELEASE)
+SERVER = ServerArguments(
+    "TensorRT-LLM", _entry, known_arguments("trtllm"), OTHER_NAMES, abbreviates=False, release=RELEASE
+)
 
 
 def read(given: Given, gpu: str) -> None:

@@ -11,7 +11,7 @@ from ...core.errors import ConfigError, Problem, count_of
 from ...core.parsing import ParseError, parse_json
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
-from .command import MAX_SIZE, Given, Server, known_arguments, known_values
+from .command import MAX_SIZE, Given, ServerArguments, known_arguments, known_values
 from .own_layers import draft_with_own_layers
 from .sglang import sizes_up_to
 
@@ -86,7 +86,7 @@ def _take_role(values: dict[str, Any]) -> str | None:
     return role
 
 
-SERVER = Server(
+SERVER = ServerArguments(
     "vLLM", _entry, known_arguments("vllm"), OTHER_NAMES, abbreviates=False, release=RELEASE,
     values=known_values("vllm"), merges_config=True, take_role=_take_role,
 )  # fmt: skip

@@ -28,7 +28,7 @@ Table = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TableChoice:
     """The numbers that make a table.
 
     Attributes:
@@ -49,7 +49,7 @@ class Choice:
         falling = tuple(itertools.accumulate(self.steps, min))
         object.__setattr__(self, "steps", falling)
 
-    def with_steps(self, index: int, count: int) -> Choice:
+    def with_steps(self, index: int, count: int) -> TableChoice:
         """Return the choice with another number in one range; ranges before it have at least as many."""
         return replace(self, steps=(*(max(one, count) for one in self.steps[:index]), count, *self.steps[index + 1 :]))
 
@@ -76,7 +76,7 @@ class TableSpace:
     def of(cls, most_rows: int, most_steps: int) -> TableSpace:
         return cls(tuple(bound for bound in FIRST_BOUNDS if bound <= most_rows), most_steps)
 
-    def table(self, choice: Choice) -> Table:
+    def table(self, choice: TableChoice) -> Table:
         """Return the table of a choice; neighbouring ranges with the same candidates become one."""
         table: dict[str, Any] = {}
         before, knobs = None, choice.knobs()
@@ -88,7 +88,7 @@ class TableSpace:
             before = candidates
         return table
 
-    def neighbours(self, choice: Choice) -> Iterator[Choice]:
+    def neighbours(self, choice: TableChoice) -> Iterator[TableChoice]:
         """Yield the choices that differ from this one by one move: a step more or less in one range, then a wider or
         narrower choice, then the next value of a knob."""
         for index, count in enumerate(choice.steps):
@@ -105,7 +105,7 @@ class TableSpace:
                     changed: dict[str, Any] = {name: value}
                     yield replace(choice, **changed)
 
-    def starts(self, model: RoundModel, context: int, measured: Sequence[tuple[float, int]]) -> list[Choice]:
+    def starts(self, model: RoundModel, context: int, measured: Sequence[tuple[float, int]]) -> list[TableChoice]:
         """Return the first choices of a search; `measured` has batch sizes and their best steps, ascending.
 
         For each range the best steps as measured and by the cost model, alone and with their neighbours.
@@ -114,40 +114,40 @@ class TableSpace:
             model.best(min(bound, model.most_rows(context, 0)), context, self.most_steps).steps for bound in self.bounds
         ]
         nearest = [min(measured, key=lambda pair: abs(math.log(max(pair[0], 1.0) / bound)))[1] for bound in self.bounds]
-        return [Choice(tuple(steps), width) for steps in (nearest, priced) for width in range(WIDEST + 1)]
+        return [TableChoice(tuple(steps), width) for steps in (nearest, priced) for width in range(WIDEST + 1)]
 
 
 class LocalSearch:
     """Proposes choices: first the given ones, then the untried neighbours of the best choice known, then of the next
     best. Two choices that make the same table are one. Draws nothing: the same scores give the same proposals."""
 
-    def __init__(self, space: TableSpace, starts: Sequence[Choice]) -> None:
+    def __init__(self, space: TableSpace, starts: Sequence[TableChoice]) -> None:
         self.space = space
         self._starts = iter(starts)
         self._seen: set[str] = set()
         self._order = itertools.count()
-        self._around: list[tuple[float, int, Iterator[Choice]]] = []  # a heap: (-score, order, neighbours to come)
+        self._around: list[tuple[float, int, Iterator[TableChoice]]] = []  # a heap: (-score, order, neighbours to come)
 
-    def propose(self, most: int) -> list[Choice]:
+    def propose(self, most: int) -> list[TableChoice]:
         """Return up to `most` new choices; fewer only if no neighbour of a known choice is new."""
-        chosen: list[Choice] = []
+        chosen: list[TableChoice] = []
         while len(chosen) < most and (choice := self._next()) is not None:
             if self._is_new(choice):
                 chosen.append(choice)
         return chosen
 
-    def learn(self, choice: Choice, score: float) -> None:
+    def learn(self, choice: TableChoice, score: float) -> None:
         """Note the score of a choice, which is not proposed again; more is better."""
         self._is_new(choice)
         heapq.heappush(self._around, (-score, next(self._order), self.space.neighbours(choice)))
 
-    def _is_new(self, choice: Choice) -> bool:
+    def _is_new(self, choice: TableChoice) -> bool:
         """Return whether no other choice with the same table was here before."""
         key, before = repr(self.space.table(choice)), len(self._seen)
         self._seen.add(key)
         return len(self._seen) > before
 
-    def _next(self) -> Choice | None:
+    def _next(self) -> TableChoice | None:
         choice = next(self._starts, None)
         while choice is None and self._around:
             choice = next(self._around[0][2], None)

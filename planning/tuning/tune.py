@@ -18,10 +18,10 @@ from ...sim.scenario import Scenario
 from ..candidates.rounds import RoundModel
 from ..grid import NO_SPECULATION
 from ..search.intervals import Estimate, estimate
-from ..trial import Trial
-from ..workers import Job, Workers
+from ..trial import RunOutcome
+from ..workers import Job, JobWorkers
 from .phases import Phase, mean_context, phases_of
-from .tables import Choice, LocalSearch, Table, TableSpace, chosen_steps, fixed_settings, is_schedule, settings_of
+from .tables import LocalSearch, Table, TableChoice, TableSpace, chosen_steps, fixed_settings, is_schedule, settings_of
 
 MOST_BEHIND = 0.01
 """A tuned table is at most this share slower than the best fixed number of steps, in every phase."""
@@ -41,7 +41,7 @@ SEARCH_SEEDS_FROM = 1_000_000
 
 
 @dataclass(frozen=True)
-class Question:
+class TuneQuestion:
     """The question: seeds of the search, other seeds for the comparison, trials, requests of a run, the greatest number
     of steps."""
 
@@ -57,7 +57,7 @@ class Question:
 
 def question_of_tune(
     scenario: Scenario, trials: int = 32, search_seeds: int = 3, seeds: int = 5, requests: int = 100
-) -> Question:
+) -> TuneQuestion:
     """Return the question about a scenario, whose comparison begins at its own seed. Raises ConfigError with every
     number that is out of range."""
     least = {"trials": (trials, 1), "search_seeds": (search_seeds, 1), "seeds": (seeds, 2), "requests": (requests, 10)}
@@ -67,7 +67,7 @@ def question_of_tune(
         raise ConfigError("<arguments>", wrong)
     first = scenario.seed + SEARCH_SEEDS_FROM
     compared = range(scenario.seed, scenario.seed + seeds)
-    return Question(range(first, first + search_seeds), compared, trials, requests)
+    return TuneQuestion(range(first, first + search_seeds), compared, trials, requests)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Tune:
     end."""
 
     scenario: Scenario
-    question: Question
+    question: TuneQuestion
     tables: dict[str, Any] = field(init=False)  # of the scenario, which leaves the steps open
     model: RoundModel = field(init=False)
     context: int = field(init=False)  # KV tokens of an average request
@@ -128,7 +128,7 @@ class Tune:
 
     # -- the search ----------------------------------------------------------------------------------------------------
 
-    def search(self, workers: Workers) -> Iterator[str]:
+    def search(self, workers: JobWorkers) -> Iterator[str]:
         """Search, and yield a sentence about every group of trials. The tables found are in `found`."""
         seeds = self.question.search_seeds
         yield from self._measure([*self._fixed, settings_of(PRESETS["default"])], seeds, workers)
@@ -137,7 +137,7 @@ class Tune:
         scored: dict[str, tuple[float, Table]] = {}
         self._score(PRESETS["default"], best, scored)
         for steps in range(len(self._fixed)):
-            fixed = Choice((steps,) * len(self.space.bounds))
+            fixed = TableChoice((steps,) * len(self.space.bounds))
             search.learn(fixed, self._score(self.space.table(fixed), best, scored))
         for first in range(0, self.question.trials, GROUP):
             choices = search.propose(min(GROUP, self.question.trials - first))
@@ -173,7 +173,7 @@ class Tune:
 
     # -- the comparison ------------------------------------------------------------------------------------------------
 
-    def compare(self, workers: Workers) -> Iterator[str]:
+    def compare(self, workers: JobWorkers) -> Iterator[str]:
         """Compare on seeds that the search has not seen. The first table, by score, that holds in every phase is taken,
         and the first with one number of steps for each range; all that were tried are in `judged`."""
         yield from self._measure(list(self.others().values()), self.question.seeds, workers)
@@ -234,7 +234,7 @@ class Tune:
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
-    def _measure(self, candidates: Sequence[Settings], seeds: Sequence[int], workers: Workers) -> Iterator[str]:
+    def _measure(self, candidates: Sequence[Settings], seeds: Sequence[int], workers: JobWorkers) -> Iterator[str]:
         """Make the runs of candidates in all phases that are missing. A candidate that cannot run has speed 0, and the
         reason is stored."""
         wanted: list[tuple[str, str, int]] = []
@@ -250,7 +250,7 @@ class Tune:
             self._note(wanted[job.ticket], trial)
             yield f"{number + 1} of {count_of(len(wanted), 'run')}"
 
-    def _note(self, key: tuple[str, str, int], trial: Trial) -> None:
+    def _note(self, key: tuple[str, str, int], trial: RunOutcome) -> None:
         summary = trial.summary
         self.speeds[key] = self.rows[key] = 0.0
         if trial.status != "done":

@@ -81,7 +81,7 @@ class AcceptCapabilities(Capabilities):
     FOUNDATIONS: ClassVar = {"plan": ("kv",), "in_order": ("plan",), "draft_probabilities": ("sampling",)}
 
 
-class Batch(NamedTuple):
+class LaunchBatch(NamedTuple):
     """One round to be launched: bs rows, of which the last may be padding (windows of zeros; their answers are
     ignored).
 
@@ -123,13 +123,13 @@ emitted, the root of the next round; where the target failed, any token of the v
 """
 
 
-class Accept(Protocol):
+class TreeAcceptance(Protocol):
     """Acceptance and compaction."""
 
     def configure(self, num_steps: int, topk: int, num_nodes: int) -> None:
         """Set the shape (S, k, nd) of rounds launched from now on; those in flight keep theirs."""
 
-    def launch(self, batch: Batch) -> object:
+    def launch(self, batch: LaunchBatch) -> object:
         """Build the trees of a round. What is returned comes back with every later call about it."""
 
     def tree(self, round: object) -> Sequence[Sequence[int]]:
@@ -140,7 +140,7 @@ class Accept(Protocol):
         """Walk while a child is the target's choice: the lowest id of the greatest logit, float64 [bs · nd, V]."""
 
     @needs("proposals")
-    def propose(self, batch: Batch) -> object:
+    def propose(self, batch: LaunchBatch) -> object:
         """Start a round of trees that are given node by node."""
 
     @needs("lookups")
@@ -196,7 +196,7 @@ class Accept(Protocol):
         """
 
     @needs("beams")
-    def draft(self, batch: Batch, model: DraftModel) -> object:
+    def draft(self, batch: LaunchBatch, model: DraftModel) -> object:
         """Draft below the roots by the shape in force, and start the round of the best nodes.
         `batch` has no candidates."""
 

@@ -10,7 +10,7 @@ from math import exp, inf, isfinite, isnan
 import numpy as np
 
 from ...core.draws import Purpose, hash64
-from .contract import Batch
+from .contract import LaunchBatch
 
 _MASK = (1 << 62) - 1
 
@@ -31,7 +31,7 @@ def node_paths(tokens: Sequence[int], parents: Sequence[int]) -> list[Path | Non
 
 
 def kept_scores(
-    batch: Batch, number: int, tokens: Sequence[int], parents: Sequence[int]
+    batch: LaunchBatch, number: int, tokens: Sequence[int], parents: Sequence[int]
 ) -> tuple[list[float], list[float]] | None:
     """Return the cumulative scores of a row's nodes, and the best that there were among its candidates, both from the
     best one down.
@@ -54,7 +54,7 @@ def kept_scores(
 
 
 @dataclass(slots=True)
-class Drafter:
+class PathDrafter:
     """A draft model for one round: what follows a path is a function of the path alone.
     Every path that it is asked about is kept."""
 
@@ -66,7 +66,7 @@ class Drafter:
     strange: str = ""  # the first question that follows from no answer
 
     @classmethod
-    def of(cls, seed: int, vocab_size: int, topk: int, num_rows: int) -> Drafter:
+    def of(cls, seed: int, vocab_size: int, topk: int, num_rows: int) -> PathDrafter:
         return cls(seed, vocab_size, topk, [[()] for _ in range(num_rows)])
 
     def after(self, row: int, path: Path) -> list[tuple[int, np.float32]]:
@@ -190,7 +190,7 @@ MOST_CORRELATION = 0.25
 
 
 @dataclass(slots=True)
-class Coins:
+class RecordedCoins:
     """All coins of one operation: what each key gave, whenever it was asked.
     A key is (seed, request, position, use)."""
 

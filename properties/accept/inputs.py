@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from ...core.draws import Purpose, hash64
-from .contract import AcceptConfig, Batch, capacity
+from .contract import AcceptConfig, LaunchBatch, capacity
 
 _BROKEN = {"nan": np.nan, "inf": np.inf, "masked": 0.0}
 GARBAGE_SCORES = tuple(_BROKEN)
@@ -224,15 +224,15 @@ def grid(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
 # -- rows that are alike -----------------------------------------------------------------------------------------------
 
 
-def equal_rows(config: AcceptConfig, shape: tuple[int, int, int], seed: int, num_rows: int) -> Batch:
+def equal_rows(config: AcceptConfig, shape: tuple[int, int, int], seed: int, num_rows: int) -> LaunchBatch:
     """Make rows without KV of their own (all windows are the sink), with the same root and candidates."""
     found = candidates(shape, 1, config.vocab_size, seed)
     repeated = (frozen(np.repeat(array, num_rows, axis=0)) for array in found)
     roots, seq_lens = (np.full(num_rows, value, np.int64) for value in (seed % config.vocab_size, 1))
-    return Batch(roots, seq_lens, config.context_len - 1, np.zeros((num_rows, shape[2]), np.int64), *repeated)
+    return LaunchBatch(roots, seq_lens, config.context_len - 1, np.zeros((num_rows, shape[2]), np.int64), *repeated)
 
 
-def drafted_rows(config: AcceptConfig, seed: int) -> tuple[Batch, np.ndarray, np.ndarray, np.ndarray]:
+def drafted_rows(config: AcceptConfig, seed: int) -> tuple[LaunchBatch, np.ndarray, np.ndarray, np.ndarray]:
     """Make one-step chains, as many as the grid has coins for each token that the draft may draw. Returns the batch,
     the target's and the draft's probabilities float64 [2, V] of a row's nodes, and the rows' weights."""
     vocab = config.vocab_size

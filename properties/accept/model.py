@@ -18,8 +18,8 @@ import numpy as np
 
 from ...core.draws import Purpose, hash64
 from ..harness.text import listed
-from .contract import MAX_NODES, AcceptCapabilities, AcceptConfig, Batch
-from .expected import Coins, Drafter
+from .contract import MAX_NODES, AcceptCapabilities, AcceptConfig, LaunchBatch
+from .expected import PathDrafter, RecordedCoins
 
 LAYERS = 4  # keys and values of two layers
 _MASK = (1 << 62) - 1
@@ -51,7 +51,7 @@ def depths_of(parents: tuple[int, ...]) -> list[int] | None:
 
 
 @dataclass(slots=True)
-class Request:
+class RowRequest:
     """A request in a row: `codes[i]` is what must stand at position i;
     `root` is its last token, which has no KV yet."""
 
@@ -65,7 +65,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Round:
+class LaunchedRound:
     """A launched round: everything as it was when it was launched.
     The first `len(rows)` rows are live, the others padding."""
 
@@ -73,7 +73,7 @@ class Round:
     is_proposed: bool
     rows: tuple[int, ...]
     garbage: str
-    batch: Batch
+    batch: LaunchBatch
     handle: object
     nodes: int
     tokens: list[list[int]]  # [bs][nd], as the component says
@@ -155,7 +155,7 @@ class AcceptAnswer:
     given: dict[str, np.ndarray] = field(default_factory=dict)  # outputs before compaction
     compacted: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def read(self, round: Round) -> AcceptAnswer:
+    def read(self, round: LaunchedRound) -> AcceptAnswer:
         """Split the flat sequences by their own width; find the rows whose nodes are a path."""
         rows, nodes, lens = round.num_rows, round.nodes, self.accept_lens
         flat = len(self.accept_index)
@@ -225,7 +225,7 @@ class AcceptMoment:
     capabilities: AcceptCapabilities
     model: AcceptModel
     operation: object = "make"
-    round: Round | None = None
+    round: LaunchedRound | None = None
     answer: AcceptAnswer | None = None
     wanted: list[list[int]] | None = None  # [bs][nd]; the target's own choice, −1 where it has none; greedy rounds only
     probs: np.ndarray | None = None  # float64 [bs · nd, V]; sampled rounds only
@@ -234,10 +234,10 @@ class AcceptMoment:
     wrong_kv: tuple[int, int, int] | None = None  # (row, position, layer)
     links: tuple[tuple[int, ...], ...] | None = None  # what the component says of a round's nodes
     drafted: tuple[int, int, int] | None = None  # the shape of a round that the component drafted itself
-    drafter: Drafter | None = None  # the draft model that it asked
+    drafter: PathDrafter | None = None  # the draft model that it asked
     parameters: list[tuple[float, int, float]] | None = None  # per row: temperature, top-k, top-p
     filtered: tuple[np.ndarray, np.ndarray] | None = None  # logits, and the probabilities that they became
-    coins: Coins | None = None
+    coins: RecordedCoins | None = None
 
     def live(self) -> range:
         """Return the numbers of the round's live rows, none if the answer is unusable."""
@@ -267,7 +267,7 @@ class AcceptModel:
         self.num_slots = (total + 1) * size
         self.pools = np.stack([-LAYERS * np.arange(1, self.num_slots + 1) - layer for layer in range(LAYERS)])
         self.num_owners = 0
-        self.requests: list[Request] = []
+        self.requests: list[RowRequest] = []
         for row in range(config.num_rows):
             self.replace(row, 1 + row)
 
@@ -275,7 +275,7 @@ class AcceptModel:
         """Put another request into a row, its prompt computed."""
         self.num_owners += 1
         owner = self.num_owners
-        request = Request(owner * _PLACE & _MASK, owner % self.config.vocab_size)
+        request = RowRequest(owner * _PLACE & _MASK, owner % self.config.vocab_size)
         for position in range(num_tokens):
             request.commit((owner + position) % self.config.vocab_size)
         self.requests[row : row + 1] = [request]  # the first one of the last row is appended
@@ -293,7 +293,7 @@ class AcceptModel:
         start = self.seq_len(row)
         return self.table[row, start : start + nodes]
 
-    def write_nodes(self, round: Round) -> None:
+    def write_nodes(self, round: LaunchedRound) -> None:
         """Write the KV of a round's nodes, each at the position that the component gave it, as the target does."""
         for number, row in enumerate(round.rows):
             prefixes: list[int] = []

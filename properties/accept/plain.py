@@ -13,7 +13,7 @@ from math import inf, isfinite
 
 import numpy as np
 
-from .contract import AcceptCapabilities, AcceptConfig, Batch, capacity
+from .contract import AcceptCapabilities, AcceptConfig, LaunchBatch, capacity
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class PlainAccept:
 
     # -- building -------------------------------------------------------------------------------------------------
 
-    def launch(self, batch: Batch) -> PlainRound:
+    def launch(self, batch: LaunchBatch) -> PlainRound:
         """Keep the best candidates in the order of their ids;
         none counts as better than its parent, the lowest id wins among equals."""
         steps, topk, nodes = self.shape
@@ -64,7 +64,7 @@ class PlainAccept:
             self.add_row(round, batch, row, [tokens[c] for c in kept], [number[above[c]] for c in kept])
         return round
 
-    def propose(self, batch: Batch) -> PlainRound:
+    def propose(self, batch: LaunchBatch) -> PlainRound:
         round = PlainRound(batch.tokens.shape[1] + 1, batch.windows.tolist())
         for row, tokens in enumerate(batch.tokens.tolist()):
             parents: list[int] = []
@@ -73,7 +73,7 @@ class PlainAccept:
             self.add_row(round, batch, row, tokens, parents)
         return round
 
-    def add_row(self, round: PlainRound, batch: Batch, row: int, tokens: list[int], parents: list[int]) -> None:
+    def add_row(self, round: PlainRound, batch: LaunchBatch, row: int, tokens: list[int], parents: list[int]) -> None:
         depths = [0]
         for parent in parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)

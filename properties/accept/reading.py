@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 
 from ..harness.trial import Trial
-from .contract import Batch
-from .model import Round, depths_of
+from .contract import LaunchBatch
+from .model import LaunchedRound, depths_of
 
 
 def read_round(
     trial: Trial,
     shape: tuple[int, ...],
-    batch: Batch,
+    batch: LaunchBatch,
     handle: object,
     rows: tuple[int, ...] = (),
     garbage: str = "",
     is_proposed: bool = False,
-) -> Round:
+) -> LaunchedRound:
     """Return a launched round as the component shows it. Raises Violation unless there is a tree per row."""
     num_rows, nodes = batch.windows.shape
     flat = read_flat(trial, trial.must(trial.subject.tree, handle), "tree()", 3, num_rows * nodes)
@@ -32,7 +32,7 @@ def read_round(
         row = depths.index(None)
         message = "-1 for the root and for no node, else the number of an earlier node"
         raise trial.misbehaviour("TYPE", f"the parents of row {row} are {parents[row]}", message)
-    return Round(shape, is_proposed, rows, garbage, batch, handle, nodes, tokens, parents, positions, depths)
+    return LaunchedRound(shape, is_proposed, rows, garbage, batch, handle, nodes, tokens, parents, positions, depths)
 
 
 def read_links(trial: Trial, answer: object, num_rows: int, nodes: int) -> tuple[tuple[int, ...], ...]:

@@ -14,9 +14,9 @@ from ..harness.text import listed
 from ..harness.trial import Trial
 from . import inputs
 from . import invariants as invariants  # registers the checkers
-from .contract import MAX_NODES, Accept, AcceptCapabilities, AcceptConfig, Batch, capacity
-from .expected import Coins, Drafter, node_paths
-from .model import AcceptAnswer, AcceptModel, AcceptMoment, Round, depths_of, shares_of, verdict_in_words
+from .contract import MAX_NODES, AcceptCapabilities, AcceptConfig, LaunchBatch, TreeAcceptance, capacity
+from .expected import PathDrafter, RecordedCoins, node_paths
+from .model import AcceptAnswer, AcceptModel, AcceptMoment, LaunchedRound, depths_of, shares_of, verdict_in_words
 from .reading import read_cells, read_compacted, read_flat, read_links, read_moves, read_round, read_table
 
 ROUNDS = Handles("abc")
@@ -90,7 +90,7 @@ class AcceptTrial(Trial):
         "num_tokens": lambda c, has: (1, 2, 3, c.context_len - 2),
     }
 
-    subject: Accept
+    subject: TreeAcceptance
     config: AcceptConfig
     capabilities: AcceptCapabilities
     moment: AcceptMoment
@@ -103,7 +103,7 @@ class AcceptTrial(Trial):
     def prepare(self) -> None:
         self.model = AcceptModel(self.config)
         self.shape = (1, 1, 2)
-        self.rounds: dict[str, Round] = {}
+        self.rounds: dict[str, LaunchedRound] = {}
         self.moment = AcceptMoment(self.config, self.capabilities, self.model)
         self.must(self.subject.configure, *self.shape)
 
@@ -117,11 +117,11 @@ class AcceptTrial(Trial):
         """Let the component draft below two roots by itself."""
         m, num_rows = self.moment, 2
         m.drafted = tuple(shape)
-        m.drafter = Drafter.of(seed, self.config.vocab_size, shape[1], num_rows)
+        m.drafter = PathDrafter.of(seed, self.config.vocab_size, shape[1], num_rows)
         nothing = (np.zeros((num_rows, 0), kind) for kind in (np.int64, np.float32, np.int64))
         roots, seq_lens = np.arange(num_rows) % self.config.vocab_size, np.ones(num_rows, np.int64)
         windows = np.zeros((num_rows, shape[2]), np.int64)
-        batch = Batch(roots, seq_lens, self.config.context_len - 1, windows, *nothing)
+        batch = LaunchBatch(roots, seq_lens, self.config.context_len - 1, windows, *nothing)
         self.must(self.subject.configure, *shape)
         handle = self.must(self.subject.draft, batch, m.drafter.answer)
         self.must(self.subject.configure, *self.shape)
@@ -165,7 +165,7 @@ class AcceptTrial(Trial):
         """Ask for the coins of many requests, of some of them again as if rounds of other widths began a
         few tokens later."""
         m = self.moment
-        m.coins = Coins()
+        m.coins = RecordedCoins()
         requests = np.arange(COIN_ROWS, dtype=np.uint64) + np.uint64(1000 * seed)
         starts = np.arange(COIN_ROWS, dtype=np.int64) % 7
         for who, first, later, width in (
@@ -203,14 +203,14 @@ class AcceptTrial(Trial):
         batch, probs, drafts, weights = inputs.drafted_rows(self.config, target)
         self._measure(self._launch_once((1, 1, 2), batch), weights, probs, drafts)
 
-    def _launch_once(self, shape: tuple[int, int, int], batch: Batch) -> Round:
+    def _launch_once(self, shape: tuple[int, int, int], batch: LaunchBatch) -> LaunchedRound:
         """Launch a round of another shape; the one in force comes back at once."""
         self.must(self.subject.configure, *shape)
         handle = self.must(self.subject.launch, batch)
         self.must(self.subject.configure, *self.shape)
         return read_round(self, self.shape, batch, handle)
 
-    def _measure(self, round: Round, weights: np.ndarray, *probs: np.ndarray) -> None:
+    def _measure(self, round: LaunchedRound, weights: np.ndarray, *probs: np.ndarray) -> None:
         """Verify by the target's probabilities of a row's nodes, and by the draft's if they are given, which are those
         of all rows.
 
@@ -280,7 +280,7 @@ class AcceptTrial(Trial):
             seq_lens[number] = self.model.seq_len(row)
             windows[number] = self.model.window(row, nodes)
         held = map(inputs.frozen, (roots, seq_lens))
-        batch = Batch(*held, self.config.context_len - 1, inputs.frozen(windows), *drafts)
+        batch = LaunchBatch(*held, self.config.context_len - 1, inputs.frozen(windows), *drafts)
         handle = self.must(self.subject.propose if is_proposed else self.subject.launch, batch)
         drawn = (nodes - 1, 1, nodes) if is_proposed else self.shape
         round = read_round(self, drawn, batch, handle, rows, garbage, is_proposed)
@@ -355,7 +355,7 @@ class AcceptTrial(Trial):
             verdict = self.must(self.subject.verify_drafted, round.handle, probs, drafts, *coins)
         self._finish(round, verdict)
 
-    def _finish(self, round: Round, verdict: object) -> None:
+    def _finish(self, round: LaunchedRound, verdict: object) -> None:
         """Take the verdict, carry out what follows from it, and commit what was accepted."""
         m, has = self.moment, self.capabilities
         parts = read_flat(self, verdict, "the verdict", 4)
@@ -371,12 +371,12 @@ class AcceptTrial(Trial):
         for row in ended:
             self.model.replace(row, 1)
 
-    def _compact(self, round: Round, answer: AcceptAnswer) -> None:
+    def _compact(self, round: LaunchedRound, answer: AcceptAnswer) -> None:
         answer.given = inputs.outputs(round.num_rows * round.nodes)
         got = self.must(self.subject.compact, round.handle, dict(answer.given))
         answer.compacted = read_compacted(self, got, answer.given)
 
-    def _move(self, round: Round, answer: AcceptAnswer) -> None:
+    def _move(self, round: LaunchedRound, answer: AcceptAnswer) -> None:
         before = answer.before = self.model.pools.copy()
         after = self.must(self.subject.move, round.handle, self.model.pools.copy())
         answer.after = read_cells(self, after, before.shape)

@@ -22,8 +22,8 @@ from ...core.errors import ForedraftError
 from ...core.scheduler.rules import rules_from_json
 from ...observe.decoding import MalformedRecord, decode_lens
 from .findings import Tally
-from .requests import Requests
-from .rows import StepInFlight
+from .requests import AuditedRequests
+from .rows import AuditedStep
 
 Ends = dict[str, tuple[str, int]]
 """Request id -> (reason, tokens) of the ends that a step's result implies."""
@@ -36,7 +36,7 @@ class EngineHistory:
     def __init__(self, config: Mapping[str, Any], candidates: frozenset[int] | None, tally: Tally) -> None:
         self.tally = tally
         rules = rules_from_json(config, "the record of an engine", "config")
-        self.requests = Requests(config.get("role", "both"), config.get("context_len"), tally, rules)
+        self.requests = AuditedRequests(config.get("role", "both"), config.get("context_len"), tally, rules)
         self.rows = self.requests.rows
         self.candidates = candidates
         overlap = config.get("overlap")
@@ -46,7 +46,7 @@ class EngineHistory:
         pages = config.get("num_pages")
         self.num_slots = None if pages is None else pages * config.get("page_size", 1)
         self.runs_may_exceed_steps = _runs_may_exceed_steps(config.get("algorithm"))
-        self.in_flight: deque[StepInFlight] = deque()
+        self.in_flight: deque[AuditedStep] = deque()
         self._decode_rows: np.ndarray | None = None
         self._last_end_ns = -1
         self._last_step = 0
@@ -117,14 +117,14 @@ class EngineHistory:
             self.tally.check("RELAY-01", busy is None, was, "after the newest step that may touch it")
         for join in data.get("joins", ()):
             self.requests.admit(*join)
-        planned = StepInFlight(step, data["ns"], [])
+        planned = AuditedStep(step, data["ns"], [])
         if "prefill" in data:
             self._plan_prefill(data["prefill"], planned)
         if "decode" in data:
             self._plan_decode(data, planned)
         self.in_flight.append(planned)
 
-    def _plan_prefill(self, chunks: list[list[int]], planned: StepInFlight) -> None:
+    def _plan_prefill(self, chunks: list[list[int]], planned: AuditedStep) -> None:
         total = 0
         for row, start, length, last in chunks:
             total += length
@@ -146,7 +146,7 @@ class EngineHistory:
             was = f"step {planned.step} has two chunks of one row"
             self.tally.flaw("ENGINE-05", was, "each request at most once")
 
-    def _running_owner(self, row: int, planned: StepInFlight) -> str | None:
+    def _running_owner(self, row: int, planned: AuditedStep) -> str | None:
         """Return the request that has the row. If none has it, the step that is planned with it is a flaw."""
         owner = self.rows.owner[row] if 0 <= row < len(self.rows.owner) else None
         if owner is None:
@@ -156,7 +156,7 @@ class EngineHistory:
             self.tally.flaw("ENGINE-13" if aborted else "ENGINE-02", was, "a running request")
         return owner
 
-    def _plan_decode(self, data: Mapping[str, Any], planned: StepInFlight) -> None:
+    def _plan_decode(self, data: Mapping[str, Any], planned: AuditedStep) -> None:
         step, check, flaw = planned.step, self.tally.check, self.tally.flaw
         rows = self._read_decode_rows(data["decode"], step)
         if self.rows.decoding[rows].all():
@@ -194,7 +194,7 @@ class EngineHistory:
             self.tally.flaw("ENGINE-05", f"{len(rows)} rows in step {step}", f"at most {self.max_running}")
         return rows
 
-    def _report_early_rows(self, rows: np.ndarray, planned: StepInFlight) -> None:
+    def _report_early_rows(self, rows: np.ndarray, planned: AuditedStep) -> None:
         """Report rows that decode without an owner, or before their prompt is computed: once for each owner."""
         for row in rows[~self.rows.decoding[rows]].tolist():
             if self.rows.reported[row]:
@@ -240,7 +240,7 @@ class EngineHistory:
         if "finished" in data or ends:
             self.requests.finish(data.get("finished", ()), ends)
 
-    def _read_lens(self, data: Mapping[str, Any], committed: StepInFlight, num_times: int) -> np.ndarray | None:
+    def _read_lens(self, data: Mapping[str, Any], committed: AuditedStep, num_times: int) -> np.ndarray | None:
         """Return the accept lengths [rounds, bs] of a result.
         Raises MalformedRecord if they are not those of this step."""
         has_rounds = "rounds" in data
@@ -251,7 +251,7 @@ class EngineHistory:
             raise MalformedRecord(f"{num_times} end times, expected {rounds}, one for each round")
         return decode_lens(data["lens"], rounds, len(committed.rows)) if has_rounds else None
 
-    def _take_committed(self, step: int) -> StepInFlight | None:
+    def _take_committed(self, step: int) -> AuditedStep | None:
         """Take the step out of flight, and all before it. Returns None if it is not in flight."""
         if self.in_flight and self.in_flight[0].step == step:
             self.tally.holds("RELAY-07")
@@ -264,7 +264,7 @@ class EngineHistory:
             self.in_flight.popleft()
         return self.in_flight.popleft()
 
-    def _fail(self, row: int, committed: StepInFlight, lens: np.ndarray | None, ends: Ends) -> None:
+    def _fail(self, row: int, committed: AuditedStep, lens: np.ndarray | None, ends: Ends) -> None:
         """End the request of a row that the executor gave up. Of a block of rounds, those before the last one count."""
         rows = self.rows
         if row >= len(rows.owner) or not committed.touches(row, int(rows.epoch[row])) or not rows.alive[row]:
@@ -275,7 +275,7 @@ class EngineHistory:
         ends[rows.owner[row]] = ("error", int(rows.emitted[row]))
         rows.alive[row] = False  # nothing more is delivered; the row is closed when the request ends
 
-    def _deliver_first(self, data: Mapping[str, Any], committed: StepInFlight, end_ns: int, ends: Ends) -> None:
+    def _deliver_first(self, data: Mapping[str, Any], committed: AuditedStep, end_ns: int, ends: Ends) -> None:
         """Deliver the first tokens of the prompts whose last chunk this step computed."""
         rows, stopped, tokens = self.rows, data.get("stopped", ()), data.get("first")
         if tokens is not None and len(tokens) != len(committed.prefill):
@@ -302,7 +302,7 @@ class EngineHistory:
     def _deliver_rounds(
         self,
         data: Mapping[str, Any],
-        committed: StepInFlight,
+        committed: AuditedStep,
         lens: np.ndarray,
         first_end: int,
         last_end: int,

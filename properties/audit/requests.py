@@ -9,7 +9,7 @@ from typing import Any
 
 from ...core.scheduler.rules import ServerRules
 from .findings import Tally
-from .rows import Rows, StepInFlight
+from .rows import AuditedRows, AuditedStep
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +35,7 @@ class LiveRequest:
     cap: int = 0  # that of its last row, if tokens came to it while it waits
 
 
-class Requests:
+class AuditedRequests:
     """Holds which requests live, which of them wait, and which row each has. `context_len`: the limit of prompt and
     output together, None if the log does not say. `rules`: where a
     retracted request waits, and whether it gets its tokens of a step in flight."""
@@ -48,7 +48,7 @@ class Requests:
         self.context_len = context_len
         self.tally = tally
         self.live: dict[str, LiveRequest] = {}
-        self.rows = Rows()
+        self.rows = AuditedRows()
         self.now_ns = -1
         self.num_submitted = 0
         self.num_waiting = 0
@@ -114,7 +114,7 @@ class Requests:
             self._remove(request)
 
     def retract(
-        self, request_ids: Iterable[str], keeps_place: bool = False, in_flight: Iterable[StepInFlight] = ()
+        self, request_ids: Iterable[str], keeps_place: bool = False, in_flight: Iterable[AuditedStep] = ()
     ) -> None:
         """Let running requests wait again. `keeps_place`: a failed step has taken them along."""
         for request_id in request_ids:

@@ -34,7 +34,7 @@ class Delivery(NamedTuple):
     went_on: np.ndarray  # ended, and rounds came after the one in which it did
 
 
-class Rows:
+class AuditedRows:
     """The columns; they grow with the greatest row number."""
 
     epoch: np.ndarray
@@ -110,7 +110,7 @@ class Rows:
 
 
 @dataclass(slots=True)
-class StepInFlight:
+class AuditedStep:
     """A step that is launched and not committed."""
 
     step: int

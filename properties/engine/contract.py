@@ -223,7 +223,7 @@ class ServingConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities(Capabilities):
-    """What an engine declares. Each flag adds methods of `Engine`, values of the configuration,
+    """What an engine declares. Each flag adds methods of `SchedulingEngine`, values of the configuration,
     operations, and invariants."""
 
     overlap: bool = False  # two steps in flight: `config.overlap` may be set
@@ -307,7 +307,7 @@ class Wish(NamedTuple):
     stop_strings: Sequence[str] = ()  # the token that completes one of them in the output's text is the last one
 
 
-class Answer(NamedTuple):
+class StepAnswer(NamedTuple):
     """The result of a step. Rows and chunks in the order of the step."""
 
     step: int
@@ -344,7 +344,7 @@ was delivered.
 The reason is "stop", "length", "abort" or "error"; marks are None unless they were wanted."""
 
 
-class Engine(Protocol):
+class SchedulingEngine(Protocol):
     """A scheduler. It refuses by returning None or False, or by raising one of `REFUSALS`, and has then
     changed nothing."""
 
@@ -359,7 +359,7 @@ class Engine(Protocol):
     def plan(self) -> StepView | None:
         """Decide and launch the next step. Returns None if there is none, or none before a step is committed."""
 
-    def commit(self, answer: Answer) -> Sequence[Event]:
+    def commit(self, answer: StepAnswer) -> Sequence[Event]:
         """Apply the answer of the oldest step in flight, and refuse any other."""
 
     def waiting(self) -> Sequence[str]:

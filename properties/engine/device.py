@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .contract import Answer, EngineCapabilities, ServingConfig
+from .contract import EngineCapabilities, ServingConfig, StepAnswer
 from .language import GARBAGE, NOTHING, num_correct, stream_of
-from .model import Chunk, EngineRow, Flight, RoundRow
+from .model import EngineRow, ModelChunk, ModelFlight, RoundRow
 
 Slots = tuple[int, ...]
 
 
-class Device:
+class ContentDevice:
     """`cells[slot]`: the hash of the text whose last token's KV stands there."""
 
     def __init__(self, config: ServingConfig, capabilities: EngineCapabilities) -> None:
@@ -31,7 +31,7 @@ class Device:
         self.hosted: set[int] = set()  # hashes of all text that was computed: host memory may have it
         self._forgotten: list[tuple[int, int]] = []  # (step, page): a page to be emptied when that step has run
 
-    def execute(self, flight: Flight, limit: int) -> Answer:
+    def execute(self, flight: ModelFlight, limit: int) -> StepAnswer:
         """Run a step, its rounds until `limit`, or until a request ends."""
         self._forget_until(flight.number - 1)  # of steps that were lost
         first, first_marks = [], []
@@ -54,8 +54,8 @@ class Device:
         self._forget_until(flight.number)
         failed = [part.life.name for part in flight.parts if part.life.failing and part.is_present]
         if self.has_marks:
-            return Answer(flight.number, first, runs, first_marks, marks, failed)
-        return Answer(flight.number, first, runs, (), (), failed)
+            return StepAnswer(flight.number, first, runs, first_marks, marks, failed)
+        return StepAnswer(flight.number, first, runs, (), (), failed)
 
     def empty(self) -> None:
         """Be a new device, which has no KV, and with new host memory."""
@@ -77,12 +77,12 @@ class Device:
             self.forget([page for waits_for, page in self._forgotten if waits_for <= step])
             self._forgotten = [item for item in self._forgotten if item[0] > step]
 
-    def spoil(self, flight: Flight) -> None:
+    def spoil(self, flight: ModelFlight) -> None:
         """Empty all cells that a step which has failed half way may have written."""
         size = self.config.page_size
         for part in flight.parts:
             slots = flight.slots.get(part.life.name, ())
-            start, stop = part.written if isinstance(part, Chunk) else (part.row.length, len(slots))
+            start, stop = part.written if isinstance(part, ModelChunk) else (part.row.length, len(slots))
             for slot in slots[start:stop]:
                 if slot // size in flight.writes:
                     self.cells[slot] = NOTHING
@@ -115,7 +115,7 @@ class Device:
         if self.config.host_pages and not row.wrong:
             self.hosted.update(hashes[start : min(start + kept, reach)])
 
-    def _prefill(self, chunk: Chunk, slots: Slots) -> tuple[int, int]:
+    def _prefill(self, chunk: ModelChunk, slots: Slots) -> tuple[int, int]:
         row, start, stop = chunk.row, chunk.start, chunk.stop
         for position in range(max(start - chunk.loaded, 0), min(start, len(slots))):
             text = row.stream.hashes[position]
@@ -138,7 +138,7 @@ class Device:
         row.over = token in life.wish.stop_tokens or emitted >= life.promise
         return token, row.stream.hashes[stop - 1] & 0xFFFF
 
-    def _round(self, part: RoundRow, flight: Flight, is_first: bool) -> tuple[list[int], list[int], bool]:
+    def _round(self, part: RoundRow, flight: ModelFlight, is_first: bool) -> tuple[list[int], list[int], bool]:
         """Run one round of one row. Returns its run, the marks beside it, and whether the request has met its end."""
         life, row, drafts = part.life, part.row, part.drafts
         slots = flight.slots.get(life.name, ())

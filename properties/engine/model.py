@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .contract import Answer, ServingConfig, Wish
+from .contract import ServingConfig, StepAnswer, Wish
 from .language import Stream, stream_of, text
 
 WAITING, RUNNING = "waiting", "running"
@@ -110,7 +110,7 @@ class RequestLife:
         return bool(self.wish.stop_tokens or self.wish.stop_strings)
 
 
-class Chunk(NamedTuple):
+class ModelChunk(NamedTuple):
     """One chunk of a step."""
 
     life: RequestLife
@@ -153,7 +153,7 @@ class RoundRow(NamedTuple):
     latest: int
     reach: int
 
-    is_present = Chunk.is_present
+    is_present = ModelChunk.is_present
 
     @property
     def written(self) -> tuple[int, int]:
@@ -162,11 +162,11 @@ class RoundRow(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class ModelFlight:
     """A step in flight, as it was launched. `slots`: what each of its requests had, by name."""
 
     number: int
-    chunks: list[Chunk]
+    chunks: list[ModelChunk]
     rows: list[RoundRow]
     steps: int
     rounds: int
@@ -176,7 +176,7 @@ class Flight:
     interrupted: bool = False
 
     @property
-    def parts(self) -> list[Chunk | RoundRow]:
+    def parts(self) -> list[ModelChunk | RoundRow]:
         return [*self.chunks, *self.rows]
 
     def lives(self) -> list[RequestLife]:
@@ -210,12 +210,12 @@ class EngineModel:
         self.config = config
         self.lives: dict[str, RequestLife] = {}  # by name: those that live
         self.ended: dict[str, RequestLife] = {}  # by name: the last one that ended
-        self.flights: list[Flight] = []
-        self.lost: list[Flight] = []  # steps that failed, and may still be writing
+        self.flights: list[ModelFlight] = []
+        self.lost: list[ModelFlight] = []  # steps that failed, and may still be writing
         self.num_accepted = self.num_attempts = self.num_ended = self._places = 0
         self.launched = self.committed = 0  # numbers of steps
         self.steps = config.max_steps
-        self.last_answer: Answer | None = None
+        self.last_answer: StepAnswer | None = None
         self.lingering: dict[int, tuple[int, str, str]] = {}  # page -> (step that it waits for, whose it was, why)
         self.asked_back: set[str] = set()  # by `retract`, not yet done
         self.order_is_unknown: bool = False  # how often requests were overtaken is not known either
@@ -268,7 +268,7 @@ class EngineModel:
         if life.name not in self.asked_back:
             self.retractions_since_progress += 1
 
-    def follow_given_way(self, entered: Sequence[RequestLife], in_flight: Sequence[Flight]) -> None:
+    def follow_given_way(self, entered: Sequence[RequestLife], in_flight: Sequence[ModelFlight]) -> None:
         """Count a plan for those that wait for what was retracted for them, until a greater priority has entered."""
         numbers = [flight.number for flight in in_flight]
         for given in self.given_way:
@@ -292,7 +292,7 @@ class EngineModel:
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def launch(self, flight: Flight, slots: dict[str, tuple[int, ...]] | None) -> None:
+    def launch(self, flight: ModelFlight, slots: dict[str, tuple[int, ...]] | None) -> None:
         """Take a step into flight; `slots` are those that the running requests have now."""
         self.launched = max(self.launched, flight.number)
         for chunk in flight.chunks:
@@ -303,7 +303,7 @@ class EngineModel:
             flight.note_writes(self.config.page_size)
         self.flights.append(flight)
 
-    def expected(self, flight: Flight, answer: Answer) -> dict[str, tuple[list[int], str]]:
+    def expected(self, flight: ModelFlight, answer: StepAnswer) -> dict[str, tuple[list[int], str]]:
         """Return what each request that is still there gets by the contract, and the reason if it ends."""
         expected: dict[str, tuple[list[int], str]] = {}
         for chunk, token in zip(flight.chunks, answer.first, strict=True):
@@ -328,9 +328,9 @@ class EngineModel:
                 expected[name] = (expected[name][0] if len(answer.runs) > 1 else [], "error")
         return expected
 
-    def late(self, flight: Flight, answer: Answer) -> dict[str, tuple[list[int], str]]:
+    def late(self, flight: ModelFlight, answer: StepAnswer) -> dict[str, tuple[list[int], str]]:
         """Return what requests may still get that were retracted since the launch, and the reason if they end."""
-        runs: list[tuple[Chunk | RoundRow, list[int]]] = [
+        runs: list[tuple[ModelChunk | RoundRow, list[int]]] = [
             (chunk, [token]) for chunk, token in zip(flight.chunks, answer.first, strict=True) if chunk.is_last
         ]
         runs += [(row, [t for run in answer.runs for t in run[number]]) for number, row in enumerate(flight.rows)]
@@ -340,7 +340,7 @@ class EngineModel:
             if part.life.state is WAITING and part.stay + 1 == part.life.stay
         }
 
-    def commit(self, flight: Flight, answer: Answer, expected: dict[str, tuple[list[int], str]]) -> None:
+    def commit(self, flight: ModelFlight, answer: StepAnswer, expected: dict[str, tuple[list[int], str]]) -> None:
         """Move committed lengths and counters on by the oldest step in flight."""
         self.flights.pop(0)
         self.committed = max(self.committed, flight.number)

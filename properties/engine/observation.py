@@ -7,9 +7,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .contract import Answer, Wish
-from .model import EngineModel, Flight, GivenWay, RequestLife
-from .recovery import Loss, Recovery
+from .contract import StepAnswer, Wish
+from .model import EngineModel, GivenWay, ModelFlight, RequestLife
+from .recovery import DeviceLimits, Loss
 
 
 class EngineObservation(NamedTuple):
@@ -22,7 +22,7 @@ class EngineObservation(NamedTuple):
     cached: tuple[int, ...] | None
 
 
-class End(NamedTuple):
+class EndEvent(NamedTuple):
     """An end event."""
 
     request: str
@@ -53,29 +53,29 @@ class EngineMoment:
     second_abort_events = 0
     # plan
     asked = False
-    flight: Flight | None = None
+    flight: ModelFlight | None = None
     was_waiting: Sequence[RequestLife] = ()
     overtaken: Sequence[RequestLife] = ()  # by requests that entered
     given_way: GivenWay | None = None  # to what, if not to a round
     asked_back: frozenset[str] = frozenset()  # requests that `retract` named
-    before_plan: Sequence[Flight] = ()  # the steps that were in flight
+    before_plan: Sequence[ModelFlight] = ()  # the steps that were in flight
     lingering_before: Collection[int] = ()  # pages that wait for a step to be committed
     was_lost = False  # a step has failed: fewer steps may be drafted, and suspects of the failure go first
-    recovery: Recovery | None = None  # what that has led to, where there are rules for it
+    recovery: DeviceLimits | None = None  # what that has led to, where there are rules for it
     was_holding = False  # nothing may enter until a round is committed
     first: Sequence[RequestLife] = ()  # before a plan: the suspects that go first
     is_disturbed = False  # allocations were denied, a step was lost or a request was asked back: no promise of progress
     loads: Mapping[str, int] = {}  # by request that enters: positions that come from host memory
     cached_before: frozenset[int] | None = None  # what the last cells of the cached pages held
     # commit
-    committed: Flight | None = None
-    answer: Answer | None = None
+    committed: ModelFlight | None = None
+    answer: StepAnswer | None = None
     stray: tuple[str, ...] = ()  # events of requests that do not live
     expected: Mapping[str, tuple[list[int], str]] = {}  # what the answer means, and the reason if the request ends
     counters: tuple[int, ...] | None = None
     lessons: tuple[tuple[int, ...], ...] | None = None
     gone: tuple[str, ...] = ()  # requests of the committed step that had left before
-    lost_flights: Sequence[Flight] = ()  # what has just failed
+    lost_flights: Sequence[ModelFlight] = ()  # what has just failed
     loss: Loss | None = None  # what must follow from that
     # pages
     leaked: tuple[int, str, str] | None = None  # (page, whose it was, why it left) of one that should be free
@@ -93,7 +93,7 @@ class EngineMoment:
         self.admitted: list[tuple[RequestLife, int]] = []  # with the length taken from the cache
         self.retracted: list[RequestLife] = []
         self.delivered: dict[str, list[int]] = {}  # by request, of this operation
-        self.ends: list[End] = []
+        self.ends: list[EndEvent] = []
         self.ended_lives: dict[str, RequestLife] = {}
         self.owners: dict[int, str] = {}  # page -> the request that has it, "" free, "*" cached
 
@@ -119,7 +119,7 @@ class EngineMoment:
         to_tail = self.to_tail and self.operation.tag not in ("lose", "resume", "restart")
         self.model.retract(life, to_tail, len(self.retracted) == 1)
 
-    def end(self, life: RequestLife, end: End) -> None:
+    def end(self, life: RequestLife, end: EndEvent) -> None:
         self.ends.append(end)
         self.ended_lives[end.request] = life
         self._note_pages(life, end.reason)

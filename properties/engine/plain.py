@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .contract import Answer, EngineCapabilities, Event, ServingConfig, Wish
+from .contract import EngineCapabilities, Event, ServingConfig, StepAnswer, Wish
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +116,7 @@ class PlainEngine:
         entry.pages += [self.free.pop() for _ in range(missing)]
         return True
 
-    def commit(self, answer: Answer) -> list[Event]:
+    def commit(self, answer: StepAnswer) -> list[Event]:
         if answer.step != self.number or (self.prompt is None and self.rows is None):
             raise ValueError(f"step {answer.step} is not in flight")
         rows = [self.prompt] if self.prompt is not None else self.rows

@@ -1,5 +1,5 @@
-"""Reads the answers of an engine: a step's view becomes a `Flight`, events become tokens and ends. Another form is a
-misbehaviour."""
+"""Reads the answers of an engine: a step's view becomes a `ModelFlight`, events become tokens and ends. Another form is
+a misbehaviour."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from ..harness.text import shown
 from ..harness.trial import Trial
 from .contract import REASONS
-from .model import WAITING, Chunk, Flight, RequestLife, RoundRow
-from .observation import End, EngineMoment, EngineObservation
+from .model import WAITING, ModelChunk, ModelFlight, RequestLife, RoundRow
+from .observation import EndEvent, EngineMoment, EngineObservation
 from .rules import extent
 
 _STRINGS = frozenset({str})
@@ -23,7 +23,7 @@ def names(trial: Trial, answer: object, what: str) -> tuple[str, ...]:
     raise trial.misbehaviour("TYPE", f"{what} is {shown(answer)}", "a list of names")
 
 
-def read_step(trial: Trial, view: object) -> Flight:
+def read_step(trial: Trial, view: object) -> ModelFlight:
     """Return the step as the model sees it, and admit the requests that enter with it. Raises a Violation (TYPE)."""
     view = trial.mapping(view, "plan()", f"None, or a mapping with {', '.join(_KEYS)}", _KEYS)
     number, steps, rounds = (trial.integer(view[key], key) for key in ("step", "steps", "rounds"))
@@ -41,10 +41,10 @@ def read_step(trial: Trial, view: object) -> Flight:
     rows = [_row(trial, m, item, steps, rounds) for item in decode]
     if not chunks and not rows:
         raise trial.misbehaviour("TYPE", "a step without chunks and rows", "None, if there is nothing to do")
-    return Flight(number, chunks, rows, steps, rounds)
+    return ModelFlight(number, chunks, rows, steps, rounds)
 
 
-def _chunk(trial: Trial, m: EngineMoment, item: object, enters: tuple[str, ...]) -> Chunk:
+def _chunk(trial: Trial, m: EngineMoment, item: object, enters: tuple[str, ...]) -> ModelChunk:
     name, start, tokens, tail, key = trial.sequence(item, "a chunk", "(request, start, tokens, tail, key)", 5)
     life = _life(trial, m, name)
     start, tail, key = trial.integer(start, "start"), trial.integer(tail, "tail"), trial.integer(key, "key")
@@ -56,7 +56,7 @@ def _chunk(trial: Trial, m: EngineMoment, item: object, enters: tuple[str, ...])
         m.model.admit(life, start, key)
     is_last = start + len(tokens) >= len(life.context)
     loaded = m.loads.get(name, 0) if name in enters else 0
-    return Chunk(life, life.stay, life.row, start, life.launched, tokens, tail, key, is_last, loaded)
+    return ModelChunk(life, life.stay, life.row, start, life.launched, tokens, tail, key, is_last, loaded)
 
 
 def _row(trial: Trial, m: EngineMoment, item: object, steps: int, rounds: int) -> RoundRow:
@@ -100,7 +100,7 @@ def read_events(trial: Trial, events: object) -> int:
             m.delivered.setdefault(life.name, []).extend(tokens)
         elif kind == "end" and len(item) == 5 and item[2] in REASONS:
             marks = None if item[4] is None else trial.integers(item[4], "the marks")
-            end = End(item[1], item[2], trial.integers(item[3], "the output"), marks)
+            end = EndEvent(item[1], item[2], trial.integers(item[3], "the output"), marks)
             life = m.model.lives.get(end.request)
             if life is None:
                 m.stray += (f"an end ({end.reason}) of {end.request!r}",)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from .contract import ServingConfig
-from .model import WAITING, Flight, RequestLife
+from .model import WAITING, ModelFlight, RequestLife
 
 GOOD_STEPS = 8
 LEAST_SHARE = 8
@@ -28,7 +28,7 @@ class Loss(NamedTuple):
     running: tuple[str, ...]
 
 
-class Recovery:
+class DeviceLimits:
     """What steps may ask of the device: `rows` (None: as configured), `prefill` tokens, and only the
     `fewest` draft steps."""
 
@@ -53,7 +53,7 @@ class Recovery:
         self._first = [life for life in self._first if life.state is WAITING]
         return list(self._first)
 
-    def fail(self, flights: list[Flight], running: Iterable[RequestLife]) -> Loss:
+    def fail(self, flights: list[ModelFlight], running: Iterable[RequestLife]) -> Loss:
         """Note that the oldest of `flights` has failed, with those behind it."""
         lost = [[p.life for p in flight.parts if p.is_present and not p.life.leaving] for flight in flights]
         there = list(dict.fromkeys(lost[0]))
@@ -67,7 +67,7 @@ class Recovery:
             self._first = [*new, *(life for life in self.first() if life not in new)]
         return Loss(blamed, tuple(life.name for life in staying))
 
-    def _reduce(self, failed: Flight, num_rows: int, num_suspects: int) -> bool:
+    def _reduce(self, failed: ModelFlight, num_rows: int, num_suspects: int) -> bool:
         """Ask for less. Returns whether less cannot be asked for."""
         self._good_steps = 0
         if not self.fewest and failed.rows and failed.steps > self._config.candidates[0]:

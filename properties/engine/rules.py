@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .contract import ServingConfig, Wish
-from .model import EngineModel, Flight, GivenWay, RequestLife
+from .model import EngineModel, GivenWay, ModelFlight, RequestLife
 from .observation import EngineMoment
 
 
@@ -110,7 +110,7 @@ def why_given_way(m: EngineMoment) -> GivenWay | None:
 
 
 def extent(
-    config: ServingConfig, earlier: Sequence[Flight], life: RequestLife, drafts: int, rounds: int
+    config: ServingConfig, earlier: Sequence[ModelFlight], life: RequestLife, drafts: int, rounds: int
 ) -> tuple[bool, int, int]:
     """Return of a row: whether its length is known, the greatest at which it may begin, and the end of what it may
     write.
@@ -137,7 +137,7 @@ def extent(
     return is_known, latest, config.reach(last_start, drafts)
 
 
-def limits(model: EngineModel, committed: Flight | None) -> tuple[str, ...]:
+def limits(model: EngineModel, committed: ModelFlight | None) -> tuple[str, ...]:
     """Return which limits of what is legal a plan (`committed` None) or a commit touches."""
     if committed is None:
         found = {"nothing to do": not model.lives, "one request": len(model.lives) == 1}
@@ -153,7 +153,7 @@ def limits(model: EngineModel, committed: Flight | None) -> tuple[str, ...]:
     return tuple(name for name, is_touched in found.items() if is_touched)
 
 
-def shown(flight: Flight | None) -> str:
+def shown(flight: ModelFlight | None) -> str:
     if flight is None:
         return "no step"
     parts = [f"{c.life.name} computes {c.start}…{c.stop - 1}" for c in flight.chunks]

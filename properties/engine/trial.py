@@ -8,13 +8,13 @@ from typing import ClassVar
 from ..harness.operation import Handles, Operation, operation
 from ..harness.trial import Refused, Trial
 from . import invariants as invariants  # registers the checkers
-from .contract import Answer, Engine, EngineCapabilities, ServingConfig, Wish
-from .device import Device
+from .contract import EngineCapabilities, SchedulingEngine, ServingConfig, StepAnswer, Wish
+from .device import ContentDevice
 from .language import STOP, STOP_STRINGS, prompt_of
 from .model import RUNNING, EngineModel
 from .observation import EngineMoment, EngineObservation
 from .reading import follow_pages, names, read_events, read_step
-from .recovery import Recovery
+from .recovery import DeviceLimits
 from .rules import limits, limits_of, promises, shown, verdict, why_given_way
 
 REQUESTS = Handles("abcdef")
@@ -50,17 +50,17 @@ class EngineTrial(Trial):
     limit_s = 10.0
     values: ClassVar = {"request": REQUESTS, "number": (0, 1, 2), "others": (0, 0, 1, 3)}
 
-    subject: Engine
+    subject: SchedulingEngine
     config: ServingConfig
     capabilities: EngineCapabilities
     moment: EngineMoment
 
     def prepare(self) -> None:
         self.model = EngineModel(self.config)
-        self.device = Device(self.config, self.capabilities)
+        self.device = ContentDevice(self.config, self.capabilities)
         self.all_pages = frozenset(range(1, self.config.num_pages + 1))
         self._has_cache = self.capabilities.prefix_cache and self.config.prefix_cache
-        self._recovery = Recovery(self.config) if self.capabilities.isolation else None
+        self._recovery = DeviceLimits(self.config) if self.capabilities.isolation else None
         self.owners: dict[int, str] = {}
         self._was_denied = self._was_lost = False
         self.moment = EngineMoment(self.model, self.device.cells, "make", EngineObservation((), (), None, None, None))
@@ -297,9 +297,9 @@ class EngineTrial(Trial):
         runs = [[[STOP] for _ in flight.rows]] if flight.rows else []
         beside = [[[0] for _ in flight.rows]] if flight.rows else []
         first = [STOP for _ in flight.chunks]
-        self._commit_wrong(Answer(flight.number, first, runs, first, beside))
+        self._commit_wrong(StepAnswer(flight.number, first, runs, first, beside))
 
-    def _commit_wrong(self, answer: Answer) -> None:
+    def _commit_wrong(self, answer: StepAnswer) -> None:
         events = self.ask(self.subject.commit, answer)
         if not self.refused(events, None):
             read_events(self, events)
@@ -391,7 +391,7 @@ class EngineTrial(Trial):
         oldest = model.flights[0]
         m.lost_flights = model.flights
         # Its answer may still come, much too late.
-        model.last_answer = Answer(oldest.number, [STOP] * len(oldest.chunks), [[[STOP]] * len(oldest.rows)])
+        model.last_answer = StepAnswer(oldest.number, [STOP] * len(oldest.chunks), [[[STOP]] * len(oldest.rows)])
         for flight in model.flights:
             self.device.spoil(flight)
         if self._recovery is not None:

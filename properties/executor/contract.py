@@ -156,7 +156,8 @@ class ExecutorConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorCapabilities(Capabilities):
-    """What an executor declares. Each flag adds methods of `Executor`, operations that call them, and invariants."""
+    """What an executor declares. Each flag adds methods of `InspectedExecutor`, operations that call them, and
+    invariants."""
 
     tokens: bool = False  # results carry tokens; without it only how many there are
     trees: bool = False  # more than one branch
@@ -187,7 +188,7 @@ class ExecutorCapabilities(Capabilities):
     }
 
 
-class Executor(Protocol):
+class InspectedExecutor(Protocol):
     """`core.executor.Executor`, and what can be looked at.
     Steps are `core.step.Step`, results `core.step.StepResult`."""
 
@@ -282,4 +283,4 @@ def drawn_with(algorithm: str) -> type[ExecutorConfig]:
     return type(f"{name}Config", (ExecutorConfig,), {"draw": classmethod(draw), "__slots__": ()})
 
 
-MakeExecutor = Callable[[ExecutorConfig], Executor]
+MakeExecutor = Callable[[ExecutorConfig], InspectedExecutor]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...core.contract.request import SamplingParams
-from .contract import Executor, ExecutorCapabilities, ExecutorConfig
+from .contract import ExecutorCapabilities, ExecutorConfig, InspectedExecutor
 from .oracle import (
     SLACK,
     After,
@@ -42,7 +42,7 @@ class WrongResult(Exception):
         self.was, self.should, self.id = was, should, id
 
 
-class Served(Protocol):
+class JudgedRow(Protocol):
     """The facts about a row that the judge needs."""
 
     request_id: str
@@ -51,10 +51,10 @@ class Served(Protocol):
     text: list[int]
 
 
-class Judge:
+class RunJudge:
     """Judges one run. Each method raises Wrong; `draws` are the sampled tokens since `forget`."""
 
-    def __init__(self, subject: Executor, config: ExecutorConfig, has: ExecutorCapabilities) -> None:
+    def __init__(self, subject: InspectedExecutor, config: ExecutorConfig, has: ExecutorCapabilities) -> None:
         self._subject, self._config, self._has_drafts = subject, config, has.drafts
         self._has_proposals = has.proposals
         self._proposals_left = MOST_PROPOSALS
@@ -76,13 +76,13 @@ class Judge:
         draws = [Draw(requests[draw[0]], *draw[1:]) for draw in self._draws]
         return unfairness(draws, np.array(self._beside).reshape(-1, 2))
 
-    def first_token(self, row: Served, token: int, shown: Mapping[str, Any], what: str) -> None:
+    def first_token(self, row: JudgedRow, token: int, shown: Mapping[str, Any], what: str) -> None:
         self._emitted[row.request_id] = 0
         self._tokens(row, [token], shown, what)
 
     def round(
         self,
-        row: Served,
+        row: JudgedRow,
         run: Sequence[int],
         tree: tuple[int, int, int],
         shown: Mapping[str, Any],
@@ -133,7 +133,7 @@ class Judge:
         was = f"{what} drafts {own} behind {len(text)} tokens, with {steps} steps of {topk} and {nodes} nodes"
         raise WrongResult(was, f"{others}: what the draft says of that text and branch alone")
 
-    def _note_token_beside(self, row: Served, run: Sequence[int], drafts: Sequence[int]) -> None:
+    def _note_token_beside(self, row: JudgedRow, run: Sequence[int], drafts: Sequence[int]) -> None:
         """Note where a run's last token stands among those that `drafts`, which it could have been
         accepted as, leave."""
         text = [*row.text, *run[:-1]]
@@ -142,7 +142,7 @@ class Judge:
         if drafts and run[-1] not in drafts:
             self._beside.append(beside_drafts(probs, drafts, run[-1]))
 
-    def _tokens(self, row: Served, run: Sequence[int], shown: Mapping[str, Any], what: str) -> None:
+    def _tokens(self, row: JudgedRow, run: Sequence[int], shown: Mapping[str, Any], what: str) -> None:
         text, sampling = [*row.text, *run[:-1]], row.sampling
         plain: After = self._subject.after(text, len(row.text) - 1)
         for depth, (token, logits) in enumerate(zip(run, plain.logits, strict=True)):
@@ -174,7 +174,7 @@ class Judge:
                     raise WrongResult(where, f"{_short(wanted)}, after {len(row.text) + depth} tokens")
 
 
-def _shaped(row: Served, logits: np.ndarray, text: list[int]) -> np.ndarray:
+def _shaped(row: JudgedRow, logits: np.ndarray, text: list[int]) -> np.ndarray:
     return shaped(logits, row.sampling, text[: row.num_prompt], text[row.num_prompt :])
 
 

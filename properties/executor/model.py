@@ -16,7 +16,7 @@ import numpy as np
 from ...core.algorithm.algorithm import SpecAlgorithm
 from ...core.contract.step import NO_TOKEN, BlockEnd, Step, StepResult
 from .contract import HIDDEN_STATES, ExecutorCapabilities, ExecutorConfig
-from .judge import Judge, WrongResult
+from .judge import RunJudge, WrongResult
 from .oracle import RecurrentState
 from .search import FoundArray
 
@@ -118,7 +118,7 @@ class DeviceModel:
     """Hold rows by number. `launch` and `collect` take steps and results in their order.
     `judge` looks at tokens and outputs."""
 
-    def __init__(self, config: ExecutorConfig, algorithm: SpecAlgorithm, judge: Judge | None) -> None:
+    def __init__(self, config: ExecutorConfig, algorithm: SpecAlgorithm, judge: RunJudge | None) -> None:
         self.judge = judge
         self.config = config
         self.algorithm = algorithm

@@ -18,8 +18,8 @@ from ..harness.contract import REFUSALS
 from ..harness.operation import Handles, Operation, operation
 from ..harness.trial import Trial
 from . import invariants as invariants  # registers the checkers
-from .contract import HIDDEN_STATES, MANY, STOP_TOKENS, Executor, ExecutorCapabilities, ExecutorConfig
-from .judge import Judge, WrongResult
+from .contract import HIDDEN_STATES, MANY, STOP_TOKENS, ExecutorCapabilities, ExecutorConfig, InspectedExecutor
+from .judge import RunJudge, WrongResult
 from .model import DeviceModel, ExecutorMoment, SeenState
 from .oracle import RecurrentState
 from .record import RecordedCore
@@ -61,7 +61,7 @@ class ExecutorTrial(Trial):
         "show": _asks,
     }
 
-    subject: Executor
+    subject: InspectedExecutor
     config: ExecutorConfig
     capabilities: ExecutorCapabilities
     moment: ExecutorMoment
@@ -72,7 +72,7 @@ class ExecutorTrial(Trial):
         self.engine = self.core.live
         algorithm, self.judge, self._shown = self.engine.algorithm, None, (HIDDEN_STATES,)
         if self.capabilities.plain:
-            self.judge = Judge(subject, config, self.capabilities)
+            self.judge = RunJudge(subject, config, self.capabilities)
             self._shown = tuple(self.must(subject.shown))
         self.model = DeviceModel(config, algorithm, self.judge)
         self._has_sampled = False

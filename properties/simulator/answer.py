@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from .contract import Service, SimulatorConfig
 
 
-class Outcome(NamedTuple):
+class RequestOutcome(NamedTuple):
     """The end of a request; see `contract.py`. `emissions` are (time in ns, tokens)."""
 
     number: int
@@ -35,15 +35,15 @@ class SimulatorAnswer(NamedTuple):
     events: tuple[str, ...]
     times_ns: tuple[int, ...]
     arrivals: tuple[tuple[int, int, int], ...]
-    requests: tuple[Outcome, ...]
+    requests: tuple[RequestOutcome, ...]
     summary: dict[str, float | None]
     books: Mapping[str, Any] | None = None  # with the capability `books`
 
-    def of_reason(self, reason: str) -> list[Outcome]:
+    def of_reason(self, reason: str) -> list[RequestOutcome]:
         return [request for request in self.requests if request.reason == reason]
 
     @property
-    def completed(self) -> list[Outcome]:
+    def completed(self) -> list[RequestOutcome]:
         return self.of_reason("completed")
 
     @property
@@ -76,7 +76,7 @@ class SimulatorMoment:
     enlarged: tuple[SimulatorAnswer, SimulatorAnswer] | None = None
     replayed: tuple[SimulatorAnswer, SimulatorAnswer] | None = None
     split: tuple[SimulatorAnswer, SimulatorAnswer] | None = None  # with steps of several rounds, and without
-    apart: tuple[SimulatorAnswer, tuple[Outcome, ...]] | None = None  # all engines together, and each by itself
+    apart: tuple[SimulatorAnswer, tuple[RequestOutcome, ...]] | None = None  # all engines together, and each by itself
     changed: tuple[str, SimulatorAnswer, SimulatorAnswer] | None = None  # one of `CHANGES`, without it and with it
     fluctuating: tuple[SimulatorAnswer, SimulatorAnswer] | None = None  # with device times that do not vary, and do
     queue: Queueing | None = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..harness.trial import Trial
-from .answer import Outcome, SimulatorAnswer
+from .answer import RequestOutcome, SimulatorAnswer
 from .contract import Service
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -33,7 +33,7 @@ def read_answer(trial: Trial, answer: object, service: Service) -> SimulatorAnsw
     return SimulatorAnswer(service, tuple(events), times, arrivals, requests, _summary(trial, parts["summary"]), books)
 
 
-def read_requests(trial: Trial, given: object, num_arrivals: int) -> tuple[Outcome, ...]:
+def read_requests(trial: Trial, given: object, num_arrivals: int) -> tuple[RequestOutcome, ...]:
     """Return the requests of an answer as values."""
     requests = tuple(_outcome(trial, request) for request in trial.sequence(given, "requests"))
     for request in requests:
@@ -59,12 +59,12 @@ def _summary(trial: Trial, given: object) -> dict[str, float | None]:
     return {name: summary[name] for name in names}
 
 
-def _outcome(trial: Trial, given: object) -> Outcome:
-    request = _whole(trial, given, "a request", Outcome._fields)
+def _outcome(trial: Trial, given: object) -> RequestOutcome:
+    request = _whole(trial, given, "a request", RequestOutcome._fields)
     if request["reason"] not in REASONS:
         raise trial.misbehaviour("TYPE", f"a request's reason is {request['reason']!r}", f"one of {', '.join(REASONS)}")
     values: dict[str, Any] = {}
-    for name in Outcome._fields:
+    for name in RequestOutcome._fields:
         value = request[name]
         if name == "emissions":
             values[name] = _tuples(trial, value, "emissions", 2)
@@ -72,7 +72,7 @@ def _outcome(trial: Trial, given: object) -> Outcome:
             values[name] = value
         else:
             values[name] = trial.integer(value, f"{name} of a request")
-    return Outcome(**values)
+    return RequestOutcome(**values)
 
 
 def _whole(trial: Trial, value: object, what: str, keys: Sequence[str]) -> Mapping[str, Any]:

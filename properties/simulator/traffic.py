@@ -29,7 +29,7 @@ ALIKE_ROUNDS, ALIKE_REQUESTS = 8, 4
 LINK_FAULTS = ("link.late", "link.lost", "link.duplicated")
 
 
-class Traffic:
+class RunTraffic:
     """The traffic of one run. Each method yields what is wrong as (what was, what should be)."""
 
     def __init__(self, answer: SimulatorAnswer, ledger: SimulatorLedger, config: SimulatorConfig) -> None:

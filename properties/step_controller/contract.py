@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 
 from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
-from .rule import Table
+from .rule import RuleTable
 
 CAPTURED = ((), (), (32,), (4, 16), (1, 2, 4, 8), (1, 3, 6, 12))
 BOUNDS = ((1,), (1, 4), (2, 5), (1, 16), (1, 2, 8))
@@ -49,7 +49,7 @@ class StepControllerConfig:
         with one candidate."""
         captured, fail_at = choose(CAPTURED), choose((0, 0, 1, 2) if has.adaptive else (0, 0, 1))
         if not has.adaptive:
-            return cls(Table((1,), ((choose((0, 1, 3, 7)),),)).text(), captured, fail_at=fail_at)
+            return cls(RuleTable((1,), ((choose((0, 1, 3, 7)),),)).text(), captured, fail_at=fail_at)
         knobs = choose((1, 2, 5, 5)), choose((0, 1, 3, 10)), choose((1.0, 0.5, 0.2, 0.05)), choose((0,) * 7 + (16,))
         costs = {}
         if has.goodput:
@@ -60,7 +60,7 @@ class StepControllerConfig:
         if has.average_rule:
             knobs += choose((0.0, 0.0, 0.5)), choose((-0.25, -0.25, 0.0, -0.5)), choose((0.0, 0.0, 0.0, 1.0, 2.0))
         bounds = choose(BOUNDS)
-        table = Table(bounds, tuple(choose(CANDIDATES) for _ in bounds), *knobs)
+        table = RuleTable(bounds, tuple(choose(CANDIDATES) for _ in bounds), *knobs)
         if has.average_rule:
             costs["initial"] = choose((-1, -1, table.union[0]))
         return cls(table.text(), captured, fail_at=fail_at, **costs)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...core.draws import Purpose, hash64
 from .contract import StepControllerCapabilities, StepControllerConfig
-from .rule import Table, read_table
+from .rule import RuleTable, read_table
 
 
 def looked_at(config: StepControllerConfig, has: StepControllerCapabilities | None = None) -> tuple[int, ...]:
@@ -124,7 +124,7 @@ class Shown(NamedTuple):
     graphs: tuple[object, ...] | None = None  # of every batch size and each of its candidates
 
 
-class Told(NamedTuple):
+class VerifyResult(NamedTuple):
     """One verify result; `current` are the steps that the controller would have chosen at that moment."""
 
     executed: int
@@ -176,11 +176,11 @@ class StepControllerMoment:
     batch_sizes: tuple[int, ...]
     operation: object
     before: Shown | None
-    table: Table | None = None
+    table: RuleTable | None = None
     candidates: tuple[tuple[int, ...], ...] = ()  # those that each of these batch sizes may have
     after: Shown | None = None
     refusal: str | None = None
-    told: Told | None = None
+    told: VerifyResult | None = None
     garbage: object = None  # the value that no round can have produced
     added: tuple[int, int, int, int] = (0, 0, 0, 0)  # what `counted()` must have grown by
     stray_choice: tuple[int, int, tuple[int, ...]] | None = None  # (batch size, steps, candidates) of a round

@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class RuleTable:
     """`candidates[i]` belong to batch sizes from `bounds[i]` on; the knobs hold for all ranges."""
 
     bounds: tuple[int, ...]
@@ -40,7 +40,7 @@ class Table:
         data = asdict(self)
         entries = zip(data.pop("bounds"), data.pop("candidates"), strict=True)
         for name in ("up_hysteresis", "down_hysteresis", "ceiling_coeff"):  # only `average_rule` has others
-            if data[name] == Table.__dataclass_fields__[name].default:
+            if data[name] == RuleTable.__dataclass_fields__[name].default:
                 del data[name]
         return {**data, **{str(bound): {"candidate_steps": list(members)} for bound, members in entries}}
 
@@ -49,16 +49,16 @@ class Table:
 
 
 @lru_cache(maxsize=1024)
-def read_table(text: str) -> Table:
+def read_table(text: str) -> RuleTable:
     """Read what `Table.text` wrote."""
     data = json.loads(text)
     knobs = {name: value for name, value in data.items() if not name.isdigit()}
     bounds = sorted(int(name) for name in data if name.isdigit())
     candidates = tuple(tuple(sorted(set(data[str(bound)]["candidate_steps"]))) for bound in bounds)
-    return Table(tuple(bounds), candidates, **knobs)
+    return RuleTable(tuple(bounds), candidates, **knobs)
 
 
-def reloaded(table: Table, dropped: int, update_interval: int) -> Table:
+def reloaded(table: RuleTable, dropped: int, update_interval: int) -> RuleTable:
     """Return the same ranges with another interval, and without candidate number `dropped` where there are
     several (−1: with all)."""
     candidates = table.candidates
@@ -71,7 +71,7 @@ def reloaded(table: Table, dropped: int, update_interval: int) -> Table:
 
 
 @lru_cache(maxsize=1024)
-def damages(table: Table) -> dict[str, str]:
+def damages(table: RuleTable) -> dict[str, str]:
     """Return texts of the table with one thing wrong, as a user or half a write may leave it."""
     data, text = table.to_json(), table.text()
     first, members = str(table.bounds[0]), table.candidates[0]
@@ -101,7 +101,7 @@ def damages(table: Table) -> dict[str, str]:
     }
 
 
-DAMAGES = tuple(damages(Table((1,), ((1,),))))
+DAMAGES = tuple(damages(RuleTable((1,), ((1,),))))
 
 
 LONGEST_WAIT = 32
@@ -125,7 +125,7 @@ class _Range:
 class AverageRule:
     """What a controller with `average_rule` must choose after each result, if no dwell holds its switches up."""
 
-    def __init__(self, table: Table, initial: int, backs_off: bool) -> None:
+    def __init__(self, table: RuleTable, initial: int, backs_off: bool) -> None:
         self._table, self._backs_off = table, backs_off
         first = initial if initial >= 0 else table.union[len(table.union) // 2]
         self._ranges = []

@@ -20,12 +20,12 @@ from .model import (
     Shown,
     StepControllerMoment,
     Stretch,
-    Told,
+    VerifyResult,
     correct_drafts,
     looked_at,
 )
 from .reading import read_average, read_counted, read_expected, read_state
-from .rule import DAMAGES, AverageRule, Table, Undecided, damages, read_table, reloaded
+from .rule import DAMAGES, AverageRule, RuleTable, Undecided, damages, read_table, reloaded
 
 MAX_IN_FLIGHT = 2
 MAX_REPEATED = 64
@@ -132,7 +132,7 @@ class StepControllerTrial(Trial):
             self.config, self.capabilities, self.batch_sizes, operation, self._shown, *self._routing
         )
 
-    def _route(self, table: Table, captured: tuple[int, ...]) -> None:
+    def _route(self, table: RuleTable, captured: tuple[int, ...]) -> None:
         """Expect the choices of this table, for batches padded to these sizes."""
         self.table, self.captured = table, captured
         self._routing = table, tuple(map(self.candidates, self.batch_sizes))
@@ -240,7 +240,7 @@ class StepControllerTrial(Trial):
         """Pass a single result to the controller, and check its effect alone."""
         here = self._range_of(batch_size)
         in_range = tuple(self._range_of(size) == here for size in self.batch_sizes)
-        self.moment.told = Told(executed, self._steps_for(batch_size), tuple(correct), in_range)
+        self.moment.told = VerifyResult(executed, self._steps_for(batch_size), tuple(correct), in_range)
         self._tell(correct, batch_size, executed)
 
     @operation(weight=20, when=_can_launch)

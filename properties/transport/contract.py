@@ -153,7 +153,7 @@ class TransferWish(NamedTuple):
     num_output: int  # tokens, the first one included
 
 
-class Transport(Protocol):
+class TransportPair(Protocol):
     """Both sides of a transport, and the workers around them. Requests are numbers; `now_ns` never goes back.
 
     A prompt's KV is a function of its tokens, so pages of equal prefixes may be shared. The trial writes the computed

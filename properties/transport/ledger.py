@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .contract import DECODE, PREFILL, Counters, TransportConfig
-from .model import Run
+from .model import TransferRun
 
 ENDS = {"transferred": "completed", "aborted": "cancelled", "error": "failed"}
 """How a request ends on the prefill side -> how its transfer ends there."""
@@ -27,7 +27,7 @@ ENDS = {"transferred": "completed", "aborted": "cancelled", "error": "failed"}
 class TransferEntry:
     """A transfer on one side."""
 
-    run: Run
+    run: TransferRun
     generation: int
     first: int
     newest: int
@@ -89,7 +89,9 @@ class TransportLedger:
         entry = self.outgoing.get((request, generation, first))
         return entry if entry is not None and entry.newest == attempt else None
 
-    def offered(self, run: Run, generation: int, attempt: int, first: int, now_ns: int, timed_out: bool) -> None:
+    def offered(
+        self, run: TransferRun, generation: int, attempt: int, first: int, now_ns: int, timed_out: bool
+    ) -> None:
         self.firsts[run.request, generation, attempt] = first
         entry = self.outgoing.get((run.request, generation, first))
         if entry is None or attempt == first:
@@ -124,7 +126,7 @@ class TransportLedger:
             entry.is_cancelled = True
             self._undecided.append(entry)
 
-    def prefill_ended(self, run: Run, how: str) -> None:
+    def prefill_ended(self, run: TransferRun, how: str) -> None:
         for entry in self.outgoing.values():
             if entry.run is run and not entry.end and how in ENDS:
                 entry.end = ENDS[how]
@@ -142,7 +144,7 @@ class TransportLedger:
         entry = self.incoming.get((request, generation, self.firsts.get((request, generation, attempt), attempt)))
         return entry if entry is not None and entry.newest == attempt and not entry.is_answered else None
 
-    def accepted(self, run: Run, generation: int, attempt: int, now_ns: int) -> None:
+    def accepted(self, run: TransferRun, generation: int, attempt: int, now_ns: int) -> None:
         name = (run.request, generation, attempt)
         self.num_accepts[name] = self.num_accepts.get(name, 0) + 1
         first = self.firsts.get(name, attempt)
@@ -164,7 +166,7 @@ class TransportLedger:
                 return True
         return False
 
-    def acknowledged(self, run: Run, generation: int, attempt: int) -> None:
+    def acknowledged(self, run: TransferRun, generation: int, attempt: int) -> None:
         entry = self.incoming_of(run.request, generation, attempt)
         if entry is not None:
             self.num_acknowledged += 1

@@ -50,7 +50,7 @@ def _digest(what: bytes, tokens: tuple[int, ...]) -> bytes:
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class TransferRun:
     """One request, from its start to its end."""
 
     request: int
@@ -90,7 +90,7 @@ class Run:
 class Hold:
     """Pages that must not change: those of a prompt in transfer, at its source or at its target."""
 
-    run: Run
+    run: TransferRun
     pages: dict[int, int]  # index -> page
     since_ns: int  # of the last news
     generation: int
@@ -104,7 +104,7 @@ class Hold:
 class AttemptSeen:
     """What of one attempt has reached the decode side."""
 
-    run: Run
+    run: TransferRun
     first_page: int = 0
     intact: dict[int, None] = field(default_factory=dict)
     manifest: bool = False
@@ -122,14 +122,14 @@ class TransportModel:
 
     def __init__(self, config: TransportConfig) -> None:
         self.config = config
-        self.runs: dict[int, Run] = {}  # request -> its newest run
-        self.decoding: dict[int, Run] = {}  # request -> the run that was acknowledged last
+        self.runs: dict[int, TransferRun] = {}  # request -> its newest run
+        self.decoding: dict[int, TransferRun] = {}  # request -> the run that was acknowledged last
         self.holds: dict[str, dict[int, Hold]] = {side: {} for side in SIDES}
         self.attempts: dict[Attempt, AttemptSeen] = {}
-        self.bereaved: list[Run] = []  # on the prefill side when a decode worker died: each must end
+        self.bereaved: list[TransferRun] = []  # on the prefill side when a decode worker died: each must end
         self.dead: dict[str, bool] = dict.fromkeys(SIDES, False)
 
-    def live(self, side: str) -> list[Run]:
+    def live(self, side: str) -> list[TransferRun]:
         """Return the runs that a side has not ended."""
         if side == PREFILL:
             return [run for run in self.runs.values() if not run.is_over]

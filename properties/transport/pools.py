@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..harness.trial import Trial
-from .contract import DECODE, PREFILL, Message, PageContent, Transport, TransportConfig
-from .model import GARBAGE, Hold, Run, TransportModel, TransportMoment, content_of
+from .contract import DECODE, PREFILL, Message, PageContent, TransportConfig, TransportPair
+from .model import GARBAGE, Hold, TransferRun, TransportModel, TransportMoment, content_of
 
 
-class Pools:
+class TransportPools:
     """Holds the contents of both pools. It asks the trial's subject which pages are free, cached or held, and notes in
     a moment what must not be."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self.config: TransportConfig = trial.config
-        self._subject: Transport = trial.subject
+        self._subject: TransportPair = trial.subject
         self.contents: dict[str, dict[int, PageContent]] = {PREFILL: {}, DECODE: {}}
         self._being_read: dict[int, PageContent] = {}
 
@@ -29,7 +29,7 @@ class Pools:
         """Put a page that has arrived into the decode side's pool."""
         self.contents[DECODE][page] = content
 
-    def compute(self, side: str, run: Run, index: int, page: int) -> None:
+    def compute(self, side: str, run: TransferRun, index: int, page: int) -> None:
         """Put what a worker has computed for page number `index` of a prompt into a page."""
         self.contents[side][page] = content_of(run.tokens, index, self.config)
 
@@ -144,7 +144,7 @@ class Pools:
                 if page in cached:
                     moment.cached = f"page {page}, reserved for request {request}, is in the prefix cache"
 
-    def wrong_page(self, run: Run) -> str:
+    def wrong_page(self, run: TransferRun) -> str:
         """Say which page at the decode side is not what was computed for a run; empty if none."""
         pages = run.target_pages
         for index in range(run.num_pages):

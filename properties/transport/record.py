@@ -9,7 +9,7 @@ from typing import NamedTuple
 from . import contract
 from .contract import DECODE, PREFILL, Message, TransportConfig
 from .ledger import TransportLedger
-from .model import AttemptSeen, Hold, Run, TransportModel
+from .model import AttemptSeen, Hold, TransferRun, TransportModel
 
 ENDING: dict[str, tuple[str, ...]] = {  # side -> the messages after which its pages may go
     PREFILL: (contract.ACK, contract.REJECT, contract.CANCEL, contract.CANCEL_ACK),
@@ -20,7 +20,7 @@ ENDING: dict[str, tuple[str, ...]] = {  # side -> the messages after which its p
 MISNUMBERED = 3  # one of the ways in which `damaged` changes a page
 
 
-class Parcel(NamedTuple):
+class CarriedMessage(NamedTuple):
     """A message under way. Copies of one message have one number."""
 
     number: int
@@ -28,7 +28,7 @@ class Parcel(NamedTuple):
     is_damaged: bool = False
 
 
-class Fault:
+class PlannedFault:
     """Is done once: the message number `nth` is lost (1) or doubled (2), or the page number `nth` is
     damaged (3 and more)."""
 
@@ -36,7 +36,9 @@ class Fault:
         self._kind = kind
         self._left = nth
 
-    def affect(self, parcel: Parcel, damaged: Callable[[Parcel, int], Parcel | None]) -> tuple[Parcel, ...]:
+    def affect(
+        self, parcel: CarriedMessage, damaged: Callable[[CarriedMessage, int], CarriedMessage | None]
+    ) -> tuple[CarriedMessage, ...]:
         """Return what arrives instead of a parcel."""
         if self._left < 0 or (self._kind >= 3 and parcel.message.kind != contract.PAGE):
             return (parcel,)
@@ -57,7 +59,7 @@ def covers(cancel: Message, attempt: tuple[int, int]) -> bool:
     return cancel.generation == attempt[0] and cancel.number <= attempt[1] <= cancel.attempt
 
 
-class Record:
+class TransportRecord:
     """Feeds `model` and `ledger`. `pages` returns the pages of a request on a side."""
 
     def __init__(self, config: TransportConfig, pages: Callable[[str, int], tuple[int, ...]]) -> None:
@@ -76,7 +78,7 @@ class Record:
         self._timed_out = False
         self.has_reserved = False  # the last message gave a request pages at the decode side
 
-    def note(self, run: Run, event: str) -> None:
+    def note(self, run: TransferRun, event: str) -> None:
         """Number the events of a run when they are first seen."""
         self._num_events += 1
         run.times.setdefault(event, self._num_events)
@@ -105,7 +107,7 @@ class Record:
         )
         return is_late or offer.generation < self.generation
 
-    def is_remembered(self, run: Run, now_ns: int) -> bool:
+    def is_remembered(self, run: TransferRun, now_ns: int) -> bool:
         """Return whether the decode worker must still know that it has had this run."""
         return run.acked_ns is not None and now_ns < run.acked_ns + self.config.memory_ns
 
@@ -159,7 +161,7 @@ class Record:
             if hold is not None and hold.run is seen.run and hold.cancelled_ns is None:
                 hold.cancelled_ns = self.now_ns
 
-    def computed(self, run: Run, index: int, now_ns: int) -> None:
+    def computed(self, run: TransferRun, index: int, now_ns: int) -> None:
         """Note that a page of a prompt has become final; where it is to be sent, the link has it to read."""
         attempt = (run.request, *run.newest.get(PREFILL, (0, 0)))
         entry, seen = self.ledger.outgoing_of(*attempt), self.model.attempts.get(attempt)
@@ -225,7 +227,7 @@ class Record:
                 model.decoding[request] = run
             run.target_pages = self._pages(DECODE, request) or run.target_pages
 
-    def _check_turn(self, run: Run, generation: int) -> None:
+    def _check_turn(self, run: TransferRun, generation: int) -> None:
         """Check that no request waits for room at the decode side that came before one that gets it."""
         for other in self.model.decoding.values():
             if other is not run and other.goes_on and other.num_joined and not self._pages(DECODE, other.request):
@@ -238,7 +240,7 @@ class Record:
             )
             return
 
-    def missing(self, run: Run) -> str:
+    def missing(self, run: TransferRun) -> str:
         attempts = [attempt for attempt in self.model.attempts.values() if attempt.run is run]
         if not any(attempt.manifest for attempt in attempts):
             return "no manifest of it has arrived"
@@ -246,7 +248,7 @@ class Record:
         gone = [index for index in range(best.first_page, run.num_pages) if index not in best.intact]
         return f"pages {gone} have not arrived intact"
 
-    def arrives(self, side: str, parcel: Parcel, now_ns: int, has_transfers: bool) -> None:
+    def arrives(self, side: str, parcel: CarriedMessage, now_ns: int, has_transfers: bool) -> None:
         """Note a message that is about to reach a side; `has_transfers`: some are open there."""
         self.now_ns = now_ns
         model, message = self.model, parcel.message
@@ -299,7 +301,7 @@ class Record:
         ):
             entry.is_answered = True
 
-    def _note_arrival_at_decode(self, seen: AttemptSeen, parcel: Parcel) -> None:
+    def _note_arrival_at_decode(self, seen: AttemptSeen, parcel: CarriedMessage) -> None:
         message, run = parcel.message, seen.run
         attempt = (message.request, message.generation, message.attempt)
         entry = self.ledger.incoming_of(*attempt)

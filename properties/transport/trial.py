@@ -10,13 +10,13 @@ from ..harness.operation import operation
 from . import contract
 from . import invariants as invariants  # registers the checkers
 from .contract import DECODE, PREFILL, SIDES, TransportCapabilities, TransportConfig
-from .model import Run
-from .record import MISNUMBERED, Fault
+from .model import TransferRun
+from .record import MISNUMBERED, PlannedFault
 from .watch import MAX_UNDER_WAY, OTHER_SIDE, TransportWatch
 
 REQUESTS = (1, 2, 3, 4)
 NEXT_REQUEST = 5  # the first of those that only `serve` has
-MAX_FAULT = 3 + MISNUMBERED  # of `serve`: see `Fault`
+MAX_FAULT = 3 + MISNUMBERED  # of `serve`: see `PlannedFault`
 PLACES = (0, 0, 0, 1, 2, 5)
 """Which of the messages under way, modulo how many there are."""
 
@@ -274,12 +274,12 @@ class TransportTrial(TransportWatch):
         runs = [self._submit(NEXT_REQUEST + n, n % 2, num_tokens) for n in range(num)]
         # Where there is no second attempt, a request need not come through.
         self._is_slow = num == 1 and not fault  # several would wait for each other longer than for a lease
-        self._go_on(pace, fault=Fault(fault, nth) if fault and self.config.max_attempts > 1 else None)
+        self._go_on(pace, fault=PlannedFault(fault, nth) if fault and self.config.max_attempts > 1 else None)
         self._is_slow = False
         self._must_have_come(runs)
         return True
 
-    def _must_have_come(self, runs: Sequence[Run | None]) -> None:
+    def _must_have_come(self, runs: Sequence[TransferRun | None]) -> None:
         if all(run is not None and run.was_served and run.how == "transferred" for run in runs):
             return
         self.end()

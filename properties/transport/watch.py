@@ -17,13 +17,13 @@ from .contract import (
     Ended,
     Message,
     TransferWish,
-    Transport,
     TransportCapabilities,
     TransportConfig,
+    TransportPair,
 )
-from .model import AttemptSeen, Joined, Run, TransportMoment, draft_of, first_token_of, tokens_of
-from .pools import Pools
-from .record import Fault, Parcel, Record
+from .model import AttemptSeen, Joined, TransferRun, TransportMoment, draft_of, first_token_of, tokens_of
+from .pools import TransportPools
+from .record import CarriedMessage, PlannedFault, TransportRecord
 
 MAX_UNDER_WAY = 60
 MAX_PAST = 8
@@ -38,18 +38,21 @@ BEFORE_DECODING = (
 class TransportWatch(Trial):
     """Hold the subject, its model and the link. `TransportTrial` adds the operations."""
 
-    subject: Transport
+    subject: TransportPair
     config: TransportConfig
     capabilities: TransportCapabilities
     moment: TransportMoment
 
     def prepare(self) -> None:
-        self.pools = Pools(self)
-        self.record = Record(self.config, self.pools.of)
+        self.pools = TransportPools(self)
+        self.record = TransportRecord(self.config, self.pools.of)
         self.model, self.ledger = self.record.model, self.record.ledger
         self.now_ns = 1
-        self.under_way: dict[str, list[Parcel]] = {PREFILL: [], DECODE: []}  # side where they will arrive -> parcels
-        self.past: dict[str, deque[Parcel]] = {side: deque(maxlen=MAX_PAST) for side in SIDES}
+        self.under_way: dict[str, list[CarriedMessage]] = {
+            PREFILL: [],
+            DECODE: [],
+        }  # side where they will arrive -> parcels
+        self.past: dict[str, deque[CarriedMessage]] = {side: deque(maxlen=MAX_PAST) for side in SIDES}
         self._num_parcels = 0
         self._num_runs = 0
         self._is_ticking = self._is_slow = False
@@ -72,7 +75,7 @@ class TransportWatch(Trial):
 
     def _submit(
         self, request: int, family: int, num_tokens: int, num_shown: int = 0, num_output: int = 0
-    ) -> Run | None:
+    ) -> TransferRun | None:
         """Give a request to the prefill worker; returns None if the worker refuses it. With `num_shown`, the output
         continues after that many tokens."""
         tokens, serial = tokens_of(family, num_tokens), self._num_runs
@@ -86,7 +89,7 @@ class TransportWatch(Trial):
         if accepted is not True and accepted is not None:
             return None
         num_pages = -(-num_tokens // self.config.page_size)
-        self.model.runs[request] = run = Run(request, tokens, num_pages, serial, wish.num_output)
+        self.model.runs[request] = run = TransferRun(request, tokens, num_pages, serial, wish.num_output)
         self.record.note(run, "its start")
         return run
 
@@ -116,7 +119,7 @@ class TransportWatch(Trial):
         self._note_joined()  # before other news of these requests arrive
         self._note_ends()
 
-    def _arrive(self, side: str, parcel: Parcel) -> None:
+    def _arrive(self, side: str, parcel: CarriedMessage) -> None:
         """Deliver a message to a worker, if it lives. A repeated or stale one may change nothing."""
         model, message = self.model, parcel.message
         if model.dead[side]:
@@ -210,7 +213,9 @@ class TransportWatch(Trial):
             side in counters and not counters[side].in_flight and not self.model.live(side) for side in self._living()
         )
 
-    def _go_on(self, pace: int, late: Sequence[tuple[str, Parcel]] = (), fault: Fault | None = None) -> None:
+    def _go_on(
+        self, pace: int, late: Sequence[tuple[str, CarriedMessage]] = (), fault: PlannedFault | None = None
+    ) -> None:
         """Let both sides work over a good link until all is over.
 
         Each tick one of the parcels in `late` arrives, too. `fault` is done to one of the others.
@@ -236,13 +241,13 @@ class TransportWatch(Trial):
                         self._arrive(side, affected)
         self.moment.leaked = f"after {limit * step} ns on a good link not everything has ended"
 
-    def _damaged(self, parcel: Parcel, how: int) -> Parcel | None:
+    def _damaged(self, parcel: CarriedMessage, how: int) -> CarriedMessage | None:
         """Return a page's parcel with a damaged page; None for what is no page."""
         changed = self.must(self.subject.damaged, parcel.message, how)
         if changed is None:
             return None
         self._num_parcels += 1
-        return Parcel(self._num_parcels, changed, True)
+        return CarriedMessage(self._num_parcels, changed, True)
 
     # -- what is seen -------------------------------------------------------------------------------------------------
 
@@ -270,7 +275,7 @@ class TransportWatch(Trial):
         parcels = self.under_way[OTHER_SIDE[side]]
         if len(parcels) < MAX_UNDER_WAY:
             self._num_parcels += 1
-            parcels.append(Parcel(self._num_parcels, message))
+            parcels.append(CarriedMessage(self._num_parcels, message))
 
     def _observe(self) -> None:
         m = self.moment
@@ -316,7 +321,7 @@ class TransportWatch(Trial):
             joined.append(Joined(request, "" if whole else self.record.missing(run), wrong, order))
         m.joined = (*m.joined, *joined)
 
-    def _wrong(self, run: Run, first_token: int, draft: tuple[int, ...]) -> str:
+    def _wrong(self, run: TransferRun, first_token: int, draft: tuple[int, ...]) -> str:
         if page := self.pools.wrong_page(run):
             return page
         if first_token != first_token_of(run.tokens):

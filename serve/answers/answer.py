@@ -18,7 +18,7 @@ from ..base.connections import TRANSPORT
 from ..base.errors import ApiError
 from .forms import CompletionForm
 from .frontend import Frontend
-from .reply import Choice, Delta, Reply
+from .reply import Choice, ChoiceDelta, Reply
 
 PART_BYTES = 1 << 16
 """Of a body that are handed to a connection in one turn of the event loop."""
@@ -29,7 +29,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 
-class Answer(Response):
+class StreamedAnswer(Response):
     """Sends `reply` in `form` and closes it. Once a stream has begun, it is the reply's writer."""
 
     def __init__(self, frontend: Frontend, reply: Reply, form: CompletionForm, *, stream: bool) -> None:
@@ -42,7 +42,7 @@ class Answer(Response):
         self._transport: asyncio.Transport | None = None
         # What is prepared, and not written yet:
         self._held = b""
-        self._held_deltas: list[tuple[Choice, Delta]] = []
+        self._held_deltas: list[tuple[Choice, ChoiceDelta]] = []
         self._wakes = False  # the task has to go on after these
         self._sent_s = time.monotonic()
 
@@ -146,7 +146,7 @@ class Answer(Response):
         if self._wakes:
             self._reply.wake()
 
-    def _events(self, deltas: list[tuple[Choice, Delta]]) -> bytes:
+    def _events(self, deltas: list[tuple[Choice, ChoiceDelta]]) -> bytes:
         events = []
         for choice, delta in deltas:
             if delta.text or delta.finish or delta.tokens:
@@ -169,7 +169,7 @@ class Answer(Response):
         self._send_began, self._sent_s = None, time.monotonic()
 
 
-class Told(Response):
+class ReadyAnswer(Response):
     """Sends an answer that is ready, in parts, since a long one would hold the event loop. A client that takes nothing
     for `stall_s` is given up."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..base.errors import ApiError, encode, event
 from ..base.port import TextCodec
-from .reply import Choice, Delta, Reply
+from .reply import Choice, ChoiceDelta, Reply
 
 
 def members(**values: str) -> str:
@@ -52,14 +52,14 @@ class CompletionForm:
     def first(self) -> list[bytes]:
         return [self.event(i, self._gain(text)) for i, text in enumerate(self._echoes)]
 
-    def delta(self, choice: Choice, delta: Delta) -> bytes:
+    def delta(self, choice: Choice, delta: ChoiceDelta) -> bytes:
         return self.event(choice.index, self._gain(delta.text), self._logprobs(choice, delta), delta.finish)
 
     def last(self) -> list[bytes]:
         head = self._head(self.chunk_object)
         return [event({**head, "choices": [], "usage": self.usage()})] if self._usage else []
 
-    def add(self, choice: Choice, delta: Delta) -> None:
+    def add(self, choice: Choice, delta: ChoiceDelta) -> None:
         """Add a piece to the whole answer: as JSON at once, so that its end is no long work."""
         self._texts[choice.index].append(quote(delta.text)[1:-1])
         for name, values in (self._logprobs(choice, delta) or {}).items():
@@ -137,7 +137,7 @@ class CompletionForm:
             "text_offset": [],
         }
 
-    def _logprobs(self, choice: Choice, delta: Delta) -> dict[str, Any] | None:
+    def _logprobs(self, choice: Choice, delta: ChoiceDelta) -> dict[str, Any] | None:
         """Return the log-probabilities of the tokens of a delta;
         text offsets are those of the tokens' own texts, one after another."""
         if self.num_logprobs is None:
@@ -180,7 +180,7 @@ class ChatForm(CompletionForm):
     def _no_logprobs(self) -> dict[str, Any]:
         return {"content": [], "refusal": None}
 
-    def _logprobs(self, choice: Choice, delta: Delta) -> dict[str, Any] | None:
+    def _logprobs(self, choice: Choice, delta: ChoiceDelta) -> dict[str, Any] | None:
         if self.num_logprobs is None:
             return None
         values = delta.outputs.get("logprobs", ())

@@ -21,7 +21,7 @@ from ..base.limits import Limits
 from ..base.port import Body, Order, Piece, body_clock
 from ..metrics import ServerMetrics
 from ..metrics.counts import Life
-from .reply import Choice, Delta, Reply
+from .reply import Choice, ChoiceDelta, Reply
 from .scheduler import SchedulerThread
 
 Action = Callable[[], None]
@@ -66,7 +66,7 @@ class Frontend:
         self._replies: dict[str, Reply] = {}
         self._loop: asyncio.AbstractEventLoop  # since `start`
         self._sent = threading.Event()
-        self._sent_at: list[tuple[float, Iterable[tuple[Choice, Delta]]]] = []  # and not counted yet
+        self._sent_at: list[tuple[float, Iterable[tuple[Choice, ChoiceDelta]]]] = []  # and not counted yet
         self._held: list[tuple[int, list[Action]]] = []  # (due time, actions that send what was prepared for it)
         self.scheduler: SchedulerThread = SchedulerThread(
             body, self, self._body_failed, 2 * limits.max_streams + SPARE_COMMANDS, flush, after_turn
@@ -164,7 +164,7 @@ class Frontend:
         self._replies.pop(reply.id, None)
         reply.writer = None
 
-    def sent(self, deltas: Iterable[tuple[Choice, Delta]]) -> None:
+    def sent(self, deltas: Iterable[tuple[Choice, ChoiceDelta]]) -> None:
         """Note that the socket has taken these; they are counted once the others of their round have been sent."""
         self._sent_at.append((time.monotonic(), deltas))
 
@@ -177,7 +177,7 @@ class Frontend:
                 add((at_ns - delta.at_ns) / self._ns_per_s)
         self._sent_at = []
 
-    def stamp(self, delta: Delta) -> bytes:
+    def stamp(self, delta: ChoiceDelta) -> bytes:
         """Return the bytes that come before the event of a delta."""
         return b": %d\n" % self._unix_ns(delta.at_ns) if self._stamps else b""
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ...core.contract.request import FinishReason
 from ..base.errors import ApiError, refused
-from ..base.port import Order, Piece, TextDecoder
+from ..base.port import Order, Piece, TokenText
 from ..metrics.counts import Life
 
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
@@ -19,7 +19,7 @@ TOKENS_PER_TURN = 1024
 
 
 @dataclass(slots=True)
-class Delta:
+class ChoiceDelta:
     """What a choice has gained since the last look."""
 
     text: str
@@ -32,7 +32,7 @@ class Delta:
 class Choice:
     """One output of a reply: the part of its text that is final, and the pieces that have come since the last call."""
 
-    def __init__(self, index: int, order: Order, decoder: TextDecoder, life: Life) -> None:
+    def __init__(self, index: int, order: Order, decoder: TokenText, life: Life) -> None:
         self.index = index
         self.order = order
         self.life = life
@@ -58,7 +58,7 @@ class Choice:
     def has_news(self) -> bool:
         return bool(self._pieces) and self.finish is None and not self.error
 
-    def take(self, most: int) -> Delta | None:
+    def take(self, most: int) -> ChoiceDelta | None:
         """Return what has come since the last call, as one piece, up to the piece with which it has `most` tokens; None
         if nothing has come or the choice is over."""
         if not self.has_news:
@@ -87,7 +87,7 @@ class Choice:
             self.finish = "stop" if self._decoder.stop is not None else FINISH.get(end.reason)
             if self.finish is None:
                 self.error = end.message or "the request failed"
-        return Delta(text, tokens, outputs, self.finish, pieces[0].at_ns)
+        return ChoiceDelta(text, tokens, outputs, self.finish, pieces[0].at_ns)
 
     def _text_of(self, tokens: list[int]) -> tuple[str, int]:
         """Return the text of the next tokens, and how many of them it took: those after a stop string or a stop token
@@ -206,7 +206,7 @@ class Reply:
     def _is_awaited(self) -> bool:
         return self._waiter is not None and not self._waiter.done()
 
-    async def begin(self) -> list[tuple[Choice, Delta]]:
+    async def begin(self) -> list[tuple[Choice, ChoiceDelta]]:
         """Wait until the stream may begin. Return the first news, or none if they are certain but not due yet;
         raise as `take` does."""
         if not self._has_news:
@@ -227,7 +227,7 @@ class Reply:
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
 
-    async def take(self) -> list[tuple[Choice, Delta]]:
+    async def take(self) -> list[tuple[Choice, ChoiceDelta]]:
         """Wait for news and return them; an empty list once all choices are over, or after `remind`.
         Raises ApiError if one failed, or the reply did."""
         if self._has_news:
@@ -239,7 +239,7 @@ class Reply:
                 return deltas
         return []
 
-    def news(self) -> list[tuple[Choice, Delta]]:
+    def news(self) -> list[tuple[Choice, ChoiceDelta]]:
         """Return the pieces that have come since the last call, about TOKENS_PER_TURN tokens at most. Raises ApiError
         as `take` does; pieces that came with the failure are then dropped."""
         deltas = []

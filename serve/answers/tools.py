@@ -10,7 +10,7 @@ from typing import Any
 from ..base.errors import encode
 from ..bodies.shaped import frame_of
 from .forms import ChatForm, members
-from .reply import Choice, Delta
+from .reply import Choice, ChoiceDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class CallForm(ChatForm):
             for choice in self.reply.choices
         ]
 
-    def delta(self, choice: Choice, delta: Delta) -> bytes:
+    def delta(self, choice: Choice, delta: ChoiceDelta) -> bytes:
         text = quote(delta.text)[1:-1] if self._call.after else ""
         part = {"index": 0, "function": {"arguments": text + (self._call.after if delta.finish else "")}}
         return self._call_event(choice.index, part, self._finish(delta.finish), {})
@@ -63,9 +63,9 @@ class CallForm(ChatForm):
     def _finish(self, finish: str | None) -> str | None:
         return "tool_calls" if finish == "stop" else finish
 
-    def add(self, choice: Choice, delta: Delta) -> None:
+    def add(self, choice: Choice, delta: ChoiceDelta) -> None:
         if self._call.after:
-            super().add(choice, Delta(quote(delta.text)[1:-1], delta.tokens, {}, delta.finish, delta.at_ns))
+            super().add(choice, ChoiceDelta(quote(delta.text)[1:-1], delta.tokens, {}, delta.finish, delta.at_ns))
 
     def _choice(self, index: int, text: str, logprobs: str, finish: str | None) -> str:
         call = {name: encode(value) for name, value in self._head_of_call(index).items() if name != "index"}

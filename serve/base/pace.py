@@ -22,7 +22,7 @@ LATE_S = 0.25
 WARN_EVERY_S = 30.0
 
 
-class Pace:
+class ClockPace:
     """Compares real with simulated time, turn by turn; seconds are real ones unless said otherwise.
 
     `behind_s`: how late the newest turn began. `warn` gets a sentence when that is more than LATE_S, at most one in

@@ -21,7 +21,7 @@ import numpy as np
 from ...core.contract.request import FinishedRequest, Grammar, SamplingParams
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
-from .pace import Pace
+from .pace import ClockPace
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class TextCodec(Protocol):
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray: ...
 
 
-class TextDecoder(Protocol):
+class TokenText(Protocol):
     """Text as its tokens come, as `core.contract.text.StreamDecoder` is one:
     it ends before the first stop string, which `stop` is then."""
 
@@ -140,7 +140,7 @@ class Body(Protocol):
     unsupported: Mapping[str, str]
     without_effect: Mapping[str, str]
     hand_over_s: float  # how long it may wait after each delivery until the loop has sent that
-    pace: Pace | None  # of a simulation
+    pace: ClockPace | None  # of a simulation
     defaults: Mapping[str, Any]  # of sampling parameters that a request leaves out, where they are not OpenAI's
     make_codec: Callable[[], TextCodec]  # makes the same tokenizer in another process
 
@@ -165,7 +165,7 @@ class Body(Protocol):
     def check_grammar(self, grammar: Grammar) -> None:
         """Raise ForedraftError if outputs cannot be made to follow `grammar`."""
 
-    def make_decoder(self, order: Order) -> TextDecoder:
+    def make_decoder(self, order: Order) -> TokenText:
         """Return the object that makes text from the tokens of an order."""
 
     def submit(self, order: Order) -> str:

@@ -15,11 +15,11 @@ from ...core.prompt import Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
 from ...gpu.session.grammar import grammars_of
-from ...gpu.session.loop import Delta
+from ...gpu.session.loop import RequestDelta
 from ...gpu.session.session import DecodeSession
 from ...gpu.session.text import Tokenizer
-from ..base.pace import Pace
-from ..base.port import Order, Outlet, Piece, RemoteEngine, TextCodec, TextDecoder, longest_request
+from ..base.pace import ClockPace
+from ..base.port import Order, Outlet, Piece, RemoteEngine, TextCodec, TokenText, longest_request
 
 if TYPE_CHECKING:
     from ...gpu.disaggregation.session import DisaggregatedSession
@@ -36,7 +36,7 @@ class ModelBody:
     without_effect: Mapping[str, str] = MappingProxyType({})
     defaults: Mapping[str, Any] = MappingProxyType({})
     hand_over_s: float = 0.0  # a device would idle
-    pace: Pace | None = None
+    pace: ClockPace | None = None
     failure: str = ""
 
     def __init__(
@@ -62,7 +62,7 @@ class ModelBody:
     def check_grammar(self, grammar: Grammar) -> None:
         grammars_of(self.tokenizer, self._model_vocab_size).check(grammar)
 
-    def make_decoder(self, order: Order) -> TextDecoder:
+    def make_decoder(self, order: Order) -> TokenText:
         context = context_of(self.tokenizer, order.prompt)
         return StreamDecoder(self.tokenizer, order.stop, context, order.min_tokens)
 
@@ -121,6 +121,6 @@ class RealBody(ModelBody):
         reload_table(self._engine, table, source, time.perf_counter_ns())
 
 
-def pieces_of(deltas: Sequence[Delta], at_ns: int) -> list[Piece]:
+def pieces_of(deltas: Sequence[RequestDelta], at_ns: int) -> list[Piece]:
     """Return what a loop brought as pieces."""
     return [Piece(d.request_id, at_ns, d.tokens.tolist(), d.outputs, d.finished) for d in deltas]

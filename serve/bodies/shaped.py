@@ -11,7 +11,7 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
 from ...core.errors import InvalidRequest
-from ..base.port import TextDecoder
+from ..base.port import TokenText
 
 MAX_VALUES = 1000
 """Values of one JSON: a schema may ask for more than its own length, by references and numbers of items."""
@@ -218,7 +218,7 @@ def _least(schema: Mapping[str, Any], is_whole: bool) -> float:
 class ShapedDecoder:
     """Text of `inner` as the words of a JSON. Where a stop string ends it, the JSON ends there, too."""
 
-    def __init__(self, inner: TextDecoder, before: str, after: str) -> None:
+    def __init__(self, inner: TokenText, before: str, after: str) -> None:
         self.stop: str | None = None
         self._inner = inner
         self._before = before  # until it has been told

@@ -21,8 +21,8 @@ from ...core.scheduler.engine import Engine
 from ...sim.faults.plan import FaultPlan
 from ...sim.faults.service import FaultReport
 from ...sim.scenario import Scenario
-from ..base.pace import Pace
-from ..base.port import Order, Outlet, Piece, TextCodec, TextDecoder, longest_request
+from ..base.pace import ClockPace
+from ..base.port import Order, Outlet, Piece, TextCodec, TokenText, longest_request
 from .filler import ALL_WORDS, FillerTokenizer, WordDecoder, filler, word_edges, word_outputs
 from .live import Emission, LiveSimulation
 from .shaped import ShapedDecoder, frame_of_text
@@ -85,7 +85,7 @@ class SimulatedBody:
         self.tensor_parallel: int = assembly.deployment.parallel.tensor
         self.caches_answers: bool = any(engine.store.cache is not None for engine in self.engines)
         self._speed = speed
-        self.pace: Pace | None = Pace(speed, warn)
+        self.pace: ClockPace | None = ClockPace(speed, warn)
         self._clock = clock
         self._start_s = clock()
         self._live: dict[str, _Writing] = {}
@@ -99,8 +99,8 @@ class SimulatedBody:
     def check_grammar(self, grammar: Grammar) -> None:
         frame_of_text(grammar.text)
 
-    def make_decoder(self, order: Order) -> TextDecoder:
-        decoder: TextDecoder = WordDecoder()
+    def make_decoder(self, order: Order) -> TokenText:
+        decoder: TokenText = WordDecoder()
         if order.stop:
             decoder = StreamDecoder(self.tokenizer, order.stop, min_tokens=order.min_tokens)
         grammar = order.sampling.grammar

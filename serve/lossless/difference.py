@@ -22,7 +22,7 @@ class Margin:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class AnswerDifference:
     """The first place where two answers part: `position` in `unit`s (token or character) from 0. A candidate of None is
     an end.
 
@@ -45,7 +45,7 @@ class Difference:
         return bool(known) and not self.ends_early and max(known) <= tie_margin
 
 
-def first_difference(plain: Completion, speculative: Completion) -> Difference | None:
+def first_difference(plain: Completion, speculative: Completion) -> AnswerDifference | None:
     """Return the first difference of two answers, None if their texts are equal.
     Compares tokens where both sides show them."""
     if plain.text == speculative.text:
@@ -65,10 +65,10 @@ def first_difference(plain: Completion, speculative: Completion) -> Difference |
         _margin(speculative, places[1], others[0], plain.text),
     )
     ends_early = any(one is None and side.finish == "length" for one, side in zip(own, sides, strict=True))
-    return Difference(position, unit, own[0], own[1], margins, characters, ends_early)
+    return AnswerDifference(position, unit, own[0], own[1], margins, characters, ends_early)
 
 
-def follows(answer: Completion, other: Completion, difference: Difference) -> bool:
+def follows(answer: Completion, other: Completion, difference: AnswerDifference) -> bool:
     """Return whether `answer` agrees with `other` up to and including the place of `difference`, an
     end there included."""
     end = difference.position + 1

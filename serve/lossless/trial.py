@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .difference import Difference, first_difference, follows, greatest_shift, num_unlikely
+from .difference import AnswerDifference, first_difference, follows, greatest_shift, num_unlikely
 from .endpoint import Completion, Endpoint, EndpointError
 
 MAX_CHECKED = 50
@@ -20,7 +20,7 @@ MAX_SEARCH_REQUESTS = 80
 
 
 @dataclass
-class Finding:
+class PromptDifference:
     """A prompt, by its number from 0, whose answers differ, and how many `times`. `verdict`: tie, noise or error.
 
     `plain_gives_other`: when the plain endpoint gave the other token ("alone", "together"), which is noise; `alone`:
@@ -31,7 +31,7 @@ class Finding:
     prompt: str
     plain: Completion
     speculative: Completion
-    difference: Difference
+    difference: AnswerDifference
     verdict: str
     plain_gives_other: tuple[str, ...] = ()
     alone: int | None = None
@@ -42,12 +42,12 @@ class Finding:
 class SmallestPrompt:
     prompt: str
     max_tokens: int
-    difference: Difference
+    difference: AnswerDifference
     num_requests: int
 
 
 @dataclass
-class Outcome:
+class LosslessOutcome:
     """What was compared; the counts are of answers.
     `greatest_shift`: of the log-probability of a token that both sides give."""
 
@@ -56,7 +56,7 @@ class Outcome:
     num_tokens: int = 0
     num_unlikely: int = 0
     greatest_shift: float = 0.0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[PromptDifference] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     smallest: SmallestPrompt | None = None
 
@@ -65,7 +65,7 @@ class Outcome:
 
 
 @dataclass
-class Trial:
+class LosslessTrial:
     """One comparison. Where `plain` is `speculative` it tells how much one endpoint differs from itself, asked
     alone and together."""
 
@@ -76,7 +76,7 @@ class Trial:
     repeat: int
     tie_margin: float
     progress: Callable[[str], None] = lambda text: None
-    outcome: Outcome = field(default_factory=Outcome)
+    outcome: LosslessOutcome = field(default_factory=LosslessOutcome)
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
@@ -128,7 +128,7 @@ class Trial:
     def _compare(self, plain: Sequence[Completion | None], speculative: Sequence[Completion | None]) -> None:
         """Compare every answer with the plain endpoint's one to the same prompt."""
         outcome = self.outcome
-        found: dict[tuple[int, int, str | None], Finding] = {}
+        found: dict[tuple[int, int, str | None], PromptDifference] = {}
         for i, answer in enumerate(speculative):
             number = i % len(plain)
             reference = plain[number]
@@ -144,10 +144,10 @@ class Trial:
                 found[key].times += 1
             else:
                 verdict = "tie" if difference.is_tie(self.tie_margin) else "error"
-                found[key] = Finding(number, self.prompts[number], reference, answer, difference, verdict)
+                found[key] = PromptDifference(number, self.prompts[number], reference, answer, difference, verdict)
         outcome.findings = list(found.values())
 
-    async def _examine(self, finding: Finding) -> None:
+    async def _examine(self, finding: PromptDifference) -> None:
         """Ask again: does the plain endpoint give the other token, alone or in a batch, and does the
         difference repeat?"""
         number, again = finding.number, range(TRIES_AGAIN)
@@ -166,15 +166,15 @@ class Trial:
         finding.alone = sum(self._error(finding.plain, answer) is not None for answer in alone if answer)
         finding.verdict = "noise" if finding.plain_gives_other else "error"
 
-    def _error(self, plain: Completion, speculative: Completion) -> Difference | None:
+    def _error(self, plain: Completion, speculative: Completion) -> AnswerDifference | None:
         difference = first_difference(plain, speculative)
         return None if difference is None or difference.is_tie(self.tie_margin) else difference
 
-    async def _smallest(self, finding: Finding) -> SmallestPrompt | None:
+    async def _smallest(self, finding: PromptDifference) -> SmallestPrompt | None:
         """Drop runs of words, long ones first, while the answers still differ; None if they do not differ once more."""
         num_requests = 0
 
-        async def error_of(words: Sequence[str], max_tokens: int) -> Difference | None:
+        async def error_of(words: Sequence[str], max_tokens: int) -> AnswerDifference | None:
             nonlocal num_requests
             text = "".join(words)
             if not text.strip() or num_requests + 2 > MAX_SEARCH_REQUESTS:

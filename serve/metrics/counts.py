@@ -19,7 +19,7 @@ from ...core.contract.request import FinishedRequest, FinishReason
 from ...core.scheduler.engine import Engine
 from ...observe.measuring.gauges import count_drafts, gauges_of
 from ..base.errors import is_full
-from ..base.pace import Pace
+from ..base.pace import ClockPace
 from ..base.port import Order, Piece, RemoteEngine
 from .series import ALL_EDGES, Buckets
 
@@ -216,7 +216,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.engines: Sequence[Engine | RemoteEngine] = ()
-        self.pace: Pace | None = None
+        self.pace: ClockPace | None = None
         self.num_refused = 0  # by the limit of outputs
         self.num_queue_full: int = 0  # by the engine's limit of its queue
         self.delay: Histogram = Histogram()

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ...core.contract.request import SHAPING, Grammar, SamplingParams
 from ...core.errors import ForedraftError
-from ..answers.answer import Answer, Told
+from ..answers.answer import ReadyAnswer, StreamedAnswer
 from ..answers.forms import ChatForm, CompletionForm
 from ..answers.frontend import Frontend
 from ..answers.reply import Reply
@@ -25,8 +25,16 @@ from ..base.errors import ApiError
 from ..base.port import Order
 from .identity import FACTS, TRACE_HEADERS
 from .kv_transfer import KvTransfers
-from .reading import SMALL_BODY, Asked, Found, RequestReader, check_tokens
-from .schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest
+from .reading import SMALL_BODY, Found, OutputRequest, RequestReader, check_tokens
+from .schema import (
+    AbortRequest,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    RequestBody,
+    Sampled,
+    TokenizeRequest,
+)
 
 DEFAULT_MAX_TOKENS = 16
 """Of `/v1/completions`, as OpenAI has it; a chat goes on as far as the context reaches."""
@@ -75,7 +83,7 @@ class Api:
             reply, self._model, self._codec, usage=asked.usage, num_logprobs=asked.logprobs, echoes=read.echoes
         )
         form.extra = self._kv.sent(request, asked, reply)
-        return Answer(self._frontend, reply, form, stream=bool(asked.stream))
+        return StreamedAnswer(self._frontend, reply, form, stream=bool(asked.stream))
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
@@ -96,7 +104,7 @@ class Api:
         else:
             form = ChatForm(reply, self._model, self._codec, usage=asked.usage, num_logprobs=shown)
         form.extra = self._kv.sent(request, asked, reply)
-        return Answer(self._frontend, reply, form, stream=bool(asked.stream))
+        return StreamedAnswer(self._frontend, reply, form, stream=bool(asked.stream))
 
     async def models(self) -> dict[str, Any]:
         """The served model."""
@@ -131,7 +139,7 @@ class Api:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    async def _read(self, kind: type[Body], request: Request) -> Found:
+    async def _read(self, kind: type[RequestBody], request: Request) -> Found:
         """Read a body; name the parameters that are left out in the log, once."""
         found, ignored = await self._reader.read(kind, await _json_of(request))
         for name in ignored:
@@ -141,15 +149,15 @@ class Api:
     def _leave_out(self, name: str) -> None:
         self._frontend.tell_once(f"note: {name} of requests has no effect here")
 
-    async def _asked(self, kind: type[Body], request: Request) -> Asked:
+    async def _asked(self, kind: type[RequestBody], request: Request) -> OutputRequest:
         read = await self._read(kind, request)
-        assert isinstance(read, Asked), "the request is one for outputs"
+        assert isinstance(read, OutputRequest), "the request is one for outputs"
         return read
 
-    async def _told(self, kind: type[Body], request: Request) -> Response:
+    async def _told(self, kind: type[RequestBody], request: Request) -> Response:
         told = await self._read(kind, request)
         assert isinstance(told, bytes), "the request is answered where it is read"
-        return Told(told, self._frontend.limits.stall_s)
+        return ReadyAnswer(told, self._frontend.limits.stall_s)
 
     def _open(self, prefix: str, request: Request, orders: list[Order], num_prompt_tokens: int) -> Reply:
         """Send orders to the body. The answer has the request's id, as that of vLLM has, unless another one has it."""
@@ -166,7 +174,7 @@ class Api:
         card = {"id": self._model, "object": "model", "created": self._created, "owned_by": "foredraft"}
         return card | {"max_model_len": self._body.context_len}
 
-    def _check(self, read: Asked, given: dict[str, bool]) -> None:
+    def _check(self, read: OutputRequest, given: dict[str, bool]) -> None:
         """Raise ApiError for a parameter that the body cannot honour. Leave out one without effect, unless the server
         is strict."""
         asked: Sampled = read.request
@@ -218,7 +226,7 @@ class Api:
         )
 
     async def _orders(
-        self, request: Request, read: Asked, max_tokens: int | None, outputs: tuple[str, ...]
+        self, request: Request, read: OutputRequest, max_tokens: int | None, outputs: tuple[str, ...]
     ) -> list[Order]:
         """Return n orders for each prompt. Raises ApiError if their outputs do not fit."""
         asked, prompts, at_s = read.request, read.prompts, time.monotonic()

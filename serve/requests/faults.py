@@ -22,7 +22,7 @@ from ..answers.answer import client_leaves
 from ..base.connections import TRANSPORT
 from ..base.errors import ApiError
 from .reading import validated
-from .schema import Body
+from .schema import RequestBody
 
 Kind = Literal["503", "reset", "stall", "slow"]
 KINDS = ("503", "reset", "stall", "slow")
@@ -32,7 +32,7 @@ SLOW_MS = 100
 PATHS = ("/v1/completions", "/v1/chat/completions")
 
 
-class FaultRule(Body):
+class FaultRule(RequestBody):
     """A fault for a share of all requests; `fault` null: only a delay."""
 
     fault: Kind | None = None
@@ -62,7 +62,7 @@ class RequestFaults:
         return rule if rule is not None and self._dice.random() < rule.share else None
 
 
-class FaultInjector:
+class RequestFaultInjector:
     """Carries the faults out, on requests for outputs."""
 
     def __init__(self, app: ASGIApp, faults: RequestFaults) -> None:

@@ -32,7 +32,7 @@ from ...core.errors import InvalidRequest
 from ..answers.tools import Call
 from ..base.errors import ApiError
 from ..base.port import TextCodec
-from .schema import AbortRequest, Body, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .schema import AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, RequestBody, TokenizeRequest
 
 SMALL_BODY = 1 << 13
 """Bytes of a body that is read in the event loop: one to three milliseconds of work."""
@@ -42,7 +42,7 @@ MOST_NAME, MOST_NAMES = 64, 20
 """Of parameters that are left out: what is told of them."""
 MAX_WAITING_BYTES = 1 << 26
 """Bytes of the larger bodies that may wait for the process that reads them, all together."""
-Read = TypeVar("Read", bound=Body)
+Read = TypeVar("Read", bound=RequestBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ReadingRules:
 
 
 @dataclass(slots=True)
-class Asked:
+class OutputRequest:
     """A request for outputs, without its texts: `prompts` has their tokens, int64 [n] each."""
 
     request: Any  # a CompletionRequest or a ChatRequest
@@ -70,10 +70,10 @@ class Asked:
     call: Call | None = None  # what the answer has to be
 
 
-Found = Asked | AbortRequest | bytes
+Found = OutputRequest | AbortRequest | bytes
 
 
-def read(kind: type[Body], data: bytes, rules: ReadingRules, codec: TextCodec) -> tuple[Found, tuple[str, ...]]:
+def read(kind: type[RequestBody], data: bytes, rules: ReadingRules, codec: TextCodec) -> tuple[Found, tuple[str, ...]]:
     """Read the body of a request of this kind. Returns the request, or for `/tokenize` and `/detokenize` the answer,
     and the names of parameters that were left out. Raises ApiError."""
     ignored: set[str] = set()
@@ -82,7 +82,7 @@ def read(kind: type[Body], data: bytes, rules: ReadingRules, codec: TextCodec) -
     return _found(request, rules, codec), tuple(names[:MOST_NAMES])
 
 
-def _found(request: Body, rules: ReadingRules, codec: TextCodec) -> Found:
+def _found(request: RequestBody, rules: ReadingRules, codec: TextCodec) -> Found:
     model = getattr(request, "model", None)
     if model is not None and model != rules.model and not rules.takes_any_model:
         message = f"the model {model!r} is not served here; the served model is {rules.model!r}"
@@ -128,7 +128,7 @@ def check_tokens(tokens: Sequence[int], vocab_size: int, param: str) -> None:
         raise ApiError(400, f"token {max(tokens)} is not in the vocabulary of {vocab_size} tokens", param=param)
 
 
-def _read_completion(request: CompletionRequest, rules: ReadingRules, codec: TextCodec) -> Asked:
+def _read_completion(request: CompletionRequest, rules: ReadingRules, codec: TextCodec) -> OutputRequest:
     given: Any = request.prompt
     if isinstance(given, str) or isinstance(given[0], int):
         given = [given]
@@ -147,10 +147,10 @@ def _read_completion(request: CompletionRequest, rules: ReadingRules, codec: Tex
         prompts.append(_within_context(tokens, rules, "prompt"))
     echoes = [codec.decode(one) for one in prompts for _ in range(request.num_outputs)] if request.echo else []
     request.prompt = ""
-    return Asked(request, prompts, echoes)
+    return OutputRequest(request, prompts, echoes)
 
 
-def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec) -> Asked:
+def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec) -> OutputRequest:
     if request.num_outputs > rules.max_choices:
         raise ApiError(400, f"{request.num_outputs} outputs; expected at most {rules.max_choices}", param="n")
     messages = [message.to_template() for message in request.messages]
@@ -166,7 +166,7 @@ def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec) -> A
             raise ApiError(400, f"the parameters of a function: {error}", param="tools") from None
     _check_bytes("".join(message["content"] or "" for message in messages), rules, codec, "messages")
     tokens = _encoded(partial(codec.encode_chat, messages), "messages")
-    asked = Asked(request, [_within_context(tokens, rules, "messages")], call=call)
+    asked = OutputRequest(request, [_within_context(tokens, rules, "messages")], call=call)
     request.messages, request.tools = [], None if request.tools is None else request.tools[:1]
     return asked
 
@@ -226,7 +226,7 @@ class RequestReader:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
 
-    async def read(self, kind: type[Body], data: bytes) -> tuple[Found, tuple[str, ...]]:
+    async def read(self, kind: type[RequestBody], data: bytes) -> tuple[Found, tuple[str, ...]]:
         """Read a body, as the function `read` does. Raises ApiError, also if too many long bodies wait."""
         if len(data) <= SMALL_BODY:
             return read(kind, data, self.rules, self._codec)
@@ -271,10 +271,10 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-def _read_there(kind: type[Body], data: bytes) -> tuple[Found, tuple[str, ...]]:
+def _read_there(kind: type[RequestBody], data: bytes) -> tuple[Found, tuple[str, ...]]:
     """Read a body. What is left of it goes back whole, so it is bounded, too."""
     asked, ignored = read(kind, data, *_here)
-    if isinstance(asked, Asked) and len(asked.request.model_dump_json()) > MAX_PARAMETER_BYTES:
+    if isinstance(asked, OutputRequest) and len(asked.request.model_dump_json()) > MAX_PARAMETER_BYTES:
         message = f"its parameters have more than {MAX_PARAMETER_BYTES} bytes, beside prompt or messages"
         raise ApiError(413, message, code="body_too_large")
     return asked, ignored

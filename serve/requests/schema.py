@@ -63,7 +63,7 @@ Prompt = Annotated[
 @dataclass(frozen=True, eq=False)  # Python keeps one `Annotated` for marks that are equal, as of 0 and of False
 class Only:
     """Marks an unsupported parameter: `values` have no effect and are accepted, as is null; any other is an error, or
-    left out (see `Body`)."""
+    left out (see `RequestBody`)."""
 
     values: tuple[Any, ...]
 
@@ -88,7 +88,7 @@ def only(*accepted: Any) -> Only:
     return Only(accepted)
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """What a client sends. A validation whose context has a set "ignored" leaves out unknown and unsupported
     parameters, and puts their names there; without it they are errors."""
 
@@ -104,20 +104,20 @@ class Body(BaseModel):
         return {name: value for name, value in data.items() if name in known}
 
 
-class StreamOptions(Body):
+class StreamOptions(RequestBody):
     include_usage: bool = False
     continuous_usage_stats: bool = Field(False, description="with include_usage: every event has the usage so far")
     include_obfuscation: Annotated[Any, only(False)] = None
 
 
-class NamedSchema(Body):
+class NamedSchema(RequestBody):
     name: Text | None = None
     description: Text | None = None
     schema_: dict[str, Any] = Field(alias="schema", description="a JSON schema")
     strict: bool | None = Field(None, description="has no effect: the output always follows the schema")
 
 
-class ResponseFormat(Body):
+class ResponseFormat(RequestBody):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
@@ -154,7 +154,7 @@ class KvTransferParams(BaseModel):
         return None if blocks is None else len(blocks)
 
 
-class Sampled(Body):
+class Sampled(RequestBody):
     """What completions and chats have in common."""
 
     model: Text | None = Field(None, description="the served model; optional")
@@ -229,24 +229,24 @@ class CompletionRequest(Sampled):
     suffix: Annotated[Any, only("")] = None
 
 
-class Part(BaseModel):
+class ContentPart(BaseModel):
     """A part of a conversation. Clients send answers back as they came, and other servers' answers, so keys that
     are unknown here are left out."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", protected_namespaces=())
 
 
-class TextPart(Part):
+class TextPart(ContentPart):
     type: Literal["text"]
     text: Text
 
 
-class CalledFunction(Part):
+class CalledFunction(ContentPart):
     name: Text
     arguments: Text | dict[str, Any] | None = Field("{}", description="JSON, or the object")
 
 
-class ToolCall(Part):
+class ToolCall(ContentPart):
     id: Text | None = None
     function: CalledFunction
 
@@ -258,7 +258,7 @@ class ToolCall(Part):
         return {"type": "function", "id": self.id, "function": {"name": self.function.name, "arguments": arguments}}
 
 
-class ChatMessage(Part):
+class ChatMessage(ContentPart):
     role: Annotated[Text, Field(min_length=1, max_length=64)]
     content: Text | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
     name: Text | None = None
@@ -280,22 +280,22 @@ class ChatMessage(Part):
         return {"role": self.role, "content": content, **{k: v for k, v in further.items() if v is not None}}
 
 
-class ToolFunction(Part):
+class ToolFunction(ContentPart):
     name: Text
     description: Text | None = None
     parameters: dict[str, Any] | None = Field(None, description="a JSON schema")
 
 
-class Tool(Part):
+class Tool(ContentPart):
     type: Literal["function"] = "function"
     function: ToolFunction
 
 
-class NamedFunction(Part):
+class NamedFunction(ContentPart):
     name: Text
 
 
-class ToolChoice(Part):
+class ToolChoice(ContentPart):
     type: Literal["function"] = "function"
     function: NamedFunction
 
@@ -338,17 +338,17 @@ class ChatRequest(Sampled):
         return next((function for function in functions if function.name not in called), functions[-1])
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(RequestBody):
     model: Text | None = None
     prompt: Text | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool = True
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(RequestBody):
     model: Text | None = None
     tokens: Annotated[list[Token], Field(fail_fast=True)]
 
 
-class AbortRequest(Body):
+class AbortRequest(RequestBody):
     request_id: Annotated[Text, Field(max_length=256)] = Field(description="the id of the answer, such as cmpl-…")

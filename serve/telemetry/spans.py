@@ -23,7 +23,7 @@ NAME = "llm_request"
 USAGE, REQUEST, LATENCY = "gen_ai.usage.", "gen_ai.request.", "gen_ai.latency."
 
 
-class Spans:
+class RequestSpans:
     """Makes a span of each output that ends, until `close`."""
 
     def __init__(self, processor: SpanProcessor, body: Body) -> None:
@@ -35,7 +35,7 @@ class Spans:
         self._propagator = TraceContextTextMapPropagator()
 
     @classmethod
-    def to_collector(cls, url: str, body: Body) -> Spans:
+    def to_collector(cls, url: str, body: Body) -> RequestSpans:
         """Return spans that go to a collector in batches. Raises ConfigError for what is no address."""
         if not url.startswith(("http://", "https://")):
             raise ConfigError.of("<arguments>", "--otlp-traces-endpoint", f"{url!r} is no http:// or https:// address")

@@ -8,12 +8,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 import simpy
 
 from ...core.draws import Purpose, uniform
-from ..workload.workload import Arrival
+from ..workload.workload import TimedRequest
 from .clock import Environment
 
 
 def open_loop_source(
-    env: Environment, arrivals: Iterable[Arrival], send: Send, cancel: Cancel, patience: Patience
+    env: Environment, arrivals: Iterable[TimedRequest], send: Send, cancel: Cancel, patience: Patience
 ) -> Generator[simpy.Event, None, None]:
     """Send every arrival at its time, in their order; a client with limited patience waits in a process of its own."""
     for arrival in arrivals:
@@ -28,7 +28,7 @@ def open_loop_source(
             env.process(impatient_client(env, request_id, ended, cancel, patience_ns))
 
 
-Send = Callable[[Arrival], tuple[str, simpy.Event | None]]
+Send = Callable[[TimedRequest], tuple[str, simpy.Event | None]]
 """Sends a request: returns its id and the event of its end, None in a run whose clients never wait."""
 
 Cancel = Callable[[str], None]
@@ -64,7 +64,7 @@ def impatient_client(
 
 
 def closed_loop_client(
-    env: Environment, arrivals: Iterator[Arrival], send: Send, cancel: Cancel, patience: Patience
+    env: Environment, arrivals: Iterator[TimedRequest], send: Send, cancel: Cancel, patience: Patience
 ) -> Generator[simpy.Event, None, None]:
     """Send the next request whenever the last one has ended or was given up, until there are none."""
     for arrival in arrivals:

@@ -73,7 +73,7 @@ class Truth:
     quality_shift: float = 0.0  # standard deviations
 
 
-class Batch(NamedTuple):
+class DecodeColumns(NamedTuple):
     """Columns that stay as they are while the same rows decode."""
 
     rows: np.ndarray  # the steps' own array, shared while the batch stays the same
@@ -94,7 +94,7 @@ class DrawnRounds:
     left: np.ndarray  # int64 [bs]: tokens until the end, at the start
 
 
-class Device:
+class SimulatedDevice:
     """Executes steps in order. Callers enter `truths` before a request is submitted, and remove them at its end."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Device:
         self._counting = np.arange(65, dtype=np.int64)
         self._units = np.ones(num_rows + 1, dtype=np.int64)
         empty = np.empty(0, dtype=np.intp)
-        self._batch = Batch(empty, empty, 0, empty, empty)
+        self._batch = DecodeColumns(empty, empty, 0, empty, empty)
 
     def open_rows(self, joins: tuple[Join, ...]) -> None:
         """Give rows to the requests of a step that is being launched."""
@@ -256,7 +256,9 @@ class Device:
         shape = (len(index), decode.steps, topk, decode.num_draft_tokens)
         return cost.rounds_ns(*shape, context, lens.max(axis=1))
 
-    def _draw_lens(self, decode: DecodeStep, batch: Batch, left: np.ndarray, limit: int) -> tuple[np.ndarray, int]:
+    def _draw_lens(
+        self, decode: DecodeStep, batch: DecodeColumns, left: np.ndarray, limit: int
+    ) -> tuple[np.ndarray, int]:
         """Accept lengths int32 [≥ rounds, bs] and the number of rounds, up to the first in which a request ends."""
         if self.forced_drafts:
             accepted = min(decode.steps + 1, decode.num_draft_tokens) if self.forced_drafts == "right" else 1
@@ -296,12 +298,12 @@ class Device:
                 stop_index[-1, i] = left_before - int(lens[:-1, i].sum()) - 1
         return DecodeResult(rounds, lens, stop_index, ended, end)
 
-    def _batch_of(self, decode: DecodeStep) -> Batch:
+    def _batch_of(self, decode: DecodeStep) -> DecodeColumns:
         """Return the columns of the step's rows. Steps share one array of rows while the batch stays the same."""
         if decode.rows is not self._batch.rows:
             index = decode.rows.astype(np.intp)
             kv_end = int(self._kv_end[index].dot(self._units[: len(index)]))
-            self._batch = Batch(decode.rows, index, kv_end, self._key[index], self._position_end[index])
+            self._batch = DecodeColumns(decode.rows, index, kv_end, self._key[index], self._position_end[index])
         return self._batch
 
     def _cache(self, decode: DecodeStep) -> RunCache:

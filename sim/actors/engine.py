@@ -26,17 +26,17 @@ from ...core.scheduler.engine import Engine
 from ..cost.host import NO_DELAY, FrontEnd
 from .block_times import RunningBlock, overlap_times, synchronous_times
 from .clock import Environment, turn_priority, until
-from .device import Device, DrawnRounds, Truth
+from .device import DrawnRounds, SimulatedDevice, Truth
 from .hooks import NO_HOOKS, HandoffPart, Hooks, NoHandoff, StepFault
 from .host_work import HostWork
 from .intake import Intake
-from .spans import Spans, SpanSink
+from .spans import EngineSpans, SpanSink
 
 NOTHING_LOST = LossOutcome((), ())
 
 
 @dataclass(slots=True)
-class Flight:
+class StepFlight:
     """A planned step on its way. `launched_ns` is None for the tail of a block that has not ended."""
 
     step: Step
@@ -53,7 +53,7 @@ class EngineActor:
         env: Environment,
         replica: int,
         engine: Engine,
-        device: Device,
+        device: SimulatedDevice,
         host: HostWork,
         on_finished: Callable[[int, FinishedRequest], None],
         spans: SpanSink | None = None,
@@ -76,8 +76,8 @@ class EngineActor:
         self.ran_ns: tuple[int, int] = (0, 0)  # from and to when the device was at the newest step of one round
         self.next_commit: tuple[Step, StepResult] | None = None  # a single round that is drawn and not over
         self._on_finished = on_finished
-        self._spans: Spans = Spans(replica, spans)
-        self._flights: deque[Flight] = deque()
+        self._spans: EngineSpans = EngineSpans(replica, spans)
+        self._flights: deque[StepFlight] = deque()
         self._cpu_free_ns = 0
         self._device_free_ns = 0
         self._stop_id = 0  # steps up to here end at their next round boundary
@@ -207,16 +207,16 @@ class EngineActor:
         self.device.open_rows(step.joins)
         self.intake.launched(step)
         if self._flights and self._is_block(self._flights[0]):
-            self._flights.append(Flight(step, None, host_ns))
+            self._flights.append(StepFlight(step, None, host_ns))
             self._tail_planned_ns = self.env.now
             return
         # The steps in flight run one round each.
         taken_ns = self.host.launch_ns(self.device.num_run + len(self._flights), host_ns)
         self._cpu_free_ns = self.env.now + taken_ns
-        self._flights.append(Flight(step, self._cpu_free_ns, host_ns))
+        self._flights.append(StepFlight(step, self._cpu_free_ns, host_ns))
         self._spans.add_host("plan", step, self.env.now, taken_ns)
 
-    def _is_block(self, flight: Flight) -> bool:
+    def _is_block(self, flight: StepFlight) -> bool:
         """Return whether a step will run more than one round, as far as its requests and the driver let it.
         Draws its rounds."""
         step = flight.step
@@ -254,7 +254,7 @@ class EngineActor:
 
     # -- a step that fails --------------------------------------------------------------------------------------------
 
-    def _lose_steps(self, flight: Flight, fault: StepFault) -> Generator[simpy.Event, None, None]:
+    def _lose_steps(self, flight: StepFlight, fault: StepFault) -> Generator[simpy.Event, None, None]:
         """Let the oldest step fail while it runs, and with it those launched behind it; then resume."""
         env, engine = self.env, self.engine
         started_ns = self._start_ns(flight)
@@ -285,7 +285,7 @@ class EngineActor:
         self.hooks.after_resume(step, fault.restarts)
         self._device_free_ns = self._cpu_free_ns = self.env.now
 
-    def _device_ns(self, flight: Flight) -> int:
+    def _device_ns(self, flight: StepFlight) -> int:
         if flight.step.prefill is not None:
             return self.device.step_ns(flight.step)
         if flight.drawn is None:
@@ -293,14 +293,14 @@ class EngineActor:
             flight.drawn = self.device.draw(flight.step.decode, flight.step.max_rounds)
         return int(flight.drawn.device_ns[: flight.drawn.rounds].sum())
 
-    def _start_ns(self, flight: Flight) -> int:
+    def _start_ns(self, flight: StepFlight) -> int:
         """Return when the device begins the oldest step in flight; it was launched, as no block runs before it."""
         assert flight.launched_ns is not None
         return max(self._device_free_ns, flight.launched_ns)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
-    def _run_single(self, flight: Flight) -> StepResult:
+    def _run_single(self, flight: StepFlight) -> StepResult:
         """Run a step of one round: its result, and the times at which device and CPU are free again."""
         step, device = flight.step, self.device
         number = device.num_run
@@ -334,7 +334,7 @@ class EngineActor:
     # -- a block ------------------------------------------------------------------------------------------------------
 
     def _run_block(
-        self, flight: Flight, decode: DecodeStep, drawn: DrawnRounds
+        self, flight: StepFlight, decode: DecodeStep, drawn: DrawnRounds
     ) -> Generator[simpy.Event, None, StepResult]:
         """Run a block until it ends, or to the first round boundary at which the CPU would plan and see new
         arrivals."""

@@ -9,13 +9,13 @@ from typing import Protocol
 from ...core.contract.request import Request
 from ...core.draws import Purpose, uniform
 from ...core.prompt import Prompt
-from ..workload.workload import Arrival
+from ..workload.workload import TimedRequest
 from .clock import Arguments, Environment, call_at
 from .device import Truth
 from .engine import EngineActor
 
 
-class Wire(Protocol):
+class EngineWire(Protocol):
     """Carries messages to one engine: a `Link`, or one with faults."""
 
     def send(self, num_bytes: int, deliver: Callable[[*Arguments], None], *arguments: *Arguments) -> None: ...
@@ -174,7 +174,7 @@ class ReplicaRouter:
         policy: str,
         num_replicas: int,
         replicas: Mapping[int, EngineActor],
-        links: Mapping[int, Wire],
+        links: Mapping[int, EngineWire],
         seed: int,
         cache_tokens: int = 0,
     ) -> None:
@@ -197,7 +197,7 @@ class ReplicaRouter:
         """By the key of a scenario that sets their policy."""
         return {"router.policy": self._balancer}
 
-    def own(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+    def own(self, arrivals: Iterable[TimedRequest]) -> Iterator[TimedRequest]:
         """Yield the arrivals whose replica this process simulates. Each has to be submitted before the next is
         taken."""
         for arrival in arrivals:

@@ -15,7 +15,7 @@ class SpanSink(Protocol):
     ) -> None: ...
 
 
-class Spans:
+class EngineSpans:
     """Passes the intervals of one engine to a sink, if there is one."""
 
     def __init__(self, replica: int, sink: SpanSink | None) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ...core.acceptance.presets import PresetChoice, TraceAcceptance, usual_preset
-from ...core.acceptance.process import AcceptanceProcess, GaussianAcceptance, Regimes
+from ...core.acceptance.process import AcceptanceProcess, GaussianAcceptance, RegimeAcceptance
 from ...core.algorithm.algorithm import SpecAlgorithm
 from ...core.errors import ConfigError
 from ...core.model_shape import ModelShape
@@ -34,7 +34,7 @@ def acceptance_process(scenario: Scenario, choice: PresetChoice, spec: EngineSpe
         base.field_share if table.field_share is None else table.field_share,
         table.correlation_len or base.correlation_len,
         table.drift_per_1k_tokens,
-        Regimes(regimes.stretch_len, tuple(regimes.shifts), tuple(regimes.weights)) if regimes else None,
+        RegimeAcceptance(regimes.stretch_len, tuple(regimes.shifts), tuple(regimes.weights)) if regimes else None,
         draft_confidence=base.draft_confidence if table.conditional is None else None,
     )
     if table.mean_length is None or not spec.max_steps:

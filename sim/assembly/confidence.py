@@ -8,7 +8,7 @@ from typing import Any
 
 from ...core.scheduler.config import EngineRole
 from ..cost.executor_steps import StepCost
-from ..cost.published.evidence import NO_POINTS, REQUEST, TPOT, TTFT, Difference, Interval
+from ..cost.published.evidence import NO_POINTS, REQUEST, TPOT, TTFT, Interval, LogDifference
 from . import Assembly
 
 QUANTILE = 1.2816
@@ -92,7 +92,7 @@ def factors_of_rounds(run: Assembly) -> Interval | None:
 
 def difference(
     time: str, run: Assembly, summary: Mapping[str, Any], other: Assembly, other_summary: Mapping[str, Any]
-) -> Difference | None:
+) -> LogDifference | None:
     """Return by how much the logarithms of the errors of two runs differ in a time; None if one of the runs has no
     published points, or fitted parameters of its own."""
     runs = (run, summary), (other, other_summary)

@@ -21,7 +21,7 @@ from ..cost.draft import DraftShape
 from ..cost.hardware import GPU, Parallelism, lookup_gpu
 from ..cost.host import FrontEnd, GraphUnit, HostCost, LaunchCost, host_preset, launch_preset
 from ..cost.measured import KernelTables, NotMeasured, measured_tables
-from ..cost.memory import GRAPH_BYTES, Layout, MemoryPlan, kv_pool_slots
+from ..cost.memory import GRAPH_BYTES, MemoryPlan, StateLayout, kv_pool_slots
 from ..cost.published.evidence import Evidence, published_evidence
 from ..cost.published.places import place_of
 from ..cost.server import ServerProfile, server_profile
@@ -208,7 +208,7 @@ class Deployment:
             free_fraction=free,
             page_size=config.page_size,
             kv_bytes=shares.kv_bytes,
-            layout=Layout(self.server.kv_layout, config.prefix_cache, config.overlap, is_default_limit),
+            layout=StateLayout(self.server.kv_layout, config.prefix_cache, config.overlap, is_default_limit),
         )
 
 

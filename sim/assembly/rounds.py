@@ -12,7 +12,7 @@ from .confidence import factors_of_rounds
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class PricedRound:
     """One decode round of a full batch.
 
     Attributes:
@@ -54,7 +54,7 @@ class Round:
         tokens = self.batch_size * self.accept_length
         return tokens * 1e9 / (self.total_ns + tokens * self.prompt_ns)
 
-    def break_even(self, plain: Round) -> float:
+    def break_even(self, plain: PricedRound) -> float:
         """Return the accept length at which this round is as fast as plain decoding, whose round is `plain`.
 
         With r, p: the times of this round and of a plain one, and q, o: those of prompts per output token, with and
@@ -65,7 +65,7 @@ class Round:
         return self.total_ns / left if left > 0 else math.inf
 
 
-def mean_round(run: Assembly, summary: Mapping[str, Any]) -> Round:
+def mean_round(run: Assembly, summary: Mapping[str, Any]) -> PricedRound:
     """Return the round of a run's mean batch, at the mean context and with the draft steps that most rounds had.
 
     summary: of the run, which has completed requests. The batch is that of one engine.
@@ -82,7 +82,7 @@ def mean_round(run: Assembly, summary: Mapping[str, Any]) -> Round:
     parts = run.cost.decode_parts(batch, steps, topk, nodes, batch * context)
     accept_length = summary.get("accept_length") or 1.0
     host_ns = run.host.round_ns(batch, round(batch * accept_length))
-    return Round(batch, context, steps, nodes, parts, host_ns, spec.config.overlap, accept_length)
+    return PricedRound(batch, context, steps, nodes, parts, host_ns, spec.config.overlap, accept_length)
 
 
 def round_of_run(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Any]:

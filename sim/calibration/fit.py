@@ -28,7 +28,7 @@ from ..cost.draft import EAGLE3
 from ..cost.server import PROFILES
 from ..scenario import Scenario
 from .least_squares import Fit, Parameter, covariance_with, fit_parameters, left_out_errors
-from .points import Point
+from .points import BenchmarkPoint
 from .prediction import WHAT_ELSE, Predictor, bandwidth_of
 
 LEAST_POINTS = 3
@@ -55,11 +55,11 @@ OnProgress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class PointResult:
     """A result of a point: measured, predicted by the fit, and the errors (predicted / measured − 1) with and
     without the point."""
 
-    point: Point
+    point: BenchmarkPoint
     column: str
     measured: float
     predicted: float
@@ -81,7 +81,7 @@ class PointFit:
     """A calibration, and the evidence for it."""
 
     fit: Fit
-    results: tuple[Result, ...]
+    results: tuple[PointResult, ...]
     calibration: Calibration
     suggestions: tuple[Suggestion, ...]
     by_server: Mapping[str, float]  # the parameters before the fit
@@ -101,12 +101,16 @@ class PointFit:
             yield names[i], names[j]
 
     @property
-    def contradicting(self) -> tuple[Result, ...]:
+    def contradicting(self) -> tuple[PointResult, ...]:
         return tuple(item for item in self.results if abs(item.score) > CONTRADICTS)
 
 
 def calibrate(
-    points: Sequence[Point], base: Scenario, source: str, name: str = "profile", on_progress: OnProgress | None = None
+    points: Sequence[BenchmarkPoint],
+    base: Scenario,
+    source: str,
+    name: str = "profile",
+    on_progress: OnProgress | None = None,
 ) -> PointFit:
     """Fit the timing of `base` to the points. `on_progress` is called after every simulation with how many there were.
 
@@ -155,10 +159,10 @@ def _predict(fitted: Sequence[tuple[Predictor, str]], parameters: Sequence[Param
 
 def _result(
     predictor: Predictor, column: str, values: Mapping[str, float], without: Mapping[tuple[str, str], Sequence[float]]
-) -> Result:
+) -> PointResult:
     point, measured, predicted = predictor.point, predictor.measured[column], predictor.predict(values)[column]
     left_out, score = without.get((point.source, column), (None, 0.0))
-    return Result(point, column, measured, predicted, predicted / measured - 1, left_out, float(score))
+    return PointResult(point, column, measured, predicted, predicted / measured - 1, left_out, float(score))
 
 
 def as_its_clients_send(predictor: Predictor, base: Scenario) -> Predictor:
@@ -237,7 +241,7 @@ def _values(parameters: Sequence[Parameter]) -> dict[str, float]:
 
 
 def _calibration(
-    predictors: Sequence[Predictor], base: Scenario, fit: Fit, results: Sequence[Result], source: str, name: str
+    predictors: Sequence[Predictor], base: Scenario, fit: Fit, results: Sequence[PointResult], source: str, name: str
 ) -> Calibration:
     run = predictors[0].assembly
     values = {
@@ -284,7 +288,7 @@ def _refuse_scale(predictors: Sequence[Predictor], scale: float) -> None:
 
 
 def _too_few(
-    points: Sequence[Point], base: Scenario, predictors: Sequence[Predictor], simulated: Callable[[], None]
+    points: Sequence[BenchmarkPoint], base: Scenario, predictors: Sequence[Predictor], simulated: Callable[[], None]
 ) -> ConfigError:
     """Return an error whose message says how many more points are needed, and which ones."""
     parameters, rows = _parameters(predictors), _weights(predictors)
@@ -299,7 +303,7 @@ def _too_few(
 
 
 def _suggestions(
-    fit: Fit, points: Sequence[Point], base: Scenario, simulated: Callable[[], None]
+    fit: Fit, points: Sequence[BenchmarkPoint], base: Scenario, simulated: Callable[[], None]
 ) -> Iterator[Suggestion]:
     """Yield the points to measure next, the best first: those that would tell most about the unknown parameters. Each
     is chosen with the earlier ones added."""
@@ -351,7 +355,7 @@ def _slopes(candidate: Predictor, fit: Fit, values: Mapping[str, float]) -> np.n
     return slopes
 
 
-def _candidates(points: Sequence[Point], base: Scenario) -> Iterator[Point]:
+def _candidates(points: Sequence[BenchmarkPoint], base: Scenario) -> Iterator[BenchmarkPoint]:
     """Yield short runs that were not measured: plain, and with each draft that was, at several numbers of clients."""
     arms = {("NONE", 0, 1, 1): 1.0}
     arms |= {(p.algorithm, p.steps, p.topk, p.num_draft_tokens): p.accept_length for p in points if p.is_speculative}

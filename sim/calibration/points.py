@@ -1,8 +1,8 @@
 """Measured points: one benchmark run each, checked before anything is fitted.
 
 Every reader of a result file returns records, mappings with the names of `COLUMNS`, which are also the columns of a CSV
-file. `point_of` makes a `Point` of a record or raises ConfigError with the file and the file's own name of every value
-that cannot be.
+file. `point_of` makes a `BenchmarkPoint` of a record or raises ConfigError with the file and the file's own name of
+every value that cannot be.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ says."""
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class BenchmarkPoint:
     """One benchmark run: its load, its speculation and its results (None: not given)."""
 
     source: str  # file, and the line or the benchmark in it
@@ -124,7 +124,9 @@ class Point:
 Record = Mapping[str, Any]
 
 
-def point_of(source: str, record: Record, names: Mapping[str, str] | None = None, file: str | None = None) -> Point:
+def point_of(
+    source: str, record: Record, names: Mapping[str, str] | None = None, file: str | None = None
+) -> BenchmarkPoint:
     """Return the point of a record. `names`: the file's own names of the values, for messages. Raises ConfigError with
     all problems."""
     problems: list[Problem] = []
@@ -145,7 +147,7 @@ def point_of(source: str, record: Record, names: Mapping[str, str] | None = None
     if problems:
         raise ConfigError(file or source, problems)
     input_lens, output_lens = (tuple(record.get(key) or ()) for key in ("input_lens", "output_lens"))
-    return Point(source=source, file=file or source, **values, input_lens=input_lens, output_lens=output_lens)
+    return BenchmarkPoint(source=source, file=file or source, **values, input_lens=input_lens, output_lens=output_lens)
 
 
 def _values(record: Record, problem: Any) -> Iterator[tuple[str, Any]]:
@@ -234,7 +236,7 @@ def _check_results(values: dict[str, Any], problem: Any) -> None:
             problem("output_tokens_per_s", message)
 
 
-def check_together(points: Sequence[Point]) -> None:
+def check_together(points: Sequence[BenchmarkPoint]) -> None:
     """Raise ConfigError if two points contradict each other, are one run twice, or are of different models or GPUs."""
     for name, look_up in (("model", lookup_model), ("gpu", lookup_gpu)):
         seen: dict[str, str] = {}
@@ -246,13 +248,13 @@ def check_together(points: Sequence[Point]) -> None:
             (known, by), (other, another), *_ = seen.items()
             message = f"{other}, but {by} measured {known}: a profile holds for one"
             raise ConfigError.of(another, name, message)
-    runs: dict[Point, Point] = {}
+    runs: dict[BenchmarkPoint, BenchmarkPoint] = {}
     for point in points:
         first = runs.setdefault(replace(point, source="", file=""), point)
         if first is not point:
             message = f"is {first.source} once more, number by number: leave one of them out, or measure again"
             raise ConfigError.of(point.source, "", message)
-    by_setting: dict[tuple[Any, ...], Point] = {}
+    by_setting: dict[tuple[Any, ...], BenchmarkPoint] = {}
     for point in points:
         first = by_setting.setdefault(point.setting, point)
         for column in MEASURED:

@@ -27,7 +27,7 @@ from ..cost.round import RoundCost
 from ..running.run import Simulation
 from ..scenario import Scenario
 from ..scenario_file import scenario_with
-from .points import MEASURED, Point
+from .points import MEASURED, BenchmarkPoint
 
 WAVES = 4
 """Requests per client that are simulated at most."""
@@ -51,7 +51,7 @@ WHAT_ELSE = "are the weights in fewer bits (model.weight_dtype)? another GPU (ha
 class Predictor:
     """Simulates one point under any values of the parameters, each once; calls `simulated` after every simulation."""
 
-    def __init__(self, point: Point, base: Scenario, simulated: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, point: BenchmarkPoint, base: Scenario, simulated: Callable[[], None] = lambda: None) -> None:
         self.point = point
         self.simulated = simulated
         self.scenario: Scenario = point_scenario(point, base)
@@ -174,7 +174,7 @@ def bandwidth_of(gpu: GPU) -> str:
     return f"{gpu.memory_bandwidth_bytes_per_s / 1e9:,.0f} GB/s"
 
 
-def measured_scenario(points: Sequence[Point], base: Scenario, given: Container[str]) -> Scenario:
+def measured_scenario(points: Sequence[BenchmarkPoint], base: Scenario, given: Container[str]) -> Scenario:
     """Return `base` with the model and the GPU that the points name. `given`: the keys that the user gave; they must
     agree.
 
@@ -205,7 +205,7 @@ def measured_scenario(points: Sequence[Point], base: Scenario, given: Container[
     return scenario_with(base.model_dump(mode="json"), settings) if settings else base
 
 
-def point_scenario(point: Point, base: Scenario) -> Scenario:
+def point_scenario(point: BenchmarkPoint, base: Scenario) -> Scenario:
     """Return `base` with the load, the speculation and the accept length of the point. Raises ConfigError."""
     workload: dict[str, Any] = {"num_requests": _num_requests(point), "prompt": _length(point, "input")}
     workload |= {"output": _length(point, "output"), "concurrency": point.concurrency}
@@ -229,12 +229,12 @@ def point_scenario(point: Point, base: Scenario) -> Scenario:
     return scenario_with(base.model_dump(mode="json"), settings)
 
 
-def _num_requests(point: Point) -> int:
+def _num_requests(point: BenchmarkPoint) -> int:
     most = OPEN_REQUESTS if point.concurrency is None else max(LEAST_REQUESTS, WAVES * point.concurrency)
     return most if point.num_requests is None else min(most, point.num_requests)
 
 
-def _length(point: Point, kind: str) -> dict[str, Any]:
+def _length(point: BenchmarkPoint, kind: str) -> dict[str, Any]:
     lens: Sequence[int] = getattr(point, f"{kind}_lens")
     if lens:
         values, counts = np.unique(np.array(lens), return_counts=True)

@@ -22,7 +22,7 @@ from typing import Any
 from ...core.errors import ConfigError, Problem
 from ...core.parsing import ParseError, parse_json
 from ...observe.input_files import read_text
-from .points import COLUMNS, FAILED, Point, check_together, point_of, unknown_column
+from .points import COLUMNS, FAILED, BenchmarkPoint, check_together, point_of, unknown_column
 
 EXPECTED = (
     "expected the result of `vllm bench serve --save-result`, of SGLang's bench_serving --output-file, benchmarks.json of guidellm, "
@@ -55,13 +55,13 @@ _SPEC_DECODE = "spec_decode_"
 _EARLIER_TOTALS = (("scheduler_metrics", "requests_made"), ("run_stats", "requests_made"))  # of guidellm's requests
 
 
-def read_points(files: Sequence[str], leave_out: Callable[[str], None] = lambda what: None) -> list[Point]:
+def read_points(files: Sequence[str], leave_out: Callable[[str], None] = lambda what: None) -> list[BenchmarkPoint]:
     """Return the points of all files, FILE or FILE:column=value,….
 
     `leave_out` is called with each run that has no load of its own, in words. Raises ConfigError with the file and the
     key; then nothing is read.
     """
-    points: list[Point] = []
+    points: list[BenchmarkPoint] = []
     for i, argument in enumerate(files):
         found = _SETTINGS.fullmatch(argument)
         file = found["file"] if found else argument
@@ -81,7 +81,7 @@ def _settings(argument: str, text: str) -> dict[str, str]:
     return settings
 
 
-def _file_points(file: str, settings: Mapping[str, str], leave_out: Callable[[str], None]) -> Iterator[Point]:
+def _file_points(file: str, settings: Mapping[str, str], leave_out: Callable[[str], None]) -> Iterator[BenchmarkPoint]:
     text = read_text(file, MAX_BYTES)
     if not text.strip():
         raise _wrong(file, "", f"is empty: {EXPECTED}")

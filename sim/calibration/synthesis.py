@@ -24,7 +24,7 @@ from ..scenario_file import scenario_with
 from ..workload.arrivals import ArrivalProcess, RateCurve
 from ..workload.description import Columns, Description, counts_in, describe, dispersion_of
 from ..workload.lengths import FixedLength, LengthDistribution, LognormalLength
-from ..workload.workload import Arrival
+from ..workload.workload import TimedRequest
 
 MOST_DISTANCE = 0.05
 """A lognormal replaces recorded lengths if it changes no share of them by more than this (Kolmogorov-Smirnov)."""
@@ -61,7 +61,7 @@ class Synthesis:
         return {**parts, "description": self.description.to_json()}
 
 
-def synthesize(source: Iterable[Arrival], described: Description, columns: Columns) -> Synthesis:
+def synthesize(source: Iterable[TimedRequest], described: Description, columns: Columns) -> Synthesis:
     """Fit a synthetic workload to an open-loop one, which was described. `source` is read again for its prefixes."""
     table: dict[str, Any] = {"num_requests": described.num_requests, **_arrivals(described, columns.times_ns)}
     table["prompt"] = _lengths(columns.prompt_lens, Purpose.LENGTH)
@@ -75,7 +75,7 @@ def synthesize(source: Iterable[Arrival], described: Description, columns: Colum
     return Synthesis(table, made, distance, tuple(_losses(described, made)))
 
 
-def synthetic(table: Mapping[str, Any]) -> Iterable[Arrival]:
+def synthetic(table: Mapping[str, Any]) -> Iterable[TimedRequest]:
     """Return the requests of a table `workload`."""
     return make_workload(scenario_with({"workload": dict(table)}, {}), MAX_PROMPT_LENGTH)
 
@@ -199,7 +199,7 @@ def _drawn(lengths: LengthDistribution | FixedLength, purpose: int, count: int) 
 # -- prefixes ---------------------------------------------------------------------------------------------------------
 
 
-def _prefixes(source: Iterable[Arrival], described: Description, lens: np.ndarray) -> dict[str, Any]:
+def _prefixes(source: Iterable[TimedRequest], described: Description, lens: np.ndarray) -> dict[str, Any]:
     """Return the groups of shared prefixes whose hit rates, over the first requests, are nearest to the trace's."""
     first = list(islice(source, MOST_FITTED))
     reuse = described.reuse

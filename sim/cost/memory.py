@@ -5,8 +5,8 @@
 All terms are bytes on one device of the tensor-parallel group. Each slot of the pool holds one token's KV of the target
 and of the draft. The draft's is one layer for an EAGLE head, all layers for a STANDALONE model, nothing for look-up.
 
-Layers with a window keep only the last tokens of a request, and recurrent layers a state. `Layout` says where a server
-places them. What a request takes of the pool for them, it takes while it runs (`BesideSlots` in
+Layers with a window keep only the last tokens of a request, and recurrent layers a state. `StateLayout` says where a
+server places them. What a request takes of the pool for them, it takes while it runs (`BesideSlots` in
 `core/kv/beside.py`).
 """
 
@@ -54,7 +54,7 @@ class InsufficientMemory(ForedraftError):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StateLayout:
     """The place of what layers with a window and recurrent layers keep of a request.
 
     "pool": windows and states come from the KV pool when the request runs (vLLM: all groups of layers share one pool of
@@ -183,7 +183,7 @@ class Slot(NamedTuple):
         return self.target + self.draft + self.window
 
     @classmethod
-    def of(cls, target: ModelShape, tp: int, draft: int, layout: Layout) -> Slot:
+    def of(cls, target: ModelShape, tp: int, draft: int, layout: StateLayout) -> Slot:
         """Return the slot of a target with a draft of so many bytes. Raises `InsufficientMemory` if nothing is cached.
 
         If every layer has a window, a slot counts them all. With "shares" a request that is longer than its window
@@ -225,7 +225,7 @@ def kv_pool_slots(
     free_fraction: float | None = None,
     page_size: int = 1,
     kv_bytes: int | None = None,
-    layout: Layout = Layout(),
+    layout: StateLayout = StateLayout(),
 ) -> MemoryPlan:
     """Plan the memory of one device. Raises `InsufficientMemory` when not one page fits.
 
@@ -306,7 +306,7 @@ def _fixed_bytes(
     }
 
 
-def _states(layout: Layout, state: int, free: int, rows: int, nodes: int) -> tuple[int, int | None]:
+def _states(layout: StateLayout, state: int, free: int, rows: int, nodes: int) -> tuple[int, int | None]:
     """Return the bytes of states that are set aside of `free` bytes, and for how many requests; None: no limit.
 
     `state`: bytes of one. A round of one node goes on in the committed state. A tree keeps a state per node until it is

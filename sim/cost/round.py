@@ -32,7 +32,7 @@ from .efficiency import Efficiency, default_efficiency
 from .hardware import GPU, Parallelism
 from .host import FULL_GRAPH, GraphUnit, LaunchCost
 from .measured import KernelTables, MeasuredForward
-from .passes.curve import Curve, Line, Pass
+from .passes.curve import Line, Pass, PassCurve
 from .passes.decode_work import DecodeWork, InvalidRound, check_round
 from .passes.drafting import DraftPasses
 from .passes.forward import ForwardCost
@@ -116,7 +116,7 @@ class RoundCost:
             own = ForwardCost(draft.body, gpu, self.efficiency, self.parallel.without_experts, draft.qkv_inputs)
             forward = own if draft_tables is None else MeasuredForward(own, draft_tables)
             self._draft = DraftPasses(draft, forward, self._pass_launch, keep_draft_warm)
-        self._curves: dict[tuple[int, int, int, int], Curve] = {}
+        self._curves: dict[tuple[int, int, int, int], PassCurve] = {}
         self._lm_heads: dict[int, float] = {}
         self._riders: dict[tuple[int, int, int, int], _Rider] = {}
         self._first_samplings: dict[int, Pass] = {}
@@ -208,7 +208,7 @@ class RoundCost:
                 rows += part.explain()
         return rows
 
-    def _curve(self, batch_size: int, steps: int, topk: int, nodes: int) -> Curve:
+    def _curve(self, batch_size: int, steps: int, topk: int, nodes: int) -> PassCurve:
         key = (batch_size, steps, topk, nodes)
         if key not in self._curves:
             check_round(self.draft, *key)
@@ -242,14 +242,14 @@ class RoundCost:
             parts["comm"] = Line(self._target.comm_ns(tokens.num_tokens))
         return Pass(parts, self._pass_launch.floor_ns(self._target, tokens), window_cap_tokens=cap)
 
-    def _curve_of(self, passes: Sequence[Pass]) -> Curve:
+    def _curve_of(self, passes: Sequence[Pass]) -> PassCurve:
         """Return the curve of `passes`, with kernels scaled by the profile's factor; the launch has its own fit.
         Published points give a factor on all of it."""
         if self._device_scale != 1.0:
             passes = [item.scaled(self._device_scale, without=LAUNCH) for item in passes]
         if self.published is not None:
             passes = [item.times(self.published.factor) for item in passes]
-        return Curve(passes)
+        return PassCurve(passes)
 
     def is_captured(self, batch_size: int, nodes: int) -> bool:
         """Return whether a verify pass of so many rows and tokens per row runs as a captured graph, if it comes
@@ -318,7 +318,7 @@ class RoundCost:
 
     def _step_curve(
         self, chunks: Sequence[tuple[int, int]], decode: DecodeWork | tuple[int, int, int, int, int] | None
-    ) -> Curve:
+    ) -> PassCurve:
         """Return the curve of a step with prefill and perhaps a decode round:
         one target and one draft pass over all tokens, no graph."""
         batch_size, steps, topk, nodes, _ = decode if decode is not None else (0, 0, 1, 1, 0)

@@ -15,11 +15,11 @@ from ...observe.measuring.summary import share
 from ..actors.clock import Environment, call_at
 from ..actors.device import Truth
 from ..actors.engine import EngineActor
-from ..actors.router import BYTES_PER_TOKEN, Balancer, Wire
+from ..actors.router import BYTES_PER_TOKEN, Balancer, EngineWire
 from ..assembly import Assembly
 from ..assembly.pools import timing_of
 from .endpoint import EndpointHooks, HandoffEndpoint, Surroundings
-from .network import DisaggregationReport, Interconnect, Network, PacketHooks, TransferTimes
+from .network import DisaggregationReport, HandoffNetwork, Network, PacketHooks, TransferTimes
 
 # Engines change roles one at a time, out of the pool that is less busy, and only when the engine is empty:
 #
@@ -179,15 +179,19 @@ class Cluster:
         self.endpoints: list[HandoffEndpoint] = []
         self.roles: Roles = Roles(self, None if table.rebalance_s is None else round(table.rebalance_s * 1e9))
         self._times = TransferTimes()
-        self._links: Sequence[Wire] = ()
+        self._links: Sequence[EngineWire] = ()
 
     def start(
-        self, actors: list[EngineActor], links: Sequence[Wire], packet_hooks: PacketHooks, endpoint_hooks: EndpointHooks
-    ) -> Interconnect:
+        self,
+        actors: list[EngineActor],
+        links: Sequence[EngineWire],
+        packet_hooks: PacketHooks,
+        endpoint_hooks: EndpointHooks,
+    ) -> HandoffNetwork:
         """Make the endpoints of the actors, before the first event.
         `links` are those from the clients, one per actor."""
         sizes = self.page_format.page_size * self.assembly.sent_kv_bytes, draft_input_bytes(self.assembly)
-        interconnect = Interconnect(self.network, self.page_format, *sizes, self.endpoints, packet_hooks)
+        interconnect = HandoffNetwork(self.network, self.page_format, *sizes, self.endpoints, packet_hooks)
         around = Surroundings(
             interconnect,
             self.timing,

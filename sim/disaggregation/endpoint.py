@@ -35,9 +35,9 @@ from ...core.scheduler.config import EngineRole
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.life import RequestState
 from ..actors.clock import call_at
-from ..actors.device import Device, Truth
+from ..actors.device import SimulatedDevice, Truth
 from ..actors.engine import EngineActor
-from .network import ArrivedPages, Interconnect, Layers, TransferTimes
+from .network import ArrivedPages, HandoffNetwork, Layers, TransferTimes
 
 NOTHING_ENDED = CommitOutcome((), ())
 
@@ -74,7 +74,7 @@ class Routes(Protocol):
 class Surroundings(NamedTuple):
     """The shared objects of a cluster's endpoints."""
 
-    interconnect: Interconnect
+    interconnect: HandoffNetwork
     timing: HandoffTiming
     times: TransferTimes
     num_layers: int
@@ -90,7 +90,7 @@ class HandoffEndpoint:
     def __init__(self, actor: EngineActor, around: Surroundings) -> None:
         self.actor = actor
         self.engine: Engine = actor.engine
-        self.device: Device = actor.device
+        self.device: SimulatedDevice = actor.device
         self.replica: int = actor.replica
         self.name: str = f"engine {actor.replica}"
         self.is_alive: bool = True

@@ -136,7 +136,7 @@ class PacketHooks:
         """Note that pages have arrived at an engine that is alive."""
 
 
-class Interconnect:
+class HandoffNetwork:
     """Carries the packets of handoffs between the engines of a cluster."""
 
     def __init__(

@@ -12,7 +12,7 @@ from ...core.contract.request import Request, SamplingParams
 from ...core.prompt import Prompt
 from ..actors.clock import Environment, call_at
 from ..actors.device import Truth
-from ..workload.workload import Arrival
+from ..workload.workload import TimedRequest
 from .injector import FaultInjector
 from .plan import Ledger
 
@@ -50,7 +50,7 @@ class FaultyClients:
         self._context_len = context_len
         self._kinds: dict[int, tuple[str, ...]] = {}
 
-    def copies(self, arrival: Arrival, now_ns: int) -> int:
+    def copies(self, arrival: TimedRequest, now_ns: int) -> int:
         """Return how many requests come for this arrival: one, or a burst."""
         kinds = self._ledger.kinds_at("request", 0, arrival.row, now_ns)
         self._kinds = {arrival.row: kinds}
@@ -59,7 +59,7 @@ class FaultyClients:
         self._ledger.note("load.burst", now_ns)
         return self._ledger.plan.load.burst.factor
 
-    def shape(self, arrival: Arrival, request: Request, truth: Truth, now_ns: int) -> Request:
+    def shape(self, arrival: TimedRequest, request: Request, truth: Truth, now_ns: int) -> Request:
         """Return the request as this client sends it."""
         kinds, ledger = self._kinds[arrival.row], self._ledger
         self._poison(request.request_id, kinds)
@@ -82,7 +82,7 @@ class FaultyClients:
             for injector in self._injectors:
                 injector.poisoned.add(request_id)
 
-    def after(self, arrival: Arrival, request: Request, replica: int, now_ns: int) -> None:
+    def after(self, arrival: TimedRequest, request: Request, replica: int, now_ns: int) -> None:
         """Let this client do what it does after it has sent its request to `replica`."""
         ledger, env, injector = self._ledger, self._env, self._injectors[replica]
         for kind in self._kinds[arrival.row]:

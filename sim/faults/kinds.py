@@ -10,7 +10,7 @@ A transfer is one request's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FaultKind:
     """The constants of a kind. `number` keys its draws and never changes;
     `swarm` is the range of its probability in a swarm."""
 
@@ -79,12 +79,12 @@ transfer.decoder_lost 40 transfer 0.005 0.03 a decode engine is lost with all th
 """A kind a line: its name, `number`, `occasion`, the two ends of `swarm`, `fault` -> `promise`."""
 
 
-def _read(text: str) -> dict[str, Kind]:
+def _read(text: str) -> dict[str, FaultKind]:
     kinds = {}
     for line in text.replace("\n    ->", " ->").strip().splitlines():
         name, number, occasion, low, high, sentence = line.split(maxsplit=5)
-        kinds[name] = Kind(int(number), occasion, (float(low), float(high)), *sentence.split(" -> "))
+        kinds[name] = FaultKind(int(number), occasion, (float(low), float(high)), *sentence.split(" -> "))
     return kinds
 
 
-KINDS: dict[str, Kind] = _read(TEXT)
+KINDS: dict[str, FaultKind] = _read(TEXT)

@@ -85,7 +85,7 @@ class Lost(Fault):
     retries: Count = Field(default=3, description="attempts after which it gives up")
 
 
-class Cancel(Fault):
+class CancelFault(Fault):
     mean_s: Seconds = Field(default=3.0, description="mean time until the client leaves")
 
 
@@ -130,7 +130,7 @@ class LinkFaults(FaultTable):
 
 
 class ClientFaults(FaultTable):
-    cancels: Cancel = Cancel()
+    cancels: CancelFault = CancelFault()
     gone: Gone = Gone()
     duplicate_id: Fault = Fault()
     bad_request: Fault = Fault()

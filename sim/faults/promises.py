@@ -101,7 +101,7 @@ MAX_BROKEN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenPromise:
     """A promise that was not kept."""
 
     promise: str
@@ -117,12 +117,12 @@ class Promises:
 
     def __init__(self) -> None:
         self.checked: dict[str, int] = dict.fromkeys(PROMISES, 0)
-        self.broken: list[Broken] = []
+        self.broken: list[BrokenPromise] = []
 
     def check(self, promise: str, kept: bool, now_ns: int, message: str = "") -> None:
         self.checked[promise] += 1
         if not kept and len(self.broken) < MAX_BROKEN:
-            self.broken.append(Broken(promise, message, now_ns))
+            self.broken.append(BrokenPromise(promise, message, now_ns))
 
     def recount(self, promise: str, engine: Engine, now_ns: int) -> None:
         """Let the engine recount its state from scratch."""

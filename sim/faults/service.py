@@ -19,19 +19,19 @@ from ..actors.clock import Environment
 from ..actors.device import Truth
 from ..actors.engine import EngineActor
 from ..actors.hooks import NO_HOOKS, Hooks
-from ..actors.router import Link, Wire
+from ..actors.router import EngineWire, Link
 from ..assembly import Assembly
 from ..disaggregation.cluster import Cluster
 from ..disaggregation.endpoint import EndpointHooks
 from ..disaggregation.network import PacketHooks
-from ..workload.workload import Arrival
+from ..workload.workload import TimedRequest
 from .clients import FaultyClients
 from .clock import StampedMoves
 from .injector import FaultInjector
 from .kinds import KINDS
 from .plan import FaultPlan, Ledger
-from .promises import OF_KIND, Broken, Promises, Witness
-from .transfers import TransferFaults, UnreliableLink
+from .promises import OF_KIND, BrokenPromise, Promises, Witness
+from .transfers import TransferFaultInjector, UnreliableLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class FaultReport:
     injected: dict[str, int]  # of the enabled kinds
     checked: dict[str, int]  # by promise
     cancelled_in: dict[str, int]  # by state of the request
-    broken: tuple[Broken, ...]
+    broken: tuple[BrokenPromise, ...]
 
     @property
     def kept(self) -> bool:
@@ -77,24 +77,24 @@ class SoundService:
 
     def attach(self, actor: EngineActor) -> None: ...
 
-    def wire(self, link: Link, replica: int, unreachable: Callable[..., None]) -> Wire:
+    def wire(self, link: Link, replica: int, unreachable: Callable[..., None]) -> EngineWire:
         return link
 
-    def start_transfers(self, cluster: Cluster, actors: list[EngineActor], links: Sequence[Wire]) -> None:
+    def start_transfers(self, cluster: Cluster, actors: list[EngineActor], links: Sequence[EngineWire]) -> None:
         cluster.start(actors, links, PacketHooks(), EndpointHooks())
 
-    def arrivals(self, workload: Iterable[Arrival]) -> Iterator[Arrival]:
+    def arrivals(self, workload: Iterable[TimedRequest]) -> Iterator[TimedRequest]:
         return iter(workload)
 
     def start(self) -> None: ...
 
-    def copies(self, arrival: Arrival) -> int:
+    def copies(self, arrival: TimedRequest) -> int:
         return 1
 
-    def shape(self, arrival: Arrival, request: Request, truth: Truth) -> Request:
+    def shape(self, arrival: TimedRequest, request: Request, truth: Truth) -> Request:
         return request
 
-    def sent(self, arrival: Arrival, request: Request, replica: int) -> None: ...
+    def sent(self, arrival: TimedRequest, request: Request, replica: int) -> None: ...
     def came(self, request_id: str, number: int) -> None: ...
     def ended(self, request_id: str) -> None: ...
     def forget(self, request_id: str) -> None: ...
@@ -141,16 +141,16 @@ class FaultyService(SoundService):
         """Take a replica's actor, once it is made."""
         self.injectors[actor.replica].actor = actor
 
-    def wire(self, link: Link, replica: int, unreachable: Callable[..., None]) -> Wire:
+    def wire(self, link: Link, replica: int, unreachable: Callable[..., None]) -> EngineWire:
         """Return what carries the clients' messages to a replica. `unreachable` takes a message whose attempts were
         all lost, with what should have got it."""
         return UnreliableLink(link, replica, self.ledger, unreachable)
 
-    def start_transfers(self, cluster: Cluster, actors: list[EngineActor], links: Sequence[Wire]) -> None:
+    def start_transfers(self, cluster: Cluster, actors: list[EngineActor], links: Sequence[EngineWire]) -> None:
         """Make the endpoints of a cluster, with the faults between them."""
-        TransferFaults(self.env, self.ledger, self.promises).start(cluster, self.injectors, links)
+        TransferFaultInjector(self.env, self.ledger, self.promises).start(cluster, self.injectors, links)
 
-    def arrivals(self, workload: Iterable[Arrival]) -> Iterator[Arrival]:
+    def arrivals(self, workload: Iterable[TimedRequest]) -> Iterator[TimedRequest]:
         """Yield the workload; faults end with its last arrival."""
         yield from workload
         self.ledger.end()
@@ -171,17 +171,17 @@ class FaultyService(SoundService):
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def copies(self, arrival: Arrival) -> int:
+    def copies(self, arrival: TimedRequest) -> int:
         """Return how many requests come for this arrival: one, or a burst."""
         return self.clients.copies(arrival, self.env.now)
 
-    def shape(self, arrival: Arrival, request: Request, truth: Truth) -> Request:
+    def shape(self, arrival: TimedRequest, request: Request, truth: Truth) -> Request:
         """Return the request as its client sends it now."""
         shaped = self.clients.shape(arrival, request, truth, self.env.now)
         self._sent[shaped.request_id] = 0
         return shaped
 
-    def sent(self, arrival: Arrival, request: Request, replica: int) -> None:
+    def sent(self, arrival: TimedRequest, request: Request, replica: int) -> None:
         """Let a client do what it does after it has sent its request to `replica`."""
         self.clients.after(arrival, request, replica, self.env.now)
 

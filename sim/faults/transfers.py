@@ -17,10 +17,10 @@ from ...core.handoff import Message, PageSeal, PrefillSide, TransferKey, Transfe
 from ...core.handoff.messages import Accept, Ack, Offer, Page
 from ..actors.clock import Arguments, Environment, call_at
 from ..actors.device import Truth
-from ..actors.router import Link, Wire
+from ..actors.router import EngineWire, Link
 from ..disaggregation.cluster import Cluster
 from ..disaggregation.endpoint import EndpointHooks, HandoffEndpoint
-from ..disaggregation.network import ArrivedPages, Interconnect, PacketHooks, Station
+from ..disaggregation.network import ArrivedPages, HandoffNetwork, PacketHooks, Station
 from .injector import DEATH, FaultInjector
 from .plan import Ledger
 from .promises import Promises
@@ -124,7 +124,7 @@ class TransferWitness:
         self.promises.check("fails_closed", kept, now_ns, f"{name} joins without pages {missing[:5]} of {key}")
 
 
-class TransferFaults(PacketHooks, EndpointHooks):
+class TransferFaultInjector(PacketHooks, EndpointHooks):
     """Injects a plan's faults into the packets between engines, and checks the promises about transfers."""
 
     def __init__(self, env: Environment, ledger: Ledger, promises: Promises) -> None:
@@ -136,13 +136,13 @@ class TransferFaults(PacketHooks, EndpointHooks):
         self._ack_lost: set[str] = set()  # requests whose acknowledgement will be lost; only asked
         self._slow_until_ns = 0
 
-    def start(self, cluster: Cluster, injectors: list[FaultInjector], links: Sequence[Wire]) -> None:
+    def start(self, cluster: Cluster, injectors: list[FaultInjector], links: Sequence[EngineWire]) -> None:
         """Make the endpoints of the injectors' actors, and watch them."""
         self.injectors = injectors
         self.witness: TransferWitness = TransferWitness(self.promises, cluster.timing.max_attempts)
         for injector in injectors:
             injector.cluster = cluster
-        self.interconnect: Interconnect = cluster.start([injector.actor for injector in injectors], links, self, self)
+        self.interconnect: HandoffNetwork = cluster.start([injector.actor for injector in injectors], links, self, self)
         self.env.process(self._watch(cluster))
 
     def _watch(self, cluster: Cluster) -> Generator[simpy.Event, None, None]:

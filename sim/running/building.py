@@ -11,10 +11,10 @@ from ...core.draws import Purpose
 from ...core.scheduler.config import EngineRole
 from ...observe.engine_lines import engine_lines
 from ..actors.clock import Environment
-from ..actors.device import Device, Jitter
+from ..actors.device import Jitter, SimulatedDevice
 from ..actors.engine import EngineActor
 from ..actors.host_work import HostJitter, HostWork
-from ..actors.router import Link, ReplicaRouter, Wire
+from ..actors.router import EngineWire, Link, ReplicaRouter
 from ..actors.spans import SpanSink
 from ..actors.streaming import TokenStreamer
 from ..assembly import Assembly
@@ -77,7 +77,9 @@ class ServiceBuilder:
         spread = hardware.device_jitter
         jitter = Jitter(spread, seed, Purpose.DEVICE_TIME, replica) if spread else None
         num_rows = assembly.spec.config.num_rows
-        device = Device(assembly.cost, num_rows, assembly.acceptance, self._tree_process, jitter, assembly.host_link)
+        device = SimulatedDevice(
+            assembly.cost, num_rows, assembly.acceptance, self._tree_process, jitter, assembly.host_link
+        )
         host_jitter = HostJitter(hardware.host_jitter, seed, replica) if hardware.host_jitter else None
         host = HostWork(assembly.host, not engine.config.overlap, host_jitter)
         front_end, lane = assembly.deployment.front_end, self._lane(replica)
@@ -106,7 +108,7 @@ class ServiceBuilder:
             assembly.cache_tokens,
         )
 
-    def _make_link(self, replica: int, unreachable: Callable[..., None]) -> Wire:
+    def _make_link(self, replica: int, unreachable: Callable[..., None]) -> EngineWire:
         table = self._assembly.scenario.router
         latency_ns, bytes_per_s = round(table.latency_us * 1000), table.bandwidth_gbps * 1e9 / 8
         return self._faults.wire(Link(self._env, latency_ns, bytes_per_s, self._lane(replica)), replica, unreachable)

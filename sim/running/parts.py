@@ -21,7 +21,7 @@ from ...observe.measuring.metrics import RunMetrics
 from ...observe.measuring.parts import add_parts, counts_of
 from ..load import asked_lengths
 from ..scenario import Scenario
-from .report import Progress, RunReport
+from .report import RunProgress, RunReport
 from .run import Simulation
 
 EVENTS = "events.jsonl"
@@ -35,7 +35,7 @@ def run_parts(
     origins: Mapping[str, str],
     metrics: RunMetrics,
     log: EventLog | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[RunProgress], None] | None = None,
 ) -> RunReport:
     """Simulate all replicas of a simulation that has none of its own (`NO_REPLICAS`) in `workers` processes.
 
@@ -43,10 +43,10 @@ def run_parts(
     begins its part again. Raises ForedraftError if that dies, too.
     """
     shared = {"scenario": simulation.scenario.model_dump(mode="json"), "origins": dict(origins), "workers": workers}
-    progress: dict[int, Progress] = {}
+    progress: dict[int, RunProgress] = {}
 
     def take_news(number: int, news: Any) -> None:
-        progress[number] = Progress(**news)
+        progress[number] = RunProgress(**news)
         if on_progress is not None and len(progress) == workers:
             on_progress(_together(list(progress.values()), simulation.num_expected))
 
@@ -72,8 +72,8 @@ def run_parts(
     return report
 
 
-def _together(parts: Sequence[Progress], num_expected: int | None) -> Progress:
-    return Progress(
+def _together(parts: Sequence[RunProgress], num_expected: int | None) -> RunProgress:
+    return RunProgress(
         min(part.now_ns for part in parts),
         sum(part.num_submitted for part in parts),
         sum(part.num_ended for part in parts),

@@ -16,7 +16,7 @@ class NothingFits(ForedraftError):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """The progress of a run."""
 
     now_ns: int

@@ -33,10 +33,10 @@ from ..faults.service import SoundService, make_service
 from ..load import asked_lengths, contents_are_known, make_workload, scan_workload
 from ..scenario import Clients, Scenario
 from ..workload.traces import TraceSource
-from ..workload.workload import Arrival, SyntheticWorkload
+from ..workload.workload import SyntheticWorkload, TimedRequest
 from .building import ServiceBuilder
 from .coupling import coupling
-from .report import Progress, RunReport
+from .report import RunProgress, RunReport
 
 
 class Simulation:
@@ -125,7 +125,7 @@ class Simulation:
         ]
         self.router: ReplicaRouter | Cluster = builder.connect(self.replicas, self.cluster, self._given_up)
 
-    def run(self, on_progress: Callable[[Progress], None] | None = None) -> RunReport:
+    def run(self, on_progress: Callable[[RunProgress], None] | None = None) -> RunReport:
         """Simulate to the end of the workload. Ctrl-C ends the run early, and the report says so."""
         self._start_workload()
         complete = True
@@ -184,7 +184,9 @@ class Simulation:
         for _ in range(concurrency):
             env.process(closed_loop_client(env, arrivals, self._send, self.router.cancel, patience))
 
-    def _step_through(self, on_progress: Callable[[Progress], None] | None, handle_signals: Callable[[], None]) -> None:
+    def _step_through(
+        self, on_progress: Callable[[RunProgress], None] | None, handle_signals: Callable[[], None]
+    ) -> None:
         step = self.env.step
         next_look = time.monotonic()
         try:
@@ -201,11 +203,11 @@ class Simulation:
             if on_progress is not None:
                 on_progress(self.progress())
 
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         rounds = sum(replica.rounds for replica in self.replicas)
-        return Progress(self.env.now, self._num_submitted, self._num_ended, rounds, self.num_expected)
+        return RunProgress(self.env.now, self._num_submitted, self._num_ended, rounds, self.num_expected)
 
-    def _send(self, arrival: Arrival) -> tuple[str, simpy.Event | None]:
+    def _send(self, arrival: TimedRequest) -> tuple[str, simpy.Event | None]:
         """Send a client's request to its replica, in a burst together with similar requests."""
         copies = self.faults.copies(arrival)
         sent = self._send_one(arrival, f"r{arrival.row}")
@@ -213,7 +215,7 @@ class Simulation:
             self._send_one(arrival, f"r{arrival.row}.{copy}")
         return sent
 
-    def _send_one(self, arrival: Arrival, request_id: str) -> tuple[str, simpy.Event | None]:
+    def _send_one(self, arrival: TimedRequest, request_id: str) -> tuple[str, simpy.Event | None]:
         request = Request(
             request_id,
             arrival.prompt,

@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .table import Count, NoEffect, Positive, Share, Table, sglang, trtllm, vllm
+from .table import Count, NoEffect, Positive, ScenarioTable, Share, sglang, trtllm, vllm
 
 OF_RULES = NoEffect("rules_have_no_such_setting")
 
 
-class EngineTable(Table):
+class EngineTable(ScenarioTable):
     mode: Annotated[
         Literal["overlap", "synchronous"] | None,
         NoEffect("mode_fell_back"),

@@ -9,10 +9,10 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from ...core.scheduler.config import EngineRole
 from ..cost.host import GraphUnit
 from ..cost.passes.tokens import EXPERT_INDEPENDENCE
-from .table import Count, Engines, NoEffect, Positive, Spread, Table, sglang, trtllm, vllm
+from .table import Count, Engines, NoEffect, Positive, ScenarioTable, Spread, sglang, trtllm, vllm
 
 
-class Model(Table):
+class Model(ScenarioTable):
     target: Annotated[
         str, sglang("model-path N", by="model"), vllm("model N", by="model"), trtllm("model N", by="model")
     ] = Field(
@@ -57,7 +57,7 @@ class Model(Table):
     )
 
 
-class PoolHardware(Table):
+class PoolHardware(ScenarioTable):
     gpu: str | None = Field(default=None, description="GPU of the engines of this pool; default: hardware.gpu")
     tensor_parallel: Count | None = Field(default=None, description="default: hardware.tensor_parallel")
     attention_data_parallel: Count | None = Field(default=None, description="default: hardware.attention_data_parallel")
@@ -72,7 +72,7 @@ class PoolHardware(Table):
     )
 
 
-class Hardware(Table):
+class Hardware(ScenarioTable):
     gpu: Annotated[str, NoEffect("pools_have_their_own")] = Field(
         default="H100", description="A100, A100-40G, H100, H200, B200, B300, GB200, GB300, L4, L40S, RTX 4090, MI300X"
     )

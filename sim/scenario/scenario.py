@@ -14,11 +14,11 @@ from pydantic import Field
 from .engine_table import EngineTable
 from .hardware import Hardware, Model
 from .speculation import Acceptance, Speculation
-from .table import Count, Engines, NoEffect, Policy, Positive, Seconds, Table, sglang, trtllm, vllm
+from .table import Count, Engines, NoEffect, Policy, Positive, ScenarioTable, Seconds, sglang, trtllm, vllm
 from .workload import Clients, Workload
 
 
-class FrontEndTable(Table):
+class FrontEndTable(ScenarioTable):
     request_us: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
         default=None,
         description="time per request of the process that takes requests (HTTP, chat template), which serves them in "
@@ -58,7 +58,7 @@ class FrontEndTable(Table):
     )
 
 
-class RouterTable(Table):
+class RouterTable(ScenarioTable):
     policy: Annotated[Policy, NoEffect("router_is_unused")] = Field(
         default="least_loaded", description="how a replica is chosen: round_robin, least_loaded, prefix_aware, random"
     )
@@ -70,7 +70,7 @@ class RouterTable(Table):
     )
 
 
-class Disaggregation(Table):
+class Disaggregation(ScenarioTable):
     prefill: Annotated[
         Engines,
         NoEffect("not_disaggregated", says=0),
@@ -110,7 +110,7 @@ class Disaggregation(Table):
     fence_s: Seconds = Field(default=1.0, description="time until slots of an abandoned transfer are used again")
 
 
-class Slo(Table):
+class Slo(ScenarioTable):
     ttft_ms: Positive | None = Field(default=None, description="limit of the time to first token")
     tpot_ms: Positive | None = Field(default=None, description="limit of the time per output token after the first")
     e2el_ms: Positive | None = Field(default=None, description="limit of the end-to-end latency")
@@ -119,7 +119,7 @@ class Slo(Table):
     )
 
 
-class Scenario(Table):
+class Scenario(ScenarioTable):
     """Everything that a run depends on. The same scenario and seed give the same event log, byte for byte."""
 
     name: str = Field(default="default", description="name that reports show")

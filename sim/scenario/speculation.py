@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ...core.adaptive.interchange import table_schema
-from .table import Count, NoEffect, Share, Table, sglang, trtllm, vllm
+from .table import Count, NoEffect, ScenarioTable, Share, sglang, trtllm, vllm
 
 
-class Speculation(Table):
+class Speculation(ScenarioTable):
     algorithm: Annotated[
         str,
         sglang("speculative-algorithm N", "enable-multi-layer-eagle", by="speculation"),
@@ -69,7 +69,7 @@ class Speculation(Table):
     )
 
 
-class Regimes(Table):
+class Regimes(ScenarioTable):
     stretch_len: Count = Field(default=64, description="output tokens of a stretch; each stretch draws a level")
     shifts: list[float] = Field(default=[0.0], description="the levels, in standard deviations of quality")
     weights: list[Annotated[float, Field(ge=0)]] = Field(
@@ -77,7 +77,7 @@ class Regimes(Table):
     )
 
 
-class Acceptance(Table):
+class Acceptance(ScenarioTable):
     preset: str | None = Field(
         default=None, description="kind of text (chat, code, math, edit) or preset; default: chat (NGRAM: code)"
     )

@@ -78,7 +78,7 @@ def trtllm(*names: str, by: str = "", read: str = "integer", is_computed: bool =
     return Flags("trtllm", names, by, read, is_computed)
 
 
-class Table(BaseModel):
+class ScenarioTable(BaseModel):
     """A table of the scenario file: unknown keys, wrong types and NaN are refused."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from .table import Count, NoEffect, Positive, Rate, Seconds, Share, Table, Tokens
+from .table import Count, NoEffect, Positive, Rate, ScenarioTable, Seconds, Share, Tokens
 
 
-class Length(Table):
+class Length(ScenarioTable):
     kind: Literal["fixed", "uniform", "lognormal", "empirical"] = Field(
         default="fixed", description="distribution of the length in tokens"
     )
@@ -54,7 +54,7 @@ LENGTHS: dict[str, dict[str, Any]] = {
 }
 
 
-class Prefixes(Table):
+class Prefixes(ScenarioTable):
     groups: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default=1, description="number of shared prefixes")
     length: Tokens = Field(default=512, description="tokens of a shared prefix")
     zipf: Annotated[float, Field(ge=0, le=10), NoEffect("one_group")] = Field(
@@ -65,7 +65,7 @@ class Prefixes(Table):
 OF_TRACE, OF_CLIENTS = NoEffect("requests_are_of_the_trace"), NoEffect("clients_are_closed")
 
 
-class Workload(Table):
+class Workload(ScenarioTable):
     trace: str | None = Field(
         default=None,
         description="a file of recorded requests (docs/traces.md has the formats) instead of synthetic ones",
@@ -171,7 +171,7 @@ def _completed(given: Any, default: dict[str, Any]) -> Any:
     return (default if kind == "lognormal" else {}) | {"kind": kind} | given
 
 
-class Clients(Table):
+class Clients(ScenarioTable):
     deadline_s: Seconds | None = Field(default=None, description="time after which a client cancels")
     cancel_share: Share = Field(default=0.0, description="share of requests whose client leaves at a random moment")
     cancel_mean_s: Annotated[Seconds, NoEffect("no_client_leaves")] = Field(

@@ -19,7 +19,7 @@ MOST_SHED = 0.05  # of the requests, refused by a full queue: beyond that it is 
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OpenLoad:
     """The requests of an open loop, and how many of them were there at a time.
 
     Attributes:
@@ -146,7 +146,7 @@ def _accept_length(drafts: Sequence[int], steps: int) -> float:
     return 1 + sum(min(correct, steps) * count for correct, count in enumerate(drafts)) / rows if rows else 1.0
 
 
-def is_overloaded(load: Load) -> bool:
+def is_overloaded(load: OpenLoad) -> bool:
     """Return whether more was asked than can be served: full batches would not do it, requests became only more in the
     second half of the arrivals, or a bounded queue refused too many.
 

@@ -14,7 +14,7 @@ from ..assembly.rounds import round_of_run
 from ..load import length_notice
 from ..running.report import RunReport
 from ..scenario import Scenario
-from .capacity import ADAPTIVE, CHANCE, Load, is_overloaded, saturation
+from .capacity import ADAPTIVE, CHANCE, OpenLoad, is_overloaded, saturation
 
 
 def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
     return summary | {f"timeline_{key}": value for key, value in timeline.items()}
 
 
-def _load_of(report: RunReport, summary: Mapping[str, Any], timeline: Mapping[str, Any]) -> Load | None:
+def _load_of(report: RunReport, summary: Mapping[str, Any], timeline: Mapping[str, Any]) -> OpenLoad | None:
     """Return the load of an open loop; None for a closed one, whose clients wait, and for a part of a run."""
     table, last_s = report.assembly.scenario.workload, (report.last_arrival_ns or 0) / 1e9
     if not last_s or not report.complete:
@@ -62,7 +62,7 @@ def _load_of(report: RunReport, summary: Mapping[str, Any], timeline: Mapping[st
     steps = [key for key, share in summary.items() if key.startswith("rounds_at_steps_") and share]
     margin = (0.0 if is_asked else CHANCE / report.num_submitted**0.5) + (ADAPTIVE if len(steps) > 1 else 0.0)
     life_ms, waiting = summary["mean_e2el_ms"], [length or 0.0 for length in timeline["waiting"]]
-    return Load(
+    return OpenLoad(
         per_s=per_s,
         num_arrivals=report.num_submitted,
         num_shed=sum(count for reason, count in report.refusals.items() if reason.startswith("queue full")),

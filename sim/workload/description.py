@@ -16,7 +16,7 @@ import numpy as np
 
 from ...core.errors import ForedraftError
 from ...core.prompt import Prompt
-from .workload import Arrival
+from .workload import TimedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class ArrivalDescription:
     """When requests come.
 
     Attributes:
@@ -173,7 +173,7 @@ class Arrivals:
     tick_s: float | None
 
     @classmethod
-    def of(cls, times_ns: np.ndarray) -> Arrivals:
+    def of(cls, times_ns: np.ndarray) -> ArrivalDescription:
         span_ns = int(times_ns[-1] - times_ns[0])
         span_s = span_ns / 1e9
         if not span_ns:
@@ -221,7 +221,7 @@ class Description:
     """
 
     num_requests: int
-    arrivals: Arrivals
+    arrivals: ArrivalDescription
     prompt: Lengths
     output: Lengths
     length_correlation: float | None
@@ -249,7 +249,7 @@ class Columns:
     output_lens: np.ndarray
 
 
-def describe(workload: Iterable[Arrival], cache_tokens: Sequence[int] = ()) -> tuple[Description, Columns]:
+def describe(workload: Iterable[TimedRequest], cache_tokens: Sequence[int] = ()) -> tuple[Description, Columns]:
     """Describe an open-loop workload, with the hit rate of prefix caches of these sizes beside that of an infinite one.
 
     Raises ForedraftError if the workload has no requests, and what reading it raises.
@@ -268,12 +268,12 @@ def describe(workload: Iterable[Arrival], cache_tokens: Sequence[int] = ()) -> t
     if prompts.min() < prompts.max() and outputs.min() < outputs.max():
         correlation = float(np.corrcoef(_ranks(prompts), _ranks(outputs))[0, 1])
     described = Description(
-        len(times), Arrivals.of(times), Lengths.of(prompts), Lengths.of(outputs), correlation, meter.read(), len(sessions) or None
+        len(times), ArrivalDescription.of(times), Lengths.of(prompts), Lengths.of(outputs), correlation, meter.read(), len(sessions) or None
     )  # fmt: skip
     return described, Columns(times, prompts, outputs)
 
 
-def _noted(workload: Iterable[Arrival], columns: tuple[array[int], ...]) -> Iterator[Arrival]:
+def _noted(workload: Iterable[TimedRequest], columns: tuple[array[int], ...]) -> Iterator[TimedRequest]:
     times, prompts, outputs = columns
     for arrival in workload:
         times.append(arrival.time_ns or 0)

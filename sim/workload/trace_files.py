@@ -37,7 +37,7 @@ from ...observe.input_files import read_lines
 from .request_logs import READERS, LogProblem, read_log
 from .trace_cells import parse_counts, parse_date_times_ns, parse_json_counts, parse_json_numbers_ns, parse_numbers_ns
 from .trace_columns import ARRIVAL, OUTPUT, PROMPT, SESSION
-from .trace_layout import BLOCKS, DATE, UNITS, Layout, TraceError
+from .trace_layout import BLOCKS, DATE, UNITS, TraceError, TraceLayout
 
 Cell = TypeVar("Cell", str, Any)
 """What a column of a trace holds: text in CSV, any JSON value elsewhere."""
@@ -57,7 +57,7 @@ class TraceRows:
     sessions: list[str] | None = None
 
 
-def read_chunks(path: str, layout: Layout) -> Iterator[TraceRows]:
+def read_chunks(path: str, layout: TraceLayout) -> Iterator[TraceRows]:
     """Yield the rows of a file in chunks, checked, with times relative to its first row."""
     origin = last = None
     parse = _log_chunks if layout.format in READERS else _json_chunks if layout.is_json else _csv_chunks
@@ -78,7 +78,7 @@ def read_chunks(path: str, layout: Layout) -> Iterator[TraceRows]:
         raise TraceError(path, None, "no rows: the file ends after its header")
 
 
-def _log_chunks(path: str, layout: Layout, text_lines: Iterator[str]) -> Iterator[TraceRows]:
+def _log_chunks(path: str, layout: TraceLayout, text_lines: Iterator[str]) -> Iterator[TraceRows]:
     """Yield the requests of a server's log, which is read as a whole, in chunks by arrival."""
     try:
         rows = read_log(path, layout.format)
@@ -92,7 +92,7 @@ def _log_chunks(path: str, layout: Layout, text_lines: Iterator[str]) -> Iterato
         yield TraceRows(times, prompts, outputs, [row.line for row in part], sessions=sessions)
 
 
-def _csv_chunks(path: str, layout: Layout, text_lines: Iterator[str]) -> Iterator[TraceRows]:
+def _csv_chunks(path: str, layout: TraceLayout, text_lines: Iterator[str]) -> Iterator[TraceRows]:
     reader = csv.reader(text_lines)
     header = [column.strip() for column in next(reader)]
     columns = {role: header.index(column) for role, column in layout.columns.items()}
@@ -139,7 +139,7 @@ def _whole_rows(
 
 
 def _csv_chunk(
-    path: str, layout: Layout, cells: list[tuple[str, ...]], columns: Mapping[str, int], lines: list[int]
+    path: str, layout: TraceLayout, cells: list[tuple[str, ...]], columns: Mapping[str, int], lines: list[int]
 ) -> Iterator[TraceRows]:
     if layout.unit == DATE:
         times: Callable[[Sequence[str]], np.ndarray] = parse_date_times_ns
@@ -188,7 +188,7 @@ def _above_problem(
         raise problem
 
 
-def _json_chunks(path: str, layout: Layout, text_lines: Iterator[str]) -> Iterator[TraceRows]:
+def _json_chunks(path: str, layout: TraceLayout, text_lines: Iterator[str]) -> Iterator[TraceRows]:
     keys = list(layout.columns.values())
     if layout.unit == DATE:
         times: Callable[[Sequence[Any]], np.ndarray] = parse_date_times_ns
@@ -240,7 +240,7 @@ def _json_row(path: str, line: int, text: str, keys: Sequence[str], has_blocks: 
 
 def _prompts(
     path: str,
-    layout: Layout,
+    layout: TraceLayout,
     prompts: Sequence[Any],
     hash_ids: Sequence[list[Any]] | None,
     lines: list[int],

@@ -72,7 +72,7 @@ class TraceError(ForedraftError):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TraceLayout:
     """How a file is read.
 
     format:     one of `FORMATS`
@@ -105,7 +105,7 @@ class TraceOptions:
 AS_IT_SAYS = TraceOptions()
 
 
-def resolve_layout(path: str, options: TraceOptions = AS_IT_SAYS) -> Layout:
+def resolve_layout(path: str, options: TraceOptions = AS_IT_SAYS) -> TraceLayout:
     """Return the layout by the file's first lines and by what the scenario says. Raises TraceError, and ConfigError
     for a file that cannot be read."""
     first = first_line(path)
@@ -115,7 +115,7 @@ def resolve_layout(path: str, options: TraceOptions = AS_IT_SAYS) -> Layout:
         if given or options.time_unit != "auto":
             message = f"{name} has no columns: leave workload.columns and workload.time_unit out"
             raise TraceError(path, None, message)
-        return Layout(name)
+        return TraceLayout(name)
     notes = []
     if name in ("csv", "jsonl"):
         found = ", ".join(f"{columns[role]!r} as {role}" for role in (*ROLES, BLOCKS) if role in columns)
@@ -127,7 +127,7 @@ def resolve_layout(path: str, options: TraceOptions = AS_IT_SAYS) -> Layout:
     block_size = _block_size([(length, blocks) for _, length, blocks in seen])
     if block_size != BLOCK_SIZES[0]:
         notes.append(f"blocks of {block_size} tokens, by the number of hash_ids")
-    return Layout(name, columns, unit, block_size, tuple(notes))
+    return TraceLayout(name, columns, unit, block_size, tuple(notes))
 
 
 def first_line(path: str) -> str:

@@ -13,8 +13,8 @@ from ...core.draws import Purpose, uniform
 from ...core.prompt import Prompt
 from .conversations import block_names
 from .trace_files import TraceRows, read_chunks
-from .trace_layout import AS_IT_SAYS, BLOCKS, Layout, TraceOptions, resolve_layout
-from .workload import Arrival
+from .trace_layout import AS_IT_SAYS, BLOCKS, TraceLayout, TraceOptions, resolve_layout
+from .workload import TimedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class TraceSummary:
 
 @dataclass(frozen=True, slots=True)
 class TraceSource:
-    """A trace file as a workload; iterating it yields `Arrival`s in order of time.
+    """A trace file as a workload; iterating it yields `TimedRequest`s in order of time.
 
     path:       the file
     options:    its format, columns and unit of time, as far as a scenario gives them
@@ -54,12 +54,12 @@ class TraceSource:
     resample_s: float | None = None
     seed: int = 0
 
-    def __iter__(self) -> Iterator[Arrival]:
+    def __iter__(self) -> Iterator[TimedRequest]:
         if self.resample_s is not None:
             return self._resampled(self.resample_s)
         return self._as_it_is()
 
-    def _resampled(self, window_s: float) -> Iterator[Arrival]:
+    def _resampled(self, window_s: float) -> Iterator[TimedRequest]:
         """Yield the requests of windows drawn from the trace, which ends where it begins. The windows begin anywhere,
         each with the same probability (a circular block bootstrap: Politis and Romano 1992)."""
         rows = list(replace(self, rate_scale=1.0, limit=None, resample_s=None))
@@ -83,7 +83,7 @@ class TraceSource:
                 yield replace(rows[i], time_ns=time_ns, row=number)
                 number += 1
 
-    def _as_it_is(self) -> Iterator[Arrival]:
+    def _as_it_is(self) -> Iterator[TimedRequest]:
         start_ns, stop_ns = self._bounds_ns
         left = self.limit
         row = 0
@@ -105,11 +105,11 @@ class TraceSource:
         """Whether the rows say what their prompts contain; reads the first lines."""
         return BLOCKS in self.layout().columns
 
-    def layout(self) -> Layout:
+    def layout(self) -> TraceLayout:
         """Return how the file is read. Raises TraceError."""
         return resolve_layout(str(self.path), self.options)
 
-    def _block_names(self, layout: Layout) -> dict[int, int]:
+    def _block_names(self, layout: TraceLayout) -> dict[int, int]:
         """Return the names of block ids that are also those of outputs."""
         if BLOCKS not in layout.columns:
             return {}
@@ -156,7 +156,7 @@ class TraceSource:
         stop_ns: int | None,
         names: dict[int, int],
         block_size: int,
-    ) -> Iterator[Arrival]:
+    ) -> Iterator[TimedRequest]:
         which = _kept(chunk, start_ns, stop_ns)
         times = chunk.times_ns[which] - start_ns
         if self.rate_scale != 1.0:
@@ -176,7 +176,7 @@ class TraceSource:
                 ids = [names.get(block) or block for block in hash_ids[i]]
                 prompt = Prompt.of_blocks(ids, block_size, prompt_len)
             session = sessions[i] or None if sessions is not None else None
-            yield Arrival(time_ns, prompt, output_len, session, 0, first_row + i)
+            yield TimedRequest(time_ns, prompt, output_len, session, 0, first_row + i)
 
 
 def _kept(chunk: TraceRows, start_ns: int, stop_ns: int | None) -> np.ndarray:

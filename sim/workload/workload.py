@@ -1,4 +1,4 @@
-"""Synthetic workloads: arrival times × lengths × shared prefixes, as a stream of `Arrival`s.
+"""Synthetic workloads: arrival times × lengths × shared prefixes, as a stream of `TimedRequest`s.
 
 Every property of request i is drawn by key (seed, purpose, i): a longer workload begins with the shorter one, and a
 change of one distribution moves nothing else. Requests are made in chunks of some thousand, which bounds memory.
@@ -18,7 +18,7 @@ from .lengths import LengthDistribution, SharedPrefixes
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TimedRequest:
     """One request.
 
     time_ns:    arrival, integer nanoseconds from the workload's start; None in a closed loop, where the next free
@@ -44,7 +44,7 @@ CHUNK_REQUESTS = 8192
 
 @dataclass(frozen=True, slots=True)
 class SyntheticWorkload:
-    """Iterating yields `Arrival`s, in order of time or, without `arrivals`, for a closed loop (`time_ns` None).
+    """Iterating yields `TimedRequest`s, in order of time or, without `arrivals`, for a closed loop (`time_ns` None).
 
     prompt_len:       tokens of a prompt, shared prefix included
     output_len:       tokens that a request emits
@@ -67,13 +67,13 @@ class SyntheticWorkload:
     urgent_share: float = 0.0
     seed: int = 0
 
-    def __iter__(self) -> Iterator[Arrival]:
+    def __iter__(self) -> Iterator[TimedRequest]:
         first = 0
         for times, count in self._time_chunks():
             yield from self.make(first, count, times)
             first += count
 
-    def make(self, first: int, count: int, times_ns: np.ndarray | None = None) -> list[Arrival]:
+    def make(self, first: int, count: int, times_ns: np.ndarray | None = None) -> list[TimedRequest]:
         """Make the requests first … first + count − 1, at these times (int64 [count])."""
         index = np.arange(first, first + count, dtype=np.uint64)
         prompt_lens = self.prompt_len.draw(self.seed, Purpose.LENGTH, index)
@@ -88,7 +88,7 @@ class SyntheticWorkload:
         else:
             priorities = [0] * count
         return [
-            Arrival(time_ns, prompt, output_len, None, priority, row)
+            TimedRequest(time_ns, prompt, output_len, None, priority, row)
             for time_ns, prompt, output_len, priority, row in zip(
                 times, prompts, output_lens, priorities, range(first, first + count), strict=True
             )

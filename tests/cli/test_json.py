@@ -13,7 +13,7 @@ import typer
 from foredraft.cli.app import app
 from foredraft.cli.simulation.schema import DOCUMENTS, WITHOUT, documents_of
 from foredraft.observe.output_files import Document
-from foredraft.planning.trial import Trial
+from foredraft.planning.trial import RunOutcome
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW = ("--set", "workload.num_requests=20", "--quiet")
@@ -69,7 +69,7 @@ class Speeds:
         self.jobs.append(job)
 
     def next_ended(self):
-        return self.jobs.pop(), Trial("done", "", SHORT)
+        return self.jobs.pop(), RunOutcome("done", "", SHORT)
 
     def close(self) -> None:
         pass

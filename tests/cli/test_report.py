@@ -147,7 +147,7 @@ def pages(made, tmp_path_factory) -> dict[str, Path]:
 
 
 def test_percentiles_of_the_curves_are_those_of_all_requests(made):
-    one = figures.Run(made["run"])
+    one = figures.StoredRun(made["run"])
     for name in ("ttft", "tpot", "e2el"):
         for share, key in ((0.5, "median"), (0.9, "p90"), (0.99, "p99")):
             place = figures.run.CURVE_SHARES.index(share)
@@ -156,7 +156,7 @@ def test_percentiles_of_the_curves_are_those_of_all_requests(made):
 
 
 def test_figures_show_every_round_and_row_once(made):
-    one = figures.Run(made["run"])
+    one = figures.StoredRun(made["run"])
     assert one.rounds_by_batch().sum() == one.summary["decode_rounds"]
     bars = figures.steps_by_batch(one).data
     assert np.sum([bar.y for bar in bars], axis=0) == pytest.approx(1, abs=1e-3)
@@ -216,7 +216,7 @@ def test_the_frontier_has_the_candidates_of_the_answer(made):
 
 
 def test_a_waterfall_adds_up_to_the_round(made):
-    run, plain = (figures.Run(made[name]) for name in ("run", "plain"))
+    run, plain = (figures.StoredRun(made[name]) for name in ("run", "plain"))
     parts, whole = figures.round_waterfall(run).data
     assert (whole.base, whole.y) == ((0.0,), ("round",)) and parts.y[-1].startswith("host")
     ends = [start + length for start, length in zip(parts.base, parts.x, strict=True)][:-1]
@@ -241,7 +241,7 @@ def test_two_runs_stand_side_by_side(command, refused, made, tmp_path):
     assert len(figures.batch_of_two(made["plain"], made["run"]).data) == 2
     page = page_of(made["plain"], made["run"])
     numbers = {row[0]: row[1:] for row in page.tables[0].rows}
-    was, is_now = (figures.Run(made[name]).summary["mean_tpot_ms"] for name in ("plain", "run"))
+    was, is_now = (figures.StoredRun(made[name]).summary["mean_tpot_ms"] for name in ("plain", "run"))
     assert numbers["mean TPOT, ms"][2] == f"{is_now / was - 1:+.1%}"
     assert ["speculation.algorithm", "NONE", "EAGLE3"] in page.tables[1].rows and not page.notices
     assert "is no run of simulate --out" in refused("report", made["run"], made["sweep"])

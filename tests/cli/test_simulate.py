@@ -14,7 +14,7 @@ import pyarrow.parquet as parquet
 import pytest
 from foredraft.cli.progress import simulation_progress
 from foredraft.core.model_shape import known_models
-from foredraft.sim.running.report import Progress
+from foredraft.sim.running.report import RunProgress
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario.scenario_text import toml_value
 from foredraft.sim.scenario_file import flat_items, load_scenario
@@ -166,7 +166,7 @@ def test_a_long_run_says_where_it_is_in_a_log(monkeypatch, capsys):
     monkeypatch.setattr(time, "monotonic", lambda: next(clock_s))
     with simulation_progress(quiet=False) as show:
         for ended in (1, 2, 3, 4):
-            show(Progress(3_725_000_000_000, 10, ended, 2200, 5000 if ended == 2 else None))
+            show(RunProgress(3_725_000_000_000, 10, ended, 2200, 5000 if ended == 2 else None))
     assert capsys.readouterr().err.splitlines() == [
         "simulated 1:02:05, 2 of 5,000 requests, 200 rounds/s",
         "simulated 1:02:05, 4 requests, 100 rounds/s",

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("plotly", reason="the extra `report` is not installed")
 
 import plotly.graph_objects as go
-from foredraft.observe.figures.labels import AROUND_PX, LINE_PX, End, distinct_parts, label_ends
+from foredraft.observe.figures.labels import AROUND_PX, LINE_PX, LineEnd, distinct_parts, label_ends
 
 COLOUR = "#3b82f6"
 
@@ -17,7 +17,7 @@ COLOUR = "#3b82f6"
 def labelled(ys: list[float], names: list[str] | None = None) -> go.Figure:
     made = go.Figure(layout={"height": 360})
     names = names or [f"line {place}" for place in range(len(ys))]
-    label_ends(made, [End(name, COLOUR, 10.0, y) for name, y in zip(names, ys, strict=True)], (0, 10), (0, 100))
+    label_ends(made, [LineEnd(name, COLOUR, 10.0, y) for name, y in zip(names, ys, strict=True)], (0, 10), (0, 100))
     return made
 
 

@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 from foredraft.core.contract.events import Planned
-from foredraft.observe.perfetto import PerfettoTrace, TraceError
+from foredraft.observe.perfetto import PerfettoError, PerfettoTrace
 from observed_run import recorded_events
 
 
@@ -74,5 +74,5 @@ def test_large_traces_are_written_as_they_grow(tmp_path):
 def test_an_empty_trace_is_json_and_a_bad_path_is_named(tmp_path):
     PerfettoTrace(tmp_path / "trace.json").close()
     assert load(tmp_path / "trace.json")[1] == []
-    with pytest.raises(TraceError, match="cannot be written"):
+    with pytest.raises(PerfettoError, match="cannot be written"):
         PerfettoTrace(tmp_path / "no" / "trace.json")

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from foredraft.planning.candidates.candidate import make_candidates
 from foredraft.planning.confidence.comparison import SPEED_UP_BATCHES, ModelErrors, about_speed_ups, speed_up_error
-from foredraft.planning.confidence.model_error import Curve
+from foredraft.planning.confidence.model_error import LimitCurve
 from foredraft.planning.confidence.ranked import Ranked
-from foredraft.planning.search.judge import Finding
+from foredraft.planning.search.judge import SearchFinding
 from foredraft.planning.slo import parse_slo
 from foredraft.sim.cost.published.evidence import NOTHING, TPOT, published_errors
 from foredraft.sim.scenario_file import scenario_with
 
 LIMITS = parse_slo("ttft_p99<1s,tpot_p99<50ms")
 SUMMARY = {"mean_ttft_ms": 100.0, "mean_tpot_ms": 10.0, "mean_output_tokens": 200.0, "mean_running": 8.0, "replicas": 1}
-STEEP = Curve.of(
+STEEP = LimitCurve.of(
     {load: [-9.0, 50 * math.log(load / 10)] for load in (9.0, 9.9, 10.1, 11.0)}
 )  # loads follow times by 1.02
 TABLES = {"hardware": {"server": "vllm-0.18", "kernels": "roofline"}, "model": {"target": "llama-3.1-8b"}}
@@ -27,7 +27,7 @@ TABLES = {"hardware": {"server": "vllm-0.18", "kernels": "roofline"}, "model": {
 def errors_and_candidates(tried, server="vllm-0.18") -> tuple[ModelErrors, list[Ranked]]:
     scenario = scenario_with(TABLES, {"hardware.server": server})
     candidates = make_candidates(scenario, tried, None)
-    found = Finding(10.0, summary=SUMMARY, tightest=LIMITS[1], excess=0.97)
+    found = SearchFinding(10.0, summary=SUMMARY, tightest=LIMITS[1], excess=0.97)
     return ModelErrors(scenario, LIMITS), [Ranked(one, found, one.gpus_per_unit, 10.0) for one in candidates]
 
 
@@ -60,7 +60,7 @@ def test_without_published_points_gpus_are_apart_by_an_order_of_magnitude():
 
 def test_loads_that_follow_times_more_are_less_sure():
     errors, (best, other) = errors_and_candidates(STEPS)
-    flat = Curve.of({load: [-9.0, 0.5 * math.log(load / 10)] for load in (5.0, 9.9, 10.1, 20.0)})
+    flat = LimitCurve.of({load: [-9.0, 0.5 * math.log(load / 10)] for load in (5.0, 9.9, 10.1, 20.0)})
     assert errors.compare(best, other, (flat, flat)).half_width == pytest.approx(
         3 / 1.02 * errors.compare(best, other, (STEEP, STEEP)).half_width, rel=0.02
     )

@@ -9,10 +9,10 @@ from foredraft.planning.answers.bill import bill_of
 from foredraft.planning.candidates.candidate import make_candidates
 from foredraft.planning.confidence.ranked import Ranked
 from foredraft.planning.demand.hours import Day, busiest_hour, replicas_by_hour
-from foredraft.planning.demand.question import Question
+from foredraft.planning.demand.question import PlanQuestion
 from foredraft.planning.demand.trace_part import TracePart
 from foredraft.planning.plan import Plan
-from foredraft.planning.search.judge import Finding
+from foredraft.planning.search.judge import SearchFinding
 from foredraft.planning.slo import parse_slo
 from foredraft.sim.scenario_file import scenario_with
 
@@ -63,9 +63,9 @@ def test_a_replica_is_planned_for_the_busiest_hour(tmp_path: Path):
 def test_a_bill_is_the_price_of_the_gpus_over_the_output_tokens():
     scenario = scenario_with({}, {"workload.rate": 4.0})
     [candidate] = make_candidates(scenario, {"speculation.steps": [1]}, None)
-    plan = Plan(scenario, [candidate], Question(parse_slo("ttft_p99<1s"), None, None, range(2), 400))
+    plan = Plan(scenario, [candidate], PlanQuestion(parse_slo("ttft_p99<1s"), None, None, range(2), 400))
     summary = {"mean_input_tokens": 300.0, "mean_output_tokens": 100.0}
-    item = Ranked(candidate, Finding(10.0, summary=summary), 2, 10.0)
+    item = Ranked(candidate, SearchFinding(10.0, summary=summary), 2, 10.0)
     bill = bill_of(plan, item, 3.6)  # 2 GPUs: 0.002 a second, for 1,000 output tokens
     assert bill.planned == pytest.approx(2.0) and bill.month == pytest.approx(7.2 * 730)
     assert bill.own == pytest.approx(5.0)  # at 4 instead of 10 requests/s
@@ -75,5 +75,5 @@ def test_a_bill_is_the_price_of_the_gpus_over_the_output_tokens():
 def test_a_load_of_a_trace_is_a_multiple_of_its_mean_rate(tmp_path: Path):
     part = day(tmp_path)
     [candidate] = make_candidates(part.scenario, {"speculation.steps": [1]}, None)
-    plan = Plan(part.scenario, [candidate], Question(parse_slo("ttft_p99<1s"), None, None, range(2), None))
+    plan = Plan(part.scenario, [candidate], PlanQuestion(parse_slo("ttft_p99<1s"), None, None, range(2), None))
     assert plan.requests_per_s(2.0) == pytest.approx(2 * 469 / 10_800, rel=1e-4)

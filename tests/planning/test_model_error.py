@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from foredraft.planning.candidates.candidate import base_tables, make_candidates
 from foredraft.planning.confidence.comparison import curve_of, curve_of_counts
-from foredraft.planning.confidence.model_error import Curve, Errors, count_range, load_range
-from foredraft.planning.demand.question import Question
+from foredraft.planning.confidence.model_error import LimitCurve, SimulationErrors, count_range, load_range
+from foredraft.planning.demand.question import PlanQuestion
 from foredraft.planning.plan import Plan
 from foredraft.planning.search.counts import least_count
-from foredraft.planning.search.judge import Finding
+from foredraft.planning.search.judge import SearchFinding
 from foredraft.planning.search.loads import greatest_load
 from foredraft.planning.search.running import run_searches
 from foredraft.planning.slo import parse_slo
@@ -37,7 +37,7 @@ def queue_ms(load: float, longer: float = 1.0) -> float:
     return longer * SERVICE_MS / (1 - busy) if busy < 1 else math.inf
 
 
-def search(time_ms: Callable[[float], float], start: float = 50.0, tolerance: float = 0.03) -> Finding:
+def search(time_ms: Callable[[float], float], start: float = 50.0, tolerance: float = 0.03) -> SearchFinding:
     service = Service(lambda run: trial(time_ms(run["load"])))
     ((_, found),) = run_searches({0: greatest_load({}, "load", start, LIMIT, range(2), tolerance)}, service)
     return found
@@ -51,7 +51,7 @@ def test_the_range_is_what_a_service_with_other_times_holds(longer: float, start
     rough = search(lambda load: 0.9 * queue_ms(load), 20.0, 0.1)
     curve = curve_of(found, rough, 1.0, 1.0)
     ends = Interval(min(1.0, longer), max(1.0, longer))
-    low, high = load_range(curve, found.value, Errors(ends, (ends,)))
+    low, high = load_range(curve, found.value, SimulationErrors(ends, (ends,)))
     least, most = (search(lambda load, end=end: queue_ms(load, end)).value for end in (ends.high, ends.low))
     assert low == pytest.approx(least, rel=0.1)  # beyond the loads that were searched
     assert high == pytest.approx(most, rel=0.05)
@@ -59,8 +59,8 @@ def test_the_range_is_what_a_service_with_other_times_holds(longer: float, start
 
 def test_the_first_round_gives_the_shape_beyond_the_last():
     """Its runs hold more, since they are shorter; what it says is by how much the latency falls at half the load."""
-    fine = Curve.of({load: [math.log(load / 10)] for load in (9.9, 10.1)})
-    rough = Curve.of(
+    fine = LimitCurve.of({load: [math.log(load / 10)] for load in (9.9, 10.1)})
+    rough = LimitCurve.of(
         {load: [0.5 * math.log(load / 10) - 0.3] for load in (2.0, 5.0, 9.0, 12.0, 40.0)} | {50.0: [math.inf]}
     )
     curve = fine.extended(rough, math.log(9.9))
@@ -74,7 +74,9 @@ def test_the_first_round_gives_the_shape_beyond_the_last():
 
 def test_a_latency_may_be_longer_where_passes_are_right():
     found = search(lambda load: load**2)
-    low, high = load_range(curve_of(found, None, 1.0, 1.0), found.value, Errors(SURE, (Interval(0.81, 1.21),)))
+    low, high = load_range(
+        curve_of(found, None, 1.0, 1.0), found.value, SimulationErrors(SURE, (Interval(0.81, 1.21),))
+    )
     assert found.value == pytest.approx(10.0, rel=0.01)
     assert (low, high) == (pytest.approx(10 / 1.1, rel=0.03), pytest.approx(10 / 0.9, rel=0.03))
 
@@ -84,7 +86,7 @@ def test_the_limit_that_is_met_first_decides():
     tried = {
         load: [2 * math.log(load / 10), 2 * math.log(load / 10) + math.log(0.9)] for load in (5.0, 9.9, 10.1, 14.0)
     }
-    low, high = load_range(Curve.of(tried), 10.0, Errors(SURE, (SURE, Interval(1.0, 1.3))))
+    low, high = load_range(LimitCurve.of(tried), 10.0, SimulationErrors(SURE, (SURE, Interval(1.0, 1.3))))
     assert low == pytest.approx(10 / math.sqrt(0.9 * 1.3), rel=0.01)
     assert high == pytest.approx(10.0)
 
@@ -95,9 +97,9 @@ def test_no_load_may_hold():
     found = search(lambda load: 90.0 if load < 10 else math.inf)
     assert found.value == pytest.approx(10, rel=0.03)
     curve = curve_of(found, None, 1.0, 1.0)
-    low, high = load_range(curve, found.value, Errors(SURE, (Interval(0.5, 1.3),)))
+    low, high = load_range(curve, found.value, SimulationErrors(SURE, (Interval(0.5, 1.3),)))
     assert (low, high) == (0.0, pytest.approx(found.value))
-    assert load_range(curve, found.value, Errors(Interval(0.8, 1.25), (SURE,))) == pytest.approx(
+    assert load_range(curve, found.value, SimulationErrors(Interval(0.8, 1.25), (SURE,))) == pytest.approx(
         (0.8 * found.value, 1.25 * found.value)
     )
 
@@ -106,7 +108,7 @@ def test_no_load_may_hold():
 def test_the_engines_are_those_that_a_service_with_other_times_needs(longer: float):
     load = 890.0
 
-    def needed(time_ms: Callable[[float], float]) -> Finding:
+    def needed(time_ms: Callable[[float], float]) -> SearchFinding:
         service = Service(lambda run: trial(time_ms(load / run["engines"])))
         ((_, found),) = run_searches({0: least_count({}, "engines", 9, 1, LIMIT, [0, 1], most=64)}, service)
         return found
@@ -116,26 +118,26 @@ def test_the_engines_are_those_that_a_service_with_other_times_needs(longer: flo
     ends = Interval(min(1.0, longer), max(1.0, longer))
     least, most = (needed(lambda load, end=end: queue_ms(load, end)).value for end in ends)
     assert found.value == 10
-    assert count_range(curve, load, 1, Errors(ends, (ends,))) == (least, most)
-    flat = Curve.of({load / 10: [-0.1], load / 9: [math.inf]})
-    assert count_range(flat, load, 1, Errors(SURE, (Interval(1.0, 2.0),)))[1] is None
+    assert count_range(curve, load, 1, SimulationErrors(ends, (ends,))) == (least, most)
+    flat = LimitCurve.of({load / 10: [-0.1], load / 9: [math.inf]})
+    assert count_range(flat, load, 1, SimulationErrors(SURE, (Interval(1.0, 2.0),)))[1] is None
 
 
 def test_loads_follow_times_as_much_as_the_curve_says():
     for power in (0.5, 1.0, 3.0):
-        curve = Curve.of({load: [power * math.log(load / 10)] for load in (2.0, 5.0, 9.9, 10.1, 20.0)})
+        curve = LimitCurve.of({load: [power * math.log(load / 10)] for load in (2.0, 5.0, 9.9, 10.1, 20.0)})
         assert curve.sensitivity(1) == pytest.approx(1 + 1 / power, rel=0.01)
-    assert Curve.of({10.0: [-0.5], 11.0: [math.inf]}).sensitivity(1) == pytest.approx(1.0)
+    assert LimitCurve.of({10.0: [-0.5], 11.0: [math.inf]}).sensitivity(1) == pytest.approx(1.0)
 
 
 def test_each_limit_has_the_interval_of_its_time():
     factors = {TPOT: Interval(0.9, 1.1), TTFT: Interval(0.6, 1.5), REQUEST: Interval(0.8, 1.2)}
     objectives = parse_slo("ttft_p99<1s,tpot_mean<9ms,itl_p50<9ms,e2el_p90<9s")
-    found = Errors.of(factors, objectives)
+    found = SimulationErrors.of(factors, objectives)
     assert found.passes == factors[TPOT]
     assert found.latencies == (factors[TTFT], factors[TPOT], factors[TPOT], factors[REQUEST])
     del factors[TTFT]
-    assert Errors.of(factors, objectives).latencies[0] == factors[TPOT]
+    assert SimulationErrors.of(factors, objectives).latencies[0] == factors[TPOT]
 
 
 @pytest.mark.slow
@@ -149,16 +151,16 @@ def test_the_range_is_what_a_plan_with_longer_passes_finds(monkeypatch):
     limits, longer = parse_slo("ttft_p99<1s,tpot_p99<40ms"), Interval(1.0, 1.15)
 
     def plan() -> Plan:
-        whole = Plan(scenario, make_candidates(scenario, tried, None), Question(limits, None, None, range(2), None))
+        whole = Plan(scenario, make_candidates(scenario, tried, None), PlanQuestion(limits, None, None, range(2), None))
         for _ in whole.run(Service(lambda run: run_trial(base_tables(scenario), run))):
             pass
         return whole
 
     right = plan()
     estimated = {
-        index: load_range(curve_of(found, right.rough[index], 1.0, 1.0), found.value, Errors(longer, (longer, longer)))[
-            0
-        ]
+        index: load_range(
+            curve_of(found, right.rough[index], 1.0, 1.0), found.value, SimulationErrors(longer, (longer, longer))
+        )[0]
         for index, found in right.fine.items()
     }
     usual = Evidence.factor.func

@@ -14,15 +14,15 @@ from foredraft.planning.answers.ranking import rank_candidates
 from foredraft.planning.candidates.candidate import make_candidates
 from foredraft.planning.confidence.comparison import ModelErrors
 from foredraft.planning.confidence.ranked import Ranked
-from foredraft.planning.demand.question import Question
+from foredraft.planning.demand.question import PlanQuestion
 from foredraft.planning.grid import parse_grid
 from foredraft.planning.plan import PAIRS, Plan
-from foredraft.planning.search.judge import Finding
+from foredraft.planning.search.judge import SearchFinding
 from foredraft.planning.search.loads import greatest_load
-from foredraft.planning.search.pace import Pace
+from foredraft.planning.search.pace import SearchPace
 from foredraft.planning.search.running import run_searches
-from foredraft.planning.trial import Trial
-from foredraft.sim.cost.published.evidence import Difference
+from foredraft.planning.trial import RunOutcome
+from foredraft.sim.cost.published.evidence import LogDifference
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with
 from known_service import LIMIT, Service, compare_within, noise, trial
@@ -48,32 +48,32 @@ def test_prefill_and_decode_together_and_apart_are_one_question():
 
 def test_the_time_left_of_a_long_search_is_no_less_than_what_it_took():
     """Before a search of a round has ended, its usual number of runs says little."""
-    pace = Pace(rounds=("third",), round="third")
+    pace = SearchPace(rounds=("third",), round="third")
     pace.begin("third", 1)
     left = []
     for _ in range(30):
-        pace.note(Trial("done", wall_s=3.0))
+        pace.note(RunOutcome("done", wall_s=3.0))
         left.append(pace.left_s(1))
     assert left[0] == 7 * 3.0 and left[-1] == 30 * 3.0
     assert min(left) > 9.0, "it never stays at the time of one run"
 
 
 def test_the_time_left_follows_the_runs_that_have_ended():
-    pace = Pace()
+    pace = SearchPace()
     assert pace.left_s(1) is None
     pace.begin("first", 4)
     for _ in range(6):
-        pace.note(Trial("done", wall_s=2.0))
+        pace.note(RunOutcome("done", wall_s=2.0))
     first = pace.left_s(1)
     assert first is not None and first > 18 * 2.0  # of this round alone
     assert pace.left_s(4) == pytest.approx(first / 4)
     pace.ended["first"] = 4
     pace.begin("second", 2)
-    pace.note(Trial("done", wall_s=8.0))
+    pace.note(RunOutcome("done", wall_s=8.0))
     second = pace.left_s(1)
     pace.begin("third", 2)
     pace.ended["second"], pace.ended["third"] = 2, 2
-    pace.note(Trial("done", wall_s=8.0))
+    pace.note(RunOutcome("done", wall_s=8.0))
     assert second is not None and pace.left_s(1) == 0 < second
 
 
@@ -98,9 +98,9 @@ def capacity_of(settings: Mapping[str, Any]) -> float:
     return 2.0 + 2.0 * min(steps, 3) - 2.5 * max(steps - 3, 0)
 
 
-def toy(settings: Mapping[str, Any]) -> Trial:
+def toy(settings: Mapping[str, Any]) -> RunOutcome:
     if settings.get("speculation.steps") == 4:
-        return Trial("refused", "no room")
+        return RunOutcome("refused", "no room")
     load = settings["workload.rate"] / settings.get("hardware.replicas", 1)
     return trial(100 * (load / capacity_of(settings)) ** 2, output_throughput=1000.0, mean_output_tokens=100.0)
 
@@ -108,7 +108,7 @@ def toy(settings: Mapping[str, Any]) -> Trial:
 def plan_of(load: float | None, gpus: int | None) -> tuple[Plan, Service]:
     tried = {"speculation.algorithm": ["NONE", "EAGLE3"], "speculation.steps": [1, 2, 3, 4, 5]}
     candidates = make_candidates(Scenario(), tried, gpus)
-    whole = Plan(Scenario(), candidates, Question(LIMIT, load, gpus, range(2), 400))
+    whole = Plan(Scenario(), candidates, PlanQuestion(LIMIT, load, gpus, range(2), 400))
     compare_within(whole, 0.05)
     service = Service(toy)
     for _ in whole.run(service):
@@ -139,12 +139,12 @@ def test_candidates_are_compared_seed_by_seed():
     """Seeds differ by 10 %, but by the same for every candidate: so 4 % fewer requests/s are told apart by 4 seeds."""
     speed = {1: 8.0, 2: 7.7, 3: 7.0}
 
-    def answer(settings: Mapping[str, Any]) -> Trial:
+    def answer(settings: Mapping[str, Any]) -> RunOutcome:
         own = speed[settings["speculation.steps"]] * math.exp(0.1 * noise(settings["seed"]))
         return trial(100 * (settings["workload.rate"] / own) ** 2, mean_output_tokens=1.0)
 
     candidates = make_candidates(Scenario(), {"speculation.steps": [1, 2, 3]}, None)
-    whole = Plan(Scenario(), candidates, Question(LIMIT, None, None, range(48), 400))
+    whole = Plan(Scenario(), candidates, PlanQuestion(LIMIT, None, None, range(48), 400))
     compare_within(whole, 0.0)
     service = Service(answer)
     rounds = [name for name, _, _ in whole.run(service)]
@@ -178,12 +178,12 @@ def test_a_plan_on_a_whole_trace_drops_candidates_on_its_slices(tmp_path: Path):
     candidates = make_candidates(scenario, {"speculation.steps": list(range(1, 13))}, None)
     capacity = {steps: 3.0 - 0.08 * abs(steps - 6) ** 1.5 for steps in range(1, 13)}
 
-    def answer(settings: Mapping[str, Any]) -> Trial:
+    def answer(settings: Mapping[str, Any]) -> RunOutcome:
         own = capacity[settings["speculation.steps"]] * math.exp(0.005 * noise(settings["seed"]))
         own *= 1.0 if "workload.num_requests" in settings else 1.3
         return trial(100 * (settings["workload.rate_scale"] / own) ** 3, output_throughput=1.0)
 
-    whole = Plan(scenario, candidates, Question(LIMIT, None, None, range(4), None))
+    whole = Plan(scenario, candidates, PlanQuestion(LIMIT, None, None, range(4), None))
     compare_within(whole, 0.07)
     service = Service(answer)
     for _ in whole.run(service):
@@ -223,7 +223,7 @@ def test_a_load_beyond_the_given_gpus_holds_nowhere():
 def test_a_plan_with_prices_takes_the_cheapest_gpus():
     """One engine on the dear GPU serves as much as 1.5 on the cheap one, and costs three times as much."""
 
-    def answer(settings: Mapping[str, Any]) -> Trial:
+    def answer(settings: Mapping[str, Any]) -> RunOutcome:
         capacity = 6.0 if settings["hardware.gpu"] == "H200" else 4.0
         load = settings["workload.rate"] / settings.get("hardware.replicas", 1)
         return trial(100 * (load / capacity) ** 2, output_throughput=1.0, mean_output_tokens=1.0)
@@ -232,7 +232,7 @@ def test_a_plan_with_prices_takes_the_cheapest_gpus():
     candidates = make_candidates(Scenario(), tried, None)
     found = {}
     for prices in ({}, {"H100": 1.0, "H200": 3.0}):
-        whole = Plan(Scenario(), candidates, Question(LIMIT, 11.0, None, range(2), 400, prices))
+        whole = Plan(Scenario(), candidates, PlanQuestion(LIMIT, 11.0, None, range(2), 400, prices))
         compare_within(whole, 0.05)
         for _ in whole.run(Service(answer)):
             pass
@@ -252,7 +252,7 @@ def test_a_tie_is_a_ratio_within_the_error_of_the_comparison(
     monkeypatch, mean: float, half_width: float, is_equal: bool
 ):
     """Of 2 steps, which hold 6 where 3 steps hold 8. `mean`: of the error of log(load of the best / its load)."""
-    monkeypatch.setattr(ModelErrors, "compare", lambda *_: Difference(mean, half_width))
+    monkeypatch.setattr(ModelErrors, "compare", lambda *_: LogDifference(mean, half_width))
     whole, _ = plan_of(None, None)
     best, second = rank_candidates(whole)[:2]
     assert (second.candidate.name, second.equal) == ("EAGLE3, 2 steps", is_equal)
@@ -271,10 +271,10 @@ def test_a_plan_asks_the_same_again():
 def test_prefill_and_decode_apart_are_described_by_their_smallest_deployment():
     tried = {"speculation.steps": [1], "disaggregation.ratio": ["2:2"]}
     [candidate] = make_candidates(Scenario(), tried, None)
-    whole = Plan(Scenario(), [candidate], Question(LIMIT, None, None, range(2), 400))
+    whole = Plan(Scenario(), [candidate], PlanQuestion(LIMIT, None, None, range(2), 400))
     numbers = ["kv_occupancy_max", "retractions", "max_queue_length", "decode_rounds", "device_busy_share", "duration"]
     summary = dict.fromkeys(numbers, 0.0) | dict.fromkeys(
         ["mean_running", "mean_input_tokens", "mean_output_tokens", "replicas"], 4
     )
-    limited, timing = limit_of(whole, Ranked(candidate, Finding(1.0, summary=summary), 4, 1.0))
+    limited, timing = limit_of(whole, Ranked(candidate, SearchFinding(1.0, summary=summary), 4, 1.0))
     assert limited.startswith("EAGLE3, 1 step, ratio 2:2 is limited by") and "foredraft" in timing

@@ -8,7 +8,7 @@ import pytest
 from foredraft import simulate
 from foredraft.planning.candidates.rounds import RoundModel
 from foredraft.planning.confidence.unknowns import gains_by_unknown
-from foredraft.sim.assembly.rounds import Round
+from foredraft.sim.assembly.rounds import PricedRound
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with
 
@@ -95,7 +95,7 @@ def test_prompts_make_the_gain_smaller_and_their_own_share_larger():
     plain = whole.round(16, 1024, 0)
     even = found.break_even(plain)
     assert 16 * even * 1e9 / (found.total_ns + 16 * even * found.prompt_ns) == pytest.approx(plain.tokens_per_s)
-    assert found.break_even(Round(16, 1024, 0, 1, {}, 0, True, 1.0, 0.0)) == math.inf
+    assert found.break_even(PricedRound(16, 1024, 0, 1, {}, 0, True, 1.0, 0.0)) == math.inf
 
 
 def test_the_unknown_that_moves_the_gain_most_comes_first():

@@ -11,16 +11,16 @@ import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.planning.answers.ranking import rank_candidates
 from foredraft.planning.candidates.candidate import make_candidates
-from foredraft.planning.demand.question import Question
+from foredraft.planning.demand.question import PlanQuestion
 from foredraft.planning.plan import Plan
 from foredraft.planning.search.bounds import Level, Spread, failures_allowed, seeds_needed, tolerance_factor
 from foredraft.planning.search.counts import least_count
 from foredraft.planning.search.held import held_load
-from foredraft.planning.search.judge import Finding
+from foredraft.planning.search.judge import SearchFinding
 from foredraft.planning.search.loads import greatest_load
 from foredraft.planning.search.running import run_searches
 from foredraft.planning.slo import excess, objectives_of, parse_slo
-from foredraft.planning.trial import Trial
+from foredraft.planning.trial import RunOutcome
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with
 from hypothesis import given, settings
@@ -64,7 +64,7 @@ def test_a_smooth_load_near_the_start_takes_few_runs(capacity: float, at_once: i
     assert len(service.runs) <= most
 
 
-def stated(answer: Callable[[Mapping[str, Any]], Trial], seeds: range, start: float) -> Finding:
+def stated(answer: Callable[[Mapping[str, Any]], RunOutcome], seeds: range, start: float) -> SearchFinding:
     """Return what a plan of one candidate states: the load that 95 % of runs hold."""
     service = Service(answer)
     ((_, half),) = run_searches({0: greatest_load({}, "load", start, LIMIT, seeds[:4], 0.03, 1.1)}, service)
@@ -80,7 +80,7 @@ def test_nearly_all_runs_hold_the_stated_load_and_it_gives_little_away(power: fl
     held = near = 0
     for first in range(0, 3000, 100):
 
-        def answer(run: Mapping[str, Any]) -> Trial:
+        def answer(run: Mapping[str, Any]) -> RunOutcome:
             draws = 0.7 * noise(run["seed"]) + 0.714 * noise(f"{run['seed']} {run['load']}")
             return trial(100 * (run["load"] / 8) ** power * math.exp(deviation * draws))
 
@@ -95,7 +95,7 @@ def test_a_curve_that_is_flat_below_its_limit_is_followed_down():
     """Near the limit the excess rises by 6 per logarithm of the load, below it by 1; runs differ by 30 %. So the load
     that 90 % of runs hold is far below that of half of them."""
 
-    def answer(run: Mapping[str, Any]) -> Trial:
+    def answer(run: Mapping[str, Any]) -> RunOutcome:
         above = math.log(run["load"] / 8)
         rise = 6 * above if above > -0.05 else above - 0.25
         return trial(100 * math.exp(rise + 0.3 * noise(run["seed"])))
@@ -109,7 +109,7 @@ def test_the_stated_load_holds_where_runs_of_one_seed_differ_by_chance():
     """The excess rises slowly, and differs more between loads of one seed than between seeds: the greatest load that a
     seed holds is a lucky one. In most of 30 plans 90 % of fresh runs hold the stated load."""
 
-    def answer(run: Mapping[str, Any]) -> Trial:
+    def answer(run: Mapping[str, Any]) -> RunOutcome:
         draws = 0.3 * noise(run["seed"]) + 1.4 * noise(f"{run['seed']} {run['load']}")
         return trial(100 * math.exp(0.5 * math.log(run["load"] / 8) + 0.1 * draws))
 
@@ -125,7 +125,7 @@ def test_runs_that_hold_no_load_end_the_search():
     """One window in eight has a request that is refused at every load: the stated load goes far down."""
     runs = []
 
-    def answer(run: Mapping[str, Any]) -> Trial:
+    def answer(run: Mapping[str, Any]) -> RunOutcome:
         runs.append(run)
         return trial(100 * (run["load"] / 8) ** 2, refused=int(run["seed"] % 8 == 7))
 
@@ -155,7 +155,7 @@ def test_bounds_of_all_candidates_hold_where_runs_draw_busy_windows(rise: str):
     def own(steps: int, seed: int) -> float:
         return capacity[steps] * math.exp(busy_windows(seed) + 0.02 * noise(f"{seed} {steps}"))
 
-    def answer(run: Mapping[str, Any]) -> Trial:
+    def answer(run: Mapping[str, Any]) -> RunOutcome:
         load, steps, seed = run["workload.rate"], run["speculation.steps"], run["seed"]
         taken = RISES[rise](math.log(load / own(steps, seed)))
         if math.isinf(taken):
@@ -164,7 +164,7 @@ def test_bounds_of_all_candidates_hold_where_runs_draw_busy_windows(rise: str):
 
     candidates = make_candidates(Scenario(), {"speculation.steps": [1, 2, 3]}, None)
     for first in range(0, 10_000, 1000):
-        whole = Plan(Scenario(), candidates, Question(LIMIT, None, None, range(first, first + 48), 400))
+        whole = Plan(Scenario(), candidates, PlanQuestion(LIMIT, None, None, range(first, first + 48), 400))
         compare_within(whole, 0.0)
         service = Service(answer)
         for _ in whole.run(service):
@@ -230,7 +230,7 @@ def test_the_least_count_is_the_first_multiple_that_holds(need: int, start: int,
     assert all(run["engines"] % unit == 0 for run in service.runs)
 
 
-def least_of(share: float, deviation: float, seeds: range) -> Finding:
+def least_of(share: float, deviation: float, seeds: range) -> SearchFinding:
     """Search the least engines of a service: one takes `share` of the limit on average (as logarithms), two half of
     it; runs differ by `deviation`."""
     service = Service(

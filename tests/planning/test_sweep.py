@@ -20,8 +20,8 @@ from foredraft.core.errors import ForedraftError
 from foredraft.observe.children import child
 from foredraft.planning.store import JOURNAL, StoredWorkers, TrialStore, question
 from foredraft.planning.sweep import Sweep
-from foredraft.planning.trial import Trial, run_trial
-from foredraft.planning.workers import Job, LocalWorkers, Workers
+from foredraft.planning.trial import RunOutcome, run_trial
+from foredraft.planning.workers import Job, JobWorkers, LocalWorkers
 
 SMALL = {"workload": {"num_requests": 12, "rate": 20.0, "output": {"value": 20}, "prompt": {"value": 100}}}
 POINTS = ({"speculation.algorithm": "NONE"}, {"speculation.algorithm": "EAGLE3"})
@@ -40,7 +40,7 @@ class HereWorkers:
     def submit(self, job: Job) -> None:
         self.jobs.append(job)
 
-    def next_ended(self) -> tuple[Job, Trial]:
+    def next_ended(self) -> tuple[Job, RunOutcome]:
         job = self.jobs[self.ended]
         self.ended += 1
         return job, run_trial(self.tables, job.settings)
@@ -56,7 +56,7 @@ def run_sweep(
     path: Path,
     points: Sequence[Mapping[str, Any]] = POINTS,
     seeds: Sequence[int] = (0, 1),
-    workers: Workers | None = None,
+    workers: JobWorkers | None = None,
 ) -> Sweep:
     """Run a sweep to its end, and write its table."""
     sweep = Sweep(points, seeds)

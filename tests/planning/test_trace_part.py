@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.planning.candidates.candidate import make_candidates
-from foredraft.planning.demand.question import Question
+from foredraft.planning.demand.question import PlanQuestion
 from foredraft.planning.demand.trace_part import TracePart
 from foredraft.planning.plan import Plan
 from foredraft.planning.slo import parse_slo
@@ -79,5 +79,5 @@ def test_a_load_that_is_given_warns_that_bursts_change_their_length(tmp_path: Pa
 def test_a_trace_of_a_few_requests_has_a_first_round(tmp_path: Path):
     scenario = part_of(tmp_path, [(0, 10, 5), (1, 10, 5), (2, 10, 5)]).scenario
     candidates = make_candidates(scenario, {"speculation.steps": [1]}, None)
-    whole = Plan(scenario, candidates, Question(parse_slo("ttft_p99<1s"), None, None, range(2), None))
+    whole = Plan(scenario, candidates, PlanQuestion(parse_slo("ttft_p99<1s"), None, None, range(2), None))
     assert whole._quarter["workload.num_requests"] == 1

@@ -14,9 +14,9 @@ from foredraft.core.adaptive.config import load_adaptive_config
 from foredraft.core.adaptive.interchange import import_table
 from foredraft.core.errors import ForedraftError
 from foredraft.planning.servers.files import server_files
-from foredraft.planning.trial import Trial, run_trial
-from foredraft.planning.tuning.tables import Choice, LocalSearch, TableSpace, is_schedule, settings_of
-from foredraft.planning.tuning.tune import MOST_BEHIND, Question, Tune
+from foredraft.planning.trial import RunOutcome, run_trial
+from foredraft.planning.tuning.tables import LocalSearch, TableChoice, TableSpace, is_schedule, settings_of
+from foredraft.planning.tuning.tune import MOST_BEHIND, Tune, TuneQuestion
 from foredraft.planning.workers import Job
 from foredraft.sim.scenario_file import scenario_with
 from hypothesis import given, settings
@@ -57,7 +57,7 @@ class Toy:
     def submit(self, job: Job) -> None:
         self.jobs.append(job)
 
-    def next_ended(self) -> tuple[Job, Trial]:
+    def next_ended(self) -> tuple[Job, RunOutcome]:
         job = self.jobs.pop(len(self.runs) % len(self.jobs))
         self.runs.append(job.settings)
         phase, seed = phase_of(job.settings), job.settings["seed"]
@@ -70,14 +70,14 @@ class Toy:
         ):
             speed *= 0.9  # tables with a choice are worse than the search has seen
         rows = {"mean_running": SIZES[phase], "replicas": 1}
-        return job, Trial("done", "", {"mean_e2el_ms": 1e3 / speed, "mean_output_tokens": 1.0, **rows})
+        return job, RunOutcome("done", "", {"mean_e2el_ms": 1e3 / speed, "mean_output_tokens": 1.0, **rows})
 
     def close(self) -> None:
         pass
 
 
 def tuned(service: Toy, trials: int = 24) -> Tune:
-    tune = Tune(SMALL, Question(range(100, 102), range(3), trials, 20))
+    tune = Tune(SMALL, TuneQuestion(range(100, 102), range(3), trials, 20))
     for _ in tune.search(service):
         pass
     for _ in tune.compare(service):
@@ -110,9 +110,9 @@ def test_the_table_is_nowhere_behind_and_gains_where_steps_differ(found: Tune):
 
 def test_the_search_climbs_to_the_best_choice_and_ends_with_its_space():
     space = TableSpace((1, 4), 3)
-    search = LocalSearch(space, [Choice((0, 0))])
+    search = LocalSearch(space, [TableChoice((0, 0))])
 
-    def score(choice: Choice) -> float:
+    def score(choice: TableChoice) -> float:
         return -abs(choice.steps[0] - 3) - abs(choice.steps[1] - 1) - choice.width
 
     tried = []
@@ -121,7 +121,7 @@ def test_the_search_climbs_to_the_best_choice_and_ends_with_its_space():
             search.learn(choice, score(choice))
         tried += choices
         if len(tried) == 12:
-            assert max(tried, key=score) == Choice((3, 1))  # the first of thousands
+            assert max(tried, key=score) == TableChoice((3, 1))  # the first of thousands
     tables = [repr(space.table(choice)) for choice in tried]
     assert len(set(tables)) == len(tables)
     assert all(choice.steps[0] >= choice.steps[1] for choice in tried)
@@ -130,7 +130,7 @@ def test_the_search_climbs_to_the_best_choice_and_ends_with_its_space():
 
 def test_the_comparison_uses_seeds_of_its_own():
     service = Toy()
-    tune = Tune(SMALL, Question(range(100, 102), range(3), 4, 20))
+    tune = Tune(SMALL, TuneQuestion(range(100, 102), range(3), 4, 20))
     for _ in tune.search(service):
         pass
     assert {run["seed"] for run in service.runs} == {100, 101}
@@ -169,7 +169,7 @@ def test_the_phases_of_a_trace_are_windows_of_its_rate(tmp_path):
     scenario = scenario_with(
         SMALL.model_dump(mode="json"), {"workload.trace": str(trace), "workload.num_requests": None}
     )
-    tune = Tune(scenario, Question([100], [0, 1], 4, 30))
+    tune = Tune(scenario, TuneQuestion([100], [0, 1], 4, 30))
     requests = {phase.name: phase.settings["workload.num_requests"] for phase in tune.phases}
     assert requests["quiet"] == 1 and requests["busy"] == 30 and 5 <= requests["middle"] <= 10
     for phase in tune.phases:
@@ -184,14 +184,14 @@ def test_a_scenario_without_speculation_and_trees_of_given_size_are_refused():
         ({"speculation.topk": 4, "speculation.num_draft_tokens": 8}, "leave it out"),
     ]:
         with pytest.raises(ForedraftError, match=message):
-            Tune(scenario_with({}, keys), Question([100], [0, 1], 4, 20))
+            Tune(scenario_with({}, keys), TuneQuestion([100], [0, 1], 4, 20))
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 7), min_size=5, max_size=5), st.integers(0, 2))
 def test_files_say_what_the_table_says(steps: list[int], width: int):
     space = TableSpace.of(16, 7)
-    choice = Choice(tuple(steps), width, ema_alpha=0.1, update_interval=10, up_hysteresis=0.1)
+    choice = TableChoice(tuple(steps), width, ema_alpha=0.1, update_interval=10, up_hysteresis=0.1)
     table, schedule = space.table(choice), space.table(replace(choice, width=0))
     files, left_out = dict[str, str](), dict[str, str]()
     for profile, name in (("sglang-0.5", "SGLang"), ("vllm-0.18", "vLLM"), ("trtllm-1.x", "TensorRT-LLM")):

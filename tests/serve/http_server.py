@@ -24,7 +24,7 @@ from foredraft.serve.base.port import Body
 from foredraft.serve.bodies.simulated import SimulatedBody
 from foredraft.serve.metrics import ServerMetrics
 from foredraft.serve.metrics.counts import Life
-from foredraft.serve.server import Server
+from foredraft.serve.server import HttpServer
 from foredraft.sim.faults.plan import FaultPlan
 from foredraft.sim.scenario_file import load_scenario
 
@@ -43,7 +43,7 @@ class Served:
 
     url: str
     frontend: Frontend
-    server: Server
+    server: HttpServer
 
     @cached_property
     def http(self) -> httpx.Client:
@@ -105,7 +105,7 @@ def serving(
     )
     app = make_app(frontend, **settings)
     listeners = list(listeners) or [bind("127.0.0.1", 0)]
-    server = Server(app, frontend, listeners=listeners, drain_s=5, certificate=certificate)
+    server = HttpServer(app, frontend, listeners=listeners, drain_s=5, certificate=certificate)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

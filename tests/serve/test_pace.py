@@ -7,7 +7,7 @@ import time
 
 import httpx
 import pytest
-from foredraft.serve.base.pace import HEADROOM, WARN_EVERY_S, Pace
+from foredraft.serve.base.pace import HEADROOM, WARN_EVERY_S, ClockPace
 from http_server import serving, simulated_body, wait_until
 
 ASKED = {"prompt": "x", "max_tokens": 3000, "ignore_eos": True}
@@ -16,7 +16,7 @@ ASKED = {"prompt": "x", "max_tokens": 3000, "ignore_eos": True}
 def test_the_possible_speed_is_what_a_machine_does_in_its_time():
     """Turns of 10 ms, of which 2.5 ms are busy: four times the speed would be all that is there."""
     told: list[str] = []
-    pace = Pace(3.0, told.append)
+    pace = ClockPace(3.0, told.append)
     for number in range(1000):
         pace.turn(number * 0.01, number * 0.01 + 0.0025, 0.0)
     assert pace.possible_speed == pytest.approx(HEADROOM * 12.0, rel=0.01) and pace.is_kept and not told
@@ -25,7 +25,7 @@ def test_the_possible_speed_is_what_a_machine_does_in_its_time():
 def test_a_simulation_that_falls_behind_tells_it_now_and_then():
     """Each turn takes 10 ms and has 5 ms of simulated time at this speed."""
     told: list[str] = []
-    pace = Pace(8.0, told.append)
+    pace = ClockPace(8.0, told.append)
     for number in range(6000):
         pace.turn(number * 0.01, (number + 1) * 0.01, number * 0.005)
     assert pace.possible_speed == pytest.approx(HEADROOM * 4.0, rel=0.01) and not pace.is_kept
@@ -36,7 +36,7 @@ def test_a_simulation_that_falls_behind_tells_it_now_and_then():
 def test_clients_of_a_server_that_is_too_fast_learn_of_it():
     told: list[str] = []
     body = simulated_body(speed=5000.0)
-    body.pace = Pace(5000.0, told.append)
+    body.pace = ClockPace(5000.0, told.append)
     with serving(body) as served:
 
         async def many() -> None:
@@ -60,7 +60,7 @@ def test_clients_of_a_server_that_is_too_fast_learn_of_it():
 def test_a_server_that_keeps_up_says_nothing():
     told: list[str] = []
     body = simulated_body(speed=1.0)
-    body.pace = Pace(1.0, told.append)
+    body.pace = ClockPace(1.0, told.append)
     with serving(body) as served:
         assert served.post("/v1/completions", **{**ASKED, "max_tokens": 150}).status_code == 200
         wait_until(lambda: body.pace.behind_s < 0.2)
@@ -73,7 +73,7 @@ def test_a_server_without_requests_is_not_late():
     told: list[str] = []
     late_s = [0.0]
     body = simulated_body(speed=1.0, clock=lambda: time.monotonic() + late_s[0])
-    body.pace = Pace(1.0, told.append)
+    body.pace = ClockPace(1.0, told.append)
     late_s[0] = 3.0
     with serving(body) as served:
         wait_until(lambda: served.frontend.scheduler.is_running)

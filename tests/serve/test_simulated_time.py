@@ -22,7 +22,7 @@ from foredraft.serve.bodies.filler import FillerTokenizer
 from foredraft.serve.bodies.simulated import SimulatedBody
 from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import load_scenario
-from foredraft.sim.workload.workload import Arrival, SyntheticWorkload
+from foredraft.sim.workload.workload import SyntheticWorkload, TimedRequest
 from http_server import Served, serving, simulated_body
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,7 +74,7 @@ class _Outlet:
 class _Given:
     """Given arrivals instead of those of a workload."""
 
-    def __init__(self, like: SyntheticWorkload, arrivals: list[Arrival]) -> None:
+    def __init__(self, like: SyntheticWorkload, arrivals: list[TimedRequest]) -> None:
         self.prompt_len, self.output_len, self.arrivals = like.prompt_len, like.output_len, arrivals
 
     def __iter__(self):
@@ -106,7 +106,7 @@ def test_a_clients_arrivals_bring_the_events_of_a_simulation(keys: tuple[str, ..
     simulation.workload = _Given(
         simulation.workload,
         [
-            Arrival(at_ns, _prompt_of(served_events, order), 40, None, order.priority, order.number)
+            TimedRequest(at_ns, _prompt_of(served_events, order), 40, None, order.priority, order.number)
             for at_ns, order in arrivals
         ],
     )

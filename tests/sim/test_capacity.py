@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from foredraft import simulate
-from foredraft.sim.summary.capacity import Load, is_overloaded
+from foredraft.sim.summary.capacity import OpenLoad, is_overloaded
 
 FIXED = {"prompt": {"kind": "fixed", "value": 500}, "output": {"kind": "fixed", "value": 200}}
 SMALL_BATCH = {"engine": {"max_running": 64}}
@@ -52,11 +52,11 @@ def test_a_queue_that_sheds_is_overloaded():
     assert summary["refused"] > 50 and summary["overloaded"] is True and summary["saturation"] > 1
 
 
-def load(waiting, bucket_s=1.0, last_s=None, num_arrivals=400, num_shed=0, **more) -> Load:
+def load(waiting, bucket_s=1.0, last_s=None, num_arrivals=400, num_shed=0, **more) -> OpenLoad:
     last_s = len(waiting) * bucket_s if last_s is None else last_s
     fields = {"mean_life_s": None, "saturation": 0.9, "margin": 0.0, "in_system": waiting, **more}
     numbers = {"per_s": num_arrivals / last_s, "num_arrivals": num_arrivals, "num_shed": num_shed}
-    return Load(last_arrival_s=last_s, bucket_s=bucket_s, waiting=waiting, **numbers, **fields)
+    return OpenLoad(last_arrival_s=last_s, bucket_s=bucket_s, waiting=waiting, **numbers, **fields)
 
 
 def queue(lengths, num_shed=0) -> bool:

@@ -9,17 +9,17 @@ from typing import Any
 from foredraft.planning.confidence.comparison import ModelErrors
 from foredraft.planning.plan import Plan
 from foredraft.planning.slo import parse_slo
-from foredraft.planning.trial import Trial
+from foredraft.planning.trial import RunOutcome
 from foredraft.planning.workers import Job
-from foredraft.sim.cost.published.evidence import Difference
+from foredraft.sim.cost.published.evidence import LogDifference
 
 LIMIT = parse_slo("ttft_p99<100ms")
 BALANCED = dict.fromkeys(("refused", "aborted", "failed", "unfinished"), 0)
 BALANCED |= {"overloaded": False, "saturation": 0.5, "mean_ttft_ms": None}  # no times whose error is known
 
 
-def trial(ttft_ms: float, **more: Any) -> Trial:
-    return Trial("done", "", {**BALANCED, "p99_ttft_ms": ttft_ms, **more})
+def trial(ttft_ms: float, **more: Any) -> RunOutcome:
+    return RunOutcome("done", "", {**BALANCED, "p99_ttft_ms": ttft_ms, **more})
 
 
 class Service:
@@ -27,7 +27,7 @@ class Service:
 
     count = 4
 
-    def __init__(self, answer: Callable[[Mapping[str, Any]], Trial]) -> None:
+    def __init__(self, answer: Callable[[Mapping[str, Any]], RunOutcome]) -> None:
         self.answer = answer
         self.waiting: list[Job] = []
         self.runs: list[Mapping[str, Any]] = []
@@ -35,7 +35,7 @@ class Service:
     def submit(self, job: Job) -> None:
         self.waiting.append(job)
 
-    def next_ended(self) -> tuple[Job, Trial]:
+    def next_ended(self) -> tuple[Job, RunOutcome]:
         job = self.waiting.pop(len(self.runs) % len(self.waiting))
         self.runs.append(job.settings)
         return job, self.answer(job.settings)
@@ -51,4 +51,4 @@ def noise(seed: int | str) -> float:
 def compare_within(whole: Plan, half_width: float) -> None:
     """Give the plan's comparisons this error of the ratio of two candidates' times."""
     whole.errors = ModelErrors(whole.scenario, whole.question.objectives)
-    whole.errors._of_times = lambda best, item: Difference(0.0, half_width)
+    whole.errors._of_times = lambda best, item: LogDifference(0.0, half_width)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from foredraft.gpu.session.plan import SessionOptions
-from foredraft.twin.arms import Arm, open_arms
+from foredraft.twin.arms import TwinArm, open_arms
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def _little_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def make_arms(models: dict[str, Path]):
-    def make(**ways: dict) -> list[Arm]:
+    def make(**ways: dict) -> list[TwinArm]:
         options = {}
         for name, given in ways.items():
             draft = given.pop("draft", None)

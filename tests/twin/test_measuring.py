@@ -13,7 +13,7 @@ from foredraft.sim.cost.executor_steps import StepCost
 from foredraft.sim.cost.steps_file import read_executor_steps
 from foredraft.sim.scenario_file import scenario_with
 from foredraft.twin.measuring import MeasuringPlan, measure_steps
-from foredraft.twin.record import Record
+from foredraft.twin.record import TwinRecord
 from hypothesis import given
 from hypothesis import strategies as st
 from made_steps import AXIS, made_grid, made_steps
@@ -152,14 +152,14 @@ def test_measuring_goes_on_where_it_was_stopped(make_arms, tmp_path):
         if done == of // 2:
             raise Stopped
 
-    record = Record(path, about)
+    record = TwinRecord(path, about)
     with pytest.raises(Stopped):
         measure_steps(arms, PLAN, record, stop)
     record.close(finished=False)
     half = len(record.values)
     with path.open("a") as file:
         file.write('{"key": "torn')  # the line that was being written
-    again = Record(path, about)
+    again = TwinRecord(path, about)
     assert again.values == record.values and half > 10
     measured = measure_steps(arms, PLAN, again)
     again.close(finished=True)
@@ -177,10 +177,10 @@ def test_measuring_goes_on_where_it_was_stopped(make_arms, tmp_path):
 
 def test_a_record_of_something_else_is_begun_anew(tmp_path):
     path = tmp_path / "partial"
-    record = Record(path, {"model": "a"})
+    record = TwinRecord(path, {"model": "a"})
     record.add("cell", [1.0])
     record.close(finished=False)
-    assert Record(path, {"model": "b"}).values == {}
+    assert TwinRecord(path, {"model": "b"}).values == {}
 
 
 def test_captured_rounds_are_timed_as_graphs(make_arms):

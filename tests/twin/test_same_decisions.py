@@ -10,7 +10,7 @@ from foredraft.core.prompt import Prompt
 from foredraft.gpu.executor.build import build_executor
 from foredraft.twin.comparison import simulate
 from foredraft.twin.host_times import priced_ns
-from foredraft.twin.served import Asked, StepLap, serve
+from foredraft.twin.served import StepLap, TimedOrder, serve
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from made_steps import made_steps
@@ -98,7 +98,7 @@ def workloads(draw):
     gaps = draw(st.lists(st.sampled_from([0, 1, 700_000, 3_000_000, 40_000_000]), min_size=1, max_size=12))
     sizes = [(draw(st.integers(1, 40)), draw(st.integers(1, 24)), draw(st.integers(0, 1))) for _ in gaps]
     return [
-        Asked(Request(f"r{i}", Prompt.of_tokens(np.arange(prompt) + 7 * i), output, priority), at)
+        TimedOrder(Request(f"r{i}", Prompt.of_tokens(np.arange(prompt) + 7 * i), output, priority), at)
         for i, ((prompt, output, priority), at) in enumerate(zip(sizes, np.cumsum(gaps).tolist(), strict=True))
     ]
 

@@ -22,15 +22,17 @@ from foredraft.twin.acceptance import (
     num_calibration,
     rounds_of,
 )
-from foredraft.twin.comparison import Compared, compare, simulate
-from foredraft.twin.measuring import MeasuringPlan, Pace, measure_steps
+from foredraft.twin.comparison import ComparedNumber, compare, simulate
+from foredraft.twin.measuring import ArmPace, MeasuringPlan, measure_steps
 from foredraft.twin.run import TwinPlan, default_scenario, requests_of, run_twin
-from foredraft.twin.served import Asked, CpuClock, make_clock, metrics_of, serve
+from foredraft.twin.served import CpuClock, TimedOrder, make_clock, metrics_of, serve
 from made_steps import made_steps
 
 
 def asked(count=6, output=5):
-    return [Asked(Request(f"r{i}", Prompt.of_tokens(np.arange(8) + i), output), i * 2_000_000) for i in range(count)]
+    return [
+        TimedOrder(Request(f"r{i}", Prompt.of_tokens(np.arange(8) + i), output), i * 2_000_000) for i in range(count)
+    ]
 
 
 def simulated(arm, steps, speed=1.0):
@@ -48,8 +50,8 @@ def test_errors_and_noise(make_arms):
     assert len(found.batch[0]) == 10
     # Each tenth is a mean over time, so their mean is that of the whole run.
     assert np.mean(found.batch[0]) == pytest.approx(one.summary()["mean_running"], rel=1e-6)
-    assert Compared(11.0, 10.0, 0.0, 0.0).error == pytest.approx(0.1)
-    assert Compared(1.0, 0.0, 0.0, 0.0).error is None
+    assert ComparedNumber(11.0, 10.0, 0.0, 0.0).error == pytest.approx(0.1)
+    assert ComparedNumber(1.0, 0.0, 0.0, 0.0).error is None
     assert json.loads(json.dumps(found.to_json()))["metrics"]["mean_tpot_ms"]["error"] == 0.0
 
 
@@ -74,7 +76,7 @@ def test_a_served_run_counts_from_the_arrival_and_to_the_commit(make_arms):
     assert metrics["duration"] == pytest.approx((last - 0) / 1e9)
     for lap in served.laps:
         assert min(lap.plan_ns, lap.launch_ns, lap.run_ns, lap.commit_ns) > 0
-    closed = serve(arm, [Asked(one.request, None) for one in asked()], CpuClock(), 2).metrics().summary()
+    closed = serve(arm, [TimedOrder(one.request, None) for one in asked()], CpuClock(), 2).metrics().summary()
     assert closed["max_running"] <= 2 and closed["completed"] == 6
 
 
@@ -186,7 +188,7 @@ def test_a_profile_of_a_faster_machine_is_seen_in_its_pace(make_arms):
     for part in (*chain.values(), steps["algorithms"]["EAGLE3"]["rest"]):
         part["ns"] = (np.array(part["ns"]) / 10).tolist()
     faster = read_executor_steps(steps, "faster").cost(arm.spec, "faster")
-    assert 10 / 4 < Pace(arm, faster, "cpu").now() < 40
+    assert 10 / 4 < ArmPace(arm, faster, "cpu").now() < 40
 
 
 def test_a_workload_that_does_not_fit_is_refused(make_arms):

@@ -11,7 +11,7 @@ from ....core.acceptance.presets import TraceAcceptance
 from ....core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance, walk_to_end
 from ....core.draws import request_key
 from ....sim.running.run import Simulation
-from ....sim.workload.workload import Arrival
+from ....sim.workload.workload import TimedRequest
 
 NUM_DRAWS, NUM_SELDOM = 2000, 1 << 18
 POSITIONS = (0, 37, 400)
@@ -21,7 +21,7 @@ RECORDED = {"a": (3, 0, 1, 2), "b": (0, 5, 1), "c": (2,)}
 SELDOM = 0.98 / 4096
 
 
-def acceptance_of(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Any]:
+def acceptance_of(simulation: Simulation, arrivals: list[TimedRequest]) -> dict[str, Any]:
     """Return what the acceptance process itself says of every request: the longest runs at its output positions, and
     successive rounds; its parameters, with the depths of many runs; and what it and other processes say in windows."""
     spec = simulation.assembly.spec

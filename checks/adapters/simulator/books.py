@@ -14,7 +14,7 @@ from ....sim.disaggregation.cluster import draft_input_bytes
 from ....sim.load import length_notice
 from ....sim.running.report import RunReport
 from ....sim.running.run import Simulation
-from ....sim.workload.workload import Arrival
+from ....sim.workload.workload import TimedRequest
 
 
 def machine_of(assembly: Assembly) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def machine_of(assembly: Assembly) -> dict[str, Any]:
     }
 
 
-def patience_of(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, int]:
+def patience_of(simulation: Simulation, arrivals: list[TimedRequest]) -> dict[str, int]:
     """Return after how many nanoseconds the client of each request leaves, of those whose client does."""
     clients = simulation.scenario.clients
     patience = Patience(simulation.scenario.seed, clients.deadline_s, clients.cancel_share, clients.cancel_mean_s)

@@ -21,7 +21,7 @@ from ....sim.running.report import RunReport
 from ....sim.running.run import Simulation
 from ....sim.scenario import Scenario
 from ....sim.scenario_file import scenario_from_dict
-from ....sim.workload.workload import Arrival
+from ....sim.workload.workload import TimedRequest
 from .acceptance import acceptance_of
 from .books import left_of, lengths_of, link_of, machine_of, patience_of, port_of
 from .history import History
@@ -197,7 +197,7 @@ class CheckedSimulator:
         report: RunReport,
         metrics: RunMetrics,
         summary: dict[str, Any],
-        arrivals: list[Arrival],
+        arrivals: list[TimedRequest],
     ) -> dict[str, Any]:
         """Return what the capability `books` promises."""
         pools = {} if report.disaggregation is None else report.disaggregation.to_json(report.duration_ns)

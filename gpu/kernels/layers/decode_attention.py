@@ -12,7 +12,7 @@ from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, key
 from .e4m3 import as_bytes
 from .flash import (
     LOG2_E,
-    Cut,
+    KeyCut,
     attend_keys,
     begin_softmax,
     device_of,
@@ -175,7 +175,7 @@ def decode_attention_triton(
     kv: KVTensors,
     batch: DecodeBatch,
     softmax: Softmax = PLAIN,
-    cut: Cut | None = None,
+    cut: KeyCut | None = None,
 ) -> Tensor:
     """Compute `decode_attention_torch` as one launch, two where tall tiles are cut.
     The last axes must be contiguous."""
@@ -187,7 +187,7 @@ def decode_attention_triton(
     size = reading_tiles(group, d, q.dtype, device.capability, has_bytes=k_pool.dtype is torch.uint8)
     if cut is None:
         read = min(softmax.window or batch.max_len, batch.max_len)
-        cut = Cut.choose(batch.planned_queries or m, m, read, kv_heads, size, heads * d * 4, device.processors)
+        cut = KeyCut.choose(batch.planned_queries or m, m, read, kv_heads, size, heads * d * 4, device.processors)
     result = CutOutput.of(q, cut, size, m * kv_heads)
     if not m:
         return result.out

@@ -151,7 +151,7 @@ def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int, 
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class KeyCut:
     """How the keys of a batch's rows are cut into parts, and how many programs share these for each key head and
     block of queries."""
 
@@ -162,7 +162,7 @@ class Cut:
     @classmethod
     def choose(
         cls, planned_rows: int, num_rows: int, max_len: int, tiles: int, size: Tiles, row_bytes: int, processors: int
-    ) -> Cut:
+    ) -> KeyCut:
         """Choose for `planned_rows` of at most `max_len` keys, each with `tiles` pairs of a key head and a block of
         queries.
 

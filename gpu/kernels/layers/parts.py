@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..jit import jit, next_power_of_2, tl
-from .flash import MAX_PARTS, Cut, Tiles, parts_of
+from .flash import MAX_PARTS, KeyCut, Tiles, parts_of
 
 JOINED_PARTS = 16  # at once, by the second kernel
 JOINED_ROWS = 16  # of a tile whose parts the last program joins
@@ -161,11 +161,11 @@ class CutOutput:
     partial: Tensor  # float32 [n, Hq, most, d]
     lse: Tensor  # float32 [n, Hq, most], base 2
     arrived: Tensor  # int32, one for each tile: the parts of it that have been stored
-    cut: Cut
+    cut: KeyCut
     joins: bool  # whether the last program does
 
     @classmethod
-    def of(cls, q: Tensor, cut: Cut, size: Tiles, num_tiles: int) -> CutOutput:
+    def of(cls, q: Tensor, cut: KeyCut, size: Tiles, num_tiles: int) -> CutOutput:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if cut.most == 1:
             return cls(out, out, out, out, cut, False)

@@ -13,7 +13,7 @@ from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, key
 from .e4m3 import as_bytes
 from .flash import (
     LOG2_E,
-    Cut,
+    KeyCut,
     attend_keys,
     begin_softmax,
     device_of,
@@ -235,7 +235,7 @@ def verify_attention_triton(
     kv: KVTensors,
     batch: VerifyBatch,
     softmax: Softmax = PLAIN,
-    cut: Cut | None = None,
+    cut: KeyCut | None = None,
 ) -> Tensor:
     """Compute `verify_attention_torch` as one launch, two where tall tiles are cut.
     Last axes contiguous, pools laid out alike."""
@@ -252,7 +252,7 @@ def verify_attention_triton(
     if cut is None:
         read = min(softmax.window or batch.max_prefix_len, batch.max_prefix_len)
         tiles, row_bytes = kv_heads * cdiv(planned_nodes * group, size.block_m), planned_nodes * heads * d * 4
-        cut = Cut.choose(batch.planned_rows or bs, bs, read, tiles, size, row_bytes, device.processors)
+        cut = KeyCut.choose(batch.planned_rows or bs, bs, read, tiles, size, row_bytes, device.processors)
     blocks = cdiv(num_nodes * group, size.block_m)
     result = CutOutput.of(q, cut, size, bs * kv_heads * blocks)
     if not bs:

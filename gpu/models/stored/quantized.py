@@ -32,7 +32,7 @@ from ....core.errors import Problem
 from ....core.model_shape.quantization import CONFIG_KEYS, read_kv_format
 from ....core.parsing import ConfigReader
 from ...types.coded import Code, CodedWeight, in_halves
-from ...types.shards import Cut
+from ...types.shards import ShardCut
 from .tensor_files import CheckpointError, StoredTensor, read_tensors
 
 METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "awq", "gptq", "mxfp4")
@@ -207,7 +207,7 @@ def read_tensor(tensor: AnyTensor, name: str) -> CodedWeight | Tensor:
 
 
 def read_unpacked(
-    stored: Mapping[str, AnyTensor], cuts: Mapping[str, Cut] = MappingProxyType({})
+    stored: Mapping[str, AnyTensor], cuts: Mapping[str, ShardCut] = MappingProxyType({})
 ) -> Iterator[tuple[str, Tensor]]:
     """Do what `tensor_files.read_tensors` does; of quantized matrices yield the weights in float32, one at a time. A
     part of one is cut out of the whole: the scales of its blocks may be those of other rows, too."""

@@ -19,7 +19,17 @@ from ....core.model_shape import (
 from ....core.parsing import ConfigReader
 from ...types.attention import Latent
 from ...types.recurrence import StateShape
-from ..families import CLAMPED_SWIGLU, GELU_TANH, MODEL_TYPES, RECURRENT, SILU, Family, Routing, ScaleKey, family_of
+from ..families import (
+    CLAMPED_SWIGLU,
+    GELU_TANH,
+    MODEL_TYPES,
+    RECURRENT,
+    SILU,
+    ModelFamily,
+    Routing,
+    ScaleKey,
+    family_of,
+)
 from ..rope import read_ropes
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -28,7 +38,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.f
 def read_fields(reader: ConfigReader, architecture: str | None) -> dict[str, Any]:
     """Return the fields of `ModelConfig`; what is wrong or missing is noted in `reader`."""
     name = None if architecture is None else MODEL_TYPES[architecture]
-    family = Family() if architecture is None else family_of(architecture)
+    family = ModelFamily() if architecture is None else family_of(architecture)
     recurrent = _read_recurrent(reader) if family.has_states else {}
     if name is not None:
         reader = replace_missing(reader, **FAMILIES[name].defaults)

@@ -23,7 +23,7 @@ from torch import Tensor
 from ....core.errors import ConfigError, Problem
 from ....core.parsing import read_json_object
 from ....observe.input_files import read_text
-from ...types.shards import Cut
+from ...types.shards import ShardCut
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -75,7 +75,7 @@ def list_tensors(directory: str | Path) -> dict[str, StoredTensor]:
 
 
 def read_tensors(
-    stored: Mapping[str, StoredTensor], cuts: Mapping[str, Cut] = MappingProxyType({})
+    stored: Mapping[str, StoredTensor], cuts: Mapping[str, ShardCut] = MappingProxyType({})
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor on the CPU), file by file, each read when it is asked for. Raises CheckpointError.
 

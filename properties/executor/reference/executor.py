@@ -38,7 +38,7 @@ ROUND_NS = 1000
 
 
 @dataclass(slots=True)
-class RunningStep:
+class OldestStep:
     """The oldest launched step while it runs."""
 
     step: Step
@@ -83,7 +83,7 @@ class ReferenceExecutor:
         self.num_correct_drafts: int = 0
         self._rows: list[RowState | None] = [None] * (num_rows + 1)
         self._queue: deque[Step] = deque()
-        self._running: RunningStep | None = None
+        self._running: OldestStep | None = None
         self._last_step_id = 0
         self._stop_through = 0
         self.launched_table = np.zeros((num_rows + 1, sizes.row_width), dtype=np.int32)
@@ -154,7 +154,7 @@ class ReferenceExecutor:
             return self._running.limit - self._running.decoded.rounds
         return 1 if step.step_id <= self._stop_through or self._has_ended_row(step) else step.max_rounds
 
-    def _start(self, step: Step) -> RunningStep:
+    def _start(self, step: Step) -> OldestStep:
         for row, epoch in step.released:
             self.kv.close_row(row, epoch)
             self.future_map.drop(np.array([row]))
@@ -163,7 +163,7 @@ class ReferenceExecutor:
             self._join(join)
         writes = step.table_writes
         self.kv.write_table(writes.rows, writes.columns, writes.slots)
-        running = RunningStep(step, step.max_rounds)
+        running = OldestStep(step, step.max_rounds)
         for join in step.joins:
             if join.request.sampling.is_shaped or join.request.holds_ends:
                 message = "the reference executor has no biases, penalties, min_p, min_tokens or grammars"
@@ -192,7 +192,7 @@ class ReferenceExecutor:
         self._rows[join.row] = RowState(join.epoch, request, key, join.max_tokens - join.num_emitted)
         self.kv.open_row(join.row, join.epoch, namespace_salt(request.namespace), join.num_cached)
 
-    def _arrive(self, arrivals: Arrivals, running: RunningStep) -> None:
+    def _arrive(self, arrivals: Arrivals, running: OldestStep) -> None:
         """Take rows whose KV another worker has computed:
         read every cell once, then fill their first relay cells without a pass."""
         batch, last_tokens = arrivals.batch, arrivals.first_tokens
@@ -204,7 +204,7 @@ class ReferenceExecutor:
         for row, message in fill_cells(self.algorithm, arrivals, self.future_map):
             self._fail(self._rows[row], row, running, message)
 
-    def _is_over(self, running: RunningStep) -> bool:
+    def _is_over(self, running: OldestStep) -> bool:
         if running.step.decode is None:
             return True
         return running.decoded.is_over(running.limit)
@@ -217,7 +217,7 @@ class ReferenceExecutor:
 
     # -- prefill --------------------------------------------------------------------------------------------------
 
-    def _prefill(self, part: PrefillStep, running: RunningStep) -> PrefillResult:
+    def _prefill(self, part: PrefillStep, running: OldestStep) -> PrefillResult:
         n = len(part.rows)
         tokens = np.full(n, -1, dtype=np.int64)
         stopped = np.zeros(n, dtype=bool)
@@ -247,9 +247,7 @@ class ReferenceExecutor:
         return PrefillResult(tokens, stopped if stopped.any() else None, by_name(outputs))
 
     @staticmethod
-    def _fail(
-        state: RowState, row: int, running: RunningStep, message: str = "the target gave no distribution"
-    ) -> None:
+    def _fail(state: RowState, row: int, running: OldestStep, message: str = "the target gave no distribution") -> None:
         if not state.message:
             state.message = message
             running.failures.append((row, state.message))
@@ -257,7 +255,7 @@ class ReferenceExecutor:
 
     # -- one decode round -----------------------------------------------------------------------------------------
 
-    def _round(self, running: RunningStep) -> None:
+    def _round(self, running: OldestStep) -> None:
         part = running.step.decode
         states = [self._state(row, epoch) for row, epoch in zip(part.rows.tolist(), part.epochs.tolist(), strict=True)]
         was_over = np.array([state.ended for state in states])
@@ -271,7 +269,7 @@ class ReferenceExecutor:
 
     def _settle(
         self,
-        running: RunningStep,
+        running: OldestStep,
         states: list[RowState],
         was_over: np.ndarray,
         final: Finalized,
@@ -296,7 +294,7 @@ class ReferenceExecutor:
 
     # -- answering ------------------------------------------------------------------------------------------------
 
-    def _result(self, running: RunningStep) -> StepResult:
+    def _result(self, running: OldestStep) -> StepResult:
         step, rounds = running.step, max(running.decoded.rounds, 1)
         decode = None if step.decode is None else running.decoded.result(step.max_rounds)
         ends = (self.num_rounds - rounds + 1 + np.arange(rounds)) * ROUND_NS

@@ -74,7 +74,7 @@ def write_page(pool: ShadowPool | None, slots: np.ndarray, stay: int, content: b
 
 
 @dataclass(slots=True)
-class Wire:
+class MessageWire:
     """Messages on their way in one direction; a test may look at them, reorder, drop or change them."""
 
     messages: list[Message] = field(default_factory=list)
@@ -95,7 +95,7 @@ class ReferenceWorker:
         name: str,
         engine: Engine,
         executor: ReferenceExecutor,
-        out: Wire,
+        out: MessageWire,
         *,
         peer: str = "",
         incarnation: int = 1,
@@ -203,7 +203,7 @@ class HandoffPair:
         meddle: Meddler | None = None,
         tick_ns: int = 1_000_000,
     ) -> None:
-        self.to_decode, self.to_prefill = Wire(), Wire()
+        self.to_decode, self.to_prefill = MessageWire(), MessageWire()
         self.prefill = ReferenceWorker("prefill", *prefill, self.to_decode, peer="decode", timing=timing)
         self.decode = ReferenceWorker("decode", *decode, self.to_prefill, timing=timing)
         self.meddle = meddle
@@ -254,7 +254,7 @@ class HandoffPair:
     def _living(self) -> list[ReferenceWorker]:
         return [w for w, alive in ((self.prefill, self.prefill_alive), (self.decode, self.decode_alive)) if alive]
 
-    def _deliver(self, link: Wire, sender: str, receiver: ReferenceWorker, alive: bool) -> bool:
+    def _deliver(self, link: MessageWire, sender: str, receiver: ReferenceWorker, alive: bool) -> bool:
         messages = link.take()
         if self.meddle is not None:
             messages = self.meddle(messages)

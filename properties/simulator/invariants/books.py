@@ -16,7 +16,7 @@ from ..books import Books, wrong_notices
 from ..contract import HOST_DELAY_NS, SimulatorConfig
 from ..ledger import SimulatorLedger
 from ..times import Times, wrong_delay, wrong_mean, wrong_speed
-from ..traffic import SEVERAL, Traffic
+from ..traffic import SEVERAL, RunTraffic
 
 CONTRACT = "simulator"
 STEP_FAULTS = ("device.raises", "device.restarts")
@@ -28,7 +28,7 @@ class Reading(NamedTuple):
     answer: SimulatorAnswer
     ledger: SimulatorLedger
     times: Times
-    traffic: Traffic
+    traffic: RunTraffic
     config: SimulatorConfig
     kinds: frozenset[str]  # the kinds of faults that may happen
 
@@ -43,7 +43,7 @@ def _read(answer: SimulatorAnswer, config: SimulatorConfig) -> Reading:
             return reading
     ledger = SimulatorLedger(answer.events)
     kinds = frozenset(kind for kind, permille in answer.service.faults or () if permille)
-    reading = Reading(answer, ledger, Times(answer, ledger), Traffic(answer, ledger, config), config, kinds)
+    reading = Reading(answer, ledger, Times(answer, ledger), RunTraffic(answer, ledger, config), config, kinds)
     _newest.append((answer, reading))
     del _newest[:-_KEPT]
     return reading
@@ -122,7 +122,7 @@ def the_load_is_the_one_that_was_asked_for(m: SimulatorMoment) -> Verdict:
     for answer in m.runs:
         if len(answer.arrivals) >= SEVERAL:
             found = _first(
-                Traffic(answer, SimulatorLedger(()), m.config).wrong_load(), "another load has another result"
+                RunTraffic(answer, SimulatorLedger(()), m.config).wrong_load(), "another load has another result"
             )
             if found is not None:
                 return found

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...harness.invariants import Finding, checks
 from ...harness.invariants import Outcome as Verdict
-from ..answer import Outcome, Queueing, SimulatorAnswer, SimulatorMoment
+from ..answer import Queueing, RequestOutcome, SimulatorAnswer, SimulatorMoment
 from ..contract import SimulatorConfig
 
 CONTRACT = "simulator"
@@ -88,7 +88,7 @@ def latencies_add_up(m: SimulatorMoment) -> Verdict:
     return next((finding for finding in findings if finding is not None), True) if completed else None
 
 
-def _of_request(request: Outcome) -> Finding | None:
+def _of_request(request: RequestOutcome) -> Finding | None:
     name = f"request {request.number}"
     if not request.emissions or request.first_token_ns is None or request.finish_ns is None:
         return Finding(f"{name} has completed without a token or without a time", "both", "there is nothing to measure")
@@ -175,7 +175,7 @@ def the_draws_of_others_do_not_move(m: SimulatorMoment) -> Verdict:
     return True
 
 
-def _apart(together: SimulatorAnswer, apart: tuple[Outcome, ...]) -> Verdict:
+def _apart(together: SimulatorAnswer, apart: tuple[RequestOutcome, ...]) -> Verdict:
     """Compare the requests of all engines with those of each engine by itself."""
     why = "which engines are simulated together decides nothing"
     by_number = {request.number: request for request in apart}

@@ -39,14 +39,14 @@ _REDUCED_TWICE = "tp_allreduce"
 two for each layer."""
 
 
-class Operation(NamedTuple):
+class PricedOperation(NamedTuple):
     """One operation of all layers: its time, and how the database knows it."""
 
     ns: float
     known: str
 
 
-Pass = dict[str, Operation]
+Pass = dict[str, PricedOperation]
 
 
 def _decode(rows: int, context: int, handle: Any) -> Pass:
@@ -63,7 +63,7 @@ one token, and for tens of tokens less than FLAT times as long as for one."""
 _PRODUCTS = ("gemm", "overlap")  # in names of operations: matrix products, and parts of a pass that overlap some
 
 
-class Operations:
+class PricedOperations:
     """The operations of the passes of one model under one server, from the database's handles of it and of others.
 
     The database timed some matrix products with the host's launch of each, which takes longer than the product. A
@@ -112,7 +112,7 @@ class Operations:
 
 def _pass(operations: Sequence[tuple[str, float, float, str]]) -> Pass:
     return {
-        short: Operation(milliseconds * 1e6, known)
+        short: PricedOperation(milliseconds * 1e6, known)
         for name, milliseconds, _, known in operations
         if (short := name.removeprefix("generation_").removeprefix("context_")) != _REDUCED_TWICE
     }
@@ -207,7 +207,7 @@ def measured_tables(
         try:
             own = database.compiled(config, options, system, server)
             others = _other_handles(shape, system, server, parallel)
-            operations = Operations(own, others)
+            operations = PricedOperations(own, others)
             source = f"{database.PACKAGE} {version}: {shape.name} on {system}, {server}, {parallel}"
             has_head_norms = any(getattr(mixer, "qk_norm", False) for mixer, _ in shape.mixers)
             has_verify = all(isinstance(mixer, Attention) for mixer, _ in shape.mixers)
@@ -250,7 +250,7 @@ def _other_handles(shape: ModelShape, system: str, server: str, parallel: Parall
     return handles
 
 
-def _disagreement(own: Operations, others: Sequence[Any]) -> dict[str, list[float]]:
+def _disagreement(own: PricedOperations, others: Sequence[Any]) -> dict[str, list[float]]:
     """Return the ratio of a server's times to the geometric mean of the others' for each group of operations, see
     `KernelTables`."""
     ratios: dict[str, list[float]] = {}
@@ -272,7 +272,7 @@ def _sums(found: Pass) -> dict[str, float]:
     return sums | {"pass": sum(sums.values())}
 
 
-def _query(operations: Operations, source: str, has_verify: bool, has_head_norms: bool) -> KernelTables:
+def _query(operations: PricedOperations, source: str, has_verify: bool, has_head_norms: bool) -> KernelTables:
     """Price every point of the grids. `has_verify`: whether a prompt's pass behind a
     prefix is like a verify pass, as it is for plain attention alone."""
     provenance: dict[str, str] = {}

@@ -93,7 +93,7 @@ def _fixed(value_ns: float) -> int:
     return round(value_ns * (1 << SHIFT))
 
 
-class Curve:
+class PassCurve:
     """The time of a sequence of passes as a function of KV tokens."""
 
     __slots__ = ("_base", "_passes", "_slope", "_terms")

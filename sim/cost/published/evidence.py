@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ....core.parsing import read_json_object
 from ....observe.input_files import read_text
-from .places import Place
+from .places import SharedPlace
 
 DEPLOYMENTS = Path(__file__).with_name("deployments.json")
 _RELEASE = re.compile(r"(\d{1,3})\.(\d{1,3})\.(\d{1,3})")
@@ -38,18 +38,18 @@ class Interval(NamedTuple):
     high: float
 
 
-class Difference(NamedTuple):
+class LogDifference(NamedTuple):
     """The mean of the difference of two logarithms, and half the width of its 80 % interval."""
 
     mean: float
     half_width: float
 
 
-class Known(NamedTuple):
+class PublishedDeployment(NamedTuple):
     """A deployment with published points: their number, the first and last release that they name, and the mean
     log(published / simulated) of each time; `drafts`: with speculation."""
 
-    place: Place
+    place: SharedPlace
     drafts: bool
     points: int
     releases: tuple[str, ...]
@@ -57,7 +57,7 @@ class Known(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Errors:
+class PublishedErrors:
     """The deployments of one source of kernels ("measured" or "roofline"), and errors by what is known.
 
     Attributes:
@@ -69,14 +69,14 @@ class Errors:
         apart: By time and by what two deployments share (`SHARED`), the 80 % quantile of how far their errors differ.
     """
 
-    deployments: tuple[Known, ...]
-    published: tuple[Known, ...]
+    deployments: tuple[PublishedDeployment, ...]
+    published: tuple[PublishedDeployment, ...]
     times: Mapping[str, Mapping[str, tuple[float, float]]]
     drafts: Mapping[str, tuple[float, float]]
     speed_ups: Mapping[str, float]
     apart: Mapping[str, tuple[float, ...]]
 
-    def count(self, place: Place, *fields: str, drafts: bool = False) -> int:
+    def count(self, place: SharedPlace, *fields: str, drafts: bool = False) -> int:
         """Return the number of points of deployments that share these fields with `place`."""
         return sum(
             one.points
@@ -89,12 +89,12 @@ class Errors:
 class Evidence:
     """What published points say of a deployment. `drafts`: it speculates."""
 
-    place: Place
-    errors: Errors
+    place: SharedPlace
+    errors: PublishedErrors
     drafts: bool = False
 
     @cached_property
-    def own(self) -> Known | None:
+    def own(self) -> PublishedDeployment | None:
         """Its own published points without drafts."""
         return next((one for one in self.errors.deployments if not one.drafts and one.place == self.place), None)
 
@@ -143,11 +143,11 @@ class Evidence:
             return max(map(abs, self.errors.drafts[NOTHING]))
         return self.errors.speed_ups[self.knowledge_of_drafts]
 
-    def compare(self, time: str, other: Evidence) -> Difference:
+    def compare(self, time: str, other: Evidence) -> LogDifference:
         """Return by how much log(published / simulated) of a time may differ between two deployments: half of the 80 %
         interval. What they share cancels; nothing is said of one deployment at two loads."""
         if self.place == other.place and self.errors is other.errors:
-            return Difference(0.0, 0.0)
+            return LogDifference(0.0, 0.0)
         level = next(
             i
             for i, fields in enumerate(SHARED)
@@ -159,7 +159,7 @@ class Evidence:
         widths = [one.errors.apart[time][level] for one in sides]
         if (self.place.gpu, self.place.server) != (other.place.gpu, other.place.server):
             widths += [one.errors.times[time][NOTHING][1] for one in sides if one.knowledge == NOTHING]
-        return Difference(0.0, max(widths))
+        return LogDifference(0.0, max(widths))
 
     @property
     def about(self) -> str:
@@ -189,17 +189,17 @@ class Evidence:
 
 
 @lru_cache(maxsize=1)
-def published_errors() -> dict[str, Errors]:
+def published_errors() -> dict[str, PublishedErrors]:
     """Return what the package ships, by the source of kernels."""
     data = read_json_object(str(DEPLOYMENTS), read_text)
     by_source = {
         kernels: tuple(
-            Known(Place(*place), bool(drafts), points, tuple(releases), means)
+            PublishedDeployment(SharedPlace(*place), bool(drafts), points, tuple(releases), means)
             for place, drafts, points, releases, means in each["deployments"]
         )
         for kernels, each in data["kernels"].items()
     }
-    once: dict[tuple[Place, bool], Known] = {}
+    once: dict[tuple[SharedPlace, bool], PublishedDeployment] = {}
     for known in by_source.values():
         for one in known:
             once.setdefault((one.place, one.drafts), one)
@@ -208,11 +208,13 @@ def published_errors() -> dict[str, Errors]:
     }
 
 
-def _errors(data: Mapping[str, Any], deployments: tuple[Known, ...], published: tuple[Known, ...]) -> Errors:
+def _errors(
+    data: Mapping[str, Any], deployments: tuple[PublishedDeployment, ...], published: tuple[PublishedDeployment, ...]
+) -> PublishedErrors:
     def ends(given: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
         return {name: (low, high) for name, (low, high) in given.items()}
 
-    return Errors(
+    return PublishedErrors(
         deployments,
         published,
         {time: ends(each) for time, each in data["times"].items()},
@@ -236,7 +238,7 @@ def about_releases(server: str) -> str:
     return f"its published points are of releases {shown[0]} to {shown[-1]}" if shown else ""
 
 
-def published_evidence(place: Place, kernels: str, drafts: bool = False) -> Evidence:
+def published_evidence(place: SharedPlace, kernels: str, drafts: bool = False) -> Evidence:
     """Return what published points say of a deployment. `kernels`: the source of the times of passes, "measured" or
     "roofline"."""
     return Evidence(place, published_errors()[kernels], drafts)

@@ -1,4 +1,4 @@
-"""What a deployment shares with published points: the fields of its `Place`."""
+"""What a deployment shares with published points: the fields of its `SharedPlace`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ....core.model_shape.layers import CompressedAttention, LatentAttention, Re
 from ..hardware import Parallelism
 
 
-class Place(NamedTuple):
+class SharedPlace(NamedTuple):
     """What a deployment shares with others. `run`: a release of the server, or a day; empty for one to be predicted."""
 
     model: str
@@ -21,9 +21,9 @@ class Place(NamedTuple):
     run: str = ""
 
 
-def place_of(shape: ModelShape, gpu: str, server: str, parallel: Parallelism, run: str = "") -> Place:
+def place_of(shape: ModelShape, gpu: str, server: str, parallel: Parallelism, run: str = "") -> SharedPlace:
     """Return the place of a deployment. Models of one number of layers, width and vocabulary are one model."""
-    return Place(
+    return SharedPlace(
         model=f"{shape.layers} x {shape.hidden}, {shape.vocab}",
         kind=kind_of(shape),
         gpu=gpu,

@@ -24,7 +24,7 @@ from ....core.errors import ConfigError, ForedraftError
 from ....core.parsing import ParseError, parse_json
 from ....observe.decoding import decode_lens
 from ....observe.input_files import read_lines, read_text
-from ....observe.log import Record, read_log
+from ....observe.log import LogLine, read_log
 
 MAX_STEPS = 16
 """The depth of the deepest draft in a fitted process."""
@@ -142,7 +142,7 @@ class _Engine:
         self._emitted: dict[int, int] = {}
         self._ended: set[int] = set()
 
-    def follow(self, record: Record) -> np.ndarray | None:
+    def follow(self, record: LogLine) -> np.ndarray | None:
         """Return the rounds of a commit, int64 [4, n]."""
         data = record.data
         if record.kind == "plan":

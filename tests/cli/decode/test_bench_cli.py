@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from foredraft.gpu.bench.arm import Arm
+from foredraft.gpu.bench.arm import BenchArm
 from foredraft.gpu.bench.plan import BenchOptions, plan_bench
 from foredraft.gpu.bench.run import Bench
 
@@ -61,7 +61,7 @@ def test_table_and_json(command, arguments):
 
 
 def test_an_interruption_keeps_finished_cells(command, arguments, monkeypatch):
-    run, runs = Arm.run, []
+    run, runs = BenchArm.run, []
 
     def interrupted(arm, **options):
         runs.append(arm.plan.spec.config.max_running)
@@ -69,7 +69,7 @@ def test_an_interruption_keeps_finished_cells(command, arguments, monkeypatch):
             raise KeyboardInterrupt
         return run(arm, **options)
 
-    monkeypatch.setattr(Arm, "run", interrupted)
+    monkeypatch.setattr(BenchArm, "run", interrupted)
     outcome = command(*arguments)
     assert outcome.code == 130 and runs == [1, 1, 1, 1, 2, 2]
     assert "interrupted; 1 of 2 cells" in outcome.err and "Traceback" not in outcome.err

@@ -10,7 +10,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from foredraft.cli.decode.display import Display, Progress
+from foredraft.cli.decode.display import DecodeProgress, Display
 from foredraft.cli.decode.generate import _asked_to_stop
 from foredraft.observe.distribution.install_hint import install_command
 
@@ -301,7 +301,7 @@ def test_a_signal_is_noted_once_and_the_second_interrupts(generate, monkeypatch,
 def test_progress_is_a_line_now_and_then(capsys, monkeypatch):
     clock = iter([0.0, 4.0, 11.0])
     monkeypatch.setattr("foredraft.cli.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
-    progress = Progress(3)
+    progress = DecodeProgress(3)
     progress.add(10, ended=False)
     assert capsys.readouterr().err == ""
     progress.add(100, ended=True)

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from foredraft.cli.decode.twin import _show
 from foredraft.twin import run
-from foredraft.twin.comparison import Compared, Comparison
+from foredraft.twin.comparison import ComparedNumber, Comparison
 
 SCENARIO = """
 name = "small"
@@ -74,7 +74,7 @@ def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, mod
 
 def test_a_busy_machine_measures_nothing(capsys):
     """Errors of a measurement that other work disturbed are none of the simulation."""
-    metrics = {key: Compared(10.0, 2.31, 0.1, 0.1) for key in ("output_throughput", "mean_ttft_ms")}
+    metrics = {key: ComparedNumber(10.0, 2.31, 0.1, 0.1) for key in ("output_throughput", "mean_ttft_ms")}
     batch = (tuple(range(10)), tuple(range(10)))
     busy, quiet = (
         Comparison(f"{share:.0%} of a processor", "knee", 40, 2, metrics, {3: (1.0, 1.0)}, batch, share, pace=1.02)

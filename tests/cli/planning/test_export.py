@@ -14,7 +14,7 @@ from foredraft.core.adaptive.config import resolve_initial_steps
 from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.planning.servers.export.deployment import export
 from foredraft.planning.servers.launch import READERS, read_launch
-from foredraft.planning.trial import Trial
+from foredraft.planning.trial import RunOutcome
 from foredraft.sim.assembly import assemble
 from foredraft.sim.scenario_file import load_scenario, scenario_with
 
@@ -40,7 +40,7 @@ class Linear:
         summary |= {"submitted": 600, "slo_attainment": 0.99, "slo_taken": share**2}
         summary |= {"p99_tpot_ms": 50 * share**2, "mean_tpot_ms": 10.0, "mean_ttft_ms": 100.0}
         summary |= {"mean_output_tokens": 200.0, "mean_input_tokens": 500.0, "decode_rounds": 9, "duration": 9.0}
-        return job, Trial("done", "", summary | {"kv_occupancy_max": 0.5, "device_busy_share": 0.5})
+        return job, RunOutcome("done", "", summary | {"kv_occupancy_max": 0.5, "device_busy_share": 0.5})
 
     def close(self) -> None:
         pass

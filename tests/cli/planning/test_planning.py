@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from foredraft.planning.trial import Trial
+from foredraft.planning.trial import RunOutcome
 
 
 def test_a_round_is_printed_in_parts_that_sum_to_the_round(command):
@@ -181,7 +181,7 @@ class Queue:
             "mean_output_tokens": 200.0,
         }
         summary |= {"mean_input_tokens": 500.0, "decode_rounds": 9, "kv_occupancy_max": 0.5, "duration": 9.0}
-        return job, Trial("done", "", summary | {"device_busy_share": 0.5, "timing": "Timing of a test."})
+        return job, RunOutcome("done", "", summary | {"device_busy_share": 0.5, "timing": "Timing of a test."})
 
     def close(self) -> None:
         pass
@@ -319,7 +319,7 @@ class Toy:
         steps = [count for slot in table.values() for count in slot["candidate_steps"]]
         speed = sum(1.1 ** (4 - abs(4 - count)) for count in steps) / len(steps)
         summary = {"mean_e2el_ms": 1 / speed, "mean_output_tokens": 1.0, "mean_running": 4.0, "replicas": 1}
-        return job, Trial("done", "", summary)
+        return job, RunOutcome("done", "", summary)
 
     def close(self) -> None:
         pass
@@ -376,7 +376,7 @@ class Even:
             "accept_length": 1 + steps,
         }
         points = {"intervals_rest_on": "12 published points"}
-        return job, Trial("done", "", {**summary, "slo_attainment": 0.25, **points})
+        return job, RunOutcome("done", "", {**summary, "slo_attainment": 0.25, **points})
 
     def close(self) -> None:
         pass

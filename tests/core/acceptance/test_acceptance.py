@@ -18,7 +18,7 @@ from foredraft.core.acceptance.process import (
     DayCurve,
     FixedMeanAcceptance,
     GaussianAcceptance,
-    Regimes,
+    RegimeAcceptance,
     walk,
     walk_to_end,
 )
@@ -103,7 +103,7 @@ def test_requests_differ_by_the_published_factor(name):
 
 class TestGaussian:
     def test_a_window_is_what_single_questions_give(self):
-        process = GaussianAcceptance((0.6, 0.7), 3, 0.2, 0.4, 7, 0.5, Regimes(10, (-1.0, 0.5), (1.0, 3.0)))
+        process = GaussianAcceptance((0.6, 0.7), 3, 0.2, 0.4, 7, 0.5, RegimeAcceptance(10, (-1.0, 0.5), (1.0, 3.0)))
         starts = np.array([0, 5, 7, 1000])
         shifts = np.array([0.0, 0.3, -0.2, 1.0])
         windows = process.run_windows(KEYS, starts, 600, shifts)
@@ -135,7 +135,7 @@ class TestGaussian:
         assert (runs[:, 1000] >= 1).mean() == pytest.approx(0.318, abs=0.04)  # Φ(Φ⁻¹(0.7) − 1)
         plain = GaussianAcceptance((0.7,), max_depth=4)
         assert (plain.run_windows(keys, zeros, 100, -1.0) >= 1).mean() == pytest.approx(0.318, abs=0.01)
-        stretches = GaussianAcceptance((0.7,), regimes=Regimes(50, (9.0, -9.0), (1.0, 3.0)), max_depth=4)
+        stretches = GaussianAcceptance((0.7,), regimes=RegimeAcceptance(50, (9.0, -9.0), (1.0, 3.0)), max_depth=4)
         level = (stretches.run_windows(keys, zeros, 100) >= 1).reshape(2000, 2, 50)
         assert level.all(axis=2).mean() == pytest.approx(0.25, abs=0.03)
         assert (~level.any(axis=2)).mean() == pytest.approx(0.75, abs=0.03)
@@ -157,7 +157,7 @@ class TestGaussian:
         with pytest.raises(ConfigError, match="did you mean 'chat'"):
             acceptance_preset("chatt")
         with pytest.raises(ConfigError, match="weights"):
-            Regimes(10, (0.0, 1.0), (1.0,))
+            RegimeAcceptance(10, (0.0, 1.0), (1.0,))
 
 
 class TestRounds:

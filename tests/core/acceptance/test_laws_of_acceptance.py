@@ -18,7 +18,7 @@ from foredraft.core.acceptance.process import (
     DayCurve,
     FixedMeanAcceptance,
     GaussianAcceptance,
-    Regimes,
+    RegimeAcceptance,
     walk_to_end,
 )
 from foredraft.core.draws import Purpose, hash64
@@ -74,7 +74,7 @@ def build(law: Law) -> AcceptanceProcess:
         return FixedMeanAcceptance(law.mean_percent / 100 + 1, law.seed)
     if law.kind == "recorded":
         return TraceAcceptance.of_runs({f"recording {at}": runs for at, runs in enumerate(law.recordings)}, law.seed)
-    regimes = Regimes(law.stretch_len, SHIFTS, WEIGHTS) if law.stretch_len else None
+    regimes = RegimeAcceptance(law.stretch_len, SHIFTS, WEIGHTS) if law.stretch_len else None
     of_request, of_field = law.variances
     return GaussianAcceptance(
         *(law.conditional, law.seed, of_request / 100, of_field / 100),

@@ -10,7 +10,16 @@ import pytest
 from foredraft.core.algorithm.algorithm import Drafter
 from foredraft.core.errors import ForedraftError
 from foredraft.gpu.bench.floor import round_bytes
-from foredraft.gpu.bench.launches import ATTENTION, DRAFT, EXPERTS, LM_HEAD, PROJECTIONS, TARGET, Launch, count_launches
+from foredraft.gpu.bench.launches import (
+    ATTENTION,
+    DRAFT,
+    EXPERTS,
+    LM_HEAD,
+    PROJECTIONS,
+    TARGET,
+    KernelLaunch,
+    count_launches,
+)
 from foredraft.gpu.bench.plan import BenchOptions, BenchPlan, plan_bench
 from foredraft.gpu.bench.shapes import meta_models
 from foredraft.gpu.kernels import jit
@@ -46,7 +55,7 @@ def plan_of(tmp_path, shape=SMALL, **options) -> BenchPlan:
     return plan_bench(replace(usual, **options), on_meta=True)
 
 
-def counted(plan: BenchPlan, arm: int = -1, context_len: int = 40, traits: DeviceTraits = GPU) -> list[Launch]:
+def counted(plan: BenchPlan, arm: int = -1, context_len: int = 40, traits: DeviceTraits = GPU) -> list[KernelLaunch]:
     return count_launches(plan, plan.cells[0].arms[arm], context_len, traits)
 
 
@@ -84,7 +93,7 @@ def test_products_read_the_weights_that_the_floor_counts(tmp_path, algorithm, op
     assert read == round_bytes(target, draft, drafter, steps, verified_tokens=2).weights - norms
 
 
-def products(found: list[Launch]) -> list[tuple[int, int, int, int]]:
+def products(found: list[KernelLaunch]) -> list[tuple[int, int, int, int]]:
     return [launch.product for launch in found if launch.product is not None]
 
 

@@ -12,7 +12,7 @@ from foredraft.core.contract.request import Grammar, Request, SamplingParams
 from foredraft.core.handoff import HandoffTiming
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.disaggregation.session import TIMING, DisaggregatedSession, plan_disaggregated
-from foredraft.gpu.disaggregation.topology import Disaggregation
+from foredraft.gpu.disaggregation.topology import WorkerCounts
 from foredraft.gpu.disaggregation.workers import Workers
 from foredraft.gpu.parallel.processes import WorkerFailed
 from foredraft.gpu.session.plan import SessionOptions
@@ -20,7 +20,7 @@ from foredraft.gpu.session.ready import KINDS
 from foredraft.gpu.session.session import DecodeSession
 from foredraft.gpu.session.text import Tokenizer
 
-ONE_TO_ONE, TWO_TO_TWO = Disaggregation(1, 1), Disaggregation(2, 2)
+ONE_TO_ONE, TWO_TO_TWO = WorkerCounts(1, 1), WorkerCounts(2, 2)
 LONGEST = 120
 SECOND_NS = 1_000_000_000
 # A retry that waits for a lease begins after seconds; all others begin at once.
@@ -341,7 +341,7 @@ def test_a_lost_decode_worker_changes_nothing_of_what_users_get(nano_pair, ask, 
     # The decode workers take turns, and the first one dies when it has all of its long prompt: meanwhile the others are
     # decoded.
     requests[4:4] = [ask("long", 90, 20), ask("long too", 90, 20)]
-    topology = Disaggregation(1, 2)
+    topology = WorkerCounts(1, 2)
     options = options_for(nano_pair, draft, overlap=True, page_size=4)
     shown = {}
 

@@ -21,13 +21,13 @@ from foredraft.core.scheduler.config import EngineConfig, EngineRole
 from foredraft.core.scheduler.engine import Engine
 from foredraft.gpu.batch.pools import KVPool
 from foredraft.gpu.disaggregation.session import plan_disaggregated
-from foredraft.gpu.disaggregation.topology import Disaggregation
+from foredraft.gpu.disaggregation.topology import WorkerCounts
 from foredraft.gpu.disaggregation.workers import Workers
 from foredraft.gpu.executor.build import build_executor
 from foredraft.gpu.parallel.link import (
     FAULTS_VARIABLE,
-    LinkFaults,
-    Parcel,
+    InjectedLinkFaults,
+    PageParcel,
     ParcelFaults,
     _framed,
     _messages_in,
@@ -45,9 +45,9 @@ from serving import CONFIG, Way
 
 
 def test_counts_are_read_in_any_order():
-    assert Disaggregation.parse("prefill=1,decode=2") == Disaggregation(1, 2)
-    assert Disaggregation.parse(" decode = 3 , prefill=2") == Disaggregation(2, 3)
-    names = [(place.name, place.role.value, place.rank) for place in Disaggregation(1, 2).workers()]
+    assert WorkerCounts.parse("prefill=1,decode=2") == WorkerCounts(1, 2)
+    assert WorkerCounts.parse(" decode = 3 , prefill=2") == WorkerCounts(2, 3)
+    names = [(place.name, place.role.value, place.rank) for place in WorkerCounts(1, 2).workers()]
     assert names == [("prefill0", "prefill", 0), ("decode0", "decode", 1), ("decode1", "decode", 2)]
 
 
@@ -69,7 +69,7 @@ def test_counts_are_read_in_any_order():
 )
 def test_senseless_counts_are_named(text, expected):
     with pytest.raises(ConfigError) as caught:
-        Disaggregation.parse(text)
+        WorkerCounts.parse(text)
     assert expected in str(caught.value) and "disaggregate" in str(caught.value)
 
 
@@ -85,7 +85,7 @@ def test_senseless_counts_are_named(text, expected):
 )
 def test_each_worker_has_a_gpu_unless_all_share_one(monkeypatch, num_gpus, asked, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    devices = Disaggregation(1, 2).devices(asked)
+    devices = WorkerCounts(1, 2).devices(asked)
     assert devices == expected
     assert backend_for(devices) == ("gloo" if len(set(devices)) == 1 else "cpu:gloo,cuda:nccl")
 
@@ -94,16 +94,16 @@ def test_each_worker_has_a_gpu_unless_all_share_one(monkeypatch, num_gpus, asked
 def test_more_workers_than_gpus_are_refused(monkeypatch, num_gpus, asked):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     with pytest.raises(ConfigError, match=f"prefill=1,decode=2 needs 3 GPUs, torch finds {num_gpus}; --device cuda:0"):
-        Disaggregation(1, 2).devices(asked)
+        WorkerCounts(1, 2).devices(asked)
 
 
 def test_workers_on_one_device_share_what_it_has(models, monkeypatch):
     options = SessionOptions(models["target"], device="cpu", memory_fraction=0.8)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    plan = plan_disaggregated(options, Disaggregation(1, 3))
+    plan = plan_disaggregated(options, WorkerCounts(1, 3))
     assert plan.options.memory_fraction == pytest.approx(0.2) and plan.options.threads == 2
     asked = SessionOptions(options.model, device="cpu", threads=5)
-    assert plan_disaggregated(asked, Disaggregation(1, 3)).options.threads == 5
+    assert plan_disaggregated(asked, WorkerCounts(1, 3)).options.threads == 5
 
 
 def test_an_algorithm_that_other_processes_do_not_know_is_refused(models, forget):
@@ -111,7 +111,7 @@ def test_an_algorithm_that_other_processes_do_not_know_is_refused(models, forget
     assert not is_known_everywhere("only_here") and is_known_everywhere("eagle3")
     options = SessionOptions(models["target"], device="cpu", algorithm="ONLY_HERE")
     with pytest.raises(ConfigError, match="ONLY_HERE was registered in this process alone"):
-        plan_disaggregated(options, Disaggregation(1, 1))
+        plan_disaggregated(options, WorkerCounts(1, 1))
 
 
 # -- pages as bytes ----------------------------------------------------------------------------------------------------
@@ -209,16 +209,16 @@ def test_faults_happen_to_the_parcels_that_they_name():
     plan = ParcelFaults.from_json(
         {"duplicate": [2], "drop": [3], "truncate_messages": [4], "truncate_pages": [2]}, "plan"
     )
-    faults = LinkFaults()
+    faults = InjectedLinkFaults()
     pages = torch.arange(10, dtype=torch.uint8)
-    parcels = [Parcel(1, (), pages if number in (1, 5) else None) for number in range(1, 7)]
+    parcels = [PageParcel(1, (), pages if number in (1, 5) else None) for number in range(1, 7)]
     for _ in range(2):  # numbers count anew with every session
         faults.begin(plan)
         sent = [list(faults.disturb(parcel)) for parcel in parcels]
         assert [len(copies) for copies in sent] == [1, 2, 0, 1, 1, 1]
         assert [share for copies in sent for _, share in copies] == [1.0, 1.0, 1.0, 0.5, 1.0, 1.0]
         assert sent[0][0][0] is parcels[0] and len(sent[4][0][0].pages) == 5  # the second that has pages
-    assert [list(LinkFaults().disturb(parcel)) for parcel in parcels] == [[(parcel, 1.0)] for parcel in parcels]
+    assert [list(InjectedLinkFaults().disturb(parcel)) for parcel in parcels] == [[(parcel, 1.0)] for parcel in parcels]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import torch
 from foredraft.checks.adapters.dense_drafting import (
     DenseHead,
     DenseModel,
+    DenseProposal,
     DenseRelay,
-    Proposal,
     Shape,
     best,
     captured_states,
@@ -42,7 +42,7 @@ from foredraft.core.tree.build import (
 from foredraft.gpu.executor.build import DraftModel, build_executor
 from foredraft.gpu.kernels.rounds.window import window_torch
 from foredraft.gpu.models.decoder import Decoder
-from foredraft.gpu.models.eagle import MultiLayerEagle
+from foredraft.gpu.models.eagle import MultiLayerEagleHeads
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.tiny.dense import DenseAttention
 from foredraft.gpu.types.ops import DeviceTree
@@ -75,7 +75,7 @@ def exactly_relayed(name: str):
 
 
 def dense_heads(
-    heads: MultiLayerEagle, target: Decoder, text: list[int], begins: np.ndarray, relayed_topk: int
+    heads: MultiLayerEagleHeads, target: Decoder, text: list[int], begins: np.ndarray, relayed_topk: int
 ) -> DenseRelay:
     """Multi-layer EAGLE, head after head. `begins` bool [n]:
     nothing was known of the slot before, as at the start of a text."""
@@ -96,20 +96,20 @@ def dense_heads(
     return DenseRelay(np.concatenate([ids for ids, _ in found]), np.concatenate([p for _, p in found]), carry)
 
 
-def heads_tree(relay: DenseRelay, text: list[int], shape: Shape, relayed_topk: int) -> Proposal:
+def heads_tree(relay: DenseRelay, text: list[int], shape: Shape, relayed_topk: int) -> DenseProposal:
     """A head knows no branch: all branches of a step go on with the same candidates."""
     root, lengths, k = np.array(text[-1:]), np.array([len(text) - 1]), shape.topk
     ids = relay.topk_ids.reshape(-1, relayed_topk)[: shape.steps, :k]
     probabilities = relay.topk_probabilities.reshape(-1, relayed_topk)[: shape.steps, :k]
     if shape.steps == 0 or k == 1:
-        return Proposal(relay, [], build_chain(root, ids[:, :1].T, lengths, shape.max_position))
+        return DenseProposal(relay, [], build_chain(root, ids[:, :1].T, lengths, shape.max_position))
     level, beam = first_candidates(ids[:1], probabilities[:1])
     levels = [level]
     for step in range(1, shape.steps):
         again = (np.broadcast_to(x[step], (1, k, k)) for x in (ids, probabilities))
         level, beam = expand_topk(beam, *again)
         levels.append(level)
-    return Proposal(relay, levels, build_tree(root, levels, lengths, shape.num_draft_tokens, shape.max_position))
+    return DenseProposal(relay, levels, build_tree(root, levels, lengths, shape.num_draft_tokens, shape.max_position))
 
 
 class RecordingOps(TorchOps):
@@ -128,7 +128,7 @@ class Watched:
     def __init__(self, executor, ops: RecordingOps, target, draft_model, relayed_topk: int) -> None:
         self._draft, self._ops = executor.draft, ops
         self._target, self._model, self._topk = target, draft_model, relayed_topk
-        self._is_heads = isinstance(draft_model, MultiLayerEagle)
+        self._is_heads = isinstance(draft_model, MultiLayerEagleHeads)
         if draft_model is not None and not self._is_heads:
             is_head = self._draft.wants_hidden
             self._drafter = DenseHead(draft_model, target) if is_head else DenseModel(draft_model)

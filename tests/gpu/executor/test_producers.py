@@ -24,8 +24,8 @@ from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.engine import Engine
 from foredraft.gpu.disaggregation.serving import News, Serving
 from foredraft.gpu.executor.build import build_executor
-from foredraft.gpu.parallel.link import Parcel
-from foredraft.gpu.session.loop import Deliveries
+from foredraft.gpu.parallel.link import PageParcel
+from foredraft.gpu.session.loop import DeliverySink
 from matrix_cells import OPS, small_model
 from serving import CONFIG, chain, count_retractions, serve, tree
 from torch import Tensor
@@ -160,11 +160,11 @@ class Link:
     """Carries parcels from one worker to another in memory; messages travel as bytes."""
 
     def __init__(self) -> None:
-        self.parcels: deque[Parcel] = deque()
+        self.parcels: deque[PageParcel] = deque()
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: PageParcel) -> None:
         messages = tuple(decode(encode(message)) for message in parcel.messages)
-        self.parcels.append(Parcel(parcel.session, messages, parcel.pages))
+        self.parcels.append(PageParcel(parcel.session, messages, parcel.pages))
 
 
 class Side:
@@ -173,7 +173,7 @@ class Side:
     def __init__(self, role: str, peer: str, way) -> None:
         self.events, self.said, self.link = [], [], Link()
         self.producers = {"indexer_topk": Indexer(), "recurrent_state": Recurrence()}
-        deliveries = Deliveries()
+        deliveries = DeliverySink()
         sinks = [deliveries, self.events.append]
         engine = Engine(
             EngineConfig(**CONFIG | (way.config or {}), role=role),

@@ -14,7 +14,7 @@ from foredraft.core.errors import ConfigError, InvariantViolation
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.batch.pools import Rings
 from foredraft.gpu.disaggregation.session import plan_disaggregated
-from foredraft.gpu.disaggregation.topology import Disaggregation
+from foredraft.gpu.disaggregation.topology import WorkerCounts
 from foredraft.gpu.executor.build import build_executor
 from foredraft.gpu.session.devices import ops_for
 from foredraft.gpu.session.plan import NO_PREFIX_IN_RINGS, SessionOptions, plan_session
@@ -116,7 +116,7 @@ def test_what_has_no_rings_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"'rings' is none of paged, ring \(did you mean 'ring'"):
         plan_session(options_for(windowed, "rings"))
     with pytest.raises(ConfigError, match="workers hand whole KV on"):
-        plan_disaggregated(options_for(windowed, "ring"), Disaggregation(1, 1))
+        plan_disaggregated(options_for(windowed, "ring"), WorkerCounts(1, 1))
     plan = plan_session(options_for(windowed, "paged", algorithm="NONE"))
     target, _ = load_models(plan, ops_for("cpu"))
     engine = plan.spec.with_config(num_pages=20).make_engine(lambda event: None)

@@ -18,7 +18,7 @@ from foredraft.gpu.draft.port import NoDraft, RoundLimits
 from foredraft.gpu.executor.build import carried_size
 from foredraft.gpu.executor.round import DecodeRound, SamplingInputs, unmeasured
 from foredraft.gpu.models.decoder import Decoder
-from foredraft.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
+from foredraft.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagleHeads
 from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from matrix_cells import OPS, small_config
 
@@ -48,7 +48,7 @@ def draft_on_meta(algorithm: str, target: Decoder, topk: int):
         aux_layers=(0, 1, 2) if algorithm == EAGLE3 else (),
         num_heads=4 if algorithm == MULTI_LAYER_EAGLE else 1,
     )
-    kind = {EAGLE: EagleHead, EAGLE3: Eagle3Head, MULTI_LAYER_EAGLE: MultiLayerEagle}[algorithm]
+    kind = {EAGLE: EagleHead, EAGLE3: Eagle3Head, MULTI_LAYER_EAGLE: MultiLayerEagleHeads}[algorithm]
     head = kind(head_config, target)
     if algorithm == EAGLE3:
         head.set_vocabulary(torch.arange(20))

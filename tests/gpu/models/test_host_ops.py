@@ -9,7 +9,7 @@ from foredraft.gpu.batch.pools import KVPool, PagedAttention
 from foredraft.gpu.models.checkpoint import random_weights
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Capture
-from foredraft.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagle
+from foredraft.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagleHeads
 from foredraft.gpu.models.head_config import HeadConfig
 from foredraft.gpu.models.layer import Layer
 from foredraft.gpu.models.projection import pack_projections
@@ -135,7 +135,7 @@ def head_of(kind: str, dtype: torch.dtype):
         head = Eagle3Head(config, target)
         head.set_vocabulary(torch.arange(40) + 20)
     elif kind == "multi-layer":
-        head = MultiLayerEagle(
+        head = MultiLayerEagleHeads(
             HeadConfig("MULTI_LAYER_EAGLE", model, target_hidden_size=48, draft_vocab_size=70, num_heads=2),
             target,
             fc_bias=True,

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
-from foredraft.gpu.bench.arm import Arm
+from foredraft.gpu.bench.arm import BenchArm
 from foredraft.gpu.bench.plan import acceptance_of_arm, plan_bench
 from foredraft.gpu.bench.ranks import options_from_json
 from foredraft.gpu.bench.run import Bench
@@ -32,7 +32,7 @@ def main(rank: int, port: int, options: dict) -> None:
     arm_plan = replace(arm_plan, spec=replace(arm_plan.spec, graph_sizes=(cell.batch_size,)))
     prompts = [np.arange(1, 1 + cell.context_len)] * cell.batch_size
     acceptance = acceptance_of_arm(plan, arm_plan)
-    arm = Arm(arm_plan, target, draft, bench._ops, prompts, asked.output_tokens, acceptance)
+    arm = BenchArm(arm_plan, target, draft, bench._ops, prompts, asked.output_tokens, acceptance)
     for number, prompt in enumerate(prompts):
         arm.loop.submit(Request(str(number), Prompt.of_tokens(prompt), asked.output_tokens))
     turns: list[list[tuple[str, int]]] = []

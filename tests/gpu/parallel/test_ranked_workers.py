@@ -16,9 +16,9 @@ from foredraft.core.contract.request import Request, SamplingParams
 from foredraft.core.handoff import PageSeal
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.disaggregation.session import SECOND_NS, TIMING, DisaggregatedSession, plan_disaggregated
-from foredraft.gpu.disaggregation.topology import Disaggregation
+from foredraft.gpu.disaggregation.topology import WorkerCounts
 from foredraft.gpu.disaggregation.workers import Workers
-from foredraft.gpu.parallel.link import LinkNews, Parcel
+from foredraft.gpu.parallel.link import LinkNews, PageParcel
 from foredraft.gpu.parallel.rank import Rank
 from foredraft.gpu.parallel.ranked_pages import RankedPages
 from foredraft.gpu.session.plan import SessionOptions, plan_session
@@ -28,7 +28,7 @@ from small_checkpoint import write_head, write_standalone, write_target
 pytestmark = pytest.mark.xdist_group("ranked workers")  # one set of processes serves most of these tests
 
 LONGEST = 120
-ONE_TO_ONE = Disaggregation(1, 1)
+ONE_TO_ONE = WorkerCounts(1, 1)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=3)
 
 
@@ -154,7 +154,7 @@ def test_a_rank_that_dies_ends_its_worker_and_the_session_with_its_name(worker, 
 
 @pytest.mark.slow
 def test_requests_of_a_worker_whose_rank_dies_go_on_with_another(files):
-    options, topology = options_for(files, 2, "EAGLE3", steps=2), Disaggregation(1, 2)
+    options, topology = options_for(files, 2, "EAGLE3", steps=2), WorkerCounts(1, 2)
     expected = of_one_process(options_for(files, 1, "EAGLE3", steps=2))
     with Workers(topology.workers(), topology.devices("cpu", 2)) as workers:
         session = open_session(workers, options, topology)
@@ -212,8 +212,8 @@ def test_the_seal_of_a_page_is_of_all_its_parts():
         pages_of((8, 5, 4, 9), (7, 6, 4, 9)),
     ]
     for damaged in others:
-        assert damaged.arrived(Parcel(7, (), None, 1), "prefill0", 1) != [seal]
-    assert pages.arrived(Parcel(7, (), None, 1), "prefill0", 1) == [seal]
+        assert damaged.arrived(PageParcel(7, (), None, 1), "prefill0", 1) != [seal]
+    assert pages.arrived(PageParcel(7, (), None, 1), "prefill0", 1) == [seal]
 
 
 class PagesThatCount:
@@ -227,7 +227,7 @@ def test_a_rank_takes_the_parcel_with_the_number_and_nothing_over_a_broken_link(
     rank.pages, rank._parcels = PagesThatCount(), {"p": queue.SimpleQueue()}
     for session, number in ((6, 2), (7, 1), (7, 2), (7, 3)):
         content = torch.zeros(10 * session + number, dtype=torch.uint8)
-        rank._hear(LinkNews("p", Parcel(session, (), content, number)))
+        rank._hear(LinkNews("p", PageParcel(session, (), content, number)))
     rank._hear(LinkNews("p", None))
     for number in (2, 2, 3, 4, 5):
         rank._take_pages(7, "p", number, 1)

@@ -24,7 +24,7 @@ from foredraft.gpu.bench.plan import BenchOptions, plan_bench
 from foredraft.gpu.bench.run import Bench
 from foredraft.gpu.parallel import processes
 from foredraft.gpu.parallel.ranks import RankFailed, Ranks
-from foredraft.gpu.session.loop import Deliveries, all_of
+from foredraft.gpu.session.loop import DeliverySink, all_of
 from foredraft.gpu.session.orders import SessionRanks, open_ranks, orders_of
 from foredraft.gpu.session.plan import SessionOptions, plan_session
 from foredraft.gpu.session.session import DecodeSession
@@ -106,7 +106,7 @@ def requests_of(model) -> list[Request]:
 @contextmanager
 def opened(ranks: Ranks, options: SessionOptions):
     """A session on ranks that serve another one afterwards."""
-    plan, tokenizer, deliveries = plan_session(options, LONGEST), Tokenizer.load(options.model), Deliveries()
+    plan, tokenizer, deliveries = plan_session(options, LONGEST), Tokenizer.load(options.model), DeliverySink()
     make_engine = lambda spec: spec.make_engine(all_of([deliveries]), tokenizer)  # noqa: E731
     engine, executor, plan = open_ranks(plan, make_engine, ranks)
     yield DecodeSession(engine, executor, deliveries, tokenizer, plan=plan)

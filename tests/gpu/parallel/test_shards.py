@@ -12,7 +12,7 @@ import torch
 from family_shapes import SHAPES, family_of
 from foredraft.core.errors import ConfigError
 from foredraft.gpu.disaggregation.session import plan_disaggregated
-from foredraft.gpu.disaggregation.topology import Disaggregation
+from foredraft.gpu.disaggregation.topology import WorkerCounts
 from foredraft.gpu.models import checkpoint
 from foredraft.gpu.models.checkpoint import load_target, required_bytes
 from foredraft.gpu.models.config import ModelConfig
@@ -22,7 +22,7 @@ from foredraft.gpu.models.stored import tensor_files
 from foredraft.gpu.session.devices import ops_for
 from foredraft.gpu.session.plan import SessionOptions, plan_session
 from foredraft.gpu.tiny.dense import DenseAttention
-from foredraft.gpu.types.shards import Cut, Shard, cut_of, rank_devices
+from foredraft.gpu.types.shards import Shard, ShardCut, cut_of, rank_devices
 from small_checkpoint import SHAPE, VOCAB_SIZE, write_target
 
 FAST = {"llama", "phi3", "gemma4", "gpt_oss", "deepseek_v3", "glm4", "qwen3_next", "qwen3_5", "olmo2"}
@@ -132,7 +132,7 @@ def test_parts_are_read_without_the_rest(tmp_path, monkeypatch):
     """No tensor that is divided is read whole, and the ranks together read each of its numbers once."""
     directory = write_target(tmp_path)
     whole, read = [], []
-    real, real_of = tensor_files.safe_open, Cut.of
+    real, real_of = tensor_files.safe_open, ShardCut.of
 
     class Watched:
         def __init__(self, *arguments, **options):
@@ -158,7 +158,7 @@ def test_parts_are_read_without_the_rest(tmp_path, monkeypatch):
         return part
 
     monkeypatch.setattr(tensor_files, "safe_open", Watched)
-    monkeypatch.setattr(Cut, "of", counted)
+    monkeypatch.setattr(ShardCut, "of", counted)
     for rank in range(2):
         load_target(directory, ops_for("cpu"), shard=Shard(rank, 2))
     assert whole and all("norm" in name for name in whole)
@@ -178,8 +178,8 @@ def test_a_rank_has_its_share_of_the_bytes():
 
 def test_cuts():
     assert cut_of((8, 4), (8, 4), Shard(1, 2)) is None
-    assert cut_of((8, 4), (4, 4), Shard(1, 2)) == Cut(0, ((4, 8),))
-    assert cut_of((8, 4), (8, 2), Shard(1, 2)) == Cut(1, ((2, 4),))
+    assert cut_of((8, 4), (4, 4), Shard(1, 2)) == ShardCut(0, ((4, 8),))
+    assert cut_of((8, 4), (8, 2), Shard(1, 2)) == ShardCut(1, ((2, 4),))
     # two heads of three rows among four ranks
     assert [cut_of((6, 4), (3, 4), Shard(r, 4)).ranges for r in range(4)] == [
         ((0, 3),),
@@ -189,9 +189,9 @@ def test_cuts():
     ]
     # queries, keys and values in one tensor
     fused = ((8, 4, 4), (4, 2, 2))
-    assert cut_of((16, 5), (8, 5), Shard(1, 2), fused) == Cut(0, ((4, 8), (10, 12), (14, 16)))
-    assert cut_of((7, 4), (2, 4), Shard(3, 4)) == Cut(0, ((6, 7),), 1), "a row of zeros stands behind the last"
-    part = Cut(0, ((6, 7),), 1).of(torch.arange(28.0).view(7, 4))
+    assert cut_of((16, 5), (8, 5), Shard(1, 2), fused) == ShardCut(0, ((4, 8), (10, 12), (14, 16)))
+    assert cut_of((7, 4), (2, 4), Shard(3, 4)) == ShardCut(0, ((6, 7),), 1), "a row of zeros stands behind the last"
+    part = ShardCut(0, ((6, 7),), 1).of(torch.arange(28.0).view(7, 4))
     assert part.tolist() == [[24, 25, 26, 27], [0, 0, 0, 0]]
 
 
@@ -251,7 +251,7 @@ def test_more_ranks_than_gpus_are_refused(device, expected, monkeypatch):
 
 
 def test_ranks_of_workers_divide_memory_and_need_a_gpu_each(tmp_path, monkeypatch):
-    directory, topology = write_target(tmp_path), Disaggregation(1, 1)
+    directory, topology = write_target(tmp_path), WorkerCounts(1, 1)
     free = []
 
     def free_bytes(device):

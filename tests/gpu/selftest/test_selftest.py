@@ -16,7 +16,7 @@ from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.gpu.ops.host_ops import HostOps
 from foredraft.gpu.selftest import sessions
 from foredraft.gpu.selftest.report import JSON, MARKDOWN, seconds_of
-from foredraft.gpu.selftest.steps import Context, Finding, State, Step, run_apart, run_here, run_step
+from foredraft.gpu.selftest.steps import Context, SelftestStep, State, StepFinding, run_apart, run_here, run_step
 from typer.testing import CliRunner
 
 FAST = {
@@ -36,7 +36,7 @@ def context(tmp_path_factory) -> Context:
     return Context("cpu", tmp_path_factory.mktemp("selftest"))
 
 
-def steps_of(context: Context) -> dict[str, Step]:
+def steps_of(context: Context) -> dict[str, SelftestStep]:
     return {step.title: step for step in catalogue(context)}
 
 
@@ -92,20 +92,20 @@ def test_a_broken_operation_is_found_by_the_contracts(context, monkeypatch):
 # -- the order of steps, whatever they do ------------------------------------------------------------------------------
 
 
-def passes() -> Finding:
-    return Finding("fine", ({"tokens/s": 7},))
+def passes() -> StepFinding:
+    return StepFinding("fine", ({"tokens/s": 7},))
 
 
-def fails() -> Finding:
+def fails() -> StepFinding:
     raise ValueError("off by one")
 
 
-def interrupted() -> Finding:
+def interrupted() -> StepFinding:
     raise KeyboardInterrupt
 
 
-def steps(**named) -> list[Step]:
-    return [Step("part", name, function) for name, function in named.items()]
+def steps(**named) -> list[SelftestStep]:
+    return [SelftestStep("part", name, function) for name, function in named.items()]
 
 
 def test_a_step_that_fails_stops_no_other_and_time_does():
@@ -139,7 +139,7 @@ def test_a_process_that_dies_or_hangs_is_followed_by_another():
     """The worker's steps: pass (printing), fail, fail and spoil the device, die by a signal, hang, find
     no number, pass."""
     names = ("prints", "fails", "spoils", "dies", "hangs", "unreadable", "passes")
-    asked = [Step("part", name, passes, limit_s=30.0 if name != "hangs" else 2.0) for name in names]
+    asked = [SelftestStep("part", name, passes, limit_s=30.0 if name != "hangs" else 2.0) for name in names]
     begun: list[str] = []
     outcomes = list(run_apart(asked, worker_that_dies.serve, lambda: 60.0, lambda step: begun.append(step.name)))
     assert tuple(begun) == names

@@ -7,37 +7,37 @@ import signal
 import sys
 import time
 
-from foredraft.gpu.selftest.steps import Finding, Step, serve_steps
+from foredraft.gpu.selftest.steps import SelftestStep, StepFinding, serve_steps
 
 FIRST: list[int] = []
 
 
-def passes() -> Finding:
-    return Finding("fine", ({"process": FIRST[0]},))
+def passes() -> StepFinding:
+    return StepFinding("fine", ({"process": FIRST[0]},))
 
 
-def prints() -> Finding:
+def prints() -> StepFinding:
     print("a library's own words")
     return passes()
 
 
-def fails() -> Finding:
+def fails() -> StepFinding:
     raise ValueError("off by one")
 
 
-def dies() -> Finding:
+def dies() -> StepFinding:
     print("about to die", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
     return passes()
 
 
-def hangs() -> Finding:
+def hangs() -> StepFinding:
     time.sleep(600)
     return passes()
 
 
-def unreadable() -> Finding:
-    return Finding("fine", ({"share": float("nan")},))
+def unreadable() -> StepFinding:
+    return StepFinding("fine", ({"share": float("nan")},))
 
 
 def serve(first, answer) -> None:
@@ -45,7 +45,7 @@ def serve(first, answer) -> None:
     spoilt = []
     named = {"prints": prints, "fails": fails, "spoils": lambda: spoilt.append(1) or fails(), "dies": dies}
     named |= {"hangs": hangs, "unreadable": unreadable, "passes": passes}
-    serve_steps([Step("part", name, run) for name, run in named.items()], first, answer, lambda: bool(spoilt))
+    serve_steps([SelftestStep("part", name, run) for name, run in named.items()], first, answer, lambda: bool(spoilt))
 
 
 def ends(first, answer) -> None:

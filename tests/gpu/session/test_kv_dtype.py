@@ -15,7 +15,7 @@ from foredraft.core.contract.request import Request
 from foredraft.core.errors import ConfigError
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.disaggregation.session import DisaggregatedSession, plan_disaggregated
-from foredraft.gpu.disaggregation.topology import Disaggregation
+from foredraft.gpu.disaggregation.topology import WorkerCounts
 from foredraft.gpu.disaggregation.workers import Workers
 from foredraft.gpu.kernels.layers.e4m3 import to_e4m3
 from foredraft.gpu.models.checkpoint import load_target
@@ -268,7 +268,7 @@ def test_ranks_keep_rounded_values(tmp_path: Path):
 def test_pages_travel_as_they_are_kept(tmp_path: Path):
     target = write_scales(write_target(tmp_path / "target"), scales_of(("k_scale", "v_scale")))
     plain, _ = served(options_for(target, algorithm="NONE"))
-    one_each = Disaggregation(1, 1)
+    one_each = WorkerCounts(1, 1)
     workers = Workers(one_each.workers(), one_each.devices("cpu"))
     try:
         plan = plan_disaggregated(options_for(target, draft=target, steps=2, page_size=4), one_each)

@@ -9,7 +9,7 @@ from foredraft.core.contract.request import FinishReason, Request
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.engine import Engine
-from foredraft.gpu.session.loop import DecodeLoop, Deliveries, all_of
+from foredraft.gpu.session.loop import DecodeLoop, DeliverySink, all_of
 from foredraft.properties.executor.reference import (
     HashDraft,
     HashLanguageModel,
@@ -23,7 +23,7 @@ MODEL = HashLanguageModel(seed=1, vocab_size=24)
 
 def make(**config) -> DecodeLoop:
     defaults = {"num_pages": 400, "context_len": 96, "max_running": 4, "chunk_size": 16, "block_rounds": 4}
-    deliveries = Deliveries()
+    deliveries = DeliverySink()
     engine = Engine(
         EngineConfig(**{**defaults, **config}, track_tokens=True),
         get_algorithm("STANDALONE"),

@@ -12,7 +12,7 @@ import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import built_in_config
 from foredraft.planning.servers.files import server_files
-from foredraft.planning.servers.launch import Launch, read_launch
+from foredraft.planning.servers.launch import LaunchCommand, read_launch
 from foredraft.planning.servers.yaml_text import parse_yaml
 from foredraft.planning.tuning.tables import settings_of
 from foredraft.sim.assembly import assemble
@@ -22,7 +22,7 @@ from foredraft.sim.scenario_file import load_scenario, scenario_with
 MODEL = "Qwen/Qwen3-8B"
 
 
-def launch_of(command: str, server: str = "vllm") -> Launch:
+def launch_of(command: str, server: str = "vllm") -> LaunchCommand:
     return read_launch(server, command, "--from", "H100")
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.planning.servers.arguments import read_arguments
-from foredraft.planning.servers.launch import READERS, Launch, read_launch
+from foredraft.planning.servers.launch import READERS, LaunchCommand, read_launch
 
 HERE = Path(__file__).parent
 NAMES = {
@@ -60,7 +60,7 @@ def published() -> Iterator[Published]:
 ALL = list(published())
 
 
-def read(command: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
+def read(command: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchCommand:
     for name, text in command.noted.get("files", {}).items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)

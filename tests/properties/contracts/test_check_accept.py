@@ -5,7 +5,7 @@ import pytest
 from foredraft.checks.adapters import tree_accept
 from foredraft.properties.accept import plain
 from foredraft.properties.accept.contract import AcceptCapabilities, AcceptConfig
-from foredraft.properties.accept.expected import Coins
+from foredraft.properties.accept.expected import RecordedCoins
 from foredraft.properties.conformance import check_accept
 from foredraft.properties.harness.invariants import of_contract
 from foredraft.properties.harness.report import PropertiesBroken
@@ -25,7 +25,7 @@ def test_the_contract_checks_what_it_says():
 
 def test_coins_that_are_none():
     good = np.random.default_rng(1).random((2, 40, 30))
-    coins = Coins()
+    coins = RecordedCoins()
     coins.note(0, np.arange(40), np.zeros(40, int), good)
     assert not coins.uneven()
     for parts, words in (
@@ -33,7 +33,7 @@ def test_coins_that_are_none():
         ((good[0], 1 - good[0]), "the bonus coin have a correlation of -1.00"),
         ((np.sort(good[0], axis=1), good[1]), "next position"),
     ):
-        coins = Coins()
+        coins = RecordedCoins()
         coins.note(0, np.arange(40), np.zeros(40, int), parts)
         assert words in coins.uneven()
 

@@ -7,11 +7,11 @@ from foredraft.properties.conformance import check_step_controller
 from foredraft.properties.harness.report import PropertiesBroken
 from foredraft.properties.harness.trial import Violation
 from foredraft.properties.step_controller.contract import StepControllerConfig
-from foredraft.properties.step_controller.rule import DAMAGES, Table, damages, read_table
+from foredraft.properties.step_controller.rule import DAMAGES, RuleTable, damages, read_table
 from foredraft.properties.suites import suite_of
 
 STEPS = suite_of("step-controller")
-ZERO_ONE_THREE = Table((1, 4), ((0, 1, 3), (1, 3)), update_interval=2, warmup_batches=0)
+ZERO_ONE_THREE = RuleTable((1, 4), ((0, 1, 3), (1, 3)), update_interval=2, warmup_batches=0)
 CONFIG = StepControllerConfig(ZERO_ONE_THREE.text(), captured=(2, 8))
 
 
@@ -90,7 +90,7 @@ def start(make, config=CONFIG):
 def test_probes_go_on_after_many_that_failed():
     """Every probe is two reversals; doubled for each, the dwell once ended all probing for tens of
     thousands of rounds."""
-    table = Table((1,), ((0, 2),), update_interval=1, warmup_batches=1).text()
+    table = RuleTable((1,), ((0, 2),), update_interval=1, warmup_batches=1).text()
     config = StepControllerConfig(table, captured=(32,), token_ns=5_000)
     trial = start(make_goodput, config)
     assert trial.phase("useless", 4) and trial.phase("always-0", 4) and trial.offer(4)

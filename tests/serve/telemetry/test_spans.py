@@ -11,7 +11,7 @@ from http_server import serving, simulated_body, wait_until
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
 
-from foredraft.serve.telemetry.spans import Spans
+from foredraft.serve.telemetry.spans import RequestSpans
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
@@ -22,7 +22,7 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 def test_each_output_has_a_span_under_the_clients_trace():
     exporter, metrics = InMemorySpanExporter(), ServerMetrics()
     body = simulated_body(speed=2.0, metrics=metrics)
-    spans = Spans(SimpleSpanProcessor(exporter), body)
+    spans = RequestSpans(SimpleSpanProcessor(exporter), body)
     with serving(body, metrics=metrics, on_end=spans.ended) as served:
         begin_ns = time.time_ns()
         asked = {"prompt": "why", "max_tokens": 30, "ignore_eos": True, "n": 2, "temperature": 0.5, "top_p": 0.9}
@@ -55,7 +55,7 @@ def test_each_output_has_a_span_under_the_clients_trace():
 def test_an_output_that_was_never_admitted_has_a_span_without_the_latencies_of_the_model():
     exporter, metrics = InMemorySpanExporter(), ServerMetrics()
     body = simulated_body("engine.max_running=1", "engine.max_queue=1", metrics=metrics)
-    spans = Spans(SimpleSpanProcessor(exporter), body)
+    spans = RequestSpans(SimpleSpanProcessor(exporter), body)
     with serving(body, metrics=metrics, on_end=spans.ended) as served:
         codes = [served.post("/v1/completions", prompt=["x", "y", "z", "u"], max_tokens=200).status_code]
         wait_until(lambda: len(exporter.get_finished_spans()) == 4)
@@ -66,4 +66,4 @@ def test_an_output_that_was_never_admitted_has_a_span_without_the_latencies_of_t
 
 def test_the_address_of_a_collector_is_checked():
     with pytest.raises(ConfigError, match="'localhost:4318' is no http:// or https:// address"):
-        Spans.to_collector("localhost:4318", simulated_body())
+        RequestSpans.to_collector("localhost:4318", simulated_body())

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from foredraft.serve.base.limits import Limits
 from foredraft.ui import app as app_file
-from foredraft.ui.app import Pools, make_app
+from foredraft.ui.app import AnswerPools, make_app
 from page_server import PageServer, is_running, page_server, wait_until
 from starlette.testclient import TestClient
 
@@ -264,7 +264,7 @@ class _Fake:
 def test_an_answer_that_takes_long_is_given_by_the_roofline_first(monkeypatch, tmp_path: Path, waits_s: float):
     monkeypatch.setattr(app_file, "SOON_S", 0.05)
     exact, rough = _Fake(waits_s, "exact"), _Fake(0.0, "rough")
-    app = make_app({}, tmp_path, Limits(), Pools(exact, rough, rough, rough))
+    app = make_app({}, tmp_path, Limits(), AnswerPools(exact, rough, rough, rough))
     with TestClient(app, base_url="http://localhost") as client:
         told = lines(client.post("/api/answer", json={"given": {}}))
     assert told[-1] == {"result": "exact"}
@@ -277,7 +277,7 @@ def test_an_answer_that_takes_long_is_given_by_the_roofline_first(monkeypatch, t
 def test_an_exact_answer_does_not_wait_for_that_of_the_roofline(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(app_file, "SOON_S", 0.05)
     exact, rough = _Fake(0.2, "exact"), _Fake(30.0, "rough")
-    app = make_app({}, tmp_path, Limits(), Pools(exact, rough, rough, rough))
+    app = make_app({}, tmp_path, Limits(), AnswerPools(exact, rough, rough, rough))
     with TestClient(app, base_url="http://localhost") as client:
         told = lines(client.post("/api/answer", json={"given": {}}))
     assert told == [{"result": "exact"}] and rough.asked

@@ -15,7 +15,7 @@ from foredraft.core.errors import ConfigError
 from foredraft.sim.assembly.explaining import timing_line
 from foredraft.sim.calibration.fit import LENGTH_SPREAD, TOLD, PointFit, as_its_clients_send, calibrate, spreads
 from foredraft.sim.calibration.least_squares import INTERVAL, left_out_errors
-from foredraft.sim.calibration.points import Point
+from foredraft.sim.calibration.points import BenchmarkPoint
 from foredraft.sim.calibration.prediction import CannotPredict, Predictor, measured_scenario
 from foredraft.sim.calibration.result_files import read_points
 from foredraft.sim.cost.calibration import load_calibration, profile_document
@@ -54,7 +54,7 @@ def exact(truth: Mapping[str, float]) -> tuple[dict[str, float], ...]:
 def _exact(truth: tuple[tuple[str, float], ...]) -> tuple[dict[str, float], ...]:
     runs = []
     for load in LOADS:
-        point = Point("truth", mean_tpot_ms=1.0, num_draft_tokens=load.get("steps", 0) + 1, **load)
+        point = BenchmarkPoint("truth", mean_tpot_ms=1.0, num_draft_tokens=load.get("steps", 0) + 1, **load)
         runs.append(load | Predictor(point, BASE).predict(dict(truth)))
     return tuple(runs)
 
@@ -131,7 +131,7 @@ def test_clients_that_keep_no_step_are_known_by_their_times_to_the_first_token(s
     """The same load with lengths of one size and with a spread:
     the point has means alone, and the load is taken that was measured."""
     std = share / 3**0.5
-    point = Point("run", 1024.0, 48.0, concurrency=16, mean_tpot_ms=1.0)
+    point = BenchmarkPoint("run", 1024.0, 48.0, concurrency=16, mean_tpot_ms=1.0)
     run = Predictor(replace(point, input_std=std * 1024, output_std=std * 48), BASE).predict(TRUTH)
     measured = replace(point, mean_tpot_ms=run["mean_tpot_ms"], mean_ttft_ms=run["mean_ttft_ms"])
     found = as_its_clients_send(Predictor(measured, BASE), BASE)
@@ -170,7 +170,7 @@ def test_points_of_several_tensor_parallelisms_tell_what_several_devices_add(tmp
     truth = TRUTH | {"collective_gap_ns": 4e3}
     runs = []
     for load in [run | {"tensor_parallel": devices} for run in LOADS[:3] for devices in (1, 2, 4)]:
-        runs.append(load | Predictor(Point("truth", mean_tpot_ms=1.0, **load), BASE).predict(truth))
+        runs.append(load | Predictor(BenchmarkPoint("truth", mean_tpot_ms=1.0, **load), BASE).predict(truth))
     fit = fitted(tmp_path, runs)
     found = fit.calibration.parameters.values["collective_gap_ns"]
     assert found.told > 0.2 and found.low < truth["collective_gap_ns"] < found.high
@@ -182,7 +182,7 @@ def test_points_of_two_kinds_of_heads_tell_what_a_step_of_eagle3_takes_more(tmp_
     assert "eagle3_step_ns" not in fit.by_server  # which are of EAGLE-3 alone
     truth, runs = TRUTH | {"eagle3_step_ns": 400e3}, []
     for load in [run | {"algorithm": kind} for run in LOADS[3:] for kind in ("EAGLE", "EAGLE3")] + LOADS[:3]:
-        point = Point("truth", mean_tpot_ms=1.0, num_draft_tokens=load.get("steps", 0) + 1, **load)
+        point = BenchmarkPoint("truth", mean_tpot_ms=1.0, num_draft_tokens=load.get("steps", 0) + 1, **load)
         runs.append(load | Predictor(point, BASE).predict(truth))
     found = fitted(tmp_path, runs).calibration.parameters.values["eagle3_step_ns"]
     assert found.told > 0.8 and found.low < truth["eagle3_step_ns"] < found.high
@@ -230,7 +230,7 @@ PHYSICS = r"cannot be: expected at (least|most) .*llama-3.1-8b.*4,800 GB/s.*fewe
 )
 def test_what_is_faster_than_reading_the_weights_is_refused(result, draft):
     """The 8B model's 15.0 GB, of which the input embeddings are not read, take 3.13 ms at the 4.8 TB/s of an H200."""
-    point = Point(
+    point = BenchmarkPoint(
         "a.json",
         64.0,
         16.0,
@@ -250,7 +250,7 @@ def test_what_is_faster_than_reading_the_weights_is_refused(result, draft):
 
 def test_only_the_experts_of_one_token_must_be_read():
     base = load_scenario(None, [*SETTINGS, "model.target=qwen3-30b-a3b"])[0]
-    predictor = Predictor(Point("a.json", 64.0, 16.0, concurrency=1, mean_tpot_ms=2.0), base)
+    predictor = Predictor(BenchmarkPoint("a.json", 64.0, 16.0, concurrency=1, mean_tpot_ms=2.0), base)
     predictor.refuse_unphysical()
     assert predictor.reading_ms < 0.2 * predictor.cost.target.weight_bytes / 4800e9 * 1e3
 
@@ -267,7 +267,7 @@ def test_factors_on_kernels_that_no_physics_explains_are_refused(scale, expected
     base = load_scenario(None, [*SETTINGS, "hardware.gpu=L40S"])[0]
     points = []
     for clients in (40, 52, 64):
-        point = Point(f"{clients}.json", 64.0, 16.0, concurrency=clients, mean_tpot_ms=1.0, file="a.json")
+        point = BenchmarkPoint(f"{clients}.json", 64.0, 16.0, concurrency=clients, mean_tpot_ms=1.0, file="a.json")
         found = Predictor(point, base).predict({"device_scale": scale, "host_row_ns": 50e3})
         points.append(replace(point, mean_tpot_ms=found["mean_tpot_ms"]))
     with pytest.raises(ConfigError, match=rf"json: .*{expected}.*another GPU"):
@@ -281,7 +281,7 @@ def test_points_that_cannot_be_simulated_are_named(tmp_path):
 
 
 def test_the_model_and_the_gpu_of_the_files_are_used_and_must_agree_with_what_was_given(tmp_path):
-    point = Point("p", 1.0, 1.0, concurrency=1, model="meta-llama/Llama-3.1-70B-Instruct", gpu="H100")
+    point = BenchmarkPoint("p", 1.0, 1.0, concurrency=1, model="meta-llama/Llama-3.1-70B-Instruct", gpu="H100")
     scenario = measured_scenario([point], BASE, ())
     assert (scenario.model.target, scenario.hardware.gpu) == ("meta-llama/Llama-3.1-70B-Instruct", "H100")
     with pytest.raises(ConfigError, match=r"gpu: H100 was measured, but hardware.gpu is H200"):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from benchmark_files import COUNT, aiperf, guidellm, sglang, table, vllm
 from foredraft.core.errors import ConfigError
-from foredraft.sim.calibration.points import Point
+from foredraft.sim.calibration.points import BenchmarkPoint
 from foredraft.sim.calibration.result_files import read_points
 
 PLAIN = {
@@ -34,7 +34,7 @@ def read(tmp_path):
     return write_and_read
 
 
-def numbers(point: Point):
+def numbers(point: BenchmarkPoint):
     return {name: getattr(point, name) for name in SPEC if name not in ("algorithm", "steps", "accept_length")}
 
 

@@ -13,7 +13,7 @@ from foredraft.sim.cost.calibration import DEVICE, Calibration, FittedParameter,
 from foredraft.sim.cost.draft import eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from foredraft.sim.cost.hardware import lookup_gpu
 from foredraft.sim.cost.host import FULL_GRAPH, PIECEWISE, UnknownPreset, launch_preset
-from foredraft.sim.cost.passes.curve import Curve, Line, Pass, TimeOverflow
+from foredraft.sim.cost.passes.curve import Line, Pass, PassCurve, TimeOverflow
 from foredraft.sim.cost.passes.decode_work import DecodeWork, InvalidRound
 from foredraft.sim.cost.passes.forward import ForwardCost, UnsupportedParallelism
 from foredraft.sim.cost.passes.tokens import padded_tokens
@@ -81,7 +81,7 @@ def test_parts_add_up_to_the_nanosecond(name):
 
 def test_scalars_and_arrays_round_down_at_the_very_edge():
     # One unit of the fixed point short of 1 ns per token: rounding up or to nearest would show at once.
-    curve = Curve([Pass({"verify": Line(0.0, 1.0 - 2.0**-16)})])
+    curve = PassCurve([Pass({"verify": Line(0.0, 1.0 - 2.0**-16)})])
     tokens = np.arange(1, 1000)
     assert curve(tokens).tolist() == [curve(int(kv)) for kv in tokens] == (tokens - 1).tolist()
 
@@ -264,7 +264,7 @@ def test_a_calibration_of_something_else_is_refused():
 
 def test_a_time_beyond_64_bits_is_an_error():
     with pytest.raises(TimeOverflow, match="check the units"):
-        Curve([Pass({"verify": Line(0.0, 1e9)})])
+        PassCurve([Pass({"verify": Line(0.0, 1e9)})])
 
 
 def test_launch_presets():

@@ -9,8 +9,8 @@ import pytest
 from foredraft import simulate
 from foredraft.core.prompt import Prompt
 from foredraft.sim.calibration.synthesis import expected_hit_rate, ks_distance, synthesize, synthetic
-from foredraft.sim.workload.description import Arrivals, ReuseMeter, describe
-from foredraft.sim.workload.workload import Arrival
+from foredraft.sim.workload.description import ArrivalDescription, ReuseMeter, describe
+from foredraft.sim.workload.workload import TimedRequest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,16 +71,16 @@ def test_the_simulator_finds_as_much_as_the_infinite_cache_where_nothing_is_evic
 
 
 def test_prompts_of_unknown_content_tell_nothing_about_reuse():
-    described, _ = describe([Arrival(i * 10**9, Prompt(9 + i), 4) for i in range(9)])
+    described, _ = describe([TimedRequest(i * 10**9, Prompt(9 + i), 4) for i in range(9)])
     assert described.reuse is None and described.sessions is None and described.arrivals.gap_cv == 0.0
 
 
 def test_requests_that_share_their_times_tell_no_gaps():
     batches = np.repeat(np.arange(400) * 3_000_000_000, 10)
-    found = Arrivals.of(batches)
+    found = ArrivalDescription.of(batches)
     assert found.tick_s == 3.0 and min(found.dispersion) == 10.0
     poisson = np.cumsum(np.random.default_rng(1).exponential(1e8, 4000)).astype(np.int64)
-    found = Arrivals.of(poisson)
+    found = ArrivalDescription.of(poisson)
     assert found.tick_s is None and found.gap_cv == pytest.approx(1, abs=0.05)
     assert all(value == pytest.approx(1, abs=0.35) for window, value in found.dispersion.items() if window < 60)
 
@@ -117,7 +117,7 @@ def test_a_fit_follows_a_rate_that_changes():
 
 def test_lengths_that_no_lognormal_has_keep_their_mean_and_percentiles():
     lens = np.random.default_rng(2).choice([10, 11, 400, 5000], 3000, p=[0.3, 0.3, 0.3, 0.1])
-    source = [Arrival(i * 10**8, Prompt(int(n)), 7) for i, n in enumerate(lens)]
+    source = [TimedRequest(i * 10**8, Prompt(int(n)), 7) for i, n in enumerate(lens)]
     made = synthesize(source, *describe(source))
     assert made.table["prompt"]["kind"] == "empirical" and made.distance["prompt"] < 0.04
     table = made.table["prompt"]

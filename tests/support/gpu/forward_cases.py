@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from foredraft.gpu.selftest.batches import Batch
+from foredraft.gpu.selftest.batches import PagedBatch
 from foredraft.gpu.types.attention import PLAIN, Softmax
 from foredraft.gpu.types.ops import DecodeBatch
 from torch import Tensor
@@ -26,7 +26,7 @@ def attend_one(q: Tensor, k: Tensor, v: Tensor, softmax: Softmax, distances: lis
     return torch.einsum("hj,jhd->hd", torch.softmax(scores, 1)[:, : len(near)], v)
 
 
-def dense_decode(batch: Batch, view: DecodeBatch, softmax: Softmax = PLAIN) -> Tensor:
+def dense_decode(batch: PagedBatch, view: DecodeBatch, softmax: Softmax = PLAIN) -> Tensor:
     out = []
     for i, q in enumerate(batch.q):
         columns = [j if j < view.bases[i] else int(view.tails[i] + j - view.bases[i]) for j in range(int(view.lens[i]))]
@@ -35,12 +35,12 @@ def dense_decode(batch: Batch, view: DecodeBatch, softmax: Softmax = PLAIN) -> T
     return torch.stack(out) if out else torch.zeros_like(batch.q)
 
 
-def prefix_of(batch: Batch, i: int) -> tuple[Tensor, Tensor]:
+def prefix_of(batch: PagedBatch, i: int) -> tuple[Tensor, Tensor]:
     slots = batch.table[batch.rows[i], : int(batch.prefix_lens[i])].long()
     return batch.k_pool[slots], batch.v_pool[slots]
 
 
-def dense_verify(batch: Batch, bits: Tensor, softmax: Softmax = PLAIN) -> Tensor:
+def dense_verify(batch: PagedBatch, bits: Tensor, softmax: Softmax = PLAIN) -> Tensor:
     bs, nd = bits.shape
     out = torch.zeros_like(batch.q, dtype=torch.float64)
     for i in range(bs):
@@ -55,7 +55,7 @@ def dense_verify(batch: Batch, bits: Tensor, softmax: Softmax = PLAIN) -> Tensor
     return out
 
 
-def dense_extend(batch: Batch, softmax: Softmax = PLAIN) -> Tensor:
+def dense_extend(batch: PagedBatch, softmax: Softmax = PLAIN) -> Tensor:
     out = torch.zeros_like(batch.q, dtype=torch.float64)
     for i in range(len(batch.rows)):
         k, v = prefix_of(batch, i)

@@ -27,7 +27,7 @@ from foredraft.core.scheduler.engine import Engine
 from foredraft.gpu.executor.build import build_executor
 from foredraft.gpu.models.config import LLAMA, ModelConfig
 from foredraft.gpu.models.decoder import Decoder
-from foredraft.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagle
+from foredraft.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagleHeads
 from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.ops.host_ops import HostOps
@@ -89,7 +89,7 @@ def small_head(seed: int, algorithm: str, num_heads: int = 7) -> DraftHead:
         aux_layers=(0, 1, 2) if algorithm == EAGLE3 else (),
         num_heads=num_heads if algorithm == MULTI_LAYER_EAGLE else 1,
     )
-    head = {EAGLE: EagleHead, EAGLE3: Eagle3Head, MULTI_LAYER_EAGLE: MultiLayerEagle}[algorithm](config, target)
+    head = {EAGLE: EagleHead, EAGLE3: Eagle3Head, MULTI_LAYER_EAGLE: MultiLayerEagleHeads}[algorithm](config, target)
     initialize(head, seed)
     with torch.no_grad():
         for parameter in head.parameters():

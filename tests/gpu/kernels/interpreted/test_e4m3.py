@@ -9,11 +9,18 @@ from dataclasses import replace
 import pytest
 import torch
 from foredraft.gpu.kernels.layers.decode_attention import decode_attention_triton
-from foredraft.gpu.kernels.layers.flash import INTERPRETED, Cut, assumed_traits
+from foredraft.gpu.kernels.layers.flash import INTERPRETED, KeyCut, assumed_traits
 from foredraft.gpu.kernels.layers.verify_attention import verify_attention_triton
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
-from foredraft.gpu.selftest.batches import Batch, decode_view, make_batch, random_tree_bits, rotary_table, softmaxes
+from foredraft.gpu.selftest.batches import (
+    PagedBatch,
+    decode_view,
+    make_batch,
+    random_tree_bits,
+    rotary_table,
+    softmaxes,
+)
 from foredraft.gpu.types.attention import E4M3, PLAIN, UNSCALED, KVScales
 from foredraft.gpu.types.ops import KVTensors
 from forward_cases import dense_decode, dense_extend, dense_verify, rotate_one
@@ -44,7 +51,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual.double(), expected, rtol=limit, atol=limit)
 
 
-def kept_as_bytes(batch: Batch, scales: KVScales) -> tuple[Batch, Batch]:
+def kept_as_bytes(batch: PagedBatch, scales: KVScales) -> tuple[PagedBatch, PagedBatch]:
     """Return a batch with its keys and values in 8-bit numbers, and in float64 with what these stand for."""
     parts = {name: getattr(batch, name).to(E4M3) for name in ("k", "v", "k_pool", "v_pool")}
     values = {name: x.double() * (scales.key if name[0] == "k" else scales.value) for name, x in parts.items()}
@@ -153,7 +160,7 @@ def test_parts_are_joined_times_the_scale_of_values(dtype: torch.dtype):
     """In the attention's own launch, and of tall tiles, which 16 bits have, in a second one."""
     lens = [130, 65, 0]
     batch, values = kept_as_bytes(make_batch(3, lens, [9] * 3, dtype=dtype), SCALES)
-    softmax, cut = PLAIN.over(SCALES, batch.q), Cut(16 if dtype is torch.float32 else 64, 4, 5)
+    softmax, cut = PLAIN.over(SCALES, batch.q), KeyCut(16 if dtype is torch.float32 else 64, 4, 5)
     view, bits = decode_view(batch, lens), random_tree_bits(1, 3, 9)
     with checked_memory() as checker:
         decoded = decode_attention_triton(batch.q[:3], batch.kv, view, softmax, cut)

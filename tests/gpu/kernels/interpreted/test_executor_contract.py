@@ -4,7 +4,7 @@ relay cells of captured rounds."""
 from __future__ import annotations
 
 import pytest
-from foredraft.checks.adapters.torch_executor import ExecutorIn, Place
+from foredraft.checks.adapters.torch_executor import DevicePlace, ExecutorIn
 from foredraft.gpu.ops.triton_ops import TritonOps
 from foredraft.properties.executor.trial import ExecutorTrial
 from foredraft.properties.harness.swarm import Budget, Found, Swarm
@@ -13,7 +13,7 @@ from foredraft.properties.suites import suite_of
 OPERATIONS = 300
 
 
-def searched(place: Place, seed: int) -> Found | None:
+def searched(place: DevicePlace, seed: int) -> Found | None:
     """Search without the operation that samples hundreds of tokens, which takes a minute here."""
     component = suite_of("executor").component(ExecutorIn(place))
     sample = type(ExecutorTrial.sample())
@@ -23,11 +23,11 @@ def searched(place: Place, seed: int) -> Found | None:
 @pytest.mark.slow
 @pytest.mark.parametrize("captured", [False, True])
 def test_the_contract_holds(captured):
-    found = searched(Place("cpu", "triton", captured), seed=3)
+    found = searched(DevicePlace("cpu", "triton", captured), seed=3)
     assert found is None, str(found.violation)
 
 
 @pytest.mark.slow
 def test_a_kernel_that_moves_no_kv_is_found(monkeypatch):
     monkeypatch.setattr(TritonOps, "move_accepted_", lambda *arguments: None)
-    assert searched(Place("cpu", "triton"), seed=8) is not None
+    assert searched(DevicePlace("cpu", "triton"), seed=8) is not None

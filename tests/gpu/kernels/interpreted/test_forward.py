@@ -13,12 +13,19 @@ from foredraft.gpu.kernels.jit import cdiv
 from foredraft.gpu.kernels.layers import flash
 from foredraft.gpu.kernels.layers.decode_attention import decode_attention_triton
 from foredraft.gpu.kernels.layers.extend_attention import extend_attention_triton
-from foredraft.gpu.kernels.layers.flash import Cut, device_of, reading_tiles
+from foredraft.gpu.kernels.layers.flash import KeyCut, device_of, reading_tiles
 from foredraft.gpu.kernels.layers.verify_attention import verify_attention_triton
 from foredraft.gpu.models.rope import unrotated_table
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
-from foredraft.gpu.selftest.batches import Batch, decode_view, make_batch, random_tree_bits, rotary_table, softmaxes
+from foredraft.gpu.selftest.batches import (
+    PagedBatch,
+    decode_view,
+    make_batch,
+    random_tree_bits,
+    rotary_table,
+    softmaxes,
+)
 from foredraft.gpu.types.attention import KVShape
 from foredraft.gpu.types.ops import KVTensors, VerifyBatch
 from forward_cases import dense_decode, dense_extend, dense_verify, rotate_one
@@ -46,7 +53,7 @@ def strided(x: Tensor) -> Tensor:
     return wide[:, 1:-1]
 
 
-def owned(batch: Batch, row_of) -> list[Ownership]:
+def owned(batch: PagedBatch, row_of) -> list[Ownership]:
     """Which row of the batch each slot belongs to, by its number in the table."""
     owners = [0] * batch.k_pool.shape[0]
     for row in range(1, len(batch.table)):
@@ -56,7 +63,7 @@ def owned(batch: Batch, row_of) -> list[Ownership]:
     return [Ownership(pool, owners, row_of) for pool in (batch.k_pool, batch.v_pool)]
 
 
-def forget_what_is_past(checker, batch: Batch, lens: list[int]) -> None:
+def forget_what_is_past(checker, batch: PagedBatch, lens: list[int]) -> None:
     """What lies behind a row's length was never written; nor was padding's page."""
     for row, length in zip(batch.rows.tolist(), lens, strict=True):
         for slot in batch.table[row, length:].tolist():
@@ -171,13 +178,13 @@ LENS = [[1], [0], [3], [4], [5], [130], [7, 0, 64, 8]]
 BLOCK = {torch.float32: 16, torch.float16: 64}  # keys of a block
 
 
-def cut_of(dtype: torch.dtype, lens: list[int], most: int, programs: int | None = None) -> Cut:
+def cut_of(dtype: torch.dtype, lens: list[int], most: int, programs: int | None = None) -> KeyCut:
     """Parts of at least one block, at most `most`;
     by default a program for every row (uncut) or for every part that there may be."""
-    return Cut(BLOCK[dtype], most, programs or len(lens) * most)
+    return KeyCut(BLOCK[dtype], most, programs or len(lens) * most)
 
 
-def row_of_item(cut: Cut, dtype: torch.dtype, lens: list[int]) -> list[int]:
+def row_of_item(cut: KeyCut, dtype: torch.dtype, lens: list[int]) -> list[int]:
     """The row of each part of the work list, as the kernels should have it."""
     sizes = [max(cut.least, cdiv(cdiv(n, BLOCK[dtype]), cut.most) * BLOCK[dtype]) for n in lens]
     parts = [max(1, cdiv(n, size)) for n, size in zip(lens, sizes, strict=True)]
@@ -210,7 +217,7 @@ def test_the_order_in_which_parts_arrive_changes_no_bit():
     view, found = decode_view(batch, [130, 65, 3]), []
     for seed in range(4):
         with checked_memory(shuffle=seed):
-            found.append(decode_attention_triton(batch.q, batch.kv, view, cut=Cut(16, 8, 24)))
+            found.append(decode_attention_triton(batch.q, batch.kv, view, cut=KeyCut(16, 8, 24)))
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
@@ -318,7 +325,7 @@ def test_head_sizes(d: int):
     bits = random_tree_bits(1, 2, 2)
     tokens = (batch.q, batch.k, batch.v, batch.kv)
     with checked_memory():
-        verified = verify_attention_triton(*tokens[:3], batch.kv, batch.tree(bits, 40), cut=Cut(16, 2, 3))
+        verified = verify_attention_triton(*tokens[:3], batch.kv, batch.tree(bits, 40), cut=KeyCut(16, 2, 3))
         extended = extend_attention_triton(*tokens[:3], batch.kv, batch.chunks(None, 2))
     close(verified, dense_verify(batch, bits))
     close(extended, dense_extend(batch))
@@ -422,7 +429,7 @@ def test_the_parts_of_a_long_row_are_shared_and_its_neighbours_change_no_bit(
     counted: list[Counter[tuple[int, int, int]]] = []
     together = outputs(slice(None), lambda checker, batch: counted.append(trips_of_programs(checker, batch.k_pool)))
     trips = counted[0]
-    cut = Cut.choose(8, 8, 1152, 1, reading_tiles(2, 16, torch.float32, 9), 128, 4)
+    cut = KeyCut.choose(8, 8, 1152, 1, reading_tiles(2, 16, torch.float32, 9), 128, 4)
     assert 1 < cut.most <= 8 and cut.programs == 8
     assert sum(trips.values()) == blocks
     assert max(trips.values()) <= blocks / 8 + cut.least / 16, f"{trips}, {cut}"
@@ -437,10 +444,10 @@ def test_the_parts_of_a_long_row_are_shared_and_its_neighbours_change_no_bit(
 def test_what_a_batch_is_cut_into():
     """One row fills an H200; rows that fill it are cut where they are long; parts take a bounded memory."""
     size = reading_tiles(16, 128, torch.bfloat16, 9)
-    alone = Cut.choose(1, 1, 131072, 8, size, 4 * 32 * 128 * 4, 132)
+    alone = KeyCut.choose(1, 1, 131072, 8, size, 4 * 32 * 128 * 4, 132)
     assert alone.programs * 8 >= 132 * 2 and alone.least == 64
-    many = Cut.choose(32, 32, 131072, 8, size, 4 * 32 * 128 * 4, 132)
+    many = KeyCut.choose(32, 32, 131072, 8, size, 4 * 32 * 128 * 4, 132)
     assert 640 <= many.least <= 1024 and many.most == many.programs == alone.programs
-    assert Cut.choose(32, 32, 600, 8, size, 4 * 32 * 128 * 4, 132) == Cut(many.least, 1, 32)
+    assert KeyCut.choose(32, 32, 600, 8, size, 4 * 32 * 128 * 4, 132) == KeyCut(many.least, 1, 32)
     tall = reading_tiles(256, 128, torch.bfloat16, 9)
-    assert Cut.choose(64, 64, 131072, 32, tall, 64 * 32 * 128 * 4, 132).most == flash.PARTS_BYTES >> 26
+    assert KeyCut.choose(64, 64, 131072, 32, tall, 64 * 32 * 128 * 4, 132).most == flash.PARTS_BYTES >> 26
