@@ -1,8 +1,6 @@
 """Planted defects of allocators: each is a subclass of a part of a good one, done wrong in a way that has been
 done wrong before."""
 
-from collections import deque
-
 import numpy as np
 
 from ...core.kv.allocator import InvalidAllocation, KVAllocator
@@ -147,8 +145,8 @@ class ForgetsADeparture(KVStore):
     """A committed step releases one of the rows that wait for it."""
 
     def pass_fence(self, committed):
-        due = [departure for departure in self._departures if departure.fence <= committed]
-        self._departures = deque(departure for departure in self._departures if departure not in due[1:])
+        late = [departure for departure in self._fence.rows if departure.fence <= committed][1:]
+        self._fence.rows = [departure for departure in self._fence.rows if departure not in late]
         super().pass_fence(committed)
 
 
