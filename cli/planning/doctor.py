@@ -142,6 +142,7 @@ def _short_notes(found: Diagnosis) -> list[str]:
     is_marked = any(one.verdict == "equal" for one in found.gains_by_batch)
     texts = ["= cannot be told from plain decoding."] if is_marked else []
     texts += [f"Overloaded, {name}: {told}." for name, told in found.overloaded.items()]
+    texts.append(found.about_speed_ups)
     texts.append("--details: gains by context, break-even lengths, 80 % intervals, and what they rest on.")
     return [line for text in texts for line in _wrapped(text)]
 
