@@ -98,7 +98,7 @@ def simulation_progress(quiet: bool) -> Iterator[Callable[[RunProgress], None]]:
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
-    from rich.progress import RunProgress as Bar
+    from rich.progress import Progress as Bar
 
     time_column, *columns = [TextColumn(f"{{task.fields[{name}]}}") for name in ("simulated", "requests", "rate")]
     with Bar(time_column, BarColumn(bar_width=24), *columns, console=Console(stderr=True), transient=True) as bar:
@@ -145,7 +145,7 @@ def training_progress(quiet: bool) -> Iterator[Callable[[TrainingProgress], None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
-    from rich.progress import RunProgress as Bars
+    from rich.progress import Progress as Bars
 
     columns = [
         TextColumn(f"{{task.fields[{name}]{width}}}") for name, width in (("loss", ":<10"), ("rate", ""), ("left", ""))

@@ -21,10 +21,11 @@ from collections.abc import Callable
 
 from foredraft.serve.answers.frontend import Frontend
 from foredraft.serve.app import make_app
+from foredraft.serve.base.connections import bind
 from foredraft.serve.base.limits import Limits
 from foredraft.serve.bodies.simulated import SimulatedBody
 from foredraft.serve.metrics import ServerMetrics
-from foredraft.serve.server import HttpServer, bind
+from foredraft.serve.server import HttpServer
 from foredraft.sim.scenario_file import load_scenario
 
 from ..pages import write_block
