@@ -11,7 +11,7 @@ from foredraft.properties.harness.swarm import Budget, Swarm
 from foredraft.properties.suites import suite_of
 
 torch_executor = pytest.importorskip("foredraft.checks.adapters.torch_executor", exc_type=ImportError)
-Place, places_of = torch_executor.Place, torch_executor.places_of
+Place, places_of = torch_executor.DevicePlace, torch_executor.places_of
 SUITE = suite_of("executor")
 PLACES = [Place("cpu", "torch"), Place("cpu", "torch", captured=True), Place("cpu", "host", captured=True)]
 
