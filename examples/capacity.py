@@ -8,6 +8,7 @@ The GPU can serve a rate if 95 % of the requests meet every limit of the scenari
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -24,8 +25,17 @@ def cells(result: Result) -> str:
     return f"{result.slo_attainment:>8.1%} {summary['p99_ttft_ms']:>7.0f} ms {summary['p99_tpot_ms']:>6.1f} ms"
 
 
+def value_of(text: str) -> object:
+    """Return a number, a truth value or a list as what it is, and all else as a text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def main() -> None:
-    settings = dict(argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument)
+    given = [argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument]
+    settings = {key: value_of(text) for key, text in given}
     scenario = next((argument for argument in sys.argv[1:] if "=" not in argument), CHAT)
     held = dict.fromkeys(ALGORITHMS, 0.0)
     print(f"{'':12}" + "".join(f"{algorithm:^30}" for algorithm in ALGORITHMS))
