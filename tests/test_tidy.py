@@ -47,7 +47,7 @@ ROOMS = {
     ),
     "gpu": (
         *("", "types", "kernels", "models", "batch", "ops", "draft", "executor", "tiny"),
-        *("parallel", "session", "disaggregation", "bench", "selftest"),
+        *("parallel", "session", "disaggregation", "measure", "selftest"),
     ),
 }
 NOT_JUDGED = {"core.errors", "core.draws"}  # what an oracle may import from core

@@ -14,11 +14,11 @@ import numpy as np
 
 from ..core.draws import request_key
 from ..core.errors import ForedraftError, count_of
-from ..gpu.bench.launches import ATTENTION, DRAFT, EXCHANGED, GROUPS, TARGET, KernelLaunch, count_launches
-from ..gpu.bench.plan import ArmPlan, BenchPlan, acceptance_of_arm
 from ..gpu.kernels.layers.flash import DeviceTraits
+from ..gpu.measure.plan import ArmPlan, BenchPlan, acceptance_of_arm
 from ..sim.cost.efficiency import Efficiency, default_efficiency
 from ..sim.cost.hardware import GPU, Parallelism, lookup_gpu
+from .launches import ATTENTION, DRAFT, EXCHANGED, GROUPS, TARGET, KernelLaunch, count_launches
 
 CAPABILITIES = {"A100": 8, "A100-40G": 8, "L4": 8, "RTX 4090": 8, "H100": 9, "H200": 9, "B200": 10, "B300": 10}
 """Major compute capabilities of the catalogue's GPUs that Triton's kernels are compiled for (NVIDIA's list)."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.contract.request import Request
 from ..core.prompt import Prompt
-from ..gpu.bench.prompts import bench_prompts
+from ..gpu.measure.prompts import bench_prompts
 from ..gpu.session.text import Tokenizer
 from ..sim.cost.executor_steps import ExecutorSteps, StepCost
 from ..sim.cost.host import HostCost

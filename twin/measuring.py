@@ -1,7 +1,7 @@
 """Measures an executor's own steps: every cell of a grid several times, in a random order, so that none profits from
 the one before.
 
-Device times come from `gpu.bench.step_timer`, host times from served requests (`host_times`). Medians count.
+Device times come from `gpu.measure.step_timer`, host times from served requests (`host_times`). Medians count.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 
 from ..core.draws import Purpose, hash64
 from ..core.errors import ConfigError
-from ..gpu.bench.run import device_name
-from ..gpu.bench.step_timer import RoundTime, StepTimer
+from ..gpu.measure.run import device_name
+from ..gpu.measure.step_timer import RoundTime, StepTimer
 from ..gpu.session.round_cost import doubling
 from ..sim.cost.executor_steps import AXES, AlgorithmSteps, ExecutorSteps, Grid, RoundGrids, StepCost
 from .arms import TwinArm

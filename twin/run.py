@@ -18,7 +18,7 @@ from ..core.contract.events import Event
 from ..core.contract.request import Request
 from ..core.errors import ConfigError, ForedraftError, Problem
 from ..core.prompt import Prompt
-from ..gpu.bench.prompts import bench_prompts
+from ..gpu.measure.prompts import bench_prompts
 from ..observe.measuring.metrics import RunMetrics
 from ..sim.cost.executor_steps import ExecutorSteps, StepCost
 from ..sim.load import make_workload

@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from foredraft.gpu.bench.floor import copy_bandwidth
 from foredraft.gpu.kernels.layers.decode_attention import decode_attention_bytes, decode_attention_triton
 from foredraft.gpu.kernels.layers.rms_norm import add_rms_norm_triton, rms_norm_bytes
 from foredraft.gpu.kernels.layers.rope_write import rope_write_bytes, rope_write_triton
 from foredraft.gpu.kernels.layers.verify_attention import verify_attention_bytes, verify_attention_triton
+from foredraft.gpu.measure.floor import copy_bandwidth
 from foredraft.gpu.types.ops import DecodeBatch, KVTensors, VerifyBatch
 
 HAS_GPU = torch.cuda.is_available()

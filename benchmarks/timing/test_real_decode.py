@@ -27,10 +27,10 @@ import torch
 from foredraft.cli.decode.tiny import default_directory
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
-from foredraft.gpu.bench.arm import BenchArm
-from foredraft.gpu.bench.plan import BenchOptions, plan_bench
-from foredraft.gpu.bench.prompts import bench_prompts
 from foredraft.gpu.executor.round import PhaseClock
+from foredraft.gpu.measure.arm import BenchArm
+from foredraft.gpu.measure.plan import BenchOptions, plan_bench
+from foredraft.gpu.measure.prompts import bench_prompts
 from foredraft.gpu.models.checkpoint import load_draft, load_target
 from foredraft.gpu.session.devices import ops_for
 from foredraft.gpu.session.text import Tokenizer

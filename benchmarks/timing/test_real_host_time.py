@@ -19,9 +19,9 @@ import pytest
 import torch
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
-from foredraft.gpu.bench.arm import BenchArm
-from foredraft.gpu.bench.plan import BenchOptions, plan_bench
-from foredraft.gpu.bench.shapes import random_draft
+from foredraft.gpu.measure.arm import BenchArm
+from foredraft.gpu.measure.plan import BenchOptions, plan_bench
+from foredraft.gpu.measure.shapes import random_draft
 from foredraft.gpu.models.checkpoint import random_weights
 from foredraft.gpu.session.devices import ops_for
 

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 import torch
 from foredraft.core.model_shape import built_in_config
-from foredraft.gpu.bench.plan import BenchOptions, plan_bench
-from foredraft.gpu.bench.run import Bench
+from foredraft.gpu.measure.plan import BenchOptions, plan_bench
+from foredraft.gpu.measure.run import Bench
 from foredraft.gpu.models import projection
 
 from benchmarks.timing.contenders import PROCESSES, in_process, run, seconds, spread, their_tokens

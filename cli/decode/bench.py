@@ -36,8 +36,8 @@ from .options import (
 from .twin import compare_with_simulation, with_twin_options
 
 if TYPE_CHECKING:
-    from ...gpu.bench.plan import BenchOptions, BenchPlan
-    from ...gpu.bench.run import ArmResult, Machine
+    from ...gpu.measure.plan import BenchOptions, BenchPlan
+    from ...gpu.measure.run import ArmResult, Machine
     from ..progress import StatusLine
 
 
@@ -117,7 +117,7 @@ def table_cells(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]
 
 def heading(plan: BenchPlan, machine: Machine) -> list[str]:
     """Return the lines that name model, device and mode."""
-    from ...gpu.bench.plan import in_units
+    from ...gpu.measure.plan import in_units
 
     weights = f"{in_units(machine.target_bytes)} of weights"
     draft = f", draft {in_units(machine.draft_bytes)}" if machine.draft_bytes else ""
@@ -132,7 +132,7 @@ def heading(plan: BenchPlan, machine: Machine) -> list[str]:
 
 def footing(plan: BenchPlan, results: Sequence[ArmResult]) -> list[str]:
     """Return the lines about all cells: simulated acceptance, equal outputs, CUDA graphs."""
-    from ...gpu.bench.report import graph_costs, plan_sizes
+    from ...gpu.measure.report import graph_costs, plan_sizes
 
     lines = []
     if plan.acceptance is not None:
@@ -277,7 +277,7 @@ def bench(
             device=device, threads=threads, as_json=as_json, quiet=quiet,
         )  # fmt: skip
         return
-    from ...gpu.bench.plan import BenchOptions
+    from ...gpu.measure.plan import BenchOptions
 
     options = BenchOptions(
         model=model, random_weights=random_weights, draft=draft, algorithm=algorithm, steps=steps, topk=topk,
@@ -297,7 +297,7 @@ def bench(
 
 def _time(options: BenchOptions, processes: int, as_json: bool, quiet: bool) -> None:
     """Time the cells, and print those that are finished."""
-    from ...gpu.bench.plan import plan_bench
+    from ...gpu.measure.plan import plan_bench
     from ..progress import StatusLine
 
     plan = plan_bench(options)
@@ -306,7 +306,7 @@ def _time(options: BenchOptions, processes: int, as_json: bool, quiet: bool) -> 
     measure = _measure if processes == 1 else partial(_measure_in_processes, processes)
     machine, results, finished = measure(options, plan, progress)
     if as_json:
-        from ...gpu.bench.report import report
+        from ...gpu.measure.report import report
         from ..documents.decoding import BenchDocument
 
         print_document(BenchDocument(**report(plan, machine, results, sys.argv[1:])))
@@ -320,9 +320,9 @@ def _time(options: BenchOptions, processes: int, as_json: bool, quiet: bool) -> 
 
 def _warm(options: BenchOptions, as_json: bool, quiet: bool) -> None:
     """Compile the kernels of all cells, and print how many CUDA graphs fit."""
-    from ...gpu.bench.plan import plan_bench
-    from ...gpu.bench.report import plan_sizes
-    from ...gpu.bench.run import Bench
+    from ...gpu.measure.plan import plan_bench
+    from ...gpu.measure.report import plan_sizes
+    from ...gpu.measure.run import Bench
     from ..progress import StatusLine
     from ..serving.ahead import print_warm
 
@@ -343,8 +343,8 @@ def _estimate(gpu: str, options: BenchOptions, as_json: bool) -> None:
     """Print what rounds should take on a GPU."""
     from dataclasses import asdict
 
-    from ...gpu.bench.plan import plan_bench
-    from ...gpu.bench.report import parameters
+    from ...gpu.measure.plan import plan_bench
+    from ...gpu.measure.report import parameters
     from ...twin.estimate import estimates, lines
     from ..documents.decoding import EstimateDocument
 
@@ -362,7 +362,7 @@ def _measure(
     options: BenchOptions, plan: BenchPlan, progress: StatusLine
 ) -> tuple[Machine | None, list[ArmResult], bool]:
     """Return the results of the finished cells, and whether all are finished."""
-    from ...gpu.bench.run import Bench
+    from ...gpu.measure.run import Bench
 
     machine: Machine | None = None
     results: list[ArmResult] = []
@@ -382,7 +382,7 @@ def _measure_in_processes(
     count: int, options: BenchOptions, plan: BenchPlan, progress: StatusLine
 ) -> tuple[Machine | None, list[ArmResult], bool]:
     """Return the medians over the processes that have finished, and whether all have."""
-    from ...gpu.bench.processes import run_process, summarised
+    from ...gpu.measure.processes import run_process, summarised
 
     runs: list[list[ArmResult]] = []
     machine: Machine | None = None

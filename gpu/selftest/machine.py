@@ -12,9 +12,9 @@ from functools import partial
 
 import torch
 
-from ..bench.floor import copy_bandwidth
-from ..bench.report import versions
-from ..bench.run import device_name
+from ..measure.floor import copy_bandwidth
+from ..measure.report import versions
+from ..measure.run import device_name
 from ..session.memory import free_bytes
 from .forward import worst_of
 from .steps import Context, SelftestStep, StepFinding

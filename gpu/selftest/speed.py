@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from ..bench.arm import BenchArm
-from ..bench.plan import BenchOptions, plan_bench
-from ..bench.run import ArmResult, Bench
+from ..measure.arm import BenchArm
+from ..measure.plan import BenchOptions, plan_bench
+from ..measure.run import ArmResult, Bench
 from .sessions import shape_of
 from .steps import Context, SelftestStep, StepFinding
 

@@ -180,7 +180,7 @@ def test_every_command_is_tried():
 )
 def test_a_command_prints_one_document_by_its_schema(command, request, tmp_path, monkeypatch, name):
     monkeypatch.setattr("foredraft.planning.plan.LEAST_ARRIVALS_S", 1.0)
-    monkeypatch.setattr("foredraft.gpu.bench.floor.CPU_BYTES", 1 << 20)
+    monkeypatch.setattr("foredraft.gpu.measure.floor.CPU_BYTES", 1 << 20)
     line = LINES[name](request.getfixturevalue, tmp_path)
     done = command(*line, "--json")
     assert done.code == 0, done.err

@@ -19,7 +19,7 @@ def _no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _little_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take prompts from less text: encoding it takes longer than the steps that are measured."""
-    monkeypatch.setattr("foredraft.gpu.bench.prompts.CORPUS_BYTES", 400_000)
+    monkeypatch.setattr("foredraft.gpu.measure.prompts.CORPUS_BYTES", 400_000)
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,9 @@ import json
 import re
 
 import pytest
-from foredraft.gpu.bench.arm import BenchArm
-from foredraft.gpu.bench.plan import BenchOptions, plan_bench
-from foredraft.gpu.bench.run import Bench
+from foredraft.gpu.measure.arm import BenchArm
+from foredraft.gpu.measure.plan import BenchOptions, plan_bench
+from foredraft.gpu.measure.run import Bench
 
 SMALL = {
     "architectures": ["LlamaForCausalLM"],
@@ -23,7 +23,7 @@ SMALL = {
 
 @pytest.fixture
 def arguments(tmp_path, monkeypatch) -> list:
-    monkeypatch.setattr("foredraft.gpu.bench.floor.CPU_BYTES", 1 << 20)  # far beyond the caches takes seconds
+    monkeypatch.setattr("foredraft.gpu.measure.floor.CPU_BYTES", 1 << 20)  # far beyond the caches takes seconds
     path = tmp_path / "small.json"
     path.write_text(json.dumps(SMALL))
     cells = "--batch-sizes 1,2 --context-lengths 8 --steps 2 --output-tokens 16 --repeat 1 --prompts 1 --device cpu"
@@ -115,7 +115,7 @@ def test_bad_input_is_told_before_any_work(more, expected, refused, arguments, m
 
 
 def test_too_much_memory(refused, arguments, monkeypatch):
-    monkeypatch.setattr("foredraft.gpu.bench.plan.free_bytes", lambda device: 50_000)
+    monkeypatch.setattr("foredraft.gpu.measure.plan.free_bytes", lambda device: 50_000)
     message = refused(*arguments)
     assert message.count("foredraft: ") == 1
     assert all(words in message for words in ("not enough memory", "for weights", "for KV", "--batch-sizes"))
@@ -167,7 +167,7 @@ def test_the_options_are_the_plans(command, arguments, monkeypatch):
         seen.append(options)
         return plan_bench(BenchOptions(random_weights=None))  # raises, which ends the command
 
-    monkeypatch.setattr("foredraft.gpu.bench.plan.plan_bench", keep)
+    monkeypatch.setattr("foredraft.gpu.measure.plan.plan_bench", keep)
     given = {
         "--draft": "d", "--dtype": "float64", "--algorithm": "A", "--topk": 3, "--num-draft-tokens": 7,
         "--acceptance": "code", "--page-size": 4, "--seed": 5,

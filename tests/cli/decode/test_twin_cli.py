@@ -36,7 +36,7 @@ def scenario(tmp_path_factory):
 def test_a_profile_is_measured_and_both_sides_are_printed(command, tmp_path, models, scenario, monkeypatch):
     few = partial(run.TwinPlan, calibration_requests_per_s=1.0)
     monkeypatch.setattr(run, "TwinPlan", few)
-    monkeypatch.setattr("foredraft.gpu.bench.prompts.CORPUS_BYTES", 400_000)
+    monkeypatch.setattr("foredraft.gpu.measure.prompts.CORPUS_BYTES", 400_000)
     target, draft = models["target"], models["EAGLE3"]
     profile = tmp_path / "profile.json"
     size = ("--max-running", 2, "--context-len", 64, "--threads", 1, "--clock", "cpu", "-q")

@@ -13,8 +13,8 @@ from foredraft.core.algorithm.host_drafts import PluginError
 from foredraft.core.algorithm.registry import register_algorithm
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
-from foredraft.gpu.bench.plan import BenchOptions, plan_bench
-from foredraft.gpu.bench.shapes import meta_models
+from foredraft.gpu.measure.plan import BenchOptions, plan_bench
+from foredraft.gpu.measure.shapes import meta_models
 from foredraft.gpu.models.checkpoint import load_draft, load_target, new_head, save_draft
 from foredraft.gpu.models.eagle import DraftHead, EagleHead
 from foredraft.gpu.models.head_config import EAGLE, HeadConfig

@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
-from foredraft.gpu.bench.arm import BenchArm
-from foredraft.gpu.bench.plan import acceptance_of_arm, plan_bench
-from foredraft.gpu.bench.ranks import options_from_json
-from foredraft.gpu.bench.run import Bench
+from foredraft.gpu.measure.arm import BenchArm
+from foredraft.gpu.measure.plan import acceptance_of_arm, plan_bench
+from foredraft.gpu.measure.ranks import options_from_json
+from foredraft.gpu.measure.run import Bench
 from foredraft.gpu.parallel.link import connect
 from foredraft.gpu.types.shards import EXCHANGES, Shard
 

@@ -14,10 +14,9 @@ import pytest
 import torch
 from foredraft.core.model_shape import read_model_shape
 from foredraft.gpu.batch.pools import bytes_per_slot
-from foredraft.gpu.bench.launches import EXCHANGED, LM_HEAD, PROJECTIONS, TARGET, count_launches
-from foredraft.gpu.bench.plan import BenchOptions, plan_bench
-from foredraft.gpu.bench.ranks import options_to_json
 from foredraft.gpu.kernels.layers.flash import DeviceTraits
+from foredraft.gpu.measure.plan import BenchOptions, plan_bench
+from foredraft.gpu.measure.ranks import options_to_json
 from foredraft.gpu.models.checkpoint import required_bytes
 from foredraft.gpu.models.config import ModelConfig
 from foredraft.gpu.models.divided import sharded
@@ -27,6 +26,7 @@ from foredraft.sim.cost.efficiency import default_efficiency
 from foredraft.sim.cost.hardware import lookup_gpu
 from foredraft.sim.cost.passes.forward import ForwardCost
 from foredraft.twin.estimate import estimates
+from foredraft.twin.launches import EXCHANGED, LM_HEAD, PROJECTIONS, TARGET, count_launches
 
 DENSE = {
     "architectures": ["LlamaForCausalLM"],

@@ -20,8 +20,8 @@ import pytest
 from family_shapes import SHAPES
 from foredraft.core.contract.request import Request, SamplingParams
 from foredraft.core.prompt import Prompt
-from foredraft.gpu.bench.plan import BenchOptions, plan_bench
-from foredraft.gpu.bench.run import Bench
+from foredraft.gpu.measure.plan import BenchOptions, plan_bench
+from foredraft.gpu.measure.run import Bench
 from foredraft.gpu.parallel import processes
 from foredraft.gpu.parallel.ranks import RankFailed, Ranks
 from foredraft.gpu.session.loop import DeliverySink, all_of

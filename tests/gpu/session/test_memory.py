@@ -12,8 +12,8 @@ from foredraft.core.model_shape import built_in_config, read_model_shape
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
 from foredraft.gpu.batch.pools import bytes_per_slot
-from foredraft.gpu.bench.shapes import draft_shape
 from foredraft.gpu.executor.shaping import target_probs
+from foredraft.gpu.measure.shapes import draft_shape
 from foredraft.gpu.models.config import ModelConfig
 from foredraft.gpu.session.memory import (
     FILTER_BYTES,

@@ -18,7 +18,7 @@ from .plan import BenchOptions
 class BenchRanks(Ranks):
     """Ranks that have loaded the models of a benchmark."""
 
-    module = "foredraft.gpu.bench.rank"
+    module = "foredraft.gpu.measure.rank"
 
     def make_arm(self, cell: int, arm: int) -> RankedExecutor:
         """Make the executors of an arm, by its place in the plan; with the first of a cell those of others go."""

@@ -9,8 +9,12 @@ from dataclasses import replace
 import pytest
 from foredraft.core.algorithm.algorithm import Drafter
 from foredraft.core.errors import ForedraftError
-from foredraft.gpu.bench.floor import round_bytes
-from foredraft.gpu.bench.launches import (
+from foredraft.gpu.kernels import jit
+from foredraft.gpu.kernels.layers.flash import DeviceTraits
+from foredraft.gpu.measure.floor import round_bytes
+from foredraft.gpu.measure.plan import BenchOptions, BenchPlan, plan_bench
+from foredraft.gpu.measure.shapes import meta_models
+from foredraft.twin.launches import (
     ATTENTION,
     DRAFT,
     EXPERTS,
@@ -20,10 +24,6 @@ from foredraft.gpu.bench.launches import (
     KernelLaunch,
     count_launches,
 )
-from foredraft.gpu.bench.plan import BenchOptions, BenchPlan, plan_bench
-from foredraft.gpu.bench.shapes import meta_models
-from foredraft.gpu.kernels import jit
-from foredraft.gpu.kernels.layers.flash import DeviceTraits
 
 pytest.importorskip("triton")
 

@@ -10,17 +10,17 @@ from foredraft.cli.decode.bench import footing
 from foredraft.core.algorithm.algorithm import Drafter
 from foredraft.core.errors import ForedraftError
 from foredraft.core.model_shape import known_models, lookup_model
-from foredraft.gpu.bench import floor as bandwidth_module
-from foredraft.gpu.bench import prompts as prompts_module
-from foredraft.gpu.bench.arm import BenchArm, common_outputs
-from foredraft.gpu.bench.floor import round_bytes
-from foredraft.gpu.bench.plan import BenchOptions, acceptance_of_arm, plan_bench
-from foredraft.gpu.bench.processes import found_from_json, found_to_json, run_process, summarised
-from foredraft.gpu.bench.prompts import bench_prompts, read_source
-from foredraft.gpu.bench.report import graph_costs, report
-from foredraft.gpu.bench.run import Bench, Machine
-from foredraft.gpu.bench.shapes import random_draft, shape_of
 from foredraft.gpu.executor.graphs import CaptureReport, RoundKind
+from foredraft.gpu.measure import floor as bandwidth_module
+from foredraft.gpu.measure import prompts as prompts_module
+from foredraft.gpu.measure.arm import BenchArm, common_outputs
+from foredraft.gpu.measure.floor import round_bytes
+from foredraft.gpu.measure.plan import BenchOptions, acceptance_of_arm, plan_bench
+from foredraft.gpu.measure.processes import found_from_json, found_to_json, run_process, summarised
+from foredraft.gpu.measure.prompts import bench_prompts, read_source
+from foredraft.gpu.measure.report import graph_costs, report
+from foredraft.gpu.measure.run import Bench, Machine
+from foredraft.gpu.measure.shapes import random_draft, shape_of
 from foredraft.gpu.models.checkpoint import random_weights
 from foredraft.gpu.session.devices import ops_for
 from foredraft.gpu.session.memory import NotEnoughMemory
@@ -116,13 +116,13 @@ def test_what_cannot_be_is_refused(case, small):
 
 
 def test_too_much_memory_is_told_before_anything_is_made(monkeypatch):
-    monkeypatch.setattr("foredraft.gpu.bench.plan.free_bytes", lambda device: 8 << 30)
+    monkeypatch.setattr("foredraft.gpu.measure.plan.free_bytes", lambda device: 8 << 30)
     options = BenchOptions(random_weights="llama-3.1-8b", dtype="bfloat16", device="cpu", steps="4", batch_sizes="32")
     with pytest.raises(NotEnoughMemory) as caught:
         plan_bench(options)
     for words in ("GiB for weights", "GiB for KV", "batch 32, context 1024", "7.20 GiB"):
         assert words in str(caught.value)
-    monkeypatch.setattr("foredraft.gpu.bench.plan.free_bytes", lambda device: 100 << 30)
+    monkeypatch.setattr("foredraft.gpu.measure.plan.free_bytes", lambda device: 100 << 30)
     plan = plan_bench(options)
     # 8.03 billion weights of the model, in the head a layer of double input width, its fusion, and its own LM head.
     assert 8.03e9 * 2 + 0.6e9 < plan.weight_bytes < 8.03e9 * 2 + 1.0e9

@@ -18,19 +18,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...core.errors import ForedraftError
-from ..executor.build import DraftModel, build_executor
-from ..executor.executor import TorchExecutor
-from ..executor.graphs import RoundKind, no_masks
-from ..kernels.jit import recorded
-from ..kernels.layers.decode_attention import decode_attention_bytes
-from ..kernels.layers.flash import DeviceTraits, assumed_traits
-from ..kernels.layers.verify_attention import verify_attention_bytes
-from ..models.decoder import Decoder
-from ..ops.triton_ops import TritonOps
-from ..types.shards import EXCHANGES, GATHER, SUM
-from .plan import ArmPlan, BenchPlan
-from .shapes import meta_models
+from ..core.errors import ForedraftError
+from ..gpu.executor.build import DraftModel, build_executor
+from ..gpu.executor.executor import TorchExecutor
+from ..gpu.executor.graphs import RoundKind, no_masks
+from ..gpu.kernels.jit import recorded
+from ..gpu.kernels.layers.decode_attention import decode_attention_bytes
+from ..gpu.kernels.layers.flash import DeviceTraits, assumed_traits
+from ..gpu.kernels.layers.verify_attention import verify_attention_bytes
+from ..gpu.measure.plan import ArmPlan, BenchPlan
+from ..gpu.measure.shapes import meta_models
+from ..gpu.models.decoder import Decoder
+from ..gpu.ops.triton_ops import TritonOps
+from ..gpu.types.shards import EXCHANGES, GATHER, SUM
 
 PROJECTIONS, EXPERTS, ATTENTION, LM_HEAD = "projections", "experts", "attention", "LM head"
 ELEMENTWISE, REST = "norms, rotation, activation", "everything else"

@@ -1,4 +1,4 @@
-"""The process of a rank of a benchmark: `python -m foredraft.gpu.bench.rank FD`, started by `ranks.BenchRanks`."""
+"""The process of a rank of a benchmark: `python -m foredraft.gpu.measure.rank FD`, started by `ranks.BenchRanks`."""
 
 from __future__ import annotations
 
