@@ -1,13 +1,14 @@
-"""Everything that verify produces per draft node, in one mapping, so that no output can be forgotten on the way.
+"""Everything that verify produces per draft node, in one record, so that no output can be forgotten on the way.
 
 Tokens, logprobs, hidden states that a user asked for, routed experts, indexer top-k, recurrent state: an entry is a
-name and an array whose leading axis counts nodes, bs · nd of them. Compaction maps over all entries.
+name and an array whose leading axis counts nodes, bs · nd of them. Beside the entries stands what the next round
+starts from. Compaction maps over all arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
@@ -23,15 +24,28 @@ A = TypeVar("A", bound=Shaped)
 
 @dataclass(frozen=True, slots=True)
 class NodeOutputs(Generic[A]):
-    """Named per-node arrays [bs · nd, …]. An entry may be None: then it is None for every row of the batch."""
+    """Per-node arrays [bs · nd, …]. `entries` are what users ask for, by name. An entry may be None: then it is None for
+    every row of the batch. Iteration and lookup are those of the entries."""
 
     entries: Mapping[str, A | None]
+    next_relay: Mapping[str, A] = field(default_factory=dict)
+    """By relay field: what the next round starts from if that node is the last accepted."""
+    draft_hidden: A | None = None
+    """The hidden states that the draft's catch-up reads."""
 
     def __post_init__(self) -> None:
-        sizes = {name: array.shape[0] for name, array in self.entries.items() if array is not None}
+        sizes = {name: array.shape[0] for name, array in self._arrays()}
         if len(set(sizes.values())) > 1:
             raise InvariantViolation("ACCEPT-18", f"per-node outputs have different numbers of nodes: {sizes}")
         object.__setattr__(self, "entries", MappingProxyType(dict(self.entries)))
+        object.__setattr__(self, "next_relay", MappingProxyType(dict(self.next_relay)))
+
+    def _arrays(self) -> Iterator[tuple[str, A]]:
+        """Yield every array with what it is called in a message."""
+        yield from ((name, array) for name, array in self.entries.items() if array is not None)
+        yield from ((f"the relay's {name}", array) for name, array in self.next_relay.items())
+        if self.draft_hidden is not None:
+            yield "the draft's hidden states", self.draft_hidden
 
     def __getitem__(self, name: str) -> A | None:
         return self.entries[name]
@@ -44,8 +58,8 @@ class NodeOutputs(Generic[A]):
 
     @property
     def num_nodes(self) -> int | None:
-        """bs · nd, or None if no entry has an array."""
-        return next((array.shape[0] for array in self.entries.values() if array is not None), None)
+        """bs · nd, or None if there is no array."""
+        return next((array.shape[0] for _, array in self._arrays()), None)
 
     def compact(
         self: NodeOutputs[np.ndarray], accept_index: np.ndarray, num_draft_tokens: int
@@ -63,8 +77,12 @@ class NodeOutputs(Generic[A]):
 
     def map(self, function: Callable[[A], A]) -> NodeOutputs[A]:
         """Apply `function` to every array, so that all outputs are compacted alike. Executors use this method to
-        compact on their device."""
-        return NodeOutputs({name: None if array is None else function(array) for name, array in self.entries.items()})
+        compact on their device, and to give the nodes of a row an axis of their own."""
+        return NodeOutputs(
+            {name: None if array is None else function(array) for name, array in self.entries.items()},
+            {name: function(array) for name, array in self.next_relay.items()},
+            None if self.draft_hidden is None else function(self.draft_hidden),
+        )
 
 
 def compaction_index(accept_index: np.ndarray, num_draft_tokens: int) -> np.ndarray:

@@ -22,10 +22,6 @@ from ..types.ops import DeviceTree
 
 USER_OUTPUTS = ("logprobs", "top_logprobs", "top_logprob_ids", "hidden_states", "routed_experts")
 NUM_TOP_LOGPROBS = 5
-DRAFT_HIDDEN = "draft_hidden_states"
-"""The entry that the draft's catch-up reads; never shown to users."""
-NEXT_RELAY = "next_relay."
-"""Entries with this prefix are the start values of the next round after each node. Users never see them."""
 
 
 class NodeProducer(Protocol):

@@ -27,7 +27,7 @@ from ..kernels.constants import numbers
 from ..kernels.rounds.verify_sampling import sample_torch
 from ..models.decoder import Decoder, DecoderOutput, wide
 from ..types.ops import Capture, DeviceTree, DeviceVerified, Ops, VerifyBatch
-from .outputs import DRAFT_HIDDEN, NEXT_RELAY, NodeProducer, node_outputs
+from .outputs import NodeProducer, node_outputs
 from .shaping import Changes, target_probs
 
 OnLap = Callable[[str, float], None]
@@ -222,12 +222,11 @@ class DecodeRound:
             if passed.states is not None:
                 passed.states.keep_verified(verified, tree.num_nodes)
         with phase("draft"):
-            captured = outputs.pop(DRAFT_HIDDEN, None)
             # A path has no more nodes than its tree, even if the steps would allow more.
             longest = min(longest or int(verified.accept_lens.max()), tree.num_nodes)
-            self._keep_produced(batch, outputs, verified, wanted)
-            next_relay = self._of_last_accepted(outputs, verified)
-            accepted = Accepted(emitted, verified.accept_lens, captured, longest, next_relay)
+            self._keep_produced(batch, outputs, verified)
+            next_relay = {name: of_last_accepted(values, verified) for name, values in outputs.next_relay.items()}
+            accepted = Accepted(emitted, verified.accept_lens, outputs.draft_hidden, longest, next_relay)
             relay = self.draft.catch_up(batch, accepted, relayed)
         return RoundResult(
             accept_lens=verified.accept_lens,
@@ -235,7 +234,11 @@ class DecodeRound:
             emitted=emitted,
             lengths=batch.lengths + verified.accept_lens,
             relay={"bonus_tokens": bonus, **relay},
-            outputs={name: _columns(values, tree.width) for name, values in outputs.items()},
+            outputs={
+                name: _columns(values, tree.width)
+                for name, values in outputs.entries.items()
+                if values is not None and name in wanted
+            },
         )
 
     def _verify_forward(
@@ -280,14 +283,13 @@ class DecodeRound:
         bonus = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.BONUS_COIN)
         return self._ops.verify_sampling(tree, probs, accept, bonus)
 
-    def _compacted(self, passed: Passed, verified: DeviceVerified, wanted: frozenset[str]) -> dict[str, Tensor]:
+    def _compacted(self, passed: Passed, verified: DeviceVerified, wanted: frozenset[str]) -> NodeOutputs[Tensor]:
         """Return every per-node output as [bs, nd, …] with the accepted path in front; the target's KV likewise."""
         batch, tree = passed.batch, passed.tree
         entries = node_outputs(passed.forward, passed.logits, verified.predict, wanted)
-        entries[DRAFT_HIDDEN] = draft_hidden(self.draft, passed.forward)
         entries |= {name: producer.nodes(batch, tree) for name, producer in self._producers.items()}
-        entries |= {NEXT_RELAY + name: values.flatten(0, 1) for name, values in tree.next_relay.items()}
-        outputs = NodeOutputs(entries)
+        next_relay = {name: values.flatten(0, 1) for name, values in tree.next_relay.items()}
+        outputs = NodeOutputs(entries, next_relay, draft_hidden(self.draft, passed.forward))
         if batch.topk > 1 or self.draft.on_host:
             # On a chain the accepted path stands in front already.
             pool, path = self._pool, (verified.accept_index, verified.accept_lens)
@@ -297,27 +299,14 @@ class DecodeRound:
                 self._ops.move_accepted_(pool.all_ringed, pool.ring_slots(passed.cells), *path)
             outputs = outputs.map(lambda values: self._ops.compact(values, verified.accept_index, tree.num_nodes))
         shape = (tree.batch_size, tree.num_nodes)
-        return {name: values.unflatten(0, shape) for name, values in outputs.entries.items() if values is not None}
+        return outputs.map(lambda values: values.unflatten(0, shape))
 
-    def _keep_produced(
-        self, batch: RoundBatch, outputs: dict[str, Tensor], verified: DeviceVerified, wanted: frozenset[str]
-    ) -> None:
-        """Give the values of each row's last accepted node back to their producers; drop outputs that no request has
-        asked for."""
+    def _keep_produced(self, batch: RoundBatch, outputs: NodeOutputs[Tensor], verified: DeviceVerified) -> None:
+        """Give the values of each row's last accepted node back to their producers."""
         for name, producer in self._producers.items():
-            producer.keep(batch, at_column(outputs[name], verified.accept_lens.long() - 1))
-            if name not in wanted:
-                del outputs[name]
-
-    @staticmethod
-    def _of_last_accepted(outputs: dict[str, Tensor], verified: DeviceVerified) -> Relayed:
-        """Take the relay's entries out of compacted outputs: the values of the last accepted node, [bs, …]."""
-        names = [name for name in outputs if name.startswith(NEXT_RELAY)]
-        if not names:
-            return {}
-        last = verified.accept_lens.long() - 1
-        rows = numbers(len(last), last.device)
-        return {name.removeprefix(NEXT_RELAY): outputs.pop(name)[rows, last] for name in names}
+            values = outputs[name]
+            assert values is not None, "a producer has values of every node"
+            producer.keep(batch, of_last_accepted(values, verified))
 
 
 def capture_for(draft: Draft, wanted: frozenset[str]) -> Capture:
@@ -329,6 +318,11 @@ def draft_hidden(draft: Draft, forward: DecoderOutput) -> Tensor | None:
     if not draft.wants_hidden:
         return None
     return forward.aux if draft.aux_layers else forward.hidden
+
+
+def of_last_accepted(values: Tensor, verified: DeviceVerified) -> Tensor:
+    """Return the values [bs, …] of each row's last accepted node, from compacted ones [bs, nd, …]."""
+    return at_column(values, verified.accept_lens.long() - 1)
 
 
 def first_tokens(

@@ -50,11 +50,6 @@ def _distribution(params: list[SamplingParams], logits: np.ndarray) -> np.ndarra
     )
 
 
-# Per-node outputs that the next round starts from; users do not see them.
-DRAFT_HIDDEN = "draft_hidden_states"
-NEXT_RELAY = "next_relay."  # and the field's name
-
-
 def as_columns(outputs: NodeOutputs, shape: tuple[int, int]) -> dict[str, np.ndarray]:
     """Return user outputs [bs, width, …] from compacted node outputs of stride nd;
     where the width exceeds nd the rest is zeros."""
@@ -62,7 +57,7 @@ def as_columns(outputs: NodeOutputs, shape: tuple[int, int]) -> dict[str, np.nda
     columns = {}
     for name in outputs:
         array = outputs[name]
-        if name == DRAFT_HIDDEN or name.startswith(NEXT_RELAY) or array is None:
+        if array is None:
             continue
         nodes = array.shape[0] // bs
         by_row = array.reshape(bs, nodes, *array.shape[1:])

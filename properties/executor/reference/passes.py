@@ -25,7 +25,7 @@ from ....core.tree.outputs import Finalized, NodeOutputs, finalize
 from ....core.tree.verify import Verified
 from .drafting import Drafted, DraftRequest, ReferenceDrafter
 from .language_model import extend_hash, hash_of, hidden_of, node_outputs
-from .outputs import DRAFT_HIDDEN, NEXT_RELAY, sample, verify
+from .outputs import sample, verify
 from .shadow import PrefixRead, ShadowKV, ShadowStates
 
 
@@ -180,11 +180,8 @@ class ReferencePasses:
         verified = verify(params, keys, request.lengths, tree, logits)
         wanted = {name for state in states for name in state.request.outputs}
         outputs = node_outputs(hashes.ravel(), logits, verified.predict, wanted)
-        outputs[DRAFT_HIDDEN] = self._draft_hidden(hashes.ravel())
-        outputs |= {
-            NEXT_RELAY + name: values.reshape(-1, *values.shape[2:]) for name, values in drafted.next_relay.items()
-        }
-        final = finalize(verified, windows, NodeOutputs(outputs))
+        next_relay = {name: values.reshape(-1, *values.shape[2:]) for name, values in drafted.next_relay.items()}
+        final = finalize(verified, windows, NodeOutputs(outputs, next_relay, self._draft_hidden(hashes.ravel())))
         final.moves.check(self.kv.target.num_slots, windows)
         self.kv.target.move(final.moves)
         self.kv.kv_lens[request.rows] = request.lengths + verified.accept_lens
@@ -215,14 +212,10 @@ class ReferencePasses:
                 self.kv.write_draft(row, length, prefix.tokens[length:], prefix.hashes[length:], bonus)
                 self.kv.read_draft(row, prefix, bonus)
         last_nodes = np.arange(len(accept_lens)) * request.num_draft_tokens + accept_lens - 1
-        hidden = final.outputs[DRAFT_HIDDEN]
+        hidden = final.outputs.draft_hidden
         if hidden is not None:
             hidden = hidden[last_nodes]
-        own = {
-            name.removeprefix(NEXT_RELAY): final.outputs[name][last_nodes]
-            for name in final.outputs
-            if name.startswith(NEXT_RELAY)
-        }
+        own = {name: values[last_nodes] for name, values in final.outputs.next_relay.items()}
         self._relay(states, request.rows, last_hashes, final.bonus_tokens.astype(np.int64), hidden, own)
 
     def _relay(

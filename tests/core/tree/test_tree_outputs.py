@@ -36,23 +36,27 @@ def test_every_output_follows_its_node(seed, batch_size, nodes, width):
             "routed_experts": rng.integers(0, 9, (flat, 2, 2)).astype(np.int16),
             "something_new": rng.random(flat) < 0.5,
             "hidden_states": None,
-        }
+        },
+        next_relay={"trust": rng.random(flat), "text_len": rng.integers(0, 99, (flat, 2))},
+        draft_hidden=rng.random((flat, 4)).astype(np.float32),
     )
     compacted = outputs.compact(accept_index, nodes)
-    assert list(compacted) == list(outputs)
+    assert list(compacted) == list(outputs) and list(compacted.next_relay) == list(outputs.next_relay)
     assert compacted["hidden_states"] is None
-    for name in outputs:
-        if outputs[name] is None:
-            continue
-        assert compacted[name].shape == outputs[name].shape and compacted[name].dtype == outputs[name].dtype
+    pairs = [(compacted[name], outputs[name]) for name in outputs if outputs[name] is not None]
+    pairs += [(compacted.next_relay[name], outputs.next_relay[name]) for name in outputs.next_relay]
+    for after, before in [*pairs, (compacted.draft_hidden, outputs.draft_hidden)]:
+        assert after.shape == before.shape and after.dtype == before.dtype
         for row in range(batch_size):
             for j in range(lens[row]):
-                assert np.array_equal(compacted[name][row * nodes + j], outputs[name][accept_index[row, j]]), name
+                assert np.array_equal(after[row * nodes + j], before[accept_index[row, j]])
 
 
 def test_outputs_count_their_nodes_and_stay_what_they_are():
     outputs = NodeOutputs({"none": None, "hidden": np.zeros((6, 4)), "tokens": np.arange(6)})
     assert outputs.num_nodes == 6 and NodeOutputs({"none": None}).num_nodes is None
+    assert NodeOutputs({}, {"trust": np.arange(3)}).num_nodes == 3
+    assert NodeOutputs({}, draft_hidden=np.arange(3)).num_nodes == 3
     with pytest.raises(AttributeError):
         outputs.entries = {}
     with pytest.raises(TypeError):
@@ -71,6 +75,10 @@ def test_compaction_refuses_foreign_nodes_and_foreign_strides():
         NodeOutputs({"x": np.arange(2)}).compact(np.array([[0, 1, 1]]), 2)
     with pytest.raises(InvariantViolation, match="ACCEPT-18"):
         NodeOutputs({"x": np.arange(4), "y": np.arange(5)})
+    with pytest.raises(InvariantViolation, match="the relay's trust"):
+        NodeOutputs({"x": np.arange(4)}, {"trust": np.arange(5)})
+    with pytest.raises(InvariantViolation, match="the draft's hidden states"):
+        NodeOutputs({"x": np.arange(4)}, draft_hidden=np.arange(5))
 
 
 def test_finalize_moves_tokens_kv_and_outputs_together():
