@@ -24,8 +24,8 @@ A = TypeVar("A", bound=Shaped)
 
 @dataclass(frozen=True, slots=True)
 class NodeOutputs(Generic[A]):
-    """Per-node arrays [bs · nd, …]. `entries` are what users ask for, by name. An entry may be None: then it is None for
-    every row of the batch. Iteration and lookup are those of the entries."""
+    """Per-node arrays [bs · nd, …]. `entries` are what users ask for, by name. An entry may be None: then it is None
+    for every row of the batch. Iteration and lookup are those of the entries."""
 
     entries: Mapping[str, A | None]
     next_relay: Mapping[str, A] = field(default_factory=dict)
