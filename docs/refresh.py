@@ -23,6 +23,8 @@ from foredraft.core.adaptive.config import SlotConfig
 from foredraft.core.adaptive.controller import CONTROLLER_TRANSITIONS, ControllerState
 from foredraft.core.adaptive.policy import GATE_TRANSITIONS, GateState
 from foredraft.core.adaptive.slot import SLOT_TRANSITIONS, SlotState
+from foredraft.core.contract.account import TRANSITIONS as ACCOUNT_TRANSITIONS
+from foredraft.core.contract.account import LifeState
 from foredraft.core.contract.future_map import CELL_TRANSITIONS, CellState
 from foredraft.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS, TransferState
 from foredraft.core.kv.allocator import PAGE_TRANSITIONS, PageState
@@ -66,6 +68,11 @@ def _word(member: Enum) -> str:
 def life_of_a_request() -> str:
     """Return the states and events of `core/scheduler/life.py` as a Mermaid diagram."""
     return "\n".join(diagram(TRANSITIONS, RequestState.NEW))
+
+
+def life_in_events() -> str:
+    """Return the states and steps of `core/contract/account.py` as a Mermaid diagram."""
+    return "\n".join(diagram(ACCOUNT_TRANSITIONS, LifeState.NEW))
 
 
 def life_of_a_slot() -> str:
@@ -309,6 +316,7 @@ def command_options(*commands: str) -> str:
 
 BLOCKS = {
     "life-of-a-request": life_of_a_request,
+    "life-in-events": life_in_events,
     "life-of-a-slot": life_of_a_slot,
     "life-of-a-cell": life_of_a_cell,
     "life-of-a-controller": life_of_a_controller,
