@@ -7,7 +7,7 @@ import numpy as np
 
 from ...core.kv.fence import Departure
 from ...core.kv.request_table import RequestTableFull, ceil_to_page
-from ...core.kv.store import KVStore
+from ...core.kv.store import KVStore, StoreSizes
 from ...properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
 from .kv_allocator import KVAllocatorAdapter
 
@@ -62,7 +62,7 @@ class KVStoreAdapter(KVAllocatorAdapter):
 
 def make(config: AllocatorConfig) -> KVStoreAdapter:
     """Make a fresh `KVStore` without a prefix cache."""
-    return KVStoreAdapter(KVStore(config.num_rows, config.row_width, config.num_pages, config.page_size, None))
+    return KVStoreAdapter(KVStore(StoreSizes(config.num_rows, config.row_width, config.num_pages, config.page_size)))
 
 
 make.capabilities = AllocatorCapabilities(

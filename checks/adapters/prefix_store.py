@@ -11,7 +11,7 @@ import numpy as np
 from ...core.kv.fence import Departure
 from ...core.kv.host_tier import HostTier
 from ...core.kv.request_table import ceil_to_page
-from ...core.kv.store import KVStore
+from ...core.kv.store import KVStore, StoreSizes
 from ...properties.prefix_cache.contract import PrefixCacheConfig
 from .radix_cache import RadixCacheAdapter
 
@@ -31,7 +31,7 @@ class PrefixStoreAdapter(RadixCacheAdapter):
         super().__init__(config)
         width = ceil_to_page(MAX_TOKENS, config.page_size)
         self.host = HostTier(config.host_pages, config.page_size, self.cache.key_kind) if config.host_pages else None
-        self.store = KVStore(MAX_REQUESTS, width, config.num_pages, config.page_size, self.cache, host=self.host)
+        self.store = KVStore(StoreSizes(MAX_REQUESTS, width, config.num_pages, config.page_size), self.cache, self.host)
         self.requests: dict[str, tuple[int, np.ndarray, str]] = {}
         self.completed = 0
 

@@ -248,32 +248,3 @@ class KVAllocator:
                 return InvalidFree(f"page {page} is given twice in one call")
             seen[page] = None
         raise InvariantViolation("ALLOC-10", f"a free of {pages.size} pages was refused without a reason")
-
-
-class SlotCount(KVAllocator):
-    """Counts the held slots, and hands every slot out as slot 0.
-
-    It serves simulations that need only the number of a row's slots.
-    """
-
-    def __init__(self, num_pages: int, page_size: int = 1) -> None:
-        super().__init__(num_pages, page_size)
-        self._unnamed = np.zeros(num_pages * page_size, dtype=np.int32)
-
-    def allocate(self, num_slots: int) -> Slots:
-        """Allocate as `KVAllocator.allocate` does, but return slot 0 for every slot."""
-        if not self.can_allocate(num_slots):
-            return super().allocate(num_slots)  # which raises
-        self._num_free_pages -= num_slots // self.page_size
-        return self._unnamed[:num_slots]
-
-    def free(self, slots: Slots) -> None:
-        """Take back the number of slots in `slots`. Raises `InvalidFree` if fewer are held."""
-        if slots.size > self.num_held_slots or slots.size % self.page_size:
-            raise InvalidFree(f"{slots.size} slots are given back, {self.num_held_slots} are held")
-        self._num_free_pages += slots.size // self.page_size
-
-    def check(self, holders: Iterable[Slots] | None = None) -> None:
-        """Raise `InvariantViolation` ALLOC-01 unless `holders` have as many slots as are held."""
-        if holders is not None and (claimed := sum(slots.size for slots in holders)) != self.num_held_slots:
-            raise InvariantViolation("ALLOC-01", f"{self.num_held_slots} slots are held, {claimed} by a holder")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..contract.arrays import Int64Array
-from .allocator import KVAllocator, SlotCount, Slots
+from .allocator import KVAllocator, Slots
 from .request_table import ceil_to_page
 
 
@@ -63,7 +63,7 @@ _NONE: Slots = np.empty(0, dtype=np.int32)
 class HeldBeside:
     """The slots that each open row holds by a rule. The caller sees to it that so many are free."""
 
-    def __init__(self, rule: BesideSlots, allocator: KVAllocator | SlotCount) -> None:
+    def __init__(self, rule: BesideSlots, allocator: KVAllocator) -> None:
         self.rule = rule
         self.allocator = allocator
         self._held: dict[int, Slots] = {}

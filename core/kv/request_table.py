@@ -237,24 +237,3 @@ def _zeros_in_small_pages(num_rows: int, width: int) -> Int32Array:
     with contextlib.suppress(OSError):  # of a kernel without huge pages
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype=np.int32).reshape(num_rows, width)
-
-
-class SlotlessTable(RequestTable):
-    """A request table without slots: rows and epochs alone, for a `SlotCount`.
-
-    `gather_ragged` returns zeros of the right length.
-    """
-
-    def __init__(self, num_rows: int, width: int) -> None:
-        super().__init__(num_rows, width)
-        self._unnamed = np.zeros(num_rows * width, dtype=np.int32)
-
-    def write(self, rows: Index, starts: Index, counts: Index, slots: NDArray[np.int32]) -> None:
-        """Do nothing."""
-
-    def write_row(self, row: int, start: int, slots: NDArray[np.int32]) -> None:
-        """Do nothing."""
-
-    def gather_ragged(self, rows: Index, starts: Index, counts: Index) -> NDArray[np.int32]:
-        """Return zeros, int32 [sum of counts]."""
-        return self._unnamed[: int(np.add.reduce(counts))]

@@ -17,53 +17,61 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..contract.arrays import Int64Array
 from ..contract.step import NO_WRITES, TableWrites, WrittenRanges
 from ..errors import InvariantViolation
-from .allocator import KVAllocator, PageState, SlotCount
+from .allocator import KVAllocator, PageState
 from .beside import NOTHING_BESIDE, BesideSlots, HeldBeside
 from .fence import Departure, Fence
 from .host_tier import HostTier
 from .radix import Insertion, PrefixMatch, RadixCache, num_keys
 from .radix_node import RadixNode, nodes_below
-from .request_table import RequestTable, SlotlessTable
+from .request_table import RequestTable
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSizes:
+    """The sizes of a KV store: the rows of its table, the pages of its pool, the slots beside those of tokens."""
+
+    num_rows: int
+    row_width: int  # in slots: whole pages
+    num_pages: int
+    page_size: int
+    beside: BesideSlots = NOTHING_BESIDE
+
+    def __post_init__(self) -> None:
+        assert self.row_width % self.page_size == 0, f"a row of {self.row_width} slots is no multiple of {self.page_size}"
 
 
 class KVStore:
     """Allocator, request table and prefix cache behind one set of moves, so that no slot is ever between two owners.
 
     `revision` increases when a row is released or everything may have changed, `cache_revision` when the cache takes
-    slots over or gives duplicates back: after each of them a request that did not fit might fit. With `named=False` the
-    store only counts slots. The engine decides the same, and faster; a prefix cache or transfers are then impossible.
-    With `at_once` the slots of a row that leaves are free again at once, also while a step in flight may touch them.
-    The row itself stays fenced.
+    slots over or gives duplicates back: after each of them a request that did not fit might fit. With `at_once` the
+    slots of a row that leaves are free again at once, also while a step in flight may touch them. The row itself stays
+    fenced. `host`: memory behind the prefix cache. `counting.py` has a store that only counts slots.
     """
 
     def __init__(
         self,
-        num_rows: int,
-        row_width: int,
-        num_pages: int,
-        page_size: int,
-        cache: RadixCache | None,
-        named: bool = True,
-        at_once: bool = False,
+        sizes: StoreSizes,
+        cache: RadixCache | None = None,
         host: HostTier | None = None,
-        beside: BesideSlots = NOTHING_BESIDE,
+        at_once: bool = False,
     ) -> None:
-        assert row_width % page_size == 0, f"a row of {row_width} slots is no multiple of the page size {page_size}"
-        assert named or cache is None, "a prefix cache needs to know which slots it has"
         assert host is None or cache is not None, "host memory is a tier behind a prefix cache"
-        self.allocator: KVAllocator | SlotCount = (KVAllocator if named else SlotCount)(num_pages, page_size)
-        self.table: RequestTable | SlotlessTable = (RequestTable if named else SlotlessTable)(num_rows, row_width)
+        num_rows = sizes.num_rows
+        self.allocator: KVAllocator = self._new_allocator(sizes)
+        self.table: RequestTable = self._new_table(sizes)
         self.cache = cache
         self.host = host
         self.at_once = at_once
-        self.page_size = page_size
-        self.row_width = row_width
+        self.page_size = sizes.page_size
+        self.row_width = sizes.row_width
         self.allocated: Int64Array = np.zeros(num_rows + 1, dtype=np.int64)
         self.revision: int = 0
         self.cache_revision: int = 0
@@ -71,13 +79,19 @@ class KVStore:
         self._denials = 0
         self._ones = np.ones(num_rows + 1, dtype=np.int64)
         self._shared = [0] * (num_rows + 1)
-        self.beside: HeldBeside = HeldBeside(beside, self.allocator)
+        self.beside: HeldBeside = HeldBeside(sizes.beside, self.allocator)
         self._locked: list[RadixNode | None] = [None] * (num_rows + 1)
         self._fence: Fence = Fence()
         self._held: dict[int, Departure | None] = {}  # row -> how its request left, None while it is there
         self._silent = [False] * (num_rows + 1)
         self._writes: list[WrittenRanges] = []
         self._released: list[tuple[int, int]] = []
+
+    def _new_allocator(self, sizes: StoreSizes) -> KVAllocator:
+        return KVAllocator(sizes.num_pages, sizes.page_size)
+
+    def _new_table(self, sizes: StoreSizes) -> RequestTable:
+        return RequestTable(sizes.num_rows, sizes.row_width)
 
     @property
     def available_slots(self) -> int:

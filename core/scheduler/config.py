@@ -11,10 +11,11 @@ from ..adaptive import AdaptiveController
 from ..algorithm.algorithm import DraftKV, SpecAlgorithm
 from ..errors import ConfigError, Problem
 from ..kv.beside import BesideSlots
+from ..kv.counting import CountingStore
 from ..kv.host_tier import HostTier
 from ..kv.radix import RadixCache
 from ..kv.request_table import ceil_to_page, get_alloc_len_per_decode, request_table_width, reserve_per_decode
-from ..kv.store import KVStore
+from ..kv.store import KVStore, StoreSizes
 from .rules import OurRules, ServerRules, rules_to_json
 
 
@@ -227,10 +228,12 @@ class EngineSizes:
 
 def make_store(config: EngineConfig, sizes: EngineSizes, algorithm: SpecAlgorithm, named_slots: bool) -> KVStore:
     """Make the empty KV store of an engine. Without `named_slots` it only counts slots."""
-    form = (config.page_size, algorithm.prefix_key_kind(), config.eviction_policy)
-    cache = RadixCache(*form) if config.prefix_cache and named_slots else None
-    pool = (config.num_pages, config.page_size)
-    has_host = cache is not None and config.host_pages > 0
-    host = HostTier(config.host_pages, config.page_size, algorithm.prefix_key_kind()) if has_host else None
+    held = StoreSizes(config.num_rows, sizes.row_width, config.num_pages, config.page_size, config.beside)
     at_once = config.rules.frees_at_departure
-    return KVStore(config.num_rows, sizes.row_width, *pool, cache, named_slots, at_once, host, config.beside)
+    if not named_slots:
+        return CountingStore(held, at_once)
+    if not config.prefix_cache:
+        return KVStore(held, at_once=at_once)
+    key_kind = algorithm.prefix_key_kind()
+    host = HostTier(config.host_pages, config.page_size, key_kind) if config.host_pages else None
+    return KVStore(held, RadixCache(config.page_size, key_kind, config.eviction_policy), host, at_once)

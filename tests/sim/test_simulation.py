@@ -8,7 +8,7 @@ from pathlib import Path
 import foredraft
 import pytest
 from foredraft.core.contract.events import Committed, Planned
-from foredraft.core.kv.allocator import SlotCount
+from foredraft.core.kv.counting import CountingStore
 from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.sim.cost.host import HOST_PRESETS
 from foredraft.sim.faults.plan import KINDS, FaultPlan, fault_plan
@@ -149,7 +149,7 @@ def test_counted_slots_decide_what_named_slots_decide(engine):
             scenario_from_dict(scenario, "test"), sinks=lambda replica, to=events: [to.append], named_slots=named
         )
         simulation.run()
-        assert (type(simulation.replicas[0].engine.store.allocator) is SlotCount) == (not named)
+        assert (type(simulation.replicas[0].engine.store) is CountingStore) == (not named)
         simulation.replicas[0].engine.check()
         planned = [one for one in events if type(one) is Planned]
         committed = [one for one in events if type(one) is Committed]

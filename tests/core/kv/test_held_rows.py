@@ -5,11 +5,11 @@ import pytest
 from foredraft.core.errors import InvariantViolation
 from foredraft.core.kv.fence import Departure
 from foredraft.core.kv.radix import RadixCache
-from foredraft.core.kv.store import KVStore
+from foredraft.core.kv.store import KVStore, StoreSizes
 
 
 def make(num_pages=8, page_size=2, cached=True):
-    return KVStore(3, 8, num_pages, page_size, RadixCache(page_size) if cached else None)
+    return KVStore(StoreSizes(3, 8, num_pages, page_size), RadixCache(page_size) if cached else None)
 
 
 def leave(store, row, tokens=None, num_valid=0, last_committed=0, fence=0):

@@ -14,7 +14,7 @@ from foredraft.core.kv.request_table import (
     reserve_per_block,
     reserve_per_decode,
 )
-from foredraft.core.kv.store import KVStore
+from foredraft.core.kv.store import KVStore, StoreSizes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,7 +122,7 @@ def test_a_row_has_slots_beside_its_tokens_as_long_as_it_is_open(beside, has_cac
     """Rows open, grow, are cut and close; after each move every slot has one owner."""
     size = beside.page_size
     cache = RadixCache(size) if has_cache else None
-    store = KVStore(8, 32 * size, 120, size, cache, beside=beside)
+    store = KVStore(StoreSizes(8, 32 * size, 120, size, beside), cache)
     rows: list[int] = []
     for move, which, pages in moves:
         if move == "o":

@@ -12,7 +12,7 @@ from foredraft.core.kv.beside import BesideSlots
 from foredraft.core.kv.fence import Departure
 from foredraft.core.kv.radix import RadixCache
 from foredraft.core.kv.radix_node import nodes_below
-from foredraft.core.kv.store import KVStore
+from foredraft.core.kv.store import KVStore, StoreSizes
 
 PAGE_SIZE, NUM_ROWS, WIDTH = 2, 4, 16
 
@@ -85,7 +85,7 @@ class Service:
     def __init__(self, seed: int, at_once: bool) -> None:
         beside = BesideSlots(request_slots=2, window=4, window_slots=0.5, page_size=PAGE_SIZE)
         cache = RadixCache(PAGE_SIZE)
-        self.store = KVStore(NUM_ROWS, WIDTH, 24, PAGE_SIZE, cache, at_once=at_once, beside=beside)
+        self.store = KVStore(StoreSizes(NUM_ROWS, WIDTH, 24, PAGE_SIZE, beside), cache, at_once=at_once)
         self.follower = Follower(self.store)
         self.random = random.Random(seed)
         self.committed = self.launched = 0
