@@ -189,8 +189,7 @@ class HostileDriver(Driver):
         if not engine.is_idle or engine.requests.num_with_row or engine.num_waiting or self.executor.num_in_flight:
             raise InvariantViolation("ENGINE-01", "all requests have ended, but the engine is not idle")
         engine.check()
-        if engine.store.cache is not None:
-            engine.store.allocator.free(engine.store.cache.clear())
+        engine.store.allocator.free(engine.store.cache.clear())
         if engine.store.allocator.num_free_slots != engine.store.allocator.num_total_slots:
             held = engine.store.allocator.num_held_slots
             raise InvariantViolation("ALLOC-15", f"drained and flushed, but {held} slots are held")

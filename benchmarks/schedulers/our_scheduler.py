@@ -117,7 +117,7 @@ class OurRun:
                 nodes = step.decode.num_draft_tokens
                 decode = [(self._names[row], nodes) for row in step.decode.rows.tolist()]
         store = self.engine.store
-        evictable = 0 if store.cache is None else store.cache.evictable_slots
+        evictable = store.cache.evictable_slots
         blocks = (store.allocator.num_held_slots - evictable) // BLOCK
         return Decision(tuple(prefill), tuple(decode), tuple(sorted(self._retracted)), tuple(cached), blocks)
 

@@ -20,7 +20,7 @@ from .radix import RadixCache
 
 
 class HostTier:
-    """Host memory for `num_pages` pages of prefixes, see the module's description.
+    """Host memory for `num_pages` pages of prefixes, see the module's description. With 0 pages it holds none.
 
     `num_stored`: tokens copied to host memory so far.
     """
@@ -37,6 +37,8 @@ class HostTier:
         If the tier is too small for all of them, the end of the prefix is left out.
         """
         cache, allocator = self._cache, self._allocator
+        if not allocator.num_pages:
+            return 0
         wanted = num_keys // self._page_size * self._page_size
         known = cache.match(tokens, namespace, wanted, count=False)
         if known.length == wanted:
@@ -54,6 +56,8 @@ class HostTier:
     def find(self, tokens: Int64Array, namespace: str, max_length: int) -> int:
         """Return how many tokens at the front of `tokens` are here, at most `max_length`. They become the most recently
         used."""
+        if not self._allocator.num_pages:
+            return 0
         return self._cache.match(tokens, namespace, max_length, count=False).length
 
     @property

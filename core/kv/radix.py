@@ -37,6 +37,8 @@ Tokens = NDArray[np.integer[Any]] | Sequence[int]
 MAX_TOKENS_IN_VOCABULARY = 2**32
 """A bigram is two token ids in one int64 key."""
 
+_NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
+
 
 class InvalidTokens(ForedraftError):
     """Tokens that are not token ids: negative (a placeholder), too large, or not integers. The cache is unchanged."""
@@ -85,6 +87,8 @@ class RadixCache:
     Counters in tokens, plain ints: `queries` asked for and `hits` found by `match`. `listener` hears of its pages.
     """
 
+    keeps_prefixes = True  # False: nothing enters it (`NoCache`), so no context needs to be known
+
     def __init__(self, page_size: int = 1, key_kind: Literal["token", "bigram"] = "token", policy: str = "lru") -> None:
         assert page_size >= 1, f"page_size is {page_size}, expected at least 1"
         problems = []
@@ -121,6 +125,10 @@ class RadixCache:
     def protected_slots(self) -> int:
         """Slots in locked nodes."""
         return self._num_protected
+
+    def num_keys(self, tokens: Tokens, num_valid: int) -> int:
+        """Return how many of the valid positions have a key: known tokens only, and a bigram needs the next one too."""
+        return min(num_valid, len(tokens) if self.key_kind == "token" else len(tokens) - 1)
 
     def match(
         self, tokens: Tokens, namespace: str = "", max_length: int | None = None, *, count: bool = True
@@ -355,6 +363,17 @@ class RadixCache:
             self._queue.offer(parent)
 
 
-def num_keys(cache: RadixCache, tokens: np.ndarray, num_valid: int) -> int:
-    """Return how many of the valid positions have a key: known tokens only, and a bigram needs the next one too."""
-    return min(num_valid, len(tokens) if cache.key_kind == "token" else len(tokens) - 1)
+class NoCache(RadixCache):
+    """A prefix cache that is switched off: it takes no prefix over, and finds none."""
+
+    keeps_prefixes = False
+
+    def match(
+        self, tokens: Tokens, namespace: str = "", max_length: int | None = None, *, count: bool = True
+    ) -> PrefixMatch:
+        """Return the empty prefix."""
+        return PrefixMatch(self._root, _NO_SLOTS, 0)
+
+    def num_keys(self, tokens: Tokens, num_valid: int) -> int:
+        """Return 0: none of the positions is taken over."""
+        return 0

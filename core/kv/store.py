@@ -28,7 +28,7 @@ from .allocator import KVAllocator, PageState
 from .beside import NOTHING_BESIDE, BesideSlots, HeldBeside
 from .fence import Departure, Fence
 from .host_tier import HostTier
-from .radix import Insertion, PrefixMatch, RadixCache, num_keys
+from .radix import Insertion, NoCache, PrefixMatch, RadixCache
 from .radix_node import RadixNode, nodes_below
 from .request_table import RequestTable
 
@@ -44,7 +44,9 @@ class StoreSizes:
     beside: BesideSlots = NOTHING_BESIDE
 
     def __post_init__(self) -> None:
-        assert self.row_width % self.page_size == 0, f"a row of {self.row_width} slots is no multiple of {self.page_size}"
+        assert self.row_width % self.page_size == 0, (
+            f"a row of {self.row_width} slots is no multiple of {self.page_size}"
+        )
 
 
 class KVStore:
@@ -63,12 +65,12 @@ class KVStore:
         host: HostTier | None = None,
         at_once: bool = False,
     ) -> None:
-        assert host is None or cache is not None, "host memory is a tier behind a prefix cache"
         num_rows = sizes.num_rows
         self.allocator: KVAllocator = self._new_allocator(sizes)
         self.table: RequestTable = self._new_table(sizes)
-        self.cache = cache
-        self.host = host
+        self.cache: RadixCache = cache if cache is not None else NoCache(sizes.page_size)
+        self.host: HostTier = host if host is not None else HostTier(0, sizes.page_size)
+        assert host is None or self.cache.keeps_prefixes, "host memory is a tier behind a prefix cache"
         self.at_once = at_once
         self.page_size = sizes.page_size
         self.row_width = sizes.row_width
@@ -96,8 +98,7 @@ class KVStore:
     @property
     def available_slots(self) -> int:
         """Slots that `grow` could get: free slots, and slots that the cache could evict."""
-        free = self.allocator.num_free_slots
-        return free if self.cache is None else free + self.cache.evictable_slots
+        return self.allocator.num_free_slots + self.cache.evictable_slots
 
     @property
     def has_fenced(self) -> bool:
@@ -112,27 +113,23 @@ class KVStore:
     @property
     def num_request_slots(self) -> int:
         """Slots held by rows, without those that the cache holds."""
-        cached = 0 if self.cache is None else self.cache.evictable_slots + self.cache.protected_slots
-        return self.allocator.num_held_slots - cached
+        return self.allocator.num_held_slots - self.cache.evictable_slots - self.cache.protected_slots
 
     # -- a row's life ---------------------------------------------------------------------------------------------
 
     def match(self, tokens: np.ndarray, namespace: str) -> PrefixMatch:
-        """Find the cached prefix of a request's context, one token short of a full hit at most. There is a cache."""
-        assert self.cache is not None
+        """Find the cached prefix of a request's context, one token short of a full hit at most."""
         return self.cache.match(tokens, namespace, max_length=len(tokens) - 1, count=False)
 
     def num_in_host(self, tokens: np.ndarray, namespace: str, num_cached: int) -> int:
         """Return how many tokens of a request's context behind its `num_cached` cached ones can be copied from host
         memory."""
-        if self.host is None:
-            return 0
         return max(0, self.host.find(tokens, namespace, len(tokens) - 1) - num_cached)
 
     @contextmanager
     def locked(self, prefix: PrefixMatch | None) -> Iterator[None]:
         """Keep a cached prefix from being evicted, and its slots out of `available_slots`, within the context."""
-        if self.cache is None or prefix is None or not prefix.length:
+        if prefix is None or not prefix.length:
             yield
             return
         self.cache.lock(prefix.node)
@@ -143,7 +140,6 @@ class KVStore:
 
     def count_hit(self, num_tokens: int, num_cached: int) -> None:
         """Count a request of `num_tokens` that entered with `num_cached` of them from the cache."""
-        assert self.cache is not None
         self.cache.queries += num_tokens
         self.cache.hits += num_cached
 
@@ -152,7 +148,6 @@ class KVStore:
         row = self.table.acquire()
         self._silent[row] = silent
         if prefix is not None and prefix.length:
-            assert self.cache is not None
             self.cache.lock(prefix.node)
             self._locked[row] = prefix.node
             self._shared[row] = prefix.length
@@ -174,7 +169,7 @@ class KVStore:
             return None
         while self.take_denial():
             pass  # a denied attempt is repeated at once, because no later call would repeat it
-        prefix = None if self.cache is None or tokens is None else self.match(tokens, namespace)
+        prefix = None if tokens is None else self.match(tokens, namespace)
         row = self.open_row(prefix, silent=True)
         fits = self.grow_row(row, num_slots)
         assert fits, "what was found to fit does not"
@@ -262,14 +257,13 @@ class KVStore:
 
     def forget(self) -> None:
         """Empty the cache: the KV is gone, with the worker that held it. No row is held any more."""
-        if self.cache is not None and self.cache.evictable_slots:
+        if self.cache.evictable_slots:
             self.allocator.free(self.cache.clear())
-        if self.host is not None:
-            self.host.forget()
+        self.host.forget()
         self._writes.clear()
         self._released.clear()
         self.revision += 1
-        if self.num_request_slots or (self.cache is not None and self.cache.protected_slots):
+        if self.num_request_slots or self.cache.protected_slots:
             raise InvariantViolation("ALLOC-15", f"{self.num_request_slots} slots are held of KV that is gone")
 
     def _make_room(self, num_slots: int) -> bool:
@@ -282,7 +276,7 @@ class KVStore:
         missing = num_slots - self.allocator.num_free_slots
         if missing <= 0:
             return True
-        if self.cache is None or missing > self.cache.evictable_slots:
+        if missing > self.cache.evictable_slots:
             return False
         self.allocator.free(self.cache.evict(missing))
         return True
@@ -307,8 +301,7 @@ class KVStore:
         Slots that the cache had already under other ids are replaced in the table, and freed once step `fence` is
         committed. With `at_once` the row keeps its own slots until it leaves.
         """
-        assert self.cache is not None
-        count = num_keys(self.cache, tokens, num_valid)
+        count = self.cache.num_keys(tokens, num_valid)
         old_shared = self._shared[row]
         if count // self.page_size * self.page_size <= old_shared:
             return
@@ -357,13 +350,13 @@ class KVStore:
         row, tokens = departure.row, departure.tokens
         allocated, own_from = int(self.allocated[row]), self._shared[row]
         own = self.table.gather(row, own_from, allocated)
-        if self.cache is not None and tokens is not None:
-            count = num_keys(self.cache, tokens, departure.num_valid)
+        if tokens is not None:
+            count = self.cache.num_keys(tokens, departure.num_valid)
             if count // self.page_size * self.page_size > own_from:
                 insertion = self._cache_row(row, tokens, count, departure.namespace)
                 own = np.concatenate([insertion.duplicates, own[len(insertion.canonical) - own_from :]])
         locked = self._locked[row]
-        if self.cache is not None and locked is not None:
+        if locked is not None:
             self.cache.unlock(locked)
             self._locked[row] = None
         self.allocator.free(own)
@@ -373,12 +366,9 @@ class KVStore:
         self.revision += 1
 
     def _cache_row(self, row: int, tokens: np.ndarray, count: int, namespace: str) -> Insertion:
-        """Hand the first `count` positions of a row over to the cache, and copy them to host memory if that is
-        there."""
-        assert self.cache is not None
+        """Hand the first `count` positions of a row over to the cache, and copy them to host memory."""
         insertion = self.cache.insert(tokens, self.table.gather(row, 0, count), namespace)
-        if self.host is not None:
-            self.host.store(tokens, count, namespace)
+        self.host.store(tokens, count, namespace)
         return insertion
 
     def slots_gained_without(self, rows: Iterable[int]) -> int:
@@ -426,7 +416,7 @@ class KVStore:
             fenced += [self.own_slots(departure.row), self.beside.slots_of(departure.row)]
         for slots in fenced:
             states[slots // self.page_size] = PageState.FENCED
-        for node in nodes_below(self.cache.root) if self.cache is not None else ():
+        for node in nodes_below(self.cache.root):
             states[node.slots // self.page_size] = PageState.SHARED if node.locks else PageState.CACHED
         return states
 
@@ -443,10 +433,8 @@ class KVStore:
             held = allocated + self.beside.num_of(row)
             if held and not self.table.is_taken(row):
                 raise InvariantViolation("ALLOC-15", f"row {row} is free but has {held} slots")
-        if self.cache is not None:
-            self.cache.check([node for node in self._locked if node is not None])
-        if self.host is not None:
-            self.host.check()
+        self.cache.check([node for node in self._locked if node is not None])
+        self.host.check()
 
     def _holders(self) -> Iterator[np.ndarray]:
         for row in range(1, self.table.num_rows + 1):
@@ -454,8 +442,7 @@ class KVStore:
                 yield self.own_slots(row)
         yield from self.beside.holders()
         yield from (slots for _, slots in self._fence.slots)
-        if self.cache is not None:
-            yield self.cache.cached_slots()
+        yield self.cache.cached_slots()
 
     def _write(self, row: int, start: int, slots: np.ndarray) -> None:
         self.table.write_row(row, start, slots)

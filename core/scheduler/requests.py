@@ -149,7 +149,7 @@ class Requests:
 
     def share_prefix(self, record: RequestRecord, length: int) -> None:
         """Put the first `length` tokens of a prompt into the prefix cache."""
-        if self.store.cache is not None and record.context is not None:
+        if record.context is not None:
             self.store.share_prefix(record.row, record.context, length, record.request.namespace, self.last_step_id)
 
     def lower_than(self, head: RequestRecord) -> list[RequestRecord]:

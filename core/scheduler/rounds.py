@@ -211,7 +211,7 @@ class DecodeRounds:
         if not config.beside:
             return slots
         # What it takes beside them. A newcomer may find a whole window in the prefix cache.
-        in_cache = 0 if self.store.cache is None else config.window
+        in_cache = config.window if self.store.cache.keeps_prefixes else 0
         each = config.request_slots + config.page_size + math.ceil(config.window_slots * in_cache)
         return slots + newcomers * each + math.ceil(config.window_slots * (of_tokens + config.window))
 

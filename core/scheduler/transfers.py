@@ -167,7 +167,7 @@ class Transfers:
     def _row_for(self, request: Request) -> int | None:
         if not self._fits(request):
             return None
-        tokens = request.context() if self.store.cache is not None else None
+        tokens = request.context() if self.store.cache.keeps_prefixes else None
         tokens = tokens if tokens is None else tokens[: request.prefill_len]
         return self.store.reserve_row(
             tokens, request.namespace, self.admission.room.slots_for_length(request.prefill_len)
@@ -196,7 +196,7 @@ class Transfers:
             return JoinOutcome(finished, False)
         self.requests.join(record)
         self.output.arrive(record, arrival)
-        if self.store.cache is not None:
+        if self.store.cache.keeps_prefixes:
             self._cache_prompt(record)
         self._joined.append((record, record.epoch, arrival))
         self._emit(HandoffMoved(now_ns, HandoffMove.JOIN, request_id, record.row, first_token=arrival.first_token))

@@ -26,9 +26,9 @@ def gauges_of(engine: Engine) -> dict[str, float]:
         "pages": config.num_pages,
         "context_len": config.context_len,
     }
-    if cache is not None:
+    if cache.keeps_prefixes:
         found |= {"prefix_queries": cache.queries, "prefix_hits": cache.hits}
-    if store.host is not None:
+    if config.host_pages and cache.keeps_prefixes:
         found |= {"host_used": store.host.num_held, "host_slots": config.host_pages * config.page_size}
     return found
 

@@ -83,7 +83,7 @@ class SimulatedBody:
             reason = "is not simulated in a scenario with pools, or with faults"
             self.unsupported = MappingProxyType({"kv_transfer_params": reason})
         self.tensor_parallel: int = assembly.deployment.parallel.tensor
-        self.caches_answers: bool = any(engine.store.cache is not None for engine in self.engines)
+        self.caches_answers: bool = any(engine.store.cache.keeps_prefixes for engine in self.engines)
         self._speed = speed
         self.pace: ClockPace | None = ClockPace(speed, warn)
         self._clock = clock

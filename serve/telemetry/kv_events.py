@@ -142,7 +142,7 @@ class KvPublisher:
         context: zmq.Context[Any] = zmq.Context.instance()
         for engine in engines:
             cache = engine.store.cache
-            if cache is None:
+            if not cache.keeps_prefixes:
                 raise ConfigError.of(
                     "<arguments>", "--kv-events", "there is no prefix cache: engine.prefix_cache is off"
                 )

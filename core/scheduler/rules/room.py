@@ -62,7 +62,7 @@ class Room:
         return Entrance(prefix, num_loaded, padding, self.to_find(record, num_cached, budget, padding, num_loaded))
 
     def _prefix_of(self, record: RequestRecord) -> PrefixMatch | None:
-        if self.store.cache is None:
+        if not self.store.cache.keeps_prefixes:
             return None
         if record.context is None:
             record.context = record.request.context()
@@ -73,7 +73,7 @@ class Room:
         return self.store.match(known, record.request.namespace)
 
     def _num_in_host(self, record: RequestRecord, num_cached: int) -> int:
-        if self.store.host is None or record.context is None:
+        if record.context is None:
             return 0
         known = record.context[: record.prompt_len + record.emitted_before]
         return self.store.num_in_host(known, record.request.namespace, num_cached)

@@ -75,9 +75,7 @@ def check_drained(handoff):
         engine = side.engine
         assert engine.is_idle and side.side.num_in_flight == 0
         assert engine.store.num_request_slots == 0 and engine.store.num_held_rows == 0
-        assert engine.store.allocator.num_held_slots == (
-            engine.store.cache.evictable_slots if engine.store.cache else 0
-        )
+        assert engine.store.allocator.num_held_slots == (engine.store.cache.evictable_slots)
         side.check()
 
 
