@@ -1,24 +1,26 @@
 """The handoff of requests from prefill workers to decode workers: two state machines, and the messages between them.
 
-The machines do no I/O: messages, local completions and the time come in, actions go out (`side.py`). `HandoffDriver`
-feeds a machine and carries out its actions over a transport: a modelled network, memory, or links between processes.
+The machines do no I/O: messages, local completions and the time come in, actions go out (`side.py`). A driver
+(`PrefillDriver`, `DecodeDriver`) feeds a machine and carries out its actions over a transport: a modelled network,
+memory, or links between processes.
 """
 
 from .decode_side import DecodeSide
-from .driver import HandoffDriver, Transport, make_side
+from .driver import DecodeDriver, HandoffDriver, PrefillDriver, Transport, make_driver
 from .life import TransferCounts, TransferState
 from .messages import Message, PageFormat, PageSeal, TransferKey
 from .prefill_side import PrefillSide
-from .side import HandoffAction, HandoffTiming, Send, SendPages, TransferOutcome, WritePage
+from .side import HandoffTiming, Send, SendPages, TransferOutcome, WritePage
 
 __all__ = [
+    "DecodeDriver",
     "DecodeSide",
-    "HandoffAction",
     "HandoffDriver",
     "HandoffTiming",
     "Message",
     "PageFormat",
     "PageSeal",
+    "PrefillDriver",
     "PrefillSide",
     "Send",
     "SendPages",
@@ -28,5 +30,5 @@ __all__ = [
     "TransferState",
     "Transport",
     "WritePage",
-    "make_side",
+    "make_driver",
 ]

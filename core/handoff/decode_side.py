@@ -38,10 +38,10 @@ from .side import HandoffSide, HandoffTiming, WritePage
 from .transfer import Incoming
 
 
-class DecodeSide(HandoffSide[Incoming]):
+class DecodeSide(HandoffSide[Incoming, WritePage]):
     """The decode side of all transfers to one engine.
 
-    A driver (`HandoffDriver`) calls `receive` and `peer_lost` when something has happened, `committed` after every
+    A driver (`DecodeDriver`) calls `receive` and `peer_lost` when something has happened, `committed` after every
     `Engine.commit`, and `tick` when `next_deadline_ns` is due. Then it carries out `take_actions` before the engine's
     next plan, and passes on `take_finished` and `take_outcomes`.
 

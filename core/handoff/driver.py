@@ -1,8 +1,10 @@
-"""The driver of one side of a handoff: it tells the side what happens, and carries out what the side asks for, over a
-transport.
+"""The drivers of the two sides of a handoff: a driver tells its side what happens, and carries out what the side asks
+for, over a transport.
 
 ```
-submit, abort, committed, receive, pages_sent, peer_lost, tick ──► side ──► actions ──► transport
+abort, committed, receive, peer_lost, tick ──► side ──► actions ──► transport
+prefill: submit, launched, pages_sent                   send_pages
+decode:                                                 write_page
 ```
 
 The transport is a network model in the simulator, sockets and device memory in real workers, a list in the reference
@@ -11,10 +13,11 @@ executor.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from ..algorithm.algorithm import AlgorithmShape
 from ..algorithm.arrival import DraftPayload
@@ -27,6 +30,8 @@ from .messages import Message, Page, PageFormat, PageSeal
 from .prefill_side import PrefillSide
 from .side import HandoffTiming, Send, SendPages, TransferOutcome, WritePage
 
+SideT = TypeVar("SideT", PrefillSide, DecodeSide)
+
 
 class Transport(Protocol):
     """Carries out the actions of one side, and takes its reports. The driver calls it in the order of the actions."""
@@ -34,8 +39,8 @@ class Transport(Protocol):
     def send(self, peer: str, message: Message) -> None:
         """Give a message to the link to `peer`."""
 
-    def send_pages(self, action: SendPages) -> None:
-        """Read pages and send them, then call `HandoffDriver.pages_sent`; see `SendPages`."""
+    def send_pages(self, action: SendPages, driver: PrefillDriver) -> None:
+        """Read pages and send them, then call `driver.pages_sent`; see `SendPages`."""
 
     def write_page(self, action: WritePage) -> None:
         """Write a verified page into the pools."""
@@ -59,30 +64,18 @@ def _pages_of(messages: Iterable[tuple[Message, PageSeal | None]]) -> list[tuple
     return pages
 
 
-class HandoffDriver:
+class HandoffDriver(ABC, Generic[SideT]):
     """One side and its transport. Every method carries out the actions that follow from it;
     none follow from `submit`."""
 
-    def __init__(self, side: PrefillSide | DecodeSide, transport: Transport) -> None:
-        self.side = side
+    def __init__(self, side: SideT, transport: Transport) -> None:
+        self.side: SideT = side
         self._transport = transport
         self._is_carrying_out = False
 
-    @property
-    def prefill_side(self) -> PrefillSide:
-        """The side, on a prefill worker."""
-        assert isinstance(self.side, PrefillSide)
-        return self.side
-
-    @property
-    def decode_side(self) -> DecodeSide:
-        """The side, on a decode worker."""
-        assert isinstance(self.side, DecodeSide)
-        return self.side
-
+    @abstractmethod
     def submit(self, request: Request, peer: str, now_ns: int) -> SubmitOutcome:
-        """Queue a request on a prefill worker; its KV will go to the decode worker `peer`."""
-        return self.prefill_side.submit(request, peer, now_ns)
+        """Queue a request of a client, whose KV will go to the decode worker `peer`, or refuse it."""
 
     def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
         """Give up a request on this worker. The caller reports the end that the outcome holds."""
@@ -100,17 +93,18 @@ class HandoffDriver:
         """Take messages from `peer`, each with the measured seal of a page whose bytes went another way."""
         for are_pages, group in groupby(messages, lambda arrived: arrived[1] is not None):
             if are_pages:
-                self.decode_side.receive_pages(peer, _pages_of(group), now_ns)
+                self._receive_pages(peer, _pages_of(group), now_ns)
             else:
                 for message, _ in group:
                     self.side.receive(peer, message, now_ns)
         self.carry_out()
 
-    def pages_sent(self, pages: Iterable[Page], now_ns: int) -> None:
-        """Tell the side that these pages are read out: their slots may be written again."""
-        for key, of_one in groupby(pages, attrgetter("key")):
-            self.prefill_side.pages_sent(key, {page.index: page.seal for page in of_one}, now_ns)
-        self.carry_out()
+    @abstractmethod
+    def _receive_pages(self, peer: str, pages: list[tuple[Page, PageSeal]], now_ns: int) -> None:
+        """Pass pages on to the side, each with the seal of what has arrived."""
+
+    def launched(self, now_ns: int) -> None:
+        """Tell the side that a step was launched, where layers are sent as they are computed."""
 
     def peer_lost(self, peer: str, now_ns: int, reason: FinishReason = FinishReason.ERROR) -> None:
         """Tell the side that the worker `peer` is gone.
@@ -139,20 +133,15 @@ class HandoffDriver:
             self._is_carrying_out = False
 
     def _carry_out(self) -> None:
-        side, transport = self.side, self._transport
         while True:
             self._pass_reports_on()  # clients learn of an end before another worker can continue the request
-            actions = side.take_actions()
-            if not actions:
+            if not self._act():
                 break
-            for action in actions:
-                if isinstance(action, Send):
-                    transport.send(action.peer, action.message)
-                elif isinstance(action, SendPages):
-                    transport.send_pages(action)
-                else:
-                    transport.write_page(action)
-        transport.flush(side.take_replan())
+        self._transport.flush(self.side.take_replan())
+
+    @abstractmethod
+    def _act(self) -> bool:
+        """Carry out the actions that the side has ready. Returns whether there were any."""
 
     def _pass_reports_on(self) -> None:
         for finished in self.side.take_finished():
@@ -161,15 +150,66 @@ class HandoffDriver:
             self._transport.transfer_ended(outcome)
 
 
-def make_side(
+class PrefillDriver(HandoffDriver[PrefillSide]):
+    """Drives the prefill side: requests come from clients, pages go out."""
+
+    def submit(self, request: Request, peer: str, now_ns: int) -> SubmitOutcome:
+        return self.side.submit(request, peer, now_ns)
+
+    def launched(self, now_ns: int) -> None:
+        self.side.launched(now_ns)
+        self.carry_out()
+
+    def pages_sent(self, pages: Iterable[Page], now_ns: int) -> None:
+        """Tell the side that these pages are read out: their slots may be written again."""
+        for key, of_one in groupby(pages, attrgetter("key")):
+            self.side.pages_sent(key, {page.index: page.seal for page in of_one}, now_ns)
+        self.carry_out()
+
+    def _receive_pages(self, peer: str, pages: list[tuple[Page, PageSeal]], now_ns: int) -> None:
+        """Pass pages on as messages that mean nothing here: the side counts and ignores them."""
+        for page, _ in pages:
+            self.side.receive(peer, page, now_ns)
+
+    def _act(self) -> bool:
+        actions = self.side.take_actions()
+        for action in actions:
+            if isinstance(action, Send):
+                self._transport.send(action.peer, action.message)
+            else:
+                self._transport.send_pages(action, self)
+        return bool(actions)
+
+
+class DecodeDriver(HandoffDriver[DecodeSide]):
+    """Drives the decode side: requests come as offers, pages come in."""
+
+    def submit(self, request: Request, peer: str, now_ns: int) -> SubmitOutcome:
+        return self.side.engine.submit(request, now_ns)  # which refuses it: the engine only decodes
+
+    def _receive_pages(self, peer: str, pages: list[tuple[Page, PageSeal]], now_ns: int) -> None:
+        self.side.receive_pages(peer, pages, now_ns)
+
+    def _act(self) -> bool:
+        actions = self.side.take_actions()
+        for action in actions:
+            if isinstance(action, Send):
+                self._transport.send(action.peer, action.message)
+            else:
+                self._transport.write_page(action)
+        return bool(actions)
+
+
+def make_driver(
     engine: Engine,
     page_format: PageFormat,
     incarnation: int,
+    transport: Transport,
     timing: HandoffTiming | None = None,
     shape: AlgorithmShape | None = None,
-) -> PrefillSide | DecodeSide:
-    """Return the side for the engine's role. `incarnation` counts restarts of the worker, from 1; `shape`:
+) -> PrefillDriver | DecodeDriver:
+    """Return the driver for the engine's role. `incarnation` counts restarts of the worker, from 1; `shape`:
     see `DecodeSide`."""
     if engine.role is EngineRole.PREFILL:
-        return PrefillSide(engine, page_format, incarnation, timing)
-    return DecodeSide(engine, page_format, incarnation, timing, shape)
+        return PrefillDriver(PrefillSide(engine, page_format, incarnation, timing), transport)
+    return DecodeDriver(DecodeSide(engine, page_format, incarnation, timing, shape), transport)

@@ -38,13 +38,13 @@ from .side import HandoffSide, HandoffTiming, SendPages
 from .transfer import Outgoing
 
 
-class PrefillSide(HandoffSide[Outgoing]):
+class PrefillSide(HandoffSide[Outgoing, SendPages]):
     """The prefill side of all transfers from one engine. Drivers submit and abort here instead of at the engine, and
     call
 
     * `committed` after every `Engine.commit`, with the draft input of each prompt that it computed;
     * `receive`, `pages_sent`, `peer_lost` when something has happened, and `tick` when `next_deadline_ns` is due;
-    * then carry out `take_actions`, and pass on `take_finished` and `take_outcomes` (see `HandoffDriver`).
+    * then carry out `take_actions`, and pass on `take_finished` and `take_outcomes` (see `PrefillDriver`).
     """
 
     def __init__(

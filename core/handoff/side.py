@@ -133,9 +133,6 @@ class WritePage:
     slots: np.ndarray  # int32 [page_size]
 
 
-HandoffAction = Send | SendPages | WritePage
-
-
 @dataclass(frozen=True, slots=True)
 class TransferOutcome:
     """The end of a transfer on one side. This side holds no row or page for it any more. Its request may have ended
@@ -147,10 +144,12 @@ class TransferOutcome:
 
 
 TransferT = TypeVar("TransferT", Outgoing, Incoming)
+PagesT = TypeVar("PagesT", SendPages, WritePage)
 
 
-class HandoffSide(Generic[TransferT]):
-    """The driver's view of a side, and the base of `PrefillSide` and `DecodeSide`."""
+class HandoffSide(Generic[TransferT, PagesT]):
+    """The driver's view of a side, and the base of `PrefillSide` and `DecodeSide`. A side acts by messages and by what
+    it does with pages."""
 
     _transfers: dict[Any, TransferT]
 
@@ -162,7 +161,7 @@ class HandoffSide(Generic[TransferT]):
         self.counts: TransferCounts = TransferCounts()
         self._deadlines: Deadlines[TransferT] = Deadlines()
         self._renewals: Deadlines[TransferT] = Deadlines()
-        self._actions: list[HandoffAction] = []
+        self._actions: list[Send | PagesT] = []
         self._finished: list[FinishedRequest] = []
         self._outcomes: list[TransferOutcome] = []
         self._replan = False
@@ -180,7 +179,7 @@ class HandoffSide(Generic[TransferT]):
     def _next_times_ns(self) -> tuple[int | None, ...]:
         return self._deadlines.next_ns, self._renewals.next_ns
 
-    def take_actions(self) -> list[HandoffAction]:
+    def take_actions(self) -> list[Send | PagesT]:
         """Return the actions to carry out now, in this order."""
         actions, self._actions = self._actions, []
         return actions

@@ -21,15 +21,15 @@ from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.contract.step import StepResult
 from ...core.handoff import (
     DecodeSide,
-    HandoffDriver,
     HandoffTiming,
     Message,
     PageSeal,
+    PrefillDriver,
     PrefillSide,
     SendPages,
     TransferOutcome,
     WritePage,
-    make_side,
+    make_driver,
 )
 from ...core.handoff.messages import Page
 from ...core.scheduler.config import EngineRole
@@ -106,7 +106,7 @@ class News:
 
 
 class Serving:
-    """One worker in one session: the transport of its `HandoffDriver`.
+    """One worker in one session: the transport of its handoff driver.
 
     A prefill worker computes prompts and sends their KV to the decode workers that the parent names; a decode worker
     takes requests from prefill workers and decodes them to their end.
@@ -130,7 +130,7 @@ class Serving:
             if isinstance(executor, RankedExecutor)
             else PageTensors(executor, engine.config.page_size)
         )
-        self.handoff = HandoffDriver(make_side(engine, self.pages.format, session, timing, executor.relayed), self)
+        self.handoff = make_driver(engine, self.pages.format, session, self, timing, executor.relayed)
         self.news = news
         self.num_malformed = 0
         self._totals: Counter[tuple[str, str]] = Counter()
@@ -262,7 +262,7 @@ class Serving:
     def send(self, peer: str, message: Message) -> None:
         self._outgoing.setdefault(peer, []).append(message)
 
-    def send_pages(self, action: SendPages) -> None:
+    def send_pages(self, action: SendPages, driver: PrefillDriver) -> None:
         self._post(action.peer, self._outgoing.pop(action.peer, []))
         at_once = max(1, MAX_PAGES_BYTES // self.pages.row_bytes)
         for begin in range(0, len(action.indices), at_once):
@@ -270,7 +270,7 @@ class Serving:
             seals, content, number = self.pages.send(action.peer, action.slots[begin : begin + at_once])
             messages = [Page(action.key, action.epoch, *page) for page in zip(indices, seals, strict=True)]
             self._post(action.peer, messages, content, number)
-            self.handoff.pages_sent(messages, now_ns())  # a copy travels: the slots may be written again
+            driver.pages_sent(messages, now_ns())  # a copy travels: the slots may be written again
 
     def write_page(self, action: WritePage) -> None:
         self._writes.append((self._arrived[id(action.page)], action.slots))

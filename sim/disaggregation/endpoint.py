@@ -17,17 +17,18 @@ from zlib import crc32
 from ...core.contract.outcomes import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
 from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.handoff import (
+    DecodeDriver,
     DecodeSide,
-    HandoffDriver,
     HandoffTiming,
     Message,
     PageSeal,
+    PrefillDriver,
     PrefillSide,
     SendPages,
     TransferOutcome,
     TransferState,
     WritePage,
-    make_side,
+    make_driver,
 )
 from ...core.handoff.messages import Accept, Offer, Page
 from ...core.handoff.placement import Name, Placements
@@ -107,8 +108,8 @@ class HandoffEndpoint:
     def _begin_role(self) -> None:
         self._incarnation += 1
         page_format = self._around.interconnect.page_format
-        self.handoff: HandoffDriver = HandoffDriver(
-            make_side(self.engine, page_format, self._incarnation, self._around.timing), self
+        self.handoff: PrefillDriver | DecodeDriver = make_driver(
+            self.engine, page_format, self._incarnation, self, self._around.timing
         )
 
     @property
@@ -163,10 +164,8 @@ class HandoffEndpoint:
 
     def launched(self) -> None:
         """Offer prompts as soon as they have a row, where layers are sent as they are computed."""
-        side = self.side
-        if isinstance(side, PrefillSide) and self._around.is_layerwise:
-            side.launched(self.now_ns)
-            self.handoff.carry_out()
+        if self._around.is_layerwise:
+            self.handoff.launched(self.now_ns)
 
     def committed(self, outcome: CommitOutcome) -> None:
         """Let the handoff go on after a committed step."""
@@ -251,7 +250,7 @@ class HandoffEndpoint:
     def write_page(self, action: WritePage) -> None:
         self._around.hooks.on_page_written(self, action)  # there are no bytes
 
-    def send_pages(self, action: SendPages) -> None:
+    def send_pages(self, action: SendPages, driver: PrefillDriver) -> None:
         """Send pages. Those of the step that was just committed left while it ran, as far as they
         were wanted by then."""
         request_id, num_layers = action.key.request_id, self._around.num_layers
@@ -261,9 +260,7 @@ class HandoffEndpoint:
             first_ns = began_ns + (ended_ns - began_ns) // num_layers
             layers = Layers(max(first_ns, self._accepted_ns.get(request_id, self._env.now)), ended_ns, num_layers)
         page_format = self._around.interconnect.page_format
-        side = self.side
-        assert isinstance(side, PrefillSide), "only a prefill engine sends pages"
-        row = side.row_of(action.key)
+        row = driver.side.row_of(action.key)
         epoch = int(self.engine.store.table.epochs[row])
         pages = []
         for index in action.indices:
@@ -273,13 +270,13 @@ class HandoffEndpoint:
             pages.append(Page(action.key, action.epoch, index, seal))
         started_ns, read_ns = self._around.interconnect.send_pages(self, action.peer, pages, layers)
         self._around.times.started(request_id, started_ns)
-        call_at(self._env, read_ns, self._pages_read, pages, row, epoch)
+        call_at(self._env, read_ns, self._pages_read, driver, pages, row, epoch)
 
-    def _pages_read(self, pages: list[Page], row: int, epoch: int) -> None:
+    def _pages_read(self, driver: PrefillDriver, pages: list[Page], row: int, epoch: int) -> None:
         """Note that the network has the bytes of the pages; `row` and `epoch`: where they were read."""
-        if self.is_prefill:
+        if self.handoff is driver:
             self._around.hooks.on_pages_read(self, pages, row, epoch)
-            self.handoff.pages_sent(pages, self.now_ns)
+            driver.pages_sent(pages, self.now_ns)
 
     def report(self, finished: FinishedRequest) -> None:
         self.actor.report(finished)

@@ -22,16 +22,16 @@ from ....core.contract.outcomes import AbortOutcome
 from ....core.contract.request import FinishedRequest, FinishReason, Request
 from ....core.handoff import (
     DecodeSide,
-    HandoffDriver,
     HandoffTiming,
     Message,
     PageFormat,
     PageSeal,
+    PrefillDriver,
     PrefillSide,
     SendPages,
     TransferOutcome,
     WritePage,
-    make_side,
+    make_driver,
 )
 from ....core.handoff.messages import Page, decode, encode
 from ....core.scheduler.driver import Driver
@@ -85,7 +85,7 @@ class MessageWire:
 
 
 class ReferenceWorker:
-    """An engine, its executor and its side of the handoff: the transport of its `HandoffDriver`, over `out`.
+    """An engine, its executor and its side of the handoff: the transport of its driver, over `out`.
 
     `name` is what the other side calls it, `peer` what it calls the other side; `incarnation` counts its lives.
     """
@@ -107,7 +107,7 @@ class ReferenceWorker:
         self.executor = executor
         self.out = out
         self.driver = Driver(engine, executor, lambda: self.now_ns)
-        self.handoff = HandoffDriver(make_side(engine, page_format_of(executor), incarnation, timing), self)
+        self.handoff = make_driver(engine, page_format_of(executor), incarnation, self, timing)
         self.finished: dict[str, FinishedRequest] = {}
         self.outcomes: list[TransferOutcome] = []
         self.now_ns = 0
@@ -161,14 +161,14 @@ class ReferenceWorker:
     def send(self, peer: str, message: Message) -> None:
         self.out.messages.append(message)
 
-    def send_pages(self, action: SendPages) -> None:
+    def send_pages(self, action: SendPages, driver: PrefillDriver) -> None:
         kv = self.executor.kv
         pages = []
         for index, slots in zip(action.indices, action.slots, strict=True):
             target, draft = read_page(kv.target, slots), read_page(kv.draft, slots)
             pages.append(Page(action.key, action.epoch, index, PageSeal.of(target, draft), target, draft))
         self.out.messages += pages
-        self.handoff.pages_sent(pages, self.now_ns)
+        driver.pages_sent(pages, self.now_ns)
 
     def write_page(self, action: WritePage) -> None:
         kv, stay = self.executor.kv, int(stay_of(action.row, action.row_epoch))

@@ -7,7 +7,7 @@ from foredraft.core.algorithm.arrival import Arrival, DraftPayload
 from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.core.contract.request import FinishReason, Request
 from foredraft.core.errors import ConfigError, InvariantViolation
-from foredraft.core.handoff import DecodeSide, HandoffTiming, PageFormat
+from foredraft.core.handoff import DecodeDriver, DecodeSide, HandoffTiming, PageFormat, PrefillDriver, make_driver
 from foredraft.core.handoff.life import DECODE_TRANSITIONS, ENDED, PREFILL_TRANSITIONS, TransferCounts, TransferState
 from foredraft.core.handoff.messages import Accept, Ack, Cancel, CancelAck, Manifest, Offer, Page, PageSeal, TransferKey
 from foredraft.core.handoff.side import Deadlines, WritePage
@@ -47,6 +47,39 @@ def test_a_worker_takes_what_its_role_lets_it_take():
     assert not both.submit(ask(), 0).refusal and both.transfers.reserve(ask("b"), 0).row == 0  # a request waits already
     with pytest.raises(ConfigError, match="none of both, prefill, decode"):
         engine_of("cook")
+
+
+class Recording:
+    """A transport that notes what it is asked to do."""
+
+    def __init__(self):
+        self.done = []
+
+    def send(self, peer, message):
+        self.done.append(type(message).__name__)
+
+    def report(self, finished):
+        self.done.append(finished.reason)
+
+    def transfer_ended(self, outcome):
+        self.done.append(outcome.state)
+
+    def flush(self, replan):
+        self.done.append("flush")
+
+
+def test_each_driver_takes_what_its_role_takes():
+    page_format = PageFormat(1, 64, 0)
+    prefill, decode = (make_driver(engine_of(role), page_format, 1, Recording()) for role in ("prefill", "decode"))
+    assert isinstance(prefill, PrefillDriver) and isinstance(decode, DecodeDriver)
+    assert not prefill.submit(ask(), "there", 0).refusal
+    assert "only decodes" in decode.submit(ask(), "there", 0).refusal and decode.side.is_idle
+    page = Page(TransferKey("a", 1, 1), 1, 0, PageSeal(64, 7, 0, 0))
+    for driver in (prefill, decode):  # of no transfer that they know
+        driver.launched(0)
+        driver.receive("there", [(page, page.seal)], 0)
+        assert driver.side.counts.ignored == 1
+        assert driver._transport.done[-1] == "flush"
 
 
 def test_a_role_changes_when_there_is_nothing_and_never_otherwise():
