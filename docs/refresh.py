@@ -30,6 +30,7 @@ from foredraft.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS,
 from foredraft.core.kv.allocator import PAGE_TRANSITIONS, PageState
 from foredraft.core.model_shape import known_models
 from foredraft.core.scheduler.life import JOINT_RULES, TRANSITIONS, RequestState
+from foredraft.gpu.executor.running import STEP_TRANSITIONS, StepState
 from foredraft.planning.servers.command import flags_of
 from foredraft.serve.bodies.real import RealBody
 from foredraft.serve.bodies.simulated import SimulatedBody
@@ -117,6 +118,11 @@ def life_of_a_gate() -> str:
 def life_of_a_page() -> str:
     """Return the states and events of `core/kv/allocator.py` as a Mermaid diagram."""
     return "\n".join(diagram(PAGE_TRANSITIONS, PageState.FREE))
+
+
+def life_of_a_step() -> str:
+    """Return the states and moves of a launched step in `gpu/executor/running.py` as a Mermaid diagram."""
+    return "\n".join(diagram(STEP_TRANSITIONS, StepState.LAUNCHED))
 
 
 def server_metrics() -> str:
@@ -322,6 +328,7 @@ BLOCKS = {
     "life-of-a-controller": life_of_a_controller,
     "life-of-a-gate": life_of_a_gate,
     "life-of-a-page": life_of_a_page,
+    "life-of-a-step": life_of_a_step,
     "joint-rules": joint_rules,
     "server-metrics": server_metrics,
     "absent-metrics": absent_metrics,

@@ -4,6 +4,8 @@
               collect
     collect   read the oldest step's rounds back, and run the further rounds of a block in between
 
+Both make the moves of a table (`running.py`), of as many steps as can go on.
+
 Nothing between two launches waits for the device, except a look-up draft: it needs the tokens of the round before on
 the host.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +41,7 @@ from .relay import TorchStorage
 from .round import DecodeRound, EventPhaseClock, PhaseClock
 from .round_runner import RoundRunner
 from .rows import ForcedRuns, Rows
-from .running import RunningStep, arrived, result_of
+from .running import AHEAD, IN_TURN, RunningStep, StepMove, arrived, result_of
 from .shaping import Changed, MakeMatcher, Shaping
 
 
@@ -133,6 +135,15 @@ class TorchExecutor:
             debug=debug,
         )
         self._queue: deque[RunningStep] = deque()
+        self._moves: dict[StepMove, Callable[[RunningStep], None]] = {
+            StepMove.BEGIN: self._begin,
+            StepMove.ENQUEUE_PROMPTS: self._enqueue_prompts,
+            StepMove.ENQUEUE_ROUND: self._enqueue_round,
+            StepMove.READ_PROMPTS: self._read_prompts,
+            StepMove.READ_ROUND: self._read_round,
+            StepMove.GO_ON: self._enqueue_round,
+            StepMove.END: lambda running: None,  # the result is made when it is collected
+        }
         self._last_step_id = 0
         self._stop_through = 0
         self.launched_table = np.zeros((config.max_running + 1, sizes.row_width), np.int32) if debug else None
@@ -148,16 +159,14 @@ class TorchExecutor:
             writes = step.table_writes
             self.launched_table[writes.rows, writes.columns] = writes.slots
         self._queue.append(RunningStep(step, step.max_rounds))
-        if self._eager:
-            self._start_what_can_run()
+        self._run_ahead()
 
     def collect(self) -> StepResult:
         """Wait for the oldest step and return its result."""
         while not self.advance(1):
             pass
         running = self._queue.popleft()
-        if self._eager:
-            self._start_what_can_run()
+        self._run_ahead()
         self.clock.settle()
         return result_of(running)
 
@@ -165,24 +174,14 @@ class TorchExecutor:
         """Run and read up to `rounds` decode rounds of the oldest step; start it if it has not begun.
         Return whether it is over."""
         running = self._queue[0]
-        with on_device(self.device), torch.no_grad():
-            if not running.started:
-                self._start(running)
-            self._read_prefill(running)
-            for _ in range(rounds):
-                if running.is_over:
-                    break
-                assert running.step.decode is not None, "a step without rounds is over"
-                if running.pending is None:
-                    running.pending = self._rounds.enqueue(running.step.decode, running.decoded.rounds, self.clock)
-                self._read_round(running, running.step.decode)
+        self._move(running, IN_TURN, rounds)
         return running.is_over
 
     def request_stop(self, last_step_id: int) -> None:
         """End steps up to `last_step_id` at their next round boundary; the round that runs now is finished."""
         self._stop_through = max(self._stop_through, last_step_id)
         for running in self._queue:
-            if running.started and running.step.step_id <= last_step_id:
+            if running.has_begun and running.step.step_id <= last_step_id:
                 running.limit = min(running.limit, running.decoded.rounds + 1)
 
     def relay_cell(self, row: int, epoch: int) -> dict[str, np.ndarray]:
@@ -206,22 +205,27 @@ class TorchExecutor:
     def num_in_flight(self) -> int:
         return len(self._queue)
 
-    # -- starting -------------------------------------------------------------------------------------------------
+    # -- the moves of a step --------------------------------------------------------------------------------------
 
-    def _start_what_can_run(self) -> None:
-        """Enqueue the first rounds of launched steps, in order; stop behind a step that may run further rounds."""
+    def _move(self, running: RunningStep, order: Sequence[StepMove], rounds: int) -> None:
+        """Make the moves of a step that are due in this order, with up to `rounds` of its rounds."""
         with on_device(self.device), torch.no_grad():
-            for running in self._queue:
-                if not running.started:
-                    self._start(running)
-                    if running.step.decode is not None:
-                        running.pending = self._rounds.enqueue(running.step.decode, running.decoded.rounds, self.clock)
-                # The next round's drafts or grammar may depend on this round's tokens.
-                waits = self.draft.on_host or self._follows_grammars(running.step)
-                if running.limit > 1 or (waits and not running.is_over):
-                    return
+            while (move := running.due(order, rounds)) is not None:
+                self._moves[move](running)
+                running.moved(move)
+                rounds -= move is StepMove.READ_ROUND
 
-    def _start(self, running: RunningStep) -> None:
+    def _run_ahead(self) -> None:
+        """Enqueue the first rounds of launched steps, in order, where the device has a stream; stop behind a step that
+        may run further rounds."""
+        for running in self._queue if self._eager else ():
+            self._move(running, AHEAD, 1)
+            # The next round's drafts or grammar may depend on this round's tokens.
+            waits = self.draft.on_host or self._follows_grammars(running.step)
+            if running.limit > 1 or (waits and not running.is_over):
+                return
+
+    def _begin(self, running: RunningStep) -> None:
         step = running.step
         for row, _ in step.released:
             self.future_map.drop(np.array([row]))
@@ -240,9 +244,6 @@ class TorchExecutor:
             self._rows.check_owners(step.decode.rows, step.decode.epochs)
             if step.step_id <= self._stop_through or self._rows.ended[step.decode.rows].any():
                 running.limit = 1
-        running.started = True
-        if step.prefill is not None:
-            self._enqueue_prefill(running, step.prefill)
 
     def _arrive(self, running: RunningStep, arrivals: Arrivals) -> None:
         """Open rows whose prompts another worker has computed: their KV is in the pools;
@@ -264,9 +265,8 @@ class TorchExecutor:
         for producer in self._producers.values():
             producer.open_row(join)
 
-    # -- prefill --------------------------------------------------------------------------------------------------
-
-    def _enqueue_prefill(self, running: RunningStep, part: PrefillStep) -> None:
+    def _enqueue_prompts(self, running: RunningStep) -> None:
+        part = prefill_of(running)
         self._rows.check_owners(part.rows, part.epochs)
         joins = {join.row: join for join in running.step.joins}
         begins = np.concatenate([[0], np.cumsum(part.lens)])
@@ -279,11 +279,10 @@ class TorchExecutor:
         running.prefill_tokens = self._prompts.enqueue(part, self.clock)
         self.counters.prefilled += len(part.tokens)
 
-    def _read_prefill(self, running: RunningStep) -> None:
-        pending, part = running.prefill_tokens, running.step.prefill
-        if pending is None or part is None:
-            return
-        running.prefill_tokens = None
+    def _read_prompts(self, running: RunningStep) -> None:
+        pending, running.prefill_tokens = running.prefill_tokens, None
+        assert pending is not None, "chunks are read once they are in the stream"
+        part = prefill_of(running)
         _, failed, sampled, outputs = arrived(pending)
         n = len(part.rows)
         tokens = np.full(n, -1, np.int64)
@@ -324,11 +323,13 @@ class TorchExecutor:
         parts = (step.prefill, step.decode)
         return any(part is not None and self._shaping.changed(part.rows) is Changed.WITH_MASKS for part in parts)
 
-    # -- reading back ---------------------------------------------------------------------------------------------
+    def _enqueue_round(self, running: RunningStep) -> None:
+        running.pending = self._rounds.enqueue(decode_of(running), running.decoded.rounds, self.clock)
 
-    def _read_round(self, running: RunningStep, part: DecodeStep) -> None:
+    def _read_round(self, running: RunningStep) -> None:
         pending, running.pending = running.pending, None
         assert pending is not None, "a round is read once it is in the stream"
+        part = decode_of(running)
         accept_lens, failed, emitted, outputs = arrived(pending)
         was_over = self._rows.ended[part.rows]
         stops, ended = self._rows.settle(part.rows, emitted, accept_lens, failed)
@@ -346,7 +347,7 @@ class TorchExecutor:
         steps that begin later do."""
         for behind in self._queue:
             part = behind.step.decode
-            if behind is not running and behind.started and part is not None and self._rows.ended[part.rows].any():
+            if behind is not running and behind.has_begun and part is not None and self._rows.ended[part.rows].any():
                 behind.limit = 1
 
     def _check_outputs(self, join: Join, running: RunningStep) -> None:
@@ -360,6 +361,18 @@ class TorchExecutor:
     def _report_failures(self, running: RunningStep, rows: np.ndarray, failed: np.ndarray) -> None:
         for i in np.flatnonzero(failed).tolist():
             running.failures.append((int(rows[i]), "the target gave no distribution"))
+
+
+def prefill_of(running: RunningStep) -> PrefillStep:
+    part = running.step.prefill
+    assert part is not None, "a step with prompt chunks makes this move"
+    return part
+
+
+def decode_of(running: RunningStep) -> DecodeStep:
+    part = running.step.decode
+    assert part is not None, "a step with rounds makes this move"
+    return part
 
 
 def _cached_tokens(join: Join) -> np.ndarray:

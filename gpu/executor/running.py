@@ -1,16 +1,58 @@
 """A launched step, and the copies of its results to the host:
-begun when they are computed, awaited when they are read."""
+begun when they are computed, awaited when they are read.
+
+`STEP_TRANSITIONS` says which move a step can make in which state, and `RunningStep.due` which one is its next. The
+executor makes these moves in one loop, of the oldest step in the order `IN_TURN`, of those behind it in `AHEAD`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...core.contract.step import PrefillResult, RoundRecord, Step, StepResult
+
+
+class StepState(StrEnum):
+    LAUNCHED = "launched"  # nothing of it has reached the device
+    OPEN = "open"  # its rows are open
+    PROMPTS = "prompts"  # its prompt chunks are in the stream
+    PROMPTS_AND_ROUND = "prompts_and_round"  # its first round, too, behind them
+    ROUND = "round"  # one of its rounds is in the stream
+    READ = "read"  # the host has read all that was in the stream
+    OVER = "over"  # its result is complete
+
+
+class StepMove(StrEnum):
+    BEGIN = "begin"  # close and open rows, write their slots
+    ENQUEUE_PROMPTS = "enqueue_prompts"
+    ENQUEUE_ROUND = "enqueue_round"  # its first one
+    READ_PROMPTS = "read_prompts"  # wait for the first tokens behind prompts
+    READ_ROUND = "read_round"
+    GO_ON = "go_on"  # enqueue a round behind results that are read
+    END = "end"
+
+
+S, M = StepState, StepMove
+STEP_TRANSITIONS: dict[StepState, dict[StepMove, StepState]] = {
+    S.LAUNCHED: {M.BEGIN: S.OPEN},
+    S.OPEN: {M.ENQUEUE_PROMPTS: S.PROMPTS, M.ENQUEUE_ROUND: S.ROUND, M.END: S.OVER},
+    S.PROMPTS: {M.ENQUEUE_ROUND: S.PROMPTS_AND_ROUND, M.READ_PROMPTS: S.READ},
+    S.PROMPTS_AND_ROUND: {M.READ_PROMPTS: S.ROUND},
+    S.ROUND: {M.READ_ROUND: S.READ},
+    S.READ: {M.GO_ON: S.ROUND, M.END: S.OVER},
+    S.OVER: {},
+}
+AHEAD = (M.BEGIN, M.ENQUEUE_PROMPTS, M.ENQUEUE_ROUND, M.END)
+"""The moves of a step that waits for no result, the first possible one first."""
+IN_TURN = (M.BEGIN, M.READ_PROMPTS, M.READ_ROUND, M.ENQUEUE_PROMPTS, M.END, M.ENQUEUE_ROUND, M.GO_ON)
+"""The moves of the oldest step: what is in the stream is read first."""
+_OF_ROUNDS = (M.ENQUEUE_ROUND, M.READ_ROUND, M.GO_ON)
 
 
 @dataclass(slots=True)
@@ -30,7 +72,7 @@ class RunningStep:
 
     step: Step
     limit: int  # rounds after which it returns
-    started: bool = False
+    state: StepState = StepState.LAUNCHED
     pending: PendingRound | None = None
     prefill_tokens: PendingRound | None = None
     prefill: PrefillResult | None = None
@@ -39,12 +81,31 @@ class RunningStep:
     failures: list[tuple[int, str]] = field(default_factory=list)
 
     @property
+    def has_begun(self) -> bool:
+        return self.state is not StepState.LAUNCHED
+
+    @property
     def is_over(self) -> bool:
-        if not self.started:
-            return False
-        if self.step.decode is None:
-            return self.step.prefill is None or self.prefill is not None
-        return self.decoded.is_over(self.limit)
+        return self.state is StepState.OVER
+
+    def due(self, order: Sequence[StepMove], rounds: int) -> StepMove | None:
+        """Return the first move of `order` that the step can make; None if there is none. `rounds`: how many rounds it
+        may still run, for the caller."""
+        possible = STEP_TRANSITIONS[self.state]
+        return next((move for move in order if move in possible and self._may(move, rounds)), None)
+
+    def _may(self, move: StepMove, rounds: int) -> bool:
+        step = self.step
+        if move is StepMove.ENQUEUE_PROMPTS:
+            return step.prefill is not None
+        if move is StepMove.END:
+            is_read = step.prefill is None or self.prefill is not None
+            return is_read and (step.decode is None or self.decoded.is_over(self.limit))
+        return move not in _OF_ROUNDS or (step.decode is not None and rounds > 0)
+
+    def moved(self, move: StepMove) -> None:
+        """Note that the step has made this move."""
+        self.state = STEP_TRANSITIONS[self.state][move]
 
 
 def to_host(

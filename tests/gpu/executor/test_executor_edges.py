@@ -24,8 +24,10 @@ from foredraft.core.draws import request_key
 from foredraft.core.errors import ForedraftError
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
+from foredraft.core.scheduler.driver import Driver
 from foredraft.core.scheduler.engine import Engine
 from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.executor.running import STEP_TRANSITIONS, StepMove, StepState
 from foredraft.gpu.models.decoder import Decoder
 from matrix_cells import OPS, count_blocks, oracle, small_config, small_model
 from serving import CONFIG, Served, Way, chain, serve, tree
@@ -307,3 +309,37 @@ def test_a_request_whose_draft_input_is_refused_fails_alone_and_its_cells_can_be
     assert result.failures == ((2, "not that one"),) and algorithm.asked == [("r0",)]
     lengths, cell = executor.future_map.resolve(batch.rows, batch.epochs)
     assert lengths.tolist() == [2] and cell["bonus_tokens"].tolist() == [11] and cell["topk_ids"].tolist() == [[4]]
+
+
+# -- the moves of a launched step -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_steps_walk_every_transition_of_the_table_and_no_other(monkeypatch, eager):
+    walked = set()
+
+    class Watched(dict):
+        def __init__(self, state, moves):
+            super().__init__(moves)
+            self.state = state
+
+        def __getitem__(self, move):
+            walked.add((self.state, move))
+            return super().__getitem__(move)  # KeyError: a move that the table does not have
+
+    watched = {state: Watched(state, moves) for state, moves in STEP_TRANSITIONS.items()}
+    monkeypatch.setattr("foredraft.gpu.executor.running.STEP_TRANSITIONS", watched)
+    engine, executor, _ = engine_and_executor(WAYS["chain"], overlap=eager, block_rounds=4, chunk_size=8)
+    executor._eager = eager
+    driver, requests = Driver(engine, executor), requests_for(3)
+    for request in requests:
+        driver.submit(request)
+    ends = driver.run_until_idle()
+    assert {name: end.tokens.tolist() for name, end in ends.items()} == {
+        r.request_id: plain_tokens(r) for r in requests
+    }
+    executor.launch(Step(executor._last_step_id + 1, (), (), TableWrites(), None, None))
+    assert executor.collect().decode is None
+    every = {(state, move) for state, moves in STEP_TRANSITIONS.items() for move in moves}
+    ahead = {(StepState.PROMPTS, StepMove.ENQUEUE_ROUND), (StepState.PROMPTS_AND_ROUND, StepMove.READ_PROMPTS)}
+    assert walked == (every if eager else every - ahead)
