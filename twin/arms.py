@@ -13,8 +13,9 @@ from ..core.contract.events import EventSink
 from ..core.errors import ConfigError
 from ..core.scheduler.engine import Engine
 from ..core.scheduler.spec import EngineSpec
-from ..gpu.executor.build import DraftModel, build_executor
+from ..gpu.executor.build import build_executor
 from ..gpu.executor.executor import TorchExecutor
+from ..gpu.executor.parts import DraftModel, ExecutorOptions
 from ..gpu.models.decoder import Decoder
 from ..gpu.session.devices import ops_for, set_threads
 from ..gpu.session.plan import SessionOptions, SessionPlan, algorithm_name, plan_session
@@ -129,9 +130,8 @@ class TwinArm:
         """Make an engine and its executor."""
         with named_memory_errors(self.plan):
             engine = self.spec.make_engine(events)
-            executor = build_executor(
-                engine, self.target, self.draft, self.ops, graph_sizes=self.spec.graph_sizes, seed=seed
-            )
+            options = ExecutorOptions(graph_sizes=self.spec.graph_sizes, seed=seed)
+            executor = build_executor(engine, self.target, self.draft, self.ops, options)
         return engine, executor
 
     @property

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core.errors import ForedraftError
-from ..gpu.executor.build import DraftModel, build_executor
+from ..gpu.executor.build import build_executor
 from ..gpu.executor.executor import TorchExecutor
 from ..gpu.executor.graphs import RoundKind, no_masks
+from ..gpu.executor.parts import DraftModel, ExecutorOptions
 from ..gpu.kernels.jit import recorded
 from ..gpu.kernels.layers.decode_attention import decode_attention_bytes
 from ..gpu.kernels.layers.flash import DeviceTraits, assumed_traits
@@ -69,7 +70,8 @@ def count_launches(plan: BenchPlan, arm: ArmPlan, context_len: int, traits: Devi
         plan.target, plan.draft if arm.steps else None, plan.dtype, ops, plan.part, plan.kv_dtype
     )
     engine = arm.spec.make_engine(lambda event: None)
-    executor = build_executor(engine, target, draft, ops, graph_sizes=arm.spec.graph_sizes, graph_outputs=False)
+    options = ExecutorOptions(graph_sizes=arm.spec.graph_sizes, graph_outputs=False)
+    executor = build_executor(engine, target, draft, ops, options)
     batch_size = arm.spec.config.max_running
     graph = executor.graphs.find(arm.steps, arm.num_nodes, batch_size, RoundKind.GREEDY)
     if graph is None:

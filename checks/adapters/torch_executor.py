@@ -26,6 +26,7 @@ from ...core.scheduler.spec import default_graph_sizes
 from ...gpu.executor.build import build_executor
 from ...gpu.executor.executor import TorchExecutor
 from ...gpu.executor.outputs import NUM_TOP_LOGPROBS, USER_OUTPUTS
+from ...gpu.executor.parts import ExecutorOptions
 from ...gpu.executor.shaping import paths_of
 from ...gpu.models.decoder import Decoder
 from ...gpu.ops.torch_ops import TorchOps
@@ -104,10 +105,12 @@ class CheckedExecutor(WrappedExecutor):
             config.make_engine(),
             *self._running,
             self._ops,
-            debug=not place.captured,
-            eager=None if place == HOST else True,
-            graph_sizes=default_graph_sizes(config.max_running) if place.captured else None,
-            make_matcher=lambda grammar: SuiteMatcher(config.vocab_size),
+            ExecutorOptions(
+                debug=not place.captured,
+                eager=None if place == HOST else True,
+                graph_sizes=default_graph_sizes(config.max_running) if place.captured else None,
+                make_matcher=lambda grammar: SuiteMatcher(config.vocab_size),
+            ),
         )
         self._plain = lru_cache(MOST_TEXTS)(self._plainly)
         self._drafted: list[list[Drafts]] = []  # per round

@@ -12,7 +12,7 @@ from torch import nn
 from ...core.algorithm.algorithm import Drafter
 from ...core.algorithm.registry import get_algorithm
 from ...core.model_shape import MoeConfig
-from ...gpu.executor.build import DraftModel
+from ...gpu.executor.parts import DraftModel
 from ...gpu.models.checkpoint import network_of, new_head
 from ...gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig
 from ...gpu.models.decoder import Decoder

@@ -12,5 +12,6 @@ shaping       changed logits: which rows ask for them, tables on the device, mas
 running       results on their way from the device to the host
 relay         the cells through which one round leaves the next one its first token, on the device
 outputs       what requests ask for beside tokens
+parts         what an executor is made of: options, models with their pools, what prompts and rounds share
 build         from an engine and its models to an executor
 """

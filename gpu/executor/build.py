@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from ...core.acceptance.process import AcceptanceProcess
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from ...core.algorithm.host_drafts import HostDrafts
 from ...core.errors import ConfigError
@@ -21,10 +18,7 @@ from ..models.projection import pack_projections
 from ..ops.debug import CheckedOps
 from ..types.ops import Ops
 from .executor import TorchExecutor
-from .outputs import NodeProducer
-from .shaping import MakeMatcher
-
-DraftModel = Decoder | DraftHead
+from .parts import DEFAULT_OPTIONS, DraftModel, ExecutorModels, ExecutorOptions
 
 
 def build_executor(
@@ -32,42 +26,47 @@ def build_executor(
     target: Decoder,
     draft_model: DraftModel | None,
     ops: Ops,
-    *,
-    graph_sizes: Sequence[int] | None = None,
-    graph_sampling: bool = True,
-    graph_outputs: bool = True,
-    acceptance: AcceptanceProcess | None = None,
-    seed: int = 0,
-    debug: bool = False,
-    eager: bool | None = None,
-    producers: Mapping[str, NodeProducer] | None = None,
-    make_matcher: MakeMatcher | None = None,
-    in_rings: bool = False,
+    options: ExecutorOptions = DEFAULT_OPTIONS,
 ) -> TorchExecutor:
     """Return an executor with the sizes of `engine`, on the device of `target`.
 
-    Rounds are captured when the first needs it, padded to `graph_sizes` rows (None: graphs are off). Batches that
-    sample are captured if `graph_sampling`, and batches with requests that ask for per-token outputs if
-    `graph_outputs`. `make_matcher` follows grammars; without it requests that ask for one fail. `producers` make
-    further outputs, by the names under which requests ask for them. `in_rings`: the KV of the target's windowed layers
-    lies in `Rings`, where not all layers are windowed. On a CPU the models' weights are laid out for
-    inference: they can then be neither changed nor saved. Raises ConfigError if the draft does not belong to the
-    algorithm, and for an engine with a prefix cache and a model with recurrent layers or with rings.
+    Rounds are captured when the first needs it. On a CPU the models' weights are laid out for inference: they can then
+    be neither changed nor saved. Raises ConfigError if the draft does not belong to the algorithm, and for an engine
+    with a prefix cache and a model with recurrent layers or with rings.
     """
     config = engine.config
-    rings = Rings.of(target.config, config, engine.sizes) if in_rings else None
-    if config.prefix_cache and rings is not None:
+    rings = Rings.of(target.config, config, engine.sizes) if options.in_rings else None
+    if config.prefix_cache:
+        _refuse_prefix_cache(target, draft_model, rings)
+    if options.debug:
+        num_slots = (config.num_pages + 1) * config.page_size
+        ops = CheckedOps(ops, num_slots, config.max_running, 0 if rings is None else rings.num_slots)
+    for model in (target, draft_model):
+        if model is not None:
+            pack_projections(model)
+    models = _with_pools(engine, target, draft_model, ops, rings, options.debug)
+    executor = TorchExecutor(engine, models, options)
+    if options.graph_sizes is not None:
+        sizes = options.graph_sizes if models.draft.is_captured else None
+        allowed = options.graph_sampling, options.graph_outputs
+        engine.controller.init_states(sizes, lambda keys: executor.graphs.allow(keys, *allowed))
+    return executor
+
+
+def _refuse_prefix_cache(target: Decoder, draft_model: DraftModel | None, rings: Rings | None) -> None:
+    if rings is not None:
         raise ConfigError.of("<engine>", "prefix_cache", "must be off: a ring keeps no prefix for other requests")
-    if config.prefix_cache and any(getattr(model, "state_shapes", ()) for model in (target, draft_model)):
+    if any(getattr(model, "state_shapes", ()) for model in (target, draft_model)):
         message = "must be off: a model with recurrent layers keeps no state behind a cached prefix"
         raise ConfigError.of("<engine>", "prefix_cache", message)
+
+
+def _with_pools(
+    engine: Engine, target: Decoder, draft_model: DraftModel | None, ops: Ops, rings: Rings | None, debug: bool
+) -> ExecutorModels:
+    """Return the models with pools for all slots of the engine, and the draft of its algorithm."""
+    config, algorithm = engine.config, engine.algorithm
     num_slots = (config.num_pages + 1) * config.page_size
-    algorithm, topk = engine.algorithm, engine.controller.topk
-    if debug:
-        ops = CheckedOps(ops, num_slots, config.max_running, 0 if rings is None else rings.num_slots)
-    pack_projections(target)
-    if draft_model is not None:
-        pack_projections(draft_model)
     pool = pool_for(target, num_slots, target, config.max_running, debug, rings)
     draft_pool = None
     if algorithm.draft_kv is not DraftKV.NONE:
@@ -77,33 +76,12 @@ def build_executor(
     )
     shape = AlgorithmShape(
         steps=engine.sizes.max_steps if heads is None else heads.num_layers,
-        topk=topk,
+        topk=engine.controller.topk,
         hidden_size=relayed_hidden_size(algorithm.drafter, draft_model),
         target_vocab_size=target.vocab_size,
     )
     draft = _draft(algorithm, draft_model, ops, draft_pool, engine, shape)
-    executor = TorchExecutor(
-        engine,
-        target,
-        pool,
-        draft,
-        ops,
-        relayed=shape,
-        device=target.device,
-        draft_pool=draft_pool,
-        draft_model=draft_model,
-        acceptance=acceptance,
-        seed=seed,
-        debug=debug,
-        eager=eager,
-        graph_sizes=graph_sizes,
-        producers=producers,
-        make_matcher=make_matcher,
-    )
-    if graph_sizes is not None:
-        sizes = graph_sizes if draft.is_captured else None
-        engine.controller.init_states(sizes, lambda keys: executor.graphs.allow(keys, graph_sampling, graph_outputs))
-    return executor
+    return ExecutorModels(ops, target, pool, draft, draft_model, draft_pool, relayed=shape)
 
 
 def pool_for(

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ...core.acceptance.process import AcceptanceProcess
-from ...core.algorithm.algorithm import AlgorithmShape
+from ...core.algorithm.algorithm import AlgorithmShape, SpecAlgorithm
 from ...core.algorithm.arrival import fill_cells
 from ...core.contract.future_map import FutureMap
 from ...core.contract.step import Arrivals, DecodeStep, Join, PrefillResult, PrefillStep, Step, StepResult
@@ -30,19 +29,16 @@ from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import default_graph_sizes
 from ..batch.pools import KVPool
 from ..batch.uploads import on_device
-from ..draft.port import Draft, RoundLimits
+from ..draft.port import Draft
 from ..models.decoder import Decoder
-from ..models.eagle import DraftHead
-from ..types.ops import Ops
-from .graphs import RelayCells, RoundGraphs
-from .outputs import USER_OUTPUTS, NodeProducer
+from .graphs import RoundGraphs
+from .parts import DraftModel, ExecutorModels, ExecutorOptions, RowParts
 from .prompt_runner import PromptRunner
 from .relay import TorchStorage
 from .round import DecodeRound, EventPhaseClock, PhaseClock
 from .round_runner import RoundRunner
-from .rows import ForcedRuns, Rows
 from .running import AHEAD, IN_TURN, RunningStep, StepMove, arrived, result_of
-from .shaping import Changed, MakeMatcher, Shaping
+from .shaping import Changed
 
 
 @dataclass(slots=True)
@@ -54,85 +50,42 @@ class ExecutorCounters:
 
 
 class TorchExecutor:
-    """Executes the steps of one engine with a target model and a draft. See `gpu.executor.build.build_executor`.
+    """Executes the steps of one engine with a target model and a draft. See `gpu.executor.build.build_executor`."""
 
-    `eager` begins steps when they are launched; the default is what suits the device. `graph_sizes` are the batch sizes
-    to be captured, by which kernels choose their blocks in rounds without a graph, too; None: the usual ones.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        target: Decoder,
-        pool: KVPool,
-        draft: Draft,
-        ops: Ops,
-        *,
-        relayed: AlgorithmShape,
-        device: torch.device,
-        draft_pool: KVPool | None = None,
-        draft_model: Decoder | DraftHead | None = None,
-        acceptance: AcceptanceProcess | None = None,
-        seed: int = 0,
-        debug: bool = False,
-        eager: bool | None = None,
-        graph_sizes: Sequence[int] | None = None,
-        producers: Mapping[str, NodeProducer] | None = None,
-        make_matcher: MakeMatcher | None = None,
-    ) -> None:
+    def __init__(self, engine: Engine, models: ExecutorModels, options: ExecutorOptions) -> None:
         assert engine.config.track_tokens, "this executor delivers tokens: EngineConfig.track_tokens"
         config, sizes = engine.config, engine.sizes
-        self.algorithm = engine.algorithm
-        self.device = device
-        self.target = target
-        self.pool = pool
-        self.draft_pool = draft_pool
-        self.draft = draft
-        self.draft_model: Decoder | DraftHead | None = draft_model
-        self.relayed = relayed
+        self.algorithm: SpecAlgorithm = engine.algorithm
+        self.target: Decoder = models.target
+        self.device: torch.device = models.target.device
+        self.pool: KVPool = models.pool
+        self.draft: Draft = models.draft
+        self.draft_model: DraftModel | None = models.draft_model
+        self.draft_pool: KVPool | None = models.draft_pool
+        self.relayed: AlgorithmShape = models.relayed
         self.counters = ExecutorCounters()
-        self.clock = EventPhaseClock() if device.type == "cuda" else PhaseClock()
-        self._ops = ops
-        self._eager = device.type == "cuda" if eager is None else eager
-        self._forced = ForcedRuns(acceptance, config.max_running)
-        self._shaping = Shaping(config.max_running, target.vocab_size, device, make_matcher)
-        self._rows = Rows(config.max_running, sizes.row_width, device, seed)
-        most = sizes.max_draft_tokens
-        self._limits = RoundLimits(
-            self._rows.table,
-            engine.controller.topk,
-            # In overlap mode a row that has filled the context runs once more.
-            max_len=sizes.row_width - sizes.alloc_len,
-            max_nodes=max(most, self.algorithm.accept_width(sizes.max_steps, most)),
-            max_position=config.context_len - 1,
-        )
-        self.relay_storage = TorchStorage(ops, device)
-        fields = self.algorithm.relay_fields(relayed)
-        self.future_map = FutureMap(config.max_running, fields, self.relay_storage, debug_poison=debug)
-        self._producers = dict(producers or {})
-        self._outputs = (*USER_OUTPUTS, *self._producers)
-        decode_round = DecodeRound(ops, target, pool, draft, self._producers)
-        self.graphs = RoundGraphs(
-            decode_round,
-            RelayCells(ops, self.future_map.buffers),
-            self._limits,
-            self.algorithm.accept_width,
-            frozenset(self._outputs),
-            self._shaping,
-            forced=acceptance is not None,
-            seed=seed,
-            shard=target.shard,
-        )
-        shared = (self.future_map, self._rows, self._forced, self._shaping, self._limits, self.algorithm)
-        self._prompts = PromptRunner(ops, target, pool, draft, self._producers, *shared)
+        on_gpu = self.device.type == "cuda"
+        self.clock: PhaseClock = EventPhaseClock() if on_gpu else PhaseClock()
+        self._eager = on_gpu if options.eager is None else options.eager
+        self._ops = models.ops
+        self._producers = dict(options.producers)
+        self._outputs = options.outputs
+        parts = RowParts.of(engine, models, options)
+        self._rows, self._forced, self._shaping = parts.rows, parts.forced, parts.shaping
+        self.relay_storage: TorchStorage = parts.relay_storage
+        self.future_map: FutureMap = parts.future_map
+        decode_round = DecodeRound(models.ops, models.target, models.pool, models.draft, self._producers)
+        self.graphs = RoundGraphs(decode_round, parts, models, options)
+        self._prompts = PromptRunner(models, parts, self._producers)
+        given = options.graph_sizes
         self._rounds = RoundRunner(
             decode_round,
             self.graphs,
-            *shared,
+            parts,
             alloc_len=sizes.alloc_len,
-            padded_sizes=default_graph_sizes(config.max_running) if graph_sizes is None else sorted(graph_sizes),
-            device=device,
-            debug=debug,
+            padded_sizes=default_graph_sizes(config.max_running) if given is None else sorted(given),
+            device=self.device,
+            debug=options.debug,
         )
         self._queue: deque[RunningStep] = deque()
         self._moves: dict[StepMove, Callable[[RunningStep], None]] = {
@@ -146,7 +99,7 @@ class TorchExecutor:
         }
         self._last_step_id = 0
         self._stop_through = 0
-        self.launched_table = np.zeros((config.max_running + 1, sizes.row_width), np.int32) if debug else None
+        self.launched_table = np.zeros((config.max_running + 1, sizes.row_width), np.int32) if options.debug else None
 
     # -- the port -------------------------------------------------------------------------------------------------
 

@@ -27,14 +27,15 @@ from torch import Tensor
 from ...core.adaptive.graphs import GraphKey, GraphTable
 from ...core.contract.future_map import LENGTH_FIELD
 from ..batch.uploads import layout, on_device, uploads_to, views
-from ..draft.port import RoundBatch, RoundLimits
+from ..draft.port import RoundBatch
 from ..types.ops import DeviceTree, LogitTables, Ops
-from ..types.shards import WHOLE, Shard
+from ..types.shards import WHOLE
 from .capture import MakeMasks, capture, capture_halves, without_masks
+from .parts import ExecutorModels, ExecutorOptions, RowParts
 from .round import DecodeRound, Passed, RoundResult, SamplingInputs, unmeasured
 from .rows import HostSampling
 from .running import pack
-from .shaping import Changed, Changes, MaskPlace, Shaping
+from .shaping import Changed, Changes, MaskPlace
 
 
 class RoundKind(StrEnum):
@@ -223,33 +224,21 @@ class RoundGraphs:
     """
 
     def __init__(
-        self,
-        decode_round: DecodeRound,
-        cells: RelayCells,
-        limits: RoundLimits,
-        accept_width: Callable[[int, int], int],
-        outputs: frozenset[str],
-        shaping: Shaping,
-        *,
-        forced: bool,
-        seed: int,
-        shard: Shard = WHOLE,
+        self, decode_round: DecodeRound, parts: RowParts, models: ExecutorModels, options: ExecutorOptions
     ) -> None:
-        """Capture nothing yet. `accept_width` is one of steps and nodes; `outputs` are all that users may ask for;
-        `shaping` has the tables by which logits change; `forced`: acceptance is simulated.
-        `shard`: the part of the target in this process; a round has a graph on all ranks or on none.
-        """
+        """Capture nothing yet. A round has a graph on all ranks of the target or on none."""
         self.reports: list[CaptureReport] = []
         self.on_round: Callable[[bool, int], None] | None = None  # is told whether a round of so many rows has a graph
         self.on_capture: Callable[[CaptureReport], None] | None = None
         self.are_on: bool = False  # whether any round may have a graph
-        self._decode_round, self._cells, self._limits = decode_round, cells, limits
-        self._accept_width, self._outputs = accept_width, outputs
-        self._forced, self._seed = forced, seed
-        self._shaping = shaping
-        self._shard = WHOLE if limits.table.is_meta else shard
+        self._decode_round, self._limits, self._shaping = decode_round, parts.limits, parts.shaping
+        self._cells = RelayCells(models.ops, parts.future_map.buffers)
+        self._accept_width, self._outputs = parts.algorithm.accept_width, frozenset(options.outputs)
+        self._forced, self._seed = options.acceptance is not None, options.seed
+        table = parts.limits.table
+        self._shard = WHOLE if table.is_meta else models.target.shard
         # All share one: what one round needs for a while, another does.
-        self._memory_pool = torch.cuda.graph_pool_handle() if limits.table.is_cuda else None
+        self._memory_pool = torch.cuda.graph_pool_handle() if table.is_cuda else None
         self._variants: frozenset[Variant] = frozenset()
         self._keys: tuple[GraphKey, ...] = ()
         self._table: GraphTable[GraphKey] = GraphTable()

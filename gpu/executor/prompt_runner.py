@@ -9,51 +9,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.algorithm.algorithm import SpecAlgorithm
-from ...core.contract.future_map import FutureMap
 from ...core.contract.hidden import ForwardPhase, check_hidden
 from ...core.contract.step import PrefillStep
-from ..batch.pools import Chunks, KVPool
+from ..batch.pools import Chunks
 from ..batch.uploads import upload
-from ..draft.port import Draft, RoundLimits
-from ..models.decoder import Decoder, DecoderOutput
-from ..types.ops import Ops
+from ..models.decoder import DecoderOutput
 from .outputs import NodeProducer, at_places, node_outputs
+from .parts import ExecutorModels, RowParts
 from .relay import publish_cells
 from .round import PhaseClock, capture_for, draft_hidden, first_tokens
-from .rows import ForcedRuns, Rows
 from .running import PendingRound, to_host
-from .shaping import Shaping
 
 
 class PromptRunner:
     """Runs prompt chunks of one executor, whose parts these are."""
 
-    def __init__(
-        self,
-        ops: Ops,
-        target: Decoder,
-        pool: KVPool,
-        draft: Draft,
-        producers: Mapping[str, NodeProducer],
-        future_map: FutureMap,
-        rows: Rows,
-        forced: ForcedRuns,
-        shaping: Shaping,
-        limits: RoundLimits,
-        algorithm: SpecAlgorithm,
-    ) -> None:
-        self._ops = ops
-        self._target = target
-        self._pool = pool
-        self._draft = draft
+    def __init__(self, models: ExecutorModels, parts: RowParts, producers: Mapping[str, NodeProducer]) -> None:
+        self._ops = models.ops
+        self._target = models.target
+        self._pool = models.pool
+        self._draft = models.draft
         self._producers = producers
-        self._future_map = future_map
-        self._rows = rows
-        self._forced = forced
-        self._shaping = shaping
-        self._limits = limits
-        self._algorithm = algorithm
+        self._future_map = parts.future_map
+        self._rows = parts.rows
+        self._forced = parts.forced
+        self._shaping = parts.shaping
+        self._limits = parts.limits
+        self._algorithm = parts.algorithm
 
     def enqueue(self, part: PrefillStep, clock: PhaseClock) -> PendingRound:
         """Put the chunks into the stream, and begin to copy the first tokens of finished prompts to the host, with the

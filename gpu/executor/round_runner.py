@@ -11,19 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.algorithm.algorithm import SpecAlgorithm
-from ...core.contract.future_map import FutureMap
 from ...core.contract.hidden import ForwardPhase, check_hidden
 from ...core.contract.step import DecodeStep
 from ...core.errors import InvariantViolation
 from ..batch.uploads import upload
-from ..draft.port import RoundBatch, RoundLimits
+from ..draft.port import RoundBatch
 from .graphs import RoundGraphs, RoundKind
+from .parts import RowParts
 from .relay import publish_cells
 from .round import DecodeRound, PhaseClock, RoundResult
-from .rows import ForcedRuns, HostSampling, Rows
+from .rows import HostSampling
 from .running import PendingRound, to_host
-from .shaping import Changed, Shaping
+from .shaping import Changed
 
 
 class RoundRunner:
@@ -34,12 +33,7 @@ class RoundRunner:
         self,
         round: DecodeRound,
         graphs: RoundGraphs,
-        future_map: FutureMap,
-        rows: Rows,
-        forced: ForcedRuns,
-        shaping: Shaping,
-        limits: RoundLimits,
-        algorithm: SpecAlgorithm,
+        parts: RowParts,
         *,
         alloc_len: int,
         padded_sizes: Sequence[int],
@@ -48,12 +42,12 @@ class RoundRunner:
     ) -> None:
         self.round = round
         self.graphs = graphs
-        self.future_map = future_map
-        self._rows = rows
-        self._forced = forced
-        self._shaping = shaping
-        self._limits = limits
-        self.algorithm = algorithm
+        self.future_map = parts.future_map
+        self._rows = parts.rows
+        self._forced = parts.forced
+        self._shaping = parts.shaping
+        self._limits = parts.limits
+        self.algorithm = parts.algorithm
         self._alloc_len = alloc_len
         self._padded_sizes = padded_sizes
         self.device = device

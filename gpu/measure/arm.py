@@ -21,9 +21,10 @@ from ...core.contract.request import Request
 from ...core.errors import ForedraftError
 from ...core.prompt import Prompt
 from ...core.scheduler.engine import Engine
-from ..executor.build import DraftModel, build_executor
+from ..executor.build import build_executor
 from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureReport
+from ..executor.parts import DraftModel, ExecutorOptions
 from ..models.decoder import Decoder
 from ..parallel.ranks import RankedExecutor
 from ..session.loop import DecodeLoop, DeliverySink, all_of
@@ -107,11 +108,13 @@ def make_executor(
         target,
         draft if plan.steps else None,
         ops,
-        graph_sizes=plan.spec.graph_sizes,
-        graph_sampling=False,
-        graph_outputs=False,
-        acceptance=acceptance,
-        seed=seed,
+        ExecutorOptions(
+            graph_sizes=plan.spec.graph_sizes,
+            graph_sampling=False,
+            graph_outputs=False,
+            acceptance=acceptance,
+            seed=seed,
+        ),
     )
 
 

@@ -22,7 +22,7 @@ import torch
 
 from ...core.algorithm.algorithm import Drafter
 from ..batch.pools import bytes_per_slot
-from ..executor.build import DraftModel
+from ..executor.parts import DraftModel
 from ..models.decoder import Decoder
 from ..models.divided import sharded
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagleHeads

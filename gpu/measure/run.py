@@ -17,9 +17,9 @@ from statistics import median
 
 import torch
 
-from ..executor.build import DraftModel
 from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureReport
+from ..executor.parts import DraftModel
 from ..models.checkpoint import load_draft, load_target, network_of, random_weights
 from ..models.decoder import Decoder
 from ..session.devices import keeps_quantized, ops_for, set_threads

@@ -21,7 +21,8 @@ from ...core.contract.step import NO_WRITES, DecodeStep, Join, PrefillStep, Step
 from ...core.kv.request_table import ceil_to_page
 from ...core.prompt import Prompt
 from ...core.scheduler.spec import EngineSpec
-from ..executor.build import DraftModel, build_executor
+from ..executor.build import build_executor
+from ..executor.parts import DraftModel, ExecutorOptions
 from ..executor.round import EventPhaseClock, PhaseClock
 from ..models.decoder import Decoder
 from ..types.ops import DeviceTree, DeviceVerified, KVTensors, Ops
@@ -74,9 +75,8 @@ class StepTimer:
         self._now_ns = now_ns
         self._accepted = 1
         self._laps: list[tuple[str, float]] = []
-        executor = self.executor = build_executor(
-            engine, target, draft, ops, graph_sizes=spec.graph_sizes, graph_sampling=False, graph_outputs=False
-        )
+        options = ExecutorOptions(graph_sizes=spec.graph_sizes, graph_sampling=False, graph_outputs=False)
+        executor = self.executor = build_executor(engine, target, draft, ops, options)
         on_lap = lambda name, seconds: self._laps.append((name, seconds * 1e9))  # noqa: E731
         on_gpu = executor.device.type == "cuda"
         executor.clock = EventPhaseClock(on_lap) if on_gpu else PhaseClock(on_lap, lambda: now_ns() / 1e9)

@@ -21,6 +21,7 @@ from ...core.scheduler.engine import Engine
 from ..executor.build import build_executor
 from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureBounds
+from ..executor.parts import ExecutorOptions
 from ..models.divided import sharded
 from ..parallel.ranks import RankedExecutor
 from ..types.shards import Shard
@@ -145,4 +146,6 @@ def _compile(
 def spare_executor(own: TorchExecutor, engine: Engine) -> TorchExecutor:
     """Return an executor of `engine` with the models of `own`."""
     ops = ops_for(str(own.device))
-    return build_executor(engine, own.target, own.draft_model, ops, in_rings=own.pool.rings is not None)
+    return build_executor(
+        engine, own.target, own.draft_model, ops, ExecutorOptions(in_rings=own.pool.rings is not None)
+    )

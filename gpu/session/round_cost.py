@@ -23,7 +23,8 @@ from ...core.prompt import Prompt
 from ...core.scheduler.driver import Driver, Executor
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import EngineSpec
-from ..executor.build import DraftModel, build_executor
+from ..executor.build import build_executor
+from ..executor.parts import DraftModel, ExecutorOptions
 from ..models.decoder import Decoder
 from ..types.ops import Ops
 
@@ -45,7 +46,8 @@ def measure_cost_table(spec: EngineSpec, target: Decoder, draft: DraftModel | No
         sizes = None
         if spec.graph_sizes is not None:  # the one that the session pads such a batch to
             sizes = tuple(size for size in spec.graph_sizes if size >= batch_size)[:1] or (batch_size,)
-        return build_executor(engine, target, draft, ops, graph_sizes=sizes, graph_sampling=False, graph_outputs=False)
+        options = ExecutorOptions(graph_sizes=sizes, graph_sampling=False, graph_outputs=False)
+        return build_executor(engine, target, draft, ops, options)
 
     return cost_table(spec, make_executor, positions=target.config.max_position_embeddings)
 

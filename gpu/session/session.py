@@ -26,8 +26,8 @@ from .text_session import SessionStats, TextDelta, TextSession, numbers_of
 
 if TYPE_CHECKING:
     from ...core.scheduler.spec import EngineSpec
-    from ..executor.build import DraftModel
     from ..executor.executor import TorchExecutor
+    from ..executor.parts import DraftModel
     from ..executor.shaping import Matcher
     from ..models.decoder import Decoder
     from ..parallel.ranks import RankedExecutor, Ranks
@@ -125,6 +125,7 @@ def load_engine(
     """Load the models of `plan` and make their engine and executor. Also return the plan with the values that were
     measured meanwhile."""
     from ..executor.build import build_executor
+    from ..executor.parts import ExecutorOptions
     from .devices import ops_for, set_threads
 
     options, spec = plan.options, plan.spec
@@ -145,11 +146,13 @@ def load_engine(
             target,
             draft,
             ops,
-            graph_sizes=spec.graph_sizes,
-            seed=options.seed,
-            debug=options.debug,
-            in_rings=options.window_kv == RING,
-            make_matcher=partial(_make_matcher, tokenizer, plan.target.vocab_size),
+            ExecutorOptions(
+                graph_sizes=spec.graph_sizes,
+                seed=options.seed,
+                debug=options.debug,
+                in_rings=options.window_kv == RING,
+                make_matcher=partial(_make_matcher, tokenizer, plan.target.vocab_size),
+            ),
         )
     if lines is not None:
         executor.graphs.on_round = lines.round_ran

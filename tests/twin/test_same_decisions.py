@@ -8,6 +8,7 @@ from foredraft.core.contract.events import Committed, Planned, Submitted
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.executor.parts import ExecutorOptions
 from foredraft.twin.comparison import simulate
 from foredraft.twin.host_times import priced_ns
 from foredraft.twin.served import StepLap, TimedOrder, serve
@@ -126,7 +127,7 @@ def test_a_real_and_a_simulated_run_decide_alike(make_arms, way, asked, config, 
     class Priced(type(arm)):
         def real_engine(self, events, seed=0):
             engine = self.spec.make_engine(events)
-            executor = build_executor(engine, self.target, self.draft, self.ops, acceptance=acceptance)
+            executor = build_executor(engine, self.target, self.draft, self.ops, ExecutorOptions(acceptance=acceptance))
             return engine, PricedExecutor(executor, cost, steps.host, self.spec.topk, clock)
 
     priced = Priced(*(getattr(arm, name) for name in arm.__slots__))

@@ -39,7 +39,8 @@ from foredraft.core.tree.build import (
     expand_topk,
     first_candidates,
 )
-from foredraft.gpu.executor.build import DraftModel, build_executor
+from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.executor.parts import DraftModel, ExecutorOptions
 from foredraft.gpu.kernels.rounds.window import window_torch
 from foredraft.gpu.models.decoder import Decoder
 from foredraft.gpu.models.eagle import MultiLayerEagleHeads
@@ -230,7 +231,7 @@ def serve_watched(cell: MatrixCell, draft_model: DraftModel | None = None) -> tu
     target, draft_model = small_model(cell.seed % 3), draft_model or draft_of(cell)
     acceptance = GaussianAcceptance((0.8,) * 8, seed=cell.seed) if cell.drafts == "simulated" else None
     ops = RecordingOps()
-    executor = build_executor(engine, target, draft_model, ops, acceptance=acceptance, debug=True)
+    executor = build_executor(engine, target, draft_model, ops, ExecutorOptions(acceptance=acceptance, debug=True))
     watched = Watched(executor, ops, target, draft_model, controller.topk)
     requests = [
         replace(request, sampling=SamplingParams(4.0, seed=i + 1)) if i % 2 else request

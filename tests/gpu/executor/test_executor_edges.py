@@ -27,11 +27,13 @@ from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.driver import Driver
 from foredraft.core.scheduler.engine import Engine
 from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.executor.parts import ExecutorOptions
 from foredraft.gpu.executor.running import STEP_TRANSITIONS, StepMove, StepState
 from foredraft.gpu.models.decoder import Decoder
 from matrix_cells import OPS, count_blocks, oracle, small_config, small_model
 from serving import CONFIG, Served, Way, chain, serve, tree
 
+DEBUG = ExecutorOptions(debug=True)
 WAYS = {
     "plain": Way(),
     "chain": chain("STANDALONE", 4),
@@ -189,7 +191,7 @@ def engine_and_executor(way: Way, **config):
     engine = Engine(
         EngineConfig(**{**CONFIG, **config}), get_algorithm(way.algorithm), way.controller(), events=events.append
     )
-    return engine, build_executor(engine, small_model(0), way.draft, OPS, debug=True), events
+    return engine, build_executor(engine, small_model(0), way.draft, OPS, DEBUG), events
 
 
 @pytest.mark.parametrize("when", ["planned", "launched", "running"])
@@ -292,7 +294,7 @@ def test_a_request_whose_draft_input_is_refused_fails_alone_and_its_cells_can_be
     algorithm.asked = []
     way = WAYS["chain"]
     engine = Engine(EngineConfig(**CONFIG), algorithm, way.controller())
-    executor = build_executor(engine, small_model(0), way.draft, OPS, debug=True)
+    executor = build_executor(engine, small_model(0), way.draft, OPS, DEBUG)
     request = requests_for()[0]
     joins = (Join(2, 7, request, 9, 1, 0, np.array([3, 1]), num_received=2),)
     batch = HandoffBatch(

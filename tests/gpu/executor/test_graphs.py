@@ -31,6 +31,7 @@ from foredraft.gpu.executor.build import build_executor
 from foredraft.gpu.executor.capture import capture_halves
 from foredraft.gpu.executor.graphs import CaptureBounds, CapturedRound, RoundGraphs, RoundKind
 from foredraft.gpu.executor.outputs import USER_OUTPUTS
+from foredraft.gpu.executor.parts import ExecutorOptions
 from foredraft.gpu.executor.shaping import Changed, MaskPlace
 from foredraft.gpu.session import ready as ready_module
 from foredraft.gpu.session.plan import SessionOptions
@@ -73,7 +74,8 @@ def serve(draft_name: str, *, graph_sizes, table, requests, seed=3, whole=False,
     config = EngineConfig(num_pages=400, context_len=96, max_running=4, track_tokens=True, overlap=False)
     engine = Engine(config, get_algorithm(draft_name), controller)
     draft = noisy_copy(0, 0.05) if draft_name == "STANDALONE" else small_head(0, draft_name)
-    executor = build_executor(engine, small_model(0), draft, OPS, graph_sizes=graph_sizes, seed=seed, debug=debug)
+    options = ExecutorOptions(graph_sizes=graph_sizes, seed=seed, debug=debug)
+    executor = build_executor(engine, small_model(0), draft, OPS, options)
     driver = Driver(engine, executor)
     for request in requests:
         driver.submit(request)

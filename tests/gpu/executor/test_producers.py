@@ -24,6 +24,7 @@ from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.engine import Engine
 from foredraft.gpu.disaggregation.serving import News, Serving
 from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.executor.parts import ExecutorOptions
 from foredraft.gpu.parallel.link import PageParcel
 from foredraft.gpu.session.loop import DeliverySink
 from matrix_cells import OPS, small_model
@@ -181,7 +182,8 @@ class Side:
             way.controller(),
             events=lambda event: [sink(event) for sink in sinks],
         )
-        executor = build_executor(engine, small_model(0), way.draft, OPS, debug=True, producers=self.producers)
+        options = ExecutorOptions(debug=True, producers=self.producers)
+        executor = build_executor(engine, small_model(0), way.draft, OPS, options)
         second = 1_000_000_000
         timing = HandoffTiming(600 * second, 1_300 * second, second)
         self.serving = Serving(1, engine, executor, deliveries, {peer: self.link}, News(self.said.append, 1), timing)

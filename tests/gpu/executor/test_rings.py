@@ -16,6 +16,7 @@ from foredraft.gpu.batch.pools import Rings
 from foredraft.gpu.disaggregation.session import plan_disaggregated
 from foredraft.gpu.disaggregation.topology import WorkerCounts
 from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.executor.parts import ExecutorOptions
 from foredraft.gpu.session.devices import ops_for
 from foredraft.gpu.session.plan import NO_PREFIX_IN_RINGS, SessionOptions, plan_session
 from foredraft.gpu.session.session import DecodeSession, load_models
@@ -121,7 +122,7 @@ def test_what_has_no_rings_is_refused(tmp_path):
     target, _ = load_models(plan, ops_for("cpu"))
     engine = plan.spec.with_config(num_pages=20).make_engine(lambda event: None)
     with pytest.raises(ConfigError, match="a ring keeps no prefix for other requests"):
-        build_executor(engine, target, None, ops_for("cpu"), in_rings=True)
+        build_executor(engine, target, None, ops_for("cpu"), ExecutorOptions(in_rings=True))
 
 
 def test_a_write_outside_a_ring_is_found(tmp_path):

@@ -25,6 +25,7 @@ from foredraft.core.contract.events import Committed
 from foredraft.core.contract.request import FinishReason, Request
 from foredraft.core.scheduler.engine import Engine
 from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.executor.parts import ExecutorOptions
 from foredraft.gpu.models.config import LLAMA, ModelConfig
 from foredraft.gpu.models.decoder import Decoder
 from foredraft.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagleHeads
@@ -188,7 +189,6 @@ def run_real_cell(
     raises at the first contradiction."""
     dice = Dice(cell.seed * 1_000_003 + 17)
     algorithm, controller = algorithm_of(cell), controller_of(cell)
-    options |= {"graph_sizes": graph_sizes}
     events: list = []
     engine = Engine(
         config_of(cell, algorithm, controller),
@@ -198,7 +198,8 @@ def run_real_cell(
         text_decoder=LetterDecoder(),
     )
     seed = cell.seed % 3
-    executor = build_executor(engine, small_model(seed), draft_of(cell), ops, debug=True, **options)
+    made = ExecutorOptions(debug=True, graph_sizes=graph_sizes, **options)
+    executor = build_executor(engine, small_model(seed), draft_of(cell), ops, made)
     requests = requests_of(cell, dice)
     driver = HostileDriver(engine, executor, requests, dice, disturbance_of(cell))
     finished = driver.run()

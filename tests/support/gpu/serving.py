@@ -15,9 +15,10 @@ from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.driver import Driver
 from foredraft.core.scheduler.engine import Engine
 from foredraft.core.scheduler.rules import OurRules
-from foredraft.gpu.executor.build import DraftModel, build_executor
+from foredraft.gpu.executor.build import build_executor
 from foredraft.gpu.executor.executor import TorchExecutor
 from foredraft.gpu.executor.outputs import NodeProducer
+from foredraft.gpu.executor.parts import DraftModel, ExecutorOptions
 from foredraft.gpu.executor.shaping import MakeMatcher
 from foredraft.gpu.models.decoder import Decoder
 from foredraft.gpu.types.ops import Ops
@@ -116,12 +117,14 @@ def serve(
         target or small_model(0),
         way.draft,
         ops,
-        acceptance=acceptance,
-        seed=seed,
-        debug=debug,
-        producers=producers,
-        make_matcher=make_matcher,
-        graph_sizes=graph_sizes,
+        ExecutorOptions(
+            acceptance=acceptance,
+            seed=seed,
+            debug=debug,
+            producers=producers or {},
+            make_matcher=make_matcher,
+            graph_sizes=graph_sizes,
+        ),
     )
     before(executor)
     if disturbance is None:
