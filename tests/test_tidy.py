@@ -96,15 +96,10 @@ NOT_IN_CORE = {
 NOWHERE = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 
 MAX_FILE_LINES = 450
-MAX_FUNCTION_LINES = 80
+MAX_FUNCTION_LINES = 70  # of a kernel its arguments alone, a line each, may be 40
 MAX_MAIN_LOOP_LINES = 300  # core/scheduler/engine.py
 # Accepted for a reason; an entry that is no longer needed must go.
 LONG_FILES: dict[str, str] = {}
-LONG_FUNCTIONS: dict[str, str] = {
-    "gpu/kernels/layers/decode_attention.py::decode_attention_kernel": "35 arguments, a line each",
-    "gpu/kernels/layers/extend_attention.py::extend_attention_kernel": "35 arguments, a line each",
-    "gpu/kernels/layers/verify_attention.py::verify_attention_kernel": "40 arguments, a line each",
-}
 # Modules that nothing in the packages imports: entrances for users, which may start any package.
 ENTRANCES = {"api.__main__": "python -m foredraft"}
 
@@ -259,14 +254,17 @@ def test_file_sizes():
 
 
 def test_function_sizes():
-    long = {}
+    long, kernels = {}, 0
     for path in sources(*PACKAGES):
         for node in statements(tree_of(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                n = node.end_lineno - node.lineno + 1
-                if n > MAX_FUNCTION_LINES:
-                    long[f"{path.relative_to(ROOT).as_posix()}::{node.name}"] = n
-    assert set(long) == set(LONG_FUNCTIONS), f"longer than {MAX_FUNCTION_LINES} lines: {long}"
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if "jit" in map(ast.unparse, node.decorator_list):  # compiled whole
+                kernels += 1
+            elif (n := node.end_lineno - node.lineno + 1) > MAX_FUNCTION_LINES:
+                long[f"{path.relative_to(ROOT).as_posix()}::{node.name}"] = n
+    assert kernels > 20
+    assert not long, f"longer than {MAX_FUNCTION_LINES} lines: {long}"
 
 
 def test_no_folder_is_crowded():

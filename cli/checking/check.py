@@ -19,6 +19,7 @@ from ...core.errors import count_of
 from ..options import AsJson, argument, option, print_document, refuse_of_other_modes, refuse_without_effect
 from ..progress import StatusLine
 from .annotations import error_commands
+from .component import OwnComponent, refuse_with_package
 from .endpoints import SERVER, check_endpoint, with_asking_options
 from .printed import end_despite_threads, held_back
 from .processes import serve_checks, side_by_side
@@ -126,26 +127,22 @@ def check(
     other = "--list" if show_list else "--replay" if replay is not None else "--mutants" if mutants else None
     runs_nothing, elsewhere = show_list or replay is not None, other is not None
     is_placed = device is not None or ops is not None
+    said = OwnComponent(capability, expect, allow, without, every_failure)
     refuse_without_effect(
         ("SUBJECT", subject is not None and (show_list or (mutants and replay is None)), f"{other} is about our own"),
         ("--replay", replay is not None and show_list, "--list runs nothing"),
         ("--mutants", mutants and runs_nothing, f"{other} runs no mutants"),
         ("--budget", budget is not None and runs_nothing, f"{other} draws no operations"),
         ("--seed", seed != DEFAULT_SEED and elsewhere, f"{other} has seeds of its own"),
-        ("--capability", bool(capability) and elsewhere, f"{other} asks for none"),
-        ("--expect", bool(expect) and elsewhere, f"{other} expects nothing"),
-        ("--allow", bool(allow) and elsewhere, f"{other} allows nothing"),
-        ("--every-failure", every_failure and elsewhere, f"{other} is about single failures"),
+        *(said.rules_beside(other) if other is not None else ()),
         ("--cases", cases != DEFAULT_CASES and elsewhere, f"{other} stores no case"),
         ("--algorithm", algorithm is not None and elsewhere, f"{other} draws no engines"),
         ("--algorithm", algorithm is not None and contract != "executor", "only the contract executor has one"),
-        ("--device and --ops", is_placed and elsewhere, f"{other} has components of its own"),
-        ("--device and --ops", is_placed and contract != "executor", "only the contract executor has them"),
-        ("SUBJECT", is_placed and subject is not None, "--device and --ops choose the component"),
+        *(_rules_of_places(contract, subject, other) if is_placed else ()),
         ("--format", form != Format.text and (elsewhere or as_json), f"{other or '--json'} prints no annotations"),
     )
-    if contract in SERVERS and not show_list and not mutants and replay is None:
-        _refuse_with_package(subject, capability, expect, allow, without, every_failure, form)
+    if contract in SERVERS and other is None:
+        refuse_with_package(subject, said, form != Format.text)
         if not check_server(contract, budget, seed, as_json, cases, wheel):
             raise typer.Exit(EXIT_BROKEN)
         return
@@ -159,39 +156,20 @@ def check(
     elif mutants:
         _check_mutants(contract, budget, as_json)
     else:
-        options = {
-            "capabilities": capability or None,
-            "expected_failures": _expected(expect),
-            "allowed_failures": allow or (),
-            "without": without or (),
-            "every_failure": every_failure,
-        }
         placed = _placed(device or "cpu", ops) if is_placed else ()
-        _check(contract, subject, placed, budget, {**options, "seed": seed}, as_json, cases, form, algorithm)
+        _check(contract, subject, placed, budget, {**said.options(), "seed": seed}, as_json, cases, form, algorithm)
 
 
 SERVERS = ("vllm", "sglang", "transformers")
 
 
-def _refuse_with_package(
-    subject: str | None,
-    capability: list[str] | None,
-    expect: list[str] | None,
-    allow: list[str] | None,
-    without: list[str] | None,
-    every_failure: bool,
-    form: Format,
-) -> None:
-    """Refuse options that the check of a package makes no use of."""
-    refuse_without_effect(
-        ("SUBJECT", subject is not None, "its adapters are shipped"),
-        ("--capability", bool(capability), "its adapters declare theirs"),
-        ("--expect", bool(expect), "what is known of it is listed"),
-        ("--allow", bool(allow), "what is known of it is listed"),
-        ("--without", bool(without), "nothing is left out"),
-        ("--every-failure", every_failure, "its checks go on after a failure anyway"),
-        ("--format", form != Format.text, "its failures are not in your files"),
-    )
+def _rules_of_places(contract: str | None, subject: str | None, other: str | None) -> list[tuple[str, bool, str]]:
+    """Return the rules of `refuse_without_effect` for --device and --ops."""
+    return [
+        ("--device and --ops", other is not None, f"{other} has components of its own"),
+        ("--device and --ops", contract != "executor", "only the contract executor has them"),
+        ("SUBJECT", subject is not None, "--device and --ops choose the component"),
+    ]
 
 
 def _name_wheel(path: Path) -> None:
@@ -321,16 +299,6 @@ def _stored(report: Report, cases: Path) -> dict[str, str]:
             _bad(str(path), f"the case cannot be written: {error.strerror}")
         paths[failure.id] = path
     return {id: f"foredraft check --replay {path}" for id, path in paths.items()}
-
-
-def _expected(items: list[str] | None) -> dict[str, str]:
-    expected = {}
-    for item in items or ():
-        id, separator, reason = item.partition("=")
-        if not separator or not reason.strip():
-            _bad("--expect", f"{item!r}: expected ID=REASON, for example ALLOC-10='frees are not checked'")
-        expected[id.strip()] = reason.strip()
-    return expected
 
 
 def _bad(option: str, what: str) -> None:

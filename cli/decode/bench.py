@@ -286,10 +286,16 @@ def bench(
         dtype=dtype, quantized=quantized, kv_dtype=kv_dtype, threads=threads, page_size=page_size, prompts=prompts,
         repeat=repeat, seed=seed, tensor_parallel=tensor_parallel,
     )  # fmt: skip
+    _run(options, mode, estimate, processes, as_json, quiet)
+
+
+def _run(
+    options: BenchOptions, mode: str | None, estimate: str | None, processes: int, as_json: bool, quiet: bool
+) -> None:
+    """Time the cells, or do what `mode` asks for instead."""
     if estimate is not None:
         _estimate(estimate, options, as_json)
-        return
-    if mode == "--warm":
+    elif mode == "--warm":
         _warm(options, as_json, quiet)
     else:
         _time(options, processes, as_json, quiet)

@@ -163,15 +163,10 @@ def serve(
             ignored |= {"replica_ports": asked.replica_ports, "strict": strict or None}
             _refuse_for("--model", "a checkpoint is decoded", ignored, {"settings": "--set"})
             options, table = _session_of(model, session, seed), session["adaptive"]
-            defaults = _file_defaults(options.model, generation_config, log)
-            body = _decoding_body(options, disaggregate, asked, recording, log, ready_s, workers)
-            body.defaults = defaults
+            body = _decoding_body(options, generation_config, disaggregate, asked, recording, log, ready_s, workers)
         else:
-            _refuse_for("--simulate", "nothing is captured", {"ready_s": ready_s}, {})
-            unused = given_session_options(session) | {"disaggregate": disaggregate}
-            unused |= {"generation_config": None if generation_config == "auto" else generation_config}
+            _refuse_of_checkpoints(session, disaggregate, generation_config, ready_s)
             assert simulate is not None, "one of them is given"
-            _refuse_for("--simulate", "the scenario has a key for it: set that key with --set", unused, {})
             body, table = _simulated_body(simulate, settings, seed, speed, faults, recording, log)
         watched = Path(table) if table is not None and Path(table).is_file() else None
         faults_on_demand = _faults_on_demand(fault_headers, admin_port, log)
@@ -253,8 +248,19 @@ def _refuse_for(kind: str, why: str, given: dict[str, Any], names: dict[str, str
     refuse_without_effect(*rules)
 
 
+def _refuse_of_checkpoints(
+    session: Mapping[str, Any], disaggregate: str | None, generation_config: str, ready_s: float | None
+) -> None:
+    """Refuse options that only a server with a checkpoint makes use of."""
+    _refuse_for("--simulate", "nothing is captured", {"ready_s": ready_s}, {})
+    unused = given_session_options(session) | {"disaggregate": disaggregate}
+    unused |= {"generation_config": None if generation_config == "auto" else generation_config}
+    _refuse_for("--simulate", "the scenario has a key for it: set that key with --set", unused, {})
+
+
 def _decoding_body(
     options: SessionOptions,
+    generation_config: str,
     disaggregate: str | None,
     operations: ServeOperations,
     recording: Recording,
@@ -262,13 +268,18 @@ def _decoding_body(
     ready_s: float | None,
     workers: ExitStack,
 ) -> Body:
-    """Return the body that decodes in this process, or with processes that end with the stack `workers`."""
+    """Return the body that decodes in this process, or with processes that end with the stack `workers`; its requests
+    have the sampling parameters of the model's files where they name none."""
+    defaults = _file_defaults(options.model, generation_config, log)
     if disaggregate is None:
-        return _real_body(options, recording, log, ready_s)
-    from .workers import refuse_with_workers, workers_body
+        body = _real_body(options, recording, log, ready_s)
+    else:
+        from .workers import refuse_with_workers, workers_body
 
-    refuse_with_workers(operations)
-    return workers.enter_context(workers_body(options, disaggregate, recording, log, ready_s))
+        refuse_with_workers(operations)
+        body = workers.enter_context(workers_body(options, disaggregate, recording, log, ready_s))
+    body.defaults = defaults
+    return body
 
 
 def _real_body(options: SessionOptions, recording: Recording, log: ServerLog, ready_s: float | None) -> Body:
@@ -341,13 +352,9 @@ def _simulated_body(
 def _service_faults(given: str, scenario: Scenario, origins: dict[str, str], log: ServerLog) -> FaultPlan:
     """Return the faults of the service in a plan;
     clients are those outside, which a note says where the plan has its own."""
-    from ...sim.assembly.pools import pools_of
-    from ...sim.faults.plan import load_fault_plan
-    from ..simulation.simulate import errors_at
+    from ..simulation.simulate import fault_plan
 
-    with errors_at(origins):
-        transfers = pools_of(scenario).is_disaggregated
-    plan, left_out = load_fault_plan(given, scenario.seed, transfers=transfers).of_service()
+    plan, left_out = fault_plan(given, scenario, origins).of_service()
     if left_out:
         log.tell(f"note: {', '.join(left_out)} left out: clients come from outside")
     return plan

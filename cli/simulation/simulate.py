@@ -127,14 +127,7 @@ def simulate(
     if explain:
         _explain(resolved, origins, as_json)
         return
-    plan = None
-    if faults is not None:
-        from ...sim.assembly.pools import pools_of
-        from ...sim.faults.plan import load_fault_plan
-
-        with errors_at(origins):
-            transfers = pools_of(resolved).is_disaggregated
-        plan = load_fault_plan(faults, resolved.seed, transfers=transfers)
+    plan = None if faults is None else fault_plan(faults, resolved, origins)
     with errors_at(origins):
         check_workers(workers, resolved, "--workers", plan is not None)
     with termination_is_interruption() as received, errors_at(origins):
@@ -146,13 +139,29 @@ def simulate(
         except KeyboardInterrupt:  # in a run of one process it ends the run, and no more
             print("foredraft: interrupted; a run in several processes has no results before its end", file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED[received[-1] if received else signal.SIGINT]) from None
-    if report.faults is not None and not report.faults.kept:
-        from .run_record import EXIT_BROKEN, print_broken
-
-        print_broken(report.faults, resolved.seed)
-        raise typer.Exit(EXIT_BROKEN)
+    _exit_unless_kept(report, resolved.seed)
     if not report.complete:
         raise typer.Exit(EXIT_INTERRUPTED[received[-1] if received else signal.SIGINT])
+
+
+def _exit_unless_kept(report: RunReport, seed: int) -> None:
+    """Exit with code 1 if faults have broken a promise, with the command that repeats the run."""
+    if report.faults is None or report.faults.kept:
+        return
+    from .run_record import EXIT_BROKEN, print_broken
+
+    print_broken(report.faults, seed)
+    raise typer.Exit(EXIT_BROKEN)
+
+
+def fault_plan(given: str, scenario: Scenario, origins: dict[str, str]) -> FaultPlan:
+    """Return the plan of `--faults`, with faults of transfers where the scenario has any."""
+    from ...sim.assembly.pools import pools_of
+    from ...sim.faults.plan import load_fault_plan
+
+    with errors_at(origins):
+        transfers = pools_of(scenario).is_disaggregated
+    return load_fault_plan(given, scenario.seed, transfers=transfers)
 
 
 def given_by_options(trace: Path | None, seed: int | None) -> list[str]:

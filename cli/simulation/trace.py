@@ -79,15 +79,8 @@ def trace(
             --out workload.toml
     """
     from ...core.errors import ConfigError
-    from ...observe.output_files import write_text
     from ...planning.grid import parse_values
-    from ...sim.calibration.synthesis import synthesize
-    from ...sim.load import make_workload
-    from ...sim.scenario.scenario_text import workload_text
-    from ...sim.scenario_file import load_scenario
-    from ...sim.workload.description import describe
     from ...sim.workload.prometheus import is_page
-    from ...sim.workload.traces import TraceSource
 
     sizes = parse_values("--cache-tokens", cache_tokens, int, 1) if cache_tokens is not None else []
     if out is not None and out.exists() and file.exists() and out.samefile(file):
@@ -102,6 +95,28 @@ def trace(
         ("--since", since is not None, "only pages of metrics count from an earlier one on"),
         ("--seconds", seconds is not None, "a trace has the times of its requests"),
     )
+    _describe_requests(file, scenario, settings, sizes, out, check, as_json, quiet)
+
+
+def _describe_requests(
+    file: Path,
+    scenario: Path | None,
+    settings: Sequence[str] | None,
+    sizes: list[int],
+    out: Path | None,
+    check: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Describe a file of requests, with caches of these sizes; with `out` or `check` fit a synthetic workload to it."""
+    from ...observe.output_files import write_text
+    from ...sim.calibration.synthesis import synthesize
+    from ...sim.load import make_workload
+    from ...sim.scenario.scenario_text import workload_text
+    from ...sim.scenario_file import load_scenario
+    from ...sim.workload.description import describe
+    from ...sim.workload.traces import TraceSource
+
     resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(file, None)])
     slots = None
     if scenario is not None or any(not key.startswith("workload.") for key in origins):

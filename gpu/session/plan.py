@@ -34,6 +34,7 @@ from .text import check_same_tokens
 if TYPE_CHECKING:
     import torch
 
+    from ..batch.pools import Rings
     from ..models.config import ModelConfig
     from ..models.head_config import HeadConfig
 
@@ -93,7 +94,6 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     Reads configurations and the headers of weight files only. Raises ConfigError, NotEnoughMemory and other
     ForedraftErrors.
     """
-    from ..batch.pools import Rings
     from ..models.config import ModelConfig
 
     check_choices(options)
@@ -140,10 +140,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     weight_bytes = checkpoint_bytes(options.draft, draft, target, dtype, part, kept)
     own = sharded(target, part)
     working = working_bytes(own, draft, spec, dtype) if device != "cpu" else 0
-    rings = None
-    if options.window_kv == RING and (rings := Rings.of(own, spec.config, spec.resolve_sizes())) is None:
-        message = f"{RING}: the model has no windowed layers beside others"
-        raise ConfigError.of(str(options.model), "window_kv", message)
+    rings = _rings(options, own, spec)
     slot_bytes = bytes_per_token(own, draft, algorithm, kv_dtype, rings)
     num_pages, kv_bytes = size_pool(
         options.kv_tokens,
@@ -159,6 +156,20 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     spec.resolve_sizes()  # refuses a pool that is too small for any request
     notes = _file_notes(options, target, draft)
     return SessionPlan(options, target, draft, algorithm, dtype, device, spec, weight_bytes, kv_bytes, notes)
+
+
+def _rings(options: SessionOptions, target: ModelConfig, spec: EngineSpec) -> Rings | None:
+    """Return the rings of the target's windowed layers, None where their KV lies in pages. Raises ConfigError for a
+    model without such layers."""
+    from ..batch.pools import Rings
+
+    if options.window_kv != RING:
+        return None
+    rings = Rings.of(target, spec.config, spec.resolve_sizes())
+    if rings is None:
+        message = f"{RING}: the model has no windowed layers beside others"
+        raise ConfigError.of(str(options.model), "window_kv", message)
+    return rings
 
 
 def _file_notes(

@@ -21,13 +21,12 @@ from ..cost.draft import DraftShape
 from ..cost.hardware import GPU, Parallelism, lookup_gpu
 from ..cost.host import FrontEnd, GraphUnit, HostCost, LaunchCost, host_preset, launch_preset
 from ..cost.measured import KernelTables, NotMeasured, measured_tables
-from ..cost.memory import GRAPH_BYTES, MemoryPlan, StateLayout, kv_pool_slots
+from ..cost.memory import GRAPH_BYTES, MemoryPlan, MemoryShares, StateLayout, kv_pool_slots
 from ..cost.published.evidence import Evidence, published_evidence
 from ..cost.published.places import place_of
 from ..cost.server import ServerProfile, server_profile
 from ..scenario import FrontEndTable, Hardware, Scenario
 
-RESERVED = 0.10  # of a device's memory: what servers leave alone by default, those with a static share apart
 AUTO_KERNELS = ("auto", "roofline")
 """The valid values of the variable FOREDRAFT_KERNELS."""
 
@@ -38,21 +37,6 @@ class CapturedGraphs:
 
     unit: GraphUnit
     given: tuple[int, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryShares:
-    """Shares of a device's memory that the scenario gives, and the bytes of the KV pool; None for the server's.
-    `memory.py` says what each means."""
-
-    reserved: float | None
-    static: float | None
-    free: float | None
-    kv_bytes: int | None
-
-    @property
-    def are_given(self) -> bool:
-        return any(each is not None for each in (self.reserved, self.static, self.free, self.kv_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +63,7 @@ class Deployment:
     host: HostCost
     front_end: FrontEnd
     kernels: KernelSource
-    shares: MemoryShares
+    shares: MemoryShares  # that the scenario gives; without any the server's hold
     is_corrected: bool
     port_bytes_per_s: float
     calibration: Calibration | None = None
@@ -184,11 +168,10 @@ class Deployment:
         """Return the memory of one device under an engine of `spec`. Raises InsufficientMemory. `is_default_limit`: the
         number of requests that may run is the server's default."""
         config, shares, num_graphs = spec.config, self.shares, 0
-        static, free = shares.static, shares.free
         if not shares.are_given:
             algorithm = None if draft is None or draft.on_host else draft.algorithm
             static = self.server.static_fraction(self.gpu, self.parallel, algorithm)
-            free = self.server.free_fraction
+            shares = MemoryShares(static=static, free=self.server.free_fraction)
         if self.graphs is not None and spec.graph_sizes and not self.server.graphs_in_reserve:
             # Graphs by tokens serve every number of draft steps; those by rows are captured for each.
             by_rows = self.graphs.unit == "rows"
@@ -203,11 +186,8 @@ class Deployment:
             max_prefill_tokens=config.chunk_size,
             max_batch_size=config.max_running,
             max_num_draft_tokens=spec.max_num_draft_tokens,
-            reserved_fraction=RESERVED if shares.reserved is None else shares.reserved,
-            static_fraction=static,
-            free_fraction=free,
+            shares=shares,
             page_size=config.page_size,
-            kv_bytes=shares.kv_bytes,
             layout=StateLayout(self.server.kv_layout, config.prefix_cache, config.overlap, is_default_limit),
         )
 

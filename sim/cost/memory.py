@@ -30,6 +30,8 @@ STATE_RATIO = 0.9
 WINDOW_RATIO = 0.8
 """Tokens of the pool of layers with a window for each token of the other pool (SGLang 0.5.23,
 --swa-full-tokens-ratio)."""
+RESERVED = 0.10
+"""The share of a device's memory that servers leave alone by default, those with a static share apart."""
 STATES_SHARE = 0.5
 """The share of what weights leave that states may have at most where a default limit would set aside more (assumption:
 the servers that set states aside for all requests then do not start)."""
@@ -51,6 +53,42 @@ _SOURCES = {
 
 class InsufficientMemory(ForedraftError):
     """The model, its draft and its buffers leave no room for a KV pool; the message says how much each part needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShares:
+    """How much of a device's memory the KV pool gets; None: not given.
+
+    `reserved`: the share of the memory that is left alone; 0.10 is an engine's "memory utilisation 0.9". `static`:
+    instead of it, the share of the memory beside the driver's context that weights and pool may have. `free`: instead
+    of both, the share of what all but the pool leave that the pool may have. `kv_bytes`: instead of the first two, the
+    memory of the pool; beside the third the most that it may have.
+    """
+
+    reserved: float | None = None  # None: RESERVED
+    static: float | None = None
+    free: float | None = None
+    kv_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.reserved is not None and not 0.0 <= self.reserved < 1.0:
+            raise InsufficientMemory(f"the reserved share must be in [0, 1), not {self.reserved}")
+
+    @property
+    def are_given(self) -> bool:
+        return any(each is not None for each in (self.reserved, self.static, self.free, self.kv_bytes))
+
+    def unused(self, gpu: GPU, fixed: Mapping[str, int]) -> int:
+        """Return the bytes that stay free beside the pool and `fixed`."""
+        if self.free is not None or self.kv_bytes is not None:
+            left = gpu.memory_bytes - sum(fixed.values())
+            by_share = 0 if self.free is None else max(0, int((1 - self.free) * left))
+            return by_share if self.kv_bytes is None else max(by_share, left - self.kv_bytes)
+        if self.static is not None:
+            rest = (1 - self.static) * (gpu.memory_bytes - fixed["context_bytes"])
+            beside = sum(fixed[name] for name in ("activations_bytes", "hidden_states_bytes", "graphs_bytes"))
+            return max(0, int(rest) - beside)
+        return int(gpu.memory_bytes * (RESERVED if self.reserved is None else self.reserved))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +258,8 @@ def kv_pool_slots(
     max_prefill_tokens: int = 8192,
     max_batch_size: int = 256,
     max_num_draft_tokens: int = 1,
-    reserved_fraction: float = 0.10,
-    static_fraction: float | None = None,
-    free_fraction: float | None = None,
+    shares: MemoryShares = MemoryShares(),
     page_size: int = 1,
-    kv_bytes: int | None = None,
     layout: StateLayout = StateLayout(),
 ) -> MemoryPlan:
     """Plan the memory of one device. Raises `InsufficientMemory` when not one page fits.
@@ -233,38 +268,29 @@ def kv_pool_slots(
         graph_count: Captured (steps, size) pairs after pruning.
         max_prefill_tokens: The largest chunk.
         max_num_draft_tokens: The most nodes per row that a verify may have.
-        reserved_fraction: The share of memory left alone; 0.10 is an engine's "memory utilisation 0.9".
-        static_fraction: Instead of it, the share of the memory beside the driver's context that weights and pool may
-            have.
-        free_fraction: Instead of both, the share of what all but the pool leave that the pool may have.
-        kv_bytes: Instead of the first two, the memory of the pool; beside the third the most that it may have.
+        shares: How much of the memory the pool gets.
         layout: The place of windows and recurrent states.
     """
     parallel = Parallelism.of(parallel)
     tp = parallel.tensor
     # Each attention-data parallel group has its share of the requests.
     max_batch_size, max_prefill_tokens = -(-max_batch_size // parallel.data), -(-max_prefill_tokens // parallel.data)
-    sizes = {
-        "page_size": page_size,
-        "max_prefill_tokens": max_prefill_tokens,
-        "max_batch_size": max_batch_size,
-        "max_num_draft_tokens": max_num_draft_tokens,
-    }
-    for name, value in sizes.items():
-        if value < 1:
-            raise InsufficientMemory(f"{name} must be at least 1, not {value}")
-    if not 0.0 <= reserved_fraction < 1.0:
-        raise InsufficientMemory(f"reserved_fraction must be in [0, 1), not {reserved_fraction}")
+    _refuse_sizes(
+        page_size=page_size,
+        max_prefill_tokens=max_prefill_tokens,
+        max_batch_size=max_batch_size,
+        max_num_draft_tokens=max_num_draft_tokens,
+    )
     fixed = _fixed_bytes(target, draft, parallel, max_prefill_tokens, max_batch_size, max_num_draft_tokens)
     fixed["graphs_bytes"] = graph_count * graph_bytes
-    shares = reserved_fraction, static_fraction, free_fraction, kv_bytes
-    left = gpu.memory_bytes - sum(fixed.values())
-    if kv_bytes is not None and free_fraction is None and kv_bytes > left:
-        raise InsufficientMemory(_refusal(target, gpu, parallel.devices, fixed, {"KV pool as given": kv_bytes}))
+    if shares.free is None and (shares.kv_bytes or 0) > gpu.memory_bytes - sum(fixed.values()):
+        raise InsufficientMemory(
+            _refusal(target, gpu, parallel.devices, fixed, {"KV pool as given": shares.kv_bytes or 0})
+        )
     state = math.ceil(target.recurrent_state_bytes / tp)
-    free = gpu.memory_bytes - sum(fixed.values()) - _unused(gpu, fixed, *shares)
+    free = gpu.memory_bytes - sum(fixed.values()) - shares.unused(gpu, fixed)
     fixed["recurrent_states_bytes"], most = _states(layout, state, free, max_batch_size, max_num_draft_tokens)
-    fixed["reserved_bytes"] = _unused(gpu, fixed, *shares)
+    fixed["reserved_bytes"] = shares.unused(gpu, fixed)
     free = gpu.memory_bytes - sum(fixed.values())
     slot = Slot.of(target, tp, 0 if draft is None else draft.token_bytes(tp), layout)
     page_bytes = page_size * slot.num_bytes
@@ -288,6 +314,12 @@ def kv_pool_slots(
         most_running=None if most is None else most * parallel.data,
         **fixed,
     )
+
+
+def _refuse_sizes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise InsufficientMemory(f"{name} must be at least 1, not {value}")
 
 
 def _fixed_bytes(
@@ -327,22 +359,6 @@ def _states(layout: StateLayout, state: int, free: int, rows: int, nodes: int) -
     most = max(0, min(rows, count // per_request))
     held = count + 1 + (most + 1) * drafted
     return state * max(held, 0), most
-
-
-def _unused(
-    gpu: GPU, fixed: Mapping[str, int], reserved: float, static: float | None, free: float | None, kv: int | None
-) -> int:
-    """Return the bytes that stay free beside the pool and `fixed`, by the given share or the bytes of the pool."""
-    if free is not None or kv is not None:
-        left = gpu.memory_bytes - sum(fixed.values())
-        by_share = 0 if free is None else max(0, int((1 - free) * left))
-        return by_share if kv is None else max(by_share, left - kv)
-    if static is not None:
-        rest = (1 - static) * (gpu.memory_bytes - fixed["context_bytes"])
-        return max(
-            0, int(rest) - sum(fixed[name] for name in ("activations_bytes", "hidden_states_bytes", "graphs_bytes"))
-        )
-    return int(gpu.memory_bytes * reserved)
 
 
 def _refusal(target: ModelShape, gpu: GPU, devices: int, fixed: dict[str, int], pool: dict[str, int]) -> str:

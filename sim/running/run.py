@@ -16,6 +16,7 @@ from ...core.adaptive.controller import AdaptiveMetrics
 from ...core.contract.events import EventSink
 from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.draws import request_key
+from ...core.scheduler.config import EngineConfig
 from ..actors.client import Patience, closed_loop_client, open_loop_source
 from ..actors.clock import Environment, call_at
 from ..actors.device import Truth
@@ -96,20 +97,11 @@ class Simulation:
         self._day = DayCurve(day) if day else None
         self.faults: SoundService = make_service(self.env, faults, self.assembly)
         config, pools, asked = self.assembly.spec.config, self.assembly.pools, scenario.workload.max_tokens
-        # None: each request asks for as many tokens as it emits; else a guaranteed output would be a whole context.
-        self._max_tokens = (
-            None
-            if asked == "output" or (asked is None and config.rules.guarantee_output)
-            else asked or config.context_len
-        )
+        self._max_tokens = _max_tokens_of(asked, config)
         # Without a guarantee no decision depends on it.
         self._has_fixed_lengths = asked == "output" and config.rules.guarantee_output > 0
-        needs_slots = (
-            named_slots
-            or faults is not None
-            or pools.is_disaggregated
-            or (self.assembly.spec.config.prefix_cache and contents_are_known(scenario))
-        )
+        reads_slots = pools.is_disaggregated or (config.prefix_cache and contents_are_known(scenario))
+        needs_slots = named_slots or faults is not None or reads_slots
         self._own = own
         self._has_lanes = not coupling(scenario, faults is not None)
         builder = ServiceBuilder(
@@ -281,3 +273,11 @@ def _ema_of(metrics: AdaptiveMetrics) -> Mapping[int, float]:
     """Return the EMA of each range; an empty result if the engine has verified nothing, for example a prefill
     engine."""
     return metrics.ema_accept_len if metrics.verify_calls else {}
+
+
+def _max_tokens_of(asked: int | str | None, config: EngineConfig) -> int | None:
+    """Return how many tokens each request asks for. None: as many as it emits; else a guaranteed output would be a
+    whole context."""
+    if isinstance(asked, str) or (asked is None and config.rules.guarantee_output):
+        return None
+    return asked or config.context_len

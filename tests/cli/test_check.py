@@ -234,6 +234,20 @@ def test_the_real_executor_is_checked_in_both_ways(command, theirs):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("--list", "--without", "free"), "--without: has no effect: --list leaves nothing out"),
+        (("--mutants", "--expect", "ALLOC-10=known"), "--expect: has no effect: --mutants expects nothing"),
+        (("--mutants", "--wheel", "vllm.whl", "--every-failure"), "--every-failure: has no effect: --mutants is about"),
+        (("--list", "--wheel", "vllm.whl"), "--wheel: has no effect: only other servers' components need it"),
+    ],
+)
+def test_an_option_of_a_check_beside_another_kind_of_work_is_refused(command, arguments, words):
+    outcome = command("check", *arguments)
+    assert outcome.code == 2 and words in outcome.err, outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
         (("executor", "--ops", "trion"), "--ops: 'trion' is none of host, torch, triton, which cpu has (did you mean"),
         (("executor", "--ops", "triton"), "--ops: triton on a CPU is interpreted: set TRITON_INTERPRET=1"),
         (("executor", "--device", "gpu"), "'gpu' is neither cpu nor cuda"),

@@ -30,7 +30,7 @@ from ..families import (
     ScaleKey,
     family_of,
 )
-from ..rope import read_ropes
+from ..rope import Rope, read_ropes
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -101,12 +101,20 @@ def read_fields(reader: ConfigReader, architecture: str | None) -> dict[str, Any
         **recurrent,
     }
     if latent is not None:
-        size = latent.rank + latent.rope_dim
-        config |= {"latent": latent, "num_kv_heads": 1, "head_dim": size}
-        config["attention_scale"] = (latent.nope_dim + latent.rope_dim) ** -0.5 * rope.score_factor
-        neighbours = reader.flag("rope_interleave", family.rotates_neighbours)
-        config["rope"] = replace(rope, fraction=latent.rope_dim / size, neighbours=neighbours)
+        config |= _latent_fields(latent, rope, reader.flag("rope_interleave", family.rotates_neighbours))
     return config
+
+
+def _latent_fields(latent: Latent, rope: Rope, neighbours: bool) -> dict[str, Any]:
+    """Return the fields of `ModelConfig` that latent attention gives other values."""
+    size = latent.rank + latent.rope_dim
+    return {
+        "latent": latent,
+        "num_kv_heads": 1,
+        "head_dim": size,
+        "attention_scale": (latent.nope_dim + latent.rope_dim) ** -0.5 * rope.score_factor,
+        "rope": replace(rope, fraction=latent.rope_dim / size, neighbours=neighbours),
+    }
 
 
 def _read_recurrent(reader: ConfigReader) -> dict[str, Any]:

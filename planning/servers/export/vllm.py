@@ -7,7 +7,7 @@ from typing import Any
 
 from ....core.adaptive.interchange import export_table
 from ....sim.assembly import Assembly
-from ....sim.assembly.deployment import RESERVED
+from ....sim.cost.memory import RESERVED
 from ..vllm import BLOCK_SIZE, POOLS_CONNECTOR
 from .arguments import Arguments, method_of, step_tokens, table_of
 

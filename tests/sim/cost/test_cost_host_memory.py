@@ -10,7 +10,7 @@ from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.draft import eagle3_head, multi_layer_eagle, standalone
 from foredraft.sim.cost.hardware import MIB, lookup_gpu
 from foredraft.sim.cost.host import FOREDRAFT, HOST_PRESETS, UnknownHostPreset, host_preset
-from foredraft.sim.cost.memory import GRAPH_BYTES, InsufficientMemory, kv_pool_slots
+from foredraft.sim.cost.memory import GRAPH_BYTES, InsufficientMemory, MemoryShares, kv_pool_slots
 from foredraft.sim.scenario_file import load_scenario
 
 H100 = lookup_gpu("H100")
@@ -133,31 +133,39 @@ def test_a_model_that_does_not_fit_says_what_it_needs():
 
 
 def test_the_last_two_pages_decide():
-    plan = kv_pool_slots(LLAMA, H100, reserved_fraction=0.0)
+    plan = kv_pool_slots(LLAMA, H100, shares=MemoryShares(reserved=0.0))
     needed = sum(plan.terms().values()) - plan.kv_pool_bytes
     smallest = replace(H100, memory_bytes=needed + 2 * plan.slot_bytes)
-    assert kv_pool_slots(LLAMA, smallest, reserved_fraction=0.0).slots == 1
+    assert kv_pool_slots(LLAMA, smallest, shares=MemoryShares(reserved=0.0)).slots == 1
     with pytest.raises(InsufficientMemory):
-        kv_pool_slots(LLAMA, replace(smallest, memory_bytes=smallest.memory_bytes - 1), reserved_fraction=0.0)
+        kv_pool_slots(
+            LLAMA, replace(smallest, memory_bytes=smallest.memory_bytes - 1), shares=MemoryShares(reserved=0.0)
+        )
 
 
 def test_a_static_share_is_that_of_weights_and_pool():
-    plan = kv_pool_slots(LLAMA, H100, static_fraction=0.7)
+    plan = kv_pool_slots(LLAMA, H100, shares=MemoryShares(static=0.7))
     terms = plan.terms()
     static = sum(terms[name] for name in ("target_weights", "draft_weights", "kv_pool"))
     assert static == pytest.approx(0.7 * (H100.memory_bytes - terms["context"]), abs=plan.slot_bytes)
-    crowded = kv_pool_slots(LLAMA, H100, static_fraction=0.99)
+    crowded = kv_pool_slots(LLAMA, H100, shares=MemoryShares(static=0.99))
     assert crowded.reserved_bytes == 0, "what activations and graphs need is taken from the pool"
-    assert crowded == kv_pool_slots(LLAMA, H100, reserved_fraction=0.0)
+    assert crowded == kv_pool_slots(LLAMA, H100, shares=MemoryShares(reserved=0.0))
 
 
 def test_a_free_share_is_that_of_what_all_but_the_pool_leave():
-    plan = kv_pool_slots(LLAMA, H100, free_fraction=0.9)
+    plan = kv_pool_slots(LLAMA, H100, shares=MemoryShares(free=0.9))
     terms = plan.terms()
     assert terms["kv_pool"] == pytest.approx(9 * terms["reserved"], abs=10 * plan.slot_bytes)
 
 
-@pytest.mark.parametrize("bad", [{"page_size": 0}, {"reserved_fraction": 1.0}, {"max_prefill_tokens": 0}])
+@pytest.mark.parametrize("bad", [{"page_size": 0}, {"max_prefill_tokens": 0}])
 def test_impossible_limits_are_refused(bad):
     with pytest.raises(InsufficientMemory, match=next(iter(bad))):
         kv_pool_slots(LLAMA, H100, **bad)
+
+
+@pytest.mark.parametrize("bad", [1.0, -0.1])
+def test_an_impossible_share_is_refused(bad):
+    with pytest.raises(InsufficientMemory, match=f"reserved share must be in .*{bad}"):
+        MemoryShares(reserved=bad)
