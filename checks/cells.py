@@ -32,7 +32,7 @@ class MatrixCell:
     policy: str = _dimension("fixed", "ema", "goodput", "ranges")
     chunk_size: int = _dimension(3, 8, 64, usual=64)
     mixed: bool = _dimension(True, False)
-    block_rounds: int = _dimension(1, 3, 8, 32)
+    multi_step_rounds: int = _dimension(1, 3, 8, 32)
     pool: str = _dimension("roomy", "tight", "tiny")
     disturbance: str = _dimension("none", "abort", "retract", "all")
     prefixes: str = _dimension("none", "shared", "namespaces")

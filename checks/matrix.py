@@ -126,7 +126,7 @@ def config_of(cell: MatrixCell, algorithm: SpecAlgorithm, controller: AdaptiveCo
         mixed=cell.mixed,
         prefix_cache=cell.cache,
         rules=OurRules(watermark=0.02),
-        block_rounds=cell.block_rounds,
+        multi_step_rounds=cell.multi_step_rounds,
         preempt=cell.priorities == "preempt",
         ageing_bound=3,
         track_tokens=True,
@@ -224,8 +224,9 @@ def run_cell(cell: MatrixCell) -> CellReport:
     )
 
 
-def run_cell_in_blocks(cell: MatrixCell) -> int:
-    """Check SIM-12 for one cell: run the same history in blocks and singly. Returns how many blocks there were."""
+def run_cell_in_multi_steps(cell: MatrixCell) -> int:
+    """Check SIM-12 for one cell: run the same history in multi-steps and singly. Returns how many multi-steps there
+    were."""
     dice = Dice(cell.seed * 1_000_003 + 29)
     if cell.stops == "strings":
         cell = replace(cell, stops="tokens")
@@ -237,10 +238,10 @@ def run_cell_in_blocks(cell: MatrixCell) -> int:
             DriverOperation(dice.below(80), None, request.request_id) for request in requests if dice.chance(40)
         ]
     histories = []
-    for rounds in (max(cell.block_rounds, 2), 1):
-        # Blocks need free memory, so every pool is one size larger; with stop strings there are none.
+    for rounds in (max(cell.multi_step_rounds, 2), 1):
+        # Multi-steps need free memory, so every pool is one size larger; with stop strings there are none.
         pool = {"tiny": "tight", "tight": "roomy", "roomy": "vast"}[cell.pool]
-        engine, executor, _ = build_cell(replace(cell, block_rounds=rounds, pool=pool))
+        engine, executor, _ = build_cell(replace(cell, multi_step_rounds=rounds, pool=pool))
         histories.append(UnitClock(engine, executor, operations).run())
     compare_histories(*histories)
     return histories[0].blocks
@@ -273,7 +274,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="equal seeds give equal cells; default: %(default)s")
     parser.add_argument("--algorithm", help="draw random cells of this algorithm only (built in or from a plugin)")
     parser.add_argument("--pairwise", action="store_true", help="run the pairwise cover instead of random cells")
-    parser.add_argument("--blocks", action="store_true", help="compare blocks of rounds with single rounds instead")
+    parser.add_argument("--blocks", action="store_true", help="compare multi-steps with single rounds instead")
     parser.add_argument("--cell", help="run one cell, as a failure prints it")
     options = parser.parse_args(arguments)
     begin = time.perf_counter()
@@ -289,7 +290,7 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(str(error))
         cells = random_cells(options.cells, options.seed, fixed)
     if options.blocks:
-        failures, blocks = run_cells(cells, run=run_cell_in_blocks)
+        failures, blocks = run_cells(cells, run=run_cell_in_multi_steps)
         print(f"{len(blocks)} cells equal, {len(failures)} differ: {sum(blocks)} blocks", end=" ")
         print(f"in {time.perf_counter() - begin:.1f} s")
         return 1 if failures else 0

@@ -184,7 +184,8 @@ def request_parameters() -> str:
 
 
 def joint_rules() -> str:
-    """Return the joint rules of `core/scheduler/life.py` as a table: response outside and inside a running block."""
+    """Return the joint rules of `core/scheduler/life.py` as a table: response outside and inside a running
+    multi-step."""
     states = list(next(iter(JOINT_RULES.values())))
     rows = ["| state | " + " | ".join(demand.value.replace("_", " ") for demand in JOINT_RULES) + " |"]
     rows.append("| --- " * (len(JOINT_RULES) + 1) + "|")
@@ -192,7 +193,9 @@ def joint_rules() -> str:
         cells = []
         for rules in JOINT_RULES.values():
             outside, inside = (None if response is None else response.value for response in rules[state])
-            cells.append((outside or "–") if inside in (None, outside) else f"{outside}; in a running block {inside}")
+            cells.append(
+                (outside or "–") if inside in (None, outside) else f"{outside}; in a running multi-step {inside}"
+            )
         rows.append(f"| {state.value} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core.contract.request import GREEDY, Request, SamplingParams
-from ..core.contract.step import BlockEnd, DecodeResult, FailureCause, PrefillResult, Step, StepFailure, StepResult
+from ..core.contract.step import DecodeResult, FailureCause, MultiStepEnd, PrefillResult, Step, StepFailure, StepResult
 from ..core.errors import ForedraftError
 from ..core.prompt import NO_TOKENS, Prompt
 from .encoding import DIGITS
@@ -116,7 +116,7 @@ def _decode_rounds(record: Mapping[str, Any], step: Step) -> DecodeResult | None
             raise MalformedRecord(f"{len(flat)} tokens, expected {emitted.sum()}, the sum of lens")
         tokens = np.full((rounds, batch_size, width), -1, dtype=np.int64)
         tokens[emitted] = flat
-    end = BlockEnd(record.get("end", BlockEnd.MAX_ROUNDS.value))
+    end = MultiStepEnd(record.get("end", MultiStepEnd.MAX_ROUNDS.value))
     return DecodeResult(rounds, lens, stop_index, ended, end, tokens)
 
 

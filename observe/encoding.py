@@ -53,7 +53,7 @@ from ..core.contract.events import (
     Submitted,
 )
 from ..core.contract.request import GREEDY, FinishedRequest, FinishReason, Request
-from ..core.contract.step import BlockEnd, DecodeResult, StepResult, TableWrites
+from ..core.contract.step import DecodeResult, MultiStepEnd, StepResult, TableWrites
 
 DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DIGITS = np.frombuffer(DIGITS, dtype=np.uint8)
@@ -284,8 +284,8 @@ def _encode_decode(decode: DecodeResult) -> str:
             text += f',"stops":{_dumps(stops.tolist())}'
     if _TRUE in decode.ended.tobytes():
         text += f',"ended":{_dumps(np.flatnonzero(decode.ended).tolist())}'
-    if decode.block_end is not BlockEnd.MAX_ROUNDS:
-        text += f',"end":"{decode.block_end.value}"'
+    if decode.multi_step_end is not MultiStepEnd.MAX_ROUNDS:
+        text += f',"end":"{decode.multi_step_end.value}"'
     if decode.tokens is not None:
         emitted = np.arange(decode.tokens.shape[2]) < decode.accept_lens[:, :, None]
         text += f',"tokens":{_dumps(decode.tokens[emitted].tolist())}'

@@ -152,7 +152,9 @@ def open_arms(
     A step is one round, as the simulator charges the host's time for each of them. Raises ConfigError and other
     ForedraftErrors before a weight is read.
     """
-    plans = {name: plan_session(replace(given, block_rounds=1), longest_request) for name, given in options.items()}
+    plans = {
+        name: plan_session(replace(given, multi_step_rounds=1), longest_request) for name, given in options.items()
+    }
     for name, plan in plans.items():
         if plan.algorithm.drafter is Drafter.LOOKUP:
             message = f"{name}: {plan.algorithm.name} drafts on the host, by what the text repeats; its times depend on the text"

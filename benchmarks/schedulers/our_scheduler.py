@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from foredraft.core.contract.events import Event, Planned
 from foredraft.core.contract.request import Request, first_stop_token
-from foredraft.core.contract.step import BlockEnd, DecodeResult, DecodeStep, PrefillResult, Step, StepResult
+from foredraft.core.contract.step import DecodeResult, DecodeStep, MultiStepEnd, PrefillResult, Step, StepResult
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.engine import Engine
 from foredraft.core.scheduler.rules import ServerRules, settings_of
@@ -40,7 +40,7 @@ def make_engine(server: str, workload: Workload, **changes: Any) -> Engine:
         "chunk_size": workload.budget,
         "max_step_tokens": workload.budget,
         "prefix_cache": workload.caches,
-        "block_rounds": 1,
+        "multi_step_rounds": 1,
     }
     speculation = {"algorithm": ALGORITHMS[workload.method], "policy": "fixed", "steps": workload.steps}
     scenario = scenario_from_dict(
@@ -143,4 +143,4 @@ class OurRun:
             lens[0, i], tokens[0, i, : len(run)] = len(run), run
             stops[0, i] = first_stop_token(np.array(run), (STOP_TOKEN,))
         ended = np.zeros(len(step.rows), dtype=bool)
-        return DecodeResult(1, lens, stops if (stops >= 0).any() else None, ended, BlockEnd.MAX_ROUNDS, tokens)
+        return DecodeResult(1, lens, stops if (stops >= 0).any() else None, ended, MultiStepEnd.MAX_ROUNDS, tokens)

@@ -38,12 +38,12 @@ NONE = ("speculation.algorithm=NONE",)
 CHAIN = ("speculation.policy=fixed", "speculation.steps=3")
 SYNCHRONOUS = "engine.mode=synchronous"
 HOUR = {  # run -> its settings, and what it should take
-    "single rounds, synchronous": ((*NONE, SYNCHRONOUS, "engine.block_rounds=1"), "≤ 25 s, 300 MB"),
-    "blocks, synchronous": ((*NONE, SYNCHRONOUS), "≤ 6 s"),
-    "single rounds, overlap": ((*NONE, "engine.block_rounds=1"), "≤ 25 s"),
-    "blocks, overlap": (NONE, "≤ 12 s"),
-    "chain of 3, blocks, synchronous": ((*CHAIN, SYNCHRONOUS), "≤ 10 s"),
-    "chain of 3, blocks, overlap": (CHAIN, ""),
+    "single rounds, synchronous": ((*NONE, SYNCHRONOUS, "engine.multi_step_rounds=1"), "≤ 25 s, 300 MB"),
+    "multi-steps, synchronous": ((*NONE, SYNCHRONOUS), "≤ 6 s"),
+    "single rounds, overlap": ((*NONE, "engine.multi_step_rounds=1"), "≤ 25 s"),
+    "multi-steps, overlap": (NONE, "≤ 12 s"),
+    "chain of 3, multi-steps, synchronous": ((*CHAIN, SYNCHRONOUS), "≤ 10 s"),
+    "chain of 3, multi-steps, overlap": (CHAIN, ""),
 }
 SHORT_REQUESTS = (
     "workload.rate=150",

@@ -15,7 +15,7 @@ import pytest
 from foredraft.core.adaptive import build_controller
 from foredraft.core.algorithm.builtin import Eagle3
 from foredraft.core.contract.request import Request
-from foredraft.core.contract.step import BlockEnd, DecodeResult, PrefillResult, StepResult
+from foredraft.core.contract.step import DecodeResult, MultiStepEnd, PrefillResult, StepResult
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.engine import Engine
@@ -26,7 +26,7 @@ class Rounds:
 
     def __init__(self, batch_size: int) -> None:
         config = EngineConfig(
-            num_pages=4_000_000, context_len=60_000, max_running=batch_size, chunk_size=1 << 20, block_rounds=1
+            num_pages=4_000_000, context_len=60_000, max_running=batch_size, chunk_size=1 << 20, multi_step_rounds=1
         )
         self.engine = Engine(config, Eagle3(), build_controller("ema"))
         for i in range(batch_size):
@@ -52,7 +52,7 @@ class Rounds:
         step = self._launched.popleft()
         lens = self._lens[step.decode.steps][self._number % 64]
         self._number += 1
-        decode = DecodeResult(1, lens, None, self._no_row_ended, BlockEnd.MAX_ROUNDS)
+        decode = DecodeResult(1, lens, None, self._no_row_ended, MultiStepEnd.MAX_ROUNDS)
         self.result = StepResult(step.step_id, None, decode, self._end)
 
     def commit_and_plan(self) -> None:

@@ -15,7 +15,7 @@ from ...core.adaptive.policy import FixedPolicy
 from ...core.algorithm.algorithm import NO_SPECULATION, SpecAlgorithm
 from ...core.algorithm.builtin import Eagle, Standalone
 from ...core.contract.request import GREEDY, FinishedRequest, Request, SamplingParams
-from ...core.contract.step import BlockEnd, DecodeResult, FailureCause, PrefillResult, Step, StepFailure, StepResult
+from ...core.contract.step import DecodeResult, FailureCause, MultiStepEnd, PrefillResult, Step, StepFailure, StepResult
 from ...core.contract.text import TextDecoder
 from ...core.errors import InvariantViolation
 from ...core.prompt import Prompt
@@ -236,7 +236,7 @@ class CoreEngine:
             np.array(lens, dtype=np.int32).reshape(rounds, rows),
             stop_index,
             np.zeros(rows, dtype=bool),
-            BlockEnd.ASKED,
+            MultiStepEnd.ASKED,
             np.array([_wide(run, width, -1) for run in columns]).reshape(rounds, rows, width),
             outputs,
         )
@@ -302,7 +302,7 @@ def _engine_config(config: ServingConfig) -> EngineConfig:
         mixed=config.mixed,
         prefix_cache=config.prefix_cache,
         host_pages=config.host_pages,
-        block_rounds=config.block_rounds,
+        multi_step_rounds=config.multi_step_rounds,
         preempt=config.preempt,
         ageing_bound=config.ageing,
         track_tokens=True,

@@ -15,7 +15,7 @@ from ...core.algorithm.arrival import DraftPayload
 from ...core.algorithm.registry import get_algorithm
 from ...core.contract.outcomes import CommitOutcome
 from ...core.contract.request import FinishReason, Request
-from ...core.contract.step import BlockEnd, DecodeResult, FailureCause, PrefillResult, Step, StepFailure, StepResult
+from ...core.contract.step import DecodeResult, FailureCause, MultiStepEnd, PrefillResult, Step, StepFailure, StepResult
 from ...core.errors import InvariantViolation
 from ...core.handoff import DecodeSide, HandoffTiming, PageFormat, PageSeal, PrefillSide, SendPages, WritePage
 from ...core.handoff.messages import Page, encode
@@ -77,7 +77,7 @@ class CountingWorker:
             for key in keys:
                 self.remaining[key] = max(self.remaining[key] - 1, 0)
             ones = np.ones((1, len(keys)), dtype=np.int32)
-            end = BlockEnd.REQUEST_ENDED if ended.any() else BlockEnd.MAX_ROUNDS
+            end = MultiStepEnd.REQUEST_ENDED if ended.any() else MultiStepEnd.MAX_ROUNDS
             tokens = np.full((1, len(keys), 1), OUTPUT_TOKEN, dtype=np.int64)
             decode = DecodeResult(1, ones, None, ended, end, tokens)
         return StepResult(step.step_id, prefill, decode, np.zeros(1, dtype=np.int64))
@@ -134,7 +134,7 @@ class HandoffTransport:
             overlap=overlap,
             max_running=MAX_RUNNING,
             chunk_size=self.config.chunk_size,
-            block_rounds=1,
+            multi_step_rounds=1,
             rules=OurRules(watermark=0.0),
             track_tokens=True,
             role=role,

@@ -29,7 +29,7 @@ class ControllerAdapter:
     def observe(self, correct_drafts: Sequence[float], batch_size: int, executed_steps: int) -> None:
         self.controller.on_verify_complete(correct_drafts, batch_size, executed_steps)
 
-    def observe_block(self, correct_drafts: Sequence[Sequence[int]], batch_size: int, executed_steps: int) -> None:
+    def observe_multi_step(self, correct_drafts: Sequence[Sequence[int]], batch_size: int, executed_steps: int) -> None:
         self.controller.on_verify_rounds(np.array(correct_drafts), batch_size, executed_steps)
 
     def state(self) -> dict[str, object]:
@@ -88,7 +88,7 @@ def make_goodput(config: StepControllerConfig) -> ControllerAdapter:
     return ControllerAdapter(build_controller("goodput", table, cost_table=costs))
 
 
-EACH = ("inspection", "counters", "blocks", "sizing", "runtime", "misuse")
+EACH = ("inspection", "counters", "multi_steps", "sizing", "runtime", "misuse")
 make_fixed.capabilities = StepControllerCapabilities.of(EACH)
 make_ema.capabilities = StepControllerCapabilities.of(
     (*EACH, "adaptive", "averages", "average_rule", "probes", "settles", "reload")

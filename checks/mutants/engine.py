@@ -310,7 +310,7 @@ says.
     CoreEngine.plan:
         config, requests = self.engine.config, self.engine.requests.live.values()
         ends_soon = any(STOP in self.texts[r.request.request_id].tokens[r.prompt_len : r.prompt_len + 4] for r in requests)
-        self.engine.config = replace(config, block_rounds=min(config.block_rounds, 2)) if ends_soon else config
+        self.engine.config = replace(config, multi_step_rounds=min(config.multi_step_rounds, 2)) if ends_soon else config
         answer = good(self)
         self.engine.config = config
         return answer

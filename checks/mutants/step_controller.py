@@ -355,7 +355,7 @@ class WeighsTheFirstTwice(AcceptanceEstimate):
         super().add([2 * count for count in counts] if is_first else counts)
 
 
-BLOCKS = Defects("step-controller", make_fixed, ("blocks", "counters"))
+BLOCKS = Defects("step-controller", make_fixed, ("multi_steps", "counters"))
 
 
 @BLOCKS.breaks("STEPS-10")

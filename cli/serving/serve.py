@@ -183,7 +183,7 @@ def _session_of(model: Path, session: Mapping[str, Any], seed: int | None) -> Se
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions
 
-    return SessionOptions(local_checkpoint(model), **session_values(session), seed=seed or 0, block_rounds=1)
+    return SessionOptions(local_checkpoint(model), **session_values(session), seed=seed or 0, multi_step_rounds=1)
 
 
 def _given(model: Path | None) -> Path:

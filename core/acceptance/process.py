@@ -2,7 +2,7 @@
 
 A process answers one question. *If a round of request r starts at output position x, how many drafts in a row would
 verification accept?* A round of S steps accepts min(run, S). Every answer is a pure function of (seed, request, output
-position). So the answers do not depend on the step count, the batch or the block length.
+position). So the answers do not depend on the step count, the batch or the multi-step length.
 
 `GaussianAcceptance` is the general process. One latent quality decides a run:
 

@@ -241,7 +241,7 @@ class AdaptiveController:
         self.policy.observe(counts, total, rows, bs, executed_steps)
 
     def on_verify_rounds(self, correct_drafts: np.ndarray, bs: int, executed_steps: int) -> None:
-        """Count the verify results of a block, int [rounds, rows], as `on_verify_complete` does one by one.
+        """Count the verify results of a multi-step, int [rounds, rows], as `on_verify_complete` does one by one.
 
         A fixed policy learns nothing from them, so they are counted at once.
         """

@@ -102,7 +102,8 @@ class GoodputPolicy:
 
     def steps_for(self, batch_size: int, kv_tokens: int) -> int:
         if self._kv_fold != self._folds:
-            # Only the first round after a fold tells the context length: rounds inside a block are not seen singly.
+            # Only the first round after a fold tells the context length: rounds inside a multi-step are not seen
+            # singly.
             self._kv_fold = self._folds
             self._rates.kv_per_row = float(kv_tokens / max(batch_size, 1))
         cell = self._cell_of.get(batch_size) or self._find_cell(batch_size)

@@ -10,16 +10,17 @@ from .request import FinishedRequest
 
 
 class SubmitOutcome(NamedTuple):
-    """`refusal` is empty if the request was queued. `replan`: a new plan could differ, so stop the running block."""
+    """`refusal` is empty if the request was queued. `replan`: a new plan could differ, so stop the running
+    multi-step."""
 
     refusal: str
     replan: bool
 
 
 class AbortOutcome(NamedTuple):
-    """`finished` is None if no live request has that id (it may have ended just before), or if a block of rounds is
-    running. Such a request ends when the block is committed, because only then the engine knows what the block's
-    earlier rounds delivered."""
+    """`finished` is None if no live request has that id (it may have ended just before), or if a multi-step is
+    running. Such a request ends when the multi-step is committed, because only then the engine knows what the
+    multi-step's earlier rounds delivered."""
 
     finished: FinishedRequest | None
     replan: bool

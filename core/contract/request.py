@@ -1,6 +1,6 @@
 """What a client asks for, what it gets, and the rule that says when its request ends.
 
-Every executor uses this rule to end a block of rounds, and the engine uses it to finish the request. A verify round
+Every executor uses this rule to end a multi-step, and the engine uses it to finish the request. A verify round
 emits a *run* of `accept_lens` tokens for a row. The run is cut by the first stop inside it and by what is left of
 `max_tokens`, whichever comes first; a stop on the very last allowed token is a stop.
 """

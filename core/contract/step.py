@@ -153,7 +153,7 @@ class Step:
         return self.decode.max_rounds if self.decode is not None else 1
 
 
-class BlockEnd(Enum):
+class MultiStepEnd(Enum):
     """Why a decode step returned."""
 
     MAX_ROUNDS = "max_rounds"
@@ -179,7 +179,7 @@ class DecodeResult:
     accept_lens: Int32Array  # int32 [rounds, bs]: accepted nodes with the bonus token, 1 … width
     stop_index: Int32Array | None  # int32 [rounds, bs]: first stop inside the run, −1 none; None if no row met one
     ended: BoolArray  # bool [bs]: the row met its end (stop or length) in the last round
-    block_end: BlockEnd
+    multi_step_end: MultiStepEnd
     tokens: Int64Array | None = None  # int64 [rounds, bs, width]: emitted tokens, −1 past the end
     outputs: tuple[dict[str, np.ndarray], ...] | None = None  # per round: user outputs [bs, width, …]
 
@@ -219,18 +219,18 @@ class RoundRecord:
 
     def result(self, max_rounds: int) -> DecodeResult:
         assert self.ended is not None, "a step has at least one round"
-        block_end = BlockEnd.ASKED
+        multi_step_end = MultiStepEnd.ASKED
         if self.ended.any():
-            block_end = BlockEnd.REQUEST_ENDED
+            multi_step_end = MultiStepEnd.REQUEST_ENDED
         elif self.rounds == max_rounds:
-            block_end = BlockEnd.MAX_ROUNDS
+            multi_step_end = MultiStepEnd.MAX_ROUNDS
         stops = np.stack(self.stop_index)
         return DecodeResult(
             rounds=self.rounds,
             accept_lens=np.stack(self.accept_lens),
             stop_index=stops if (stops >= 0).any() else None,
             ended=self.ended,
-            block_end=block_end,
+            multi_step_end=multi_step_end,
             tokens=np.stack(self.tokens),
             outputs=tuple(self.outputs),
         )

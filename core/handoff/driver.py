@@ -52,7 +52,7 @@ class Transport(Protocol):
         """Take a transfer that has ended on this side."""
 
     def flush(self, replan: bool) -> None:
-        """Note that all actions are carried out. With `replan`, stop the running block of rounds, because a new plan
+        """Note that all actions are carried out. With `replan`, stop the running multi-step, because a new plan
         could differ."""
 
 

@@ -195,7 +195,7 @@ class HandoffSide(Generic[TransferT, PagesT]):
         return outcomes
 
     def take_replan(self) -> bool:
-        """Return whether the running block of rounds should be stopped, since a new plan could differ."""
+        """Return whether the running multi-step should be stopped, since a new plan could differ."""
         replan, self._replan = self._replan, False
         return replan
 

@@ -59,12 +59,12 @@ def reserve_per_decode(alloc_len: int, overlap: bool) -> int:
 
     In overlap mode the round before has not been seen yet and may still write L slots of its own.
     """
-    return reserve_per_block(alloc_len, max_rounds=1, rounds_in_flight=1 if overlap else 0)
+    return reserve_per_multi_step(alloc_len, max_rounds=1, rounds_in_flight=1 if overlap else 0)
 
 
-def reserve_per_block(alloc_len: int, max_rounds: int, rounds_in_flight: int) -> int:
-    """Return what a block of `max_rounds` rounds reserves past the committed length while `rounds_in_flight` are in
-    flight.
+def reserve_per_multi_step(alloc_len: int, max_rounds: int, rounds_in_flight: int) -> int:
+    """Return what a multi-step of `max_rounds` rounds reserves past the committed length while `rounds_in_flight` are
+    in flight.
 
     The caller limits it to the width of the row.
     """

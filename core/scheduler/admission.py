@@ -3,7 +3,7 @@
 At most one prompt is in progress between steps. It gets the whole chunk budget until it is done; then the next request
 in the queue gets the budget. A request enters when there are a row and the slots that the rules of the server ask for
 (`rules/room.py`). A refused request is not tried again before an event that may have made room
-(`ServerRules.retries_after_departure`). That a guaranteed share falls is no such event, so blocks of rounds may run
+(`ServerRules.retries_after_departure`). That a guaranteed share falls is no such event, so multi-steps may run
 while a request waits.
 """
 
@@ -75,7 +75,7 @@ class Admission:
     def could_enter_before_commit(self, record: RequestRecord) -> bool:
         """Return whether a plan could admit this newcomer before any commit. The answer may be True by mistake.
 
-        The method does not look at memory, because a running block holds more of it than its single rounds would.
+        The method does not look at memory, because a running multi-step holds more of it than its single rounds would.
         """
         if self.requests.waiting.head is not record or self.head_cannot_enter:
             return False
@@ -124,7 +124,7 @@ class Admission:
     def pass_rounds(self, flight: StepInFlight, counted: CountedRounds, rounds: int) -> None:
         """Take note of the committed rounds of a step: they end a pause, and the guaranteed share falls.
 
-        The share falls by single rounds also where these ran in a block. It does not fall in a step with a prompt.
+        The share falls by single rounds also where these ran in a multi-step. It does not fall in a step with a prompt.
         """
         if counted.present.last.any():
             self.requests.pause.pass_event(PauseEnd.COMMIT)

@@ -45,7 +45,7 @@ class EngineConfig:
     host_pages: int = 0  # pages of host memory behind the prefix cache; the executor must copy them (`Join.num_loaded`)
     eviction_policy: str = "lru"
     rules: ServerRules = field(default_factory=OurRules)  # those in which servers differ
-    block_rounds: int = 32  # most rounds of one step; 1: single rounds
+    multi_step_rounds: int = 32  # most rounds of one step; 1: single rounds
     preempt: bool = False  # retract a strictly lower priority to let a greater one in
     ageing_bound: int = 256  # how often a request may be overtaken by later ones of greater priority
     request_slots: int = 0  # slots that a request takes beside those of its tokens while it has a row: its states
@@ -91,7 +91,7 @@ class EngineConfig:
             "page_size": 1,
             "max_running": 1,
             "chunk_size": 1,
-            "block_rounds": 1,
+            "multi_step_rounds": 1,
             "ageing_bound": 1,
         }
         for key, minimum in least.items():

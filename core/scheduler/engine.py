@@ -84,7 +84,8 @@ class Engine:
     # -- requests come and go -------------------------------------------------------------------------------------
 
     def submit(self, request: Request, now_ns: int) -> SubmitOutcome:
-        """Queue a request, or refuse it. `replan` in the outcome: a plan could admit it, so a block should stop."""
+        """Queue a request, or refuse it. `replan` in the outcome: a plan could admit it, so a multi-step should
+        stop."""
         refusal = self.requests.refusal(request) or self.admission.refusal(request) or self.output.refusal(request)
         if self.is_idle:
             self.admission.room.share.reset()
@@ -93,7 +94,8 @@ class Engine:
         return SubmitOutcome(refusal, replan=record is not None and self.admission.could_enter_before_commit(record))
 
     def abort(self, request_id: str, now_ns: int) -> AbortOutcome:
-        """Give a live request up in any state. In a running block it ends with the block, else now. Idempotent."""
+        """Give a live request up in any state. In a running multi-step it ends with the multi-step, else now.
+        Idempotent."""
         self.emit(Aborted(now_ns, request_id))
         record = self.requests.live.get(request_id)
         if record is None or record.state is RequestState.LEAVING:
@@ -102,7 +104,8 @@ class Engine:
         return AbortOutcome(self.requests.give_up(record, FinishReason.ABORT), could_change_the_plan)
 
     def request_retraction(self, request_id: str, now_ns: int) -> bool:
-        """Retract a running request in the first plan after its block. Returns whether it runs: then stop the block."""
+        """Retract a running request in the first plan after its multi-step. Returns whether it runs: then stop the
+        multi-step."""
         self.emit(RetractionAsked(now_ns, request_id))
         return self.requests.demand_retraction(request_id)
 
@@ -147,7 +150,7 @@ class Engine:
         return chunks, joins, planned
 
     def _plan_rounds(self) -> PlannedRounds | None:
-        """Reserve the next decode round or block. While not even one round fits, retract a request."""
+        """Reserve the next decode round or multi-step. While not even one round fits, retract a request."""
         running = self.requests.running
         while len(self.rounds.rows):
             planned = self.rounds.reserve(self.requests.in_flight.num_rounds, self._max_rounds())
@@ -163,16 +166,16 @@ class Engine:
     def _max_rounds(self) -> int:
         """Return the most rounds before the next decision. `DecodeRounds.reserve` may allow fewer."""
         must_decide_each_round = (
-            self.config.block_rounds == 1
+            self.config.multi_step_rounds == 1
             or self.rounds.num_with_stop_strings > 0  # only the host sees where a stop string ends a request
             or self.requests.is_admission_paused
             or self.requests.retraction_demands
             or self.recovery.limits.are_reduced
             or self.requests.in_progress is not None  # a prompt chunk comes next
-            or any(flight.step.max_rounds > 1 for flight in self.requests.in_flight)  # at most one block in flight
+            or any(flight.step.max_rounds > 1 for flight in self.requests.in_flight)  # at most one multi-step in flight
             or self.admission.head_could_enter_soon()
         )
-        return 1 if must_decide_each_round else self.config.block_rounds
+        return 1 if must_decide_each_round else self.config.multi_step_rounds
 
     def _launch(self, chunks: list[Chunk], joins: list[Join], planned: PlannedRounds | None) -> Step:
         received, arrivals = self.transfers.take_joined()  # requests whose prompts a prefill engine has computed

@@ -167,10 +167,10 @@ class StepsInFlight(deque[StepInFlight]):
                 return flight.step.step_id
         return 0
 
-    def runs_block_of(self, row: int) -> bool:
-        """Return whether the oldest step is a block with rounds of `row`.
+    def runs_multi_step_of(self, row: int) -> bool:
+        """Return whether the oldest step is a multi-step with rounds of `row`.
 
-        A block has not begun if another step is in flight before it.
+        A multi-step has not begun if another step is in flight before it.
         """
         decode = self[0].step.decode if self else None
         return decode is not None and decode.max_rounds > 1 and row in decode.rows

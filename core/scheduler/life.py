@@ -13,12 +13,12 @@ these states change, and when a row that a transfer holds is released (`transfer
 `TRANSITIONS` says which event is possible in which state. `RequestRecord.advance` asks it first: a refused event
 changes nothing.
 
-A demand (finish, give up, retract) may come while steps are in flight. Outside a block it takes effect at once: the
-engine drops the results that a step in flight still computes for the request, and the row's slots stay fenced until the
-step is committed. Inside a running *block* it waits, because the rounds before the last one are delivered as if
-committed singly, and their number is known only when the block ends. Until then a request that is given up is LEAVING.
-`JOINT_RULES` says for every state what a demand does, outside a running block and inside one. `Requests` applies them
-until a rule does not change the state.
+A demand (finish, give up, retract) may come while steps are in flight. Outside a multi-step it takes effect at once:
+the engine drops the results that a step in flight still computes for the request, and the row's slots stay fenced until
+the step is committed. Inside a running *multi-step* it waits, because the rounds before the last one are delivered as
+if committed singly, and their number is known only when the multi-step ends. Until then a request that is given up is
+LEAVING. `JOINT_RULES` says for every state what a demand does, outside a running multi-step and inside one. `Requests`
+applies them until a rule does not change the state.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RequestState(_Key):
     WAITING = "waiting"
     PREFILL = "prefill"  # has a row; chunks of its prompt are planned or still to come
     DECODE = "decode"  # its last chunk is launched: it takes part in decode rounds
-    LEAVING = "leaving"  # aborted or failed; ends when the running block is committed or lost
+    LEAVING = "leaving"  # aborted or failed; ends when the running multi-step is committed or lost
     TRANSFERRING = "transferring"  # has a row, and its KV is on its way to or from that row
     TRANSFERRED = "transferred"
     FINISHED = "finished"
@@ -66,7 +66,7 @@ class RequestEvent(_Key):
     RESERVE = "reserve"  # decode side: given a row for KV that is still to arrive
     JOIN = "join"  # decode side: the KV has arrived and is verified
     RETRACT = "retract"  # gives row and slots back and waits again
-    LEAVE = "leave"  # must end, but a block of rounds is running
+    LEAVE = "leave"  # must end, but a multi-step is running
     FINISH = "finish"  # stop or length
     ABORT = "abort"  # the client gave the request up
     FAIL = "fail"  # an executor's error for this request alone, or its transfer failed
@@ -133,12 +133,12 @@ class Response(Enum):
     END = "end"  # the request ends for the reason that was given; its row is closed behind its fence
     LEAVE = "leave"  # the request takes part in no later plan
     RETRACT = "retract"  # the row is closed behind its fence, the request waits again
-    WAIT = "wait"  # no effect until the block is committed or lost
+    WAIT = "wait"  # no effect until the multi-step is committed or lost
     DROP = "drop"  # the demand is forgotten
 
 
 class JointRule(NamedTuple):
-    """The response outside and inside a running block; None: this combination is impossible."""
+    """The response outside and inside a running multi-step; None: this combination is impossible."""
 
     outside: Response | None
     inside: Response | None
@@ -149,13 +149,13 @@ JOINT_RULES: dict[Demand, dict[RequestState, JointRule]] = {
     Demand.FINISH: {
         S.WAITING: JointRule(R.END, R.END),  # its last token came late (`ServerRules.delivers_late_tokens`)
         S.PREFILL: JointRule(None, None),
-        S.DECODE: JointRule(R.END, R.END),  # the step before the block ended it: the block's results are dropped
+        S.DECODE: JointRule(R.END, R.END),  # the step before the multi-step ended it: what follows is dropped
         S.LEAVING: JointRule(None, None),
         S.TRANSFERRING: JointRule(R.END, None),
     },
     Demand.GIVE_UP: {
         S.WAITING: JointRule(R.END, None),
-        S.PREFILL: JointRule(R.END, None),  # a step with chunks is no block
+        S.PREFILL: JointRule(R.END, None),  # a step with chunks is no multi-step
         S.DECODE: JointRule(R.END, R.LEAVE),
         S.LEAVING: JointRule(R.END, R.WAIT),
         S.TRANSFERRING: JointRule(R.END, None),
@@ -163,7 +163,7 @@ JOINT_RULES: dict[Demand, dict[RequestState, JointRule]] = {
     Demand.RETRACT: {
         S.WAITING: JointRule(R.DROP, None),  # it holds no memory that it could give back
         S.PREFILL: JointRule(R.RETRACT, None),
-        S.DECODE: JointRule(R.RETRACT, R.WAIT),  # the tokens of its rounds are known when the block is committed
+        S.DECODE: JointRule(R.RETRACT, R.WAIT),  # the tokens of its rounds are known when the multi-step is committed
         S.LEAVING: JointRule(R.DROP, R.DROP),  # it gives its memory back when it ends
         S.TRANSFERRING: JointRule(R.DROP, None),  # its KV is being read or written
     },

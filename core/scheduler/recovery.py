@@ -13,7 +13,7 @@ device is quiet. The next attempt demands less of the device:
 
 Requests without a committed step since they entered are the first suspects. The engine tries them before the others,
 and by themselves. The limits are a pure function of failures and commits. While they are reduced the engine plans
-single rounds only, so a block never hides a commit.
+single rounds only, so a multi-step never hides a commit.
 """
 
 from __future__ import annotations

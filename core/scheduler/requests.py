@@ -4,7 +4,7 @@
  waiting ──admit──► running (in_progress while its prompt has chunks left) ──end──► gone
     ▲                  │   │ ▲
     └─────retract──────┘   │ └─join── transferring ◄─hand_over── running of a prefill engine; rows whose KV travels
-                           └─leave──► leaving                    rows that end when the running block is committed
+                           └─leave──► leaving                    rows that end when the running multi-step is committed
 ```
 
 A request's place follows from its state (`life.py`), and `_advance` changes both together. Steps in flight are kept
@@ -256,7 +256,7 @@ class Requests:
         return self._apply_rules(record, Demand.GIVE_UP)
 
     def end_leaving(self) -> list[FinishedRequest]:
-        """End the leaving requests whose block is no longer running."""
+        """End the leaving requests whose multi-step is no longer running."""
         ends = [self._apply_rules(record, Demand.GIVE_UP) for record in list(self.leaving.values())]
         return [finished for finished in ends if finished is not None]
 
@@ -264,7 +264,7 @@ class Requests:
         """Apply joint rules until a rule does not change the state. Returns the finished request if it ended."""
         while True:
             rule = JOINT_RULES[demand][record.state]
-            is_inside = not self.steps_are_lost and self.in_flight.runs_block_of(record.row)
+            is_inside = not self.steps_are_lost and self.in_flight.runs_multi_step_of(record.row)
             response = rule.inside if is_inside else rule.outside
             assert response is not None, (
                 f"{record.request.request_id!r} is {record.state.value} and cannot {demand.value}"
@@ -345,7 +345,7 @@ class Requests:
     def begin_commit(self, result: StepResult) -> tuple[StepInFlight, list[FinishedRequest]]:
         """Take the oldest step out of flight.
 
-        Requests that the executor reports as failed end, or leave if the step is a block.
+        Requests that the executor reports as failed end, or leave if the step is a multi-step.
         """
         flight = self.in_flight.oldest(result.step_id, "result")
         assert (result.prefill is None) == (flight.step.prefill is None), "a result has the parts of its step"
@@ -372,7 +372,7 @@ class Requests:
             for record in self.records_of(flight):
                 if record is blamed:
                     failed = self.give_up(record, FinishReason.ERROR, message)
-                    assert failed is not None, "no block runs: the steps are lost"
+                    assert failed is not None, "no multi-step runs: the steps are lost"
                     finished.append(failed)
                 else:
                     self.retract(record, keeps_place=True)

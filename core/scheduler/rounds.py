@@ -19,7 +19,7 @@ from ..contract.arrays import BoolArray, Int64Array
 from ..contract.request import cut_runs
 from ..contract.step import DecodeResult, DecodeStep
 from ..errors import InvariantViolation
-from ..kv.request_table import ceil_to_page, reserve_per_block
+from ..kv.request_table import ceil_to_page, reserve_per_multi_step
 from ..kv.store import KVStore
 from .config import EngineConfig, EngineSizes
 from .flights import PlannedRounds, StepsInFlight
@@ -75,10 +75,10 @@ class DecodeRounds:
         self._everyone = np.ones(config.max_running, dtype=bool)
         self._epochs = np.empty(0, dtype=np.int64)
         self._stale = False
-        self.num_with_stop_strings: int = 0  # rows whose end only the host can see; they cannot run in blocks
+        self.num_with_stop_strings: int = 0  # rows whose end only the host can see; they cannot run in multi-steps
         self._has_stop_strings = np.zeros(config.num_rows + 1, dtype=bool)
         self._takes_what_is_launched = config.overlap and config.rules.has_launched_slots_alone
-        self._block_slack = self._slots_of_a_plan() if config.overlap else 0
+        self._multi_step_slack = self._slots_of_a_plan() if config.overlap else 0
 
     # -- membership ---------------------------------------------------------------------------------------------------
 
@@ -127,8 +127,8 @@ class DecodeRounds:
     # -- plan ---------------------------------------------------------------------------------------------------------
 
     def reserve(self, rounds_in_flight: int, max_rounds: int) -> PlannedRounds | None:
-        """Reserve slots for the next round, or for a block of up to `max_rounds`. Returns None if not even one round
-        fits.
+        """Reserve slots for the next round, or for a multi-step of up to `max_rounds`. Returns None if not even one
+        round fits.
 
         `rounds_in_flight`: launched and not committed. A single round may evict from the prefix cache.
         """
@@ -159,7 +159,7 @@ class DecodeRounds:
         """Return for how many rounds of the batch, those in flight included, there are free slots and those that its
         rows hold. In overlap mode the slots that the next plan may need are left free."""
         batch_size, page_size = len(allocated), self.config.page_size
-        free = self.store.allocator.num_free_slots - self._block_slack
+        free = self.store.allocator.num_free_slots - self._multi_step_slack
         unaligned = batch_size * (page_size - 1)  # the last page of a row is taken whole
         if self.config.window_slots:
             free = int((free - batch_size * page_size) / (1 + self.config.window_slots))
@@ -168,7 +168,7 @@ class DecodeRounds:
 
     def _targets_of_block(self, kv_len: Int64Array, rounds_in_flight: int, max_rounds: int) -> Int64Array:
         """Return the slots of each row, in whole pages, for up to `max_rounds` rounds behind those in flight."""
-        block = reserve_per_block(self.sizes.alloc_len, max_rounds, rounds_in_flight) + self.sizes.lookahead
+        block = reserve_per_multi_step(self.sizes.alloc_len, max_rounds, rounds_in_flight) + self.sizes.lookahead
         reserve = max(self.sizes.reserve, block)
         targets = self._targets(kv_len, reserve, max_rounds == 1)
         if reserve > self.sizes.reserve and int(kv_len[kv_len.argmax()]) + reserve > self.sizes.row_width:
@@ -200,7 +200,7 @@ class DecodeRounds:
         return ceil_to_page(slots, self.config.page_size) if self.config.page_size > 1 else slots
 
     def _slots_of_a_plan(self) -> int:
-        """Return an upper bound of the slots that the plan after a block could take: chunks, newcomers, and the
+        """Return an upper bound of the slots that the plan after a multi-step could take: chunks, newcomers, and the
         reserves of all rows.
         """
         config, sizes = self.config, self.sizes
@@ -223,8 +223,8 @@ class DecodeRounds:
         """Apply the finish rule and move the committed lengths of the live rows. Raises SIM-12 for a result of another
         shape.
 
-        The requests of the rows in `leaving` left while the block ran. For these rows only the rounds before the last
-        one count.
+        The requests of the rows in `leaving` left while the multi-step ran. For these rows only the rounds before the
+        last one count.
         """
         step, rows = planned.decode, planned.index
         lens, rounds = result.accept_lens, result.rounds
@@ -269,9 +269,10 @@ class DecodeRounds:
         return counted._replace(ended=np.union1d(counted.ended, list(cuts))) if cuts else counted
 
     def held_ahead(self) -> dict[int, int]:
-        """Return by row what a running block holds beyond what its first round, planned alone, would hold.
+        """Return by row what a running multi-step holds beyond what its first round, planned alone, would hold.
 
-        A plan during a block takes these slots as free. The block has left enough of them for what a plan takes.
+        A plan during a multi-step takes these slots as free. The multi-step has left enough of them for what a plan
+        takes.
         """
         for flight in self.in_flight:
             planned = flight.planned
@@ -291,7 +292,8 @@ class DecodeRounds:
     def release_unused(
         self, planned: PlannedRounds, result: DecodeResult, kv_before_last: Int64Array, in_later_step: BoolArray
     ) -> None:
-        """Release a block's surplus slots. Then each row holds as many slots as after rounds that were planned singly.
+        """Release a multi-step's surplus slots. Then each row holds as many slots as after rounds that were planned
+        singly.
 
         That is R past the length that the row's newest single plan would have known. In synchronous mode this is the
         length before the last round, in overlap mode the length one round earlier. If a step in flight covers the row

@@ -131,7 +131,7 @@ class Transfers:
             return None
         if failure:
             finished = self.requests.give_up(record, reason, failure)
-            assert finished is not None, f"a block of rounds runs with {request_id!r}"
+            assert finished is not None, f"a multi-step runs with {request_id!r}"
         else:
             finished = self.requests.finish(record, FinishReason.TRANSFERRED)
         move = HandoffMove.MOVE if finished.reason is FinishReason.MOVED else HandoffMove.END

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 DEFAULT_STEPS = "1,3,5"
 MEMORY_FRACTION = 0.9  # of what is free; the rest is for activations and graphs
 CPU_CHUNK, GPU_CHUNK = 2048, 8192  # prompt tokens of one prefill step
-CPU_BLOCK_ROUNDS = 8
+CPU_MULTI_STEP_ROUNDS = 8
 GIB = 1 << 30
 
 
@@ -392,7 +392,7 @@ def _arm(plan: BenchPlan, spec: EngineSpec, length: int) -> ArmPlan:
     page_size, positions = spec.config.page_size, spec.config.context_len
     # A block's rounds wait for each other; in overlap mode the next step's are enqueued before one is over.
     in_blocks = not spec.config.overlap and plan.options.tensor_parallel == 1
-    spec = spec.with_config(block_rounds=CPU_BLOCK_ROUNDS if in_blocks else 1)
+    spec = spec.with_config(multi_step_rounds=CPU_MULTI_STEP_ROUNDS if in_blocks else 1)
     context_len = length + plan.options.output_tokens
     if context_len > positions:
         message = f"{length} with {plan.options.output_tokens} output tokens needs {context_len} positions; the model has {positions}"

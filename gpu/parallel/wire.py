@@ -19,10 +19,10 @@ import numpy as np
 from ...core.contract.handoff_batch import HandoffBatch
 from ...core.contract.step import (
     Arrivals,
-    BlockEnd,
     DecodeResult,
     DecodeStep,
     Join,
+    MultiStepEnd,
     PrefillResult,
     PrefillStep,
     Step,
@@ -73,7 +73,7 @@ def result_to_json(result: StepResult) -> dict[str, Any]:
     values = {field.name: getattr(result, field.name) for field in fields(result)}
     if result.decode is not None:
         decode = {field.name: getattr(result.decode, field.name) for field in fields(result.decode)}
-        values["decode"] = {**decode, "block_end": result.decode.block_end.value}
+        values["decode"] = {**decode, "multi_step_end": result.decode.multi_step_end.value}
     return _packed(values)
 
 
@@ -82,7 +82,9 @@ def result_from_json(value: Mapping[str, Any]) -> StepResult:
     prefill, decode = found["prefill"], found["decode"]
     if decode is not None:
         outputs = None if decode["outputs"] is None else tuple(decode["outputs"])
-        decode = DecodeResult(**{**decode, "block_end": BlockEnd(decode["block_end"]), "outputs": outputs})
+        decode = DecodeResult(
+            **{**decode, "multi_step_end": MultiStepEnd(decode["multi_step_end"]), "outputs": outputs}
+        )
     return StepResult(
         found["step_id"],
         None if prefill is None else PrefillResult(**prefill),

@@ -120,7 +120,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
             chunk_size=options.chunk_size,
             prefix_cache=options.prefix_cache and options.window_kv != RING and not has_states(target, draft),
             # All ranks must end a step after the same round, and only the parent knows when a new plan is wanted.
-            block_rounds=options.block_rounds or (8 if device == "cpu" and num_ranks == 1 else 1),
+            multi_step_rounds=options.multi_step_rounds or (8 if device == "cpu" and num_ranks == 1 else 1),
             track_tokens=True,
         ),
         algorithm,
@@ -221,8 +221,10 @@ def check_choices(options: SessionOptions) -> None:
         problems.append(
             Problem("quantized", "ranks unpack their parts of quantized matrices: choose unpack, or one rank")
         )
-    if options.tensor_parallel > 1 and (options.block_rounds or 1) > 1:
-        problems.append(Problem("block_rounds", f"{options.block_rounds} rounds; with tensor_parallel a step has one"))
+    if options.tensor_parallel > 1 and (options.multi_step_rounds or 1) > 1:
+        problems.append(
+            Problem("multi_step_rounds", f"{options.multi_step_rounds} rounds; with tensor_parallel a step has one")
+        )
     if not 0.0 < options.memory_fraction <= 1.0:
         problems.append(Problem("memory_fraction", f"must be in (0, 1], got {options.memory_fraction}"))
     if problems:

@@ -136,7 +136,7 @@ def _round_ns(
         num_pages=batch_size * _request_slots(spec, prompt_len) // spec.config.page_size + 1,
         overlap=False,
         mode_reason="timing",
-        block_rounds=1,
+        multi_step_rounds=1,
         max_running=batch_size,
         prefix_cache=False,
         rules=replace(spec.config.rules, watermark=0.0),

@@ -186,7 +186,7 @@ class SessionOptions:
     memory_fraction: float = 0.85  # of the device's free memory, weights included
     seed: int = field(default=0, metadata=_about(least=0))
     # Rounds per plan; default: 8 on a CPU, 1 on a GPU, where overlap hides the host.
-    block_rounds: int | None = field(default=None, metadata=_about(least=1))
+    multi_step_rounds: int | None = field(default=None, metadata=_about(least=1))
     graphs: bool | None = None  # capture rounds as CUDA graphs; default: on a GPU, unless debugging
 
 

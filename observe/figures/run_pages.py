@@ -74,7 +74,7 @@ def run_page(run: StoredRun) -> ReportPage:
         "steps-by-batch": (of_run.steps_by_batch, "How many tokens were drafted ahead, by how many requests shared the round."),
         "acceptance": (of_run.acceptance_by_position, "How far drafts are right: a position counts where all before it were accepted."),
         "steps": (of_run.steps_over_time, "Draft steps of a round as the run went on."),
-        "kv": (of_run.kv_over_time, "Slots that requests, the prefix cache and the reserve of blocks hold after each plan."),
+        "kv": (of_run.kv_over_time, "Slots that requests, the prefix cache and the reserve of multi-steps hold after each plan."),
     }  # fmt: skip
     for name, (figure_of, caption) in figures.items():
         draw(page, name, caption, figure_of, run)

@@ -45,7 +45,7 @@ class ServingConfig:
     topk: int = 1
     tree_nodes: int = 0  # nodes of a verify tree, its root included; 0: a chain, steps + 1
     overlap: bool = False  # two steps in flight, else one
-    block_rounds: int = 1  # most decode rounds of one step
+    multi_step_rounds: int = 1  # most decode rounds of one step
     mixed: bool = False  # prefill and decode in one step
     prefix_cache: bool = False
     preempt: bool = False  # a waiting request may push out one of smaller priority
@@ -117,9 +117,9 @@ class ServingConfig:
         if topk > 4 or (topk > 1 and len(candidates) == 1):
             page_size = min(page_size, 4)  # every branch fills pages of its own: larger ones only cost time
         candidates = candidates if has.adaptive else candidates[-1:]
-        block_rounds = choose((1, 1, 3, 8)) if has.blocks else 1
-        # Blocks meet the end of the pool where no second step and no cache has its share of it.
-        often = (False, True) if block_rounds > 1 else (False, True, True)
+        multi_step_rounds = choose((1, 1, 3, 8)) if has.multi_steps else 1
+        # Multi-steps meet the end of the pool where no second step and no cache has its share of it.
+        often = (False, True) if multi_step_rounds > 1 else (False, True, True)
         config = cls(
             num_pages=1,
             page_size=page_size,
@@ -133,7 +133,7 @@ class ServingConfig:
             topk=topk,
             tree_nodes=tree_nodes,
             overlap=has.overlap and choose(often),
-            block_rounds=block_rounds,
+            multi_step_rounds=multi_step_rounds,
             mixed=has.mixed and choose((False, True, True)),
             prefix_cache=has.prefix_cache and choose(often),
             preempt=has.priorities and choose((False, True)),
@@ -146,7 +146,7 @@ class ServingConfig:
         )
         limit = choose((6, 10, 16, 30))
         smallest = config.whole_pages(limit + config.reserve) + page_size
-        # Several requests, so many that blocks of rounds fit, two and a half, one and a half, one, or barely one.
+        # Several requests, so many that multi-steps fit, two and a half, one and a half, one, or barely one.
         few = (
             smallest * 5 // 2,
             smallest * 5 // 2,
@@ -155,7 +155,7 @@ class ServingConfig:
             smallest,
             smallest - limit // 2,
         )
-        many = (smallest * 16,) * (4 if block_rounds > 1 else 1)
+        many = (smallest * 16,) * (4 if multi_step_rounds > 1 else 1)
         slots = choose((smallest * 5, *many, *few))
         chunk_size = choose((64, 64, 8, 3, 2)) if has.chunked_prefill else limit
         spare = choose((0, 0, 0, 1, 2, 5)) if config.mixed else 0
@@ -176,7 +176,7 @@ class ServingConfig:
         """Return the other configuration of an invariant over two runs, or several, the plainest first;
         None if this one has none."""
         # A twin has none of the optional features, so that their effects show against a plain run.
-        bare: dict[str, Any] = {"block_rounds": 1, "prefix_cache": False, "host_pages": 0}
+        bare: dict[str, Any] = {"multi_step_rounds": 1, "prefix_cache": False, "host_pages": 0}
         match kind:
             case "again":
                 return self
@@ -187,7 +187,7 @@ class ServingConfig:
             case "without the prefix cache":
                 return replace(self, **bare) if self.prefix_cache else None
             case "round by round":
-                return replace(self, **bare) if self.block_rounds > 1 else None
+                return replace(self, **bare) if self.multi_step_rounds > 1 else None
             case "one at a time, in a large pool":
                 slots = max(4 * self.num_slots, self.page_size + 1)
                 alone: dict[str, Any] = {
@@ -198,7 +198,10 @@ class ServingConfig:
                 }
                 plainest = replace(self, **bare, **alone, step_tokens=0, preempt=False, mixed=False)
                 in_pages: dict[str, Any] = {"page_size": self.page_size, "num_pages": slots // self.page_size}
-                optional: dict[str, Any] = {"prefix_cache": self.prefix_cache, "block_rounds": self.block_rounds}
+                optional: dict[str, Any] = {
+                    "prefix_cache": self.prefix_cache,
+                    "multi_step_rounds": self.multi_step_rounds,
+                }
                 budget = max(self.context_len, self.step_tokens)
                 in_one_budget: dict[str, Any] = {"mixed": True, "chunk_size": budget}
                 in_one_budget["step_tokens"] = self.step_tokens and budget
@@ -227,7 +230,7 @@ class EngineCapabilities(Capabilities):
     operations, and invariants."""
 
     overlap: bool = False  # two steps in flight: `config.overlap` may be set
-    blocks: bool = False  # steps of several rounds, and `interrupts()`
+    multi_steps: bool = False  # steps of several rounds, and `interrupts()`
     chunked_prefill: bool = False  # prompts in chunks of `config.chunk_size`, which is else as large as the context
     mixed: bool = False  # prefill and decode in one step: `config.mixed` and `config.step_tokens` may be set
     prefix_cache: bool = False  # `config.prefix_cache` may be set, and `cached_pages()`; needs `slots`
@@ -244,7 +247,7 @@ class EngineCapabilities(Capabilities):
     isolation: bool = (
         False  # after a lost step it plans smaller steps and runs suspects apart (properties/engine/recovery.py)
     )
-    # What enters leaves each that runs its reserve, and rows go in blocks where no plan could differ.
+    # What enters leaves each that runs its reserve, and rows go in multi-steps where no plan could differ.
     reserves: bool = False
     counters: bool = False  # `counters()`: what was verified and accepted so far
     lessons: bool = False  # `lessons()`: what its choice of draft steps was told
@@ -368,7 +371,7 @@ class SchedulingEngine(Protocol):
     def running(self) -> Sequence[str]:
         """Return the requests that have been admitted and have not ended."""
 
-    @needs("blocks")
+    @needs("multi_steps")
     def interrupts(self) -> int:
         """Return the newest step that must end at its next round, since a new plan could differ; 0 if none must."""
 

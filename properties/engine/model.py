@@ -314,7 +314,7 @@ class EngineModel:
                 continue
             life = row.life
             got, reason = expected.get(life.name, ([], ""))
-            # A request that left while a block ran, or met an error in it, gets what came before its last round.
+            # A request that left while a multi-step ran, or met an error in it, gets what came before its last round.
             cut_short = life.leaving or life.name in answer.failed
             for runs in answer.runs[:-1] if cut_short else answer.runs:
                 if not reason:

@@ -47,7 +47,9 @@ class EngineMoment:
     promises: tuple[int, int] = (0, 0)  # the fewest and the most tokens that may be promised
     has_reasons = False  # refusals must name a limit
     limits: Collection[int] = ()  # the numbers of which a refusal must name one
-    interrupted: int | None = None  # the newest step that must end at its next round; None where there are no blocks
+    interrupted: int | None = (
+        None  # the newest step that must end at its next round; None where there are no multi-steps
+    )
     # abort
     abort_events = 0
     second_abort_events = 0

@@ -193,7 +193,7 @@ class EngineTrial(Trial):
     def _interrupt(self) -> None:
         """Note which steps run one round only since a new plan could differ: of those that have not begun.
         The oldest may have."""
-        if not self.capabilities.blocks or not self.model.flights:
+        if not self.capabilities.multi_steps or not self.model.flights:
             return
         newest = self.moment.interrupted = self.integer(self.must(self.subject.interrupts), "interrupts()")
         for flight in self.model.flights[1:]:
@@ -252,7 +252,7 @@ class EngineTrial(Trial):
             m.refusal = f"{type(error).__name__}: {error}"
             return Refused(m.refusal)
 
-    @operation(needs="blocks", weight=3, rounds=(1, 2, 3))
+    @operation(needs="multi_steps", weight=3, rounds=(1, 2, 3))
     @operation(weight=8, when=lambda t: bool(t.model.flights) and not t._fails())
     def commit(self, rounds: int = 1_000) -> None:
         """Commit the oldest step, after `rounds` rounds at most, one if it was interrupted before it ran."""
@@ -319,9 +319,9 @@ class EngineTrial(Trial):
                 self._inner(inner)
 
     @operation(
-        needs="blocks",
+        needs="multi_steps",
         weight=4,
-        when=lambda t, number, rounds: t.config.block_rounds > 1 and bool(t.model.lives) and rounds > 0,
+        when=lambda t, number, rounds: t.config.multi_step_rounds > 1 and bool(t.model.lives) and rounds > 0,
         rounds=(1_000, 1_000, 2, 1),
     )
     def leave(self, number: int, rounds: int) -> None:

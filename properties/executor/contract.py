@@ -60,7 +60,7 @@ class ExecutorConfig:
     context_len: int = 48
     max_running: int = 3
     chunk_size: int = 64
-    block_rounds: int = 1
+    multi_step_rounds: int = 1
     overlap: bool = False
     mixed: bool = True
     prefix_cache: bool = False
@@ -96,7 +96,7 @@ class ExecutorConfig:
             page_size=(page_size := choose((1, 2, 4, 16))),
             max_running=choose((1, 1, 2, 3)),
             chunk_size=choose((64, 5, 8)),
-            block_rounds=choose((1, 3, 8)),
+            multi_step_rounds=choose((1, 3, 8)),
             overlap=choose((False, True)) and kind.supports_overlap,
             mixed=choose((True, False)),
             # Behind a cached prefix there is no plain model of what several heads say: most runs of these have none.
@@ -140,7 +140,7 @@ class ExecutorConfig:
             mixed=self.mixed,
             prefix_cache=self.prefix_cache,
             rules=OurRules(watermark=0.0),
-            block_rounds=self.block_rounds,
+            multi_step_rounds=self.multi_step_rounds,
             track_tokens=self.tokens,
         )
         mode = "overlap" if self.overlap else "synchronous"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...core.algorithm.algorithm import SpecAlgorithm
-from ...core.contract.step import NO_TOKEN, BlockEnd, Step, StepResult
+from ...core.contract.step import NO_TOKEN, MultiStepEnd, Step, StepResult
 from .contract import HIDDEN_STATES, ExecutorCapabilities, ExecutorConfig
 from .judge import RunJudge, WrongResult
 from .oracle import RecurrentState
@@ -300,7 +300,7 @@ class DeviceModel:
         if wrong:
             row = flight.rows[wrong[0]]
             raise WrongResult(f"decode.ended of row {row} is {ended[wrong[0]]}", f"{expected[wrong[0]]}, by its tokens")
-        self._block_end(flight, part, any(ended), was_over)
+        self._multi_step_end(flight, part, any(ended), was_over)
 
     def _tokens(self, part: Any, rounds: int, bs: int) -> list[Any] | None:
         if not self.config.tokens:
@@ -333,17 +333,17 @@ class DeviceModel:
         state.remaining -= stop + 1 if stopped else kept
         return stopped or state.remaining == 0
 
-    def _block_end(self, flight: LaunchedStep, part: Any, ended: bool, was_over: bool) -> None:
+    def _multi_step_end(self, flight: LaunchedStep, part: Any, ended: bool, was_over: bool) -> None:
         if ended:
-            expected = [BlockEnd.REQUEST_ENDED]
+            expected = [MultiStepEnd.REQUEST_ENDED]
         elif part.rounds == flight.max_rounds:
-            expected = [BlockEnd.MAX_ROUNDS]
+            expected = [MultiStepEnd.MAX_ROUNDS]
         else:
             # A block that ends anyway at its limit need not say that it was asked to.
-            expected = [BlockEnd.ASKED] if flight.stopped or was_over else []
-        if part.block_end not in expected:
+            expected = [MultiStepEnd.ASKED] if flight.stopped or was_over else []
+        if part.multi_step_end not in expected:
             said = " or ".join(end.name for end in expected) or f"{flight.max_rounds} rounds: no stop was requested"
-            raise WrongResult(f"{part.rounds} of {flight.max_rounds} rounds, {part.block_end!s}", said)
+            raise WrongResult(f"{part.rounds} of {flight.max_rounds} rounds, {part.multi_step_end!s}", said)
 
     @staticmethod
     def _why(flight: LaunchedStep, was_over: bool) -> str:

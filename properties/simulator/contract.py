@@ -133,7 +133,7 @@ class SimulatorCapabilities(Capabilities):
 
     faults: bool = False  # Plans with the kinds of `FAULTS`
     traces: bool = False  # `replay(service, arrivals)`
-    blocks: bool = False  # steps may run several rounds, and `round_by_round(service)` runs it with steps of one
+    multi_steps: bool = False  # steps may run several rounds, and `round_by_round(service)` runs it with steps of one
     bursts: bool = False  # the kind `BURST` of faults
     parts: bool = False  # `in_parts(service)` runs each engine by itself
     books: bool = False  # events are lines of a log, and an answer has `books`
@@ -223,7 +223,7 @@ class Simulator(Protocol):
     def replay(self, service: Service, arrivals: Sequence[Sequence[int]]) -> Mapping[str, object] | None:
         """Simulate it with these requests, as an answer's `arrivals` has them, written to a trace and read back."""
 
-    @needs("blocks")
+    @needs("multi_steps")
     def round_by_round(self, service: Service) -> Mapping[str, object] | None:
         """Simulate it with steps of one round each."""
 

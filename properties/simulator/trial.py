@@ -362,7 +362,7 @@ class SimulatorTrial(Trial):
             arrivals = [list(arrival) for arrival in first.arrivals]
             self.moment.replayed = self._pair(self.subject.replay, self.service, arrivals)
 
-    @operation(needs="blocks", weight=14, when=lambda t, gap_ms: is_steady(t), gap_ms=(5, 200, 50))
+    @operation(needs="multi_steps", weight=14, when=lambda t, gap_ms: is_steady(t), gap_ms=(5, 200, 50))
     def round_by_round(self, gap_ms: int) -> bool:
         """Let long requests come `gap_ms` apart, run it, and again with steps of one round each."""
         if gap_ms < 1 or not self._become(num_requests=8, rate_per_ks=10**6 // gap_ms, output_lens=(30, 45)):

@@ -95,7 +95,7 @@ class StepControllerCapabilities(Capabilities):
     # `copied()`: what it expects does not depend on the order of the results between two of its looks. These are a
     # multiple of `update_interval` results apart; the first comes after so many, or after the warm-up if that is longer
     unordered: bool = False
-    blocks: bool = False  # `observe_block(…)`: a step may run several rounds, whose results come together
+    multi_steps: bool = False  # `observe_multi_step(…)`: a step may run several rounds, whose results come together
     goodput: bool = False  # it knows the modelled cost, and is held to the throughput of the best fixed steps
     # `attach(build, captured)` and `graph(steps, batch_size)`: the graph of a round is found under its key
     runtime: bool = False
@@ -132,8 +132,10 @@ class StepController(Protocol):
         launched with `batch_size` rows and `executed_steps`. It may come late, after the choice has changed. With
         `misuse`, impossible values are refused or left out."""
 
-    @needs("blocks")
-    def observe_block(self, correct_drafts: Sequence[Sequence[int]], batch_size: int, executed_steps: int) -> object:
+    @needs("multi_steps")
+    def observe_multi_step(
+        self, correct_drafts: Sequence[Sequence[int]], batch_size: int, executed_steps: int
+    ) -> object:
         """Take the results of the successive rounds of one step, as `observe` takes them one by one."""
 
     @needs("inspection")

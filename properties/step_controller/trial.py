@@ -297,8 +297,8 @@ class StepControllerTrial(Trial):
         self._expect(batch_size)
         return None
 
-    @operation(needs="blocks", weight=8, when=_are_rows, batch_size=_small, rounds=(2, 8, 32))
-    def block(self, batch_size: int, runs: tuple[int, ...], rounds: int) -> bool | None:
+    @operation(needs="multi_steps", weight=8, when=_are_rows, batch_size=_small, rounds=(2, 8, 32))
+    def multi_step(self, batch_size: int, runs: tuple[int, ...], rounds: int) -> bool | None:
         """Launch a step of a number of rounds, which accept different drafts, and pass their results together."""
         if not 0 < rounds <= MAX_REPEATED:
             return False
@@ -307,7 +307,7 @@ class StepControllerTrial(Trial):
             results = [
                 [(runs[row % len(runs)] + at) % (steps + 1) for row in range(batch_size)] for at in range(rounds)
             ]
-            if not self.refused(self.ask(self.subject.observe_block, results, batch_size, steps)):
+            if not self.refused(self.ask(self.subject.observe_multi_step, results, batch_size, steps)):
                 for correct in results:
                     self._add(correct, batch_size, steps)
         self._expect(batch_size)

@@ -53,7 +53,7 @@ class Emission:
 
 def live_scenario(scenario: Scenario) -> Scenario:
     """Return the scenario as a live simulation runs it: round by round."""
-    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"block_rounds": 1})})
+    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"multi_step_rounds": 1})})
 
 
 def with_its_table(scenario: Scenario) -> Scenario:

@@ -2,8 +2,8 @@
 
 One column entry per request-table row. `left` counts the tokens until the request ends, by its own stop or by its cap.
 It is the only column that a round changes: KV length and output position are their values at the end, less `left`.
-Rounds are drawn first and applied later, because a block may be stopped at any of its round boundaries. Draws are keyed
-by output position, so surplus draws change nothing.
+Rounds are drawn first and applied later, because a multi-step may be stopped at any of its round boundaries. Draws are
+keyed by output position, so surplus draws change nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.acceptance.process import AcceptanceProcess
-from ...core.contract.step import BlockEnd, DecodeResult, DecodeStep, Join, PrefillResult, Step
+from ...core.contract.step import DecodeResult, DecodeStep, Join, MultiStepEnd, PrefillResult, Step
 from ...core.draws import Purpose, normal_at, stream_keys
 from ..cost.executor_steps import StepCost
 from ..cost.host_link import HostLink
@@ -32,7 +32,7 @@ class Jitter:
 
     `spread`: their standard deviation, above 0; `lane` tells kinds of one purpose apart. Factors are keyed by (seed,
     replica, number of the step), where each decode round counts as a step. So runs with other settings see the same
-    sequence, and the rounds of a block see the same factors as single rounds.
+    sequence, and the rounds of a multi-step see the same factors as single rounds.
     """
 
     def __init__(self, spread: float, seed: int, purpose: Purpose, replica: int, lane: int = 0) -> None:
@@ -272,7 +272,7 @@ class SimulatedDevice:
         return lens, len(lens)
 
     def apply(self, decode: DecodeStep, drawn: DrawnRounds, rounds: int, asked: bool) -> DecodeResult:
-        """Run the first `rounds` of those drawn. `asked`: the driver stopped the block there."""
+        """Run the first `rounds` of those drawn. `asked`: the driver stopped the multi-step there."""
         self.num_run += rounds
         rows = self._batch_of(decode).indices
         lens = drawn.accept_lens[:rounds]
@@ -283,7 +283,7 @@ class SimulatedDevice:
         left = drawn.left
         still_left = np.maximum(left - total, 0)
         self._left[rows] = still_left
-        stop_index, end = None, BlockEnd.ASKED if asked else BlockEnd.MAX_ROUNDS
+        stop_index, end = None, MultiStepEnd.ASKED if asked else MultiStepEnd.MAX_ROUNDS
         ended = still_left == 0
         # A few at most, and as a rule none.
         for i in ended.nonzero()[0].tolist():
@@ -291,7 +291,7 @@ class SimulatedDevice:
             if not left_before:  # it had ended before
                 ended[i] = False
                 continue
-            end = BlockEnd.REQUEST_ENDED
+            end = MultiStepEnd.REQUEST_ENDED
             if self._ends_by_stop[rows[i]]:
                 if stop_index is None:
                     stop_index = np.full(lens.shape, -1, dtype=np.int32)

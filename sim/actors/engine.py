@@ -5,8 +5,9 @@ cpu     plan k │ launch │ commit k−1 │ plan k+1 │ launch │ commit k 
 device         └───────── run k ───────────────┘└────── run k+1 ────
 ```
 
-Host time is charged per round. In a block it is charged as if the rounds were single steps, although the next round is
-not planned there. The one step that is planned while a block runs (its *tail*) is charged as the round after the block.
+Host time is charged per round. In a multi-step it is charged as if the rounds were single steps, although the next
+round is not planned there. The one step that is planned while a multi-step runs (its *tail*) is charged as the round
+after the multi-step.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from ...core.contract.step import DecodeStep, Step, StepFailure, StepResult
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
 from ..cost.host import NO_DELAY, FrontEnd
-from .block_times import RunningBlock, overlap_times, synchronous_times
 from .clock import Environment, turn_priority, until
 from .device import DrawnRounds, SimulatedDevice, Truth
 from .hooks import NO_HOOKS, HandoffPart, Hooks, NoHandoff, StepFault
 from .host_work import HostWork
 from .intake import Intake
+from .multi_step_times import RunningMultiStep, overlap_times, synchronous_times
 from .spans import EngineSpans, SpanSink
 
 NOTHING_LOST = LossOutcome((), ())
@@ -37,7 +38,7 @@ NOTHING_LOST = LossOutcome((), ())
 
 @dataclass(slots=True)
 class StepFlight:
-    """A planned step on its way. `launched_ns` is None for the tail of a block that has not ended."""
+    """A planned step on its way. `launched_ns` is None for the tail of a multi-step that has not ended."""
 
     step: Step
     launched_ns: int | None
@@ -83,7 +84,7 @@ class EngineActor:
         self._stop_id = 0  # steps up to here end at their next round boundary
         self._tail_planned_ns = 0
         self._idle: simpy.Event | None = None
-        self._block: RunningBlock | None = None  # a block that messages may end early
+        self._multi_step: RunningMultiStep | None = None  # a multi-step that messages may end early
         self.process: simpy.Process = env.process(self._run())
 
     # -- messages -----------------------------------------------------------------------------------------------------
@@ -135,23 +136,23 @@ class EngineActor:
             self.env.schedule(idle, priority=turn_priority(self.lane))
         elif replan:
             self._stop_id = self.engine.last_step_id
-            self._look_at_block()
+            self._look_at_multi_step()
 
     def _look_soon(self) -> None:
-        """Look at the queue now if nothing runs; else let a running block end where the scheduler looks again."""
+        """Look at the queue now if nothing runs; else let a running multi-step end where the scheduler looks again."""
         if self._idle is not None:
             self.intake.release()
         else:
-            self._look_at_block()
+            self._look_at_multi_step()
 
-    def _look_at_block(self) -> None:
-        """Let a running block find out where it ends now."""
-        if self._block is not None:
-            self._block = None
+    def _look_at_multi_step(self) -> None:
+        """Let a running multi-step find out where it ends now."""
+        if self._multi_step is not None:
+            self._multi_step = None
             self.process.interrupt()
 
     def stop_launched_steps(self) -> None:
-        """End the steps in flight after one round each; not the tail of a block, which goes on."""
+        """End the steps in flight after one round each; not the tail of a multi-step, which goes on."""
         if self._flights[-1].launched_ns is not None:
             self._stop_id = self.engine.last_step_id
 
@@ -199,14 +200,14 @@ class EngineActor:
         self._cpu_free_ns = self.env.now
 
     def _launch(self, step: Step) -> None:
-        """Charge planning and launching, now or, behind a block, as part of it."""
+        """Charge planning and launching, now or, behind a multi-step, as part of it."""
         batch_size = (len(step.prefill.rows) if step.prefill is not None else 0) + (
             len(step.decode.rows) if step.decode is not None else 0
         )
         host_ns = self.host.mean_launch_ns(batch_size)
         self.device.open_rows(step.joins)
         self.intake.launched(step)
-        if self._flights and self._is_block(self._flights[0]):
+        if self._flights and self._is_multi_step(self._flights[0]):
             self._flights.append(StepFlight(step, None, host_ns))
             self._tail_planned_ns = self.env.now
             return
@@ -216,7 +217,7 @@ class EngineActor:
         self._flights.append(StepFlight(step, self._cpu_free_ns, host_ns))
         self._spans.add_host("plan", step, self.env.now, taken_ns)
 
-    def _is_block(self, flight: StepFlight) -> bool:
+    def _is_multi_step(self, flight: StepFlight) -> bool:
         """Return whether a step will run more than one round, as far as its requests and the driver let it.
         Draws its rounds."""
         step = flight.step
@@ -233,9 +234,9 @@ class EngineActor:
         if fault is not None:
             yield from self._lose_steps(flight, fault)
             return
-        if self._is_block(flight):
+        if self._is_multi_step(flight):
             assert flight.step.decode is not None and flight.drawn is not None
-            result = yield from self._run_block(flight, flight.step.decode, flight.drawn)
+            result = yield from self._run_multi_step(flight, flight.step.decode, flight.drawn)
         else:
             result = self._run_single(flight)
             self.next_commit = flight.step, result
@@ -294,7 +295,7 @@ class EngineActor:
         return int(flight.drawn.device_ns[: flight.drawn.rounds].sum())
 
     def _start_ns(self, flight: StepFlight) -> int:
-        """Return when the device begins the oldest step in flight; it was launched, as no block runs before it."""
+        """Return when the device begins the oldest step in flight; it was launched, as no multi-step runs before it."""
         assert flight.launched_ns is not None
         return max(self._device_free_ns, flight.launched_ns)
 
@@ -331,15 +332,15 @@ class EngineActor:
         self._spans.add_host("commit", step, committing_ns, commit_ns)
         return StepResult(step.step_id, prefill, decode, np.array([self._cpu_free_ns], dtype=np.int64))
 
-    # -- a block ------------------------------------------------------------------------------------------------------
+    # -- a multi-step -------------------------------------------------------------------------------------------------
 
-    def _run_block(
+    def _run_multi_step(
         self, flight: StepFlight, decode: DecodeStep, drawn: DrawnRounds
     ) -> Generator[simpy.Event, None, StepResult]:
-        """Run a block until it ends, or to the first round boundary at which the CPU would plan and see new
+        """Run a multi-step until it ends, or to the first round boundary at which the CPU would plan and see new
         arrivals."""
         step = flight.step
-        has_tail = len(self._flights) > 1  # none in synchronous mode, nor where a step behind the block got no KV
+        has_tail = len(self._flights) > 1  # none in synchronous mode, nor where a step behind the multi-step got no KV
         started_ns = self._start_ns(flight)
         number = self.device.num_run
         commit_ns = self.host.commits_ns(number, decode, drawn)
@@ -348,12 +349,12 @@ class EngineActor:
             times = overlap_times(started_ns, self._tail_planned_ns, drawn.device_ns, commit_ns, launch_ns)
         else:
             times = synchronous_times(started_ns, drawn.device_ns, commit_ns, launch_ns)
-        block = RunningBlock(times, drawn.rounds)
+        running = RunningMultiStep(times, drawn.rounds)
         if self.intake.is_waiting:
-            block.end_after(self.intake.rounds_before_look(1))
-        if not self.env.passed(block.end_ns):
-            yield from self._until_end(step, block)
-        rounds = block.rounds
+            running.end_after(self.intake.rounds_before_look(1))
+        if not self.env.passed(running.end_ns):
+            yield from self._until_end(step, running)
+        rounds = running.rounds
         asked = rounds < drawn.rounds
         self.intake.count_rounds(rounds - 1)
         self._device_free_ns = int(times.device_end_ns[rounds - 1])
@@ -366,16 +367,16 @@ class EngineActor:
         decoded = self.device.apply(decode, drawn, rounds, asked)
         return StepResult(step.step_id, None, decoded, times.commit_end_ns[:rounds])
 
-    def _until_end(self, step: Step, block: RunningBlock) -> Generator[simpy.Event, None, None]:
-        """Wait for the end of a block, which each message that the scheduler must see may bring forward."""
-        self._block, has_ended = block, False
+    def _until_end(self, step: Step, running: RunningMultiStep) -> Generator[simpy.Event, None, None]:
+        """Wait for the end of a multi-step, which each message that the scheduler must see may bring forward."""
+        self._multi_step, has_ended = running, False
         while not has_ended:
             try:
-                yield until(self.env, block.end_ns, self.lane)
+                yield until(self.env, running.end_ns, self.lane)
                 has_ended = True
             except simpy.Interrupt:
-                running = block.round_at(self.env.now)
+                in_round = running.round_at(self.env.now)
                 is_asked = step.step_id <= self._stop_id
-                block.end_after(running if is_asked else self.intake.rounds_before_look(running))
-                self._block = block if block.rounds > running else None
-        self._block = None
+                running.end_after(in_round if is_asked else self.intake.rounds_before_look(in_round))
+                self._multi_step = running if running.rounds > in_round else None
+        self._multi_step = None

@@ -38,8 +38,8 @@ class HostWork:
         return mean_ns if self.jitter is None else self.jitter.launch.time_ns(number, mean_ns)
 
     def launches_ns(self, number: int, mean_ns: int, rounds: int) -> int | np.ndarray:
-        """Return the time to plan and launch the round after each of a block, int64 [rounds], or one number if it is
-        the same for all."""
+        """Return the time to plan and launch the round after each of a multi-step, int64 [rounds], or one number if it
+        is the same for all."""
         if self.jitter is None:
             return mean_ns
         return self.jitter.launch.times_ns(number + 1, np.full(rounds, mean_ns, dtype=np.int64))
@@ -51,7 +51,7 @@ class HostWork:
         return mean_ns if self.jitter is None else self.jitter.commit.time_ns(number, mean_ns)
 
     def commits_ns(self, number: int, decode: DecodeStep, drawn: DrawnRounds) -> np.ndarray:
-        """Return the time to commit each round of a block, int64 [rounds]."""
+        """Return the time to commit each round of a multi-step, int64 [rounds]."""
         batch_size, emitted = len(decode.rows), drawn.emitted[: drawn.rounds]
         verified = self._verified_rows(decode)
         base_ns = self.cost.commit_ns(batch_size, 0, verified)

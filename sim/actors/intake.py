@@ -29,7 +29,7 @@ class Intake:
         self._front_end_free_ns = 0
         self._waiting: deque[Callable[[], None]] = deque()
         self._polls = front_end.poll_steps > 1
-        self._num_launched = 0  # decode steps since the last look; a block counts its rounds
+        self._num_launched = 0  # decode steps since the last look; a multi-step counts its rounds
         self._look_is_due = True  # whatever the count: nothing has run, or a step with prompts has
 
     # -- messages -----------------------------------------------------------------------------------------------------
@@ -74,16 +74,17 @@ class Intake:
             self.release()
 
     def launched(self, step: Step) -> None:
-        """Count a step that is launched; of a block, its first round."""
+        """Count a step that is launched; of a multi-step, its first round."""
         self._num_launched += 1
         self._look_is_due = self._look_is_due or step.prefill is not None
 
     def count_rounds(self, rounds: int) -> None:
-        """Count the rounds of a block after its first."""
+        """Count the rounds of a multi-step after its first."""
         self._num_launched += rounds
 
     def rounds_before_look(self, least: int) -> int:
-        """Return after how many rounds of the running block, at least `least`, the next plan looks at the queue."""
+        """Return after how many rounds of the running multi-step, at least `least`, the next plan looks at the
+        queue."""
         if self._look_is_due:
             return least
         return least + -(self._num_launched + least - 1) % self.front_end.poll_steps

@@ -135,7 +135,7 @@ class RoundCost:
     ) -> int | NDArray[np.int64]:
         """Return the nanoseconds of a decode round, rounded down.
 
-        `kv_tokens`: KV tokens over the batch when the round starts; an integer array [m] for m rounds of one block
+        `kv_tokens`: KV tokens over the batch when the round starts; an integer array [m] for m rounds of one multi-step
         gives int64 [m], bit for bit what m single calls give. Raises `InvalidRound` for a contradictory round.
         """
         curve = self._curves.get((batch_size, steps, topk, num_draft_tokens))

@@ -161,7 +161,7 @@ class EngineTable(ScenarioTable):
         description="new requests do not wait if a step with them has this share of chunk_size in tokens (TensorRT-LLM: "
         "batch_wait_max_tokens_ratio); 0: they never wait; default: 0",
     )
-    block_rounds: Count = Field(
+    multi_step_rounds: Count = Field(
         default=32, description="most rounds of one plan; 1 gives the same result (docs/design.md names the exceptions)"
     )
     preempt: Annotated[

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from foredraft.core.contract.hidden import merge_hidden
-from foredraft.core.contract.step import BlockEnd
+from foredraft.core.contract.step import MultiStepEnd
 from foredraft.core.errors import ConfigError
 from foredraft.properties.executor.contract import MANY, ExecutorCapabilities, ExecutorConfig
 from foredraft.properties.executor.record import RecordedCore, first_unequal
@@ -46,7 +46,7 @@ def test_every_drawn_configuration_and_what_is_simpler_makes_an_engine():
         choose = Choices(number * 2_654_435_761)
         config = ExecutorConfig.draw(choose, EVERYTHING)
         config.make_engine()
-        seen.add((config.algorithm, config.topk > 1, config.adaptive, config.overlap, config.block_rounds > 1))
+        seen.add((config.algorithm, config.topk > 1, config.adaptive, config.overlap, config.multi_step_rounds > 1))
         for simpler in simpler_choices(choose.taken)[:3]:
             ExecutorConfig.draw(Choices(given=simpler), EVERYTHING).make_engine()
     assert len(seen) > 40 and {algorithm for algorithm, *_ in seen} >= {"STANDALONE", "EAGLE", "NGRAM", "NONE"}
@@ -210,8 +210,8 @@ def test_presence_is_uniform(make, algorithm, operations, words):
 
 
 def test_the_engine_that_is_fed_follows_through_retraction_and_abort():
-    core = RecordedCore(replace(PLAIN, overlap=True, adaptive=True, steps=5, block_rounds=8).make_engine)
-    trial = run(make_reference, [], replace(PLAIN, overlap=True, adaptive=True, steps=5, block_rounds=8))
+    core = RecordedCore(replace(PLAIN, overlap=True, adaptive=True, steps=5, multi_step_rounds=8).make_engine)
+    trial = run(make_reference, [], replace(PLAIN, overlap=True, adaptive=True, steps=5, multi_step_rounds=8))
     trial.core = core
     trial.engine = core.live
     for operation in [
@@ -272,8 +272,8 @@ def decode_with(**changes):
         ({"ended": np.ones(1, bool)}, "ANSWER", "decode.ended of row 1 is True"),
         ({"rounds": 2}, "ANSWER", "2 rounds"),
         ({"rounds": 0}, "ANSWER", "0 rounds"),
-        ({"block_end": BlockEnd.ASKED}, "ANSWER", "BlockEnd.ASKED"),
-        ({"block_end": BlockEnd.REQUEST_ENDED}, "ANSWER", "BlockEnd.REQUEST_ENDED"),
+        ({"multi_step_end": MultiStepEnd.ASKED}, "ANSWER", "MultiStepEnd.ASKED"),
+        ({"multi_step_end": MultiStepEnd.REQUEST_ENDED}, "ANSWER", "MultiStepEnd.REQUEST_ENDED"),
         ({"tokens": None}, "TYPE", "decode.tokens has shape ()"),
         ({"tokens": np.full((1, 1, 2), 24)}, "ANSWER", "emits [24, 24]"),
         ({"tokens": np.full((1, 1, 2), -1)}, "ANSWER", "emits [-1, -1]"),

@@ -33,7 +33,7 @@ def test_the_contract_holds_with_torchs_operations_and_captured_rounds(place):
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name.rpartition(":")[2])
 def test_a_block_ends_after_one_round_if_the_prompt_before_it_has_ended_a_request(place):
     """Its first round is launched before the prompt's token is read."""
-    config = ExecutorConfig("NONE", steps=0, num_pages=208, max_running=1, block_rounds=3, overlap=True)
+    config = ExecutorConfig("NONE", steps=0, num_pages=208, max_running=1, multi_step_rounds=3, overlap=True)
     ends_at_once = ExecutorTrial.submit("a", 1, 1, 0, False, False)
     launch, collect = ExecutorTrial.launch(), ExecutorTrial.collect()
     trial = SUITE.component(load_make(place.name)).execute(config, [ends_at_once, launch, launch, collect, collect])

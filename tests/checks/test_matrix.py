@@ -5,7 +5,7 @@ import itertools
 import pytest
 from foredraft.checks import matrix
 from foredraft.checks.cells import DIMENSIONS, MatrixCell, is_legal, legal_pairs, pairs_of, pairwise_cells, random_cells
-from foredraft.checks.matrix import run_cell_in_blocks, run_cells, summary
+from foredraft.checks.matrix import run_cell_in_multi_steps, run_cells, summary
 
 
 def test_the_pairwise_cover_has_every_legal_pair():
@@ -45,7 +45,7 @@ def test_pairwise_cells_serve_the_oracles_tokens(record_property):
 
 def test_pairwise_cells_are_equal_in_blocks_and_singly(record_property):
     cells = pairwise_cells(seed=1, attempts=4)[::18]
-    failures, blocks = run_cells(cells, run=run_cell_in_blocks)
+    failures, blocks = run_cells(cells, run=run_cell_in_multi_steps)
     record_property("note", f"blocks: {len(cells)} cells, {sum(blocks)} blocks")
     assert not failures, "\n".join(f"{f.error}\n    {f.cell.reproducer()}" for f in failures)
     assert sum(blocks) > 10
@@ -74,6 +74,6 @@ def test_a_thousand_random_cells(seed, record_property):
 
 @pytest.mark.slow
 def test_random_cells_in_blocks(record_property):
-    failures, blocks = run_cells(random_cells(1000, 11), run=run_cell_in_blocks)
+    failures, blocks = run_cells(random_cells(1000, 11), run=run_cell_in_multi_steps)
     record_property("note", f"blocks: {len(blocks)} cells, {sum(blocks)} blocks")
     assert not failures

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from foredraft.checks.cells import MatrixCell, pairwise_cells, random_cell
 from foredraft.checks.driver import Dice
-from foredraft.checks.matrix import run_cell, run_cell_in_blocks
+from foredraft.checks.matrix import run_cell, run_cell_in_multi_steps
 from foredraft.checks.mutants.planting import defects
 from foredraft.core.adaptive import AdaptiveController
 from foredraft.core.algorithm.builtin import Eagle
@@ -156,7 +156,7 @@ NewcomersNeverWakeTheDriver (MATRIX): A newcomer waits for the end of the block.
     Admission.could_enter_before_commit = False
 
 AbortedRoundsForgotten (MATRIX): A request that is aborted in a block ends at once.
-    StepsInFlight.runs_block_of = False
+    StepsInFlight.runs_multi_step_of = False
 
 BlocksPlannedWhileARequestCouldEnter (MATRIX): The queue is not looked at before a block.
     Engine._max_rounds
@@ -199,7 +199,7 @@ def test_a_planted_defect_is_noticed(make):
 @pytest.mark.parametrize("make", planted(BETWEEN_BLOCKS_AND_SINGLE_ROUNDS))
 def test_a_planted_difference_between_blocks_and_rounds_is_noticed(make):
     with make.planted():
-        assert noticed(run_cell_in_blocks)
+        assert noticed(run_cell_in_multi_steps)
 
 
 def test_without_a_defect_nothing_is_noticed():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from foredraft.checks.cells import random_cells
-from foredraft.checks.matrix import run_cell_in_blocks, run_cells, summary
+from foredraft.checks.matrix import run_cell_in_multi_steps, run_cells, summary
 from foredraft.core.adaptive import fixed_controller
 from foredraft.core.algorithm.registry import get_algorithm, register_algorithm
 from foredraft.core.contract.request import Request
@@ -50,7 +50,7 @@ def test_the_executor_contract_draws_engines_of_a_plugin(monkeypatch):
     drawn, make_engine = set(), ExecutorConfig.make_engine
 
     def note(config, *arguments):
-        drawn.add((config.algorithm, config.topk > 1, config.overlap, config.adaptive, config.block_rounds > 1))
+        drawn.add((config.algorithm, config.topk > 1, config.overlap, config.adaptive, config.multi_step_rounds > 1))
         return make_engine(config, *arguments)
 
     monkeypatch.setattr(ExecutorConfig, "make_engine", note)
@@ -88,8 +88,8 @@ def test_the_executor_contract_finds_a_plugin_that_talks_nonsense():
 def test_blocks_and_simulated_acceptance():
     plugin(Witness)
     blocks = sum(
-        run_cell_in_blocks(cell)
-        for cell in random_cells(5, 3, {"algorithm": "PLUGGED", "drafts": "model", "block_rounds": 8, "topk": 1})
+        run_cell_in_multi_steps(cell)
+        for cell in random_cells(5, 3, {"algorithm": "PLUGGED", "drafts": "model", "multi_step_rounds": 8, "topk": 1})
     )
     assert blocks > 0
     plain = type("Silent", (Witness,), {"make_proposer": lambda self, shape: Silent()})
@@ -134,7 +134,7 @@ def test_own_fields_travel_from_the_prefill_to_the_decode_worker(overlap):
     Witness.rounds_witnessed = 0
     model = HashLanguageModel(seed=3, vocab_size=24, regularity=0.8)
     requests = [Request(f"r{i}", Prompt.of_tokens([(i + 5 * j) % 24 for j in range(1 + 6 * i)]), 20) for i in range(6)]
-    ends = serve_disaggregated(model, requests, overlap=overlap, block_rounds=4)
+    ends = serve_disaggregated(model, requests, overlap=overlap, multi_step_rounds=4)
     for request in requests:
         assert ends[request.request_id].tokens.tolist() == plain_greedy(model, request, 20).tolist()
     assert Witness.rounds_witnessed > 30

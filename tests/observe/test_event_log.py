@@ -6,9 +6,9 @@ from foredraft.core.contract.events import Aborted, Committed, EngineStarted, Pl
 from foredraft.core.contract.request import FinishedRequest, FinishReason, Request, SamplingParams
 from foredraft.core.contract.step import (
     NO_WRITES,
-    BlockEnd,
     DecodeResult,
     DecodeStep,
+    MultiStepEnd,
     PrefillResult,
     PrefillStep,
     Step,
@@ -90,7 +90,7 @@ def test_a_result_comes_back_as_it_was(lens, dtype):
     rounds = len(lens)
     stops = np.full((rounds, 3), -1, dtype=np.int32)
     stops[-1, 1], stops[0, 2] = 0, 3
-    decode = DecodeResult(rounds, accept_lens, stops, np.array([False, True, False]), BlockEnd.REQUEST_ENDED)
+    decode = DecodeResult(rounds, accept_lens, stops, np.array([False, True, False]), MultiStepEnd.REQUEST_ENDED)
     prefill = PrefillResult(None, np.array([False, True]))
     times = np.array([10**15, 10**15 + 7])[:rounds]
     failures = ((2, 'bad "row"'),)
@@ -99,7 +99,7 @@ def test_a_result_comes_back_as_it_was(lens, dtype):
     assert back.decode.accept_lens.tolist() == lens and back.decode.accept_lens.dtype == np.int32
     assert back.decode.stop_index.tolist() == stops.tolist()
     assert back.decode.ended.tolist() == [False, True, False]
-    assert back.decode.block_end is BlockEnd.REQUEST_ENDED and back.decode.rounds == rounds
+    assert back.decode.multi_step_end is MultiStepEnd.REQUEST_ENDED and back.decode.rounds == rounds
     assert back.prefill.stopped.tolist() == [False, True] and back.prefill.tokens is None
     assert back.round_end_ns.tolist() == times.tolist() and back.round_end_ns.dtype == np.int64
     assert back.failures == failures
@@ -108,7 +108,7 @@ def test_a_result_comes_back_as_it_was(lens, dtype):
 
 def test_what_did_not_happen_is_not_written():
     decode = DecodeResult(
-        1, np.full((1, 3), 2, np.int32), np.full((1, 3), -1, np.int32), np.zeros(3, bool), BlockEnd.MAX_ROUNDS
+        1, np.full((1, 3), 2, np.int32), np.full((1, 3), -1, np.int32), np.zeros(3, bool), MultiStepEnd.MAX_ROUNDS
     )
     record, back = there_and_back(make_step(prefill=0), StepResult(7, None, decode, np.array([5])))
     assert record == {"t": "commit", "r": 0, "ns": 99, "step": 7, "rounds": 1, "lens": 2, "at": 5}
@@ -120,12 +120,12 @@ def test_tokens_are_kept_where_there_are_some():
     lens = np.array([[1, 3, 2], [2, 1, 1]], dtype=np.int32)
     tokens = np.arange(2 * 3 * 4).reshape(2, 3, 4)
     tokens[np.arange(4) >= lens[:, :, None]] = -1
-    decode = DecodeResult(2, lens, None, np.zeros(3, bool), BlockEnd.ASKED, tokens)
+    decode = DecodeResult(2, lens, None, np.zeros(3, bool), MultiStepEnd.ASKED, tokens)
     prefill = PrefillResult(np.array([77, 88]), None)
     _, back = there_and_back(step, StepResult(7, prefill, decode, np.array([1, 2])))
     assert back.prefill.tokens.tolist() == [77, 88] and back.prefill.stopped is None
     assert back.decode.tokens.tolist() == tokens[:, :, :3].tolist()
-    assert back.decode.block_end is BlockEnd.ASKED
+    assert back.decode.multi_step_end is MultiStepEnd.ASKED
 
 
 def test_a_result_that_does_not_fit_its_step_is_named():

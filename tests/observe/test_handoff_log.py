@@ -27,7 +27,13 @@ POOLS = {"prefill": 90, "decode": 70}
 
 def make_engine(role, events):
     config = EngineConfig(
-        num_pages=POOLS[role], context_len=96, max_running=4, chunk_size=8, block_rounds=8, track_tokens=True, role=role
+        num_pages=POOLS[role],
+        context_len=96,
+        max_running=4,
+        chunk_size=8,
+        multi_step_rounds=8,
+        track_tokens=True,
+        role=role,
     )
     return Engine(config, get_algorithm("EAGLE"), fixed_controller(3), events=events)
 

@@ -27,7 +27,9 @@ def real(models: dict[str, Path]) -> Iterator[Served]:
     from foredraft.serve.bodies.real import RealBody
 
     metrics = ServerMetrics()
-    options = SessionOptions(models["target"], models["STANDALONE"], dtype="float64", max_running=16, block_rounds=1)
+    options = SessionOptions(
+        models["target"], models["STANDALONE"], dtype="float64", max_running=16, multi_step_rounds=1
+    )
     session = DecodeSession.open(options, make_sinks=lambda spec: [metrics.sink(0)])
     with serving(RealBody(session, "target"), metrics=metrics, model="served") as served:
         yield served

@@ -238,7 +238,7 @@ def test_a_served_model_is_ready_before_it_listens(
         dtype="float64",
         device="cpu",
         max_running=1,
-        block_rounds=1,
+        multi_step_rounds=1,
         graphs=True,
         tensor_parallel=ranks,
     )

@@ -80,7 +80,7 @@ def test_blocks_of_rounds_decide_as_single_rounds_with_the_rules_of_vllm(algorit
     results = []
     for rounds in (32, 1):
         metrics = RunMetrics(None)
-        made = scenario_from_dict(scenario | {"engine": {**scenario["engine"], "block_rounds": rounds}}, "test")
+        made = scenario_from_dict(scenario | {"engine": {**scenario["engine"], "multi_step_rounds": rounds}}, "test")
         report = Simulation(made, sinks=lambda replica, metrics=metrics: [metrics.sink(replica)]).run()
         results.append(metrics.summary(report.duration_ns))
     for name in ("duration", "retractions", "mean_ttft_ms", "mean_tpot_ms", "delivered_tokens"):

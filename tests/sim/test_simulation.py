@@ -110,8 +110,10 @@ def test_blocks_say_what_single_rounds_say(mode, faults, waits_for):
     """To the last digit, except for what a block reserves ahead and how often promises are checked.
     A fault of a step hits a whole block: such plans are left out."""
     summaries = []
-    for block_rounds in (1, 32):
-        tables = merged(merged(BUSY, engine={"mode": mode, "block_rounds": block_rounds}), **SERVICES[waits_for])
+    for multi_step_rounds in (1, 32):
+        tables = merged(
+            merged(BUSY, engine={"mode": mode, "multi_step_rounds": multi_step_rounds}), **SERVICES[waits_for]
+        )
         scenario = scenario_from_dict(tables, "test")
         metrics = RunMetrics()
         report = Simulation(scenario, sinks=lambda replica: [metrics.sink(replica)], faults=faults).run()  # noqa: B023

@@ -169,7 +169,7 @@ def sound_inputs(directory: Path) -> list[Sound]:
         run = directory / name.replace(" ", "-")
         options = [word for setting in settings for word in ("--set", setting)]
         options += ["--faults", "swarm"] if "faults" in name else []
-        few = ("--set", "workload.num_requests=5", "--set", "engine.block_rounds=2")
+        few = ("--set", "workload.num_requests=5", "--set", "engine.multi_step_rounds=2")
         code, _, errors = execute(("simulate", "--quiet", "--no-perfetto", *few, *options, "--out", str(run)))
         assert code == 0, errors
         commands = (("audit", "--replay", "{}"), ("audit", "{}"), ("calibrate", "--acceptance", "{}"))

@@ -11,7 +11,7 @@ from foredraft.core.adaptive import AdaptiveController, AdaptiveSpeculativeParam
 from foredraft.core.algorithm.builtin import Standalone
 from foredraft.core.contract.events import Event
 from foredraft.core.contract.request import Request, cut_runs
-from foredraft.core.contract.step import BlockEnd, DecodeResult, PrefillResult, Step, StepResult
+from foredraft.core.contract.step import DecodeResult, MultiStepEnd, PrefillResult, Step, StepResult
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.engine import Engine
@@ -79,7 +79,7 @@ class ToyExecutor:
         remaining = np.array([self.remaining[key] for key in keys], dtype=np.int64)
         over = remaining <= 0
         lens, stops, times = [], [], []
-        end = BlockEnd.MAX_ROUNDS
+        end = MultiStepEnd.MAX_ROUNDS
         while True:
             good = (self.clock_ns // 30_000_000) % 2  # times change, so that adaptive steps follow
             run = (1 + self.rng.binomial(d.steps, 0.9 if good else 0.1, len(keys))).astype(np.int32)
@@ -93,10 +93,10 @@ class ToyExecutor:
             stops.append(stop)
             times.append(self.clock_ns)
             if ended.any():
-                end = BlockEnd.REQUEST_ENDED
+                end = MultiStepEnd.REQUEST_ENDED
                 break
             if len(lens) == min(d.max_rounds, max_rounds):
-                end = BlockEnd.MAX_ROUNDS if len(lens) == d.max_rounds else BlockEnd.ASKED
+                end = MultiStepEnd.MAX_ROUNDS if len(lens) == d.max_rounds else MultiStepEnd.ASKED
                 break
         for key, left in zip(keys, remaining.tolist(), strict=True):
             self.remaining[key] = left
@@ -118,7 +118,7 @@ def make_config(**changes) -> EngineConfig:
         "page_size": 4,
         "max_running": 8,
         "chunk_size": 48,
-        "block_rounds": 8,
+        "multi_step_rounds": 8,
         "max_queue": 30,
         "overlap": True,
     }

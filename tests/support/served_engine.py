@@ -16,7 +16,7 @@ def make(
     algorithm="STANDALONE", steps=3, agreement=0.7, fail_at=None, events=None, text_decoder=None, shape=None, **config
 ):
     """An engine and its executor; `config` overrides small, roomy defaults."""
-    defaults = {"num_pages": 400, "context_len": 96, "max_running": 4, "chunk_size": 16, "block_rounds": 1}
+    defaults = {"num_pages": 400, "context_len": 96, "max_running": 4, "chunk_size": 16, "multi_step_rounds": 1}
     engine = Engine(
         EngineConfig(**{**defaults, **config}, track_tokens=True),
         get_algorithm(algorithm),

@@ -47,7 +47,7 @@ def service(seed: int) -> dict:
             "chunk_size": draw(7, 64, 512, 2048),
             "mixed": draw(8, True, True, False),
             "prefix_cache": draw(9, True, False),
-            "block_rounds": draw(10, 1, 32, 32),
+            "multi_step_rounds": draw(10, 1, 32, 32),
             "preempt": draw(11, False, True),
         },
         "workload": {

@@ -63,7 +63,7 @@ class CheckedSimulator:
         return self.simulate(service, self.load(service))
 
     def round_by_round(self, service: Service) -> dict[str, Any]:
-        return type(self)(self.config, block_rounds=1).run(service)
+        return type(self)(self.config, multi_step_rounds=1).run(service)
 
     def in_parts(self, service: Service) -> list[dict[str, Any]]:
         requests: list[dict[str, Any]] = []

@@ -131,7 +131,7 @@ class Room:
             yield Growth(record, self.beside.total(whole) - self.beside.total(slots), record in entering)
 
     def held_rows(self) -> dict[int, int]:
-        """Return the slots of each row of a request, without those that a running block holds ahead."""
+        """Return the slots of each row of a request, without those that a running multi-step holds ahead."""
         ahead, allocated = self.requests.rounds.held_ahead(), self.store.allocated
         rows = (*self.requests.running, *self.requests.transferring)
         return {row: int(allocated[row]) - ahead.get(row, 0) for row in rows}
@@ -143,5 +143,5 @@ class Room:
 
     @property
     def _rounds_in_flight(self) -> int:
-        # A running block counts as one round: a plan that admits a request comes after its first.
+        # A running multi-step counts as one round: a plan that admits a request comes after its first.
         return sum(flight.is_decode_only for flight in self.requests.in_flight)

@@ -111,10 +111,10 @@ def a_retracted_request_holds_nothing(m: EngineMoment) -> Outcome:
 
 @checks("ACCEPT-08", CONTRACT, "slots", on=("commit",))
 def no_row_holds_more_than_its_reserve(m: EngineMoment) -> Outcome:
-    if m.keeps_reserves and m.committed.rounds > 1 and (kept := _kept_of_a_block(m)) is not None:
+    if m.keeps_reserves and m.committed.rounds > 1 and (kept := _kept_of_a_multi_step(m)) is not None:
         return kept
     if any(flight.rounds > 1 for flight in m.model.flights):
-        return None  # the reserve of a block is its own
+        return None  # the reserve of a multi-step is its own
     found = None
     bound = m.config.reserve + m.config.page_size
     for name, slots in m.after.slots.items():
@@ -128,8 +128,8 @@ def no_row_holds_more_than_its_reserve(m: EngineMoment) -> Outcome:
     return found
 
 
-def _kept_of_a_block(m: EngineMoment) -> Finding | None:
-    """Return a row that holds more after a block than the same rounds, planned one by one, would have left it."""
+def _kept_of_a_multi_step(m: EngineMoment) -> Finding | None:
+    """Return a row that holds more after a multi-step than the same rounds, planned one by one, would have left it."""
     flight, config, later = m.committed, m.config, {row.life for other in m.model.flights for row in other.rows}
     for number, row in enumerate(flight.rows):
         life, lengths = row.life, [len(runs[number]) for runs in m.answer.runs]
@@ -146,7 +146,7 @@ def _kept_of_a_block(m: EngineMoment) -> Finding | None:
         most = max(flight.held[life.name], config.whole_pages(life.kv - sum(unseen) + config.reserve))
         if life not in later and len(slots) > most:
             was = f"{life.name} holds {len(slots)} slots after {len(lengths)} rounds of a block"
-            return Finding(was, f"{most}, as after single rounds", "what a block has reserved must serve others")
+            return Finding(was, f"{most}, as after single rounds", "what a multi-step has reserved must serve others")
     return None
 
 

@@ -31,7 +31,7 @@ def a_step_keeps_its_budgets(m: EngineMoment) -> Outcome:
     if not config.mixed and flight.chunks and flight.rows:
         return Finding("prefill and decode in one step", "one of them", "the configuration says so")
     is_reduced = m.recovery is not None and m.recovery.is_reduced
-    most = 1 if flight.chunks or is_reduced else config.block_rounds
+    most = 1 if flight.chunks or is_reduced else config.multi_step_rounds
     if flight.rounds > most:
         return Finding(f"{flight.rounds} rounds", f"{most} at most", "the engine decides nothing until a step ends")
     return True

@@ -21,7 +21,7 @@ MOST_PLANS_TO_ENTER = 2  # once the victims' slots are free: a round may be comm
 @checks("ENGINE-07", CONTRACT, "slots", on=("plan", "submit", "abort", "retract"))
 def what_fits_is_launched(m: EngineMoment) -> Outcome:
     if not m.asked:
-        return _blocks_that_go_on(m)
+        return _multi_steps_that_go_on(m)
     return (
         _needless_retraction(m)
         or _gave_way_in_vain(m)
@@ -105,7 +105,7 @@ def _against_reserves(m: EngineMoment) -> Finding | None:
             )
             return Finding(was, f"one: {needed} slots are enough for it", "a request that fits waits for a whole block")
     may_differ = waiting or m.is_disturbed or m.model.holding or (m.recovery is not None and m.recovery.is_reduced)
-    if may_differ or flight.chunks or flight.rounds > 1 or config.block_rounds == 1 or not flight.rows:
+    if may_differ or flight.chunks or flight.rounds > 1 or config.multi_step_rounds == 1 or not flight.rows:
         return None
     if any(other.rounds > 1 or other.chunks for other in others) or len(decoding) < len(m.after.running):
         return None
@@ -177,19 +177,19 @@ def _gave_way_in_vain(m: EngineMoment) -> Finding | None:
     return None
 
 
-def _blocks_that_go_on(m: EngineMoment) -> Outcome:
+def _multi_steps_that_go_on(m: EngineMoment) -> Outcome:
     """Return a finding if a step of several rounds goes on, though a plan would now let a request in,
     or take one out."""
     config, before = m.config, m.before
-    blocks = [flight for flight in m.model.flights if flight.rounds > 1]
-    if m.interrupted is None or not blocks or m.is_disturbed:
+    multi_steps = [flight for flight in m.model.flights if flight.rounds > 1]
+    if m.interrupted is None or not multi_steps or m.is_disturbed:
         return None
-    newest = blocks[-1].number
+    newest = multi_steps[-1].number
     if m.interrupted >= newest:
         return True
     tag = m.operation.tag
     if tag == "retract":
-        if m.operation.request in [row.life.name for row in blocks[-1].rows if row.is_present]:
+        if m.operation.request in [row.life.name for row in multi_steps[-1].rows if row.is_present]:
             was = f"step {newest} goes on for several rounds with {m.operation.request}"
             return Finding(was, "it ends at its next round", "a request that must give its memory back holds it")
         return None
@@ -197,8 +197,8 @@ def _blocks_that_go_on(m: EngineMoment) -> Outcome:
         return None
     if (
         tag == "abort"
-        and m.operation.request in [row.life.name for row in blocks[0].rows]
-        and blocks[0] is m.model.flights[0]
+        and m.operation.request in [row.life.name for row in multi_steps[0].rows]
+        and multi_steps[0] is m.model.flights[0]
     ):
         was = f"step {newest} goes on for several rounds with {m.operation.request}, which is aborted"
         return Finding(was, "it ends at its next round", "its client waits for the end of the block")

@@ -193,7 +193,9 @@ def an_abort_releases_everything(m: EngineMoment) -> Outcome:
         if name not in m.model.lives:
             return True
         if not flights or flights[0].rounds == 1 or name not in [row.life.name for row in flights[0].rows]:
-            return Finding(f"{name} lives on after its abort", "its end event", "no block that runs has a row of it")
+            return Finding(
+                f"{name} lives on after its abort", "its end event", "no multi-step that runs has a row of it"
+            )
         return True
     for name in m.delivered:
         life = _life(m, name)
@@ -202,7 +204,7 @@ def an_abort_releases_everything(m: EngineMoment) -> Outcome:
     if m.committed is not None:
         for row in m.committed.rows:
             if row.life.leaving and row.life.is_live and row.is_present:
-                return Finding(f"{row.life.name} was aborted and lives on", "its end event", "the block is over")
+                return Finding(f"{row.life.name} was aborted and lives on", "its end event", "the multi-step is over")
     return True
 
 

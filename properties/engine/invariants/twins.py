@@ -57,9 +57,9 @@ def the_cache_changes_no_token(trials: Twins) -> Outcome:
     return _same_outputs(trials, "cached KV is the KV that would be computed")
 
 
-@checks("SIM-12", CONTRACT, "blocks", twin="round by round")
+@checks("SIM-12", CONTRACT, "multi_steps", twin="round by round")
 def blocks_change_no_token(trials: Twins) -> Outcome:
-    return _same_outputs(trials, "a block is its rounds")
+    return _same_outputs(trials, "a multi-step is its rounds")
 
 
 @checks("ENGINE-17", CONTRACT, twin="one at a time, in a large pool")

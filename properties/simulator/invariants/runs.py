@@ -134,7 +134,7 @@ def _since(answer: SimulatorAnswer, start_ns: int) -> tuple[Any, ...]:
     return [(ns - start_ns, prompt, output) for ns, prompt, output in answer.arrivals], requests
 
 
-@checks("SIM-17", CONTRACT, "blocks", on=("round-by-round",))
+@checks("SIM-17", CONTRACT, "multi_steps", on=("round-by-round",))
 def steps_are_their_rounds(m: SimulatorMoment) -> Verdict:
     if m.split is None:
         return None

@@ -6,7 +6,7 @@ attention windows are full, and cannot be faster than its dispatch floor. So the
     time(kv) = Σ repeat · max(floor, base + slope · kv + window_slope · min(kv, cap))
 
 Coefficients are integers in units of 2⁻¹⁶ ns. One integer formula serves Python ints and int64 arrays, so that a round
-costs the same to the last bit whether it is evaluated alone or inside a block.
+costs the same to the last bit whether it is evaluated alone or inside a multi-step.
 """
 
 from __future__ import annotations

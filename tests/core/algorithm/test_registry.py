@@ -20,7 +20,7 @@ def test_a_plugin_serves_from_its_own_file_alone(forget, overlap, shape):
         """Nothing of the core knows this class."""
 
     assert get_algorithm("mydraft").name == "MYDRAFT"
-    engine, executor = make(algorithm="mYdRaFt", overlap=overlap, shape=shape, block_rounds=4)
+    engine, executor = make(algorithm="mYdRaFt", overlap=overlap, shape=shape, multi_step_rounds=4)
     requests = [ask(f"r{i}", start=i, prompt_len=3 + i) for i in range(5)]
     for request in requests:
         engine.submit(request, 0)

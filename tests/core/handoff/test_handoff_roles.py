@@ -151,7 +151,7 @@ def test_what_never_fits_is_refused_and_what_does_not_fit_now_waits():
 
 
 def test_a_reservation_that_a_running_block_leaves_no_slots_asks_for_its_end():
-    engine = engine_of("decode", num_pages=50, block_rounds=8)
+    engine = engine_of("decode", num_pages=50, multi_step_rounds=8)
     row = engine.transfers.reserve(ask("a", 8, 30), 0).row
     engine.transfers.join("a", arrival(), 0)
     engine.transfers.release_hold(row, 0)

@@ -11,8 +11,8 @@ from foredraft.core.kv.request_table import (
     get_alloc_len_per_decode,
     recurrent_state_slots,
     request_table_width,
-    reserve_per_block,
     reserve_per_decode,
+    reserve_per_multi_step,
 )
 from foredraft.core.kv.store import KVStore, StoreSizes
 from hypothesis import given, settings
@@ -50,8 +50,8 @@ def test_slots_of_a_round(steps, topk, num_draft_tokens, page_size, has_draft_kv
 
 def test_the_reserve_counts_the_rounds_in_flight():
     assert (reserve_per_decode(8, overlap=False), reserve_per_decode(8, overlap=True)) == (8, 16)
-    assert reserve_per_block(8, max_rounds=5, rounds_in_flight=1) == 48
-    assert reserve_per_block(8, max_rounds=1, rounds_in_flight=1) == reserve_per_decode(8, overlap=True)
+    assert reserve_per_multi_step(8, max_rounds=5, rounds_in_flight=1) == 48
+    assert reserve_per_multi_step(8, max_rounds=1, rounds_in_flight=1) == reserve_per_decode(8, overlap=True)
 
 
 def test_widths_and_states():

@@ -100,7 +100,7 @@ def test_an_algorithm_without_a_draft_is_refused_steps():
 
 
 def test_an_abort_in_a_running_block_keeps_what_its_earlier_rounds_delivered():
-    engine, executor = make(overlap=False, block_rounds=16, algorithm="NONE", steps=0)
+    engine, executor = make(overlap=False, multi_step_rounds=16, algorithm="NONE", steps=0)
     engine.submit(ask("a", max_tokens=40), 0)
     engine.submit(ask("b", start=7, max_tokens=40), 0)
     turn(engine, executor)
@@ -223,7 +223,7 @@ def test_an_aged_request_is_not_preempted_for_ever():
     page_size=st.sampled_from([1, 4]),
     share=st.sampled_from([0.3, 1.0]),
     mode=st.fixed_dictionaries(
-        {"overlap": st.booleans(), "prefix_cache": st.booleans(), "block_rounds": st.sampled_from([1, 8])}
+        {"overlap": st.booleans(), "prefix_cache": st.booleans(), "multi_step_rounds": st.sampled_from([1, 8])}
     ),
 )
 def test_with_guaranteed_outputs_memory_retracts_nobody(lengths, num_slots, page_size, share, mode):

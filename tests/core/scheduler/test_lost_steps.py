@@ -231,7 +231,7 @@ def test_a_newcomer_that_makes_steps_fail_is_tried_by_itself_and_the_others_once
 
 
 def test_who_had_left_in_a_block_that_is_lost_has_left():
-    engine, executor = make(overlap=True, block_rounds=8)
+    engine, executor = make(overlap=True, multi_step_rounds=8)
     for name in ("a", "b"):
         engine.submit(ask(name, max_tokens=40), 0)
     while not engine.requests.in_flight or engine.requests.in_flight[0].step.max_rounds == 1:
@@ -282,7 +282,7 @@ def test_a_limit_that_is_lifted_lets_the_next_one_in_at_once():
 
 def test_no_blocks_while_steps_are_kept_small():
     events = []
-    engine, executor = make(overlap=False, block_rounds=8, events=events.append, num_pages=900, context_len=400)
+    engine, executor = make(overlap=False, multi_step_rounds=8, events=events.append, num_pages=900, context_len=400)
     engine.submit(ask("a", max_tokens=250), 0)
     turn(engine, executor)
     step = engine.plan(0)

@@ -81,9 +81,11 @@ def test_a_newcomer_leaves_free_what_a_running_request_is_expected_to_emit(rules
     )
 
 
-@pytest.mark.parametrize("block_rounds", [1, 8])
-def test_the_share_counts_rounds_and_begins_again_when_the_engine_is_idle(block_rounds):
-    engine, executor = make(algorithm="NONE", steps=0, overlap=False, block_rounds=block_rounds, rules=SGLangRules())
+@pytest.mark.parametrize("multi_step_rounds", [1, 8])
+def test_the_share_counts_rounds_and_begins_again_when_the_engine_is_idle(multi_step_rounds):
+    engine, executor = make(
+        algorithm="NONE", steps=0, overlap=False, multi_step_rounds=multi_step_rounds, rules=SGLangRules()
+    )
     engine.submit(ask("a", max_tokens=25), 0)
     finish(engine, executor)
     assert engine.admission.room.share.now(0) == pytest.approx(
@@ -209,7 +211,7 @@ def test_the_output_of_a_retracted_request_is_kept_in_the_cache_or_not(rules):
 )
 def test_by_the_rules_of_others_every_request_gets_its_tokens(rules, overlap, page_size):
     engine, executor = make(
-        num_pages=96 // page_size, page_size=page_size, overlap=overlap, block_rounds=8, rules=rules
+        num_pages=96 // page_size, page_size=page_size, overlap=overlap, multi_step_rounds=8, rules=rules
     )
     requests = [ask(f"r{i}", start=i, prompt_len=3 + i, max_tokens=30) for i in range(8)]
     for request in requests:

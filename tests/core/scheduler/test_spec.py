@@ -20,7 +20,9 @@ from foredraft.observe.log import EventLog, read_log
 from foredraft.observe.replay import replay
 from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 
-CONFIG = EngineConfig(num_pages=400, context_len=96, max_running=4, chunk_size=16, block_rounds=4, track_tokens=True)
+CONFIG = EngineConfig(
+    num_pages=400, context_len=96, max_running=4, chunk_size=16, multi_step_rounds=4, track_tokens=True
+)
 MODEL = HashLanguageModel(seed=1, vocab_size=24)
 
 

@@ -252,13 +252,13 @@ DRAFTS = ("STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
 def test_proposals_are_those_of_dense_drafting(algorithm, topk, page_size, record_property):
     common = {"algorithm": algorithm, "topk": topk, "page_size": page_size, "chunk_size": 3, "prefixes": "shared"}
     cells = [
-        MatrixCell(**common, mode="overlap", steps=4, block_rounds=3, pool="tight", disturbance="retract", seed=5),
+        MatrixCell(**common, mode="overlap", steps=4, multi_step_rounds=3, pool="tight", disturbance="retract", seed=5),
         MatrixCell(**common, mode="synchronous", steps=5, policy="ema", mixed=False, agreement=0.0, seed=1),
     ]
     if topk == 1:
         # Random heads are never right twice in a row; this target is told to agree. (In a tree it may be told to agree
         # to what is no path.)
-        cells.append(MatrixCell(**common, mode="overlap", steps=3, block_rounds=2, drafts="simulated", seed=2))
+        cells.append(MatrixCell(**common, mode="overlap", steps=3, multi_step_rounds=2, drafts="simulated", seed=2))
     watched = [serve_watched(cell) for cell in cells]
     counts = {
         name: sum(getattr(watcher, name) for watcher, _ in watched)

@@ -147,7 +147,7 @@ def test_penalties_let_the_next_step_begin_and_grammars_wait(grammar):
 
     asked = SamplingParams(presence_penalty=0.4, repetition_penalty=1.2, grammar=grammar)
     requests = [Request("r", Prompt.of_tokens([3, 5, 8]), 20, sampling=asked)]
-    way = chain("STANDALONE", 3, overlap=True, block_rounds=1)
+    way = chain("STANDALONE", 3, overlap=True, multi_step_rounds=1)
     run = serve(way, requests, make_matcher=lambda grammar: ToyMatcher(VOCAB_SIZE), before=watch)
     assert len(run.tokens["r"]) == 20
     assert max(begun) == (1 if grammar is None else 0)

@@ -19,7 +19,7 @@ from foredraft.core.contract.events import Committed
 from foredraft.core.contract.handoff_batch import DraftInput, HandoffBatch
 from foredraft.core.contract.hidden import CaptureHiddenMode
 from foredraft.core.contract.request import FinishReason, Request
-from foredraft.core.contract.step import Arrivals, BlockEnd, Join, Step, TableWrites
+from foredraft.core.contract.step import Arrivals, Join, MultiStepEnd, Step, TableWrites
 from foredraft.core.draws import request_key
 from foredraft.core.errors import ForedraftError
 from foredraft.core.prompt import Prompt
@@ -168,7 +168,7 @@ def test_simulated_acceptance_is_that_of_the_process(name, overlap):
     """Round after round, in blocks and in flight:
     the host counts lengths by itself, since it does not look at the device's."""
     process = GaussianAcceptance((0.8, 0.75, 0.7, 0.7), seed=3)
-    way = replace(WAYS[name], config={"overlap": overlap, "block_rounds": 3, "num_pages": 2000})
+    way = replace(WAYS[name], config={"overlap": overlap, "multi_step_rounds": 3, "num_pages": 2000})
     # As many as there are rows: there are blocks while the queue is empty.
     requests = [replace(request, max_tokens=60) for request in requests_for(4)]
     run = serve(way, requests, acceptance=process)
@@ -196,7 +196,7 @@ def engine_and_executor(way: Way, **config):
 
 @pytest.mark.parametrize("when", ["planned", "launched", "running"])
 def test_a_block_stops_where_it_is_asked_to(when):
-    engine, executor, _ = engine_and_executor(WAYS["chain"], block_rounds=16, overlap=False)
+    engine, executor, _ = engine_and_executor(WAYS["chain"], multi_step_rounds=16, overlap=False)
     request = requests_for()[2]
     engine.submit(replace(request, max_tokens=70), 0)
     while (step := engine.plan(0)).max_rounds == 1:
@@ -212,13 +212,13 @@ def test_a_block_stops_where_it_is_asked_to(when):
         assert not executor.advance(2)
         executor.request_stop(step.step_id)
     decode = executor.collect().decode
-    assert decode.rounds == (3 if when == "running" else 1) and decode.block_end is BlockEnd.ASKED
+    assert decode.rounds == (3 if when == "running" else 1) and decode.multi_step_end is MultiStepEnd.ASKED
     assert len(decode.accept_lens) == len(decode.tokens) == decode.rounds and not decode.ended.any()
 
 
 @pytest.mark.parametrize("name", ["plain", "tree"])
 def test_counters_are_the_sums_of_the_steps(name):
-    engine, executor, _ = engine_and_executor(WAYS[name], block_rounds=8, overlap=False)
+    engine, executor, _ = engine_and_executor(WAYS[name], multi_step_rounds=8, overlap=False)
     for request in requests_for()[:4]:
         engine.submit(request, 0)
     sums: Counter[str] = Counter()

@@ -253,7 +253,7 @@ def test_padding_rows_leave_the_pools_and_the_relay_of_others_alone():
 def test_a_session_captures_the_sizes_that_its_batches_can_have(models):
     plain = SessionOptions(model=models["target"], draft=models["EAGLE3"], dtype="float64", max_running=3)
     texts, sizes = [], []
-    for options in (plain, replace(plain, graphs=True, block_rounds=1, overlap=True)):
+    for options in (plain, replace(plain, graphs=True, multi_step_rounds=1, overlap=True)):
         session = DecodeSession.open(options)
         tokens = session.tokenizer.encode("import os\n")
         requests = [Request(f"r{i}", Prompt.of_tokens(tokens[: 2 + i]), 6 + 6 * i) for i in range(3)]

@@ -28,7 +28,7 @@ ASKED = {
 WAYS = {
     "plain": Way(),
     "chain": chain("STANDALONE", 3),
-    "chain, overlap": chain("STANDALONE", 3, overlap=True, block_rounds=1),
+    "chain, overlap": chain("STANDALONE", 3, overlap=True, multi_step_rounds=1),
     "tree": tree("EAGLE", 3, 4, 14, page_size=4, num_pages=200, chunk_size=5),
     "EAGLE-3 tree": tree("EAGLE3", 3, 2, 9, chunk_size=3),
     "look-up": Way("NGRAM", None, {"steps": 5}),

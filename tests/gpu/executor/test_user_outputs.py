@@ -62,10 +62,10 @@ def ask(number: int, **fields) -> Request:
 
 
 WAYS = {
-    "plain": chain("NONE", 0, overlap=False, block_rounds=1),
+    "plain": chain("NONE", 0, overlap=False, multi_step_rounds=1),
     "plain, overlap, chunks": chain("NONE", 0, chunk_size=3),
     "chain": chain("STANDALONE", 4),
-    "chain, single rounds": chain("STANDALONE", 3, block_rounds=1, overlap=False, page_size=4, num_pages=100),
+    "chain, single rounds": chain("STANDALONE", 3, multi_step_rounds=1, overlap=False, page_size=4, num_pages=100),
     "tree": tree("STANDALONE", 3, 4, 14),
     "tree over pages": tree("EAGLE", 3, 4, 20, page_size=4, num_pages=200, chunk_size=5),
     "EAGLE-3 tree, not mixed": tree("EAGLE3", 4, 2, 9, mixed=False),

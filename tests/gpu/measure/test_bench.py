@@ -243,7 +243,7 @@ def test_turns_repeat_themselves_and_end_with_the_first_request(small):
     timing = captured.run()
     assert timing.outputs == first.outputs and "graph" in timing.phase_s
     assert [(capture.steps, capture.batch_size) for capture in captured.captures] == [(3, 4)]
-    overlapped = replace(arm_plan, spec=arm_plan.spec.with_config(overlap=True, block_rounds=1))
+    overlapped = replace(arm_plan, spec=arm_plan.spec.with_config(overlap=True, multi_step_rounds=1))
     timing = BenchArm(overlapped, target, draft, ops, prompts, 60, acceptance_of_arm(plan, arm_plan)).run()
     assert timing.outputs == first.outputs
     assert (timing.rounds, timing.tokens) == (first.rounds, first.tokens), "a round in flight past the end is not timed"

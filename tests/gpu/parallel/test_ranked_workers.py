@@ -58,7 +58,7 @@ def workers(pool):
 
 def options_for(files, ranks, draft=None, **options) -> SessionOptions:
     usual = {"dtype": "float64", "device": "cpu", "debug": True, "chunk_size": 16, "max_running": 4, "threads": 1}
-    usual |= {"block_rounds": 1, "tensor_parallel": ranks}
+    usual |= {"multi_step_rounds": 1, "tensor_parallel": ranks}
     return SessionOptions(files["target"], files.get(draft), **{**usual, **options})
 
 

@@ -119,7 +119,7 @@ def alone(target, drafts):
 
     def outputs_of(name):
         if name not in known:
-            options = options_for(target, **drafts[name], block_rounds=1)
+            options = options_for(target, **drafts[name], multi_step_rounds=1)
             session = DecodeSession.open(options, plan=plan_session(options, LONGEST))
             known[name] = session.run(requests_of(target)), session.stats()
         return known[name]
@@ -155,7 +155,7 @@ def test_ranks_give_the_outputs_of_one_process(size, name, target, drafts, alone
 @pytest.mark.parametrize("name", ["none", "small model", "EAGLE", "look-up"])
 def test_ranks_keep_the_states_of_their_own_heads(family, name, drafts, started, tmp_path):
     hybrid = write_target(tmp_path, SHAPES[family])
-    options = options_for(hybrid, **drafts[name], block_rounds=1)
+    options = options_for(hybrid, **drafts[name], multi_step_rounds=1)
     one = DecodeSession.open(options, plan=plan_session(options, LONGEST))
     expected = {key: output.tokens for key, output in one.run(requests_of(hybrid)).items()}
     with opened(started(2), options_for(hybrid, 2, **drafts[name])) as session:

@@ -32,7 +32,7 @@ def head(tmp_path_factory, target) -> Path:
 
 def open_session(model: Path, size: int, **options) -> DecodeSession:
     usual = {"dtype": "float64", "device": "cpu", "chunk_size": 16, "max_running": 2, "threads": 1, "graphs": True}
-    chosen = SessionOptions(model, tensor_parallel=size, **{**usual, "block_rounds": 1, **options})
+    chosen = SessionOptions(model, tensor_parallel=size, **{**usual, "multi_step_rounds": 1, **options})
     return DecodeSession.open(chosen, plan=plan_session(chosen, 60))
 
 

@@ -279,7 +279,10 @@ def test_options_that_contradict_ranks_are_refused(tmp_path):
     directory = write_target(tmp_path)
     for options, expected in (
         ({"tensor_parallel": 0}, "tensor_parallel: must be at least 1"),
-        ({"tensor_parallel": 2, "block_rounds": 8}, "block_rounds: 8 rounds; with tensor_parallel a step has one"),
+        (
+            {"tensor_parallel": 2, "multi_step_rounds": 8},
+            "multi_step_rounds: 8 rounds; with tensor_parallel a step has one",
+        ),
     ):
         with pytest.raises(ConfigError, match=expected):
             plan_session(SessionOptions(directory, device="cpu", **options))

@@ -10,10 +10,10 @@ from foredraft.core.contract.handoff_batch import HandoffBatch
 from foredraft.core.contract.request import Request, SamplingParams
 from foredraft.core.contract.step import (
     Arrivals,
-    BlockEnd,
     DecodeResult,
     DecodeStep,
     Join,
+    MultiStepEnd,
     PrefillResult,
     PrefillStep,
     Step,
@@ -76,7 +76,7 @@ RESULT = StepResult(
     7,
     PrefillResult(ints(6), None, {"logprobs": np.array([-0.25], np.float32)}),
     DecodeResult(
-        1, ints(1, 3, dtype=np.int32)[None], None, np.array([False, True]), BlockEnd.REQUEST_ENDED,
+        1, ints(1, 3, dtype=np.int32)[None], None, np.array([False, True]), MultiStepEnd.REQUEST_ENDED,
         ints(4, -1, -1, 1, 2, 3).reshape(1, 2, 3), ({"hidden_states": np.ones((2, 3, 4))},),
     ),
     ints(123),

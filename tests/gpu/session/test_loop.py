@@ -22,7 +22,7 @@ MODEL = HashLanguageModel(seed=1, vocab_size=24)
 
 
 def make(**config) -> DecodeLoop:
-    defaults = {"num_pages": 400, "context_len": 96, "max_running": 4, "chunk_size": 16, "block_rounds": 4}
+    defaults = {"num_pages": 400, "context_len": 96, "max_running": 4, "chunk_size": 16, "multi_step_rounds": 4}
     deliveries = DeliverySink()
     engine = Engine(
         EngineConfig(**{**defaults, **config}, track_tokens=True),
@@ -64,7 +64,7 @@ class Collected:
 
 # Little memory makes requests give their rows back and come again; what they had delivered must not come twice.
 @pytest.mark.parametrize(
-    "config", [{}, {"overlap": False, "block_rounds": 1}, {"num_pages": 62, "prefix_cache": False}]
+    "config", [{}, {"overlap": False, "multi_step_rounds": 1}, {"num_pages": 62, "prefix_cache": False}]
 )
 def test_the_deltas_of_a_request_are_its_output(config):
     loop, collected = make(**config), Collected()

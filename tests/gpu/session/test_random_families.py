@@ -46,7 +46,7 @@ def random_options(rng: random.Random) -> tuple[dict, str | None]:
         "max_running": rng.randint(1, 4),
         "prefix_cache": rng.random() < 0.5,
         "overlap": rng.choice((None, True)),
-        "block_rounds": rng.choice((None, 1)),
+        "multi_step_rounds": rng.choice((None, 1)),
         "kv_tokens": rng.choice((None, 160)),
     }
     return options, name

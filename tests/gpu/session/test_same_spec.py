@@ -77,7 +77,7 @@ def test_scenario_and_session_resolve_alike(models, chosen):
         max_running=c["max_running"],
         kv_tokens=c["kv_tokens"],
         context_len=c["context_len"],
-        block_rounds=32,
+        multi_step_rounds=32,
         chunk_size=8192,
         graphs=graphs,
         dtype="float32",

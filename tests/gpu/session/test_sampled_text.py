@@ -173,9 +173,9 @@ def requests_for(number: int = 6) -> list[Request]:
 
 
 SAME = [
-    {"overlap": False, "block_rounds": 1},
-    {"overlap": False, "block_rounds": 8},
-    {"overlap": True, "block_rounds": 1},
+    {"overlap": False, "multi_step_rounds": 1},
+    {"overlap": False, "multi_step_rounds": 8},
+    {"overlap": True, "multi_step_rounds": 1},
     {"max_running": 1},
     {"max_running": 6, "chunk_size": 3, "mixed": False},
     {"page_size": 4, "num_pages": 150, "prefix_cache": False},

@@ -35,7 +35,7 @@ WAYS = {
     "EAGLE3 tree": ("EAGLE3", {"topk": 3, "steps": 2, "num_draft_tokens": 6}),
     "MULTI_LAYER_EAGLE": ("MULTI_LAYER_EAGLE", {}),
     "NGRAM": (None, {"algorithm": "NGRAM", "steps": 4}),
-    "adaptive": ("STANDALONE", {"adaptive": "with-zero", "block_rounds": 1}),
+    "adaptive": ("STANDALONE", {"adaptive": "with-zero", "multi_step_rounds": 1}),
     "adaptive trees": ("STANDALONE", {"adaptive": "with-zero", "topk": 3, "num_draft_tokens": {"3": 9, "7": 12}}),
     "goodput": (
         "STANDALONE",
@@ -99,7 +99,7 @@ def test_a_text_that_ends_inside_a_character_is_told_to_its_end(models, plain):
 
 
 def test_deltas_come_while_it_decodes_and_make_the_output(models, plain):
-    session = DecodeSession.open(options_for(models, block_rounds=2))
+    session = DecodeSession.open(options_for(models, multi_step_rounds=2))
     deltas = list(session.stream(requests_of(models)[:1]))
     assert len(deltas) > 5
     assert "".join(delta.text for delta in deltas) == plain["1"].text
@@ -116,7 +116,7 @@ def test_deltas_come_while_it_decodes_and_make_the_output(models, plain):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_interruption_ends_all_requests_with_what_they_have(models, plain, overlap):
-    session = DecodeSession.open(options_for(models, "STANDALONE", overlap=overlap, max_running=2, block_rounds=2))
+    session = DecodeSession.open(options_for(models, "STANDALONE", overlap=overlap, max_running=2, multi_step_rounds=2))
     told = []
     outputs = session.run(requests_of(models), told.append, lambda: len(told) >= 4)
     assert session.loop.is_idle and session.engine.is_idle

@@ -28,7 +28,7 @@ MODEL = HashLanguageModel(seed=2, vocab_size=24)
 def serve(algorithm="EAGLE", controller=None, requests=(), acceptance=None, agreement=0.7, on_commit=None, **config):
     """Everything an engine did for these requests: the engine, its executor, ended requests, events."""
     events = []
-    defaults = {"num_pages": 300, "context_len": 120, "max_running": 4, "block_rounds": 1}
+    defaults = {"num_pages": 300, "context_len": 120, "max_running": 4, "multi_step_rounds": 1}
     engine = Engine(
         EngineConfig(**{**defaults, **config}, track_tokens=True),
         get_algorithm(algorithm),

@@ -34,7 +34,7 @@ def worker(role, algorithm, steps=3, topk=1, events=None, **config):
     shape = {"depth_limited": algorithm != "NGRAM"}
     if topk > 1 and steps:
         shape |= {"topk": topk, "num_draft_tokens": 5}
-    defaults = {"num_pages": 200, "context_len": 96, "max_running": 4, "chunk_size": 8, "block_rounds": 1}
+    defaults = {"num_pages": 200, "context_len": 96, "max_running": 4, "chunk_size": 8, "multi_step_rounds": 1}
     engine = Engine(
         EngineConfig(**{**defaults, **config}, track_tokens=True, role=role),
         get_algorithm(algorithm) if isinstance(algorithm, str) else algorithm,

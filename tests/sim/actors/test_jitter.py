@@ -59,7 +59,7 @@ def test_a_block_fluctuates_as_its_rounds_do(mode, host):
     """Also where the host's time keeps the device waiting."""
     for jitter in ({"device_jitter": 0.2, "host_jitter": 0.5}, {"device_jitter": 0.0, "host_jitter": 1.0}):
         hardware = {**jitter, "host": host}
-        blocks, rounds = (summary_of(hardware, {"mode": mode, "block_rounds": n}) for n in (32, 1))
+        blocks, rounds = (summary_of(hardware, {"mode": mode, "multi_step_rounds": n}) for n in (32, 1))
         assert blocks == rounds
         assert blocks != summary_of({"host": host}, {"mode": mode})
 

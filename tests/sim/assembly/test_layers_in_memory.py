@@ -256,7 +256,7 @@ def test_blocks_of_rounds_decide_as_single_rounds_do_where_memory_is_short(tmp_p
             kind, server,
             model={"context_len": 4096},
             hardware=HARDWARE | {"server": server, "reserved_fraction": {"windowed": 0.848, "hybrid": 0.822}[kind]},
-            engine={"max_running": 16, "chunk_size": 1024, "block_rounds": rounds},
+            engine={"max_running": 16, "chunk_size": 1024, "multi_step_rounds": rounds},
             workload=TIGHT | ({"prefixes": {"groups": 4, "length": 200}} if kind == "hybrid" else {}),
         )  # fmt: skip
         path = tmp_path / f"{rounds}.jsonl"

@@ -87,7 +87,9 @@ def test_a_thousand_services_under_the_swarm(serve_seed, kinds, hundred):
 
 
 @pytest.mark.fast("change2")
-@pytest.mark.parametrize("change", [{}, {"mode": "synchronous", "block_rounds": 1}, {"mixed": False, "preempt": True}])
+@pytest.mark.parametrize(
+    "change", [{}, {"mode": "synchronous", "multi_step_rounds": 1}, {"mixed": False, "preempt": True}]
+)
 def test_a_plan_of_zeros_is_no_plan(tmp_path, change):
     scenario = {**BUSY, "engine": {**BUSY["engine"], **change}, "clients": {"cancel_share": 0.2}}
     without = logged(scenario, None, tmp_path / "without.jsonl")

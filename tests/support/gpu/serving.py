@@ -29,7 +29,7 @@ CONFIG = {
     "context_len": 96,
     "max_running": 4,
     "chunk_size": 8,
-    "block_rounds": 4,
+    "multi_step_rounds": 4,
     "rules": OurRules(watermark=0.0),
     "track_tokens": True,
 }

@@ -1,4 +1,4 @@
-"""When the rounds of a block end, from the times that device and host take for each of them."""
+"""When the rounds of a multi-step end, from the times that device and host take for each of them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import NamedTuple
 import numpy as np
 
 
-class BlockTimes(NamedTuple):
-    """When the rounds of a block end: on the device, at the host, and when the round after each is launched."""
+class MultiStepTimes(NamedTuple):
+    """When the rounds of a multi-step end: on the device, at the host, and when the round after each is launched."""
 
     device_end_ns: np.ndarray  # int64 [rounds]
     commit_end_ns: np.ndarray  # int64 [rounds]
     next_launch_ns: np.ndarray  # int64 [rounds]
 
 
-class RunningBlock:
-    """A block on the device that ends after `rounds` of its rounds, or earlier."""
+class RunningMultiStep:
+    """A multi-step on the device that ends after `rounds` of its rounds, or earlier."""
 
-    def __init__(self, times: BlockTimes, rounds: int) -> None:
+    def __init__(self, times: MultiStepTimes, rounds: int) -> None:
         self.rounds: int = rounds
         self._commit_end_ns = times.commit_end_ns
 
@@ -38,17 +38,17 @@ class RunningBlock:
 
 def synchronous_times(
     start_ns: int, device_ns: np.ndarray, commit_ns: np.ndarray, launch_ns: int | np.ndarray
-) -> BlockTimes:
+) -> MultiStepTimes:
     """Return the times of rounds that run one after the other: plan, launch, run, commit;
     plan, launch, run, commit; …"""
     next_launch_ns = start_ns + np.add.accumulate(device_ns + commit_ns + launch_ns)
     commit_end_ns = next_launch_ns - launch_ns
-    return BlockTimes(commit_end_ns - commit_ns, commit_end_ns, next_launch_ns)
+    return MultiStepTimes(commit_end_ns - commit_ns, commit_end_ns, next_launch_ns)
 
 
 def overlap_times(
     start_ns: int, planned_ns: int, device_ns: np.ndarray, commit_ns: np.ndarray, host_ns: int | np.ndarray
-) -> BlockTimes:
+) -> MultiStepTimes:
     """Return the times of rounds of which j + 1 is planned and launched while j runs, and before j is committed."""
     first_end_ns = start_ns + int(device_ns[0])
     second_launch_ns = planned_ns + (host_ns if isinstance(host_ns, int) else int(host_ns[0]))
@@ -60,7 +60,7 @@ def overlap_times(
         next_launch_ns[0] = planned_ns
         next_launch_ns[1:] = commit_end_ns[:-1]
         next_launch_ns += host_ns
-        return BlockTimes(device_end_ns, commit_end_ns, next_launch_ns)
+        return MultiStepTimes(device_end_ns, commit_end_ns, next_launch_ns)
     ends, commits, launches = [], [], []
     end_ns, launch_ns = first_end_ns, second_launch_ns  # of round j, and of round j + 1
     next_runs = [*device_ns[1:].tolist(), 0]  # round j + 1 on the device
@@ -73,4 +73,4 @@ def overlap_times(
         commits.append(max(launch_ns, end_ns) + cost_ns)
         end_ns = max(end_ns, launch_ns) + run_ns
         launch_ns = commits[-1] + plan_ns
-    return BlockTimes(np.array(ends), np.array(commits), np.array(launches))
+    return MultiStepTimes(np.array(ends), np.array(commits), np.array(launches))
