@@ -11,7 +11,6 @@ processor time.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -31,7 +30,7 @@ PROMPTS = (
     'def read(self, size=-1):\n    """Read and return up to size bytes.\n',
     "    try:\n        value = self._cache[key]\n    except KeyError:\n",
 )
-WARM_UPS, REPEATS = 1, 3  # turns
+WARM_UPS, REPEATS = 1, 5  # turns
 MOST_REPEATS = 0.5
 
 
@@ -102,15 +101,15 @@ def main() -> None:
         for name, session in sessions.items():
             with progress.status(f"{name}: turn {turn + 1} of {WARM_UPS + REPEATS}"):
                 rates[name].append(run(session, options.max_tokens)[1])
-    table = Table(title=f"{options.pair}: float32, one request at a time, median of {REPEATS}")
+    table = Table(title=f"{options.pair}: float32, one request at a time, best of {REPEATS}")
     for column in ("way", "tokens per CPU second", "speed-up", "tokens per round", "float64 text"):
         table.add_column(column, justify="left" if column == "way" else "right")
     for name, session in sessions.items():
-        measured, plain = (rates[one][WARM_UPS:] for one in (name, all_ways[0].name))
-        speed_up = statistics.median(mine / theirs for mine, theirs in zip(measured, plain, strict=True))
+        # What other programs take of caches and memory makes a turn slower, never faster: the best turns compare.
+        rate, plain_rate = (max(rates[one][WARM_UPS:]) for one in (name, all_ways[0].name))
         same = "identical" if texts[name] == plain_texts else "DIFFERS"
         accept_length = session.stats().accept_length or 1.0
-        table.add_row(name, f"{statistics.median(measured):.0f}", f"{speed_up:.2f}", f"{accept_length:.2f}", same)
+        table.add_row(name, f"{rate:.0f}", f"{rate / plain_rate:.2f}", f"{accept_length:.2f}", same)
     out.print(table)
     if different := [name for name in sessions if texts[name] != plain_texts]:
         raise SystemExit(f"{', '.join(different)}: the text differs from plain decoding")

@@ -114,9 +114,14 @@ class Comparison:
     steps: Mapping[int, tuple[float, float]]  # steps -> predicted, measured
     batch: tuple[tuple[float, ...], tuple[float, ...]]  # predicted, measured
     processor_share: float
-    # what single rounds took between the runs, over what the profile says of them; None on a GPU
-    pace: float | None = None
+    # what single rounds took each time between the runs, over what the profile says of them; none on a GPU
+    paces: tuple[float, ...] = ()
     accept_lengths: Mapping[str, AcceptLength] = field(default_factory=dict)  # "measured" and "forecast"
+
+    @property
+    def pace(self) -> float | None:
+        """The mean of `paces`; the simulated times are of it."""
+        return float(np.mean(self.paces)) if self.paces else None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -126,6 +131,7 @@ class Comparison:
             "repeats": self.repeats,
             "processor_share": self.processor_share,
             "pace": self.pace,
+            "pace_range": [min(self.paces), max(self.paces)] if self.paces else None,
             "metrics": {
                 name: {
                     "predicted": one.predicted,
@@ -151,7 +157,7 @@ def compare(
     predicted: Sequence[RunMetrics],
     measured: Sequence[RunMetrics],
     processor_share: float = 1.0,
-    pace: float | None = None,
+    paces: Sequence[float] = (),
     *,
     replayed: Sequence[RunMetrics] = (),
     accept_lengths: Mapping[str, AcceptLength] | None = None,
@@ -170,7 +176,7 @@ def compare(
     steps = {n: (shares[0].get(n, 0.0), shares[1].get(n, 0.0)) for n in sorted({*shares[0], *shares[1]})}
     batch = (_batch_over_time(predicted), _batch_over_time(measured))
     lengths = accept_lengths or {}
-    return Comparison(arm, load, requests, len(measured), found, steps, batch, processor_share, pace, lengths)
+    return Comparison(arm, load, requests, len(measured), found, steps, batch, processor_share, tuple(paces), lengths)
 
 
 def _mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:

@@ -151,12 +151,16 @@ def run_twin(
                 paces[number] += before if pace is None else [*before, pace.now()]
         for arm, side, each, runs, found in zip(arms, sides, loads, measured, paces, strict=True):
             on_progress(f"{name}: {arm.name}, simulating")
-            pace_now = float(np.mean(found)) if found else None
-            yield _compared(arm, replace(side, pace=pace_now or 1.0), each, runs, plan, pace_now)
+            yield _compared(arm, replace(side, pace=float(np.mean(found or [1.0]))), each, runs, plan, found)
 
 
 def _compared(
-    arm: TwinArm, side: Side, loads: Sequence[TwinLoad], runs: Sequence[ServedRun], plan: TwinPlan, pace: float | None
+    arm: TwinArm,
+    side: Side,
+    loads: Sequence[TwinLoad],
+    runs: Sequence[ServedRun],
+    plan: TwinPlan,
+    paces: Sequence[float],
 ) -> Comparison:
     """Simulate the measured runs of an arm, with the acceptance that was forecast and with that of each run itself."""
     forecast = [metrics_of(side.simulate(arm, loads[draw % len(loads)], draw)) for draw in range(plan.draws)]
@@ -175,7 +179,7 @@ def _compared(
         forecast,
         [run.metrics() for run in runs],
         share,
-        pace,
+        paces,
         replayed=replayed,
         accept_lengths={name: length for name, length in lengths.items() if length is not None},
     )

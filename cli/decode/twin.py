@@ -226,11 +226,15 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
         for one in measured:
             if one.accept_lengths:
                 console.print(f"\n{_accept_lengths(one)}", markup=False)
-        paces = ", ".join(f"{one.arm} {one.pace - 1:+.1%}" for one in measured if one.pace is not None)
+        paces = ", ".join(
+            f"{one.arm} {one.pace - 1:+.1%} ({min(one.paces) - 1:+.0%} to {max(one.paces) - 1:+.0%})"
+            for one in measured
+            if one.pace is not None
+        )
         if paces:
             console.print(
                 f"\nTime of single rounds of {found[0].arm}, measured between the runs of each way, against the profile: {paces}. "
-                "The simulated times are of this pace.",
+                "The simulated times are of the mean; where the machine's pace changes that much, they are no surer than that.",
                 markup=False,
             )
     if any(_is_measured(one, clock) for one in found):

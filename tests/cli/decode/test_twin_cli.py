@@ -77,7 +77,9 @@ def test_a_busy_machine_measures_nothing(capsys):
     metrics = {key: ComparedNumber(10.0, 2.31, 0.1, 0.1) for key in ("output_throughput", "mean_ttft_ms")}
     batch = (tuple(range(10)), tuple(range(10)))
     busy, quiet = (
-        Comparison(f"{share:.0%} of a processor", "knee", 40, 2, metrics, {3: (1.0, 1.0)}, batch, share, pace=1.02)
+        Comparison(
+            f"{share:.0%} of a processor", "knee", 40, 2, metrics, {3: (1.0, 1.0)}, batch, share, paces=(1.0, 1.04)
+        )
         for share in (0.3, 0.95)
     )
     _show([busy], "wall")
