@@ -23,11 +23,11 @@ from foredraft.core.contract.events import (
 from foredraft.core.contract.request import FinishedRequest, FinishReason, Request
 from foredraft.core.contract.step import (
     NO_WRITES,
-    BlockEnd,
     DecodeResult,
     DecodeStep,
     FailureCause,
     Join,
+    MultiStepEnd,
     Step,
     StepFailure,
     StepResult,
@@ -60,7 +60,7 @@ def committed(plan: Planned, *finished: FinishedRequest, kept: list[int] | None 
     times = np.arange(len(kept or [0]))
     if kept is not None:
         lens = np.array(kept, np.int32).reshape(-1, 1)
-        rounds = DecodeResult(len(kept), lens, None, np.zeros(1, bool), BlockEnd.ASKED)
+        rounds = DecodeResult(len(kept), lens, None, np.zeros(1, bool), MultiStepEnd.ASKED)
     result = StepResult(step.step_id, None, rounds, times)
     return Committed(7, step, result, first, None if kept is None else np.array(kept).reshape(-1, 1), finished)
 

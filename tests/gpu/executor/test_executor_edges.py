@@ -331,7 +331,7 @@ def test_steps_walk_every_transition_of_the_table_and_no_other(monkeypatch, eage
 
     watched = {state: Watched(state, moves) for state, moves in STEP_TRANSITIONS.items()}
     monkeypatch.setattr("foredraft.gpu.executor.running.STEP_TRANSITIONS", watched)
-    engine, executor, _ = engine_and_executor(WAYS["chain"], overlap=eager, block_rounds=4, chunk_size=8)
+    engine, executor, _ = engine_and_executor(WAYS["chain"], overlap=eager, multi_step_rounds=4, chunk_size=8)
     executor._eager = eager
     driver, requests = Driver(engine, executor), requests_for(3)
     for request in requests:
