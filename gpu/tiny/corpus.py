@@ -64,6 +64,39 @@ LISTS = ("items", "lines", "names", "parts", "rows", "values")
 VALUES = {"number": ("8", "16", "80", "100", "128", "512"), "word": ('"first"', '"left"', '"main"', '"new"', '"red"')}
 IMPORTS = ("json", "math", "os", "sys", "time")
 # fmt: on
+GET = '''
+    def get_{name}(self):
+        """Return the {name} of this {kind}."""
+        return self.{name}
+'''
+SET = '''
+    def set_{name}(self, {name}):
+        """Change the {name} of this {kind}."""
+        self.{name} = {name}
+'''
+ADD = """
+    def add_{name}(self, {name}=1):
+        if {name} < 0:
+            raise ValueError("the {name} of a {kind} grows")
+        self.{name} += {name}
+"""
+SHOW = """
+    def show_{name}(self):
+        print("{kind}", self.{name})
+"""
+APPEND = '''
+    def add_{one}(self, {one}):
+        """Add a {one} to the {name} of this {kind}."""
+        self.{name}.append({one})
+'''
+FIND = """
+    def find_{one}(self, index):
+        try:
+            return self.{name}[index]
+        except IndexError:
+            return None
+"""
+METHODS = {"number": (GET, ADD, SHOW), "word": (GET, SET, SHOW)}
 
 
 def _module(draws: random.Random) -> str:
@@ -93,59 +126,12 @@ def _class(draws: random.Random, kind: str, attributes: list[tuple[str, str]]) -
     lines += [f"    def __init__(self, {', '.join(names)}):"]
     lines += [f"        self.{name} = {name}" for name in names] + [f"        self.{name} = []" for name in lists]
     for name, attribute in attributes:
-        methods = (_get, _add, _show) if attribute == "number" else (_get, _set, _show)
+        methods = METHODS[attribute]
         for number in sorted(draws.sample(range(len(methods)), draws.choice((1, 2)))):
-            lines += ["", *methods[number](kind, name)]
+            lines += methods[number].format(kind=kind, name=name).splitlines()
     for name in lists:
-        lines += ["", *_append(kind, name), "", *_find(kind, name)]
+        lines += (APPEND + FIND).format(kind=kind, name=name, one=name[:-1]).splitlines()
     return "\n".join(lines) + "\n"
-
-
-def _get(kind: str, name: str) -> list[str]:
-    return [
-        f"    def get_{name}(self):",
-        f'        """Return the {name} of this {kind}."""',
-        f"        return self.{name}",
-    ]
-
-
-def _set(kind: str, name: str) -> list[str]:
-    return [
-        f"    def set_{name}(self, {name}):",
-        f'        """Change the {name} of this {kind}."""',
-        f"        self.{name} = {name}",
-    ]
-
-
-def _add(kind: str, name: str) -> list[str]:
-    return [
-        f"    def add_{name}(self, {name}=1):",
-        f"        if {name} < 0:",
-        f'            raise ValueError("the {name} of a {kind} grows")',
-        f"        self.{name} += {name}",
-    ]
-
-
-def _show(kind: str, name: str) -> list[str]:
-    return [f"    def show_{name}(self):", f'        print("{kind}", self.{name})']
-
-
-def _append(kind: str, name: str) -> list[str]:
-    return [
-        f"    def add_{name[:-1]}(self, {name[:-1]}):",
-        f'        """Add a {name[:-1]} to the {name} of this {kind}."""',
-        f"        self.{name}.append({name[:-1]})",
-    ]
-
-
-def _find(kind: str, name: str) -> list[str]:
-    return [
-        f"    def find_{name[:-1]}(self, index):",
-        "        try:",
-        f"            return self.{name}[index]",
-        "        except IndexError:",
-        "            return None",
-    ]
 
 
 def _main(draws: random.Random, attributes: dict[str, list[tuple[str, str]]]) -> str:
