@@ -18,7 +18,7 @@ from ...core.draws import Purpose
 from ...gpu.draft.branches import first_level, next_level, tree_of
 from ...gpu.executor.shaping import target_probs
 from ...gpu.session.devices import ops_for
-from ...gpu.types.ops import DeviceTree, DeviceVerified, KVTensors, Ops
+from ...gpu.types.ops import DeviceCandidates, DeviceTree, DeviceVerified, KVTensors, Ops
 from ...properties.accept.contract import AcceptConfig, DraftModel, LaunchBatch
 
 
@@ -51,9 +51,10 @@ class DeviceAccept:
         if topk == 1 and nodes == steps + 1:
             tree = self.ops.build_chain(roots, tokens, seq_lens, batch.max_position)
         else:
-            depths = [depth for depth in range(1, steps + 1) for _ in range(topk if depth == 1 else topk * topk)]
+            depths = tuple(depth for depth in range(1, steps + 1) for _ in range(topk if depth == 1 else topk * topk))
             scores, parents = self.tensor(batch.scores), self.tensor(batch.parents).int()
-            tree = self.ops.build_tree(roots, tokens, scores, parents, depths, seq_lens, nodes, batch.max_position)
+            candidates = DeviceCandidates(tokens, scores, parents, depths)
+            tree = self.ops.build_tree(roots, candidates, seq_lens, nodes, batch.max_position)
         return DeviceRound(tree, self.tensor(batch.windows))
 
     def draft(self, batch: LaunchBatch, model: DraftModel) -> DeviceRound:

@@ -25,7 +25,7 @@ from ..batch.states import BranchStates, TreeStates
 from ..batch.uploads import upload
 from ..kernels.constants import numbers
 from ..kernels.rounds.build_tree import chain_links
-from ..types.ops import DecodeBatch, DeviceTree, Ops, VerifyBatch
+from ..types.ops import DecodeBatch, DeviceCandidates, DeviceTree, Ops, VerifyBatch
 from .network import DraftNetwork
 from .port import Accepted, Draft, Relayed, RoundBatch, root_only
 
@@ -65,15 +65,6 @@ def at_column(values: Tensor, columns: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceCandidates:
-    """All candidates of one step: n = k in step 0, n = k² later."""
-
-    tokens: Tensor  # int64 [bs, n]
-    scores: Tensor  # float32 [bs, n]: products of probabilities from the root
-    parents: Tensor  # int32 [bs, n]: candidate id, −1 for the root
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceBeam:
     """The k best candidates of one step, best first, the lowest id first among equals."""
 
@@ -82,6 +73,7 @@ class DeviceBeam:
     scores: Tensor  # float32 [bs, k]
     sources: Tensor  # int64 [bs, k]: the parent's place in the beam before
     num_candidates: int
+    depth: int  # below the root, from 1
 
 
 def first_level(tokens: Tensor, probabilities: Tensor) -> tuple[DeviceCandidates, DeviceBeam]:
@@ -91,8 +83,8 @@ def first_level(tokens: Tensor, probabilities: Tensor) -> tuple[DeviceCandidates
     bs, topk = tokens.shape
     ids = torch.arange(topk, dtype=torch.int32, device=tokens.device).expand(bs, topk)
     no_parent = torch.full_like(ids, -1)
-    beam = DeviceBeam(ids, tokens, scores, torch.zeros_like(tokens), topk)
-    return DeviceCandidates(tokens, scores, no_parent), beam
+    beam = DeviceBeam(ids, tokens, scores, torch.zeros_like(tokens), topk, depth=1)
+    return DeviceCandidates(tokens, scores, no_parent, (1,) * topk), beam
 
 
 def next_level(beam: DeviceBeam, tokens: Tensor, probabilities: Tensor) -> tuple[DeviceCandidates, DeviceBeam]:
@@ -110,8 +102,9 @@ def next_level(beam: DeviceBeam, tokens: Tensor, probabilities: Tensor) -> tuple
         scores=best_scores[:, :topk],
         sources=best // topk,
         num_candidates=beam.num_candidates + topk * topk,
+        depth=beam.depth + 1,
     )
-    return DeviceCandidates(tokens, scores, parents), following
+    return DeviceCandidates(tokens, scores, parents, (following.depth,) * topk**2), following
 
 
 def _clean(probabilities: Tensor) -> Tensor:
@@ -120,17 +113,14 @@ def _clean(probabilities: Tensor) -> Tensor:
 
 
 def tree_of(ops: Ops, batch: RoundBatch, levels: list[DeviceCandidates]) -> DeviceTree:
-    depths = [depth for depth, level in enumerate(levels, start=1) for _ in range(level.tokens.shape[1])]
-    return ops.build_tree(
-        batch.roots,
+    """Return the trees of the best candidates of all levels."""
+    candidates = DeviceCandidates(
         torch.cat([level.tokens for level in levels], dim=1),
         torch.cat([level.scores for level in levels], dim=1),
         torch.cat([level.parents for level in levels], dim=1),
-        depths,
-        batch.lengths,
-        batch.num_draft_tokens,
-        batch.max_position,
+        tuple(depth for level in levels for depth in level.depths),
     )
+    return ops.build_tree(batch.roots, candidates, batch.lengths, batch.num_draft_tokens, batch.max_position)
 
 
 class BranchDraft(Draft):

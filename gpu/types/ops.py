@@ -18,6 +18,16 @@ from .coded import CodedWeight
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceCandidates:
+    """Candidates for the nodes of a verify batch's trees, n of each row, level by level."""
+
+    tokens: Tensor  # int64 [bs, n]
+    scores: Tensor  # float32 [bs, n]: products of probabilities from the root
+    parents: Tensor  # int32 [bs, n]: candidate id, −1 for the root
+    depths: tuple[int, ...]  # n, ascending from 1
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceTree:
     """The trees of one verify batch, bs rows of nd nodes. A padding node has parent −1 and nothing points to it."""
 
@@ -264,19 +274,10 @@ class Ops(Protocol):
         """Return a tree without branches: roots [bs], drafts int64 [bs, S], nd = S + 1."""
 
     def build_tree(
-        self,
-        roots: Tensor,
-        tokens: Tensor,
-        scores: Tensor,
-        parents: Tensor,
-        depths: Sequence[int],
-        seq_lens: Tensor,
-        num_draft_tokens: int,
-        max_position: int,
+        self, roots: Tensor, candidates: DeviceCandidates, seq_lens: Tensor, num_draft_tokens: int, max_position: int
     ) -> DeviceTree:
-        """Choose the best nd − 1 of n candidates (tokens int64, scores float32, parents int32 [bs, n]; depths: n ints,
-        ascending from 1); see `core.tree.build.build_tree`. Ties take the lowest id, no child counts as better than its
-        parent, NaN is the worst."""
+        """Choose the best nd − 1 of the candidates; see `core.tree.build.build_tree`. Ties take the lowest id, no child
+        counts as better than its parent, NaN is the worst."""
 
     def window(
         self, table: Tensor, rows: Tensor, lengths: Tensor, columns: int, kept: Tensor | None = None

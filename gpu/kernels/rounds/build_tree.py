@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from ...types.ops import DeviceTree
+from ...types.ops import DeviceCandidates, DeviceTree
 from ..constants import later, node_bits, numbers, sequence
 from ..jit import jit, next_power_of_2, tl
 
@@ -56,19 +55,11 @@ def build_chain_torch(roots: Tensor, drafts: Tensor, seq_lens: Tensor, max_posit
 
 
 def build_tree_torch(
-    roots: Tensor,
-    tokens: Tensor,
-    scores: Tensor,
-    parents: Tensor,
-    depths: Sequence[int],
-    seq_lens: Tensor,
-    num_draft_tokens: int,
-    max_position: int,
+    roots: Tensor, candidates: DeviceCandidates, seq_lens: Tensor, num_draft_tokens: int, max_position: int
 ) -> DeviceTree:
-    device = tokens.device
-    depths = tuple(depths)
-    parents = parents.long()
-    scores = monotone_scores(scores, parents, depths)
+    tokens, depths, device = candidates.tokens, candidates.depths, candidates.tokens.device
+    parents = candidates.parents.long()
+    scores = monotone_scores(candidates.scores, parents, depths)
     best = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, : num_draft_tokens - 1]
     kept = best.sort(dim=1).values
     # With the root as candidate −1 in front, a candidate's place among the kept ones is its node number.
@@ -245,21 +236,16 @@ def build_chain_triton(roots: Tensor, drafts: Tensor, seq_lens: Tensor, max_posi
 
 
 def build_tree_triton(
-    roots: Tensor,
-    tokens: Tensor,
-    scores: Tensor,
-    parents: Tensor,
-    depths: Sequence[int],
-    seq_lens: Tensor,
-    num_draft_tokens: int,
-    max_position: int,
+    roots: Tensor, candidates: DeviceCandidates, seq_lens: Tensor, num_draft_tokens: int, max_position: int
 ) -> DeviceTree:
-    depths = tuple(depths)
-    batch_size, n = tokens.shape
-    device, nodes, depth = tokens.device, num_draft_tokens, depths[-1] if depths else 0
+    depths, nodes = candidates.depths, num_draft_tokens
+    batch_size, n = candidates.tokens.shape
     if not batch_size or not n:
-        return build_tree_torch(roots, tokens, scores, parents, depths, seq_lens, nodes, max_position)
-    tokens, scores, parents = tokens.contiguous(), scores.contiguous(), parents.contiguous()
+        return build_tree_torch(roots, candidates, seq_lens, nodes, max_position)
+    tokens, scores, parents = (
+        values.contiguous() for values in (candidates.tokens, candidates.scores, candidates.parents)
+    )
+    device, depth = tokens.device, depths[-1]
     node_of = torch.empty(batch_size, n, dtype=torch.int32, device=device)
     kept = torch.empty(batch_size, nodes, dtype=torch.int32, device=device)
     long = [torch.empty(batch_size, nodes, dtype=torch.int64, device=device) for _ in range(4)]

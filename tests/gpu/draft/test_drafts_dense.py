@@ -118,9 +118,9 @@ class RecordingOps(TorchOps):
 
     candidates: tuple[Tensor, ...] = ()
 
-    def build_tree(self, roots, tokens, scores, parents, *rest) -> DeviceTree:
-        self.candidates = (tokens, scores, parents)
-        return super().build_tree(roots, tokens, scores, parents, *rest)
+    def build_tree(self, roots, candidates, *rest) -> DeviceTree:
+        self.candidates = (candidates.tokens, candidates.scores, candidates.parents)
+        return super().build_tree(roots, candidates, *rest)
 
 
 class Watched:

@@ -56,7 +56,7 @@ def trees(compare: Compared) -> None:
         for bs in BATCH_SIZES:
             candidates = flat_candidates(random_candidates(rng, bs, topk, steps), bs)
             roots, lengths = (torch.from_numpy(rng.integers(1, MAX_POSITION, bs)) for _ in range(2))
-            compare("build_tree", roots, *candidates, lengths, nodes, MAX_POSITION)
+            compare("build_tree", roots, candidates, lengths, nodes, MAX_POSITION)
             drafts = torch.from_numpy(rng.integers(-1, VOCAB, (bs, steps)))
             compare("build_chain", roots, drafts, lengths, MAX_POSITION)
 

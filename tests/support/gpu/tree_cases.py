@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from foredraft.core.tree.build import Candidates, VerifyTree, build_chain, build_lookup_tree, build_tree, tree_capacity
-from foredraft.gpu.types.ops import DeviceTree
+from foredraft.gpu.types.ops import DeviceCandidates, DeviceTree
 
 VOCAB = 5
 MAX_POSITION = 40
@@ -34,17 +34,16 @@ def random_candidates(rng: np.random.Generator, bs: int, topk: int, steps: int) 
     return levels
 
 
-def flat_candidates(
-    levels: list[Candidates], bs: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, ...]]:
-    """Return tokens, scores, parents and depths as `Ops.build_tree` takes them."""
+def flat_candidates(levels: list[Candidates], bs: int) -> DeviceCandidates:
+    """Return the candidates as `Ops.build_tree` takes them."""
     empty = [Candidates(np.zeros((bs, 0), np.int32), np.zeros((bs, 0), np.float32), np.zeros((bs, 0), np.int32))]
     stacked = [
         np.concatenate([getattr(level, name) for level in levels or empty], axis=1)
         for name in ("tokens", "scores", "parents")
     ]
     depths = tuple(depth for depth, level in enumerate(levels, 1) for _ in range(level.tokens.shape[1]))
-    return torch.from_numpy(stacked[0]).long(), torch.from_numpy(stacked[1]), torch.from_numpy(stacked[2]), depths
+    tokens, scores, parents = map(torch.from_numpy, stacked)
+    return DeviceCandidates(tokens.long(), scores, parents, depths)
 
 
 def random_tree(rng: np.random.Generator, bs: int, kind: str) -> VerifyTree:

@@ -15,7 +15,7 @@ import torch
 from foredraft.gpu.kernels.rounds import best, verify_sampling
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
-from foredraft.gpu.types.ops import KVTensors
+from foredraft.gpu.types.ops import DeviceCandidates, KVTensors
 from memory_checker import checked_memory
 from tree_cases import KINDS, MAX_POSITION, VOCAB, assert_same, on_device, random_probs, random_targets, random_tree
 
@@ -100,10 +100,9 @@ def test_an_exhausted_residual_takes_the_last_possible_child(chunk, monkeypatch)
     monkeypatch.setattr(verify_sampling, "MIN_CHUNK", chunk)
     tree = TWINS.build_tree(
         torch.tensor([4]),
-        torch.tensor([[0, 1, 2]]),
-        torch.full((1, 3), 0.5),
-        torch.full((1, 3), -1, dtype=torch.int32),
-        (1, 1, 1),
+        DeviceCandidates(
+            torch.tensor([[0, 1, 2]]), torch.full((1, 3), 0.5), torch.full((1, 3), -1, dtype=torch.int32), (1, 1, 1)
+        ),
         torch.tensor([3]),
         4,
         MAX_POSITION,
@@ -198,7 +197,8 @@ def test_an_idle_batch_launches_nothing():
     table = torch.zeros(2, 4, dtype=torch.int32)
     with checked_memory() as seen:
         chain = KERNELS.build_chain(none, pairs[:, :1], none, MAX_POSITION)
-        tree = KERNELS.build_tree(none, pairs, coins.float(), pairs.int(), (1, 1), none, 2, MAX_POSITION)
+        candidates = DeviceCandidates(pairs, coins.float(), pairs.int(), (1, 1))
+        tree = KERNELS.build_tree(none, candidates, none, 2, MAX_POSITION)
         assert_same(chain, TWINS.build_chain(none, pairs[:, :1], none, MAX_POSITION))
         assert_same(tree, chain)
         greedy = KERNELS.verify_greedy(chain, none)
