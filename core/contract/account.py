@@ -10,8 +10,8 @@ began and ended. The account shares nothing with the engine's own records, and i
 which step is possible in which state. An impossible one is reported with the number of the event and the request; then
 the account goes on from what the event says.
 
-A request that is aborted while it runs is LEAVING until the next commit or loss. Rounds of a running block that ended
-before the abort still count for it, and are known only when the block is committed.
+A request that is aborted while it runs is LEAVING until the next commit or loss. Rounds of a running multi-step that ended
+before the abort still count for it, and are known only when it is committed.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class EngineAccount:
         if request is None:
             return ()  # it may be aborted at any time
         request.end_ns, request.reason = event.now_ns, FinishReason.ABORT
-        # The steps of a prefill engine are no blocks, and without a step in flight no commit will come.
+        # The steps of a prefill engine are no multi-steps, and without a step in flight no commit will come.
         if request.state is LifeState.RUNNING and self.in_flight and self.role != "prefill":
             self.leaving.append(request)
             return [self._change(request, LifeStep.LEAVE)]
