@@ -155,10 +155,10 @@ def wider(*ends: Ends) -> Ends:
     return min(low for low, _ in ends), max(high for _, high in ends)
 
 
-def own_errors(told: Sequence[tuple[Row, float]]) -> Errors:
+def own_errors(known: Sequence[tuple[Row, float]]) -> Errors:
     """Return the errors of runs that were left out, around the mean of the others of their deployment."""
     runs: dict[SharedPlace, dict[str, list[float]]] = {}
-    for row, value in told:
+    for row, value in known:
         runs.setdefault(row.deployment, {}).setdefault(row.place.run, []).append(value)
     found = []
     for deployment, by_run in runs.items():
@@ -171,10 +171,10 @@ def own_errors(told: Sequence[tuple[Row, float]]) -> Errors:
 
 def classes_of(rows: Sequence[Row], time: str, fitted: set[tuple[str, str]]) -> dict[str, Errors]:
     """Return the errors of a time by what is known."""
-    told = [(row, value) for row in rows if (value := TIMES[time](row)) is not None]
-    unseen = [(row, value) for row, value in told if (row.place.model, row.place.server) not in fitted]
+    known = [(row, value) for row in rows if (value := TIMES[time](row)) is not None]
+    unseen = [(row, value) for row, value in known if (row.place.model, row.place.server) not in fitted]
     return {
-        OWN: own_errors(told),
+        OWN: own_errors(known),
         GPU: Errors.of((value, row.group) for row, value in unseen),
         SERVER: Errors.of((value, row.pair) for row, value in unseen),
     }
@@ -254,18 +254,18 @@ def error_table(rows: Sequence[Row]) -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for time in TIMES:
         for server in [*dict.fromkeys(row.place.server for row in rows), ""]:
-            told = [
+            known = [
                 (row, value)
                 for row in rows
                 if server in ("", row.place.server) and (value := TIMES[time](row)) is not None
             ]
-            own = own_errors(told)
-            plain, corrected = (np.expm1(-values) for values in (np.array([v for _, v in told]), own.values))
+            own = own_errors(known)
+            plain, corrected = (np.expm1(-values) for values in (np.array([v for _, v in known]), own.values))
             cells = [
                 f"{100 * abs(each).mean():.1f} | {100 * each.mean():.1f}" if len(each) else "– | –"
                 for each in (plain, corrected)
             ]
-            yield f"| {WORDS[time]}, {server or '**all**'} | {len(told):,} | {cells[0]} | {len(own.values):,} | {cells[1]} |"
+            yield f"| {WORDS[time]}, {server or '**all**'} | {len(known):,} | {cells[0]} | {len(own.values):,} | {cells[1]} |"
 
 
 def interval_table(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -287,11 +287,11 @@ def interval_table(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def _cells(errors: Errors | None, ends: Ends) -> str:
     """Return the cells of a row. An interval always contains what was simulated."""
     low, high = min(ends[0], 0.0), max(ends[1], 0.0)
-    told = f"{math.exp(low):.2f} to {math.exp(high):.2f}"
+    interval = f"{math.exp(low):.2f} to {math.exp(high):.2f}"
     if errors is None:
-        return f"– | – | {told} | –"
+        return f"– | – | {interval} | –"
     covered = np.mean((errors.values >= low) & (errors.values <= high))
-    return f"{len(errors.values):,} | {len(set(errors.units))} | {told} | {100 * covered:.0f} %"
+    return f"{len(errors.values):,} | {len(set(errors.units))} | {interval} | {100 * covered:.0f} %"
 
 
 def release_table(rows: Sequence[Row]) -> Iterator[str]:

@@ -61,8 +61,8 @@ def report_tables(summary: Mapping[str, Any], title: str | None = None, *, width
 
 def intervals_rest_on(*points: str, are_known: bool = True) -> str:
     """Say what intervals of simulated times rest on, or why there are none. `points`: of each row of a table."""
-    told = _of_rows(points)
-    return f"The 80 % intervals rest on {told}." if are_known else f"No intervals of these times: {told}."
+    basis = _of_rows(points)
+    return f"The 80 % intervals rest on {basis}." if are_known else f"No intervals of these times: {basis}."
 
 
 def times_rest_on(*points: str) -> str:

@@ -155,17 +155,17 @@ def _add_probes(app: FastAPI, frontend: Frontend, exposition: Exposition, engine
 
 
 def _readiness(frontend: Frontend) -> dict[str, Any]:
-    told: dict[str, Any] = {"ready": frontend.is_ready}
+    answer: dict[str, Any] = {"ready": frontend.is_ready}
     if not frontend.is_ready:
-        told["reason"] = frontend.why_not_ready
+        answer["reason"] = frontend.why_not_ready
     workers = [engine for engine in frontend.body.engines if isinstance(engine, RemoteEngine)]
     if workers:
-        told["workers"] = {worker.name: worker.loss or "lives" for worker in workers}
+        answer["workers"] = {worker.name: worker.loss or "lives" for worker in workers}
     if (pace := frontend.body.pace) is not None:
-        told |= {"speed": pace.speed, "possible_speed": pace.possible_speed, "behind_s": round(pace.behind_s, 3)}
+        answer |= {"speed": pace.speed, "possible_speed": pace.possible_speed, "behind_s": round(pace.behind_s, 3)}
         if not pace.is_kept:
-            told["warning"] = pace.sentence
-    return told
+            answer["warning"] = pace.sentence
+    return answer
 
 
 def _rules(frontend: Frontend, model: str, dialect: str, strict: bool) -> ReadingRules:

@@ -77,7 +77,7 @@ def count_launches(plan: BenchPlan, arm: ArmPlan, context_len: int, traits: Devi
     if graph is None:
         raise ForedraftError(f"{arm.spec.algorithm}: launches are counted of captured rounds, and these are not")
     recorder = _Recorder(executor, target, draft, context_len)
-    token, told = assumed_traits.set(traits), EXCHANGES.on_exchange
+    token, listener = assumed_traits.set(traits), EXCHANGES.on_exchange
     try:
         with torch.no_grad(), recorded(recorder.kernel):
             graph.replay(no_masks)  # makes the constants, as a graph's warm-up does
@@ -86,7 +86,7 @@ def count_launches(plan: BenchPlan, arm: ArmPlan, context_len: int, traits: Devi
             with recorder:
                 graph.replay(no_masks)
     finally:
-        EXCHANGES.on_exchange = told
+        EXCHANGES.on_exchange = listener
         assumed_traits.reset(token)
     return recorder.launches
 

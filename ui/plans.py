@@ -55,8 +55,10 @@ def plan(scenario: Scenario, asked: Mapping[str, Any], folder: str, tell: Tell) 
 
         def on_run(words: str) -> None:
             pace = whole.pace
-            told = {"round": pace.round, "ended": pace.ended[pace.round], "candidates": pace.searches[pace.round]}
-            tell({"plan": told | {"runs": sum(pace.runs.values()), "left_s": pace.left_s(pool.count), "words": words}})
+            counts = {"round": pace.round, "ended": pace.ended[pace.round], "candidates": pace.searches[pace.round]}
+            tell(
+                {"plan": counts | {"runs": sum(pace.runs.values()), "left_s": pace.left_s(pool.count), "words": words}}
+            )
 
         _, found = search_plan(whole, pool, store, lambda line: None, on_run)
     return found.to_json() | {"place": place.name}

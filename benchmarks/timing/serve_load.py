@@ -74,8 +74,8 @@ class Stream:
     def take(self) -> bytes:
         """Read what is there, at least a byte but at the end, and note when it came."""
         data, extra, _, _ = self.socket.recvmsg(1 << 14, socket.CMSG_SPACE(TIMESTAMP.size))
-        for _, _, told in extra:
-            seconds, ns = TIMESTAMP.unpack(told)
+        for _, _, stamp in extra:
+            seconds, ns = TIMESTAMP.unpack(stamp)
             self.parts.append((seconds * 10**9 + ns, data))
         return data
 

@@ -12,7 +12,7 @@ from ...core.kv.radix_node import Keys, RadixNode, Slots
 from ...properties.prefix_cache.contract import PrefixCacheCapabilities, PrefixCacheConfig
 
 
-class ToldPages:
+class PublishedPages:
     """Keeps what a cache says of its pages, as the contract has it."""
 
     def __init__(self, is_bigram: bool) -> None:
@@ -36,8 +36,8 @@ class RadixCacheAdapter:
 
     def __init__(self, config: PrefixCacheConfig) -> None:
         self.cache: RadixCache = RadixCache(config.page_size, "bigram" if config.bigram else "token", config.policy)
-        self.told: ToldPages = ToldPages(config.bigram)
-        self.cache.listener = self.told
+        self.published: PublishedPages = PublishedPages(config.bigram)
+        self.cache.listener = self.published
         self.lock = self.cache.lock
         self.unlock = self.cache.unlock
         self.evict = self.cache.evict
@@ -52,7 +52,7 @@ class RadixCacheAdapter:
         return done.node, done.canonical, done.duplicates
 
     def events(self) -> list[tuple[str, list[object], list[int], int, str]]:
-        events, self.told.events = self.told.events, []
+        events, self.published.events = self.published.events, []
         return events
 
     def num_evictable(self) -> int:

@@ -200,7 +200,7 @@ class TellsOfEqualPagesOnce(PlainBlockManager):
         known = self.key(group, tokens, namespace, end) in self.keys.values()
         super().cache(page, group, tokens, namespace, end)
         if known:
-            self.told.pop()
+            self.published.pop()
 
 
 @MANAGER.breaks("BLOCKS-08")
@@ -209,8 +209,8 @@ class NamesThePageAlone(PlainBlockManager):
 
     def cache(self, page, group, tokens, namespace, end):
         super().cache(page, group, tokens, namespace, end)
-        event = self.told[-1]
-        self.told[-1] = event._replace(names=[(group, namespace, tuple(event.tokens))])
+        event = self.published[-1]
+        self.published[-1] = event._replace(names=[(group, namespace, tuple(event.tokens))])
 
 
 @MANAGER.breaks("BLOCKS-08")
@@ -221,7 +221,7 @@ class TellsOfAPageBehindTheWrongOne(PlainBlockManager):
         super().cache(page, group, tokens, namespace, end)
         start = max(end - 2 * self.size, 0) if self.windows[group] != STATE else 0
         parent = self.key(group, tokens, namespace, start) if start else None
-        self.told[-1] = self.told[-1]._replace(parent=parent, tokens=tokens[end - self.size : end])
+        self.published[-1] = self.published[-1]._replace(parent=parent, tokens=tokens[end - self.size : end])
 
 
 @MANAGER.breaks("BLOCKS-01", "BLOCKS-06")

@@ -81,8 +81,11 @@ class Recorded:
             return value
 
         def call(*arguments: Any, **named: Any) -> Any:
-            told = [*map(self._tell, arguments), *(f"{key}={self._tell(item)}" for key, item in named.items())]
-            self._owner.own_calls.append(f"{self._name}.{name}({', '.join(told)})")
+            shown_arguments = [
+                *map(self._tell, arguments),
+                *(f"{key}={self._tell(item)}" for key, item in named.items()),
+            ]
+            self._owner.own_calls.append(f"{self._name}.{name}({', '.join(shown_arguments)})")
             answer = value(*arguments, **named)
             if answer is not None:
                 self._owner.own_calls[-1] += f"  # {self._tell(answer)}"

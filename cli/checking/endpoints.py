@@ -168,8 +168,8 @@ def _finding_lines(finding: PromptDifference, sides: tuple[str, str]) -> list[st
 
 def _place(difference: AnswerDifference, sides: tuple[str, str]) -> str:
     tokens = ["the end" if one is None else repr(one) for one in (difference.plain, difference.speculative)]
-    told = [f"{one} ({side})" for one, side in zip(difference.margins, sides, strict=True) if one is not None]
-    why = "cut off by a length" if difference.ends_early else f"apart by {', '.join(told) or 'an unknown margin'}"
+    margins = [f"{one} ({side})" for one, side in zip(difference.margins, sides, strict=True) if one is not None]
+    why = "cut off by a length" if difference.ends_early else f"apart by {', '.join(margins) or 'an unknown margin'}"
     return f"{difference.unit} {difference.position + 1} is {tokens[0]} / {tokens[1]}, {why}"
 
 

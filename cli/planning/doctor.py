@@ -108,8 +108,8 @@ def _answer(found: Diagnosis) -> str:
         return f"Speculation does not pay: {name} is slower than plain decoding at every batch up to {most}."
     gains = [one.gain for one in found.gains_by_batch if one.gain is not None]
     gives = f"{min(gains):.2f} to {max(gains):.2f} times the tokens of plain decoding"
-    if found.verdict == "cannot be told":
-        return f"Whether speculation pays cannot be told: {name} gives {gives}, which is within the error of speed-ups."
+    if found.verdict == "uncertain":
+        return f"Whether speculation pays is uncertain: {name} gives {gives}, which is within the error of speed-ups."
     until = f"up to batch {surely}" if surely < most else f"at every batch that fits, up to {count_of(most, 'request')}"
     return f"Speculation pays {until}: {name} gives {gives}."
 
@@ -141,7 +141,7 @@ def _short_notes(found: Diagnosis) -> list[str]:
     """Return what a reader of the table must know, and where the rest stands."""
     is_marked = any(one.verdict == "equal" for one in found.gains_by_batch)
     texts = ["= cannot be told from plain decoding."] if is_marked else []
-    texts += [f"Overloaded, {name}: {told}." for name, told in found.overloaded.items()]
+    texts += [f"Overloaded, {name}: {cause}." for name, cause in found.overloaded.items()]
     texts.append(found.about_speed_ups)
     texts.append("--details: gains by context, break-even lengths, 80 % intervals, and what they rest on.")
     return [line for text in texts for line in _wrapped(text)]
@@ -155,7 +155,7 @@ def _reach(found: Diagnosis) -> str:
         busy = f"About {found.busy_rate:.1f} requests/s keep a batch of {surely} busy"
         texts.append(f"{busy} ({found.output_tokens:.0f} output tokens each).")
     if perhaps > surely > 0:
-        texts.append(f"From there to batch {perhaps} it cannot be told whether it pays.")
+        texts.append(f"From there to batch {perhaps} it is uncertain whether it pays.")
     if 0 < perhaps < most:
         texts.append(f"Beyond batch {perhaps} it does not pay.")
     if perhaps == most < found.most_plain:
@@ -199,10 +199,10 @@ def _break_even(found: Diagnosis) -> list[str]:
 
 def _unknowns(found: Diagnosis) -> list[str]:
     """Return a sentence that says which input that is not known moves the gain most."""
-    told = ", ".join(f"{one.what} {one.low:.2f} to {one.high:.2f} ×" for one in found.moved_by)
+    moved_by = ", ".join(f"{one.what} {one.low:.2f} to {one.high:.2f} ×" for one in found.moved_by)
     return _wrapped(
         f"What moves the gain most is {found.moved_by[0].name}. At the load's own batch of {found.batch} it is "
-        f"{found.gain:.2f} ×; {told}."
+        f"{found.gain:.2f} ×; {moved_by}."
     )
 
 
@@ -226,7 +226,7 @@ def _latencies(found: Diagnosis) -> list[str]:
         name = "output tokens /s" if is_rate else f"{LATENCIES[rest.removesuffix('_ms')][0]}, {statistic} ms"
         both = cells(one.speculative, one.interval) + cells(one.plain, one.plain_interval)
         lines.append(f"{name:{width}}{both}{one.speculative / one.plain:>7.2f}")
-    texts = [f"Overloaded, {name}: {told}." for name, told in found.overloaded.items()]
+    texts = [f"Overloaded, {name}: {cause}." for name, cause in found.overloaded.items()]
     if is_known or not texts:
         texts.append(intervals_rest_on(found.intervals_rest_on, are_known=is_known))
     return [*lines, *(line for text in texts for line in _wrapped(text))]

@@ -225,8 +225,8 @@ def _print_report(sweep: Sweep, name: str, keys: Sequence[str], notices: Sequenc
     console.print(table)
     if len(shown) > MOST_ROWS:
         console.print(f"… and {count_of(len(shown) - MOST_ROWS, 'combination')} more in the table on disk")
-    told = (trial.summary.get("intervals_rest_on") for _, trial in sorted(sweep.trials.items()))
-    if points := [text for text in told if text]:
+    bases = (trial.summary.get("intervals_rest_on") for _, trial in sorted(sweep.trials.items()))
+    if points := [text for text in bases if text]:
         console.print(f"\n{textwrap.fill(times_rest_on(*points), console.width)}")
     for notice in [*notices, *_left_out(sweep, keys)]:
         console.print(f"\n{notice}", soft_wrap=True)

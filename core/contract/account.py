@@ -10,8 +10,8 @@ began and ended. The account shares nothing with the engine's own records, and i
 which step is possible in which state. An impossible one is reported with the number of the event and the request; then
 the account goes on from what the event says.
 
-A request that is aborted while it runs is LEAVING until the next commit or loss. Rounds of a running multi-step that ended
-before the abort still count for it, and are known only when it is committed.
+A request that is aborted while it runs is LEAVING until the next commit or loss. Rounds of a running multi-step that
+ended before the abort still count for it, and are known only when it is committed.
 """
 
 from __future__ import annotations

@@ -187,14 +187,14 @@ class WorkerLoop:
         if reason in (FinishReason.TRANSFERRED.value, FinishReason.MOVED.value):
             self._placements.handed_over(request_id)  # or given back: the verdict comes when all workers have answered
             return []
-        told = len(self._tokens[request_id])
+        num_seen = len(self._tokens[request_id])
         if reason == REFUSED:
-            if not told:
+            if not num_seen:
                 self.refused.add(request_id)
             return [self._end(request_id, FinishReason.ERROR, message)]
         finished = FinishReason(int(reason))
-        if finished in (FinishReason.STOP, FinishReason.LENGTH) and told != num_output:
-            message = f"worker {worker.name} delivered {num_output} tokens, {told} of them were told"
+        if finished in (FinishReason.STOP, FinishReason.LENGTH) and num_seen != num_output:
+            message = f"worker {worker.name} delivered {num_output} tokens, {num_seen} of them arrived here"
             finished = FinishReason.ERROR
         return [self._end(request_id, finished, message)]
 

@@ -86,10 +86,10 @@ class News:
 
     def tokens(self, request_id: str, tokens: Iterable[np.ndarray], outputs: Mapping[str, Iterable[Any]]) -> None:
         values = np.concatenate(list(tokens)).tolist()
-        told = self._num_told[request_id]
-        self._num_told[request_id] = told + len(values)
+        num_before = self._num_told[request_id]
+        self._num_told[request_id] = num_before + len(values)
         shown = {name: [np.asarray(entry).tolist() for entry in entries] for name, entries in outputs.items()}
-        self._tokens.append([request_id, told, values, shown])
+        self._tokens.append([request_id, num_before, values, shown])
 
     def ended(self, end: FinishedRequest) -> None:
         self._num_told.pop(end.request_id, None)

@@ -211,9 +211,9 @@ class TextSession(ABC):
         request_id, tokens, end = delta.request_id, delta.tokens.tolist(), delta.finished
         text, finish, message = self._text_of(request_id, tokens), None, ""
         if end is not None:
-            told = self._receiving[request_id].num_tokens
-            if end.num_output != told:
-                message = f"request {request_id!r}: {told} tokens were told, {end.num_output} delivered"
+            num_received = self._receiving[request_id].num_tokens
+            if end.num_output != num_received:
+                message = f"request {request_id!r}: {num_received} tokens were received, {end.num_output} delivered"
                 raise InvariantViolation("ACCEPT-12", message)
             finish, message = FINISH[end.reason], end.message
             text += self._last_text_of(request_id, finish)

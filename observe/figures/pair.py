@@ -149,10 +149,10 @@ def _change(was: Any, is_now: Any) -> str:
 
 
 def _changes(was: Mapping[str, Any], is_now: Mapping[str, Any], first: str, second: str) -> Iterator[str]:
-    told = {"output_throughput": "output tokens/s", "mean_tpot_ms": "mean TPOT", "p99_ttft_ms": "p99 TTFT"}
+    shown = {"output_throughput": "output tokens/s", "mean_tpot_ms": "mean TPOT", "p99_ttft_ms": "p99 TTFT"}
     parts = [
         f"{name} {_change(was.get(key), is_now.get(key))}"
-        for key, name in told.items()
+        for key, name in shown.items()
         if was.get(key) and is_now.get(key)
     ]
     if parts:

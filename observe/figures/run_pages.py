@@ -157,9 +157,9 @@ def twin_page(twin: Twin) -> ReportPage:
         key: [one["metrics"][key]["error"] for one in twin.measured if key in one["metrics"]] for key in SHORT_NAMES
     }
     errors = {key: [value for value in values if value is not None] for key, values in errors.items()}
-    told = {key: values for key, values in errors.items() if values}
-    parts = [f"{SHORT_NAMES[key]} by {np.median(np.abs(values)):.1%}" for key, values in told.items()]
-    if told:
+    found_errors = {key: values for key, values in errors.items() if values}
+    parts = [f"{SHORT_NAMES[key]} by {np.median(np.abs(values)):.1%}" for key, values in found_errors.items()]
+    if found_errors:
         page.answer.append(
             f"The simulator is off by this much, in the median of {count_of(len(twin.measured), 'comparison')}: {', '.join(parts)}."
         )
@@ -173,7 +173,7 @@ def twin_page(twin: Twin) -> ReportPage:
         )
     page.tiles += [
         (SHORT_NAMES[key], f"{np.median(np.abs(values)):.1%}", f"at most {max(values, key=abs):+.1%}")
-        for key, values in told.items()
+        for key, values in found_errors.items()
     ]
     caption = "Every latency of every way to decode, at every load."
     draw(page, "predicted", caption, of_twin.predicted_against_measured, twin)

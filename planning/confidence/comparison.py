@@ -91,8 +91,8 @@ class ModelErrors:
         tightest = [of.finding.tightest for of in (best, item) if of.finding.tightest is not None]
         times = [TIMES[name] for one in tightest for name in one.latencies]
         summaries = best.finding.summary, item.finding.summary
-        told = [difference(time, mine, summaries[0], other, summaries[1]) for time in dict.fromkeys(times)]
-        return LogDifference(0.0, max([least, *(one.half_width for one in told if one is not None)]))
+        differences = [difference(time, mine, summaries[0], other, summaries[1]) for time in dict.fromkeys(times)]
+        return LogDifference(0.0, max([least, *(one.half_width for one in differences if one is not None)]))
 
 
 def speed_up_error(run: Assembly) -> float:
@@ -105,11 +105,11 @@ def speed_up_error(run: Assembly) -> float:
 def about_speed_ups(run: Assembly) -> str:
     """Say how sure speed-ups and break-even lengths are, and for which batches that is known."""
     batches = " and ".join(map(str, SPEED_UP_BATCHES))
-    told = f"80 % intervals of speed-ups and break-even lengths are ±{math.expm1(speed_up_error(run)):.0%}"
+    differences = f"80 % intervals of speed-ups and break-even lengths are ±{math.expm1(speed_up_error(run)):.0%}"
     if run.evidence is not None and run.evidence.is_of_unknown_gpu:
-        return f"{told}: no benchmark of this GPU, order of magnitude (docs/evidence/accuracy.md)."
+        return f"{differences}: no benchmark of this GPU, order of magnitude (docs/evidence/accuracy.md)."
     return (
-        f"{told}: published ones at batch {batches} whose model or draft shape was left out (docs/evidence/accuracy.md). Nothing is "
+        f"{differences}: published ones at batch {batches} whose model or draft shape was left out (docs/evidence/accuracy.md). Nothing is "
         "published for larger batches."
     )
 

@@ -69,7 +69,7 @@ class Diagnosis(Document):
         algorithm: The algorithm that is judged.
         model: The target.
         gpu: The device; of decode engines if they have their own.
-        verdict: "pays", "pays not", or "cannot be told" within the error of speed-ups.
+        verdict: "pays", "pays not", or "uncertain" within the error of speed-ups.
         context: KV tokens of a request in the middle of its output, which the next eight hold for.
         pays_up_to_batch: The largest batch at which speculation surely pays; 0 if at none.
         may_pay_up_to_batch: The largest batch at which it is not surely slower.
@@ -101,7 +101,7 @@ class Diagnosis(Document):
     algorithm: str
     model: str
     gpu: str
-    verdict: Literal["pays", "cannot be told", "pays not"]
+    verdict: Literal["pays", "uncertain", "pays not"]
     context: int
     pays_up_to_batch: int
     may_pay_up_to_batch: int
@@ -169,7 +169,7 @@ def diagnose(
         algorithm=scenario.speculation.algorithm,
         model=scenario.model.target,
         gpu=own.deployment.gpu.name,
-        verdict="pays" if surely else "cannot be told" if perhaps else "pays not",
+        verdict="pays" if surely else "uncertain" if perhaps else "pays not",
         context=context,
         pays_up_to_batch=surely,
         may_pay_up_to_batch=perhaps,

@@ -75,8 +75,8 @@ def read_launch(server: str, command: str, source: str, gpu: str, *, has_model: 
 def _about_release(profile: str, release: str | None) -> str:
     """Say whose timing is taken for a release, None if the command names none, and which profile is nearer to it."""
     named = "no release" if release is None else f"release {release}"
-    told = f", and {releases}" if (releases := about_releases(profile)) else ""
-    text = f"the command names {named}: the timing is that of {profile}{told}"
+    about = f", and {releases}" if (releases := about_releases(profile)) else ""
+    text = f"the command names {named}: the timing is that of {profile}{about}"
     nearest = profile if release is None else nearest_profile(f"{profile.partition('-')[0]}-{release}")
     return text if nearest in (profile, None) else f"{text}; {nearest} is nearer: set hardware.server"
 

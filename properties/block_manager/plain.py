@@ -29,7 +29,7 @@ class PlainBlockManager:
         self.tables: dict[str, list[list[int]]] = {}
         self.names: dict[str, str] = {}  # request -> namespace
         self.lengths: dict[str, int] = {}
-        self.told: list[CacheEvent] = []
+        self.published: list[CacheEvent] = []
 
     def key(self, group: int, tokens: Sequence[int], namespace: str, end: int) -> Key:
         return group, namespace, tuple(tokens[:end])
@@ -112,12 +112,12 @@ class PlainBlockManager:
         start = end - self.size if self.windows[group] != STATE else 0
         self.keys[page] = self.key(group, tokens, namespace, end)
         parent = self.key(group, tokens, namespace, start) if start else None
-        self.told.append(CacheEvent(True, [self.keys[page]], group, parent, tokens[start:end], namespace))
+        self.published.append(CacheEvent(True, [self.keys[page]], group, parent, tokens[start:end], namespace))
 
     def uncache(self, page: int) -> None:
         """Let a page not be found any more that is handed out."""
         if key := self.keys.pop(page, None):
-            self.told.append(CacheEvent(False, [key], key[0]))
+            self.published.append(CacheEvent(False, [key], key[0]))
 
     def take(self) -> int:
         """Hand out a free page."""
@@ -156,8 +156,8 @@ class PlainBlockManager:
         ]
 
     def events(self) -> list[CacheEvent]:
-        told, self.told = self.told, []
-        return told
+        published, self.published = self.published, []
+        return published
 
     def num_free(self) -> int:
         return len(self.free)

@@ -276,9 +276,9 @@ class EngineTrial(Trial):
         if self.capabilities.counters and (m.ends or m.gone or (flight.rows and flight.steps == 0)):
             m.counters = self.integers(self.must(self.subject.counters), "counters()")
         if self.capabilities.lessons and flight.rows:
-            told = self.sequence(self.must(self.subject.lessons), "lessons()")
+            lessons = self.sequence(self.must(self.subject.lessons), "lessons()")
             if any(row.life.name not in m.gone for row in flight.rows):  # else there is nothing to tell
-                m.lessons = tuple(self.integers(lesson, "a lesson", 2) for lesson in told)
+                m.lessons = tuple(self.integers(lesson, "a lesson", 2) for lesson in lessons)
         if any(row.life.name in m.delivered for row in flight.rows):
             model.holding = False
         if m.delivered or m.ends:

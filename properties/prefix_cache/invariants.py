@@ -143,9 +143,11 @@ def _told_otherwise(m: PrefixCacheMoment) -> Finding | None:
     if m.told_wrong is not None:
         return Finding(f"by its events, {m.told_wrong}", "each page behind its prefix, once", why)
     cached = {page.page: cell for cell, page in m.model.tree.items()}
-    if m.capabilities.events and m.model.told != cached:
-        differ = sorted(page for page in {*cached, *m.model.told} if cached.get(page) != m.model.told.get(page))
-        was = f"by its events pages {sorted(m.model.told)} are cached, and pages {differ} are not, or hold another text"
+    if m.capabilities.events and m.model.published != cached:
+        differ = sorted(
+            page for page in {*cached, *m.model.published} if cached.get(page) != m.model.published.get(page)
+        )
+        was = f"by its events pages {sorted(m.model.published)} are cached, and pages {differ} are not, or hold another text"
         return Finding(was, f"pages {sorted(cached)}", why)
     return None
 

@@ -117,7 +117,7 @@ class PrefixCacheModel:
         self.tree: dict[int, CachedPage] = {}  # cell -> page
         self.matches: dict[str, Remembered] = {}
         self.running: dict[str, RunningRequest] = {}
-        self.told: dict[int, int] = {}  # page -> cell, by the events of the cache alone
+        self.published: dict[int, int] = {}  # page -> cell, by the events of the cache alone
         self.copied: set[int] = set()  # cells of pages that were copied to host memory
         self.ever_evicted: set[int] = set()  # cells of pages that were cached once and then evicted
         self.clock = 0
@@ -164,22 +164,22 @@ class PrefixCacheModel:
             if slots_of(pages, self.page_size) != event.slots:
                 return f"the slots {list(event.slots)} are no whole pages"
             if event.kind == "removed":
-                if any(self.told.pop(page, None) is None for page in pages):
+                if any(self.published.pop(page, None) is None for page in pages):
                     return f"pages {pages} leave, and not all of them have entered"
                 continue
             cell = _cell(0, event.namespace)
             if event.before >= 0:
-                if event.before % self.page_size or event.before // self.page_size not in self.told:
+                if event.before % self.page_size or event.before // self.page_size not in self.published:
                     return f"pages {pages} enter behind slot {event.before}, which is not the first of a cached page"
-                cell = self.told[event.before // self.page_size]
+                cell = self.published[event.before // self.page_size]
             if len(event.keys) != len(event.slots):
                 return f"pages {pages} enter with {len(event.keys)} keys"
             for number, page in enumerate(pages):
                 for key in event.keys[number * self.page_size : (number + 1) * self.page_size]:
                     cell = _cell(cell, key)
-                if page in self.told:
+                if page in self.published:
                     return f"page {page} enters, and has not left"
-                self.told[page] = cell
+                self.published[page] = cell
         return None
 
     def compute(self, text: Text, table: Sequence[int], first: int) -> None:

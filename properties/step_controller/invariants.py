@@ -186,16 +186,16 @@ def every_result_counts_once(m: StepControllerMoment) -> Outcome:
         return Finding(was, "it is counted", "the estimate does not follow the results")
     if m.garbage is not None and m.refusal is None:
         return None  # STEPS-02 looks at what was made of it
-    before, after, told = m.before, m.after, m.told
+    before, after, observed = m.before, m.after, m.observed
     if after.counted is not None:
         should = tuple(was + more for was, more in zip(before.counted, m.added, strict=True))
         if after.counted != should:
             was = f"counted {list(after.counted)} (results, rows, correct, proposed)"
             should = f"{list(should)}, {list(before.counted)} and {list(m.added)} more"
             return Finding(was, should, "accept length and accept rate are quotients of these")
-    if told is None:
+    if observed is None:
         return True
-    if m.garbage is None and told.correct:
+    if m.garbage is None and observed.correct:
         return _has_its_weight(m)
     changed = _difference(before, after)
     if changed:
@@ -206,15 +206,15 @@ def every_result_counts_once(m: StepControllerMoment) -> Outcome:
 
 def _has_its_weight(m: StepControllerMoment) -> Outcome:
     """Return whether a result of the current steps has moved the average of its own range, and no other."""
-    told = m.told
-    if m.after.averages is None or told.executed != told.current:
+    observed = m.observed
+    if m.after.averages is None or observed.executed != observed.current:
         return True
-    mean = sum(told.correct) / len(told.correct)
-    averages = zip(m.batch_sizes, told.in_range, m.before.averages, m.after.averages, strict=True)
+    mean = sum(observed.correct) / len(observed.correct)
+    averages = zip(m.batch_sizes, observed.in_range, m.before.averages, m.after.averages, strict=True)
     for size, shares, was, now in averages:
-        if told.current == 0 and was < 0:
+        if observed.current == 0 and was < 0:
             continue  # nothing was measured yet: a first probe begins from a neutral value
-        should = (1 - m.table.ema_alpha) * was + m.table.ema_alpha * mean if shares and told.current else was
+        should = (1 - m.table.ema_alpha) * was + m.table.ema_alpha * mean if shares and observed.current else was
         if not math.isclose(now, should, rel_tol=1e-9, abs_tol=1e-9):
             was = f"the average for {size} rows went from {was:.6g} to {now:.6g} with a mean of {mean:.6g}"
             should = f"{should:.6g}" + ("" if shares else ": another range was told")
@@ -257,13 +257,13 @@ def a_round_finds_the_graph_of_its_key(m: StepControllerMoment) -> Outcome:
 
 @checks("STEPS-13", CONTRACT, "averages", on=("deliver", "observe"))
 def feedback_of_other_steps_is_left_out(m: StepControllerMoment) -> Outcome:
-    told = m.told
-    if told is None or not told.correct or told.executed == told.current or m.capabilities.untold_steps:
+    observed = m.observed
+    if observed is None or not observed.correct or observed.executed == observed.current or m.capabilities.untold_steps:
         return None
     changed = _difference(m.before, m.after._replace(counted=m.before.counted))
     if changed:
         return Finding(
-            f"told of a round of {told.executed} steps while it would choose {told.current}, {changed}",
+            f"told of a round of {observed.executed} steps while it would choose {observed.current}, {changed}",
             _AS_IT_WAS,
             "a round of fewer steps cannot accept more, so its mean says nothing about the current ones",
         )

@@ -180,7 +180,7 @@ class StepControllerMoment:
     candidates: tuple[tuple[int, ...], ...] = ()  # those that each of these batch sizes may have
     after: Shown | None = None
     refusal: str | None = None
-    told: VerifyResult | None = None
+    observed: VerifyResult | None = None
     garbage: object = None  # the value that no round can have produced
     added: tuple[int, int, int, int] = (0, 0, 0, 0)  # what `counted()` must have grown by
     stray_choice: tuple[int, int, tuple[int, ...]] | None = None  # (batch size, steps, candidates) of a round

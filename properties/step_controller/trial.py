@@ -240,7 +240,7 @@ class StepControllerTrial(Trial):
         """Pass a single result to the controller, and check its effect alone."""
         here = self._range_of(batch_size)
         in_range = tuple(self._range_of(size) == here for size in self.batch_sizes)
-        self.moment.told = VerifyResult(executed, self._steps_for(batch_size), tuple(correct), in_range)
+        self.moment.observed = VerifyResult(executed, self._steps_for(batch_size), tuple(correct), in_range)
         self._tell(correct, batch_size, executed)
 
     @operation(weight=20, when=_can_launch)

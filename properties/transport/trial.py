@@ -188,12 +188,12 @@ class TransportTrial(TransportWatch):
         """Let time pass, and tell both sides."""
         self._pass(ns)
 
-    @operation(weight=1, hostile=True, when=_both_live, side=(DECODE, PREFILL), told=(True, False))
-    def kill(self, side: str, told: bool) -> None:
+    @operation(weight=1, hostile=True, when=_both_live, side=(DECODE, PREFILL), is_announced=(True, False))
+    def kill(self, side: str, is_announced: bool) -> None:
         """Kill a worker. The other one is told, or has to find out."""
         self.model.dead[side] = True
         self._gone(side)
-        if told:
+        if is_announced:
             other = OTHER_SIDE[side]
             self.record.lose_peer(other, self.now_ns)
             self.must(self.subject.peer_lost, other, self.now_ns)
@@ -326,8 +326,8 @@ class TransportTrial(TransportWatch):
             self.compute()
             self.deliver_all(DECODE)
             self.deliver_all(PREFILL)
-        for side, told in ((DECODE, True), (PREFILL, self._num_runs % 2 == 0)):
-            self._lose_with_several_open(side, told)
+        for side, is_announced in ((DECODE, True), (PREFILL, self._num_runs % 2 == 0)):
+            self._lose_with_several_open(side, is_announced)
         late = [(side, parcel) for side in SIDES for parcel in (*self.past[side], *self.under_way[side])]
         for side in SIDES:
             self.restart(side)
@@ -360,7 +360,7 @@ class TransportTrial(TransportWatch):
         self.check()
         self.serve(1, 8, 1, 0, 0)
 
-    def _lose_with_several_open(self, side: str, told: bool) -> None:
+    def _lose_with_several_open(self, side: str, is_announced: bool) -> None:
         """Lose a worker, and tell the other one, or let it hear of the next generation:
         behind a fence it has nothing that both shared."""
         other = OTHER_SIDE[side]
@@ -376,8 +376,8 @@ class TransportTrial(TransportWatch):
             self.compute()
             self._collect()
             self.deliver_all(DECODE)
-        self.kill(side, told)
-        if not told:
+        self.kill(side, is_announced)
+        if not is_announced:
             self.restart(side)
             self.start(REQUESTS[0], 0, 3)
             self.compute()
@@ -387,7 +387,7 @@ class TransportTrial(TransportWatch):
         self._pass(self.config.fence_ns)
         self.end()
         left = self.moment.counters[other].in_flight
-        if left > (not told):
+        if left > (not is_announced):
             self.moment.leaked = (
                 f"{left} transfers are in flight on the {other} side, and the worker of the others is gone"
             )

@@ -155,9 +155,9 @@ class Api:
         return read
 
     async def _told(self, kind: type[RequestBody], request: Request) -> Response:
-        told = await self._read(kind, request)
-        assert isinstance(told, bytes), "the request is answered where it is read"
-        return ReadyAnswer(told, self._frontend.limits.stall_s)
+        answer = await self._read(kind, request)
+        assert isinstance(answer, bytes), "the request is answered where it is read"
+        return ReadyAnswer(answer, self._frontend.limits.stall_s)
 
     def _open(self, prefix: str, request: Request, orders: list[Order], num_prompt_tokens: int) -> Reply:
         """Send orders to the body. The answer has the request's id, as that of vLLM has, unless another one has it."""

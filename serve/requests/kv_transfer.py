@@ -59,7 +59,7 @@ class KvTransfers:
         if params is None or not params.do_remote_decode:
             return {}
         host, port = request.scope.get("server") or (None, None)
-        told = {
+        parameters = {
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_block_ids": list(range(-(-reply.num_prompt_tokens // self._page_size))),
@@ -69,7 +69,7 @@ class KvTransfers:
             "remote_port": port,
             "tp_size": getattr(self._frontend.body, "tensor_parallel", 1),
         }
-        return {NAME: told}
+        return {NAME: parameters}
 
 
 def _params_of(asked: Sampled) -> KvTransferParams | None:

@@ -96,7 +96,7 @@ def difference(
     """Return by how much the logarithms of the errors of two runs differ in a time; None if one of the runs has no
     published points, or fitted parameters of its own."""
     runs = (run, summary), (other, other_summary)
-    if any(of.deployment.calibration is not None or told.get("mean_ttft_ms") is None for of, told in runs):
+    if any(of.deployment.calibration is not None or shown.get("mean_ttft_ms") is None for of, shown in runs):
         return None
     mine, others = _engines_of(run, time), _engines_of(other, time)
     if mine.evidence is None or others.evidence is None:

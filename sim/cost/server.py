@@ -262,8 +262,8 @@ def server_profile(name: str) -> ServerProfile:
     if key not in PROFILES:
         hint = nearest_name(key, PROFILES)
         if not hint and (near := nearest_profile(key)) is not None:
-            told = f" ({releases})" if (releases := about_releases(near)) else ""
-            hint = f": no profile stands for this release; the nearest is {near}{told}, and `foredraft calibrate --from` fits your own"
+            about = f" ({releases})" if (releases := about_releases(near)) else ""
+            hint = f": no profile stands for this release; the nearest is {near}{about}, and `foredraft calibrate --from` fits your own"
         raise UnknownServer(f"unknown server {name!r}{hint}; known: {', '.join(PROFILES)}")
     return PROFILES[key]
 

@@ -166,30 +166,30 @@ def _read_sglang(path: str) -> list[LogRow]:
             entry = _object(text[text.find("{") :], number)
             if entry.get("event") == _EVENT:
                 out = entry.get("out")
-                told = out.get("meta_info") if isinstance(out, dict) else None
-                rows.append(_sglang_row(_numbers(told), str(entry.get("timestamp") or text), number))
+                fields = out.get("meta_info") if isinstance(out, dict) else None
+                rows.append(_sglang_row(_numbers(fields), str(entry.get("timestamp") or text), number))
     return rows
 
 
-def _numbers(told: Any) -> dict[str, float]:
-    known = told.items() if isinstance(told, dict) else ()
+def _numbers(fields: Any) -> dict[str, float]:
+    known = fields.items() if isinstance(fields, dict) else ()
     return {key: float(value) for key, value in known if isinstance(value, int | float) and not isinstance(value, bool)}
 
 
-def _sglang_row(told: Mapping[str, float], text: str, line: int) -> LogRow:
-    prompt, output = (_tokens(told.get(key, 0.0), line) for key in ("prompt_tokens", "completion_tokens"))
-    return LogRow(_sglang_time(told, text, line), prompt, output, line)
+def _sglang_row(fields: Mapping[str, float], text: str, line: int) -> LogRow:
+    prompt, output = (_tokens(fields.get(key, 0.0), line) for key in ("prompt_tokens", "completion_tokens"))
+    return LogRow(_sglang_time(fields, text, line), prompt, output, line)
 
 
-def _sglang_time(told: Mapping[str, float], text: str, line: int) -> int:
+def _sglang_time(fields: Mapping[str, float], text: str, line: int) -> int:
     """Return when a request arrived: as the server says, or when it ended less the time that it took."""
     received = _RECEIVED.search(text)
-    for value in (told.get("request_received_ts", 0.0), float(received[1]) if received else 0.0):
+    for value in (fields.get("request_received_ts", 0.0), float(received[1]) if received else 0.0):
         if value > _UNIX_S:
             return round(value * 1e6) * 1000  # a number of this size has no more digits
     stamp = _SGLANG_TIME.search(text)
     moment = stamp[1] if stamp else text[:19].replace("T", " ")
-    return _nanoseconds(moment, line) - round(told.get("e2e_latency", 0.0) * 1e9)
+    return _nanoseconds(moment, line) - round(fields.get("e2e_latency", 0.0) * 1e9)
 
 
 def _tokens(value: float, line: int) -> int:

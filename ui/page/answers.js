@@ -54,10 +54,10 @@ function verdict({ doctor, batch, context, best, gain: times }) {
   const other = context === doctor.context ? "" : ` and ${number(context, 9)} tokens`;
   const here = best.steps ? `${gain} × the tokens of plain decoding at batch ${number(batch, 9)}${other}, with ${steps}` : `but not at batch ${number(batch, 9)}${other}`;
   const beyond = perhaps < most ? ` Beyond batch ${number(perhaps, 9)} it does not pay.` : "";
-  if (doctor.verdict === "cannot be told") return ["It cannot be told whether speculation pays: all gains are within their error.", `${at}: ${here}.${beyond}`, short];
+  if (doctor.verdict === "uncertain") return ["It is uncertain whether speculation pays: all gains are within their error.", `${at}: ${here}.${beyond}`, short];
   const busy = ` About ${number(rate)} requests/s on each engine keep batch ${number(surely, 9)} busy.`;
   if (surely === most) return [`Speculation pays at every batch that fits, up to ${number(most, 9)}: ${here}.`, `${at}.${busy}`, short];
-  const between = perhaps > surely ? ` From there to batch ${number(perhaps, 9)} it cannot be told.` : "";
+  const between = perhaps > surely ? ` From there to batch ${number(perhaps, 9)} it is uncertain.` : "";
   return [`Speculation pays up to batch ${number(surely, 9)}: ${here}.`, `${at}.${busy}${between}${beyond}`, short];
 }
 

@@ -68,16 +68,16 @@ def _gauges(path: str, samples: Sequence[Sample], steps: int | None) -> MeanAcce
             "is speculative decoding on, and has the server decoded?"
         )
         raise wrong(path, 0, message)
-    told = {int(sample.value) for sample in samples if sample.name == _SGLANG_STEPS and sample.value}
-    told |= set() if steps is None else {steps}
-    if len(told) > 1:
-        raise wrong(path, 0, f"{' and '.join(map(str, sorted(told)))} draft steps: expected those of one setting")
+    given = {int(sample.value) for sample in samples if sample.name == _SGLANG_STEPS and sample.value}
+    given |= set() if steps is None else {steps}
+    if len(given) > 1:
+        raise wrong(path, 0, f"{' and '.join(map(str, sorted(given)))} draft steps: expected those of one setting")
     inferred: tuple[str, ...] = ()
-    if not told:
+    if not given:
         pairs = (lengths, rates) if len(lengths) == len(rates) else ([], [])
         known, inferred = steps_by_rates(path, *pairs)
     else:
-        known = told.pop()
+        known = given.pop()
     mean = checked_length(path, 0, "", float(np.mean(lengths)), known)
     return MeanAcceptance("sglang:spec_accept_length (Prometheus)", ((known, mean),), inferred=inferred)
 
