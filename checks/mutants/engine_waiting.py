@@ -1,9 +1,11 @@
-"""Planted defects of engines: who waits for what, and what happens after a step that has failed."""
+"""Planted defects of engines: who waits for what, what happens after a step that has failed, and what is left for those
+that run."""
 
-from __future__ import annotations
+import numpy as np
 
+from ...core.kv.request_table import ceil_to_page
+from ...core.kv.store import KVStore
 from ...core.scheduler.admission import Admission
-from ...core.scheduler.engine import Engine
 from ...core.scheduler.preemption import Preemption
 from ...core.scheduler.recovery import Recovery, StepLimits
 from ...core.scheduler.requests import Requests
@@ -12,130 +14,261 @@ from ...core.scheduler.rules.admission_state import AdmissionPause
 from ...core.scheduler.rules.room import Room
 from ...core.scheduler.waiting import WaitingQueue, giving_way
 from ..adapters.core_engine import CoreEngine, _end
-from .planting import defects
+from .planting import Defects
 
-WAITING = """
-TakesARoundOffTheContext (ACCEPT-11): The nodes of a round are taken off the context that prompt and output may fill.
-    Admission.max_tokens = min(good(self, request), max(self.config.context_len - self.sizes.alloc_len - request.prompt.length, 1))
+WAITING = Defects("engine", CoreEngine)
 
-RefusesWithAWord (ENGINE-08): The reason of a refusal is left out.
-    Admission.refusal = good(self, request) and "refused"
 
-FillsTheQueueByOneMore (ENGINE-08): The bound of the queue is compared with < where <= is meant.
-    Admission.refusal
-        - len(self.requests.waiting) >=
-        + len(self.requests.waiting) >
+@WAITING.breaks("ACCEPT-11")
+class TakesARoundOffTheContext(Admission):
+    """The nodes of a round are taken off the context that prompt and output may fill."""
 
-PushesOutTheAged (ENGINE-07, ENGINE-10): A request that runs at last, after it was overtaken too often, gives way to a greater priority.
-    Requests.lower_than = giving_way(head, self.running.values(), 1 << 30)
+    def max_tokens(self, request):
+        room = self.config.context_len - self.sizes.alloc_len - request.prompt.length
+        return min(super().max_tokens(request), max(room, 1))
 
-TakesAVictimMore (ENGINE-07): A preemption takes one request more than it needs.
-    Preemption.preempt
-        - lower[:num_victims]
-        + lower[: num_victims + 1]
 
-GivesWayInVain (ENGINE-07): A request gives way to a greater priority, which must leave more slots free than there are then.
-    Preemption._fits_without
-        - num_slots + self.room.to_leave(sum(row in held for row in rows), held=held)
-        + num_slots
+@WAITING.breaks("ENGINE-08")
+class RefusesWithAWord(Admission):
+    """The reason of a refusal is left out."""
 
-ForgetsThatTheOthersGrow (ENGINE-07): A preemption makes room beside the slots that the others have now, and they take more until then.
-    Preemption._fits_without
-        - - grown
-        + - 0
+    def refusal(self, request):
+        return super().refusal(request) and "refused"
 
-CountsWhatItWillLock (ENGINE-07): A preemption counts slots as free that the cache has for the request which enters.
-    Preemption.preempt
-        - with self.store.locked(entrance.prefix):
-        + if True:
 
-PushesOutUnderAFence (ENGINE-07): A preemption does not wait for the slots of an earlier victim, which are fenced, and takes a second one.
-    Preemption.preempt
-        - if self.store.has_fenced or requests.leaving:
-        + if requests.leaving:
+@WAITING.breaks("ENGINE-08")
+class FillsTheQueueByOneMore(Admission):
+    """The bound of the queue is compared with < where <= is meant."""
 
-LosesWhatABlockHadDelivered (ACCEPT-12, ENGINE-18, ENGINE-04): A request that is aborted while a block runs gets nothing of its rounds.
-    DecodeRounds._presence
-        - if leaving else last, False
-        + if False else last, False
+    def refusal(self, request):
+        reason = super().refusal(request)
+        is_last = reason.startswith("queue full") and len(self.requests.waiting) == self.config.max_queue
+        return "" if is_last else reason
 
-ForgetsThatPagesAreWhole (ENGINE-07): A block reserves by the slots that are free, though its rows take them in whole pages.
-    DecodeRounds._rounds_in_free_slots
-        - unaligned = batch_size * (page_size - 1)
-        + unaligned = 0
 
-NeverGivesWay (ENGINE-07): No request of smaller priority gives way.
-    Preemption.preempt = None
+@WAITING.breaks("ENGINE-07", "ENGINE-10")
+class PushesOutTheAged(Requests):
+    """A request that runs at last, after it was overtaken too often, gives way to a greater priority."""
 
-LetsBlocksGoOn (ENGINE-07): A newcomer waits until the block that runs has come to its end.
-    CoreEngine.submit
-        - self._interrupt(outcome.replan)
-"""
-"""Who waits, and for what."""
+    def lower_than(self, head):
+        return giving_way(head, self.running.values(), 1 << 30)
 
-FAILURES = """
-TriesTheGuiltyLast (ENGINE-16): After a failed step those go first that have run before.
-    Recovery.lose_steps
-        - record.has_committed_nothing
-        + not record.has_committed_nothing
 
-ForgetsEarlierSuspects (ENGINE-16): A second failure replaces the suspects of the first.
-    WaitingQueue.try_first = good(self, records) or setattr(self, "_first", list(records))
+@WAITING.breaks("ENGINE-07")
+class TakesAVictimMore(Preemption):
+    """A preemption takes one request more than it needs."""
 
-LetsOneMoreIn (ENGINE-05): After a failed step one row more runs than may.
-    Admission.has_row
-        - < row_limit
-        + <= row_limit
+    def _num_victims(self, head, lower):
+        number = super()._num_victims(head, lower)
+        return number and number + 1
 
-OffersWhatIsGone (RADIX-12): On a new device the prefix cache offers what the old one had.
-    Recovery.resume
-        - requests.store.forget()
-        + pass
 
-NeverFails (ENGINE-02): A request that fails every step is tried for ever.
-    StepLimits.count_failure = good(self, num_rows, num_suspects, has_prefill, can_draft_less) and False
+@WAITING.breaks("ENGINE-07")
+class GivesWayInVain(Room):
+    """A request gives way to a greater priority, which must leave more slots free than there are then."""
 
-DraftsLessForEver (STEPS-07): Good steps do not bring drafts back.
-    StepLimits.count_success = (self.fewer_steps, good(self), setattr(self, "fewer_steps", True))[1]
+    def to_leave(self, num_decoding, entering=(), held=None):
+        return 0 if held is not None else super().to_leave(num_decoding, entering)
 
-ForgetsToLookAgain (ENGINE-07): A request that found no row is not tried again when there may be more of them.
-    Recovery._apply_limits = self.controller.draft_fewest(self.limits.fewer_steps)
-"""
-"""After a step that has failed."""
 
-RESERVES = """
-ReservesForOne (ENGINE-07): A request enters beside a reserve for one other, however many run.
-    Room.to_leave = good(self, min(num_decoding, 1))
+@WAITING.breaks("ENGINE-07")
+class ForgetsThatTheOthersGrow(Preemption):
+    """A preemption makes room beside the slots that the others have now, and they take more until then."""
 
-EntersAtOnce (ENGINE-07): What was retracted enters again before a round is committed.
-    Requests.is_admission_paused = False
+    def _growth_to(self, held):
+        return 0
 
-SparesAllFromThePause (ENGINE-07, ENGINE-10): After a retraction for a greater priority admission pauses for no request.
-    AdmissionPause.spares = self._has_begun and head is not None
 
-AddsUpPages (ENGINE-07): Context and reserve are rounded to pages one by one, so that a request which fits waits.
-    Room.to_find
-        - slots = ceil_to_page(self.rules.tokens_to_find(newcomer), self.config.page_size)
-        + slots = ceil_to_page(context, self.config.page_size) + self.slots_for_length(0)
+@WAITING.breaks("ENGINE-07")
+class CountsWhatItWillLock(Preemption):
+    """A preemption counts slots as free that the cache has for the request which enters."""
 
-StopsBlocksForEver (ENGINE-07): A row with stop strings that has left is counted on, so that nothing runs in blocks any more.
-    DecodeRounds.remove = self._has_stop_strings.__setitem__(row, False) or good(self, row)
+    def _num_victims(self, head, lower):
+        entrance = self.room.measure(head, self.admission.limits.prefill_budget, len(self.requests.rounds.rows))
+        fits = [self._fits_without(lower, entrance.num_slots, number) for number in range(len(lower) + 1)]
+        return fits.index(True) if any(fits) else 0
 
-KeepsWhatOverlapNeeds (ACCEPT-08): What a block leaves is that of a plan that has seen its last round, in overlap mode too.
-    DecodeRounds.release_unused
-        - if self.config.overlap:
-        + if False:
 
-LetsTheAbortedRun (ENGINE-07): A block goes on for its rounds when one of its requests is aborted.
-    CoreEngine.abort = [_end(f) for f in [self.engine.abort(request, 0).finished] if f is not None]
+@WAITING.breaks("ENGINE-07")
+class PushesOutUnderAFence(Preemption):
+    """A preemption does not wait for the slots of an earlier victim, which are fenced, and takes a second one."""
 
-TakesNoRow (ENGINE-07): No request gives way where only a row is missing.
-    Preemption._fits_without
-        - if not num_victims and not self.admission.has_row:
-        + if False:
-"""
-"""What is left for those that run."""
+    def preempt(self):
+        requests, head, limits = self.requests, self.requests.waiting.head, self.admission.limits
+        if head is None or limits.are_reduced or requests.in_progress is not None or requests.is_admission_paused:
+            return
+        if not requests.leaving:
+            lower = requests.lower_than(head)
+            for victim in lower[: self._num_victims(head, lower)]:
+                requests.retract(victim, for_priority=True)
 
-_PLACES = [CoreEngine, Engine, Admission, AdmissionPause, DecodeRounds, Recovery, Requests, StepLimits, WaitingQueue]
-_PLACES += [Preemption, Room, giving_way]
-MUTANTS = defects("engine", CoreEngine, _PLACES, WAITING + FAILURES + RESERVES, _end=_end)
+
+@WAITING.breaks("ACCEPT-12", "ENGINE-18", "ENGINE-04")
+class LosesWhatABlockHadDelivered(DecodeRounds):
+    """A request that is aborted while a block runs gets nothing of its rounds."""
+
+    def _presence(self, rows, num_departed_at_plan, leaving):
+        return super()._presence(rows, num_departed_at_plan, ())
+
+
+@WAITING.breaks("ENGINE-07")
+class ForgetsThatPagesAreWhole(DecodeRounds):
+    """A block reserves by the slots that are free, though its rows take them in whole pages."""
+
+    def _rounds_in_free_slots(self, kv_tokens, allocated):
+        slack = self._multi_step_slack
+        self._multi_step_slack -= len(allocated) * (self.config.page_size - 1)
+        rounds = super()._rounds_in_free_slots(kv_tokens, allocated)
+        self._multi_step_slack = slack
+        return rounds
+
+
+@WAITING.breaks("ENGINE-07")
+class NeverGivesWay(Preemption):
+    """No request of smaller priority gives way."""
+
+    def preempt(self):
+        pass
+
+
+@WAITING.breaks("ENGINE-07")
+class LetsBlocksGoOn(CoreEngine):
+    """A newcomer waits until the block that runs has come to its end."""
+
+    def submit(self, wish):
+        interrupted = self.newest_interrupted
+        most = super().submit(wish)
+        self.newest_interrupted = interrupted
+        return most
+
+
+@WAITING.breaks("ENGINE-16")
+class TriesTheGuiltyLast(Recovery):
+    """After a failed step those go first that have run before."""
+
+    def _suspects_among(self, records):
+        return [record for record in records if not record.has_committed_nothing] or records
+
+
+@WAITING.breaks("ENGINE-16")
+class ForgetsEarlierSuspects(WaitingQueue):
+    """A second failure replaces the suspects of the first."""
+
+    def try_first(self, records):
+        self._first = list(records)
+
+
+@WAITING.breaks("ENGINE-05")
+class LetsOneMoreIn(Admission):
+    """After a failed step one row more runs than may."""
+
+    @property
+    def has_row(self):
+        limits, row_limit = self.limits, self.limits.row_limit
+        limits.row_limit = row_limit and row_limit + 1
+        has_row = super().has_row
+        limits.row_limit = row_limit
+        return has_row
+
+
+@WAITING.breaks("RADIX-12")
+class OffersWhatIsGone(KVStore):
+    """On a new device the prefix cache offers what the old one had."""
+
+    def forget(self):
+        pass
+
+
+@WAITING.breaks("ENGINE-02")
+class NeverFails(StepLimits):
+    """A request that fails every step is tried for ever."""
+
+    def count_failure(self, *failure):
+        super().count_failure(*failure)
+        return False
+
+
+@WAITING.breaks("STEPS-07")
+class DraftsLessForEver(StepLimits):
+    """Good steps do not bring drafts back."""
+
+    def count_success(self):
+        are_raised = super().count_success()
+        self.fewer_steps = True
+        return are_raised
+
+
+@WAITING.breaks("ENGINE-07")
+class ForgetsToLookAgain(Recovery):
+    """A request that found no row is not tried again when there may be more of them."""
+
+    def _apply_limits(self):
+        self.controller.draft_fewest(self.limits.fewer_steps)
+
+
+@WAITING.breaks("ENGINE-07")
+class ReservesForOne(Room):
+    """A request enters beside a reserve for one other, however many run."""
+
+    def to_leave(self, num_decoding, entering=(), held=None):
+        return super().to_leave(min(num_decoding, 1))
+
+
+@WAITING.breaks("ENGINE-07")
+class EntersAtOnce(Requests):
+    """What was retracted enters again before a round is committed."""
+
+    is_admission_paused = False
+
+
+@WAITING.breaks("ENGINE-07", "ENGINE-10")
+class SparesAllFromThePause(AdmissionPause):
+    """After a retraction for a greater priority admission pauses for no request."""
+
+    def spares(self, head):
+        return self._has_begun and head is not None
+
+
+@WAITING.breaks("ENGINE-07")
+class AddsUpPages(Room):
+    """Context and reserve are rounded to pages one by one, so that a request which fits waits."""
+
+    def to_find(self, record, num_cached, budget, padding=0, num_loaded=0):
+        context = record.prompt_len + record.emitted_before
+        slots = ceil_to_page(context, self.config.page_size) + self.slots_for_length(0)
+        while_computed = slots + self.beside.of(context, self.config.chunk_size)
+        return max(self.beside.total(slots), while_computed) - num_cached
+
+
+@WAITING.breaks("ENGINE-07")
+class StopsBlocksForEver(DecodeRounds):
+    """A row with stop strings that has left is counted on, so that nothing runs in blocks any more."""
+
+    def remove(self, row):
+        self._has_stop_strings[row] = False
+        super().remove(row)
+
+
+@WAITING.breaks("ACCEPT-08")
+class KeepsWhatOverlapNeeds(DecodeRounds):
+    """What a block leaves is that of a plan that has seen its last round, in overlap mode too."""
+
+    def release_unused(self, planned, result, kv_before_last, in_later_step):
+        super().release_unused(planned, result, kv_before_last, np.ones_like(in_later_step))
+
+
+@WAITING.breaks("ENGINE-07")
+class LetsTheAbortedRun(CoreEngine):
+    """A block goes on for its rounds when one of its requests is aborted."""
+
+    def abort(self, request):
+        finished = self.engine.abort(request, 0).finished
+        return [] if finished is None else [_end(finished)]
+
+
+@WAITING.breaks("ENGINE-07")
+class TakesNoRow(Preemption):
+    """No request gives way where only a row is missing."""
+
+    def _fits_without(self, lower, num_slots, num_victims):
+        return num_slots <= self._free_without(lower[:num_victims])

@@ -34,7 +34,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 from ..mutant import Mutant
@@ -49,15 +49,19 @@ class Defects:
 
     def __init__(self, contract: str, make: Any, capabilities: Any = None, prefix: str = "") -> None:
         self.contract, self.make, self.prefix = contract, make, prefix
-        self.capabilities = capabilities or getattr(make, "capabilities", None)
+        self.capabilities = capabilities
         self.mutants: list[Mutant] = []
 
-    def breaks(self, *caught_by: str, also: Sequence[type] = ()) -> Callable[[type], Subclassed]:
+    def breaks(
+        self, *caught_by: str, also: Sequence[type] = (), functions: Mapping[Any, Any] | None = None
+    ) -> Callable[[type], Any]:
         """Declare a defect that one of these invariants must catch. `also` are subclasses of other classes that are
-        part of it. The class's name then stands for a component that has the defect."""
+        part of it, `functions` what stands in the place of functions. The class's name then stands for a component
+        that has the defect: for the class itself if it breaks the component's own class, and nothing else."""
 
-        def declare(kind: type) -> Subclassed:
-            make = Subclassed(self.make, (*also, kind), self.capabilities)
+        def declare(kind: type) -> Any:
+            is_whole = kind.__base__ is self.make and self.capabilities is None and not also and not functions
+            make = kind if is_whole else Subclassed(self.make, (*also, kind), functions, self.capabilities)
             defect = " ".join(kind.__doc__.split())
             self.mutants.append(Mutant(self.prefix + kind.__name__, defect, self.contract, make, caught_by))
             return make
@@ -69,39 +73,44 @@ class Subclassed:
     """Makes what `make` makes, with subclasses in the place of what they break. They are there only within `planted`,
     which every execution of a trial enters: nothing else has the defect."""
 
-    def __init__(self, make: Any, kinds: Sequence[type], capabilities: Any = None) -> None:
-        self.kinds = {kind.__base__: kind for kind in kinds}
-        self.make = self.kinds.get(make, make)
-        self.capabilities = capabilities
+    def __init__(
+        self, make: Any, kinds: Sequence[type], functions: Mapping[Any, Any] | None = None, capabilities: Any = None
+    ) -> None:
+        self.changed = {kind.__base__: kind for kind in kinds} | dict(functions or {})
+        self.make = self.changed.get(make, make)
+        self.capabilities = capabilities or getattr(make, "capabilities", None)
+        self._packages = {kind.__module__.partition(".")[0] for kind in (Subclassed, *kinds)}
         self._num_modules = 0
-        self._places: list[tuple[dict[str, Any], str, type]] = []
+        self._places: list[tuple[dict[str, Any], str, Any]] = []
 
     def __call__(self, config: Any) -> Any:
         return self.make(config)
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        """Have each module that names a broken class name its subclass, for as long as the context lasts."""
+        """Have each module that names a class or function use the broken one, for as long as the context lasts."""
         places = self.places()
         for names, name, good in places:
-            names[name] = self.kinds[good]
+            names[name] = self.changed[good]
         try:
             yield
         finally:
             for names, name, good in places:
                 names[name] = good
 
-    def places(self) -> list[tuple[dict[str, Any], str, type]]:
-        """Return the names of the broken classes, (names of a module, name, class), in this package's modules."""
+    def places(self) -> list[tuple[dict[str, Any], str, Any]]:
+        """Return the names of what is changed, (names of a module, name, class or function), in the modules of this
+        package and of the one that declares the defect."""
         if len(sys.modules) != self._num_modules:
             self._num_modules = len(sys.modules)
-            package = __name__.partition(".")[0] + "."
-            modules = [vars(module) for key, module in list(sys.modules.items()) if key.startswith(package)]
+            modules = [
+                vars(module) for key, module in list(sys.modules.items()) if key.partition(".")[0] in self._packages
+            ]
             self._places = [
                 (names, name, value)
                 for names in modules
                 for name, value in names.items()
-                if isinstance(value, type) and value in self.kinds
+                if isinstance(value, type | FunctionType) and value in self.changed
             ]
         return self._places
 

@@ -89,13 +89,7 @@ class PrefillSide(HandoffSide[Outgoing, SendPages]):
         for finished in outcome.finished:
             self._drop(finished.request_id, TransferState.CANCELLED, "ended on the prefill side", now_ns)
         progresses = self.engine.transfers.prompts()
-        rows = {progress.request.request_id: progress.row for progress in progresses}
-        for request_id, transfer in list(self._current.items()):
-            if rows.get(request_id) != transfer.row:
-                # It was retracted and starts again, perhaps in a new row already; what is held for the old row is
-                # useless.
-                self._give_up(transfer, TransferState.CANCELLED, "retracted", now_ns)
-                self._peers[request_id] = transfer.peer
+        self._give_up_retracted({progress.request.request_id: progress.row for progress in progresses}, now_ns)
         for request_id in outcome.computed:
             payload = None if payloads is None else payloads[request_id]
             if payload is not None:
@@ -107,6 +101,14 @@ class PrefillSide(HandoffSide[Outgoing, SendPages]):
                 self._offer(progress, now_ns)
             elif current is not None and current.state is TransferState.SENDING:
                 self._send_pages(current, progress, now_ns)
+
+    def _give_up_retracted(self, rows: dict[str, int], now_ns: int) -> None:
+        """Give up the transfers of requests that were retracted. They start again, perhaps in a new row already, and
+        are offered again; what is held for the old row is useless. `rows`: of the requests that have one."""
+        for request_id, transfer in list(self._current.items()):
+            if rows.get(request_id) != transfer.row:
+                self._give_up(transfer, TransferState.CANCELLED, "retracted", now_ns)
+                self._peers[request_id] = transfer.peer
 
     def launched(self, now_ns: int) -> None:
         """Offer prompts as soon as they have a row, so that slots are reserved when the first layers are computed.

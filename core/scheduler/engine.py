@@ -172,7 +172,7 @@ class Engine:
             or self.requests.retraction_demands
             or self.recovery.limits.are_reduced
             or self.requests.in_progress is not None  # a prompt chunk comes next
-            or any(flight.step.max_rounds > 1 for flight in self.requests.in_flight)  # at most one multi-step in flight
+            or self.requests.in_flight.has_multi_step  # at most one in flight
             or self.admission.head_could_enter_soon()
         )
         return 1 if must_decide_each_round else self.config.multi_step_rounds

@@ -143,6 +143,11 @@ class StepsInFlight(deque[StepInFlight]):
                 rounds += flight.planned.decode.max_rounds
         return rounds
 
+    @property
+    def has_multi_step(self) -> bool:
+        """Whether one of the steps may run several rounds."""
+        return any(flight.step.max_rounds > 1 for flight in self)
+
     def decode_again(self, rows: np.ndarray) -> BoolArray:
         """Return which of `rows` they decode, bool [len(rows)]."""
         for flight in self:

@@ -102,17 +102,22 @@ class OutputLog:
     def _stop_string_in(self, record: RequestRecord, begin: int, run: np.ndarray) -> int:
         """Return the index in `run`, the tokens of a row from `begin` on, of the token that completes the first stop
         string in the text of the output, −1 if none does."""
+        text = self._text_before(record, begin)
+        for i in range(len(run)):
+            text.push(run[i : i + 1])
+            if text.has_stop:
+                return i
+        return -1
+
+    def _text_before(self, record: RequestRecord, begin: int) -> StreamDecoder:
+        """Return the decoder of a request's output, which has read the tokens of its row before `begin`."""
         text, request = record.text, record.request
         if text is None:
             assert self._decoder is not None, "`refusal` lets stop strings in only with a decoder"
             context = context_of(self._decoder, self._tokens[record.row, : record.prompt_len])
             text = record.text = StreamDecoder(self._decoder, request.stop_strings, context, request.min_tokens)
         text.push(self._tokens[record.row, record.prompt_len + text.num_tokens : begin])
-        for i in range(len(run)):
-            text.push(run[i : i + 1])
-            if text.has_stop:
-                return i
-        return -1
+        return text
 
     def log(self, rows: np.ndarray, counted: CountedRounds, decode: DecodeResult, record_in: RecordIn) -> None:
         """Keep the tokens that the rounds delivered, in one vectorised write."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ..errors import InvariantViolation
@@ -45,32 +45,43 @@ class Preemption:
         if self.store.has_fenced or requests.leaving:
             return  # the slots of an earlier victim will be released soon
         lower = requests.lower_than(head)
+        for victim in lower[: self._num_victims(head, lower)]:
+            requests.retract(victim, for_priority=True)
+
+    def _num_victims(self, head: RequestRecord, lower: Sequence[RequestRecord]) -> int:
+        """Return how many of `lower` must give way so that `head` enters; 0 if it needs none of them, or if all of them
+        are too few."""
         if not lower:
-            return
-        entrance = self.room.measure(head, self.admission.limits.prefill_budget, len(requests.rounds.rows))
+            return 0
+        num_decoding = len(self.requests.rounds.rows)
+        entrance = self.room.measure(head, self.admission.limits.prefill_budget, num_decoding)
         with self.store.locked(entrance.prefix):
             fits = partial(self._fits_without, lower, entrance.num_slots)
             if fits(0) or not fits(len(lower)):
-                return
-            num_victims = bisect_left(range(len(lower)), True, lo=1, key=fits)
-        for victim in lower[:num_victims]:
-            requests.retract(victim, for_priority=True)
+                return 0
+            return bisect_left(range(len(lower)), True, lo=1, key=fits)
 
     def _fits_without(self, lower: Sequence[RequestRecord], num_slots: int, num_victims: int) -> bool:
-        """Return whether a request that takes `num_slots` could enter if so many of `lower` gave way.
+        """Return whether a request that takes `num_slots` could enter if so many of `lower` gave way."""
+        has_row = bool(num_victims) or self.admission.has_row
+        return has_row and num_slots <= self._free_without(lower[:num_victims])
+
+    def _free_without(self, victims: Sequence[RequestRecord]) -> int:
+        """Return the slots that a newcomer could take if these requests gave way, beside those that it must leave free.
 
         The others grow until it is tried: by the rounds that are reserved in this plan and, where the slots of a victim
         are fenced, by those of the next one.
         """
-        if not num_victims and not self.admission.has_row:
-            return False
         rounds, config = self.requests.rounds, self.room.config
-        out, rows = {victim.row for victim in lower[:num_victims]}, rounds.rows.tolist()
-        is_fenced = bool(num_victims and self.requests.in_flight) and not config.rules.frees_at_departure
+        out, rows = {victim.row for victim in victims}, rounds.rows.tolist()
+        is_fenced = bool(victims and self.requests.in_flight) and not config.rules.frees_at_departure
         targets = rounds.targets_after(config.mixed + is_fenced).tolist()
         least: dict[int, int] = dict(zip(rows, targets, strict=True))
         held = {row: max(slots, least.get(row, 0)) for row, slots in self.room.held_rows().items() if row not in out}
+        free = self.store.available_slots + self.store.slots_gained_without(out) - self._growth_to(held)
+        return free - self.room.to_leave(sum(row in held for row in rows), held=held)
+
+    def _growth_to(self, held: Mapping[int, int]) -> int:
+        """Return the slots that the rows take until they have `held`."""
         total, allocated = self.room.beside.total, self.store.allocated
-        grown = sum(total(slots) - total(int(allocated[row])) for row, slots in held.items())
-        free = self.store.available_slots + self.store.slots_gained_without(out) - grown
-        return num_slots + self.room.to_leave(sum(row in held for row in rows), held=held) <= free
+        return sum(total(slots) - total(int(allocated[row])) for row, slots in held.items())

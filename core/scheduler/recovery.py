@@ -108,7 +108,7 @@ class Recovery:
         requests = self.requests
         failed = requests.in_flight.oldest(failure.step_id, "failure")
         in_failed = requests.records_of(failed)
-        suspects = [record for record in in_failed if record.has_committed_nothing] or in_failed
+        suspects = self._suspects_among(in_failed)
         blamed = in_failed[0] if in_failed and self._count_failure(failed, len(in_failed), len(suspects)) else None
         step_ids = tuple(flight.step.step_id for flight in requests.in_flight)
         finished = requests.lose_in_flight(blamed, f"{failure}; it ran alone")
@@ -146,6 +146,10 @@ class Recovery:
             len(step.decode.rows)
         )
         return self.limits.count_failure(num_rows, num_suspects, step.prefill is not None, can_draft_less)
+
+    def _suspects_among(self, records: list[RequestRecord]) -> list[RequestRecord]:
+        """Return the requests without a committed step since they entered; all of them if each has one."""
+        return [record for record in records if record.has_committed_nothing] or records
 
     def _apply_limits(self) -> None:
         self.controller.draft_fewest(self.limits.fewer_steps)

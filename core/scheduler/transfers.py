@@ -150,7 +150,7 @@ class Transfers:
             return ReserveOutcome(refusal)
         row = self._row_for(request)
         if row is None:
-            return ReserveOutcome("", replan=any(flight.step.max_rounds > 1 for flight in self.requests.in_flight))
+            return ReserveOutcome("", replan=self.requests.in_flight.has_multi_step)
         record = self.requests.reserve(request, self.admission.max_tokens(request), row)
         self.store.hold_row(row)
         self._emit(HandoffMoved(now_ns, HandoffMove.RESERVE, request.request_id, row, request=request))

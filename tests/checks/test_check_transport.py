@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from foredraft.checks.adapters import handoff as handoff
-from foredraft.checks.mutants.planting import defects
+from foredraft.checks.mutants.planting import Defects
 from foredraft.properties.conformance import check
 from foredraft.properties.harness.trial import Violation
 from foredraft.properties.suites import suite_of
@@ -91,23 +91,25 @@ def test_a_cancel_of_a_later_attempt_ends_the_earlier_one_that_a_new_worker_has_
     assert trial.moment.counters[DECODE] == (1, 0, 0, 1, 0)
 
 
-def test_a_late_cancel_of_another_transfer_still_counts_no_more():
-    text = """
-EndsAll (ANSWER): It takes a cancel of any attempt for the one that it has.
-    DecodeSide._cancelled:
+@Defects("transport", handoff.make).breaks("ANSWER")
+class EndsAll(handoff.DecodeSide):
+    """It takes a cancel of any attempt for the one that it has."""
+
+    def _cancelled(self, peer, message, now_ns):
         transfer = self._transfers.get((peer, message.key.request_id))
         if transfer is not None:
             message = replace(message, key=transfer.key, first_attempt=transfer.offer.first_attempt)
-        return good(self, peer, message, now_ns)
-"""
-    (mutant,) = defects("transport", handoff.make, [handoff.DecodeSide, replace], text)
+        return super()._cancelled(peer, message, now_ns)
+
+
+def test_a_late_cancel_of_another_transfer_still_counts_no_more():
     history = [
         *(Op.start(1, 0, 1), Op.compute(), Op.deliver_all(DECODE), Op.cancel(PREFILL, 1), Op.deliver_all(DECODE)),
         *(Op.deliver_all(PREFILL), Op.start(1, 0, 1), Op.compute(), Op.deliver_all(DECODE), Op.again(DECODE, 1)),
     ]
     run(history, drain=False)
     with pytest.raises(Violation) as caught:
-        run(history, make=mutant.make, drain=False)
+        run(history, make=EndsAll, drain=False)
     assert "HANDOFF-04" in [broken.id for broken in caught.value.broken]
 
 

@@ -101,7 +101,7 @@ def test_planted_texts_fit_and_leave_nothing_behind(contract):
             places = [(change.owner, change.name) for change in mutant.make.changes]
         elif isinstance(mutant.make, Subclassed):
             places = [(sys.modules[names["__name__"]], name) for names, name, _ in mutant.make.places()]
-            assert places or mutant.make.make in mutant.make.kinds.values(), mutant.name
+            assert places or mutant.make.make in mutant.make.changed.values(), mutant.name
         else:
             continue
         before = [vars(owner).get(name) for owner, name in places]
