@@ -317,7 +317,7 @@ def test_what_a_cache_counts_on_its_root_is_its_own_affair():
 def test_a_device_that_runs_steps_in_order_may_reuse_at_once():
     """Pages that go back under a step in flight: RELAY-01 finds that, unless the device keeps the order;
     then the tokens must show it."""
-    make = next(mutant.make for mutant in mutants_of("engine") if mutant.name == "FreesUnderAStep")
+    make = next(mutant.make for mutant in mutants_of("engine") if mutant.name == "FreesSlotsUnderAStep")
     found = {}
     for names in (("slots", "overlap"), ("slots", "overlap", "ordered_reuse")):
         swarm = Swarm(ENGINE.component(make, names), 1)

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from ...core.handoff import DecodeSide, TransferState
-from ...core.handoff.ended import EndedTransfers
-from ...core.handoff.messages import Ack, CancelAck
-from ...core.handoff.side import Send
-from ...core.scheduler.transfers import Transfers
-from ..adapters.handoff import HandoffTransport
-from .planting import Defects
+from ....core.handoff import DecodeSide, TransferState
+from ....core.handoff.ended import EndedTransfers
+from ....core.handoff.messages import Ack, CancelAck
+from ....core.handoff.side import Send
+from ....core.scheduler.transfers import Transfers
+from ...adapters.handoff import HandoffTransport
+from ..planting import Defects
 
 DECODING = Defects("transport", HandoffTransport)
 

@@ -1,23 +1,23 @@
-"""Planted defects of engines: what they plan, and what becomes of slots."""
+"""Planted defects of engines: what they plan, and their slots."""
 
 from dataclasses import replace
 
 import numpy as np
 
-from ...core.contract.outcomes import CommitOutcome
-from ...core.contract.request import FinishReason
-from ...core.kv.allocator import KVAllocator
-from ...core.kv.radix import RadixCache
-from ...core.kv.store import KVStore
-from ...core.scheduler.admission import Admission
-from ...core.scheduler.engine import Engine
-from ...core.scheduler.flights import StepsInFlight
-from ...core.scheduler.requests import Requests
-from ...core.scheduler.rounds import DecodeRounds
-from ...core.scheduler.rules.room import Room
-from ...core.scheduler.waiting import WaitingQueue
-from ..adapters.core_engine import CoreEngine
-from .planting import Defects
+from ....core.contract.outcomes import CommitOutcome
+from ....core.contract.request import FinishReason
+from ....core.kv.allocator import KVAllocator
+from ....core.kv.radix import RadixCache
+from ....core.kv.store import KVStore
+from ....core.scheduler.admission import Admission
+from ....core.scheduler.engine import Engine
+from ....core.scheduler.flights import StepsInFlight
+from ....core.scheduler.requests import Requests
+from ....core.scheduler.rounds import DecodeRounds
+from ....core.scheduler.rules.room import Room
+from ....core.scheduler.waiting import WaitingQueue
+from ...adapters.core_engine import CoreEngine
+from ..planting import Defects
 
 PLANS = Defects("engine", CoreEngine)
 
@@ -179,7 +179,7 @@ class FindsDraftKVOfAnotherText(RadixCache):
 
 
 @PLANS.breaks("RELAY-01")
-class FreesUnderAStep(KVStore):
+class FreesSlotsUnderAStep(KVStore):
     """The slots of an ended request are free at once, though a step in flight still writes to them."""
 
     def close_row(self, departure, last_committed):

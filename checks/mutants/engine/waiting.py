@@ -3,18 +3,18 @@ that run."""
 
 import numpy as np
 
-from ...core.kv.request_table import ceil_to_page
-from ...core.kv.store import KVStore
-from ...core.scheduler.admission import Admission
-from ...core.scheduler.preemption import Preemption
-from ...core.scheduler.recovery import Recovery, StepLimits
-from ...core.scheduler.requests import Requests
-from ...core.scheduler.rounds import DecodeRounds
-from ...core.scheduler.rules.admission_state import AdmissionPause
-from ...core.scheduler.rules.room import Room
-from ...core.scheduler.waiting import WaitingQueue, giving_way
-from ..adapters.core_engine import CoreEngine, _end
-from .planting import Defects
+from ....core.kv.request_table import ceil_to_page
+from ....core.kv.store import KVStore
+from ....core.scheduler.admission import Admission
+from ....core.scheduler.preemption import Preemption
+from ....core.scheduler.recovery import Recovery, StepLimits
+from ....core.scheduler.requests import Requests
+from ....core.scheduler.rounds import DecodeRounds
+from ....core.scheduler.rules.admission_state import AdmissionPause
+from ....core.scheduler.rules.room import Room
+from ....core.scheduler.waiting import WaitingQueue, giving_way
+from ...adapters.core_engine import CoreEngine, _end
+from ..planting import Defects
 
 WAITING = Defects("engine", CoreEngine)
 

@@ -1,27 +1,25 @@
-"""Planted defects of engines: each is a subclass of a part of ours, done wrong in a way that has happened before."""
+"""Planted defects of engines: requests and their tokens, what only two runs show, and those of a plain engine."""
 
 from dataclasses import replace
 
 import numpy as np
 
-from ...core.contract.outcomes import AbortOutcome
-from ...core.contract.request import FinishReason
-from ...core.scheduler.admission import Admission
-from ...core.scheduler.engine import Engine
-from ...core.scheduler.output import OutputLog
-from ...core.scheduler.requests import Requests
-from ...core.scheduler.rounds import DecodeRounds
-from ...properties.engine.language import STOP, stream_of
-from ...properties.engine.plain import PlainEngine
-from ..adapters.core_engine import CoreEngine
-from .engine_plans import PLANS
-from .engine_waiting import WAITING
-from .planting import Defects
+from ....core.contract.outcomes import AbortOutcome
+from ....core.contract.request import FinishReason
+from ....core.scheduler.admission import Admission
+from ....core.scheduler.engine import Engine
+from ....core.scheduler.output import OutputLog
+from ....core.scheduler.requests import Requests
+from ....core.scheduler.rounds import DecodeRounds
+from ....properties.engine.language import STOP, stream_of
+from ....properties.engine.plain import PlainEngine
+from ...adapters.core_engine import CoreEngine
+from ..planting import Defects
 
-ENGINE = Defects("engine", CoreEngine)
+REQUESTS = Defects("engine", CoreEngine)
 
 
-@ENGINE.breaks("ENGINE-01")
+@REQUESTS.breaks("ENGINE-01")
 class LosesTheRetracted(Requests):
     """A retracted request gives its row back and is in no queue."""
 
@@ -30,7 +28,7 @@ class LosesTheRetracted(Requests):
         self.waiting.remove(record)
 
 
-@ENGINE.breaks("ENGINE-02")
+@REQUESTS.breaks("ENGINE-02")
 class SaysGoodbyeTwice(CoreEngine):
     """A request whose end falls into the last round of a step is reported once by the step and once by the clean-up."""
 
@@ -39,7 +37,7 @@ class SaysGoodbyeTwice(CoreEngine):
         return events + [event for event in events if event[0] == "end" and event[2] == "stop"]
 
 
-@ENGINE.breaks("ENGINE-03")
+@REQUESTS.breaks("ENGINE-03")
 class ForgetsTheOutputOnReturn(OutputLog):
     """When a retracted request enters again, the log of its row begins with the prompt alone."""
 
@@ -48,7 +46,7 @@ class ForgetsTheOutputOnReturn(OutputLog):
         self._tokens[record.row, record.prompt_len : len(record.context)] = 0
 
 
-@ENGINE.breaks("ENGINE-04")
+@REQUESTS.breaks("ENGINE-04")
 class KeepsTheMarksOfTheWholeRun(OutputLog):
     """Per-token outputs are kept for every accepted token, also behind the stop."""
 
@@ -59,7 +57,7 @@ class KeepsTheMarksOfTheWholeRun(OutputLog):
                 output.extend(decode.outputs[-1][name][i, counted.kept[-1, i] : decode.accept_lens[-1, i]])
 
 
-@ENGINE.breaks("ENGINE-08")
+@REQUESTS.breaks("ENGINE-08")
 class LetsEverythingIn(Admission):
     """The prompt is not compared with the context and the pool at submission."""
 
@@ -68,7 +66,7 @@ class LetsEverythingIn(Admission):
         return "" if reason.startswith("too long") else reason
 
 
-@ENGINE.breaks("ENGINE-12")
+@REQUESTS.breaks("ENGINE-12")
 class ReplacesTheOther(Requests):
     """A second request of the same name takes the first one's place."""
 
@@ -76,7 +74,7 @@ class ReplacesTheOther(Requests):
         return ""
 
 
-@ENGINE.breaks("ENGINE-13")
+@REQUESTS.breaks("ENGINE-13")
 class LeaksAfterAnAbort(Requests):
     """The clean-up of an aborted request forgets its last page."""
 
@@ -91,7 +89,7 @@ class LeaksAfterAnAbort(Requests):
         return super()._end(record)
 
 
-@ENGINE.breaks("ENGINE-06")
+@REQUESTS.breaks("ENGINE-06")
 class LeaksAfterARetraction(Requests):
     """The clean-up of a retracted request forgets its last page."""
 
@@ -102,7 +100,7 @@ class LeaksAfterARetraction(Requests):
         super().retract(record)
 
 
-@ENGINE.breaks("ENGINE-13")
+@REQUESTS.breaks("ENGINE-13")
 class AbortsLater(Engine):
     """An abort is noted, and carried out when the request ends by itself."""
 
@@ -113,7 +111,7 @@ class AbortsLater(Engine):
         return super().abort(request_id, now_ns)
 
 
-@ENGINE.breaks("ACCEPT-11", "ENGINE-02")
+@REQUESTS.breaks("ACCEPT-11", "ENGINE-02")
 class GivesOneTokenMore(DecodeRounds):
     """The length at which a request ends is that of its KV, one short of its text."""
 
@@ -121,7 +119,7 @@ class GivesOneTokenMore(DecodeRounds):
         return super().add(row, kv_len, end_len + 1, has_stop_strings)
 
 
-@ENGINE.breaks("ACCEPT-10")
+@REQUESTS.breaks("ACCEPT-10")
 class MasksTheStopByTheCap(DecodeRounds):
     """A run that reaches the length cap ends by length, whatever its last token is."""
 
@@ -131,7 +129,7 @@ class MasksTheStopByTheCap(DecodeRounds):
         return counted._replace(stopped=counted.stopped & ~at_the_cap)
 
 
-@ENGINE.breaks("ACCEPT-12")
+@REQUESTS.breaks("ACCEPT-12")
 class CountsDepartedRows(DecodeRounds):
     """Every row of a verify result is counted, those of departed requests too."""
 
@@ -139,7 +137,7 @@ class CountsDepartedRows(DecodeRounds):
         return super().teach_controller(step, result, present._replace(is_complete=True))
 
 
-@ENGINE.breaks("ACCEPT-12")
+@REQUESTS.breaks("ACCEPT-12")
 class ForgetsWhoLeft(DecodeRounds):
     """Rounds of a block that a request had before its client left are counted as delivered, not as verified."""
 
@@ -147,7 +145,7 @@ class ForgetsWhoLeft(DecodeRounds):
         return super().teach_controller(step, result, present._replace(before=present.last))
 
 
-@ENGINE.breaks("ACCEPT-12")
+@REQUESTS.breaks("ACCEPT-12")
 class TellsTheLargestBatch(DecodeRounds):
     """The choice of draft steps is told that every round had as many rows as the batch has places."""
 
@@ -159,7 +157,7 @@ class TellsTheLargestBatch(DecodeRounds):
         return None
 
 
-@ENGINE.breaks("ACCEPT-10", "ENGINE-03")
+@REQUESTS.breaks("ACCEPT-10", "ENGINE-03")
 class StopsInsideBlocks(Engine):
     """Rows with stop strings are put into blocks, though a block's rounds are not searched for them."""
 
@@ -171,7 +169,7 @@ class StopsInsideBlocks(Engine):
         return most
 
 
-@ENGINE.breaks("ACCEPT-10", "ENGINE-03")
+@REQUESTS.breaks("ACCEPT-10", "ENGINE-03")
 class ReadsSinceTheLastEntry(OutputLog):
     """A stop string that begins before a retraction and ends behind it is not found."""
 
@@ -181,7 +179,7 @@ class ReadsSinceTheLastEntry(OutputLog):
         return super()._text_before(record, record.prompt_len)
 
 
-@ENGINE.breaks("ACCEPT-10", "ENGINE-03")
+@REQUESTS.breaks("ACCEPT-10", "ENGINE-03")
 class ReadsEachRoundAlone(OutputLog):
     """A stop string is found if all of it stands in one round."""
 
@@ -304,6 +302,3 @@ class GoesByTheProcess(PlainEngine):
         type(self).num_made += 1
         if self.num_made % 2:
             self.free.reverse()
-
-
-MUTANTS = (*ENGINE.mutants, *PLANS.mutants, *PLAIN.mutants, *TWINS.mutants, *WAITING.mutants)

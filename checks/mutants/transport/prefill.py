@@ -1,26 +1,24 @@
-"""Planted defects of transports: each is a subclass of a part of the good one, with one move done wrong, in a way that
-has been done wrong before. Those of the decode side have a file of their own."""
+"""Planted defects of transports: those of the prefill side, and of both workers."""
 
 from dataclasses import replace
 
 import numpy as np
 
-from ...core.algorithm.arrival import DraftPayload
-from ...core.contract.request import FinishReason
-from ...core.handoff import DecodeSide, PrefillSide, TransferState
-from ...core.handoff.life import TransferCounts
-from ...core.handoff.messages import Nack, TransferKey
-from ...core.scheduler.output import OutputLog
-from ...core.scheduler.transfers import Transfers
-from ...properties.transport.contract import Ended
-from ..adapters.handoff import CountingWorker, HandoffTransport
-from .planting import Defects
-from .transport_decode import DECODING
+from ....core.algorithm.arrival import DraftPayload
+from ....core.contract.request import FinishReason
+from ....core.handoff import DecodeSide, PrefillSide, TransferState
+from ....core.handoff.life import TransferCounts
+from ....core.handoff.messages import Nack, TransferKey
+from ....core.scheduler.output import OutputLog
+from ....core.scheduler.transfers import Transfers
+from ....properties.transport.contract import Ended
+from ...adapters.handoff import CountingWorker, HandoffTransport
+from ..planting import Defects
 
-TRANSPORT = Defects("transport", HandoffTransport)
+PREFILLING = Defects("transport", HandoffTransport)
 
 
-@TRANSPORT.breaks("HANDOFF-02", "HANDOFF-05")
+@PREFILLING.breaks("HANDOFF-02", "HANDOFF-05")
 class FreesWhenAllIsSent(PrefillSide):
     """The source's pages are given back when everything is sent, before its acknowledgement: a retry reads what others
     wrote.
@@ -35,7 +33,7 @@ class FreesWhenAllIsSent(PrefillSide):
             transfer.row = 0
 
 
-@TRANSPORT.breaks("HANDOFF-02")
+@PREFILLING.breaks("HANDOFF-02")
 class FreesWhatIsCancelled(PrefillSide):
     """A cancelled request gives its pages back at once, while some may still be sent."""
 
@@ -44,7 +42,7 @@ class FreesWhatIsCancelled(PrefillSide):
         self._finish(transfer, end, now_ns)
 
 
-@TRANSPORT.breaks("HANDOFF-03", "ANSWER")
+@PREFILLING.breaks("HANDOFF-03", "ANSWER")
 class WaitsForEver(PrefillSide):
     """There is a lease, and it is never read."""
 
@@ -52,7 +50,7 @@ class WaitsForEver(PrefillSide):
         pass
 
 
-@TRANSPORT.breaks("HANDOFF-04")
+@PREFILLING.breaks("HANDOFF-04")
 class BelievesAnyAttempt(PrefillSide):
     """Messages are matched by request alone: an acknowledgement or a refusal of the first attempt ends the second."""
 
@@ -63,7 +61,7 @@ class BelievesAnyAttempt(PrefillSide):
         super().receive(peer, message, now_ns)
 
 
-@TRANSPORT.breaks("HANDOFF-08", "HANDOFF-03")
+@PREFILLING.breaks("HANDOFF-08", "HANDOFF-03")
 class KeepsTheRequest(PrefillSide):
     """When the other worker is gone its transfers end, and their requests stay as they are."""
 
@@ -72,7 +70,7 @@ class KeepsTheRequest(PrefillSide):
             super()._fail_engine_request(request_id, why, now_ns)
 
 
-@TRANSPORT.breaks("HANDOFF-05")
+@PREFILLING.breaks("HANDOFF-05")
 class CountsNoCancelled(TransferCounts):
     """Cancelled transfers are in no counter."""
 
@@ -80,7 +78,7 @@ class CountsNoCancelled(TransferCounts):
         return None if state is TransferState.CANCELLED else super().end(state)
 
 
-@TRANSPORT.breaks("HANDOFF-04", "HANDOFF-01", "HANDOFF-02", "ANSWER", "HANDOFF-03")
+@PREFILLING.breaks("HANDOFF-04", "HANDOFF-01", "HANDOFF-02", "ANSWER", "HANDOFF-03")
 class OldGenerations(PrefillSide):
     """A worker that begins anew counts from the same generation: what was sent to the old one is taken for its own."""
 
@@ -88,7 +86,7 @@ class OldGenerations(PrefillSide):
         super().__init__(engine, page_format, 1, timing)
 
 
-@TRANSPORT.breaks("HANDOFF-02")
+@PREFILLING.breaks("HANDOFF-02")
 class ReleasesWhatIsRead(PrefillSide):
     """A row is released with the last answer, though the link still reads its pages."""
 
@@ -96,7 +94,7 @@ class ReleasesWhatIsRead(PrefillSide):
         return self._finish(transfer, transfer.end, now_ns)
 
 
-@TRANSPORT.breaks("HANDOFF-02", "HANDOFF-07", "ANSWER", "HANDOFF-03")
+@PREFILLING.breaks("HANDOFF-02", "HANDOFF-07", "ANSWER", "HANDOFF-03")
 class ForgetsReaders(PrefillSide):
     """A retry counts the pages that are read anew; those of the attempt before are read on, uncounted."""
 
@@ -105,7 +103,7 @@ class ForgetsReaders(PrefillSide):
         super()._retry(transfer, why, now_ns)
 
 
-@TRANSPORT.breaks("HANDOFF-03")
+@PREFILLING.breaks("HANDOFF-03")
 class TriesOnceMore(PrefillSide):
     """There is one attempt more than allowed."""
 
@@ -118,7 +116,7 @@ class TriesOnceMore(PrefillSide):
             super()._retry(transfer, why, now_ns)
 
 
-@TRANSPORT.breaks("ANSWER", "HANDOFF-03")
+@PREFILLING.breaks("ANSWER", "HANDOFF-03")
 class TriesOnce(PrefillSide):
     """The first attempt is the last."""
 
@@ -126,7 +124,7 @@ class TriesOnce(PrefillSide):
         super().__init__(engine, page_format, generation, replace(timing, max_attempts=1))
 
 
-@TRANSPORT.breaks("HANDOFF-02")
+@PREFILLING.breaks("HANDOFF-02")
 class FenceOneShort(PrefillSide):
     """A fence ends one nanosecond before its time."""
 
@@ -134,7 +132,7 @@ class FenceOneShort(PrefillSide):
         return super()._fence(transfer, now_ns - 1)
 
 
-@TRANSPORT.breaks("HANDOFF-03")
+@PREFILLING.breaks("HANDOFF-03")
 class KeepsWhatIsAcknowledged(PrefillSide):
     """Pages wait for a fence after an acknowledgement, too."""
 
@@ -145,7 +143,7 @@ class KeepsWhatIsAcknowledged(PrefillSide):
             super()._release_when_read(transfer, now_ns)
 
 
-@TRANSPORT.breaks("HANDOFF-03")
+@PREFILLING.breaks("HANDOFF-03")
 class CountsNoReading(PrefillSide):
     """A lease ends while the link still reads page after page."""
 
@@ -162,7 +160,7 @@ class CountsNoReading(PrefillSide):
             self._send_manifest(transfer, now_ns)
 
 
-@TRANSPORT.breaks("HANDOFF-08")
+@PREFILLING.breaks("HANDOFF-08")
 class HearsOfOneLoss(PrefillSide):
     """Of the requests of a decode worker that is gone one ends, and the others wait for their leases."""
 
@@ -178,7 +176,7 @@ class HearsOfOneLoss(PrefillSide):
             self._fail_engine_request(request_id, f"decode worker {peer!r} is gone", now_ns, reason)
 
 
-@TRANSPORT.breaks("HANDOFF-03")
+@PREFILLING.breaks("HANDOFF-03")
 class OffersTheLastToken(Transfers):
     """A request is offered that has no token left to decode."""
 
@@ -186,7 +184,7 @@ class OffersTheLastToken(Transfers):
         return super()._progress_of(record)._replace(is_to_transfer=True)
 
 
-@TRANSPORT.breaks("HANDOFF-03")
+@PREFILLING.breaks("HANDOFF-03")
 class ForgetsTheRetracted(PrefillSide):
     """A request whose prompt is computed again is not offered again."""
 
@@ -197,7 +195,7 @@ class ForgetsTheRetracted(PrefillSide):
             del self._peers[request_id]
 
 
-@TRANSPORT.breaks("HANDOFF-07")
+@PREFILLING.breaks("HANDOFF-07")
 class SendsTheFirstDraft(PrefillSide):
     """The draft input is kept by request id: another request of that id starts from the first one's."""
 
@@ -208,7 +206,7 @@ class SendsTheFirstDraft(PrefillSide):
         )
 
 
-@TRANSPORT.breaks("HANDOFF-10")
+@PREFILLING.breaks("HANDOFF-10")
 class ChangesItsRole(Transfers):
     """A worker changes its role at any time."""
 
@@ -216,7 +214,7 @@ class ChangesItsRole(Transfers):
         return self.admission.take_role(role)
 
 
-@TRANSPORT.breaks("HANDOFF-06")
+@PREFILLING.breaks("HANDOFF-06")
 class ReadsAhead(HandoffTransport):
     """The last page is read, and the manifest sent, while the last chunk is still being computed."""
 
@@ -227,7 +225,7 @@ class ReadsAhead(HandoffTransport):
         return [*late, *final[:kept]]
 
 
-@TRANSPORT.breaks("HANDOFF-07")
+@PREFILLING.breaks("HANDOFF-07")
 class TargetPagesAlone(HandoffTransport):
     """The draft's KV stays where it was computed."""
 
@@ -235,7 +233,7 @@ class TargetPagesAlone(HandoffTransport):
         self.write(int(action.slots[0]) // self.config.page_size, (action.page.target, bytes(8)))
 
 
-@TRANSPORT.breaks("HANDOFF-07")
+@PREFILLING.breaks("HANDOFF-07")
 class DraftIdsIn32Bits(HandoffTransport):
     """Token ids are sent in 32 bits."""
 
@@ -245,7 +243,7 @@ class DraftIdsIn32Bits(HandoffTransport):
         return DraftPayload({**payload.values, "topk_ids": ids}, payload.hidden_states, payload.needs_hidden_states)
 
 
-@TRANSPORT.breaks("HANDOFF-05")
+@PREFILLING.breaks("HANDOFF-05")
 class CountsNothing(HandoffTransport):
     """The counters are constant, and add up."""
 
@@ -253,7 +251,7 @@ class CountsNothing(HandoffTransport):
         return 3, 2, 1, 0, 0
 
 
-@TRANSPORT.breaks("HANDOFF-03")
+@PREFILLING.breaks("HANDOFF-03")
 class ServesTheLastFirst(DecodeSide):
     """Of the requests that wait for room at the decode side the one that came last is next."""
 
@@ -263,7 +261,7 @@ class ServesTheLastFirst(DecodeSide):
         self._queue.reverse()
 
 
-@TRANSPORT.breaks("HANDOFF-03")
+@PREFILLING.breaks("HANDOFF-03")
 class OvertakesTheLost(Transfers):
     """What comes gets slots before a request that the decode worker had, and has to compute again."""
 
@@ -276,7 +274,7 @@ class OvertakesTheLost(Transfers):
         return slots + room.to_leave(len(requests.rounds.rows)) <= self.store.available_slots
 
 
-@TRANSPORT.breaks("HANDOFF-03")
+@PREFILLING.breaks("HANDOFF-03")
 class WaitsWhenRefused(PrefillSide):
     """A refusal of pages is taken note of when they are all sent, and not before."""
 
@@ -288,7 +286,7 @@ class WaitsWhenRefused(PrefillSide):
             super().receive(peer, message, now_ns)
 
 
-@TRANSPORT.breaks("HANDOFF-08")
+@PREFILLING.breaks("HANDOFF-08")
 class FailsWithoutAReason(HandoffTransport):
     """A request that fails has no reason."""
 
@@ -296,7 +294,7 @@ class FailsWithoutAReason(HandoffTransport):
         return [Ended(end.request, end.how, end.num_output, "") for end in super().ended(side)]
 
 
-@TRANSPORT.breaks("ANSWER", "HANDOFF-04", "HANDOFF-03")
+@PREFILLING.breaks("ANSWER", "HANDOFF-04", "HANDOFF-03")
 class GenerationsIn32Bits(HandoffTransport):
     """Generations travel in 32 bits."""
 
@@ -306,7 +304,7 @@ class GenerationsIn32Bits(HandoffTransport):
         super().deliver(side, message._replace(body=replace(message.body, key=narrow)), now_ns)
 
 
-@TRANSPORT.breaks("HANDOFF-05")
+@PREFILLING.breaks("HANDOFF-05")
 class DecodesOneMore(CountingWorker):
     """The token that came with the KV is not counted: an answer has one too many."""
 
@@ -315,7 +313,7 @@ class DecodesOneMore(CountingWorker):
         return super().run(replace(step, joins=joins), first_tokens)
 
 
-@TRANSPORT.breaks("HANDOFF-07")
+@PREFILLING.breaks("HANDOFF-07")
 class DrawsWhatWasShown(OutputLog):
     """The token that a request goes on from is drawn again, instead of the one that its client was shown."""
 
@@ -324,12 +322,9 @@ class DrawsWhatWasShown(OutputLog):
         return super().first_token(record, result, i)
 
 
-@TRANSPORT.breaks("HANDOFF-05")
+@PREFILLING.breaks("HANDOFF-05")
 class ForgetsWhatWasShown(Transfers):
     """A request that goes on behind its lost worker has as many tokens left as at its begin."""
 
     def _join_of(self, record):
         return replace(super()._join_of(record), num_emitted=1)
-
-
-MUTANTS = (*TRANSPORT.mutants, *DECODING.mutants)
