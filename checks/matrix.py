@@ -23,6 +23,7 @@ from ..core.adaptive import AdaptiveController, CostTable, build_controller, fix
 from ..core.algorithm.algorithm import Drafter, SpecAlgorithm
 from ..core.algorithm.builtin import Standalone
 from ..core.algorithm.registry import get_algorithm
+from ..core.contract.events import ignore
 from ..core.contract.request import Request
 from ..core.contract.text import TextDecoder
 from ..core.errors import ConfigError
@@ -189,7 +190,7 @@ class CellReport:
     refused: int
 
 
-def build_cell(cell: MatrixCell, events=None) -> tuple[Engine, ReferenceExecutor, HashLanguageModel]:
+def build_cell(cell: MatrixCell, events=ignore) -> tuple[Engine, ReferenceExecutor, HashLanguageModel]:
     algorithm, controller = algorithm_of(cell), controller_of(cell)
     config = config_of(cell, algorithm, controller)
     engine = Engine(config, algorithm, controller, events=events, text_decoder=LetterDecoder())

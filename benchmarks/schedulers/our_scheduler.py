@@ -55,7 +55,7 @@ def make_engine(server: str, workload: Workload, **changes: Any) -> Engine:
     spec = assemble(scenario).spec.with_config(track_tokens=True)
     rules = spec.config.rules
     changed = type("ChangedRules", (type(rules),), constants)
-    return spec.with_config(rules=changed(**settings_of(rules))).make_engine(None)
+    return spec.with_config(rules=changed(**settings_of(rules))).make_engine()
 
 
 class OurRun:

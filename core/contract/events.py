@@ -161,3 +161,7 @@ Event = (
     | HandoffMoved
 )
 EventSink = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """Take an event and keep nothing: the sink of an engine that is not observed."""

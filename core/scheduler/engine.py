@@ -33,6 +33,7 @@ from ..contract.events import (
     Planned,
     RetractionAsked,
     Submitted,
+    ignore,
 )
 from ..contract.outcomes import AbortOutcome, CommitOutcome, LossOutcome, SubmitOutcome
 from ..contract.request import FinishReason, Request
@@ -60,12 +61,13 @@ class Engine:
         algorithm: SpecAlgorithm = NO_SPECULATION,
         controller: AdaptiveController | None = None,
         *,
-        events: EventSink | None = None,
+        events: EventSink = ignore,
         text_decoder: TextDecoder | None = None,
         named_slots: bool = True,
     ) -> None:
         """Raise ConfigError with all contradictions. Without `named_slots` the store only counts slots."""
         self.config = config
+        self._events = events
         self.algorithm = algorithm
         self.controller: AdaptiveController = controller if controller is not None else fixed_controller(0)
         self.sizes: EngineSizes = EngineSizes.resolve(config, algorithm, self.controller)
@@ -78,7 +80,6 @@ class Engine:
         self.recovery: Recovery = Recovery(self.admission.limits, self.requests, self.controller, self.emit)
         self.transfers: Transfers = Transfers(config, algorithm, self.requests, self.admission, self.output, self.emit)
         self.pipeline_depth = 2 if config.overlap else 1
-        self._events = events
         self.emit(EngineStarted({"algorithm": algorithm.name, **config.to_json()}))
 
     # -- requests come and go -------------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ class Engine:
             # A denial left no step to launch, and no commit will lead to another plan: try again. Each try uses one up.
         step = self._launch(chunks, joins, planned) if chunks or planned is not None else None
         retracted = self.requests.take_retracted()
-        if self._events is not None and (step is not None or retracted or self.store.num_denied):
+        if step is not None or retracted or self.store.num_denied:
             self._events(Planned(now_ns, step, retracted, self.num_waiting, self.store.allocator.num_held_slots))
         return step
 
@@ -210,9 +211,8 @@ class Engine:
         self.store.pass_fence(result.step_id)
         self.recovery.count_commit()
         outcome = CommitOutcome(tuple(finished), tuple(first_tokens), tuple(computed), kept)
-        if self._events is not None:
-            rest = tuple(end for end in finished if end.reason is not FinishReason.ABORT)  # `abort` has emitted those
-            self._events(Committed(now_ns, flight.step, result, outcome.first_tokens, kept, rest))
+        rest = tuple(end for end in finished if end.reason is not FinishReason.ABORT)  # `abort` has emitted those
+        self._events(Committed(now_ns, flight.step, result, outcome.first_tokens, kept, rest))
         return outcome
 
     def _commit_prefill(self, flight: StepInFlight, result: PrefillResult) -> tuple[list[str], list[str], list[End]]:
@@ -296,5 +296,4 @@ class Engine:
         self.requests.check()
 
     def emit(self, event: Event) -> None:
-        if self._events is not None:
-            self._events(event)
+        self._events(event)

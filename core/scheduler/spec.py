@@ -29,7 +29,7 @@ from ..adaptive.draft_shape import DraftTreeShape
 from ..adaptive.policy import RangeRouter
 from ..algorithm.algorithm import Drafter, SpecAlgorithm
 from ..algorithm.registry import get_algorithm
-from ..contract.events import EventSink
+from ..contract.events import EventSink, ignore
 from ..contract.text import TextDecoder
 from ..errors import ConfigError, ForedraftError, Problem, nearest
 from ..tree.build import MAX_TREE_NODES, tree_capacity
@@ -186,7 +186,7 @@ class EngineSpec:
         return controller
 
     def make_engine(
-        self, events: EventSink | None = None, text_decoder: TextDecoder | None = None, named_slots: bool = True
+        self, events: EventSink = ignore, text_decoder: TextDecoder | None = None, named_slots: bool = True
     ) -> Engine:
         """Build a fresh engine.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...core.adaptive import AdaptiveController
 from ...core.algorithm.registry import get_algorithm
-from ...core.contract.events import EventSink
+from ...core.contract.events import EventSink, ignore
 from ...core.contract.handoff_batch import DraftInput, HandoffBatch
 from ...core.contract.step import Step, StepResult
 from ...core.errors import ConfigError
@@ -146,7 +146,7 @@ class ExecutorConfig:
         mode = "overlap" if self.overlap else "synchronous"
         return resolve_spec(config, get_algorithm(self.algorithm), mode=mode, **settings)
 
-    def make_engine(self, events: EventSink | None = None) -> Engine:
+    def make_engine(self, events: EventSink = ignore) -> Engine:
         """Make a fresh engine. Raises ConfigError if the sizes contradict each other."""
         return self.make_spec().make_engine(events)
 

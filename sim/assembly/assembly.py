@@ -74,7 +74,7 @@ class Assembly:
             return {EngineRole.BOTH: self}
         return {EngineRole.PREFILL: self.prefill, EngineRole.DECODE: self}
 
-    def make_engine(self, events: EventSink | None, replica: int = 0, named_slots: bool = True) -> Engine:
+    def make_engine(self, events: EventSink, replica: int = 0, named_slots: bool = True) -> Engine:
         """Make the engine of `replica`, in the role that its number has."""
         role = self.pools.role_of(replica)
         return self.of_role(role).spec.with_role(role).make_engine(events, named_slots=named_slots)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ...core.acceptance.process import AcceptanceProcess, GaussianAcceptance
-from ...core.contract.events import Event, EventSink
+from ...core.contract.events import Event, EventSink, ignore
 from ...core.contract.request import FinishedRequest
 from ...core.draws import Purpose
 from ...core.scheduler.config import EngineRole
@@ -125,10 +125,10 @@ class ServiceBuilder:
         return process.for_tree(topk, steps, num_draft_tokens, self._assembly.scenario.acceptance.rank_ratio)
 
 
-def _fan_out(sinks: Sequence[EventSink]) -> EventSink | None:
-    """Return one sink for all of `sinks`; None if there is none."""
+def _fan_out(sinks: Sequence[EventSink]) -> EventSink:
+    """Return one sink for all of `sinks`."""
     if len(sinks) < 2:
-        return sinks[0] if sinks else None
+        return sinks[0] if sinks else ignore
 
     def to_all(event: Event) -> None:
         for sink in sinks:

@@ -2,6 +2,7 @@
 
 from foredraft.core.adaptive import fixed_controller
 from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.events import ignore
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
@@ -13,7 +14,7 @@ MODEL = HashLanguageModel(seed=1, vocab_size=24)
 
 
 def make(
-    algorithm="STANDALONE", steps=3, agreement=0.7, fail_at=None, events=None, text_decoder=None, shape=None, **config
+    algorithm="STANDALONE", steps=3, agreement=0.7, fail_at=None, events=ignore, text_decoder=None, shape=None, **config
 ):
     """An engine and its executor; `config` overrides small, roomy defaults."""
     defaults = {"num_pages": 400, "context_len": 96, "max_running": 4, "chunk_size": 16, "multi_step_rounds": 1}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from foredraft.core.adaptive import fixed_controller
 from foredraft.core.algorithm.registry import get_algorithm
-from foredraft.core.contract.events import Planned
+from foredraft.core.contract.events import Planned, ignore
 from foredraft.core.contract.request import Request
 from foredraft.core.errors import InvariantViolation
 from foredraft.core.handoff import HandoffTiming
@@ -30,7 +30,7 @@ MS = 1_000_000
 ALGORITHMS = ("NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGRAM")
 
 
-def worker(role, algorithm, steps=3, topk=1, events=None, **config):
+def worker(role, algorithm, steps=3, topk=1, events=ignore, **config):
     shape = {"depth_limited": algorithm != "NGRAM"}
     if topk > 1 and steps:
         shape |= {"topk": topk, "num_draft_tokens": 5}
