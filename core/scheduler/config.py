@@ -73,11 +73,6 @@ class EngineConfig:
         """The slots that a request takes beside those of its tokens."""
         return BesideSlots(self.request_slots, self.window, self.window_slots, self.page_size)
 
-    @property
-    def longest_in_pool(self) -> int:
-        """The slots of tokens, page aligned, that one request may have at most."""
-        return self.beside.longest_in(self.num_pages * self.page_size, self.chunk_size)
-
     def num_fitting(self, length: float) -> int:
         """Return how many requests of `length` tokens the pool holds at once."""
         return int(self.num_pages * self.page_size / (length + self.beside.of(math.ceil(length))))
@@ -144,6 +139,7 @@ class EngineSizes:
     alloc_len: int  # L: slots past the committed length that one decode round may write
     reserve: int  # R: 2L in overlap mode, L in synchronous mode; and the lookahead
     row_width: int  # slots of a request-table row
+    longest_in_pool: int  # slots of tokens, page aligned, that one request may have at most
     lookahead: int = 0  # slots for drafts behind the launched tokens, where rows have no more than launched rounds need
 
     @classmethod
@@ -185,7 +181,8 @@ class EngineSizes:
         if problems:
             raise ConfigError("engine", problems)
         row_width = request_table_width(config.context_len, reserve, config.page_size)
-        return cls(max_steps, max_nd, alloc_len, reserve, row_width, lookahead)
+        longest = config.beside.longest_in(config.num_pages * config.page_size, config.chunk_size)
+        return cls(max_steps, max_nd, alloc_len, reserve, row_width, longest, lookahead)
 
     def max_tokens(
         self,
@@ -203,13 +200,13 @@ class EngineSizes:
         """
         if role is EngineRole.PREFILL:
             # The decode worker checks whether the output fits; here it takes no slots.
-            missing = max(prompt_len, prefill_len) - config.longest_in_pool
+            missing = max(prompt_len, prefill_len) - self.longest_in_pool
             return min(asked, config.context_len - prompt_len) if missing <= 0 else -missing
         return min(asked, config.context_len - prompt_len, self.pool_limit(config) - prompt_len)
 
     def pool_limit(self, config: EngineConfig) -> int:
         """Return how many prompt and output tokens of one request the pool holds beside the reserve of a round."""
-        return config.longest_in_pool - ceil_to_page(self.reserve, config.page_size) - (config.page_size - 1)
+        return self.longest_in_pool - ceil_to_page(self.reserve, config.page_size) - (config.page_size - 1)
 
     def cause_of_limit(self, config: EngineConfig, prompt_len: int, asked: int, allowed: int) -> str:
         """Return the reason why a request is `allowed` fewer tokens than it asked for; an empty text if it gets all of

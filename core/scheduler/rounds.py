@@ -24,6 +24,9 @@ from ..kv.store import KVStore
 from .config import EngineConfig, EngineSizes
 from .flights import PlannedRounds, StepsInFlight
 
+_NO_ROWS = np.empty(0, dtype=np.intp)
+_NO_SLOTS = np.empty(0, dtype=np.int64)
+
 
 class Presence(NamedTuple):
     """Which rows of a batch belonged to their requests while its rounds ran."""
@@ -34,8 +37,8 @@ class Presence(NamedTuple):
 
     def by_round(self, rounds: int) -> BoolArray:
         """Return the rows of each of so many rounds, bool [rounds, bs]."""
-        present = np.repeat(self.before[None, :], rounds, axis=0)
-        present[-1] = self.last
+        present = np.empty((rounds, len(self.last)), dtype=bool)
+        present[:-1], present[-1] = self.before, self.last
         return present
 
 
@@ -247,7 +250,7 @@ class DecodeRounds:
             ended = ended & present.last
             kept = kept * present.by_round(rounds)
         kv_after = kv_before_last + kept[-1]
-        emitted = (kv_after - kv_before)[present.last]
+        emitted = kv_after - kv_before if present.is_complete else (kv_after - kv_before)[present.last]
         if emitted.size and emitted[emitted.argmin()] < rounds:
             raise InvariantViolation("ACCEPT-02", f"a live row emitted fewer than {rounds} tokens")
         self.kv_len[rows] = kv_after if present.is_complete else np.where(present.before, kv_after, kv_before)
@@ -255,7 +258,9 @@ class DecodeRounds:
 
     def _presence(self, rows: np.ndarray, num_departed_at_plan: int, leaving: Collection[int]) -> Presence:
         everyone = self._everyone[: len(rows)]
-        last = everyone if num_departed_at_plan == self.num_departed else self.live[rows]
+        if num_departed_at_plan == self.num_departed:
+            return Presence(everyone, everyone, True)
+        last = self.live[rows]
         if np.count_nonzero(last) == len(last):
             return Presence(everyone, everyone, True)
         return Presence(last, last | np.isin(rows, list(leaving)) if leaving else last, False)
@@ -268,8 +273,9 @@ class DecodeRounds:
             self.kv_len[planned.index[i]] = counted.kv_before[i] + length
         return counted._replace(ended=np.union1d(counted.ended, list(cuts))) if cuts else counted
 
-    def held_ahead(self) -> dict[int, int]:
-        """Return by row what a running multi-step holds beyond what its first round, planned alone, would hold.
+    def held_ahead(self) -> tuple[np.ndarray, Int64Array]:
+        """Return the rows of a running multi-step, intp [n], and by how many slots, int64 [n], each holds more than its
+        first round, planned alone, would hold.
 
         A plan during a multi-step takes these slots as free. The multi-step has left enough of them for what a plan
         takes.
@@ -279,15 +285,15 @@ class DecodeRounds:
             if planned is not None and planned.decode.max_rounds > 1:
                 single = self._in_pages(planned.decode.seq_lens + self.sizes.reserve)
                 held = self.store.allocated[planned.index] - np.maximum(single, planned.allocated)
-                return dict(zip(planned.index.tolist(), np.maximum(held, 0).tolist(), strict=True))
-        return {}
+                return planned.index, np.maximum(held, 0)
+        return _NO_ROWS, _NO_SLOTS
 
     @property
     def num_ahead(self) -> int:
         """The slots that `held_ahead` counts, with those beside them."""
-        total, allocated = self.store.beside.rule.total, self.store.allocated
-        held = ((int(allocated[row]), count) for row, count in self.held_ahead().items())
-        return sum(total(slots) - total(slots - count) for slots, count in held)
+        rows, ahead = self.held_ahead()
+        held = self.store.allocated[rows]
+        return int(ahead.dot(self._ones[: len(ahead)])) + sum(self.store.beside.growth(held - ahead, held))
 
     def release_unused(
         self, planned: PlannedRounds, result: DecodeResult, kv_before_last: Int64Array, in_later_step: BoolArray

@@ -132,7 +132,8 @@ class Room:
 
     def held_rows(self) -> dict[int, int]:
         """Return the slots of each row of a request, without those that a running multi-step holds ahead."""
-        ahead, allocated = self.requests.rounds.held_ahead(), self.store.allocated
+        ahead_rows, ahead_slots = self.requests.rounds.held_ahead()
+        ahead, allocated = dict(zip(ahead_rows.tolist(), ahead_slots.tolist(), strict=True)), self.store.allocated
         rows = (*self.requests.running, *self.requests.transferring)
         return {row: int(allocated[row]) - ahead.get(row, 0) for row in rows}
 
