@@ -247,7 +247,7 @@ def check_against_summary(facts: list[Facts], summary: dict) -> None:
     steps = sum((one.steps for one in facts), Counter())
     reasons = sum((one.reasons for one in facts), Counter())
     assert steps[LifeStep.RETRACT] == summary["retractions"]
-    assert sum(one.tokens for one in facts) == summary["delivered_tokens"] > 0
+    assert sum(one.tokens for one in facts) == summary["delivered_tokens"]
     assert reasons[FinishReason.STOP] + reasons[FinishReason.LENGTH] == summary["completed"]
     assert not any(one.account.requests or one.account.leaving for one in facts)
     if not steps[LifeStep.RESERVE] and not reasons[FinishReason.MOVED]:
