@@ -206,8 +206,11 @@ class AdaptiveController:
         steps = self.policy.steps_for(bs, kv_tokens)
         if self._fewest_only:
             steps = min(steps, self._shape.fewest_steps(bs))
-        event = _CHOOSE if steps == self._active_steps else _SWITCH
-        self._activations += event is _SWITCH and self.state is not ControllerState.NEW
+        if steps == self._active_steps:
+            event = _CHOOSE
+        else:
+            event = _SWITCH
+            self._activations += self.state is not ControllerState.NEW
         self.state = CONTROLLER_TRANSITIONS[self.state][event]
         self._active_steps = steps
         self._active_bs = bs

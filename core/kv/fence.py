@@ -35,7 +35,7 @@ class Fence:
 
     def rows_due(self, committed: int) -> Iterator[Departure]:
         """Remove and yield the rows that waited for steps up to `committed`."""
-        if self.rows:
-            due = [departure for departure in self.rows if departure.fence <= committed]
+        due = [departure for departure in self.rows if departure.fence <= committed]
+        if due:
             self.rows = [departure for departure in self.rows if departure.fence > committed]
-            yield from due
+        yield from due

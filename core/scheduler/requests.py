@@ -241,7 +241,7 @@ class Requests:
 
     def finish_all(self, ends: list[End]) -> list[FinishedRequest]:
         """End the requests that have their last tokens, in this order."""
-        return [self.finish(record, finish_reason(stopped)) for record, stopped in ends]
+        return [self.finish(record, finish_reason(stopped)) for record, stopped in ends] if ends else []
 
     def _cause_of_limit(self, record: RequestRecord) -> str:
         asked = record.request.max_tokens
@@ -257,6 +257,8 @@ class Requests:
 
     def end_leaving(self) -> list[FinishedRequest]:
         """End the leaving requests whose multi-step is no longer running."""
+        if not self.leaving:
+            return []
         ends = [self._apply_rules(record, Demand.GIVE_UP) for record in list(self.leaving.values())]
         return [finished for finished in ends if finished is not None]
 

@@ -76,6 +76,7 @@ class DecodeRounds:
         # A dot product sums small arrays faster than a reduction.
         self._ones = np.ones(config.max_running, dtype=np.int64)
         self._everyone = np.ones(config.max_running, dtype=bool)
+        self._all_present = Presence(self._everyone, self._everyone, True)  # of a batch as large as the last one
         self._epochs = np.empty(0, dtype=np.int64)
         self._stale = False
         self.num_with_stop_strings: int = 0  # rows whose end only the host can see; they cannot run in multi-steps
@@ -146,7 +147,7 @@ class DecodeRounds:
             by_width = (self.sizes.row_width - int(kv_len[kv_len.argmax()])) // self.sizes.alloc_len - rounds_in_flight
             max_rounds = min(max_rounds, by_memory, by_width)
         max_rounds = max(max_rounds, 1)
-        targets = self._targets_of_block(kv_len, rounds_in_flight, max_rounds)
+        targets = self._targets_of_rounds(kv_len, rounds_in_flight, max_rounds)
         if not self.store.grow(index, targets):
             if self.config.rules.has_launched_slots_alone:
                 self.store.grow_some(index, targets)
@@ -169,15 +170,17 @@ class DecodeRounds:
         held = int(allocated.dot(self._ones[:batch_size]))
         return (free - kv_tokens + held - unaligned) // (batch_size * self.sizes.alloc_len)
 
-    def _targets_of_block(self, kv_len: Int64Array, rounds_in_flight: int, max_rounds: int) -> Int64Array:
+    def _targets_of_rounds(self, kv_len: Int64Array, rounds_in_flight: int, max_rounds: int) -> Int64Array:
         """Return the slots of each row, in whole pages, for up to `max_rounds` rounds behind those in flight."""
-        block = reserve_per_multi_step(self.sizes.alloc_len, max_rounds, rounds_in_flight) + self.sizes.lookahead
-        reserve = max(self.sizes.reserve, block)
+        sizes = self.sizes
+        reserve = reserve_per_multi_step(sizes.alloc_len, max_rounds, rounds_in_flight) + sizes.lookahead
+        if reserve <= sizes.reserve:
+            return self._targets(kv_len, sizes.reserve, max_rounds == 1)
         targets = self._targets(kv_len, reserve, max_rounds == 1)
-        if reserve > self.sizes.reserve and int(kv_len[kv_len.argmax()]) + reserve > self.sizes.row_width:
+        if int(kv_len[kv_len.argmax()]) + reserve > sizes.row_width:
             # Beyond R the width of the row is the bound: a request ends within it, and one more round may follow before
             # the engine knows the end.
-            targets = np.minimum(targets, self.sizes.row_width)
+            targets = np.minimum(targets, sizes.row_width)
         return targets
 
     def targets_after(self, num_plans: int) -> Int64Array:
@@ -197,7 +200,7 @@ class DecodeRounds:
             targets -= np.where(self.in_flight.decode_again(self.rows), 0, self.sizes.alloc_len)
             if self.padded:
                 targets += np.where(np.isin(self.rows, list(self.padded)), self.sizes.alloc_len - 1, 0)
-        return self._in_pages(targets)
+        return targets if self.config.page_size == 1 else self._in_pages(targets)
 
     def _in_pages(self, slots: Int64Array) -> Int64Array:
         return ceil_to_page(slots, self.config.page_size) if self.config.page_size > 1 else slots
@@ -257,13 +260,14 @@ class DecodeRounds:
         return CountedRounds(kept, present, ended.nonzero()[0], runs.stopped, kv_before, kv_before_last)
 
     def _presence(self, rows: np.ndarray, num_departed_at_plan: int, leaving: Collection[int]) -> Presence:
-        everyone = self._everyone[: len(rows)]
-        if num_departed_at_plan == self.num_departed:
-            return Presence(everyone, everyone, True)
-        last = self.live[rows]
-        if np.count_nonzero(last) == len(last):
-            return Presence(everyone, everyone, True)
-        return Presence(last, last | np.isin(rows, list(leaving)) if leaving else last, False)
+        if num_departed_at_plan != self.num_departed:
+            last = self.live[rows]
+            if np.count_nonzero(last) < len(rows):
+                return Presence(last, last | np.isin(rows, list(leaving)) if leaving else last, False)
+        if len(self._all_present.last) != len(rows):
+            everyone = self._everyone[: len(rows)]
+            self._all_present = Presence(everyone, everyone, True)
+        return self._all_present
 
     def cut(self, planned: PlannedRounds, counted: CountedRounds, cuts: Mapping[int, int]) -> CountedRounds:
         """End rows at a stop string: keep the first `cuts[i]` tokens of column i. The step has one round."""

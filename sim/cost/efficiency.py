@@ -95,14 +95,17 @@ class Efficiency:
 
         The best tile shape and the best split of the inner dimension are taken, as a tuned library would.
         """
-        per_sm_flops = gpu.flops(dtype) * self.compute / gpu.sm_count
+        sm_count, split_k_max = gpu.sm_count, self.split_k_max
+        per_sm_flops = gpu.flops(dtype) * self.compute / sm_count
         best = math.inf
         for tile in self.tiles:
             count = math.ceil(groups * math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns))
             tile_s = 2.0 * tile.rows * tile.columns * inner / (per_sm_flops * tile.relative_rate)
             split = 1
-            while split <= self.split_k_max:
-                best = min(best, math.ceil(count * split / gpu.sm_count) * tile_s / split)
+            while split <= split_k_max:
+                waves_s = -(-count * split // sm_count) * tile_s / split
+                if waves_s < best:
+                    best = waves_s
                 split *= 2
         return best * 1e9
 

@@ -99,7 +99,7 @@ class AdmissionPause:
 
     def pass_event(self, event: PauseEnd) -> None:
         """Take note of a plan that begins, or of decode rounds that were launched or committed."""
-        if event is self._until:
+        if self._has_begun and event is self._until:
             self.end()
 
 

@@ -50,9 +50,10 @@ class LateTokens:
 
     def first_tokens(self, flight: StepInFlight, result: PrefillResult) -> list[LateRun]:
         """Deliver the tokens after prompts whose requests were retracted."""
-        prefill, arrived = flight.step.prefill, list[LateRun]()
+        prefill = flight.step.prefill
         if prefill is None or not self._expected:
-            return arrived
+            return []
+        arrived: list[LateRun] = []
         for i, place in enumerate(zip(prefill.rows.tolist(), prefill.epochs.tolist(), strict=True)):
             record = self._take(place) if prefill.is_last[i] else None
             if record is not None:
@@ -63,9 +64,10 @@ class LateTokens:
 
     def runs(self, flight: StepInFlight, result: DecodeResult, kept: np.ndarray) -> list[LateRun]:
         """Deliver the tokens of rounds whose requests were retracted, and count them in `kept` int64 [rounds, bs]."""
-        decode, arrived = flight.step.decode, list[LateRun]()
+        decode = flight.step.decode
         if decode is None or not self._expected:
-            return arrived
+            return []
+        arrived: list[LateRun] = []
         for i, place in enumerate(zip(decode.rows.tolist(), decode.epochs.tolist(), strict=True)):
             record = self._take(place)
             if record is None:
