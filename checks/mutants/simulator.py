@@ -211,11 +211,10 @@ ForgetsTheGapOfARetraction (SIM-07): The time that a request waits after a retra
         simulation = good(self, scenario, metrics, history, faults)
         lives, retracted = metrics.lives, metrics.lives._retracted
 
-        def forget(state, request_ids):
-            retracted(state, request_ids)
+        def forget(request):
+            retracted(request)
             metrics.flush()
-            for request_id in request_ids:
-                lives.open.columns.last_token_ns[state.slots[request_id]] = -1
+            lives.open.columns.last_token_ns[request.column] = -1
 
         lives._retracted = forget
         return simulation

@@ -42,7 +42,7 @@ from .events import (
     Submitted,
 )
 from .request import FinishedRequest, FinishReason, Request
-from .step import Join
+from .step import Join, Step
 
 
 class LifeState(IntEnum):
@@ -109,20 +109,16 @@ class AccountedRequest:
         return 0 if self.join is None else self.join.row
 
 
-class LifeChange(NamedTuple):
-    """A step of one request's life, and its state before."""
-
-    step: LifeStep
-    request: AccountedRequest
-    before: LifeState
+LifeChange = tuple[LifeStep, AccountedRequest, LifeState]
+"""A step of one request's life, the request, and its state before."""
 
 
 class Run(NamedTuple):
-    """Tokens that a committed step gave one request: `index` is of `first_tokens`, or of the rows of `round`."""
+    """Tokens that a committed step gave one request: `place` is of `first_tokens`, or of the rows of `round`."""
 
     request: AccountedRequest
     round: int  # −1: the token after a prompt
-    index: int
+    place: int
     tokens: int
 
 
@@ -170,18 +166,19 @@ class EngineAccount:
 
     def runs(self, event: Committed) -> Iterator[Run]:
         """Yield the tokens of a commit by request, round after round. Call it before `take` with this event."""
-        for index, request_id in enumerate(event.first_tokens):
-            request = self._find(request_id, "have a token")
-            if request is not None:
-                yield Run(request, -1, index, 1)
+        for place, request_id in enumerate(event.first_tokens):
+            if request_id in self.requests:
+                yield Run(self.requests[request_id], -1, place, 1)
+            else:
+                self._report_unknown(request_id, "have a token")
         if event.kept is not None:
             assert event.step.decode is not None, "only a decode keeps tokens"
             rows = event.step.decode.rows.tolist()
             for number, kept in enumerate(event.kept):
-                for index in np.flatnonzero(kept).tolist():
-                    request = self._owner(rows[index])
+                for place in np.flatnonzero(kept).tolist():
+                    request = self._owner(rows[place])
                     if request is not None:
-                        yield Run(request, number, index, int(kept[index]))
+                        yield Run(request, number, place, int(kept[place]))
 
     def columns_of(self, rows: np.ndarray) -> Int64Array:
         """Return `column` of the requests in `rows`, int [n]. Steps share one array of rows while the batch stays the
@@ -233,12 +230,13 @@ class EngineAccount:
         return [self._change(request, LifeStep.END)]
 
     def _planned(self, event: Planned) -> Sequence[LifeChange]:
-        changes = self._retract(event.retracted) if event.retracted else []
-        if event.step is not None:
-            changes += [self._enter(join, event.now_ns) for join in event.step.joins]
-            self.in_flight.append(event)
-        self.num_waiting = event.num_waiting
-        return changes
+        step, self.num_waiting = event.step, event.num_waiting
+        if step is None:
+            return self._retract(event.retracted)
+        self.in_flight.append(event)
+        if not (step.joins or event.retracted):
+            return ()  # as most plans
+        return self._retract(event.retracted) + [self._enter(join, event.now_ns) for join in step.joins]
 
     def _enter(self, join: Join, now_ns: int) -> LifeChange:
         request = self.requests.get(join.request.request_id)
@@ -256,7 +254,11 @@ class EngineAccount:
     def _committed(self, event: Committed) -> Sequence[LifeChange]:
         if self._counts_tokens:
             self._count(event)
-        self._land(event.step.step_id, "is committed")
+        oldest = self.in_flight.popleft().step if self.in_flight else None
+        if oldest is None or oldest.step_id != event.step.step_id:
+            self._report_order(event.step.step_id, "is committed", oldest)
+        if not (event.finished or self.leaving):
+            return ()  # as most commits
         changes = self.end_leaving() if self.leaving else []
         for finished in event.finished:
             changes += self._finish(finished, event.now_ns)
@@ -264,9 +266,10 @@ class EngineAccount:
 
     def _count(self, event: Committed) -> None:
         for request_id in event.first_tokens:
-            request = self._find(request_id, "have a token")
-            if request is not None:
-                request.num_tokens += 1
+            if request_id in self.requests:
+                self.requests[request_id].num_tokens += 1
+            else:
+                self._report_unknown(request_id, "have a token")
         if event.kept is not None:
             assert event.step.decode is not None, "only a decode keeps tokens"
             counts = np.add.reduce(event.kept, axis=0).tolist()
@@ -275,16 +278,15 @@ class EngineAccount:
                 if request is not None:
                     request.num_tokens += tokens
 
-    def _land(self, step_id: int, how: str) -> None:
-        """Take the oldest step out of flight."""
-        oldest = self.in_flight.popleft() if self.in_flight else None
-        if oldest is None or oldest.step is None or oldest.step.step_id != step_id:
-            flying = "none" if oldest is None or oldest.step is None else f"step {oldest.step.step_id}"
-            self._report(f"event {self.num_events}: step {step_id} {how}, and {flying} is the oldest in flight")
+    def _report_order(self, step_id: int, how: str, oldest: Step | None) -> None:
+        flying = "none" if oldest is None else f"step {oldest.step_id}"
+        self._report(f"event {self.num_events}: step {step_id} {how}, and {flying} is the oldest in flight")
 
     def _lost(self, event: StepsLost) -> Sequence[LifeChange]:
         for step_id in event.step_ids:
-            self._land(step_id, "is lost")
+            oldest = self.in_flight.popleft().step if self.in_flight else None
+            if oldest is None or oldest.step_id != step_id:
+                self._report_order(step_id, "is lost", oldest)
         changes = self.end_leaving() + self._retract(event.retracted)
         self.num_waiting += len(event.retracted)
         for finished in event.finished:
@@ -309,40 +311,39 @@ class EngineAccount:
             changes += self._step_of(event.request_id, LifeStep.ARRIVE)
         for finished in event.finished:
             ended = self._finish(finished, event.now_ns)
-            self.num_waiting -= sum(change.before is LifeState.WAITING for change in ended)
+            self.num_waiting -= sum(before is LifeState.WAITING for _, _, before in ended)
             changes += ended
         return changes
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def _add(self, request: AccountedRequest) -> None:
-        earlier = self.requests.get(request.request_id)
-        if earlier is not None:
-            self._report(f"event {self.num_events}: request {request.request_id!r} comes while one of this id is live")
-            self._change(earlier, LifeStep.END)
-        self.requests[request.request_id] = request
+        name = request.request.request_id
+        if name in self.requests:
+            self._report(f"event {self.num_events}: request {name!r} comes while one of this id is live")
+            self._change(self.requests[name], LifeStep.END)
+        self.requests[name] = request
 
     def _retract(self, request_ids: Sequence[str]) -> list[LifeChange]:
         return [change for name in request_ids for change in self._step_of(name, LifeStep.RETRACT)]
 
     def _finish(self, finished: FinishedRequest, now_ns: int) -> list[LifeChange]:
         changes = self._step_of(finished.request_id, LifeStep.END)
-        for change in changes:
-            request = change.request
+        for _, request, _ in changes:
             request.end_ns, request.reason, request.num_output = now_ns, finished.reason, finished.num_output
             del self.requests[finished.request_id]
         return changes
 
     def _step_of(self, request_id: str, step: LifeStep) -> list[LifeChange]:
         """Let a live request take `step`; of an unknown one, nothing is left to change."""
-        request = self._find(request_id, _word(step))
-        return [] if request is None else [self._change(request, step)]
-
-    def _find(self, request_id: str, does: str) -> AccountedRequest | None:
         request = self.requests.get(request_id)
         if request is None:
-            self._report(f"event {self.num_events}: request {request_id!r} is not live and cannot {does}")
-        return request
+            self._report_unknown(request_id, _word(step))
+            return []
+        return [self._change(request, step)]
+
+    def _report_unknown(self, request_id: str, does: str) -> None:
+        self._report(f"event {self.num_events}: request {request_id!r} is not live and cannot {does}")
 
     def _owner(self, row: int) -> AccountedRequest | None:
         """Return the request to which the tokens of a row go. It may wait since a retraction; one that has ended gets
@@ -363,7 +364,7 @@ class EngineAccount:
             after = _AFTER[step]
         request.state = after
         self.num_running += (after is LifeState.RUNNING) - (before is LifeState.RUNNING)
-        return LifeChange(step, request, before)
+        return step, request, before
 
 
 def _word(member: IntEnum) -> str:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, final
 
 from .arrays import Int64Array
 from .request import FinishedRequest, Request
 from .step import Step, StepFailure, StepResult
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class EngineStarted:
     """First event of an engine: its resolved configuration, enough to build an equal one."""

@@ -1,16 +1,17 @@
-"""The lives of requests as the metrics count them: their slots among the open requests, their rows, their ends."""
+"""The lives of requests as the metrics count them: their slots among the open requests, and their ends. What each
+engine did with them is in its account."""
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from ...core.contract.account import AccountedRequest, EngineAccount, LifeChange, LifeState, LifeStep
 from ...core.contract.arrays import Int64Array
-from ...core.contract.events import Aborted, HandoffMove, HandoffMoved, Planned, Resumed, StepsLost, Submitted
-from ...core.contract.request import FinishedRequest, FinishReason
-from ...core.contract.step import Join
+from ...core.contract.events import Committed, Event, Planned
+from ...core.contract.request import FinishReason, Request
 
 # -- requests that two engines have -----------------------------------------------------------------------------------
 # One engine computes the prompt, the other decodes. For the metrics they are one request:
@@ -193,46 +194,25 @@ REFUSED = 0
 
 
 class ReplicaMetrics:
-    """One engine between its events."""
+    """One engine between its events. In its account the column of a request is its slot among the open requests."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.config: dict[str, Any] = {}
-        self.slots: dict[str, int] = {}  # open requests: id → slot
-        self.rows: dict[int, int] = {}  # those with a row: slot → row
-        self.awaited: dict[int, None] = {}  # slots of requests whose KV is still to arrive from a prefill worker
-        self.arrived: dict[int, None] = {}  # slots of those whose KV has arrived, and that no step has yet
-        self.leaving: list[tuple[int, int]] = []  # slot and time of running requests aborted since the last commit
-        self.slot_of_row: Int64Array = np.zeros(64, dtype=np.int64)
-        self.planned: deque[tuple[int, int]] = deque()  # per uncommitted step: held slots, waiting
-        self.waiting = 0
+        self.account: EngineAccount = EngineAccount()
         self.held = 0
         self.max_held = 0
         self.last_steps = -1
         self.busy_ns: int | None = None
-        self._seen_rows: np.ndarray | None = None
-        self._seen_slots = np.empty(0, dtype=np.int64)
 
     @property
     def capacity(self) -> int:
         """KV slots of the pool; 0 if the engine's configuration is unknown."""
-        return int(self.config.get("num_pages", 0) * self.config.get("page_size", 1))
-
-    def enter(self, slot: int, row: int) -> None:
-        if row >= len(self.slot_of_row):
-            self.slot_of_row = np.concatenate([self.slot_of_row, np.zeros(row + 1, dtype=np.int64)])
-        self.slot_of_row[row] = slot
-        self.rows[slot] = row
-
-    def slots_of(self, rows: np.ndarray) -> np.ndarray:
-        """Return the slots of a decode batch. Steps share one array of rows while the batch stays the same."""
-        if rows is not self._seen_rows:
-            self._seen_rows, self._seen_slots = rows, self.slot_of_row[rows]
-        return self._seen_slots
+        return int(self.account.config.get("num_pages", 0) * self.account.config.get("page_size", 1))
 
 
 class RequestLives:
-    """Takes the events of requests' lives, counts those that run and wait, and notes those that end in `closing`.
+    """Opens and closes requests as the accounts of the engines tell, counts those that run and wait, and notes those
+    that end in `closing`.
 
     `replicas`, `counts` and `totals` are those of the run's `Measurements`.
     """
@@ -248,148 +228,78 @@ class RequestLives:
         self._counts = counts
         self._totals = totals
 
-    def submitted(self, state: ReplicaMetrics, event: Submitted) -> None:
-        request = event.request
-        name = request.request_id
-        slot = self._handed.goes_on(name, state.number, bool(event.refusal))
+    def follow(self, state: ReplicaMetrics, changes: Sequence[LifeChange], event: Event) -> None:
+        """Take what an event of an engine has changed."""
+        for step, request, before in changes:
+            if step is LifeStep.SUBMIT or step is LifeStep.REFUSE:
+                self._submitted(state, request, step is LifeStep.REFUSE)
+            elif step is LifeStep.ENTER:
+                self._entered(state, request, event)
+            elif step is LifeStep.RETRACT:
+                self._retracted(request)
+            elif step is LifeStep.RESERVE:
+                self._reserved(state, request)
+            elif step is LifeStep.HAND_OVER:
+                self._handed.offered(request.request_id, request.column, state.number)
+            elif step is LifeStep.END:
+                self._ended(state, request, before, type(event) is Committed)
+
+    def _submitted(self, state: ReplicaMetrics, accounted: AccountedRequest, is_refused: bool) -> None:
+        request = accounted.request
+        slot = self._handed.goes_on(request.request_id, state.number, is_refused)
         if slot is None:
-            arrived_ns = event.now_ns if request.arrived_ns is None else request.arrived_ns
-            slot = self.open.open(name, state.number, arrived_ns, request.prompt.length, request.max_tokens)
+            arrived_ns = accounted.arrival_ns if request.arrived_ns is None else request.arrived_ns
+            slot = self._open(state, request, arrived_ns)
             self._totals["submitted"] += 1
-        if event.refusal:
-            self._close(state, slot, REFUSED, event.now_ns, 0)
-            return
-        state.slots[name] = slot
-        self._wait(state, state.waiting + 1)
+        accounted.column = slot
+        if is_refused:
+            self._close(state, slot, REFUSED, accounted.end_ns, 0)
 
-    def aborted(self, state: ReplicaMetrics, event: Aborted) -> None:
-        slot = state.slots.pop(event.request_id, None)
+    def _retracted(self, accounted: AccountedRequest) -> None:
+        self.open.columns.retractions[accounted.column] += 1
+        self._totals["retractions"] += 1
+
+    def _reserved(self, state: ReplicaMetrics, accounted: AccountedRequest) -> None:
+        """Open a request for which a decode engine reserves slots: it is the one that its prefill engine offered."""
+        slot = self._handed.reserved(accounted.request_id, state.number)
         if slot is None:
-            return
-        if slot in state.awaited:
-            del state.awaited[slot]
-            if not self._handed.leaves_early(slot, state.number):
-                self._close(state, slot, FinishReason.ABORT, event.now_ns, -1)
-        elif slot in state.arrived:
-            del state.arrived[slot]
-            self._close(state, slot, FinishReason.ABORT, event.now_ns, -1)
-        elif state.rows.pop(slot, None) is None:
-            self._wait(state, state.waiting - 1)
-            self._close(state, slot, FinishReason.ABORT, event.now_ns, -1)
-        elif state.config.get("role") == "prefill":
-            self.running -= 1
-            self._close(state, slot, FinishReason.ABORT, event.now_ns, -1)
-        else:
-            self.running -= 1
-            state.leaving.append((slot, event.now_ns))
-            if not state.planned:  # no commit will come after which it has left
-                self.close_leaving(state)
+            slot = self._open(state, accounted.request, accounted.arrival_ns)
+            if self._hears_prefill_workers:
+                self._handed.leftover(slot)
+            else:
+                self._totals["submitted"] += 1
+        accounted.column = slot
 
-    def planned(self, state: ReplicaMetrics, event: Planned) -> None:
-        self._retracted(state, event.retracted)
-        if event.step is not None:
-            for join in event.step.joins:
-                self._joined(state, join, event.now_ns)
-            state.planned.append((event.num_held_slots, event.num_waiting))
-        self._wait(state, event.num_waiting)
-        held = int(event.num_held_slots)
-        self.held += held - state.held
-        state.held = held
-        state.max_held = max(state.max_held, held)
+    def _open(self, state: ReplicaMetrics, request: Request, arrived_ns: int) -> int:
+        length = request.prompt.length
+        return self.open.open(request.request_id, state.number, arrived_ns, length, request.max_tokens)
 
-    def _retracted(self, state: ReplicaMetrics, request_ids: tuple[str, ...]) -> None:
-        for request_id in request_ids:
-            slot = state.slots[request_id]
-            if state.rows.pop(slot, None) is not None:
-                self.running -= 1
-            state.arrived.pop(slot, None)
-            self.open.columns.retractions[slot] += 1
-            self._totals["retractions"] += 1
-
-    def _joined(self, state: ReplicaMetrics, join: Join, now_ns: int) -> None:
-        request = join.request
-        slot = state.slots[request.request_id]
-        state.arrived.pop(slot, None)
-        state.enter(slot, join.row)
-        self.running += 1
+    def _entered(self, state: ReplicaMetrics, accounted: AccountedRequest, event: Event) -> None:
+        slot, join, prompt = accounted.column, accounted.join, accounted.request.prompt
+        assert isinstance(event, Planned) and join is not None, "a step gives a row"
         if self.open.columns.first_scheduled_ns[slot] < 0:
-            self.open.columns.first_scheduled_ns[slot] = now_ns
+            self.open.columns.first_scheduled_ns[slot] = event.now_ns
             self.open.columns.num_cached[slot] = join.num_cached
-        if state.config.get("prefix_cache", True) and request.prompt.content_is_known:
-            self._totals["looked_up_tokens"] += request.prompt.length + join.num_emitted
+        if state.account.config.get("prefix_cache", True) and prompt.content_is_known:
+            self._totals["looked_up_tokens"] += prompt.length + join.num_emitted
             self._totals["cached_tokens"] += join.num_cached
             self._totals["loaded_tokens"] += join.num_loaded
 
-    def _wait(self, state: ReplicaMetrics, waiting: int) -> None:
-        self.waiting += waiting - state.waiting
-        state.waiting = waiting
-
-    def lost(self, state: ReplicaMetrics, event: StepsLost) -> None:
-        for _ in event.step_ids:
-            state.planned.popleft()
-        self._totals["lost_steps"] += len(event.step_ids)
-        self.close_leaving(state)
-        self._retracted(state, event.retracted)
-        self._wait(state, state.waiting + len(event.retracted))
-        for finished in event.finished:
-            self.finished(state, finished, event.now_ns)
-
-    def finished(self, state: ReplicaMetrics, finished: FinishedRequest, now_ns: int) -> None:
-        """Close a request that has ended; `now_ns` −1: when its last token was emitted. It may wait since a
-        retraction, and get its last tokens from a step in flight (`ServerRules.delivers_late_tokens`)."""
-        slot = state.slots.pop(finished.request_id)
-        if state.rows.pop(slot, None) is not None:
-            self.running -= 1
-        self._close(state, slot, finished.reason, now_ns, finished.num_output)
-
-    def resumed(self, state: ReplicaMetrics, event: Resumed) -> None:
-        self._totals["restarts"] += event.restarted
-        self._retracted(state, event.retracted)
-        self._wait(state, state.waiting + len(event.retracted))
-
-    def moved(self, state: ReplicaMetrics, event: HandoffMoved) -> None:
-        """Take a move of a handoff. A request that a decode engine reserves slots for is the one that its
-        prefill engine offered."""
-        request = event.request
-        if event.move is HandoffMove.ROLE:
-            state.config = state.config | {"role": event.detail}
-        elif event.move is HandoffMove.HOLD:
-            self._handed.offered(event.request_id, state.slots[event.request_id], state.number)
-        elif request is not None:
-            name = request.request_id
-            slot = self._handed.reserved(name, state.number)
-            if slot is None:
-                slot = self.open.open(name, state.number, event.now_ns, request.prompt.length, request.max_tokens)
-                if self._hears_prefill_workers:
-                    self._handed.leftover(slot)
-                else:
-                    self._totals["submitted"] += 1
-            state.slots[name] = slot
-            state.awaited[slot] = None
-        elif event.move is HandoffMove.JOIN and event.row:
-            slot = state.slots[event.request_id]
-            del state.awaited[slot]
-            state.arrived[slot] = None
-        for finished in event.finished:
-            slot = state.slots.pop(finished.request_id)
-            if finished.reason is FinishReason.MOVED:
-                self._handed.offered(finished.request_id, slot, state.number)
-            if state.rows.pop(slot, None) is not None:
-                self.running -= 1
-            elif slot in state.arrived:
-                del state.arrived[slot]
-            elif slot in state.awaited:
-                # A request that has not joined is ended by its prefill engine.
-                del state.awaited[slot]
-                if self._handed.leaves_early(slot, state.number):
-                    continue
-            else:
-                self._wait(state, state.waiting - 1)
-            self._close(state, slot, finished.reason, event.now_ns, finished.num_output)
+    def _ended(self, state: ReplicaMetrics, accounted: AccountedRequest, before: LifeState, in_commit: bool) -> None:
+        """Close a request that has ended. One that a committed step has ended by stop or length ends with its last
+        token."""
+        slot, reason = accounted.column, accounted.reason
+        assert reason is not None, "it has ended"
+        if reason is FinishReason.MOVED:
+            self._handed.offered(accounted.request_id, slot, state.number)
+        if before is LifeState.EXPECTED and self._handed.leaves_early(slot, state.number):
+            return  # a request that has not joined is ended by its prefill engine
+        has_last_token = in_commit and reason in (FinishReason.STOP, FinishReason.LENGTH)
+        self._close(state, slot, reason, -1 if has_last_token else accounted.end_ns, accounted.num_output)
 
     @property
     def _hears_prefill_workers(self) -> bool:
-        return any(state.config.get("role") == "prefill" for state in self._replicas.values())
+        return any(state.account.role == "prefill" for state in self._replicas.values())
 
     def _close(self, state: ReplicaMetrics, slot: int, reason: int, now_ns: int, num_output: int) -> None:
         """Close a request that one engine is done with, unless another engine has it as well.
@@ -400,15 +310,14 @@ class RequestLives:
         if ended is not None:
             self.closing.append(ended)
 
-    def close_leaving(self, state: ReplicaMetrics) -> None:
-        """Close the requests that were aborted since the last commit.
-
-        Rounds of a running block that ended before still count for them, and are known only when the block is
-        committed.
-        """
-        for slot, now_ns in state.leaving:
-            self._close(state, slot, FinishReason.ABORT, now_ns, -1)
-        state.leaving.clear()
+    def end(self) -> None:
+        """Close the requests that are leaving, and those of lost engines that no engine has taken up: the run is
+        over."""
+        for number in sorted(self._replicas):
+            state = self._replicas[number]
+            for _, request, before in state.account.end_leaving():
+                self._ended(state, request, before, False)
+        self.end_moved()
 
     def end_moved(self) -> None:
         """Close the requests of lost engines that no engine has taken up: the run is over."""

@@ -23,20 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.contract.events import (
-    Aborted,
-    AllocationsDenied,
-    Committed,
-    EngineStarted,
-    Event,
-    HandoffMoved,
-    Planned,
-    Reloaded,
-    Resumed,
-    RetractionAsked,
-    StepsLost,
-    Submitted,
-)
+from ...core.contract.events import Committed, EngineStarted, Event, Planned, Resumed, StepsLost
 from ...core.contract.request import FinishReason
 from ..output_files import ParquetColumns
 from .histogram import added_counts, series
@@ -118,7 +105,8 @@ class RunMetrics:
             if is_part:
                 self.files.append(ParquetColumns(folder / "load.parquet", SAMPLE_FIELDS))
                 self.load = PartLoad(self.files[-1])
-        self._samples = array("q")  # (now, *GAUGES) of every event since requests were last seen in the system
+        self._samples = array("q")  # (now, *GAUGES) of events since requests were last seen in the system
+        self._passed_ns = -1  # the greatest time of an event that left the gauges as they were
         self._flush_at = _FLUSH_EVENTS * (1 + len(GAUGES))  # so many values, those that a flush has left there included
         # Until a block of this size was freed once, the C library returns the memory of every flush to the system, to
         # take it again page by page.
@@ -142,30 +130,41 @@ class RunMetrics:
 
     def sink(self, replica: int) -> Callable[[Event], None]:
         """Return the event sink for the engine of `replica`."""
-        lives = self.lives
+        lives, totals = self.lives, self.measured.totals
         state = self.measured.replicas.setdefault(replica, ReplicaMetrics(replica))
-        handlers: dict[type, Callable[[ReplicaMetrics, Any], None]] = {
-            Submitted: lives.submitted,
-            Aborted: lives.aborted,
-            Planned: lives.planned,
-            Committed: self._committed,
-            StepsLost: lives.lost,
-            Resumed: lives.resumed,
-            RetractionAsked: _decides_nothing,
-            AllocationsDenied: _decides_nothing,
-            Reloaded: _decides_nothing,
-            HandoffMoved: lives.moved,
-        }
+        account = state.account
 
         def take(event: Event) -> None:
-            if isinstance(event, EngineStarted):
-                state.config = event.config
+            if type(event) is EngineStarted:
+                account.take(event)
                 return
-            handlers[type(event)](state, event)
+            if type(event) is Committed:
+                self._note(state, event)
+            running, waiting = account.num_running, account.num_waiting
+            changes = account.take(event)
+            if changes:
+                lives.follow(state, changes, event)
+                lives.running += account.num_running - running
+                if self._closed_at is not None:
+                    self._closed_at.extend([event.now_ns] * (len(lives.closing) - len(self._closed_at)))
+            elif type(event) is Committed:  # the gauges are as they were
+                if event.now_ns > self._passed_ns:
+                    self._passed_ns = event.now_ns
+                return
+            lives.waiting += account.num_waiting - waiting
+            if type(event) is Planned:
+                held = int(event.num_held_slots)
+                lives.held += held - state.held
+                state.held = held
+                if held > state.max_held:
+                    state.max_held = held
+            elif type(event) is StepsLost:
+                totals["lost_steps"] += len(event.step_ids)
+            elif type(event) is Resumed:
+                totals["restarts"] += event.restarted
             running, waiting = lives.running, lives.waiting
-            self._samples.extend((event.now_ns, running, waiting, lives.held, running + waiting))
-            if self._closed_at is not None:
-                self._closed_at.extend([event.now_ns] * (len(lives.closing) - len(self._closed_at)))
+            now_ns = event.now_ns if event.now_ns >= self._passed_ns else self._passed_ns
+            self._samples.extend((now_ns, running, waiting, lives.held, running + waiting))
             if self._num_entries >= _FLUSH_ENTRIES or len(self._samples) >= self._flush_at:
                 self.flush()
 
@@ -176,28 +175,34 @@ class RunMetrics:
         state = self.measured.replicas.setdefault(replica, ReplicaMetrics(replica))
         state.busy_ns = (state.busy_ns or 0) + busy_ns
 
-    def _committed(self, state: ReplicaMetrics, event: Committed) -> None:
+    def _note(self, state: ReplicaMetrics, event: Committed) -> None:
+        """Note what a committed step delivered, before the requests are closed that it ended."""
         step, result = event.step, event.result
         decode, first = step.decode, event.first_tokens
-        held, waiting = state.planned.popleft()
-        prefill_tokens = 0 if step.prefill is None else int(np.add.reduce(step.prefill.lens))
+        account, plan = state.account, state.account.in_flight[0]
+        prefill_tokens = 0 if step.prefill is None else sum(step.prefill.lens.tolist())
         rounds, batch_size, steps, nd = 1, 0, -1, -1
         if first:
-            self._piece_slots.append([state.slots[request_id] for request_id in first])
+            self._piece_slots.append([account.requests[request_id].column for request_id in first])
             self._piece_lens.append(len(first))
             self._piece_rounds.append(self._num_rounds)
-            self._kept.append(np.ones(len(first), dtype=np.int64))
-            self._accepted.append(np.zeros(len(first), dtype=np.int32))
+            self._kept.append([1] * len(first))
+            self._accepted.append([0] * len(first))
             if event.deliveries is not None:
                 self._delivered_ns.append(event.deliveries.first_ns)
         if decode is not None:
             assert result.decode is not None and event.kept is not None, "a result has the parts of its step"
             rounds, batch_size = result.decode.rounds, len(decode.rows)
             steps, nd = decode.steps, decode.num_draft_tokens
-            slots = state.slots_of(decode.rows)
-            self._piece_slots.extend([slots] * rounds)
-            self._piece_lens.extend([batch_size] * rounds)
-            self._piece_rounds.extend(range(self._num_rounds, self._num_rounds + rounds))
+            slots = account.columns_of(decode.rows)
+            if rounds == 1:
+                self._piece_slots.append(slots)
+                self._piece_lens.append(batch_size)
+                self._piece_rounds.append(self._num_rounds)
+            else:
+                self._piece_slots.extend([slots] * rounds)
+                self._piece_lens.extend([batch_size] * rounds)
+                self._piece_rounds.extend(range(self._num_rounds, self._num_rounds + rounds))
             self._kept.append(event.kept.reshape(-1))
             self._accepted.append(result.decode.accept_lens.reshape(-1))
             if event.deliveries is not None:
@@ -205,17 +210,13 @@ class RunMetrics:
             if steps != state.last_steps:
                 self.measured.totals["switches"] += state.last_steps >= 0
                 state.last_steps = steps
+        held, waiting = plan.num_held_slots, plan.num_waiting
         self._steps.append(
             (state.number, step.step_id, rounds, prefill_tokens, batch_size, steps, nd, held, waiting, event.now_ns)
         )
         self._round_ends.append(result.round_end_ns)
         self._num_rounds += rounds
         self._num_entries += rounds * batch_size + len(first)
-        if state.leaving:
-            self.lives.close_leaving(state)
-        for finished in event.finished:
-            failed = finished.reason is FinishReason.ERROR
-            self.lives.finished(state, finished, event.now_ns if failed else -1)
 
     # -- working the notes off ----------------------------------------------------------------------------------------
 
@@ -229,6 +230,8 @@ class RunMetrics:
         self._begin_notes()
 
     def _flush_gauges(self) -> None:
+        if self._samples and self._passed_ns > self._samples[-1 - len(GAUGES)]:
+            self._samples.extend((self._passed_ns, *self._samples[-len(GAUGES) :]))
         samples = np.frombuffer(self._samples, dtype=np.int64).reshape(-1, 1 + len(GAUGES))
         if samples.size:
             self._samples = array("q", self.load.add_samples(samples).tobytes())
@@ -366,9 +369,7 @@ class RunMetrics:
 
     def close(self) -> None:
         """Process the remaining notes and end the files. A second call does nothing."""
-        for number in sorted(self.measured.replicas):
-            self.lives.close_leaving(self.measured.replicas[number])
-        self.lives.end_moved()
+        self.lives.end()
         self.flush()
         files, self.files = self.files, []
         for file in files:
@@ -378,7 +379,3 @@ class RunMetrics:
 def _starts_of(slots: np.ndarray) -> np.ndarray:
     """Return where the entries of each request begin, in `slots` that are sorted: int64 [requests]."""
     return np.flatnonzero(np.concatenate([[True], slots[1:] != slots[:-1]]))
-
-
-def _decides_nothing(state: ReplicaMetrics, event: Event) -> None:
-    """Do nothing: the consequences show in later plans."""

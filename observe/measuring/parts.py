@@ -26,9 +26,10 @@ REQUESTS, ROUNDS, LOAD = "requests.parquet", "rounds.parquet", "load.parquet"
 def counts_of(measured: Measurements) -> dict[str, Any]:
     """Return what a part that is over has counted, as plain data; its times are in its files."""
     replicas = list(measured.replicas.values())
-    assert not any(state.slots or state.leaving for state in replicas), "every request of a part that is over has ended"
+    accounts = [state.account for state in replicas]
+    assert not any(one.requests or one.leaving for one in accounts), "every request of a part that is over has ended"
     return {
-        "replicas": [[state.number, state.config, state.max_held] for state in replicas],
+        "replicas": [[state.number, state.account.config, state.max_held] for state in replicas],
         "counts": measured.counts,
         "totals": measured.totals,
         "itl": measured.itl.to_json(),
@@ -65,7 +66,7 @@ def add_parts(metrics: RunMetrics, folders: Sequence[Path], counts: Sequence[Map
 def _add_counts(measured: Measurements, part: Mapping[str, Any]) -> None:
     for number, config, max_held in part["replicas"]:
         state = measured.replicas[number] = ReplicaMetrics(number)
-        state.config, state.max_held = config, max_held
+        state.account.config, state.max_held = config, max_held
     for own, others in ((measured.counts, part["counts"]), (measured.totals, part["totals"])):
         for name, count in others.items():
             own[name] += count

@@ -136,7 +136,7 @@ def summarize(measured: Measurements, duration_ns: int | None, slo: SLO | None, 
     seconds = duration_ns / 1e9
     counts, totals = measured.counts, measured.totals
     completed = counts["stop"] + counts["length"]
-    unfinished = sum(len(state.slots) for state in measured.replicas.values())
+    unfinished = sum(len(state.account.requests) for state in measured.replicas.values())
     total_tokens = totals["input_tokens"] + totals["output_tokens"]
     summary: dict[str, Any] = {
         "incomplete": bool(incomplete or unfinished),
@@ -144,7 +144,7 @@ def summarize(measured: Measurements, duration_ns: int | None, slo: SLO | None, 
         "completed": completed,
         "failed": counts["error"],
         "refused": counts["refused"],
-        "aborted": counts["abort"] + sum(len(state.leaving) for state in measured.replicas.values()),
+        "aborted": counts["abort"] + sum(len(state.account.leaving) for state in measured.replicas.values()),
         "unfinished": unfinished,
         "truncated": totals["truncated"],
         "retractions": totals["retractions"],

@@ -141,8 +141,10 @@ def test_each_event_in_each_state_is_taken_or_refused_as_the_table_says(state: L
             account.take(event)
         assert re.search(r"cannot [a-z ]+$|while one of this id is live$", caught.value.message)
     else:
-        (change,) = account.take(event)
-        assert (change.request.request_id, change.request.state) == ("a", after)
+        ((taken, request, before),) = account.take(event)
+        assert (request.request_id, request.state) == ("a", after)
+        assert before is (LifeState.NEW if step in ANEW or is_unknown else state)
+        assert taken is (LifeStep.END if step is LifeStep.LEAVE and after is LifeState.ENDED else step)
         runs_on = step is LifeStep.REFUSE and state is LifeState.RUNNING  # the refused one has its id
         assert account.num_running == (after is LifeState.RUNNING or runs_on)
 
@@ -160,7 +162,7 @@ def test_an_account_that_reports_goes_on_from_what_the_event_says(state: LifeSta
     running = [one for one in account.requests.values() if one.state is LifeState.RUNNING]
     assert account.num_running == len(running)
     if step is LifeStep.ENTER:
-        assert changes[-1].request.state is LifeState.RUNNING and account.in_row[2] is changes[-1].request
+        assert account.in_row[2] is changes[-1][1] and changes[-1][1].state is LifeState.RUNNING
 
 
 def test_steps_land_in_the_order_of_their_plans():
@@ -181,7 +183,7 @@ def test_tokens_go_to_the_request_that_has_the_row():
     account.take(committed(first, first=("a",)))
     account.take(second)
     event = committed(second, ended(FinishReason.STOP), kept=[2, 0, 3])
-    runs = [(run.request, run.round, run.index, run.tokens) for run in account.runs(event)]
+    runs = [(run.request, run.round, run.place, run.tokens) for run in account.runs(event)]
     assert runs == [(request, 0, 0, 2), (request, 2, 0, 3)]
     account.take(event)
     assert (request.num_tokens, request.state, request.reason) == (6, LifeState.ENDED, FinishReason.STOP)
@@ -196,11 +198,11 @@ def test_a_request_that_is_aborted_in_a_block_gets_its_earlier_rounds_and_ends_w
     plan = planned(1, 1, decodes=True)
     for event in (SUBMITTED, plan):
         account.take(event)
-    (left,) = account.take(Aborted(5, "a"))
-    assert left.step is LifeStep.LEAVE and account.num_running == 0 and account.leaving == [left.request]
-    (ends,) = account.take(committed(plan, kept=[2]))
-    assert ends.request is left.request and (ends.request.num_tokens, ends.request.end_ns) == (2, 5)
-    assert ends.request.reason is FinishReason.ABORT and not account.leaving
+    request = account.requests["a"]
+    assert account.take(Aborted(5, "a")) == [(LifeStep.LEAVE, request, LifeState.RUNNING)]
+    assert account.num_running == 0 and account.leaving == [request]
+    assert account.take(committed(plan, kept=[2])) == [(LifeStep.END, request, LifeState.LEAVING)]
+    assert (request.num_tokens, request.end_ns, request.reason) == (2, 5, FinishReason.ABORT) and not account.leaving
 
 
 @pytest.mark.parametrize("role", ["prefill", "both"])
@@ -230,12 +232,11 @@ class Facts:
     def __call__(self, event) -> None:
         if isinstance(event, Committed):
             self.tokens += sum(run.tokens for run in self.account.runs(event))
-        for change in self.account.take(event):
-            request = change.request
-            self.steps[change.step] += 1
-            if change.step is LifeStep.END:
+        for step, request, before in self.account.take(event):
+            self.steps[step] += 1
+            if step is LifeStep.END:
                 self.reasons[request.reason] += 1
-                if request.num_output >= 0 and change.before is not LifeState.EXPECTED:
+                if request.num_output >= 0 and before is not LifeState.EXPECTED:
                     assert request.num_output == request.num_tokens, request
         waiting = sum(one.state is LifeState.WAITING for one in self.account.requests.values())
         if isinstance(event, Planned):
