@@ -28,7 +28,7 @@ DEFAULT_CACHE_SHARE = 0.25  # share of slots beyond what running requests need, 
 MIB = 1 << 20
 WORKSPACE_BYTES = 32 * MIB  # of cuBLAS on a Hopper, for each stream: torch's documentation of CUBLAS_WORKSPACE_CONFIG
 STREAMS = 2  # the one that everything runs on, and the one that graphs are captured on
-GRAPH_BYTES = 25 * MIB  # of one captured round of an 8B model, as in sim/cost/memory.py
+GRAPH_BYTES = 25 * MIB  # of one captured round of an 8B model, as in sim/cost/memory/rules.py
 FILTER_BYTES = 33
 """Of a logit while `target_probs` filters by top-p and top-k, the logit's own four among them; a test counts them."""
 SAMPLING_BYTES = FILTER_BYTES + 12  # a sort on a GPU writes keys and indices, 4 and 8 bytes, to a second place

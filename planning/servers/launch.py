@@ -9,7 +9,7 @@ from typing import Any
 
 from ...core.errors import Problem
 from ...sim.cost.published.evidence import about_releases
-from ...sim.cost.server import nearest_profile
+from ...sim.cost.server import nearest_profile, server_profile
 from . import sglang, trtllm, vllm
 from .arguments import read_arguments
 from .command import Given, ServerArguments
@@ -64,6 +64,8 @@ def read_launch(server: str, command: str, source: str, gpu: str, *, has_model: 
     given.check()
     settings, (without_effect, reasons) = given.settings, _others(known, given)
     profile = settings["hardware.server"]
+    if given.release is not None and len(server_profile(profile).memory) > 1:
+        settings["hardware.release"] = given.release
     given.assumed.append(_about_release(profile, given.release))
     whole = {key: value for key, value in settings.items() if not key.startswith(SPECULATION)}
     spoken = {key.removeprefix(SPECULATION): value for key, value in settings.items() if key.startswith(SPECULATION)}

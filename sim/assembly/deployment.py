@@ -8,7 +8,7 @@ measured kernels from it.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...core.adaptive.graphs import graph_plan
@@ -21,7 +21,16 @@ from ..cost.draft import DraftShape
 from ..cost.hardware import GPU, Parallelism, lookup_gpu
 from ..cost.host import FrontEnd, GraphUnit, HostCost, LaunchCost, host_preset, launch_preset
 from ..cost.measured import KernelTables, NotMeasured, measured_tables
-from ..cost.memory import GRAPH_BYTES, MemoryPlan, MemoryShares, StateLayout, kv_pool_slots
+from ..cost.memory import (
+    GRAPH_BYTES,
+    InsufficientMemory,
+    MemoryPlan,
+    MemoryRules,
+    MemoryShares,
+    StateLayout,
+    kv_pool_slots,
+)
+from ..cost.memory.rules import leanest_rules, rules_of
 from ..cost.published.evidence import Evidence, published_evidence
 from ..cost.published.places import place_of
 from ..cost.server import ServerProfile, server_profile
@@ -53,6 +62,7 @@ class Deployment:
 
     `launch` and `host` have the fitted parameters of `calibration`. `is_corrected`: published points of serving correct
     the times of passes. `port_bytes_per_s`: of all devices together to other engines, in each direction.
+    `memory_rules`: those of the server's release; without one those that take most, and the ones that take least.
     """
 
     gpu: GPU
@@ -66,6 +76,8 @@ class Deployment:
     shares: MemoryShares  # that the scenario gives; without any the server's hold
     is_corrected: bool
     port_bytes_per_s: float
+    memory_rules: MemoryRules
+    leanest_rules: MemoryRules | None
     calibration: Calibration | None = None
 
     @classmethod
@@ -101,6 +113,8 @@ class Deployment:
             ),
             is_corrected=hardware.correction == "published" and calibration is None,
             port_bytes_per_s=parallel.devices * port_gbps * 1e9 / 8,
+            memory_rules=rules_of(hardware.release, server.memory),
+            leanest_rules=leanest_rules(hardware.release, server.memory),
             calibration=calibration,
         )
 
@@ -166,30 +180,57 @@ class Deployment:
         self, target: ModelShape, draft: DraftShape | None, spec: EngineSpec, is_default_limit: bool = False
     ) -> MemoryPlan:
         """Return the memory of one device under an engine of `spec`. Raises InsufficientMemory. `is_default_limit`: the
-        number of requests that may run is the server's default."""
+        number of requests that may run is the server's default.
+
+        If the pool holds no request of the whole context, and no release is named, it is that of the rules that take
+        least, where this one does.
+        """
+        settings = target, draft, spec, is_default_limit
+        usual, missing = self._memory_plan(*settings, self.memory_rules)
+        if usual is not None and usual.holds(spec.config):
+            return usual
+        least = None if self.leanest_rules is None else self._memory_plan(*settings, self.leanest_rules)[0]
+        if least is not None and (usual is None or least.holds(spec.config)):
+            return replace(least, may_not_start=True)
+        if usual is None:
+            assert missing is not None
+            raise missing
+        return usual
+
+    def _memory_plan(
+        self, target: ModelShape, draft: DraftShape | None, spec: EngineSpec, is_default_limit: bool, rules: MemoryRules
+    ) -> tuple[MemoryPlan | None, InsufficientMemory | None]:
+        """Return the memory by these rules, or None and what is missing."""
         config, shares, num_graphs = spec.config, self.shares, 0
         if not shares.are_given:
             algorithm = None if draft is None or draft.on_host else draft.algorithm
             static = self.server.static_fraction(self.gpu, self.parallel, algorithm)
             shares = MemoryShares(static=static, free=self.server.free_fraction)
-        if self.graphs is not None and spec.graph_sizes and not self.server.graphs_in_reserve:
+        if self.graphs is not None and spec.graph_sizes:
             # Graphs by tokens serve every number of draft steps; those by rows are captured for each.
             by_rows = self.graphs.unit == "rows"
-            plan = graph_plan(spec.adaptive, spec.graph_sizes, GRAPH_BYTES)
-            num_graphs = plan.num_graphs if by_rows else len(self.pass_graph_sizes(spec) or ())
-        return kv_pool_slots(
-            target,
-            self.gpu,
-            self.parallel,
-            draft,
-            graph_count=num_graphs,
-            max_prefill_tokens=config.chunk_size,
-            max_batch_size=config.max_running,
-            max_num_draft_tokens=spec.max_num_draft_tokens,
-            shares=shares,
-            page_size=config.page_size,
-            layout=StateLayout(self.server.kv_layout, config.prefix_cache, config.overlap, is_default_limit),
-        )
+            captured = graph_plan(spec.adaptive, spec.graph_sizes, GRAPH_BYTES)
+            batch = config.max_running * spec.max_num_draft_tokens
+            by_tokens = rules.num_graphs(self.pass_graph_sizes(spec) or (), batch)
+            num_graphs = captured.num_graphs if by_rows else by_tokens
+        try:
+            plan = kv_pool_slots(
+                target,
+                self.gpu,
+                self.parallel,
+                draft,
+                graph_count=num_graphs,
+                max_prefill_tokens=config.chunk_size,
+                max_batch_size=config.max_running,
+                max_num_draft_tokens=spec.max_num_draft_tokens,
+                shares=shares,
+                page_size=config.page_size,
+                rules=rules,
+                layout=StateLayout(self.server.kv_layout, config.prefix_cache, config.overlap, is_default_limit),
+            )
+        except InsufficientMemory as error:
+            return None, error
+        return plan, None
 
 
 def _parallelism(hardware: Hardware, gpu: GPU) -> Parallelism:

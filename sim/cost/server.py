@@ -20,6 +20,7 @@ from ...core.scheduler.spec import default_graph_sizes
 from .draft import STANDALONE
 from .hardware import GIB, GPU, MIB, Parallelism
 from .host import FOREDRAFT, FULL_GRAPH, NO_DELAY, SGLANG_OVERLAP, VLLM_0_10, FrontEnd, GraphUnit, HostCost, LaunchCost
+from .memory.rules import MemoryRules
 from .published.evidence import about_releases
 
 
@@ -63,9 +64,10 @@ class ServerProfile:
     running_with_draft: int | None = None  # requests in a batch if there is a draft; None: as without one
     counted_small: tuple[str, ...] = ()  # devices that have the first of `defaults`
     has_static_share: bool = False  # weights and KV have a share of the memory (SGLang's mem-fraction-static)
-    graphs_in_reserve: bool = False  # captured graphs take of the reserve, since the pool is planned before them
+    memory: tuple[MemoryRules, ...] = (MemoryRules(),)  # by release, in order
     free_fraction: float | None = None  # the share of what the weights leave that KV has by default
-    kv_layout: Literal["pool", "shares", "reserved"] = "reserved"  # of windows and recurrent states (memory.py, Layout)
+    kv_layout: Literal["pool", "shares", "reserved"] = "reserved"  # of windows and recurrent states (StateLayout)
+    holds_the_context: bool = False  # it starts only if its pool holds a request of the whole context
     front_end: FrontEnd = NO_DELAY
     fp8_kv: bool = False  # FP8 checkpoints made for it keep their KV in FP8
     slow_fp8_kv: tuple[str, ...] = ()  # devices on which its attention over FP8 takes as long as over 16 bits
@@ -135,6 +137,37 @@ _SGLANG = (
 _VLLM = Defaults(0, 2048, 256), Defaults(70, 8192, 1024), Defaults(160, 16_384, 1024)
 """--max-num-batched-tokens and --max-num-seqs of the HTTP server (vllm-project/vllm, vllm/engine/arg_utils.py,
 get_batch_defaults), where an A100 counts as a small device."""
+_VLLM_0_11 = MemoryRules(
+    unseen_bytes=450 * MIB,
+    unseen_share=0.001,
+    context_bytes=round(0.13 * GIB),
+    group_bytes=round(0.42 * GIB),
+    sampler_bytes=16,
+    sampled_bytes=36_000_000,
+    hidden_bytes=2.5,
+    keeps_workspace=True,
+    expert_multiple=256,
+    counts_graphs=False,
+    graph_bytes=6 * MIB,
+    graphs_base=round(0.2 * GIB),
+    captures_twice=True,
+    margin=0.005,
+)
+_VLLM_MEMORY = (
+    _VLLM_0_11,
+    replace(_VLLM_0_11, since=(0, 11, 1), sampler_bytes=38, keeps_workspace=False),
+    replace(_VLLM_0_11, since=(0, 17), sampler_bytes=14, margin=0.01),
+    replace(_VLLM_0_11, since=(0, 21), sampler_bytes=14, counts_graphs=True, margin=0.01),
+)
+"""What vLLM takes by its release (vllm/v1/worker/gpu_worker.py, determine_available_memory): its share is one of the
+memory that torch sees, 0.5 to 0.7 GiB less than the driver's total. When it starts it samples once for all requests
+that may run.
+
+From 0.11.1 to 0.16 that sorts the logits: 38 bytes of each fit six published rows within 0.1 GiB
+(llm-d/llm-d-benchmark, config_explorer/empirical-vllm-memory-results.md, H100: 4.76 … 7.38 GiB of activations, 0.13
+or 0.55 GiB outside torch). Until 0.11.0 FlashInfer's sampler takes 16 (Mistral-Small-3.2-24B there), and since 0.17
+a kernel masks them in place (its pull 33538): 2 bytes of logits and three copies in float32. Since 0.21 graphs are
+counted; logs say 0.17 to 0.8 GiB (assumption: 0.2 GiB and 6 MiB each)."""
 _TRTLLM = Defaults(0, 8192, 2048, (512, 512))
 """max_num_tokens and max_batch_size (NVIDIA/TensorRT-LLM, tensorrt_llm/llmapi/llm_args.py). By default it captures
 batches of up to 128, and launch commands are read so. Here it is 512, as in the launch files of
@@ -207,7 +240,8 @@ PROFILES: dict[str, ServerProfile] = {
             "fitted to vLLM 0.9 with EAGLE and EAGLE-3 on one H100, Llama-3.1-8B, batch 1 (13 rows, vLLM issue 20780); the waits per row "
             "and for several devices are those of vllm-0.18: docs/evidence/accuracy.md",
             kv_layout="pool",
-            graphs_in_reserve=True,  # counted by default since v0.21 (vllm/v1/worker/gpu_worker.py)
+            memory=_VLLM_MEMORY,
+            holds_the_context=True,
             graph_unit="tokens",
             mode="synchronous",  # asynchronous scheduling is the default since v0.14
             defaults=_VLLM,
@@ -222,7 +256,8 @@ PROFILES: dict[str, ServerProfile] = {
             "times to the first token show that FP8 checkpoints keep their KV in FP8, and times per token that reading it saves no time; "
             "a draft step is that of a captured head of vllm-0.9 (assumption: EAGLE-3 is captured as well): docs/evidence/accuracy.md",
             kv_layout="pool",
-            graphs_in_reserve=True,  # counted by default since v0.21 (vllm/v1/worker/gpu_worker.py)
+            memory=_VLLM_MEMORY,
+            holds_the_context=True,
             graph_unit="tokens",
             rules=VLLMRules(),
             eviction_policy="release",

@@ -129,6 +129,12 @@ def kv_is_given(run: Assembly, key: str) -> str | None:
 
 
 @_condition
+def one_rule_of_memory(run: Assembly, key: str) -> str | None:
+    server = run.deployment.server
+    return None if len(server.memory) > 1 else f"all releases of {server.name} take memory by one rule here"
+
+
+@_condition
 def static_fraction_is_given(run: Assembly, key: str) -> str | None:
     return None if run.scenario.hardware.static_fraction is None else "hardware.static_fraction says it"
 

@@ -9,7 +9,7 @@ from ...core.acceptance.presets import ANY_FAMILY, PRESETS, UNKNOWN_FAMILY, Trac
 from ...core.algorithm.algorithm import Drafter
 from ...core.errors import count_of
 from ..assembly import Assembly
-from ..cost.hardware import MIB
+from ..cost.hardware import GIB, MIB
 from ..load import trace_notes
 from ..scenario_file import origin_of
 from .conditions import drafts_in_no_round, mode_fell_back
@@ -29,7 +29,7 @@ def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
         notices.append(f"the mode is {run.spec.config.mode}: {run.spec.config.mode_reason}")
     notices += _preset_notices(run)
     notices += [f"workload.trace: {note}" for note in trace_notes(run.scenario.workload)]
-    notices += [*_graph_notices(run), *_states_notices(run)]
+    notices += [*_graph_notices(run), *_states_notices(run), *_start_notices(run)]
     if isinstance(run.acceptance, TraceAcceptance) and len(run.acceptance.keys) == 1:
         notices.append(
             f"acceptance.recorded: {run.scenario.acceptance.recorded} has one request, so every simulated request repeats its runs"
@@ -80,6 +80,27 @@ def _states_notices(run: Assembly) -> Iterator[str]:
         yield (
             f"at most {count_of(run.spec.config.max_running, 'request')} run at once, not {run.states_cap:,}: there are recurrent "
             f"states for no more ({run.deployment.server.name} keeps them beside the KV pool; docs/servers.md)"
+        )
+
+
+def _start_notices(run: Assembly) -> Iterator[str]:
+    """Yield a sentence if the server refuses to start or may do so, because one request of the whole context takes more
+    than the pool."""
+    server = run.deployment.server
+    for part in run.by_role.values():
+        memory, config = part.memory, part.spec.config
+        if not server.holds_the_context or memory is None or (memory.holds(config) and not memory.may_not_start):
+            continue
+        needed = (config.context_len + config.beside.of(config.context_len, config.chunk_size)) * memory.slot_bytes
+        pool = f"the KV pool has {memory.kv_pool_bytes / GIB:.2f} GiB, give or take {memory.margin_bytes / GIB:.2f}"
+        if memory.may_not_start:
+            why = "in some of its releases, of which none is named (hardware.release)"
+            yield f"{server.name} may not start: {pool}, and {why} nothing for a request of the whole context"
+            continue
+        may = "may not start" if needed < memory.kv_pool_bytes + memory.margin_bytes else "does not start"
+        yield (
+            f"{server.name} {may}: {pool}, and a request of {config.context_len:,} tokens takes {needed / GIB:.2f}; "
+            "give model.context_len"
         )
 
 

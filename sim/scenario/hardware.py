@@ -199,6 +199,11 @@ class Hardware(ScenarioTable):
     server: Annotated[str, trtllm("backend N", "config N", by="options")] = Field(
         default="foredraft", description="simulated server: foredraft, sglang-0.5, vllm-0.18, vllm-0.9, trtllm-1.x"
     )
+    release: Annotated[Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")] | None, NoEffect("one_rule_of_memory")] = Field(
+        default=None,
+        description="release of the server, such as 0.21, whose rules for memory hold (docs/servers.md); default: the "
+        "oldest that the profile stands for",
+    )
     host: str | None = Field(
         default=None, description="host time per step: foredraft, vllm-0.10, sglang-overlap; default: the server's"
     )
@@ -252,7 +257,7 @@ class Hardware(ScenarioTable):
 
     @model_serializer(mode="wrap")
     def _without_common_pools(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out pools that have nothing of their own, so that the headers of other logs stay what they are."""
-        return {
-            key: value for key, value in dump(self).items() if value is not None or key not in ("prefill", "decode")
-        }
+        """Leave out pools that have nothing of their own and a release that is not named, so that the headers of other
+        logs stay what they are."""
+        omitted = ("prefill", "decode", "release")
+        return {key: value for key, value in dump(self).items() if value is not None or key not in omitted}

@@ -30,6 +30,7 @@ def of_both(setting: str) -> list[str]:
 
 # settings, then the key that does nothing with a part of the reason
 CASES = [
+    (["hardware.server=sglang-0.5", "hardware.release=0.5.23"], "hardware.release", "all releases of sglang-0.5"),
     (["speculation.algorithm=NONE", "speculation.steps=3"], "speculation.steps", "NONE drafts nothing"),
     (["speculation.algorithm=NONE", "speculation.num_draft_tokens=4"], "speculation.num_draft_tokens", "NONE drafts nothing"),
     (["speculation.algorithm=NONE", "speculation.policy=goodput"], "speculation.policy", "NONE drafts nothing"),

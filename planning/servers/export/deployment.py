@@ -175,7 +175,9 @@ def export(name: str, scenario: Scenario, server: str, load: ReplicaLoad | None,
     if made.of_role:
         commands = {f"{role}.sh": _lines([*words, *more]) for role, more in made.of_role.items()}
         commands["router.sh"] = _router(target.port)
-    image = f"{target.image}:{target.tags[scenario.hardware.server]}"
+    release = scenario.hardware.release
+    tag = target.tags[scenario.hardware.server] if release is None or target.name != "vLLM" else f"v{release}"
+    image = f"{target.image}:{tag}"
     pods = Pods(run, model, target.in_image, devices, made, image, target.port, has_replicas=not left_out)
     files = {file: f"{command}\n" for file, command in commands.items()} | made.files
     if server == "vllm":

@@ -110,6 +110,9 @@ def test_each_is_understood_or_says_why_not(command: Published, tmp_path: Path, 
     plain = read_launch(command.server, ONLY_MODEL[command.server].format(noted["model"]), "--from", "H100").settings
     differs = {key for key, value in launch.settings.items() if plain.get(key) != value}
     follows = {"engine.max_step_tokens"} | ({"hardware.graph_sizes"} if largest else set())  # from the chunk
+    if (release := launch.settings.get("hardware.release")) is not None:
+        assert release in noted["text"], "of the image"
+        follows.add("hardware.release")
     assert differs - follows <= set(expected)
     server = READERS[command.server][0]
     given = read_arguments(server, noted["text"], "--from").values

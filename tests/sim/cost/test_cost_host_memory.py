@@ -75,7 +75,7 @@ def test_vllm_plans_its_pool_before_it_captures_graphs():
     """41,408 slots were reported on an RTX 4090; with the graphs beside the pool there would be 28,000."""
     settings = ("hardware.gpu=RTX 4090", "speculation.algorithm=NONE", "model.context_len=8192")
     plan = assemble(load_scenario(None, [*settings, "hardware.server=vllm-0.9"])[0]).memory
-    assert plan.graphs_bytes == 0 and plan.slots == pytest.approx(41_408, rel=0.02)
+    assert plan.graphs_bytes == 0 and plan.slots == pytest.approx(41_408, rel=0.04)
 
 
 def test_tensor_parallelism_shards_weights_and_kv():

@@ -1,0 +1,194 @@
+"""The budget of a device's memory: what all but the KV pool take, and the pool."""
+
+from __future__ import annotations
+
+import math
+
+from ....core.kv.request_table import recurrent_state_slots
+from ....core.model_shape import ModelShape
+from ....core.model_shape.layers import Experts
+from ..draft import DraftShape
+from ..hardware import GPU, Parallelism
+from .plan import InsufficientMemory, MemoryPlan, MemoryShares, Slot
+from .rules import MemoryRules, StateLayout
+
+USUAL_SHARES, USUAL_LAYOUT, USUAL_RULES = MemoryShares(), StateLayout(), MemoryRules()
+STATE_RATIO = 0.9
+"""Memory of states for each byte of KV (SGLang 0.5.23, --mamba-full-memory-ratio)."""
+STATES_SHARE = 0.5
+"""The share of what weights leave that states may have at most where a default limit would set aside more (assumption:
+the servers that set states aside for all requests then do not start)."""
+
+
+def kv_pool_slots(
+    target: ModelShape,
+    gpu: GPU,
+    parallel: int | Parallelism = 1,
+    draft: DraftShape | None = None,
+    *,
+    graph_count: int = 0,
+    max_prefill_tokens: int = 8192,
+    max_batch_size: int = 256,
+    max_num_draft_tokens: int = 1,
+    shares: MemoryShares = USUAL_SHARES,
+    page_size: int = 1,
+    layout: StateLayout = USUAL_LAYOUT,
+    rules: MemoryRules = USUAL_RULES,
+) -> MemoryPlan:
+    """Plan the memory of one device. Raises `InsufficientMemory` when not one page fits.
+
+    Args:
+        graph_count: Captured (steps, size) pairs after pruning.
+        max_prefill_tokens: The largest chunk.
+        max_num_draft_tokens: The most nodes per row that a verify may have.
+        shares: How much of the memory the pool gets.
+        layout: The place of windows and recurrent states.
+        rules: What the server takes beside weights and KV.
+    """
+    parallel = Parallelism.of(parallel)
+    tp = parallel.tensor
+    # Each attention-data parallel group has its share of the requests.
+    max_batch_size, max_prefill_tokens = -(-max_batch_size // parallel.data), -(-max_prefill_tokens // parallel.data)
+    _check_sizes(
+        page_size=page_size,
+        max_prefill_tokens=max_prefill_tokens,
+        max_batch_size=max_batch_size,
+        max_num_draft_tokens=max_num_draft_tokens,
+    )
+    fixed = _fixed_bytes(target, draft, parallel, max_prefill_tokens, max_batch_size, max_num_draft_tokens, rules)
+    graphs = graph_count if rules.counts_graphs else 0
+    fixed["graphs_bytes"] = graphs * rules.graph_bytes + (rules.graphs_base if graphs else 0)
+    seen_bytes = gpu.memory_bytes - rules.unseen(gpu.memory_bytes)
+    given = shares.kv_bytes or 0
+    if shares.free is None and given > seen_bytes - sum(fixed.values()):
+        raise InsufficientMemory(_refusal(target, gpu, parallel.devices, fixed, {"KV pool as given": given}))
+    state = math.ceil(target.recurrent_state_bytes / tp)
+    free = seen_bytes - sum(fixed.values()) - shares.unused(seen_bytes, fixed)
+    fixed["recurrent_states_bytes"], most = _states(layout, state, free, max_batch_size, max_num_draft_tokens)
+    fixed["reserved_bytes"] = gpu.memory_bytes - seen_bytes + shares.unused(seen_bytes, fixed)
+    free = gpu.memory_bytes - sum(fixed.values())
+    slot = Slot.of(target, tp, 0 if draft is None else draft.token_bytes(tp), layout)
+    page_bytes = page_size * slot.num_bytes
+    # One page is the padding sink, which takes memory and holds no request.
+    pages = free // page_bytes
+    states = state * (layout.states_per_request + max_num_draft_tokens - 1) if layout.rule == "pool" else 0
+    request_slots = -(-states // slot.of_full_layers)
+    if most == 0 or pages * page_size < 2 * page_size + request_slots:
+        needed = 2 * page_bytes + states + (0 if most else state)
+        raise InsufficientMemory(_refusal(target, gpu, parallel.devices, fixed, {"two KV pages": needed}))
+    return MemoryPlan(
+        total_bytes=gpu.memory_bytes,
+        kv_pool_bytes=pages * page_bytes,
+        target_slot_bytes=slot.target,
+        draft_slot_bytes=slot.draft,
+        window_slot_bytes=slot.window,
+        slots=(pages - 1) * page_size * parallel.data,
+        request_slots=request_slots,
+        window=(target.attention_window or 0) + max_num_draft_tokens - 1 if slot.beside else 0,
+        window_slots=slot.beside,
+        most_running=None if most is None else most * parallel.data,
+        margin_bytes=round(rules.margin * seen_bytes),
+        **fixed,
+    )
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise InsufficientMemory(f"{name} must be at least 1, not {value}")
+
+
+def _fixed_bytes(
+    target: ModelShape,
+    draft: DraftShape | None,
+    parallel: Parallelism,
+    prefill_tokens: int,
+    rows: int,
+    nodes: int,
+    rules: MemoryRules,
+) -> dict[str, int]:
+    """Return what neither the pool nor the states take of a device, without graphs and what is reserved."""
+    tp, max_tokens = parallel.tensor, max(prefill_tokens, rows * nodes)
+    fusion_inputs = draft.fusion_inputs if draft is not None else 0
+    weights = target.weight_bytes_per_device(tp, parallel.devices, parallel.expert)
+    return {
+        "context_bytes": rules.context_bytes + (rules.group_bytes if parallel.devices > 1 else 0),
+        "target_weights_bytes": weights + _padding_bytes(target, parallel.devices, rules),
+        "draft_weights_bytes": math.ceil(draft.weight_bytes / tp) if draft is not None else 0,
+        "activations_bytes": _activation_bytes(target, tp, max_tokens, rows, nodes, rules),
+        # A STANDALONE draft has no fusion layer and takes no hidden states.
+        "hidden_states_bytes": max_tokens * fusion_inputs * target.hidden * 2,
+    }
+
+
+def _padding_bytes(target: ModelShape, devices: int, rules: MemoryRules) -> int:
+    """Return the bytes by which experts in MXFP4 grow on a device when they are padded."""
+    if not rules.expert_multiple or target.weight_dtype != "mxfp4":
+        return 0
+    added = -target.hidden % rules.expert_multiple / target.hidden
+    experts = sum(
+        n * part.count * part.expert_parameters(target.hidden) for part, n in target.mlps if isinstance(part, Experts)
+    )
+    return math.ceil(added * experts * target.format_bytes() / devices)
+
+
+def _activation_bytes(target: ModelShape, tp: int, max_tokens: int, rows: int, nodes: int, rules: MemoryRules) -> int:
+    """Return the largest need of a pass.
+
+    That is a layer with the logits in 16 and 32 bits: residual, input and the two halves of the MLP in 16 bits. Where
+    the server samples for all requests at its start, it is the greatest of the layer, these logits, and the copies
+    of logits that the sampler makes.
+    """
+    wide = max((part.activated for part, _ in target.mlps), default=target.hidden)
+    layer = max_tokens * (4 * target.hidden + 3 * math.ceil(wide / tp)) * 2
+    logits = rows * nodes * target.vocab * (2 + 4)
+    if not rules.sampler_bytes:
+        return layer + logits
+    workspace = max((_workspace(part, target.hidden, tp) for part, _ in target.mlps), default=0) * max_tokens
+    sampling = rows * target.vocab * rules.sampler_bytes
+    hidden = max_tokens * target.hidden * rules.hidden_bytes
+    kept = workspace if rules.keeps_workspace else 0
+    return math.ceil(max(layer + workspace, max(sampling, logits) + hidden + rules.sampled_bytes + kept))
+
+
+def _workspace(part: object, hidden: int, tp: int) -> int:
+    """Return the bytes that experts take for a token beside the layer: inputs and outputs of the `top_k` chosen ones,
+    in 16 bits."""
+    if not isinstance(part, Experts):
+        return 0
+    return 2 * part.top_k * ((part.latent or hidden) + math.ceil(part.width / tp))
+
+
+def _states(layout: StateLayout, state: int, free: int, rows: int, nodes: int) -> tuple[int, int | None]:
+    """Return the bytes of states that are set aside of `free` bytes, and for how many requests; None: no limit.
+
+    `state`: bytes of one. A round of one node goes on in the committed state. A tree keeps a state per node until it is
+    known which one is accepted.
+    """
+    drafted = nodes if nodes > 1 else 0
+    if not state or layout.rule == "pool":
+        return 0, None
+    if layout.rule == "reserved":
+        each = state * recurrent_state_slots(1, drafted)
+        most = max(1, min(rows, int(STATES_SHARE * free) // each)) if layout.is_default_limit else rows
+        return most * each, most
+    # One slot more of each kind is for padding.
+    per_request, budget = layout.states_per_request, int(free * STATE_RATIO / (1 + STATE_RATIO))
+    count = int((budget - state * (1 + drafted)) // (state * (1 + drafted / per_request)))
+    if not layout.prefix_cache and not layout.is_default_limit:
+        count = min(count, rows)
+    most = max(0, min(rows, count // per_request))
+    held = count + 1 + (most + 1) * drafted
+    return state * max(held, 0), most
+
+
+def _refusal(target: ModelShape, gpu: GPU, devices: int, fixed: dict[str, int], pool: dict[str, int]) -> str:
+    terms = {name.removesuffix("_bytes"): value for name, value in fixed.items() if value}
+    needed = ", ".join(f"{name} {value / 1e9:.2f} GB" for name, value in terms.items())
+    ((what, pool_bytes),) = pool.items()
+    total = (sum(fixed.values()) + pool_bytes) / 1e9
+    return (
+        f"{target.name} does not fit on {devices} × {gpu.name} ({gpu.memory_bytes / 1e9:.2f} GB each): "
+        f"needed per device are at least {total:.2f} GB ({needed}, {what} {pool_bytes / 1e9:.3f} GB); "
+        "use more devices, a larger one, 8-bit weights, or smaller limits"
+    )

@@ -1,0 +1,129 @@
+"""The KV pools that servers logged when they started, beside ours: model, server, flags, and where the line stands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from foredraft.core.errors import ForedraftError
+from foredraft.planning.servers.launch import read_launch
+from foredraft.sim.assembly import Assembly, assemble
+from foredraft.sim.cost.hardware import GIB
+from foredraft.sim.effects.notices import notices_of
+from foredraft.sim.scenario_file import load_scenario
+
+GPT_OSS = {
+    "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "intermediate_size": 2880,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088, "sliding_window": 128,
+    "num_experts_per_tok": 4, "max_position_embeddings": 131072, "tie_word_embeddings": False, "attention_bias": True,
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+    },
+}  # fmt: skip
+GEMMA4 = {
+    "model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "hidden_size": 5376, "num_hidden_layers": 60,
+    "intermediate_size": 21504, "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256,
+    "num_global_key_value_heads": 4, "global_head_dim": 512, "attention_k_eq_v": True, "sliding_window": 1024,
+    "vocab_size": 262144, "max_position_embeddings": 262144, "tie_word_embeddings": True, "enable_moe_block": False,
+    "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "use_double_wide_mlp": False,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt-oss-20b": GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
+    "gpt-oss-120b": GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
+    "mistral-24b": {
+        "model_type": "mistral", "architectures": ["MistralForCausalLM"], "hidden_size": 5120, "num_hidden_layers": 40,
+        "intermediate_size": 32768, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": 131072, "max_position_embeddings": 131072, "tie_word_embeddings": False,
+    },
+    "qwen3-235b-a22b": {
+        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 4096,
+        "num_hidden_layers": 94, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128,
+        "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_experts": 128, "num_experts_per_tok": 8,
+        "vocab_size": 151936, "max_position_embeddings": 40960, "tie_word_embeddings": False,
+    },
+    "gemma4-31b": GEMMA4,
+}  # fmt: skip
+EMPIRICAL = "--max-model-len 16000 --block-size 128"
+"""llm-d/llm-d-benchmark, config_explorer/empirical-vllm-memory-results.md: one H100, 0.9 of its memory."""
+FP8 = "--quantization fp8 --kv-cache-dtype bfloat16"
+
+VLLM = [  # command, GPU, GiB of KV that vLLM logged; each within 8 %
+    (f"serve llama-3.1-8b {EMPIRICAL} --gpu-memory-utilization 0.9", "H100", 51.38),
+    (f"serve gpt-oss-20b {EMPIRICAL} --gpu-memory-utilization 0.9", "H100", 50.28),
+    (f"serve gpt-oss-120b {EMPIRICAL} --gpu-memory-utilization 0.9", "H100", 3.33),
+    (f"serve llama-3.3-70b {FP8} -tp 2 {EMPIRICAL} --gpu-memory-utilization 0.9", "H100", 32.0),
+    (f"serve qwen3-0.6b {EMPIRICAL} --gpu-memory-utilization 0.9", "H100", 64.45),
+    (f"serve qwen3-0.6b {EMPIRICAL} --max-model-len 32000 --gpu-memory-utilization 0.9", "H100", 64.45),
+    (f"serve qwen3-32b {EMPIRICAL} --gpu-memory-utilization 0.9", "H100", 4.45),
+    (f"serve qwen3-32b -tp 2 {EMPIRICAL} --gpu-memory-utilization 0.9", "H100", 34.49),
+    (f"run:v0.11.0 --model mistral-24b {EMPIRICAL} --gpu-memory-utilization 0.95", "H100", 28.20),
+    ("serve gemma4-31b --max-model-len 262144", "H200", 64.68),  # the log of a release from 0.21 on
+    ("run:v0.21.0 --model gemma4-31b --max-model-len 262144", "H200", 64.68),
+]
+SGLANG = [  # command, GPU, tokens that SGLang logged; each within 4 %
+    # vllm-project/vllm issue 21348
+    ("--model-path qwen3-235b-a22b --quantization fp8 --tp 4 --mem-fraction-static 0.93", "H100", 367_404),
+    # sgl-project/sglang pull 11716
+    ("--model-path llama-3.1-70b --tp 8", "H200", 2_795_207),
+]
+
+
+def assembled(folder: Path, server: str, command: str, gpu: str) -> Assembly:
+    for name, config in MODELS.items():
+        if name in command:
+            (folder / name).mkdir(exist_ok=True)
+            (folder / name / "config.json").write_text(json.dumps(config))
+            command = command.replace(name, str(folder / name))
+    launch = read_launch(server, command, "command", gpu)
+    scenario, _ = load_scenario(None, [f"hardware.gpu={gpu}"], {"command": launch.settings})
+    return assemble(scenario)
+
+
+def vllm(command: str) -> str:
+    first, _, rest = command.partition(" ")
+    return f"docker run vllm/vllm-openai:{first[4:]} {rest}" if first.startswith("run:") else f"vllm {command}"
+
+
+@pytest.mark.parametrize("command, gpu, gib", VLLM, ids=[row[0].partition(" -")[0] + f" {row[2]}" for row in VLLM])
+def test_vllm_leaves_as_much_to_kv_as_it_logged(tmp_path, command, gpu, gib):
+    found = assembled(tmp_path, "vllm", vllm(command), gpu)
+    assert found.memory.kv_pool_bytes / GIB == pytest.approx(gib, rel=0.08)
+
+
+@pytest.mark.parametrize("command, gpu, tokens", SGLANG)
+def test_sglang_has_as_many_tokens_as_it_logged(tmp_path, command, gpu, tokens):
+    found = assembled(tmp_path, "sglang", f"python -m sglang.launch_server {command}", gpu)
+    assert found.memory.slots == pytest.approx(tokens, rel=0.04)
+
+
+def test_what_does_not_start_in_some_release_may_not_start(tmp_path):
+    """Weights of 67.72 GiB left nothing on one H100; in 0.11.0 there would be little."""
+    command = f"vllm serve llama-3.3-70b {FP8} {EMPIRICAL} --gpu-memory-utilization 0.9"
+    notices = [text for text in notices_of(assembled(tmp_path, "vllm", command, "H100"), {}) if "start" in text]
+    assert len(notices) == 1 and notices[0].startswith("vllm-0.18 may not start")
+    with pytest.raises(ForedraftError, match="does not fit"):
+        assembled(
+            tmp_path, "vllm", command.replace("vllm serve", "docker run vllm/vllm-openai:v0.12.0 --model"), "H100"
+        )
+    for length, starts in ((16000, True), (32000, False)):
+        command = f"vllm serve qwen3-32b --max-model-len {length} --gpu-memory-utilization 0.9"
+        notices = [text for text in notices_of(assembled(tmp_path, "vllm", command, "H100"), {}) if "start" in text]
+        assert not notices if starts else "may not start" in notices[0], "as logged"
+
+
+def test_a_named_release_says_which_rules_hold(tmp_path):
+    pools = {
+        release: assembled(
+            tmp_path, "vllm", f"docker run vllm/vllm-openai:v{release} --model llama-3.1-8b", "H100"
+        ).memory
+        for release in ("0.11.0", "0.16.0", "0.17.1", "0.21.0", "0.33.0")
+    }
+    assert pools["0.16.0"].kv_pool_bytes < pools["0.11.0"].kv_pool_bytes < pools["0.17.1"].kv_pool_bytes
+    assert pools["0.17.1"].graphs_bytes == 0 < pools["0.21.0"].graphs_bytes
+    assert pools["0.33.0"] == pools["0.21.0"]
+    unnamed = assembled(tmp_path, "vllm", "vllm serve llama-3.1-8b", "H100")
+    assert unnamed.memory == pools["0.16.0"], "the one that takes most"
