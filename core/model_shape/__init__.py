@@ -1,7 +1,16 @@
 """The shape of a model: what decides its weights, its KV cache and the cost of a forward pass."""
 
 from .catalogue import BUILT_IN, built_in_config, known_models, known_repositories, lookup_model, published_alike
-from .families import ARCHITECTURES, FAMILIES, MoeConfig, family_of_type, language_model, read_experts, read_model_shape
+from .families import (
+    ARCHITECTURES,
+    FAMILIES,
+    MoeConfig,
+    family_of_type,
+    language_model,
+    read_experts,
+    read_matrices,
+    read_model_shape,
+)
 from .layers import Attention, Cache, Experts, LatentAttention, Mlp, Product, Recurrence
 from .mixers import read_full_heads, read_sizes, read_unrotated, read_windows, replace_missing
 from .quantization import HF_QUANT_CONFIG, modelopt_config
@@ -33,6 +42,7 @@ __all__ = [
     "published_alike",
     "read_experts",
     "read_full_heads",
+    "read_matrices",
     "read_model_shape",
     "read_sizes",
     "read_unrotated",

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypedDict
 
 from ..errors import nearest_name
 from ..parsing import REQUIRED, ConfigReader
-from .layers import Experts, Mixer, Mlp, Part
+from .layers import Experts, Mlp, Part
+from .matrices import Matrix, matrices_of
 from .mixers import (
     Mixers,
     compressed,
@@ -34,8 +36,9 @@ from .mixers import (
     nemotron_pattern,
     replace_missing,
 )
-from .quantization import CONFIG_KEYS, read_weight_format
-from .shape import ModelShape, counted
+from .quantization import CONFIG_KEYS
+from .schemes import read_weight_formats
+from .shape import DTYPE_BYTES, ModelShape, counted
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 
@@ -326,15 +329,26 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> Model
         reader.raise_problems()
     if reader.get("per_layer_config") and family.mixers is not gemma4:
         reader.problem("per_layer_config", "layers of different sizes are not counted for this family")
-    mixers: tuple[tuple[Mixer, int], ...] = counted(family.mixers(reader, key, layers))
-    mlps: tuple[tuple[Part, int], ...] = counted(family.mlps(reader, key, layers))
+    mixers, mlps = list(family.mixers(reader, key, layers)), list(family.mlps(reader, key, layers))
     hidden, vocab = reader.integer("hidden_size"), reader.integer("vocab_size")
     max_context, tied = reader.integer("max_position_embeddings"), reader.flag("tie_word_embeddings")
-    formats = _formats(reader)
+    formats = _formats(reader, partial(matrices_of, key, hidden, vocab, mixers, mlps, tied))
     reader.raise_problems()
     return ModelShape(
-        name, key, layers, hidden, vocab, mixers, mlps, tied, max_context, source=source, config=config, **formats
-    )
+        name, key, layers, hidden, vocab, counted(mixers), counted(mlps), tied, max_context, source=source,
+        config=config, **formats,
+    )  # fmt: skip
+
+
+def read_matrices(reader: ConfigReader, family: str) -> list[Matrix]:
+    """Return the matrices of a model of `family`, by which the entries of its quantization are resolved."""
+    about = FAMILIES[family]
+    reader = replace_missing(reader, **about.defaults)
+    layers = reader.integer("num_hidden_layers")
+    return matrices_of(
+        family, reader.integer("hidden_size"), reader.integer("vocab_size"), about.mixers(reader, family, layers),
+        about.mlps(reader, family, layers), reader.flag("tie_word_embeddings"),
+    )  # fmt: skip
 
 
 def language_model(config: Mapping[str, Any], source: str) -> ConfigReader:
@@ -355,10 +369,12 @@ class _Formats(TypedDict):
     weight_dtype: str
     attention_dtype: str | None
     mlp_dtype: str | None
+    embedding_dtype: str | None
+    head_dtype: str | None
     kv_dtype: str
 
 
-def _formats(reader: ConfigReader) -> _Formats:
+def _formats(reader: ConfigReader, matrices: Callable[[], list[Matrix]]) -> _Formats:
     """Return the formats of weights and KV; 16-bit by default."""
     key = "dtype" if "dtype" in reader.data else "torch_dtype"
     value = reader.get(key) or "bfloat16"
@@ -366,12 +382,18 @@ def _formats(reader: ConfigReader) -> _Formats:
     if wide is None:
         reader.problem(key, f"expected one of {', '.join(_DTYPES)}, found {value!r}")
         wide = "bf16"
-    found = read_weight_format(reader)
+    found = read_weight_formats(reader, matrices, wide)
+    if found.kv not in (None, *DTYPE_BYTES):
+        reader.problem(
+            "quantization_config", f"its KV cache has the format {found.kv}; known: {', '.join(DTYPE_BYTES)}"
+        )
     main = found.experts or wide
     return {
         "weight_dtype": main,
         "attention_dtype": _other(found.attention or wide, main),
-        "mlp_dtype": _other(found.mlps or wide, main),
+        "mlp_dtype": _other(found.mlps or main, main),
+        "embedding_dtype": _other(found.embeddings or wide, wide),
+        "head_dtype": _other(found.head or wide, wide),
         "kv_dtype": found.kv or ("bf16" if found.experts else wide),
     }
 

@@ -37,7 +37,8 @@ class ModelShape:
     `mixers` and `mlps` say how many layers have which (`layers.py`); which of them share a layer does not matter.
     `weight_dtype` is a format of `quantization.py`, that of routed experts and, unless `attention_dtype` (of every
     mixer) or `mlp_dtype` (of dense and shared MLPs) differ, of all layers. Embeddings and LM head stay 16-bit beside
-    quantized weights. `max_context` is in tokens. `config`: the `config.json` that the shape was read from, whole.
+    quantized weights, unless `embedding_dtype` or `head_dtype` says otherwise. `max_context` is in tokens. `config`:
+    the `config.json` that the shape was read from, whole.
     """
 
     name: str
@@ -52,6 +53,8 @@ class ModelShape:
     weight_dtype: str = "bf16"
     attention_dtype: str | None = None
     mlp_dtype: str | None = None
+    embedding_dtype: str | None = None
+    head_dtype: str | None = None
     kv_dtype: str = "bf16"
     source: str = field(default="", compare=False)
     config: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
@@ -105,13 +108,12 @@ class ModelShape:
 
     @property
     def _wide_parameters(self) -> int:
-        """Weights that stay 16-bit: the embeddings and the LM head."""
+        """Weights outside the layers: the embeddings and the LM head."""
         return self.embedding_parameters * (1 if self.tied_embeddings else 2)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights. Beside quantized weights the embeddings and the LM head stay 16-bit, as
-        checkpoints keep them."""
+        """Bytes of all weights."""
         mixers, dense = self.attention_parameters, self.dense_parameters
         rest = self.parameters - mixers - dense - self._wide_parameters
         narrow = (
@@ -119,14 +121,29 @@ class ModelShape:
             + dense * self.format_bytes(self.mlp_dtype)
             + rest * self.format_bytes()
         )
-        return math.ceil(narrow) + self._wide_parameters * 2
+        return math.ceil(narrow + self._table_bytes + self._head_bytes)
+
+    @property
+    def _table_bytes(self) -> float:
+        """Bytes of the embeddings, which are the LM head's, too, where that is tied."""
+        return self.embedding_parameters * self.format_bytes(self.embedding_dtype or "bf16")
+
+    @property
+    def _head_bytes(self) -> float:
+        """Bytes of an LM head of its own."""
+        return 0.0 if self.tied_embeddings else self.embedding_parameters * self.format_bytes(self.head_dtype or "bf16")
+
+    @property
+    def output_dtype(self) -> str:
+        """The format of the weights that the LM head multiplies with."""
+        return (self.embedding_dtype if self.tied_embeddings else self.head_dtype) or "bf16"
 
     @property
     def read_bytes(self) -> int:
         """Bytes of weights that every pass reads at least: those that one token uses, without the input embeddings, of
         which a pass looks up single rows."""
         resting = (self.parameters - self.active_parameters) * self.format_bytes()
-        return math.floor(self.weight_bytes - resting - (0 if self.tied_embeddings else self.embedding_parameters * 2))
+        return math.floor(self.weight_bytes - resting - (0 if self.tied_embeddings else self._table_bytes))
 
     @property
     def dense_parameters(self) -> int:
@@ -157,7 +174,7 @@ class ModelShape:
             routed = held * math.ceil(part.expert_parameters(hidden) * expert_ranks / devices)
             total += count * shared * self.format_bytes(self.mlp_dtype)
             total += count * (routed + part.router_parameters(hidden)) * self.format_bytes()
-        return math.ceil(total + self._wide_parameters * 2 / tensor)
+        return math.ceil(total + (self._table_bytes + self._head_bytes) / tensor)
 
     def format_bytes(self, dtype: str | None = None) -> float:
         """Return the bytes of one weight in the format `dtype`, scales included; None is `weight_dtype`."""
@@ -233,11 +250,13 @@ class ModelShape:
         shape = replace(self, kv_dtype=kv_dtype or self.kv_dtype)
         if weight_dtype in (None, self.weight_dtype):
             return shape
-        return replace(shape, weight_dtype=weight_dtype, attention_dtype=None, mlp_dtype=None)
+        others = dict.fromkeys(("attention_dtype", "mlp_dtype", "embedding_dtype", "head_dtype"))
+        return replace(shape, weight_dtype=weight_dtype, **others)
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""
         formats = {"layers": self.weight_dtype, "attention": self.attention_dtype, "dense MLP": self.mlp_dtype}
+        formats |= {"embeddings": self.embedding_dtype, "LM head": self.head_dtype}
         named = ", ".join(f"{part} {name}" for part, name in formats.items() if name and name != self.weight_dtype)
         rows: list[tuple[str, float, str, str]] = [
             (f"{self.name} parameters", self.parameters / 1e9, "billion", self.source),

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.model_shape import HF_QUANT_CONFIG, MoeConfig, language_model, modelopt_config
+from ...core.model_shape import HF_QUANT_CONFIG, MoeConfig, language_model, modelopt_config, read_matrices
 from ...core.parsing import ConfigReader, read_json_object
 from ...observe.input_files import read_text
 from ..types.attention import Heads, KVShape, Latent
@@ -124,9 +124,11 @@ class ModelConfig:
             reader = language_model(data, source)
         if architecture is not None:
             refuse_keys_of_others(reader, architecture)
-        config, quantization = read_model_config(reader, architecture), read_quantization(reader)
+        config = read_model_config(reader, architecture)
         reader.raise_problems()
-        assert config is not None
+        assert config is not None and architecture is not None
+        quantization = read_quantization(reader, lambda: read_matrices(reader, MODEL_TYPES[architecture]))
+        reader.raise_problems()
         return replace(config, quantization=quantization)
 
     @property

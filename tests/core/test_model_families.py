@@ -176,10 +176,8 @@ def test_parts_of_a_layer_have_their_own_formats():
         "exclude_modules": [f"model.layers.{i}.self_attn*" for i in range(61)],
     }
     assert read({**DEEPSEEK_V3, "quantization_config": v4}).attention_dtype == "bf16"
-    layers = {
-        f"model.layers.{i}.mlp.experts.{k}.up_proj": {"quant_algo": "NVFP4"} for i in range(3, 6) for k in range(4)
-    }
-    layers |= {f"model.layers.{i}.self_attn.o_proj": {"quant_algo": "FP8"} for i in range(6)}
+    layers = {f"model.layers.{i}.mlp.experts.{k}": {"quant_algo": "NVFP4"} for i in range(3, 61) for k in range(256)}
+    layers |= {f"model.layers.{i}.self_attn": {"quant_algo": "FP8"} for i in range(61)}
     mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
     shape = read({**DEEPSEEK_V3, "quantization_config": mixed})
     assert (shape.weight_dtype, shape.attention_dtype, shape.mlp_dtype) == ("nvfp4", "fp8", "bf16")

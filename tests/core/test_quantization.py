@@ -16,6 +16,7 @@ def compressed(num_bits: int, kind: str, group_size: int | None = None) -> dict:
     weights = {"num_bits": num_bits, "type": kind, "group_size": group_size, "strategy": "group"}
     return {
         "quant_method": "compressed-tensors",
+        "ignore": ["lm_head"],
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
     }
 
@@ -62,11 +63,12 @@ def test_the_weights_bytes_follow_the_format(case):
         ({"quant_method": "gptq", "bits": "4"}, r"quantization_config.bits: must be a whole number, got '4'"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP2"}, r"quantization_config.quant_algo: expected one of FP8"),
         ({"quant_method": "compressed-tensors"}, r"quantization_config.config_groups: is missing"),
-        (compressed(16, "float"), r"quantization_config.config_groups.group_0.weights.type: 16 bits of type 'float'"),
+        (compressed(16, "float"), r"quantization_config.config_groups.group_0.weights.num_bits: 16 bits of type 'float'"),
         (
             {"quant_method": "compressed-tensors", "config_groups": {"a": 3}},
             r"quantization_config.config_groups.a: must be an object, got 3",
         ),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["re:("]}, r"quantization_config.modules_to_not_convert: 're:\(' is no"),
         ({"quant_method": ["fp8"]}, r"quantization_config.quant_method: expected one of .*found \['fp8'\]"),
         ({"quant_method": "modelopt", "quant_algo": {}}, r"quantization_config.quant_algo: expected one of FP8"),
         (
@@ -87,10 +89,9 @@ def test_an_unknown_format_is_refused_with_its_key(quantization, message):
         (["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"], True),
         (["re:.*self_attn.*"], True),
         (["self_attn"], True),
-        ([f"model.layers.{layer}.self_attn.q_proj" for layer in range(32)], True),
-        (["model.layers.0.self_attn.q_proj", "re:("], False),
+        ([f"model.layers.{layer}.self_attn" for layer in range(32)], True),
     ],
-    ids=str,
+    ids=lambda kept: kept[0] if isinstance(kept, list) else None,
 )
 def test_attention_that_is_left_out_stays_wide(kept, is_wide):
     quantization = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
@@ -126,3 +127,120 @@ def test_formats_by_name(name, bits):
 @pytest.mark.parametrize("name", ["int3", "int4-g0", "int5-g128", "fp4", "FP8", ""])
 def test_names_that_are_no_format(name):
     assert bits_per_weight(name) is None
+
+
+# -- formats by matrix -------------------------------------------------------------------------------------------------
+
+ATTENTION, MLPS, TABLE = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096), 32 * 3 * 4096 * 14336, 128256 * 4096
+FP8_GROUP = {"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 8, "type": "float"}}
+FP4_GROUP = {"targets": ["re:.*mlp.*"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}
+INT4 = 4 + 20 / 128
+
+
+def mixed(**groups: dict) -> dict:
+    return {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["lm_head"]}
+
+
+def gigabytes(attention: float, mlps: float, head: float = 16, table: float = 16) -> float:
+    return (ATTENTION * attention + MLPS * mlps + TABLE * (head + table)) / 8e9
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128}
+QUARK = {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}}}
+MX = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
+FIRST_LAYERS = [f"model.layers.{layer}.mlp.down_proj" for layer in range(16)]
+BY_MATRIX = {
+    "two groups": (mixed(a=FP8_GROUP, b=FP4_GROUP), gigabytes(8, 4.5)),
+    "two groups, in the other order": (mixed(a=FP4_GROUP, b=FP8_GROUP), gigabytes(8, 4.5)),
+    "a class and a name": (mixed(a={**FP8_GROUP, "targets": ["Linear"]}, b=FP4_GROUP), gigabytes(8, 4.5)),
+    "a class without an exception": (
+        {**mixed(a={**FP8_GROUP, "targets": ["Linear"]}), "ignore": []}, gigabytes(8, 8, head=8)),
+    "a group for the embeddings": (
+        mixed(a=FP8_GROUP, b={**FP8_GROUP, "targets": ["Embedding"]}), gigabytes(8, 16, table=8)),
+    "half of one projection": (
+        {**mixed(a={**FP8_GROUP, "targets": ["Linear"]}), "ignore": ["lm_head", *FIRST_LAYERS]},
+        gigabytes(8, 8 + 8 / 6)),
+    "names of a model that sees": (
+        {"quant_method": "fp8", "modules_to_not_convert": ["model.language_model.layers.0.mlp", "visual.blocks.3"]},
+        gigabytes(8, 8 + 8 / 32)),
+    "AWQ, a part of a name": ({**GPTQ, "quant_method": "awq", "modules_to_not_convert": ["attn"]}, gigabytes(16, INT4)),
+    "GPTQ, a rule that keeps": ({**GPTQ, "dynamic": {"-:.*self_attn.*": {}}}, gigabytes(16, INT4)),
+    "GPTQ, a rule that changes": (
+        {**GPTQ, "dynamic": {r"+:.*\.mlp\..*": {"bits": 8, "group_size": 32}, ".*mlp.*": {"bits": 2}}},
+        gigabytes(INT4, 8 + 24 / 32)),
+    "GPTQ, its LM head": ({**GPTQ, "lm_head": True}, gigabytes(INT4, INT4, head=INT4)),
+    "GPTQ, some modules": (
+        {**GPTQ, "modules_in_block_to_quantize": [["self_attn.q_proj", "self_attn.k_proj"], ["self_attn.v_proj", "self_attn.o_proj"]]},
+        gigabytes(INT4, 16)),
+    "AutoRound, a name and an expression": (
+        {**ROUND, "extra_config": {"model.layers.0.mlp.up_proj": {"bits": 16}, ".*self_attn.*": {"bits": 8, "group_size": 128}}},
+        gigabytes(8 + 24 / 128, INT4 + (16 - INT4) / 96)),
+    "bitsandbytes, a list": (
+        {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": ["self_attn", "lm_head"]},
+        gigabytes(16, 8)),
+    "Quark": ({**QUARK, "exclude": ["lm_head"]}, gigabytes(8, 8)),
+    "Quark, a head": (QUARK, gigabytes(8, 8, head=8)),
+    "Quark, MXFP4 by layer": (
+        {**QUARK, "exclude": ["lm_head"], "layer_quant_config": {"*.mlp.*": {"weight": MX}}}, gigabytes(8, 4.25)),
+    "torchao": ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}}}, gigabytes(8, 8)),
+    "SmoothQuant": ({"quant_algo": "W8A8_SQ_PER_CHANNEL", "exclude_modules": ["lm_head"]}, gigabytes(8, 8)),
+    "W4A8": (
+        {**mixed(a={"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 128},
+                    "input_activations": {"num_bits": 8, "type": "float"}})}, gigabytes(INT4, INT4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BY_MATRIX)
+def test_every_matrix_has_the_format_that_the_entries_give_it(case):
+    quantization, expected = BY_MATRIX[case]
+    shape = read_model_shape({**LLAMA, "quantization_config": quantization}, "config.json", "model")
+    assert shape.weight_bytes / 1e9 == pytest.approx(expected, rel=2e-4)  # norms have the format of the MLPs
+    assert shape.weight_bytes_per_device(2, 2) == pytest.approx(shape.weight_bytes / 2, rel=1e-3)
+    if shape.weight_dtype != "bf16":
+        assert shape.with_dtypes(weight_dtype="bf16").weight_bytes == lookup_model("llama-3.1-8b").weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        (
+            mixed(a=FP8_GROUP, b={**FP4_GROUP, "targets": ["re:.*q_proj"]}),
+            "b.targets: 're:.*q_proj' names layers.0.self_attn.q_proj, which 're:.*self_attn.*' of a names, too",
+        ),
+        (mixed(a={**FP8_GROUP, "targets": ["re:.*self_atn.*"]}), "config_groups.a.targets: 're:.*self_atn.*' names no matrix"),
+        (mixed(a={**FP8_GROUP, "targets": ["LinearLayer"]}), "'LinearLayer' names no matrix"),
+        ({**mixed(a=FP8_GROUP), "ignore": ["model.layers.3.self_attn.qq"]}, "ignore: 'model.layers.3.self_attn.qq' names no"),
+        ({**mixed(a=FP8_GROUP), "ignore": {"lm_head": True}}, "ignore: must be a list of names"),
+        ({**GPTQ, "dynamic": {"-:.*atention.*": {}}}, "dynamic.-:.*atention.*: 're:.*atention.*' names no matrix"),
+        ({**GPTQ, "dynamic": {".*mlp.*": {"bits": 5}}}, "dynamic..*mlp.*.bits: 5 bits"),
+        ({**GPTQ, "dynamic": {"-:(": {}}}, "dynamic.-:(: 're:(' is no expression"),
+        ({**GPTQ, "extra_config": {"model.layers.0.mlp.up_proj": {"bits": 16}}}, "extra_config: is no exception that is"),
+        ({"quant_method": "fp8", "skip_these_layers": [0, 1]}, "skip_these_layers: is no exception that is understood for fp8"),
+        ({"quant_method": "hqq", "quant_config": {}}, "quant_method: expected one of"),
+        (
+            {**QUARK, "global_quant_config": {"weight": [{"dtype": "fp8_e4m3"}, {"dtype": "int4"}]}},
+            "global_quant_config.weight: formats in several steps",
+        ),
+        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "FqnToConfig"}}}, "quant_type: expected one of"),
+        ({**mixed(a=FP8_GROUP), "kv_cache_scheme": {"num_bits": 3, "type": "int"}}, "its KV cache has the format"),
+        ({**mixed(a=FP8_GROUP), "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights"),
+    ],
+    ids=lambda value: value[:50] if isinstance(value, str) else None,
+)  # fmt: skip
+def test_an_entry_that_cannot_be_resolved_is_refused(quantization, message):
+    with pytest.raises(ConfigError) as error:
+        read_model_shape({**LLAMA, "quantization_config": quantization}, "config.json", "model")
+    assert message in str(error.value)
+
+
+def test_the_kv_format_of_a_checkpoint_is_read_in_each_form():
+    quark = {
+        **QUARK,
+        "export": {"kv_cache_group": ["*k_proj", "*v_proj"]},
+        "layer_quant_config": {"*k_proj": {**QUARK["global_quant_config"], "output_tensors": {"dtype": "fp8_e4m3"}}},
+    }
+    scheme = {**mixed(a=FP8_GROUP), "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    for quantization in (quark, scheme, {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}):
+        shape = read_model_shape({**LLAMA, "quantization_config": quantization}, "config.json", "model")
+        assert shape.kv_dtype == "fp8"

@@ -19,7 +19,7 @@ whatever the checkpoint was calibrated for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,13 +29,24 @@ import torch
 from torch import Tensor
 
 from ....core.errors import Problem
-from ....core.model_shape.quantization import CONFIG_KEYS, read_kv_format
+from ....core.model_shape.matrices import Matrix, matrix_named
+from ....core.model_shape.quantization import CONFIG_KEYS, WEIGHT_BITS
+from ....core.model_shape.scheme import Scheme
+from ....core.model_shape.schemes import read_scheme
 from ....core.parsing import ConfigReader
 from ...types.coded import Code, CodedWeight, in_halves
 from ...types.shards import ShardCut
 from .tensor_files import CheckpointError, StoredTensor, read_tensors
 
-METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "awq", "gptq", "mxfp4")
+_DECODED = {  # by the method: the formats whose tensors are read, those of integers by their bits
+    **dict.fromkeys(("fp8", "fbgemm_fp8"), ("fp8",)), "mxfp4": ("mxfp4",), "awq": ("int4",),
+    "gptq": ("int2", "int4", "int8"), "auto-round": ("int2", "int4", "int8"), "quark": ("fp8", "mxfp4"),
+    "modelopt": ("fp8", "nvfp4", "nvfp4-w16"), "compressed-tensors": ("fp8", "nvfp4", "mxfp4", "int4", "int8"),
+}  # fmt: skip
+METHODS = tuple(_DECODED)
+_FORMAT_KEYS = {
+    "awq": "bits", "gptq": "bits", "auto-round": "bits", "modelopt": "quant_algo", "quark": "global_quant_config",
+}  # fmt: skip
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _SCALES = ("weight_scale_inv", "weight_scale")
 # Scales of activations and of a KV cache, and what other tensors say already.
@@ -56,12 +67,21 @@ _NVFP4_GROUP, _MXFP4_GROUP = 16, 32
 class Quantization:
     """How a checkpoint's matrices are stored."""
 
-    method: str  # of METHODS
-    bits: int = 8
+    scheme: Scheme  # the format of each
+    layout: str  # of integers in groups: awq, gptq or compressed-tensors
     block: tuple[int, int] | None = None  # rows and columns of a scale
     zero_offset: int = 0  # what must be added to stored zero points
-    kv_format: str | None = None  # of the KV cache for which scales are stored, as `core.model_shape` reads it
     shuffled: bool = False  # the inputs of a group do not stand together (GPTQ with `desc_act`)
+
+    @property
+    def kv_format(self) -> str | None:
+        """The format of the KV cache for which scales are stored, as `core.model_shape` reads it."""
+        return self.scheme.kv
+
+    def bits_of(self, module: str) -> int:
+        """Return the bits of a matrix that is stored as integers."""
+        found = self.scheme.format_of(matrix_named(module)) or self.scheme.base or "int4"
+        return int(found[3]) if found.startswith("int") else 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,58 +100,51 @@ class PackedTensor:
 AnyTensor = StoredTensor | PackedTensor
 
 
-def read_quantization(reader: ConfigReader) -> Quantization | None:
-    """Read how the weights are quantized; None if they are not. What cannot be read is noted in `reader`."""
+def read_quantization(reader: ConfigReader, matrices: Callable[[], Sequence[Matrix]]) -> Quantization | None:
+    """Read how the weights are quantized, the model's `matrices`; None if they are not. What cannot be read is noted in
+    `reader`."""
     key = next((key for key in CONFIG_KEYS if reader.get(key) is not None), None)
-    if key is None:
+    scheme = read_scheme(reader, matrices)
+    if scheme is None or key is None:
         return None
-    config = reader.under(key)
-    method, bits = config.get("quant_method"), 8
-    if method not in METHODS:
+    config, layout = reader.under(key), scheme.method
+    if layout not in METHODS:
         config.problem(
-            "quant_method", f"{method!r} is none of {', '.join(METHODS)}; another checkpoint of the model may be"
+            "quant_method", f"{layout!r} is none of {', '.join(METHODS)}; another checkpoint of the model may be"
         )
         return None
-    if method in ("awq", "gptq"):
-        bits = config.integer("bits" if config.get("bits") is not None else "w_bit")
-        if bits not in ((4,) if method == "awq" else (2, 4, 8)):
-            config.problem("bits", f"{bits}-bit weights of {method} are not implemented")
-        version = str(config.get("version") or "gemm").lower()
-        if method == "awq" and version != "gemm":
-            config.problem("version", f"only the layout 'gemm' is implemented, got {version!r}")
-    if method == "modelopt" and config.get("quant_algo") not in ("FP8", "NVFP4"):
-        config.problem("quant_algo", f"only FP8 and NVFP4 are implemented, got {config.get('quant_algo')!r}")
-    if method == "compressed-tensors":
-        bits = _read_groups(config)
+    for format_key, name in scheme.formats():
+        own = name if name in WEIGHT_BITS and name != "int8" else name[:4]
+        if own not in _DECODED[layout]:
+            known = ", ".join(_DECODED[layout])
+            config.problem(
+                format_key or _FORMAT_KEYS.get(layout, "quant_method"),
+                f"{name} of {layout} is not implemented; {known} are",
+            )
+    version = str(config.get("version") or "gemm").lower()
+    if layout == "awq" and version != "gemm":
+        config.problem("version", f"only the layout 'gemm' is implemented, got {version!r}")
+    if layout == "auto-round":
+        layout = _auto_round_layout(config)
     block, sizes = config.integers("weight_block_size"), None
     if block:
         if len(block) != 2 or not all(block):
             config.problem("weight_block_size", f"must be two sizes, got {list(block)}")
         else:
             sizes = (block[0], block[1])
-    first_form = method == "gptq" and config.get("checkpoint_format", "gptq") == "gptq"
-    shuffled = method == "gptq" and bool(config.get("desc_act"))
-    return Quantization(method, bits, sizes, int(first_form), read_kv_format(config), shuffled)
+    first_form = layout == "gptq" and config.get("checkpoint_format", "gptq") == "gptq"
+    shuffled = layout == "gptq" and bool(config.get("desc_act"))
+    return Quantization(scheme, layout, sizes, int(first_form), shuffled)
 
 
-def _read_groups(config: ConfigReader) -> int:
-    """Return the bits of a compressed-tensors checkpoint, whose groups of layers must be stored in one form."""
-    found = set()
-    groups = config.under("config_groups")
-    for name in groups.data:
-        weights = groups.under(name).under("weights")
-        kind, bits = weights.get("type", "int"), weights.integer("num_bits")
-        if (kind, bits) not in (("float", 8), ("float", 4), ("int", 8), ("int", 4)):
-            weights.problem(
-                "num_bits", f"{bits} bits of type {kind!r} are not implemented; 4 and 8 bits, float and int, are"
-            )
-        found.add(bits)
-    if len(found) > 1:
-        config.problem(
-            "config_groups",
-            f"groups of {' and '.join(map(str, sorted(found)))} bits in one checkpoint are not implemented",
-        )
-    return max(found, default=8)
+def _auto_round_layout(config: ConfigReader) -> str:
+    """Return the layout in which AutoRound has packed the numbers, which is one of AWQ or GPTQ."""
+    packing = config.get("packing_format", config.get("backend"))
+    for name in ("gptq", "awq"):
+        if packing == f"auto_round:auto_{name}":
+            return name
+    config.problem("packing_format", f"expected auto_round:auto_gptq or auto_round:auto_awq, found {packing!r}")
+    return "gptq"
 
 
 def unpacked(stored: Mapping[str, StoredTensor], quantization: Quantization) -> dict[str, AnyTensor]:
@@ -171,12 +184,13 @@ def bytes_saved(stored: Mapping[str, StoredTensor], quantization: Quantization, 
     Zero points and scales count as 32 bits.
     """
     saved = 0
-    for tensor in unpacked(stored, quantization).values():
+    for name, tensor in unpacked(stored, quantization).items():
         if not isinstance(tensor, PackedTensor):
             continue
         codes, *others = tensor.parts.values()
         is_byte = codes.dtype in ("F8_E4M3", "I8")
-        if not is_byte and codes.dtype != "U8" and (quantization.bits != 4 or quantization.shuffled):
+        bits = quantization.bits_of(name.removesuffix(".weight"))
+        if not is_byte and codes.dtype != "U8" and (bits != 4 or quantization.shuffled):
             continue  # it is unpacked in any case
         numbers = sum(math.prod(other.shape) for other in others)
         if is_byte:  # each row has the scales of its block
@@ -238,11 +252,12 @@ def _take(
 def _grouped(
     left: dict[str, StoredTensor], module: str, tensor: StoredTensor, quantization: Quantization
 ) -> PackedTensor | None:
-    per_word, (rows, columns) = 32 // quantization.bits, tensor.shape
+    bits, (rows, columns) = quantization.bits_of(module), tensor.shape
+    per_word = 32 // bits
     names = [f"{module}.{part}" for part in ("qweight", "qzeros", "scales")]
-    if quantization.method == "awq":
+    if quantization.layout == "awq":
         return _take(left, tuple(names), (columns * per_word, rows), _from_awq)
-    unpack = partial(_from_gptq, quantization.bits, quantization.zero_offset)
+    unpack = partial(_from_gptq, bits, quantization.zero_offset)
     return _take(left, (*names, f"{module}.g_idx"), (columns, rows * per_word), unpack, 3)
 
 
@@ -250,14 +265,13 @@ def _compressed(
     left: dict[str, StoredTensor], module: str, tensor: StoredTensor, quantization: Quantization
 ) -> PackedTensor | None:
     shape = left.pop(f"{module}.weight_shape", None)
-    width = tensor.shape[1] * (32 // quantization.bits)
+    bits = quantization.bits_of(module)
+    width = tensor.shape[1] * (32 // bits)
     names = tuple(f"{module}.{part}" for part in ("weight_packed", "weight_scale"))
     optional = [f"{module}.{part}" for part in ("weight_zero_point", "weight_g_idx")]
     # Which of the optional ones there are decides how the parts are read.
     has_zeros = optional[0] in left
-    packed = _take(
-        left, (*names, *optional), (tensor.shape[0], width), partial(_from_words, quantization.bits, has_zeros), 2
-    )
+    packed = _take(left, (*names, *optional), (tensor.shape[0], width), partial(_from_words, bits, has_zeros), 2)
     if packed is None and shape is not None:
         left[f"{module}.weight_shape"] = shape
     return packed

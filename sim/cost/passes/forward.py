@@ -13,6 +13,7 @@ from statistics import NormalDist
 
 from ....core.model_shape import DTYPE_BYTES, Attention, Cache, Experts, Mlp, ModelShape, Product, Recurrence
 from ....core.model_shape.layers import Mixer
+from ....core.model_shape.quantization import main_format
 from ..efficiency import Efficiency
 from ..hardware import GPU, Parallelism, UnsupportedParallelism
 from .curve import Line
@@ -146,7 +147,8 @@ class ForwardCost:
         elements, already divided among the devices. A device without a rate for the format computes in 16 bits and only
         saves the traffic."""
         dtype = dtype or self.shape.weight_dtype
-        rate, weight_bytes = _RATE_OF.get(dtype, dtype), self.shape.format_bytes(dtype)
+        main = main_format(dtype)
+        rate, weight_bytes = _RATE_OF.get(main, main), self.shape.format_bytes(dtype)
         rate = rate if rate in self.gpu.peak_flops else "bf16"
         return self.efficiency.gemm_ns(
             self.gpu, tokens, inner, columns, dtype=rate, weight_bytes=weight_bytes, groups=groups
@@ -221,11 +223,10 @@ class ForwardCost:
         return self.efficiency.stream_ns(self.gpu, 4.0 * tokens * self.shape.hidden)
 
     def lm_head_ns(self, rows: int) -> float:
-        """Return the time of logits of `rows` tokens, gathered over the group;
-        the LM head stays 16-bit in 8-bit models."""
+        """Return the time of logits of `rows` tokens, gathered over the group."""
         rows = self._own_share(rows)
         local = math.ceil(self.shape.vocab / self.tp)
-        product = self.efficiency.gemm_ns(self.gpu, rows, self.shape.hidden, local, dtype="bf16", weight_bytes=2)
+        product = self.gemm_ns(rows, self.shape.hidden, local, dtype=self.shape.output_dtype)
         # Gathering moves half of what an all-reduce moves.
         gathered = self.gpu.all_reduce_ns(rows * self.shape.vocab, self.tp, self.parallel.nodes(self.tp))
         return product + self.efficiency.small_kernel_ns + gathered

@@ -267,12 +267,61 @@ def test_other_forms_are_refused_with_their_key(plain, quantization: dict, key: 
     assert [problem.key for problem in caught.value.problems] == [key]
 
 
+def test_every_matrix_is_unpacked_as_its_own_entry_says(plain, tmp_path: Path):
+    """Groups of several formats, rules by expression, and an LM head that is quantized, too."""
+    source, tensors = plain
+    two = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {
+            "a": {"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 8, "type": "float"}},
+            "b": {"targets": ["re:.*mlp.*proj"], "weights": {"num_bits": 4, "type": "int", "group_size": GROUP}},
+        },
+    }
+    own = {"bits": 8, "group_size": GROUP}
+    rules = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "lm_head": True, "desc_act": True}
+    rules["dynamic"] = {"-:.*experts.*": {}, r"+:.*\.self_attn\..*": own}
+    rounded = {"quant_method": "auto-round", "bits": 4, "group_size": GROUP, "packing_format": "auto_round:auto_gptq"}
+    rounded["extra_config"] = {"model.layers.0.mlp.up_proj": own, ".*experts.*": {"bits": 16}}
+
+    def by_rule(name: str, *rest):
+        bits = 8 if "self_attn" in name else 4
+        return None if "experts" in name else gptq(name, *rest, bits=bits)
+
+    def by_name(name: str, *rest):
+        bits = 8 if name == "model.layers.0.mlp.up_proj" else 4
+        return None if "experts" in name or name == "lm_head" else gptq(name, *rest, bits=bits, shuffled=False)
+
+    def by_group(name: str, *rest):
+        return None if name == "lm_head" else fp8(name, *rest, scale="row") if "attn" in name else packed(name, *rest)
+
+    for number, (quantization, quantize) in enumerate(((two, by_group), (rules, by_rule), (rounded, by_name))):
+        directory, stored, expected = tmp_path / str(number), {}, {}
+        directory.mkdir()
+        for seed, (name, tensor) in enumerate(sorted(tensors.items())):
+            is_matrix = is_quantized(name, tensor) or name == "lm_head.weight"
+            made = quantize(name.removesuffix(".weight"), tensor, seed) if is_matrix else None
+            parts, expected[name] = made or ({name: tensor}, tensor)
+            stored |= parts
+        write(directory, source, stored, quantization)
+        for keeps in (False, True):
+            loaded = load_target(directory, OPS, keep_quantized=keeps)
+            coded = {p.parameter.untyped_storage().data_ptr() for p in products_of(loaded) if p.coded is not None}
+            assert keeps or not coded
+            for weight in loaded.checkpoint_weights():
+                if weight.view.untyped_storage().data_ptr() not in coded:
+                    torch.testing.assert_close(weight.view, expected[weight.name], rtol=1e-6, atol=0)
+        broken = json.loads(json.dumps(quantization).replace("self_attn", "self_atn").replace("up_proj", "op_proj"))
+        with pytest.raises(ConfigError, match="names no matrix of the model"):
+            write(directory, source, stored, broken)
+            load_target(directory, OPS)
+
+
 def test_a_format_beside_the_configuration(plain, tmp_path: Path):
     write(tmp_path, plain[0], plain[1], None)
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
     assert ModelConfig.from_directory(tmp_path).quantization is not None
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "MXFP8"}}')
-    with pytest.raises(ConfigError, match="MXFP8"):
+    with pytest.raises(ConfigError, match="mxfp8"):
         ModelConfig.from_directory(tmp_path)
 
 

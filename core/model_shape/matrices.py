@@ -1,0 +1,204 @@
+"""The matrices of a model by the names that its checkpoints give them, which entries of a quantization refer to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from .layers import Attention, CompressedAttention, LatentAttention, Mixer, Mlp, Part, Recurrence
+
+EXPERTS, MIXERS, MLPS, EMBEDDINGS, HEAD = "experts", "mixers", "mlps", "embeddings", "head"
+_LAYER = re.compile(r"(?:^|.*\.)layers\.([0-9]+)\.(.+)")
+_EXPERT = re.compile(r"experts\.[0-9]+(?=\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One matrix of a layer, of all its experts, or outside the layers.
+
+    `names`: those behind the number of the layer, that of the matrix first, then those under which servers and older
+    files have it together with others. The number of an expert is 0.
+    """
+
+    names: tuple[str, ...]
+    layer: int | None = None
+    part: str = ""
+    weights: int = 0
+
+    def __str__(self) -> str:
+        return self.names[0] if self.layer is None else f"layers.{self.layer}.{self.names[0]}"
+
+
+def matrix_named(module: str) -> Matrix:
+    """Return what the name of a module in a checkpoint refers to."""
+    found = _LAYER.match(module)
+    if found is not None:
+        return Matrix((first_expert(found[2]),), int(found[1]))
+    last = module.rpartition(".")[2]
+    return Matrix((last if last in ("lm_head", "embed_tokens") else module,))
+
+
+def first_expert(name: str) -> str:
+    """Return a name with the number 0 for that of an expert."""
+    return _EXPERT.sub("experts.0", name)
+
+
+def matrices_of(
+    family: str,
+    hidden: int,
+    vocab: int,
+    mixers: Iterable[Mixer | None],
+    mlps: Iterable[Part | None],
+    tied: bool,
+) -> list[Matrix]:
+    """Return all matrices that may be quantized, by the mixers and MLPs of the layers in their order."""
+    style, found = _STYLES.get(family, _Style()), [Matrix(("embed_tokens",), None, EMBEDDINGS, vocab * hidden)]
+    mixers, mlps = list(mixers), list(mlps)
+    for place, mixer in enumerate(mixers):
+        if mixer is not None:
+            layer = place % len(mlps)  # a layer may have two mixers side by side
+            parts = _mixer_parts(family, style, mixer, hidden)
+            found += [Matrix(names, layer, MIXERS, weights) for names, weights in parts]
+    for layer, mlp in enumerate(mlps):
+        if mlp is not None:
+            found += [Matrix(names, layer, part, weights) for part, names, weights in _mlp_parts(style, mlp, hidden)]
+    return found if tied else [*found, Matrix(("lm_head",), None, HEAD, vocab * hidden)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """How a family calls its layers' parts: `projections` are gate, up and down."""
+
+    attention: str = "self_attn"
+    mlp: str = "mlp"
+    sparse: str | None = None  # the MLP of a layer with experts; None: as `mlp`
+    shared: str = "shared_experts"
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+
+
+_W = ("w1", "w3", "w2")
+_STYLES = {
+    "mixtral": _Style(sparse="block_sparse_moe", projections=_W),
+    "minimax": _Style(sparse="block_sparse_moe", projections=_W, shared="shared_mlp"),
+    "minimax_m2": _Style(sparse="block_sparse_moe", projections=_W),
+    "minimax_m3": _Style(sparse="block_sparse_moe"),
+    "kimi_linear": _Style(sparse="block_sparse_moe", projections=_W),
+    "qwen2_moe": _Style(shared="shared_expert"),
+    "qwen3_next": _Style(shared="shared_expert"),
+    "qwen3_5_moe": _Style(shared="shared_expert"),
+    "llama4": _Style(mlp="feed_forward", shared="shared_expert"),
+    "falcon_h1": _Style(mlp="feed_forward"),
+    "step3p7": _Style(shared="share_expert"),
+    "deepseek_v4": _Style(attention="attn", mlp="ffn", projections=_W),
+    "nemotron_h": _Style(attention="mixer", mlp="mixer"),
+}
+Named = tuple[tuple[str, ...], int]
+
+
+def _mixer_parts(family: str, style: _Style, mixer: Mixer, hidden: int) -> Iterator[Named]:
+    """Yield the names and sizes of one layer's mixer."""
+    if isinstance(mixer, Attention):
+        yield from _grouped_parts(style, mixer, hidden)
+    elif isinstance(mixer, LatentAttention):
+        yield from _latent_parts(style.attention, mixer, hidden)
+    elif isinstance(mixer, CompressedAttention):
+        first, *others = mixer.products(hidden)
+        at = style.attention
+        yield from _divided(at, ("wq_a", "wkv"), first.inner, first.columns, mixer.q_rank)
+        names = ("wq_b", "wo_a", "wo_b", "indexer.wq_b", "indexer.weights_proj")
+        yield from (((f"{at}.{name}",), part.parameters) for name, part in zip(names, others, strict=False))
+    else:
+        yield from _recurrent_parts(family, mixer, hidden)
+
+
+def _grouped_parts(style: _Style, mixer: Attention, hidden: int) -> Iterator[Named]:
+    at = style.attention
+    together = (f"{at}.qkv_proj",)
+    keys = mixer.kv_heads * mixer.head_dim
+    yield (f"{at}.q_proj", *together), hidden * mixer.heads * mixer.head_dim * (2 if mixer.output_gate else 1)
+    if keys:
+        yield (f"{at}.k_proj", *together), hidden * keys
+    if keys and not mixer.values_are_keys:
+        yield (f"{at}.v_proj", *together), hidden * mixer.kv_heads * mixer.value_dim
+    yield (f"{at}.o_proj",), mixer.heads * mixer.value_dim * hidden
+    for name, product in zip(("wq", "wk"), mixer.index.products(hidden, hidden) if mixer.index else (), strict=False):
+        yield (f"{at}.indexer.{name}",), product.parameters
+
+
+def _latent_parts(at: str, mixer: LatentAttention, hidden: int) -> Iterator[Named]:
+    first, *others = mixer.products(hidden)
+    into = ("q_a_proj" if mixer.q_rank else "q_proj", "kv_a_proj_with_mqa")
+    latent = mixer.kv_rank + mixer.rope_dim
+    yield from _divided(at, into, first.inner, first.columns, first.columns - latent, f"{at}.fused_qkv_a_proj")
+    if mixer.q_rank:
+        query, *others = others
+        yield (f"{at}.q_b_proj",), query.parameters
+    keys, values, output, *others = others
+    yield (f"{at}.kv_b_proj",), keys.parameters + values.parameters
+    yield (f"{at}.o_proj",), output.parameters
+    names = (*(("g_proj",) if mixer.output_gate else ()), "indexer.wq_b", "indexer.wk")
+    yield from (((f"{at}.{name}",), part.parameters) for name, part in zip(names, others, strict=False))
+
+
+def _divided(at: str, names: tuple[str, str], inner: int, columns: int, first: int, *more: str) -> Iterator[Named]:
+    yield (f"{at}.{names[0]}", *more), inner * first
+    yield (f"{at}.{names[1]}", *more), inner * (columns - first)
+
+
+def _recurrent_parts(family: str, mixer: Recurrence, hidden: int) -> Iterator[Named]:
+    first, *others = mixer.products(hidden)
+    at = {"nemotron_h": "mixer", "falcon_h1": "mamba"}.get(family, "linear_attn")
+    values = mixer.heads * mixer.value_dim
+    if family == "qwen3_next":
+        yield (f"{at}.in_proj_qkvz",), first.inner * (mixer.conv_channels + values)
+        yield (f"{at}.in_proj_ba",), first.inner * 2 * mixer.heads
+    elif family in ("qwen3_5", "qwen3_5_moe"):
+        yield (f"{at}.in_proj_qkv", f"{at}.in_proj_qkvz"), first.inner * mixer.conv_channels
+        yield (f"{at}.in_proj_z", f"{at}.in_proj_qkvz"), first.inner * values
+        for name in ("in_proj_b", "in_proj_a"):
+            yield (f"{at}.{name}", f"{at}.in_proj_ba"), first.inner * mixer.heads
+    elif at == "linear_attn":  # Kimi's and MiniMax's have names like those of attention
+        yield ("self_attn.qkv_proj", "self_attn.q_proj"), first.parameters
+        for product in others[:-1]:
+            yield ("self_attn.f_b_proj",), product.parameters
+        yield ("self_attn.o_proj", "self_attn.out_proj"), others[-1].parameters
+        return
+    else:
+        yield (f"{at}.in_proj",), first.parameters
+    yield (f"{at}.out_proj",), others[-1].parameters
+
+
+def _mlp_parts(style: _Style, part: Part, hidden: int) -> Iterator[tuple[str, tuple[str, ...], int]]:
+    """Yield the part, the names and the size of each matrix of one layer's MLP; all experts count as one matrix."""
+    if isinstance(part, Mlp):
+        yield from _projections(MLPS, style.mlp, "", _dense(style), part.gated, hidden, part.width)
+        return
+    at = style.sparse or style.mlp
+    yield from _projections(
+        EXPERTS, at, "experts.0", style.projections, part.gated, part.latent or hidden, part.width, part.count
+    )
+    if part.shared_width:
+        names, shared = _dense(style), style.shared
+        yield from _projections(MLPS, at, shared, names, part.gated, hidden, part.shared_width)
+    if part.latent:
+        for name in ("fc1_latent_proj", "fc2_latent_proj"):
+            yield MLPS, (f"{at}.{name}",), hidden * part.latent
+
+
+def _dense(style: _Style) -> tuple[str, str, str]:
+    """Return the names of a dense MLP's matrices: another style has its own alone where all MLPs have it."""
+    return style.projections if style.sparse is None else ("gate_proj", "up_proj", "down_proj")
+
+
+def _projections(
+    part: str, at: str, below: str, names: Sequence[str], gated: bool, hidden: int, width: int, count: int = 1
+) -> Iterator[tuple[str, tuple[str, ...], int]]:
+    whole = f"{at}.{below}" if below else at
+    for place, name in enumerate(names):
+        if place == 0 and not gated:
+            continue
+        others = [f"{whole}.gate_up_proj"] if place < 2 and gated else []
+        if below.startswith("experts"):
+            others.append(f"{at}.experts.{'down_proj' if place == 2 else 'gate_up_proj'}")
+        yield part, (f"{whole}.{name}", *others), count * hidden * width
