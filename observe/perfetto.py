@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.contract.events import Aborted, Committed, Event, HandoffMoved, Planned, Resumed, StepsLost, Submitted
+from ..core.contract.account import EngineAccount
+from ..core.contract.events import EngineStarted, Event, Planned
 from ..core.errors import ForedraftError
 
 MAX_EVENTS = 1_000_000
@@ -147,35 +148,17 @@ class _ReplicaTrack:
         self._trace = trace
         self._replica = replica
         self._values: dict[str, int] = {}
-        self._running: set[str] = set()  # only asked and counted, never iterated
-        self._waiting = 0
+        self._account = EngineAccount()
 
     def take(self, event: Event) -> None:
-        if isinstance(event, Committed):
-            self._running.difference_update(finished.request_id for finished in event.finished)
-        elif isinstance(event, Planned):
-            self._running.difference_update(event.retracted)
-            if event.step is not None:
-                self._running.update(join.request.request_id for join in event.step.joins)
-            self._waiting = event.num_waiting
-            self._count("KV slots", event.now_ns, event.num_held_slots)
-        elif isinstance(event, Submitted):
-            self._waiting += not event.refusal
-        elif isinstance(event, Aborted):
-            # The next plan says how many wait, and so whether this request did.
-            self._running.discard(event.request_id)
-        elif isinstance(event, StepsLost):
-            self._running.difference_update(event.retracted, (finished.request_id for finished in event.finished))
-            self._waiting += len(event.retracted)
-        elif isinstance(event, HandoffMoved):
-            self._running.difference_update(finished.request_id for finished in event.finished)
-        elif isinstance(event, Resumed):
-            self._running.difference_update(event.retracted)
-            self._waiting += len(event.retracted)
-        else:
+        account = self._account
+        account.take(event)
+        if type(event) is EngineStarted:
             return
-        self._count("running", event.now_ns, len(self._running))
-        self._count("waiting", event.now_ns, self._waiting)
+        if type(event) is Planned:
+            self._count("KV slots", event.now_ns, event.num_held_slots)
+        self._count("running", event.now_ns, account.num_running)
+        self._count("waiting", event.now_ns, account.num_waiting)
 
     def _count(self, name: str, now_ns: int, value: int) -> None:
         if self._values.get(name) != value:

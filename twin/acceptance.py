@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from ..core.acceptance.fit import MIN_ROUNDS, AcceptanceFit, fit
 from ..core.acceptance.process import AcceptanceProcess
 from ..core.adaptive.config import fixed_config
-from ..core.contract.events import Committed, Event, Planned
+from ..core.contract.account import EngineAccount, LifeStep
+from ..core.contract.events import Committed, Event
 from ..core.draws import request_key
 from .arms import TwinArm
 from .served import ServedRun, TimedOrder, serve
@@ -44,30 +45,22 @@ class Rounds:
 
 def rounds_of(events: Sequence[Event]) -> Rounds:
     """Return the rounds with drafts of one engine's run."""
+    account = EngineAccount()
     number_of: dict[str, int] = {}
-    in_row: dict[int, int] = {}
     emitted: dict[int, int] = {}
     found: list[tuple[int, int, int, int]] = []
     for event in events:
-        if isinstance(event, Planned) and event.step is not None:
-            for join in event.step.joins:
-                in_row[join.row] = number_of.setdefault(join.request.request_id, len(number_of))
-                emitted[in_row[join.row]] = join.num_emitted
-        elif isinstance(event, Committed):
-            for request_id in event.first_tokens:
-                emitted[number_of[request_id]] += 1
-            if event.kept is None:
-                continue
+        if isinstance(event, Committed):
             decode, result = event.step.decode, event.result.decode
-            assert decode is not None and result is not None, "what was kept is of rounds"
-            lens = result.accept_lens
-            for round_number, kept in enumerate(event.kept):
-                for i in np.flatnonzero(kept).tolist():
-                    request = in_row[int(decode.rows[i])]
-                    if decode.steps:
-                        correct = min(int(lens[round_number, i]) - 1, decode.steps)
-                        found.append((request, emitted[request], decode.steps, correct))
-                    emitted[request] += int(kept[i])
+            for request, number, place, tokens in account.runs(event):
+                if number >= 0 and decode is not None and result is not None and decode.steps:
+                    correct = min(int(result.accept_lens[number, place]) - 1, decode.steps)
+                    found.append((request.column, emitted[request.column], decode.steps, correct))
+                emitted[request.column] += tokens
+        for step, request, _ in account.take(event):
+            if step is LifeStep.ENTER and request.join is not None:
+                request.column = number_of.setdefault(request.request_id, len(number_of))
+                emitted[request.column] = request.join.num_emitted
     return Rounds(tuple(number_of), *np.array(found, np.int64).reshape(-1, 4).T)
 
 
