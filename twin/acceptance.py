@@ -15,8 +15,9 @@ from ..core.adaptive.config import fixed_config
 from ..core.contract.account import EngineAccount, LifeStep
 from ..core.contract.events import Committed, Event
 from ..core.draws import request_key
+from ..gpu.measure.clock import Clock
+from ..gpu.measure.served import TimedOrder
 from .arms import TwinArm
-from .served import ServedRun, TimedOrder, serve
 
 MIN_CALIBRATION, MOST_CALIBRATION = 16, 512  # requests
 SURE = 1.96  # standard deviations: 95 %
@@ -67,7 +68,7 @@ def rounds_of(events: Sequence[Event]) -> Rounds:
 # -- forecast ---------------------------------------------------------------------------------------------------------
 
 
-def serve_calibration(arm: TwinArm, asked: Sequence[TimedOrder], seed: int) -> Rounds:
+def serve_calibration(arm: TwinArm, asked: Sequence[TimedOrder]) -> Rounds:
     """Serve prompts that are not the workload's, as many at once as the arm can, at the most steps that it takes.
     Return their rounds."""
     spec = replace(
@@ -75,8 +76,7 @@ def serve_calibration(arm: TwinArm, asked: Sequence[TimedOrder], seed: int) -> R
     )
     if arm.spec.policy != "fixed":
         spec = replace(spec, graph_sizes=None)
-    served: ServedRun = serve(replace(arm, spec=spec), asked, None, arm.spec.config.max_running, seed)
-    return rounds_of(served.events)
+    return rounds_of(replace(arm, spec=spec).serve(asked, Clock(), arm.spec.config.max_running).events)
 
 
 def num_calibration(arm: TwinArm, mean_output: float, wanted: int) -> int:

@@ -1,9 +1,10 @@
-"""One way to serve, ready for both sides: the engine's specification, and the models that the real executor runs."""
+"""The ways to serve, each ready for both sides: the engine's specification, and the models that the real executor
+runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from ..core.contract.events import EventSink
 from ..core.errors import ConfigError
 from ..core.scheduler.engine import Engine
 from ..core.scheduler.spec import EngineSpec
-from ..gpu.executor.build import build_executor
 from ..gpu.executor.executor import TorchExecutor
-from ..gpu.executor.parts import DraftModel, ExecutorOptions
+from ..gpu.executor.parts import DraftModel
+from ..gpu.measure.arm import Arm
 from ..gpu.models.decoder import Decoder
 from ..gpu.session.devices import ops_for, set_threads
 from ..gpu.session.plan import SessionOptions, SessionPlan, algorithm_name, plan_session
@@ -108,31 +109,18 @@ def _adaptive(table: str | dict[str, Any] | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class TwinArm:
-    """A named way to serve. `spec` is what both the simulated and the real engine are made of."""
+class TwinArm(Arm):
+    """An arm whose `spec` is what both the simulated and the real engine are made of."""
 
-    name: str
-    plan: SessionPlan
-    spec: EngineSpec
-    target: Decoder
-    draft: DraftModel | None
-    ops: Ops
-
-    @property
-    def algorithm(self) -> str:
-        return self.spec.algorithm
+    plan: SessionPlan = field(kw_only=True)
 
     @property
     def is_speculative(self) -> bool:
         return self.spec.max_steps > 0
 
-    def real_engine(self, events: EventSink, seed: int = 0) -> tuple[Engine, TorchExecutor]:
-        """Make an engine and its executor."""
+    def open(self, events: EventSink) -> tuple[Engine, TorchExecutor]:
         with named_memory_errors(self.plan):
-            engine = self.spec.make_engine(events)
-            options = ExecutorOptions(graph_sizes=self.spec.graph_sizes, seed=seed)
-            executor = build_executor(engine, self.target, self.draft, self.ops, options)
-        return engine, executor
+            return Arm.open(self, events)
 
     @property
     def simulated_spec(self) -> EngineSpec:
@@ -175,5 +163,5 @@ def open_arms(
         if spec.policy == "goodput":
             on_progress(f"{name}: measuring what its rounds cost")
             spec = replace(spec, cost_table=measure_cost_table(spec, target, draft, ops))
-        arms.append(TwinArm(name, plan, spec, target, draft, ops))
+        arms.append(TwinArm(name, spec, target, draft, ops, plan=plan))
     return arms

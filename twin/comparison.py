@@ -15,6 +15,7 @@ from ..core.contract.request import FinishedRequest
 from ..core.draws import Purpose, request_key
 from ..core.errors import ForedraftError
 from ..core.scheduler.spec import EngineSpec
+from ..gpu.measure.served import TimedOrder
 from ..observe.measuring.metrics import RunMetrics
 from ..observe.measuring.summary import SHORT_NAMES
 from ..sim.actors.clock import Environment, call_at
@@ -24,7 +25,6 @@ from ..sim.actors.host_work import HostJitter, HostWork
 from ..sim.cost.executor_steps import StepCost
 from ..sim.cost.host import HostCost
 from .acceptance import AcceptLength
-from .served import TimedOrder
 
 
 def simulate(

@@ -11,12 +11,14 @@ import numpy as np
 
 from ..core.contract.request import Request
 from ..core.prompt import Prompt
+from ..gpu.measure.clock import make_clock
 from ..gpu.measure.prompts import bench_prompts
+from ..gpu.measure.served import StepLap, TimedOrder
+from ..gpu.measure.turns import Timed, take_turns
 from ..gpu.session.text import Tokenizer
 from ..sim.cost.executor_steps import ExecutorSteps, StepCost
 from ..sim.cost.host import HostCost
 from .arms import TwinArm
-from .served import StepLap, TimedOrder, make_clock, serve
 
 HOST_OUTPUT = 16  # tokens of each request that is served
 TO_NORMAL = 1.4826  # from a median absolute deviation to a standard deviation
@@ -36,7 +38,7 @@ class HostTimes:
     """Serves a few requests with every arm, and fits the host's time."""
 
     def __init__(self, arms: Sequence[TwinArm], clock: str, seed: int) -> None:
-        self._served = [(arm, _served(arm, clock, seed)) for arm in arms]
+        self._served = list(zip(arms, _served(arms, clock, seed), strict=True))
         laps = self._laps = [lap for _, laps in self._served for lap in laps]
         rows, decoding, tokens = np.array([[lap.rows, lap.decode_rows, lap.tokens] for lap in laps], float).T
         plan = _fit([lap.plan_ns for lap in laps], rows)
@@ -66,12 +68,20 @@ class HostTimes:
         return host.plan_ns(lap.rows) + host.launch_ns(lap.rows) + host.commit_ns(lap.decode_rows, lap.tokens)
 
 
-def _served(arm: TwinArm, clock: str, seed: int) -> list[StepLap]:
-    """Serve a few requests one by one, with half a batch, and with a whole one."""
-    laps: list[StepLap] = []
-    for clients in sorted({1, max(1, arm.spec.config.max_running // 2), arm.spec.config.max_running}):
+def _served(arms: Sequence[TwinArm], clock: str, seed: int) -> list[list[StepLap]]:
+    """Return the steps of a few requests of each arm, served one by one, with half a batch, and with a whole one."""
+
+    def timed(arm: TwinArm, clients: int) -> Timed[list[StepLap]]:
         requests = short_requests(arm, 2 * clients, HOST_OUTPUT, seed + clients)
-        laps += serve(arm, requests, make_clock(clock, arm.plan.device), clients).laps
+        return Timed(arm.name, 1, lambda sample: arm.serve(requests, make_clock(clock, arm.plan.device), clients).laps)
+
+    sizes = [sorted({1, max(1, most // 2), most}) for most in (arm.spec.config.max_running for arm in arms)]
+    cells = [(number, clients) for number, each in enumerate(sizes) for clients in each]
+    laps: list[list[StepLap]] = [[] for _ in arms]
+    for (number, _), (found,) in zip(
+        cells, take_turns([timed(arms[number], clients) for number, clients in cells], seed), strict=True
+    ):
+        laps[number] += found
     return laps
 
 

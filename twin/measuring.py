@@ -1,43 +1,23 @@
-"""Measures an executor's own steps: every cell of a grid several times, in a random order, so that none profits from
-the one before.
-
-Device times come from `gpu.measure.step_timer`, host times from served requests (`host_times`). Medians count.
-"""
+"""Makes a profile of an executor's own steps: device times from `gpu.measure`, host times from served requests
+(`host_times`). Medians count."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.draws import Purpose, hash64
 from ..core.errors import ConfigError
+from ..gpu.measure.cells import MeasuringPlan, OfArm, contexts_of, time_steps
+from ..gpu.measure.clock import make_clock
 from ..gpu.measure.run import device_name
-from ..gpu.measure.step_timer import RoundTime, StepTimer
+from ..gpu.measure.step_timer import MixedCell, PromptCell, RoundCell, RoundTime, StepTimer
+from ..gpu.measure.turns import OnSample, Timed, TimingRecord, take_turns
 from ..gpu.session.round_cost import doubling
 from ..sim.cost.executor_steps import AXES, AlgorithmSteps, ExecutorSteps, Grid, RoundGrids, StepCost
 from .arms import TwinArm
 from .host_times import Closure, HostTimes, deviation
-from .record import TwinRecord
-from .served import make_clock
-
-PARTS = RoundTime.__slots__
-LONG_PROMPT, LONG_REPEATS = 256, 3  # so many tokens take long and hardly vary: more repeats would take most of the time
-
-OnProgress = Callable[[int, int, str], None]
-"""Told how many timings are done, of how many, and what is being measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuringPlan:
-    """How finely to measure. `contexts` None: three, up to the arms' context."""
-
-    repeats: int = 7
-    rows: tuple[int, ...] | None = None
-    contexts: tuple[int, ...] | None = None
-    clock: str = "wall"
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,56 +28,25 @@ class Measured:
     closures: tuple[Closure, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """One timing, `repeat` of several. Its sizes are chunks, tokens, context of a prompt; steps, nodes, rows, context,
-    accepted of a round; and of both in a step: the prompt's tokens, then those of a round."""
-
-    arm: int
-    kind: str  # "prefill", "round" or "mixed"
-    sizes: tuple[int, ...]
-    repeat: int
-
-    @property
-    def key(self) -> str:
-        return f"{self.arm} {self.kind} {' '.join(map(str, self.sizes))} #{self.repeat}"
-
-
 def measure_steps(
     arms: Sequence[TwinArm],
-    plan: MeasuringPlan = MeasuringPlan(),
-    record: TwinRecord | None = None,
-    on_progress: OnProgress = lambda done, of, what: None,
+    plan: MeasuringPlan,
+    record: TimingRecord | None = None,
+    on_progress: OnSample = lambda done, of, name: None,
 ) -> Measured:
     """Measure the steps of `arms`, which have one model and device. What `record` has is not timed again.
 
     Raises ConfigError for arms that differ in model or device, or a clock that the device does not have.
     """
     _check_alike(arms)
-    record = record or TwinRecord(None, {})
     clock = make_clock(plan.clock, arms[0].plan.device)
-    clock.start()
-    cells = list(_cells(arms, plan))
-    order = np.argsort([int(hash64(plan.seed, Purpose.TOKEN, np.uint64(i), np.uint64(0))) for i in range(len(cells))])
-    if any(cell.key not in record.values for cell in cells):
-        timers = [StepTimer(arm.spec, arm.target, arm.draft, arm.ops, clock.now_ns) for arm in arms]
-        for cell in {(cell.arm, cell.kind, cell.sizes): cell for cell in cells}.values():
-            _time(timers[cell.arm], cell)  # once without counting: masks are made, allocators grow
-        for done, index in enumerate(order.tolist()):
-            cell = cells[index]
-            on_progress(done, len(cells), arms[cell.arm].name)
-            if cell.key not in record.values:
-                record.add(cell.key, _time(timers[cell.arm], cell))
-    samples: dict[tuple[int, str, tuple[int, ...]], list[list[float]]] = {}
-    for cell in cells:
-        samples.setdefault((cell.arm, cell.kind, cell.sizes), []).append(record.values[cell.key])
+    samples = time_steps(arms, plan, clock, record or TimingRecord(), on_progress)
     algorithms = {
         algorithm: _algorithm_steps(
             {number: arm for number, arm in enumerate(arms) if arm.algorithm == algorithm}, samples
         )
         for algorithm in dict.fromkeys(arm.algorithm for arm in arms)
     }
-    on_progress(len(cells), len(cells), "host")
     host = HostTimes(arms, plan.clock, plan.seed)
     steps = ExecutorSteps(
         device=device_name(arms[0].plan.device),
@@ -140,77 +89,9 @@ def _check_alike(arms: Sequence[TwinArm]) -> None:
             raise ConfigError.of("<arguments>", "model", message)
 
 
-# -- what is timed ----------------------------------------------------------------------------------------------------
-
-
-def _cells(arms: Sequence[TwinArm], plan: MeasuringPlan) -> Iterable[_Cell]:
-    seen: set[str | tuple[str, int, int, int]] = set()
-    for number, arm in enumerate(arms):
-        if arm.algorithm not in seen:
-            seen.add(arm.algorithm)
-            for sizes in _prompt_sizes(arm, plan):
-                repeats = plan.repeats if sizes[1] < LONG_PROMPT else min(plan.repeats, LONG_REPEATS)
-                yield from (_Cell(number, "prefill", sizes, repeat) for repeat in range(repeats))
-            if arm.spec.config.max_running > 1:  # a step with both needs a row for each
-                yield from (_Cell(number, "mixed", _mixed_sizes(arm, plan), i) for i in range(3 * plan.repeats))
-    for number, arm in enumerate(arms):
-        config = arm.spec.config
-        for steps, nodes in arm.spec.draft_shape.tree_sizes():
-            topk = arm.spec.topk if steps else 1
-            if (arm.algorithm, topk, steps, nodes) in seen:
-                continue
-            seen.add((arm.algorithm, topk, steps, nodes))
-            most = min(steps + 1, nodes)
-            accepts = list(dict.fromkeys((most, 1, (most + 1) // 2)))  # with one repeat the most that there is
-            for rows in plan.rows or doubling(config.max_running):
-                for context in _contexts(arm, plan):
-                    for repeat in range(plan.repeats):
-                        accepted = accepts[repeat % len(accepts)]
-                        yield _Cell(number, "round", (steps, nodes, rows, context, accepted), repeat)
-
-
-def _contexts(arm: TwinArm, plan: MeasuringPlan) -> tuple[int, ...]:
-    if plan.contexts is not None:
-        return plan.contexts
-    longest = arm.spec.config.context_len - arm.spec.max_num_draft_tokens - 1
-    return tuple(sorted({max(1, longest // 8), max(1, longest // 2), longest}))
-
-
-def _prompt_sizes(arm: TwinArm, plan: MeasuringPlan) -> Iterable[tuple[int, int, int]]:
-    """Yield chunks, their tokens together, and the context before each, as far as a step and a row can hold them."""
-    config = arm.spec.config
-    longest = max(_contexts(arm, plan))
-    most = min(config.chunk_size, longest * config.max_running)
-    for chunks in sorted({1, min(2, config.max_running), config.max_running}):
-        for tokens in sorted({min(n, most, chunks * longest) for n in (16, 64, 256, 1024)}):
-            for context in sorted({0, longest // 2}):
-                each = -(-tokens // chunks)
-                if tokens >= chunks:
-                    yield chunks, tokens, min(context, max(0, longest - each))
-
-
-def _mixed_sizes(arm: TwinArm, plan: MeasuringPlan) -> tuple[int, ...]:
-    """Return the sizes of the one step with both:
-    its prompt is one of the prompt cells, its round one of the round cells."""
-    steps, nodes = arm.spec.draft_shape.tree_sizes()[0]
-    _, tokens, _ = next(iter(_prompt_sizes(arm, plan)))
-    return tokens, steps, nodes, 1, _contexts(arm, plan)[0], 1
-
-
-def _time(timer: StepTimer, cell: _Cell) -> list[float]:
-    if cell.kind == "prefill":
-        return [timer.prefill(*cell.sizes)]
-    if cell.kind == "mixed":
-        tokens, steps, nodes, rows, context, accepted = cell.sizes
-        return [timer.mixed(tokens, rows, steps, nodes, context, accepted)]
-    steps, nodes, rows, context, accepted = cell.sizes
-    time = timer.round(rows, steps, nodes, context, accepted)
-    return [getattr(time, part) for part in PARTS]
-
-
 # -- grids ------------------------------------------------------------------------------------------------------------
 
-Samples = Mapping[tuple[int, str, tuple[int, ...]], list[list[float]]]
+Samples = Mapping[OfArm, list[list[float]]]
 
 
 def _algorithm_steps(arms: Mapping[int, TwinArm], samples: Samples) -> AlgorithmSteps:
@@ -219,25 +100,25 @@ def _algorithm_steps(arms: Mapping[int, TwinArm], samples: Samples) -> Algorithm
     rest: dict[tuple[int, ...], list[float]] = {}
     parts: dict[int, dict[str, dict[tuple[int, ...], list[float]]]] = {}
     graphs: dict[tuple[int, int, int], dict[tuple[int, ...], list[float]]] = {}
-    for (number, kind, sizes), values in samples.items():
+    for (number, cell), values in samples.items():
         if number not in arms:
             continue
-        if kind == "prefill":
-            prefill.setdefault(sizes, []).extend(value[0] for value in values)
-        if kind != "round":
+        if isinstance(cell, PromptCell):
+            prefill[cell.chunks, cell.tokens, cell.context] = [value[0] for value in values]
+        if not isinstance(cell, RoundCell):
             continue
-        steps, nodes, rows, context, accepted = sizes
-        topk = arms[number].spec.topk if steps else 1
+        topk = _topk(arms[number], cell)
         of = parts.setdefault(topk, {name: {} for name in ("draft", "verify", "kv_move", "extend")})
         for value in values:
             time = RoundTime(*value)
-            rest.setdefault((rows,), []).append(time.rest)
+            rest.setdefault((cell.rows,), []).append(time.rest)
             if time.graph:
-                graphs.setdefault((steps, topk, nodes), {}).setdefault((rows, context), []).append(time.graph)
-            of["draft"].setdefault((steps, rows, context), []).append(time.draft)
-            of["verify"].setdefault((nodes, rows, context), []).append(time.verify)
-            of["kv_move"].setdefault((steps, rows), []).append(time.kv_move)
-            of["extend"].setdefault((accepted, rows, context), []).append(time.extend)
+                shape = (cell.steps, topk, cell.nodes)
+                graphs.setdefault(shape, {}).setdefault((cell.rows, cell.context), []).append(time.graph)
+            of["draft"].setdefault((cell.steps, cell.rows, cell.context), []).append(time.draft)
+            of["verify"].setdefault((cell.nodes, cell.rows, cell.context), []).append(time.verify)
+            of["kv_move"].setdefault((cell.steps, cell.rows), []).append(time.kv_move)
+            of["extend"].setdefault((cell.accepted, cell.rows, cell.context), []).append(time.extend)
     rounds = {
         topk: RoundGrids(**{name: _grid(name, cells) for name, cells in of.items()}) for topk, of in parts.items()
     }
@@ -246,17 +127,25 @@ def _algorithm_steps(arms: Mapping[int, TwinArm], samples: Samples) -> Algorithm
     return replace(found, shared_ns=_shared_ns(arms, samples, found))
 
 
+def _topk(arm: TwinArm, cell: RoundCell) -> int:
+    return arm.spec.topk if cell.steps else 1
+
+
+def _priced_ns(cost: StepCost, arm: TwinArm, cell: RoundCell) -> int:
+    """Return what a profile says of a round."""
+    context, accepted = np.array([cell.context]), np.array([cell.accepted])
+    return int(cost.rounds_ns(cell.rows, cell.steps, _topk(arm, cell), cell.nodes, context, accepted)[0])
+
+
 def _shared_ns(arms: Mapping[int, TwinArm], samples: Samples, found: AlgorithmSteps) -> int:
     """Return by how much the step with both is shorter than its parts: at most what a round has beside its passes."""
     shared = 0.0
-    for (number, kind, (tokens, *shape)), values in samples.items():
-        if number in arms and kind == "mixed":
-            steps, nodes, rows, context, accepted = shape
-            topk = arms[number].spec.topk if steps else 1
+    for (number, cell), values in samples.items():
+        if number in arms and isinstance(cell, MixedCell):
             cost = StepCost(found, True, "")
-            alone = cost.prefill_ns([(tokens, 0)])
-            alone += int(cost.rounds_ns(rows, steps, topk, nodes, np.array([context]), np.array([accepted]))[0])
-            shared = min(alone - np.median([value[0] for value in values]), found.rest.at(rows=rows).ns)
+            alone = cost.prefill_ns([(cell.tokens, 0)]) + _priced_ns(cost, arms[number], cell.round)
+            both = np.median([value[0] for value in values])
+            shared = min(alone - both, found.rest.at(rows=cell.round.rows).ns)
     return max(0, round(float(shared)))
 
 
@@ -279,16 +168,13 @@ def _grid(name: str, cells: Mapping[tuple[int, ...], list[float]]) -> Grid:
 def _spreads(samples: Samples) -> dict[str, float]:
     """Return the standard deviation of the logarithm of a step's time, by kind of step:
     the median over cells, outliers weigh little."""
-    names = {"round": "decode", "prefill": "prefill"}
-    found: dict[str, list[float]] = {}
-    totals: dict[tuple[int, str, tuple[int, ...]], list[float]] = {}
-    for (number, kind, sizes), values in samples.items():
-        # Rounds that accept more are longer, and no noise.
-        totals.setdefault((number, kind, sizes), []).extend(sum(value) for value in values)
-    for (_, kind, _), seconds in totals.items():
-        if len(seconds) >= 2 and kind in names:
-            found.setdefault(kind, []).append(deviation(np.log(seconds)))
-    return {names[kind]: float(np.median(spreads)) for kind, spreads in found.items()}
+    # Rounds that accept more are longer, and no noise.
+    logarithms = [(cell, np.log([sum(value) for value in values])) for (_, cell), values in samples.items()]
+    found = {
+        name: [deviation(of_cell) for cell, of_cell in logarithms if isinstance(cell, kind) and len(of_cell) >= 2]
+        for name, kind in (("decode", RoundCell), ("prefill", PromptCell))
+    }
+    return {name: float(np.median(spreads)) for name, spreads in found.items() if spreads}
 
 
 class ArmPace:
@@ -296,20 +182,20 @@ class ArmPace:
     how fast the machine is, by the profile."""
 
     def __init__(self, arm: TwinArm, cost: StepCost, clock: str) -> None:
-        timed_by = make_clock(clock, arm.plan.device)
-        timed_by.start()
-        self._timer = StepTimer(arm.spec, arm.target, arm.draft, arm.ops, timed_by.now_ns)
+        timer = StepTimer(arm, make_clock(clock, arm.plan.device).now_ns)
         steps, nodes = arm.spec.draft_shape.tree_sizes()[0]
-        contexts = _contexts(arm, MeasuringPlan())
-        context = contexts[len(contexts) // 2]
-        self._sizes = [(rows, steps, nodes, context, 1) for rows in doubling(arm.spec.config.max_running)]
-        topk = arm.spec.topk if steps else 1
-        at = np.array([context]), np.array([1])
-        self._priced = sum(int(cost.rounds_ns(rows, steps, topk, nodes, *at)[0]) for rows, *_ in self._sizes)
+        contexts = contexts_of(arm.spec, MeasuringPlan())
+        rows = doubling(arm.spec.config.max_running)
+        cells = [RoundCell(steps, nodes, each, contexts[len(contexts) // 2], 1) for each in rows]
+        self._timed = [self._of(arm, timer, cell) for cell in cells]
+        self._priced = sum(_priced_ns(cost, arm, cell) for cell in cells)
         self.now()  # once without counting, as the profile's were
+
+    @staticmethod
+    def _of(arm: TwinArm, timer: StepTimer, cell: RoundCell) -> Timed[float]:
+        return Timed(arm.name, 3, lambda sample: sum(timer.time(cell)))
 
     def now(self) -> float:
         """Return what the rounds take now, relative to what the profile says;
         each is timed three times, medians count."""
-        took = [np.median([self._timer.round(*sizes).total for _ in range(3)]) for sizes in self._sizes]
-        return float(sum(took)) / self._priced
+        return float(sum(map(np.median, take_turns(self._timed)))) / self._priced

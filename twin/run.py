@@ -18,7 +18,10 @@ from ..core.contract.events import Event
 from ..core.contract.request import Request
 from ..core.errors import ConfigError, ForedraftError, Problem
 from ..core.prompt import Prompt
+from ..gpu.measure.clock import make_clock
 from ..gpu.measure.prompts import bench_prompts
+from ..gpu.measure.served import ServedRun, TimedOrder, metrics_of
+from ..gpu.measure.turns import Timed, take_turns
 from ..observe.measuring.metrics import RunMetrics
 from ..sim.cost.executor_steps import ExecutorSteps, StepCost
 from ..sim.load import make_workload
@@ -38,7 +41,6 @@ from .arms import TwinArm
 from .comparison import Comparison, compare, simulate
 from .host_times import tokenizer_of
 from .measuring import ArmPace
-from .served import ServedRun, TimedOrder, make_clock, metrics_of, serve
 
 CALIBRATION_SEED = 104_729  # other windows of the text than those of the workload
 LIGHT, KNEE, SATURATED = "light", "knee", "saturated"
@@ -128,7 +130,7 @@ def run_twin(
                 on_progress(f"{arm.name}: acceptance of other prompts")
                 alike = [other for other in arms if other.is_speculative and draft_of(other) == key]
                 longest = max(alike, key=lambda other: other.spec.max_steps)
-                rounds = serve_calibration(longest, _other_prompts(longest, arms, plan), plan.seed)
+                rounds = serve_calibration(longest, _other_prompts(longest, arms, plan))
                 fitted[key] = fit_acceptance(rounds).process, accept_length_of([rounds])
             process, forecast = fitted[key]
         sides.append(Side(cost, steps, process, forecast))
@@ -140,18 +142,27 @@ def run_twin(
             [_load(name, arm, side, arms, plan, plan.seed + repeat) for repeat in range(plan.repeats)]
             for arm, side in zip(arms, sides, strict=True)
         ]
-        measured: list[list[ServedRun]] = [[] for _ in arms]
-        paces: list[list[float]] = [[] for _ in arms]
-        for repeat in range(plan.repeats):
-            for number, (arm, load) in enumerate(zip(arms, (each[repeat] for each in loads), strict=True)):
-                on_progress(f"{name}: {arm.name}, {len(load.asked)} requests, run {repeat + 1} of {plan.repeats}")
-                clock = make_clock(plan.clock, arm.plan.device)
+
+        def show(done: int, total: int, what: str, name: str = name) -> None:
+            on_progress(f"{name}: {what}, run {done // len(arms) + 1} of {plan.repeats}")
+
+        def timed(arm: TwinArm, each: Sequence[TwinLoad]) -> Timed[tuple[ServedRun, list[float]]]:
+            """Return runs of an arm, each with the pace of the machine before and after it."""
+
+            def serve(sample: int) -> tuple[ServedRun, list[float]]:
                 before = [] if pace is None else [pace.now()]
-                measured[number].append(serve(arm, load.asked, clock, load.concurrency, plan.seed))
-                paces[number] += before if pace is None else [*before, pace.now()]
-        for arm, side, each, runs, found in zip(arms, sides, loads, measured, paces, strict=True):
+                clock = make_clock(plan.clock, arm.plan.device)
+                served = arm.serve(each[sample].asked, clock, each[sample].concurrency)
+                return served, before if pace is None else [*before, pace.now()]
+
+            return Timed(f"{arm.name}, {len(each[0].asked)} requests", plan.repeats, serve)
+
+        runs_of = take_turns([timed(*pair) for pair in zip(arms, loads, strict=True)], plan.seed, show)
+        for arm, side, each, found in zip(arms, sides, loads, runs_of, strict=True):
             on_progress(f"{name}: {arm.name}, simulating")
-            yield _compared(arm, replace(side, pace=float(np.mean(found or [1.0]))), each, runs, plan, found)
+            paces = [value for _, of_run in found for value in of_run]
+            runs = [run for run, _ in found]
+            yield _compared(arm, replace(side, pace=float(np.mean(paces or [1.0]))), each, runs, plan, paces)
 
 
 def _compared(

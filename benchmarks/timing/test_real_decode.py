@@ -28,11 +28,12 @@ from foredraft.cli.decode.tiny import default_directory
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.executor.round import PhaseClock
-from foredraft.gpu.measure.arm import BenchArm
+from foredraft.gpu.measure.arm import Arm
 from foredraft.gpu.measure.plan import BenchOptions, plan_bench
 from foredraft.gpu.measure.prompts import bench_prompts
 from foredraft.gpu.models.checkpoint import load_draft, load_target
 from foredraft.gpu.session.devices import ops_for
+from foredraft.gpu.session.loop import DecodeLoop, DeliverySink
 from foredraft.gpu.session.text import Tokenizer
 from foredraft.gpu.tiny.pair import make_pair
 from foredraft.gpu.tiny.sizes import PairOptions, size_of
@@ -85,8 +86,10 @@ def pair_directory() -> Path:
 class Ours:
     """This project with one setting: generates as the others do, and says where the time of its rounds went."""
 
-    def __init__(self, arm: BenchArm) -> None:
-        self._loop, self._executor = arm.loop, arm.executor
+    def __init__(self, arm: Arm) -> None:
+        deliveries = DeliverySink()
+        engine, self._executor = arm.open(deliveries)
+        self._loop = DecodeLoop(engine, self._executor, deliveries)
         self._laps: list[tuple[str, float]] = []
         self._executor.clock = PhaseClock(lambda name, seconds: self._laps.append((name, seconds)))
 
@@ -150,7 +153,8 @@ class Contenders:
             dtype="float32",
         )
         plan = plan_bench(options).cells[0].arms[-1]
-        return Ours(BenchArm(plan, self.target, self.drafts.get(algorithm), self.ops, [], NEW_TOKENS))
+        draft = self.drafts.get(algorithm) if plan.steps else None
+        return Ours(Arm(algorithm, plan.spec, self.target, draft, self.ops))
 
     def _their(self, **settings: object) -> Generate:
         return lambda prompts: their_tokens(self.theirs, prompts, NEW_TOKENS, **settings)

@@ -11,16 +11,14 @@ host's. Nothing is asserted by the clock.
 from __future__ import annotations
 
 import json
-import time
 from statistics import median
 
 import numpy as np
 import pytest
 import torch
-from foredraft.core.contract.request import Request
-from foredraft.core.prompt import Prompt
-from foredraft.gpu.measure.arm import BenchArm
+from foredraft.gpu.measure.arm import Arm, BatchArm
 from foredraft.gpu.measure.plan import BenchOptions, plan_bench
+from foredraft.gpu.measure.served import StepLap
 from foredraft.gpu.measure.shapes import random_draft
 from foredraft.gpu.models.checkpoint import random_weights
 from foredraft.gpu.session.devices import ops_for
@@ -41,7 +39,7 @@ NO_MODEL = {
 }
 
 
-def make_arm(tmp_path, algorithm: str, steps: int, overlap: bool, topk: int = 1) -> BenchArm:
+def make_arm(tmp_path, algorithm: str, steps: int, overlap: bool, topk: int = 1) -> BatchArm:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(NO_MODEL))
     options = BenchOptions(
@@ -60,7 +58,9 @@ def make_arm(tmp_path, algorithm: str, steps: int, overlap: bool, topk: int = 1)
     ops = ops_for("cpu")
     target = random_weights(plan.target, ops, "cpu", torch.float32, 0)
     draft = None if plan.draft is None else random_draft(plan.draft, target, 1)
-    return BenchArm(plan.cells[0].arms[-1], target, draft, ops, [], plan.options.output_tokens, plan.acceptance)
+    spec = plan.cells[0].arms[-1].spec
+    arm = Arm(algorithm, spec, target, draft if steps else None, ops, plan.acceptance)
+    return BatchArm(arm, [], plan.options.output_tokens)
 
 
 class Times:
@@ -73,34 +73,22 @@ class Times:
         self.collect_host: list[int] = []
 
 
-def drive(arm: BenchArm, requests: list[Request]) -> Times:
-    """Serve `requests`; keeps the times of steps that are one round of the whole batch."""
-    engine, executor, times, now = arm.loop.driver.engine, arm.executor, Times(), time.perf_counter_ns
-    for request in requests:
-        assert not engine.submit(request, 0).refusal
-    launched = {}
-    while not engine.is_idle:
-        while True:
-            begin = now()
-            step = engine.plan(begin)
-            planned = now()
-            if step is None:
-                break
-            executor.launch(step)
-            launched[step.step_id] = (step, planned - begin, now() - planned)
-        phases, begin = sum(executor.clock.seconds.values()), now()
-        result = executor.collect()
-        collected = now()
-        in_phases = (sum(executor.clock.seconds.values()) - phases) * 1e9
-        engine.commit(result, collected)
-        committed = now()
-        step, plan_ns, launch_ns = launched.pop(result.step_id)
-        if step.decode is not None and len(step.decode.rows) == BATCH_SIZE and len(result.round_end_ns):
-            rounds = len(result.round_end_ns)
-            times.plan.append(plan_ns // rounds)
-            times.launch.append(launch_ns // rounds)
-            times.commit.append((committed - collected) // rounds)
-            times.collect_host.append((collected - begin - in_phases) / rounds)
+def drive(arm: BatchArm, prompts: np.ndarray, max_tokens: int) -> Times:
+    """Serve `prompts`; keeps the times of steps that are one round of the whole batch."""
+    clock, times, spent = arm.own_executor.clock, Times(), [0.0]
+
+    def note(lap: StepLap) -> bool:
+        spent.append(sum(clock.seconds.values()))
+        in_phases = (spent[-1] - spent[-2]) * 1e9
+        rounds = len(lap.result.round_end_ns)
+        if lap.decode_rows == BATCH_SIZE and rounds:
+            times.plan.append(lap.plan_ns // rounds)
+            times.launch.append(lap.launch_ns // rounds)
+            times.commit.append(lap.commit_ns // rounds)
+            times.collect_host.append((lap.run_ns - in_phases) / rounds)
+        return True
+
+    arm.decode(prompts, max_tokens, note)
     return times
 
 
@@ -111,8 +99,7 @@ def test_host_time(benchmark, tmp_path, algorithm, steps, topk, overlap):
     rng = np.random.default_rng(0)
     prompts = rng.integers(1, 256, (BATCH_SIZE, 64))
     max_tokens = ROUNDS * (2 if steps else 1)
-    requests = [Request(str(i), Prompt.of_tokens(prompt), max_tokens) for i, prompt in enumerate(prompts)]
-    times = benchmark.pedantic(drive, args=(arm, requests), rounds=1)
+    times = benchmark.pedantic(drive, args=(arm, prompts, max_tokens), rounds=1)
     assert len(times.plan) > 20, "rounds of the whole batch"
     parts = {name: median(getattr(times, name)) / 1e3 for name in ("plan", "launch", "commit", "collect_host")}
     total = parts["plan"] + parts["launch"] + parts["commit"]

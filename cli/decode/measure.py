@@ -44,13 +44,14 @@ def measure(
 
     Timings are kept beside `out` until all are there. Raises ConfigError for models or options that do not fit.
     """
+    from ...gpu.measure.cells import MeasuringPlan
+    from ...gpu.measure.turns import TimingRecord
     from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions
     from ...observe.output_files import write_json
     from ...sim.cost.calibration import Calibration, profile_document
     from ...twin.arms import open_arms
-    from ...twin.measuring import MeasuringPlan, measure_steps
-    from ...twin.record import TwinRecord
+    from ...twin.measuring import measure_steps
     from ..progress import StatusLine
     from .twin import show_cells
 
@@ -67,7 +68,7 @@ def measure(
     arms = open_arms(ways, None, None, progress.show)
     plan = MeasuringPlan(repeats=repeat, clock=clock)
     about = {"ways": [arm.spec.to_json() for arm in arms], "model": str(model), "draft": str(draft), "plan": str(plan)}
-    record = TwinRecord(out.with_name(f"{out.name}.partial"), about)
+    record = TimingRecord(out.with_name(f"{out.name}.partial"), about)
     try:
         measured = measure_steps(arms, plan, record, show_cells(progress))
     except KeyboardInterrupt:

@@ -134,9 +134,10 @@ def measured_steps(arms: Sequence[TwinArm], clock: str, profile: Path | None, pr
     """Return the steps of a profile, or measure those of `arms` now.
     Raises ConfigError for a profile of something else."""
     from ...core.errors import ConfigError
+    from ...gpu.measure.cells import MeasuringPlan
     from ...gpu.measure.run import device_name
     from ...sim.cost.calibration import load_calibration
-    from ...twin.measuring import MeasuringPlan, measure_steps, shape_of
+    from ...twin.measuring import measure_steps, shape_of
 
     if profile is None:
         show = show_cells(progress)

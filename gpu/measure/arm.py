@@ -1,4 +1,4 @@
-"""One way of decoding, timed: an engine with its executor that serves the same requests again and again.
+"""One way of decoding that is timed, and a batch of requests that it serves again and again.
 
 submit │ prefill of all rows │ round │ round │ … │ round in which the first row ends │ give up, drain
                              └───────── timed: the batch is full throughout ─────────┘
@@ -8,31 +8,76 @@ If there are more prompts than rows in a batch, they are served batch by batch, 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 
 from ...core.acceptance.process import AcceptanceProcess
-from ...core.contract.events import Committed, Event
+from ...core.contract.events import Event, EventSink
 from ...core.contract.request import Request
-from ...core.errors import ForedraftError
 from ...core.prompt import Prompt
 from ...core.scheduler.engine import Engine
+from ...core.scheduler.spec import EngineSpec
 from ..executor.build import build_executor
 from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureReport
 from ..executor.parts import DraftModel, ExecutorOptions
 from ..models.decoder import Decoder
 from ..parallel.ranks import RankedExecutor
-from ..session.loop import DecodeLoop, DeliverySink, all_of
+from ..session.loop import DeliverySink
 from ..types.ops import Ops
+from .clock import Clock
 from .floor import RoundBytes, round_bytes
-from .plan import ArmPlan
+from .served import GoesOn, ServedRun, StepLap, TimedOrder, TimedServing
 
 ROUND_PHASES = ("draft", "verify", "graph", "relay")  # the executor's phases within a decode round
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A named way of decoding: `spec`, of which its engine is made, and the models that its executor runs."""
+
+    name: str
+    spec: EngineSpec
+    target: Decoder
+    draft: DraftModel | None
+    ops: Ops
+    acceptance: AcceptanceProcess | None = None  # simulated; None: as the draft's tokens are accepted
+    seed: int = 0
+
+    @property
+    def algorithm(self) -> str:
+        return self.spec.algorithm
+
+    def executor(self, engine: Engine) -> TorchExecutor:
+        """Make the executor of an `engine` that `spec` has made. Timed requests are greedy and ask for no outputs, so
+        no graphs are captured for others."""
+        options = ExecutorOptions(
+            graph_sizes=self.spec.graph_sizes,
+            graph_sampling=False,
+            graph_outputs=False,
+            acceptance=self.acceptance,
+            seed=self.seed,
+        )
+        return build_executor(engine, self.target, self.draft, self.ops, options)
+
+    def open(self, events: EventSink) -> tuple[Engine, TorchExecutor]:
+        """Make an engine and its executor."""
+        engine = self.spec.make_engine(events)
+        return engine, self.executor(engine)
+
+    def serve(self, asked: Sequence[TimedOrder], clock: Clock, concurrency: int | None = None) -> ServedRun:
+        """Serve `asked` with an engine made for them, to their end; the clock starts with the first of them. Raises
+        ForedraftError if a request is refused."""
+        events: list[Event] = []
+        engine, executor = self.open(events.append)
+        serving = TimedServing(engine, executor, clock)
+        clock.start()
+        served = serving.run(asked, concurrency)
+        served.events = events
+        return served
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +91,7 @@ class Timing:
     tokens: int  # delivered in the window
     accept_length: float
     bytes_read: int  # what the rounds of the window had to read
-    shared_s: float  # from the turn after the last prefill to the turn of the first end: what these are parts of:
+    shared_s: float  # from the commit of the last prefill to that of the first end: what these are parts of:
     phase_s: dict[str, float]  # of the executor, by its clock
     host_s: float  # plan, launch and commit
     outputs: tuple[tuple[int, ...], ...]  # every request's tokens, as far as they came
@@ -56,102 +101,25 @@ class Timing:
         return self.tokens / self.decode_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """What the clocks say between two turns."""
-
-    now_ns: int
-    host_ns: int  # so far
-    phase_s: dict[str, float]  # so far
-
-
-class _Rounds:
-    """An event sink that notes the ends of prefills and rounds, and the tokens that they delivered."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        self.num_prefilled = 0
-        self.prefill_end_ns = 0
-        self.end_ns = 0
-        self.has_ended = False
-        self.kept: list[np.ndarray] = []
-        self.accept_lens: list[np.ndarray] = []
-
-    def __call__(self, event: Event) -> None:
-        if not isinstance(event, Committed) or self.has_ended:
-            return
-        if event.step.prefill is not None:
-            self.num_prefilled += int(event.step.prefill.is_last.sum())
-            self.prefill_end_ns = int(event.result.round_end_ns[-1])
-        if (decode := event.result.decode) is not None:
-            assert event.kept is not None, "a step with rounds says what was kept of them"
-            self.kept.append(event.kept)
-            self.accept_lens.append(decode.accept_lens)
-            self.end_ns = int(event.result.round_end_ns[-1])
-            self.has_ended = bool(decode.ended.any())
-
-
-def make_executor(
-    plan: ArmPlan,
-    engine: Engine,
-    target: Decoder,
-    draft: DraftModel | None,
-    ops: Ops,
-    acceptance: AcceptanceProcess | None,
-    seed: int,
-) -> TorchExecutor:
-    """Make the executor of an arm, whose `engine` is made of `plan.spec`."""
-    return build_executor(
-        engine,
-        target,
-        draft if plan.steps else None,
-        ops,
-        ExecutorOptions(
-            graph_sizes=plan.spec.graph_sizes,
-            graph_sampling=False,
-            graph_outputs=False,
-            acceptance=acceptance,
-            seed=seed,
-        ),
-    )
-
-
-class BenchArm:
+class BatchArm:
     """Serves `prompts` (equally long, whole batches) with `max_tokens` each; `run` again gives the same tokens."""
 
     def __init__(
-        self,
-        plan: ArmPlan,
-        target: Decoder,
-        draft: DraftModel | None,
-        ops: Ops,
-        prompts: Sequence[np.ndarray],
-        max_tokens: int,
-        acceptance: AcceptanceProcess | None = None,
-        seed: int = 0,
-        executor: RankedExecutor | None = None,
+        self, arm: Arm, prompts: Sequence[np.ndarray], max_tokens: int, executor: RankedExecutor | None = None
     ) -> None:
-        """`executor`: of ranks that have the models; those given are then parts without memory, of which only sizes are
-        asked."""
-        self.plan = plan
-        deliveries = DeliverySink()
-        self._rounds = _Rounds()
-        engine = plan.spec.make_engine(all_of([deliveries, self._rounds]))
-        self.executor: TorchExecutor | RankedExecutor = executor or make_executor(
-            plan, engine, target, draft, ops, acceptance, seed
-        )
-        self.loop = DecodeLoop(engine, self.executor, deliveries)
-        size = plan.spec.config.max_running
+        """`executor`: of ranks that have the models; those of `arm` are then parts without memory, of which only sizes
+        are asked."""
+        self.arm = arm
+        self._deliveries = DeliverySink()
+        engine = arm.spec.make_engine(self._deliveries)
+        self.executor: TorchExecutor | RankedExecutor = executor or arm.executor(engine)
+        self._serving = TimedServing(engine, self.executor, Clock())
+        size = arm.spec.config.max_running
         assert len(prompts) % size == 0, f"{len(prompts)} prompts are no whole batches of {size}"
-        given = [Prompt.of_tokens(prompt) for prompt in prompts]
-        self._batches = [given[begin : begin + size] for begin in range(0, len(given), size)]
+        self._batches = [prompts[begin : begin + size] for begin in range(0, len(prompts), size)]
         self._max_tokens = max_tokens
-        verified = size * plan.num_nodes
-        self._bytes: RoundBytes = round_bytes(
-            target, draft if plan.steps else None, engine.algorithm.drafter, plan.steps, verified
-        )
+        steps, verified = arm.spec.max_steps, size * arm.spec.max_num_draft_tokens
+        self._bytes: RoundBytes = round_bytes(arm.target, arm.draft, engine.algorithm.drafter, steps, verified)
 
     @property
     def own_executor(self) -> TorchExecutor:
@@ -168,66 +136,67 @@ class BenchArm:
         `max_tokens` may be fewer than the arm was made for (a warm-up)."""
         return added_up([self._run(batch, max_tokens or self._max_tokens) for batch in self._batches])
 
-    def _run(self, prompts: Sequence[Prompt], max_tokens: int) -> Timing:
-        loop, rounds, executor = self.loop, self._rounds, self.executor
-        rounds.clear()
+    def decode(
+        self, prompts: Sequence[np.ndarray], max_tokens: int, goes_on: GoesOn = lambda lap: True
+    ) -> tuple[ServedRun, tuple[tuple[int, ...], ...]]:
+        """Serve `prompts` at once, as far as it `goes_on`. Returns the run and every request's tokens."""
+        asked = [
+            TimedOrder(Request(str(number), Prompt.of_tokens(prompt), max_tokens), None)
+            for number, prompt in enumerate(prompts)
+        ]
+        served = self._serving.run(asked, len(asked), goes_on)
+        tokens, _ = self._deliveries.take()
+        return served, tuple(tuple(np.concatenate(tokens[one.request.request_id]).tolist()) for one in asked)
+
+    def _run(self, prompts: Sequence[np.ndarray], max_tokens: int) -> Timing:
+        executor = self.executor
         on_gpu = not isinstance(executor, RankedExecutor) and executor.device.type == "cuda"
         rounds_before = self.own_executor.counters.rounds if on_gpu else 0
-        begin_ns = time.perf_counter_ns()
-        for number, prompt in enumerate(prompts):
-            refusal = loop.submit(Request(str(number), prompt, max_tokens))
-            if refusal:
-                raise ForedraftError(f"a request of the benchmark was refused: {refusal}")
-        tokens: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
-        begin: _Mark | None = None
-        end: _Mark | None = None
-        while not loop.is_idle:
-            for delta in loop.turn():
-                tokens[delta.request_id].extend(delta.tokens.tolist())
-            if begin is None and rounds.num_prefilled == len(prompts):
-                begin = self._mark()
-            if rounds.has_ended and end is None:
-                end = self._mark()
-                loop.abort_all()
-        assert begin is not None and end is not None, "every batch is served until a request ends"
-        if on_gpu:
-            end = self._with_phases_of(end, begin, self.own_executor.counters.rounds - rounds_before)
-        outputs = tuple(tuple(part) for part in tokens.values())
-        return self._timing(begin_ns, begin, end, outputs, prompts[0].length)
+        phases: dict[bool, dict[str, float]] = {}  # what the executor's clock said after the last prefill, at the end
 
-    def _mark(self) -> _Mark:
-        return _Mark(time.perf_counter_ns(), self.loop.driver.host_ns, dict(self.executor.clock.seconds))
+        def goes_on(lap: StepLap) -> bool:
+            if lap.has_ended_one or lap.step.prefill is not None:
+                phases[lap.has_ended_one] = dict(executor.clock.seconds)
+            return not lap.has_ended_one
 
-    def _with_phases_of(self, end: _Mark, begin: _Mark, num_rounds: int) -> _Mark:
-        """Return `end` with what the rounds up to it took:
-        a GPU's are measured later, and in overlap mode some ran past the end."""
-        executor = self.own_executor
-        torch.cuda.synchronize(executor.device)
-        executor.clock.settle()
-        in_window = sum(len(kept) for kept in self._rounds.kept) / num_rounds
-        before, now = begin.phase_s, executor.clock.seconds
-        phase_s = {n: before.get(n, 0.0) + (now[n] - before.get(n, 0.0)) * in_window for n in now}
-        return replace(end, phase_s=phase_s)
+        served, outputs = self.decode(prompts, max_tokens, goes_on)
+        assert phases.keys() == {False, True}, "every batch is served until a request ends"
+        in_window = 1.0
+        if on_gpu:  # its phases are measured later, and in overlap mode some rounds ran past the end
+            torch.cuda.synchronize(self.own_executor.device)
+            executor.clock.settle()
+            phases[True] = executor.clock.seconds
+            num_rounds = sum(len(lap.kept) for lap in served.laps if lap.kept is not None)
+            in_window = num_rounds / (self.own_executor.counters.rounds - rounds_before)
+        phase_s = {
+            name: (phases[True][name] - phases[False].get(name, 0.0)) * in_window
+            for name in ROUND_PHASES
+            if name in phases[True]
+        }
+        return self._timing(served, phase_s, outputs, len(prompts[0]))
 
     def _timing(
-        self, begin_ns: int, begin: _Mark, end: _Mark, outputs: tuple[tuple[int, ...], ...], prompt_len: int
+        self, served: ServedRun, phase_s: dict[str, float], outputs: tuple[tuple[int, ...], ...], prompt_len: int
     ) -> Timing:
-        rounds = self._rounds
-        kept, accept_lens = np.concatenate(rounds.kept), np.concatenate(rounds.accept_lens)
+        prefill = max(number for number, lap in enumerate(served.laps) if lap.step.prefill is not None)
+        last_prefill, end, window = served.laps[prefill], served.laps[-1], served.laps[prefill + 1 :]
+        kept = np.concatenate([lap.kept for lap in served.laps if lap.kept is not None])
+        decoded = [lap.result.decode for lap in served.laps]
+        accept_lens = np.concatenate([decode.accept_lens for decode in decoded if decode is not None])
         num_rounds, batch_size = kept.shape
         # The KV of a round's rows: their prompts and what the rounds before delivered.
         kv_lens = prompt_len + np.cumsum(kept, axis=0) - kept
         return Timing(
-            prefill_s=(rounds.prefill_end_ns - begin_ns) / 1e9,
+            prefill_s=(last_prefill.arrived_ns - served.begin_ns) / 1e9,
             prefill_tokens=batch_size * prompt_len,
-            decode_s=(rounds.end_ns - rounds.prefill_end_ns) / 1e9,
+            decode_s=(end.arrived_ns - last_prefill.arrived_ns) / 1e9,
             rounds=num_rounds,
             tokens=int(kept.sum()),
             accept_length=float(accept_lens.mean()),
             bytes_read=self._bytes.total(kv_lens),
-            shared_s=(end.now_ns - begin.now_ns) / 1e9,
-            phase_s={n: end.phase_s[n] - begin.phase_s.get(n, 0.0) for n in ROUND_PHASES if n in end.phase_s},
-            host_s=(end.host_ns - begin.host_ns) / 1e9,
+            shared_s=(end.ended_ns - last_prefill.ended_ns) / 1e9,
+            phase_s=phase_s,
+            host_s=sum(lap.host_ns for lap in window) / 1e9,
             outputs=outputs,
         )
 

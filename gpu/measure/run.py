@@ -1,10 +1,6 @@
 """Time real decoding: the arms of a cell, plain decoding among them, run in turns; results are medians.
 
-for each cell    engines of all arms ─► warm up ─► (plain, 1 step, 3 steps, …) × repeat ─► medians, speed-ups
-                 of the same turn
-
-Turns matter more than repeats: a change of clock speed, or of other load on the machine, slows all arms of a turn
-alike.
+for each cell    engines of all arms ─► warm up ─► turns of all (`take_turns`) ─► medians, speed-ups of the same turn
 """
 
 from __future__ import annotations
@@ -27,12 +23,13 @@ from ..session.session import round_models
 from ..session.text import Tokenizer
 from ..types.ops import Ops
 from ..types.shards import WHOLE, Shard
-from .arm import BenchArm, Timing, common_outputs, make_executor
+from .arm import Arm, BatchArm, Timing, common_outputs
 from .floor import copy_bandwidth
 from .plan import ArmPlan, BenchPlan, CellPlan, acceptance_of_arm
 from .prompts import bench_prompts
 from .ranks import open_bench_ranks
 from .shapes import meta_models, random_draft
+from .turns import Timed, take_turns
 
 WARM_UP_TOKENS = 16
 OnProgress = Callable[[str], None]
@@ -119,9 +116,13 @@ class Bench:
 
     def make_executor(self, cell: int, arm: int) -> TorchExecutor:
         """Make the executor of an arm for a rank, whose engine plans nothing."""
-        arm_plan = self.plan.cells[cell].arms[arm]
-        engine, acceptance = arm_plan.spec.make_engine(), acceptance_of_arm(self.plan, arm_plan)
-        return make_executor(arm_plan, engine, self._target, self._draft, self._ops, acceptance, self.plan.options.seed)
+        made = self.arm(self.plan.cells[cell].arms[arm])
+        return made.executor(made.spec.make_engine())
+
+    def arm(self, plan: ArmPlan) -> Arm:
+        """Return the arm of a plan, with the models."""
+        draft, acceptance = self._draft if plan.steps else None, acceptance_of_arm(self.plan, plan)
+        return Arm(_in_words(plan), plan.spec, self._target, draft, self._ops, acceptance, self.plan.options.seed)
 
     def cells(self) -> Iterator[tuple[ArmResult, ...]]:
         """Yield the results of one cell after another, plain decoding first in each."""
@@ -162,32 +163,27 @@ class Bench:
             return target, None
         return target, load_draft(options.draft, plan.algorithm.draft_form, target, network_of(plan.algorithm))
 
-    def arms(self, cell: CellPlan, on_arm: Callable[[ArmPlan], None] = lambda arm: None) -> list[BenchArm]:
+    def arms(self, cell: CellPlan, on_arm: Callable[[ArmPlan], None] = lambda arm: None) -> list[BatchArm]:
         """Return the engines of a cell; `on_arm` is told each before it is made."""
+        options = self.plan.options
         prompts = bench_prompts(
             self._tokenizer,
             self.plan.target.vocab_size,
             self.plan.num_prompts(cell.batch_size),
             cell.context_len,
-            self.plan.options.seed,
+            options.seed,
         )
         found = []
         for number, arm_plan in enumerate(cell.arms):
             on_arm(arm_plan)
-            executor = None
-            if self._ranks is not None:
-                executor = self._ranks.make_arm(self.plan.cells.index(cell), number)
-            options, acceptance = self.plan.options, acceptance_of_arm(self.plan, arm_plan)
-            models = self._target, self._draft, self._ops
-            found.append(
-                BenchArm(arm_plan, *models, prompts, options.output_tokens, acceptance, options.seed, executor)
-            )
+            ranks = None if self._ranks is None else self._ranks.make_arm(self.plan.cells.index(cell), number)
+            found.append(BatchArm(self.arm(arm_plan), prompts, options.output_tokens, ranks))
         return found
 
     def _named(self, cell: CellPlan, number: int) -> str:
         return f"cell {number + 1} of {len(self.plan.cells)} (batch {cell.batch_size}, context {cell.context_len})"
 
-    def _warm_arms(self, cell: CellPlan, what: str) -> list[BenchArm]:
+    def _warm_arms(self, cell: CellPlan, what: str) -> list[BatchArm]:
         """Return the engines of a cell, which have run some rounds."""
         arms = self.arms(cell, lambda arm: self._on_progress(f"{what}: warming up {_in_words(arm)}"))
         for arm in arms:
@@ -200,30 +196,38 @@ class Bench:
             torch.cuda.empty_cache()
 
     def _cell(self, cell: CellPlan, what: str) -> tuple[ArmResult, ...]:
-        arms = self._warm_arms(cell, what)
-        turns: list[list[Timing]] = []
-        for turn in range(self.plan.options.repeat):
-            self._on_progress(f"{what}: turn {turn + 1} of {self.plan.options.repeat}")
-            turns.append([arm.run() for arm in arms])
-        results = tuple(self._result(cell, arm, i, turns) for i, arm in enumerate(arms))
-        del arms
+        arms, repeat = self._warm_arms(cell, what), self.plan.options.repeat
+
+        def show(done: int, total: int, name: str) -> None:
+            if done % len(cell.arms) == 0:
+                self._on_progress(f"{what}: turn {done // len(cell.arms) + 1} of {repeat}")
+
+        def timed(arm: BatchArm) -> Timed[Timing]:
+            return Timed(arm.arm.name, repeat, lambda sample: arm.run())
+
+        timings = take_turns([timed(arm) for arm in arms], on_sample=show)
+        of_arms = zip(cell.arms, arms, timings, strict=True)
+        results = tuple(self._result(cell, plan, arm, mine, timings[0]) for plan, arm, mine in of_arms)
+        del arms, of_arms
         self._free_memory()
         return results
 
-    def _result(self, cell: CellPlan, arm: BenchArm, index: int, turns: list[list[Timing]]) -> ArmResult:
-        timings = [turn[index] for turn in turns]
-        speedups = tuple(turn[index].tokens_per_s / turn[0].tokens_per_s for turn in turns)
+    def _result(
+        self, cell: CellPlan, plan: ArmPlan, arm: BatchArm, timings: list[Timing], plain: list[Timing]
+    ) -> ArmResult:
+        """Return the medians of an arm's timings; the speed-up of each turn is over plain decoding in the same turn."""
+        speedups = tuple(mine.tokens_per_s / other.tokens_per_s for mine, other in zip(timings, plain, strict=True))
         rate = median(timing.tokens_per_s for timing in timings)
         shares = _shares(timings)
         busy = sum(share for name, share in shares.items() if name not in ("host", "other"))
         on_gpu = self._target.device.type == "cuda"
         bandwidth = self.machine.copy_bytes_per_s
-        equal = common_outputs(timings[0], turns[0][0]) if self.plan.acceptance is None else None
+        equal = common_outputs(timings[0], plain[0]) if self.plan.acceptance is None else None
         return ArmResult(
             batch_size=cell.batch_size,
             context_len=cell.context_len,
-            steps=arm.plan.steps,
-            num_nodes=arm.plan.num_nodes,
+            steps=plan.steps,
+            num_nodes=plan.num_nodes,
             tokens_per_s=rate,
             tokens_per_s_request=rate / cell.batch_size,
             accept_length=timings[0].accept_length,
@@ -236,7 +240,7 @@ class Bench:
             floor_share=median(timing.bytes_read / bandwidth / timing.decode_s for timing in timings),
             idle_share=max(0.0, 1.0 - busy) if on_gpu else None,
             equal_outputs=equal,
-            kv_bytes=arm.plan.kv_bytes,
+            kv_bytes=plan.kv_bytes,
             captures=arm.captures,
         )
 

@@ -8,9 +8,8 @@ CPU's catch-up is as wide as that.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 import torch
@@ -20,14 +19,43 @@ from ...core.contract.request import Request
 from ...core.contract.step import NO_WRITES, DecodeStep, Join, PrefillStep, Step, TableWrites, WrittenRanges
 from ...core.kv.request_table import ceil_to_page
 from ...core.prompt import Prompt
-from ...core.scheduler.spec import EngineSpec
-from ..executor.build import build_executor
-from ..executor.parts import DraftModel, ExecutorOptions
 from ..executor.round import EventPhaseClock, PhaseClock
-from ..models.decoder import Decoder
 from ..types.ops import DeviceTree, DeviceVerified, KVTensors, Ops
+from .arm import Arm
 
 _ENDLESS = 1 << 40  # tokens that a row may still emit
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCell:
+    """A step of `chunks` last chunks with `tokens` new tokens in all, each behind `context` tokens of its prompt."""
+
+    chunks: int
+    tokens: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCell:
+    """A round of `rows` rows with `context` tokens of KV each, of which every one accepts `accepted` nodes."""
+
+    steps: int
+    nodes: int
+    rows: int
+    context: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class MixedCell:
+    """A step with a prompt of `tokens` tokens in the last row, and a round of the first rows, which are fewer than
+    all."""
+
+    tokens: int
+    round: RoundCell
+
+
+StepCell = PromptCell | RoundCell | MixedCell
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +73,15 @@ class RoundTime:
     graph: float
     rest: float
 
-    @property
-    def total(self) -> float:
-        return self.draft + self.verify + self.kv_move + self.extend + self.graph + self.rest
-
 
 class StepTimer:
-    """An executor for `spec` whose rows are all occupied. `now_ns` must be a clock of this thread if the device is a
-    CPU.
+    """An executor of `arm` whose rows are all occupied. `now_ns` must be a clock of this thread if the device is a CPU.
 
-    The pool holds every row at its full width, whatever `spec` says.
+    The pool holds every row at its full width, whatever the arm's `spec` says.
     """
 
-    def __init__(
-        self,
-        spec: EngineSpec,
-        target: Decoder,
-        draft: DraftModel | None,
-        ops: Ops,
-        now_ns: Callable[[], int] = time.perf_counter_ns,
-    ) -> None:
+    def __init__(self, arm: Arm, now_ns: Callable[[], int]) -> None:
+        spec = arm.spec
         page_size = spec.config.page_size
         row_slots = ceil_to_page(spec.resolve_sizes().row_width, page_size)
         pages = spec.config.max_running * row_slots // page_size
@@ -75,8 +92,7 @@ class StepTimer:
         self._now_ns = now_ns
         self._accepted = 1
         self._laps: list[tuple[str, float]] = []
-        options = ExecutorOptions(graph_sizes=spec.graph_sizes, graph_sampling=False, graph_outputs=False)
-        executor = self.executor = build_executor(engine, target, draft, ops, options)
+        executor = self.executor = arm.executor(engine)
         on_lap = lambda name, seconds: self._laps.append((name, seconds * 1e9))  # noqa: E731
         on_gpu = executor.device.type == "cuda"
         executor.clock = EventPhaseClock(on_lap) if on_gpu else PhaseClock(on_lap, lambda: now_ns() / 1e9)
@@ -84,51 +100,47 @@ class StepTimer:
         self._width = engine.sizes.row_width
         self._page_size = page_size
         self._row_slots = row_slots
-        self._vocab_size = target.vocab_size
+        self._vocab_size = arm.target.vocab_size
         self._step_id = 0
         self._epoch = 0
         self._open: dict[int, int] = {}  # row -> epoch
         self._relayed: dict[str, Tensor] = {}
-        self._ops = ops
-        self._forced = self._forced_operations(ops)
+        self._ops = arm.ops
+        self._forced = self._forced_operations(arm.ops)
         self._begin_rows(spec.config.max_running)
 
-    def round(self, rows: int, steps: int, nodes: int, context: int, accepted: int) -> RoundTime:
-        """Time a round of `rows` rows with `context` tokens of KV each, of which every one accepts `accepted` nodes."""
-        return self._parts(self._run(decode=self._decode_part(rows, steps, nodes, context, accepted)))
-
-    def prefill(self, chunks: int, tokens: int, context: int) -> float:
-        """Time a step of `chunks` last chunks with `tokens` new tokens in all, each behind `context`
-        tokens of its prompt."""
-        rows = np.arange(1, chunks + 1, dtype=np.int32)
-        lens = np.full(chunks, tokens // chunks, np.int64)
-        lens[: tokens % chunks] += 1
+    def time(self, cell: StepCell) -> list[float]:
+        """Return the nanoseconds of a step from its launch to its result; of a round those of its parts, the fields of
+        a `RoundTime`."""
+        if isinstance(cell, RoundCell):
+            return list(astuple(self._parts(self._run(decode=self._decode_part(cell)))))
+        if isinstance(cell, MixedCell):
+            last = np.array([len(self._open)], np.int32)
+            decode = self._decode_part(cell.round)
+            released = self._release(last)
+            return [self._run(self._prefill_part(last, np.array([cell.tokens]), 0), decode, released)]
+        rows = np.arange(1, cell.chunks + 1, dtype=np.int32)
+        lens = np.full(cell.chunks, cell.tokens // cell.chunks, np.int64)
+        lens[: cell.tokens % cell.chunks] += 1
         released = self._release(rows)
-        return self._run(self._prefill_part(rows, lens, context), None, released, context)
-
-    def mixed(self, tokens: int, rows: int, steps: int, nodes: int, context: int, accepted: int) -> float:
-        """Time a step with a prompt of `tokens` tokens in the last row and a round of the first `rows` rows, which
-        are fewer than all."""
-        last = np.array([len(self._open)], np.int32)
-        decode = self._decode_part(rows, steps, nodes, context, accepted)
-        released = self._release(last)
-        return self._run(self._prefill_part(last, np.array([tokens]), 0), decode, released)
+        return [self._run(self._prefill_part(rows, lens, cell.context), None, released, cell.context)]
 
     def _release(self, rows: np.ndarray) -> tuple[tuple[int, int], ...]:
         self._epoch += 1
         return tuple((row, self._open.pop(row)) for row in rows.tolist())
 
-    def _decode_part(self, rows: int, steps: int, nodes: int, context: int, accepted: int) -> DecodeStep:
-        """Return a round of the first rows, which are sent back to `context` tokens."""
+    def _decode_part(self, cell: RoundCell) -> DecodeStep:
+        """Return a round of the first rows, which are sent back to the cell's context."""
+        rows = cell.rows
         numbers = np.arange(1, rows + 1, dtype=np.int32)
         epochs = np.array([self._open[row] for row in numbers.tolist()])
-        lengths = np.full(rows, context, np.int64)
+        lengths = np.full(rows, cell.context, np.int64)
         future_map, device = self.executor.future_map, self.executor.device
         future_map.drop(numbers)
         future_map.publish(numbers, epochs, torch.from_numpy(lengths).to(device))
         future_map.stash(numbers, epochs, {name: values[:rows] for name, values in self._relayed.items()})
-        self._accepted = min(accepted, nodes)
-        return DecodeStep(numbers, epochs, lengths, lengths, steps, self._topk, nodes, 1)
+        self._accepted = min(cell.accepted, cell.nodes)
+        return DecodeStep(numbers, epochs, lengths, lengths, cell.steps, self._topk, cell.nodes, 1)
 
     def _begin_rows(self, num_rows: int) -> None:
         """Occupy every row, and keep the relay values after a prompt as the start of all rounds."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..measure.arm import BenchArm
+from ..measure.arm import BatchArm
 from ..measure.plan import BenchOptions, plan_bench
 from ..measure.run import ArmResult, Bench
 from .sessions import shape_of
@@ -101,7 +101,7 @@ def launches(context: Context) -> StepFinding:
         cell = bench.plan.cells[0]
         for arm in bench.arms(replace(cell, arms=cell.arms if way is CHAINS else cell.arms[-1:])):
             counts = launches_per_round(arm)
-            rows.append({"steps": arm.plan.steps or "plain", "nodes": arm.plan.num_nodes, **counts})
+            rows.append({"steps": arm.arm.spec.max_steps or "plain", "nodes": arm.arm.spec.max_num_draft_tokens, **counts})
     return StepFinding("calls of the driver per round, batch 1", tuple(rows))
 
 
@@ -115,7 +115,7 @@ CALLS = {  # how CUPTI names calls of the runtime and the driver -> how we do
 SHORT, LONG = 16, 48  # output tokens of two runs, whose difference holds whole rounds and nothing else
 
 
-def launches_per_round(arm: BenchArm) -> dict[str, float]:
+def launches_per_round(arm: BatchArm) -> dict[str, float]:
     """Return calls per round by kind. Needs a GPU whose profiler may be used;
     raises RuntimeError where it records nothing."""
     arm.run(SHORT)
@@ -127,7 +127,7 @@ def launches_per_round(arm: BenchArm) -> dict[str, float]:
     return {**{kind: round(count, 1) for kind, count in found.items()}, "all": round(sum(found.values()), 1)}
 
 
-def _counted(arm: BenchArm, max_tokens: int) -> Counter[str]:
+def _counted(arm: BatchArm, max_tokens: int) -> Counter[str]:
     executor = arm.own_executor
     before = executor.counters.rounds
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]

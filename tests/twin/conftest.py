@@ -13,7 +13,7 @@ def _no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve without the collection before each run:
     over the objects of all other tests it takes longer than the run."""
     nothing = SimpleNamespace(collect=lambda: None, freeze=lambda: None, unfreeze=lambda: None)
-    monkeypatch.setattr("foredraft.twin.served.gc", nothing)
+    monkeypatch.setattr("foredraft.gpu.measure.served.gc", nothing)
 
 
 @pytest.fixture(autouse=True)

@@ -6,14 +6,15 @@ import json
 import numpy as np
 import pytest
 from foredraft.core.errors import ConfigError
+from foredraft.gpu.measure.cells import MeasuringPlan
+from foredraft.gpu.measure.turns import TimingRecord
 from foredraft.observe.output_files import write_json
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.calibration import Calibration, load_calibration, profile_document
 from foredraft.sim.cost.executor_steps import StepCost
 from foredraft.sim.cost.steps_file import read_executor_steps
 from foredraft.sim.scenario_file import scenario_with
-from foredraft.twin.measuring import MeasuringPlan, measure_steps
-from foredraft.twin.record import TwinRecord
+from foredraft.twin.measuring import measure_steps
 from hypothesis import given
 from hypothesis import strategies as st
 from made_steps import AXIS, made_grid, made_steps
@@ -152,14 +153,14 @@ def test_measuring_goes_on_where_it_was_stopped(make_arms, tmp_path):
         if done == of // 2:
             raise Stopped
 
-    record = TwinRecord(path, about)
+    record = TimingRecord(path, about)
     with pytest.raises(Stopped):
         measure_steps(arms, PLAN, record, stop)
     record.close(finished=False)
     half = len(record.values)
     with path.open("a") as file:
         file.write('{"key": "torn')  # the line that was being written
-    again = TwinRecord(path, about)
+    again = TimingRecord(path, about)
     assert again.values == record.values and half > 10
     measured = measure_steps(arms, PLAN, again)
     again.close(finished=True)
@@ -173,14 +174,6 @@ def test_measuring_goes_on_where_it_was_stopped(make_arms, tmp_path):
     for arm in arms:
         measured.steps.cost(arm.spec, "profile")
     assert [closure.steps > 0 and closure.priced_s > 0 for closure in measured.closures] == [True, True]
-
-
-def test_a_record_of_something_else_is_begun_anew(tmp_path):
-    path = tmp_path / "partial"
-    record = TwinRecord(path, {"model": "a"})
-    record.add("cell", [1.0])
-    record.close(finished=False)
-    assert TwinRecord(path, {"model": "b"}).values == {}
 
 
 def test_captured_rounds_are_timed_as_graphs(make_arms):

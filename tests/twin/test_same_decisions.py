@@ -1,17 +1,17 @@
 """The twin's claim: with the simulated clock, the real executor is asked for the same steps at the same times as
 the simulated one."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from foredraft.core.acceptance.process import GaussianAcceptance
 from foredraft.core.contract.events import Committed, Planned, Submitted
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
-from foredraft.gpu.executor.build import build_executor
-from foredraft.gpu.executor.parts import ExecutorOptions
+from foredraft.gpu.measure.served import StepLap, TimedOrder
 from foredraft.twin.comparison import simulate
 from foredraft.twin.host_times import priced_ns
-from foredraft.twin.served import StepLap, TimedOrder, serve
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from made_steps import made_steps
@@ -125,13 +125,12 @@ def test_a_real_and_a_simulated_run_decide_alike(make_arms, way, asked, config, 
     acceptance = GaussianAcceptance((0.8, 0.7, 0.6), seed, 0.1, 0.2)
 
     class Priced(type(arm)):
-        def real_engine(self, events, seed=0):
-            engine = self.spec.make_engine(events)
-            executor = build_executor(engine, self.target, self.draft, self.ops, ExecutorOptions(acceptance=acceptance))
+        def open(self, events):
+            engine, executor = super().open(events)
             return engine, PricedExecutor(executor, cost, steps.host, self.spec.topk, clock)
 
-    priced = Priced(*(getattr(arm, name) for name in arm.__slots__))
-    real = decisions(serve(priced, asked, clock, clients).events)
+    given = {field.name: getattr(arm, field.name) for field in fields(arm)}
+    real = decisions(Priced(**given | {"acceptance": acceptance}).serve(asked, clock, clients).events)
     simulated = decisions(simulate(arm.simulated_spec, cost, steps.host, acceptance, asked, clients))
     assert [item[0] for item in real] and len(real) > len(asked)
     for ours, theirs in zip(simulated, real, strict=True):

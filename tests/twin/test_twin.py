@@ -10,6 +10,9 @@ from foredraft.core.contract.request import Request
 from foredraft.core.draws import request_key
 from foredraft.core.errors import ConfigError
 from foredraft.core.prompt import Prompt
+from foredraft.gpu.measure.cells import MeasuringPlan
+from foredraft.gpu.measure.clock import CpuClock, make_clock
+from foredraft.gpu.measure.served import TimedOrder, metrics_of
 from foredraft.sim.cost.steps_file import read_executor_steps
 from foredraft.sim.scenario_file import scenario_with
 from foredraft.twin.acceptance import (
@@ -23,9 +26,8 @@ from foredraft.twin.acceptance import (
     rounds_of,
 )
 from foredraft.twin.comparison import ComparedNumber, compare, simulate
-from foredraft.twin.measuring import ArmPace, MeasuringPlan, measure_steps
+from foredraft.twin.measuring import ArmPace, measure_steps
 from foredraft.twin.run import TwinPlan, default_scenario, requests_of, run_twin
-from foredraft.twin.served import CpuClock, TimedOrder, make_clock, metrics_of, serve
 from made_steps import made_steps
 
 
@@ -69,20 +71,20 @@ def test_noise_is_half_the_range(make_arms):
 
 def test_a_served_run_counts_from_the_arrival_and_to_the_commit(make_arms):
     (arm,) = make_arms(plain={"max_running": 2, "context_len": 64})
-    served = serve(arm, asked(), make_clock("cpu", "cpu"))
+    served = arm.serve(asked(), make_clock("cpu", "cpu"))
     metrics = served.metrics().summary()
     assert metrics["completed"] == 6 and metrics["total_output_tokens"] == 30
     last = served.laps[-1].ended_ns
     assert metrics["duration"] == pytest.approx((last - 0) / 1e9)
     for lap in served.laps:
         assert min(lap.plan_ns, lap.launch_ns, lap.run_ns, lap.commit_ns) > 0
-    closed = serve(arm, [TimedOrder(one.request, None) for one in asked()], CpuClock(), 2).metrics().summary()
+    closed = arm.serve([TimedOrder(one.request, None) for one in asked()], CpuClock(), 2).metrics().summary()
     assert closed["max_running"] <= 2 and closed["completed"] == 6
 
 
 def test_rounds_are_read_with_their_positions(make_arms):
     (arm,) = make_arms(chain={"draft": "EAGLE3", "steps": 2, "max_running": 2, "context_len": 64})
-    served = serve(arm, asked(4, 7), CpuClock())
+    served = arm.serve(asked(4, 7), CpuClock())
     found = rounds_of(served.events)
     assert found.ids == ("r0", "r1", "r2", "r3")
     for request in range(4):
@@ -95,7 +97,7 @@ def test_rounds_are_read_with_their_positions(make_arms):
 def test_a_measured_run_is_simulated_again_with_its_own_rounds(make_arms):
     """Then accept lengths and rounds are equal, and the times alone can be wrong."""
     (arm,) = make_arms(chain={"draft": "EAGLE3", "steps": 2, "max_running": 2, "context_len": 64})
-    served = serve(arm, asked(6, 9), CpuClock())
+    served = arm.serve(asked(6, 9), CpuClock())
     measured = rounds_of(served.events)
     cost = made_steps("EAGLE3").cost(arm.spec, "profile")
     events = simulate(arm.simulated_spec, cost, made_steps("EAGLE3").host, ReplayedAcceptance(measured), asked(6, 9))
@@ -203,13 +205,6 @@ def test_a_workload_that_does_not_fit_is_refused(make_arms):
         with pytest.raises(ConfigError) as refused:
             list(run_twin(arms, steps, TwinPlan(scenario, None, repeats=1)))
         assert refused.value.problems[0].key == key
-
-
-def test_a_clock_of_processor_time_needs_one_thread():
-    with pytest.raises(ConfigError, match="another device does the work"):
-        make_clock("cpu", "cuda")
-    with pytest.raises(ConfigError, match="neither wall nor cpu"):
-        make_clock("sundial", "cpu")
 
 
 def test_acceptance_is_shared_by_equal_trees_and_by_chains_of_any_length(make_arms):

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from foredraft.gpu.measure.arm import BenchArm
+from foredraft.gpu.measure.arm import BatchArm
 from foredraft.gpu.measure.plan import BenchOptions, plan_bench
 from foredraft.gpu.measure.run import Bench
 
@@ -61,15 +61,15 @@ def test_table_and_json(command, arguments):
 
 
 def test_an_interruption_keeps_finished_cells(command, arguments, monkeypatch):
-    run, runs = BenchArm.run, []
+    run, runs = BatchArm.run, []
 
     def interrupted(arm, **options):
-        runs.append(arm.plan.spec.config.max_running)
+        runs.append(arm.arm.spec.config.max_running)
         if len(runs) == 6:
             raise KeyboardInterrupt
         return run(arm, **options)
 
-    monkeypatch.setattr(BenchArm, "run", interrupted)
+    monkeypatch.setattr(BatchArm, "run", interrupted)
     outcome = command(*arguments)
     assert outcome.code == 130 and runs == [1, 1, 1, 1, 2, 2]
     assert "interrupted; 1 of 2 cells" in outcome.err and "Traceback" not in outcome.err

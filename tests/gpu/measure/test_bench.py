@@ -13,7 +13,7 @@ from foredraft.core.model_shape import known_models, lookup_model
 from foredraft.gpu.executor.graphs import CaptureReport, RoundKind
 from foredraft.gpu.measure import floor as bandwidth_module
 from foredraft.gpu.measure import prompts as prompts_module
-from foredraft.gpu.measure.arm import BenchArm, common_outputs
+from foredraft.gpu.measure.arm import Arm, BatchArm, common_outputs
 from foredraft.gpu.measure.floor import round_bytes
 from foredraft.gpu.measure.plan import BenchOptions, acceptance_of_arm, plan_bench
 from foredraft.gpu.measure.processes import found_from_json, found_to_json, run_process, summarised
@@ -180,11 +180,11 @@ def test_trees_go_as_deep_as_they_are_accepted(small):
 
 
 def test_warming_runs_the_rounds_of_every_cell_and_times_none(small, monkeypatch):
-    ran, run_arm = [], BenchArm.run
+    ran, run_arm = [], BatchArm.run
     monkeypatch.setattr(
-        BenchArm, "run", lambda arm, **options: (ran.append((arm.plan.steps, options)), run_arm(arm, **options))
+        BatchArm, "run", lambda arm, **options: (ran.append((arm.arm.spec.max_steps, options)), run_arm(arm, **options))
     )
-    monkeypatch.setattr(BenchArm, "captures", ("a graph",))
+    monkeypatch.setattr(BatchArm, "captures", ("a graph",))
     plan = plan_bench(replace(small, batch_sizes="1,2", steps="3", repeat=5))
     assert Bench(plan).warm() == len(ran) == 4 and [steps for steps, _ in ran] == [0, 3, 0, 3]
     assert all(options["max_tokens"] <= 16 for _, options in ran)
@@ -223,7 +223,8 @@ def test_turns_repeat_themselves_and_end_with_the_first_request(small):
     draft = random_draft(plan.draft, target, 1)
     prompts = bench_prompts(None, plan.target.vocab_size, 3, 12, 0)
     arm_plan = plan.cells[0].arms[1]
-    arm = BenchArm(arm_plan, target, draft, ops, prompts, 60, acceptance_of_arm(plan, arm_plan))
+    chain = Arm("chain", arm_plan.spec, target, draft, ops, acceptance_of_arm(plan, arm_plan))
+    arm = BatchArm(chain, prompts, 60)
     first, second = arm.run(), arm.run()
     assert first.outputs == second.outputs and common_outputs(first, second) == 3
     assert (first.rounds, first.tokens, first.bytes_read) == (second.rounds, second.tokens, second.bytes_read)
@@ -231,20 +232,12 @@ def test_turns_repeat_themselves_and_end_with_the_first_request(small):
     assert lengths[-1] == 60 and lengths[0] < 60, "rows that are accepted less are not waited for"
     assert first.tokens == sum(lengths) - 3, "all but the tokens of the prefill"
     # Captured rounds decode the same, on a CPU too.
-    captured = BenchArm(
-        replace(arm_plan, spec=replace(arm_plan.spec, graph_sizes=(4,))),
-        target,
-        draft,
-        ops,
-        prompts,
-        60,
-        acceptance_of_arm(plan, arm_plan),
-    )
+    captured = BatchArm(replace(chain, spec=replace(chain.spec, graph_sizes=(4,))), prompts, 60)
     timing = captured.run()
     assert timing.outputs == first.outputs and "graph" in timing.phase_s
     assert [(capture.steps, capture.batch_size) for capture in captured.captures] == [(3, 4)]
-    overlapped = replace(arm_plan, spec=arm_plan.spec.with_config(overlap=True, multi_step_rounds=1))
-    timing = BenchArm(overlapped, target, draft, ops, prompts, 60, acceptance_of_arm(plan, arm_plan)).run()
+    overlapped = replace(chain, spec=chain.spec.with_config(overlap=True, multi_step_rounds=1))
+    timing = BatchArm(overlapped, prompts, 60).run()
     assert timing.outputs == first.outputs
     assert (timing.rounds, timing.tokens) == (first.rounds, first.tokens), "a round in flight past the end is not timed"
     other = replace(timing, outputs=((9999, *timing.outputs[0][1:]), *timing.outputs[1:]))

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
-from foredraft.gpu.measure.arm import BenchArm
-from foredraft.gpu.measure.plan import acceptance_of_arm, plan_bench
+from foredraft.core.scheduler.driver import Driver
+from foredraft.gpu.measure.plan import plan_bench
 from foredraft.gpu.measure.ranks import options_from_json
 from foredraft.gpu.measure.run import Bench
 from foredraft.gpu.parallel.link import connect
@@ -23,25 +23,24 @@ def main(rank: int, port: int, options: dict) -> None:
     connect("127.0.0.1", port, rank, asked.tensor_parallel, "gloo")
     plan = plan_bench(asked)
     bench = Bench(plan, shard=Shard(rank, asked.tensor_parallel))
-    target, draft = bench.models
+    target, _ = bench.models
     embedding = () if plan.target.tied_embeddings else (target.embed_weight.data_ptr(),)
     matrices = [x.nbytes for x in target.parameters() if x.ndim > 1 and x.data_ptr() not in embedding]
 
-    arm_plan, (cell,) = plan.cells[0].arms[-1], plan.cells
+    arm, (cell,) = bench.arm(plan.cells[0].arms[-1]), plan.cells
     # Rounds as a GPU captures them, without the capture.
-    arm_plan = replace(arm_plan, spec=replace(arm_plan.spec, graph_sizes=(cell.batch_size,)))
-    prompts = [np.arange(1, 1 + cell.context_len)] * cell.batch_size
-    acceptance = acceptance_of_arm(plan, arm_plan)
-    arm = BenchArm(arm_plan, target, draft, bench._ops, prompts, asked.output_tokens, acceptance)
-    for number, prompt in enumerate(prompts):
-        arm.loop.submit(Request(str(number), Prompt.of_tokens(prompt), asked.output_tokens))
+    engine, executor = replace(arm, spec=replace(arm.spec, graph_sizes=(cell.batch_size,))).open(lambda event: None)
+    driver = Driver(engine, executor)
+    prompt = Prompt.of_tokens(np.arange(1, 1 + cell.context_len))
+    for number in range(cell.batch_size):
+        driver.submit(Request(str(number), prompt, asked.output_tokens))
     turns: list[list[tuple[str, int]]] = []
-    while not arm.loop.is_idle:
+    while not engine.is_idle:
         seen: list[tuple[str, int]] = []
         EXCHANGES.on_exchange = lambda kind, num_bytes, seen=seen: seen.append((kind, num_bytes))
-        rounds = arm.executor.counters.rounds
-        arm.loop.turn()
-        if arm.executor.counters.rounds == rounds + 1:
+        rounds = executor.counters.rounds
+        driver.turn()
+        if executor.counters.rounds == rounds + 1:
             turns.append(seen)
     # With all rows, and without a prompt.
     print(json.dumps({"exchanged": turns[1], "matrices": sum(matrices)}), flush=True)
