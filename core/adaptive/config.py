@@ -125,16 +125,17 @@ DEFAULT_PRESETS = {"ema": "default", "goodput": "zero-to-seven"}
 
 
 def load_adaptive_config(
-    given: str | Mapping[str, Any] | AdaptiveConfig, source: str | None = None, read_file: ReadFile | None = None
+    given: str | Mapping[str, Any] | AdaptiveConfig | None, source: str | None = None, read_file: ReadFile | None = None
 ) -> AdaptiveConfig:
     """Read a table from a dict, a JSON text (it begins with `{`), a preset's name, or the path of a file for
-    `read_file`.
+    `read_file`. None is the preset "default".
 
     `source` names the input in messages; the default is the path, or `<arguments>`. Raises ConfigError with all
     problems at once.
     """
     if isinstance(given, AdaptiveConfig):
         return given
+    given = "default" if given is None else given
     if isinstance(given, Mapping):
         return _read_table(given, source or "<arguments>")
     if given in PRESETS:

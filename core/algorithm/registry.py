@@ -78,11 +78,17 @@ def _name_problems(name: str, cls: type) -> list[Problem]:
 # -- by name ----------------------------------------------------------------------------------------------------------
 
 
+_OF_SERVERS = {"NEXTN": "EAGLE", "MTP": "EAGLE", "DRAFT_MODEL": "STANDALONE"}
+
+
 def get_algorithm(name: str) -> SpecAlgorithm:
-    """Return the algorithm called `name`, case-insensitive; ConfigError with the nearest known name."""
+    """Return the algorithm called `name`, case-insensitive, also by the name of a server (NEXTN, MTP, DRAFT_MODEL);
+    ConfigError with the nearest known name."""
     key = name.upper()
     if key not in _RESERVED and key not in _plugins:
         _load_entry_point(key)
+    if key not in _plugins:
+        key = _OF_SERVERS.get(key, key)
     if key in _RESERVED:
         return _RESERVED[key]
     if key not in _plugins:

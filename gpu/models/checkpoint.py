@@ -274,14 +274,14 @@ def _load_prediction_layer(directory: Path, config: HeadConfig, target: Decoder)
 
 
 def _read_vocabulary(directory: Path, head: DraftHead, stored: dict[str, StoredTensor]) -> None:
-    """Read `d2t`, which must be added to a draft token to get the target's;
-    `t2d` only repeats which tokens have one."""
+    """Read `d2t`, which must be added to a draft token to get the target's; `t2d` repeats which tokens have one, and
+    must say the same."""
     if head.vocab_size == head.config.model.vocab_size and "d2t" not in stored:
         return
     if "d2t" not in stored:
         sizes = f"draft_vocab_size is {head.vocab_size}, vocab_size {head.config.model.vocab_size}"
         raise CheckpointError(str(directory), [Problem("d2t", f"is missing, but {sizes}")])
-    tensors = dict(read_tensors({"d2t": stored["d2t"]}))
+    tensors = dict(read_tensors({name: stored[name] for name in ("d2t", "t2d") if name in stored}))
     offsets = tensors["d2t"]
     if offsets.shape != (head.vocab_size,) or offsets.dtype not in (torch.int64, torch.int32):
         found = f"{list(offsets.shape)} {offsets.dtype}"
@@ -292,6 +292,11 @@ def _read_vocabulary(directory: Path, head: DraftHead, stored: dict[str, StoredT
     if int(ids.min()) < 0 or int(ids.max()) >= size or len(ids.unique()) != len(ids):
         problem = Problem("d2t", f"must map draft tokens to different tokens of the target, 0 … {size - 1}")
         raise CheckpointError(str(stored["d2t"].path), [problem])
+    if (has_draft := tensors.get("t2d")) is not None:
+        marked = has_draft.flatten().bool().nonzero().flatten()
+        if has_draft.numel() != size or not torch.equal(marked, ids.sort().values):
+            problem = Problem("t2d", f"marks {len(marked)} of {has_draft.numel()} tokens, which are not those of d2t")
+            raise CheckpointError(str(stored["t2d"].path), [problem])
     head.set_vocabulary(ids)
 
 

@@ -138,3 +138,7 @@ def test_comments_are_passed_over_as_in_sglang_files():
     assert load_adaptive_config(table).slots == load_adaptive_config({"1": {"candidate_steps": [1, 3]}}).slots
     assert "expected 'ema'" in problems_of(table | {"strategy": "throughput_aware"})["strategy"]
     assert "is not a known key" in problems_of({"1": {"candidate_steps": [1], "strategy": "ema"}})["1.strategy"]
+
+
+def test_no_table_is_the_default_one():
+    assert load_adaptive_config(None) == load_adaptive_config("default")

@@ -325,3 +325,8 @@ def test_a_name_that_two_packages_offer_is_refused_with_both(forget, monkeypatch
 def test_no_package_replaces_a_built_in_name(monkeypatch):
     offer(monkeypatch, Afar("EAGLE", GoodLookup))
     assert get_algorithm("EAGLE") is not GoodLookup and get_algorithm("EAGLE").drafter is Drafter.HEAD
+
+
+def test_the_names_of_servers_are_understood():
+    found = [get_algorithm(name).name for name in ("NEXTN", "mtp", "DRAFT_MODEL")]
+    assert found == ["EAGLE", "EAGLE", "STANDALONE"]

@@ -426,6 +426,13 @@ def test_maps_of_the_draft_vocabulary_that_are_wrong(target: Decoder, tmp_path: 
     refused(tmp_path, message, draft=EAGLE3, target=target)
 
 
+@pytest.mark.parametrize("t2d", [torch.arange(50) < 21, torch.arange(50) >= 30, torch.arange(49) < 20], ids=str)
+def test_a_map_back_that_marks_other_tokens_is_refused(target: Decoder, tmp_path: Path, t2d):
+    save_draft(random_head(HeadConfig(EAGLE3, LAYER, 32, 20, (0, 1, 3)), target), tmp_path)
+    change(tmp_path, t2d=t2d)
+    refused(tmp_path, "t2d: marks", "are not those of d2t", draft=EAGLE3, target=target)
+
+
 def test_a_head_that_needs_tables_of_its_own(target: Decoder, tmp_path: Path):
     save_draft(random_head(HeadConfig(EAGLE3, LAYER, 32, 20, (0, 1, 3)), target), tmp_path)
     change(tmp_path, lm_head__weight=None)
