@@ -28,6 +28,7 @@ from .cost import print_rounds
 
 if TYPE_CHECKING:
     from ...planning.rounds.doctor import Diagnosis, Gain
+    from ...sim.scenario import Scenario
 
 
 of_round = only_with("--round")
@@ -42,6 +43,7 @@ Details = Annotated[bool, option("--details",
     "Print also the gain by context, break-even lengths, 80 % intervals, and what they rest on.")]
 # fmt: on
 
+NO_DRAFTS = "The scenario does not speculate: name the algorithm to judge, such as --set speculation.algorithm=EAGLE3."
 MODES = {"--round": {"scenario", "from_sglang", "from_vllm", "from_trtllm", "settings", "as_json", "quiet"}}
 
 
@@ -75,6 +77,9 @@ def doctor(
     "accept length" has the value that the scenario's acceptance gives. Rounds
     decode alone: tokens/s leave out the time of prompts. Published points of the
     server give the 80 % interval of a round.
+
+    With a launch command the answer begins with what the server would print of
+    its KV pool when it starts. Without speculation that is all.
     """
     from ...planning.rounds.doctor import diagnose
     from ...sim.scenario_file import load_scenario
@@ -86,18 +91,32 @@ def doctor(
         print_rounds(resolved, batch, context, steps, as_json)
         return
     refuse_without_effect(("--details", as_json and details, "the document of --json has them"))
+    capacity = _capacity(resolved) if launch and not as_json else []
+    if capacity and resolved.speculation.algorithm == "NONE":
+        typer.echo("\n".join([*capacity, "", *_wrapped(NO_DRAFTS)]))
+        return
     with text_progress(quiet) as show:
         found = diagnose(resolved, requests, show=show)
     if as_json:
         print_document(found)
         return
-    parts = [_wrapped(_answer(found)), _short_table(found)]
+    parts = [capacity, _wrapped(_answer(found)), _short_table(found)]
     if details:
         parts += [_wrapped(found.timing), _wrapped(_reach(found)), _gains(found), _unknowns(found)]
         parts += [_break_even(found), _latencies(found)]
     else:
         parts.append(_short_notes(found))
     typer.echo("\n\n".join("\n".join(lines) for lines in parts if lines))
+
+
+def _capacity(scenario: Scenario) -> list[str]:
+    """Return what the server would print of its KV pool, and the notices about its start."""
+    from ...sim.assembly import assemble
+    from ...sim.assembly.explaining import capacity_lines
+    from ...sim.effects.notices import start_notices
+
+    run = assemble(scenario)
+    return [*capacity_lines(run), *(line for notice in start_notices(run) for line in _wrapped(notice))]
 
 
 def _answer(found: Diagnosis) -> str:

@@ -11,6 +11,7 @@ from ...core.errors import count_of
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.rules import settings_of
 from ..cost.executor_steps import StepCost
+from ..cost.hardware import GIB
 from ..cost.memory import GRAPH_BYTES
 from ..scenario.scenario_text import DerivedRow
 from .acceptance import acceptance_source
@@ -47,6 +48,32 @@ def derived_rows(assembly: Assembly) -> Iterator[DerivedRow]:
     yield from _steps(assembly)
     yield from _relay(assembly)
     yield from _reservations(assembly)
+
+
+def capacity_lines(assembly: Assembly) -> list[str]:
+    """Return what the servers print of their KV pools when they start; nothing where the scenario gives the pool."""
+    lines = []
+    for role, part in assembly.by_role.items():
+        memory, config, server = part.memory, part.spec.config, part.deployment.server.name
+        if memory is None:
+            continue
+        tokens, requests = memory.capacity(config)
+        pool = f"{memory.kv_pool_bytes / GIB:.2f} GiB (give or take {memory.margin_bytes / GIB:.2f})"
+        if server.startswith("sglang"):
+            told = [
+                f"KV Cache is allocated. #tokens: {tokens}, {pool}",
+                f"max_total_num_tokens={tokens}, chunked_prefill_size={config.chunk_size}, "
+                f"max_running_requests={config.max_running}, context_len={config.context_len}",
+            ]
+        else:
+            told = [
+                f"Available KV cache memory: {pool}",
+                f"GPU KV cache size: {tokens:,} tokens",
+                f"Maximum concurrency for {config.context_len:,} tokens per request: {requests:.2f}x",
+            ]
+        of_role = f"{role}, " if len(assembly.by_role) > 1 else ""
+        lines += [f"{server} ({of_role}{part.deployment.devices}) would print:", *(f"  {line}" for line in told)]
+    return lines
 
 
 def _explain(assembly: Assembly) -> list[DerivedRow]:

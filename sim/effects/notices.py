@@ -29,7 +29,7 @@ def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
         notices.append(f"the mode is {run.spec.config.mode}: {run.spec.config.mode_reason}")
     notices += _preset_notices(run)
     notices += [f"workload.trace: {note}" for note in trace_notes(run.scenario.workload)]
-    notices += [*_graph_notices(run), *_states_notices(run), *_start_notices(run)]
+    notices += [*_graph_notices(run), *_states_notices(run), *start_notices(run)]
     if isinstance(run.acceptance, TraceAcceptance) and len(run.acceptance.keys) == 1:
         notices.append(
             f"acceptance.recorded: {run.scenario.acceptance.recorded} has one request, so every simulated request repeats its runs"
@@ -83,7 +83,7 @@ def _states_notices(run: Assembly) -> Iterator[str]:
         )
 
 
-def _start_notices(run: Assembly) -> Iterator[str]:
+def start_notices(run: Assembly) -> Iterator[str]:
     """Yield a sentence if the server refuses to start or may do so, because one request of the whole context takes more
     than the pool."""
     server = run.deployment.server

@@ -168,15 +168,22 @@ class MemoryPlan:
             rows.append(("requests for which there are states", self.most_running, "", _SOURCES["recurrent_states"]))
         return rows + self._explain_capacity(config)
 
+    def capacity(self, config: EngineConfig) -> tuple[int, float]:
+        """Return the size of the KV pool in tokens as servers print it, those of requests that fill the context, and
+        how many such requests it holds."""
+        context, pool = config.context_len, config.num_pages * config.page_size
+        most = pool / (context + config.beside.of(context, config.chunk_size))
+        return int(most * context) if config.beside and not self.window_slot_bytes else pool, most
+
     def _explain_capacity(self, config: EngineConfig) -> list[tuple[str, float, str, str]]:
         """Return the size of the KV pool in tokens, as servers print it when they start."""
         context, pool = config.context_len, config.num_pages * config.page_size
-        most = pool / (context + config.beside.of(context, config.chunk_size))
+        tokens, most = self.capacity(config)
         rows: list[tuple[str, float, str, str]] = [("KV slots", pool, "tokens", "KV pool / KV per slot")]
         if config.beside and not self.window_slot_bytes:
             source = "KV pool / what a request of the whole context takes"
             rows = [("KV slots without windows and states", *rows[0][1:])]
-            rows.append(("KV slots", int(most * context), "tokens", source))
+            rows.append(("KV slots", tokens, "tokens", source))
         return [*rows, (f"requests of {context:,} tokens that the KV pool holds", most, "", "as above")]
 
 
