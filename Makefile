@@ -53,7 +53,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 
 test: lint
-	$(BIN)/python -P -m pytest -n 2 --dist loadgroup -m 'not slow and not gpu and not readme and not browser'
+	$(BIN)/python -P -m pytest -n 2 --dist loadgroup
 
 # What README and the tutorial show: every command, block and output, in a fresh clone and environment of what is here. Minutes.
 readme: $(STAMP)
@@ -89,7 +89,7 @@ nightly: $(STAMP) .venv/.measured .venv/.cluster
 
 # The sdist and the wheel in dist/, each installed into an environment of its own, where the examples run.
 release: $(STAMP)
-	DIST=dist $(BIN)/python -P -m pytest -p no:xdist tests/package/test_wheel.py
+	DIST=dist $(BIN)/python -P -m pytest -p no:xdist -m slow tests/package/test_wheel.py
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks -p no:xdist -o python_files='bench_*.py test_*.py' --benchmark-only

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, overload
 
 import numpy as np
@@ -164,9 +165,15 @@ def normal_at(keys: Part, position: Part) -> np.float64 | Numbers:
 
 
 def _stream(seed: int, purpose: int, request: Part, lane: Part) -> int | Bits:
-    state = _finalise_int((int(seed) * _SEED_STEP) & _MASK)
-    state = _finalise_int(state ^ ((int(purpose) * _PURPOSE_STEP) & _MASK))
+    state = _begin(int(seed), int(purpose))
     return _absorb(_absorb(state, lane, _LANE_STEP, _LANE_ARRAY), request, _REQUEST_STEP, _REQUEST_ARRAY)
+
+
+@lru_cache(maxsize=256)
+def _begin(seed: int, purpose: int) -> int:
+    """Return the state behind seed and purpose: a run has few of them, and asks for each many times."""
+    state = _finalise_int((seed * _SEED_STEP) & _MASK)
+    return _finalise_int(state ^ ((purpose * _PURPOSE_STEP) & _MASK))
 
 
 def _absorb(state: int | Bits, part: Part, step: int, step_array: Bits) -> int | Bits:

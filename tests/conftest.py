@@ -25,6 +25,16 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["FOREDRAFT_KERNELS"] = "roofline"
 
 
+FAST = "not slow and not gpu and not readme and not browser"
+"""The tests of `make test`, and of a folder or a file that is named without `-m`."""
+
+
+def pytest_configure(config):
+    """Leave slow tests out, unless `-m` or the name of a test asks for them."""
+    if not config.option.markexpr and not any("::" in argument for argument in config.args):
+        config.option.markexpr = FAST
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config, items):
     """Mark as slow the cases that a test's mark `fast` does not name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import warnings
@@ -120,6 +121,7 @@ def check(
         foredraft check --replay runs/cases/allocator-ALLOC-10.case.json
         foredraft check server http://127.0.0.1:8001 --against http://127.0.0.1:8000
     """
+    _refuse_what_is_no_contract(contract)
     refuse_of_other_modes(ctx, SERVER if contract == SERVER else None, ("contract", "subject", "as_json"))
     if contract == SERVER:
         check_endpoint(subject, as_json, **asking)
@@ -161,6 +163,23 @@ def check(
 
 
 SERVERS = ("vllm", "sglang", "transformers")
+
+
+def _refuse_what_is_no_contract(contract: str | None) -> None:
+    """Raise ConfigError for an address in the place of the contract, and for a word near to what is checked beside the
+    contracts. Other unknown words are refused with the list of contracts."""
+    from ...core.errors import ConfigError, nearest
+    from ...properties.suites import SUITES
+
+    if contract in (None, *SUITES, SERVER, *SERVERS):
+        return
+    if "://" in contract or re.fullmatch(r"[\w.-]+:\d+(/.*)?", contract):
+        message = f"{contract} is an address; an endpoint is checked by: foredraft check {SERVER} {contract}"
+        raise ConfigError.of("<arguments>", "CONTRACT", message)
+    hint = nearest(contract, (*SUITES, SERVER, *SERVERS))
+    if any(f"{name!r}" in hint for name in (SERVER, *SERVERS)):
+        usage = f"; an endpoint is checked by: foredraft check {SERVER} URL" if f"{SERVER!r}" in hint else ""
+        raise ConfigError.of("<arguments>", "CONTRACT", f"there is no contract {contract!r}{hint}{usage}")
 
 
 def _rules_of_places(contract: str | None, subject: str | None, other: str | None) -> list[tuple[str, bool, str]]:

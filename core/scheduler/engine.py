@@ -200,11 +200,8 @@ class Engine:
     def commit(self, result: StepResult, now_ns: int) -> CommitOutcome:
         """Apply the result of the oldest step in flight. Raises InvariantViolation RELAY-07 for another step's."""
         flight, finished = self.requests.begin_commit(result)  # finished: those that the executor reports as failed
-        first_tokens: list[str] = []
-        computed: list[str] = []
-        ends: list[End] = []
+        first_tokens, computed, ends, kept = [], [], [], None
         ends_in_rounds: list[End] = []
-        kept = None
         if result.prefill is not None:
             first_tokens, computed, ends = self._commit_prefill(flight, result.prefill)
         if result.decode is not None:

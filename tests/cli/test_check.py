@@ -179,6 +179,11 @@ def test_an_unknown_invariant_is_not_allowed(refused, theirs):
     [
         (("allocater",), ["did you mean 'allocator'"]),
         (("scheduler",), ["there is no contract", "allocator"]),
+        (("serve",), ["did you mean 'server'", "foredraft check server URL"]),
+        (("vlm",), ["no contract 'vlm'", "did you mean 'vllm'"]),
+        (("http://127.0.0.1:8000",), ["foredraft check server http://127.0.0.1:8000"]),
+        (("https://a.b/v1", "--against", "http://a:1"), ["foredraft check server https://a.b/v1"]),
+        (("localhost:8000",), ["foredraft check server localhost:8000"]),
         (("allocator", "theirs"), ["module:make"]),
         (("allocator", "nowhere:make"), ["nowhere", "cannot be imported"]),
         (("allocator", "theirs:mak"), ["'mak'", "did you mean 'make'"]),

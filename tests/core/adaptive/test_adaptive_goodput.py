@@ -268,7 +268,7 @@ def tree_runs(first_choice: tuple[float, ...], rank_ratio: float, topk: int, nod
 def test_trees_reach_what_the_best_fixed_tree_does(rank_ratio, first_choice, nodes, batch_size):
     """STEPS-08 on trees, whatever the acceptance by rank.
     A deep tree of few nodes accepts less at every depth than a shallow one."""
-    rounds, kv = 6000, 500 * batch_size
+    rounds, kv = 4000, 500 * batch_size
     runs = tree_runs(first_choice, rank_ratio, 4, nodes, batch_size, rounds)
 
     def tree_ns(size: int, steps: int, kv_tokens: int) -> int:

@@ -135,6 +135,8 @@ def main() -> int:
             "no:cacheprovider",
             "--no-header",
             "-q",
+            "-m",
+            "not gpu",
             *client.tests,
         ]
         if subprocess.run(command, cwd=ROOT).returncode:
