@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -28,14 +27,18 @@ class Fence:
         self.rows: list[Departure] = []
         self.slots: deque[tuple[int, Slots]] = deque()  # the step, and slots that a running row no longer reads
 
-    def slots_due(self, committed: int) -> Iterator[Slots]:
-        """Remove and yield the slots that waited for steps up to `committed`."""
+    def slots_due(self, committed: int) -> list[Slots]:
+        """Remove and return the slots that waited for steps up to `committed`."""
+        due: list[Slots] = []
         while self.slots and self.slots[0][0] <= committed:
-            yield self.slots.popleft()[1]
+            due.append(self.slots.popleft()[1])
+        return due
 
-    def rows_due(self, committed: int) -> Iterator[Departure]:
-        """Remove and yield the rows that waited for steps up to `committed`."""
+    def rows_due(self, committed: int) -> list[Departure]:
+        """Remove and return the rows that waited for steps up to `committed`."""
+        if not self.rows:
+            return []
         due = [departure for departure in self.rows if departure.fence <= committed]
         if due:
             self.rows = [departure for departure in self.rows if departure.fence > committed]
-        yield from due
+        return due

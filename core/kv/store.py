@@ -333,13 +333,11 @@ class KVStore:
 
     def pass_fence(self, committed: int) -> None:
         """Release all rows that waited for step `committed`, in the order in which they left."""
-        if self._fence.slots:
-            for slots in self._fence.slots_due(committed):
-                self.allocator.free(slots)
-                self.cache_revision += 1
-        if self._fence.rows:
-            for departure in self._fence.rows_due(committed):
-                self._release(departure)
+        for slots in self._fence.slots_due(committed):
+            self.allocator.free(slots)
+            self.cache_revision += 1
+        for departure in self._fence.rows_due(committed):
+            self._release(departure)
 
     def _release(self, departure: Departure) -> None:
         row = departure.row

@@ -200,12 +200,9 @@ class Engine:
     def commit(self, result: StepResult, now_ns: int) -> CommitOutcome:
         """Apply the result of the oldest step in flight. Raises InvariantViolation RELAY-07 for another step's."""
         flight, finished = self.requests.begin_commit(result)  # finished: those that the executor reports as failed
-        first_tokens, computed, ends, kept = [], [], [], None
-        ends_in_rounds: list[End] = []
-        if result.prefill is not None:
-            first_tokens, computed, ends = self._commit_prefill(flight, result.prefill)
-        if result.decode is not None:
-            kept, ends_in_rounds = self._commit_rounds(flight, result.decode)
+        prefill, decode = result.prefill, result.decode
+        first_tokens, computed, ends = self._commit_prefill(flight, prefill) if prefill is not None else ([], [], [])
+        kept, ends_in_rounds = self._commit_rounds(flight, decode) if decode is not None else (None, [])
         in_rounds = self.requests.finish_all(ends_in_rounds)  # first, because they were admitted first
         finished += self.requests.finish_all(ends) + in_rounds + self.requests.end_leaving()
         self.store.pass_fence(result.step_id)
