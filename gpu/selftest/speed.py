@@ -101,7 +101,9 @@ def launches(context: Context) -> StepFinding:
         cell = bench.plan.cells[0]
         for arm in bench.arms(replace(cell, arms=cell.arms if way is CHAINS else cell.arms[-1:])):
             counts = launches_per_round(arm)
-            rows.append({"steps": arm.arm.spec.max_steps or "plain", "nodes": arm.arm.spec.max_num_draft_tokens, **counts})
+            rows.append(
+                {"steps": arm.arm.spec.max_steps or "plain", "nodes": arm.arm.spec.max_num_draft_tokens, **counts}
+            )
     return StepFinding("calls of the driver per round, batch 1", tuple(rows))
 
 
