@@ -8,13 +8,14 @@ measured kernels from it.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...core.adaptive.graphs import graph_plan
 from ...core.errors import ConfigError, nearest
 from ...core.model_shape import ModelShape
-from ...core.scheduler.config import EngineRole
+from ...core.scheduler.config import EngineConfig, EngineRole
 from ...core.scheduler.spec import GRAPH_SIZES, EngineSpec, default_graph_sizes
 from ..cost.calibration import Calibration
 from ..cost.draft import DraftShape
@@ -78,6 +79,7 @@ class Deployment:
     port_bytes_per_s: float
     memory_rules: MemoryRules
     leanest_rules: MemoryRules | None
+    pool_ratios: Mapping[str, float]  # that the scenario gives, as fields of StateLayout
     calibration: Calibration | None = None
 
     @classmethod
@@ -114,6 +116,7 @@ class Deployment:
             is_corrected=hardware.correction == "published" and calibration is None,
             port_bytes_per_s=parallel.devices * port_gbps * 1e9 / 8,
             memory_rules=rules_of(hardware.release, server.memory),
+            pool_ratios=_ratios(hardware),
             leanest_rules=leanest_rules(hardware.release, server.memory),
             calibration=calibration,
         )
@@ -197,6 +200,15 @@ class Deployment:
             raise missing
         return usual
 
+    def _layout(self, config: EngineConfig, is_default_limit: bool) -> StateLayout:
+        return StateLayout(
+            self.server.kv_layout,
+            config.prefix_cache,
+            config.overlap,
+            is_default_limit=is_default_limit,
+            **self.pool_ratios,
+        )
+
     def _memory_plan(
         self, target: ModelShape, draft: DraftShape | None, spec: EngineSpec, is_default_limit: bool, rules: MemoryRules
     ) -> tuple[MemoryPlan | None, InsufficientMemory | None]:
@@ -226,11 +238,17 @@ class Deployment:
                 shares=shares,
                 page_size=config.page_size,
                 rules=rules,
-                layout=StateLayout(self.server.kv_layout, config.prefix_cache, config.overlap, is_default_limit),
+                layout=self._layout(config, is_default_limit),
             )
         except InsufficientMemory as error:
             return None, error
         return plan, None
+
+
+def _ratios(hardware: Hardware) -> dict[str, float]:
+    """Return the proportions of SGLang's pools that the scenario gives."""
+    given = {"window_ratio": hardware.window_ratio, "state_ratio": hardware.state_ratio}
+    return {name: ratio for name, ratio in given.items() if ratio is not None}
 
 
 def _parallelism(hardware: Hardware, gpu: GPU) -> Parallelism:

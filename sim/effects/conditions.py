@@ -129,6 +129,18 @@ def kv_is_given(run: Assembly, key: str) -> str | None:
 
 
 @_condition
+def no_pool_of_windows(run: Assembly, key: str) -> str | None:
+    has_pool = run.memory is not None and run.memory.window_slot_bytes
+    return None if has_pool else "layers with a window have no pool of their own"
+
+
+@_condition
+def no_pool_of_states(run: Assembly, key: str) -> str | None:
+    has_pool = run.deployment.server.kv_layout == "shares" and run.target.recurrent_state_bytes
+    return None if has_pool else "recurrent states have no pool in proportion to that of KV"
+
+
+@_condition
 def one_rule_of_memory(run: Assembly, key: str) -> str | None:
     server = run.deployment.server
     return None if len(server.memory) > 1 else f"all releases of {server.name} take memory by one rule here"

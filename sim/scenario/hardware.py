@@ -159,6 +159,21 @@ class Hardware(ScenarioTable):
         description="TensorRT-LLM's free_gpu_memory_fraction: share for KV of the memory that weights, activations and "
         "graphs leave; replaces reserved_fraction; default for TensorRT-LLM: 0.9",
     )
+    window_ratio: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | None,
+        NoEffect("kv_slots_are_given"),
+        NoEffect("no_pool_of_windows"),
+        sglang("swa-full-tokens-ratio N", read="number"),
+    ] = Field(
+        default=None,
+        description="tokens of SGLang's pool of layers with a window for each token of the KV pool; default: 0.8",
+    )
+    state_ratio: Annotated[
+        Positive | None,
+        NoEffect("kv_slots_are_given"),
+        NoEffect("no_pool_of_states"),
+        sglang("mamba-full-memory-ratio N", read="number"),
+    ] = Field(default=None, description="bytes of SGLang's pool of recurrent states for each byte of KV; default: 0.9")
     kv_gb: Annotated[
         Positive | None,
         NoEffect("kv_slots_are_given"),
@@ -257,7 +272,7 @@ class Hardware(ScenarioTable):
 
     @model_serializer(mode="wrap")
     def _without_common_pools(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out pools that have nothing of their own and a release that is not named, so that the headers of other
-        logs stay what they are."""
-        omitted = ("prefill", "decode", "release")
+        """Leave out pools that have nothing of their own, and a release and ratios that are not given, so that the
+        headers of other logs stay what they are."""
+        omitted = ("prefill", "decode", "release", "window_ratio", "state_ratio")
         return {key: value for key, value in dump(self).items() if value is not None or key not in omitted}

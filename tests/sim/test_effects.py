@@ -30,6 +30,8 @@ def of_both(setting: str) -> list[str]:
 
 # settings, then the key that does nothing with a part of the reason
 CASES = [
+    (["hardware.server=sglang-0.5", "hardware.window_ratio=0.5"], "hardware.window_ratio", "no pool of their own"),
+    (["hardware.server=sglang-0.5", "hardware.state_ratio=0.5"], "hardware.state_ratio", "in proportion"),
     (["hardware.server=sglang-0.5", "hardware.release=0.5.23"], "hardware.release", "all releases of sglang-0.5"),
     (["speculation.algorithm=NONE", "speculation.steps=3"], "speculation.steps", "NONE drafts nothing"),
     (["speculation.algorithm=NONE", "speculation.num_draft_tokens=4"], "speculation.num_draft_tokens", "NONE drafts nothing"),

@@ -24,10 +24,6 @@ from ....core.scheduler.config import EngineConfig
 from ..hardware import MIB
 from .rules import StateLayout
 
-WINDOW_RATIO = 0.8
-"""Tokens of the pool of layers with a window for each token of the other pool (SGLang 0.5.23,
---swa-full-tokens-ratio)."""
-
 RESERVED = 0.10
 """The share of a device's memory that servers leave alone by default, those with a static share apart."""
 
@@ -157,7 +153,7 @@ class MemoryPlan:
             ("KV per slot, draft", self.draft_slot_bytes, "B", "computed from the shape"),
         ]
         if self.window_slot_bytes:
-            source = f"the server's rule: {WINDOW_RATIO:g} tokens in layers with a window for each slot"
+            source = "the server's rule: tokens in layers with a window for each slot (hardware.window_ratio)"
             rows.append(("KV per slot, windows", self.window_slot_bytes, "B", source))
         if self.request_slots:
             rows.append(("slots of a running request for its states", self.request_slots, "", "states / KV per slot"))
@@ -218,5 +214,5 @@ class Slot(NamedTuple):
             message = f"{target.name} caches nothing of its tokens; engine.kv_slots gives the size of the pool"
             raise InsufficientMemory(message)
         if layout.rule == "shares" and windows:
-            return cls(full, draft, math.ceil(WINDOW_RATIO * windows), 1 / WINDOW_RATIO - 1)
+            return cls(full, draft, math.ceil(layout.window_ratio * windows), 1 / layout.window_ratio - 1)
         return cls(full, draft, 0, windows / (full + draft))

@@ -13,8 +13,6 @@ from .plan import InsufficientMemory, MemoryPlan, MemoryShares, Slot
 from .rules import MemoryRules, StateLayout
 
 USUAL_SHARES, USUAL_LAYOUT, USUAL_RULES = MemoryShares(), StateLayout(), MemoryRules()
-STATE_RATIO = 0.9
-"""Memory of states for each byte of KV (SGLang 0.5.23, --mamba-full-memory-ratio)."""
 STATES_SHARE = 0.5
 """The share of what weights leave that states may have at most where a default limit would set aside more (assumption:
 the servers that set states aside for all requests then do not start)."""
@@ -173,7 +171,7 @@ def _states(layout: StateLayout, state: int, free: int, rows: int, nodes: int) -
         most = max(1, min(rows, int(STATES_SHARE * free) // each)) if layout.is_default_limit else rows
         return most * each, most
     # One slot more of each kind is for padding.
-    per_request, budget = layout.states_per_request, int(free * STATE_RATIO / (1 + STATE_RATIO))
+    per_request, budget = layout.states_per_request, int(free * layout.state_ratio / (1 + layout.state_ratio))
     count = int((budget - state * (1 + drafted)) // (state * (1 + drafted / per_request)))
     if not layout.prefix_cache and not layout.is_default_limit:
         count = min(count, rows)

@@ -12,6 +12,11 @@ from ..hardware import MIB
 
 GRAPH_BYTES = 25 * MIB
 CONTEXT_BYTES, GROUP_BYTES = 1150 * MIB, 1024 * MIB
+WINDOW_RATIO = 0.8
+"""Tokens of the pool of layers with a window for each token of the other pool (SGLang 0.5.23,
+--swa-full-tokens-ratio)."""
+STATE_RATIO = 0.9
+"""Memory of states for each byte of KV (SGLang 0.5.23, --mamba-full-memory-ratio)."""
 
 LayoutRule = Literal["pool", "shares", "reserved"]
 
@@ -28,6 +33,8 @@ class StateLayout:
     rule: LayoutRule = "reserved"
     prefix_cache: bool = True
     overlap: bool = True
+    window_ratio: float = WINDOW_RATIO  # of "shares"
+    state_ratio: float = STATE_RATIO
     is_default_limit: bool = False  # max_running is the server's default, so "reserved" lowers it where memory is short
 
     @property

@@ -214,6 +214,15 @@ def test_states_for_drafts_are_set_aside_for_the_requests_that_may_run():
     assert memory.recurrent_states_bytes == pytest.approx(state * (count + 1 + (most + 1) * 4), rel=0.02)
 
 
+def test_the_proportions_of_the_pools_may_be_given():
+    usual, other = (plan_of("windowed", "sglang-0.5", hardware=given).memory for given in ({}, {"window_ratio": 0.2}))
+    assert other.window_slot_bytes == pytest.approx(usual.window_slot_bytes / 4, abs=1) and other.slots > usual.slots
+    for ratio in (0.9, 0.3):
+        memory = plan_of("hybrid", "sglang-0.5", hardware={"state_ratio": ratio}).memory
+        left = memory.kv_pool_bytes + memory.recurrent_states_bytes
+        assert memory.recurrent_states_bytes == pytest.approx(left * ratio / (1 + ratio), rel=0.03)
+
+
 def test_layers_with_a_window_have_a_pool_in_proportion():
     found = plan_of("windowed", "sglang-0.5")
     memory, per_layer = found.memory, 2 * 8 * 128 * 2

@@ -127,3 +127,10 @@ def test_a_named_release_says_which_rules_hold(tmp_path):
     assert pools["0.33.0"] == pools["0.21.0"]
     unnamed = assembled(tmp_path, "vllm", "vllm serve llama-3.1-8b", "H100")
     assert unnamed.memory == pools["0.16.0"], "the one that takes most"
+
+
+def test_the_flags_of_sglang_give_the_proportions_of_its_pools():
+    command = "python -m sglang.launch_server --model-path llama-3.1-8b --swa-full-tokens-ratio 0.3 --mamba-full-memory-ratio 0.5"
+    launch = read_launch("sglang", command, "command", "H100")
+    assert (launch.settings["hardware.window_ratio"], launch.settings["hardware.state_ratio"]) == (0.3, 0.5)
+    assert not launch.not_modelled
