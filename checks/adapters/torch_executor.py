@@ -29,13 +29,14 @@ from ...gpu.executor.outputs import NUM_TOP_LOGPROBS, USER_OUTPUTS
 from ...gpu.executor.parts import ExecutorOptions
 from ...gpu.executor.shaping import paths_of
 from ...gpu.models.decoder import Decoder
+from ...gpu.ops.host_ops import HostOps
 from ...gpu.ops.torch_ops import TorchOps
 from ...gpu.session.devices import ops_for, resolve_device
 from ...gpu.types.ops import Capture, DeviceTree, Ops
 from ...properties.executor.oracle import After, Drafts, RecurrentState, is_allowed, looked_up
 from ...properties.executor.reference.adapter import WrappedExecutor
 from .dense_drafting import DenseHead, DenseHeads, DenseModel, PlainRecurrence, Shape, dense_tree
-from .torch_models import DRAFT_HIDDEN, HIDDEN, OPS, TargetKind, context_of, draft_model, models_on, target_model
+from .torch_models import DRAFT_HIDDEN, HIDDEN, TargetKind, context_of, draft_model, models_on, target_model
 
 MOST_TEXTS = 12  # whose outputs, computed plainly, are remembered
 DEVICE_HEAD_DIM = 16  # of models that run elsewhere: a kernel's block has no fewer channels
@@ -96,7 +97,7 @@ class CheckedExecutor(WrappedExecutor):
             kind = replace(kind, head_dim=DEVICE_HEAD_DIM)
         target = target_model(config.vocab_size, kind, context_of(config.algorithm))
         self.models = (target, draft_model(config.algorithm, config.vocab_size, kind))
-        self._ops, self._running = OPS, self.models
+        self._ops, self._running = HostOps(), self.models
         if place != HOST:
             self._ops = ops_in(place.device, place.ops)
             self._running = models_on(place.device, self._ops, config.algorithm, config.vocab_size, kind)

@@ -3,22 +3,46 @@
 from dataclasses import replace
 
 import numpy as np
+import torch
 
-from ...gpu.batch import states
 from ...gpu.batch.states import BranchStates, ChunkStates, TreeStates
-from ...gpu.draft.branches import BranchDraft
+from ...gpu.draft.branches import BranchDraft, _from_sources
 from ...gpu.draft.heads import HeadsDraft
-from ...gpu.executor import shaping
 from ...gpu.executor.prompt_runner import PromptRunner
 from ...gpu.executor.round import DecodeRound
-from ...gpu.ops.torch_ops import TorchOps
+from ...gpu.executor.shaping import _filter
+from ...gpu.kernels.constants import numbers
+from ...gpu.kernels.layers.delta_rule import States, advanced
+from ...gpu.ops.host_ops import HostOps
+from ...gpu.types.attention import PLAIN
 from ..adapters.torch_executor import CheckedExecutor
-from .planting import defects, lookup
+from .planting import Defects
 
-REAL = """
-KeepsTheVerifyPass (ACCEPT-17): The verify pass's hidden states live until the next one: a closure holds them.
-    CheckedExecutor.__init__:
-        good(self, config)
+REAL = Defects("executor", CheckedExecutor, prefix="gpu:")
+
+
+def _filter_short_of_the_mass(logits, probs, top_p, top_k, good=_filter):
+    kept = good(logits, probs, top_p, top_k)
+    rarest = kept.where(kept > 0, torch.inf).argmin(1, keepdim=True)
+    has_others = (kept > 0).sum(1, keepdim=True) > 1
+    return torch.where(has_others & (top_p < 1), kept.scatter(1, rarest, 0.0), kept)
+
+
+def _advanced_without_decay(states, nodes, path, lens, good=advanced):
+    entered = good(States(torch.zeros_like(states.matrices), states.inputs), nodes, path, lens)
+    return States(states.matrices + entered.matrices, entered.inputs)
+
+
+def _advanced_with_old_inputs(states, nodes, path, lens, good=advanced):
+    return States(good(states, nodes, path, lens).matrices, states.inputs)
+
+
+@REAL.breaks("ACCEPT-17")
+class KeepsTheVerifyPass(CheckedExecutor):
+    """The verify pass's hidden states live until the next one: a closure holds them."""
+
+    def __init__(self, config):
+        super().__init__(config)
         decode_round = self.executor._rounds.round
         forward = decode_round._verify_forward
 
@@ -29,21 +53,33 @@ KeepsTheVerifyPass (ACCEPT-17): The verify pass's hidden states live until the n
 
         decode_round._verify_forward = keeping
 
-ShowsHiddenStatesToAll (ACCEPT-17): Hidden states are computed, compacted and copied to the host even if no request asked for them.
-    CheckedExecutor.__init__:
-        good(self, config)
+
+@REAL.breaks("ACCEPT-17")
+class CopiesHiddenStatesForAll(CheckedExecutor):
+    """Hidden states are computed, compacted and copied to the host even if no request asked for them."""
+
+    def __init__(self, config):
+        super().__init__(config)
         rows = self.executor._rows
         wanted = rows.wanted
         rows.wanted = lambda numbers: wanted(numbers) | {"hidden_states"}
 
-StopsLate (ANSWER): A stop takes effect one round later than asked.
-    CheckedExecutor.request_stop:
+
+@REAL.breaks("ANSWER")
+class StopsLate(CheckedExecutor):
+    """A stop takes effect one round later than asked."""
+
+    def request_stop(self, last_step_id):
         for running in self.executor._queue:
             running.limit = min(running.limit, running.decoded.rounds + 2)
 
-ReusesTheHostBuffer (ANSWER): All results are copied into one buffer on the host, and the next one overwrites the last.
-    CheckedExecutor.collect:
-        result = good(self)
+
+@REAL.breaks("ANSWER")
+class ReusesTheHostBuffer(CheckedExecutor):
+    """All results are copied into one buffer on the host, and the next one overwrites the last."""
+
+    def collect(self):
+        result = super().collect()
         if result.decode is None:
             return result
         lens = result.decode.accept_lens
@@ -52,9 +88,13 @@ ReusesTheHostBuffer (ANSWER): All results are copied into one buffer on the host
         self.buffer[:] = lens
         return replace(result, decode=replace(result.decode, accept_lens=self.buffer))
 
-SamplesLikeItsNeighbour (ANSWER): Each row is sampled with the cut-offs of the row before it.
-    CheckedExecutor.__init__:
-        good(self, config)
+
+@REAL.breaks("ANSWER")
+class SamplesLikeItsNeighbour(CheckedExecutor):
+    """Each row is sampled with the cut-offs of the row before it."""
+
+    def __init__(self, config):
+        super().__init__(config)
         rows = self.executor._rows
         sampling = rows.sampling
 
@@ -64,121 +104,195 @@ SamplesLikeItsNeighbour (ANSWER): Each row is sampled with the cut-offs of the r
 
         rows.sampling = shifted
 
-DrawsWithTheAcceptCoin (ANSWER): The coin that has rejected the drafts draws the bonus token, too.
-    DecodeRound._accept
-        - return self._ops.verify_sampling(tree, probs, accept, bonus)
-        + return self._ops.verify_sampling(tree, probs, accept, accept)
 
-TossesTheSameCoinsEveryRound (ANSWER): The positions of a round's coins begin at 0, not at the row's length.
-    DecodeRound._accept
-        - positions = batch.lengths[:, None] + numbers(tree.width, logits.device)
-        + positions = numbers(tree.width, logits.device)[None, :].expand(len(batch.lengths), -1)
+@REAL.breaks("ANSWER")
+class DrawsWithTheAcceptCoin(HostOps):
+    """The coin that has rejected the drafts draws the bonus token, too."""
 
-LeavesOutWhatReachesTheMass (ANSWER): Top-p leaves out the token that reaches the mass, if another is left.
-    shaping._filter
-        - mass_before = ranked.cumsum(1) - ranked
-        + mass_before = ranked.cumsum(1)
+    def verify_sampling(self, tree, probs, accept, bonus):
+        return super().verify_sampling(tree, probs, accept, accept)
 
-PenalisesWhatWasRejected (ANSWER): Penalties count all nodes of a tree, accepted or not.
-    DecodeRound.finish
-        - self._ops.count_tokens_(changes.tables.seen, batch.rows, emitted, verified.accept_lens)
-        + lens = torch.full_like(verified.accept_lens, tree.num_nodes)
-        + self._ops.count_tokens_(changes.tables.seen, batch.rows, tree.tokens, lens)
 
-ForgetsTheFirstToken (ANSWER): The token behind a prompt is not counted among those that penalties are for.
-    PromptRunner._first_tokens
-        - self._ops.count_tokens_(changes.tables.seen, numbers, sampled.unsqueeze(1), ones)
-        + self._ops.count_tokens_(changes.tables.seen, numbers, sampled.unsqueeze(1), ones * 0)
+@REAL.breaks("ANSWER")
+class TossesTheSameCoinsEveryRound(DecodeRound):
+    """The positions of a round's coins begin at 0, not at the row's length."""
 
-LeavesExpertsBehind (ANSWER): Compaction takes along what is floating point; routed experts stay where their nodes were.
-    CheckedExecutor.__init__:
-        good(self, config)
-        ops = self.executor._ops
-        compact = ops.compact
-        ops.compact = lambda values, *where: values if values.dtype == torch.int32 else compact(values, *where)
+    def _accept(self, batch, *rest):
+        return super()._accept(replace(batch, lengths=torch.zeros_like(batch.lengths)), *rest)
 
-RelaysTheRootsState (ANSWER): The next round drafts from what the head said of the root, not of the last accepted token.
-    BranchDraft.catch_up
-        - hidden = at_column(hidden.view(bs, columns, -1), last)
-        + hidden = at_column(hidden.view(bs, columns, -1), last * 0)
 
-GoesOnFromItsOwnState (ANSWER): A branch that follows another one goes on from the hidden state of its own place.
-    BranchDraft._tree
-        - hidden = None if hidden is None else _from_sources(hidden, beam)
+@REAL.breaks("ANSWER", functions={_filter: _filter_short_of_the_mass})
+class LeavesOutWhatReachesTheMass(CheckedExecutor):
+    """Top-p leaves out the token that reaches the mass, if another is left."""
 
-DraftsFromTheSameSlot (ANSWER): Every head of a multi-layer draft says what follows the last accepted token, not the guesses behind it.
-    HeadsDraft.catch_up
-        - accept_lens - 1 + head)
-        + accept_lens - 1)
 
-KeepsWhatWasRejected (STATE-01, ANSWER, RAISES): The state of a recurrent layer takes in all nodes of a tree, not the accepted path alone.
-    TreeStates.keep_verified
-        - self.keep(verified.accept_index.long() - firsts, verified.accept_lens.long())
-        + order = numbers(num_nodes, firsts.device).expand(len(firsts), -1)
-        + self.keep(order, torch.full_like(verified.accept_lens, num_nodes).long())
+@REAL.breaks("ANSWER")
+class PenalisesWhatWasRejected(DecodeRound):
+    """Penalties count all nodes of a tree, accepted or not."""
 
-KeepsTheFirstNodes (STATE-01, ANSWER): A state takes in as many nodes as were accepted, but the first ones of the tree.
-    TreeStates.keep_verified
-        - self.keep(verified.accept_index.long() - firsts, verified.accept_lens.long())
-        + self.keep(numbers(num_nodes, firsts.device).expand(len(firsts), -1), verified.accept_lens.long())
+    def finish(self, passed, changes, *rest):
+        result = super().finish(passed, changes, *rest)
+        if changes is not None:
+            lens = torch.full_like(result.accept_lens, passed.tree.num_nodes)
+            self._ops.count_tokens_(changes.tables.seen, passed.batch.rows, passed.tree.tokens, lens)
+        return result
 
-KeepsItTwice (STATE-01, ANSWER, RAISES): The accepted path enters the state in two calls: the round's, and once more.
-    TreeStates.keep:
-        good(self, path, lens)
-        good(self, path, lens)
 
-ReadsAFreedSlot (STATE-02, ANSWER): A row that begins goes on from the state of the request that had its slot before.
-    ChunkStates.__init__:
-        good(self, pool, rows, prefix_lens, starts, kept, max_len)
+@REAL.breaks("ANSWER")
+class ForgetsTheFirstToken(PromptRunner):
+    """The token behind a prompt is not counted among those that penalties are for."""
+
+    def _first_tokens(self, chunks, *rest):
+        if self._shaping.changes(chunks.part.rows[chunks.last]) is None:
+            return super()._first_tokens(chunks, *rest)
+        seen = self._shaping.tables.seen
+        before = seen.clone()
+        found = super()._first_tokens(chunks, *rest)
+        seen.copy_(before)
+        return found
+
+
+@REAL.breaks("ANSWER")
+class LeavesExpertsBehind(HostOps):
+    """Compaction takes along what is floating point; routed experts stay where their nodes were."""
+
+    def compact(self, values, *where):
+        return values if values.dtype == torch.int32 else super().compact(values, *where)
+
+
+@REAL.breaks("ANSWER")
+class RelaysTheRootsState(BranchDraft):
+    """The next round drafts from what the head said of the root, not of the last accepted token."""
+
+    @staticmethod
+    def _state_at(hidden, last):
+        return hidden[:, 0]
+
+
+@REAL.breaks("ANSWER", functions={_from_sources: lambda hidden, beam: hidden})
+class GoesOnFromItsOwnState(CheckedExecutor):
+    """A branch that follows another one goes on from the hidden state of its own place."""
+
+
+@REAL.breaks("ANSWER")
+class DraftsFromTheSameSlot(HeadsDraft):
+    """Every head of a multi-layer draft says what follows the last accepted token, not the guesses behind it."""
+
+    def _guesses(self, head, logits_hidden, last):
+        return super()._guesses(0, logits_hidden, last)
+
+
+@REAL.breaks("STATE-01", "ANSWER", "RAISES")
+class KeepsWhatWasRejected(TreeStates):
+    """The state of a recurrent layer takes in all nodes of a tree, not the accepted path alone."""
+
+    def keep_verified(self, verified, num_nodes):
+        order = numbers(num_nodes, self._rows.device).expand(len(self._rows), -1)
+        self.keep(order, torch.full_like(verified.accept_lens, num_nodes).long())
+
+
+@REAL.breaks("STATE-01", "ANSWER")
+class KeepsTheFirstNodes(TreeStates):
+    """A state takes in as many nodes as were accepted, but the first ones of the tree."""
+
+    def keep_verified(self, verified, num_nodes):
+        order = numbers(num_nodes, self._rows.device).expand(len(self._rows), -1)
+        self.keep(order, verified.accept_lens.long())
+
+
+@REAL.breaks("STATE-01", "ANSWER", "RAISES")
+class KeepsItTwice(TreeStates):
+    """The accepted path enters the state in two calls: the round's, and once more."""
+
+    def keep(self, path, lens):
+        super().keep(path, lens)
+        super().keep(path, lens)
+
+
+@REAL.breaks("STATE-02", "ANSWER")
+class ReadsAFreedSlot(ChunkStates):
+    """A row that begins goes on from the state of the request that had its slot before."""
+
+    def __init__(self, pool, rows, prefix_lens, starts, kept, max_len):
+        super().__init__(pool, rows, prefix_lens, starts, kept, max_len)
         self._first = torch.zeros_like(self._first)
 
-SharesOneSlot (STATE-01, ANSWER, RAISES): Two requests have one slot: every row reads and writes the state of the first.
-    TreeStates.__init__:
-        good(self, pool, rows, lengths, links)
+
+@REAL.breaks("STATE-01", "ANSWER", "RAISES")
+class SharesOneSlot(TreeStates):
+    """Two requests have one slot: every row reads and writes the state of the first."""
+
+    def __init__(self, pool, rows, lengths, links):
+        super().__init__(pool, rows, lengths, links)
         self._rows = rows[:1].expand(len(rows))
 
-ForgetsToDecay (STATE-01, STATE-02, ANSWER): What enters a state is added to it, and nothing in it fades.
-    states.advanced
-        - matrices = states.matrices * total.exp().transpose(1, 2).unsqueeze(-1) + changes
-        + matrices = states.matrices + changes
 
-ConvolvesTheOldInputs (STATE-01, STATE-02, ANSWER): The convolution sees the inputs before the last pass again.
-    states.advanced
-        - return States(matrices, seen.gather(1, last.unsqueeze(-1).expand(-1, -1, seen.shape[2])))
-        + return States(matrices, states.inputs)
+@REAL.breaks("STATE-01", "STATE-02", "ANSWER", functions={advanced: _advanced_without_decay})
+class ForgetsToDecay(CheckedExecutor):
+    """What enters a state is added to it, and nothing in it fades."""
 
-ClearsThePool (STATE-03, STATE-01, STATE-02, ANSWER): A request that begins clears the slots of all.
-    ChunkStates.__init__:
-        good(self, pool, rows, prefix_lens, starts, kept, max_len)
+
+@REAL.breaks("STATE-01", "STATE-02", "ANSWER", functions={advanced: _advanced_with_old_inputs})
+class ConvolvesTheOldInputs(CheckedExecutor):
+    """The convolution sees the inputs before the last pass again."""
+
+
+@REAL.breaks("STATE-03", "STATE-01", "STATE-02", "ANSWER")
+class ClearsThePool(ChunkStates):
+    """A request that begins clears the slots of all."""
+
+    def __init__(self, pool, rows, prefix_lens, starts, kept, max_len):
+        super().__init__(pool, rows, prefix_lens, starts, kept, max_len)
         if self._first.any():
             for layer in pool.layers:
                 layer.matrices.zero_()
 
-DraftsInTheRowsSlot (STATE-01, ANSWER): A draft's branches have no copies: the last one writes into the slot of its row.
-    BranchStates.__init__:
-        good(self, pool, rows, lengths, branches)
+
+@REAL.breaks("STATE-01", "ANSWER")
+class DraftsInTheRowsSlot(BranchStates):
+    """A draft's branches have no copies: the last one writes into the slot of its row."""
+
+    def __init__(self, pool, rows, lengths, branches):
+        super().__init__(pool, rows, lengths, branches)
         self.slots = rows.repeat_interleave(branches)
-    BranchStates.run:
-        out = good(self, layer, inputs, kernel, shape)
+
+    def run(self, layer, inputs, kernel, shape):
+        out = super().run(layer, inputs, kernel, shape)
         self._pool.write(layer, self.slots, self._states[layer])
         return out
 
-LosesTheTailOfAChunk (STATE-02, ANSWER, RAISES): The last token of a prompt's chunk never enters the state.
-    ChunkStates.__init__:
-        good(self, pool, rows, prefix_lens, starts, kept, max_len)
+
+@REAL.breaks("STATE-02", "ANSWER", "RAISES")
+class LosesTheTailOfAChunk(ChunkStates):
+    """The last token of a prompt's chunk never enters the state."""
+
+    def __init__(self, pool, rows, prefix_lens, starts, kept, max_len):
+        super().__init__(pool, rows, prefix_lens, starts, kept, max_len)
         self._kept = (kept - 1).clamp(min=0)
 
-ForgetsNothing (ANSWER, RAISES): An executor that begins anew still has the steps in flight, and their rows.
-    CheckedExecutor.restart(self) = None
 
-SeesAllInVerify (ANSWER): In verify passes a layer with a window sees the whole text.
-    TorchOps.verify_attention
-        - window = softmax.window_within(batch.max_prefix_len + batch.ancestor_bits.shape[1])
-        + window = 0
+@REAL.breaks("ANSWER", "RAISES")
+class ForgetsNothing(CheckedExecutor):
+    """An executor that begins anew still has the steps in flight, and their rows."""
 
-HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root of their tree.
-    CheckedExecutor.__init__:
-        good(self, config)
+    def restart(self):
+        pass
+
+
+@REAL.breaks("ANSWER")
+class SeesAllInVerify(HostOps):
+    """In verify passes a layer with a window sees the whole text."""
+
+    def verify_attention(self, q, k, v, kv, batch, softmax=PLAIN):
+        return super().verify_attention(q, k, v, kv, batch, replace(softmax, window=0))
+
+
+@REAL.breaks("ANSWER")
+class HidesTheRoot(CheckedExecutor):
+    """Nodes of the second level and below do not see the root of their tree."""
+
+    def __init__(self, config):
+        super().__init__(config)
         decode_round = self.executor._rounds.round
         forward = decode_round._verify_forward
 
@@ -187,11 +301,6 @@ HidesTheRoot (ANSWER): Nodes of the second level and below do not see the root o
             return forward(batch, replace(tree, ancestor_bits=bits), *rest)
 
         decode_round._verify_forward = without_root
-"""
 
-_PLACES = [
-    *(BranchDraft, BranchStates, CheckedExecutor, ChunkStates, DecodeRound, HeadsDraft, PromptRunner, TreeStates),
-    *(TorchOps, replace, shaping, states),
-]
-MUTANTS = defects("executor", CheckedExecutor, _PLACES, REAL, prefix="gpu:", np=np)
-__getattr__ = lookup(MUTANTS)
+
+MUTANTS = tuple(REAL.mutants)

@@ -236,8 +236,13 @@ class BranchDraft(Draft):
             path = numbers(columns, batch.rows.device).expand(bs, -1)
             attention.states.keep(path, accepted.accept_lens.long())
         if hidden is not None:
-            hidden = at_column(hidden.view(bs, columns, -1), last)
+            hidden = self._state_at(hidden.view(bs, columns, -1), last)
         return self._relay(hidden, at_column(logits_hidden.view(bs, columns, -1), last))
+
+    @staticmethod
+    def _state_at(hidden: Tensor, last: Tensor) -> Tensor:
+        """Return the hidden states [bs, H] that the next round drafts from, of those of all columns [bs, w, H]."""
+        return at_column(hidden, last)
 
     def _relay(self, hidden: Tensor | None, logits_hidden: Tensor) -> Relayed:
         ids, probabilities = self._network.candidates(logits_hidden, self._relayed_topk)

@@ -132,9 +132,13 @@ class HeadsDraft(Draft):
             )
             hidden = out.hidden.view(bs, columns, -1)
             outputs.append(at_column(hidden, accept_lens - 1))
-            logits_hidden = at_column(out.logits_hidden.view(bs, columns, -1), accept_lens - 1 + head)
-            found.append(self._candidates(logits_hidden))
+            found.append(self._guesses(head, out.logits_hidden.view(bs, columns, -1), accept_lens - 1))
         return self._relay(found, self._carried(outputs))
+
+    def _guesses(self, head: int, logits_hidden: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the candidates of a head behind the guesses of the heads before it, of which the first stands behind
+        the accepted tokens: `last` is the column of the last one."""
+        return self._candidates(at_column(logits_hidden, last + head))
 
     def _candidates(self, logits_hidden: Tensor) -> tuple[Tensor, Tensor]:
         return top_candidates(self._heads.logits(logits_hidden), self._topk, self._heads.target_ids)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from foredraft.checks.adapters.simulator import CheckedSimulator, make
-from foredraft.checks.mutants.simulator import BreaksTiesByHash
+from foredraft.checks.mutants.simulator.draws import BreaksTiesByHash
 from foredraft.properties.harness.cases import load_case
 from foredraft.properties.harness.trial import Violation
 from foredraft.properties.simulator.acceptance import shares_at, survival, wrong_acceptance

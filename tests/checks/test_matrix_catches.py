@@ -8,10 +8,10 @@ import pytest
 from foredraft.checks.cells import MatrixCell, pairwise_cells, random_cell
 from foredraft.checks.driver import Dice
 from foredraft.checks.matrix import run_cell, run_cell_in_multi_steps
-from foredraft.checks.mutants.planting import defects
+from foredraft.checks.mutants.planting import Defects
 from foredraft.core.adaptive import AdaptiveController
-from foredraft.core.algorithm.builtin import Eagle
 from foredraft.core.contract.future_map import FutureMap
+from foredraft.core.kv.radix import RadixCache
 from foredraft.core.kv.store import KVStore
 from foredraft.core.scheduler import config, rounds
 from foredraft.core.scheduler.admission import Admission
@@ -23,9 +23,12 @@ from foredraft.core.scheduler.rounds import DecodeRounds
 from foredraft.core.scheduler.waiting import least_entitled
 from foredraft.core.tree import outputs
 from foredraft.core.tree.outputs import NodeOutputs
-from foredraft.properties.executor.reference import drafting, language_model, shadow
+from foredraft.properties.executor.reference import shadow
+from foredraft.properties.executor.reference.drafting import _Branches
 from foredraft.properties.executor.reference.executor import ReferenceExecutor
+from foredraft.properties.executor.reference.language_model import hidden_of
 from foredraft.properties.executor.reference.passes import ReferencePasses
+from foredraft.properties.executor.reference.shadow import ShadowKV, ShadowPool
 
 # Prompts that begin alike and are computed in one step: both requests hold the prefix until the cache has taken one
 # copy. Most defects show in one of these; they come first.
@@ -50,141 +53,265 @@ def noticed_in(cell: MatrixCell, run=run_cell) -> bool:
     return False
 
 
-IN_ONE_ENGINE = """
-SlotsFreedUnderAStepInFlight (MATRIX): No step in flight is found that touches a row.
-    StepsInFlight.fence_of = 0
+IN_ONE_ENGINE = Defects("engine", None)
 
-ReserveOfOneRoundInOverlapMode (MATRIX): A round in flight behind another has no slots of its own.
-    config.reserve_per_decode = alloc_len
 
-AllocationForOneStepLessThanTheMaximum (MATRIX): The deepest round has a slot too few.
-    config.get_alloc_len_per_decode = max(1, good(steps, topk, num_draft_tokens, page_size, has_draft_kv) - 1)
+def a_slot_too_few(*arguments, good=config.get_alloc_len_per_decode):
+    return max(1, good(*arguments) - 1)
 
-TokenKeysWhereBigramsAreNeeded (MATRIX): A draft head's prefix is found by its own tokens.
-    Eagle.prefix_key_kind = "token"
 
-CapturesLeftUncompacted (MATRIX): Outputs stay where their nodes were.
-    NodeOutputs.compact = self
+def stops_before_the_cap(accept_lens, stop_index, remaining, good=rounds.cut_runs):
+    runs = good(accept_lens, stop_index, remaining)
+    return runs._replace(stopped=runs.stopped & (runs.kept < remaining))
 
-AcceptedPathNotMoved (MATRIX): KV stays where its nodes were.
-    ShadowPool.move = None
 
-BranchesDoNotFollowTheirParents (MATRIX): A branch reads what its neighbour has written.
-    _Branches._follow = None
+def scatter_first(pool, plan):
+    for src, dst in zip(plan.src[::-1], plan.dst[::-1], strict=True):
+        pool[dst] = pool[src]
 
-HiddenStatesInStandalone (MATRIX): Hidden states are captured for a draft that reads none.
-    ReferencePasses._draft_hidden = hidden_of(hashes)
 
-RejectedPositionsCached (MATRIX): Positions behind the end of a request are handed to the cache.
-    KVStore.close_row:
+def gather_with_a_lane_less(emitted, accept_lens):
+    num_rows, width = emitted.shape
+    places = np.arange(num_rows) * max(width - 1, 1) + accept_lens - 1
+    return np.maximum(emitted.reshape(-1)[places], 0)
+
+
+@IN_ONE_ENGINE.breaks("MATRIX")
+class SlotsFreedUnderAStepInFlight(StepsInFlight):
+    """No step in flight is found that touches a row."""
+
+    def fence_of(self, row):
+        return 0
+
+
+@IN_ONE_ENGINE.breaks("MATRIX", functions={config.reserve_per_decode: lambda alloc_len, overlap: alloc_len})
+class ReserveOfOneRoundInOverlapMode(Engine):
+    """A round in flight behind another has no slots of its own."""
+
+
+@IN_ONE_ENGINE.breaks("MATRIX", functions={config.get_alloc_len_per_decode: a_slot_too_few})
+class AllocationForOneStepLessThanTheMaximum(Engine):
+    """The deepest round has a slot too few."""
+
+
+@IN_ONE_ENGINE.breaks("MATRIX")
+class TokenKeysWhereBigramsAreNeeded(RadixCache):
+    """A draft head's prefix is found by its own tokens."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options | {"key_kind": "token"})
+
+
+@IN_ONE_ENGINE.breaks("MATRIX")
+class CapturesLeftUncompacted(NodeOutputs):
+    """Outputs stay where their nodes were."""
+
+    def compact(self, accept_index, num_draft_tokens):
+        return self
+
+
+@IN_ONE_ENGINE.breaks("MATRIX")
+class AcceptedPathNotMoved(ShadowPool):
+    """KV stays where its nodes were."""
+
+    def move(self, plan):
+        pass
+
+
+@IN_ONE_ENGINE.breaks("MATRIX")
+class BranchesDoNotFollowTheirParents(_Branches):
+    """A branch reads what its neighbour has written."""
+
+    def _follow(self, sources, written):
+        pass
+
+
+@IN_ONE_ENGINE.breaks("MATRIX")
+class HiddenStatesInStandalone(ReferencePasses):
+    """Hidden states are captured for a draft that reads none."""
+
+    def _draft_hidden(self, hashes):
+        return hidden_of(hashes)
+
+
+@IN_ONE_ENGINE.breaks("MATRIX")
+class RejectedPositionsCached(KVStore):
+    """Positions behind the end of a request are handed to the cache."""
+
+    def close_row(self, departure, last_committed):
         tokens = None if departure.tokens is None else np.append(departure.tokens, [7, 7, 7, 7])
-        good(self, departure._replace(tokens=tokens, num_valid=departure.num_valid + 4), last_committed)
+        super().close_row(departure._replace(tokens=tokens, num_valid=departure.num_valid + 4), last_committed)
 
-RowNotPointedAtTheCanonicalSlots (MATRIX): A row goes on reading its own copies of a cached prefix.
-    KVStore.share_prefix
-        - self._write(row, old_shared, insertion.canonical[old_shared:])
-        + pass
 
-NamespacesIgnored (MATRIX): The namespace is no part of the key.
-    KVStore.match = good(self, tokens, "")
-    KVStore._release = good(self, departure._replace(namespace=""))
+@IN_ONE_ENGINE.breaks("MATRIX")
+class RowNotPointedAtTheCanonicalSlots(KVStore):
+    """A row goes on reading its own copies of a cached prefix."""
 
-RetractedRequestsForgetTheirOutput (MATRIX): What was delivered before a retraction is not counted.
-    OutputLog.close:
-        good(self, record)
+    def share_prefix(self, *arguments):
+        self._write = lambda *_: None
+        super().share_prefix(*arguments)
+        del self._write
+
+
+@IN_ONE_ENGINE.breaks("MATRIX")
+class NamespacesIgnored(KVStore):
+    """The namespace is no part of the key."""
+
+    def match(self, tokens, namespace):
+        return super().match(tokens, "")
+
+    def _release(self, departure):
+        return super()._release(departure._replace(namespace=""))
+
+
+@IN_ONE_ENGINE.breaks("MATRIX")
+class RetractedRequestsForgetTheirOutput(OutputLog):
+    """What was delivered before a retraction is not counted."""
+
+    def close(self, record):
+        super().close(record)
         record.emitted_before = 0
 
-DepartedRowsSettled (MATRIX): Rows that have left are counted as if they were there.
-    DecodeRounds.count = good(self, planned, result, self.num_departed, ())
 
-StopMaskedByTheLengthCap (MATRIX): A stop in the last place ends by length.
-    rounds.cut_runs:
-        runs = good(accept_lens, stop_index, remaining)
-        return runs._replace(stopped=runs.stopped & (runs.kept < remaining))
+@IN_ONE_ENGINE.breaks("MATRIX")
+class DepartedRowsSettled(DecodeRounds):
+    """Rows that have left are counted as if they were there."""
 
-OneTokenPastTheCap (MATRIX): A request ends one token late.
-    Requests.begin_decoding:
-        good(self, record)
+    def count(self, planned, result, num_departed_at_plan, leaving):
+        return super().count(planned, result, self.num_departed, ())
+
+
+@IN_ONE_ENGINE.breaks("MATRIX", functions={rounds.cut_runs: stops_before_the_cap})
+class StopMaskedByTheLengthCap(Engine):
+    """A stop in the last place ends by length."""
+
+
+@IN_ONE_ENGINE.breaks("MATRIX")
+class OneTokenPastTheCap(Requests):
+    """A request ends one token late."""
+
+    def begin_decoding(self, record):
+        super().begin_decoding(record)
         self.rounds.end_len[record.row] += 1
 
-PreemptedAfterItsSlotsWereReserved (MATRIX): A request is retracted that the step has planned.
-    Admission.plan_prefill:
+
+@IN_ONE_ENGINE.breaks("MATRIX")
+class PreemptedAfterItsSlotsWereReserved(Admission):
+    """A request is retracted that the step has planned."""
+
+    def plan_prefill(self, num_verify_tokens):
         requests = self.requests
         if self.config.mixed and len(requests.running) > 1 and len(requests.waiting) and requests.last_step_id % 5 == 0:
             requests.retract(least_entitled(requests.running.values()))
-        return good(self, num_verify_tokens)
+        return super().plan_prefill(num_verify_tokens)
 
-MovesScatteredBeforeGathered (MATRIX): A source has been overwritten when it is read.
-    shadow.apply_moves:
-        for src, dst in zip(plan.src[::-1], plan.dst[::-1], strict=True):
-            pool[dst] = pool[src]
 
-NoCatchUpWhenAllIsAccepted (MATRIX): The draft's KV of a last draft that is accepted is not written.
-    ShadowKV.write_draft:
+@IN_ONE_ENGINE.breaks("MATRIX", functions={shadow.apply_moves: scatter_first})
+class MovesScatteredBeforeGathered(Engine):
+    """A source has been overwritten when it is read."""
+
+
+@IN_ONE_ENGINE.breaks("MATRIX")
+class NoCatchUpWhenAllIsAccepted(ShadowKV):
+    """The draft's KV of a last draft that is accepted is not written."""
+
+    def write_draft(self, row, start, tokens, hashes, next_token):
         end = -1 if len(tokens) > 2 else None
-        good(self, row, start, tokens[:end], hashes[:end], next_token)
+        super().write_draft(row, start, tokens[:end], hashes[:end], next_token)
 
-ChunkTailTakenFromTheSample (MATRIX): The token behind a chunk is the sampled one, not the prompt's.
-    ReferencePasses.draft_prompt:
+
+@IN_ONE_ENGINE.breaks("MATRIX")
+class ChunkTailTakenFromTheSample(ReferencePasses):
+    """The token behind a chunk is the sampled one, not the prompt's."""
+
+    def draft_prompt(self, row, start, prefix, next_token):
         token = int(self.model.argmax(prefix.hashes[-1:], prefix.tokens[-1:])[0])
-        good(self, row, start, prefix, token)
-
-BonusGatheredWithTheWrongStride (MATRIX): The bonus token is read with a stride of one lane less.
-    outputs.gather_last:
-        rows, width = emitted.shape
-        places = np.arange(rows) * max(width - 1, 1) + accept_lens - 1
-        return np.maximum(emitted.reshape(-1)[places], 0)
-
-ReleasedCellsKept (MATRIX): The relay cell of a row that is released keeps its value.
-    FutureMap.drop = None
-
-FeedbackOfDepartedRowsCounted (MATRIX): The controller is told of rows that have left.
-    DecodeRounds.teach_controller = good(self, step, result, present._replace(is_complete=True))
-
-FailedRequestsGoOn (MATRIX): What the executor reports as failed is not looked at.
-    Engine.commit = good(self, replace(result, failures=()), now_ns)
-"""
-
-BETWEEN_BLOCKS_AND_SINGLE_ROUNDS = """
-AStopThatNeverArrives (MATRIX): A block runs to its end.
-    ReferenceExecutor.request_stop = None
-
-BlocksKeepWhatTheyReserved (MATRIX): What a block has not used stays with its rows.
-    DecodeRounds.release_unused = None
-
-NewcomersNeverWakeTheDriver (MATRIX): A newcomer waits for the end of the block.
-    Admission.could_enter_before_commit = False
-
-AbortedRoundsForgotten (MATRIX): A request that is aborted in a block ends at once.
-    StepsInFlight.runs_multi_step_of = False
-
-BlocksPlannedWhileARequestCouldEnter (MATRIX): The queue is not looked at before a block.
-    Engine._max_rounds
-        - or self.admission.head_could_enter_soon()
-
-TheControllerIsNotAskedHowLong (MATRIX): A block goes on where the step count may change.
-    AdaptiveController.rounds_to_next_decision = 1 << 30
-"""
-
-PLACES = [
-    *(config, rounds, shadow, outputs, AdaptiveController, Admission, DecodeRounds, Eagle, Engine, FutureMap, KVStore),
-    *(
-        NodeOutputs,
-        OutputLog,
-        ReferenceExecutor,
-        ReferencePasses,
-        Requests,
-        StepsInFlight,
-        shadow.ShadowKV,
-        shadow.ShadowPool,
-        drafting._Branches,
-    ),
-    *(language_model.hidden_of, least_entitled, replace),
-]
+        super().draft_prompt(row, start, prefix, token)
 
 
-def planted(text):
-    return [pytest.param(mutant.make, id=mutant.name) for mutant in defects("engine", None, PLACES, text, np=np)]
+@IN_ONE_ENGINE.breaks("MATRIX", functions={outputs.gather_last: gather_with_a_lane_less})
+class BonusGatheredWithTheWrongStride(Engine):
+    """The bonus token is read with a stride of one lane less."""
+
+
+@IN_ONE_ENGINE.breaks("MATRIX")
+class ReleasedCellsKept(FutureMap):
+    """The relay cell of a row that is released keeps its value."""
+
+    def drop(self, rows):
+        pass
+
+
+@IN_ONE_ENGINE.breaks("MATRIX")
+class FeedbackOfDepartedRowsCounted(DecodeRounds):
+    """The controller is told of rows that have left."""
+
+    def teach_controller(self, step, result, present):
+        return super().teach_controller(step, result, present._replace(is_complete=True))
+
+
+@IN_ONE_ENGINE.breaks("MATRIX")
+class FailedRequestsGoOn(Engine):
+    """What the executor reports as failed is not looked at."""
+
+    def commit(self, result, now_ns):
+        return super().commit(replace(result, failures=()), now_ns)
+
+
+BETWEEN = Defects("engine", None)
+"""Differences between multi-steps and single rounds."""
+
+
+@BETWEEN.breaks("MATRIX")
+class AStopThatNeverArrives(ReferenceExecutor):
+    """A block runs to its end."""
+
+    def request_stop(self, last_step_id):
+        pass
+
+
+@BETWEEN.breaks("MATRIX")
+class BlocksKeepWhatTheyReserved(DecodeRounds):
+    """What a block has not used stays with its rows."""
+
+    def release_unused(self, planned, result, kv_before_last, in_later_step):
+        pass
+
+
+@BETWEEN.breaks("MATRIX")
+class NewcomersNeverWakeTheDriver(Admission):
+    """A newcomer waits for the end of the block."""
+
+    def could_enter_before_commit(self, record):
+        return False
+
+
+@BETWEEN.breaks("MATRIX")
+class AbortedRoundsForgotten(StepsInFlight):
+    """A request that is aborted in a block ends at once."""
+
+    def runs_multi_step_of(self, row):
+        return False
+
+
+@BETWEEN.breaks("MATRIX")
+class BlocksPlannedWhileARequestCouldEnter(Admission):
+    """The queue is not looked at before a block."""
+
+    def head_could_enter_soon(self):
+        return False
+
+
+@BETWEEN.breaks("MATRIX")
+class TheControllerIsNotAskedHowLong(AdaptiveController):
+    """A block goes on where the step count may change."""
+
+    def rounds_to_next_decision(self, bs):
+        return 1 << 30
+
+
+def planted(defects):
+    return [pytest.param(mutant.make, id=mutant.name) for mutant in defects.mutants]
 
 
 # These show in the first cells.
@@ -196,7 +323,7 @@ def test_a_planted_defect_is_noticed(make):
 
 
 @pytest.mark.fast("BlocksK*")
-@pytest.mark.parametrize("make", planted(BETWEEN_BLOCKS_AND_SINGLE_ROUNDS))
+@pytest.mark.parametrize("make", planted(BETWEEN))
 def test_a_planted_difference_between_blocks_and_rounds_is_noticed(make):
     with make.planted():
         assert noticed(run_cell_in_multi_steps)

@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from foredraft.checks.mutants.planting import defects
+from foredraft.checks.mutants.planting import Defects
 from foredraft.core.acceptance.presets import TraceAcceptance
 from foredraft.core.acceptance.process import (
     AcceptanceProcess,
@@ -284,58 +284,106 @@ test_shares_of_many_requests_are_as_configured = EXAMPLES(SHARES(shares_are_as_c
 
 # -- what they must find -----------------------------------------------------------------------------------------------
 
-DEFECTS = """
-ReplaysOneRecording (SHARES): Every request replays the same recording.
-    Process.__init__ = good(self, replace(law, recordings=law.recordings[:1]))
+DEFECTS = Defects("acceptance", None)
 
-NeverReplaysTheLast (SHARES): An off-by-one in the draw: the last recording is never replayed.
-    Process.__init__ = good(self, replace(law, recordings=law.recordings[:-1] or law.recordings))
 
-BeginsARecordingInTheMiddle (FUNCTIONS): The second replay of a recording leaves out its first entry.
-    Process.longest_run:
-        runs = good(self, requests, positions, shifts)
-        late = good(self, requests, positions + 1, shifts)
+@DEFECTS.breaks("SHARES")
+class ReplaysOneRecording(Process):
+    """Every request replays the same recording."""
+
+    def __init__(self, law):
+        super().__init__(replace(law, recordings=law.recordings[:1]))
+
+
+@DEFECTS.breaks("SHARES")
+class NeverReplaysTheLast(Process):
+    """An off-by-one in the draw: the last recording is never replayed."""
+
+    def __init__(self, law):
+        super().__init__(replace(law, recordings=law.recordings[:-1] or law.recordings))
+
+
+@DEFECTS.breaks("FUNCTIONS")
+class BeginsARecordingInTheMiddle(Process):
+    """The second replay of a recording leaves out its first entry."""
+
+    def longest_run(self, requests, positions, shifts):
+        runs = super().longest_run(requests, positions, shifts)
+        late = super().longest_run(requests, positions + 1, shifts)
         return np.where(np.broadcast_to(positions, runs.shape) > 12, late, runs)
 
-TurnsTheDriftAround (SHARES): The drift has the wrong sign.
-    Process.__init__ = good(self, replace(law, drift_tenths=-law.drift_tenths))
 
-AddsSharesInsteadOfVariances (SHARES): A share of the variance is taken for one of the quality: the parts are too
-small, and good requests too alike.
-    Process.__init__:
-        return good(self, replace(law, variances=tuple(share**2 // 100 for share in law.variances)))
+@DEFECTS.breaks("SHARES")
+class TurnsTheDriftAround(Process):
+    """The drift has the wrong sign."""
 
-TakesTheConditionalForTheSurvival (SHARES): The probability of reaching a depth is that of its draft alone.
-    GaussianAcceptance.__post_init__:
-        good(self)
+    def __init__(self, law):
+        super().__init__(replace(law, drift_tenths=-law.drift_tenths))
+
+
+@DEFECTS.breaks("SHARES")
+class AddsSharesInsteadOfVariances(Process):
+    """A share of the variance is taken for one of the quality: the parts are too small, and good requests too alike."""
+
+    def __init__(self, law):
+        super().__init__(replace(law, variances=tuple(share**2 // 100 for share in law.variances)))
+
+
+@DEFECTS.breaks("SHARES")
+class TakesTheConditionalForTheSurvival(GaussianAcceptance):
+    """The probability of reaching a depth is that of its draft alone."""
+
+    def __post_init__(self):
+        super().__post_init__()
         object.__setattr__(self, "_thresholds", tuple(sorted(self._thresholds[:1] * len(self._thresholds))))
 
-ForgetsTheBonusToken (FUNCTIONS): A round starts behind the accepted drafts of the one before, on its bonus token.
-    Process.accept_lens:
+
+@DEFECTS.breaks("FUNCTIONS")
+class ForgetsTheBonusToken(Process):
+    """A round starts behind the accepted drafts of the one before, on its bonus token."""
+
+    def accept_lens(self, requests, starts, steps, rounds):
         lens = []
         for _ in range(rounds):
-            lens.append(good(self, requests, starts, steps, 1)[0])
+            lens.append(super().accept_lens(requests, starts, steps, 1)[0])
             starts = starts + np.maximum(lens[-1] - 1, 1)
         return np.array(lens)
 
-DrawsForThePlaceInTheBatch (FUNCTIONS): What a request draws depends on its place in the batch.
-    Process.longest_run = good(self, requests + np.arange(len(requests), dtype=np.uint64)[:, None], positions, shifts)
 
-PromisesOneBranchMore (FUNCTIONS): A tree has one node more than it was given.
-    Process.tree_survival:
+@DEFECTS.breaks("FUNCTIONS")
+class DrawsForThePlaceInTheBatch(Process):
+    """What a request draws depends on its place in the batch."""
+
+    def longest_run(self, requests, positions, shifts):
+        return super().longest_run(requests + np.arange(len(requests), dtype=np.uint64)[:, None], positions, shifts)
+
+
+@DEFECTS.breaks("FUNCTIONS")
+class PromisesOneBranchMore(Process):
+    """A tree has one node more than it was given."""
+
+    def tree_survival(self, topk, steps, num_nodes, rank_ratio):
         most = topk + (steps - 1) * topk * topk + 1
-        return good(self, topk, steps, min(num_nodes + 1, most), rank_ratio)
-
-WakesUpLate (FUNCTIONS): The best hour is subtracted twice.
-    Process.day_shift = good(self, amplitude, best_hour, hour - best_hour)
-
-ForgetsItsSeed (FUNCTIONS): Every seed makes the same requests.
-    Process.__init__ = good(self, replace(law, seed=0))
-"""
-PLANTED = defects("acceptance", Process, [Process, GaussianAcceptance, replace], DEFECTS)
+        return super().tree_survival(topk, steps, min(num_nodes + 1, most), rank_ratio)
 
 
-@pytest.mark.parametrize("defect", PLANTED, ids=lambda defect: defect.name)
+@DEFECTS.breaks("FUNCTIONS")
+class WakesUpLate(Process):
+    """The best hour is subtracted twice."""
+
+    def day_shift(self, amplitude, best_hour, hour):
+        return super().day_shift(amplitude, best_hour, hour - best_hour)
+
+
+@DEFECTS.breaks("FUNCTIONS")
+class ForgetsItsSeed(Process):
+    """Every seed makes the same requests."""
+
+    def __init__(self, law):
+        super().__init__(replace(law, seed=0))
+
+
+@pytest.mark.parametrize("defect", DEFECTS.mutants, ids=lambda defect: defect.name)
 def test_a_planted_defect_is_found(defect):
     test = {"FUNCTIONS": FUNCTIONS(answers_are_functions), "SHARES": SHARES(shares_are_as_configured)}
     found_by = test[defect.caught_by[0]]
