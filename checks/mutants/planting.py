@@ -50,7 +50,6 @@ class Subclassed:
         self.changed = {kind.__base__: kind for kind in kinds} | dict(functions or {})
         self.make = self.changed.get(make, make)
         self.capabilities = capabilities or getattr(make, "capabilities", None)
-        self._packages = {kind.__module__.partition(".")[0] for kind in (Subclassed, *kinds)}
         self._num_modules = 0
         self._places: list[tuple[dict[str, Any], str, Any]] = []
 
@@ -70,17 +69,13 @@ class Subclassed:
                 names[name] = good
 
     def places(self) -> list[tuple[dict[str, Any], str, Any]]:
-        """Return the names of what is changed, (names of a module, name, class or function), in the modules of this
-        package and of the one that declares the defect."""
+        """Return the names of what is changed, (names of a module, name, class or function), in all modules."""
         if len(sys.modules) != self._num_modules:
             self._num_modules = len(sys.modules)
-            modules = [
-                vars(module) for key, module in list(sys.modules.items()) if key.partition(".")[0] in self._packages
-            ]
             self._places = [
                 (names, name, value)
-                for names in modules
-                for name, value in names.items()
+                for names in [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
+                for name, value in list(names.items())
                 if isinstance(value, type | FunctionType) and value in self.changed
             ]
         return self._places

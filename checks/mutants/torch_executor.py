@@ -114,7 +114,7 @@ class DrawsWithTheAcceptCoin(HostOps):
 
 
 @REAL.breaks("ANSWER")
-class TossesTheSameCoinsEveryRound(DecodeRound):
+class TossesTheSameCoinsAgain(DecodeRound):
     """The positions of a round's coins begin at 0, not at the row's length."""
 
     def _accept(self, batch, *rest):
@@ -288,7 +288,7 @@ class SeesAllInVerify(HostOps):
 
 
 @REAL.breaks("ANSWER")
-class HidesTheRoot(CheckedExecutor):
+class VerifiesWithoutTheRoot(CheckedExecutor):
     """Nodes of the second level and below do not see the root of their tree."""
 
     def __init__(self, config):

@@ -60,7 +60,7 @@ WHEN = {
     "M": "two runs compared",
 }
 
-# The reference executor and its driver raise these in every cell of the matrix (`python -m foredraft.checks.matrix`).
+# The reference executor and its driver raise these in every cell of the matrix (`tests/support/matrix`).
 BY_THE_MATRIX = {
     *("ALLOC-06", "ALLOC-07", "ALLOC-12", "ALLOC-15", "RADIX-10"),
     *("RELAY-01", "RELAY-02", "RELAY-03", "RELAY-05", "RELAY-06", "RELAY-07"),

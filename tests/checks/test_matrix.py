@@ -3,9 +3,9 @@
 import itertools
 
 import pytest
-from foredraft.checks import matrix
-from foredraft.checks.cells import DIMENSIONS, MatrixCell, is_legal, legal_pairs, pairs_of, pairwise_cells, random_cells
-from foredraft.checks.matrix import run_cell_in_multi_steps, run_cells, summary
+import serving_matrix
+from cells import DIMENSIONS, MatrixCell, is_legal, legal_pairs, pairs_of, pairwise_cells, random_cells
+from serving_matrix import run_cell_in_multi_steps, run_cells, summary
 
 
 def test_the_pairwise_cover_has_every_legal_pair():
@@ -52,15 +52,15 @@ def test_pairwise_cells_are_equal_in_blocks_and_singly(record_property):
 
 
 def test_a_failing_cell_prints_one_line_that_runs_it_again(monkeypatch, capsys):
-    monkeypatch.setattr(matrix, "check_greedy_output", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(serving_matrix, "check_greedy_output", lambda *arguments: 1 / 0)
     lines = []
     failures, _ = run_cells([MatrixCell()], report=lines.append)
     assert len(failures) == 1 and "ZeroDivisionError" in lines[0]
     command = lines[0].splitlines()[1].strip()
     cell = command.split("--cell ")[1].strip("'")
-    assert matrix.main(["--cell", cell]) == 1
+    assert serving_matrix.main(["--cell", cell]) == 1
     monkeypatch.undo()
-    assert matrix.main(["--cell", cell]) == 0
+    assert serving_matrix.main(["--cell", cell]) == 0
     assert "1 cells passed, 0 failed" in capsys.readouterr().out
 
 

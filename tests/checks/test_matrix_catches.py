@@ -5,9 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from foredraft.checks.cells import MatrixCell, pairwise_cells, random_cell
-from foredraft.checks.driver import Dice
-from foredraft.checks.matrix import run_cell, run_cell_in_multi_steps
+from cells import MatrixCell, pairwise_cells, random_cell
 from foredraft.checks.mutants.planting import Defects
 from foredraft.core.adaptive import AdaptiveController
 from foredraft.core.contract.future_map import FutureMap
@@ -29,6 +27,8 @@ from foredraft.properties.executor.reference.executor import ReferenceExecutor
 from foredraft.properties.executor.reference.language_model import hidden_of
 from foredraft.properties.executor.reference.passes import ReferencePasses
 from foredraft.properties.executor.reference.shadow import ShadowKV, ShadowPool
+from hostile_driver import Dice
+from serving_matrix import run_cell, run_cell_in_multi_steps
 
 # Prompts that begin alike and are computed in one step: both requests hold the prefix until the cache has taken one
 # copy. Most defects show in one of these; they come first.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from foredraft.checks.cells import random_cells
-from foredraft.checks.matrix import run_cell_in_multi_steps, run_cells, summary
+from cells import random_cells
 from foredraft.core.adaptive import fixed_controller
 from foredraft.core.algorithm.registry import get_algorithm, register_algorithm
 from foredraft.core.contract.request import Request
@@ -18,6 +17,7 @@ from foredraft.properties.executor.reference import HashDraft, HashLanguageModel
 from foredraft.properties.executor.reference.adapter import ReferenceAdapter
 from foredraft.properties.executor.reference.handoff import HandoffPair
 from foredraft.properties.suites import suite_of
+from serving_matrix import run_cell_in_multi_steps, run_cells, summary
 from witness import Witness, WitnessProposer
 
 pytestmark = pytest.mark.usefixtures("forget")

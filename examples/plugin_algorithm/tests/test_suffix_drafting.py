@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from foredraft.checks.cells import random_cells
-from foredraft.checks.matrix import run_cell
 from foredraft.core.adaptive import fixed_controller
 from foredraft.core.algorithm.algorithm import AlgorithmShape, Drafter
 from foredraft.core.algorithm.host_drafts import HostDrafts
@@ -20,8 +18,12 @@ from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.engine import Engine
+from foredraft.properties.conformance import check
+from foredraft.properties.executor.contract import drawn_with
 from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor, plain_greedy
+from foredraft.properties.executor.reference.adapter import ReferenceAdapter
 from foredraft.properties.executor.reference.handoff import HandoffPair
+from foredraft.properties.suites import suite_of
 from foredraft_suffix.automaton import DraftTree
 from foredraft_suffix.drafting import FIRST_TRUST, FORGETTING, MOST_TRUST, SuffixAutomatonDrafting, trust_after
 
@@ -86,13 +88,11 @@ def test_a_proposal_depends_on_the_text_and_on_what_was_relayed_alone():
 # -- executors --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["synchronous", "overlap"])
-@pytest.mark.parametrize("policy", ["fixed", "ema", "goodput", "ranges"])
-def test_the_reference_executor_serves_plain_greedy_tokens(mode, policy):
-    """`run_cell` compares each cell with the plain greedy loop: chunks, pages, retraction, aborts, blocks, cache."""
-    fixed = {"algorithm": "SUFFIX_AUTOMATON", "mode": mode, "policy": policy, "steps": 4, "drafts": "model"}
-    reports = [run_cell(cell) for cell in random_cells(6, 2, fixed)]
-    assert sum(report.correct_drafts for report in reports) > 0
+def test_the_reference_executor_serves_it_as_the_contract_says():
+    """As `foredraft check executor reference-executor --algorithm SUFFIX_AUTOMATON` does, with fewer operations."""
+    contract = suite_of("executor").drawing(drawn_with("SUFFIX_AUTOMATON"))
+    report = check(contract, ReferenceAdapter, budget=1_000)
+    assert report.ok, report.text()
 
 
 # -- prefill and decode on different workers ---------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cells import MatrixCell
 from foredraft.checks.adapters.dense_drafting import (
     DenseHead,
     DenseModel,
@@ -22,9 +23,6 @@ from foredraft.checks.adapters.dense_drafting import (
     captured_states,
     dense_tree,
 )
-from foredraft.checks.cells import MatrixCell
-from foredraft.checks.driver import Dice, Disturbance, HostileDriver
-from foredraft.checks.matrix import config_of, controller_of, requests_of
 from foredraft.core.acceptance.process import GaussianAcceptance
 from foredraft.core.algorithm.ngram import NgramIndex
 from foredraft.core.algorithm.registry import get_algorithm
@@ -47,7 +45,9 @@ from foredraft.gpu.models.eagle import MultiLayerEagleHeads
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.tiny.dense import DenseAttention
 from foredraft.gpu.types.ops import DeviceTree
+from hostile_driver import Dice, Disturbance, HostileDriver
 from matrix_cells import count_retractions, draft_of, small_head, small_model
+from serving_matrix import config_of, controller_of, requests_of
 from torch import Tensor
 
 

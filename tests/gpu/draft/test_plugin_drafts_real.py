@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from foredraft.checks.cells import MatrixCell, random_cells
+from cells import MatrixCell, random_cells
 from foredraft.core.algorithm.builtin import Eagle, Eagle3, MultiLayerEagle, Standalone
 from foredraft.core.algorithm.registry import register_algorithm
 from matrix_cells import applicable, run_real_cell

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from foredraft.checks.matrix import VOCAB_SIZE
 from foredraft.core.contract.request import Request, SamplingParams
 from foredraft.core.contract.step import Join
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.executor.shaping import Changed, Shaping, paths_of
 from foredraft.gpu.ops.torch_ops import TorchOps
 from serving import chain, serve
+from serving_matrix import VOCAB_SIZE
 from shaped import TOY, ToyMatcher, held_ends, permitted, shaped
 from tree_cases import on_device
 from tree_cases import random_tree as tree_of_kind

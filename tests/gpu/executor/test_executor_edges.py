@@ -10,8 +10,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from foredraft.checks.driver import Disturbance
-from foredraft.checks.matrix import VOCAB_SIZE
 from foredraft.core.acceptance.process import GaussianAcceptance
 from foredraft.core.algorithm.builtin import Standalone
 from foredraft.core.algorithm.registry import get_algorithm
@@ -30,8 +28,10 @@ from foredraft.gpu.executor.build import build_executor
 from foredraft.gpu.executor.parts import ExecutorOptions
 from foredraft.gpu.executor.running import STEP_TRANSITIONS, StepMove, StepState
 from foredraft.gpu.models.decoder import Decoder
+from hostile_driver import Disturbance
 from matrix_cells import OPS, count_blocks, oracle, small_config, small_model
 from serving import CONFIG, Served, Way, chain, serve, tree
+from serving_matrix import VOCAB_SIZE
 
 DEBUG = ExecutorOptions(debug=True)
 WAYS = {

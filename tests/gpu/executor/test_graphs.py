@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from foredraft.checks.cells import random_cell
-from foredraft.checks.driver import Dice
+from cells import random_cell
 from foredraft.cli.app import app
 from foredraft.core.adaptive import build_controller
 from foredraft.core.adaptive.graphs import MissingGraph
@@ -39,6 +38,7 @@ from foredraft.gpu.session.ready import KINDS, make_ready
 from foredraft.gpu.session.session import DecodeSession
 from foredraft.gpu.types.ops import VerifyBatch
 from foredraft.gpu.types.shards import Shard
+from hostile_driver import Dice
 from matrix_cells import OPS, noisy_copy, run_real_cell, small_head, small_model
 from serving import Way, chain
 from serving import serve as serve_way

@@ -12,7 +12,6 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from foredraft.checks.driver import Disturbance
 from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.core.contract.events import Planned
 from foredraft.core.contract.request import Request, SamplingParams
@@ -27,6 +26,7 @@ from foredraft.gpu.executor.build import build_executor
 from foredraft.gpu.executor.parts import ExecutorOptions
 from foredraft.gpu.parallel.link import PageParcel
 from foredraft.gpu.session.loop import DeliverySink
+from hostile_driver import Disturbance
 from matrix_cells import OPS, small_model
 from serving import CONFIG, chain, count_retractions, serve, tree
 from torch import Tensor

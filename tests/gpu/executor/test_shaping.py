@@ -6,14 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from foredraft.checks.driver import CALM
-from foredraft.checks.matrix import VOCAB_SIZE
 from foredraft.core.contract.request import FinishReason, Request, SamplingParams
 from foredraft.core.errors import InvalidRequest
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.executor.shaping import Changed
+from hostile_driver import CALM
 from matrix_cells import small_model
 from serving import Way, chain, serve, tree
+from serving_matrix import VOCAB_SIZE
 from shaped import TOY, ToyMatcher, plain_text
 
 ASKED = {

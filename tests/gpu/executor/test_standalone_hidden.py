@@ -11,11 +11,11 @@ import weakref
 
 import pytest
 import torch
-from foredraft.checks.driver import Disturbance
 from foredraft.core.adaptive import build_controller
 from foredraft.core.contract.request import Request
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.executor.build import relayed_hidden_size
+from hostile_driver import Disturbance
 from matrix_cells import small_config, small_head, small_model
 from serving import Way, serve
 from torch.utils._python_dispatch import TorchDispatchMode

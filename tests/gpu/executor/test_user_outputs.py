@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from foredraft.checks.driver import Disturbance
 from foredraft.core.contract.request import FinishReason, Request, SamplingParams
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.executor.outputs import NUM_TOP_LOGPROBS, USER_OUTPUTS
 from foredraft.gpu.models.config import QWEN3_MOE, MoeConfig
 from foredraft.gpu.models.decoder import Capture, Decoder
 from foredraft.gpu.tiny.dense import DenseAttention
+from hostile_driver import Disturbance
 from matrix_cells import noisy_copy, small_model
 from serving import Served, Way, chain, serve, tree
 

@@ -8,7 +8,7 @@ import os
 from functools import cache
 
 import pytest
-from foredraft.checks.cells import DIMENSIONS, is_legal, pairs_of, pairwise_cells, random_cells
+from cells import DIMENSIONS, is_legal, pairs_of, pairwise_cells, random_cells
 from matrix_cells import applicable, in_words, run_real_cell, total
 
 COVERS = 3  # of all pairs, each with other cells

@@ -17,15 +17,15 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from foredraft.checks.driver import CALM, Disturbance
-from foredraft.checks.matrix import VOCAB_SIZE
 from foredraft.core.contract.request import Request, SamplingParams
 from foredraft.core.draws import Purpose, request_key, uniform
 from foredraft.core.prompt import Prompt
 from foredraft.core.tree.verify import sample_tokens, target_distribution
 from foredraft.gpu.tiny.dense import DenseAttention
+from hostile_driver import CALM, Disturbance
 from matrix_cells import small_model
 from serving import Way, chain, serve, tree
+from serving_matrix import VOCAB_SIZE
 from shaped import TOY, ToyMatcher, plain_text, shaped
 
 PROMPT = [3, 14, 15, 9, 2]

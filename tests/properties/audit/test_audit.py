@@ -5,9 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from foredraft.checks.cells import pairwise_cells
-from foredraft.checks.driver import Dice, Disturbance, HostileDriver
-from foredraft.checks.matrix import build_cell, requests_of
+from cells import pairwise_cells
 from foredraft.core.contract.request import SamplingParams
 from foredraft.core.errors import ForedraftError
 from foredraft.core.prompt import Prompt
@@ -17,6 +15,8 @@ from foredraft.properties.audit.log import audit_log
 from foredraft.properties.harness.invariants import all_invariants
 from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import load_scenario
+from hostile_driver import Dice, Disturbance, HostileDriver
+from serving_matrix import build_cell, requests_of
 from tampered_logs import OF_RETRACTIONS, QUEUE_MISCOUNTED, TAMPERINGS, TOKEN_LOST, places, records_of
 
 TIGHT = ("workload.num_requests=60", "workload.rate=60", "engine.kv_slots=6000")

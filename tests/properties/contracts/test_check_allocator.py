@@ -7,14 +7,15 @@ from copy import copy
 from pathlib import Path
 from unittest import SkipTest
 
+import hostile_driver
 import pytest
 from bad_allocators import Exact, ListAllocator, NegativeSlice
-from foredraft.checks import driver
 from foredraft.checks.adapters import kv_allocator
 from foredraft.core.errors import ConfigError
 from foredraft.properties.allocator import plain
 from foredraft.properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
 from foredraft.properties.conformance import AllocatorConformance, check, check_allocator
+from foredraft.properties.executor import reference as reference_executor
 from foredraft.properties.harness.invariants import BY_THE_MATRIX, all_invariants
 from foredraft.properties.harness.report import PropertiesBroken
 from foredraft.properties.harness.swarm import Budget
@@ -165,9 +166,8 @@ def test_the_catalogue_is_whole():
 
 def test_how_an_invariant_is_checked_is_said_honestly():
     """What is said of the matrix is what its files raise."""
-    folder = Path(driver.__file__).parent
-    reference = folder.parent / "properties/executor/reference"
-    files = [folder / "driver.py", folder / "matrix.py", *reference.glob("*.py")]
+    folder, reference = (Path(module.__file__).parent for module in (hostile_driver, reference_executor))
+    files = [folder / "hostile_driver.py", folder / "serving_matrix.py", *reference.glob("*.py")]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     assert set(re.findall(r'InvariantViolation\(\s*"([A-Z]+-\d+)"', text)) == BY_THE_MATRIX
 

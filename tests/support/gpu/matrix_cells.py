@@ -9,17 +9,7 @@ from functools import cache
 
 import numpy as np
 import torch
-from foredraft.checks.cells import MatrixCell
-from foredraft.checks.driver import Dice, HostileDriver, check_feedback
-from foredraft.checks.matrix import (
-    VOCAB_SIZE,
-    LetterDecoder,
-    algorithm_of,
-    config_of,
-    controller_of,
-    disturbance_of,
-    requests_of,
-)
+from cells import MatrixCell
 from foredraft.core.algorithm.algorithm import Drafter
 from foredraft.core.contract.events import Committed
 from foredraft.core.contract.request import FinishReason, Request
@@ -34,6 +24,16 @@ from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.ops.host_ops import HostOps
 from foredraft.gpu.tiny.dense import DenseAttention
 from foredraft.gpu.types.ops import Ops
+from hostile_driver import Dice, HostileDriver, check_feedback
+from serving_matrix import (
+    VOCAB_SIZE,
+    LetterDecoder,
+    algorithm_of,
+    config_of,
+    controller_of,
+    disturbance_of,
+    requests_of,
+)
 
 OPS = HostOps()
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from foredraft.checks.driver import CALM, Dice, Disturbance, HostileDriver
-from foredraft.checks.matrix import LetterDecoder
 from foredraft.core.acceptance.process import AcceptanceProcess
 from foredraft.core.adaptive import AdaptiveController, fixed_controller
 from foredraft.core.algorithm.registry import get_algorithm
@@ -22,7 +20,9 @@ from foredraft.gpu.executor.parts import DraftModel, ExecutorOptions
 from foredraft.gpu.executor.shaping import MakeMatcher
 from foredraft.gpu.models.decoder import Decoder
 from foredraft.gpu.types.ops import Ops
+from hostile_driver import CALM, Dice, Disturbance, HostileDriver
 from matrix_cells import OPS, count_retractions, noisy_copy, small_head, small_model
+from serving_matrix import LetterDecoder
 
 CONFIG = {
     "num_pages": 400,

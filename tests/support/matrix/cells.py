@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
-from .driver import Dice
+from hostile_driver import Dice
 
 
 def _dimension(*values: Any, usual: Any = MISSING) -> Any:
@@ -49,7 +49,7 @@ class MatrixCell:
 
     def reproducer(self) -> str:
         """Return one line that runs this cell again."""
-        return f"python -m foredraft.checks.matrix --cell '{json.dumps(asdict(self))}'"
+        return f"python tests/support/matrix/serving_matrix.py --cell '{json.dumps(asdict(self))}'"
 
 
 DIMENSIONS: dict[str, tuple] = {

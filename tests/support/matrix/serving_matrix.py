@@ -3,8 +3,8 @@
 `cells.py` has the cells: one choice in every dimension each. `run_cell` serves a small workload in that configuration
 under disturbances, and compares every output with the oracle.
 
-    python -m foredraft.checks.matrix --cells 5000 --seed 1
-    python -m foredraft.checks.matrix --cells 200 --algorithm MY_PLUGIN
+    python tests/support/matrix/serving_matrix.py --cells 5000 --seed 1
+    python tests/support/matrix/serving_matrix.py --cells 200 --algorithm MY_PLUGIN
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-
-from ..core.acceptance.process import GaussianAcceptance
-from ..core.adaptive import AdaptiveController, CostTable, build_controller, fixed_controller
-from ..core.algorithm.algorithm import Drafter, SpecAlgorithm
-from ..core.algorithm.builtin import Standalone
-from ..core.algorithm.registry import get_algorithm
-from ..core.contract.events import ignore
-from ..core.contract.request import Request
-from ..core.contract.text import TextDecoder
-from ..core.errors import ConfigError
-from ..core.prompt import Prompt
-from ..core.scheduler.config import EngineConfig, EngineSizes
-from ..core.scheduler.engine import Engine
-from ..core.scheduler.rules import OurRules
-from ..properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor
-from ..properties.executor.reference.language_model import USER_OUTPUTS
-from .cells import MatrixCell, pairwise_cells, random_cells
-from .driver import (
+from cells import MatrixCell, pairwise_cells, random_cells
+from foredraft.core.acceptance.process import GaussianAcceptance
+from foredraft.core.adaptive import AdaptiveController, CostTable, build_controller, fixed_controller
+from foredraft.core.algorithm.algorithm import Drafter, SpecAlgorithm
+from foredraft.core.algorithm.builtin import Standalone
+from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.events import ignore
+from foredraft.core.contract.request import Request
+from foredraft.core.contract.text import TextDecoder
+from foredraft.core.errors import ConfigError
+from foredraft.core.prompt import Prompt
+from foredraft.core.scheduler.config import EngineConfig, EngineSizes
+from foredraft.core.scheduler.engine import Engine
+from foredraft.core.scheduler.rules import OurRules
+from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+from foredraft.properties.executor.reference.language_model import USER_OUTPUTS
+from hostile_driver import (
     Dice,
     Disturbance,
     DriverOperation,
@@ -268,7 +267,7 @@ def run_cells(cells, report=print, run=run_cell) -> tuple[list[MatrixFailure], l
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m foredraft.checks.matrix",
+        prog="python tests/support/matrix/serving_matrix.py",
         description="Serve random cells of the matrix against the plain greedy loop.",
     )
     parser.add_argument("--cells", type=int, default=1000, help="how many random cells; default: %(default)s")

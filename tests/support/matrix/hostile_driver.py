@@ -12,15 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-
-from ..core.contract.events import Committed, Planned
-from ..core.contract.request import FinishedRequest, FinishReason, Request
-from ..core.contract.step import Step, StepResult
-from ..core.draws import Purpose, hash64
-from ..core.errors import InvariantViolation
-from ..core.scheduler.driver import Driver
-from ..core.scheduler.engine import Engine
-from ..properties.executor.reference import HashLanguageModel, ReferenceExecutor, expected_outputs, plain_greedy
+from foredraft.core.contract.events import Committed, Planned
+from foredraft.core.contract.request import FinishedRequest, FinishReason, Request
+from foredraft.core.contract.step import Step, StepResult
+from foredraft.core.draws import Purpose, hash64
+from foredraft.core.errors import InvariantViolation
+from foredraft.core.scheduler.driver import Driver
+from foredraft.core.scheduler.engine import Engine
+from foredraft.properties.executor.reference import HashLanguageModel, ReferenceExecutor, expected_outputs, plain_greedy
 
 
 class Dice:
