@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FunctionType
 from typing import Any
 
 from ..mutant import Mutant
@@ -71,11 +70,11 @@ class Subclassed:
     def places(self) -> list[tuple[dict[str, Any], str, Any]]:
         """Return the names of what is changed, (names of a module, name, class or function), in all modules."""
         if len(sys.modules) != self._num_modules:
-            self._num_modules = len(sys.modules)
+            self._num_modules, changed = len(sys.modules), {id(good) for good in self.changed}
             self._places = [
                 (names, name, value)
                 for names in [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
                 for name, value in list(names.items())
-                if isinstance(value, type | FunctionType) and value in self.changed
+                if id(value) in changed  # it is asked nothing: some modules have names that warn
             ]
         return self._places
