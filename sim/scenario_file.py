@@ -36,7 +36,7 @@ GONE = {
     **{f"engine.{rule}": _SERVER for rule in FORMER_RULES},
     "engine.retract_first": f"{_SERVER}, and with SGLang engine.retraction_policy",
     "engine.admit_with": f"{_SERVER}, and with vLLM engine.reserve_full_isl",
-    "engine.multi_step_rounds": "engine.multi_step_rounds",
+    "engine.block_rounds": "engine.multi_step_rounds",
     "workload.arrivals=ramp": _CURVE,
     "workload.end_rate": _CURVE,
     "workload.ramp_s": _CURVE,

@@ -22,6 +22,7 @@ SIMULATE = ("simulate", "--quiet", "--set", "workload.num_requests=5")
         (["--set", "engine.late_tokens=delivered"], "--set: engine.late_tokens: is gone: use hardware.server, which chooses"),
         (["--set", "engine.retract_first=latest"], "the rules of a server whole, and with SGLang engine.retraction_policy"),
         (["--set", "engine.admit_with=chunk"], "the rules of a server whole, and with vLLM engine.reserve_full_isl"),
+        (["--set", "engine.block_rounds=1"], "--set: engine.block_rounds: is gone: use engine.multi_step_rounds"),
         (["--set", "workload.arrivals=ramp"], "--set: workload.arrivals: ramp is gone: use workload.arrivals = "),
         (["--set", "hardware.replicas=100000"], "hardware.replicas: input should be less than or equal to 1024"),
         (["--set", "disaggregation.prefill=100000"], "disaggregation.prefill: input should be less than or equal to 1024"),
