@@ -88,15 +88,6 @@ class TorchExecutor:
             debug=options.debug,
         )
         self._queue: deque[RunningStep] = deque()
-        self._moves: dict[StepMove, Callable[[RunningStep], None]] = {
-            StepMove.BEGIN: self._begin,
-            StepMove.ENQUEUE_PROMPTS: self._enqueue_prompts,
-            StepMove.ENQUEUE_ROUND: self._enqueue_round,
-            StepMove.READ_PROMPTS: self._read_prompts,
-            StepMove.READ_ROUND: self._read_round,
-            StepMove.GO_ON: self._enqueue_round,
-            StepMove.END: lambda running: None,  # the result is made when it is collected
-        }
         self._last_step_id = 0
         self._stop_through = 0
         self.launched_table = np.zeros((config.max_running + 1, sizes.row_width), np.int32) if options.debug else None
@@ -164,7 +155,7 @@ class TorchExecutor:
         """Make the moves of a step that are due in this order, with up to `rounds` of its rounds."""
         with on_device(self.device), torch.no_grad():
             while (move := running.due(order, rounds)) is not None:
-                self._moves[move](running)
+                MOVES[move](self, running)
                 running.moved(move)
                 rounds -= move is StepMove.READ_ROUND
 
@@ -320,6 +311,18 @@ def prefill_of(running: RunningStep) -> PrefillStep:
     part = running.step.prefill
     assert part is not None, "a step with prompt chunks makes this move"
     return part
+
+
+# Not of the executor's own methods: what refers to itself is freed only by a collection of cycles, with its pools.
+MOVES: dict[StepMove, Callable[[TorchExecutor, RunningStep], None]] = {
+    StepMove.BEGIN: TorchExecutor._begin,
+    StepMove.ENQUEUE_PROMPTS: TorchExecutor._enqueue_prompts,
+    StepMove.ENQUEUE_ROUND: TorchExecutor._enqueue_round,
+    StepMove.READ_PROMPTS: TorchExecutor._read_prompts,
+    StepMove.READ_ROUND: TorchExecutor._read_round,
+    StepMove.GO_ON: TorchExecutor._enqueue_round,
+    StepMove.END: lambda executor, running: None,  # the result is made when it is collected
+}
 
 
 def decode_of(running: RunningStep) -> DecodeStep:
