@@ -215,7 +215,9 @@ def _dynamic(config: ConfigReader, bits: int, group: Any) -> Tier:
 
 def _extra(config: ConfigReader, bits: int, group: Any) -> Tier:
     """Return AutoRound's settings of single layers: whole names, which come first, or expressions."""
-    settings, named, others = config.under("extra_config"), [], []
+    settings = config.under("extra_config")
+    named: list[FormatEntry] = []
+    others: list[FormatEntry] = []
     for name, about in settings.data.items():
         is_read, found = _overridden(settings, name, about, bits, group)
         if not is_read:

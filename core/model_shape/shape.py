@@ -250,8 +250,8 @@ class ModelShape:
         shape = replace(self, kv_dtype=kv_dtype or self.kv_dtype)
         if weight_dtype in (None, self.weight_dtype):
             return shape
-        others = dict.fromkeys(("attention_dtype", "mlp_dtype", "embedding_dtype", "head_dtype"))
-        return replace(shape, weight_dtype=weight_dtype, **others)
+        shape = replace(shape, attention_dtype=None, mlp_dtype=None, embedding_dtype=None, head_dtype=None)
+        return replace(shape, weight_dtype=weight_dtype or shape.weight_dtype)
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""
