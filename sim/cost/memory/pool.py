@@ -86,6 +86,7 @@ def kv_pool_slots(
         window_slots=slot.beside,
         most_running=None if most is None else most * parallel.data,
         margin_bytes=round(rules.margin * seen_bytes),
+        may_not_start=False,
         **fixed,
     )
 
