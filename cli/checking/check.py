@@ -171,7 +171,7 @@ def _refuse_what_is_no_contract(contract: str | None) -> None:
     from ...core.errors import ConfigError, nearest
     from ...properties.suites import SUITES
 
-    if contract in (None, *SUITES, SERVER, *SERVERS):
+    if contract is None or contract in (*SUITES, SERVER, *SERVERS):
         return
     if "://" in contract or re.fullmatch(r"[\w.-]+:\d+(/.*)?", contract):
         message = f"{contract} is an address; an endpoint is checked by: foredraft check {SERVER} {contract}"

@@ -166,13 +166,13 @@ def _read_sglang(path: str) -> list[LogRow]:
             entry = _object(text[text.find("{") :], number)
             if entry.get("event") == _EVENT:
                 out = entry.get("out")
-                fields = out.get("meta_info") if isinstance(out, dict) else None
-                rows.append(_sglang_row(_numbers(fields), str(entry.get("timestamp") or text), number))
+                meta = out.get("meta_info") if isinstance(out, dict) else None
+                rows.append(_sglang_row(_numbers(meta), str(entry.get("timestamp") or text), number))
     return rows
 
 
-def _numbers(fields: Any) -> dict[str, float]:
-    known = fields.items() if isinstance(fields, dict) else ()
+def _numbers(meta: Any) -> dict[str, float]:
+    known = meta.items() if isinstance(meta, dict) else ()
     return {key: float(value) for key, value in known if isinstance(value, int | float) and not isinstance(value, bool)}
 
 
