@@ -143,7 +143,7 @@ class LineEncoder:
                 d = step.decode
                 rows = '"="' if self._same_rows(d.rows) else _dumps(d.rows.tolist())
                 parts.append(
-                    f'"decode":{rows},"S":{d.steps},"k":{d.topk},"nd":{d.num_draft_tokens},"rounds":{d.max_rounds}'
+                    f'"decode":{rows},"S":{d.shape.steps},"k":{d.shape.topk},"nd":{d.shape.nodes},"rounds":{d.max_rounds}'
                 )
         if event.retracted:
             parts.append(f'"retracted":{_dumps(event.retracted)}')

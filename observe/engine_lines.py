@@ -79,7 +79,7 @@ class EngineLines:
             self._tell_limits(logging.INFO)
             if event.step is not None and event.step.decode is not None:
                 decode = event.step.decode
-                self._planned(decode.steps, len(decode.rows), decode.num_draft_tokens)
+                self._planned(decode.shape.steps, len(decode.rows), decode.shape.nodes)
         elif isinstance(event, StepsLost):
             waiting, ended = len(event.retracted), len(event.finished)
             lost, again = count_of(len(event.step_ids), "step"), count_of(waiting, "request")

@@ -54,9 +54,9 @@ def rounds_of(events: Sequence[Event]) -> Rounds:
         if isinstance(event, Committed):
             decode, result = event.step.decode, event.result.decode
             for request, number, place, tokens in account.runs(event):
-                if number >= 0 and decode is not None and result is not None and decode.steps:
-                    correct = min(int(result.accept_lens[number, place]) - 1, decode.steps)
-                    found.append((request.column, emitted[request.column], decode.steps, correct))
+                if number >= 0 and decode is not None and result is not None and decode.shape.steps:
+                    correct = min(int(result.accept_lens[number, place]) - 1, decode.shape.steps)
+                    found.append((request.column, emitted[request.column], decode.shape.steps, correct))
                 emitted[request.column] += tokens
         for step, request, _ in account.take(event):
             if step is LifeStep.ENTER and request.join is not None:

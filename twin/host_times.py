@@ -96,7 +96,7 @@ def priced_ns(lap: StepLap, cost: StepCost, topk: int) -> int:
     if decode is not None and lap.result.decode is not None:
         contexts = decode.seq_lens
         context = contexts.max() if cost.padded else contexts.mean()
-        shape = (len(decode.rows), decode.steps, topk if decode.steps else 1, decode.num_draft_tokens)
+        shape = (len(decode.rows), decode.shape.steps, topk if decode.shape.steps else 1, decode.shape.nodes)
         longest = lap.result.decode.accept_lens.max(axis=1)
         total += int(cost.rounds_ns(*shape, np.full(len(longest), context), longest).sum())
     if prefill is None:

@@ -114,7 +114,7 @@ class OurRun:
                 chunks = self.engine.requests.in_flight[-1].chunks
                 prefill = [(chunk.record.request.request_id, chunk.length + chunk.padding) for chunk in chunks]
             if step.decode is not None:
-                nodes = step.decode.num_draft_tokens
+                nodes = step.decode.shape.nodes
                 decode = [(self._names[row], nodes) for row in step.decode.rows.tolist()]
         store = self.engine.store
         evictable = store.cache.evictable_slots
@@ -134,7 +134,7 @@ class OurRun:
         return StepResult(step.step_id, prefill, decode, np.zeros(1, dtype=np.int64))
 
     def _verify(self, step: DecodeStep) -> DecodeResult:
-        width = step.num_draft_tokens
+        width = step.shape.nodes
         tokens = np.full((1, len(step.rows), width), -1, dtype=np.int64)
         lens = np.ones((1, len(step.rows)), dtype=np.int32)
         stops = np.full((1, len(step.rows)), -1, dtype=np.int32)

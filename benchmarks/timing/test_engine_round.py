@@ -50,7 +50,7 @@ class Rounds:
 
     def make_result(self) -> None:
         step = self._launched.popleft()
-        lens = self._lens[step.decode.steps][self._number % 64]
+        lens = self._lens[step.decode.shape.steps][self._number % 64]
         self._number += 1
         decode = DecodeResult(1, lens, None, self._no_row_ended, MultiStepEnd.MAX_ROUNDS)
         self.result = StepResult(step.step_id, None, decode, self._end)

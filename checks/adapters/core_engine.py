@@ -170,7 +170,7 @@ class CoreEngine:
             part = step.decode
             lengths = zip(part.rows.tolist(), part.seq_lens.tolist(), strict=True)
             decode = [(requests[row], length, None, key(row)) for row, length in lengths]
-            steps, rounds = part.steps, part.max_rounds
+            steps, rounds = part.shape.steps, part.max_rounds
         names = [chunk[0] for chunk in prefill], [row[0] for row in decode]
         self.steps[step.step_id] = InFlight(step, *names)
         loads = [(join.request.request_id, join.num_loaded) for join in step.joins if join.num_loaded]
@@ -219,7 +219,7 @@ class CoreEngine:
         return StepResult(answer.step, prefill, decode, NO_TIMES, failures)
 
     def _decode_result(self, flight: InFlight, answer: StepAnswer) -> DecodeResult:
-        rounds, rows, width = len(answer.runs), len(flight.rows), max(flight.step.decode.steps + 1, 1)
+        rounds, rows, width = len(answer.runs), len(flight.rows), max(flight.step.decode.shape.steps + 1, 1)
         columns = list(chain(*answer.runs))  # round after round
         lens = list(map(len, columns))
         stops = [self.stop_tokens[request] for request in flight.rows]

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..contract.arrays import BoolArray
 from ..contract.future_map import RelayField
+from ..contract.step import RoundShape
 from ..errors import ForedraftError
 from ..tree.build import MAX_TREE_NODES
 from .algorithm import AlgorithmShape, SpecAlgorithm
@@ -58,24 +59,22 @@ class HostDrafts:
         given = self._answer("first_relay", self._proposer.first_relay, np.asarray(rows, np.int64))
         return self._relay_of("first_relay", given, (len(rows),))
 
-    def propose(
-        self, rows: np.ndarray, steps: int, topk: int, num_draft_tokens: int, relayed: Mapping[str, np.ndarray]
-    ) -> Proposal:
+    def propose(self, rows: np.ndarray, shape: RoundShape, relayed: Mapping[str, np.ndarray]) -> Proposal:
         """Return a proposal as `build_proposed_tree` takes it: int64, tokens in the vocabulary, no sibling twice."""
-        shape = (len(rows), num_draft_tokens - 1)
-        if num_draft_tokens == 1 and not self.own_fields:
-            return Proposal(np.zeros(shape, np.int64), np.zeros(shape, np.int32))
+        drafts = (len(rows), shape.nodes - 1)
+        if shape.nodes == 1 and not self.own_fields:
+            return Proposal(np.zeros(drafts, np.int64), np.zeros(drafts, np.int32))
         own = {f.name: relayed[f.name] for f in self.own_fields}
-        request = ProposalRequest(np.asarray(rows, np.int64), steps, topk, num_draft_tokens, own)
+        request = ProposalRequest(np.asarray(rows, np.int64), *shape, own)
         given = self._answer("propose", self._proposer.propose, request)
         if not isinstance(given, Proposal):
             raise self._wrong("propose", f"gave {type(given).__name__}, expected a Proposal")
-        tokens = self._integers("propose", "tokens", given.tokens, shape)
-        parents = self._integers("propose", "parents", given.parents, shape)
+        tokens = self._integers("propose", "tokens", given.tokens, drafts)
+        parents = self._integers("propose", "parents", given.parents, drafts)
         # Seen as unsigned, a negative number is a huge one, so one comparison covers both ends.
-        if ((parents + 1).view(np.uint64) > _NODE_NUMBERS[1:num_draft_tokens]).any():
+        if ((parents + 1).view(np.uint64) > _NODE_NUMBERS[1 : shape.nodes]).any():
             raise self._wrong("propose", "parents must be −1, 0 (the root) or the number of an earlier node")
-        relay = self._relay_of("propose", given.next_relay, (len(rows), num_draft_tokens))
+        relay = self._relay_of("propose", given.next_relay, (len(rows), shape.nodes))
         rejected = (tokens.view(np.uint64) >= self._vocab_size) | _repeats(tokens, parents)
         if rejected.any():
             tokens, parents = np.where(rejected, 0, tokens), np.where(rejected, -1, parents)

@@ -122,17 +122,31 @@ class PrefillStep:
     tail_tokens: Int64Array  # int64 [n]: the context's token after a chunk; −1: none, the first token is drawn
 
 
+class RoundShape(NamedTuple):
+    """What a draft-and-verify round computes for each of its rows. 0 steps are plain decoding through the same path."""
+
+    steps: int  # draft depth S
+    topk: int  # branching k
+    nodes: int  # of a verify tree, root included; a chain has steps + 1
+
+    @property
+    def computed(self) -> RoundShape:
+        """This shape, without the branches that a round of 0 steps does not draft."""
+        return self if self.steps else PLAIN_ROUND
+
+
+PLAIN_ROUND = RoundShape(0, 1, 1)
+
+
 @dataclass(slots=True)
 class DecodeStep:
-    """Up to `max_rounds` draft-and-verify rounds of one batch. `steps = 0` is plain decoding through the same path."""
+    """Up to `max_rounds` draft-and-verify rounds of one batch."""
 
     rows: Int32Array  # int32 [bs]
     epochs: Int64Array  # int64 [bs]
     seq_lens: Int64Array  # int64 [bs]: KV length that the CPU knows; exact if no step of the row is uncommitted
     max_seq_lens: Int64Array  # int64 [bs]: the greatest KV length at which this step may begin
-    steps: int  # draft depth S
-    topk: int  # branching k
-    num_draft_tokens: int  # nodes of a verify tree, root included; a chain has steps + 1
+    shape: RoundShape
     max_rounds: int  # that many rounds may run before the engine must decide again
 
 

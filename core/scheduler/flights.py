@@ -126,7 +126,7 @@ class StepInFlight:
         if self.step.prefill is not None:
             parts.append(f"{int(self.step.prefill.lens.sum())} prefill tokens")
         if decode is not None:
-            parts.append(f"{len(decode.rows)} rows × {decode.num_draft_tokens} tokens × {decode.max_rounds} rounds")
+            parts.append(f"{len(decode.rows)} rows × {decode.shape.nodes} tokens × {decode.max_rounds} rounds")
         shown = ", ".join(request_ids[:4]) + (f" and {len(request_ids) - 4} more" if len(request_ids) > 4 else "")
         return f"step {self.step.step_id} ({', '.join(parts)}; requests {shown or 'gone'})"
 

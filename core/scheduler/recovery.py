@@ -142,7 +142,7 @@ class Recovery:
     def _count_failure(self, failed: StepInFlight, num_rows: int, num_suspects: int) -> bool:
         """Reduce the limits. Returns whether the step's only request must fail."""
         step = failed.step
-        can_draft_less = step.decode is not None and step.decode.steps > self.controller.fewest_steps(
+        can_draft_less = step.decode is not None and step.decode.shape.steps > self.controller.fewest_steps(
             len(step.decode.rows)
         )
         return self.limits.count_failure(num_rows, num_suspects, step.prefill is not None, can_draft_less)

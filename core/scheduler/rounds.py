@@ -17,7 +17,7 @@ import numpy as np
 from ..adaptive import AdaptiveController
 from ..contract.arrays import BoolArray, Int64Array
 from ..contract.request import cut_runs
-from ..contract.step import DecodeResult, DecodeStep
+from ..contract.step import DecodeResult, DecodeStep, RoundShape
 from ..errors import InvariantViolation
 from ..kv.request_table import ceil_to_page, reserve_per_multi_step
 from ..kv.store import KVStore
@@ -152,11 +152,9 @@ class DecodeRounds:
             if self.config.rules.has_launched_slots_alone:
                 self.store.grow_some(index, targets)
             return None
-        num_draft_tokens = self.controller.num_draft_tokens_for(steps, len(rows))
+        shape = RoundShape(steps, self.controller.topk, self.controller.num_draft_tokens_for(steps, len(rows)))
         max_seq_lens = kv_len + rounds_in_flight * self.sizes.alloc_len if rounds_in_flight else kv_len
-        step = DecodeStep(
-            rows, self._epochs, kv_len, max_seq_lens, steps, self.controller.topk, num_draft_tokens, max_rounds
-        )
+        step = DecodeStep(rows, self._epochs, kv_len, max_seq_lens, shape, max_rounds)
         return PlannedRounds(step, index, allocated)
 
     def _rounds_in_free_slots(self, kv_tokens: int, allocated: Int64Array) -> int:
@@ -240,7 +238,7 @@ class DecodeRounds:
         kv_before = kv_before_last = self.kv_len[rows]
         if rounds > 1:
             # A plain round emits one token: nothing has to be added up.
-            plain = step.steps == 0
+            plain = step.shape.steps == 0
             kv_before_last = kv_before + (rounds - 1 if plain else np.add.reduce(lens[:-1], axis=0, dtype=np.int64))
         stops = None if result.stop_index is None else result.stop_index[-1]
         runs = cut_runs(lens[-1], stops, self.end_len[rows] - kv_before_last)
@@ -320,10 +318,10 @@ class DecodeRounds:
         """Tell the controller how many drafts each round accepted, without the rows that had left."""
         correct = result.accept_lens - 1
         if present.is_complete:
-            self.controller.on_verify_rounds(correct, len(step.rows), step.steps)
+            self.controller.on_verify_rounds(correct, len(step.rows), step.shape.steps)
             return
         for counts, rows in zip(correct, present.by_round(result.rounds), strict=True):
-            self.controller.on_verify_complete(counts[rows], len(step.rows), step.steps)
+            self.controller.on_verify_complete(counts[rows], len(step.rows), step.shape.steps)
 
     def check(self, steps: list[DecodeStep]) -> None:
         """Raise InvariantViolation RELAY-06 unless every row has the slots that decode steps in flight may write."""

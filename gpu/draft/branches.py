@@ -120,7 +120,7 @@ def tree_of(ops: Ops, batch: RoundBatch, levels: list[DeviceCandidates]) -> Devi
         torch.cat([level.parents for level in levels], dim=1),
         tuple(depth for level in levels for depth in level.depths),
     )
-    return ops.build_tree(batch.roots, candidates, batch.lengths, batch.num_draft_tokens, batch.max_position)
+    return ops.build_tree(batch.roots, candidates, batch.lengths, batch.shape.nodes, batch.max_position)
 
 
 class BranchDraft(Draft):
@@ -166,9 +166,9 @@ class BranchDraft(Draft):
     # -- proposals ------------------------------------------------------------------------------------------------
 
     def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree:
-        if batch.steps == 0:
+        if batch.shape.steps == 0:
             return root_only(self._ops, batch)
-        topk = batch.topk
+        topk = batch.shape.topk
         ids, probabilities = relayed["topk_ids"][:, :topk], relayed["topk_probabilities"][:, :topk]
         hidden = relayed.get("hidden_states")
         if hidden is not None:
@@ -178,11 +178,11 @@ class BranchDraft(Draft):
         return self._tree(batch, ids, probabilities, hidden)
 
     def _chain(self, batch: RoundBatch, first: Tensor, hidden: Tensor | None) -> DeviceTree:
-        if batch.steps == 1:
+        if batch.shape.steps == 1:
             return self._ops.build_chain(batch.roots, first, batch.lengths, batch.max_position)
         drafts = [first]
         branch = _SingleBranch(self._ops, self._pool, batch, self._network.shifted)
-        for step in range(1, batch.steps):
+        for step in range(1, batch.shape.steps):
             hidden, logits_hidden = self._step(branch, step, drafts[-1], hidden)
             drafts.append(self._network.best(logits_hidden))
         tokens = torch.cat(drafts, dim=1)
@@ -195,7 +195,7 @@ class BranchDraft(Draft):
         branches = _Branches(self._ops, self._pool, batch, self._page_size, self._network.shifted)
         if hidden is not None:
             hidden = hidden.repeat_interleave(topk, dim=0)
-        for step in range(1, batch.steps):
+        for step in range(1, batch.shape.steps):
             if step > 1:
                 branches.follow(beam, step)
                 hidden = None if hidden is None else _from_sources(hidden, beam)
@@ -254,7 +254,7 @@ class BranchDraft(Draft):
 
 def branch_states(pool: KVPool, batch: RoundBatch) -> BranchStates | None:
     """Return the states of the branches of a round, if the draft has recurrent layers."""
-    return None if pool.states is None else BranchStates(pool.states, batch.rows, batch.lengths, batch.topk)
+    return None if pool.states is None else BranchStates(pool.states, batch.rows, batch.lengths, batch.shape.topk)
 
 
 class _SingleBranch:
@@ -267,7 +267,7 @@ class _SingleBranch:
         self._first_cell = 1 if shifted else 0  # the step whose draft token stands in cell 0
         self._states = branch_states(pool, batch)
         # [steps, bs]: kernels read those of a step one behind the other.
-        window = ops.window(batch.table, batch.rows, batch.lengths, batch.steps)
+        window = ops.window(batch.table, batch.rows, batch.lengths, batch.shape.steps)
         places, self._slots = (x.t().contiguous() for x in window)
         self._lens = places + 1
         self._positions = places.clamp_(max=batch.max_position)
@@ -297,7 +297,7 @@ class _Branches:
         self._batch = batch
         self._first_cell = 1 if shifted else 0  # the step whose beam node stands in cell 0
         self._states = branch_states(pool, batch)
-        topk, steps, lengths = batch.topk, batch.steps, batch.lengths
+        topk, steps, lengths = batch.shape.topk, batch.shape.steps, batch.lengths
         self._row_cells = batch.rows[:, None] * batch.table.shape[1]
         in_page = lengths % page_size
         pages = (in_page + (steps + page_size - 1)).div(page_size, rounding_mode="floor")

@@ -91,17 +91,17 @@ class HeadsDraft(Draft):
     # -- rounds ---------------------------------------------------------------------------------------------------
 
     def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree:
-        if batch.steps == 0:
+        if batch.shape.steps == 0:
             return root_only(self._ops, batch)
-        bs, topk = len(batch.row_numbers), batch.topk
+        bs, topk = len(batch.row_numbers), batch.shape.topk
         shape = (bs, self._heads.num_layers, self._topk)
-        ids = relayed["topk_ids"].view(shape)[:, : batch.steps, :topk]
+        ids = relayed["topk_ids"].view(shape)[:, : batch.shape.steps, :topk]
         if topk == 1:
             return self._ops.build_chain(batch.roots, ids[:, :, 0], batch.lengths, batch.max_position)
-        probabilities = relayed["topk_probabilities"].view(shape)[:, : batch.steps, :topk]
+        probabilities = relayed["topk_probabilities"].view(shape)[:, : batch.shape.steps, :topk]
         level, beam = first_level(ids[:, 0], probabilities[:, 0])
         levels = [level]
-        for step in range(1, batch.steps):
+        for step in range(1, batch.shape.steps):
             # A head knows the first choices before it, not the branch: every branch goes on with the same candidates.
             tokens, likely = (x[:, step, None, :].expand(bs, topk, topk) for x in (ids, probabilities))
             level, beam = next_level(beam, tokens, likely)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...core.adaptive.graphs import GraphKey
 from ...core.algorithm.host_drafts import HostDrafts
+from ...core.contract.step import RoundShape
 from ...core.tree.build import build_proposed_tree
 from ..batch.pools import Chunks
 from ..batch.uploads import uploads_to
@@ -37,9 +38,7 @@ class RoundBatch:
     lengths: Tensor  # int64 [bs]: KV length of target and draft
     roots: Tensor  # int64 [bs]: last emitted tokens, which have no KV yet
     table: Tensor  # int32 [num_rows + 1, row width]
-    steps: int
-    topk: int
-    num_draft_tokens: int
+    shape: RoundShape
     max_len: int  # host's bound of lengths
     padded_rows: int  # bs of the captured batch that holds these rows, captured or not
     max_nodes: int  # the most nodes, and accepted nodes, of any round that the engine may plan
@@ -58,7 +57,7 @@ class RoundLimits:
     max_position: int
 
     def batch(
-        self, row_numbers: np.ndarray, rows: Tensor, lengths: Tensor, roots: Tensor, steps: int, num_draft_tokens: int
+        self, row_numbers: np.ndarray, rows: Tensor, lengths: Tensor, roots: Tensor, shape: RoundShape
     ) -> RoundBatch:
         """Return the batch of a round whose padded size is its number of rows."""
         return RoundBatch(
@@ -67,9 +66,7 @@ class RoundLimits:
             lengths=lengths,
             roots=roots,
             table=self.table,
-            steps=steps,
-            topk=self.topk if steps else 1,
-            num_draft_tokens=num_draft_tokens,
+            shape=shape.computed,
             max_len=self.max_len,
             padded_rows=len(row_numbers),
             max_nodes=self.max_nodes,
@@ -79,7 +76,8 @@ class RoundLimits:
     def padding(self, key: GraphKey) -> RoundBatch:
         """Return a batch of padding rows: row 0, of length 0."""
         zeros = torch.zeros(key.batch_size, dtype=torch.int64, device=self.table.device)
-        return self.batch(np.zeros(key.batch_size, np.int64), zeros, zeros, zeros, key.steps, key.num_draft_tokens)
+        shape = RoundShape(key.steps, self.topk, key.num_draft_tokens)
+        return self.batch(np.zeros(key.batch_size, np.int64), zeros, zeros, zeros, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +115,7 @@ class Draft(ABC):
         the m last chunks."""
         return {}
 
-    def propose_on_host(
-        self, rows: np.ndarray, steps: int, topk: int, num_draft_tokens: int, size: int
-    ) -> dict[str, np.ndarray]:
+    def propose_on_host(self, rows: np.ndarray, shape: RoundShape, size: int) -> dict[str, np.ndarray]:
         """Return the trees of `rows` and of padding up to `size` rows, as the fields of `DeviceTree` that the host
         knows, [size, nd]."""
         return {}
@@ -184,10 +180,10 @@ class ProposedDraft(Draft):
     def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree:
         if batch.proposed is not None:
             return _device_tree(batch, batch.proposed)
-        if batch.num_draft_tokens == 1 and not self._drafts.own_fields:
+        if batch.shape.nodes == 1 and not self._drafts.own_fields:
             return root_only(self._ops, batch)
         own = {f.name: relayed[f.name].cpu().numpy() for f in self._drafts.own_fields}
-        proposal = self._drafts.propose(batch.row_numbers, batch.steps, batch.topk, batch.num_draft_tokens, own)
+        proposal = self._drafts.propose(batch.row_numbers, batch.shape, own)
         columns = _columns_of(self._drafts.roots(batch.row_numbers), proposal.tokens, proposal.parents)
         device = batch.rows.device
         return _device_tree(batch, _on_device(columns, device), _on_device(proposal.next_relay, device))
@@ -197,16 +193,14 @@ class ProposedDraft(Draft):
         # Own fields are read on the host, where a captured round leaves nothing.
         return not self._drafts.own_fields
 
-    def propose_on_host(
-        self, rows: np.ndarray, steps: int, topk: int, num_draft_tokens: int, size: int
-    ) -> dict[str, np.ndarray]:
-        if num_draft_tokens == 1:
+    def propose_on_host(self, rows: np.ndarray, shape: RoundShape, size: int) -> dict[str, np.ndarray]:
+        if shape.nodes == 1:
             return {}
         padding = size - len(rows)
-        tokens, parents = (np.full((padding, num_draft_tokens - 1), fill, np.int64) for fill in (0, -1))
+        tokens, parents = (np.full((padding, shape.nodes - 1), fill, np.int64) for fill in (0, -1))
         roots = np.zeros(padding, np.int64)
         if len(rows):
-            proposal = self._drafts.propose(rows, steps, topk, num_draft_tokens, {})
+            proposal = self._drafts.propose(rows, shape, {})
             roots = np.concatenate([self._drafts.roots(rows), roots])
             tokens, parents = (
                 np.concatenate(both) for both in ((proposal.tokens, tokens), (proposal.parents, parents))

@@ -317,7 +317,7 @@ class RoundGraphs:
                 self._seed,
                 self._memory_pool,
                 self._outputs if with_outputs else frozenset(),
-                draft.propose_on_host(padding.row_numbers[:0], key.steps, padding.topk, *key[1:]),
+                draft.propose_on_host(padding.row_numbers[:0], padding.shape, key.batch_size),
                 None if changed is Changed.NOWHERE else self._shaping.tables,
                 masks,
             )

@@ -290,7 +290,7 @@ class DecodeRound:
         entries |= {name: producer.nodes(batch, tree) for name, producer in self._producers.items()}
         next_relay = {name: values.flatten(0, 1) for name, values in tree.next_relay.items()}
         outputs = NodeOutputs(entries, next_relay, draft_hidden(self.draft, passed.forward))
-        if batch.topk > 1 or self.draft.on_host:
+        if batch.shape.topk > 1 or self.draft.on_host:
             # On a chain the accepted path stands in front already.
             pool, path = self._pool, (verified.accept_index, verified.accept_lens)
             self._ops.move_accepted_(pool.all_layers, passed.slots, *path)

@@ -56,14 +56,14 @@ class RoundRunner:
     def enqueue(self, part: DecodeStep, rounds_done: int, clock: PhaseClock) -> PendingRound:
         """Put the next round of a decode step into the stream, after `rounds_done` rounds of it, and begin to copy its
         results to the host. `clock` takes the time of each phase."""
-        nodes = part.num_draft_tokens
-        width = min(self.algorithm.accept_width(part.steps, nodes), nodes)
+        nodes = part.shape.nodes
+        width = min(self.algorithm.accept_width(part.shape.steps, nodes), nodes)
         forced = self._forced.draw(part.rows, self._rows.requests_of(part.rows), width)
         sampling = self._rows.sampling(part.rows)
         wanted = self._rows.wanted(part.rows)
         changed = Changed.NOWHERE if forced is not None else self._shaping.changed(part.rows)
         variant = RoundKind.of(sampling), bool(wanted), changed
-        captured = self.graphs.find(part.steps, nodes, len(part.rows), *variant)
+        captured = self.graphs.find(part.shape.steps, nodes, len(part.rows), *variant)
         if self.graphs.on_round is not None and self.graphs.are_on:
             self.graphs.on_round(captured is not None, len(part.rows))
         if captured is not None:
@@ -71,7 +71,7 @@ class RoundRunner:
             if self._debug:
                 self._check_lengths(part, rounds_done, self.future_map.buffers["lengths"][part.rows])
             with clock.phase("graph"):
-                trees = self.round.draft.propose_on_host(part.rows, part.steps, part.topk, nodes, captured.size)
+                trees = self.round.draft.propose_on_host(part.rows, part.shape, captured.size)
                 make_masks = partial(self._shaping.masks, part.rows)
                 result = captured.run(part.rows, sampling, forced, wanted, trees, make_masks)
         else:
@@ -96,7 +96,7 @@ class RoundRunner:
             check_hidden(relayed.get("hidden_states"), capture_mode, "relay")
             batch = self._batch(part, rounds_done, lengths, relayed["bonus_tokens"])
             inputs, runs = self._rows.on_device(sampling), None if forced is None else upload(self.device, forced)
-        longest = None if self.device.type == "cpu" else self.algorithm.accept_width(part.steps, part.num_draft_tokens)
+        longest = None if self.device.type == "cpu" else self.algorithm.accept_width(part.shape.steps, part.shape.nodes)
         changes = None if changed is Changed.NOWHERE else partial(self._shaping.changes, part.rows)
         result = self.round.run(batch, relayed, inputs, wanted, runs, longest, clock.phase, changes)
         with clock.phase("relay"):
@@ -106,7 +106,7 @@ class RoundRunner:
 
     def _batch(self, part: DecodeStep, rounds_done: int, lengths: Tensor, roots: Tensor) -> RoundBatch:
         rows = upload(self.device, part.rows.astype(np.int64))
-        batch = self._limits.batch(part.rows, rows, lengths, roots, part.steps, part.num_draft_tokens)
+        batch = self._limits.batch(part.rows, rows, lengths, roots, part.shape)
         padded_rows = next((size for size in self._padded_sizes if size >= len(part.rows)), len(part.rows))
         # On a GPU as in a captured round: its kernels split the KV for the greatest length that can occur.
         max_len = batch.max_len

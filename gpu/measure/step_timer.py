@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...core.contract.request import Request
-from ...core.contract.step import NO_WRITES, DecodeStep, Join, PrefillStep, Step, TableWrites, WrittenRanges
+from ...core.contract.step import NO_WRITES, DecodeStep, Join, PrefillStep, RoundShape, Step, TableWrites, WrittenRanges
 from ...core.kv.request_table import ceil_to_page
 from ...core.prompt import Prompt
 from ..executor.round import EventPhaseClock, PhaseClock
@@ -140,7 +140,7 @@ class StepTimer:
         future_map.publish(numbers, epochs, torch.from_numpy(lengths).to(device))
         future_map.stash(numbers, epochs, {name: values[:rows] for name, values in self._relayed.items()})
         self._accepted = min(cell.accepted, cell.nodes)
-        return DecodeStep(numbers, epochs, lengths, lengths, cell.steps, self._topk, cell.nodes, 1)
+        return DecodeStep(numbers, epochs, lengths, lengths, RoundShape(cell.steps, self._topk, cell.nodes), 1)
 
     def _begin_rows(self, num_rows: int) -> None:
         """Occupy every row, and keep the relay values after a prompt as the start of all rounds."""

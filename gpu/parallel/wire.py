@@ -25,6 +25,7 @@ from ...core.contract.step import (
     MultiStepEnd,
     PrefillResult,
     PrefillStep,
+    RoundShape,
     Step,
     StepResult,
     TableWrites,
@@ -50,7 +51,9 @@ def step_from_json(value: Mapping[str, Any]) -> Step:
         tuple((row, epoch) for row, epoch in found["released"]),
         writes,
         None if found["prefill"] is None else PrefillStep(**found["prefill"]),
-        None if found["decode"] is None else DecodeStep(**found["decode"]),
+        None
+        if found["decode"] is None
+        else DecodeStep(**{**found["decode"], "shape": RoundShape(*found["decode"]["shape"])}),
         arrivals=None if found["arrivals"] is None else _arrivals(found["arrivals"]),
     )
 

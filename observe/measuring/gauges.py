@@ -39,10 +39,10 @@ def count_drafts(totals: Counter[tuple[str, str]], event: Committed) -> None:
         return
     decode, result = event.step.decode, event.result.decode
     assert decode is not None and result is not None, "only a decode keeps tokens"
-    if not decode.steps:
+    if not decode.shape.steps:
         return
     accepted = (result.accept_lens[event.kept > 0] - 1).clip(min=0)
-    drafted = decode.num_draft_tokens - 1
+    drafted = decode.shape.nodes - 1
     totals["rounds", ""] += len(accepted)
     totals["drafted", ""] += drafted * len(accepted)
     totals["accepted", ""] += int(accepted.sum())

@@ -193,7 +193,7 @@ class RunMetrics:
         if decode is not None:
             assert result.decode is not None and event.kept is not None, "a result has the parts of its step"
             rounds, batch_size = result.decode.rounds, len(decode.rows)
-            steps, nd = decode.steps, decode.num_draft_tokens
+            steps, nd = decode.shape.steps, decode.shape.nodes
             slots = account.columns_of(decode.rows)
             if rounds == 1:
                 self._piece_slots.append(slots)

@@ -148,10 +148,10 @@ class DeviceModel:
         if step.decode is not None:
             part = step.decode
             rows = part.rows.tolist()
-            width = self.algorithm.accept_width(part.steps, part.num_draft_tokens)
+            width = self.algorithm.accept_width(part.shape.steps, part.shape.nodes)
         flight = LaunchedStep(step.step_id, joins, list(step.released), chunks, rows, width)
         if step.decode is not None:
-            flight.tree = (part.steps, part.topk if part.steps else 1, part.num_draft_tokens)
+            flight.tree = part.shape.computed
             flight.lengths = tuple(zip(part.seq_lens.tolist(), part.max_seq_lens.tolist(), strict=True))
         flight.max_rounds = flight.limit = step.max_rounds
         self.in_flight.append(flight)

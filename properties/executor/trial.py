@@ -404,5 +404,5 @@ def _words(step: Step) -> str:
     if step.decode is not None:
         d = step.decode
         rounds = f", at most {d.max_rounds} rounds" if d.max_rounds > 1 else ""
-        parts.append(f"{len(d.rows)} rows of {d.num_draft_tokens} nodes{rounds}")
+        parts.append(f"{len(d.rows)} rows of {d.shape.nodes} nodes{rounds}")
     return " and ".join(parts)

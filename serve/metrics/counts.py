@@ -168,7 +168,7 @@ class EngineCounts:
             decoded = int(event.kept.sum())
             emitted += decoded
             totals["by_mode", "decode"] += decoded
-            self.newest |= {"steps": decode.steps, "nodes": decode.num_draft_tokens}
+            self.newest |= {"steps": decode.shape.steps, "nodes": decode.shape.nodes}
             self.newest["sum_seq_lens"] = int(decode.seq_lens.sum())
         totals["output_tokens", ""] += emitted
         self.histograms["step_tokens", ""].add(prefilled + emitted)

@@ -209,8 +209,7 @@ class SimulatedDevice:
             )
         batch, batch_size = self._batch_of(decode), len(decode.rows)
         kv_tokens = batch.kv_end - int(self._left[batch.indices].dot(self._units[:batch_size]))
-        topk = decode.topk if decode.steps else 1
-        return self.cost.step_ns(chunks, (batch_size, decode.steps, topk, decode.num_draft_tokens, kv_tokens))
+        return self.cost.step_ns(chunks, (batch_size, *decode.shape.computed, kv_tokens))
 
     # -- decode -------------------------------------------------------------------------------------------------------
 
@@ -221,7 +220,7 @@ class SimulatedDevice:
         left = self._left[batch.indices]
         limit = max(1, min(limit, int(left[left.argmin()])))
         kv_tokens = batch.kv_end - int(left.dot(self._units[:batch_size]))
-        if decode.steps == 0:
+        if decode.shape.steps == 0:
             lens = self._all_ones(limit, batch_size)
             grown = self._counting[: limit + 1] * batch_size
             emitted = grown[1:2].repeat(limit)
@@ -235,7 +234,7 @@ class SimulatedDevice:
         if timed and self.cost.sees_rows:
             device_ns = self._seen_ns(self.cost, decode, lens[:rounds], left)
         elif timed:
-            shape = (batch_size, decode.steps, decode.topk if decode.steps else 1, decode.num_draft_tokens)
+            shape = (batch_size, *decode.shape.computed)
             if rounds == 1:
                 device_ns = np.array([self.cost.decode_ns(*shape, kv_tokens)])
             else:
@@ -252,8 +251,7 @@ class SimulatedDevice:
         index = self._batch_of(decode).indices
         contexts = self._kv_end[index] - left + np.cumsum(lens, axis=0, dtype=np.int64) - lens
         context = contexts.max(axis=1) if cost.padded else contexts.mean(axis=1)
-        topk = decode.topk if decode.steps else 1
-        shape = (len(index), decode.steps, topk, decode.num_draft_tokens)
+        shape = (len(index), *decode.shape.computed)
         return cost.rounds_ns(*shape, context, lens.max(axis=1))
 
     def _draw_lens(
@@ -261,14 +259,14 @@ class SimulatedDevice:
     ) -> tuple[np.ndarray, int]:
         """Accept lengths int32 [≥ rounds, bs] and the number of rounds, up to the first in which a request ends."""
         if self.forced_drafts:
-            accepted = min(decode.steps + 1, decode.num_draft_tokens) if self.forced_drafts == "right" else 1
+            accepted = min(decode.shape.steps + 1, decode.shape.nodes) if self.forced_drafts == "right" else 1
             rounds = min(limit, max(1, -(-int(left.min()) // accepted)))
             return np.full((rounds, len(batch.indices)), accepted, dtype=np.int32), rounds
         cache = self._last_cache = self._cache(decode)
         positions = batch.position_end - left
         if limit == 1:
-            return cache.accept_lens(batch.indices, batch.keys, positions, decode.steps)[None, :], 1
-        lens = cache.accept_lens_of_rounds(batch.indices, batch.keys, positions, decode.steps, limit, left)
+            return cache.accept_lens(batch.indices, batch.keys, positions, decode.shape.steps)[None, :], 1
+        lens = cache.accept_lens_of_rounds(batch.indices, batch.keys, positions, decode.shape.steps, limit, left)
         return lens, len(lens)
 
     def apply(self, decode: DecodeStep, drawn: DrawnRounds, rounds: int, asked: bool) -> DecodeResult:
@@ -279,7 +277,7 @@ class SimulatedDevice:
         if rounds == 1:
             total = lens[0]
         else:
-            total = self._counting[rounds] if decode.steps == 0 else np.add.reduce(lens, axis=0, dtype=np.int64)
+            total = self._counting[rounds] if decode.shape.steps == 0 else np.add.reduce(lens, axis=0, dtype=np.int64)
         left = drawn.left
         still_left = np.maximum(left - total, 0)
         self._left[rows] = still_left
@@ -307,9 +305,9 @@ class SimulatedDevice:
         return self._batch
 
     def _cache(self, decode: DecodeStep) -> RunCache:
-        if decode.topk == 1:
+        if decode.shape.topk == 1:
             return self._chain
-        key = (decode.topk, decode.steps, decode.num_draft_tokens)
+        key = (decode.shape.topk, decode.shape.steps, decode.shape.nodes)
         if key not in self._caches:
             self._caches[key] = RunCache(self._for_tree(*key), self._num_rows)
         return self._caches[key]

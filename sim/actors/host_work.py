@@ -60,4 +60,4 @@ class HostWork:
 
     def _verified_rows(self, decode: DecodeStep | None) -> int:
         """Return the rows whose acceptance the host must read before it goes on."""
-        return len(decode.rows) if decode is not None and decode.steps and self._reads_acceptance else 0
+        return len(decode.rows) if decode is not None and decode.shape.steps and self._reads_acceptance else 0

@@ -37,8 +37,8 @@ class EngineSpans:
             name = "mixed" if step.prefill is not None else "decode"
             args |= {
                 "rows": len(step.decode.rows),
-                "steps": step.decode.steps,
-                "draft_tokens": step.decode.num_draft_tokens,
+                "steps": step.decode.shape.steps,
+                "draft_tokens": step.decode.shape.nodes,
                 "rounds": rounds,
             }
         if step.prefill is not None:

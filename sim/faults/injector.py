@@ -185,8 +185,8 @@ class FaultInjector(Hooks):
             self._recount_due = False
             self._recount()
         if step.decode is not None:
-            valid = step.decode.steps in self.engine.controller.candidates
-            self.check("steps_valid", valid, f"{step.decode.steps} steps")
+            valid = step.decode.shape.steps in self.engine.controller.candidates
+            self.check("steps_valid", valid, f"{step.decode.shape.steps} steps")
         self._effects.set_device(self.actor)
         for join in step.joins:
             self._effects.note_poison(join.row, join.request.request_id in self.poisoned)

@@ -93,8 +93,8 @@ class SlowMetrics:
             self._emit(live[replica, request_id], ends[0], 1)
             tokens[0] += 1
         if decode is not None:
-            self.switches += last_steps.get(replica, decode.steps) != decode.steps
-            last_steps[replica] = decode.steps
+            self.switches += last_steps.get(replica, decode.shape.steps) != decode.shape.steps
+            last_steps[replica] = decode.shape.steps
             for number, end in enumerate(ends):
                 for column, row in enumerate(decode.rows.tolist()):
                     kept = int(event.kept[number, column])
@@ -106,8 +106,8 @@ class SlowMetrics:
                     request["correct"] += drafts
                     request["verified"] += 1
                     self.correct_histogram[drafts] += 1
-                    self.correct_at_steps[decode.steps, drafts] += 1
-                    self.proposed += decode.num_draft_tokens - 1
+                    self.correct_at_steps[decode.shape.steps, drafts] += 1
+                    self.proposed += decode.shape.nodes - 1
                     tokens[number] += kept
                     correct[number] += drafts
         self.delivered += sum(tokens)
@@ -119,8 +119,8 @@ class SlowMetrics:
                     "step_id": event.step.step_id,
                     "prefill_tokens": 0 if event.step.prefill is None else int(event.step.prefill.lens.sum()),
                     "decode_rows": 0 if decode is None else len(decode.rows),
-                    "steps": None if decode is None else decode.steps,
-                    "num_draft_tokens": None if decode is None else decode.num_draft_tokens,
+                    "steps": None if decode is None else decode.shape.steps,
+                    "num_draft_tokens": None if decode is None else decode.shape.nodes,
                     "tokens": tokens[number],
                     "correct_drafts": correct[number],
                     "held_slots": plan.num_held_slots,

@@ -57,7 +57,7 @@ def decode_steps(events: list) -> list[tuple[int, int, int]]:
     """(time, steps, rows) of every planned decode step."""
     planned = [event for event in events if type(event).__name__ == "Planned" and event.step is not None]
     return [
-        (event.now_ns, event.step.decode.steps, len(event.step.decode.rows))
+        (event.now_ns, event.step.decode.shape.steps, len(event.step.decode.rows))
         for event in planned
         if event.step.decode is not None
     ]

@@ -11,6 +11,7 @@ from foredraft.core.contract.step import (
     MultiStepEnd,
     PrefillResult,
     PrefillStep,
+    RoundShape,
     Step,
     StepResult,
 )
@@ -36,7 +37,9 @@ def make_step(batch_size=3, *, prefill=2, step_id=7, max_rounds=4):
     decode = None
     if batch_size:
         lens = np.zeros(batch_size, dtype=np.int64)
-        decode = DecodeStep(np.arange(1, batch_size + 1, dtype=np.int32), lens, lens, lens, 3, 1, 4, max_rounds)
+        decode = DecodeStep(
+            np.arange(1, batch_size + 1, dtype=np.int32), lens, lens, lens, RoundShape(3, 1, 4), max_rounds
+        )
     chunks = None
     if prefill:
         column = np.arange(prefill, dtype=np.int64)

@@ -82,7 +82,7 @@ class ToyExecutor:
         end = MultiStepEnd.MAX_ROUNDS
         while True:
             good = (self.clock_ns // 30_000_000) % 2  # times change, so that adaptive steps follow
-            run = (1 + self.rng.binomial(d.steps, 0.9 if good else 0.1, len(keys))).astype(np.int32)
+            run = (1 + self.rng.binomial(d.shape.steps, 0.9 if good else 0.1, len(keys))).astype(np.int32)
             stop = np.where(self.rng.random(len(keys)) < self.stop_share, run - 1, -1).astype(np.int32)
             settled = cut_runs(run, stop, np.where(over, 1 << 40, remaining))
             remaining = remaining - settled.kept
@@ -103,7 +103,7 @@ class ToyExecutor:
         accept_lens, stop_index = np.stack(lens), np.stack(stops)
         tokens = outputs = None
         if self.with_tokens:
-            width = d.steps + 1
+            width = d.shape.steps + 1
             tokens = self.rng.integers(0, 1000, (len(lens), len(keys), width))
             tokens[np.arange(width) >= accept_lens[:, :, None]] = -1
             outputs = tuple({"logprobs": self.rng.random((len(keys), width))} for _ in lens)

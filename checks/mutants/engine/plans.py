@@ -97,7 +97,7 @@ class DividesByWhatWasDrafted(DecodeRounds):
     """The acceptance rate of a round is its accepted over its proposed drafts, also when none were proposed."""
 
     def teach_controller(self, step, result, present):
-        self.rate = int((result.accept_lens - 1).sum()) / ((step.num_draft_tokens - 1) * len(step.rows))
+        self.rate = int((result.accept_lens - 1).sum()) / ((step.shape.nodes - 1) * len(step.rows))
         super().teach_controller(step, result, present)
 
 

@@ -153,7 +153,7 @@ class TellsTheLargestBatch(DecodeRounds):
         if present.is_complete:
             return super().teach_controller(step, result, present)
         for accept_lens, rows in zip(result.accept_lens, present.by_round(result.rounds), strict=True):
-            self.controller.on_verify_complete(accept_lens[rows] - 1, self.config.max_running, step.steps)
+            self.controller.on_verify_complete(accept_lens[rows] - 1, self.config.max_running, step.shape.steps)
         return None
 
 

@@ -15,6 +15,7 @@ from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.core.contract.future_map import FutureMap
 from foredraft.core.contract.handoff_batch import HandoffBatch
 from foredraft.core.contract.request import Request
+from foredraft.core.contract.step import RoundShape
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.engine import Engine
@@ -60,7 +61,7 @@ def test_the_relayed_trust_shapes_the_tree_of_the_round():
         drafts.open_row(row)
         drafts.observe(row, text)
     relayed = {"trust": np.array([0.98, 0.1], np.float32)}
-    proposal = drafts.propose(np.array([1, 2]), 3, 3, 5, relayed)
+    proposal = drafts.propose(np.array([1, 2]), RoundShape(3, 3, 5), relayed)
     depths = np.zeros((2, 5), int)
     for node in range(1, 5):
         depths[:, node] = depths[[0, 1], proposal.parents[:, node - 1]] + 1

@@ -18,6 +18,7 @@ import numpy as np
 
 from ....core.algorithm.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from ....core.algorithm.host_drafts import HostDrafts
+from ....core.contract.step import RoundShape
 from ....core.errors import InvariantViolation
 from ....core.kv.moves import KVMovePlan, draft_branch_layout
 from ....core.tree.build import (
@@ -45,9 +46,7 @@ class DraftRequest:
     root_hashes: np.ndarray  # uint64 [bs]; prefix hash after the root
     relayed: dict[str, np.ndarray]
     runs: np.ndarray | None  # int64 [bs]: how many drafts are to be accepted (simulated acceptance); None: the dial
-    steps: int
-    topk: int
-    num_draft_tokens: int
+    shape: RoundShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class ReferenceDrafter:
         if self.host is not None:
             return self._host_tree(request, self.host)
         self._check_relay(request)
-        if request.steps == 0 or not self.algorithm.is_speculative:
+        if request.shape.steps == 0 or not self.algorithm.is_speculative:
             none = np.zeros((len(request.rows), 0), np.int32)
             return Drafted(build_chain(request.roots, none, request.lengths, self.max_position))
         return Drafted(self._model_tree(request))
@@ -130,7 +129,7 @@ class ReferenceDrafter:
     def _host_tree(self, request: DraftRequest, host: HostDrafts) -> Drafted:
         """Show the proposer the whole text that the KV holds in every round, as if the row were new:
         what it kept must not matter."""
-        nodes = request.num_draft_tokens
+        nodes = request.shape.nodes
         for row, prefix, root in zip(request.rows.tolist(), request.prefixes, request.roots.tolist(), strict=True):
             self._show(host, row, np.append(prefix.tokens, root))
         if request.runs is not None:
@@ -139,7 +138,7 @@ class ReferenceDrafter:
             tree = build_lookup_tree(request.roots, paths, request.lengths, nodes, self.max_position)
             first = host.first_relay(request.rows)
             return Drafted(tree, {name: np.stack([values] * nodes, axis=1) for name, values in first.items()})
-        proposal = host.propose(request.rows, request.steps, request.topk, nodes, request.relayed)
+        proposal = host.propose(request.rows, request.shape, request.relayed)
         tree = build_proposed_tree(request.roots, proposal.tokens, proposal.parents, request.lengths, self.max_position)
         return Drafted(tree, dict(proposal.next_relay))
 
@@ -151,7 +150,7 @@ class ReferenceDrafter:
     def _simulated_paths(self, request: DraftRequest) -> np.ndarray:
         hashes, tokens = request.root_hashes, request.roots
         path = []
-        for depth in range(request.num_draft_tokens - 1):
+        for depth in range(request.shape.nodes - 1):
             tokens = self.draft.top_k(hashes, tokens, 1, 0, depth < request.runs)[0][:, 0]
             hashes = extend_hash(hashes, tokens)
             path.append(tokens)
@@ -160,7 +159,7 @@ class ReferenceDrafter:
     # -- a model, a head, or one head per step --------------------------------------------------------------------
 
     def _model_tree(self, request: DraftRequest) -> VerifyTree:
-        topk, steps, vocab = request.topk, request.steps, self.draft.target.vocab_size
+        topk, steps, vocab = request.shape.topk, request.shape.steps, self.draft.target.vocab_size
         branches = _Branches(self, request)
         candidates, beam = first_candidates(
             request.relayed["topk_ids"][:, :topk], request.relayed["topk_probabilities"][:, :topk], vocab
@@ -180,7 +179,7 @@ class ReferenceDrafter:
         if topk == 1:
             drafts = np.concatenate([level.tokens for level in levels], axis=1)
             return build_chain(request.roots, drafts, request.lengths, self.max_position)
-        return build_tree(request.roots, levels, request.lengths, request.num_draft_tokens, self.max_position)
+        return build_tree(request.roots, levels, request.lengths, request.shape.nodes, self.max_position)
 
     def _head(self, level: int) -> int:
         return level if self.algorithm.drafter is Drafter.HEADS else 0
@@ -193,10 +192,10 @@ class _Branches:
     def __init__(self, drafter: ReferenceDrafter, request: DraftRequest) -> None:
         self._kv = drafter.kv
         self._request = request
-        layout = draft_branch_layout(request.lengths, drafter.page_size, request.topk, request.steps)
+        layout = draft_branch_layout(request.lengths, drafter.page_size, request.shape.topk, request.shape.steps)
         self._starts = layout.branch_starts
         rows = request.rows
-        ends = self._starts[:, -1] + request.steps
+        ends = self._starts[:, -1] + request.shape.steps
         self._windows = [
             self._kv.window(int(row), int(length), int(end - length))
             for row, length, end in zip(rows, request.lengths, ends, strict=True)
@@ -208,7 +207,7 @@ class _Branches:
         self._hashes: list[np.ndarray] = []  # per written level: uint64 [bs, k]
         if self._kv.draft_kv == DraftKV.UNSHIFTED.value:
             self._first_level = 0
-            shape = (len(rows), request.topk)
+            shape = (len(rows), request.shape.topk)
             roots = np.broadcast_to(request.roots[:, None], shape)
             self._put(0, roots, np.broadcast_to(request.root_hashes[:, None], shape))
         self._check_tails()
@@ -233,7 +232,7 @@ class _Branches:
 
     def _put(self, level: int, tokens: np.ndarray, hashes: np.ndarray) -> None:
         offset = level - self._first_level
-        rows, topk = self._request.rows, self._request.topk
+        rows, topk = self._request.rows, self._request.shape.topk
         stays = np.repeat(self._kv.stays[rows][:, None], topk, axis=1)
         positions = np.repeat(self._request.lengths[:, None] + offset, topk, axis=1)
         self._kv.draft.write(self._slots(offset), stays, positions, tokens, hashes)

@@ -106,7 +106,7 @@ class ReferencePasses:
         drafted = self.drafter.tree(request)
         self._check_tree(part, drafted.tree)
         rows = zip(part.rows.tolist(), lengths.tolist(), strict=True)
-        windows = np.stack([self.kv.window(row, length, part.num_draft_tokens) for row, length in rows])
+        windows = np.stack([self.kv.window(row, length, part.shape.nodes) for row, length in rows])
         hashes = self.kv.write_tree(request.rows, request.lengths, request.root_hashes, drafted.tree, windows)
         final, verified = self._verify(states, request, drafted, hashes, windows)
         self._catch_up(states, request, final, verified.accept_lens)
@@ -143,9 +143,7 @@ class ReferencePasses:
             extend_hash(last, roots),
             relayed,
             self._simulated_runs(states, lengths),
-            part.steps,
-            part.topk,
-            part.num_draft_tokens,
+            part.shape,
         )
 
     def _simulated_runs(self, states: list[RowState], lengths: np.ndarray) -> np.ndarray | None:
@@ -159,11 +157,11 @@ class ReferencePasses:
         return self.acceptance.longest_run(keys, num_emitted).astype(np.int64)
 
     def _check_tree(self, part: DecodeStep, tree: VerifyTree) -> None:
-        width = self.algorithm.accept_width(part.steps, part.num_draft_tokens)
-        if tree.num_draft_tokens != part.num_draft_tokens or tree.width != width:
+        width = self.algorithm.accept_width(part.shape.steps, part.shape.nodes)
+        if tree.num_draft_tokens != part.shape.nodes or tree.width != width:
             raise InvariantViolation(
                 "ACCEPT-02",
-                f"a tree of {tree.num_draft_tokens} nodes, {tree.width} deep, where {part.num_draft_tokens} and {width} were planned",
+                f"a tree of {tree.num_draft_tokens} nodes, {tree.width} deep, where {part.shape.nodes} and {width} were planned",
             )
         if tree.positions.size and tree.positions.max() > self.drafter.max_position:
             raise InvariantViolation("STEPS-01", f"position {tree.positions.max()} is past the context")
@@ -211,7 +209,7 @@ class ReferencePasses:
                 bonus = int(final.bonus_tokens[i])
                 self.kv.write_draft(row, length, prefix.tokens[length:], prefix.hashes[length:], bonus)
                 self.kv.read_draft(row, prefix, bonus)
-        last_nodes = np.arange(len(accept_lens)) * request.num_draft_tokens + accept_lens - 1
+        last_nodes = np.arange(len(accept_lens)) * request.shape.nodes + accept_lens - 1
         hidden = final.outputs.draft_hidden
         if hidden is not None:
             hidden = hidden[last_nodes]

@@ -10,6 +10,7 @@ from foredraft.core.algorithm.host_drafts import HostDrafts, PluginError
 from foredraft.core.algorithm.ngram import NgramIndex
 from foredraft.core.algorithm.proposer import Proposal
 from foredraft.core.contract.future_map import RelayField
+from foredraft.core.contract.step import RoundShape
 from foredraft.core.errors import ForedraftError
 from foredraft.core.tree.build import build_lookup_tree, build_proposed_tree
 from hypothesis import given, settings
@@ -52,7 +53,7 @@ class Scripted(LookupDrafting):
 
 def ask(answer, nodes=4, fields=(), relayed=None):
     drafts = HostDrafts(Scripted(answer, fields), SHAPE)
-    return drafts.propose(ROWS, 3, 2, nodes, relayed or {})
+    return drafts.propose(ROWS, RoundShape(3, 2, nodes), relayed or {})
 
 
 def proposal(tokens, parents, **relay):
@@ -67,7 +68,7 @@ def test_a_request_says_what_the_round_is():
     drafts.observe(4, np.array([], np.int32))
     assert scripted.calls == [("open", 4), ("observe", 4, np.dtype(np.int64), [7, 8])]
     assert drafts.roots(np.array([4])).tolist() == [8]
-    drafts.propose(ROWS, 1, 2, 2, {"bonus_tokens": np.zeros(2)})
+    drafts.propose(ROWS, RoundShape(1, 2, 2), {"bonus_tokens": np.zeros(2)})
     request = scripted.calls[-1]
     assert (request.rows.tolist(), request.steps, request.topk, request.num_draft_tokens) == ([4, 2], 1, 2, 2)
     assert request.relayed == {}, "the bonus token is not a field of the algorithm"
@@ -104,10 +105,10 @@ def test_own_fields_reach_the_proposer_and_come_back():
     assert [field.name for field in drafts.own_fields] == ["trust", "count"]
     assert drafts.first_relay(ROWS)["trust"].dtype == np.float32
     relayed = {"bonus_tokens": np.zeros(2), "trust": np.full((2, 2), 0.5), "count": np.array([3, 4])}
-    used = drafts.propose(ROWS, 3, 2, 4, relayed)
+    used = drafts.propose(ROWS, RoundShape(3, 2, 4), relayed)
     assert sorted(scripted.calls[-1].relayed) == ["count", "trust"]
     assert sorted(used.next_relay) == ["count", "trust"]
-    drafts.propose(ROWS, 0, 2, 4, relayed)
+    drafts.propose(ROWS, RoundShape(0, 2, 4), relayed)
     assert len(scripted.calls) == 2, "a round that drafts nothing still says what the next one starts from"
 
 
@@ -206,7 +207,7 @@ def test_ngram_is_one_user_of_the_port():
         drafts.open_row(row)
         drafts.observe(row, np.array(text[:3]))
         drafts.observe(row, np.array(text[3:]))
-    used = drafts.propose(ROWS, 3, 2, 5, {})
+    used = drafts.propose(ROWS, RoundShape(3, 2, 5), {})
     paths = index.draft(5, num_branches=2)
     assert len(paths) == 2
     expected = build_lookup_tree(np.array([2, 2]), [list(paths)] * 2, np.array([8, 8]), 5)

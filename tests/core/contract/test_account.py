@@ -28,6 +28,7 @@ from foredraft.core.contract.step import (
     FailureCause,
     Join,
     MultiStepEnd,
+    RoundShape,
     Step,
     StepFailure,
     StepResult,
@@ -50,7 +51,7 @@ def planned(step_id: int, *rows: int, decodes: bool = False, retracted: tuple[st
     """A step in which the request enters each of these rows; with `decodes` its rounds are of row 1."""
     joins = tuple(Join(row, 1, REQUEST, 9, 0, 0, None) for row in rows)
     lens = np.array([5])
-    decode = DecodeStep(np.array([1], np.int32), np.array([1]), lens, lens, 1, 1, 2, 4) if decodes else None
+    decode = DecodeStep(np.array([1], np.int32), np.array([1]), lens, lens, RoundShape(1, 1, 2), 4) if decodes else None
     return Planned(0, Step(step_id, joins, (), NO_WRITES, None, decode), retracted, 0, 0)
 
 

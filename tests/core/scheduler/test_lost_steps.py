@@ -137,18 +137,22 @@ def test_less_is_asked_of_a_device_out_of_memory_and_then_more_again():
         engine.submit(request, 0)
 
     def too_large(step, engine):
-        large = step.decode is not None and len(step.decode.rows) * step.decode.num_draft_tokens > 8
+        large = step.decode is not None and len(step.decode.rows) * step.decode.shape.nodes > 8
         return FailureCause.OUT_OF_MEMORY if large and 6 < step.step_id < 40 else None
 
     FailingDriver(engine, executor, too_large).run()
     lost = [event for event in events if type(event) is StepsLost]
-    shapes = [(e.step.decode.steps, len(e.step.decode.rows)) for e in events if type(e) is Planned and e.step.decode]
+    shapes = [
+        (e.step.decode.shape.steps, len(e.step.decode.rows)) for e in events if type(e) is Planned and e.step.decode
+    ]
     assert lost and all(not event.finished for event in lost)
     first = next(i for i, event in enumerate(events) if type(event) is StepsLost)
     after = [e.step.decode for e in events[first:] if type(e) is Planned and e.step.decode]
-    assert after[0].steps == 1, "fewer steps first"
+    assert after[0].shape.steps == 1, "fewer steps first"
     assert min(len(decode.rows) for decode in after[:20]) <= 4, "then a smaller batch"
-    assert shapes[0][0] == 3 and any(decode.steps == 3 and len(decode.rows) > 4 for decode in after), "and back again"
+    assert shapes[0][0] == 3 and any(decode.shape.steps == 3 and len(decode.rows) > 4 for decode in after), (
+        "and back again"
+    )
     assert not engine.recovery.limits.are_reduced
 
 

@@ -166,12 +166,12 @@ class Watched:
             self._texts[row].append(token)
 
     def propose(self, batch, relayed, tree) -> None:
-        shape = Shape(batch.steps, batch.topk, batch.num_draft_tokens, batch.max_position)
+        shape = Shape(batch.shape.steps, batch.shape.topk, batch.shape.nodes, batch.max_position)
         for i, row in enumerate(batch.row_numbers.tolist()):
             text = self._texts[row]
             assert (len(text) - 1, text[-1]) == (int(batch.lengths[i]), int(batch.roots[i]))
-            self.proposals += batch.steps > 0
-            self.nodes += batch.num_draft_tokens - 1
+            self.proposals += batch.shape.steps > 0
+            self.nodes += batch.shape.nodes - 1
             if self._model is None:
                 compare_tree(looked_up(text, shape), tree, i)
                 continue
@@ -182,7 +182,7 @@ class Watched:
             else:
                 wanted = dense_tree(self._drafter, text, shape, self._topk)
             compare_relay(wanted.relay, {name: values[i].numpy() for name, values in relayed.items()})
-            if batch.topk > 1 and batch.steps:
+            if batch.shape.topk > 1 and batch.shape.steps:
                 compare_candidates(wanted.levels, *(values[i].numpy() for values in self._ops.candidates))
             compare_tree(wanted.tree, tree, i)
 
@@ -192,8 +192,8 @@ class Watched:
             count = int(accepted.accept_lens[i])
             self._texts[row] += accepted.emitted[i, :count].tolist()
             self._begins[slots[i, :count]] = False
-            self.partly += 1 < count <= batch.steps
-            self.fully += count == batch.steps + 1 > 1
+            self.partly += 1 < count <= batch.shape.steps
+            self.fully += count == batch.shape.steps + 1 > 1
 
 
 def compare_relay(wanted: DenseRelay, got: dict[str, np.ndarray]) -> None:

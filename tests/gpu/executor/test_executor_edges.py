@@ -231,7 +231,7 @@ def test_counters_are_the_sums_of_the_steps(name):
             rows, rounds = len(part.rows), result.decode.rounds
             sums["rounds"] += rounds
             sums["verified_rows"] += rows * rounds
-            sums["drafted"] += rows * rounds * (part.num_draft_tokens - 1)
+            sums["drafted"] += rows * rounds * (part.shape.nodes - 1)
             sums["correct_drafts"] += int(result.decode.accept_lens.sum()) - rows * rounds
         engine.commit(result, 0)
     assert asdict(executor.counters) == {name: sums[name] for name in asdict(executor.counters)}

@@ -16,6 +16,7 @@ from foredraft.core.contract.step import (
     MultiStepEnd,
     PrefillResult,
     PrefillStep,
+    RoundShape,
     Step,
     StepResult,
     TableWrites,
@@ -70,7 +71,7 @@ STEP = Step(
     prefill=PrefillStep(
         ints(2, dtype=np.int32), ints(1), ints(2), ints(1), np.array([True]), ints(5), ints(-1)
     ),
-    decode=DecodeStep(ints(3, 1, dtype=np.int32), ints(1, 2), ints(10, 11), ints(12, 13), 2, 1, 3, 1),
+    decode=DecodeStep(ints(3, 1, dtype=np.int32), ints(1, 2), ints(10, 11), ints(12, 13), RoundShape(2, 1, 3), 1),
 )  # fmt: skip
 RESULT = StepResult(
     7,

@@ -246,7 +246,7 @@ def test_the_cost_table_is_the_time_of_rounds(models):
             super().launch(step)
             if step.decode is not None:
                 part = step.decode
-                now[0] += 100 + 10 * len(part.rows) + 7 * part.steps + int(part.seq_lens.sum())
+                now[0] += 100 + 10 * len(part.rows) + 7 * part.shape.steps + int(part.seq_lens.sum())
 
     options = options_for(
         models, "STANDALONE", adaptive='{"1": {"candidate_steps": [0, 2]}}', policy="goodput", max_running=5

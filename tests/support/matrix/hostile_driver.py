@@ -370,7 +370,7 @@ class UnitClock(Driver):
             )
         if step.decode is not None:
             part = step.decode
-            decode = (tuple(names[row] for row in part.rows.tolist()), part.steps, part.num_draft_tokens)
+            decode = (tuple(names[row] for row in part.rows.tolist()), part.shape.steps, part.shape.nodes)
         return prefill, decode
 
     def _standing(self) -> Standing:
