@@ -257,58 +257,61 @@ class NoTextDecoder(TextDecoder):
         return ""
 
 
-def resolve_spec(
-    config: EngineConfig,
-    algorithm: SpecAlgorithm,
-    *,
-    policy: str | None = None,
-    steps: int | None = None,
-    topk: int = 1,
-    num_draft_tokens: int | Mapping[str, int] | None = None,
-    adaptive: str | Mapping[str, Any] | None = None,
-    probe_backoff: bool = True,
-    mode: Mode | None = None,
-    backend: str = "simulated",
-    device_is_host: bool = False,
-    graph_sizes: Sequence[int] | None = None,
-    num_heads: int | None = None,
-    read_file: ReadFile | None = None,
-    source: str = "<arguments>",
-) -> EngineSpec:
-    """Resolve what a user chose (None: left open); `config` comes back with the scheduling mode and its reason.
+@dataclass(frozen=True, slots=True)
+class SpeculationChoice:
+    """What a user chose of speculation. None: left open.
 
     `policy` defaults to "fixed", or "ema" if there is an `adaptive` table. The table defaults to the policy's preset:
     "default" for `ema`, 0 … 7 steps at every batch size for `goodput`. `steps` are the steps of a fixed policy, or the
     first steps of another policy. `num_draft_tokens` is the number of nodes of every tree, or a number for each step
-    count. By default a tree has as many nodes as its steps can fill, at most 16. `num_heads`, for a draft with one head
-    per step: the default of `steps`, and the most steps of a preset's candidates. Without speculation, steps, policy
-    and table have no meaning. `source` names the settings in messages. Raises ConfigError and other ForedraftErrors.
+    count. By default a tree has as many nodes as its steps can fill, at most 16. Without speculation, steps, policy and
+    table have no meaning. `source` names the choice in messages.
     """
-    if not algorithm.is_speculative:
-        policy, steps = "fixed", 0
-    elif policy is None:
-        policy = "fixed" if adaptive is None else "ema"
-    if policy == "fixed":
-        steps = num_heads or DEFAULT_STEPS if steps is None else steps
-        table = fixed_config(steps)
-    else:
-        preset = DEFAULT_PRESETS.get(policy, "default")
-        given = preset if adaptive is None else adaptive
-        place = f"{source}.adaptive" if isinstance(given, Mapping) else None
-        if adaptive is None and num_heads is not None:
-            given, place = _limit_candidates(PRESETS[preset], num_heads), f"preset {preset} for {num_heads} heads"
-        table = load_adaptive_config(given, place, read_file)
-        if policy == "ema" and not probe_backoff:
-            table = table.with_probe_backoff(False)
+
+    policy: str | None = None
+    steps: int | None = None
+    topk: int = 1
+    num_draft_tokens: int | Mapping[str, int] | None = None
+    adaptive: str | Mapping[str, Any] | None = None
+    probe_backoff: bool = True
+    mode: Mode | None = None
+    source: str = "<arguments>"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOffer:
+    """What the executor of an engine has. `num_heads`, for a draft with one head per step: the default of `steps`, and
+    the most steps of a preset's candidates."""
+
+    name: str = "simulated"
+    device_is_host: bool = False
+    graph_sizes: Sequence[int] | None = None
+    num_heads: int | None = None
+
+
+LEFT_OPEN = SpeculationChoice()
+SIMULATED = BackendOffer()
+
+
+def resolve_spec(
+    config: EngineConfig,
+    algorithm: SpecAlgorithm,
+    choice: SpeculationChoice = LEFT_OPEN,
+    backend: BackendOffer = SIMULATED,
+    read_file: ReadFile | None = None,
+) -> EngineSpec:
+    """Resolve what a user chose; `config` comes back with the scheduling mode and its reason. Raises ConfigError and
+    other ForedraftErrors."""
+    policy, steps, table = _steps_of(algorithm, choice, backend.num_heads, read_file)
     chosen = choose_mode(
-        mode,
+        choice.mode,
         page_size=config.page_size,
-        topk=topk,
-        backend=backend,
+        topk=choice.topk,
+        backend=backend.name,
         backend_supports_paged_trees=True,
         algorithm=algorithm.name,
         algorithm_supports_overlap=algorithm.supports_overlap,
-        device_is_host=device_is_host,
+        device_is_host=backend.device_is_host,
     )
     return EngineSpec(
         config=replace(config, overlap=chosen.mode == "overlap", mode_reason=chosen.reason),
@@ -316,11 +319,30 @@ def resolve_spec(
         policy=policy,
         adaptive=table,
         initial_steps=steps,
-        topk=topk,
-        num_draft_tokens=_tree_nodes(algorithm, table, topk, num_draft_tokens, source),
-        graph_sizes=None if graph_sizes is None else tuple(graph_sizes),
+        topk=choice.topk,
+        num_draft_tokens=_tree_nodes(algorithm, table, choice.topk, choice.num_draft_tokens, choice.source),
+        graph_sizes=None if backend.graph_sizes is None else tuple(backend.graph_sizes),
         decodes_text=False,
     )
+
+
+def _steps_of(
+    algorithm: SpecAlgorithm, choice: SpeculationChoice, num_heads: int | None, read_file: ReadFile | None
+) -> tuple[str, int | None, AdaptiveConfig]:
+    """Return the policy, its first steps, and its table."""
+    policy = choice.policy or ("fixed" if choice.adaptive is None else "ema")
+    if not algorithm.is_speculative:
+        return "fixed", 0, fixed_config(0)
+    if policy == "fixed":
+        steps = num_heads or DEFAULT_STEPS if choice.steps is None else choice.steps
+        return policy, steps, fixed_config(steps)
+    preset = DEFAULT_PRESETS.get(policy, "default")
+    given = preset if choice.adaptive is None else choice.adaptive
+    place = f"{choice.source}.adaptive" if isinstance(given, Mapping) else None
+    if choice.adaptive is None and num_heads is not None:
+        given, place = _limit_candidates(PRESETS[preset], num_heads), f"preset {preset} for {num_heads} heads"
+    table = load_adaptive_config(given, place, read_file)
+    return policy, choice.steps, table if choice.probe_backoff or policy != "ema" else table.with_probe_backoff(False)
 
 
 def _limit_candidates(preset: Mapping[str, Any], num_heads: int) -> dict[str, Any]:

@@ -24,13 +24,14 @@ from ..session.memory import NotEnoughMemory, bytes_per_token, checkpoint_bytes,
 from ..session.plan import (
     SessionOptions,
     algorithm_name,
+    backend_of,
     check_algorithm,
     check_choices,
     check_directories,
     check_steps,
     draft_config,
     refuse_without_effect,
-    spec_settings,
+    speculation_of,
     with_look_up,
 )
 from ..types.session_options import AUTO
@@ -381,9 +382,10 @@ def _spec(plan: BenchPlan, session: SessionOptions, batch_size: int, steps: int)
     nodes = session.num_draft_tokens
     if isinstance(nodes, dict):  # an arm has its own steps alone
         session = replace(session, num_draft_tokens={key: n for key, n in nodes.items() if key == str(steps)} or None)
-    settings = spec_settings(session, plan.device) | ({} if steps else {"topk": 1, "num_draft_tokens": None})
-    graph_sizes = (batch_size,) if plan.graphs else None
-    spec = resolve_spec(config, algorithm, policy="fixed", steps=steps, graph_sizes=graph_sizes, **settings)
+    choice = replace(speculation_of(session), policy="fixed", steps=steps, adaptive=None)
+    if not steps:
+        choice = replace(choice, topk=1, num_draft_tokens=None)
+    spec = resolve_spec(config, algorithm, choice, backend_of(plan.device, (batch_size,) if plan.graphs else None))
     check_steps(spec, "--steps")
     return spec
 

@@ -3,15 +3,23 @@ configurations, algorithm, engine, memory, and every contradiction."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
 from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ConfigError, Problem
 from ...core.scheduler.config import EngineConfig, EngineSizes
-from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
+from ...core.scheduler.spec import (
+    UNSIZED_POOL,
+    BackendOffer,
+    EngineSpec,
+    SpeculationChoice,
+    default_graph_sizes,
+    resolve_spec,
+)
 from ...core.tree.build import MAX_TREE_NODES
 from ...observe.input_files import read_text
 from ..models.divided import check_shards, sharded
@@ -124,12 +132,9 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
             track_tokens=True,
         ),
         algorithm,
-        policy=options.policy,
-        steps=options.steps,
-        adaptive=options.adaptive,
-        graph_sizes=_graph_sizes(options, device),
-        num_heads=heads_of(draft, algorithm),
-        **spec_settings(options, device),
+        speculation_of(options),
+        backend_of(device, _graph_sizes(options, device), heads_of(draft, algorithm)),
+        read_text,
     )
     check_steps(spec)
     check_algorithm(options, algorithm, spec.max_steps, target, draft)
@@ -185,17 +190,22 @@ def _file_notes(
     return notes
 
 
-def spec_settings(options: SessionOptions, device: str) -> dict[str, Any]:
-    """Return the arguments of `resolve_spec` that sessions and benchmarks have in common."""
-    return {
-        "topk": options.topk,
-        "num_draft_tokens": options.num_draft_tokens,
-        "mode": None if options.overlap is None else "overlap" if options.overlap else "synchronous",
-        "backend": "torch" if device == "cpu" else "triton",
-        "device_is_host": device == "cpu",
-        "read_file": read_text,
-        "source": ARGUMENTS,
-    }
+def speculation_of(options: SessionOptions) -> SpeculationChoice:
+    """Return what a session's options choose of speculation."""
+    return SpeculationChoice(
+        options.policy,
+        options.steps,
+        options.topk,
+        options.num_draft_tokens,
+        options.adaptive,
+        mode=None if options.overlap is None else "overlap" if options.overlap else "synchronous",
+        source=ARGUMENTS,
+    )
+
+
+def backend_of(device: str, graph_sizes: Sequence[int] | None, num_heads: int | None = None) -> BackendOffer:
+    """Return what the real executor has on `device`."""
+    return BackendOffer("torch" if device == "cpu" else "triton", device == "cpu", graph_sizes, num_heads)
 
 
 def check_steps(spec: EngineSpec, key: str = "steps") -> None:

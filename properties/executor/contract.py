@@ -21,7 +21,7 @@ from ...core.errors import ConfigError
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.rules import OurRules
-from ...core.scheduler.spec import EngineSpec, resolve_spec
+from ...core.scheduler.spec import EngineSpec, SpeculationChoice, resolve_spec
 from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
 from .oracle import After, Drafts, RecurrentState
@@ -144,7 +144,7 @@ class ExecutorConfig:
             track_tokens=self.tokens,
         )
         mode = "overlap" if self.overlap else "synchronous"
-        return resolve_spec(config, get_algorithm(self.algorithm), mode=mode, **settings)
+        return resolve_spec(config, get_algorithm(self.algorithm), SpeculationChoice(mode=mode, **settings))
 
     def make_engine(self, events: EventSink = ignore) -> Engine:
         """Make a fresh engine. Raises ConfigError if the sizes contradict each other."""

@@ -18,7 +18,7 @@ from ...core.model_shape import ModelShape
 from ...core.scheduler.config import EngineConfig, EngineRole
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.rules import SETTINGS, with_settings
-from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
+from ...core.scheduler.spec import UNSIZED_POOL, BackendOffer, EngineSpec, SpeculationChoice, resolve_spec
 from ...observe.input_files import read_text
 from ..cost.calibration import Calibration, load_calibration
 from ..cost.draft import DraftShape
@@ -316,13 +316,17 @@ def _spec(
         return resolve_spec(
             EngineConfig(num_pages=UNSIZED_POOL, context_len=context_len, **given | {"max_running": rows}),
             algorithm,
-            **speculation.model_dump(exclude={"algorithm", "heads", "probe_backoff"}),
-            probe_backoff=backs_off,
-            mode=engine.mode or server.mode,
-            graph_sizes=deployment.row_graph_sizes(rows),
-            num_heads=speculation.heads if algorithm.drafter is Drafter.HEADS else None,
-            read_file=read_text,
-            source="speculation",
+            SpeculationChoice(
+                **speculation.model_dump(exclude={"algorithm", "heads", "probe_backoff"}),
+                probe_backoff=backs_off,
+                mode=engine.mode or server.mode,
+                source="speculation",
+            ),
+            BackendOffer(
+                graph_sizes=deployment.row_graph_sizes(rows),
+                num_heads=speculation.heads if algorithm.drafter is Drafter.HEADS else None,
+            ),
+            read_text,
         )
 
     spec = resolve(given["max_running"])

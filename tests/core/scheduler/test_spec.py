@@ -15,7 +15,7 @@ from foredraft.core.errors import ConfigError
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.driver import Driver
-from foredraft.core.scheduler.spec import EngineSpec, default_graph_sizes, resolve_spec
+from foredraft.core.scheduler.spec import EngineSpec, SpeculationChoice, default_graph_sizes, resolve_spec
 from foredraft.observe.log import EventLog, read_log
 from foredraft.observe.replay import replay
 from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor
@@ -161,7 +161,7 @@ TREES = {"policy": "ema", "topk": 4}
     ],
 )
 def test_every_tree_has_nodes_of_its_own(given, sizes):
-    spec = resolve_spec(CONFIG, get_algorithm("EAGLE3"), **TREES | given)
+    spec = resolve_spec(CONFIG, get_algorithm("EAGLE3"), SpeculationChoice(**TREES | given))
     assert spec.draft_shape.tree_sizes() == sizes
     assert spec.max_num_draft_tokens == max(nodes for _, nodes in sizes) == spec.resolve_sizes().max_draft_tokens
     again = EngineSpec.from_json(json.loads(json.dumps(spec.to_json())), "log")
@@ -190,12 +190,15 @@ def test_every_tree_has_nodes_of_its_own(given, sizes):
 )
 def test_trees_that_cannot_be_are_refused(given, words):
     with pytest.raises(ConfigError, match=words):
-        resolve_spec(CONFIG, get_algorithm("EAGLE3"), **TREES | given)
+        resolve_spec(CONFIG, get_algorithm("EAGLE3"), SpeculationChoice(**TREES | given))
 
 
 def test_each_policy_has_a_table_of_its_own():
     for policy, candidates in (("ema", (1, 3, 7)), ("goodput", tuple(range(8)))):
-        assert resolve_spec(CONFIG, get_algorithm("EAGLE3"), policy=policy).adaptive.candidate_steps == candidates
+        assert (
+            resolve_spec(CONFIG, get_algorithm("EAGLE3"), SpeculationChoice(policy)).adaptive.candidate_steps
+            == candidates
+        )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,14 @@ from family_shapes import SHAPES
 from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.core.model_shape import built_in_config, read_model_shape
 from foredraft.core.scheduler.config import EngineConfig
-from foredraft.core.scheduler.spec import UNSIZED_POOL, EngineSpec, default_graph_sizes, resolve_spec
+from foredraft.core.scheduler.spec import (
+    UNSIZED_POOL,
+    BackendOffer,
+    EngineSpec,
+    SpeculationChoice,
+    default_graph_sizes,
+    resolve_spec,
+)
 from foredraft.gpu.batch.pools import bytes_per_slot
 from foredraft.gpu.executor.shaping import target_probs
 from foredraft.gpu.measure.shapes import draft_shape
@@ -72,9 +79,8 @@ def test_the_bytes_of_a_logit_while_it_is_sampled():
 def spec_of(max_running: int = 32, graphs: bool = True) -> EngineSpec:
     config = EngineConfig(num_pages=UNSIZED_POOL, context_len=8192, max_running=max_running, track_tokens=True)
     sizes = default_graph_sizes(max_running) if graphs else None
-    return resolve_spec(
-        config, get_algorithm("EAGLE3"), policy="fixed", steps=3, graph_sizes=sizes, backend="triton", source="test"
-    )
+    choice = SpeculationChoice(policy="fixed", steps=3, source="test")
+    return resolve_spec(config, get_algorithm("EAGLE3"), choice, BackendOffer("triton", graph_sizes=sizes))
 
 
 def test_more_rows_and_graphs_need_more_and_the_pool_shrinks(monkeypatch):
