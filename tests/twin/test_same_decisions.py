@@ -83,7 +83,7 @@ def decisions(events):
                 )
                 if part is not None
             ]
-            shape = None if parts[1] is None else (parts[1].steps, parts[1].num_draft_tokens, parts[1].max_rounds)
+            shape = None if parts[1] is None else (*parts[1].shape, parts[1].max_rounds)
             joins = (
                 [] if step is None else [(join.row, join.request.request_id, join.num_emitted) for join in step.joins]
             )
