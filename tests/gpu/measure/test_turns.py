@@ -7,7 +7,7 @@ import pytest
 from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.core.errors import ConfigError
 from foredraft.core.scheduler.config import EngineConfig
-from foredraft.core.scheduler.spec import resolve_spec
+from foredraft.core.scheduler.spec import SpeculationChoice, resolve_spec
 from foredraft.gpu.measure.cells import MeasuringPlan, step_cells
 from foredraft.gpu.measure.clock import make_clock
 from foredraft.gpu.measure.step_timer import MixedCell, PromptCell, RoundCell
@@ -65,7 +65,7 @@ def test_a_clock_of_processor_time_needs_one_thread():
 
 def spec_of(algorithm, **settings):
     config = EngineConfig(max_running=4, num_pages=100, page_size=4, context_len=100, chunk_size=64)
-    return resolve_spec(config, get_algorithm(algorithm), policy="fixed", **settings)
+    return resolve_spec(config, get_algorithm(algorithm), SpeculationChoice(policy="fixed", **settings))
 
 
 def test_arms_of_one_algorithm_share_prompts_and_equal_rounds():
