@@ -64,11 +64,10 @@ def kv_pool_slots(
     free = seen_bytes - sum(fixed.values()) - shares.unused(seen_bytes, fixed)
     fixed["recurrent_states_bytes"], most = _states(layout, state, free, max_batch_size, max_num_draft_tokens)
     fixed["reserved_bytes"] = gpu.memory_bytes - seen_bytes + shares.unused(seen_bytes, fixed)
-    free = gpu.memory_bytes - sum(fixed.values())
     slot = Slot.of(target, tp, 0 if draft is None else draft.token_bytes(tp), layout)
     page_bytes = page_size * slot.num_bytes
     # One page is the padding sink, which takes memory and holds no request.
-    pages = free // page_bytes
+    pages = (gpu.memory_bytes - sum(fixed.values())) // page_bytes
     states = state * (layout.states_per_request + max_num_draft_tokens - 1) if layout.rule == "pool" else 0
     request_slots = -(-states // slot.of_full_layers)
     if most == 0 or pages * page_size < 2 * page_size + request_slots:
