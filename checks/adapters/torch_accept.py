@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.contract.step import RoundShape
 from ...core.draws import Purpose
 from ...gpu.draft.branches import first_level, next_level, tree_of
 from ...gpu.executor.shaping import target_probs
@@ -58,7 +59,7 @@ class DeviceAccept:
         return DeviceRound(tree, self.tensor(batch.windows))
 
     def draft(self, batch: LaunchBatch, model: DraftModel) -> DeviceRound:
-        steps, _, nodes = self.shape
+        steps = self.shape[0]
         roots, seq_lens = map(self.tensor, (batch.roots, batch.seq_lens))
         tokens, shares = map(self.tensor, model(0, batch.roots[:, None], np.zeros((len(batch.roots), 1), np.int64)))
         level, beam = first_level(tokens[:, 0], shares[:, 0])
@@ -66,8 +67,9 @@ class DeviceAccept:
         for step in range(1, steps):
             level, beam = next_level(beam, *map(self.tensor, model(step, *map(on_host, (beam.tokens, beam.sources)))))
             levels.append(level)
-        shape = SimpleNamespace(roots=roots, lengths=seq_lens, num_draft_tokens=nodes, max_position=batch.max_position)
-        return DeviceRound(tree_of(self.ops, shape, levels), self.tensor(batch.windows))
+        shape = RoundShape(*self.shape)
+        made = SimpleNamespace(roots=roots, lengths=seq_lens, shape=shape, max_position=batch.max_position)
+        return DeviceRound(tree_of(self.ops, made, levels), self.tensor(batch.windows))
 
     def links(self, round: DeviceRound) -> tuple[Tensor, ...]:
         tree = round.tree

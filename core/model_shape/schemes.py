@@ -323,7 +323,7 @@ def _mixed(config: ConfigReader) -> Scheme:
 
 def _compressed_tensors(config: ConfigReader) -> Scheme | None:
     groups = config.under("config_groups")
-    if not groups.data:
+    if not groups.data and config.get("kv_cache_scheme") is None:  # with it the checkpoint may round its KV alone
         config.problem("config_groups", "is missing")
         return None
     sparsity = config.get("sparsity_config")
