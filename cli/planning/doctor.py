@@ -78,7 +78,7 @@ def doctor(
     decode alone: tokens/s leave out the time of prompts. Published points of the
     server give the 80 % interval of a round.
 
-    With a launch command the answer begins with what the server would print of
+    With a launch command the table is followed by what the server would print of
     its KV pool when it starts. Without speculation that is all.
     """
     from ...planning.rounds.doctor import diagnose
@@ -100,7 +100,7 @@ def doctor(
     if as_json:
         print_document(found)
         return
-    parts = [capacity, _wrapped(_answer(found)), _short_table(found)]
+    parts = [_wrapped(_answer(found)), _short_table(found), capacity]
     if details:
         parts += [_wrapped(found.timing), _wrapped(_reach(found)), _gains(found), _unknowns(found)]
         parts += [_break_even(found), _latencies(found)]
