@@ -142,6 +142,18 @@ FORMS = {
         {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"},
         lambda *a: gptq(*a, bits=8, stored_less=0),
     ),
+    "auto-round": (
+        {"quant_method": "auto-round", "bits": 4, "group_size": GROUP, "packing_format": "auto_round:auto_gptq"},
+        lambda *a: gptq(*a, shuffled=False),
+    ),
+    "fp8, quark": (
+        {
+            "quant_method": "quark",
+            "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}},
+            "exclude": ["lm_head"],
+        },
+        lambda *a: fp8(*a, scale="tensor"),
+    ),
 }
 
 
