@@ -49,7 +49,7 @@ class ReserveOutcome(NamedTuple):
     """`refusal`: the request can never run here. `row` 0: not now. Else its row and epoch, and how much of it the
     prefix cache has.
 
-    `replan`: it may be possible without the slots that a running block holds, so stop the block.
+    `replan`: it may be possible without the slots that a running multi-step holds, so stop the multi-step.
     """
 
     refusal: str
@@ -61,7 +61,7 @@ class ReserveOutcome(NamedTuple):
 
 class JoinOutcome(NamedTuple):
     """`finished` if the request failed instead of joining.
-    `replan`: a new plan could differ, so stop the running block."""
+    `replan`: a new plan could differ, so stop the running multi-step."""
 
     finished: FinishedRequest | None
     replan: bool

@@ -250,7 +250,7 @@ class Requests:
     def give_up(self, record: RequestRecord, reason: FinishReason, message: str = "") -> FinishedRequest | None:
         """End a request that was aborted or has failed.
 
-        Returns None if its block is running: then it is leaving, and ends with the block.
+        Returns None if its multi-step is running: then it is leaving, and ends with the multi-step.
         """
         record.ending = (reason, message)
         return self._apply_rules(record, Demand.GIVE_UP)

@@ -107,8 +107,8 @@ def not_of_steps() -> FaultPlan:
 @pytest.mark.parametrize("faults", [None, not_of_steps()], ids=["calm", "faults"])
 @pytest.mark.parametrize("waits_for", SERVICES)
 def test_blocks_say_what_single_rounds_say(mode, faults, waits_for):
-    """To the last digit, except for what a block reserves ahead and how often promises are checked.
-    A fault of a step hits a whole block: such plans are left out."""
+    """To the last digit, except for what a multi-step reserves ahead and how often promises are checked.
+    A fault of a step hits a whole multi-step: such plans are left out."""
     summaries = []
     for multi_step_rounds in (1, 32):
         tables = merged(
@@ -121,7 +121,7 @@ def test_blocks_say_what_single_rounds_say(mode, faults, waits_for):
     singles, blocks = summaries
     assert blocks["committed_steps"] < singles["committed_steps"]
     assert waits_for != "retractions" or blocks["retractions"] > 0
-    # Each commit of a block checks once what each commit of a single round checks of a request that was aborted.
+    # Each commit of a multi-step checks once what each commit of a single round checks of a request that was aborted.
     for name in (*RESERVED_AHEAD, "promises_checked"):
         singles.pop(name, None), blocks.pop(name, None)
     assert blocks == singles

@@ -224,7 +224,7 @@ class ForgetsWhatItAllocated(KVStore):
 
 @PLANS.breaks("ACCEPT-08")
 class NeverGivesBack(DecodeRounds):
-    """What a block has reserved and not used stays with its rows."""
+    """What a multi-step has reserved and not used stays with its rows."""
 
     def release_unused(self, planned, result, kv_before_last, in_later_step):
         pass

@@ -139,7 +139,7 @@ class CountsDepartedRows(DecodeRounds):
 
 @REQUESTS.breaks("ACCEPT-12")
 class ForgetsWhoLeft(DecodeRounds):
-    """Rounds of a block that a request had before its client left are counted as delivered, not as verified."""
+    """Rounds of a multi-step that a request had before its client left are counted as delivered, not as verified."""
 
     def teach_controller(self, step, result, present):
         return super().teach_controller(step, result, present._replace(before=present.last))
@@ -159,7 +159,7 @@ class TellsTheLargestBatch(DecodeRounds):
 
 @REQUESTS.breaks("ACCEPT-10", "ENGINE-03")
 class StopsInsideBlocks(Engine):
-    """Rows with stop strings are put into blocks, though a block's rounds are not searched for them."""
+    """Rows with stop strings are put into multi-steps, though a multi-step's rounds are not searched for them."""
 
     def _max_rounds(self):
         rounds = self.rounds
@@ -251,7 +251,7 @@ class DrawsByHit(CoreEngine):
 
 @TWINS.breaks("SIM-12")
 class DrawsByBlock(CoreEngine):
-    """The rounds of a block draw from the block's seed."""
+    """The rounds of a multi-step draw from the multi-step's seed."""
 
     def view(self, step):
         view = super().view(step)

@@ -105,7 +105,7 @@ class PushesOutUnderAFence(Preemption):
 
 @WAITING.breaks("ACCEPT-12", "ENGINE-18", "ENGINE-04")
 class LosesWhatABlockHadDelivered(DecodeRounds):
-    """A request that is aborted while a block runs gets nothing of its rounds."""
+    """A request that is aborted while a multi-step runs gets nothing of its rounds."""
 
     def _presence(self, rows, num_departed_at_plan, leaving):
         return super()._presence(rows, num_departed_at_plan, ())
@@ -133,7 +133,7 @@ class NeverGivesWay(Preemption):
 
 @WAITING.breaks("ENGINE-07")
 class LetsBlocksGoOn(CoreEngine):
-    """A newcomer waits until the block that runs has come to its end."""
+    """A newcomer waits until the multi-step that runs has come to its end."""
 
     def submit(self, wish):
         interrupted = self.newest_interrupted
@@ -251,7 +251,7 @@ class StopsBlocksForEver(DecodeRounds):
 
 @WAITING.breaks("ACCEPT-08")
 class KeepsWhatOverlapNeeds(DecodeRounds):
-    """What a block leaves is that of a plan that has seen its last round, in overlap mode too."""
+    """What a multi-step leaves is that of a plan that has seen its last round, in overlap mode too."""
 
     def release_unused(self, planned, result, kv_before_last, in_later_step):
         super().release_unused(planned, result, kv_before_last, np.ones_like(in_later_step))

@@ -145,7 +145,7 @@ def _kept_of_a_multi_step(m: EngineMoment) -> Finding | None:
         unseen = lengths[-1:] if life in later or not config.overlap else lengths[-2:]
         most = max(flight.held[life.name], config.whole_pages(life.kv - sum(unseen) + config.reserve))
         if life not in later and len(slots) > most:
-            was = f"{life.name} holds {len(slots)} slots after {len(lengths)} rounds of a block"
+            was = f"{life.name} holds {len(slots)} slots after {len(lengths)} rounds of a multi-step"
             return Finding(was, f"{most}, as after single rounds", "what a multi-step has reserved must serve others")
     return None
 

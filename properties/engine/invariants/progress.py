@@ -103,7 +103,9 @@ def _against_reserves(m: EngineMoment) -> Finding | None:
             was = (
                 f"step {flight.number} has {flight.rounds} rounds, with {waiting[0].name} waiting and {free} slots free"
             )
-            return Finding(was, f"one: {needed} slots are enough for it", "a request that fits waits for a whole block")
+            return Finding(
+                was, f"one: {needed} slots are enough for it", "a request that fits waits for a whole multi-step"
+            )
     may_differ = waiting or m.is_disturbed or m.model.holding or (m.recovery is not None and m.recovery.is_reduced)
     if may_differ or flight.chunks or flight.rounds > 1 or config.multi_step_rounds == 1 or not flight.rows:
         return None
@@ -201,7 +203,7 @@ def _multi_steps_that_go_on(m: EngineMoment) -> Outcome:
         and multi_steps[0] is m.model.flights[0]
     ):
         was = f"step {newest} goes on for several rounds with {m.operation.request}, which is aborted"
-        return Finding(was, "it ends at its next round", "its client waits for the end of the block")
+        return Finding(was, "it ends at its next round", "its client waits for the end of the multi-step")
     if tag == "submit" and (m.promise is None or before.waiting):
         return None
     waiting = [life for life in m.model.waiting() if life.name != m.operation.request or tag == "submit"]
@@ -211,5 +213,5 @@ def _multi_steps_that_go_on(m: EngineMoment) -> Outcome:
     needed = max(len(life.context_of_now) for life in waiting) + room_to_enter_beside(config, num_running)
     if len(before.free) * config.page_size >= needed:
         was = f"step {newest} goes on for several rounds, with {waiting[0].name} waiting and a row for it"
-        return Finding(was, "it ends at its next round", "a request that fits waits for a whole block")
+        return Finding(was, "it ends at its next round", "a request that fits waits for a whole multi-step")
     return True
