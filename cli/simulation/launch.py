@@ -45,6 +45,12 @@ def launched(
     if len(given) > 1:
         raise ConfigError.of("<arguments>", f"--from-{given[1][0]}", f"contradicts --from-{server}: give one of them")
     option = f"--from-{server}"
+    if scenario is not None and " -" in str(scenario):
+        message = (
+            f"was split by the shell at the commas of its JSON ({str(scenario)!r} stands alone); leave out the single quotes "
+            "around the JSON, or write the command into a file"
+        )
+        raise ConfigError.of("<arguments>", option, message)
     early = [text for text in settings if text.partition("=")[0].strip() in ("hardware.gpu", MODEL)]
     known, origins = load_scenario(scenario, early)
     launch = read_launch(server, command, option, known.hardware.gpu, has_model=MODEL in origins)

@@ -5,6 +5,7 @@ The keys of a scenario name the arguments that they are read from and written to
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ FLAG, VALUE, LIST = "flags", "values", "lists"
 MAX_SIZE = 1 << 20  # the largest captured batch
 NODE = 8  # devices of a node that stands alone
 NEAR = 0.8  # of hundreds of names some are a little alike: only a slip is worth a hint
+_KEY = re.compile(r"([{,]\s*[A-Za-z_][\w.-]*):\s*")
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -110,6 +112,17 @@ def known_values(server: str) -> dict[str, list[str]]:
     """Return the values that arguments of a server take, by argument; of arguments without a list all do."""
     data = read_toml(Path(__file__).with_name(f"{server}.toml"))
     return {name: words.split() for name, words in data.get("values_taken", {}).items()}
+
+
+def _without_its_quotes(text: str) -> dict[str, Any] | None:
+    """Return the JSON object that a shell has taken the quotes from (`{method:eagle3,k:3}`); None if it is not one."""
+    if "{" not in text or '"' in text:
+        return None
+    try:
+        (found,) = parse_yaml(_KEY.sub(r"\1: ", text), "")
+    except (ConfigError, ValueError):
+        return None
+    return found if isinstance(found, dict) and all(isinstance(key, str) for key in found) else None
 
 
 @dataclass
@@ -225,8 +238,13 @@ class Given:
         try:
             found = parse_json(value, refuse_repeated_keys)
         except ParseError as error:
-            self.refuse(name, f"is no JSON: {error}")
-            return {}
+            found = _without_its_quotes(value)
+            if found is None:
+                self.refuse(name, f"is no JSON: {error}")
+                return {}
+            note = f"--{name} has lost its quotes to the shell and is read as {json.dumps(found)}"
+            if note not in self.assumed:
+                self.assumed.append(note)
         if not isinstance(found, dict):
             self.refuse(name, f"is {value!r}; expected a JSON object")
             return {}

@@ -16,8 +16,11 @@ from ...core.errors import ConfigError
 
 MAX_COMMAND = 100_000  # characters
 MAX_NESTING = 3  # of `sh -c` in `sh -c`
+_JSON = r"""(?<![^\s=])\{\s*"(?:[^{}']|\{(?:[^{}']|\{[^{}']*\})*\})*\}"""
+"""A JSON object without quotes around it. No shell leaves one whole, so a text that has one has lost the quotes."""
 _PIECE = re.compile(
-    r"""'[^']*' | "(?:\\.|[^"\\])*" | \\\r?\n | \\. | (?<![^\s;&|])\#[^\n]* | \r?\n""", re.VERBOSE | re.DOTALL
+    _JSON + r"""| '[^']*' | "(?:\\.|[^"\\])*" | \\\r?\n | \\. | (?<![^\s;&|])\#[^\n]* | \r?\n""",
+    re.VERBOSE | re.DOTALL,
 )
 _SEPARATOR = re.compile(r"[;&|]+")
 _REDIRECTION = re.compile(r"[0-9]*[<>]{1,3}(.*)", re.DOTALL)
@@ -161,10 +164,13 @@ def is_unknown(word: str) -> bool:
 
 
 def _plain(found: re.Match[str]) -> str:
-    """Return a piece of a text without comments and continued lines, with `;` at the ends of others."""
+    """Return a piece of a text without comments and continued lines, with `;` at the ends of others, and with quotes
+    around JSON that stands without."""
     piece = found[0]
     if piece[0] == "#":
         return ""
+    if piece[0] == "{":
+        return f"'{piece}'"
     if piece[0] == '"':
         return re.sub(r"\\\r?\n", "", piece)
     if piece.endswith("\n") and piece[0] in "\\\r\n":

@@ -328,6 +328,22 @@ def test_vllm_admits_as_its_arguments_say():
     assert (config.rules, config.mode) == (VLLMRules(watermark=0.05, reserve_full_isl=False), "synchronous")
 
 
+@pytest.mark.parametrize(
+    ("text", "is_said"),
+    [
+        ("{method:eagle3,model:org/head-v1.5,num_speculative_tokens:3}", True),
+        ('{"method": "eagle3", "model": "org/head-v1.5", "num_speculative_tokens": 3} --port 1', False),
+        ('{"method":"eagle3","model":"org/head-v1.5","num_speculative_tokens":3}', False),
+        ('\'{"method":"eagle3","model":"org/head-v1.5","num_speculative_tokens":3}\'', False),
+    ],
+)
+def test_json_whose_quotes_a_shell_took_is_read(text: str, is_said: bool):
+    launch = read_launch("vllm", f"vllm serve org/model --speculative-config {text}", "--from", "H100")
+    assert launch.settings["speculation"]["steps"] == 3
+    note = 'is read as {"method": "eagle3", "model": "org/head-v1.5", "num_speculative_tokens": 3}'
+    assert (note in " ".join(launch.assumed)) == is_said
+
+
 def test_the_rules_of_the_scheduler_are_read_and_written():
     launch = "--model llama-3.1-8b --speculative-algorithm EAGLE3 --speculative-num-steps 3"
     config = assemble(scenario_of("sglang", launch)).spec.config

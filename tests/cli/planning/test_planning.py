@@ -452,6 +452,7 @@ def test_a_launch_command_takes_the_place_of_a_scenario(command, tmp_path):
         (["doctor", "--set", "model.target=llama-3.1-70b"], "does not fit"),
         (["plan", "--from-sglang", "--tp-sise 2"], "is no argument of SGLang (did you mean '--tp-size'?)"),
         (["plan", "--from-vllm", "vllm serve x --foo-bar 3"], "is no argument of vLLM\n"),
+        (["plan", "--from-vllm", "vllm serve x --a b:1", "vllm serve x --a c:2"], "was split by the shell"),
         (["plan", "--rate", "inf"], "less than or equal to"),
         (["doctor", "--round", "--from-sglang", "--tp 2", "--from-vllm", "vllm serve x"], "give one of them"),
         (["doctor", "--round", "--from-vllm", "vllm serve --max-num-seqs 8"], "model: the command names none"),
