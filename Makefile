@@ -8,7 +8,7 @@ RUN_DIR := runs/demo
 # Whatever the environment says, Python keeps what it compiled: tests start hundreds of processes of the same modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test types browser readme soak clients checkpoint nightly release bench accuracy lint format docs site clean
+.PHONY: setup demo test check types browser readme soak clients checkpoint nightly release bench accuracy lint format docs site clean
 
 setup: $(STAMP)
 
@@ -52,8 +52,13 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# After each change: one case of each algorithm, mode, format and kernel.
 test: lint
 	$(BIN)/python -P -m pytest -n 2 --dist loadgroup
+
+# Before a change lands: these, their variants, and eight times as many examples of Hypothesis.
+check: lint
+	$(BIN)/python -P -m pytest -n 2 --dist loadgroup -m 'not slow and not gpu and not readme and not browser'
 
 # What README and the tutorial show: every command, block and output, in a fresh clone and environment of what is here. Minutes.
 readme: $(STAMP)

@@ -43,7 +43,7 @@ def search(time_ms: Callable[[float], float], start: float = 50.0, tolerance: fl
     return found
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.floats(0.75, 1.5), st.floats(20.0, 99.0))
 def test_the_range_is_what_a_service_with_other_times_holds(longer: float, start: float):
     """The ends are those of two more searches, in which the service takes so much longer or shorter."""

@@ -23,7 +23,7 @@ from foredraft.planning.slo import excess, objectives_of, parse_slo
 from foredraft.planning.trial import RunOutcome
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from known_service import BALANCED, LIMIT, Service, compare_within, noise, trial
 
@@ -36,7 +36,6 @@ SHAPES: Mapping[str, Callable[[float], float]] = {  # ms by the share of the cap
 }
 
 
-@settings(deadline=None)
 @given(
     shape=st.sampled_from(sorted(SHAPES)),
     capacity=st.floats(0.05, 500),
@@ -220,7 +219,6 @@ def test_the_spread_is_pooled_within_groups():
     assert tolerance_factor(16, 15) > tolerance_factor(32, 31) > 1.645
 
 
-@settings(deadline=None)
 @given(need=st.integers(1, 70), start=st.integers(1, 70), unit=st.integers(1, 4))
 def test_the_least_count_is_the_first_multiple_that_holds(need: int, start: int, unit: int):
     service = Service(lambda run: trial(50.0 if run["engines"] >= need else 200.0))

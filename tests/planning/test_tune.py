@@ -19,7 +19,7 @@ from foredraft.planning.tuning.tables import LocalSearch, TableChoice, TableSpac
 from foredraft.planning.tuning.tune import MOST_BEHIND, Tune, TuneQuestion
 from foredraft.planning.workers import Job
 from foredraft.sim.scenario_file import scenario_with
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 SMALL = scenario_with({}, {"engine.max_running": 16, "workload.num_requests": 20})
@@ -187,7 +187,6 @@ def test_a_scenario_without_speculation_and_trees_of_given_size_are_refused():
             Tune(scenario_with({}, keys), TuneQuestion([100], [0, 1], 4, 20))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 7), min_size=5, max_size=5), st.integers(0, 2))
 def test_files_say_what_the_table_says(steps: list[int], width: int):
     space = TableSpace.of(16, 7)

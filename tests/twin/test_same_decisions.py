@@ -116,7 +116,7 @@ CONFIGS = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(deadline=None, max_examples=3, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=3, phases=(Phase.explicit, Phase.generate))
 @given(asked=workloads(), config=CONFIGS, clients=st.none() | st.integers(1, 6), seed=st.integers(0, 5))
 def test_a_real_and_a_simulated_run_decide_alike(make_arms, way, asked, config, clients, seed):
     (arm,) = make_arms(**{way: {**WAYS[way], **config, "context_len": 80}})

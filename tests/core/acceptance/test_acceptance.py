@@ -236,6 +236,7 @@ class TestFit:
         positions = (np.cumsum(lens, axis=0) - lens)[row, request]
         return request, positions, np.full(len(row), steps), lens[row, request] - 1
 
+    @pytest.mark.ci
     def test_a_known_process_is_found_again(self):
         truth = GaussianAcceptance((0.75, 0.7, 0.7, 0.7), 77, 0.1, 0.4, 8)
         shuffle = np.random.default_rng(1).permutation

@@ -276,10 +276,9 @@ FUNCTIONS = given(
 SHARES = given(
     law=laws, keys=st.integers(0, 2**32), begin=st.sampled_from((0, 3_000, 3_000)), tenths=st.sampled_from((0, 8))
 )
-EXAMPLES = settings(max_examples=100, deadline=None)
 
-test_answers_are_functions_of_seed_request_and_position = EXAMPLES(FUNCTIONS(answers_are_functions))
-test_shares_of_many_requests_are_as_configured = EXAMPLES(SHARES(shares_are_as_configured))
+test_answers_are_functions_of_seed_request_and_position = FUNCTIONS(answers_are_functions)
+test_shares_of_many_requests_are_as_configured = SHARES(shares_are_as_configured)
 
 
 # -- what they must find -----------------------------------------------------------------------------------------------
@@ -383,10 +382,11 @@ class ForgetsItsSeed(Process):
         super().__init__(replace(law, seed=0))
 
 
+@pytest.mark.fast("ForgetsItsSeed", "AddsSharesInsteadOfVariances", ci="*")
 @pytest.mark.parametrize("defect", DEFECTS.mutants, ids=lambda defect: defect.name)
 def test_a_planted_defect_is_found(defect):
     test = {"FUNCTIONS": FUNCTIONS(answers_are_functions), "SHARES": SHARES(shares_are_as_configured)}
     found_by = test[defect.caught_by[0]]
-    quick = settings(EXAMPLES, database=None, derandomize=True, phases=[Phase.generate])
+    quick = settings(max_examples=100, database=None, derandomize=True, phases=[Phase.generate])
     with defect.make.planted(), pytest.raises((AssertionError, ValueError)):
         quick(found_by)()

@@ -8,7 +8,7 @@ import copy
 import numpy as np
 import pytest
 from foredraft.core.adaptive import AdaptiveController, CostTable, build_controller
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 TABLE = {
@@ -52,7 +52,6 @@ def play(controller: AdaptiveController, history) -> list[int]:
     return steps_of_rounds
 
 
-@settings(max_examples=200, deadline=None)
 @given(policies, histories, st.sampled_from(BATCH_SIZES), st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_fewer_results_than_certified_never_change_the_steps(policy, history, bs, shares):
     controller = make(policy)
@@ -83,7 +82,6 @@ def test_certificates_are_not_empty_promises(policy):
     assert build_controller(policy, TABLE, cost_table=COSTS).rounds_to_next_decision(2) > 1
 
 
-@settings(max_examples=60, deadline=None)
 @given(policies, histories, st.sampled_from(BATCH_SIZES), st.floats(0, 1))
 def test_a_block_equals_its_rounds(policy, history, bs, share):
     """Activation once for a certified block, or before each of its rounds: the same choices afterwards."""

@@ -9,7 +9,7 @@ from foredraft.core.adaptive.graphs import graph_plan
 from foredraft.core.adaptive.policy import InvalidGraphSizes, RangeRouter
 from foredraft.core.adaptive.slot import AdaptiveSpeculativeParams
 from foredraft.core.errors import ConfigError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 RANGES = {"4": {"candidate_steps": [1, 3, 7]}, "8": {"candidate_steps": [1, 3]}, "32": {"candidate_steps": [0, 1]}}
@@ -71,7 +71,6 @@ tables = st.dictionaries(
 )
 
 
-@settings(max_examples=80, deadline=None)
 @given(tables, st.sets(st.integers(1, 64), min_size=1, max_size=8))
 def test_captured_pairs_are_exactly_those_that_routing_reaches(table, sizes):
     config = load_adaptive_config(table)

@@ -17,7 +17,7 @@ from foredraft.core.adaptive.slot import (
     checked_counts,
 )
 from foredraft.core.errors import ConfigError, ForedraftError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 
@@ -93,7 +93,6 @@ slot_configs = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(slot_configs, st.integers(0, 9), st.lists(st.lists(st.floats(0, 1), max_size=3), max_size=120))
 def test_equals_the_plain_reading(cfg, initial, rounds):
     slot, plain = AdaptiveStepSlot(initial, cfg), PlainSlot(initial, cfg)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from foredraft.core.algorithm.ngram import MAX_EXAMINED_PER_BRANCH, MAX_MATCH, NgramIndex
 from foredraft.core.tree.build import build_lookup_tree
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 
@@ -27,7 +27,6 @@ def best_continuation(history, length):
     return []
 
 
-@settings(max_examples=150, deadline=None)
 @given(history=st.lists(st.integers(0, 2), max_size=40), nodes=st.integers(1, 9))
 def test_first_path_equals_the_definition(history, nodes):
     draft = index_of(history).draft(nodes)
@@ -35,7 +34,6 @@ def test_first_path_equals_the_definition(history, nodes):
     assert [path.tolist() for path in draft] == ([expected] if expected else [])
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     history=st.lists(st.integers(0, 2), min_size=2, max_size=40), nodes=st.integers(1, 12), branches=st.integers(1, 5)
 )
@@ -61,7 +59,6 @@ def test_common_prefixes_give_their_budget_to_the_best_path():
     assert [path.tolist() for path in paths] == [[4, 5, 7, 0, 1, 4], [4, 5, 6]]
 
 
-@settings(max_examples=60, deadline=None)
 @given(pieces=st.lists(st.lists(st.integers(0, 3), max_size=9), max_size=12), window=st.integers(2, 12))
 def test_appending_in_pieces_keeps_the_window(pieces, window):
     index, text = NgramIndex(max_tokens=window), []

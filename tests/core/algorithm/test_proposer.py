@@ -13,7 +13,7 @@ from foredraft.core.contract.future_map import RelayField
 from foredraft.core.contract.step import RoundShape
 from foredraft.core.errors import ForedraftError
 from foredraft.core.tree.build import build_lookup_tree, build_proposed_tree
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 VOCAB = 10
@@ -173,7 +173,6 @@ def test_a_proposer_is_there_and_its_other_methods_may_fail_too():
 # -- trees -------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     paths=st.lists(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), max_size=5), min_size=1, max_size=3),
     nodes=st.integers(1, 9),

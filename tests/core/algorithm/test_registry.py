@@ -12,6 +12,7 @@ from foredraft.properties.executor.reference import plain_greedy
 from served_engine import MODEL, ask, finish, make
 
 
+@pytest.mark.fast("tree-True", "chain-False", ci="*")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("shape", [{}, {"topk": 3, "num_draft_tokens": 7}], ids=["chain", "tree"])
 def test_a_plugin_serves_from_its_own_file_alone(forget, overlap, shape):

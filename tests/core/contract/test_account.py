@@ -39,8 +39,6 @@ from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.sim.faults.plan import swarm_plan
 from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
-from hypothesis import given
-from hypothesis import strategies as st
 from observed_run import recorded_events
 from service_under_faults import disaggregated_service, service
 
@@ -259,7 +257,9 @@ def check_against_summary(facts: list[Facts], summary: dict) -> None:
         )
 
 
-@given(st.integers(0, 5), st.sampled_from([{}, {"overlap": False}, {"num_pages": 45, "preempt": True}]))
+@pytest.mark.fast("changes*-0", ci="*")
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("changes", [{}, {"overlap": False}, {"num_pages": 45, "preempt": True}])
 def test_the_facts_of_a_random_run_are_those_of_its_summary(seed, changes):
     facts, metrics = Facts(), RunMetrics()
     sink = metrics.sink(0)
@@ -269,7 +269,7 @@ def test_the_facts_of_a_random_run_are_those_of_its_summary(seed, changes):
     check_against_summary([facts], metrics.summary())
 
 
-@pytest.mark.fast("service-4-faults", "disaggregated-2-faults", "disaggregated-1")
+@pytest.mark.fast("service-4-faults", "disaggregated-2-faults", ci="disaggregated-1")
 @pytest.mark.parametrize("name", [name for name in corpus.names() if not name.startswith("builtin")])
 def test_the_facts_of_a_stored_run_are_those_of_its_summary(name):
     kind, seed, *faults = name.split("-")

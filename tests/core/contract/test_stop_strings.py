@@ -5,7 +5,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 from foredraft.core.contract.text import StopStrings, StreamDecoder, TextDecoder, context_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 
@@ -31,7 +31,6 @@ def first_end(text, stops):
     return next((n for n in range(1, len(text) + 1) if any(stop in text[:n] for stop in stops)), None)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     text=st.text("ab", max_size=30),
     stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=4),
@@ -55,7 +54,6 @@ def test_the_text_ends_before_the_stop_string_that_is_complete_first(text, stops
         assert (shown, stream.stop) == (text[: end - len(longest)], longest)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     text=st.text("ab", max_size=40),
     stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=4),
@@ -156,7 +154,6 @@ def aab(length):
     return "a" * (length - 1) + "b"
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     text=st.text("ab", max_size=200), stops=st.lists(st.text("ab", min_size=1, max_size=60), min_size=1, max_size=40)
 )

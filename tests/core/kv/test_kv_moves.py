@@ -5,7 +5,7 @@ import pytest
 from foredraft.core.errors import InvariantViolation
 from foredraft.core.kv.moves import KVMovePlan, draft_branch_layout
 from foredraft.core.kv.request_table import ceil_to_page, get_alloc_len_per_decode
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 
@@ -60,7 +60,6 @@ def test_padding_lanes_share_the_sink():
     KVMovePlan(int32([12, 0, 0, 21]), int32([11, 0, 0, 0])).check(30, WINDOWS)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.integers(0, 40), max_size=4), st.sampled_from([1, 2, 3, 4, 16]), st.integers(1, 4), st.integers(0, 8)
 )

@@ -61,7 +61,6 @@ def test_widths_and_states():
     assert recurrent_state_slots(10, None) == 10
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.integers(0, 50),
     st.sampled_from([1, 2, 3, 16]),

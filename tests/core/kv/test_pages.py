@@ -152,6 +152,7 @@ class Service:
         self.store.forget()
 
 
+@pytest.mark.fast("behind a fence", ci="*")
 @pytest.mark.parametrize("at_once", [False, True], ids=["behind a fence", "at once"])
 def test_every_transition_of_a_page_is_walked_and_no_other(at_once):
     walked = set()

@@ -9,7 +9,7 @@ import pytest
 from foredraft.core.contract.step import NO_WRITES, TableWrites, WrittenRanges
 from foredraft.core.errors import InvariantViolation
 from foredraft.core.kv.request_table import InvalidRow, RequestTable, RequestTableFull
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 WIDTH = 12
@@ -28,7 +28,6 @@ def ranges(draw):
     return rows, starts, all_counts
 
 
-@settings(max_examples=200, deadline=None)
 @given(ranges(), st.sampled_from([np.int32, np.int64]))
 def test_write_and_gather_equal_single_cells(case, dtype):
     rows, starts, counts = case

@@ -216,7 +216,7 @@ def test_an_aged_request_is_not_preempted_for_ever():
     assert engine.num_waiting > 2, "it did not just wait for the others to be gone"
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 30)), min_size=2, max_size=9),
     num_slots=st.integers(64, 200),

@@ -73,6 +73,7 @@ def from_header(header, replica, events):
     return EngineSpec.from_json(header["engine"], "log").make_engine(events)
 
 
+@pytest.mark.fast("True", ci="*")
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_log_with_stop_strings_is_replayed_without_a_tokenizer(tmp_path, overlap):
     outputs = plain_outputs()

@@ -9,7 +9,7 @@ from foredraft.core.kv.moves import apply_moves
 from foredraft.core.tree.build import build_chain, build_lookup_tree
 from foredraft.core.tree.outputs import NodeOutputs, finalize
 from foredraft.core.tree.verify import verify_greedy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 
@@ -23,7 +23,6 @@ def random_paths(rng, batch_size, nodes, width):
     return accept_index, lens
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), batch_size=st.integers(0, 5), nodes=st.integers(1, 9), width=st.integers(1, 9))
 def test_every_output_follows_its_node(seed, batch_size, nodes, width):
     rng = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ from foredraft.sim.assembly import assemble
 from foredraft.sim.assembly.explaining import derived_rows
 from foredraft.sim.disaggregation.cluster import page_format_of
 from foredraft.sim.scenario_file import scenario_from_dict
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_checkpoint import CONTEXT, write_head, write_standalone, write_target
 
@@ -56,7 +56,6 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=150)
 @given(chosen=SETTINGS)
 def test_scenario_and_session_resolve_alike(models, chosen):
     c = chosen

@@ -9,7 +9,7 @@ import tokenizers
 from foredraft.core.contract.text import REPLACEMENT, StreamDecoder, TextDecoder, context_of
 from foredraft.core.errors import ConfigError, InvalidRequest
 from foredraft.gpu.session.text import Tokenizer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_checkpoint import small_tokenizer, train_tokenizer, write_tokenizer
 from tokenizers import decoders, models
@@ -49,7 +49,6 @@ def pieces_of(draw, tokens: list[int]) -> list[list[int]]:
     return pieces
 
 
-@settings(max_examples=400, deadline=None)
 @given(data=st.data(), tokenizer=st.sampled_from(list(ODD_TOKENS)))
 def test_streamed_text_is_the_decoded_text(data, tokenizer):
     """Of any tokens at all, also bytes that are no text; and what was shown is never taken back."""
@@ -63,7 +62,6 @@ def test_streamed_text_is_the_decoded_text(data, tokenizer):
     assert shown + stream.finish() == whole
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data(), tokenizer=st.sampled_from(list(ODD_TOKENS)))
 def test_an_output_is_the_continuation_of_its_prompt(data, tokenizer):
     """A decoder that strips a space strips it from the prompt alone."""
@@ -86,7 +84,6 @@ def test_a_token_inside_a_text_keeps_its_space():
     assert BYTE_LEVEL.text_of(1) == "" and BYTE_FALLBACK.text_of(end) == "<unk>"
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), text=st.text(max_size=20))
 def test_no_half_character_is_shown(data, text):
     text = text.replace(REPLACEMENT, "")
@@ -101,7 +98,6 @@ def test_no_half_character_is_shown(data, text):
     assert shown + stream.finish() == text
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     data=st.data(),
     text=st.text("abé ", max_size=30),

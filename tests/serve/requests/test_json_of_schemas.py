@@ -10,7 +10,7 @@ import pytest
 from foredraft.core.errors import InvalidRequest
 from foredraft.serve.bodies.shaped import MAX_VALUES, ShapedDecoder, frame_of, frame_of_text
 from http_server import Served
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "seed": 1}
@@ -47,7 +47,6 @@ def test_the_value_follows_its_schema_and_has_the_words_once():
     assert value["tree"] == {"left": "leaf"} and value["size"] == 3
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.floats(-9, 9), st.floats(0.1, 9), st.booleans(), st.booleans())
 def test_drawn_bounds_are_kept(low: float, room: float, is_open_below: bool, is_open_above: bool):
     below = "exclusiveMinimum" if is_open_below else "minimum"
@@ -76,7 +75,6 @@ KINDS = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(KINDS)
 def test_drawn_schemas_are_followed(schema: Any):
     jsonschema.validate(_filled(schema, "words of an output"), schema)

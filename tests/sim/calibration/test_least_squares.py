@@ -26,7 +26,7 @@ def noisy(truth, seed, noise=0.02, predict=line):
     return exact * np.exp(noise * np.random.default_rng(seed).standard_normal(len(exact)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.floats(100, 900), st.floats(0, 60))
 def test_a_truth_without_noise_is_found(base, row):
     fit = fit_parameters(PARAMETERS, line, line(np.array([base, row])))

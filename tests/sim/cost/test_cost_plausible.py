@@ -57,7 +57,7 @@ deployments = st.tuples(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @example(("qwen3-30b-a3b", "L40S", 1, "vllm-0.18"))
 @given(deployments)
 def test_more_rows_steps_or_context_take_no_less(deployment):
@@ -65,7 +65,7 @@ def test_more_rows_steps_or_context_take_no_less(deployment):
     assert all(rises(found, axis) for axis in range(3)), deployment
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(deployments)
 def test_twice_the_rows_take_no_more_than_twice_and_a_wave_of_tiles(deployment):
     cost = round_cost(*deployment)
@@ -81,7 +81,7 @@ def test_a_later_gpu_is_no_slower(model, worse):
     assert (fast <= slow * SAME).all()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(deployments)
 def test_fewer_bits_are_no_slower_and_no_device_reads_faster_than_its_memory(deployment):
     model, gpu, tp, _ = deployment
@@ -108,7 +108,7 @@ def test_fewer_bits_are_no_slower_and_no_device_reads_faster_than_its_memory(dep
             assert 1.25 * layers < MeasuredForward(cost, tables).layers_ns(2) < cost.layers_ns(2), (deployment, dtype)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(deployments)
 def test_more_devices_are_slower_by_their_collectives_alone(deployment):
     model, gpu, tp, server = deployment
@@ -137,7 +137,7 @@ def test_experts_cost_between_those_of_one_token_and_all():
     assert 0.9 * sparse.weight_bytes * read_ns < passes.layers_ns(512) < 3 * sparse.weight_bytes * read_ns
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @example(198)
 @given(st.integers(0, 2**32 - 1))
 def test_measured_kernels_that_fluctuate_make_no_work_cheaper(seed):
