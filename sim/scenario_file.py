@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from difflib import get_close_matches
 from os import PathLike
@@ -13,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..core.acceptance.presets import choose_preset
+from ..core.algorithm.algorithm import Drafter
 from ..core.algorithm.registry import get_algorithm
 from ..core.errors import ConfigError, ForedraftError, Problem, nearest, shown
 from ..core.kv.eviction import unknown_policy
@@ -75,11 +77,13 @@ def _lookup_model(name: str) -> ModelShape:
 
 
 def check_names(scenario: Scenario) -> None:
-    """Look up every name in the scenario. Raises ConfigError with all unknown ones under their keys."""
+    """Look up every name in the scenario. Raises ConfigError with all unknown ones under their keys. A head whose file
+    is not here is no unknown name: its sizes are assumed."""
     hardware, model, preset = scenario.hardware, scenario.model, scenario.acceptance.preset
+    draft = None if _drafts_with_a_head(scenario) else model.draft
     lookups: list[tuple[str, str | None, Callable[[str], object]]] = [
         ("model.target", None if find_model_files(model.target) else model.target, _lookup_model),
-        ("model.draft", None if model.draft is None or find_model_files(model.draft) else model.draft, _lookup_model),
+        ("model.draft", None if draft is None or find_model_files(draft) else draft, _lookup_model),
         ("hardware.gpu", hardware.gpu, lookup_gpu),
         ("hardware.prefill.gpu", None if hardware.prefill is None else hardware.prefill.gpu, lookup_gpu),
         ("hardware.decode.gpu", None if hardware.decode is None else hardware.decode.gpu, lookup_gpu),
@@ -102,6 +106,12 @@ def check_names(scenario: Scenario) -> None:
         problems.append(Problem("engine.eviction_policy", unknown.message))
     if problems:
         raise ConfigError(SCENARIO, problems)
+
+
+def _drafts_with_a_head(scenario: Scenario) -> bool:
+    with suppress(ForedraftError):
+        return get_algorithm(scenario.speculation.algorithm).drafter in (Drafter.HEAD, Drafter.HEADS)
+    return False
 
 
 def _with_place(error: ConfigError, problem: Problem) -> str:

@@ -11,6 +11,7 @@ from .families import (
     read_matrices,
     read_model_shape,
 )
+from .heads import AUX_LAYERS_KEY, SPECULATORS_KEY, HeadShape, flat_head, read_head
 from .layers import Attention, Cache, Experts, LatentAttention, Mlp, Product, Recurrence
 from .mixers import read_full_heads, read_sizes, read_unrotated, read_windows, replace_missing
 from .quantization import HF_QUANT_CONFIG, modelopt_config
@@ -18,6 +19,7 @@ from .shape import DTYPE_BYTES, ModelShape, UnknownModel
 
 __all__ = [
     "ARCHITECTURES",
+    "AUX_LAYERS_KEY",
     "BUILT_IN",
     "DTYPE_BYTES",
     "FAMILIES",
@@ -25,15 +27,18 @@ __all__ = [
     "Attention",
     "Cache",
     "Experts",
+    "HeadShape",
     "LatentAttention",
     "Mlp",
     "ModelShape",
     "MoeConfig",
     "Product",
     "Recurrence",
+    "SPECULATORS_KEY",
     "UnknownModel",
     "built_in_config",
     "family_of_type",
+    "flat_head",
     "known_models",
     "known_repositories",
     "language_model",
@@ -42,6 +47,7 @@ __all__ = [
     "published_alike",
     "read_experts",
     "read_full_heads",
+    "read_head",
     "read_matrices",
     "read_model_shape",
     "read_sizes",

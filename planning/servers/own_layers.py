@@ -11,6 +11,8 @@ from ...core.model_shape import language_model
 from ...sim.assembly.models import model_shape
 from .command import Given
 
+WITH_DRAFT = ("STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
+"""The algorithms whose draft may be a checkpoint of its own."""
 _KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 

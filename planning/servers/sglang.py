@@ -202,7 +202,8 @@ def _speculation(given: Given, gpu: str) -> None:
         draft_with_own_layers(given, steps or 1)
     else:
         given.settings["speculation.algorithm"] = algorithm
-    if algorithm == "STANDALONE" and (draft := given.text("speculative-draft-model-path")) is not None:
+    draft = given.text("speculative-draft-model-path")
+    if draft not in (None, given.settings.get("model.target")):
         given.settings["model.draft"] = draft
     if adapts:
         given.settings["speculation.policy"] = "ema"

@@ -12,7 +12,7 @@ from ...core.parsing import parse_json
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
 from .command import FLAG, MAX_SIZE, NEAR, NODE, Given, ServerArguments, known_arguments
-from .own_layers import draft_with_own_layers
+from .own_layers import WITH_DRAFT, draft_with_own_layers
 from .sglang import sizes_up_to
 
 PROFILE = "trtllm-1.x"
@@ -248,7 +248,7 @@ def _speculation(given: Given, gpu: str) -> None:
             f"{most_rows} requests decode at a time: so many with {count_of(steps, 'draft')} are within max_num_tokens"
         )
     draft = table.get("speculative_model") or table.get("speculative_model_dir")
-    if algorithm == "STANDALONE" and draft:
+    if algorithm in WITH_DRAFT and draft:
         given.settings["model.draft"] = str(draft)
     schedule, most = table.get(TRTLLM_SCHEDULE), table.get("max_concurrency")
     if schedule is None and _is_size(most):  # larger batches do not speculate

@@ -12,7 +12,7 @@ from ...core.parsing import ParseError, parse_json
 from ...sim.cost.hardware import lookup_gpu
 from ...sim.cost.server import server_profile
 from .command import MAX_SIZE, Given, ServerArguments, known_arguments, known_values
-from .own_layers import draft_with_own_layers
+from .own_layers import WITH_DRAFT, draft_with_own_layers
 from .sglang import sizes_up_to
 
 PROFILE = "vllm-0.18"
@@ -228,7 +228,7 @@ def _speculation(given: Given, gpu: str) -> None:
             )
     else:
         given.settings["speculation.algorithm"] = algorithm
-    if algorithm == "STANDALONE" and model:
+    if algorithm in WITH_DRAFT and model:
         given.settings["model.draft"] = model
     _steps(given, table, steps)
     _name_keys(given, table)

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from ...core.algorithm.algorithm import Drafter, SpecAlgorithm
-from ...core.errors import ConfigError, ForedraftError
-from ...core.model_shape import ModelShape, known_models, lookup_model, modelopt_config, read_model_shape
+from ...core.errors import ConfigError
+from ...core.model_shape import (
+    ModelShape,
+    UnknownModel,
+    built_in_config,
+    known_models,
+    lookup_model,
+    modelopt_config,
+    read_head,
+    read_model_shape,
+)
 from ...core.parsing import read_json_object
 from ...observe.input_files import read_text
-from ..cost.draft import EAGLE, DraftShape, eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
+from ..cost.draft import (
+    EAGLE,
+    EAGLE3,
+    MULTI_LAYER_EAGLE,
+    DraftShape,
+    eagle3_head,
+    eagle_head,
+    host_draft,
+    multi_layer_eagle,
+    own_head,
+    standalone,
+)
 from ..cost.measured.model_files import find_model_files
 from ..scenario import Scenario
 from ..scenario_file import SCENARIO
@@ -16,17 +39,24 @@ from ..scenario_file import SCENARIO
 def model_shape(name: str, key: str) -> ModelShape:
     """Return a model by its name, built in or known elsewhere, or by the path of its configuration
     (`sim/cost/measured/model_files.py`). Raises a ForedraftError; `key` is the scenario's key in it."""
+    try:
+        found = _config(name)
+        return lookup_model(name) if found is None else read_model_shape(*found)
+    except UnknownModel as error:
+        raise ConfigError.of(SCENARIO, key, str(error)) from None
+
+
+def _config(name: str) -> tuple[dict[str, Any], str, str] | None:
+    """Return the configuration of a model that has a file, the path of that file, and what reports call the model; None
+    for a built-in model, and for an unknown one."""
     files = find_model_files(name)
     if files is None:
-        try:
-            return lookup_model(name)
-        except ForedraftError as error:
-            raise ConfigError.of(SCENARIO, key, str(error)) from None
+        return None
     config = read_json_object(str(files.config), read_text, of_checkpoint=True)
     if config.get("quantization_config") is None and files.quantization.is_file():
         source = str(files.quantization)
         config["quantization_config"] = modelopt_config(read_json_object(source, read_text, of_checkpoint=True), source)
-    return read_model_shape(config | dict(files.differs), str(files.config), files.name)
+    return config | dict(files.differs), str(files.config), files.name
 
 
 def draft_shape(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, max_steps: int) -> DraftShape | None:
@@ -40,14 +70,32 @@ def draft_shape(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape
         case Drafter.MODEL:
             given = scenario.model.draft
             return standalone(_usual_draft(target) if given is None else model_shape(given, "model.draft"), target)
-        case Drafter.HEADS:
-            return multi_layer_eagle(target, scenario.speculation.heads or max(max_steps, 1))
         case Drafter.LOOKUP:
             return host_draft(algorithm.name, algorithm.draft_time_share)
-        case Drafter.HEAD:
-            return (
-                eagle_head(target) if algorithm.draft_form == EAGLE else eagle3_head(target, scenario.model.draft_vocab)
-            )
+        case Drafter.HEAD | Drafter.HEADS:
+            return _head(scenario, algorithm, target, max_steps)
+
+
+def _head(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, max_steps: int) -> DraftShape:
+    """Return the head that the scenario names, if its configuration is known, or else one of the target's sizes."""
+    given, heads = scenario.model.draft, scenario.speculation.heads or max(max_steps, 1)
+    form = MULTI_LAYER_EAGLE if algorithm.drafter is Drafter.HEADS else algorithm.draft_form
+    if given is not None and (found := _head_config(given)) is not None:
+        head = read_head(*found, target, is_eagle3=form == EAGLE3, is_single=algorithm.drafter is Drafter.HEAD)
+        return own_head(head, target, form, scenario.speculation.heads or heads)
+    if form == MULTI_LAYER_EAGLE:
+        usual = multi_layer_eagle(target, heads)
+    else:
+        usual = eagle_head(target) if form == EAGLE else eagle3_head(target, scenario.model.draft_vocab)
+    return replace(usual, unknown=given)
+
+
+def _head_config(name: str) -> tuple[dict[str, Any], str, str] | None:
+    """Return what `_config` does, also for a built-in model, and None for a draft whose file is not here."""
+    found = _config(name)
+    if found is None and (built_in := built_in_config(name)) is not None:
+        found = dict(built_in[1]), f"config.json of {built_in[1]['_name_or_path']}", built_in[0]
+    return found
 
 
 def _usual_draft(target: ModelShape) -> ModelShape:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ...core.errors import ForedraftError
-from ...core.model_shape import Attention, Mlp, ModelShape
+from ...core.model_shape import Attention, HeadShape, Mlp, ModelShape
 
 STANDALONE = "STANDALONE"
 EAGLE = "EAGLE"
@@ -26,12 +26,14 @@ class DraftMismatch(ForedraftError):
 class DraftShape:
     """What drafts. `body` is the stack of layers that one pass runs (None for drafts from the host).
 
-    `fusion_inputs`: how many hidden-size vectors the fully connected layer in front of the head joins (0: there is
-    none). `fusion_every_pass`: EAGLE joins the embedding and the last hidden state in every pass. EAGLE-3 joins three
-    of the target's hidden states, only in the catch-up pass, because they exist only for tokens that the target has
-    seen. `qkv_inputs`: width of the attention's input in hidden sizes (EAGLE-3: 2, the embedding beside the feature).
-    `heads`: separately trained heads, one per step (multi-layer EAGLE); else 1. `verify_share`: the time of proposing
-    on the host, as a share of the verify pass.
+    `fusion_inputs`: how many vectors the fully connected layer in front of the head joins (0: there is none).
+    `fused_size`: the size of each, None: that of the head's own hidden states. `fusion_every_pass`: EAGLE joins the
+    embedding and the last hidden state in every pass. EAGLE-3 joins three of the target's hidden states, only in the
+    catch-up pass, because they exist only for tokens that the target has seen. `qkv_inputs`: width of the input of the
+    first layer's attention in hidden sizes (EAGLE-3: 2, the embedding beside the feature). `heads`: separately trained
+    heads, one per step (multi-layer EAGLE); else 1. `verify_share`: the time of proposing on the host, as a share of
+    the verify pass. `embedded`: the tokens that a head has own embeddings for; 0: it takes the
+    target's. `unknown`: the name of a draft whose configuration is not known, so that its sizes are assumed.
     """
 
     name: str
@@ -41,9 +43,11 @@ class DraftShape:
     fusion_every_pass: bool = False
     qkv_inputs: int = 1
     heads: int = 1
-    shares_embedding: bool = True
     shares_lm_head: bool = True
     verify_share: float = 0.0
+    fused_size: int | None = None
+    embedded: int = 0
+    unknown: str | None = None
 
     def __post_init__(self) -> None:
         assert self.on_host or not self.verify_share, self.name
@@ -63,14 +67,20 @@ class DraftShape:
             return 0
         if self.algorithm == STANDALONE:
             return body.parameters
-        own = sum(count * body.mixer_parameters(mixer, self.qkv_inputs) for mixer, count in body.mixers)
+        first = body.mixers[0][0]
+        own = sum(count * body.mixer_parameters(mixer) for mixer, count in body.mixers)
+        own += body.mixer_parameters(first, self.qkv_inputs) - body.mixer_parameters(first)
         own += sum(count * part.parameters(body.hidden) for part, count in body.mlps)
         layers = own + body.layers * 2 * body.hidden
-        fusion = self.fusion_inputs * body.hidden * body.hidden
-        # `shares_embedding` is about the input side, `shares_lm_head` about the output side.
-        embedding = 0 if self.shares_embedding else body.embedding_parameters
+        fusion = self.fusion_width * body.hidden
+        embedding = self.embedded * body.hidden
         lm_head = 0 if self.shares_lm_head else body.embedding_parameters
         return self.heads * (layers + fusion) + embedding + lm_head
+
+    @property
+    def fusion_width(self) -> int:
+        """Elements that the fully connected layer in front of the head joins to one hidden state."""
+        return 0 if self.body is None else self.fusion_inputs * (self.fused_size or self.body.hidden)
 
     @property
     def weight_bytes(self) -> int:
@@ -89,10 +99,15 @@ class DraftShape:
         """Return the bytes of a token's draft KV on each of `tp` devices."""
         return 0 if self.body is None else self.heads * self.body.token_bytes(tp)
 
+    @property
+    def source(self) -> str:
+        """Where the sizes are from."""
+        return "computed" if self.body is None else self.body.source
+
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""
         return [
-            (f"{self.name} own parameters", self.parameters / 1e9, "billion", f"{self.algorithm}, computed"),
+            (f"{self.name} own parameters", self.parameters / 1e9, "billion", f"{self.algorithm}, {self.source}"),
             (f"{self.name} own weights", self.weight_bytes / 1e9, "GB", "computed"),
             (f"{self.name} draft KV per token", self.kv_bytes_per_token, "B", "computed"),
         ]
@@ -118,7 +133,7 @@ def _head_body(target: ModelShape, name: str, vocab: int) -> ModelShape:
     return replace(
         target, name=name, layers=1, vocab=vocab, tied_embeddings=False, weight_dtype="bf16", attention_dtype=None,
         mlp_dtype=None, mixers=((plain, 1),), mlps=((Mlp(width), 1),), config=None,
-        source=f"one decoder layer of {target.name}",
+        source=f"assumed: one decoder layer of {target.name}",
     )  # fmt: skip
 
 
@@ -148,6 +163,17 @@ def multi_layer_eagle(target: ModelShape, heads: int) -> DraftShape:
     return replace(eagle_head(target), name=f"eagle×{heads}({target.name})", algorithm=MULTI_LAYER_EAGLE, heads=heads)
 
 
+def own_head(head: HeadShape, target: ModelShape, algorithm: str, heads: int = 1) -> DraftShape:
+    """Shape a head whose configuration is known. `heads`: those of a multi-layer draft whose file does not say."""
+    if algorithm == EAGLE3:
+        return DraftShape(
+            head.body.name, algorithm, head.body, fusion_inputs=head.fused, qkv_inputs=2, fused_size=head.fused_size,
+            embedded=0 if head.body.hidden == target.hidden else target.vocab, shares_lm_head=not head.has_lm_head,
+        )  # fmt: skip
+    count = (head.count or heads) if algorithm == MULTI_LAYER_EAGLE else 1
+    return DraftShape(head.body.name, algorithm, head.body, fusion_inputs=2, fusion_every_pass=True, heads=count)
+
+
 def standalone(draft: ModelShape, target: ModelShape) -> DraftShape:
     """Shape a small language model with the target's tokenizer. Raises `DraftMismatch` when the vocabularies differ."""
     if draft.vocab != target.vocab:
@@ -155,7 +181,7 @@ def standalone(draft: ModelShape, target: ModelShape) -> DraftShape:
             f"a draft model must have its target's vocabulary: {draft.name} has {draft.vocab} tokens, "
             f"{target.name} has {target.vocab}"
         )
-    return DraftShape(draft.name, STANDALONE, draft, shares_embedding=False, shares_lm_head=False)
+    return DraftShape(draft.name, STANDALONE, replace(draft, kv_dtype=target.kv_dtype), shares_lm_head=False)
 
 
 def host_draft(algorithm: str, verify_share: float) -> DraftShape:

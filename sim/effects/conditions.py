@@ -73,14 +73,15 @@ def no_heads(run: Assembly, key: str) -> str | None:
 
 @_condition
 def no_draft_model(run: Assembly, key: str) -> str | None:
-    has_model = run.algorithm.drafter is Drafter.MODEL
-    return None if has_model else f"{run.algorithm.name} has no draft model, as STANDALONE has"
+    has_draft = run.draft is not None and not run.draft.on_host
+    return None if has_draft else f"{run.algorithm.name} has no draft of its own"
 
 
 @_condition
 def no_draft_vocabulary(run: Assembly, key: str) -> str | None:
     if run.draft is not None and run.draft.algorithm == EAGLE3:
-        return None
+        is_read = run.scenario.model.draft is not None and run.draft.unknown is None
+        return f"the vocabulary is that of {run.draft.source}" if is_read else None
     return f"{run.algorithm.name} has no vocabulary of its own, as EAGLE3 has"
 
 

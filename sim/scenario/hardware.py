@@ -51,9 +51,12 @@ class Model(ScenarioTable):
         sglang("speculative-draft-model-path N", by="speculation"),
         vllm("speculative-config N", "spec-model N", by="speculation"),
         trtllm("speculative-config N", by="speculation"),
-    ] = Field(default=None, description="STANDALONE: the draft model, a built-in model or a config.json")
+    ] = Field(
+        default=None,
+        description="the draft: for STANDALONE a built-in model or a config.json, for heads their config.json",
+    )
     draft_vocab: Annotated[Count, NoEffect("no_draft_vocabulary")] = Field(
-        default=32_000, description="EAGLE-3: tokens in the head's reduced vocabulary"
+        default=32_000, description="EAGLE-3: tokens in the head's reduced vocabulary, unless model.draft says"
     )
 
 

@@ -70,6 +70,7 @@ def test_a_script_is_a_scenario(tmp_path: Path):
     expected: dict[str, Any] = {
         "hardware.server": "sglang-0.5",
         "model.target": "meta-llama/Llama-3.1-8B-Instruct",
+        "model.draft": "some/head",
         "hardware.tensor_parallel": 2,
         "hardware.attention_data_parallel": 1,
         "hardware.replicas": 1,

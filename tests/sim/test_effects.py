@@ -42,7 +42,7 @@ CASES = [
     ([*FIXED, "speculation.adaptive=default"], "speculation.adaptive", "fixed policy"),
     (['speculation.adaptive={1 = {candidate_steps = [3]}}', "speculation.policy=ema"], "speculation.policy", "one candidate"),
     (["speculation.heads=3"], "speculation.heads", "EAGLE3 has not one head per step"),
-    (["model.draft=llama-3.2-1b"], "model.draft", "EAGLE3 has no draft model"),
+    (["speculation.algorithm=NGRAM", "model.draft=llama-3.2-1b"], "model.draft", "NGRAM has no draft of its own"),
     (["model.expert_independence=0.3"], "model.expert_independence", "llama-3.1-8b has no experts"),
     (["speculation.algorithm=EAGLE", "model.draft_vocab=32000"], "model.draft_vocab", "EAGLE has no vocabulary"),
     ([*FIXED, "acceptance.mean_length=10.0"], "acceptance.mean_length", "is not reached: a round of 3 draft steps gives at most 4 tokens"),

@@ -13,7 +13,7 @@ from ....sim.scenario import Scenario
 from ...grid import NO_SPECULATION
 from ..command import values_to_write
 from ..files import METHODS
-from ..own_layers import own_layers
+from ..own_layers import WITH_DRAFT, own_layers
 
 HF_CONFIG = "config.json of "
 
@@ -64,8 +64,12 @@ class Arguments:
         """Note that the path of a draft is missing, if the scenario has none and the model has no layers to draft
         with."""
         algorithm = run.scenario.speculation.algorithm
-        is_missing = algorithm == "STANDALONE" and run.scenario.model.draft is None
-        if is_missing or algorithm == "EAGLE3" or (algorithm == "EAGLE" and not own_layers(model_name(run))):
+        is_named = run.scenario.model.draft is not None
+        if (
+            not is_named
+            and algorithm in WITH_DRAFT
+            and (algorithm in ("STANDALONE", "EAGLE3") or not own_layers(model_name(run)))
+        ):
             self.notes.append(f"add the path of the {algorithm} draft as {where}")
 
 

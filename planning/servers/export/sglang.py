@@ -6,6 +6,7 @@ from ....core.adaptive.interchange import export_table
 from ....core.errors import ForedraftError
 from ....sim.assembly import Assembly
 from ..files import SGLANG_VERSION, sglang_scheduling, shape_arguments
+from ..own_layers import WITH_DRAFT
 from .arguments import Arguments, method_of, table_of
 
 TABLE = "sglang-adaptive.json"
@@ -73,7 +74,7 @@ def _speculation(run: Assembly, made: Arguments) -> None:
     made.words += ["--speculative-algorithm", method]
     if table.algorithm == "MULTI_LAYER_EAGLE":
         made.words.append("--enable-multi-layer-eagle")
-    if table.algorithm == "STANDALONE" and draft is not None:
+    if table.algorithm in WITH_DRAFT and draft is not None:
         made.words += ["--speculative-draft-model-path", draft]
     steps = spec.adaptive.candidate_steps
     if len(steps) == 1:

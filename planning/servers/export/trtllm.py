@@ -11,6 +11,7 @@ from ....core.errors import ForedraftError
 from ....sim.assembly import Assembly
 from ....sim.cost.server import server_profile
 from ..command import values_to_write
+from ..own_layers import WITH_DRAFT
 from ..trtllm import BLOCK, FREE_FRACTION, GUARANTEED, PROFILE
 from .arguments import Arguments, method_of, step_tokens, table_of
 
@@ -112,7 +113,7 @@ def _speculation(run: Assembly, made: Arguments) -> dict[str, Any] | None:
         return None
     made.note_head(run, f"speculative_model of speculative_config in {OPTIONS}")
     found: dict[str, Any] = {"decoding_type": method}
-    if run.scenario.speculation.algorithm == "STANDALONE" and draft is not None:
+    if run.scenario.speculation.algorithm in WITH_DRAFT and draft is not None:
         found["speculative_model"] = draft
     steps = run.spec.adaptive.candidate_steps
     if len(steps) == 1:

@@ -8,6 +8,7 @@ from typing import Any
 from ....core.adaptive.interchange import export_table
 from ....sim.assembly import Assembly
 from ....sim.cost.memory import RESERVED
+from ..own_layers import WITH_DRAFT
 from ..vllm import BLOCK_SIZE, POOLS_CONNECTOR
 from .arguments import Arguments, method_of, step_tokens, table_of
 
@@ -82,7 +83,7 @@ def _speculation(run: Assembly, made: Arguments) -> dict[str, Any] | None:
         return None
     made.note_head(run, '"model" of --speculative-config')
     found: dict[str, Any] = {"method": method}
-    if run.scenario.speculation.algorithm == "STANDALONE" and draft is not None:
+    if run.scenario.speculation.algorithm in WITH_DRAFT and draft is not None:
         found["model"] = draft
     steps = run.spec.adaptive.candidate_steps
     if len(steps) == 1:

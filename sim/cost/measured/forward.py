@@ -101,9 +101,8 @@ class MeasuredForward(ForwardCost):
             independent = (routing.independent if routing.uneven is None else routing.uneven) / groups
             total = _at(self._layers, TOKENS, own) + self._experts_at(computed, independent)
             if self.qkv_inputs > 1:  # the database has no such layers
-                plain = ForwardCost(self.shape, self.gpu, self.efficiency, self.parallel)
-                for mixer, count in self.shape.mixers:
-                    total += count * (self._mixer_ns(own, mixer) - plain._mixer_ns(own, mixer))
+                first = self.shape.mixers[0][0]
+                total += self._mixer_ns(own, first, self.qkv_inputs) - self._mixer_ns(own, first)
             least = self._limits.layers_ns(min(own, computed), independent, has_mixers=self._has_mixers)
             self._layers_cache[key] = max(total, least)
         return self._layers_cache[key]

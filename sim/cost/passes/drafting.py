@@ -118,6 +118,6 @@ class DraftPasses:
         """Return the time of the fully connected layer in front of a head."""
         if tokens not in self._fusions:
             forward, hidden = self.forward, self.forward.shape.hidden
-            inputs, columns = self.draft.fusion_inputs * hidden, -(-hidden // forward.tp)
+            inputs, columns = self.draft.fusion_width, -(-hidden // forward.tp)
             self._fusions[tokens] = forward.gemm_ns(tokens, inputs, columns)
         return self._fusions[tokens]

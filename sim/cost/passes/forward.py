@@ -31,8 +31,8 @@ _RATE_OF = {"mxfp8": "fp8"}  # formats that are multiplied at another's rate
 
 
 class ForwardCost:
-    """Costs of passes of one shape. `qkv_inputs`: the attention input's width in hidden sizes (2 for an EAGLE-3
-    layer). Tokens and rows are those of the whole engine: each attention-data parallel group takes its share of
+    """Costs of passes of one shape. `qkv_inputs`: the width of the first attention's input in hidden sizes (2 for an
+    EAGLE-3 head). Tokens and rows are those of the whole engine: each attention-data parallel group takes its share of
     them."""
 
     def __init__(
@@ -116,8 +116,12 @@ class ForwardCost:
         key = tokens if routing is None or not self.shape.moe_layers else (tokens, routing)
         if key not in self._layers_cache:
             own, total = self._own_share(tokens), 0.0
-            for mixer, count in self.shape.mixers:
-                total += count * (self._mixer_ns(own, mixer) + self._small_mixer_ns(own, mixer))
+            for place, (mixer, count) in enumerate(self.shape.mixers):
+                small = self._small_mixer_ns(own, mixer)
+                if place == 0 and self.qkv_inputs > 1:
+                    total += self._mixer_ns(own, mixer, self.qkv_inputs) + small
+                    count -= 1
+                total += count * (self._mixer_ns(own, mixer) + small)
             for part, count in self.shape.mlps:
                 small = self._small_mlp_ns(own, part)
                 if isinstance(part, Mlp):
@@ -157,8 +161,8 @@ class ForwardCost:
     def _products_ns(self, tokens: int, products: Sequence[Product], dtype: str) -> float:
         return sum(self.gemm_ns(tokens, p.inner, p.columns, p.groups, dtype) for p in products)
 
-    def _mixer_ns(self, tokens: int, mixer: Mixer) -> float:
-        products = mixer.products(self.shape.hidden, self.tp, self.qkv_inputs)
+    def _mixer_ns(self, tokens: int, mixer: Mixer, inputs: int = 1) -> float:
+        products = mixer.products(self.shape.hidden, self.tp, inputs)
         return self._products_ns(tokens, products, self._attention)
 
     def active_experts(self, independent: float, experts: Experts | None = None) -> float:
