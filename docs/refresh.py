@@ -238,12 +238,12 @@ def _tables(table: BaseModel, prefix: str) -> Iterator[str]:
     """Yield the keys of `table`, whose values are the defaults, then those of the tables below it."""
     rows, below = [], []
     for name, field in type(table).model_fields.items():
-        value = getattr(table, name)
+        value = getattr(table, name, None)  # None: without a default
         kinds = [kind for kind in (field.annotation, *getattr(field.annotation, "__args__", ())) if _is_table(kind)]
         if kinds:
-            below.append((f"{prefix}{name}.", kinds[0]() if value is None else value))
+            below.append((f"{prefix}{name}.", kinds[0].model_construct() if value is None else value))
         if not kinds or value is None:
-            default = "" if value is None else f"`{_shown(value)}`"
+            default = "required" if field.is_required() else "" if value is None else f"`{_shown(value)}`"
             rows.append(f"| `{prefix}{name}` | {default} | {field.description} |")
     yield "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows])
     for deeper, instance in below:

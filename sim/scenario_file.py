@@ -23,7 +23,6 @@ from ..core.parsing import ParseError, parse_toml
 from ..core.scheduler.rules import FORMER_RULES
 from ..observe.distribution.install_hint import install_command
 from ..observe.input_files import read_toml
-from .cost.hardware import lookup_gpu
 from .cost.host import host_preset
 from .cost.measured import packaged_models
 from .cost.measured.model_files import find_model_files
@@ -84,9 +83,9 @@ def check_names(scenario: Scenario) -> None:
     lookups: list[tuple[str, str | None, Callable[[str], object]]] = [
         ("model.target", None if find_model_files(model.target) else model.target, _lookup_model),
         ("model.draft", None if draft is None or find_model_files(draft) else draft, _lookup_model),
-        ("hardware.gpu", hardware.gpu, lookup_gpu),
-        ("hardware.prefill.gpu", None if hardware.prefill is None else hardware.prefill.gpu, lookup_gpu),
-        ("hardware.decode.gpu", None if hardware.decode is None else hardware.decode.gpu, lookup_gpu),
+        ("hardware.gpu", hardware.gpu, hardware.find_gpu),
+        ("hardware.prefill.gpu", None if hardware.prefill is None else hardware.prefill.gpu, hardware.find_gpu),
+        ("hardware.decode.gpu", None if hardware.decode is None else hardware.decode.gpu, hardware.find_gpu),
         ("hardware.server", hardware.server, server_profile),
         ("hardware.host", hardware.host, host_preset),
         ("speculation.algorithm", scenario.speculation.algorithm, get_algorithm),
@@ -255,7 +254,8 @@ def _validate(data: dict[str, Any], origins: Mapping[str, str], source: str = "<
         by_source: dict[str, list[Problem]] = {}
         for detail in error.errors():
             key = ".".join(str(part) for part in detail["loc"] if not _is_branch(part))
-            place = origin_of(key, origins) or source
+            near = key.rpartition(".")[0] if detail["type"] == "missing" else key  # where the rest of its table is
+            place = origin_of(near, origins) or source
             problem = Problem(key, _explain(detail, key))
             if problem not in by_source.setdefault(place, []):
                 by_source[place].append(problem)
@@ -295,9 +295,18 @@ def _explain(detail: Mapping[str, Any], key: str) -> str:
         return f"has no keys of its own{hint}"
     if (value := f"{key}={detail['input']}") in GONE:
         return f"{detail['input']} is gone: use {GONE[value]}"
-    message = detail["msg"]
+    if detail["type"] == "missing":
+        return f"is missing{_expected(key)}"
+    message = detail["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     return f"{message}, got {shown(detail['input'])}"
+
+
+def _expected(key: str) -> str:
+    """Return what a key's description says of it."""
+    table, _, name = key.rpartition(".")
+    field = model.model_fields.get(name) if (model := _table_at(table)) is not None else None
+    return f": expected {field.description}" if field is not None and field.description else ""
 
 
 def _as_table(value: Any, key: str) -> str:
@@ -308,14 +317,17 @@ def _as_table(value: Any, key: str) -> str:
     return f"{shown(value)} is no table; give its keys, such as {key}.{known[0]}" if known else "expected a table"
 
 
-def _keys_of(table: str) -> list[str]:
-    model: Any = Scenario
+def _table_at(table: str) -> type[BaseModel] | None:
+    """Return the class of the table with this dotted key; None if there is no such table."""
+    model: type[BaseModel] | None = Scenario
     for name in filter(None, table.split(".")):
-        field = model.model_fields.get(name)
+        field = None if model is None else model.model_fields.get(name)
         model = None if field is None else _table_class(field.annotation)
-        if model is None:
-            return []
-    return list(model.model_fields)
+    return model
+
+
+def _keys_of(table: str) -> list[str]:
+    return [] if (model := _table_at(table)) is None else list(model.model_fields)
 
 
 def _table_class(annotation: Any) -> type[BaseModel] | None:

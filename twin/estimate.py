@@ -20,7 +20,12 @@ from ..sim.cost.efficiency import Efficiency, default_efficiency
 from ..sim.cost.hardware import GPU, Parallelism, lookup_gpu
 from .launches import ATTENTION, DRAFT, EXCHANGED, GROUPS, TARGET, KernelLaunch, count_launches
 
-CAPABILITIES = {"A100": 8, "A100-40G": 8, "L4": 8, "RTX 4090": 8, "H100": 9, "H200": 9, "B200": 10, "B300": 10}
+CAPABILITIES = {
+    **dict.fromkeys(("A100", "A100-40G", "A10", "RTX 3090", "L4", "L20", "L40", "L40S", "RTX 4090", "RTX 6000 Ada"), 8),
+    **dict.fromkeys(("H100", "H200", "H800", "H20"), 9),
+    **dict.fromkeys(("B200", "B300", "GB200", "GB300"), 10),
+    **dict.fromkeys(("RTX 5090", "RTX PRO 6000", "RTX PRO 6000 Server", "GB10"), 12),
+}
 """Major compute capabilities of the catalogue's GPUs that Triton's kernels are compiled for (NVIDIA's list)."""
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 ROUNDS, REQUESTS = 64, 64  # of which the accept length is the mean

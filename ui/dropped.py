@@ -11,7 +11,6 @@ from typing import Any
 from ..core.errors import ConfigError, ForedraftError, count_of
 from ..core.parsing import ParseError, parse_toml
 from ..planning.servers.launch import read_launch
-from ..sim.scenario import Scenario
 from ..sim.scenario_file import WHOLE_TABLES, scenario_with
 from ..sim.workload.request_logs import log_format
 from ..sim.workload.trace_layout import MOST_SEARCHED, TraceError
@@ -87,9 +86,9 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _launch(server: str, name: str, text: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    gpu = str(given.get("hardware.gpu", Scenario().hardware.gpu))
-    launch = read_launch(server, text, name, gpu)
-    kept = {key: value for key, value in given.items() if key.startswith(KEPT) or key == "hardware.gpu"}
+    of_gpu = {key: value for key, value in given.items() if key.startswith(("hardware.gpu", "hardware.custom"))}
+    launch = read_launch(server, text, name, scenario_with({}, of_gpu).hardware.device)
+    kept = {key: value for key, value in given.items() if key.startswith(KEPT)} | of_gpu
     return {"kind": "launch", "given": {**kept, **flat(launch.settings)}, "notes": launch.notes()}
 
 

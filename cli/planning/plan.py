@@ -133,14 +133,13 @@ def _capacity(scenario: Scenario) -> list[str]:
 
 
 def _prices(texts: Sequence[str]) -> dict[str, float]:
-    """Return the prices of `--price` by the GPU's name."""
+    """Return the prices of `--price` by the GPU's name as given."""
     from ...core.errors import ConfigError
-    from ...sim.cost.hardware import lookup_gpu
 
     found = {}
     for text in texts:
         gpu, equals, number = text.partition("=")
         if not equals or not re.fullmatch(r"\d+(\.\d+)?", number.strip()) or not float(number):
             raise ConfigError.of("--price", text, "expected GPU=PRICE per hour, such as H100=2.5")
-        found[lookup_gpu(gpu.strip()).name] = float(number)
+        found[gpu.strip()] = float(number)
     return found

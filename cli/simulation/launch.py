@@ -51,9 +51,9 @@ def launched(
             "around the JSON, or write the command into a file"
         )
         raise ConfigError.of("<arguments>", option, message)
-    early = [text for text in settings if text.partition("=")[0].strip() in ("hardware.gpu", MODEL)]
+    early = [text for text in settings if text.strip().startswith(("hardware.gpu=", "hardware.custom", f"{MODEL}="))]
     known, origins = load_scenario(scenario, early)
-    launch = read_launch(server, command, option, known.hardware.gpu, has_model=MODEL in origins)
+    launch = read_launch(server, command, option, known.hardware.device, has_model=MODEL in origins)
     for line in launch.notes():
         print(
             textwrap.fill(f"{option}: {line}", WIDTH, subsequent_indent="  ", break_on_hyphens=False), file=sys.stderr

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ...core.errors import ConfigError, Problem
-from ...sim.cost.hardware import lookup_gpu
+from ...sim.cost.hardware import CUSTOM
 from ...sim.scenario import Scenario
 from ..slo import Objective, objectives_of
 from .hours import MOST_HEADROOM, MOST_WARM_UP_S, Day, busiest_hour
@@ -77,6 +77,8 @@ def question_of(
         scenario = busiest_hour(scenario, day.part)
     if requests is None and scenario.workload.trace is None:
         requests = REQUESTS
-    priced = {lookup_gpu(gpu).name: price for gpu, price in prices.items()}
+    hardware = scenario.hardware
+    priced = {CUSTOM: hardware.custom.price} if hardware.custom is not None and hardware.custom.price else {}
+    priced |= {hardware.find_gpu(gpu).name: price for gpu, price in prices.items()}
     decisive = range(scenario.seed, scenario.seed + seeds)
     return PlanQuestion(objectives, load, gpus, decisive, requests, priced, day), scenario

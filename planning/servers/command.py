@@ -16,6 +16,7 @@ from typing import Any
 from ...core.errors import ConfigError, Problem
 from ...core.parsing import ParseError, parse_json, refuse_repeated_keys
 from ...observe.input_files import read_text, read_toml
+from ...sim.cost.hardware import GPU
 from ...sim.scenario import Scenario
 from ...sim.scenario.table import Flags, declared_keys
 from .yaml_text import parse_yaml
@@ -276,7 +277,7 @@ class Given:
             self.settings["model.target"] = model
         return model
 
-    def read_keys(self, server: str, gpu: str, readers: Sequence[Reader]) -> None:
+    def read_keys(self, server: str, gpu: GPU, readers: Sequence[Reader]) -> None:
         """Set the keys that have the value of an argument as it is, then let `readers` set the others, in order."""
         for key, flags in flags_of(server):
             if not flags.by:
@@ -365,5 +366,5 @@ class Given:
             self.settings.pop(key, None)
 
 
-Reader = Callable[[Given, str], None]
-"""Sets keys that follow from several arguments, or from a default; takes what is given and the name of the GPU."""
+Reader = Callable[[Given, GPU], None]
+"""Sets keys that follow from several arguments, or from a default; takes what is given and the GPU."""

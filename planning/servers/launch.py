@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import Problem
+from ...sim.cost.hardware import GPU, lookup_gpu
 from ...sim.cost.published.evidence import about_releases
 from ...sim.cost.server import nearest_profile, server_profile
 from . import sglang, trtllm, vllm
@@ -49,15 +50,16 @@ class LaunchCommand:
 NO_MODEL = "the command names none; give --model, or model.target in the scenario or by --set"
 
 
-def read_launch(server: str, command: str, source: str, gpu: str, *, has_model: bool = False) -> LaunchCommand:
+def read_launch(server: str, command: str, source: str, gpu: str | GPU, *, has_model: bool = False) -> LaunchCommand:
     """Read a command of "sglang", "vllm" or "trtllm", as text or the path of a file; defaults follow from its GPU
-    `gpu`. `has_model`: whether the model is known if the command names none.
+    `gpu`, or from that of the catalogue with this name. `has_model`: whether the model is known if the command names
+    none.
 
     Raises ConfigError with every argument that is unknown or cannot be read.
     """
     known, read = READERS[server]
     given = read_arguments(known, command, source)
-    read(given, gpu)
+    read(given, lookup_gpu(gpu) if isinstance(gpu, str) else gpu)
     given.multiply()
     if "model.target" not in given.settings and not has_model:
         given.problems.append(Problem("model", NO_MODEL))

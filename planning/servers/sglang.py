@@ -10,7 +10,7 @@ from ...core.adaptive.interchange import import_table, to_json
 from ...core.errors import count_of
 from ...core.parsing import parse_json
 from ...core.scheduler.rules.sglang import RETRACTION_POLICIES
-from ...sim.cost.hardware import lookup_gpu
+from ...sim.cost.hardware import GPU
 from ...sim.cost.server import server_profile
 from .command import MAX_SIZE, Given, ServerArguments, known_arguments, known_values
 from .own_layers import draft_with_own_layers
@@ -66,7 +66,7 @@ SERVER = ServerArguments(
 )  # fmt: skip
 
 
-def read(given: Given, gpu: str) -> None:
+def read(given: Given, gpu: GPU) -> None:
     """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value
     is not modelled."""
     given.settings["hardware.server"] = PROFILE
@@ -75,20 +75,20 @@ def read(given: Given, gpu: str) -> None:
     )
 
 
-def _model(given: Given, gpu: str) -> None:
+def _model(given: Given, gpu: GPU) -> None:
     given.model("model-path")
 
 
-def _formats(given: Given, gpu: str) -> None:
+def _formats(given: Given, gpu: GPU) -> None:
     given.read_formats(WEIGHTS, KV)
 
 
-def _pools(given: Given, gpu: str) -> None:
+def _pools(given: Given, gpu: GPU) -> None:
     if given.choice("disaggregation-mode", ("null", "prefill", "decode")) in ("prefill", "decode"):
         given.disaggregate()
 
 
-def _parallel(given: Given, gpu: str) -> None:
+def _parallel(given: Given, gpu: GPU) -> None:
     """Read the devices: with attention data parallelism tp-size counts them all, otherwise data parallelism
     makes more engines."""
     devices, groups = given.integer("tp-size") or 1, given.integer("attn-dp-size")
@@ -106,15 +106,15 @@ def _parallel(given: Given, gpu: str) -> None:
     if backend in SPANNING or spans:
         given.settings["hardware.expert_parallel"] = devices
     stages = given.refuse_pipeline("pp-size")
-    given.spread("nnodes", devices * engines * stages, lookup_gpu(gpu).per_node)
+    given.spread("nnodes", devices * engines * stages, gpu.per_node)
 
 
-def _engine(given: Given, gpu: str) -> None:
+def _engine(given: Given, gpu: GPU) -> None:
     groups = given.settings.get("hardware.attention_data_parallel", 1)
-    usual = server_profile(PROFILE).scheduling(lookup_gpu(gpu), groups, given.text("speculative-algorithm") is not None)
+    usual = server_profile(PROFILE).scheduling(gpu, groups, given.text("speculative-algorithm") is not None)
     running = given.integer_or("max-running-requests", usual["max_running"])
     given.settings["engine.max_running"] = max(1, running // groups)
-    chunk = given.integer_or("chunked-prefill-size", usual["chunk_size"], f" on {gpu}", least=-1)
+    chunk = given.integer_or("chunked-prefill-size", usual["chunk_size"], f" on {gpu.name}", least=-1)
     if chunk > 0:
         given.settings["engine.chunk_size"] = max(1, chunk // groups)
     else:
@@ -133,7 +133,7 @@ def _engine(given: Given, gpu: str) -> None:
         given.not_modelled["--schedule-policy"] = f"{policy}: requests are taken in the order of their arrival"
 
 
-def _graphs(given: Given, gpu: str) -> None:
+def _graphs(given: Given, gpu: GPU) -> None:
     if given.flag("disable-cuda-graph") or given.flag("disable-decode-cuda-graph"):
         given.settings["hardware.cuda_graphs"] = False
     elif (sizes := given.integers("cuda-graph-bs-decode")) is not None:
@@ -142,7 +142,7 @@ def _graphs(given: Given, gpu: str) -> None:
         given.settings["hardware.graph_sizes"] = sizes_up_to(largest)
 
 
-def _host_memory(given: Given, gpu: str) -> None:
+def _host_memory(given: Given, gpu: GPU) -> None:
     """Read the size of the hierarchical cache. It counts for each device, and replaces the ratio if it is not 0."""
     ratio, size = given.number("hicache-ratio"), given.number("hicache-size")
     policy = given.choice("hicache-write-policy", WRITE_POLICIES)
@@ -156,7 +156,7 @@ def _host_memory(given: Given, gpu: str) -> None:
         given.not_modelled["--hicache-write-policy"] = f"{policy}: prefixes are copied to host memory at once"
 
 
-def _policies(given: Given, gpu: str) -> None:
+def _policies(given: Given, gpu: GPU) -> None:
     """Read the rules of the scheduler. With a conservativeness of 1 a newcomer leaves the profile's share free."""
     groups = given.settings.get("hardware.attention_data_parallel", 1)
     usual_share = server_profile(PROFILE).rules_for(groups).guarantee_output
@@ -174,7 +174,7 @@ def sizes_up_to(largest: int) -> list[int]:
     return sorted({size for size in (1, 2, 4, *range(8, largest + 1, 8), largest) if size <= largest})
 
 
-def _speculation(given: Given, gpu: str) -> None:
+def _speculation(given: Given, gpu: GPU) -> None:
     name = given.text("speculative-algorithm")
     if name is None:
         given.settings["speculation.algorithm"] = "NONE"

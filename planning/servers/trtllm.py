@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 from ...core.adaptive.interchange import TRTLLM_MAX_STEPS, TRTLLM_SCHEDULE, import_table, to_json
 from ...core.errors import ConfigError, Problem, count_of, nearest
 from ...core.parsing import parse_json
-from ...sim.cost.hardware import lookup_gpu
+from ...sim.cost.hardware import GPU
 from ...sim.cost.server import server_profile
 from .command import FLAG, MAX_SIZE, NEAR, NODE, Given, ServerArguments, known_arguments
 from .own_layers import WITH_DRAFT, draft_with_own_layers
@@ -60,7 +60,7 @@ SERVER = ServerArguments(
 )
 
 
-def read(given: Given, gpu: str) -> None:
+def read(given: Given, gpu: GPU) -> None:
     """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value
     is not modelled."""
     _options(given)
@@ -80,18 +80,18 @@ def _options(given: Given) -> None:
         given.not_modelled["--backend"] = f"{given.text('backend')}: times are those of the backend pytorch"
 
 
-def _model(given: Given, gpu: str) -> None:
+def _model(given: Given, gpu: GPU) -> None:
     if given.model("model") in OTHER_COMMANDS:
         given.refuse(
             "model", f"is {given.text('model') or given.positional[0]!r}, a command that starts no engine of its own"
         )
 
 
-def _formats(given: Given, gpu: str) -> None:
+def _formats(given: Given, gpu: GPU) -> None:
     given.read_formats({}, {})
 
 
-def _pools(given: Given, gpu: str) -> None:
+def _pools(given: Given, gpu: GPU) -> None:
     role = given.text("server-role")
     if (role or "").lower() in ("context", "generation"):
         given.disaggregate()
@@ -121,18 +121,18 @@ def _take_options(given: Given, path: str) -> None:
             given.values[name] = str(value)
 
 
-def _parallel(given: Given, gpu: str) -> None:
+def _parallel(given: Given, gpu: GPU) -> None:
     """Read the devices: with attention data parallelism each has its own requests, and all of them
     divide the experts."""
     devices = given.integer("tensor-parallel-size") or 1
     groups = devices if given.flag("enable-attention-dp") else 1
     given.settings |= {"hardware.tensor_parallel": devices // groups, "hardware.attention_data_parallel": groups}
     given.refuse_pipeline("pipeline-parallel-size")
-    if (number := given.integer("gpus-per-node")) is not None and lookup_gpu(gpu).per_node == NODE:
+    if (number := given.integer("gpus-per-node")) is not None and gpu.per_node == NODE:
         given.settings["hardware.gpus_per_node"] = number
 
 
-def _engine(given: Given, gpu: str) -> None:
+def _engine(given: Given, gpu: GPU) -> None:
     # Without --max-batch-size there may be fewer, where the drafts of so many exceed a step.
     given.integer_or("max-batch-size", USUAL.max_running)
     tokens = given.integer_or("max-num-tokens", USUAL.chunk_size)
@@ -161,7 +161,7 @@ def _engine(given: Given, gpu: str) -> None:
         )
 
 
-def _batch_wait(given: Given, gpu: str) -> None:
+def _batch_wait(given: Given, gpu: GPU) -> None:
     """Read how long new requests wait for others; it waits only if both numbers are above 0."""
     iterations = given.integer("batch-wait-timeout-iters", least=0)
     share = given.number("batch-wait-max-tokens-ratio", most=1)
@@ -174,7 +174,7 @@ def _batch_wait(given: Given, gpu: str) -> None:
     given.settings |= {"engine.batch_wait_rounds": iterations, "engine.batch_wait_tokens": share}
 
 
-def _kv(given: Given, gpu: str) -> None:
+def _kv(given: Given, gpu: GPU) -> None:
     table = given.table("kv-cache-config")
     of_table = Given(given.source, {key: str(value) for key, value in table.items() if value is not None})
     reuse = table.get("enable_block_reuse")
@@ -200,7 +200,7 @@ def _kv(given: Given, gpu: str) -> None:
         given.not_modelled[f"kv_cache_config.{key}"] = "KV is in the device's memory alone, and blocks are reused whole"
 
 
-def _graphs(given: Given, gpu: str) -> None:
+def _graphs(given: Given, gpu: GPU) -> None:
     if "cuda-graph-config" in given.values and not isinstance(given.values["cuda-graph-config"], dict | str):
         given.settings["hardware.cuda_graphs"] = False  # null
         return
@@ -219,7 +219,7 @@ def _graphs(given: Given, gpu: str) -> None:
         given.assumed.append("batches between two captured sizes are padded, as with cuda_graph_config.enable_padding")
 
 
-def _speculation(given: Given, gpu: str) -> None:
+def _speculation(given: Given, gpu: GPU) -> None:
     table = given.table("speculative-config")
     if not table:
         given.settings["speculation.algorithm"] = "NONE"

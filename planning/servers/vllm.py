@@ -9,7 +9,7 @@ from typing import Any
 from ...core.adaptive.interchange import VLLM_SCHEDULE, import_table, to_json
 from ...core.errors import ConfigError, Problem, count_of
 from ...core.parsing import ParseError, parse_json
-from ...sim.cost.hardware import lookup_gpu
+from ...sim.cost.hardware import GPU
 from ...sim.cost.server import server_profile
 from .command import MAX_SIZE, Given, ServerArguments, known_arguments, known_values
 from .own_layers import WITH_DRAFT, draft_with_own_layers
@@ -92,27 +92,27 @@ SERVER = ServerArguments(
 )  # fmt: skip
 
 
-def read(given: Given, gpu: str) -> None:
+def read(given: Given, gpu: GPU) -> None:
     """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value
     is not modelled."""
     given.settings["hardware.server"] = PROFILE
     given.read_keys("vllm", gpu, (_model, _parallel, _formats, _context, _engine, _graphs, _speculation, _pools))
 
 
-def _model(given: Given, gpu: str) -> None:
+def _model(given: Given, gpu: GPU) -> None:
     given.model("model")
 
 
-def _formats(given: Given, gpu: str) -> None:
+def _formats(given: Given, gpu: GPU) -> None:
     given.read_formats(WEIGHTS, KV)
 
 
-def _context(given: Given, gpu: str) -> None:
+def _context(given: Given, gpu: GPU) -> None:
     if given.text("max-model-len") not in ("auto", "-1"):
         given.copy("max-model-len", "model.context_len")
 
 
-def _pools(given: Given, gpu: str) -> None:
+def _pools(given: Given, gpu: GPU) -> None:
     transfer = given.table("kv-transfer-config")
     role, connector = transfer.get("kv_role"), transfer.get("kv_connector")
     if role in ("kv_producer", "kv_consumer") or (role == "kv_both" and connector == POOLS_CONNECTOR):
@@ -121,7 +121,7 @@ def _pools(given: Given, gpu: str) -> None:
         given.not_modelled["--kv-transfer-config"] = "KV outside the device's memory is not simulated"
 
 
-def _parallel(given: Given, gpu: str) -> None:
+def _parallel(given: Given, gpu: GPU) -> None:
     devices, groups = given.integer("tensor-parallel-size") or 1, given.integer("data-parallel-size") or 1
     given.settings["hardware.tensor_parallel"] = devices
     if given.flag("enable-expert-parallel"):
@@ -133,17 +133,17 @@ def _parallel(given: Given, gpu: str) -> None:
                 "data-parallel ranks are engines of their own; of a mixture of experts vLLM divides the experts over them"
             )
     stages = given.refuse_pipeline("pipeline-parallel-size")
-    given.spread("nnodes", devices * groups * stages, lookup_gpu(gpu).per_node)
+    given.spread("nnodes", devices * groups * stages, gpu.per_node)
     for name in PARALLEL_BESIDE:
         if (given.integer(name) or 1) > 1:
             given.not_modelled[f"--{name}"] = "parallel are tensors, experts and data alone"
 
 
-def _engine(given: Given, gpu: str) -> None:
-    usual = server_profile(PROFILE).on(lookup_gpu(gpu))
+def _engine(given: Given, gpu: GPU) -> None:
+    usual = server_profile(PROFILE).on(gpu)
     # Without --max-num-seqs there may be fewer, where the drafts of so many exceed a step.
-    running = given.integer_or("max-num-seqs", usual.max_running, f" on {gpu}")
-    tokens = max(running, given.integer_or("max-num-batched-tokens", usual.chunk_size, f" on {gpu}"))
+    running = given.integer_or("max-num-seqs", usual.max_running, f" on {gpu.name}")
+    tokens = max(running, given.integer_or("max-num-batched-tokens", usual.chunk_size, f" on {gpu.name}"))
     block = given.integer("block-size") or BLOCK_SIZE
     utilization, kv_bytes = given.share("gpu-memory-utilization") or UTILIZATION, given.integer("kv-cache-memory-bytes")
     given.settings |= {
@@ -171,7 +171,7 @@ def _engine(given: Given, gpu: str) -> None:
         given.not_modelled["--no-enable-chunked-prefill"] = "prompts are cut at max-num-batched-tokens"
 
 
-def _graphs(given: Given, gpu: str) -> None:
+def _graphs(given: Given, gpu: GPU) -> None:
     compilation = dict(given.table("compilation-config"))
     known = {name: compilation.pop(name, None) for name in (CAPTURE_SIZES, LARGEST_CAPTURE, "cudagraph_mode")}
     listed = known.pop(CAPTURE_SIZES)
@@ -200,7 +200,7 @@ def _graphs(given: Given, gpu: str) -> None:
         )
 
 
-def _speculation(given: Given, gpu: str) -> None:
+def _speculation(given: Given, gpu: GPU) -> None:
     table = dict(given.table("speculative-config"))
     for name, key in (("spec-method", "method"), ("spec-model", "model"), ("spec-tokens", "num_speculative_tokens")):
         if (text := given.text(name)) is not None:

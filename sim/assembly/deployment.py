@@ -19,7 +19,7 @@ from ...core.scheduler.config import EngineConfig, EngineRole
 from ...core.scheduler.spec import GRAPH_SIZES, EngineSpec, default_graph_sizes
 from ..cost.calibration import Calibration
 from ..cost.draft import DraftShape
-from ..cost.hardware import GPU, Parallelism, lookup_gpu
+from ..cost.hardware import GPU, Parallelism
 from ..cost.host import FrontEnd, GraphUnit, HostCost, LaunchCost, host_preset, launch_preset
 from ..cost.measured import KernelTables, NotMeasured, measured_tables
 from ..cost.memory import (
@@ -90,7 +90,7 @@ class Deployment:
         """
         hardware, own = scenario.hardware.of_role(role), scenario.hardware.pool(role)
         port_gbps = (own and own.bandwidth_gbps) or scenario.disaggregation.bandwidth_gbps
-        gpu, server = lookup_gpu(hardware.gpu), server_profile(hardware.server)
+        gpu, server = hardware.device, server_profile(hardware.server)
         parallel = _parallelism(hardware, gpu)
         launch = server.launch if hardware.launch is None else launch_preset(hardware.launch)
         host = server.host if hardware.host is None else host_preset(hardware.host)

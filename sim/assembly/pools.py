@@ -9,7 +9,6 @@ from typing import NamedTuple
 from ...core.errors import ConfigError
 from ...core.handoff import HandoffTiming
 from ...core.scheduler.config import EngineRole
-from ..cost.hardware import lookup_gpu
 from ..scenario import Hardware, Scenario
 
 SOURCE = "<scenario>"  # problems have the full keys of a scenario
@@ -78,7 +77,7 @@ def pools_on(hardware: Hardware, pools: Pools) -> tuple[Pool, ...]:
     for role, count in {**counts, EngineRole.BOTH: pools.num_both}.items():
         own = hardware.of_role(role)
         if count:
-            found.append(Pool(role, count, lookup_gpu(own.gpu).name, own.devices))
+            found.append(Pool(role, count, own.device.name, own.devices))
     return tuple(found)
 
 

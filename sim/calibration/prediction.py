@@ -20,7 +20,7 @@ from ...observe.measuring.metrics import RunMetrics
 from ..assembly import Assembly, assemble
 from ..cost.calibration import PARAMETERS, Calibration, FittedParameter, FittedParameters
 from ..cost.draft import EAGLE3
-from ..cost.hardware import GPU, lookup_gpu
+from ..cost.hardware import CUSTOM, GPU, lookup_gpu
 from ..cost.measured.model_files import is_config_file
 from ..cost.passes.launch import LAUNCH
 from ..cost.round import RoundCost
@@ -196,11 +196,11 @@ def measured_scenario(points: Sequence[BenchmarkPoint], base: Scenario, given: C
         except ConfigError:
             raise
         except ForedraftError:
-            if key not in given:
+            if key not in given and used != CUSTOM:
                 message = f"{found!r} is not in the catalogue: say what it is with --set {key}=…"
                 raise ConfigError.of(point.source, name, message) from None
             continue
-        if key not in given:
+        if key not in given and used != CUSTOM:
             settings[key] = found
     return scenario_with(base.model_dump(mode="json"), settings) if settings else base
 

@@ -178,14 +178,15 @@ DEFAULT_EFFICIENCY = Efficiency()
 
 # Devices whose kernels are known to reach other fractions (assumptions, from the shape of public GEMM and stream
 # benchmarks).
+_A100 = replace(DEFAULT_EFFICIENCY, compute=0.80)
+_LOW_POWER = replace(DEFAULT_EFFICIENCY, compute=0.55)
+_GEFORCE = replace(DEFAULT_EFFICIENCY, compute=0.85, bandwidth=0.90)
+_INSTINCT = replace(DEFAULT_EFFICIENCY, compute=0.50, bandwidth=0.78, attention_bandwidth=0.70, small_kernel_ns=3_000.0)
 _BY_GPU: dict[str, Efficiency] = {
-    "A100": replace(DEFAULT_EFFICIENCY, compute=0.80),
-    "A100-40G": replace(DEFAULT_EFFICIENCY, compute=0.80),
-    "L4": replace(DEFAULT_EFFICIENCY, compute=0.55),
-    "RTX 4090": replace(DEFAULT_EFFICIENCY, compute=0.85, bandwidth=0.90),
-    "MI300X": replace(
-        DEFAULT_EFFICIENCY, compute=0.50, bandwidth=0.78, attention_bandwidth=0.70, small_kernel_ns=3_000.0
-    ),
+    **dict.fromkeys(("A100", "A100-40G"), _A100),
+    **dict.fromkeys(("L4", "A10"), _LOW_POWER),
+    **dict.fromkeys(("RTX 3090", "RTX 4090", "RTX 5090"), _GEFORCE),
+    **dict.fromkeys(("MI300X", "MI325X", "MI355X"), _INSTINCT),
 }
 
 

@@ -101,6 +101,7 @@ class GPU:
     network: Interconnect
     per_node: int
     host_link_bytes_per_s: float  # from host memory to the device
+    power_w: float | None  # of the board; None: not given
     sources: Mapping[str, str] = field(hash=False, repr=False, compare=False)
 
     def flops(self, dtype: str) -> float:
@@ -127,6 +128,7 @@ class GPU:
             (f"{name} all-reduce latency", link.latency_ns / 1e3, "us", of["interconnect_latency"]),
             (f"{name} bandwidth between nodes, per direction", network_rate, "GB/s", of["network"]),
             (f"{name} latency between nodes", network.latency_ns / 1e3, "us", _NETWORK_LATENCY),
+            *([] if self.power_w is None else [(f"{name} power", self.power_w, "W", of["power_w"])]),
         ]
 
     def all_reduce_ns(self, size_bytes: float, devices: int, nodes: int = 1) -> float:
@@ -157,31 +159,48 @@ _DGX = {
     "Hopper": (50.0, "DGX H100/H200 data sheet: a 400 Gb/s ConnectX-7 port for each GPU"),
     "B200": (50.0, "DGX B200 data sheet: a 400 Gb/s ConnectX-7 port for each GPU"),
     "PCIe": (25.0, "assumption: a 200 Gb/s port for each GPU"),
-    "MI300X": (50.0, "assumption: a 400 Gb/s port for each GPU, as 8-GPU platforms have"),
+    "Instinct": (50.0, "assumption: a 400 Gb/s port for each GPU, as 8-GPU platforms have"),
+    "Spark": (25.0, "NVIDIA DGX Spark data sheet: ConnectX-7 at 200 Gb/s"),
     "Ultra": (100.0, f"{_DATABASE}: an 800 Gb/s ConnectX-8 port for each GPU"),
 }  # gigabytes per second and direction between nodes
 _HOST_LINKS = {
     "PCIe 4": (25e9, "assumption: four fifths of PCIe 4 x16"),
     "PCIe 5": (50e9, "assumption: four fifths of PCIe 5 x16"),
     "C2C": (360e9, "assumption: four fifths of NVLink-C2C, 450 GB/s per direction"),
+    "unified": (
+        109e9,
+        "assumption: four fifths of half the memory bandwidth, since a copy reads and writes one memory",
+    ),
+}
+_LATENCIES = {
+    "NVLink": (7_000, _NVLINK_LATENCY),
+    "Infinity Fabric": (12_000, _XGMI_LATENCY),
+    "PCIe": (25_000, _PCIE_LATENCY),
+    "ConnectX": (25_000, "assumption: as over PCIe"),
 }
 _REPORTED = "memory.total as the driver reports it"
-_DTYPES = ("fp16", "fp8", "nvfp4")  # of the rates of an entry; bf16 has the rate of fp16
+_USUAL_SMS = 128
+_SIXTEEN_BITS = ("bf16", "fp16")
+
+
+def _peaks(
+    sixteen_bits: float, fp8: float | None = None, four_bits: float | None = None, *, fp4: str
+) -> dict[str, float]:
+    """Return FLOP/s by data type, of TFLOP/s."""
+    rates = dict.fromkeys(_SIXTEEN_BITS, sixteen_bits) | {"fp8": fp8, fp4: four_bits}
+    return {dtype: rate * 1e12 for dtype, rate in rates.items() if rate is not None}
 
 
 def _entry(
     name: str, tflops: tuple[float, ...], mebibytes: int, gigabytes_per_s: float, sm_count: int, link: tuple[str, float],
-    ports: str, sheet: str, *, peak_note: str = "", per_node: int = 8, host: str = "PCIe 5",
+    power_w: float, ports: str, sheet: str, *, peak_note: str = "", per_node: int = 8, host: str = "PCIe 5",
+    memory_note: str = _REPORTED, fp4: str = "nvfp4",
 ) -> GPU:  # fmt: skip
     link_name, link_gigabytes_per_s = link
-    latency_ns, latency_source = {
-        "NVLink": (7_000, _NVLINK_LATENCY),
-        "Infinity Fabric": (12_000, _XGMI_LATENCY),
-        "PCIe": (25_000, _PCIE_LATENCY),
-    }[link_name.rstrip("0123456789. ")]
+    latency_ns, latency_source = _LATENCIES[link_name.rstrip("0123456789. ")]
     sources = {
         "peak_flops": f"{sheet}, dense{peak_note}",
-        "memory_bytes": f"{_REPORTED} ({mebibytes} MiB)",
+        "memory_bytes": f"{memory_note} ({mebibytes} MiB)",
         "memory_bandwidth_bytes_per_s": sheet,
         "sm_count": "assumption: as many as B200" if sheet == _DATABASE else sheet,
         "interconnect": f"{sheet}: half of the bidirectional total",
@@ -189,10 +208,11 @@ def _entry(
         "network": _DGX[ports][1],
         "host_link_bytes_per_s": _HOST_LINKS[host][1],
         "per_node": "eight GPUs are the usual node" if per_node == 8 else sheet,
+        "power_w": f"{sheet}: maximum of a board",
     }
     return GPU(
         name=name,
-        peak_flops={"bf16": tflops[0] * 1e12} | {d: rate * 1e12 for d, rate in zip(_DTYPES, tflops, strict=False)},
+        peak_flops=_peaks(*tflops, fp4=fp4),
         memory_bytes=mebibytes * MIB,
         memory_bandwidth_bytes_per_s=gigabytes_per_s * 1e9,
         sm_count=sm_count,
@@ -200,43 +220,72 @@ def _entry(
         network=Interconnect("network", _DGX[ports][0] * 1e9, 20_000),
         per_node=per_node,
         host_link_bytes_per_s=_HOST_LINKS[host][0],
+        power_w=power_w,
         sources=sources,
     )
 
 
 # fmt: off
 _CATALOGUE: tuple[GPU, ...] = (
-    # name, dense TFLOP/s (16 bits, fp8, nvfp4), MiB, GB/s, SMs, link with GB/s per direction, ports between nodes,
+    # name, dense TFLOP/s (16 bits, 8, 4), MiB, GB/s, SMs, link with GB/s per direction, W, ports between nodes,
     # source
-    _entry("A100-40G", (312.0,), 40_960, 1555, 108, ("NVLink 3", 300), "A100",
+    _entry("A100-40G", (312.0,), 40_960, 1555, 108, ("NVLink 3", 300), 400, "A100",
            "NVIDIA A100 Tensor Core GPU data sheet (40 GB SXM)", host="PCIe 4"),
-    _entry("A100", (312.0,), 81_920, 2039, 108, ("NVLink 3", 300), "A100",
+    _entry("A100", (312.0,), 81_920, 2039, 108, ("NVLink 3", 300), 400, "A100",
            "NVIDIA A100 Tensor Core GPU data sheet (80 GB SXM)", host="PCIe 4"),
-    _entry("H100", (989.4, 1978.9), 81_559, 3350, 132, ("NVLink 4", 450), "Hopper",
+    _entry("H100", (989.4, 1978.9), 81_559, 3350, 132, ("NVLink 4", 450), 700, "Hopper",
            "NVIDIA H100 Tensor Core GPU architecture white paper (SXM5)"),
-    _entry("H200", (989.4, 1978.9), 143_771, 4800, 132, ("NVLink 4", 450), "Hopper",
+    _entry("H200", (989.4, 1978.9), 143_771, 4800, 132, ("NVLink 4", 450), 700, "Hopper",
            "NVIDIA H200 Tensor Core GPU data sheet (SXM)"),
-    _entry("B200", (2250.0, 4500.0, 9000.0), 183_359, 8000, 148, ("NVLink 5", 900), "B200",
+    _entry("H800", (989.4, 1978.9), 81_559, 3350, 132, ("NVLink 4", 200), 700, "Hopper",
+           "NVIDIA H800 Tensor Core GPU data sheet (SXM5)"),
+    _entry("H20", (148.0, 296.0), 97_871, 4000, 78, ("NVLink 4", 450), 400, "Hopper",
+           "NVIDIA H20 Tensor Core GPU data sheet (96 GB)"),
+    _entry("B200", (2250.0, 4500.0, 9000.0), 183_359, 8000, 148, ("NVLink 5", 900), 1000, "B200",
            "NVIDIA Blackwell HGX B200 data sheet (1000 W)"),
-    _entry("B300", (2250.0, 4500.0, 14000.0), 275_040, 7750, 148, ("NVLink 5", 900), "Ultra", _DATABASE),
-    _entry("GB200", (2500.0, 5000.0, 10000.0), 189_471, 8000, 148, ("NVLink 5", 900), "Ultra", _DATABASE,
+    _entry("B300", (2250.0, 4500.0, 14000.0), 275_040, 7750, 148, ("NVLink 5", 900), 1100, "Ultra", _DATABASE),
+    _entry("GB200", (2500.0, 5000.0, 10000.0), 189_471, 8000, 148, ("NVLink 5", 900), 1200, "Ultra", _DATABASE,
            per_node=72, host="C2C"),
-    _entry("GB300", (2500.0, 5000.0, 15000.0), 284_208, 8000, 148, ("NVLink 5", 900), "Ultra", _DATABASE,
+    _entry("GB300", (2500.0, 5000.0, 15000.0), 284_208, 8000, 148, ("NVLink 5", 900), 1400, "Ultra", _DATABASE,
            per_node=72, host="C2C"),
-    _entry("L4", (121.0, 242.0), 23_034, 300, 58, ("PCIe 4", 32), "PCIe", "NVIDIA L4 data sheet",
+    _entry("GB10", (125.0, 250.0, 500.0), 122_573, 273, 48, ("ConnectX 7", 25), 140, "Spark",
+           "NVIDIA DGX Spark data sheet: 1,000 TFLOP/s of sparse FP4",
+           peak_note=": half of that; assumption: half of it with 8 bits, a quarter with 16", per_node=1, host="unified",
+           memory_note="assumption: what CUDA reports of 128 GB, 119.7 GiB"),
+    _entry("L4", (121.0, 242.0), 23_034, 300, 58, ("PCIe 4", 32), 72, "PCIe", "NVIDIA L4 data sheet",
            peak_note=" (half of the sparse rates printed)", host="PCIe 4"),
-    _entry("L40S", (362.05, 733.0), 46_068, 864, 142, ("PCIe 4", 32), "PCIe", "NVIDIA L40S data sheet", host="PCIe 4"),
-    _entry("RTX 4090", (165.2, 330.3), 24_564, 1008, 128, ("PCIe 4", 32), "PCIe",
+    _entry("L20", (119.5, 239.0), 46_068, 864, 92, ("PCIe 4", 32), 275, "PCIe", "NVIDIA L20 data sheet", host="PCIe 4"),
+    _entry("L40", (181.05, 362.0), 46_068, 864, 142, ("PCIe 4", 32), 300, "PCIe", "NVIDIA L40 data sheet", host="PCIe 4"),
+    _entry("L40S", (362.05, 733.0), 46_068, 864, 142, ("PCIe 4", 32), 350, "PCIe", "NVIDIA L40S data sheet", host="PCIe 4"),
+    _entry("A10", (125.0,), 23_028, 600, 72, ("PCIe 4", 32), 150, "PCIe", "NVIDIA A10 data sheet", host="PCIe 4"),
+    _entry("RTX 3090", (71.0,), 24_576, 936, 82, ("PCIe 4", 32), 350, "PCIe",
+           "NVIDIA Ampere GA102 GPU architecture white paper (GeForce RTX 3090)", peak_note=" with fp32 accumulation",
+           host="PCIe 4"),
+    _entry("RTX 4090", (165.2, 330.3), 24_564, 1008, 128, ("PCIe 4", 32), 450, "PCIe",
            "NVIDIA Ada GPU architecture white paper (GeForce RTX 4090)", peak_note=" with fp32 accumulation",
            host="PCIe 4"),
-    _entry("MI300X", (1307.4, 2614.9), 196_592, 5300, 304, ("Infinity Fabric", 448), "MI300X", "AMD Instinct MI300X data sheet"),
+    _entry("RTX 5090", (209.5, 419.0, 1676.0), 32_607, 1792, 170, ("PCIe 5", 64), 575, "PCIe",
+           "NVIDIA RTX Blackwell GPU architecture white paper (GeForce RTX 5090)", peak_note=" with fp32 accumulation"),
+    _entry("RTX 6000 Ada", (364.2, 728.5), 49_140, 960, 142, ("PCIe 4", 32), 300, "PCIe",
+           "NVIDIA Ada GPU architecture white paper (RTX 6000 Ada Generation)", host="PCIe 4"),
+    _entry("RTX PRO 6000", (503.8, 1007.6, 2015.2), 97_887, 1792, 188, ("PCIe 5", 64), 600, "PCIe",
+           "NVIDIA RTX PRO Blackwell GPU architecture white paper (RTX PRO 6000, Workstation Edition)"),
+    _entry("RTX PRO 6000 Server", (503.8, 1007.6, 2015.2), 97_887, 1597, 188, ("PCIe 5", 64), 600, "PCIe",
+           "NVIDIA RTX PRO 6000 Blackwell Server Edition data sheet", peak_note=" as of the Workstation Edition"),
+    _entry("MI300X", (1307.4, 2614.9), 196_592, 5300, 304, ("Infinity Fabric", 448), 750, "Instinct",
+           "AMD Instinct MI300X data sheet"),
+    _entry("MI325X", (1307.4, 2614.9), 262_128, 6000, 304, ("Infinity Fabric", 448), 1000, "Instinct",
+           "AMD Instinct MI325X data sheet", memory_note="assumption: 16 MiB less than 256 GiB, as on MI300X"),
+    _entry("MI355X", (2516.6, 5033.2, 10066.3), 294_896, 8000, 256, ("Infinity Fabric", 537.6), 1400, "Instinct",
+           "AMD Instinct MI355X data sheet", fp4="mxfp4",
+           memory_note="assumption: 16 MiB less than 288 GiB, as on MI300X"),
 )
 # fmt: on
 
 
 _OTHERS = {
-    "h20", "h800", "a10", "a30", "a40", "a800", "v100", "t4", "l20", "l40", "b100",
-    "gh200", "rtx4080", "rtx5090", "a6000", "rtx6000ada", "mi250x", "mi325x", "mi355x",
+    "a10g", "a30", "a40", "a800", "v100", "t4", "l2", "b100", "gh200", "h100nvl", "h100pcie", "rtx3080", "rtx4080",
+    "rtx5080", "a6000", "rtxa6000", "rtx5000ada", "rtxpro5000", "mi250x", "mi300a", "mi308x", "mi350x",
 }  # fmt: skip
 """GPUs that exist and are not in the catalogue. No entry of the catalogue may be used in their place."""
 
@@ -257,13 +306,65 @@ _ALIASES = {
     "h100sxm": "h100",
     "h100sxm5": "h100",
     "h200sxm": "h200",
+    "3090": "rtx3090",
     "4090": "rtx4090",
+    "5090": "rtx5090",
+    "6000ada": "rtx6000ada",
+    "rtx6000adageneration": "rtx6000ada",
+    "pro6000": "rtxpro6000",
+    "rtxpro6000blackwell": "rtxpro6000",
+    "rtxpro6000blackwellworkstationedition": "rtxpro6000",
+    "rtxpro6000blackwellserveredition": "rtxpro6000server",
+    "rtxpro6000serveredition": "rtxpro6000server",
+    "h2096gb": "h20",
+    "dgxspark": "gb10",
 }
 
 
 def known_gpus() -> tuple[str, ...]:
     """Return the names in the catalogue, in its order."""
     return tuple(entry.name for entry in _CATALOGUE)
+
+
+CUSTOM = "custom"
+"""The name of a GPU whose numbers the user gives (`hardware.custom`). No entry of the catalogue has it, and so no
+published or measured point."""
+_GIVEN = "hardware.custom"
+
+
+def custom_gpu(
+    memory_gb: float,
+    bandwidth_gb_per_s: float,
+    tflops: Mapping[str, float],
+    link_gb_per_s: float,
+    power_w: float | None = None,
+    multiprocessors: int | None = None,
+) -> GPU:
+    """Return the GPU of these numbers, in the units of data sheets. `tflops`: dense, by data type. `link_gb_per_s`: to
+    another GPU of the node, per direction. What is not asked for is assumed as for a card on PCIe."""
+    latency_ns, latency = _LATENCIES["PCIe"]
+    (network, network_source), (host_link, host_source) = _DGX["PCIe"], _HOST_LINKS["PCIe 4"]
+    return GPU(
+        name=CUSTOM,
+        peak_flops={dtype: rate * 1e12 for dtype, rate in tflops.items()},
+        memory_bytes=round(memory_gb * 1e9),
+        memory_bandwidth_bytes_per_s=bandwidth_gb_per_s * 1e9,
+        sm_count=_USUAL_SMS if multiprocessors is None else multiprocessors,
+        interconnect=Interconnect("link", link_gb_per_s * 1e9, latency_ns),
+        network=Interconnect("network", network * 1e9, 20_000),
+        per_node=8,
+        host_link_bytes_per_s=host_link,
+        power_w=power_w,
+        sources=dict.fromkeys(("peak_flops", "memory_bytes", "memory_bandwidth_bytes_per_s", "interconnect"), _GIVEN)
+        | {
+            "sm_count": f"assumption: {_USUAL_SMS}, as large GPUs have" if multiprocessors is None else _GIVEN,
+            "interconnect_latency": latency,
+            "network": network_source,
+            "host_link_bytes_per_s": host_source,
+            "per_node": "eight GPUs are the usual node",
+            "power_w": _GIVEN,
+        },
+    )
 
 
 def lookup_gpu(name: str) -> GPU:
@@ -276,5 +377,6 @@ def lookup_gpu(name: str) -> GPU:
     key = _ALIASES.get(key, key)
     if key not in _BY_KEY:
         hint = "" if key in _OTHERS else nearest_name(name.upper(), known_gpus())
-        raise UnknownGPU(f"unknown GPU {name!r}{hint}; known: {', '.join(known_gpus())}")
+        known = ", ".join(known_gpus())
+        raise UnknownGPU(f"unknown GPU {name!r}{hint}; known: {known}; hardware.custom takes the numbers of another")
     return _BY_KEY[key]

@@ -13,6 +13,7 @@ from ...core.scheduler.rules import settings_of
 from ..assembly import Assembly
 from ..cost.draft import EAGLE3
 from ..cost.executor_steps import StepCost
+from ..cost.hardware import CUSTOM
 from ..load import contents_are_known
 
 Condition = Callable[..., str | None]
@@ -191,6 +192,12 @@ def pools_have_their_own(run: Assembly, key: str) -> str | None:
     if run.pools.is_disaggregated and all(own is not None and getattr(own, name) is not None for own in pools):
         return f"hardware.prefill.{name} and hardware.decode.{name} replace it"
     return None
+
+
+@_condition
+def another_gpu(run: Assembly, key: str) -> str | None:
+    gpus = list(dict.fromkeys(part.deployment.gpu.name for part in run.by_role.values()))
+    return None if CUSTOM in gpus else f"hardware.gpu is {' and '.join(gpus)}"
 
 
 @_condition

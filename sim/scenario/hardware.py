@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ...core.scheduler.config import EngineRole
+from ..cost.hardware import CUSTOM, GPU, UnknownGPU, custom_gpu, known_gpus, lookup_gpu
 from ..cost.host import GraphUnit
 from ..cost.passes.tokens import EXPERT_INDEPENDENCE
 from .table import Count, Engines, NoEffect, Positive, ScenarioTable, Spread, sglang, trtllm, vllm
@@ -75,9 +76,79 @@ class PoolHardware(ScenarioTable):
     )
 
 
+def _within(low: float, high: float, unit: str) -> AfterValidator:
+    """Return what refuses a number of another magnitude, and says the unit."""
+
+    def check(value: float) -> float:
+        if not low <= value <= high:
+            raise ValueError(f"expected {unit}, from {low:,g} to {high:,g}")
+        return value
+
+    return AfterValidator(check)
+
+
+_Tflops = Annotated[float, _within(1, 200_000, "dense TFLOP/s")]
+
+
+class CustomGPU(ScenarioTable):
+    """The numbers of a GPU that is not in the catalogue, or of one that differs from its entry there."""
+
+    # The condition of the whole table stands at one of the keys that it must have, so that it is said once.
+    memory_gb: Annotated[float, _within(1, 4000, "gigabytes"), NoEffect("another_gpu")] = Field(
+        description="gigabytes (10⁹ bytes) of memory that the driver reports, such as 24"
+    )
+    bandwidth_gb_per_s: Annotated[float, _within(20, 100_000, "gigabytes per second")] = Field(
+        description="gigabytes per second of the memory, such as 1008"
+    )
+    bf16_tflops: _Tflops = Field(description="dense TFLOP/s of matrix products with 16 bits, such as 165.2")
+    fp8_tflops: _Tflops | None = Field(
+        default=None,
+        description="dense TFLOP/s with 8 bits; default: none, so that FP8 weights only save memory and traffic",
+    )
+    nvfp4_tflops: _Tflops | None = Field(default=None, description="dense TFLOP/s with NVFP4; default: none")
+    mxfp4_tflops: _Tflops | None = Field(default=None, description="dense TFLOP/s with MXFP4; default: none")
+    link_gb_per_s: Annotated[float, _within(0.5, 5000, "gigabytes per second and direction")] = Field(
+        description="gigabytes per second and direction to the other GPUs of a node, such as 32"
+    )
+    multiprocessors: Count | None = Field(
+        default=None, description="multiprocessors, among which matrix products are divided; default: 128"
+    )
+    power_w: Annotated[float, _within(5, 10_000, "watts")] | None = Field(
+        default=None, description="watts of a board, such as 450; --explain prints them"
+    )
+    price: Positive | None = Field(default=None, description="price of an hour, as `foredraft plan --price custom=N`")
+
+    @model_validator(mode="after")
+    def _is_of_one_magnitude(self) -> CustomGPU:
+        """Refuse rates that no GPU has together: TB/s for GB/s, PFLOP/s for TFLOP/s."""
+        per_byte = self.bf16_tflops * 1e3 / self.bandwidth_gb_per_s
+        if not 5 <= per_byte <= 2500:
+            raise ValueError(
+                f"bf16_tflops is {self.bf16_tflops:g} and bandwidth_gb_per_s {self.bandwidth_gb_per_s:g}: {per_byte:.3g} FLOP "
+                "for each byte of memory traffic; expected 5 to 2500: are these TFLOP/s and GB/s?"
+            )
+        for name, rate in self.tflops.items():
+            if not 0.5 <= rate / self.bf16_tflops <= 32:
+                raise ValueError(
+                    f"{name}_tflops is {rate:g}, and bf16_tflops {self.bf16_tflops:g}; expected 0.5 to 32 times as much"
+                )
+        return self
+
+    @property
+    def tflops(self) -> dict[str, float]:
+        """The dense TFLOP/s by data type."""
+        rates = {"bf16": self.bf16_tflops, "fp16": self.bf16_tflops, "fp8": self.fp8_tflops}
+        rates |= {"nvfp4": self.nvfp4_tflops, "mxfp4": self.mxfp4_tflops}
+        return {dtype: rate for dtype, rate in rates.items() if rate is not None}
+
+
 class Hardware(ScenarioTable):
     gpu: Annotated[str, NoEffect("pools_have_their_own")] = Field(
-        default="H100", description="A100, A100-40G, H100, H200, B200, B300, GB200, GB300, L4, L40S, RTX 4090, MI300X"
+        default="H100",
+        description=f"{', '.join(known_gpus())}, or custom: the GPU of hardware.custom, which is the default if this is given",
+    )
+    custom: CustomGPU | None = Field(
+        default=None, description="the numbers of another GPU: no measurement backs its times"
     )
     tensor_parallel: Annotated[
         Count,
@@ -264,6 +335,34 @@ class Hardware(ScenarioTable):
         """The devices of one replica."""
         return self.tensor_parallel * self.attention_data_parallel
 
+    @model_validator(mode="before")
+    @classmethod
+    def _custom_is_chosen(cls, data: Any) -> Any:
+        """A GPU whose numbers are given is the one that is simulated, where no other is named."""
+        is_chosen = isinstance(data, dict) and data.get("custom") is not None
+        return {"gpu": CUSTOM} | data if is_chosen else data
+
+    def find_gpu(self, name: str) -> GPU:
+        """Return the GPU called `name`: of the catalogue, or `custom`. Raises UnknownGPU."""
+        if name.strip().lower() != CUSTOM:
+            return lookup_gpu(name)
+        if self.custom is None:
+            raise UnknownGPU("custom is the GPU of the table hardware.custom, which is not given (memory_gb, …)")
+        given = self.custom
+        return custom_gpu(
+            given.memory_gb,
+            given.bandwidth_gb_per_s,
+            given.tflops,
+            given.link_gb_per_s,
+            given.power_w,
+            given.multiprocessors,
+        )
+
+    @property
+    def device(self) -> GPU:
+        """The GPU of these engines. Raises UnknownGPU."""
+        return self.find_gpu(self.gpu)
+
     def pool(self, role: EngineRole) -> PoolHardware | None:
         """Return what the engines of this role have instead of the common values."""
         return {EngineRole.PREFILL: self.prefill, EngineRole.DECODE: self.decode}.get(role)
@@ -277,5 +376,5 @@ class Hardware(ScenarioTable):
     def _without_common_pools(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out pools that have nothing of their own, and a release and ratios that are not given, so that the
         headers of other logs stay what they are."""
-        omitted = ("prefill", "decode", "release", "window_ratio", "state_ratio")
+        omitted = ("custom", "prefill", "decode", "release", "window_ratio", "state_ratio")
         return {key: value for key, value in dump(self).items() if value is not None or key not in omitted}

@@ -53,6 +53,8 @@ CASES = [
     (["hardware.kernels_of=vllm"], "hardware.kernels_of", "the roofline prices the passes"),
     (["hardware.kernels=roofline", "hardware.kernels_of=vllm"], "hardware.kernels_of", "kernels is roofline"),
     (["hardware.tensor_parallel=2", "hardware.expert_parallel=2"], "hardware.expert_parallel", "llama-3.1-8b has no experts"),
+    (["hardware.gpu=L40S", "hardware.custom={memory_gb=24.0,bandwidth_gb_per_s=936.0,bf16_tflops=71.0,link_gb_per_s=32.0}"],
+     "hardware.custom.memory_gb", "hardware.gpu is L40S"),
     (["hardware.gpus_per_node=4"], "hardware.gpus_per_node", "on one node"),
     (["hardware.cuda_graphs=false", "hardware.graph_sizes=[1, 2]"], "hardware.graph_sizes", "cuda_graphs is false"),
     (["hardware.cuda_graphs=false", "hardware.graph_unit=tokens"], "hardware.graph_unit", "cuda_graphs is false"),
