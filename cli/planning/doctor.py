@@ -22,7 +22,7 @@ from ..options import (
     refuse_without_effect,
 )
 from ..progress import text_progress
-from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
+from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, ServerLog, launched
 from ..simulation.simulate import given_by_options
 from .cost import print_rounds
 
@@ -44,12 +44,15 @@ Details = Annotated[bool, option("--details",
 # fmt: on
 
 NO_DRAFTS = "The scenario does not speculate: name the algorithm to judge, such as --set speculation.algorithm=EAGLE3."
-MODES = {"--round": {"scenario", "from_sglang", "from_vllm", "from_trtllm", "settings", "as_json", "quiet"}}
+MODES = {
+    "--round": {"scenario", "from_sglang", "from_vllm", "from_trtllm", "server_log", "settings", "as_json", "quiet"}
+}
 
 
 def doctor(
     ctx: typer.Context,
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
+    server_log: ServerLog = None,
     settings: Settings = None, trace: TraceFile = None, requests: Requests = 200,
     one_round: Round = False, batch: Batch = "1,8,64", context: Context = 1024, steps: Steps = "0..7", details: Details = False,
     as_json: AsJson = False, quiet: Quiet = False,
@@ -85,7 +88,7 @@ def doctor(
     from ...sim.scenario_file import load_scenario
 
     mode_of(ctx, MODES)
-    launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
+    launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm, server_log)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, None)], launch)
     if one_round:
         print_rounds(resolved, batch, context, steps, as_json)

@@ -22,7 +22,7 @@ from ..options import (
     print_document,
     refuse_without_effect,
 )
-from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, launched
+from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, ServerLog, launched
 from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, Requests, kept_runs
 
@@ -54,6 +54,7 @@ Details = Annotated[bool, option("--details",
 
 def plan(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
+    server_log: ServerLog = None,
     slo: Slo = None, rate: Rate = None, gpus: Gpus = None, tried: Tried = None, price: Price = None,
     by_hour: ByHour = False, headroom: Headroom = 20, warm_up: WarmUp = 300,
     settings: Settings = None, trace: TraceFile = None, seeds: Seeds = 48, requests: Requests = None,
@@ -91,7 +92,7 @@ def plan(
     from .plan_report import report_of
 
     refuse_without_effect(("--details", as_json and details, "the document of --json has them"))
-    launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
+    launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm, server_log)
     resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
     asked, resolved = question_of(
         *(resolved, slo, rate, gpus, seeds, requests, _prices(price or ())),

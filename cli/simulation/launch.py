@@ -22,17 +22,45 @@ FromTrtllm = Annotated[
     str | None,
     option("--from-trtllm", "Launch command of TensorRT-LLM (trtllm-serve), or only its arguments.", "COMMAND|FILE"),
 ]
+ServerLog = Annotated[
+    Path | None,
+    option(
+        "--server-log",
+        "Log of a server's start: its KV pool, captured sizes and release replace the computed ones.",
+        "FILE",
+    ),
+]
 
 
 def launched(
-    scenario: Path | None, settings: Sequence[str], sglang: str | None, vllm: str | None, trtllm: str | None
+    scenario: Path | None,
+    settings: Sequence[str],
+    sglang: str | None,
+    vllm: str | None,
+    trtllm: str | None,
+    server_log: Path | None = None,
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Return the keys that a launch command gives, by its option; empty without one. Says on standard error what is not
-    modelled.
+    """Return the keys that a launch command gives, by its option, and behind them those of a server's log, by its
+    lines; empty without both. Says on standard error what is not modelled, and what in the log contradicts the rest.
 
     `scenario`, `settings`: what else is given; the GPU, which a command does not name, is taken from there, and the
     model if the command names none.
     """
+    given = _of_command(scenario, settings, sglang, vllm, trtllm)
+    if server_log is None:
+        return given
+    from ...planning.servers.started.measured import with_log
+    from ...planning.servers.started.start_log import read_start_log
+
+    given, sentences = with_log(read_start_log(str(server_log)), scenario, settings, given)
+    _say("--server-log", sentences)
+    return given
+
+
+def _of_command(
+    scenario: Path | None, settings: Sequence[str], sglang: str | None, vllm: str | None, trtllm: str | None
+) -> Mapping[str, Mapping[str, Any]]:
+    """Return the keys that a launch command gives, by its option; empty without one."""
     commands = {"sglang": sglang, "vllm": vllm, "trtllm": trtllm}
     given = [(server, command) for server, command in commands.items() if command is not None]
     if not given:
@@ -54,8 +82,13 @@ def launched(
     early = [text for text in settings if text.strip().startswith(("hardware.gpu=", "hardware.custom", f"{MODEL}="))]
     known, origins = load_scenario(scenario, early)
     launch = read_launch(server, command, option, known.hardware.device, has_model=MODEL in origins)
-    for line in launch.notes():
+    _say(option, launch.notes())
+    return {option: launch.settings}
+
+
+def _say(option: str, lines: Sequence[str]) -> None:
+    """Print lines about an option on standard error."""
+    for line in lines:
         print(
             textwrap.fill(f"{option}: {line}", WIDTH, subsequent_indent="  ", break_on_hyphens=False), file=sys.stderr
         )
-    return {option: launch.settings}

@@ -26,7 +26,7 @@ from ..options import (
     print_document,
     refuse_without_effect,
 )
-from .launch import FromSglang, FromTrtllm, FromVllm, launched
+from .launch import FromSglang, FromTrtllm, FromVllm, ServerLog, launched
 
 if TYPE_CHECKING:
     from ...sim.faults.plan import FaultPlan
@@ -75,6 +75,7 @@ Names = Annotated[str | None, option("--list",
 
 def simulate(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
+    server_log: ServerLog = None,
     settings: Settings = None, trace: TraceFile = None, seed: Seed = None, out: OutDirectory = None, explain: Explain = False,
     no_events: NoEvents = False, no_perfetto: NoPerfetto = False, faults: Faults = None, workers: Workers = 1,
     as_json: AsJson = False, quiet: Quiet = False,
@@ -118,7 +119,7 @@ def simulate(
         ("--no-perfetto", no_perfetto and out is None, "without --out no file is written"),
     )
     start_logging(log_level, log_format)
-    launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm)
+    launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm, server_log)
     resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
     if trace is not None:
         origins["workload.trace"] = "--trace"

@@ -21,7 +21,7 @@ USUAL_ALGORITHM = "EAGLE3"
 CHAIN_STEPS = (1, 2, 3, 5, 7)
 TREE = {"speculation.topk": 4, "speculation.steps": 3, "speculation.num_draft_tokens": 8}
 HEADS = "speculation.heads"
-TENSOR_PARALLEL = "hardware.tensor_parallel"
+GPU, TENSOR_PARALLEL = "hardware.gpu", "hardware.tensor_parallel"
 REPLICAS = "hardware.replicas"
 USUAL_SIZES = (1, 2, 4, 8)  # of tensor parallelism
 OWNED = (REPLICAS, "workload.rate", "workload.rate_scale", "workload.num_requests", "workload.trace", "seed")
@@ -79,8 +79,8 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
 
     Usual are plain decoding and, of the scenario's algorithm (EAGLE3 if it has none), chains of 1, 2, 3, 5, 7 drafts, a
     small tree and `goodput`. With `gpus`, each with every tensor parallelism that divides them. Without, a model that
-    has no room on the scenario's GPUs gets the tensor parallelism at which it has. Raises ConfigError for values
-    that no scenario can have.
+    has no room on the scenario's GPUs gets the tensor parallelism at which it has. A KV pool whose size the scenario
+    gives is that of its own devices. Raises ConfigError for values that no scenario can have.
     """
     owned = [Problem(key, "is what the plan searches; it cannot be tried") for key in tried if key in OWNED]
     if owned:
@@ -103,7 +103,7 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
     problems: dict[str, Problem] = {}  # all of them, each once
     for other in combinations(others, algorithm):
         for point in decoding:
-            settings = {**point, **other}
+            settings = {**point, **other, **_own_pool(scenario, other)}
             try:
                 found.append(_candidate(_named(tables, settings), settings, list(other)))
             except ConfigError as error:
@@ -113,6 +113,17 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
     if problems:
         raise ConfigError("--try", list(problems.values()))
     return found
+
+
+def _own_pool(scenario: Scenario, other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what leaves the KV pool to a candidate on other devices than the scenario's: the size of a pool that the
+    scenario gives, or a server's log, is that of the scenario's devices."""
+    hardware = scenario.hardware
+    own = {GPU: hardware.gpu, TENSOR_PARALLEL: hardware.tensor_parallel}
+    if all(other.get(key, value) == value for key, value in own.items()):
+        return {}
+    sizes = {"engine.kv_slots": scenario.engine.kv_slots, "hardware.kv_gb": hardware.kv_gb}
+    return {key: None for key, size in sizes.items() if size is not None and key not in other}
 
 
 def _pools_have_sizes(scenario: Scenario, tried: Mapping[str, Sequence[Any]]) -> bool:

@@ -16,8 +16,8 @@ from ...core.errors import ConfigError, Problem, nearest
 from ...core.parsing import ParseError, parse_json
 from ...observe.input_files import read_text
 from .command import FLAG, LIST, NEAR, Given, ServerArguments
-from .manifest import is_manifest, read_manifest
-from .words import ASSIGNMENT, Script, is_unknown, read_script
+from .texts.manifest import is_manifest, read_manifest
+from .texts.words import ASSIGNMENT, Script, is_unknown, read_script
 
 UNKNOWN = "has a variable of the shell or a placeholder; give its value"
 

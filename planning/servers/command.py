@@ -19,7 +19,7 @@ from ...observe.input_files import read_text, read_toml
 from ...sim.cost.hardware import GPU
 from ...sim.scenario import Scenario
 from ...sim.scenario.table import Flags, declared_keys
-from .yaml_text import parse_yaml
+from .texts.yaml_text import parse_yaml
 
 FLAG, VALUE, LIST = "flags", "values", "lists"
 MAX_SIZE = 1 << 20  # the largest captured batch

@@ -51,11 +51,16 @@ def derived_rows(assembly: Assembly) -> Iterator[DerivedRow]:
 
 
 def capacity_lines(assembly: Assembly) -> list[str]:
-    """Return what the servers print of their KV pools when they start; nothing where the scenario gives the pool."""
+    """Return what the servers print of their KV pools when they start."""
     lines = []
     for role, part in assembly.by_role.items():
         memory, config, server = part.memory, part.spec.config, part.deployment.server.name
         if memory is None:
+            slots = config.num_pages * config.page_size
+            about = (
+                f"{slots:,} tokens (engine.kv_slots), {slots / config.context_len:.2f} requests of the whole context"
+            )
+            lines += [f"KV pool of {server}: {about}"]
             continue
         tokens, requests = memory.capacity(config)
         pool = f"{memory.kv_pool_bytes / GIB:.2f} GiB (give or take {memory.margin_bytes / GIB:.2f})"

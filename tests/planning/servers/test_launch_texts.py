@@ -13,7 +13,7 @@ from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import built_in_config
 from foredraft.planning.servers.files import server_files
 from foredraft.planning.servers.launch import LaunchCommand, read_launch
-from foredraft.planning.servers.yaml_text import parse_yaml
+from foredraft.planning.servers.texts.yaml_text import parse_yaml
 from foredraft.planning.tuning.tables import settings_of
 from foredraft.sim.assembly import assemble
 from foredraft.sim.scenario import Scenario

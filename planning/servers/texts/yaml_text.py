@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from ...core.errors import ConfigError
-from ...core.parsing import MAX_DEPTH
+from ....core.errors import ConfigError
+from ....core.parsing import MAX_DEPTH
 
 MAX_YAML = 1 << 20  # characters
 

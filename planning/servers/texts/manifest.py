@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...core.errors import ConfigError
+from ....core.errors import ConfigError
 from .words import Script, add_statement
 from .yaml_text import parse_yaml
 

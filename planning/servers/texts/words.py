@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ...core.errors import ConfigError
+from ....core.errors import ConfigError
 
 MAX_COMMAND = 100_000  # characters
 MAX_NESTING = 3  # of `sh -c` in `sh -c`

@@ -1,0 +1,1 @@
+"""What a server logged when it started, in the place of what would be computed."""

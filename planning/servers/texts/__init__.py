@@ -1,0 +1,1 @@
+"""The texts that a launch command stands in: shell scripts, manifests, YAML."""
