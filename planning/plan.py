@@ -11,7 +11,7 @@ is, by the greatest load of each run: the best candidate runs with many seeds, t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -57,16 +57,18 @@ HOPELESS = 2.0
 """A candidate is not searched again if, by the first round, it needs more than this many times the allowed engines."""
 
 
-def make_plan(scenario: Scenario, tried: Mapping[str, Sequence[Any]], asked: PlanQuestion) -> Plan:
+def make_plan(
+    scenario: Scenario, tried: Mapping[str, Sequence[Any]], asked: PlanQuestion, measured: Collection[str] = ()
+) -> Plan:
     """Return the plan that compares these values of keys (`make_candidates`). Candidates of several sizes get as many
-    GPUs as all of them divide, if none are given.
+    GPUs as all of them divide, if none are given. `measured`: keys that a server's log gives.
 
     Raises ConfigError for a closed loop, and for values that no scenario can have.
     """
     if scenario.workload.concurrency is not None:
         message = "a closed loop has no request rate to plan for; give workload.rate or a trace"
         raise ConfigError.of("workload", "concurrency", message)
-    candidates = make_candidates(scenario, tried, asked.gpus)
+    candidates = make_candidates(scenario, tried, asked.gpus, measured)
     return Plan(scenario, candidates, replace(asked, gpus=asked.gpus or _shared_gpus(candidates, asked)))
 
 

@@ -87,18 +87,20 @@ def plan(
     from ...planning.demand.question import question_of
     from ...planning.grid import parse_grid
     from ...planning.plan import make_plan
+    from ...planning.servers.started.measured import POOL_KEYS
     from ...sim.scenario_file import load_scenario
     from ..progress import StatusLine, text_progress
     from .plan_report import report_of
 
     refuse_without_effect(("--details", as_json and details, "the document of --json has them"))
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm, server_log)
-    resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
+    resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
+    measured = [key for key in POOL_KEYS if server_log and origins.get(key, "").startswith(f"{server_log}:")]
     asked, resolved = question_of(
         *(resolved, slo, rate, gpus, seeds, requests, _prices(price or ())),
         by_hour=by_hour, headroom=headroom / 100, warm_up_s=warm_up,
     )  # fmt: skip
-    whole = make_plan(resolved, parse_grid(tried or (), "--try"), asked)
+    whole = make_plan(resolved, parse_grid(tried or (), "--try"), asked, measured)
     for notice in whole.notices():
         print(textwrap.fill(f"foredraft: {notice}", WIDTH, break_on_hyphens=False), file=sys.stderr)
     capacity = _capacity(resolved) if launch and not as_json else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -73,14 +73,17 @@ class Candidate:
         return float(total / self.gpus_per_unit)
 
 
-def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus: int | None) -> list[Candidate]:
+def make_candidates(
+    scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus: int | None, measured: Collection[str] = ()
+) -> list[Candidate]:
     """Return the configurations to compare. `tried` has keys with their values; the keys that it leaves open get the
     usual values.
 
     Usual are plain decoding and, of the scenario's algorithm (EAGLE3 if it has none), chains of 1, 2, 3, 5, 7 drafts, a
     small tree and `goodput`. With `gpus`, each with every tensor parallelism that divides them. Without, a model that
-    has no room on the scenario's GPUs gets the tensor parallelism at which it has. A KV pool whose size the scenario
-    gives is that of its own devices. Raises ConfigError for values that no scenario can have.
+    has no room on the scenario's GPUs gets the tensor parallelism at which it has. `measured`:
+    keys with what a server measured on the scenario's GPU and tensor parallelism; candidates on others go without.
+    Raises ConfigError for values that no scenario can have.
     """
     owned = [Problem(key, "is what the plan searches; it cannot be tried") for key in tried if key in OWNED]
     if owned:
@@ -103,7 +106,7 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
     problems: dict[str, Problem] = {}  # all of them, each once
     for other in combinations(others, algorithm):
         for point in decoding:
-            settings = {**point, **other, **_own_pool(scenario, other)}
+            settings = {**point, **other, **_not_measured(scenario, other, measured)}
             try:
                 found.append(_candidate(_named(tables, settings), settings, list(other)))
             except ConfigError as error:
@@ -115,15 +118,12 @@ def make_candidates(scenario: Scenario, tried: Mapping[str, Sequence[Any]], gpus
     return found
 
 
-def _own_pool(scenario: Scenario, other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what leaves the KV pool to a candidate on other devices than the scenario's: the size of a pool that the
-    scenario gives, or a server's log, is that of the scenario's devices."""
+def _not_measured(scenario: Scenario, other: Mapping[str, Any], measured: Collection[str]) -> dict[str, None]:
+    """Return the measured keys without a value for a candidate on other devices than the scenario's."""
     hardware = scenario.hardware
     own = {GPU: hardware.gpu, TENSOR_PARALLEL: hardware.tensor_parallel}
-    if all(other.get(key, value) == value for key, value in own.items()):
-        return {}
-    sizes = {"engine.kv_slots": scenario.engine.kv_slots, "hardware.kv_gb": hardware.kv_gb}
-    return {key: None for key, size in sizes.items() if size is not None and key not in other}
+    is_alike = all(other.get(key, value) == value for key, value in own.items())
+    return {} if is_alike else {key: None for key in measured if key not in other}
 
 
 def _pools_have_sizes(scenario: Scenario, tried: Mapping[str, Sequence[Any]]) -> bool:

@@ -24,6 +24,7 @@ from .start_log import GIB, StartLog
 
 Given = Mapping[str, Mapping[str, Any]]  # keys of a scenario by the place that they come from
 MODEL, SERVER, TENSOR = "model.target", "hardware.server", "hardware.tensor_parallel"
+POOL_KEYS = ("engine.kv_slots", "hardware.kv_gb")
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 PROFILES = {"vllm": "vllm-0.18", "sglang": "sglang-0.5", "trtllm": "trtllm-1.x"}  # where the log names no release
 ALIKE = 0.05  # by which weights and KV of a token may differ from what the shape says

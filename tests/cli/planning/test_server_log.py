@@ -90,7 +90,7 @@ def test_sglang_counts_the_draft_of_each_device_once(log, explained):
 
 
 def test_the_last_pool_of_tensorrt_llm_counts_and_the_log_alone_names_server_and_release(log, explained):
-    scenario, origins, said = explained("--server-log", log(TRTLLM), *PLAIN)
+    scenario, origins, _ = explained("--server-log", log(TRTLLM), *PLAIN)
     assert scenario["engine"]["kv_slots"] == 327_680 and origins["engine.kv_slots"] == "server.log:6"
     assert scenario["hardware"]["server"] == "trtllm-1.x" and origins["hardware.server"] == "server.log:1"
     assert scenario["hardware"]["graph_sizes"] == [1, 64]
@@ -177,6 +177,6 @@ def test_a_plan_takes_the_pool_for_the_devices_of_the_log_alone(log):
     scenario, _ = load_scenario(None, (), given)
     sizes = {
         one.settings["hardware.tensor_parallel"]: one.settings.get("engine.kv_slots", scenario.engine.kv_slots)
-        for one in make_candidates(scenario, {}, 2)
+        for one in make_candidates(scenario, {}, 2, ["engine.kv_slots"])
     }
     assert sizes == {1: 420_896, 2: None}
