@@ -132,7 +132,8 @@ LINES: dict[str, Lines] = {
     "check, the list": lambda get, folder: ("check", "allocator", "--list"),
     "audit": lambda get, folder: ("audit", get("run")),
 }
-SLOW = ("calibrate", "plan", "tiny", "bench, a twin")  # some seconds each
+LATER = {"calibrate": "slow", "plan": "slow", "tiny": "slow", "bench, a twin": "slow"}  # some seconds each
+LATER |= {"calibrate, acceptance": "ci", "bench": "ci", "selftest": "ci"}
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ def test_every_command_is_tried():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in LINES]
+    "name", [pytest.param(name, marks=getattr(pytest.mark, LATER[name])) if name in LATER else name for name in LINES]
 )
 def test_a_command_prints_one_document_by_its_schema(command, request, tmp_path, monkeypatch, name):
     monkeypatch.setattr("foredraft.planning.plan.LEAST_ARRIVALS_S", 1.0)

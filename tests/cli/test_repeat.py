@@ -48,6 +48,7 @@ def finished(tmp_path_factory) -> Path:
     return varied_run(tmp_path_factory.mktemp("finished"), "--seed", 3)
 
 
+@pytest.mark.ci
 def test_another_process_writes_the_same_bytes(finished, process, tmp_path):
     """Whose strings have other hashes."""
     env = {"PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"}
@@ -114,6 +115,7 @@ main()
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )

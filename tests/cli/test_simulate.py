@@ -90,6 +90,7 @@ def test_the_kept_scenario_runs_again(command, tmp_path):
     assert first == second
 
 
+@pytest.mark.ci
 def test_several_processes_write_the_files_of_one(command, tmp_path):
     replicas = ("--set", "hardware.replicas=2", "--set", "router.policy=round_robin", "--no-perfetto", "--quiet")
     told = [
@@ -135,6 +136,7 @@ def test_a_disk_that_is_full_is_said_and_nothing_claims_to_be_complete(options, 
     assert not out and not (tmp_path / "summary.json").exists()
 
 
+@pytest.mark.ci
 def test_progress_on_a_terminal(process):
     settings = ["--set", "workload.num_requests=60"]
     controller, terminal = pty.openpty()
@@ -243,6 +245,7 @@ def test_toml_values_come_back(value):
 EXAMPLES = sorted(path for folder in ("", "scenarios") for path in (ROOT / "examples" / folder).glob("*.toml"))
 
 
+@pytest.mark.fast("chat_on_h100", "closed_loop", ci="*")
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run(path, command, tmp_path):
     outcome = command("simulate", path, "--set", "workload.num_requests=30", "--out", tmp_path, "--quiet")

@@ -60,6 +60,7 @@ def test_table_and_json(command, arguments):
     assert [(cell["steps"], cell["batch_size"]) for cell in record["cells"]] == [(0, 1), (2, 1)]
 
 
+@pytest.mark.ci
 def test_an_interruption_keeps_finished_cells(command, arguments, monkeypatch):
     run, runs = BatchArm.run, []
 
@@ -121,6 +122,7 @@ def test_too_much_memory(refused, arguments, monkeypatch):
     assert all(words in message for words in ("not enough memory", "for weights", "for KV", "--batch-sizes"))
 
 
+@pytest.mark.fast("1", ci="*")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_estimate_needs_no_gpu_and_has_a_row_for_each_part(ranks, command, arguments):
     pytest.importorskip("triton")

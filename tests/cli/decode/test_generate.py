@@ -257,6 +257,7 @@ def test_a_terminal_without_a_prompt_is_told_what_to_give(generate, monkeypatch)
     assert outcome.code == 2 and "--prompt: is missing" in outcome.err
 
 
+@pytest.mark.ci
 def test_an_interruption_keeps_what_was_produced(process, command, models, tmp_path):
     prompts, run = tmp_path / "p.jsonl", tmp_path / "run"
     prompts.write_text('{"tokens": [5], "max_tokens": 3}\n' + '{"prompt": "def add", "max_tokens": 250}\n' * 400)

@@ -47,6 +47,7 @@ SLOW = ("--set", "speculation.algorithm=STANDALONE", "--set", "model.draft=llama
 HARDLY = ("--set", "acceptance.conditional=[0.02]")
 
 
+@pytest.mark.fast("given0*", "given3*", ci="*")
 @pytest.mark.parametrize(
     ("given", "answer", "batches"),
     [
@@ -125,6 +126,7 @@ def test_plan_says_how_near_the_nearest_comes(command, tmp_path, monkeypatch):
     assert code == 1 and "Nothing holds" in out and "times the limit of 0.001 ms" in " ".join(out.split())
 
 
+@pytest.mark.ci
 def test_plan_ranks_candidates_and_goes_on_from_its_store(command, tmp_path, monkeypatch):
     monkeypatch.setattr("foredraft.planning.plan.LEAST_ARRIVALS_S", 1.0)
     asked = ("plan", "--slo", "e2el_p99<1s", "--try", "speculation.steps=1,3", "--price", "H100=2.5")

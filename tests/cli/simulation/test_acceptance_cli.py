@@ -46,6 +46,7 @@ def test_a_simulation_is_found_again(command, tmp_path):
     assert second["accept_length"] == pytest.approx(first["accept_length"], rel=0.03)
 
 
+@pytest.mark.fast("hardware.replicas=2", ci="*")
 @pytest.mark.parametrize(
     "more", ["hardware.replicas=2", "engine.kv_slots=1200", "engine.kv_slots=1200 engine.mode=synchronous"]
 )

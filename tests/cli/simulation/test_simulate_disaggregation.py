@@ -81,6 +81,7 @@ def test_pools_that_cannot_be_are_one_message(setting, command):
     assert outcome.code == 2 and "disaggregation." in outcome.err
 
 
+@pytest.mark.ci
 def test_the_example_makes_its_table_of_a_stand_in(capsys, monkeypatch):
     spec = importlib.util.spec_from_file_location("disaggregation_table", ROOT / "examples" / "disaggregation_table.py")
     example = importlib.util.module_from_spec(spec)

@@ -123,6 +123,7 @@ def check_drained(session):
 # -- before the first request ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seconds", [100.0, pytest.param(0.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("draft", ["eagle3", pytest.param(None, marks=pytest.mark.slow)])
 def test_workers_are_ready_before_the_first_request_and_capture_nothing_afterwards(
@@ -382,6 +383,7 @@ def test_a_worker_that_cannot_open_a_session_says_why_and_takes_the_next_one(wor
 # -- a hang: the last test of these processes --------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_a_worker_that_hangs_is_ended(workers, nano_pair, plain, ask):
     workers.silence_s = 6.0
     requests = [ask("caught", 40), ask("later", 12)]

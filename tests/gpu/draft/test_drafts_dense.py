@@ -246,7 +246,7 @@ def serve_watched(cell: MatrixCell, draft_model: DraftModel | None = None) -> tu
 DRAFTS = ("STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
 
 
-@pytest.mark.fast("EAGLE3-1-4", "MULTI_LAYER_EAGLE-4-1")
+@pytest.mark.fast("EAGLE3-1-4", ci="MULTI_LAYER_EAGLE-4-1")
 @pytest.mark.parametrize(("topk", "page_size"), [(1, 4), (4, 1), (1, 1), (4, 4)])
 @pytest.mark.parametrize("algorithm", DRAFTS)
 def test_proposals_are_those_of_dense_drafting(algorithm, topk, page_size, record_property):

@@ -73,6 +73,7 @@ def resized_copy(vocab_size: int) -> Decoder:
     return draft
 
 
+@pytest.mark.fast("3-20", ci="*")
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE - 4, VOCAB_SIZE + 4])
 @pytest.mark.parametrize("topk", [1, 3])
 def test_a_draft_with_another_padding_drafts_what_both_know(vocab_size, topk):
@@ -254,7 +255,7 @@ def test_a_stop_at_the_length_cap_is_a_stop(name):
         assert end.tokens.tolist() == plain_tokens(request)
 
 
-@pytest.mark.fast("EAGLE-3 tree-1", "heads-4")
+@pytest.mark.fast("EAGLE-3 tree-1", ci="heads-4")
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("name", ["plain", "chain", "tree", "EAGLE-3 tree", "heads", "look-up"])
 def test_texts_up_to_the_end_of_the_context(name, page_size):

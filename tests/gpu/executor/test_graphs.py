@@ -226,6 +226,7 @@ def test_everything_runs_on_the_executors_device(algorithm, monkeypatch):
     assert len(used) == 6, used
 
 
+@pytest.mark.fast("sampling0", ci="*")
 @pytest.mark.parametrize(
     "sampling",
     [{}, {"temperature": 0.8, "seed": 7}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.0, "top_k": 5}],
@@ -286,6 +287,7 @@ def test_a_session_that_is_ready_captures_nothing_more_and_has_served_nothing(na
     assert len(reports) == ready.num_graphs
 
 
+@pytest.mark.fast("tree in pages", ci="*")
 @pytest.mark.parametrize(
     "more",
     [

@@ -137,7 +137,7 @@ def ask(temperature: float) -> list[Request]:
     ]
 
 
-@pytest.mark.fast("3.0-tree", "3.0-EAGLE tree, overlap")
+@pytest.mark.fast("3.0-EAGLE tree, overlap", ci="3.0-tree")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("temperature", [0.0, 3.0])
 def test_a_payload_stays_with_its_token(way, temperature):
@@ -219,7 +219,7 @@ def serve_apart(prefill: Side, decode: Side, requests: list[Request]) -> tuple[d
     return tokens, outputs, pages
 
 
-@pytest.mark.fast("tree", "EAGLE tree, overlap")
+@pytest.mark.fast("tree", ci="EAGLE tree, overlap")
 @pytest.mark.parametrize("way", WAYS)
 def test_payloads_go_on_at_the_worker_that_takes_the_request_over(way):
     """The first token's payload travels with the request;

@@ -55,7 +55,7 @@ def expected() -> dict[str, list[int]]:
     return texts
 
 
-@pytest.mark.fast("plain-False", "tree-True", "EAGLE-3 tree-False", "look-up-True")
+@pytest.mark.fast("EAGLE-3 tree-False", "look-up-True", ci=("plain-False", "tree-True"))
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("name", WAYS)
 def test_greedy_text_is_that_of_plain_decoding(name, eager, expected):
@@ -85,6 +85,7 @@ def test_the_passes_of_shaped_rounds_are_captured(name, expected):
     assert {report.changed for report in run.executor.graphs.reports} >= set(Changed) - {Changed.NOWHERE}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["chain", "look-up"])
 def test_a_retracted_request_goes_on_where_it_was(name, expected):
     run = serve(WAYS[name], requests_for(), make_matcher=make_matcher, disturbance=replace(CALM, retract=6))

@@ -116,6 +116,7 @@ def links_of(trees: list[list[int]]) -> Links:
     return Links(torch.tensor(trees), torch.tensor(ancestors))
 
 
+@pytest.mark.fast("1", "2", "12", ci="*")
 @pytest.mark.parametrize("nodes", [1, 2, 12, 64])
 def test_a_node_sees_its_own_path_and_a_round_keeps_the_accepted_one(nodes: int):
     rng, pool = random.Random(nodes), pool_of()

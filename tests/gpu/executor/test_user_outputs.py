@@ -74,7 +74,7 @@ WAYS = {
 }
 
 
-@pytest.mark.fast("tree over pages", "heads")
+@pytest.mark.fast("tree over pages", ci="heads")
 @pytest.mark.parametrize("name", WAYS)
 def test_outputs_belong_to_their_tokens(name):
     requests = [ask(n, outputs=USER_OUTPUTS if n != 2 else ()) for n in range(6)]

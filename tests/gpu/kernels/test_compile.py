@@ -65,6 +65,7 @@ def compile_and_check(architecture: int, *which: str, variables: Mapping[str, st
     return kernels
 
 
+@pytest.mark.ci
 def test_one_case_of_each_kernel_compiles():
     compile_and_check(90)
 

@@ -14,7 +14,10 @@ import pytest
 HERE = Path(__file__).resolve().parent
 
 
-@pytest.mark.parametrize("markers", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "markers",
+    ["not ci and not slow", *(pytest.param(tier, marks=getattr(pytest.mark, tier)) for tier in ("ci", "slow"))],
+)
 def test_kernels_under_the_interpreter(markers: str, record_property):
     pytest.importorskip("triton")
     record_property("note", f"interpreted kernels, {markers}: {run_interpreted(markers)}")

@@ -179,6 +179,7 @@ def test_trees_go_as_deep_as_they_are_accepted(small):
     assert results[1].accept_length > 3.5, "of evenly likely candidates the seven best are of depth 1 and 2"
 
 
+@pytest.mark.ci
 def test_warming_runs_the_rounds_of_every_cell_and_times_none(small, monkeypatch):
     ran, run_arm = [], BatchArm.run
     monkeypatch.setattr(
@@ -199,7 +200,7 @@ def test_probabilities_hold_for_a_chain_and_grow_for_a_tree(small):
         assert first == 0.5 if topk == 1 else 0.6 < first < 0.9
 
 
-@pytest.mark.fast("EAGLE3")
+@pytest.mark.fast(ci="EAGLE3")
 @pytest.mark.parametrize("draft", ["STANDALONE", "EAGLE3"])
 def test_a_checkpoint_decodes_its_own_tokens(models, draft):
     options = BenchOptions(

@@ -69,6 +69,7 @@ def test_few_tokens_read_only_the_experts_that_they_chose():
     assert mlp.run(x)[0].isnan().any()
 
 
+@pytest.mark.ci
 @pytest.mark.xdist_group("transformers")
 @torch.no_grad()
 def test_experts_of_a_layer_may_be_one_tensor(tmp_path, monkeypatch: pytest.MonkeyPatch):

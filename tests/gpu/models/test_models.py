@@ -320,6 +320,7 @@ def test_logits_and_hidden_states_are_those_of_transformers(pair):
     torch.testing.assert_close(normed, out.hidden)
 
 
+@pytest.mark.ci
 @torch.no_grad()
 def test_what_is_saved_loads_in_transformers(pair, tmp_path):
     theirs, ours = pair

@@ -279,6 +279,7 @@ def same_states(head, theirs, reference):
     return found, expected
 
 
+@pytest.mark.fast("deepseek_v3", ci="*")
 @pytest.mark.parametrize("label", ["deepseek_v3", "glm4_moe", "glm4_moe, no norms of heads"])
 @torch.no_grad()
 def test_a_prediction_layer_behind_the_model_is_that_of_transformers(label: str, tmp_path: Path):
@@ -341,6 +342,7 @@ def with_stacked_experts(tensors: dict[str, torch.Tensor], num_experts: int) -> 
     return found
 
 
+@pytest.mark.fast("qwen3_5-False", ci="*")
 @pytest.mark.parametrize(
     "label, stacked",
     [

@@ -206,6 +206,7 @@ def test_every_family_is_here_but_the_one_that_transformers_lacks():
     assert {MODEL_TYPES[f"{about.architecture}ForCausalLM"] for about in PUBLISHED.values()} == set(DECODED) - {"mimo"}
 
 
+@pytest.mark.fast("Llama 3.1 8B", "Gemma 4 31B", "DeepSeek V3", "Qwen3.5 27B", ci="*")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_what_transformers_saves_is_read(name: str, tmp_path):
     about = PUBLISHED[name]

@@ -199,6 +199,7 @@ def test_weights_are_those_that_the_format_defines(plain, tmp_path: Path, form: 
         load_target(tmp_path, OPS)
 
 
+@pytest.mark.fast("llama", "gpt_oss", "gemma4", "deepseek_v3", "qwen3_next", ci="*")
 @pytest.mark.parametrize("label", SHAPES)
 def test_every_family_takes_quantized_weights(label: str, tmp_path: Path):
     """Their rows may stand in another order, or be fused, in the model: what is loaded is what was published."""
@@ -411,6 +412,7 @@ def bytes_of(model: Decoder) -> int:
     return model.weight_bytes
 
 
+@pytest.mark.fast("fp8, blocks", "awq", "nvfp4, modelopt", ci="*")
 @pytest.mark.parametrize("form", KEPT_FORMS)
 def test_the_memory_that_kept_numbers_save_is_known_before_they_are_read(plain, tmp_path: Path, form: str):
     quantized_copy(tmp_path, *plain, form)
@@ -422,6 +424,7 @@ def test_the_memory_that_kept_numbers_save_is_known_before_they_are_read(plain, 
     assert sizes[0] == found[0] and found[1] <= sizes[1] <= found[1] * 1.4
 
 
+@pytest.mark.fast("llama", "deepseek_v3", "qwen3_5", ci="*")
 @pytest.mark.parametrize("label", SHAPES)
 def test_every_family_keeps_quantized_weights(label: str, tmp_path: Path):
     """Their rows may stand in another order, or be fused: a product multiplies with what was published."""

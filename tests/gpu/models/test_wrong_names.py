@@ -59,6 +59,7 @@ def test_a_language_model_inside_another_model_is_the_one_that_its_model_type_sa
             ModelConfig.from_dict({"architectures": [name], "text_config": SHAPES["qwen3"].to_dict()})
 
 
+@pytest.mark.fast("llama", "gemma3", "deepseek_v3", "qwen3_5", ci="*")
 @pytest.mark.parametrize("label", SHAPES)
 @torch.no_grad()
 def test_a_checkpoint_under_any_other_name_is_refused_or_computes_the_same(label: str, tmp_path: Path):

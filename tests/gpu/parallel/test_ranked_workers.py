@@ -102,7 +102,7 @@ CELLS = {
 }
 
 
-@pytest.mark.fast("chain", "plain, overlap")
+@pytest.mark.fast("chain", ci="plain, overlap")
 @pytest.mark.parametrize("name", CELLS)
 def test_ranks_hand_their_parts_to_ranks_and_give_the_outputs_of_one_process(name, workers, files):
     draft, options = CELLS[name]
@@ -141,6 +141,7 @@ def rank_of(workers: Workers, worker: str, number: int) -> int:
     return sorted(ranks)[number]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("worker", ["decode0", pytest.param("prefill0", marks=pytest.mark.slow)])
 def test_a_rank_that_dies_ends_its_worker_and_the_session_with_its_name(worker, workers, files):
     session = open_session(workers, options_for(files, 2, algorithm="NONE"))

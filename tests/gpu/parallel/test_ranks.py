@@ -136,6 +136,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.fast("2 ranks, none", "2 ranks, EAGLE3", "2 ranks, look-up", ci="*")
 @pytest.mark.parametrize(("size", "name"), CELLS)
 def test_ranks_give_the_outputs_of_one_process(size, name, target, drafts, alone, started):
     """Tokens, texts, log-probabilities: with as many rounds and accepted drafts."""
@@ -151,6 +152,7 @@ def test_ranks_give_the_outputs_of_one_process(size, name, target, drafts, alone
     assert name == "none" or stats.drafted
 
 
+@pytest.mark.fast("EAGLE-qwen3_5", ci="*")
 @pytest.mark.parametrize("family", [pytest.param("qwen3_next", marks=pytest.mark.slow), "qwen3_5"])
 @pytest.mark.parametrize("name", ["none", "small model", "EAGLE", "look-up"])
 def test_ranks_keep_the_states_of_their_own_heads(family, name, drafts, started, tmp_path):
@@ -202,6 +204,7 @@ def test_a_rank_that_dies_ends_the_session_with_its_name(two, target):
     assert message == "rank 1 was killed by SIGKILL; the session is over, and all 2 ranks have ended"
 
 
+@pytest.mark.ci
 def test_a_rank_that_dies_is_named_when_the_other_ranks_error_is_heard_with_its_death(two, target):
     hear = two.hear
 
@@ -270,6 +273,7 @@ def test_a_rank_that_computes_something_else_ends_the_session_with_its_name(two,
     assert fails_in_a_step(two, target, harm).startswith("rank 1 computed another result of step ")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "what", ["dtype", pytest.param("options", marks=pytest.mark.slow), pytest.param("model", marks=pytest.mark.slow)]
 )

@@ -64,6 +64,7 @@ def test_ranks_are_ready_as_one_process_is_and_capture_nothing_more(options, tar
     assert found[1] == found[0], "each line is told once"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_bound_that_one_rank_reaches_ends_the_captures_of_all(number, target):
     session = open_session(target, 2, algorithm="NONE")
@@ -82,6 +83,7 @@ def test_a_bound_that_one_rank_reaches_ends_the_captures_of_all(number, target):
     session.close()
 
 
+@pytest.mark.ci
 def test_a_rank_that_has_captured_other_rounds_ends_the_session_with_its_name(target):
     session = open_session(target, 2, algorithm="NONE")
     gather = Ranks.gather

@@ -79,6 +79,7 @@ def outputs_of(model) -> tuple[torch.Tensor, torch.Tensor]:
     return hidden, model.logits(hidden)
 
 
+@pytest.mark.fast("*-2", ci="*")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("label", [x if x in FAST else pytest.param(x, marks=pytest.mark.slow) for x in SHAPES])
 def test_the_parts_of_a_family_compute_what_the_whole_computes(label, size, tmp_path, monkeypatch):

@@ -40,6 +40,7 @@ def steps_of(context: Context) -> dict[str, SelftestStep]:
     return {step.title: step for step in catalogue(context)}
 
 
+@pytest.mark.fast("[km]*", "contracts: acceptance", "sessions*", ci="*")
 @pytest.mark.parametrize("title", sorted(FAST))
 def test_steps_pass_on_a_cpu(context, title):
     outcome = run_step(steps_of(context)[title])
@@ -135,6 +136,7 @@ def test_the_report_holds_what_ran(tmp_path, monkeypatch, named, code, states):
     assert ("Begun and not ended: **part: stopped**" in text) == (code == 130)
 
 
+@pytest.mark.ci
 def test_a_process_that_dies_or_hangs_is_followed_by_another():
     """The worker's steps: pass (printing), fail, fail and spoil the device, die by a signal, hang, find
     no number, pass."""

@@ -111,6 +111,7 @@ def expected_of(model: Path, found: dict[str, list[int]], scales: list[KVScales]
 FAST = ("llama", "gemma3", "gpt_oss", "deepseek_v3", "qwen3_5")
 
 
+@pytest.mark.fast("gpt_oss", ci="*")
 @pytest.mark.parametrize(
     "label", [label if label in FAST else pytest.param(label, marks=pytest.mark.slow) for label in SHAPES]
 )
@@ -143,6 +144,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.fast("*k_proj.k_scale*", ci="*")
 @pytest.mark.parametrize("names", NAMES, ids=str)
 def test_scales_of_a_checkpoint(names: tuple[str, str], tmp_path: Path):
     target = write_scales(write_target(tmp_path / "target"), scales_of(names))

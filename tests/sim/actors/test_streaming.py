@@ -68,6 +68,7 @@ class PlainServer:
                     self.token(self.rows[row], count, at_ns, self.rows[row] in ended and not later)
 
 
+@pytest.mark.fast("roomy-token-drafts", "foredraft-interval-plain", "vllm-0.18-token-*", ci="*")
 @pytest.mark.parametrize("speculation", [SERVICE["speculation"], SPECULATION], ids=["plain", "drafts"])
 @pytest.mark.parametrize("first_chunk", ["token", "interval"])
 @pytest.mark.parametrize("rules", ["roomy", "foredraft", "vllm-0.18"])

@@ -155,6 +155,7 @@ def test_one_pool_holds_what_each_request_really_takes():
     assert draft.spec.config.window_slots == pytest.approx(20 * per_layer / slot)
 
 
+@pytest.mark.fast("windowed-300", "hybrid-300", ci="*")
 @pytest.mark.parametrize("length", [300, 9000])
 @pytest.mark.parametrize("kind", ["windowed", "hybrid"])
 def test_as_many_requests_run_as_the_pool_holds(kind, length):

@@ -87,6 +87,7 @@ def holds(fit: PointFit, truth=TRUTH) -> list[bool]:
     return [item.low <= truth[name] <= item.high for name, item in values.items()]
 
 
+@pytest.mark.ci
 def test_the_truth_lies_in_the_intervals_and_the_fit_meets_the_points(fit):
     assert all(holds(fit)) and not fit.contradicting
     parameters = fit.calibration.parameters
@@ -255,6 +256,7 @@ def test_only_the_experts_of_one_token_must_be_read():
     assert predictor.reading_ms < 0.2 * predictor.cost.target.weight_bytes / 4800e9 * 1e3
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("scale", "expected"),
     [

@@ -55,6 +55,7 @@ def _own_tables(tmp_path_factory):
         yield
 
 
+@pytest.mark.fast("llama-3.1-8b-*", ci="*")
 @pytest.mark.parametrize("server", PROFILES)
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-30b-a3b"])
 def test_the_roofline_has_no_impossible_prices(model, server):

@@ -70,6 +70,7 @@ def replayed(path):
     )
 
 
+@pytest.mark.fast("NONE-overlap", "EAGLE3-synchronous", "STANDALONE-overlap", "NGRAM-synchronous", ci="*")
 @pytest.mark.parametrize("mode", ["overlap", "synchronous"])
 @pytest.mark.parametrize("speculation", SPECULATION, ids=lambda s: s["algorithm"])
 def test_every_request_is_computed_here_and_decoded_there(tmp_path, speculation, mode):

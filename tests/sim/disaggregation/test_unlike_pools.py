@@ -66,6 +66,7 @@ def run(scenario: Scenario, path=None, spans=None, faults=None):
 # -- the same as one hardware ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast("one, by another name", ci="*")
 @pytest.mark.parametrize(
     "pools",
     [

@@ -89,7 +89,7 @@ def changed_logits(compare: Compared) -> None:
     rng = np.random.default_rng(9)
     for dtype, vocab in itertools.product((torch.float64, *compare.dtypes), (VOCAB, 1030)):
         tables = random_tables(rng, 5, vocab)
-        for kind in KINDS:
+        for kind in KINDS if vocab == VOCAB else KINDS[:1]:
             for bs in BATCH_SIZES:
                 tree = on_device(random_tree(rng, bs, kind))
                 rows = torch.from_numpy(rng.integers(0, 6, bs))

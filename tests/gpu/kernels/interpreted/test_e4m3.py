@@ -58,6 +58,7 @@ def kept_as_bytes(batch: PagedBatch, scales: KVScales) -> tuple[PagedBatch, Page
     return replace(batch, **parts), replace(batch, q=batch.q.double(), **values)
 
 
+@pytest.mark.fast("by bits-*", ci="*")
 @pytest.mark.parametrize("ops", BOTH, ids=NAME)
 def test_the_nearest_number_is_kept(ops: TorchOps | TritonOps):
     """Values between neighbours, ties, what is too great, too small, or no number; written without a rotation."""
@@ -96,6 +97,7 @@ def test_the_nearest_number_is_kept(ops: TorchOps | TritonOps):
     assert (v.double() == torch.tensor([448.0, -448.0] * 8)).all(), "infinity saturates, too"
 
 
+@pytest.mark.fast("by bits-*-dtype0", "by instruction-*-dtype1", ci="*")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("ops", BOTH, ids=NAME)
 def test_rotated_keys_are_divided_by_their_scale(ops: TorchOps | TritonOps, dtype: torch.dtype):
@@ -134,6 +136,7 @@ def test_every_number_is_read_as_it_is(dtype: torch.dtype, ops: TorchOps | Trito
     assert torch.equal(found.flatten()[:254].double(), NUMBERS)
 
 
+@pytest.mark.fast("by bits-dtype0-*-[024]", "by instruction-dtype1-*-[135]", ci="*")
 @pytest.mark.parametrize("number", range(6))
 @pytest.mark.parametrize("ops", BOTH, ids=NAME)
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -155,6 +158,7 @@ def test_attention_over_numbers_of_8_bits(dtype: torch.dtype, ops: TorchOps | Tr
     close(decoded, dense_decode(replace(values, q=values.q[:3]), view, exact))
 
 
+@pytest.mark.fast("by instruction-dtype1", ci="*")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_parts_are_joined_times_the_scale_of_values(dtype: torch.dtype):
     """In the attention's own launch, and of tall tiles, which 16 bits have, in a second one."""

@@ -211,6 +211,7 @@ def test_decode(lens: list[int], most: int):
         assert checker.launches == 1
 
 
+@pytest.mark.ci
 def test_the_order_in_which_parts_arrive_changes_no_bit():
     """The counters are 0 again after each launch, too."""
     batch = make_batch(3, [130, 65, 3], [1] * 3, dtype=torch.float32)

@@ -41,6 +41,7 @@ def stored(code: Code, shape: tuple[int, ...], group: int, scales: torch.dtype, 
     return CodedWeight(code, numbers, (torch.rand(groups, generator=generator) + 0.1).to(scales), group, zeros, factors)
 
 
+@pytest.mark.fast("5-*-dtype0", "3-*-dtype1", ci="*")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("code", Code)
 @pytest.mark.parametrize(
@@ -72,6 +73,7 @@ def no_tilings(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tilings, "_measured", {})
 
 
+@pytest.mark.fast("1-Code.UINT4-*", ci="*")
 @pytest.mark.parametrize("tiling", TILINGS)
 @pytest.mark.parametrize("code", Code)
 @pytest.mark.parametrize("n", [1, 128])
@@ -145,6 +147,7 @@ def test_a_file_that_was_not_written_here_is_replaced(no_tilings, text: str, tmp
     assert read_tilings(path) == {shape: None}
 
 
+@pytest.mark.fast("*-7-*-dtype0", "None-1-*", "None-0-*", ci="*")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("tokens", "top_k", "experts", "shape"),
