@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 
 from ...core.kv.fence import Departure
+from ...core.kv.groups import StoreSizes
 from ...core.kv.request_table import RequestTableFull, ceil_to_page
-from ...core.kv.store import KVStore, StoreSizes
+from ...core.kv.store import KVStore
 from ...properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
 from .kv_allocator import KVAllocatorAdapter
 

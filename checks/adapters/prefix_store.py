@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from ...core.kv.fence import Departure
+from ...core.kv.groups import StoreSizes
 from ...core.kv.host_tier import HostTier
 from ...core.kv.request_table import ceil_to_page
-from ...core.kv.store import KVStore, StoreSizes
+from ...core.kv.store import KVStore
 from ...properties.prefix_cache.contract import PrefixCacheConfig
 from .radix_cache import RadixCacheAdapter
 

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidFree, InvariantViolation
 from .allocator import KVAllocator, Slots
+from .groups import StoreSizes
 from .request_table import Index, RequestTable
-from .store import KVStore, StoreSizes
+from .store import KVStore
 
 
 class SlotCount(KVAllocator):
@@ -66,8 +67,8 @@ class CountingStore(KVStore):
     def __init__(self, sizes: StoreSizes, at_once: bool = False) -> None:
         super().__init__(sizes, at_once=at_once)
 
-    def _new_allocator(self, sizes: StoreSizes) -> KVAllocator:
-        return SlotCount(sizes.num_pages, sizes.page_size)
+    def _new_allocator(self, num_pages: int, page_size: int) -> KVAllocator:
+        return SlotCount(num_pages, page_size)
 
-    def _new_table(self, sizes: StoreSizes) -> RequestTable:
-        return SlotlessTable(sizes.num_rows, sizes.row_width)
+    def _new_table(self, num_rows: int, width: int) -> RequestTable:
+        return SlotlessTable(num_rows, width)

@@ -56,6 +56,7 @@ class PrefixMatch:
     node: RadixNode
     slots: Slots
     length: int
+    known: int = 0  # the length for which there are slots, although a group of layers may lack what it needs there
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,24 @@ class CacheListener(Protocol):
         """Note that every page left."""
 
 
+class UnitsInCache(Protocol):
+    """What a cache needs of other groups of layers than those whose KV its slots hold (held_groups.py)."""
+
+    def usable(self, path: Sequence[RadixNode], child: RadixNode | None, part: int) -> int:
+        """Return how many tokens of a path and of `part` tokens of the next node a request may start from."""
+
+    def no_units(self, num_keys: int) -> list[NDArray[np.int64]]:
+        """Return the tags of a new node."""
+
+    def forget(self, node: RadixNode) -> None:
+        """Free the units of a node that leaves the tree."""
+
+
 class RadixCache:
     """A prefix cache over slots of pages of `page_size`, see the module's description.
 
     Counters in tokens, plain ints: `queries` asked for and `hits` found by `match`. `listener` hears of its pages.
+    `groups`: other groups of layers, which may allow a shorter match than its slots do.
     """
 
     keeps_prefixes = True  # False: nothing enters it (`NoCache`), so no context needs to be known
@@ -104,6 +119,7 @@ class RadixCache:
         self.hits: int = 0
         self.queries: int = 0
         self.listener: CacheListener | None = None
+        self.groups: UnitsInCache | None = None
         self._num_evictable = 0
         self._num_protected = 0
         self._clock = 0
@@ -120,6 +136,17 @@ class RadixCache:
     def evictable_slots(self) -> int:
         """Slots in nodes without a lock: `evict` can free all of them."""
         return self._num_evictable
+
+    def now(self) -> int:
+        """Return the time of the last match, insertion or unlock."""
+        return self._clock
+
+    def oldest_leaf(self) -> RadixNode | None:
+        """Return the node that `evict` begins with; None if it can free nothing."""
+        leaf = self._queue.pop()
+        if leaf is not None:
+            self._queue.offer(leaf)
+        return leaf
 
     @property
     def protected_slots(self) -> int:
@@ -141,19 +168,23 @@ class RadixCache:
         The match holds until the next `evict` unless its node is locked. Raises `InvalidTokens`.
         """
         keys = self._keys_of(tokens)
-        path, length = self._enter(keys, namespace, self._limit(keys.size, max_length))
+        limit, known = self._limit(keys.size, max_length), 0
+        if self.groups is not None:
+            above, length, child, part = self._descend(keys, namespace, limit)
+            limit, known = self.groups.usable(above, child, part), length + part
+        path, length = self._enter(keys, namespace, limit)
         for node in path:
             node.num_hits += 1
         if count:
             self.queries += len(tokens)
             self.hits += length
-        return PrefixMatch(path[-1] if path else self._root, joined_slots(path), length)
+        return PrefixMatch(path[-1] if path else self._root, joined_slots(path), length, max(length, known))
 
     def peek(self, tokens: Tokens, namespace: str = "", max_length: int | None = None) -> int:
         """Return the length that `match` would find; changes nothing, the order of eviction included."""
         keys = self._keys_of(tokens)
-        _, length, _, part = self._descend(keys, namespace, self._limit(keys.size, max_length))
-        return length + part
+        path, length, child, part = self._descend(keys, namespace, self._limit(keys.size, max_length))
+        return length + part if self.groups is None else self.groups.usable(path, child, part)
 
     def insert(self, tokens: Tokens, slots: Slots, namespace: str = "") -> Insertion:
         """Hand the KV of a prefix over to the cache: `slots[i]` int32 holds position i of `tokens` (token ids, [n]).
@@ -333,6 +364,10 @@ class RadixCache:
         parent.children[upper.child_key] = upper
         lower.keys = lower.keys[num_upper:].copy()
         lower.slots = lower.slots[num_upper:].copy()
+        if lower.units:
+            num_pages = num_upper // self.page_size
+            upper.units = [tags[:num_pages].copy() for tags in lower.units]
+            lower.units = [tags[num_pages:].copy() for tags in lower.units]
         lower.parent = upper
         lower.child_key = lower.keys[: self.page_size].tobytes()
         upper.children[lower.child_key] = lower
@@ -342,6 +377,8 @@ class RadixCache:
         first_page = keys[: self.page_size].tobytes()
         leaf = self._new_node(keys, slots, parent, (namespace, first_page) if parent is self._root else first_page)
         leaf.last_access = leaf.created = leaf.released = self._clock
+        if self.groups is not None:
+            leaf.units = self.groups.no_units(keys.size)
         parent.children[leaf.child_key] = leaf
         self._num_evictable += slots.size
         self._queue.offer(leaf)
@@ -358,6 +395,8 @@ class RadixCache:
             raise InvariantViolation("RADIX-04", f"{leaf!r} is evicted although it is locked, or no leaf")
         del parent.children[leaf.child_key]
         leaf.alive = False
+        if self.groups is not None:
+            self.groups.forget(leaf)
         self._num_evictable -= leaf.slots.size
         if parent is not self._root:
             self._queue.offer(parent)

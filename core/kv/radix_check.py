@@ -6,9 +6,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import InvariantViolation
+from .allocator import KVAllocator, PageState, Slots
 from .radix_node import RadixNode, nodes_below
+
+
+def page_states(allocator: KVAllocator, fenced: Iterable[Slots], root: RadixNode) -> NDArray[np.uint8]:
+    """Return the `PageState` of each page: `fenced` are the slots behind a fence, `root` is that of the tree."""
+    states = np.full(allocator.num_pages + 1, PageState.HELD, np.uint8)
+    states[0] = states[allocator.free_pages] = PageState.FREE
+    for slots in fenced:
+        states[slots // allocator.page_size] = PageState.FENCED
+    for node in nodes_below(root):
+        states[node.slots // allocator.page_size] = PageState.SHARED if node.locks else PageState.CACHED
+    return states
 
 
 def check_tree(root: RadixNode, page_size: int) -> tuple[int, int]:

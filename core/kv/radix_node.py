@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,11 +33,13 @@ class RadixNode:
         "released",
         "serial",
         "slots",
+        "units",
     )
 
     def __init__(self, keys: Keys, slots: Slots, parent: RadixNode | None, child_key: ChildKey, serial: int) -> None:
         self.keys: Keys = keys
         self.slots: Slots = slots
+        self.units: list[Keys] = []  # tags of the units of its pages, for each group of layers (held_groups.py)
         self.parent: RadixNode | None = parent
         self.child_key: ChildKey = child_key
         self.serial: int = serial
@@ -62,6 +64,17 @@ def nodes_below(root: RadixNode) -> Iterator[RadixNode]:
         yield node
         if node.children:
             waiting.extend(reversed(node.children.values()))
+
+
+def num_locked_by(handles: Iterable[RadixNode]) -> int:
+    """Return how many slots would have no lock without those of these handles, each named once for each lock."""
+    locks: dict[int, tuple[RadixNode, int]] = {}  # by node: itself, and how many of the locks cover it
+    for handle in handles:
+        node: RadixNode | None = handle
+        while node is not None:
+            locks[node.serial] = (node, locks.get(node.serial, (node, 0))[1] + 1)
+            node = node.parent
+    return sum(node.slots.size for node, count in locks.values() if count == node.locks)
 
 
 def joined_slots(nodes: list[RadixNode]) -> Slots:

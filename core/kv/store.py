@@ -10,43 +10,30 @@ are fenced too.
 
 A row may be *held* for a transfer between workers. It stays as it is until the hold is released, even if its request
 leaves. A row may be *silent*: it is reserved for KV that is still to arrive, and the executor learns of it only when
-its request joins. A row may have slots *beside* those of its tokens (`beside.py`).
+its request joins. Layers that keep less of a request than all its tokens have units beside these slots (`groups.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
 from ..contract.arrays import Int64Array
 from ..contract.step import NO_WRITES, TableWrites, WrittenRanges
 from ..errors import InvariantViolation
-from .allocator import KVAllocator, PageState
-from .beside import NOTHING_BESIDE, BesideSlots, HeldBeside
+from .allocator import KVAllocator
 from .fence import Departure, Fence
+from .groups import StoreSizes
+from .held_groups import HeldGroups
 from .host_tier import HostTier
 from .radix import Insertion, NoCache, PrefixMatch, RadixCache
-from .radix_node import RadixNode, nodes_below
+from .radix_check import page_states
+from .radix_node import RadixNode, num_locked_by
 from .request_table import RequestTable
 
-
-@dataclass(frozen=True, slots=True)
-class StoreSizes:
-    """The sizes of a KV store: the rows of its table, the pages of its pool, the slots beside those of tokens."""
-
-    num_rows: int
-    row_width: int  # in slots: whole pages
-    num_pages: int
-    page_size: int
-    beside: BesideSlots = NOTHING_BESIDE
-
-    def __post_init__(self) -> None:
-        assert self.row_width % self.page_size == 0, (
-            f"a row of {self.row_width} slots is no multiple of {self.page_size}"
-        )
+_NO_ROWS = np.empty(0, dtype=np.intp)
 
 
 class KVStore:
@@ -66,8 +53,8 @@ class KVStore:
         at_once: bool = False,
     ) -> None:
         num_rows = sizes.num_rows
-        self.allocator: KVAllocator = self._new_allocator(sizes)
-        self.table: RequestTable = self._new_table(sizes)
+        self.allocator: KVAllocator = self._new_allocator(sizes.num_pages, sizes.page_size)
+        self.table: RequestTable = self._new_table(num_rows, sizes.row_width)
         self.cache: RadixCache = cache if cache is not None else NoCache(sizes.page_size)
         self.host: HostTier = host if host is not None else HostTier(0, sizes.page_size)
         assert host is None or self.cache.keeps_prefixes, "host memory is a tier behind a prefix cache"
@@ -81,7 +68,7 @@ class KVStore:
         self._denials = 0
         self._ones = np.ones(num_rows + 1, dtype=np.int64)
         self._shared = [0] * (num_rows + 1)
-        self.beside: HeldBeside = HeldBeside(sizes.beside, self.allocator)
+        self.groups: HeldGroups = HeldGroups(sizes, self.allocator, self.cache, self._new_allocator, self._new_table)
         self._locked: list[RadixNode | None] = [None] * (num_rows + 1)
         self._fence: Fence = Fence()
         self._held: dict[int, Departure | None] = {}  # row -> how its request left, None while it is there
@@ -89,16 +76,17 @@ class KVStore:
         self._writes: list[WrittenRanges] = []
         self._released: list[tuple[int, int]] = []
 
-    def _new_allocator(self, sizes: StoreSizes) -> KVAllocator:
-        return KVAllocator(sizes.num_pages, sizes.page_size)
+    def _new_allocator(self, num_pages: int, page_size: int) -> KVAllocator:
+        return KVAllocator(num_pages, page_size)
 
-    def _new_table(self, sizes: StoreSizes) -> RequestTable:
-        return RequestTable(sizes.num_rows, sizes.row_width)
+    def _new_table(self, num_rows: int, width: int) -> RequestTable:
+        return RequestTable(num_rows, width)
 
     @property
     def available_slots(self) -> int:
         """Slots that `grow` could get: free slots, and slots that the cache could evict."""
-        return self.allocator.num_free_slots + self.cache.evictable_slots
+        available = self.allocator.num_free_slots + self.cache.evictable_slots
+        return available + self.groups.evictable_slots if self.groups else available
 
     @property
     def has_fenced(self) -> bool:
@@ -113,7 +101,8 @@ class KVStore:
     @property
     def num_request_slots(self) -> int:
         """Slots held by rows, without those that the cache holds."""
-        return self.allocator.num_held_slots - self.cache.evictable_slots - self.cache.protected_slots
+        held = self.allocator.num_held_slots - self.cache.evictable_slots - self.cache.protected_slots
+        return held - self.groups.evictable_slots
 
     # -- a row's life ---------------------------------------------------------------------------------------------
 
@@ -133,10 +122,12 @@ class KVStore:
             yield
             return
         self.cache.lock(prefix.node)
+        self.groups.spare(prefix)
         try:
             yield
         finally:
             self.cache.unlock(prefix.node, was_used=False)
+            self.groups.spare(None)
 
     def count_hit(self, num_tokens: int, num_cached: int) -> None:
         """Count a request of `num_tokens` that entered with `num_cached` of them from the cache."""
@@ -144,7 +135,8 @@ class KVStore:
         self.cache.hits += num_cached
 
     def open_row(self, prefix: PrefixMatch | None, silent: bool = False) -> int:
-        """Give a row to a request; the slots of its cached prefix are written and locked. Those beside them fit."""
+        """Give a row to a request; the slots of its cached prefix are written and locked. What it takes of other groups
+        of layers fits."""
         row = self.table.acquire()
         self._silent[row] = silent
         if prefix is not None and prefix.length:
@@ -153,24 +145,29 @@ class KVStore:
             self._shared[row] = prefix.length
             self.allocated[row] = prefix.length
             self._write(row, 0, prefix.slots)
-        if self.beside.rule:
-            length = int(self.allocated[row])
-            fits = self._evict_for(self.beside.rule.of(length))
-            assert fits, "what was found to fit does not"
-            self.beside.open(row, length)
+        if self.groups:
+            self.groups.open(row, prefix)
         return row
 
-    def reserve_row(self, tokens: np.ndarray | None, namespace: str, num_slots: int) -> int | None:
+    def reserve_row(
+        self, tokens: np.ndarray | None, namespace: str, num_slots: int, num_arriving: int = 0
+    ) -> int | None:
         """Open a silent row with `num_slots` slots (page aligned), the cached prefix of `tokens` among them; None, and
-        nothing changed, if so many and those beside them are not available. `num_slots` counts the cached prefix, too,
-        so that locking it cannot leave too few slots for the rest.
+        nothing changed, if so many and what other groups take are not available. `num_slots` counts the cached prefix,
+        too, so that locking it cannot leave too few slots for the rest. `num_arriving`: the tokens whose KV arrives.
         """
-        if not self.table.num_free_rows or num_slots + self.beside.rule.of(num_slots) > self.available_slots:
+        ahead = num_slots - num_arriving
+        needed = self.groups.sizes.total(num_slots, ahead)
+        if not self.table.num_free_rows or needed > self.available_slots:
+            return None
+        if self.groups and not self.groups.has_own_room(num_slots, ahead):
             return None
         while self.take_denial():
             pass  # a denied attempt is repeated at once, because no later call would repeat it
         prefix = None if tokens is None else self.match(tokens, namespace)
         row = self.open_row(prefix, silent=True)
+        if self.groups:
+            self.groups.skip(row, num_arriving)
         fits = self.grow_row(row, num_slots)
         assert fits, "what was found to fit does not"
         return row
@@ -205,22 +202,25 @@ class KVStore:
 
         A row that has its target already needs nothing. The cache evicts slots if the free ones do not suffice.
         """
-        if len(rows) == 1:
+        if len(rows) == 1 and not self.groups:
             return self.grow_row(int(rows[0]), int(targets[0]))
+        return self._grow(rows, targets)
+
+    def _grow(self, rows: np.ndarray, targets: np.ndarray) -> bool:
         before = self.allocated[rows]
         after = np.maximum(targets, before)
         needs = after - before
         total = int(needs.dot(self._ones[: len(needs)]))
         if total == 0:
             return True
-        beside = self.beside.growth(before, after)
-        if not self._make_room(total + sum(beside)):
+        if not self._make_room(total, rows, after):
             return False
-        if beside:
-            self.beside.grow(rows.tolist(), beside)
+        if self.groups:
+            self.groups.grow(rows, after)
         slots = self.allocator.allocate(total)
         self.table.write(rows, before, needs, slots)
-        self._writes.append(WrittenRanges(rows, before, needs, slots))
+        if not self._silent[rows[0]]:  # silent rows grow one by one
+            self._writes.append(WrittenRanges(rows, before, needs, slots))
         self.allocated[rows] = after
         return True
 
@@ -235,10 +235,10 @@ class KVStore:
         before = int(self.allocated[row])
         if target <= before:
             return True
-        beside = self.beside.rule.of(target) - self.beside.num_of(row) if self.beside.rule.window_slots else 0
-        if not self._make_room(target - before + beside):
+        if self.groups:
+            return self._grow(np.array([row]), np.array([target]))
+        if not self._make_room(target - before, _NO_ROWS, _NO_ROWS):
             return False
-        self.beside.grow([row], [beside])
         self._write(row, before, self.allocator.allocate(target - before))
         self.allocated[row] = target
         return True
@@ -266,13 +266,13 @@ class KVStore:
         if self.num_request_slots or self.cache.protected_slots:
             raise InvariantViolation("ALLOC-15", f"{self.num_request_slots} slots are held of KV that is gone")
 
-    def _make_room(self, num_slots: int) -> bool:
-        """Let the cache evict slots until `num_slots` are free. Returns whether so many are free."""
+    def _make_room(self, num_slots: int, rows: np.ndarray, targets: np.ndarray) -> bool:
+        """Let the cache evict until `num_slots` slots are free, and what else the rows take up to `targets`. Returns
+        whether that is free."""
         if self._denials and self.take_denial():
             return False
-        return self._evict_for(num_slots)
-
-    def _evict_for(self, num_slots: int) -> bool:
+        if self.groups:
+            return self.groups.make_room_to_grow(num_slots, rows, targets)
         missing = num_slots - self.allocator.num_free_slots
         if missing <= 0:
             return True
@@ -291,7 +291,8 @@ class KVStore:
         if not np.count_nonzero(excess):
             return
         self.allocator.free(self.table.gather_ragged(rows, kept, excess))
-        self.beside.trim(rows.tolist(), self.beside.growth(kept, held))
+        if self.groups:
+            self.groups.trim(rows, kept)
         self.allocated[rows] = kept
 
     def share_prefix(self, row: int, tokens: np.ndarray, num_valid: int, namespace: str, fence: int) -> None:
@@ -309,6 +310,8 @@ class KVStore:
             return
         insertion = self._cache_row(row, tokens, count, namespace)
         self.cache.lock(insertion.node)
+        if self.groups:
+            self.groups.cache_row(row, insertion.node, len(insertion.canonical), goes_on=True)
         locked = self._locked[row]
         if locked is not None:
             self.cache.unlock(locked)
@@ -354,13 +357,16 @@ class KVStore:
             count = self.cache.num_keys(tokens, departure.num_valid)
             if count // self.page_size * self.page_size > own_from:
                 insertion = self._cache_row(row, tokens, count, departure.namespace)
+                if self.groups:
+                    self.groups.cache_row(row, insertion.node, len(insertion.canonical), goes_on=False)
                 own = np.concatenate([insertion.duplicates, own[len(insertion.canonical) - own_from :]])
         locked = self._locked[row]
         if locked is not None:
             self.cache.unlock(locked)
             self._locked[row] = None
         self.allocator.free(own)
-        self.beside.close(row)
+        if self.groups:
+            self.groups.close(row)
         self.allocated[row] = 0
         self._shared[row] = 0
         self.revision += 1
@@ -373,15 +379,10 @@ class KVStore:
 
     def slots_gained_without(self, rows: Iterable[int]) -> int:
         """Count the slots that are free, or that the cache could evict, once these rows have left."""
-        gained = 0
-        locks: dict[int, tuple[RadixNode, int]] = {}  # by node: itself, and how many of the rows lock it
-        for row in rows:
-            gained += int(self.allocated[row]) - self._shared[row] + self.beside.num_of(row)
-            node = self._locked[row]
-            while node is not None:
-                locks[node.serial] = (node, locks.get(node.serial, (node, 0))[1] + 1)
-                node = node.parent
-        return gained + sum(node.slots.size for node, count in locks.values() if count == node.locks)
+        rows = list(rows)
+        gained = self.groups.slots_gained_without(rows) if self.groups else 0
+        gained += sum(int(self.allocated[row]) - self._shared[row] for row in rows)
+        return gained + num_locked_by(node for row in rows if (node := self._locked[row]) is not None)
 
     # -- what the next step tells the executor ----------------------------------------------------------------------
 
@@ -407,18 +408,10 @@ class KVStore:
 
     def page_states(self) -> np.ndarray:
         """Return the `PageState` of each page, uint8 [num_pages + 1], found from all owners. The dummy page counts as
-        free. The store names its slots."""
-        states = np.full(self.allocator.num_pages + 1, PageState.HELD, np.uint8)
-        states[0] = states[self.allocator.free_pages] = PageState.FREE
-        fenced = [slots for _, slots in self._fence.slots]
+        free, those that other groups of layers take as held. The store names its slots."""
         left = [departure for departure in self._held.values() if departure is not None]
-        for departure in (*self._fence.rows, *left):
-            fenced += [self.own_slots(departure.row), self.beside.slots_of(departure.row)]
-        for slots in fenced:
-            states[slots // self.page_size] = PageState.FENCED
-        for node in nodes_below(self.cache.root):
-            states[node.slots // self.page_size] = PageState.SHARED if node.locks else PageState.CACHED
-        return states
+        fenced = [self.own_slots(departure.row) for departure in (*self._fence.rows, *left)]
+        return page_states(self.allocator, [*fenced, *(slots for _, slots in self._fence.slots)], self.cache.root)
 
     def check(self) -> None:
         """Recount every owner from scratch; raises InvariantViolation with the id of what is broken."""
@@ -430,17 +423,19 @@ class KVStore:
                 raise InvariantViolation("ALLOC-07", f"row {row}: {self._shared[row]} shared, {allocated} allocated")
             if row in self._held and not self.table.is_taken(row):
                 raise InvariantViolation("HANDOFF-02", f"row {row} was given away while a transfer holds it")
-            held = allocated + self.beside.num_of(row)
+            held = allocated + sum(units.size for units in self.groups.units_of(row))
             if held and not self.table.is_taken(row):
-                raise InvariantViolation("ALLOC-15", f"row {row} is free but has {held} slots")
+                raise InvariantViolation("ALLOC-15", f"row {row} is free but has {held} slots and units")
         self.cache.check([node for node in self._locked if node is not None])
         self.host.check()
+        if self.groups:
+            self.groups.check(self.table.num_rows)
 
     def _holders(self) -> Iterator[np.ndarray]:
         for row in range(1, self.table.num_rows + 1):
             if self.allocated[row]:
                 yield self.own_slots(row)
-        yield from self.beside.holders()
+        yield from self.groups.holders()
         yield from (slots for _, slots in self._fence.slots)
         yield self.cache.cached_slots()
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from ..contract.request import Request
 from ..contract.step import Join
 from ..kv.request_table import ceil_to_page
@@ -197,7 +199,7 @@ class Admission:
         to_leave = self.room.to_leave(num_decoding + len(chunks), [chunk.record for chunk in chunks])
         with self.store.locked(entrance.prefix):
             free = self.store.available_slots + requests.rounds.num_ahead
-            if entrance.num_slots + to_leave > free:
+            if entrance.num_slots + to_leave > free or not self.room.has_own_room(entrance, num_decoding + len(chunks)):
                 self._refuse(head)
                 return None
             if self.store.take_denial():
@@ -231,9 +233,20 @@ class Admission:
         start = record.prefill_launched
         length = min(budget, record.prefill_len - start)
         target = ceil_to_page(start + length + padding + self.sizes.lookahead, self.config.page_size)
-        if length < 1 or not self.store.grow_row(record.row, target):
+        if length < 1:
+            return None
+        if self.store.groups:
+            self._pass_tokens(record)
+        if not self.store.grow_row(record.row, target):
             return None
         chunk = self.requests.cut_chunk(record, length, padding)
         if self.config.rules.caches_at_launch:
             self.requests.share_prefix(record, record.prefill_launched)
         return chunk
+
+    def _pass_tokens(self, record: RequestRecord) -> None:
+        """Give back what windows keep of tokens before those that the next chunks read. Where slots are free while a
+        step in flight may touch them, that chunk's do not count."""
+        at_once = self.config.rules.frees_at_departure
+        passed = record.prefill_launched if at_once else record.prefill_committed
+        self.store.groups.move(np.array([record.row]), np.array([passed]))

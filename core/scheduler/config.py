@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
 from ..adaptive import AdaptiveController
 from ..algorithm.algorithm import DraftKV, SpecAlgorithm
 from ..errors import ConfigError, Problem
-from ..kv.beside import BesideSlots
 from ..kv.counting import CountingStore
+from ..kv.groups import GroupSizes, KVGroup, StoreSizes
 from ..kv.host_tier import HostTier
 from ..kv.radix import RadixCache
 from ..kv.request_table import ceil_to_page, get_alloc_len_per_decode, request_table_width, reserve_per_decode
-from ..kv.store import KVStore, StoreSizes
+from ..kv.store import KVStore
 from .rules import OurRules, ServerRules, rules_to_json
 
 
@@ -48,9 +47,7 @@ class EngineConfig:
     multi_step_rounds: int = 32  # most rounds of one step; 1: single rounds
     preempt: bool = False  # retract a strictly lower priority to let a greater one in
     ageing_bound: int = 256  # how often a request may be overtaken by later ones of greater priority
-    request_slots: int = 0  # slots that a request takes beside those of its tokens while it has a row: its states
-    window: int = 0  # tokens of a request that layers with a window keep
-    window_slots: float = 0.0  # slots that each of these takes beside its own
+    groups: tuple[KVGroup, ...] = ()  # layers that keep less of a request than all its tokens
     track_tokens: bool = False  # keep the executor's tokens for the output, retraction and the prefix cache
     role: EngineRole = EngineRole.BOTH  # the role at the start; an empty engine may change it
 
@@ -69,13 +66,18 @@ class EngineConfig:
         return "overlap" if self.overlap else "synchronous"
 
     @property
-    def beside(self) -> BesideSlots:
-        """The slots that a request takes beside those of its tokens."""
-        return BesideSlots(self.request_slots, self.window, self.window_slots, self.page_size)
+    def group_sizes(self) -> GroupSizes:
+        """What a request takes beside the slots of its tokens."""
+        return GroupSizes(self.groups, self.page_size)
+
+    @property
+    def chunk_ahead(self) -> int:
+        """The prompt tokens behind the committed ones for which a row has slots: those of launched chunks."""
+        return self.chunk_size * (2 if self.overlap and not self.rules.frees_at_departure else 1)
 
     def num_fitting(self, length: float) -> int:
         """Return how many requests of `length` tokens the pool holds at once."""
-        return int(self.num_pages * self.page_size / (length + self.beside.of(math.ceil(length))))
+        return int(self.group_sizes.most_of(self.num_pages * self.page_size, length))
 
     def problems(self) -> list[Problem]:
         """Return the problems of each value by itself."""
@@ -96,9 +98,8 @@ class EngineConfig:
             problems.append(Problem("max_queue", f"must be at least 1 (or absent: no bound), got {self.max_queue}"))
         if not isinstance(self.role, EngineRole):
             problems.append(Problem("role", f"{self.role!r} is none of {', '.join(EngineRole)}"))
-        for key in ("request_slots", "window", "window_slots"):
-            if getattr(self, key) < 0:
-                problems.append(Problem(key, f"must be at least 0, got {getattr(self, key)}"))
+        for i, group in enumerate(self.groups):
+            problems += group.problems(f"groups[{i}]")
         if self.host_pages < 0:
             problems.append(Problem("host_pages", f"must be at least 0, got {self.host_pages}"))
         if self.host_pages and not self.prefix_cache:
@@ -113,11 +114,11 @@ class EngineConfig:
         for setting in fields(self):
             value = getattr(self, setting.name)
             values |= rules_to_json(value) if setting.name == "rules" else {setting.name: value}
-        values["role"] = str(self.role)
+        values["role"], values["groups"] = str(self.role), [asdict(group) for group in self.groups]
         return {name: value for name, value in values.items() if name not in OMITTED or value != OMITTED[name]}
 
 
-OMITTED: dict[str, Any] = {"host_pages": 0, "request_slots": 0, "window": 0, "window_slots": 0.0}
+OMITTED: dict[str, Any] = {"host_pages": 0, "groups": []}
 """Settings that a description of an engine leaves out, with the value that they then have."""
 
 
@@ -140,6 +141,7 @@ class EngineSizes:
     reserve: int  # R: 2L in overlap mode, L in synchronous mode; and the lookahead
     row_width: int  # slots of a request-table row
     longest_in_pool: int  # slots of tokens, page aligned, that one request may have at most
+    ahead: int  # slots behind its committed tokens that a row may have, those of multi-steps apart
     lookahead: int = 0  # slots for drafts behind the launched tokens, where rows have no more than launched rounds need
 
     @classmethod
@@ -161,7 +163,7 @@ class EngineSizes:
         )
         lookahead = max_steps if config.rules.has_launched_slots_alone and speculates and has_draft_kv else 0
         reserve = reserve_per_decode(alloc_len, config.overlap) + lookahead
-        smallest = ceil_to_page(2 + reserve, config.page_size) + config.beside.of(2 + reserve)
+        smallest = config.group_sizes.total(ceil_to_page(2 + reserve, config.page_size), 2 + reserve)
         if config.num_pages * config.page_size < smallest:
             problems.append(
                 Problem(
@@ -181,8 +183,10 @@ class EngineSizes:
         if problems:
             raise ConfigError("engine", problems)
         row_width = request_table_width(config.context_len, reserve, config.page_size)
-        longest = config.beside.longest_in(config.num_pages * config.page_size, config.chunk_size)
-        return cls(max_steps, max_nd, alloc_len, reserve, row_width, longest, lookahead)
+        padding = max_nd - 1 if config.rules.pads_lone_tokens else 0
+        ahead = max(config.chunk_ahead + padding + lookahead, reserve) + config.page_size
+        longest = config.group_sizes.longest_in(config.num_pages * config.page_size, ahead)
+        return cls(max_steps, max_nd, alloc_len, reserve, row_width, longest, ahead, lookahead)
 
     def max_tokens(
         self,
@@ -225,7 +229,7 @@ class EngineSizes:
 
 def make_store(config: EngineConfig, sizes: EngineSizes, algorithm: SpecAlgorithm, named_slots: bool) -> KVStore:
     """Make the empty KV store of an engine. Without `named_slots` it only counts slots."""
-    held = StoreSizes(config.num_rows, sizes.row_width, config.num_pages, config.page_size, config.beside)
+    held = StoreSizes(config.num_rows, sizes.row_width, config.num_pages, config.page_size, config.group_sizes)
     at_once = config.rules.frees_at_departure
     if not named_slots:
         return CountingStore(held, at_once)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -83,5 +84,5 @@ class Preemption:
 
     def _growth_to(self, held: Mapping[int, int]) -> int:
         """Return the slots that the rows take until they have `held`."""
-        total, allocated = self.room.beside.total, self.store.allocated
-        return sum(total(slots) - total(int(allocated[row])) for row, slots in held.items())
+        num_slots = sum(slots - int(self.store.allocated[row]) for row, slots in held.items())
+        return num_slots + math.ceil(num_slots * self.room.groups.per_slot)

@@ -82,6 +82,7 @@ class DecodeRounds:
         self.num_with_stop_strings: int = 0  # rows whose end only the host can see; they cannot run in multi-steps
         self._has_stop_strings = np.zeros(config.num_rows + 1, dtype=bool)
         self._takes_what_is_launched = config.overlap and config.rules.has_launched_slots_alone
+        self._slack_of_tokens = 0
         self._multi_step_slack = self._slots_of_a_plan() if config.overlap else 0
 
     # -- membership ---------------------------------------------------------------------------------------------------
@@ -147,6 +148,8 @@ class DecodeRounds:
             by_width = (self.sizes.row_width - int(kv_len[kv_len.argmax()])) // self.sizes.alloc_len - rounds_in_flight
             max_rounds = min(max_rounds, by_memory, by_width)
         max_rounds = max(max_rounds, 1)
+        if self.store.groups:
+            self.store.groups.move(index, self._passed(kv_len))
         targets = self._targets_of_rounds(kv_len, rounds_in_flight, max_rounds)
         if not self.store.grow(index, targets):
             if self.config.rules.has_launched_slots_alone:
@@ -163,10 +166,25 @@ class DecodeRounds:
         batch_size, page_size = len(allocated), self.config.page_size
         free = self.store.allocator.num_free_slots - self._multi_step_slack
         unaligned = batch_size * (page_size - 1)  # the last page of a row is taken whole
-        if self.config.window_slots:
-            free = int((free - batch_size * page_size) / (1 + self.config.window_slots))
+        if self.config.groups:
+            free = self._tokens_in(free)
         held = int(allocated.dot(self._ones[:batch_size]))
         return (free - kv_tokens + held - unaligned) // (batch_size * self.sizes.alloc_len)
+
+    def _passed(self, kv_len: Int64Array) -> Int64Array:
+        """Return the tokens of each row that are committed, and before which windows may be given back: fewer than
+        `kv_len` where the last chunk of a prompt is in flight."""
+        if self.config.rules.frees_at_departure:
+            return kv_len
+        starts = [(chunk.record.row, chunk.start) for flight in self.in_flight for chunk in flight.chunks]
+        return np.minimum.reduce([kv_len, *(np.where(self.rows == row, start, kv_len) for row, start in starts)])
+
+    def _tokens_in(self, free: int) -> int:
+        """Return for how many tokens there are `free` slots and the units that they take of other groups of layers."""
+        groups, size = self.store.groups, self.config.page_size
+        tokens = int((free - len(groups.all) * size) / (1 + groups.sizes.per_slot))
+        own = groups.num_free_pages
+        return tokens if own is None else min(tokens, own * size - self._slack_of_tokens)
 
     def _targets_of_rounds(self, kv_len: Int64Array, rounds_in_flight: int, max_rounds: int) -> Int64Array:
         """Return the slots of each row, in whole pages, for up to `max_rounds` rounds behind those in flight."""
@@ -212,12 +230,12 @@ class DecodeRounds:
         reserve = sizes.reserve + config.page_size
         of_tokens = config.chunk_size + (newcomers + 2 * config.max_running) * reserve
         slots = of_tokens + sizes.row_width + int(config.rules.watermark * self.store.allocator.num_total_slots)
-        if not config.beside:
+        if not config.groups:
             return slots
-        # What it takes beside them. A newcomer may find a whole window in the prefix cache.
-        in_cache = config.window if self.store.cache.keeps_prefixes else 0
-        each = config.request_slots + config.page_size + math.ceil(config.window_slots * in_cache)
-        return slots + newcomers * each + math.ceil(config.window_slots * (of_tokens + config.window))
+        # What it takes beside them: units of the tokens, and states. A unit more of each may be rounded up.
+        self._slack_of_tokens = of_tokens + sizes.row_width if config.overlap else 0
+        per_newcomer = config.group_sizes.of(0) + len(config.groups) * config.page_size
+        return slots + newcomers * per_newcomer + math.ceil(config.group_sizes.per_slot * slots)
 
     # -- commit -------------------------------------------------------------------------------------------------------
 
@@ -293,9 +311,11 @@ class DecodeRounds:
     @property
     def num_ahead(self) -> int:
         """The slots that `held_ahead` counts, with those beside them."""
-        rows, ahead = self.held_ahead()
-        held = self.store.allocated[rows]
-        return int(ahead.dot(self._ones[: len(ahead)])) + sum(self.store.beside.growth(held - ahead, held))
+        _, ahead = self.held_ahead()
+        num_slots = int(ahead.dot(self._ones[: len(ahead)]))
+        if not self.store.groups:
+            return num_slots
+        return num_slots + self.store.groups.slots_of_pages(num_slots // self.config.page_size)
 
     def release_unused(
         self, planned: PlannedRounds, result: DecodeResult, kv_before_last: Int64Array, in_later_step: BoolArray

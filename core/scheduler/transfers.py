@@ -169,9 +169,8 @@ class Transfers:
             return None
         tokens = request.context() if self.store.cache.keeps_prefixes else None
         tokens = tokens if tokens is None else tokens[: request.prefill_len]
-        return self.store.reserve_row(
-            tokens, request.namespace, self.admission.room.slots_for_length(request.prefill_len)
-        )
+        num_slots = self.admission.room.slots_for_length(request.prefill_len)
+        return self.store.reserve_row(tokens, request.namespace, num_slots, request.prefill_len)
 
     def _fits(self, request: Request) -> bool:
         requests, room = self.requests, self.admission.room

@@ -220,7 +220,7 @@ def _sized(
     if memory.most_running is not None and memory.most_running < spec.config.max_running:
         spec = _spec(scenario, deployment, algorithm, target, memory.most_running)
         memory = deployment.memory_plan(target, draft, spec, is_default)
-    return spec.with_config(**memory.of_requests), memory
+    return spec.with_config(groups=memory.groups), memory
 
 
 def _host_memory(

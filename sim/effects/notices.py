@@ -97,7 +97,8 @@ def start_notices(run: Assembly) -> Iterator[str]:
         memory, config = part.memory, part.spec.config
         if not server.holds_the_context or memory is None or (memory.holds(config) and not memory.may_not_start):
             continue
-        needed = (config.context_len + config.beside.of(config.context_len, config.chunk_size)) * memory.slot_bytes
+        slots = config.group_sizes.total(config.context_len, config.chunk_size)
+        needed = slots * memory.slot_bytes
         pool = f"the KV pool has {memory.kv_pool_bytes / GIB:.2f} GiB, give or take {memory.margin_bytes / GIB:.2f}"
         if memory.may_not_start:
             why = "in some of its releases, of which none is named (hardware.release)"

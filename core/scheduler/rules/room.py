@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ...contract.request import Request
-from ...kv.beside import BesideSlots
+from ...kv.groups import GroupSizes
 from ...kv.radix import PrefixMatch
 from ...kv.request_table import ceil_to_page
 from ...kv.store import KVStore
@@ -25,6 +25,7 @@ class Entrance(NamedTuple):
     num_loaded: int  # tokens behind it that come from host memory
     padding: int  # tokens of a round beside its own (`ServerRules.pads_lone_tokens`)
     num_slots: int  # what it must find free, with the cached prefix locked
+    length: int  # the tokens for which that is
 
 
 class Room:
@@ -35,7 +36,7 @@ class Room:
         self.sizes = sizes
         self.store = store
         self.requests = requests
-        self.beside: BesideSlots = config.beside
+        self.groups: GroupSizes = config.group_sizes
         self.share: GuaranteedShare = config.rules.share()
         self._watermark = int(config.rules.watermark * store.allocator.num_total_slots)
         self.take_role(config.role)
@@ -59,7 +60,19 @@ class Room:
         missing = record.prompt_len + record.emitted_before - num_cached - num_loaded
         stays_of_rounds = may_pad and missing == 1 and bool(num_decoding or num_cached or num_loaded)
         padding = self.sizes.max_draft_tokens - 1 if stays_of_rounds and self.rules.pads_lone_tokens else 0
-        return Entrance(prefix, num_loaded, padding, self.to_find(record, num_cached, budget, padding, num_loaded))
+        length = self._length_to_find(record, num_cached + num_loaded, budget, padding)
+        return Entrance(prefix, num_loaded, padding, self._slots_to_find(length, num_cached), length)
+
+    def has_own_room(self, entrance: Entrance, num_decoding: int) -> bool:
+        """Return whether the groups of layers with pools of their own have room for a newcomer, beside the next rounds
+        of the others."""
+        if not self.config.groups:
+            return True
+        num_cached = entrance.prefix.length if entrance.prefix else 0
+        rounds, size = self.requests.rounds, self.config.page_size
+        left = self.slots_for_length(0) * num_decoding
+        gained = (int(rounds.held_ahead()[1].sum()) - left) // size
+        return self.store.groups.has_own_room(entrance.length, self.sizes.ahead, num_cached, gained)
 
     def _prefix_of(self, record: RequestRecord) -> PrefixMatch | None:
         if not self.store.cache.keeps_prefixes:
@@ -84,25 +97,25 @@ class Room:
         num_tokens = 0
         for num_rows, record in enumerate(self.requests.waiting):
             length = record.prompt_len + record.emitted_before
-            free -= self.to_find(record, 0, budget)
+            free -= self._slots_to_find(self._length_to_find(record, 0, budget), 0)
             has_room = free >= 0 and num_rows < self.store.table.num_free_rows
             if not has_room or num_tokens >= enough or (num_rows and num_tokens + length > budget):
                 break
             num_tokens += length
         return num_tokens
 
-    def to_find(
-        self, record: RequestRecord, num_cached: int, budget: int, padding: int = 0, num_loaded: int = 0
-    ) -> int:
-        """Return the slots that a waiting request must find beyond its cached prefix. Its first chunk has at most
-        `budget` tokens behind the `num_loaded` from host memory, and takes `padding` more."""
+    def _length_to_find(self, record: RequestRecord, num_known: int, budget: int, padding: int = 0) -> int:
+        """Return the tokens, page aligned, for which a waiting request must find slots. Its first chunk has at most
+        `budget` tokens behind the `num_known` from the cache and host memory, and takes `padding` more."""
         context = record.prompt_len + record.emitted_before
-        first_chunk = min(num_cached + num_loaded + budget, context) + padding + self.sizes.lookahead
+        first_chunk = min(num_known + budget, context) + padding + self.sizes.lookahead
         newcomer = Newcomer(context, first_chunk, record.max_tokens - record.emitted_before, self._reserve)
-        slots = ceil_to_page(self.rules.tokens_to_find(newcomer), self.config.page_size)
-        # The chunks of its prompt write behind a whole window.
-        while_computed = slots + self.beside.of(context, self.config.chunk_size)
-        return max(self.beside.total(slots), while_computed) - num_cached
+        return ceil_to_page(self.rules.tokens_to_find(newcomer), self.config.page_size)
+
+    def _slots_to_find(self, length: int, num_cached: int) -> int:
+        """Return the slots of `length` tokens beyond the cached prefix, with what they take of other groups of layers
+        while the chunks of the prompt are computed."""
+        return length + self.groups.of(length, self.sizes.ahead, num_cached) - num_cached
 
     def to_find_for_transfer(self, request: Request, max_tokens: int) -> int:
         """Return the slots that a request must find whose prompt another engine computes. Its row takes those of the
@@ -110,7 +123,7 @@ class Room:
         context = request.prefill_len
         newcomer = Newcomer(context, context, request.prompt.length + max_tokens - context, self._reserve)
         tokens = max(self.rules.tokens_to_find(newcomer), context + self._reserve)
-        return self.beside.total(ceil_to_page(tokens, self.config.page_size))
+        return self.groups.total(ceil_to_page(tokens, self.config.page_size), self.sizes.ahead)
 
     def to_leave(
         self, num_decoding: int, entering: Collection[RequestRecord] = (), held: Mapping[int, int] | None = None
@@ -128,7 +141,8 @@ class Room:
         for row, slots in (self.held_rows() if held is None else held).items():
             record = records[row]
             whole = self.slots_for_length(record.prompt_len + record.max_tokens)
-            yield Growth(record, self.beside.total(whole) - self.beside.total(slots), record in entering)
+            total = partial(self.groups.total, ahead=self.sizes.reserve)
+            yield Growth(record, total(whole) - total(slots), record in entering)
 
     def held_rows(self) -> dict[int, int]:
         """Return the slots of each row of a request, without those that a running multi-step holds ahead."""

@@ -6,8 +6,8 @@ All terms are bytes on one device of the tensor-parallel group. Each slot of the
 and of the draft. The draft's is one layer for an EAGLE head, all layers for a STANDALONE model, nothing for look-up.
 
 Layers with a window keep only the last tokens of a request, and recurrent layers a state. `StateLayout` says where a
-server places them. What a request takes of the pool for them, it takes while it runs (`BesideSlots` in
-`core/kv/beside.py`).
+server places them: each is a group of layers of its own (`core/kv/groups.py`), which takes of the pool what a request
+needs while it runs, or has a pool of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ....core.errors import ForedraftError
-from ....core.kv.beside import BesideSlots
+from ....core.kv.groups import GroupSizes, KVGroup
 from ....core.model_shape import ModelShape
 from ....core.scheduler.config import EngineConfig
 from ..hardware import MIB
@@ -85,9 +85,8 @@ class MemoryShares:
 class MemoryPlan:
     """A device's memory budget in bytes per device, and the number of KV slots (tokens) that it leaves.
 
-    `slots` is a multiple of the page size and excludes the padding page. A running request takes further slots:
-    `request_slots`, and `window_slots` for each of its last `window` tokens. `most_running`: the requests for which
-    there are states; None: no limit.
+    `slots` is a multiple of the page size and excludes the padding page. `groups`: what a request keeps beside them.
+    `most_running`: the requests for which there are states; None: no limit.
     """
 
     total_bytes: int
@@ -104,9 +103,7 @@ class MemoryPlan:
     draft_slot_bytes: int
     window_slot_bytes: int  # in the pool of layers with a window, where they have one of their own
     slots: int
-    request_slots: int = 0
-    window: int = 0
-    window_slots: float = 0.0
+    groups: tuple[KVGroup, ...] = ()
     most_running: int | None = None
     margin_bytes: int = 0
     may_not_start: bool = False
@@ -117,13 +114,8 @@ class MemoryPlan:
 
     def holds(self, config: EngineConfig) -> bool:
         """Whether the pool holds a request of the whole context, while its last chunk is computed."""
-        beside = BesideSlots(self.request_slots, self.window, self.window_slots, config.page_size)
-        return beside.longest_in(self.slots, config.chunk_size) >= config.context_len
-
-    @property
-    def of_requests(self) -> dict[str, float]:
-        """The settings of an engine that say what a running request takes beside the slots of its tokens."""
-        return {"request_slots": self.request_slots, "window": self.window, "window_slots": self.window_slots}
+        sizes = GroupSizes(self.groups, config.page_size)
+        return sizes.longest_in(self.slots, config.chunk_size) >= config.context_len
 
     def terms(self) -> dict[str, int]:
         """Return the terms in bytes; they sum to at most `total_bytes`, short of it by less than a page of the pool."""
@@ -155,11 +147,8 @@ class MemoryPlan:
         if self.window_slot_bytes:
             source = "the server's rule: tokens in layers with a window for each slot (hardware.window_ratio)"
             rows.append(("KV per slot, windows", self.window_slot_bytes, "B", source))
-        if self.request_slots:
-            rows.append(("slots of a running request for its states", self.request_slots, "", "states / KV per slot"))
-        if self.window_slots:
-            source = f"of each of its last {self.window:,} tokens, for layers with a window"
-            rows.append(("slots of a running request beside its own", self.window_slots, "", source))
+        for group in self.groups:
+            rows.append(_explain_group(group, config.page_size))
         if self.most_running is not None:
             rows.append(("requests for which there are states", self.most_running, "", _SOURCES["recurrent_states"]))
         return rows + self._explain_capacity(config)
@@ -168,24 +157,47 @@ class MemoryPlan:
         """Return the size of the KV pool in tokens as servers print it, those of requests that fill the context, and
         how many such requests it holds."""
         context, pool = config.context_len, config.num_pages * config.page_size
-        most = pool / (context + config.beside.of(context, config.chunk_size))
-        return int(most * context) if config.beside and not self.window_slot_bytes else pool, most
+        windows = GroupSizes([group for group in config.groups if self._counts(group)], config.page_size)
+        most = windows.most_of(pool, context, config.chunk_size)
+        return int(most * context) if self._is_one_pool else pool, most
+
+    @staticmethod
+    def _counts(group: KVGroup) -> bool:
+        """Return whether servers count a group in the requests that their pool holds: states of a pool of their own
+        limit the requests that run instead."""
+        return group.capacity is None or not group.has_states
+
+    @property
+    def _is_one_pool(self) -> bool:
+        return any(group.capacity is None for group in self.groups)
 
     def _explain_capacity(self, config: EngineConfig) -> list[tuple[str, float, str, str]]:
         """Return the size of the KV pool in tokens, as servers print it when they start."""
         context, pool = config.context_len, config.num_pages * config.page_size
         tokens, most = self.capacity(config)
         rows: list[tuple[str, float, str, str]] = [("KV slots", pool, "tokens", "KV pool / KV per slot")]
-        if config.beside and not self.window_slot_bytes:
+        if self._is_one_pool:
             source = "KV pool / what a request of the whole context takes"
             rows = [("KV slots without windows and states", *rows[0][1:])]
             rows.append(("KV slots", tokens, "tokens", source))
         return [*rows, (f"requests of {context:,} tokens that the KV pool holds", most, "", "as above")]
 
 
+def _explain_group(group: KVGroup, page_size: int) -> tuple[str, float, str, str]:
+    """Return what a request takes of a group of layers, as a row of `--explain`."""
+    if group.capacity is not None:
+        what = "states" if group.has_states else f"pages of {page_size} tokens in layers with a window"
+        return f"{what}, in a pool of their own", group.capacity, "", "the server's proportions of its pools"
+    if group.has_states:
+        slots = group.pages_of(group.states) * page_size
+        return "slots of a running request for its states", slots, "", "states / KV per slot, in whole pages"
+    source = f"of each of its last {group.window:,} tokens, for layers with a window"
+    return "slots of a running request beside its own", group.pages, "", source
+
+
 class Slot(NamedTuple):
-    """The bytes of a slot of the pool on one device. `beside`: the slots that a token takes more while it is in a
-    window."""
+    """The bytes of a slot of the pool on one device. `window`: of its share of the pool of layers with a window, where
+    they have one; `beside`: the slots that a token takes more while it is in a window."""
 
     target: int
     draft: int
@@ -204,8 +216,7 @@ class Slot(NamedTuple):
     def of(cls, target: ModelShape, tp: int, draft: int, layout: StateLayout) -> Slot:
         """Return the slot of a target with a draft of so many bytes. Raises `InsufficientMemory` if nothing is cached.
 
-        If every layer has a window, a slot counts them all. With "shares" a request that is longer than its window
-        counts a little more than its pool needs.
+        If every layer has a window, a slot counts them all.
         """
         full, windows = target.token_bytes(tp, windowed=False), target.token_bytes(tp, windowed=True)
         if not full + draft:
@@ -214,5 +225,5 @@ class Slot(NamedTuple):
             message = f"{target.name} caches nothing of its tokens; engine.kv_slots gives the size of the pool"
             raise InsufficientMemory(message)
         if layout.rule == "shares" and windows:
-            return cls(full, draft, math.ceil(layout.window_ratio * windows), 1 / layout.window_ratio - 1)
+            return cls(full, draft, math.ceil(layout.window_ratio * windows), 0.0)
         return cls(full, draft, 0, windows / (full + draft))

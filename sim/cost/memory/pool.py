@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from ....core.kv.groups import KVGroup
 from ....core.kv.request_table import recurrent_state_slots
 from ....core.model_shape import ModelShape
 from ....core.model_shape.layers import Experts
@@ -62,16 +65,18 @@ def kv_pool_slots(
         raise InsufficientMemory(_refusal(target, gpu, parallel.devices, fixed, {"KV pool as given": given}))
     state = math.ceil(target.recurrent_state_bytes / tp)
     free = seen_bytes - sum(fixed.values()) - shares.unused(seen_bytes, fixed)
-    fixed["recurrent_states_bytes"], most = _states(layout, state, free, max_batch_size, max_num_draft_tokens)
+    fixed["recurrent_states_bytes"], most, num_states = _states(
+        layout, state, free, max_batch_size, max_num_draft_tokens
+    )
     fixed["reserved_bytes"] = gpu.memory_bytes - seen_bytes + shares.unused(seen_bytes, fixed)
     slot = Slot.of(target, tp, 0 if draft is None else draft.token_bytes(tp), layout)
     page_bytes = page_size * slot.num_bytes
     # One page is the padding sink, which takes memory and holds no request.
     pages = (gpu.memory_bytes - sum(fixed.values())) // page_bytes
-    states = state * (layout.states_per_request + max_num_draft_tokens - 1) if layout.rule == "pool" else 0
-    request_slots = -(-states // slot.of_full_layers)
-    if most == 0 or pages * page_size < 2 * page_size + request_slots:
-        needed = 2 * page_bytes + states + (0 if most else state)
+    groups = _groups(target, layout, slot, state, page_size, max_num_draft_tokens)
+    states = sum(group.pages_of(group.states) for group in groups if group.has_states)
+    if most == 0 or pages < 2 + states:
+        needed = (2 + states) * page_bytes + (0 if most else state)
         raise InsufficientMemory(_refusal(target, gpu, parallel.devices, fixed, {"two KV pages": needed}))
     return MemoryPlan(
         total_bytes=gpu.memory_bytes,
@@ -80,14 +85,36 @@ def kv_pool_slots(
         draft_slot_bytes=slot.draft,
         window_slot_bytes=slot.window,
         slots=(pages - 1) * page_size * parallel.data,
-        request_slots=request_slots,
-        window=(target.attention_window or 0) + max_num_draft_tokens - 1 if slot.beside else 0,
-        window_slots=slot.beside,
+        groups=tuple(_own_pools(groups, layout, (pages - 1) * page_size, page_size, num_states, parallel.data)),
         most_running=None if most is None else most * parallel.data,
         margin_bytes=round(rules.margin * seen_bytes),
         may_not_start=False,
         **fixed,
     )
+
+
+def _groups(
+    target: ModelShape, layout: StateLayout, slot: Slot, state: int, page_size: int, nodes: int
+) -> list[KVGroup]:
+    """Return the groups of layers with a window or with states. `state`: bytes of one; `nodes`: of a round."""
+    groups = []
+    if target.attention_window and (slot.beside or slot.window):
+        groups.append(KVGroup(window=target.attention_window, pages=slot.beside or 1.0))
+    if state and layout.rule == "pool":
+        pages = state / (slot.of_full_layers * page_size)
+        groups.append(KVGroup(pages=pages, states=layout.states_per_request + nodes - 1))
+    elif state and layout.rule == "shares":
+        groups.append(KVGroup(states=layout.states_of_row))
+    return groups
+
+
+def _own_pools(
+    groups: Sequence[KVGroup], layout: StateLayout, slots: int, page_size: int, num_states: int, data: int
+) -> Iterator[KVGroup]:
+    """Yield the groups with the sizes of their pools on all attention-data parallel groups, where they have some."""
+    for group in groups:
+        own = num_states if group.has_states else int(layout.window_ratio * slots) // page_size
+        yield replace(group, capacity=own * data) if layout.rule == "shares" else group
 
 
 def _check_sizes(**sizes: int) -> None:
@@ -157,19 +184,20 @@ def _workspace(part: object, hidden: int, tp: int) -> int:
     return 2 * part.top_k * ((part.latent or hidden) + math.ceil(part.width / tp))
 
 
-def _states(layout: StateLayout, state: int, free: int, rows: int, nodes: int) -> tuple[int, int | None]:
-    """Return the bytes of states that are set aside of `free` bytes, and for how many requests; None: no limit.
+def _states(layout: StateLayout, state: int, free: int, rows: int, nodes: int) -> tuple[int, int | None, int]:
+    """Return the bytes of states that are set aside of `free` bytes, for how many requests (None: no limit), and how
+    many states there are without those for drafts.
 
     `state`: bytes of one. A round of one node goes on in the committed state. A tree keeps a state per node until it is
     known which one is accepted.
     """
     drafted = nodes if nodes > 1 else 0
     if not state or layout.rule == "pool":
-        return 0, None
+        return 0, None, 0
     if layout.rule == "reserved":
         each = state * recurrent_state_slots(1, drafted)
         most = max(1, min(rows, int(STATES_SHARE * free) // each)) if layout.is_default_limit else rows
-        return most * each, most
+        return most * each, most, most
     # One slot more of each kind is for padding.
     per_request, budget = layout.states_per_request, int(free * layout.state_ratio / (1 + layout.state_ratio))
     count = int((budget - state * (1 + drafted)) // (state * (1 + drafted / per_request)))
@@ -177,7 +205,7 @@ def _states(layout: StateLayout, state: int, free: int, rows: int, nodes: int) -
         count = min(count, rows)
     most = max(0, min(rows, count // per_request))
     held = count + 1 + (most + 1) * drafted
-    return state * max(held, 0), most
+    return state * max(held, 0), most, max(count, 0)
 
 
 def _refusal(target: ModelShape, gpu: GPU, devices: int, fixed: dict[str, int], pool: dict[str, int]) -> str:

@@ -48,6 +48,12 @@ class StateLayout:
             return 1
         return 2 if self.rule == "pool" else 5 if self.overlap else 3
 
+    @property
+    def states_of_row(self) -> int:
+        """The states of "shares" that a request holds while it runs; the others of `states_per_request` are for the
+        prefix cache (SGLang 0.5.23: its state, and with extra_buffer two that take turns)."""
+        return 3 if self.prefix_cache and self.overlap else 1
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryRules:

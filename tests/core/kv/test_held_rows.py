@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from foredraft.core.errors import InvariantViolation
 from foredraft.core.kv.fence import Departure
+from foredraft.core.kv.groups import StoreSizes
 from foredraft.core.kv.radix import RadixCache
-from foredraft.core.kv.store import KVStore, StoreSizes
+from foredraft.core.kv.store import KVStore
 
 
 def make(num_pages=8, page_size=2, cached=True):

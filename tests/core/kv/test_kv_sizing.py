@@ -2,10 +2,7 @@
 
 import numpy as np
 import pytest
-from foredraft.core.kv.beside import BesideSlots
-from foredraft.core.kv.fence import Departure
 from foredraft.core.kv.moves import draft_branch_layout
-from foredraft.core.kv.radix import RadixCache
 from foredraft.core.kv.request_table import (
     ceil_to_page,
     get_alloc_len_per_decode,
@@ -14,7 +11,6 @@ from foredraft.core.kv.request_table import (
     reserve_per_decode,
     reserve_per_multi_step,
 )
-from foredraft.core.kv.store import KVStore, StoreSizes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,66 +83,3 @@ def test_no_round_writes_past_its_reserve(prompt_len, page_size, topk, candidate
         assert max(written, actual + nodes) <= allocated[0]
         assert allocated[0] % page_size == 0 and allocated[0] - seen < reserve + page_size
         seen, actual = actual, actual + 1 + luck % min(nodes, steps + 1)
-
-
-besides = st.builds(
-    BesideSlots,
-    st.integers(0, 50),
-    st.integers(0, 40),
-    st.sampled_from([0.0, 0.25, 1.0, 10.0]),
-    st.sampled_from([1, 4]),
-)
-
-
-@given(besides, st.integers(0, 3000), st.integers(0, 60))
-def test_the_longest_request_fits_with_what_it_takes_beside_its_tokens(beside, num_pages, chunk):
-    pool = num_pages * beside.page_size
-    longest = beside.longest_in(pool, chunk)
-    assert longest % beside.page_size == 0 and longest <= pool
-    if longest > 0:
-        assert longest + beside.of(longest, chunk) <= pool
-    unused = beside.of(longest + beside.page_size, chunk) + longest + 2 * beside.page_size
-    assert unused > pool - (beside.window_slots + 2) * beside.page_size, "little is left"
-    lengths = np.arange(100)
-    assert beside.of_each(lengths).tolist() == [beside.of(length) for length in lengths.tolist()]
-
-
-@settings(max_examples=60)
-@given(
-    besides,
-    st.booleans(),
-    st.lists(st.tuples(st.sampled_from("ogtc"), st.integers(0, 7), st.integers(0, 20)), max_size=40),
-)
-def test_a_row_has_slots_beside_its_tokens_as_long_as_it_is_open(beside, has_cache, moves):
-    """Rows open, grow, are cut and close; after each move every slot has one owner."""
-    size = beside.page_size
-    cache = RadixCache(size) if has_cache else None
-    store = KVStore(StoreSizes(8, 32 * size, 120, size, beside), cache)
-    rows: list[int] = []
-    for move, which, pages in moves:
-        if move == "o":
-            tokens = np.arange(6 * size)
-            prefix = None if cache is None else store.match(tokens, "")
-            free = store.available_slots - (0 if prefix is None else prefix.length)
-            if store.table.num_free_rows and beside.of(0 if prefix is None else prefix.length) <= free:
-                rows.append(store.open_row(prefix))
-        elif rows:
-            row = rows[which % len(rows)]
-            target = pages * size
-            if move == "g":
-                before = store.allocator.num_held_slots
-                if not store.grow(np.array([row]), np.array([target])):
-                    assert store.allocator.num_held_slots == before
-            elif move == "t":
-                store.trim(np.array([row]), np.array([max(target, store.num_shared(row))]))
-            else:
-                length = int(store.allocated[row])
-                tokens = np.arange(length) if cache is not None else None
-                gained = store.slots_gained_without([row])
-                before = store.available_slots
-                store.close_row(Departure(0, row, tokens, length, ""), 0)
-                rows.remove(row)
-                assert store.available_slots == before + gained
-        for row in rows:
-            assert store.beside.num_of(row) == beside.of(int(store.allocated[row]))
-        store.check()

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from foredraft.core.kv.allocator import PAGE_TRANSITIONS, PageEvent, PageState
-from foredraft.core.kv.beside import BesideSlots
 from foredraft.core.kv.fence import Departure
+from foredraft.core.kv.groups import GroupSizes, KVGroup, StoreSizes
 from foredraft.core.kv.radix import RadixCache
 from foredraft.core.kv.radix_node import nodes_below
-from foredraft.core.kv.store import KVStore, StoreSizes
+from foredraft.core.kv.store import KVStore
 
 PAGE_SIZE, NUM_ROWS, WIDTH = 2, 4, 16
 
@@ -83,9 +83,9 @@ class Service:
     """Random requests of few prefixes on a small store, with steps in flight and rows that a transfer holds."""
 
     def __init__(self, seed: int, at_once: bool) -> None:
-        beside = BesideSlots(request_slots=2, window=4, window_slots=0.5, page_size=PAGE_SIZE)
+        groups = GroupSizes((KVGroup(window=4, pages=0.5), KVGroup(pages=1.0)), PAGE_SIZE)
         cache = RadixCache(PAGE_SIZE)
-        self.store = KVStore(StoreSizes(NUM_ROWS, WIDTH, 24, PAGE_SIZE, beside), cache, at_once=at_once)
+        self.store = KVStore(StoreSizes(NUM_ROWS, WIDTH, 24, PAGE_SIZE, groups), cache, at_once=at_once)
         self.follower = Follower(self.store)
         self.random = random.Random(seed)
         self.committed = self.launched = 0

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from foredraft.core.kv.groups import KVGroup
 from foredraft.core.model_shape import Recurrence, lookup_model
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.spec import GRAPH_SIZES
@@ -95,10 +96,10 @@ def test_a_slot_counts_the_layers_without_a_window():
     )
     assert few.target_slot_bytes == many.target_slot_bytes == whole.target_slot_bytes // 2
     assert 1.8 * whole.slots < many.slots < few.slots < 2.1 * whole.slots, "logits take memory of many requests alone"
-    assert (few.window, few.window_slots) == (many.window, many.window_slots) == (128, 1.0)
+    assert few.groups == many.groups == (KVGroup(window=128, pages=1.0),)
     alone = replace(LLAMA, mixers=((replace(attention, window=128), layers),))
     all_windowed = kv_pool_slots(alone, H100, max_batch_size=8)
-    assert all_windowed.target_slot_bytes == whole.target_slot_bytes and all_windowed.window_slots == 0
+    assert all_windowed.target_slot_bytes == whole.target_slot_bytes and not all_windowed.groups
 
 
 def with_state(size):
