@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..core.model_shape import DTYPE_BYTES, ModelShape
+from ..core.model_shape import ModelShape
 from ..sim.cost.hardware import GPU
 from ..sim.cost.round import RoundCost
 
@@ -105,12 +105,11 @@ class _Least:
         weights = (shape.active_parameters - wide) / devices
         self._byte_ns = 1e9 / gpu.memory_bandwidth_bytes_per_s
         self._weights_bytes = weights * weight_bytes
-        is_plain = formats <= {"bf16", "fp16"} and shape.kv_dtype != "fp8"
+        is_plain = formats <= {"bf16", "fp16"} and shape.kv_dtype in ("bf16", "fp16")
         self._flop_ns = 1e9 / (gpu.flops("bf16") if is_plain else max(gpu.peak_flops.values()))
         self._token_flops = 2 * weights
-        element = DTYPE_BYTES[shape.kv_dtype]
         full = [(cache, count) for cache, count in shape.caches(tp) if cache.reach is None]
-        self._kv_bytes = sum(count * cache.token_bytes(element) for cache, count in full)
+        self._kv_bytes = sum(count * shape.cache_bytes(cache) for cache, count in full)
 
     def findings(self, work: str, ns: int, tokens: float, kv_tokens: float) -> Iterator[PriceFinding]:
         """Yield what is impossible about a pass over `tokens` of a group that reads `kv_tokens`."""

@@ -12,22 +12,23 @@ from .families import (
     read_model_shape,
 )
 from .heads import AUX_LAYERS_KEY, SPECULATORS_KEY, HeadShape, flat_head, read_head
+from .kv_formats import KV_FORMATS
 from .layers import Attention, Cache, Experts, LatentAttention, Mlp, Product, Recurrence
 from .mixers import read_full_heads, read_sizes, read_unrotated, read_windows, replace_missing
 from .quantization import HF_QUANT_CONFIG, modelopt_config
-from .shape import DTYPE_BYTES, ModelShape, UnknownModel
+from .shape import STATE_BYTES, ModelShape, UnknownModel
 
 __all__ = [
     "ARCHITECTURES",
     "AUX_LAYERS_KEY",
     "BUILT_IN",
-    "DTYPE_BYTES",
     "FAMILIES",
     "HF_QUANT_CONFIG",
     "Attention",
     "Cache",
     "Experts",
     "HeadShape",
+    "KV_FORMATS",
     "LatentAttention",
     "Mlp",
     "ModelShape",
@@ -35,6 +36,7 @@ __all__ = [
     "Product",
     "Recurrence",
     "SPECULATORS_KEY",
+    "STATE_BYTES",
     "UnknownModel",
     "built_in_config",
     "family_of_type",

@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 
 from ..errors import nearest_name
 from ..parsing import REQUIRED, ConfigReader
+from .kv_formats import KV_FORMATS
 from .layers import Experts, Mlp, Part
 from .matrices import Matrix, matrices_of
 from .mixers import (
@@ -38,7 +39,7 @@ from .mixers import (
 )
 from .quantization import CONFIG_KEYS
 from .schemes import read_weight_formats
-from .shape import DTYPE_BYTES, ModelShape, counted
+from .shape import ModelShape, counted
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 
@@ -383,10 +384,8 @@ def _formats(reader: ConfigReader, matrices: Callable[[], list[Matrix]]) -> _For
         reader.problem(key, f"expected one of {', '.join(_DTYPES)}, found {value!r}")
         wide = "bf16"
     found = read_weight_formats(reader, matrices, wide)
-    if found.kv not in (None, *DTYPE_BYTES):
-        reader.problem(
-            "quantization_config", f"its KV cache has the format {found.kv}; known: {', '.join(DTYPE_BYTES)}"
-        )
+    if found.kv not in (None, *KV_FORMATS):
+        reader.problem("quantization_config", f"its KV cache has the format {found.kv}; known: {', '.join(KV_FORMATS)}")
     main = found.experts or wide
     return {
         "weight_dtype": main,

@@ -48,10 +48,10 @@ class Cache:
     element_bytes: int | None = None
     prompt_dims: int = 0
 
-    def token_bytes(self, element_bytes: int) -> float:
-        """Return the bytes of one token's share of the entries, with elements of `element_bytes` unless the cache
-        has its own format."""
-        return self.heads * self.width * (self.element_bytes or element_bytes) / self.tokens_per_entry
+    @property
+    def is_latent(self) -> bool:
+        """Whether an entry is one vector, of which the values are a part."""
+        return self.width == self.key_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +238,10 @@ class CompressedAttention:
         return (self.heads + 1) * self.head_dim
 
 
+WIDE_STATE = 4
+"""Bytes of an element of a recurrent state in 32 bits, which is what most models say."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recurrence:
     """A layer with a state of fixed size per request instead of a cache: linear attention (delta rule, lightning) or
@@ -246,7 +250,8 @@ class Recurrence:
     `heads` states of `key_dim` × `value_dim`. `projected`: columns of the input's projections; `shared_projected`:
     those that every device has whole; `low_rank`: further products, over all heads. `conv_channels`, `conv_kernel`: of
     the short convolution before the recurrence.
-    `state_bytes_each`: of an element of the state; that of the convolution's is 2.
+    `state_bytes_each`, `conv_bytes_each`: of an element of the state and of the convolution's; None: the model's files
+    do not say it.
     """
 
     heads: int
@@ -259,7 +264,8 @@ class Recurrence:
     shared_projected: int = 0
     low_rank: tuple[tuple[int, int], ...] = ()
     other_parameters: int = 0
-    state_bytes_each: int = 4
+    state_bytes_each: int | None = None
+    conv_bytes_each: int = 2
 
     def products(self, hidden: int, tp: int = 1, inputs: int = 1) -> tuple[Product, ...]:
         columns = math.ceil(self.projected / tp) + self.shared_projected
@@ -280,7 +286,8 @@ class Recurrence:
     @property
     def state_bytes(self) -> int:
         """Bytes of one request's state: the recurrence's, and the last inputs of the convolution."""
-        return self.state_elements * self.state_bytes_each + self.conv_channels * max(self.conv_kernel - 1, 0) * 2
+        conv = self.conv_channels * max(self.conv_kernel - 1, 0) * self.conv_bytes_each
+        return self.state_elements * (self.state_bytes_each or WIDE_STATE) + conv
 
     @property
     def rotated(self) -> int:

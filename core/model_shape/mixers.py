@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..parsing import MAX_INTEGER, ConfigReader
-from .layers import Attention, CompressedAttention, Index, LatentAttention, Mixer, Recurrence
+from .layers import WIDE_STATE, Attention, CompressedAttention, Index, LatentAttention, Mixer, Recurrence
 
 Mixers = Iterable[Mixer | None]
 
@@ -229,6 +229,12 @@ def compressed(reader: ConfigReader, family: str, layers: int) -> Mixers:
     return [replace(plain, ratio=ratio, index=index if ratio == 4 else None) for ratio in ratios]
 
 
+def _state_bytes(reader: ConfigReader) -> int | None:
+    """Return the bytes of an element of the recurrent state; None if the file does not say it."""
+    found = reader.get("mamba_ssm_dtype") or reader.get("mamba_ssm_cache_dtype")
+    return None if found is None else WIDE_STATE if found == "float32" else 2
+
+
 def delta_rule(reader: ConfigReader, family: str, layers: int) -> Mixers:
     """Read Qwen3-Next and Qwen3.5: gated delta nets, and gated attention in every
     `full_attention_interval`-th layer."""
@@ -239,6 +245,7 @@ def delta_rule(reader: ConfigReader, family: str, layers: int) -> Mixers:
     linear = Recurrence(
         heads, key_dim, value_dim, projected=channels + heads * value_dim + 2 * heads, output=heads * value_dim,
         conv_channels=channels, conv_kernel=number("linear_conv_kernel_dim", 4), other_parameters=2 * heads + value_dim,
+        state_bytes_each=_state_bytes(reader),
     )  # fmt: skip
     dim = number("head_dim", 256)
     gate = reader.flag("attn_output_gate", True)
@@ -262,7 +269,7 @@ def kimi_linear(reader: ConfigReader, family: str, layers: int) -> Mixers:
     linear = Recurrence(
         heads, dim, dim, projected=(4 if full_gate else 3) * width, output=width, conv_channels=3 * width,
         conv_kernel=about.integer("short_conv_kernel_size", 4), shared_projected=heads + dim * len(low_rank),
-        low_rank=low_rank, other_parameters=heads + width + dim,
+        low_rank=low_rank, other_parameters=heads + width + dim, state_bytes_each=WIDE_STATE,
     )  # fmt: skip
     full_layers = set(about.integers("full_attn_layers"))
     return [full if layer + 1 in full_layers else linear for layer in range(layers)]
@@ -287,7 +294,7 @@ def _mamba(
     return Recurrence(
         heads, state, dim, projected=inner + channels + heads, output=inner, conv_channels=channels, conv_kernel=kernel,
         other_parameters=3 * heads + (inner if norm else 0),
-        state_bytes_each=4 if reader.get("mamba_ssm_cache_dtype", "float32") == "float32" else 2,
+        state_bytes_each=_state_bytes(reader),
     )  # fmt: skip
 
 

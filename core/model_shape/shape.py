@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..errors import ForedraftError
+from .kv_formats import END_LAYERS, KV_FORMATS
 from .layers import Attention, Cache, Experts, Mixer, Mlp, Part, Recurrence
 from .quantization import WEIGHT_BITS, bits_per_weight
 
-DTYPE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp8": 1}
-"""The formats of a KV cache; those of weights are more (`quantization.py`)."""
+STATE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes of an element of a recurrent state, by format."""
 
 T = TypeVar("T")
 
@@ -191,9 +192,17 @@ class ModelShape:
     def token_bytes(self, tp: int = 1, *, windowed: bool | None = None) -> int:
         """Return the bytes that a token's entries take on one device over all layers; `windowed`: of those layers alone
         that keep a window (True), or of those that keep all (False)."""
-        element = DTYPE_BYTES[self.kv_dtype]
         chosen = ((c, n) for c, n in self.caches(tp) if windowed is None or c.keeps_reach == windowed)
-        return math.ceil(sum(count * cache.token_bytes(element) for cache, count in chosen))
+        return math.ceil(sum(count * self.cache_bytes(cache) for cache, count in chosen))
+
+    def cache_bytes(self, cache: Cache) -> float:
+        """Return the bytes of one token's share of the entries of a cache of this model: the mean over its layers."""
+        form = KV_FORMATS[self.kv_dtype]
+        entry = form.entry_bytes(cache)
+        if form.has_wide_ends and not self.recurrent_state_bytes:
+            share = 2 * min(END_LAYERS, self.layers // 2) / self.layers
+            entry += share * (KV_FORMATS["bf16"].entry_bytes(cache) - entry)
+        return cache.heads * entry / cache.tokens_per_entry
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -245,13 +254,24 @@ class ModelShape:
         if weight_dtype is not None and bits_per_weight(weight_dtype) is None:
             known = ", ".join((*WEIGHT_BITS, "int4-g128"))
             raise UnknownModel(f"{self.name}: data type {weight_dtype!r} is none of {known} (bits and group size)")
-        if kv_dtype is not None and kv_dtype not in DTYPE_BYTES:
-            raise UnknownModel(f"{self.name}: data type {kv_dtype!r} of KV is none of {', '.join(DTYPE_BYTES)}")
+        if kv_dtype is not None and kv_dtype not in KV_FORMATS:
+            raise UnknownModel(f"{self.name}: data type {kv_dtype!r} of KV is none of {', '.join(KV_FORMATS)}")
         shape = replace(self, kv_dtype=kv_dtype or self.kv_dtype)
         if weight_dtype in (None, self.weight_dtype):
             return shape
         shape = replace(shape, attention_dtype=None, mlp_dtype=None, embedding_dtype=None, head_dtype=None)
         return replace(shape, weight_dtype=weight_dtype or shape.weight_dtype)
+
+    def with_states(self, state: int | None, conv: int | None, usual: int) -> ModelShape:
+        """Return the same shape with so many bytes in an element of recurrent states and of their convolutions; None:
+        as the model's files say, or `usual` where they do not."""
+        mixers = tuple(
+            (replace(one, state_bytes_each=state or one.state_bytes_each or usual, conv_bytes_each=conv or 2), count)
+            if isinstance(one, Recurrence)
+            else (one, count)
+            for one, count in self.mixers
+        )
+        return self if mixers == self.mixers else replace(self, mixers=mixers)
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,12 @@ MAX_SIZE = 1 << 20  # the largest captured batch
 NODE = 8  # devices of a node that stands alone
 NEAR = 0.8  # of hundreds of names some are a little alike: only a slip is worth a hint
 _KEY = re.compile(r"([{,]\s*[A-Za-z_][\w.-]*):\s*")
-_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+_SUFFIXES = {
+    suffix: base**power
+    for power, letter in enumerate("kmgt", 1)
+    for base, suffixes in ((1000, (letter, f"{letter.upper()}B")), (1024, (letter.upper(), f"{letter.upper()}iB")))
+    for suffix in suffixes
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +180,14 @@ class Given:
         return found
 
     def integer(self, name: str, least: int = 1, most: int | None = None) -> int | None:
-        """Return a number of at least `least`, up to `most`. It may have a suffix: 32k is 32,000 and 32K is 32,768."""
+        """Return a number of at least `least`, up to `most`. It may have a suffix: 32k is 32,000, 32K is 32,768,
+        10GiB is 10G, and 10GB is 10g."""
         text = self.values.get(name)
         if text is None:
             return None
-        found = re.fullmatch(r"(-?\d{1,15})([kKmMgG]?)", text)
-        number = int(found[1]) * _SUFFIXES.get(found[2], 1) if found else None
+        found = re.fullmatch(r"(-?\d{1,15}(?:\.\d{1,9})?)(|[kKmMgGtT]|[KMGT]i?B)", text.strip())
+        product = Fraction(found[1]) * _SUFFIXES.get(found[2], 1) if found else None
+        number = int(product) if product is not None and (found[2] or product.denominator == 1) else None
         if number is None or number < least or (most is not None and number > most):
             until = "on" if most is None else f"to {most}"
             self.refuse(name, f"is {text!r}; expected an integer from {least} {until}")
@@ -334,6 +342,11 @@ class Given:
             self.settings["model.kv_dtype"] = kvs[kv]
         elif kv not in (None, "auto"):
             self.not_modelled["--kv-cache-dtype"] = f"KV in {kv} has no price here"
+
+    def state_format(self, name: str) -> str | None:
+        """Return our name of the format of recurrent states that an argument has; None: as the model's files say."""
+        known = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "auto": None}
+        return known[text] if (text := self.choice(name, list(known))) is not None else None
 
     def multiply(self) -> None:
         """Set the servers that a manifest starts, each with the engines of one command."""

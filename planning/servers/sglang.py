@@ -43,7 +43,13 @@ SPANNING = (  # of --moe-a2a-backend: these divide the experts among all devices
     "deepep", "deepep_v2", "megamoe", "mooncake", "nixl", "ascend_fuseep", "flashinfer", "flashinfer_megamoe", "mori", "pplx",
 )  # fmt: skip
 EVICTION = ("lru", "lfu")  # of --radix-eviction-policy; slru, priority and tlru are not simulated
-KV = {"fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
+KV = {
+    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2"), "fp8"),
+    **dict.fromkeys(("nvfp4", "fp4_mx_block16", "fp4_e2m1"), "nvfp4"),  # 8-bit scales of 16 elements
+    "mxfp8": "mxfp8",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+}
 
 
 def _entry(words: list[str]) -> int | None:
@@ -81,6 +87,8 @@ def _model(given: Given, gpu: GPU) -> None:
 
 def _formats(given: Given, gpu: GPU) -> None:
     given.read_formats(WEIGHTS, KV)
+    if (state := given.state_format("mamba-ssm-dtype")) is not None:
+        given.settings["model.state_dtype"] = state
 
 
 def _pools(given: Given, gpu: GPU) -> None:

@@ -33,7 +33,7 @@ METHODS = {
     "NGRAM": "NGRAM",
     "DRAFTTARGET": "STANDALONE",
 }
-KV = {"fp8": "fp8", "bfloat16": "bf16", "float16": "fp16"}
+KV = {"fp8": "fp8", "nvfp4": "nvfp4", "bfloat16": "bf16", "float16": "fp16"}
 KV_KEYS = {
     "free_gpu_memory_fraction",
     "enable_block_reuse",
@@ -41,6 +41,7 @@ KV_KEYS = {
     "max_tokens",
     "dtype",
     "max_gpu_total_bytes",
+    "mamba_ssm_cache_dtype",
 }
 OF_SPECULATION = {
     *("decoding_type", TRTLLM_MAX_STEPS, TRTLLM_SCHEDULE, "num_nextn_predict_layers", "max_concurrency"),
@@ -190,6 +191,8 @@ def _kv(given: Given, gpu: GPU) -> None:
         given.settings["hardware.kv_gb"] = kv_bytes / 1e9
     if (slots := of_table.integer("max_tokens")) is not None:
         given.settings["engine.kv_slots"] = slots
+    if (state := of_table.state_format("mamba_ssm_cache_dtype")) is not None:
+        given.settings["model.state_dtype"] = state
     given.problems += [Problem(f"kv_cache_config.{one.key[2:]}", one.message) for one in of_table.problems]
     dtype = of_table.text("dtype")
     if dtype in KV:

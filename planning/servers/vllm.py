@@ -8,6 +8,7 @@ from typing import Any
 
 from ...core.adaptive.interchange import VLLM_SCHEDULE, import_table, to_json
 from ...core.errors import ConfigError, Problem, count_of
+from ...core.model_shape import KV_FORMATS
 from ...core.parsing import ParseError, parse_json
 from ...sim.cost.hardware import GPU
 from ...sim.cost.server import server_profile
@@ -20,7 +21,7 @@ OTHER_NAMES = {
     "q": "quantization", "pp": "pipeline-parallel-size", "tp": "tensor-parallel-size", "dp": "data-parallel-size",
     "ep": "enable-expert-parallel", "dcp": "decode-context-parallel-size", "pcp": "prefill-context-parallel-size", "n": "nnodes",
     "sc": "speculative-config", "cc": "compilation-config", "O": "optimization-level",
-    "device-memory-utilization": "gpu-memory-utilization",
+    "device-memory-utilization": "gpu-memory-utilization", "kv-cache-memory": "kv-cache-memory-bytes",
 }  # fmt: skip
 OWN_LAYERS = "own layers"
 METHODS = {
@@ -37,7 +38,13 @@ WEIGHTS = {
     "fp8_per_tensor": "fp8", "fp8_per_block": "fp8", "fp8_per_channel": "fp8", "int8_per_channel_weight_only": "int8",
     "mxfp8": "mxfp8", "modelopt_mxfp8": "mxfp8",
 }  # fmt: skip
-KV = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "float16": "fp16"}
+KV = {
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"), "fp8"),
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "nvfp4_4over6": "nvfp4",
+    **{name: name for name in KV_FORMATS if name not in ("fp8", "mxfp8", "bf16", "fp16")},
+}
 BLOCK_SIZE = 16
 CAPTURE_SIZES, LARGEST_CAPTURE = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
 UTILIZATION = 0.92
@@ -105,6 +112,9 @@ def _model(given: Given, gpu: GPU) -> None:
 
 def _formats(given: Given, gpu: GPU) -> None:
     given.read_formats(WEIGHTS, KV)
+    conv = given.state_format("mamba-cache-dtype")
+    states = {"model.conv_dtype": conv, "model.state_dtype": given.state_format("mamba-ssm-cache-dtype") or conv}
+    given.settings |= {key: value for key, value in states.items() if value is not None}
 
 
 def _context(given: Given, gpu: GPU) -> None:

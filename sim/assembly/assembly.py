@@ -168,7 +168,7 @@ def _assemble(scenario: Scenario, deployment: Deployment) -> Assembly:
     """Resolve a scenario whose engines have this hardware."""
     algorithm = get_algorithm(scenario.speculation.algorithm)
     given = scenario.model
-    target = deployment.with_formats(model_shape(given.target, "model.target"), given.weight_dtype, given.kv_dtype)
+    target = deployment.with_formats(model_shape(given.target, "model.target"), given)
     check_context(scenario, target)
     spec = _spec(scenario, deployment, algorithm, target)
     draft = draft_shape(scenario, algorithm, target, spec.max_steps)

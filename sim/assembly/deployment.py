@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ...core.adaptive.graphs import graph_plan
 from ...core.errors import ConfigError, nearest
-from ...core.model_shape import ModelShape
+from ...core.model_shape import STATE_BYTES, ModelShape
 from ...core.scheduler.config import EngineConfig, EngineRole
 from ...core.scheduler.spec import GRAPH_SIZES, EngineSpec, default_graph_sizes
 from ..cost.calibration import Calibration
@@ -35,7 +35,7 @@ from ..cost.memory.rules import leanest_rules, rules_of
 from ..cost.published.evidence import Evidence, published_evidence
 from ..cost.published.places import place_of
 from ..cost.server import ServerProfile, server_profile
-from ..scenario import FrontEndTable, Hardware, Scenario
+from ..scenario import FrontEndTable, Hardware, Model, Scenario
 
 AUTO_KERNELS = ("auto", "roofline")
 """The valid values of the variable FOREDRAFT_KERNELS."""
@@ -79,7 +79,7 @@ class Deployment:
     port_bytes_per_s: float
     memory_rules: MemoryRules
     leanest_rules: MemoryRules | None
-    pool_ratios: Mapping[str, float]  # that the scenario gives, as fields of StateLayout
+    pool_ratios: Mapping[str, Any]  # that the scenario gives, as fields of StateLayout
     calibration: Calibration | None = None
 
     @classmethod
@@ -135,11 +135,14 @@ class Deployment:
         place = place_of(target, self.gpu.name, self.server.name, self.parallel)
         return published_evidence(place, kernels, drafts)
 
-    def with_formats(self, model: ModelShape, weights: str | None, kv: str | None) -> ModelShape:
-        """Return the model with these formats. FP8 checkpoints of some servers keep their KV in FP8 as well."""
+    def with_formats(self, model: ModelShape, given: Model) -> ModelShape:
+        """Return the model with the formats that a scenario gives. FP8 checkpoints of some servers keep their KV in FP8
+        as well."""
+        weights, kv = given.weight_dtype, given.kv_dtype
         if kv is None and weights == "fp8" and self.server.fp8_kv:
             kv = "fp8"
-        return model.with_dtypes(weights, kv)
+        state, conv = (STATE_BYTES.get(each or "") for each in (given.state_dtype, given.conv_dtype))
+        return model.with_dtypes(weights, kv).with_states(state, conv, self.server.state_bytes)
 
     def row_graph_sizes(self, max_running: int) -> tuple[int, ...] | None:
         """Return the captured batch sizes of an engine, by which it chooses its draft steps; None without graphs."""
@@ -245,9 +248,11 @@ class Deployment:
         return plan, None
 
 
-def _ratios(hardware: Hardware) -> dict[str, float]:
-    """Return the proportions of SGLang's pools that the scenario gives."""
-    given = {"window_ratio": hardware.window_ratio, "state_ratio": hardware.state_ratio}
+def _ratios(hardware: Hardware) -> dict[str, Any]:
+    """Return the proportions of SGLang's pools, and the states of one, that the scenario gives."""
+    given: dict[str, Any] = {"window_ratio": hardware.window_ratio, "state_ratio": hardware.state_ratio}
+    if hardware.state_slots is not None:
+        given["state_slots"] = hardware.state_slots // hardware.attention_data_parallel
     return {name: ratio for name, ratio in given.items() if ratio is not None}
 
 

@@ -69,6 +69,7 @@ class ServerProfile:
     kv_layout: Literal["pool", "shares", "reserved"] = "reserved"  # of windows and recurrent states (StateLayout)
     holds_the_context: bool = False  # it starts only if its pool holds a request of the whole context
     front_end: FrontEnd = NO_DELAY
+    state_bytes: int = 4  # of an element of recurrent states, where the model's files do not say it
     fp8_kv: bool = False  # FP8 checkpoints made for it keep their KV in FP8
     slow_fp8_kv: tuple[str, ...] = ()  # devices on which its attention over FP8 takes as long as over 16 bits
 
@@ -240,6 +241,7 @@ PROFILES: dict[str, ServerProfile] = {
             "fitted to vLLM 0.9 with EAGLE and EAGLE-3 on one H100, Llama-3.1-8B, batch 1 (13 rows, vLLM issue 20780); the waits per row "
             "and for several devices are those of vllm-0.18: docs/evidence/accuracy.md",
             kv_layout="pool",
+            state_bytes=2,  # --mamba-cache-dtype auto: as the model's activations
             memory=_VLLM_MEMORY,
             holds_the_context=True,
             graph_unit="tokens",
@@ -256,6 +258,7 @@ PROFILES: dict[str, ServerProfile] = {
             "times to the first token show that FP8 checkpoints keep their KV in FP8, and times per token that reading it saves no time; "
             "a draft step is that of a captured head of vllm-0.9 (assumption: EAGLE-3 is captured as well): docs/evidence/accuracy.md",
             kv_layout="pool",
+            state_bytes=2,  # --mamba-cache-dtype auto: as the model's activations
             memory=_VLLM_MEMORY,
             holds_the_context=True,
             graph_unit="tokens",

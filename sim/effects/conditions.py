@@ -143,6 +143,16 @@ def no_pool_of_states(run: Assembly, key: str) -> str | None:
 
 
 @_condition
+def states_are_counted(run: Assembly, key: str) -> str | None:
+    return None if run.scenario.hardware.state_slots is None else "hardware.state_slots is their number"
+
+
+@_condition
+def no_states(run: Assembly, key: str) -> str | None:
+    return None if run.target.recurrent_state_bytes else f"{run.target.name} has no recurrent layers"
+
+
+@_condition
 def one_rule_of_memory(run: Assembly, key: str) -> str | None:
     server = run.deployment.server
     return None if len(server.memory) > 1 else f"all releases of {server.name} take memory by one rule here"

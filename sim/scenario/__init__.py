@@ -1,7 +1,7 @@
 """A scenario: everything that a simulated run depends on, validated all at once."""
 
 from .engine_table import EngineTable
-from .hardware import Hardware, PoolHardware
+from .hardware import Hardware, Model, PoolHardware
 from .scenario import FrontEndTable, Scenario
 from .speculation import Acceptance, Speculation
 from .workload import Clients, Length, Workload
@@ -12,6 +12,7 @@ __all__ = [
     "EngineTable",
     "FrontEndTable",
     "Hardware",
+    "Model",
     "Length",
     "PoolHardware",
     "Scenario",

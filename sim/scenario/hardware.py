@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from ...core.model_shape import KV_FORMATS
 from ...core.scheduler.config import EngineRole
 from ..cost.hardware import CUSTOM, GPU, UnknownGPU, custom_gpu, known_gpus, lookup_gpu
 from ..cost.host import GraphUnit
@@ -35,7 +36,20 @@ class Model(ScenarioTable):
         sglang("kv-cache-dtype N", by="formats"),
         vllm("kv-cache-dtype N", by="formats"),
         trtllm("kv-cache-config N", by="kv"),
-    ] = Field(default=None, description="bf16, fp16 or fp8; default: the checkpoint's, else 16-bit")
+    ] = Field(default=None, description=f"{', '.join(KV_FORMATS)}; default: the checkpoint's, else 16-bit")
+    state_dtype: Annotated[
+        Literal["fp32", "bf16", "fp16"] | None,
+        NoEffect("no_states"),
+        sglang("mamba-ssm-dtype N", by="formats"),
+        vllm("mamba-ssm-cache-dtype N", "mamba-cache-dtype N", by="formats"),
+    ] = Field(
+        default=None,
+        description="format of recurrent states; default: as the model's files say, else the server's (vLLM bf16, others "
+        "fp32)",
+    )
+    conv_dtype: Annotated[
+        Literal["fp32", "bf16", "fp16"] | None, NoEffect("no_states"), vllm("mamba-cache-dtype N", by="formats")
+    ] = Field(default=None, description="format of the states of convolutions before recurrent layers; default: bf16")
     context_len: Annotated[
         Count | None,
         sglang("context-length N"),
@@ -59,6 +73,12 @@ class Model(ScenarioTable):
     draft_vocab: Annotated[Count, NoEffect("no_draft_vocabulary")] = Field(
         default=32_000, description="EAGLE-3: tokens in the head's reduced vocabulary, unless model.draft says"
     )
+
+    @model_serializer(mode="wrap")
+    def _without_states(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out formats of states that are not given, so that the headers of other logs stay what they are."""
+        omitted = ("state_dtype", "conv_dtype")
+        return {key: value for key, value in dump(self).items() if value is not None or key not in omitted}
 
 
 class PoolHardware(ScenarioTable):
@@ -246,8 +266,18 @@ class Hardware(ScenarioTable):
         Positive | None,
         NoEffect("kv_slots_are_given"),
         NoEffect("no_pool_of_states"),
+        NoEffect("states_are_counted"),
         sglang("mamba-full-memory-ratio N", read="number"),
     ] = Field(default=None, description="bytes of SGLang's pool of recurrent states for each byte of KV; default: 0.9")
+    state_slots: Annotated[
+        Count | None,
+        NoEffect("kv_slots_are_given"),
+        NoEffect("no_pool_of_states"),
+        sglang("max-mamba-cache-size N", read="integer"),
+    ] = Field(
+        default=None,
+        description="states in SGLang's pool of recurrent states, 1, 3 or 5 for each request; default: by state_ratio",
+    )
     kv_gb: Annotated[
         Positive | None,
         NoEffect("kv_slots_are_given"),
@@ -376,5 +406,5 @@ class Hardware(ScenarioTable):
     def _without_common_pools(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out pools that have nothing of their own, and a release and ratios that are not given, so that the
         headers of other logs stay what they are."""
-        omitted = ("custom", "prefill", "decode", "release", "window_ratio", "state_ratio")
+        omitted = ("custom", "prefill", "decode", "release", "window_ratio", "state_ratio", "state_slots")
         return {key: value for key, value in dump(self).items() if value is not None or key not in omitted}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ....core.model_shape import DTYPE_BYTES, Mlp
+from ....core.model_shape import Mlp
 from ....observe.measuring.metrics import RunMetrics
 from ....sim.actors.client import Patience
 from ....sim.assembly import Assembly
@@ -20,7 +20,7 @@ from ....sim.workload.workload import TimedRequest
 def machine_of(assembly: Assembly) -> dict[str, Any]:
     """Return the mapping `machine` of an answer, for one device of an engine: sums over the model's parameters."""
     shape, devices = assembly.target, assembly.deployment.parallel.devices
-    width, experts = DTYPE_BYTES[shape.weight_dtype], shape.experts
+    width, experts = shape.format_bytes(), shape.experts
     expert_bytes = 0.0
     if experts is not None:
         layers = sum(count for part, count in shape.mlps if not isinstance(part, Mlp))

@@ -32,6 +32,7 @@ SYSTEMS = {
     "L40S": "l40s",
 }
 SERVERS = ("sglang", "vllm", "trtllm")
+_MEASURED_KV = ("bf16", "fp16", "fp8")
 _BLACKWELL = ("b200_sxm", "b300_sxm", "gb200", "gb300")
 """GPUs on which TensorRT-LLM computes MXFP4 experts with activations of MXFP8; elsewhere they have 16 bits
 (NVIDIA/TensorRT-LLM, deployment guide for GPT-OSS, "MoE Backend Support Matrix")."""
@@ -139,6 +140,8 @@ def question(
     formats only where a scenario changes them. Models of equal layers with grouped attention (drafts' heads, families
     of the same form) are asked as Llama or Qwen3 MoE.
     """
+    if shape.kv_dtype not in _MEASURED_KV:
+        raise NotMeasured(f"KV in {shape.kv_dtype}: no measured attention; {_AUTO}")
     options: dict[str, Any] = {
         "tp_size": parallel.tensor,
         "attention_dp_size": parallel.data,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ....core.model_shape import DTYPE_BYTES, Cache, Experts, ModelShape, Product
+from ....core.model_shape import Cache, Experts, ModelShape, Product
 from ..hardware import GPU, Parallelism
 from ..passes.forward import query_key_pairs
 
@@ -97,9 +97,9 @@ class PhysicalLimits:
 
     def _cache_ns(self, cache: Cache, read: float, pairs: float, dims: int) -> float:
         """Return the least time of one layer that reads `read` tokens and computes so many pairs of query and key."""
-        read_bytes = read * cache.token_bytes(DTYPE_BYTES[self._shape.kv_dtype])
+        read_bytes = read * self._shape.cache_bytes(cache)
         flops = 2.0 * cache.heads * cache.queries * dims * pairs / cache.tokens_per_entry
-        is_short = cache.element_bytes == 1 or self._shape.kv_dtype == "fp8"
+        is_short = cache.element_bytes == 1 or self._shape.kv_dtype not in _SIXTEEN_BITS
         rate = max(self._gpu.peak_flops.values()) if is_short else self._rate("bf16")
         return max(read_bytes * self._byte_ns, flops * 1e9 / rate)
 

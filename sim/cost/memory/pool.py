@@ -201,7 +201,9 @@ def _states(layout: StateLayout, state: int, free: int, rows: int, nodes: int) -
     # One slot more of each kind is for padding.
     per_request, budget = layout.states_per_request, int(free * layout.state_ratio / (1 + layout.state_ratio))
     count = int((budget - state * (1 + drafted)) // (state * (1 + drafted / per_request)))
-    if not layout.prefix_cache and not layout.is_default_limit:
+    if layout.state_slots is not None:
+        count = layout.state_slots
+    elif not layout.prefix_cache and not layout.is_default_limit:
         count = min(count, rows)
     most = max(0, min(rows, count // per_request))
     held = count + 1 + (most + 1) * drafted

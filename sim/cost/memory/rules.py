@@ -35,6 +35,7 @@ class StateLayout:
     overlap: bool = True
     window_ratio: float = WINDOW_RATIO  # of "shares"
     state_ratio: float = STATE_RATIO
+    state_slots: int | None = None  # of "shares" on a device, given by number
     is_default_limit: bool = False  # max_running is the server's default, so "reserved" lowers it where memory is short
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from statistics import NormalDist
 
-from ....core.model_shape import DTYPE_BYTES, Attention, Cache, Experts, Mlp, ModelShape, Product, Recurrence
+from ....core.model_shape import Attention, Cache, Experts, Mlp, ModelShape, Product, Recurrence
 from ....core.model_shape.layers import Mixer
 from ....core.model_shape.quantization import main_format
 from ..efficiency import Efficiency
@@ -304,7 +304,7 @@ class ForwardCost:
                 heads=cache.heads,
                 queries=queries_per_row * cache.queries,
                 query_flops=2.0 * (cache.key_dim + cache.value_dim),
-                token_bytes=cache.token_bytes(DTYPE_BYTES[self.shape.kv_dtype]) * cache.tokens_per_entry,
+                token_bytes=self.shape.cache_bytes(cache) * cache.tokens_per_entry,
                 dtype="bf16",
             )
             / cache.tokens_per_entry
@@ -322,7 +322,7 @@ class ForwardCost:
             pairs = sum(query_key_pairs(new, past, cache.reach) for new, past in chunks)
             dims = cache.prompt_dims or cache.key_dim + cache.value_dim
             flops += 2.0 * cache.heads * cache.queries * dims * count * pairs / cache.tokens_per_entry
-            memory_bytes += count * cache.token_bytes(DTYPE_BYTES[self.shape.kv_dtype]) * read_tokens
+            memory_bytes += count * self.shape.cache_bytes(cache) * read_tokens
             tiles = max(tiles, sum(math.ceil(new / 128) for new, _ in chunks) * cache.heads * cache.queries)
         # The last wave of query tiles leaves multiprocessors idle; short prompts fill a part of the device only.
         filled = tiles / (math.ceil(tiles / gpu.sm_count) * gpu.sm_count) if tiles else 1.0

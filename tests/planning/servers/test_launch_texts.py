@@ -417,3 +417,40 @@ def test_nodes_end_the_fast_link_but_in_a_rack(server: str, command: str):
             command.replace("s 2", "s 3"), server
         )
         assert "hardware.gpus_per_node" not in launch_of(command.replace("8", "16"), server).settings
+
+
+class TestMemory:
+    @pytest.mark.parametrize("size", ["10G", "10GiB", "10737418240", "10.73741824g"])
+    @pytest.mark.parametrize("name", ["--kv-cache-memory-bytes {}", "--kv-cache-memory={}"])
+    def test_the_memory_of_kv_is_as_large_as_the_command_says(self, name: str, size: str):
+        scenario = scenario_of("vllm", f"vllm serve {MODEL} {name.format(size)}", **{"hardware.gpu": "H200"})
+        assert assemble(scenario).memory.slots == 72_800  # 147,456 bytes each, in blocks of 16 beside one for padding
+
+    def test_tensorrt_llm_bounds_it_in_bytes(self):
+        config = json.dumps({"max_gpu_total_bytes": 10 << 30})
+        command = f"trtllm-serve {MODEL} --kv_cache_config '{config}'"
+        memory = assemble(scenario_of("trtllm", command, **{"hardware.gpu": "H200"})).memory
+        assert memory.kv_pool_bytes == pytest.approx(10 << 30, rel=1e-3)
+
+    def test_sizes_that_are_none_are_refused(self):
+        for size in ("10X", "ten", "1.5"):
+            assert "expected an integer" in refusal_of(f"vllm serve {MODEL} --kv-cache-memory-bytes {size}")
+
+    @pytest.mark.parametrize("server, argument, key, value", [
+        ("vllm", "--kv-cache-dtype nvfp4", "model.kv_dtype", "nvfp4"),
+        ("vllm", "--kv-cache-dtype turboquant_3bit_nc", "model.kv_dtype", "turboquant_3bit_nc"),
+        ("vllm", "--kv-cache-dtype fp8_ds_mla", "model.kv_dtype", "fp8_ds_mla"),
+        ("vllm", "--mamba-ssm-cache-dtype float32", "model.state_dtype", "fp32"),
+        ("vllm", "--mamba-cache-dtype float16", "model.state_dtype", "fp16"),
+        ("vllm", "--mamba-cache-dtype float32 --mamba-ssm-cache-dtype bfloat16", "model.state_dtype", "bf16"),
+        ("vllm", "--mamba-cache-dtype float32 --mamba-ssm-cache-dtype bfloat16", "model.conv_dtype", "fp32"),
+        ("sglang", "--mamba-ssm-dtype bfloat16", "model.state_dtype", "bf16"),
+        ("sglang", "--kv-cache-dtype fp4_e2m1", "model.kv_dtype", "nvfp4"),
+        ("sglang", "--max-mamba-cache-size 500", "hardware.state_slots", 500),
+        ("sglang", "--swa-full-tokens-ratio 0.5", "hardware.window_ratio", 0.5),
+    ])  # fmt: skip
+    def test_formats_of_kv_and_states_become_keys(self, server: str, argument: str, key: str, value: object):
+        first = "vllm serve" if server == "vllm" else "python -m sglang.launch_server --model-path"
+        found = launch_of(f"{first} {MODEL} {argument}", server)
+        assert found.settings[key] == value
+        assert not [name for name in found.not_modelled if name in argument]

@@ -228,6 +228,22 @@ def test_the_proportions_of_the_pools_may_be_given():
         assert memory.recurrent_states_bytes == pytest.approx(left * ratio / (1 + ratio), rel=0.03)
 
 
+def test_the_number_of_states_may_be_given():
+    for settings, drafted in (({}, 0), (EAGLE3, 4)):
+        speculation = settings or {"algorithm": "NONE"}
+        found = plan_of("hybrid", "sglang-0.5", hardware={"state_slots": 100}, speculation=speculation)
+        memory, state = found.memory, found.target.recurrent_state_bytes
+        assert memory.most_running == found.spec.config.max_running == 100 // 5
+        assert memory.recurrent_states_bytes == state * (101 + 21 * drafted)
+
+
+def test_states_of_fewer_bits_take_less_of_the_pool():
+    usual, wide = (plan_of("hybrid", "vllm-0.18", model={"state_dtype": one}).memory for one in (None, "fp32"))
+    assert usual.request_slots < 0.6 * wide.request_slots, "vLLM keeps states as it keeps activations"
+    wide, few = (plan_of("hybrid", "sglang-0.5", model={"state_dtype": one}).memory for one in (None, "bf16"))
+    assert few.most_running > 1.8 * wide.most_running
+
+
 def test_layers_with_a_window_have_a_pool_in_proportion():
     found = plan_of("windowed", "sglang-0.5")
     memory, per_layer = found.memory, 2 * 8 * 128 * 2
