@@ -295,6 +295,6 @@ def test_states_have_the_format_that_is_given_said_or_usual():
     assert shape.with_states(4, None, 2).recurrent_state_bytes == 4 * elements + conv
     assert shape.with_states(None, 4, 4).recurrent_state_bytes == 4 * elements + 2 * conv
     config = built_in_config("qwen3-next-80b-a3b")[1] | {"mamba_ssm_dtype": "float32"}
-    said = read_model_shape(config, "config.json")
+    said = read_model_shape(config, "config.json", "said")
     assert said.with_states(None, None, 2).recurrent_state_bytes == 4 * elements + conv
     assert said.with_states(2, None, 4).recurrent_state_bytes == 2 * elements + conv
