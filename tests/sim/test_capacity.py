@@ -15,6 +15,7 @@ def summary_of(workload: dict, **tables) -> dict:
     return simulate({"workload": {**FIXED, **workload}, **SMALL_BATCH, **tables}).summary
 
 
+@pytest.mark.fast("NONE", ci="*")
 @pytest.mark.parametrize("algorithm", ["EAGLE3", "NONE"])
 def test_full_batches_are_saturation(algorithm):
     """More clients than the batch holds: what is served is what can be served."""
@@ -39,6 +40,7 @@ def test_two_replicas_serve_twice_as_much():
     assert two["saturation"] == pytest.approx(one["saturation"] / 2, rel=0.1)
 
 
+@pytest.mark.ci
 def test_the_narrower_of_two_pools_decides():
     tables = {"engine": {"max_running": 64, "page_size": 16}}
     for prefill, decode, is_over in ((1, 4, False), (4, 1, True)):
@@ -131,6 +133,7 @@ def test_every_length_of_an_overloaded_run_says_it_and_has_no_interval(num_reque
     assert "/s is asked, about " in summary["overload"]
 
 
+@pytest.mark.fast("poisson-tables0-1", "gamma-tables2-2", ci="*")
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
     ("arrivals", "tables"),

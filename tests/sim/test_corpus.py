@@ -24,6 +24,7 @@ def test_events_are_as_stored(name: str):
     )
 
 
+@pytest.mark.fast("service-4-faults", "disaggregated-1", ci="*")
 @pytest.mark.parametrize("name", ["service-0", "service-4-faults", "disaggregated-1", "builtin-1"])
 def test_an_engine_that_takes_every_wait_from_the_calendar_has_the_same_events(name, monkeypatch):
     num_waits = []

@@ -102,7 +102,14 @@ def not_of_steps() -> FaultPlan:
     return fault_plan(families, "test")
 
 
-@pytest.mark.fast("*-calm-synchronous", "*-faults-overlap")
+@pytest.mark.fast(
+    "device-faults-overlap",
+    "host-calm-synchronous",
+    "room-faults-overlap",
+    "chunks*-calm-synchronous",
+    "others-faults-overlap",
+    ci=("*-calm-synchronous", "*-faults-overlap"),
+)
 @pytest.mark.parametrize("mode", ["overlap", "synchronous"])
 @pytest.mark.parametrize("faults", [None, not_of_steps()], ids=["calm", "faults"])
 @pytest.mark.parametrize("waits_for", SERVICES)
@@ -127,6 +134,7 @@ def test_blocks_say_what_single_rounds_say(mode, faults, waits_for):
     assert blocks == singles
 
 
+@pytest.mark.fast("engine1-True", ci="*")
 @pytest.mark.parametrize(
     ("engine", "waits"),
     [({}, False), ({"guarantee_floor": 1.0}, True), ({"guarantee_floor": 1.0, "guarantee_output": 0.098}, False)],

@@ -65,6 +65,7 @@ class TestPrefixAware:
         sent.remember(Prompt.of_segments([(3, 300)]))
         assert sent.match(Prompt.of_segments([(1, 1000), (2, 400)])) == 1000
 
+    @pytest.mark.ci
     def test_first_tokens_come_sooner_than_by_counting_requests(self):
         """Prompts of very different lengths: the policy that counted requests and ignored tokens was slower
         than least_loaded."""

@@ -53,6 +53,9 @@ def test_five_services_under_the_swarm():
     assert sum(fired[kind] > 0 for kind in OF_TRANSFERS) > len(OF_TRANSFERS) / 2, fired
 
 
+@pytest.mark.fast(
+    "transfer.lost", "transfer.corrupt", "transfer.duplicated", "transfer.peer_dies", "transfer.decoder_lost", ci="*"
+)
 @pytest.mark.parametrize("kind", OF_TRANSFERS)
 def test_each_kind_happens_and_is_borne(kind):
     metrics = RunMetrics(None)
@@ -102,6 +105,7 @@ def serve_and_lose(tmp_path, *losses):
     return simulation, summary, SimulatorLedger(path.read_text().splitlines()[1:]).lives
 
 
+@pytest.mark.ci
 def test_requests_of_lost_decode_engines_have_the_rounds_that_they_would_have_had(tmp_path):
     """One engine, and two at once: a request moves once, behind what was delivered, and every draw is keyed
     by its position."""
@@ -187,6 +191,7 @@ BREAKS: list[tuple[str, Callable, FaultPlan, dict]] = [
 ]
 
 
+@pytest.mark.fast("believe_every_page", "give_away_what_is_read", ci="*")
 @pytest.mark.parametrize(("promise", "sabotage", "plan", "scenario"), BREAKS, ids=[b[1].__name__ for b in BREAKS])
 def test_a_broken_promise_is_reported(monkeypatch, promise, sabotage, plan, scenario):
     check_sabotage_is_reported(scenario, plan, promise, lambda: sabotage(monkeypatch))

@@ -64,6 +64,7 @@ def test_eight_services_under_the_swarm():
     assert sum(map(bool, fired.values())) > len(OF_ANY_SERVICE) / 2, fired
 
 
+@pytest.mark.fast("sglang-0.5", ci="*")
 @pytest.mark.parametrize("server", ["vllm-0.18", "sglang-0.5", "trtllm-1.x"])
 def test_the_rules_of_other_servers_keep_the_promises_too(server: str):
     for seed in (0, 2, 5, 28):
@@ -97,7 +98,7 @@ def test_a_plan_of_zeros_is_no_plan(tmp_path, change):
     assert without.count(b"\n") > 300
 
 
-@pytest.mark.fast("*1")
+@pytest.mark.fast("disaggregated_service-1", ci="*1")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("make_scenario", [service, disaggregated_service])
 def test_a_log_of_a_run_under_faults_replays(tmp_path, make_scenario, seed):

@@ -58,7 +58,7 @@ def one_run(tables: dict[str, Any], workers: int, folder: Path) -> tuple[Any, ..
     return summary, (folder / "events.jsonl").read_bytes(), *files
 
 
-@pytest.mark.fast("chat", "at_once")
+@pytest.mark.fast("at_once", ci="chat")
 @pytest.mark.parametrize(
     ("tables", "workers"),
     [
@@ -171,6 +171,7 @@ def _children(pid: int) -> list[str]:
     return [child for place in Path(f"/proc/{pid}/task").glob("*/children") for child in place.read_text().split()]
 
 
+@pytest.mark.ci
 def test_parts_are_put_together_without_pandas():
     """It would take longer to load than they take."""
     asked = [
