@@ -170,7 +170,7 @@ def _read_pool(log: StartLog, scenario: Scenario, reading: _Reading, is_same_mod
     """Take the KV pool: its tokens where each token takes the same, else its bytes."""
     deployment = Deployment.of(scenario, None, EngineRole.BOTH)
     model = scenario.model
-    target = deployment.with_formats(model_shape(model.target, MODEL), model.weight_dtype, model.kv_dtype)
+    target = deployment.with_formats(model_shape(model.target, MODEL), model)
     drafts, own_drafts = log.value("drafts"), scenario.speculation.algorithm != "NONE"
     if "drafts" in log.facts and (drafts is not None) != own_drafts:
         said = "drafts" if drafts is not None else "does not draft"
