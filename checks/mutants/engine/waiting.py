@@ -233,11 +233,9 @@ class SparesAllFromThePause(AdmissionPause):
 class AddsUpPages(Room):
     """Context and reserve are rounded to pages one by one, so that a request which fits waits."""
 
-    def to_find(self, record, num_cached, budget, padding=0, num_loaded=0):
+    def _length_to_find(self, record, num_known, budget, padding=0):
         context = record.prompt_len + record.emitted_before
-        slots = ceil_to_page(context, self.config.page_size) + self.slots_for_length(0)
-        while_computed = slots + self.beside.of(context, self.config.chunk_size)
-        return max(self.beside.total(slots), while_computed) - num_cached
+        return ceil_to_page(context, self.config.page_size) + self.slots_for_length(0)
 
 
 @WAITING.breaks("ENGINE-07")

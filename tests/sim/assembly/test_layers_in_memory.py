@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import pytest
@@ -21,6 +21,9 @@ from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_from_dict
 from foredraft.sim.summary.summary import summarize_run
+from hypothesis import given
+from hypothesis import settings as bounds
+from hypothesis import strategies as st
 
 SIZES: dict[str, Any] = {
     "hidden_size": 4096,
@@ -93,7 +96,7 @@ def scenario_of(kind: str, server: str, **tables: Any) -> Scenario:
         },
     }  # fmt: skip
     for name, table in tables.items():
-        given[name] = given[name] | table
+        given[name] = given.get(name, {}) | table if isinstance(table, dict) else table
     return scenario_from_dict(given, "test")
 
 
@@ -127,6 +130,45 @@ def test_a_limit_that_a_run_never_reaches_changes_nothing_in_it(case):
     runs = [run(scenario_of(kind, server, **tables, engine=limit)) for limit in ({"max_running": 12}, {})]
     assert runs[0]["max_running"] == 8
     assert unequal_keys(*runs) <= {"timing", "notices", "saturation"}
+
+
+def decisions_of(scenario: Scenario) -> list[str]:
+    """Return the lines of a run's log, without the header and the settings of engines."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "log.jsonl"
+        run(scenario, path)
+        lines = path.read_text().splitlines()
+    return [line for line in lines if not line.startswith(('{"t":"header"', '{"t":"engine"'))]
+
+
+@bounds(max_examples=5, deadline=None)
+@given(
+    case=st.sampled_from(sorted(CASES)),
+    clients=st.integers(1, 10),
+    limits=st.tuples(st.integers(0, 6), st.sampled_from([32, 100, 1000])),
+    multi_step_rounds=st.sampled_from([1, 32]),
+    workload=st.fixed_dictionaries(
+        {
+            "num_requests": st.integers(4, 16),
+            "prompt": st.sampled_from([fixed(700), {"kind": "uniform", "low": 20, "high": 5000}]),
+            "output": st.sampled_from([fixed(20), {"kind": "uniform", "low": 1, "high": 90}]),
+            "prefixes": st.sampled_from([{"groups": 2, "length": 600}, None]),
+        }
+    ),
+    seed=st.integers(0, 99),
+)
+def test_a_limit_that_is_not_reached_changes_no_decision(case, clients, limits, multi_step_rounds, workload, seed):
+    """Whatever the model's layers, the server and the load are: the logs are equal but for the settings in them."""
+    kind, server, tables = CASES[case]
+    load = {"concurrency": clients, **{key: value for key, value in workload.items() if value is not None}}
+    engine = {"multi_step_rounds": multi_step_rounds}
+    few, many = (
+        decisions_of(
+            scenario_of(kind, server, seed=seed, **tables, workload=load, engine=engine | {"max_running": most})
+        )
+        for most in (clients + limits[0], clients + limits[1])
+    )
+    assert few == many and few
 
 
 def test_default_limits_leave_a_pool_for_every_kind():
