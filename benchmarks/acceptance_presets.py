@@ -19,6 +19,7 @@ import numpy as np
 from foredraft.core.acceptance.fit import simulate_rounds
 from foredraft.core.acceptance.presets import PRESETS, AcceptancePreset
 from foredraft.core.acceptance.process import GaussianAcceptance
+from foredraft.core.contract.step import RoundShape
 from points import read_rows
 
 DEPTHS = 8
@@ -41,7 +42,7 @@ def published() -> dict[tuple[str, str, str], list[Row]]:
 
 def accept_length(process: GaussianAcceptance, steps: int, topk: int, nodes: int) -> float:
     """Return the mean over rounds of 512 requests of 300 tokens."""
-    shaped = process if topk == 1 else process.for_tree(topk, steps, nodes)
+    shaped = process if topk == 1 else process.for_tree(RoundShape(steps, topk, nodes))
     lens = simulate_rounds(shaped, steps, 512, 300)
     return float(lens.sum() / np.count_nonzero(lens))
 

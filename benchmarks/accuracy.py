@@ -41,6 +41,7 @@ from accuracy_runs import (
     tails_table,
 )
 from fit_expert_independence import distinct_experts, published_counts
+from foredraft.core.contract.step import RoundShape
 from foredraft.core.errors import ForedraftError
 from foredraft.observe.distribution.install_hint import install_command
 from foredraft.sim.assembly import assemble
@@ -185,7 +186,7 @@ def _verify_ms(tokens: int, gpu: str, tensor_parallel: int, kernels: str) -> flo
     }
     rows, nodes = (tokens // VERIFIED_NODES, VERIFIED_NODES) if tokens >= VERIFIED_NODES else (tokens, 1)
     cost = assemble(scenario_from_dict(scenario, "verify")).cost
-    parts = cost.decode_parts(rows, nodes - 1, 1, nodes, rows * 1024)
+    parts = cost.decode_parts(rows, RoundShape.chain(nodes - 1), rows * 1024)
     return sum(ns for name, ns in parts.items() if not name.startswith("draft")) / 1e6
 
 

@@ -25,10 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from foredraft.core.contract.step import RoundShape
 from foredraft.core.scheduler.spec import default_graph_sizes
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.calibration import LAUNCH_TIMES
 from foredraft.sim.cost.efficiency import default_efficiency
+from foredraft.sim.cost.passes.decode_work import DecodeWork
 from foredraft.sim.cost.passes.forward import ForwardCost
 from foredraft.sim.cost.server import PROFILES
 from foredraft.sim.scenario_file import scenario_from_dict
@@ -415,9 +417,9 @@ def estimate(point: Point, kernels: str = "measured") -> Estimate:
     )
     prompt_len, rows = round(point.mean(point.prompt)), point.concurrency
     context = prompt_len + round(point.mean(point.output)) // 2
-    shape, prompt = (point.steps, point.topk, point.num_draft_tokens), [(prompt_len, 0)]
-    mixed = cost.step_ns(prompt, (rows - 1, *shape, (rows - 1) * context) if rows > 1 else None)
-    decode = cost.decode_ns(rows, *shape, rows * context)
+    shape, prompt = RoundShape(point.steps, point.topk, point.num_draft_tokens), [(prompt_len, 0)]
+    mixed = cost.step_ns(prompt, DecodeWork(rows - 1, shape, (rows - 1) * context) if rows > 1 else None)
+    decode = cost.decode_ns(rows, shape, rows * context)
     return Estimate(
         point, decode, mixed, cost.step_ns(prompt), passes.kernels, passes.collectives, cost.parallel.devices
     )

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from accuracy_runs import MEASURED, ROOFLINE, Job, outcomes
+from foredraft.core.contract.step import PLAIN_ROUND
 from foredraft.core.errors import ForedraftError
 from foredraft.observe.distribution.install_hint import install_command
 from foredraft.sim.assembly import assemble
@@ -56,7 +57,7 @@ def split_times(served: Served, kernels: str) -> tuple[float, float]:
     prompt_ns = _cost(own, kernels).step_ns([(prompt, 0)] * prefill.data) / prefill.data
     token_ns, first_ns = 0.0, float(prompt_ns)
     for _ in range(STEADY_ROUNDS):
-        token_ns = decoding.decode_ns(max(rows, 1), 0, 1, 1, round(rows * (prompt + output / 2)))
+        token_ns = decoding.decode_ns(max(rows, 1), PLAIN_ROUND, round(rows * (prompt + output / 2)))
         rate = min(served.prefill_engines / prompt_ns, point.concurrency / (prompt_ns + output * token_ns))
         rows = max(1, round(rate * output * token_ns / served.engines))
         first_ns = point.concurrency / rate - output * token_ns

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ..core.contract.step import PLAIN_ROUND, RoundShape
 from ..core.model_shape import ModelShape
 from ..sim.cost.hardware import GPU
 from ..sim.cost.round import RoundCost
@@ -43,7 +44,7 @@ def impossible_prices(cost: RoundCost) -> Iterator[PriceFinding]:
     """Yield the impossible prices of an engine on grids of rows, draft steps, contexts and prompts."""
     depths = STEPS if cost.draft is not None else STEPS[:1]
     rounds: dict[tuple[int, ...], int] = {
-        work: cost.decode_ns(rows, steps, 1, steps + 1, rows * context)
+        work: cost.decode_ns(rows, RoundShape.chain(steps), rows * context)
         for work in itertools.product(ROWS, depths, CONTEXTS)
         for rows, steps, context in (work,)
     }
@@ -80,18 +81,18 @@ def _dearer_plain(cost: RoundCost, depths: Sequence[int]) -> Iterator[PriceFindi
     """Yield the rounds whose target pass is cheaper than that of plain decoding of the same rows, and the trees that
     are cheaper than chains of fewer nodes."""
     for rows, context in itertools.product(ROWS, CONTEXTS):
-        plain = _target_pass(cost, rows, 0, 1, 1, context)
+        plain = _target_pass(cost, rows, PLAIN_ROUND, context)
         for steps in depths[1:]:
-            chain = _target_pass(cost, rows, steps, 1, steps + 1, context)
-            tree = _target_pass(cost, rows, steps, 4, 2 * steps + 1, context)
+            chain = _target_pass(cost, rows, RoundShape.chain(steps), context)
+            tree = _target_pass(cost, rows, RoundShape(steps, 4, 2 * steps + 1), context)
             for nodes, ns, least in ((steps + 1, chain, plain), (2 * steps + 1, tree, chain)):
                 if ns < least * (1 - SLACK):
                     words = f"a target pass of {rows} rows, {nodes} nodes, {context} context"
                     yield PriceFinding("verifying is no cheaper", words, ns, least)
 
 
-def _target_pass(cost: RoundCost, rows: int, steps: int, topk: int, nodes: int, context: int) -> int:
-    parts = cost.decode_parts(rows, steps, topk, nodes, rows * context)
+def _target_pass(cost: RoundCost, rows: int, shape: RoundShape, context: int) -> int:
+    parts = cost.decode_parts(rows, shape, rows * context)
     return sum(parts.get(name, 0) for name in TARGET_PASS)
 
 

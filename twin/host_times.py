@@ -59,7 +59,7 @@ class HostTimes:
         for arm, laps in self._served:
             cost = steps.cost(arm.spec, "profile")
             ran = sum(lap.host_ns + lap.run_ns for lap in laps)
-            priced = sum(priced_ns(lap, cost, arm.spec.topk) + self._fitted_ns(lap) for lap in laps)
+            priced = sum(priced_ns(lap, cost) + self._fitted_ns(lap) for lap in laps)
             found.append(Closure(arm.name, len(laps), ran / 1e9, priced / 1e9))
         return tuple(found)
 
@@ -90,15 +90,14 @@ def deviation(values: np.ndarray) -> float:
     return TO_NORMAL * float(np.median(np.abs(values - np.median(values))))
 
 
-def priced_ns(lap: StepLap, cost: StepCost, topk: int) -> int:
+def priced_ns(lap: StepLap, cost: StepCost) -> int:
     """Return what the grids say of a served step on the device."""
     total, prefill, decode = 0, lap.step.prefill, lap.step.decode
     if decode is not None and lap.result.decode is not None:
         contexts = decode.seq_lens
         context = contexts.max() if cost.padded else contexts.mean()
-        shape = (len(decode.rows), decode.shape.steps, topk if decode.shape.steps else 1, decode.shape.nodes)
         longest = lap.result.decode.accept_lens.max(axis=1)
-        total += int(cost.rounds_ns(*shape, np.full(len(longest), context), longest).sum())
+        total += int(cost.rounds_ns(len(decode.rows), decode.shape, np.full(len(longest), context), longest).sum())
     if prefill is None:
         return total
     chunks = list(zip(prefill.lens.tolist(), prefill.starts.tolist(), strict=True))

@@ -73,7 +73,7 @@ def count_launches(plan: BenchPlan, arm: ArmPlan, context_len: int, traits: Devi
     options = ExecutorOptions(graph_sizes=arm.spec.graph_sizes, graph_outputs=False)
     executor = build_executor(engine, target, draft, ops, options)
     batch_size = arm.spec.config.max_running
-    graph = executor.graphs.find(arm.steps, arm.num_nodes, batch_size, RoundKind.GREEDY)
+    graph = executor.graphs.find(arm.spec.largest_round, batch_size, RoundKind.GREEDY)
     if graph is None:
         raise ForedraftError(f"{arm.spec.algorithm}: launches are counted of captured rounds, and these are not")
     recorder = _Recorder(executor, target, draft, context_len)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..core.contract.step import RoundShape
 from ..core.errors import ConfigError
 from ..gpu.measure.cells import MeasuringPlan, OfArm, contexts_of, time_steps
 from ..gpu.measure.clock import make_clock
@@ -99,7 +100,7 @@ def _algorithm_steps(arms: Mapping[int, TwinArm], samples: Samples) -> Algorithm
     prefill: dict[tuple[int, ...], list[float]] = {}
     rest: dict[tuple[int, ...], list[float]] = {}
     parts: dict[int, dict[str, dict[tuple[int, ...], list[float]]]] = {}
-    graphs: dict[tuple[int, int, int], dict[tuple[int, ...], list[float]]] = {}
+    graphs: dict[RoundShape, dict[tuple[int, ...], list[float]]] = {}
     for (number, cell), values in samples.items():
         if number not in arms:
             continue
@@ -107,17 +108,15 @@ def _algorithm_steps(arms: Mapping[int, TwinArm], samples: Samples) -> Algorithm
             prefill[cell.chunks, cell.tokens, cell.context] = [value[0] for value in values]
         if not isinstance(cell, RoundCell):
             continue
-        topk = _topk(arms[number], cell)
-        of = parts.setdefault(topk, {name: {} for name in ("draft", "verify", "kv_move", "extend")})
+        of = parts.setdefault(cell.shape.topk, {name: {} for name in ("draft", "verify", "kv_move", "extend")})
         for value in values:
             time = RoundTime(*value)
             rest.setdefault((cell.rows,), []).append(time.rest)
             if time.graph:
-                shape = (cell.steps, topk, cell.nodes)
-                graphs.setdefault(shape, {}).setdefault((cell.rows, cell.context), []).append(time.graph)
-            of["draft"].setdefault((cell.steps, cell.rows, cell.context), []).append(time.draft)
-            of["verify"].setdefault((cell.nodes, cell.rows, cell.context), []).append(time.verify)
-            of["kv_move"].setdefault((cell.steps, cell.rows), []).append(time.kv_move)
+                graphs.setdefault(cell.shape, {}).setdefault((cell.rows, cell.context), []).append(time.graph)
+            of["draft"].setdefault((cell.shape.steps, cell.rows, cell.context), []).append(time.draft)
+            of["verify"].setdefault((cell.shape.nodes, cell.rows, cell.context), []).append(time.verify)
+            of["kv_move"].setdefault((cell.shape.steps, cell.rows), []).append(time.kv_move)
             of["extend"].setdefault((cell.accepted, cell.rows, cell.context), []).append(time.extend)
     rounds = {
         topk: RoundGrids(**{name: _grid(name, cells) for name, cells in of.items()}) for topk, of in parts.items()
@@ -127,14 +126,10 @@ def _algorithm_steps(arms: Mapping[int, TwinArm], samples: Samples) -> Algorithm
     return replace(found, shared_ns=_shared_ns(arms, samples, found))
 
 
-def _topk(arm: TwinArm, cell: RoundCell) -> int:
-    return arm.spec.topk if cell.steps else 1
-
-
-def _priced_ns(cost: StepCost, arm: TwinArm, cell: RoundCell) -> int:
+def _priced_ns(cost: StepCost, cell: RoundCell) -> int:
     """Return what a profile says of a round."""
     context, accepted = np.array([cell.context]), np.array([cell.accepted])
-    return int(cost.rounds_ns(cell.rows, cell.steps, _topk(arm, cell), cell.nodes, context, accepted)[0])
+    return int(cost.rounds_ns(cell.rows, cell.shape, context, accepted)[0])
 
 
 def _shared_ns(arms: Mapping[int, TwinArm], samples: Samples, found: AlgorithmSteps) -> int:
@@ -143,7 +138,7 @@ def _shared_ns(arms: Mapping[int, TwinArm], samples: Samples, found: AlgorithmSt
     for (number, cell), values in samples.items():
         if number in arms and isinstance(cell, MixedCell):
             cost = StepCost(found, True, "")
-            alone = cost.prefill_ns([(cell.tokens, 0)]) + _priced_ns(cost, arms[number], cell.round)
+            alone = cost.prefill_ns([(cell.tokens, 0)]) + _priced_ns(cost, cell.round)
             both = np.median([value[0] for value in values])
             shared = min(alone - both, found.rest.at(rows=cell.round.rows).ns)
     return max(0, round(float(shared)))
@@ -183,12 +178,12 @@ class ArmPace:
 
     def __init__(self, arm: TwinArm, cost: StepCost, clock: str) -> None:
         timer = StepTimer(arm, make_clock(clock, arm.plan.device).now_ns)
-        steps, nodes = arm.spec.draft_shape.tree_sizes()[0]
+        shape = arm.spec.draft_shape.round_shapes()[0].computed
         contexts = contexts_of(arm.spec, MeasuringPlan())
         rows = doubling(arm.spec.config.max_running)
-        cells = [RoundCell(steps, nodes, each, contexts[len(contexts) // 2], 1) for each in rows]
+        cells = [RoundCell(shape, each, contexts[len(contexts) // 2], 1) for each in rows]
         self._timed = [self._of(arm, timer, cell) for cell in cells]
-        self._priced = sum(_priced_ns(cost, arm, cell) for cell in cells)
+        self._priced = sum(_priced_ns(cost, cell) for cell in cells)
         self.now()  # once without counting, as the profile's were
 
     @staticmethod

@@ -41,7 +41,7 @@ class SimulatedExecutor:
             self.assembly.cost,
             config.max_running,
             acceptance,
-            lambda topk, steps, nodes: acceptance.for_tree(topk, steps, nodes, rank_ratio),
+            lambda shape: acceptance.for_tree(shape, rank_ratio),
         )
         self._queue: deque[Step] = deque()
         self._stop_through = 0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...core.adaptive import AdaptiveController, CostTable, build_controller, load_adaptive_config
-from ...core.adaptive.graphs import GraphTable
+from ...core.adaptive.graphs import GraphKey, GraphTable
 from ...properties.step_controller.contract import BuildGraph, StepControllerCapabilities, StepControllerConfig
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -46,16 +46,19 @@ class ControllerAdapter:
         return self.controller.max_num_draft_tokens
 
     def expected(self, steps: int, batch_size: int) -> float:
-        return self.policy.estimate.expected((steps, self.controller.num_draft_tokens_for(steps, batch_size)))
+        return self.policy.estimate.expected(self.controller.round_shape(steps, batch_size))
 
     def copied(self) -> ControllerAdapter:
         return deepcopy(self, {id(self.policy.cost_table): self.policy.cost_table})
 
     def attach(self, build: BuildGraph, captured: Sequence[int] | None) -> None:
-        self.controller.init_states(captured, lambda keys: self.graphs.build(keys, lambda key: build(*key)))
+        def capture(key: GraphKey) -> object:
+            return build(key.shape.steps, key.shape.nodes, key.batch_size)
+
+        self.controller.init_states(captured, lambda keys: self.graphs.build(keys, capture))
 
     def graph(self, steps: int, batch_size: int) -> object:
-        return self.graphs.find(steps, self.controller.num_draft_tokens_for(steps, batch_size), batch_size)
+        return self.graphs.find(self.controller.round_shape(steps, batch_size), batch_size)
 
     def reload(self, text: str) -> None:
         self.controller.reload(text)

@@ -133,6 +133,6 @@ def _speculation(plan: SessionPlan) -> str:
         return "plain decoding"
     steps = spec.adaptive.candidate_steps
     counts = count_of(steps[0], "step") if len(steps) == 1 else f"{spec.policy}: {', '.join(map(str, steps))} steps"
-    nodes = dict.fromkeys(count for count in (n for _, n in spec.draft_shape.tree_sizes()) if count > 1)
+    nodes = dict.fromkeys(shape.nodes for shape in spec.draft_shape.round_shapes() if shape.nodes > 1)
     tree = f", trees of {', '.join(map(str, nodes))} nodes" if spec.topk > 1 else ""
     return f"{plan.algorithm.name}, {counts}{tree}"

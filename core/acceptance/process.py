@@ -32,6 +32,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from ..contract.step import RoundShape
 from ..draws import Purpose, hash64, normal, uniform
 from ..errors import ConfigError, Problem
 from .tree import MAX_DEPTH, tree_survival
@@ -274,13 +275,13 @@ class GaussianAcceptance(AcceptanceProcess):
         quality += self._offset(keys, positions, shifts[:, None] if shifts.ndim else shifts)
         return self._runs(quality)
 
-    def for_tree(self, topk: int, steps: int, num_draft_tokens: int, rank_ratio: float = 0.6) -> GaussianAcceptance:
+    def for_tree(self, shape: RoundShape, rank_ratio: float = 0.6) -> GaussianAcceptance:
         """Return the process of the deepest accepted node of a draft tree instead of a chain.
 
         Acceptance by rank is not published, so it is assumed: the target's token is the draft's j-th choice with
         probability p · ρ^(j−1), ρ = rank_ratio · (1 − p). With ratio 1 enough branches always contain the token, with
         ratio 0 only the first choice can be it. The tree is the one that tree drafting builds when every node has these
-        probabilities: beams of `topk`, then the best `num_draft_tokens` − 1 nodes. At most one node of a depth lies on
+        probabilities: beams of `topk`, then the best `nodes` − 1. At most one node of a depth lies on
         the target's path, so the survival at a depth is the sum of its nodes' probabilities. With a `draft_confidence`
         c nodes are chosen by the draft's own probabilities instead: c, (1 − c)/2, (1 − c)/4, …, where the log-odds of c
         vary over contexts with standard deviation 1. If the draft gives its first choice too low a probability, the
@@ -288,7 +289,7 @@ class GaussianAcceptance(AcceptanceProcess):
         Shares and correlation are those of the chain. The default ratio is the one at which a process whose chain of 3
         gives 2.25 tokens per round gives 2.92 for 21 nodes in 3 levels, as reported for Qwen3-8B (arXiv 2601.11580).
         """
-        survival = tree_survival(self._conditional_at, topk, steps, num_draft_tokens, rank_ratio, self.draft_confidence)
+        survival = tree_survival(self._conditional_at, shape, rank_ratio, self.draft_confidence)
         before = np.concatenate([[1.0], survival[:-1]])
         conditional = np.where(before > 0, survival / np.maximum(before, 1e-300), 0.0)
         return replace(self, conditional=tuple(np.minimum(conditional, 1.0)), max_depth=len(survival))

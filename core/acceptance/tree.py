@@ -8,6 +8,7 @@ from statistics import NormalDist
 import numpy as np
 
 from ..contract.arrays import Float64Array
+from ..contract.step import RoundShape
 from ..errors import ConfigError, Problem
 
 MAX_DEPTH = 64
@@ -16,13 +17,12 @@ _LEVELS = 9  # quantiles of the draft's confidence over which a tree is averaged
 
 def tree_survival(
     conditional_at: Callable[[int], float],
-    topk: int,
-    steps: int,
-    num_draft_tokens: int,
+    shape: RoundShape,
     rank_ratio: float,
     draft_confidence: float | None = None,
 ) -> np.ndarray:
     """Return the probability that the accepted path reaches depth 1 … steps: float64 [steps]. See `for_tree`."""
+    steps, topk, num_draft_tokens = shape
     problems = []
     if topk < 1:
         problems.append(Problem("topk", f"{topk}: expected at least 1"))

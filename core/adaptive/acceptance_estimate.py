@@ -5,10 +5,10 @@ A row with n correct drafts in a round of S steps shows that positions 1 … n w
 n + 1 was rejected. It says nothing about later positions. `AcceptanceEstimate` counts these results for one shape,
 `AcceptLengths` learns from all shapes.
 
-A shape is (steps, nodes of its verify tree). All shapes share p_j, the acceptance of the draft's first choice at depth
-j. The acceptance at that depth of a shape's own tree is q = 1 − (1 − p_j)^w. The exponent w is 1 for a chain, greater
-where several nodes of a tree compete for one token, and below 1 where a tree has too few nodes for every path to go on.
-It follows from p_j by the tree that such a draft would build (`core/acceptance/tree.py`).
+All shapes share p_j, the acceptance of the draft's first choice at depth j. The acceptance at that depth of a shape's
+own tree is q = 1 − (1 − p_j)^w. The exponent w is 1 for a chain, greater where several nodes of a tree compete for one
+token, and below 1 where a tree has too few nodes for every path to go on. It follows from p_j by the tree that such a
+draft would build (`core/acceptance/tree.py`).
 
     E(shape) = c · (1 + Σ_{j ≤ depth} q_1 ⋯ q_j)
 
@@ -26,9 +26,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..acceptance.tree import MAX_DEPTH, tree_survival
-
-Shape = tuple[int, int]
-"""(steps, nodes of the verify tree, root included)."""
+from ..contract.step import RoundShape
 
 PRIOR_ROWS = 8.0
 """Weight of the extrapolation from the position before, in rows: one independent row."""
@@ -182,17 +180,16 @@ class _Correction(NamedTuple):
 class AcceptLengths:
     """The estimate from the results of all shapes.
 
-    `topk` > 1 makes trees, unless their steps do not limit the accepted runs.
+    Shapes with branches are trees, unless their steps do not limit the accepted runs.
     """
 
-    def __init__(self, shapes: Sequence[Shape], topk: int = 1, depth_limited: bool = True) -> None:
+    def __init__(self, shapes: Sequence[RoundShape], depth_limited: bool = True) -> None:
         self.changes: int = 0
-        self._topk = topk
-        self._are_trees = topk > 1 and depth_limited
+        self._are_trees = depth_limited and any(shape.topk > 1 for shape in shapes)
         self._own = {
-            (steps, nodes): AcceptanceEstimate(steps if depth_limited else nodes - 1)
-            for steps, nodes in shapes
-            if steps > 0
+            shape: AcceptanceEstimate(shape.steps if depth_limited else shape.nodes - 1)
+            for shape in shapes
+            if shape.steps > 0
         }
         self.depth: int = max((own.depth for own in self._own.values()), default=0)
         self._exponents = {shape: [1.0] * own.depth for shape, own in self._own.items()}
@@ -202,7 +199,7 @@ class AcceptLengths:
         self.probabilities: list[float] = [FIRST_POSITION_PRIOR] * self.depth
         self._learn()
 
-    def add(self, shape: Shape, counts: Sequence[int]) -> None:
+    def add(self, shape: RoundShape, counts: Sequence[int]) -> None:
         """Add one verify result of a shape: `counts[n]` rows had n correct drafts."""
         own = self._own.get(shape)
         if own is not None:
@@ -221,7 +218,7 @@ class AcceptLengths:
         self._learn()
         return changed
 
-    def _elsewhere(self, shape: Shape, rows: Sequence[float]) -> list[tuple[float, float]]:
+    def _elsewhere(self, shape: RoundShape, rows: Sequence[float]) -> list[tuple[float, float]]:
         """Return by position the acceptance that is predicted for a shape, and the rows of the other shapes. `rows` are
         those of all shapes."""
         own, predicted = self._own[shape], self._accepted(shape, self.probabilities)
@@ -235,18 +232,18 @@ class AcceptLengths:
         """Return the decayed number of rows that tried a position (from 1 on), in all shapes."""
         return sum(own.trials(position) for own in self._own.values() if position <= own.depth)
 
-    def expected(self, shape: Shape, probabilities: Sequence[float] | None = None) -> float:
+    def expected(self, shape: RoundShape, probabilities: Sequence[float] | None = None) -> float:
         """Return the expected accept length of a shape, with the learned p_j or with others."""
         if shape not in self._own:
             return 1.0
         p = self.probabilities if probabilities is None else probabilities
         return self._corrections[shape].factor * self._predicted(shape, p)
 
-    def unknown(self, shape: Shape) -> float:
+    def unknown(self, shape: RoundShape) -> float:
         """Return the standard deviation of log E that remains because the shape has too few rows of its own."""
         return self._corrections[shape].unknown if shape in self._own else 0.0
 
-    def doubt(self, one: Shape, other: Shape, measured: int) -> float:
+    def doubt(self, one: RoundShape, other: RoundShape, measured: int) -> float:
         """Return the standard deviation of log E(one) / E(other) from positions 1 … `measured` and the corrections."""
         slopes = [0.0] * self.depth
         for shape, sign in ((one, 1.0), (other, -1.0)):
@@ -259,21 +256,21 @@ class AcceptLengths:
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
-    def _accepted(self, shape: Shape, p: Sequence[float]) -> list[float]:
+    def _accepted(self, shape: RoundShape, p: Sequence[float]) -> list[float]:
         """Return the acceptance at each depth of a shape's own tree, given that all before were accepted."""
         exponents = self._exponents[shape]
         if not self._are_trees:
             return list(p[: len(exponents)])
         return [1.0 - (1.0 - min(p[j], _MOST)) ** w for j, w in enumerate(exponents)]
 
-    def _predicted(self, shape: Shape, p: Sequence[float]) -> float:
+    def _predicted(self, shape: RoundShape, p: Sequence[float]) -> float:
         total = run = 1.0
         for q in self._accepted(shape, p):
             run *= q
             total += run
         return total
 
-    def _slopes(self, shape: Shape) -> list[float]:
+    def _slopes(self, shape: RoundShape) -> list[float]:
         """Return d log E / d p_j by position."""
         if shape not in self._own:
             return []
@@ -349,20 +346,20 @@ class AcceptLengths:
         if self._built_for and all(abs(a - b) <= _TREES_FOLLOW for a, b in zip(p, self._built_for, strict=True)):
             return False
         self._built_for = p
-        for (steps, nodes), own in self._own.items():
-            if steps > MAX_DEPTH:
+        for shape, own in self._own.items():
+            if shape.steps > MAX_DEPTH:
                 continue
-            survival = tree_survival(lambda depth: p[min(depth, len(p)) - 1], self._topk, steps, nodes, _RANK_RATIO)
+            survival = tree_survival(lambda depth: p[min(depth, len(p)) - 1], shape, _RANK_RATIO)
             before = 1.0
             for j in range(own.depth):
                 q = min(survival[j] / before, _MOST) if before > 0 else 0.0
                 first = min(max(p[j], 1e-6), _MOST)
                 # Beyond the tree's nodes nothing can be accepted; a lower bound keeps 1 / exponent finite.
-                self._exponents[steps, nodes][j] = max(math.log1p(-q) / math.log1p(-first), 1e-3)
+                self._exponents[shape][j] = max(math.log1p(-q) / math.log1p(-first), 1e-3)
                 before = survival[j]
         return True
 
-    def _correction(self, shape: Shape, own: AcceptanceEstimate) -> _Correction:
+    def _correction(self, shape: RoundShape, own: AcceptanceEstimate) -> _Correction:
         spread = _SPREAD_OF_TREES if self._are_trees else _SPREAD_OF_CHAINS
         if not own.trials(1):
             return _Correction(1.0, 0.0, spread)
@@ -390,5 +387,5 @@ class AcceptLengths:
         return {
             "changes": self.changes,
             "built_for": list(self._built_for),
-            "shapes": {f"{steps}:{nodes}": own.snapshot() for (steps, nodes), own in self._own.items()},
+            "shapes": {f"{shape.steps}:{shape.nodes}": own.snapshot() for shape, own in self._own.items()},
         }

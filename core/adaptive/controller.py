@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..contract.step import RoundShape
 from ..errors import ConfigError, InvariantViolation, Problem
 from .config import AdaptiveConfig, TreeNodes, load_adaptive_config
 from .cost_table import CostTable
@@ -134,7 +135,7 @@ class AdaptiveController:
         self._shape_arguments = (topk, num_draft_tokens, depth_limited)
         self._shape = DraftTreeShape(policy.config, topk, num_draft_tokens, depth_limited)
         # The shapes built at start-up: a reloaded table may use only these.
-        self._first_sizes = frozenset(self._shape.tree_sizes())
+        self._first_shapes = frozenset(self._shape.round_shapes())
         self._captured: frozenset[GraphKey] = frozenset()
         self._captured_sizes: tuple[int, ...] | None = None
         self.state: ControllerState = ControllerState.NEW
@@ -165,11 +166,11 @@ class AdaptiveController:
         """The greatest number of draft tokens over all candidates; every reservation uses it."""
         return self._shape.max_num_draft_tokens
 
-    def num_draft_tokens_for(self, steps: int, bs: int) -> int:
-        """Return the number of nodes of a round's verify tree: 1 for 0 steps and steps + 1 for chains; for trees the
-        range and the steps decide.
+    def round_shape(self, steps: int, bs: int) -> RoundShape:
+        """Return the shape of a round: 1 node for 0 steps and steps + 1 for chains; for trees the range and the steps
+        decide.
         """
-        return self._shape.num_draft_tokens(steps, bs)
+        return self._shape.round_shape(steps, bs)
 
     def fewest_steps(self, bs: int) -> int:
         """Return the smallest candidate for a round of `bs` rows."""
@@ -224,7 +225,7 @@ class AdaptiveController:
         """
         if executed_steps < 0:
             raise InvalidObservation(f"executed steps {executed_steps}; expected an integer >= 0")
-        nd = self._shape.num_draft_tokens(executed_steps, bs)
+        nd = self._shape.round_shape(executed_steps, bs).nodes
         limit = min(executed_steps, nd - 1) if self._depth_limited else nd - 1
         total: float = 0
         rows = 0
@@ -255,7 +256,7 @@ class AdaptiveController:
         rounds, rows = correct_drafts.shape
         if not rows:
             return
-        proposed = self._shape.num_draft_tokens(executed_steps, bs) - 1
+        proposed = self._shape.round_shape(executed_steps, bs).nodes - 1
         limit = min(executed_steps, proposed) if self._depth_limited else proposed
         if not proposed and not np.count_nonzero(correct_drafts):
             self._heard(executed_steps)
@@ -290,13 +291,13 @@ class AdaptiveController:
         shape = DraftTreeShape(new, *self._shape_arguments)
         shape.set_router(RangeRouter(new, self._captured_sizes))
         problems = [
-            Problem("candidate_steps", f"{steps} steps with {nd} draft tokens were not built at start-up")
-            for steps, nd in shape.tree_sizes()
-            if (steps, nd) not in self._first_sizes
+            Problem("candidate_steps", f"{each.steps} steps with {each.nodes} draft tokens were not built at start-up")
+            for each in shape.round_shapes()
+            if each not in self._first_shapes
         ]
         missing: dict[int, list[int]] = {}
         for key in sorted(set(shape.graph_keys()) - self._captured):
-            missing.setdefault(key.steps, []).append(key.batch_size)
+            missing.setdefault(key.shape.steps, []).append(key.batch_size)
         for steps, sizes in missing.items():
             problems.append(Problem("candidate_steps", f"{steps} steps have no captured graph for sizes {sizes}"))
         if problems:
@@ -313,7 +314,7 @@ class AdaptiveController:
         slots = getattr(self.policy, "slots", ())
         return {
             "steps": steps,
-            "num_draft_tokens": None if steps is None else self._shape.num_draft_tokens(steps, self._active_bs),
+            "num_draft_tokens": None if steps is None else self._shape.round_shape(steps, self._active_bs).nodes,
             "switches": self.policy.switches,
             "activations": self._activations,
             "ema_accept_len": {

@@ -1,9 +1,10 @@
-"""The shape of a draft for a step count and a batch size: chains, trees, look-up."""
+"""The shape of a round for a step count and a batch size: chains, trees, look-up."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..contract.step import RoundShape
 from ..errors import ForedraftError
 from .config import AdaptiveConfig, SlotConfig, TreeNodes, nodes_for
 from .graphs import GraphKey
@@ -37,11 +38,14 @@ class DraftTreeShape:
         self._config = config
         self._router = RangeRouter(config)
         given = tuple(num_draft_tokens.items()) if isinstance(num_draft_tokens, Mapping) else num_draft_tokens
-        self._nodes: tuple[dict[int, int], ...] = tuple(
-            {steps: self._nodes_of(bound, slot, steps, given) for steps in slot.candidate_steps}
+        self._rounds: tuple[dict[int, RoundShape], ...] = tuple(
+            {
+                steps: RoundShape(steps, topk, self._nodes_of(bound, slot, steps, given))
+                for steps in slot.candidate_steps
+            }
             for bound, slot in zip(config.bounds, config.slots, strict=True)
         )
-        self._follows_steps = all(nodes == steps + 1 for tree in self._nodes for steps, nodes in tree.items())
+        self._follows_steps = all(shape.nodes == shape.steps + 1 for shape in self.round_shapes())
 
     def _nodes_of(self, bound: int, slot: SlotConfig, steps: int, given: TreeNodes | None) -> int:
         if steps == 0:
@@ -74,16 +78,16 @@ class DraftTreeShape:
         """Route as the policy does, once the captured sizes are known."""
         self._router = router
 
-    def num_draft_tokens(self, steps: int, batch_size: int) -> int:
-        """Return the nodes of the verify tree, root included."""
-        if steps == 0:
-            return 1
-        if self._follows_steps:
-            return steps + 1
-        nodes = self._nodes[self._router.range_index(batch_size)]
-        # A result may come late: from steps that the range no longer has, or from a batch that was launched in another
-        # range.
-        return nodes[steps] if steps in nodes else max(tree.get(steps, steps + 1) for tree in self._nodes)
+    def round_shape(self, steps: int, batch_size: int) -> RoundShape:
+        """Return the shape of a round. It has the draft's `topk` for 0 steps, too: see `RoundShape.computed`."""
+        rounds = self._rounds[0 if self._follows_steps else self._router.range_index(batch_size)]
+        return rounds[steps] if steps in rounds else self._shape_elsewhere(steps)
+
+    def _shape_elsewhere(self, steps: int) -> RoundShape:
+        """Return the shape of a round whose steps its range does not have. A result may come late: from steps that the
+        range no longer has, or from a batch that was launched in another range."""
+        fewest = RoundShape(steps, self.topk, steps + 1)
+        return max(rounds.get(steps, fewest) for rounds in self._rounds)
 
     def fewest_steps(self, batch_size: int) -> int:
         """Return the smallest candidate of the batch size's range."""
@@ -92,11 +96,11 @@ class DraftTreeShape:
     @property
     def max_num_draft_tokens(self) -> int:
         """The greatest number of nodes over all candidates of all ranges."""
-        return max(nodes for tree in self._nodes for nodes in tree.values())
+        return max(shape.nodes for shape in self.round_shapes())
 
-    def tree_sizes(self) -> tuple[tuple[int, int], ...]:
-        """Return every (steps, num_draft_tokens) that a round may have, ascending."""
-        return tuple(sorted({size for tree in self._nodes for size in tree.items()}))
+    def round_shapes(self) -> tuple[RoundShape, ...]:
+        """Return every shape that a round may have, ascending."""
+        return tuple(sorted({shape for rounds in self._rounds for shape in rounds.values()}))
 
     def graph_keys(self) -> tuple[GraphKey, ...]:
         """Return the keys of all graphs that routing can reach; none without captured sizes.
@@ -104,8 +108,8 @@ class DraftTreeShape:
         Among equal steps the largest batch comes first, because the graphs of smaller batches fit into its memory.
         """
         keys = [
-            GraphKey(steps, self.num_draft_tokens(steps, size), size)
+            GraphKey(self.round_shape(steps, size).computed, size)
             for size in reversed(self._router.sizes)
             for steps in self._router.candidates(size)
         ]
-        return tuple(sorted(keys, key=lambda key: key[:2]))
+        return tuple(sorted(keys, key=lambda key: key.shape))

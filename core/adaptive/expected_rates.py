@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .acceptance_estimate import AcceptLengths, Shape
+from ..contract.step import RoundShape
+from .acceptance_estimate import AcceptLengths
 from .cost_table import CostTable
 from .policy import SwitchGate
 
@@ -22,7 +23,7 @@ class ChoiceCell:
 
     batch_size: int
     candidates: tuple[int, ...]
-    shapes: dict[int, Shape]
+    shapes: dict[int, RoundShape]
     steps: int
     gate: SwitchGate
     decided: int = -1

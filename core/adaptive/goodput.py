@@ -72,9 +72,7 @@ class GoodputPolicy:
         self._router = RangeRouter(self.config)
         self._fixed = all(len(slot.candidate_steps) == 1 for slot in self.config.slots)
         self._shape = DraftTreeShape(self.config) if shape is None else shape
-        self.estimate: AcceptLengths = AcceptLengths(
-            self._shape.tree_sizes(), self._shape.topk, self._shape.depth_limited
-        )
+        self.estimate: AcceptLengths = AcceptLengths(self._shape.round_shapes(), self._shape.depth_limited)
         self._cells: dict[tuple[int, int], ChoiceCell] = {}
         self._cell_of: dict[int, ChoiceCell] = {}
         self._round = 0
@@ -115,7 +113,7 @@ class GoodputPolicy:
 
     def observe(self, counts: Sequence[int], total: float, rows: int, batch_size: int, executed_steps: int) -> None:
         if executed_steps:
-            self.estimate.add((executed_steps, self._shape.num_draft_tokens(executed_steps, batch_size)), counts)
+            self.estimate.add(self._shape.round_shape(executed_steps, batch_size), counts)
             probe = self.probes.current
             # Rounds of other batch sizes do not belong to the probe, so its cost does not include them.
             if probe is not None and executed_steps > probe.incumbent and self._cell_of.get(batch_size) is probe.cell:
@@ -166,7 +164,7 @@ class GoodputPolicy:
         cell = self._cells.get((index, size))
         if cell is None:
             candidates = self.config.slots[index].candidate_steps
-            shapes = [(steps, self._shape.num_draft_tokens(steps, batch_size)) for steps in candidates]
+            shapes = [self._shape.round_shape(steps, batch_size) for steps in candidates]
             steps = self._initial_steps
             if self._folds or steps not in candidates:
                 rates = {

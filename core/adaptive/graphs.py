@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from ..contract.step import RoundShape
 from ..errors import ForedraftError
 from .config import AdaptiveConfig
 from .policy import RangeRouter
@@ -21,8 +22,7 @@ class MissingGraph(ForedraftError):
 class GraphKey(NamedTuple):
     """The key of the graph of a decode round. `batch_size` is the captured size to which the round is padded."""
 
-    steps: int
-    num_draft_tokens: int
+    shape: RoundShape  # as it is computed
     batch_size: int
 
 
@@ -44,12 +44,12 @@ class GraphTable(Generic[Graph]):
         self._graphs = {key: capture(key) for key in keys}
         self._sizes = tuple(sorted({key.batch_size for key in keys}))
 
-    def find(self, steps: int, num_draft_tokens: int, batch_size: int) -> Graph | None:
+    def find(self, shape: RoundShape, batch_size: int) -> Graph | None:
         """Return the graph of a round, or None if no captured size is large enough. Raises `MissingGraph`."""
         index = bisect_left(self._sizes, batch_size)
         if index == len(self._sizes):
             return None
-        key = GraphKey(steps, num_draft_tokens, self._sizes[index])
+        key = GraphKey(shape.computed, self._sizes[index])
         if key not in self._graphs:
             raise MissingGraph(f"no graph of {key}; there are graphs of {sorted(self._graphs)}: call init_states first")
         return self._graphs[key]

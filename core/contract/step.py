@@ -129,13 +129,18 @@ class RoundShape(NamedTuple):
     topk: int  # branching k
     nodes: int  # of a verify tree, root included; a chain has steps + 1
 
+    @classmethod
+    def chain(cls, steps: int) -> RoundShape:
+        """Return the shape of a round that drafts one token per step."""
+        return cls(steps, 1, steps + 1)
+
     @property
     def computed(self) -> RoundShape:
         """This shape, without the branches that a round of 0 steps does not draft."""
         return self if self.steps else PLAIN_ROUND
 
 
-PLAIN_ROUND = RoundShape(0, 1, 1)
+PLAIN_ROUND = RoundShape.chain(0)
 
 
 @dataclass(slots=True)

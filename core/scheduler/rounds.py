@@ -17,7 +17,7 @@ import numpy as np
 from ..adaptive import AdaptiveController
 from ..contract.arrays import BoolArray, Int64Array
 from ..contract.request import cut_runs
-from ..contract.step import DecodeResult, DecodeStep, RoundShape
+from ..contract.step import DecodeResult, DecodeStep
 from ..errors import InvariantViolation
 from ..kv.request_table import ceil_to_page, reserve_per_multi_step
 from ..kv.store import KVStore
@@ -155,7 +155,7 @@ class DecodeRounds:
             if self.config.rules.has_launched_slots_alone:
                 self.store.grow_some(index, targets)
             return None
-        shape = RoundShape(steps, self.controller.topk, self.controller.num_draft_tokens_for(steps, len(rows)))
+        shape = self.controller.round_shape(steps, len(rows))
         max_seq_lens = kv_len + rounds_in_flight * self.sizes.alloc_len if rounds_in_flight else kv_len
         step = DecodeStep(rows, self._epochs, kv_len, max_seq_lens, shape, max_rounds)
         return PlannedRounds(step, index, allocated)

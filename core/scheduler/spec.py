@@ -30,6 +30,7 @@ from ..adaptive.policy import RangeRouter
 from ..algorithm.algorithm import Drafter, SpecAlgorithm
 from ..algorithm.registry import get_algorithm
 from ..contract.events import EventSink, ignore
+from ..contract.step import RoundShape
 from ..contract.text import TextDecoder
 from ..errors import ConfigError, ForedraftError, Problem, nearest
 from ..tree.build import MAX_TREE_NODES, tree_capacity
@@ -148,6 +149,11 @@ class EngineSpec:
     def max_num_draft_tokens(self) -> int:
         """Nodes that the largest verify round has per request, the root included."""
         return self.draft_shape.max_num_draft_tokens
+
+    @property
+    def largest_round(self) -> RoundShape:
+        """The most steps, the branches and the most nodes of a round; with an adaptive table perhaps of two rounds."""
+        return RoundShape(self.max_steps, self.topk, self.max_num_draft_tokens)
 
     def resolve_sizes(self) -> EngineSizes:
         """Return the sizes that the engine reserves.

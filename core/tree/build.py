@@ -21,6 +21,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..contract.arrays import Int64Array
+from ..contract.step import RoundShape
 from ..errors import ForedraftError
 
 MAX_TREE_NODES = 64
@@ -87,8 +88,9 @@ def tree_capacity(topk: int, steps: int) -> int:
     return topk + (steps - 1) * topk * topk if steps > 0 else 0
 
 
-def check_tree_shape(topk: int, steps: int, num_draft_tokens: int) -> None:
-    """Raise `TreeShapeError` unless `steps` steps of `topk` candidates can fill `num_draft_tokens` nodes."""
+def check_tree_shape(shape: RoundShape) -> None:
+    """Raise `TreeShapeError` unless the steps of `shape`, with `topk` candidates each, can fill its nodes."""
+    steps, topk, num_draft_tokens = shape
     if topk < 1 or steps < 0 or num_draft_tokens < 1:
         raise TreeShapeError(
             f"a tree needs topk ≥ 1, steps ≥ 0 and num_draft_tokens ≥ 1, not {topk}, {steps} and {num_draft_tokens}"
@@ -164,9 +166,9 @@ def build_tree(
     """
     batch_size = roots.shape[0]
     if not candidates:
-        check_tree_shape(1, 0, num_draft_tokens)
+        check_tree_shape(RoundShape(0, 1, num_draft_tokens))
         return build_chain(roots, np.zeros((batch_size, 0), np.int32), seq_lens, max_position)
-    check_tree_shape(candidates[0].tokens.shape[1], len(candidates), num_draft_tokens)
+    check_tree_shape(RoundShape(len(candidates), candidates[0].tokens.shape[1], num_draft_tokens))
     tokens = np.concatenate([step.tokens for step in candidates], axis=1)
     parent_ids = np.concatenate([step.parents for step in candidates], axis=1)
     scores = _monotone_scores(candidates)
@@ -196,7 +198,7 @@ def build_chain(
     S = 0 is plain decoding."""
     batch_size, steps = draft_tokens.shape
     nodes = steps + 1
-    check_tree_shape(1, steps, nodes)
+    check_tree_shape(RoundShape(steps, 1, nodes))
     tokens = np.empty((batch_size, nodes), np.int32)
     tokens[:, 0] = roots
     tokens[:, 1:] = draft_tokens
@@ -267,7 +269,7 @@ def build_proposed_tree(
     """
     batch_size, nodes = draft_tokens.shape[0], draft_tokens.shape[1] + 1
     assert roots.shape == (batch_size,), "one tree per root"
-    check_tree_shape(1, MAX_TREE_NODES, nodes)
+    check_tree_shape(RoundShape(MAX_TREE_NODES, 1, nodes))
     node_bits = np.uint64(1) << np.arange(nodes, dtype=np.uint64)
     # Parent −1 looks up the last column, which stays 0: nodes below a missing one are missing.
     bits = np.zeros((batch_size, nodes + 1), np.uint64)

@@ -51,7 +51,6 @@ class RoundLimits:
     """What all rounds of one executor have in common, so that a captured round holds for every length."""
 
     table: Tensor  # the device's request table
-    topk: int
     max_len: int  # the greatest length at which a round begins
     max_nodes: int
     max_position: int
@@ -76,8 +75,7 @@ class RoundLimits:
     def padding(self, key: GraphKey) -> RoundBatch:
         """Return a batch of padding rows: row 0, of length 0."""
         zeros = torch.zeros(key.batch_size, dtype=torch.int64, device=self.table.device)
-        shape = RoundShape(key.steps, self.topk, key.num_draft_tokens)
-        return self.batch(np.zeros(key.batch_size, np.int64), zeros, zeros, zeros, shape)
+        return self.batch(np.zeros(key.batch_size, np.int64), zeros, zeros, zeros, key.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ...core.adaptive.graphs import GraphKey, GraphTable
 from ...core.contract.future_map import LENGTH_FIELD
+from ...core.contract.step import RoundShape
 from ..batch.uploads import layout, on_device, uploads_to, views
 from ..draft.port import RoundBatch
 from ..types.ops import DeviceTree, LogitTables, Ops
@@ -213,7 +214,7 @@ def _rarity(variant: Variant) -> tuple[int, bool, int]:
 def _name(key: GraphKey, variant: Variant) -> str:
     kind, shown, changed = variant
     more = (", with outputs" if shown else "") + ("" if changed is Changed.NOWHERE else f", logits changed {changed}")
-    return f"batch {key.batch_size}, {key.steps} steps, {kind}{more}"
+    return f"batch {key.batch_size}, {key.shape.steps} steps, {kind}{more}"
 
 
 class RoundGraphs:
@@ -260,8 +261,7 @@ class RoundGraphs:
 
     def find(
         self,
-        steps: int,
-        num_draft_tokens: int,
+        shape: RoundShape,
         batch_size: int,
         kind: RoundKind,
         with_outputs: bool = False,
@@ -269,7 +269,7 @@ class RoundGraphs:
     ) -> CapturedRound | None:
         """Return the smallest graph that holds the batch; capture it if no round has needed it yet.
         None: the round runs without one."""
-        key, variant = self._table.find(steps, num_draft_tokens, batch_size), (kind, with_outputs, changed)
+        key, variant = self._table.find(shape, batch_size), (kind, with_outputs, changed)
         if key is None or variant not in self._variants:
             return None
         if (key, variant) not in self._captured:
@@ -303,7 +303,7 @@ class RoundGraphs:
     def _capture(self, key: GraphKey, kind: RoundKind, with_outputs: bool, changed: Changed) -> CapturedRound:
         padding, masks = self._limits.padding(key), None
         if changed is Changed.WITH_MASKS:
-            nodes = key.batch_size * key.num_draft_tokens
+            nodes = key.batch_size * key.shape.nodes
             masks = MaskPlace(nodes, self._shaping.mask_words, self._mask_memory)
         with torch.no_grad():
             draft = self._decode_round.draft
@@ -311,7 +311,7 @@ class RoundGraphs:
                 self._decode_round,
                 self._cells,
                 padding,
-                self._accept_width(key.steps, key.num_draft_tokens),
+                self._accept_width(key.shape.steps, key.shape.nodes),
                 kind,
                 self._forced,
                 self._seed,
@@ -325,7 +325,7 @@ class RoundGraphs:
     @cached_property
     def _mask_memory(self) -> Tensor:
         """The masks of any round: all graphs read the same memory."""
-        nodes = max(key.batch_size * key.num_draft_tokens for key in self._keys)
+        nodes = max(key.batch_size * key.shape.nodes for key in self._keys)
         size = MaskPlace.size(nodes, self._shaping.mask_words)
         return torch.zeros(size, dtype=torch.uint8, device=self._limits.table.device)
 
@@ -341,7 +341,9 @@ class RoundGraphs:
                 self._memory_pool = torch.cuda.graph_pool_handle()  # torch refuses a pool without graphs
         if self._shard.on_any(graph is None):
             return None
-        report = CaptureReport(*key, variant[0], time.perf_counter() - begin, _reserved_bytes() - before, *variant[1:])
+        steps, _, nodes = key.shape
+        spent = time.perf_counter() - begin, _reserved_bytes() - before
+        report = CaptureReport(steps, nodes, key.batch_size, variant[0], *spent, *variant[1:])
         self.reports.append(report)
         if self.on_capture is not None:
             self.on_capture(report)

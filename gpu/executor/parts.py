@@ -83,7 +83,6 @@ class RowParts:
         rows = Rows(config.max_running, sizes.row_width, device, options.seed)
         limits = RoundLimits(
             rows.table,
-            engine.controller.topk,
             # In overlap mode a row that has filled the context runs once more.
             max_len=sizes.row_width - sizes.alloc_len,
             max_nodes=max(most, algorithm.accept_width(sizes.max_steps, most)),

@@ -63,7 +63,7 @@ class RoundRunner:
         wanted = self._rows.wanted(part.rows)
         changed = Changed.NOWHERE if forced is not None else self._shaping.changed(part.rows)
         variant = RoundKind.of(sampling), bool(wanted), changed
-        captured = self.graphs.find(part.shape.steps, nodes, len(part.rows), *variant)
+        captured = self.graphs.find(part.shape, len(part.rows), *variant)
         if self.graphs.on_round is not None and self.graphs.are_on:
             self.graphs.on_round(captured is not None, len(part.rows))
         if captured is not None:

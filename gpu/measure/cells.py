@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from ...core.contract.step import RoundShape
 from ...core.scheduler.spec import EngineSpec
 from ..session.round_cost import doubling
 from .arm import Arm
@@ -59,7 +60,7 @@ def time_steps(
 def step_cells(specs: Sequence[EngineSpec], plan: MeasuringPlan) -> dict[OfArm, int]:
     """Return how often each cell is timed. Arms of one algorithm share their prompts, and rounds of one shape."""
     found: dict[OfArm, int] = {}
-    seen: set[str | tuple[str, int, int, int]] = set()
+    seen: set[str | tuple[str, RoundShape]] = set()
     for number, spec in enumerate(specs):
         if spec.algorithm not in seen:
             seen.add(spec.algorithm)
@@ -69,18 +70,17 @@ def step_cells(specs: Sequence[EngineSpec], plan: MeasuringPlan) -> dict[OfArm, 
             if spec.config.max_running > 1:  # a step with both needs a row for each
                 found[number, _mixed(spec, plan)] = 3 * plan.repeats
     for number, spec in enumerate(specs):
-        for steps, nodes in spec.draft_shape.tree_sizes():
-            topk = spec.topk if steps else 1
-            if (spec.algorithm, topk, steps, nodes) in seen:
+        for shape in (each.computed for each in spec.draft_shape.round_shapes()):
+            if (spec.algorithm, shape) in seen:
                 continue
-            seen.add((spec.algorithm, topk, steps, nodes))
-            most = min(steps + 1, nodes)
+            seen.add((spec.algorithm, shape))
+            most = min(shape.steps + 1, shape.nodes)
             accepts = list(dict.fromkeys((most, 1, (most + 1) // 2)))  # with one repeat the most that there is
             for rows in plan.rows or doubling(spec.config.max_running):
                 for context in contexts_of(spec, plan):
                     for i, accepted in enumerate(accepts[: plan.repeats]):
                         repeats = len(range(i, plan.repeats, len(accepts)))
-                        found[number, RoundCell(steps, nodes, rows, context, accepted)] = repeats
+                        found[number, RoundCell(shape, rows, context, accepted)] = repeats
     return found
 
 
@@ -107,5 +107,5 @@ def _prompts(spec: EngineSpec, plan: MeasuringPlan) -> Iterator[PromptCell]:
 
 def _mixed(spec: EngineSpec, plan: MeasuringPlan) -> MixedCell:
     """Return the one step with both: its prompt is one of the prompt cells, its round one of the round cells."""
-    steps, nodes = spec.draft_shape.tree_sizes()[0]
-    return MixedCell(next(_prompts(spec, plan)).tokens, RoundCell(steps, nodes, 1, contexts_of(spec, plan)[0], 1))
+    shape = spec.draft_shape.round_shapes()[0].computed
+    return MixedCell(next(_prompts(spec, plan)).tokens, RoundCell(shape, 1, contexts_of(spec, plan)[0], 1))

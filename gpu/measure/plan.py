@@ -352,7 +352,7 @@ def acceptance_of_arm(plan: BenchPlan, arm: ArmPlan) -> AcceptanceProcess | None
     if plan.acceptance is None or spec.max_steps == 0:
         return None
     if spec.topk > 1 and isinstance(plan.acceptance, GaussianAcceptance):
-        return plan.acceptance.for_tree(spec.topk, spec.max_steps, spec.max_num_draft_tokens)
+        return plan.acceptance.for_tree(spec.largest_round)
     return plan.acceptance
 
 

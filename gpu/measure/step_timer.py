@@ -39,8 +39,7 @@ class PromptCell:
 class RoundCell:
     """A round of `rows` rows with `context` tokens of KV each, of which every one accepts `accepted` nodes."""
 
-    steps: int
-    nodes: int
+    shape: RoundShape  # as it is computed
     rows: int
     context: int
     accepted: int
@@ -96,7 +95,6 @@ class StepTimer:
         on_lap = lambda name, seconds: self._laps.append((name, seconds * 1e9))  # noqa: E731
         on_gpu = executor.device.type == "cuda"
         executor.clock = EventPhaseClock(on_lap) if on_gpu else PhaseClock(on_lap, lambda: now_ns() / 1e9)
-        self._topk = engine.controller.topk
         self._width = engine.sizes.row_width
         self._page_size = page_size
         self._row_slots = row_slots
@@ -139,8 +137,8 @@ class StepTimer:
         future_map.drop(numbers)
         future_map.publish(numbers, epochs, torch.from_numpy(lengths).to(device))
         future_map.stash(numbers, epochs, {name: values[:rows] for name, values in self._relayed.items()})
-        self._accepted = min(cell.accepted, cell.nodes)
-        return DecodeStep(numbers, epochs, lengths, lengths, RoundShape(cell.steps, self._topk, cell.nodes), 1)
+        self._accepted = min(cell.accepted, cell.shape.nodes)
+        return DecodeStep(numbers, epochs, lengths, lengths, cell.shape, 1)
 
     def _begin_rows(self, num_rows: int) -> None:
         """Occupy every row, and keep the relay values after a prompt as the start of all rounds."""

@@ -128,7 +128,7 @@ def _round_ns(
         policy="fixed",
         adaptive=fixed_config(steps),
         initial_steps=steps,
-        num_draft_tokens=spec.draft_shape.num_draft_tokens(steps, batch_size) if topk > 1 else None,
+        num_draft_tokens=spec.draft_shape.round_shape(steps, batch_size).nodes if topk > 1 else None,
         topk=topk,
         cost_table=None,
         decodes_text=False,

@@ -11,9 +11,11 @@ from typing import Any
 
 from ...core.acceptance.fit import mean_accept_length
 from ...core.acceptance.process import GaussianAcceptance
+from ...core.contract.step import RoundShape
 from ...core.tree.build import tree_capacity
 from ...sim.assembly import Assembly, assemble
 from ...sim.assembly.rounds import PricedRound
+from ...sim.cost.passes.decode_work import DecodeWork
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_with
 
@@ -54,7 +56,7 @@ class RoundModel:
         self.output_len = output_len
         self._tables = scenario.model_dump(mode="json")
         self._assemblies: dict[int, Assembly] = {}
-        self._accept_lengths: dict[tuple[int, int], float] = {}
+        self._accept_lengths: dict[RoundShape, float] = {}
         self._reserves: dict[int, int] = {}
         self.scenario = scenario
 
@@ -96,37 +98,33 @@ class RoundModel:
     def round(self, batch_size: int, context_len: int, steps: int) -> PricedRound:
         """Return the round of a batch. Raises a ForedraftError for steps that the deployment cannot have."""
         run = self.with_steps(steps)
-        topk = run.spec.topk if steps else 1
-        nodes = run.spec.draft_shape.num_draft_tokens(steps, batch_size) if steps else 1
-        parts = run.cost.decode_parts(batch_size, steps, topk, nodes, batch_size * context_len)
-        accept_length = self.accept_length(steps, nodes)
+        work = DecodeWork(batch_size, run.spec.draft_shape.round_shape(steps, batch_size), batch_size * context_len)
+        parts = run.cost.decode_parts(*work)
+        accept_length = self.accept_length(work.shape)
         host_ns = run.host.round_ns(batch_size, round(batch_size * accept_length))
         prompt_ns = 0.0
         if self.output_len is not None and run.prefill is None:  # else other devices compute the prompts
             prompt_len = max(1, round(context_len - self.output_len / 2))
-            work = (batch_size, steps, topk, nodes, batch_size * context_len)
             prompt_ns = _prompt_ns(run, prompt_len, work) / self.output_len
         overlap = run.spec.config.overlap
-        return PricedRound(batch_size, context_len, steps, nodes, parts, host_ns, overlap, accept_length, prompt_ns)
+        return PricedRound(batch_size, context_len, work.shape, parts, host_ns, overlap, accept_length, prompt_ns)
 
-    def accept_length(self, steps: int, num_draft_tokens: int) -> float:
-        """Return the mean accept length of rounds with these steps, bonus token included.
+    def accept_length(self, shape: RoundShape) -> float:
+        """Return the mean accept length of rounds of this shape, bonus token included.
 
         `acceptance.mean_length` is the mean of the scenario's most steps, from which fewer and more steps follow.
         """
-        if not steps:
+        if not shape.steps:
             return 1.0
-        key = (steps, num_draft_tokens)
-        if key not in self._accept_lengths:
-            run = self.with_steps(steps)
+        if shape not in self._accept_lengths:
+            run = self.with_steps(shape.steps)
             process = self._as_given.acceptance if self.scenario.acceptance.mean_length else run.acceptance
             if isinstance(process, GaussianAcceptance):
                 process = replace(process, seed=0)  # a mean of the process, not of one seed
-            if run.spec.topk > 1 and isinstance(process, GaussianAcceptance):
-                ratio = self.scenario.acceptance.rank_ratio
-                process = process.for_tree(run.spec.topk, steps, num_draft_tokens, ratio)
-            self._accept_lengths[key] = mean_accept_length(process, steps)
-        return self._accept_lengths[key]
+            if shape.topk > 1 and isinstance(process, GaussianAcceptance):
+                process = process.for_tree(shape, self.scenario.acceptance.rank_ratio)
+            self._accept_lengths[shape] = mean_accept_length(process, shape.steps)
+        return self._accept_lengths[shape]
 
     def best(self, batch_size: int, context_len: int, most_steps: int) -> PricedRound:
         """Return the round with the most tokens per second among 0 to `most_steps` draft steps."""
@@ -148,7 +146,7 @@ class RoundModel:
             speed = BatchSpeed(size, self.round(size, context_len, 0).tokens_per_s)
             if speculates:
                 best = self.best_drafted(size, context_len, MOST_STEPS)
-                speed = BatchSpeed(size, speed.plain, best.tokens_per_s, best.steps)
+                speed = BatchSpeed(size, speed.plain, best.tokens_per_s, best.shape.steps)
             found.append(speed)
         return found
 
@@ -188,18 +186,16 @@ class RoundModel:
         return min(config.max_running, config.num_fitting(held))
 
 
-def _prompt_ns(run: Assembly, prompt_len: int, round_work: tuple[int, int, int, int, int]) -> float:
+def _prompt_ns(run: Assembly, prompt_len: int, round_work: DecodeWork) -> float:
     """Return the device's time for one prompt of a deployment under load: steps are filled with prompts, as far as
     there are any, up to the chunk size. If steps mix prompts with decode rounds, what a round takes longer by it.
-
-    `round_work`: rows, draft steps, top-k, nodes and KV tokens of the round.
     """
     config = run.spec.config
     chunk = config.chunk_size or prompt_len
     beside = round_work if config.mixed else None
     alone_ns = run.cost.step_ns([], beside)
     if prompt_len <= chunk:
-        together = max(1, min(chunk // prompt_len, round_work[0]))
+        together = max(1, min(chunk // prompt_len, round_work.batch_size))
         return (run.cost.step_ns([(prompt_len, 0)] * together, beside) - alone_ns) / together
     starts = range(0, prompt_len, chunk)
     steps = ([(min(chunk, prompt_len - start), start)] for start in starts)

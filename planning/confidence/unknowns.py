@@ -33,7 +33,7 @@ def gains_by_unknown(model: RoundModel, rows: int, context: int, most_steps: int
 
     The steps are those that are best by the scenario, because a deployment has them before the input is known.
     """
-    steps = model.best_drafted(rows, context, most_steps).steps
+    steps = model.best_drafted(rows, context, most_steps).shape.steps
     own = model.round(rows, context, steps)
     gain, error = model.gain(own), math.exp(speed_up_error(model.with_steps(1)))
     found = [
@@ -52,7 +52,7 @@ def _of(name: str, what: str, gains: Sequence[float]) -> Moved:
 def _by_lengths(model: RoundModel, own: PricedRound) -> Iterator[float]:
     for factor in LENGTHS:
         other = RoundModel(model.scenario, model.output_len and model.output_len * factor)
-        yield other.gain(other.round(own.batch_size, max(1, round(own.context_len * factor)), own.steps))
+        yield other.gain(other.round(own.batch_size, max(1, round(own.context_len * factor)), own.shape.steps))
 
 
 def _by_acceptance(model: RoundModel, rows: int, context: int, steps: int) -> tuple[str, list[float]]:

@@ -41,6 +41,5 @@ def bottleneck(run: Assembly, summary: Mapping[str, Any]) -> str:
         return "link"
     if parts.get("attention", 0) > LARGE_SHARE * device_ns:
         return "KV bandwidth"
-    topk = run.spec.topk if found.steps else 1
-    one_row = sum(run.cost.decode_parts(1, found.steps, topk, found.num_draft_tokens, found.context_len).values())
+    one_row = sum(run.cost.decode_parts(1, found.shape, found.context_len).values())
     return "weights' bandwidth" if one_row > 0.6 * (device_ns - parts.get("attention", 0)) else "compute"

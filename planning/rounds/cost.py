@@ -121,8 +121,8 @@ def cost_of_rounds(
 def _cost(one: PricedRound, plain: PricedRound, interval: Interval | None) -> RoundPrice:
     ends = None if interval is None else (one.total_ns * interval.low / 1e3, one.total_ns * interval.high / 1e3)
     return RoundPrice(
-        one.steps,
-        one.num_draft_tokens,
+        one.shape.steps,
+        one.shape.nodes,
         {part: ns / 1e3 for part, ns in one.parts_ns.items()},
         one.device_ns / 1e3,
         one.host_ns / 1e3,

@@ -233,7 +233,7 @@ def _gain(model: RoundModel, batch: int, context: int) -> Gain:
     found = model.best_drafted(batch, context, MOST_STEPS)
     gain = model.gain(found)
     is_equal = abs(math.log(gain)) <= speed_up_error(model.with_steps(1))
-    return Gain(batch, context, found.steps, gain, "equal" if is_equal else "slower" if gain < 1 else "faster")
+    return Gain(batch, context, found.shape.steps, gain, "equal" if is_equal else "slower" if gain < 1 else "faster")
 
 
 def _prompts(model: RoundModel) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...core.adaptive.config import AdaptiveConfig, load_adaptive_config
 from ...core.adaptive.interchange import export_table, to_json
+from ...core.contract.step import RoundShape
 from ...core.errors import ForedraftError
 from ...sim.cost.server import server_profile
 from ...sim.scenario import Scenario
@@ -125,15 +126,18 @@ def _sglang_files(scenario: Scenario, table: Mapping[str, Any], max_batch_size: 
     multi = ["--enable-multi-layer-eagle"] if algorithm == "MULTI_LAYER_EAGLE" else []
     arguments = [*scheduling, "--speculative-algorithm", method, *multi]
     if len(steps) == 1:
-        return {"sglang.args": " ".join([*arguments, *shape_arguments(steps[0])]) + "\n"}
+        return {"sglang.args": " ".join([*arguments, *shape_arguments(RoundShape.chain(steps[0]))]) + "\n"}
     name = "sglang-adaptive.json"
     adaptive = ["--speculative-adaptive", "--speculative-adaptive-config", name]
     text = export_table(config, f"sglang-{SGLANG_VERSION}")
     begin = steps[len(steps) // 2]
-    return {name: text + "\n", "sglang.args": " ".join([*arguments, *adaptive, *shape_arguments(begin)]) + "\n"}
+    return {
+        name: text + "\n",
+        "sglang.args": " ".join([*arguments, *adaptive, *shape_arguments(RoundShape.chain(begin))]) + "\n",
+    }
 
 
-def shape_arguments(steps: int, topk: int = 1, nodes: int | None = None) -> list[str]:
-    """Return SGLang's arguments for drafts of one shape. nodes: of a tree, or of a chain if it is None."""
-    given = {"num-steps": steps, "eagle-topk": topk, "num-draft-tokens": nodes or steps + 1}
+def shape_arguments(shape: RoundShape) -> list[str]:
+    """Return SGLang's arguments for drafts of one shape."""
+    given = {"num-steps": shape.steps, "eagle-topk": shape.topk, "num-draft-tokens": shape.nodes}
     return [word for name, value in given.items() for word in (f"--speculative-{name}", str(value))]

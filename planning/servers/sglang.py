@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from ...core.adaptive.interchange import import_table, to_json
+from ...core.contract.step import RoundShape
 from ...core.errors import count_of
 from ...core.parsing import parse_json
 from ...core.scheduler.rules.sglang import RETRACTION_POLICIES
@@ -266,8 +266,8 @@ def _adapts(given: Given, algorithm: str, topk: int | None) -> bool:
     return reason is None
 
 
-def _usual_shape(algorithm: str, model: str) -> Sequence[int]:
-    """Return the steps, top-k and draft tokens that SGLang takes for a model unless it is told otherwise."""
+def _usual_shape(algorithm: str, model: str) -> RoundShape:
+    """Return the shape of rounds that SGLang takes for a model unless it is told otherwise."""
     name = model.lower()
     is_llama = "llama" in name and "llama-4" not in name
-    return (5, 4, 8) if is_llama and algorithm != "STANDALONE" else (3, 1, 4)
+    return RoundShape(5, 4, 8) if is_llama and algorithm != "STANDALONE" else RoundShape.chain(3)

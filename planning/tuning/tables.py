@@ -111,7 +111,8 @@ class TableSpace:
         For each range the best steps as measured and by the cost model, alone and with their neighbours.
         """
         priced = [
-            model.best(min(bound, model.most_rows(context, 0)), context, self.most_steps).steps for bound in self.bounds
+            model.best(min(bound, model.most_rows(context, 0)), context, self.most_steps).shape.steps
+            for bound in self.bounds
         ]
         nearest = [min(measured, key=lambda pair: abs(math.log(max(pair[0], 1.0) / bound)))[1] for bound in self.bounds]
         return [TableChoice(tuple(steps), width) for steps in (nearest, priced) for width in range(WIDEST + 1)]

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.acceptance.process import AcceptanceProcess
-from ...core.contract.step import DecodeResult, DecodeStep, Join, MultiStepEnd, PrefillResult, Step
+from ...core.contract.step import DecodeResult, DecodeStep, Join, MultiStepEnd, PrefillResult, RoundShape, Step
 from ...core.draws import Purpose, normal_at, stream_keys
 from ..cost.executor_steps import StepCost
 from ..cost.host_link import HostLink
+from ..cost.passes.decode_work import DecodeWork
 from ..cost.round import RoundCost
 from .run_cache import RunCache
 
@@ -102,7 +103,7 @@ class SimulatedDevice:
         cost: RoundCost | StepCost,
         num_rows: int,
         acceptance: AcceptanceProcess,
-        for_tree: Callable[[int, int, int], AcceptanceProcess],
+        for_tree: Callable[[RoundShape], AcceptanceProcess],
         jitter: Jitter | None = None,
         host_link: HostLink | None = None,
     ) -> None:
@@ -117,7 +118,7 @@ class SimulatedDevice:
         self._num_rows = num_rows
         self._acceptance = acceptance
         self._for_tree = for_tree
-        self._caches: dict[tuple[int, int, int], RunCache] = {}
+        self._caches: dict[RoundShape, RunCache] = {}
         self._chain = RunCache(acceptance, num_rows)
         self._last_cache: RunCache | None = None  # None: nothing was drafted yet
         self._left = np.zeros(num_rows + 1, dtype=np.int64)
@@ -209,7 +210,7 @@ class SimulatedDevice:
             )
         batch, batch_size = self._batch_of(decode), len(decode.rows)
         kv_tokens = batch.kv_end - int(self._left[batch.indices].dot(self._units[:batch_size]))
-        return self.cost.step_ns(chunks, (batch_size, *decode.shape.computed, kv_tokens))
+        return self.cost.step_ns(chunks, DecodeWork(batch_size, decode.shape, kv_tokens))
 
     # -- decode -------------------------------------------------------------------------------------------------------
 
@@ -234,11 +235,10 @@ class SimulatedDevice:
         if timed and self.cost.sees_rows:
             device_ns = self._seen_ns(self.cost, decode, lens[:rounds], left)
         elif timed:
-            shape = (batch_size, *decode.shape.computed)
             if rounds == 1:
-                device_ns = np.array([self.cost.decode_ns(*shape, kv_tokens)])
+                device_ns = np.array([self.cost.decode_ns(batch_size, decode.shape, kv_tokens)])
             else:
-                device_ns = self.cost.decode_ns(*shape, kv_tokens + grown)
+                device_ns = self.cost.decode_ns(batch_size, decode.shape, kv_tokens + grown)
         if timed and self.jitter is not None:
             device_ns = self.jitter.times_ns(self.num_run, device_ns)
         if timed and self.slowdown != 1.0:
@@ -251,8 +251,7 @@ class SimulatedDevice:
         index = self._batch_of(decode).indices
         contexts = self._kv_end[index] - left + np.cumsum(lens, axis=0, dtype=np.int64) - lens
         context = contexts.max(axis=1) if cost.padded else contexts.mean(axis=1)
-        shape = (len(index), *decode.shape.computed)
-        return cost.rounds_ns(*shape, context, lens.max(axis=1))
+        return cost.rounds_ns(len(index), decode.shape, context, lens.max(axis=1))
 
     def _draw_lens(
         self, decode: DecodeStep, batch: DecodeColumns, left: np.ndarray, limit: int
@@ -305,12 +304,12 @@ class SimulatedDevice:
         return self._batch
 
     def _cache(self, decode: DecodeStep) -> RunCache:
-        if decode.shape.topk == 1:
+        shape = decode.shape
+        if shape.topk == 1:
             return self._chain
-        key = (decode.shape.topk, decode.shape.steps, decode.shape.nodes)
-        if key not in self._caches:
-            self._caches[key] = RunCache(self._for_tree(*key), self._num_rows)
-        return self._caches[key]
+        if shape not in self._caches:
+            self._caches[shape] = RunCache(self._for_tree(shape), self._num_rows)
+        return self._caches[shape]
 
     def _all_ones(self, rounds: int, batch_size: int) -> np.ndarray:
         if rounds > len(self._ones):

@@ -8,6 +8,7 @@ from functools import lru_cache
 from ...core.acceptance.presets import PresetChoice, TraceAcceptance, usual_preset
 from ...core.acceptance.process import AcceptanceProcess, GaussianAcceptance, RegimeAcceptance
 from ...core.algorithm.algorithm import SpecAlgorithm
+from ...core.contract.step import RoundShape
 from ...core.errors import ConfigError
 from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import EngineSpec
@@ -39,13 +40,13 @@ def acceptance_process(scenario: Scenario, choice: PresetChoice, spec: EngineSpe
     )
     if table.mean_length is None or not spec.max_steps:
         return process
-    tree = (spec.topk, spec.max_steps, spec.max_num_draft_tokens, table.rank_ratio) if spec.topk > 1 else None
+    tree = (spec.largest_round, table.rank_ratio) if spec.topk > 1 else None
     return replace(_with_mean(replace(process, seed=0), table.mean_length, spec.max_steps, tree), seed=seed)
 
 
 @lru_cache(maxsize=64)
 def _with_mean(
-    process: GaussianAcceptance, mean: float, steps: int, tree: tuple[int, int, int, float] | None
+    process: GaussianAcceptance, mean: float, steps: int, tree: tuple[RoundShape, float] | None
 ) -> GaussianAcceptance:
     """Return `process`, more or less likely to accept at every depth, so that rounds of `steps` emit `mean`
     tokens on average."""

@@ -350,12 +350,12 @@ def _spec(
 def _check(scenario: Scenario, spec: EngineSpec, acceptance: AcceptanceProcess) -> None:
     """Raise ConfigError if the acceptance or the engine of the scenario is impossible."""
     if spec.topk > 1 and isinstance(acceptance, GaussianAcceptance):
-        for steps, nodes in spec.draft_shape.tree_sizes():
-            if steps > MAX_DEPTH and spec.policy != "fixed":
-                message = f"has a candidate of {steps} steps; expected at most {MAX_DEPTH} with topk {spec.topk}"
+        for shape in spec.draft_shape.round_shapes():
+            if shape.steps > MAX_DEPTH and spec.policy != "fixed":
+                message = f"has a candidate of {shape.steps} steps; expected at most {MAX_DEPTH} with topk {spec.topk}"
                 raise ConfigError.of(SCENARIO, "speculation.adaptive", message)
-            if steps > 0:
-                acceptance.for_tree(spec.topk, steps, nodes, scenario.acceptance.rank_ratio)
+            if shape.steps > 0:
+                acceptance.for_tree(shape, scenario.acceptance.rank_ratio)
     try:
         spec.resolve_sizes()
         spec.make_controller()

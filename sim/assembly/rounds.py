@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.contract.step import RoundShape
 from .assembly import Assembly
 from .confidence import factors_of_rounds
 
@@ -18,8 +19,7 @@ class PricedRound:
     Attributes:
         batch_size: Requests that take part.
         context_len: KV tokens of each when the round starts.
-        steps: Draft steps; 0 is a plain pass.
-        num_draft_tokens: Nodes that the target verifies per request, the root included.
+        shape: Draft steps, branches and nodes that the target verifies per request; 0 steps are a plain pass.
         parts_ns: Nanoseconds on the device by part; they sum to the device's time.
         host_ns: The scheduler's time for the round.
         is_overlapped: Whether the host works beside the device, not before and after it.
@@ -30,8 +30,7 @@ class PricedRound:
 
     batch_size: int
     context_len: int
-    steps: int
-    num_draft_tokens: int
+    shape: RoundShape
     parts_ns: Mapping[str, int]
     host_ns: int
     is_overlapped: bool
@@ -76,13 +75,12 @@ def mean_round(run: Assembly, summary: Mapping[str, Any]) -> PricedRound:
     rows = rows or summary["mean_running"] / summary["replicas"]
     batch = max(1, min(round(rows), spec.config.max_running))
     steps = max(spec.adaptive.candidate_steps, key=lambda count: summary.get(f"rounds_at_steps_{count}") or 0.0)
-    topk = spec.topk if steps else 1
-    nodes = spec.draft_shape.num_draft_tokens(steps, batch) if steps else 1
+    shape = spec.draft_shape.round_shape(steps, batch)
     context = round(summary["mean_input_tokens"] + summary["mean_output_tokens"] / 2)
-    parts = run.cost.decode_parts(batch, steps, topk, nodes, batch * context)
+    parts = run.cost.decode_parts(batch, shape, batch * context)
     accept_length = summary.get("accept_length") or 1.0
     host_ns = run.host.round_ns(batch, round(batch * accept_length))
-    return PricedRound(batch, context, steps, nodes, parts, host_ns, spec.config.overlap, accept_length)
+    return PricedRound(batch, context, shape, parts, host_ns, spec.config.overlap, accept_length)
 
 
 def round_of_run(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,8 +91,8 @@ def round_of_run(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Any]:
     found = mean_round(run, summary)
     interval = factors_of_rounds(run)
     whole_us = found.total_ns / 1e3
-    sizes = {"round_batch": found.batch_size, "round_context": found.context_len, "round_steps": found.steps}
-    sizes |= {"round_nodes": found.num_draft_tokens, "round_overlapped": found.is_overlapped}
+    sizes = {"round_batch": found.batch_size, "round_context": found.context_len, "round_steps": found.shape.steps}
+    sizes |= {"round_nodes": found.shape.nodes, "round_overlapped": found.is_overlapped}
     times = {f"round_part_{name}_us": ns / 1e3 for name, ns in found.parts_ns.items()}
     times |= {"round_host_us": found.host_ns / 1e3, "round_whole_us": whole_us}
     ends = {} if interval is None else {"round_whole_us_interval": [interval.low * whole_us, interval.high * whole_us]}

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.contract.step import PLAIN_ROUND
 from ...core.errors import ConfigError, ForedraftError
 from ...core.model_shape import lookup_model
 from ...observe.measuring.metrics import RunMetrics
@@ -84,7 +85,7 @@ class Predictor:
     @property
     def least_scale(self) -> float:
         """The factor on the target's kernels at which a pass of one row takes no longer than that."""
-        parts = self.cost.decode_parts(1, 0, 1, 1, 0)
+        parts = self.cost.decode_parts(1, PLAIN_ROUND, 0)
         return PHYSICAL * self.reading_ms * 1e6 / (sum(parts.values()) - parts[LAUNCH])
 
     def refuse_unphysical(self) -> None:

@@ -24,6 +24,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.contract.step import RoundShape
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.scheduler.spec import EngineSpec
 from .host import HostCost
@@ -90,7 +91,7 @@ class RoundGrids:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmSteps:
-    """The steps of one algorithm with its draft. `graphs`: (steps, topk, nodes) -> a captured round.
+    """The steps of one algorithm with its draft. `graphs`: captured rounds.
 
     `shared_ns`: by how much a step with a prompt and a round is shorter than two steps.
     """
@@ -98,7 +99,7 @@ class AlgorithmSteps:
     prefill: Grid
     rest: Grid
     rounds: Mapping[int, RoundGrids]  # by topk
-    graphs: Mapping[tuple[int, int, int], Grid] = field(default_factory=dict)
+    graphs: Mapping[RoundShape, Grid] = field(default_factory=dict)
     shared_ns: int = 0
 
 
@@ -130,12 +131,11 @@ class ExecutorSteps:
             raise ConfigError.of(source, "steps.algorithms", message)
         cost = StepCost(found, self.padded, f"steps measured on {self.device}")
         problems = []
-        shape = spec.draft_shape
+        shapes = spec.draft_shape
         for steps in spec.adaptive.candidate_steps:
-            topk = spec.topk if steps else 1
             for rows in (1, spec.config.max_running):
                 try:
-                    cost.decode_ns(rows, steps, topk, shape.num_draft_tokens(steps, rows), 1)
+                    cost.decode_ns(rows, shapes.round_shape(steps, rows), 1)
                 except ConfigError as error:
                     problems += [
                         Problem(f"steps.algorithms.{spec.algorithm}.{p.key}", p.message) for p in error.problems
@@ -218,7 +218,7 @@ class StepCost:
         self.padded = padded
         self.priced_by = priced_by
         self.kernel_sources: dict[str, str] = {"all": priced_by}
-        self._curves: dict[tuple[int, int, int, int], _Curve] = {}
+        self._curves: dict[tuple[int, RoundShape], _Curve] = {}
         self._prefills: dict[tuple[int, int, int], int] = {}
 
     def at_pace(self, pace: float) -> StepCost:
@@ -241,35 +241,29 @@ class StepCost:
         )
 
     def rounds_ns(
-        self, batch_size: int, steps: int, topk: int, nodes: int, contexts: np.ndarray, accepted: np.ndarray
+        self, batch_size: int, shape: RoundShape, contexts: np.ndarray, accepted: np.ndarray
     ) -> NDArray[np.int64]:
         """Return nanoseconds of rounds, int64 [m], by context [m] (`padded` says which) and the most accepted
         nodes of a row [m]."""
-        key = (batch_size, steps, topk, nodes)
+        key = (batch_size, shape)
         curve = self._curves.get(key)
         if curve is None:
             curve = self._curves[key] = self._curve(*key)
         return curve(contexts, accepted)
 
     @overload
-    def decode_ns(self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int) -> int: ...
+    def decode_ns(self, batch_size: int, shape: RoundShape, kv_tokens: int) -> int: ...
     @overload
+    def decode_ns(self, batch_size: int, shape: RoundShape, kv_tokens: NDArray[np.int64]) -> NDArray[np.int64]: ...
     def decode_ns(
-        self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: NDArray[np.int64]
-    ) -> NDArray[np.int64]: ...
-    def decode_ns(
-        self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int | NDArray[np.int64]
+        self, batch_size: int, shape: RoundShape, kv_tokens: int | NDArray[np.int64]
     ) -> int | NDArray[np.int64]:
         """Do what `RoundCost.decode_ns` does, for rows of equal length of which one accepts everything."""
         contexts = np.atleast_1d(np.asarray(kv_tokens) / batch_size)
-        found = self.rounds_ns(batch_size, steps, topk, num_draft_tokens, contexts, np.full(len(contexts), steps + 1))
+        found = self.rounds_ns(batch_size, shape, contexts, np.full(len(contexts), shape.steps + 1))
         return found if isinstance(kv_tokens, np.ndarray) else int(found[0])
 
-    def step_ns(
-        self,
-        prefill_tokens: Sequence[tuple[int, int]],
-        decode: DecodeWork | tuple[int, int, int, int, int] | None = None,
-    ) -> int:
+    def step_ns(self, prefill_tokens: Sequence[tuple[int, int]], decode: DecodeWork | None = None) -> int:
         """Do what `RoundCost.step_ns` does: the chunks, then the round."""
         if decode is None:
             return self.prefill_ns(prefill_tokens) if prefill_tokens else 0
@@ -289,17 +283,14 @@ class StepCost:
             self._prefills[key] = int(self.tables.prefill.at(chunks=number, tokens=tokens, context=context).ns)
         return self._prefills[key]
 
-    def decode_parts(
-        self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int
-    ) -> dict[str, int]:
+    def decode_parts(self, batch_size: int, shape: RoundShape, kv_tokens: int) -> dict[str, int]:
         """Return `decode_ns` as the only part, because a captured round is measured as a whole."""
-        return {"round": self.decode_ns(batch_size, steps, topk, num_draft_tokens, kv_tokens)}
+        return {"round": self.decode_ns(batch_size, shape, kv_tokens)}
 
     def is_captured(self, batch_size: int, nodes: int) -> bool:
         """Return whether rounds of so many rows and tokens per row were measured as a captured graph."""
         return any(
-            captured == nodes and batch_size <= graph.axes["rows"][-1]
-            for (_, _, captured), graph in self.tables.graphs.items()
+            shape.nodes == nodes and batch_size <= graph.axes["rows"][-1] for shape, graph in self.tables.graphs.items()
         )
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
@@ -315,12 +306,13 @@ class StepCost:
                 )
         return rows
 
-    def _curve(self, rows: int, steps: int, topk: int, nodes: int) -> _Curve:
-        graph = self.tables.graphs.get((steps, topk, nodes))
+    def _curve(self, rows: int, shape: RoundShape) -> _Curve:
+        graph = self.tables.graphs.get(shape.computed)
         rest = self.tables.rest.at(rows=rows).ns
         if graph is not None and rows <= graph.axes["rows"][-1]:
             size = graph.axes["rows"][bisect_left(graph.axes["rows"], rows)]  # a captured round computes its padding
             return _Curve(graph.axes["context"], graph.at(rows=size).ns[None, :] + rest)
+        steps, topk, nodes = shape.computed
         grids = self.tables.rounds.get(topk)
         if grids is None:
             known = ", ".join(map(str, self.tables.rounds))

@@ -13,17 +13,16 @@ from .round import RoundCost
 
 def cost_table(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> CostTable:
     """Return round times for the goodput policy: the device's time, with the host beside it (overlap) or after it."""
-    most, shape = spec.config.max_running, spec.draft_shape
+    most, shapes = spec.config.max_running, spec.draft_shape
     sizes = sorted({1, 2, 3, 4, 6, 8, 12, 16, *range(24, most, 8), most} - {n for n in range(17) if n > most})
     round_ns, kv_token_ps = [], []
     for steps in spec.adaptive.candidate_steps:
-        topk = spec.topk if steps else 1
-        nodes = [shape.num_draft_tokens(steps, size) for size in sizes]
-        device = [cost.decode_ns(size, steps, topk, n, 0) for size, n in zip(sizes, nodes, strict=True)]
+        rounds = [shapes.round_shape(steps, size) for size in sizes]
+        device = [cost.decode_ns(size, shape, 0) for size, shape in zip(sizes, rounds, strict=True)]
         overlap = spec.config.overlap
         hosts = [host.round_ns(size, size, size if steps and not overlap else 0) for size in sizes]
         combine = max if overlap else operator.add
         round_ns.append(tuple(map(combine, device, hosts)))
         read = 1_000_000
-        kv_token_ps.append((cost.decode_ns(sizes[-1], steps, topk, nodes[-1], read) - device[-1]) * 1000 // read)
+        kv_token_ps.append((cost.decode_ns(sizes[-1], rounds[-1], read) - device[-1]) * 1000 // read)
     return CostTable(spec.adaptive.candidate_steps, tuple(sizes), tuple(round_ns), tuple(kv_token_ps))

@@ -24,6 +24,7 @@ from typing import Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.contract.step import PLAIN_ROUND, RoundShape
 from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import GRAPH_SIZES
 from .calibration import Calibration
@@ -116,49 +117,42 @@ class RoundCost:
             own = ForwardCost(draft.body, gpu, self.efficiency, self.parallel.without_experts, draft.qkv_inputs)
             forward = own if draft_tables is None else MeasuredForward(own, draft_tables)
             self._draft = DraftPasses(draft, forward, self._pass_launch, keep_draft_warm)
-        self._curves: dict[tuple[int, int, int, int], PassCurve] = {}
+        self._curves: dict[tuple[int, RoundShape], PassCurve] = {}
         self._lm_heads: dict[int, float] = {}
-        self._riders: dict[tuple[int, int, int, int], _Rider] = {}
+        self._riders: dict[tuple[int, RoundShape], _Rider] = {}
         self._first_samplings: dict[int, Pass] = {}
         fitted = None if calibration is None else calibration.parameters
         self._device_scale = 1.0 if fitted is None else fitted.device_scale
 
     # The hot path: one dictionary look-up and a few integer operations.
     @overload
-    def decode_ns(self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int) -> int: ...
+    def decode_ns(self, batch_size: int, shape: RoundShape, kv_tokens: int) -> int: ...
     @overload
+    def decode_ns(self, batch_size: int, shape: RoundShape, kv_tokens: NDArray[np.int64]) -> NDArray[np.int64]: ...
     def decode_ns(
-        self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: NDArray[np.int64]
-    ) -> NDArray[np.int64]: ...
-    def decode_ns(
-        self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int | NDArray[np.int64]
+        self, batch_size: int, shape: RoundShape, kv_tokens: int | NDArray[np.int64]
     ) -> int | NDArray[np.int64]:
         """Return the nanoseconds of a decode round, rounded down.
 
-        `kv_tokens`: KV tokens over the batch when the round starts; an integer array [m] for m rounds of one multi-step
-        gives int64 [m], bit for bit what m single calls give. Raises `InvalidRound` for a contradictory round.
+        `shape`: `PLAIN_ROUND`, `RoundShape.chain(steps)` or that of a tree. `kv_tokens`: KV tokens over the batch when
+        the round starts; an integer array [m] for m rounds of one multi-step gives int64 [m], bit for bit what m single
+        calls give. Raises `InvalidRound` for a contradictory round.
         """
-        curve = self._curves.get((batch_size, steps, topk, num_draft_tokens))
+        curve = self._curves.get((batch_size, shape))
         if curve is None:
-            curve = self._curve(batch_size, steps, topk, num_draft_tokens)
+            curve = self._curve(batch_size, shape)
         return curve(kv_tokens)
 
-    def decode_parts(
-        self, batch_size: int, steps: int, topk: int, num_draft_tokens: int, kv_tokens: int
-    ) -> dict[str, int]:
+    def decode_parts(self, batch_size: int, shape: RoundShape, kv_tokens: int) -> dict[str, int]:
         """Return `decode_ns` by part (draft, verify, attention, lm_head, sampling, …); the parts sum to it exactly."""
-        return self._curve(batch_size, steps, topk, num_draft_tokens).parts(kv_tokens)
+        return self._curve(batch_size, shape).parts(kv_tokens)
 
-    def step_ns(
-        self,
-        prefill_tokens: Sequence[tuple[int, int]],
-        decode: DecodeWork | tuple[int, int, int, int, int] | None = None,
-    ) -> int:
+    def step_ns(self, prefill_tokens: Sequence[tuple[int, int]], decode: DecodeWork | None = None) -> int:
         """Return the nanoseconds of a step with prompt chunks (new tokens, tokens before them), a
         decode round, or both."""
         if not prefill_tokens:
             return 0 if decode is None else self.decode_ns(*decode)
-        return self._step_curve(prefill_tokens, decode)(decode[4] if decode is not None else 0)
+        return self._step_curve(prefill_tokens, decode)(decode.kv_tokens if decode is not None else 0)
 
     @property
     def priced_by(self) -> str:
@@ -208,23 +202,23 @@ class RoundCost:
                 rows += part.explain()
         return rows
 
-    def _curve(self, batch_size: int, steps: int, topk: int, nodes: int) -> PassCurve:
-        key = (batch_size, steps, topk, nodes)
+    def _curve(self, batch_size: int, shape: RoundShape) -> PassCurve:
+        key = (batch_size, shape)
         if key not in self._curves:
             check_round(self.draft, *key)
             passes = self._decode_passes(*key) if batch_size else []
             self._curves[key] = self._curve_of(passes)
         return self._curves[key]
 
-    def _decode_passes(self, batch_size: int, steps: int, topk: int, nodes: int) -> list[Pass]:
-        tokens, draft = self._pass_launch.tokens(batch_size, nodes), self._draft
-        verify = self._target_pass(batch_size, nodes, tokens)
+    def _decode_passes(self, batch_size: int, shape: RoundShape) -> list[Pass]:
+        tokens, draft = self._pass_launch.tokens(batch_size, shape.nodes), self._draft
+        verify = self._target_pass(batch_size, shape.nodes, tokens)
         return [
-            *(() if draft is None else draft.of_steps(batch_size, steps, topk)),
+            *(() if draft is None else draft.of_steps(batch_size, shape)),
             verify,
-            *self._host_pass(verify, steps),
-            self._after_verify(tokens.num_tokens, steps, topk, nodes),
-            *(() if draft is None else draft.catch_up(batch_size, steps)),
+            *self._host_pass(verify, shape.steps),
+            self._after_verify(tokens.num_tokens, shape),
+            *(() if draft is None else draft.catch_up(batch_size, shape.steps)),
         ]
 
     def _target_pass(self, batch_size: int, nodes: int, tokens: PassTokens) -> Pass:
@@ -275,11 +269,11 @@ class RoundCost:
         moved = self._own_rows(rows) * self.target.vocab * logit_bytes
         return self.efficiency.stream_ns(self.gpu, moved) + kernels * self.efficiency.small_kernel_ns
 
-    def _after_verify(self, tokens: int, steps: int, topk: int, nodes: int) -> Pass:
+    def _after_verify(self, tokens: int, shape: RoundShape) -> Pass:
         parts = {"sampling": Line(self._sampling_ns(tokens))}
-        if topk > 1 and steps:
+        if shape.topk > 1 and shape.steps:
             # The kernel covers the widest path of every row; keys and values are read and written once each.
-            moved = 2.0 * -(-tokens // nodes) * (steps + 1) * self._target.moved_token_bytes
+            moved = 2.0 * -(-tokens // shape.nodes) * (shape.steps + 1) * self._target.moved_token_bytes
             parts["kv_move"] = Line(self.efficiency.stream_ns(self.gpu, moved) + self.efficiency.small_kernel_ns)
         return Pass(parts)
 
@@ -296,18 +290,16 @@ class RoundCost:
         total = Line(*(sum(getattr(line, item) for line in share.values()) for item in Line.__slots__))
         return [Pass({"draft": total}, window_cap_tokens=verify.window_cap_tokens)]
 
-    def _rider(self, batch_size: int, steps: int, topk: int, nodes: int) -> _Rider:
+    def _rider(self, batch_size: int, shape: RoundShape) -> _Rider:
         """Return the part of a decode round in a step with prefill; nothing of it depends on the chunks."""
-        key = (batch_size, steps, topk, nodes)
+        key, steps, nodes = (batch_size, shape), shape.steps, shape.nodes
         if key not in self._riders:
             check_round(self.draft, *key)
             draft, no_attention = self._draft, Line(0.0)
             caught_up = 0 if draft is None else draft.caught_up(batch_size, steps)
             self._riders[key] = _Rider(
-                drafting=(
-                    tuple(draft.of_steps(batch_size, steps, topk, has_graph=False)) if draft and batch_size else ()
-                ),
-                after_verify=(self._after_verify(batch_size * nodes, steps, topk, nodes),) if batch_size else (),
+                drafting=tuple(draft.of_steps(batch_size, shape, has_graph=False)) if draft and batch_size else (),
+                after_verify=(self._after_verify(batch_size * nodes, shape),) if batch_size else (),
                 attention=(
                     self._target.decode_attention(batch_size, nodes, batch_size * nodes) if batch_size else no_attention
                 ),
@@ -316,19 +308,17 @@ class RoundCost:
             )
         return self._riders[key]
 
-    def _step_curve(
-        self, chunks: Sequence[tuple[int, int]], decode: DecodeWork | tuple[int, int, int, int, int] | None
-    ) -> PassCurve:
+    def _step_curve(self, chunks: Sequence[tuple[int, int]], decode: DecodeWork | None) -> PassCurve:
         """Return the curve of a step with prefill and perhaps a decode round:
         one target and one draft pass over all tokens, no graph."""
-        batch_size, steps, topk, nodes, _ = decode if decode is not None else (0, 0, 1, 1, 0)
-        rider = self._rider(batch_size, steps, topk, nodes)
+        batch_size, shape, _ = decode if decode is not None else (0, PLAIN_ROUND, 0)
+        rider = self._rider(batch_size, shape)
         new_tokens = sum(new for new, _ in chunks)
-        verify = self._mixed_target_pass(chunks, new_tokens, batch_size, nodes, rider.attention)
+        verify = self._mixed_target_pass(chunks, new_tokens, batch_size, shape.nodes, rider.attention)
         first_tokens = self._first_samplings.get(len(chunks))
         if first_tokens is None:
             first_tokens = self._first_samplings[len(chunks)] = Pass({"sampling": Line(self._sampling_ns(len(chunks)))})
-        passes = [*rider.drafting, verify, *self._host_pass(verify, steps), *rider.after_verify, first_tokens]
+        passes = [*rider.drafting, verify, *self._host_pass(verify, shape.steps), *rider.after_verify, first_tokens]
         if self._draft is not None:
             passes.append(self._draft.prefill(chunks, batch_size, rider.caught_up_tokens, rider.catch_up_attention))
         return self._curve_of(passes)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.contract.step import RoundShape
 from ...core.errors import ConfigError, Problem, nearest
 from .executor_steps import AXES, AlgorithmSteps, ExecutorSteps, Grid, RoundGrids
 from .host import HostCost
@@ -76,14 +77,13 @@ class _Reader:
                 if len(contexts) > 1:
                     self._problem(place, "expected the same context axis in draft, verify and extend")
                 rounds[int(topk)] = RoundGrids(**grids)
-        graphs: dict[tuple[int, int, int], Grid] = {}
+        graphs: dict[RoundShape, Grid] = {}
         for shape, grid in self._object(data.get("graphs"), f"{key}.graphs").items():
             numbers = shape.split("-")
             if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
                 self._problem(f"{key}.graphs.{shape}", "expected steps-topk-nodes as its name")
             elif (found := self._grid(grid, "graph", f"{key}.graphs", shape)) is not None:
-                steps, branching, nodes = map(int, numbers)
-                graphs[steps, branching, nodes] = found
+                graphs[RoundShape(*map(int, numbers))] = found
         prefill, rest = (self._grid(data.get(name), name, key) for name in ("prefill", "rest"))
         shared = data.get("shared_ns")
         if not isinstance(shared, int) or isinstance(shared, bool) or shared < 0:

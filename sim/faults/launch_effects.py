@@ -84,7 +84,7 @@ class LaunchEffects:
     def _run_short_of_memory(self, step: Step, actor: EngineActor) -> None:
         """Let only half of this step's tokens fit for a while, but never less than one request alone needs."""
         controller = actor.engine.controller
-        alone = max(actor.engine.config.chunk_size // 8, controller.num_draft_tokens_for(controller.fewest_steps(1), 1))
+        alone = max(actor.engine.config.chunk_size // 8, controller.round_shape(controller.fewest_steps(1), 1).nodes)
         self._memory_limit = max(_num_tokens(step) // 2, alone)
         self._memory_until_ns = actor.env.now + round(self._ledger.plan.device.out_of_memory.lasts_s * 1e9)
 

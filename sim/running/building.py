@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ...core.acceptance.process import AcceptanceProcess, GaussianAcceptance
 from ...core.contract.events import Event, EventSink, ignore
 from ...core.contract.request import FinishedRequest
+from ...core.contract.step import RoundShape
 from ...core.draws import Purpose
 from ...core.scheduler.config import EngineRole
 from ...observe.engine_lines import engine_lines
@@ -116,13 +117,13 @@ class ServiceBuilder:
     def _lane(self, replica: int) -> int:
         return replica if self._has_lanes else 0
 
-    def _tree_process(self, topk: int, steps: int, num_draft_tokens: int) -> AcceptanceProcess:
+    def _tree_process(self, shape: RoundShape) -> AcceptanceProcess:
         """Return acceptance along the deepest accepted path of a tree;
         fixed and recorded processes hold for trees as they are."""
         process = self._assembly.acceptance
         if not isinstance(process, GaussianAcceptance):
             return process
-        return process.for_tree(topk, steps, num_draft_tokens, self._assembly.scenario.acceptance.rank_ratio)
+        return process.for_tree(shape, self._assembly.scenario.acceptance.rank_ratio)
 
 
 def _fan_out(sinks: Sequence[EventSink]) -> EventSink:

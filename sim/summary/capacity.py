@@ -10,6 +10,7 @@ from typing import Any
 
 from ...core.scheduler.config import EngineRole
 from ..assembly import Assembly
+from ..cost.passes.decode_work import DecodeWork
 
 GROUPS = 4  # of the second half of the arrivals, at most: in an overload the queue grows from each to the next
 CHANCE = 2.0  # standard deviations of the arrivals in that half, which a queue in balance hardly grows by
@@ -123,8 +124,7 @@ def _seconds_per_request(
     slot = spec.adaptive.slots[max(0, bisect_right(spec.adaptive.bounds, batch) - 1)]
     decode_s, work = float("inf"), None
     for steps in slot.candidate_steps:
-        topk = spec.topk if steps else 1
-        round_work = (batch, steps, topk, spec.draft_shape.num_draft_tokens(steps, batch), kv_tokens)
+        round_work = DecodeWork(batch, spec.draft_shape.round_shape(steps, batch), kv_tokens)
         verified = batch if steps and not config.overlap else 0
         device_ns, host_ns = cost.decode_ns(*round_work), host.round_ns(batch, batch, verified)
         round_ns = max(device_ns, host_ns) if config.overlap else device_ns + host_ns

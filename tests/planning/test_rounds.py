@@ -6,6 +6,7 @@ import math
 
 import pytest
 from foredraft import simulate
+from foredraft.core.contract.step import PLAIN_ROUND
 from foredraft.planning.candidates.rounds import RoundModel
 from foredraft.planning.confidence.unknowns import gains_by_unknown
 from foredraft.sim.assembly.rounds import PricedRound
@@ -61,7 +62,7 @@ def test_drafts_are_compared_only_where_so_many_requests_decode_with_them():
     assert model.most_rows(512, 0) > 48
     vllm = RoundModel(scenario_with({}, {"hardware.server": "vllm-0.18", "hardware.kernels": "roofline"}))
     assert vllm.most_rows(64, 1) == 1024 > vllm.most_rows(64, 7) == 1023
-    assert 1 <= vllm.best_drafted(1024, 64, 7).steps < 7
+    assert 1 <= vllm.best_drafted(1024, 64, 7).shape.steps < 7
 
 
 @pytest.mark.parametrize("acceptance", [0.05, 0.3, 0.9])
@@ -70,9 +71,9 @@ def test_the_largest_batch_that_pays_is_followed_by_one_that_does_not(acceptance
     largest, most = model.largest_that_pays(512, 3), model.most_rows(512, 0)
     assert (largest == 0) == (acceptance == 0.05)
     if largest:
-        assert model.best(largest, 512, 3).steps > 0
+        assert model.best(largest, 512, 3).shape.steps > 0
     if largest < most:
-        assert model.best(largest + 1, 512, 3).steps == 0
+        assert model.best(largest + 1, 512, 3).shape.steps == 0
 
 
 def test_prompts_make_the_gain_smaller_and_their_own_share_larger():
@@ -95,7 +96,7 @@ def test_prompts_make_the_gain_smaller_and_their_own_share_larger():
     plain = whole.round(16, 1024, 0)
     even = found.break_even(plain)
     assert 16 * even * 1e9 / (found.total_ns + 16 * even * found.prompt_ns) == pytest.approx(plain.tokens_per_s)
-    assert found.break_even(PricedRound(16, 1024, 0, 1, {}, 0, True, 1.0, 0.0)) == math.inf
+    assert found.break_even(PricedRound(16, 1024, PLAIN_ROUND, {}, 0, True, 1.0, 0.0)) == math.inf
 
 
 def test_the_unknown_that_moves_the_gain_most_comes_first():

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from foredraft.core.contract.step import RoundShape
 from foredraft.core.errors import ConfigError
 from foredraft.gpu.measure.cells import MeasuringPlan
 from foredraft.gpu.measure.turns import TimingRecord
@@ -57,7 +58,7 @@ def test_times_between_and_beyond_the_points(rows, steps, context, accepted):
         + 30_000 * accepted
     )
     assert expected == pytest.approx(exact)
-    found = cost.rounds_ns(rows, steps, 1, steps + 1, np.array([context]), np.array([accepted]))
+    found = cost.rounds_ns(rows, RoundShape.chain(steps), np.array([context]), np.array([accepted]))
     assert found[0] == pytest.approx(exact, abs=2)
 
 

@@ -32,7 +32,7 @@ def acceptance_of(simulation: Simulation, arrivals: list[TimedRequest]) -> dict[
     process = chain
     steps, nodes, rank_ratio = spec.max_steps, spec.max_num_draft_tokens, simulation.scenario.acceptance.rank_ratio
     if spec.topk > 1:
-        process = chain.for_tree(spec.topk, steps, nodes, rank_ratio)
+        process = chain.for_tree(spec.largest_round, rank_ratio)
     keys = np.array([request_key(name) for name in ids], dtype=np.uint64)
     starts = np.zeros(len(ids), np.int64)
     runs = process.longest_run(keys[:, None], np.arange(num_positions)[None, :])

@@ -202,7 +202,7 @@ class ReservesByTheStepsInForce(DecodeRounds):
 
     def reserve(self, rounds_in_flight, max_rounds):
         sizes = self.sizes
-        length = self.controller.num_draft_tokens_for(self.controller.policy.steps_for(1, 0), 1)
+        length = self.controller.round_shape(self.controller.policy.steps_for(1, 0), 1).nodes
         depth = sizes.reserve // sizes.alloc_len
         self.sizes = replace(sizes, alloc_len=min(length, sizes.alloc_len), reserve=min(depth * length, sizes.reserve))
         try:

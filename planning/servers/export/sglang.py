@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ....core.adaptive.interchange import export_table
+from ....core.contract.step import RoundShape
 from ....core.errors import ForedraftError
 from ....sim.assembly import Assembly
 from ..files import SGLANG_VERSION, sglang_scheduling, shape_arguments
@@ -78,11 +79,11 @@ def _speculation(run: Assembly, made: Arguments) -> None:
         made.words += ["--speculative-draft-model-path", draft]
     steps = spec.adaptive.candidate_steps
     if len(steps) == 1:
-        made.words += shape_arguments(steps[0], spec.topk, spec.draft_shape.num_draft_tokens(steps[0], 1))
+        made.words += shape_arguments(spec.draft_shape.round_shape(steps[0], 1))
         return
     if table.algorithm not in ADAPTS or spec.topk > 1 or run.scenario.hardware.attention_data_parallel > 1:
         message = f"its adaptive steps are for chains of {' and '.join(ADAPTS)} without data-parallel attention"
         raise ForedraftError(f"SGLang has no arguments for this configuration: {message}")
     made.files[TABLE] = export_table(table_of(run), f"sglang-{SGLANG_VERSION}") + "\n"
     made.words += ["--speculative-adaptive", "--speculative-adaptive-config", TABLE]
-    made.words += shape_arguments(table.steps or steps[len(steps) // 2])
+    made.words += shape_arguments(RoundShape.chain(table.steps or steps[len(steps) // 2]))

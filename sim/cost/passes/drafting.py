@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ....core.contract.step import RoundShape
 from ..draft import MULTI_LAYER_EAGLE, DraftShape
 from .curve import Line, Pass
 from .forward import ForwardCost
@@ -23,10 +24,10 @@ class DraftPasses:
         self._lm_heads: dict[int, float] = {}
         self._fusions: dict[int, float] = {}
 
-    def of_steps(self, batch_size: int, steps: int, topk: int, has_graph: bool = True) -> list[Pass]:
+    def of_steps(self, batch_size: int, shape: RoundShape, has_graph: bool = True) -> list[Pass]:
         """Return the S − 1 passes after the first step's drafts, and the tree.
         With one head per step they run in the catch-up instead."""
-        forward, draft = self.forward, self.draft
+        forward, draft, (steps, topk, _) = self.forward, self.draft, shape
         if not steps:
             return []
         passes = []

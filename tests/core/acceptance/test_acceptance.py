@@ -22,6 +22,7 @@ from foredraft.core.acceptance.process import (
     walk,
     walk_to_end,
 )
+from foredraft.core.contract.step import RoundShape
 from foredraft.core.errors import ConfigError
 
 
@@ -197,20 +198,20 @@ class TestFixedMean:
 
 class TestTree:
     def test_one_branch_is_the_chain(self):
-        chain = CHAT.for_tree(topk=1, steps=4, num_draft_tokens=5)
+        chain = CHAT.for_tree(RoundShape.chain(4))
         assert chain.survival == pytest.approx(CHAT.survival[:4])
         assert chain.request_share == CHAT.request_share
 
     def test_a_small_tree_by_hand(self):
         """p = ½ at both depths, ratio 1: ranks ½, ¼.
         Depth 1 holds ¾, its two best children ¼ and ⅛ (or the other ⅛)."""
-        tree = GaussianAcceptance((0.5,)).for_tree(topk=2, steps=2, num_draft_tokens=5, rank_ratio=1.0)
+        tree = GaussianAcceptance((0.5,)).for_tree(RoundShape(2, 2, 5), rank_ratio=1.0)
         assert tree.survival == pytest.approx((0.75, 0.375))
 
     def test_more_nodes_and_more_ranks_accept_more(self):
-        lens = [expected_accept_length(CHAT.for_tree(4, 3, nd), 3) for nd in (4, 8, 16, 30)]
+        lens = [expected_accept_length(CHAT.for_tree(RoundShape(3, 4, nd)), 3) for nd in (4, 8, 16, 30)]
         assert lens == sorted(lens)
-        ratios = [expected_accept_length(CHAT.for_tree(4, 3, 21, ratio), 3) for ratio in (0.0, 0.5, 1.0)]
+        ratios = [expected_accept_length(CHAT.for_tree(RoundShape(3, 4, 21), ratio), 3) for ratio in (0.0, 0.5, 1.0)]
         assert ratios == sorted(ratios)
         assert ratios[0] == pytest.approx(expected_accept_length(CHAT, 3), rel=0.005)
 
@@ -218,13 +219,13 @@ class TestTree:
         """A chain of 3 with 2.25 tokens per round and a tree of 21 nodes with 2.92;
         three levels of 4 branches assumed."""
         assert expected_accept_length(CHAT, 3) == pytest.approx(2.25, rel=0.015)
-        assert expected_accept_length(CHAT.for_tree(4, 3, 21), 3) == pytest.approx(2.92, rel=0.015)
+        assert expected_accept_length(CHAT.for_tree(RoundShape(3, 4, 21)), 3) == pytest.approx(2.92, rel=0.015)
 
     def test_trees_that_cannot_be(self):
         with pytest.raises(ConfigError, match=r"expected 2 \.\.\. 37"):
-            CHAT.for_tree(4, 3, 38)
+            CHAT.for_tree(RoundShape(3, 4, 38))
         with pytest.raises(ConfigError, match="rank_ratio"):
-            CHAT.for_tree(4, 3, 21, 1.5)
+            CHAT.for_tree(RoundShape(3, 4, 21), 1.5)
 
 
 class TestFit:

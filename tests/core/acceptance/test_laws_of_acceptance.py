@@ -21,6 +21,7 @@ from foredraft.core.acceptance.process import (
     RegimeAcceptance,
     walk_to_end,
 )
+from foredraft.core.contract.step import RoundShape
 from foredraft.core.draws import Purpose, hash64
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -95,7 +96,7 @@ class Process:
         return self.process.accept_lens(requests, starts, steps, rounds)
 
     def tree_survival(self, topk: int, steps: int, num_nodes: int, rank_ratio: float) -> np.ndarray:
-        return np.array(self.process.for_tree(topk, steps, num_nodes, rank_ratio).survival)
+        return np.array(self.process.for_tree(RoundShape(steps, topk, num_nodes), rank_ratio).survival)
 
     def day_shift(self, amplitude: float, best_hour: float, hour: float) -> float:
         return DayCurve(amplitude, best_hour).shift(int(hour * HOUR_NS))

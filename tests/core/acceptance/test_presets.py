@@ -10,6 +10,7 @@ import pytest
 from foredraft.core.acceptance.fit import simulate_rounds
 from foredraft.core.acceptance.presets import PRESETS, choose_preset, usual_preset
 from foredraft.core.acceptance.process import GaussianAcceptance
+from foredraft.core.contract.step import RoundShape
 from foredraft.core.errors import ConfigError
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "benchmarks" / "published" / "acceptance.csv"
@@ -36,7 +37,7 @@ def published():
 
 
 def accept_length(process, steps, topk, nodes):
-    shaped = process if topk == 1 else process.for_tree(topk, steps, nodes)
+    shaped = process if topk == 1 else process.for_tree(RoundShape(steps, topk, nodes))
     lens = simulate_rounds(shaped, steps, 512, 300)
     return lens.sum() / np.count_nonzero(lens)
 

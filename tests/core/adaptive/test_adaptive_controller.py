@@ -11,6 +11,7 @@ from foredraft.core.adaptive.controller import CONTROLLER_TRANSITIONS, Controlle
 from foredraft.core.adaptive.graphs import GraphKey, GraphTable, MissingGraph
 from foredraft.core.adaptive.policy import InvalidGraphSizes
 from foredraft.core.adaptive.slot import NEVER, InvalidObservation
+from foredraft.core.contract.step import PLAIN_ROUND, RoundShape
 from foredraft.core.errors import ConfigError
 
 FAST = {"warmup_batches": 0, "update_interval": 1, "ema_alpha": 1.0, "down_hysteresis": 0.0}
@@ -29,10 +30,11 @@ def trees() -> AdaptiveController:
 def test_keys_are_those_that_routing_reaches_the_largest_batch_first():
     built = []
     adaptive().init_states([1, 4, 8, 16], built.extend)
-    assert built == [(0, 1, 16), (0, 1, 8), (1, 2, 16), (1, 2, 8), (1, 2, 4), (1, 2, 1), (3, 4, 4), (3, 4, 1)]
+    sizes = {0: (16, 8), 1: (16, 8, 4, 1), 3: (4, 1)}
+    assert built == [(RoundShape.chain(steps), size) for steps in sizes for size in sizes[steps]]
     built.clear()
     trees().init_states([4, 16], built.extend)
-    assert built == [(1, 3, 16), (1, 5, 4)]
+    assert built == [((1, 4, 3), 16), ((1, 4, 5), 4)]
     adaptive().init_states(None, built.append)
     assert built[-1] == (), "no graphs, no keys"
 
@@ -44,23 +46,25 @@ def test_a_failed_build_leaves_the_routing():
     controller = trees()
     with pytest.raises(RuntimeError, match="out of memory"):
         controller.init_states([16], fail)  # where 2 rows would run at 16
-    assert controller.num_draft_tokens_for(1, 2) == 5
+    assert controller.round_shape(1, 2).nodes == 5
     with pytest.raises(InvalidGraphSizes):
         controller.init_states([-1])
     controller.init_states([16])
-    assert controller.num_draft_tokens_for(1, 2) == 3
+    assert controller.round_shape(1, 2).nodes == 3
 
 
 def test_a_table_is_built_whole_or_not_at_all():
     table = GraphTable()
-    keys = [GraphKey(1, 2, 8), GraphKey(1, 2, 4), GraphKey(3, 4, 4)]
+    one, three = RoundShape.chain(1), RoundShape.chain(3)
+    keys = [GraphKey(one, 8), GraphKey(one, 4), GraphKey(three, 4)]
     table.build(keys, str)
-    assert table.find(1, 2, 3) == str(keys[1]) and table.find(1, 2, 5) == str(keys[0]) and table.find(3, 4, 9) is None
-    with pytest.raises(MissingGraph, match=r"steps=3, num_draft_tokens=4, batch_size=8"):
-        table.find(3, 4, 5)
+    assert table.find(one, 3) == str(keys[1]) and table.find(one, 5) == str(keys[0]) and table.find(three, 9) is None
+    with pytest.raises(MissingGraph, match=r"steps=3, topk=1, nodes=4\), batch_size=8"):
+        table.find(three, 5)
     with pytest.raises(ZeroDivisionError):
-        table.build([*keys, GraphKey(0, 1, 16)], lambda key: 1 // key.steps)
-    assert table.find(1, 2, 3) == str(keys[1]) and table.find(0, 1, 16) is None
+        table.build([*keys, GraphKey(PLAIN_ROUND, 16)], lambda key: 1 // key.shape.steps)
+    assert table.find(one, 3) == str(keys[1])
+    assert table.find(RoundShape(0, 4, 1), 16) is None
 
 
 def test_feedback_shows_at_the_next_choice():
@@ -135,7 +139,7 @@ def test_fixed_controller():
         assert controller.activate_step_by_batch(100, 5) == steps
         assert controller.candidates == (steps,)
         assert controller.max_steps == steps
-        assert controller.num_draft_tokens_for(steps, 3) == steps + 1
+        assert controller.round_shape(steps, 3) == RoundShape.chain(steps)
         assert controller.rounds_to_next_decision(1) == NEVER
     with pytest.raises(ConfigError):
         fixed_controller(-1)

@@ -20,6 +20,7 @@ from foredraft.core.adaptive.policy import (
     SwitchGate,
 )
 from foredraft.core.adaptive.slot import NEVER
+from foredraft.core.contract.step import PLAIN_ROUND, RoundShape
 from foredraft.core.errors import ConfigError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,14 +109,14 @@ def test_rows_that_pad_a_batch_have_no_kv():
 
 def test_a_longer_chain_is_expected_to_yield_no_less():
     """Also where acceptance was poor when it was last used, and a shorter one has been used since."""
-    estimate = AcceptLengths([(2, 3), (5, 6), (7, 8)])
+    estimate = AcceptLengths(list(map(RoundShape.chain, (2, 5, 7))))
     for now in range(1, 40):
-        estimate.add((5, 6), [60, 3, 1, 0, 0, 0])
+        estimate.add(RoundShape.chain(5), [60, 3, 1, 0, 0, 0])
         estimate.fold(now, 1)
     for now in range(40, 80):
-        estimate.add((2, 3), [40, 14, 10])
+        estimate.add(RoundShape.chain(2), [40, 14, 10])
         estimate.fold(now, 1)
-    of_two, of_five, of_seven = (estimate.expected(shape) for shape in ((2, 3), (5, 6), (7, 8)))
+    of_two, of_five, of_seven = (estimate.expected(RoundShape.chain(steps)) for steps in (2, 5, 7))
     assert 1 < of_two <= of_five <= of_seven
     assert of_two == pytest.approx(1 + 24 / 64 + 10 / 64, rel=0.2)
 
@@ -182,14 +183,14 @@ def test_a_change_of_acceptance_is_followed():
 def test_another_shape_notices_a_change():
     """Rounds of one step accepted nothing; the first rounds of two steps accept, as those before would not have."""
     for accepts, expected in ((0.6, True), (0.0, False)):
-        estimate = AcceptLengths([(1, 2), (2, 3)])
+        estimate = AcceptLengths([RoundShape.chain(1), RoundShape.chain(2)])
         for now in range(1, 101):
-            estimate.add((1, 2), [16, 0])
+            estimate.add(RoundShape.chain(1), [16, 0])
             assert not estimate.fold(now, 1)
         found = []
         for now in range(101, 117):
             some = round(4 * accepts)
-            estimate.add((2, 3), [4 - some, some, 0])
+            estimate.add(RoundShape.chain(2), [4 - some, some, 0])
             found.append(estimate.fold(now, 1))
         assert any(found) is expected
         assert (estimate.probabilities[0] > 0.2) is expected
@@ -228,12 +229,12 @@ def test_construction_is_checked():
 
 
 # --- the model ---
-CHAINS = AcceptLengths([(steps, steps + 1) for steps in CANDIDATES])
+CHAINS = AcceptLengths([RoundShape.chain(steps) for steps in CANDIDATES])
 
 
 def test_expected_accept_lengths_of_chains():
-    assert CHAINS.expected((0, 1), [0.5] * 7) == 1
-    assert CHAINS.expected((2, 3), [0.5, 0.5, 0, 0, 0, 0, 0]) == 1.75
+    assert CHAINS.expected(PLAIN_ROUND, [0.5] * 7) == 1
+    assert CHAINS.expected(RoundShape.chain(2), [0.5, 0.5, 0, 0, 0, 0, 0]) == 1.75
 
 
 # --- trees ---
@@ -248,7 +249,7 @@ def tree_runs(first_choice: tuple[float, ...], rank_ratio: float, topk: int, nod
     quality = np.random.default_rng(4).random((rounds, batch_size))
     for steps, count in nodes.items():
         survival = tree_survival(
-            lambda depth: first_choice[min(depth, len(first_choice)) - 1], topk, steps, count, rank_ratio
+            lambda depth: first_choice[min(depth, len(first_choice)) - 1], RoundShape(steps, topk, count), rank_ratio
         )
         runs[steps] = (quality[..., None] < survival).sum(axis=2).astype(np.int32)
     return runs
@@ -299,13 +300,15 @@ def test_what_one_tree_shows_is_foretold_for_the_others():
     """Told of trees of 7 steps alone, with acceptance by the assumed ranks, the model knows those of 1 and
     3 steps exactly."""
     first_choice, topk = (0.7, 0.6, 0.5), 4
-    lengths = AcceptLengths([*TREES.items()], topk)
+    lengths = AcceptLengths([RoundShape(steps, topk, nodes) for steps, nodes in TREES.items()])
     runs = tree_runs(first_choice, 0.6, topk, TREES, 64, 400)
     for t in range(400):
-        lengths.add((7, 16), np.bincount(runs[7][t], minlength=8).tolist())
+        lengths.add(RoundShape(7, topk, 16), np.bincount(runs[7][t], minlength=8).tolist())
         lengths.fold(t + 1, 1)
     for steps in (1, 2, 3, 5, 7):
-        assert lengths.expected((steps, TREES[steps])) == pytest.approx(1 + runs[steps].mean(), rel=0.02)
+        assert lengths.expected(RoundShape(steps, topk, TREES[steps])) == pytest.approx(
+            1 + runs[steps].mean(), rel=0.02
+        )
 
 
 # --- the estimate ---
@@ -313,8 +316,8 @@ def test_what_one_tree_shows_is_foretold_for_the_others():
 
 class TestAcceptanceEstimate:
     def test_rows_inform_about_the_positions_they_tried(self):
-        lengths = AcceptLengths([(2, 3), (4, 5)])
-        lengths.add((2, 3), [2, 1, 3])  # two drafts: 2 rejected at once, 1 at position 2, 3 accepted both
+        lengths = AcceptLengths([RoundShape.chain(2), RoundShape.chain(4)])
+        lengths.add(RoundShape.chain(2), [2, 1, 3])  # two drafts: 2 rejected at once, 1 at position 2, 3 accepted both
         lengths.fold(1, 1)
         assert [lengths.trials(position) for position in (1, 2, 3)] == [6, 4, 0]
         assert [lengths.last_tried(position) for position in (1, 2, 3, 4)] == [1, 1, -1, -1]
@@ -339,13 +342,13 @@ class TestAcceptanceEstimate:
         assert estimate.accepts(2) / estimate.trials(2) == pytest.approx(0.3)
 
     def test_a_change_replaces_the_memory_and_forgets_the_depths(self):
-        lengths = AcceptLengths([(1, 2), (3, 4)])
+        lengths = AcceptLengths([RoundShape.chain(1), RoundShape.chain(3)])
         for t in range(200):
-            lengths.add((3, 4), [0, 0, 0, 32])
+            lengths.add(RoundShape.chain(3), [0, 0, 0, 32])
             assert not lengths.fold(t, 1)
         changed = []
         for t in range(200, 300):
-            lengths.add((3, 4), [32, 0, 0, 0])
+            lengths.add(RoundShape.chain(3), [32, 0, 0, 0])
             changed.append(lengths.fold(t, 1))
         assert True in changed[:60] and lengths.changes == sum(changed)
         assert lengths.probabilities[0] < 0.4  # all 300 rounds alike would say two thirds

@@ -8,6 +8,7 @@ from foredraft.core.adaptive.draft_shape import DraftTreeShape, InfeasibleDraftS
 from foredraft.core.adaptive.graphs import graph_plan
 from foredraft.core.adaptive.policy import InvalidGraphSizes, RangeRouter
 from foredraft.core.adaptive.slot import AdaptiveSpeculativeParams
+from foredraft.core.contract.step import RoundShape
 from foredraft.core.errors import ConfigError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,20 +99,20 @@ class TestDraftShape:
 
     def test_chains(self):
         shape = DraftTreeShape(self.CONFIG)
-        assert [shape.num_draft_tokens(steps, 1) for steps in (0, 1, 4)] == [1, 2, 5]
+        assert [shape.round_shape(steps, 1).nodes for steps in (0, 1, 4)] == [1, 2, 5]
         assert shape.max_num_draft_tokens == 5
-        assert shape.tree_sizes() == ((0, 1), (1, 2), (2, 3), (4, 5))
+        assert shape.round_shapes() == tuple(map(RoundShape.chain, (0, 1, 2, 4)))
 
     def test_trees_have_the_nodes_of_their_range(self):
         shape = DraftTreeShape(self.with_nodes({"2": 7, "4": 9}, 3), topk=2)
-        assert [shape.num_draft_tokens(steps, 7) for steps in (0, 2, 4)] == [1, 7, 9]
-        assert [shape.num_draft_tokens(steps, 8) for steps in (0, 1)] == [1, 3]
+        assert [shape.round_shape(steps, 7).nodes for steps in (0, 2, 4)] == [1, 7, 9]
+        assert [shape.round_shape(steps, 8).nodes for steps in (0, 1)] == [1, 3]
         assert shape.max_num_draft_tokens == 9
-        assert shape.tree_sizes() == ((0, 1), (1, 3), (2, 7), (4, 9))
+        assert shape.round_shapes() == ((0, 2, 1), (1, 2, 3), (2, 2, 7), (4, 2, 9))
 
     def test_nodes_by_steps_hold_for_all_ranges_without_their_own(self):
         shape = DraftTreeShape(self.with_nodes(6, None), topk=2, num_draft_tokens={1: 3, 2: 7, 4: 9})
-        assert shape.tree_sizes() == ((0, 1), (1, 3), (2, 6), (4, 6))
+        assert shape.round_shapes() == ((0, 2, 1), (1, 2, 3), (2, 2, 6), (4, 2, 6))
 
     def test_each_candidate_must_fill_its_tree(self):
         # k + (S - 1)k² = 2 + 1·4 = 6 candidates at 2 steps, 2 at 1 step.
@@ -121,7 +122,7 @@ class TestDraftShape:
         with pytest.raises(InfeasibleDraftShape, match="range 8"):
             DraftTreeShape(self.CONFIG, topk=2, num_draft_tokens=4)
         only_zero = load_adaptive_config({"1": {"candidate_steps": [0]}})
-        assert DraftTreeShape(only_zero, topk=4, num_draft_tokens=64).num_draft_tokens(0, 1) == 1
+        assert DraftTreeShape(only_zero, topk=4, num_draft_tokens=64).round_shape(0, 1).nodes == 1
 
     def test_contradictions(self):
         for arguments in (
@@ -144,4 +145,4 @@ class TestDraftShape:
 
     def test_look_up_drafts_run_as_deep_as_the_tree(self):
         shape = DraftTreeShape(self.CONFIG, topk=1, num_draft_tokens=12, depth_limited=False)
-        assert shape.num_draft_tokens(2, 1) == 12
+        assert shape.round_shape(2, 1).nodes == 12

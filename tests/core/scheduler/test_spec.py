@@ -163,10 +163,10 @@ TREES = {"policy": "ema", "topk": 4}
 )
 def test_every_tree_has_nodes_of_its_own(given, sizes):
     spec = resolve_spec(CONFIG, get_algorithm("EAGLE3"), SpeculationChoice(**TREES | given))
-    assert spec.draft_shape.tree_sizes() == sizes
+    assert tuple((shape.steps, shape.nodes) for shape in spec.draft_shape.round_shapes()) == sizes
     assert spec.max_num_draft_tokens == max(nodes for _, nodes in sizes) == spec.resolve_sizes().max_draft_tokens
     again = EngineSpec.from_json(json.loads(json.dumps(spec.to_json())), "log")
-    assert again.draft_shape.tree_sizes() == sizes
+    assert again.draft_shape.round_shapes() == spec.draft_shape.round_shapes()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from foredraft.core.contract.step import RoundShape
 from foredraft.core.tree.build import (
     MAX_TREE_NODES,
     Candidates,
@@ -59,14 +60,14 @@ def test_capacity_and_refused_shapes():
         36,
         1808,
     ]
-    check_tree_shape(2, 2, 7)
+    check_tree_shape(RoundShape(2, 2, 7))
     with pytest.raises(TreeShapeError, match="at most num_draft_tokens = 7 fits"):
-        check_tree_shape(2, 2, 8)
+        check_tree_shape(RoundShape(2, 2, 8))
     with pytest.raises(TreeShapeError, match="64"):
-        check_tree_shape(16, 8, 65)
-    for shape in [(0, 1, 1), (1, -1, 1), (1, 1, 0)]:
+        check_tree_shape(RoundShape(8, 16, 65))
+    for shape in [(1, 0, 1), (-1, 1, 1), (1, 1, 0)]:
         with pytest.raises(TreeShapeError):
-            check_tree_shape(*shape)
+            check_tree_shape(RoundShape(*shape))
     candidates, _ = draft(np.random.default_rng(0), 2, 2, 2)
     with pytest.raises(TreeShapeError):
         build_tree(np.zeros(2), candidates, np.zeros(2), 8)

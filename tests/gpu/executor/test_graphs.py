@@ -17,6 +17,7 @@ from foredraft.core.adaptive import build_controller
 from foredraft.core.adaptive.graphs import MissingGraph
 from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.core.contract.request import Request, SamplingParams
+from foredraft.core.contract.step import RoundShape
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.driver import Driver
@@ -109,10 +110,10 @@ def test_a_graph_is_captured_once_when_the_first_round_needs_it():
     told = []
     executor.graphs.on_capture = told.append
     for _ in range(2):
-        assert executor.graphs.find(1, 2, 2, RoundKind.FILTERED) is not None
+        assert executor.graphs.find(RoundShape.chain(1), 2, RoundKind.FILTERED) is not None
     assert [(report.kind, report.batch_size) for report in told] == [("filtered", 2)]
     with pytest.raises(MissingGraph):
-        executor.graphs.find(3, 4, 4, RoundKind.GREEDY)
+        executor.graphs.find(RoundShape.chain(3), 4, RoundKind.GREEDY)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9}])

@@ -10,6 +10,7 @@ import torch
 from foredraft.core.adaptive.graphs import GraphKey
 from foredraft.core.algorithm.algorithm import AlgorithmShape
 from foredraft.core.algorithm.registry import get_algorithm
+from foredraft.core.contract.step import RoundShape
 from foredraft.gpu.batch.pools import KVPool
 from foredraft.gpu.draft.branches import BranchDraft, _SingleBranch
 from foredraft.gpu.draft.heads import HeadsDraft
@@ -70,7 +71,9 @@ def test_nothing_in_a_round_looks_at_a_value(algorithm, steps, topk, nodes, samp
     width = steps + 1
     table = torch.zeros((BATCH + 1, 64), dtype=torch.int32, device=META)
     batch = replace(
-        RoundLimits(table, topk, max_len=41, max_nodes=9, max_position=40).padding(GraphKey(steps, nodes, BATCH)),
+        RoundLimits(table, max_len=41, max_nodes=9, max_position=40).padding(
+            GraphKey(RoundShape(steps, topk, nodes), BATCH)
+        ),
         row_numbers=np.arange(1, BATCH + 1),
     )
     hidden_size = 16
@@ -101,7 +104,7 @@ def test_kernels_find_the_places_of_a_chain_one_behind_the_other(shifted):
     """They read index tensors without strides."""
     pool = pool_of(Decoder(small_config(num_layers=1), OPS, META, torch.float32))
     table = torch.zeros((BATCH + 1, 64), dtype=torch.int32, device=META)
-    batch = RoundLimits(table, 1, max_len=41, max_nodes=9, max_position=40).padding(GraphKey(4, 5, BATCH))
+    batch = RoundLimits(table, max_len=41, max_nodes=9, max_position=40).padding(GraphKey(RoundShape.chain(4), BATCH))
     branch = _SingleBranch(OPS, pool, batch, shifted)
     for step in (1, 2, 3):
         tokens = torch.zeros((BATCH, 1), dtype=torch.int64, device=META)

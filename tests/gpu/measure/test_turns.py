@@ -83,11 +83,11 @@ def test_arms_of_one_algorithm_share_prompts_and_equal_rounds():
     rounds = Counter()
     for (number, cell), repeats in cells.items():
         if isinstance(cell, RoundCell):
-            rounds[number, cell.steps, cell.nodes, cell.rows, cell.context] += repeats
-            assert 1 <= cell.accepted <= cell.nodes and cell.context + cell.nodes < 100
+            rounds[number, cell.shape, cell.rows, cell.context] += repeats
+            assert 1 <= cell.accepted <= cell.shape.nodes and cell.context + cell.shape.nodes < 100
         elif isinstance(cell, PromptCell):
             assert repeats == 7 and cell.context + cell.tokens // cell.chunks < 100
     assert set(rounds.values()) == {7}
-    assert {(steps, rows) for number, steps, _, rows, _ in rounds if number == 1} == {(2, 1), (2, 2), (2, 4)}
+    assert {(shape.steps, rows) for number, shape, rows, _ in rounds if number == 1} == {(2, 1), (2, 2), (2, 4)}
     (mixed,) = [cell for number, cell in cells if number == 1 and isinstance(cell, MixedCell)]
     assert (1, mixed.round) in cells

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from foredraft.core.contract.step import PLAIN_ROUND, RoundShape
 from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import lookup_model
 from foredraft.sim.assembly import assemble
@@ -21,6 +22,7 @@ from foredraft.sim.cost.calibration import (
 from foredraft.sim.cost.draft import eagle3_head
 from foredraft.sim.cost.hardware import lookup_gpu
 from foredraft.sim.cost.host import HOST_PRESETS, LaunchCost
+from foredraft.sim.cost.passes.decode_work import DecodeWork
 from foredraft.sim.cost.round import RoundCost
 from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
@@ -122,14 +124,15 @@ def cost(parameters=None, steps=3, launch=None):
     return RoundCost(LLAMA, H100, draft=eagle3_head(LLAMA), launch=launch, calibration=whole)
 
 
-@pytest.mark.parametrize("work", [(1, 0, 1, 1), (8, 3, 1, 4), (8, 3, 4, 16), (600, 3, 1, 4)])
-def test_the_device_factor_scales_kernels_and_not_the_launch(work):
-    kernels = cost(fitted(graph_gap_ns=0.0, draft_step_ns=0.0, tree_ns=0.0)).decode_ns(*work, 5_000)
-    launches = cost().decode_ns(*work, 5_000) - kernels
-    slow = cost(fitted(device_scale=1.25)).decode_ns(*work, 5_000)
-    if work[0] < 512:  # beyond the largest graph passes are at least as long as their dispatch
+@pytest.mark.parametrize(("rows", "shape"), [(1, (0, 1, 1)), (8, (3, 1, 4)), (8, (3, 4, 16)), (600, (3, 1, 4))])
+def test_the_device_factor_scales_kernels_and_not_the_launch(rows, shape):
+    work = DecodeWork(rows, RoundShape(*shape), 5_000)
+    kernels = cost(fitted(graph_gap_ns=0.0, draft_step_ns=0.0, tree_ns=0.0)).decode_ns(*work)
+    launches = cost().decode_ns(*work) - kernels
+    slow = cost(fitted(device_scale=1.25)).decode_ns(*work)
+    if rows < 512:  # beyond the largest graph passes are at least as long as their dispatch
         assert slow == pytest.approx(1.25 * kernels + launches, abs=5)
-    assert cost(fitted(device_scale=1.0)).decode_ns(*work, 5_000) == cost().decode_ns(*work, 5_000)
+    assert cost(fitted(device_scale=1.0)).decode_ns(*work) == cost().decode_ns(*work)
     chunks = [(512, 0), (100, 300)]
     free = fitted(graph_gap_ns=0.0, draft_step_ns=0.0, tree_ns=0.0)
     ratio = cost(replace(free, values=free.values | fitted(device_scale=1.25).values)).step_ns(chunks) / cost(
@@ -142,8 +145,8 @@ def test_launch_parameters_are_added_where_they_say():
     times = {"graph_gap_ns": 150_000.0, "row_gap_ns": 7_000.0, "draft_step_ns": 80_000.0, "tree_ns": 100_000.0}
     before, after = cost(), cost(fitted(**times))
     differences = {
-        work: after.decode_ns(*work, 100) - before.decode_ns(*work, 100)
-        for work in ((1, 0, 1, 1), (2, 0, 1, 1), (1, 3, 1, 4), (1, 3, 4, 16))
+        (rows, shape): after.decode_ns(rows, shape, 100) - before.decode_ns(rows, shape, 100)
+        for rows, shape in ((1, PLAIN_ROUND), (2, PLAIN_ROUND), (1, RoundShape.chain(3)), (1, RoundShape(3, 4, 16)))
     }
     # A plain round is one captured pass, a speculative one two, of which the target's alone waits for every row.
     chain = 2 * 50_000 + 7_000 + 3 * 30_000

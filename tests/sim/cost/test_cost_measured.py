@@ -11,6 +11,7 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
+from foredraft.core.contract.step import RoundShape
 from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import lookup_model, read_model_shape
 from foredraft.observe.distribution.install_hint import install_command
@@ -197,11 +198,11 @@ def test_attention_is_two_lines_that_meet_at_the_knee(forward, rows, queries):
 def test_a_round_is_made_of_the_tables():
     draft = eagle3_head(SHAPE)
     cost = RoundCost(SHAPE, GPU, 1, draft, tables=made_up_tables(), draft_tables=made_up_tables())
-    parts = cost.decode_parts(4, 3, 1, 4, 4 * 100)
+    parts = cost.decode_parts(4, RoundShape.chain(3), 4 * 100)
     assert parts["verify"] == 10_320_000 and parts["lm_head"] == 1_000_000 + 700 * 16
     assert parts["attention"] == 4 * 4 * (10_000 + 200 * 100)
     assert parts["draft"] >= 2 * 1_000_000  # two passes after the catch-up's drafts
-    assert sum(parts.values()) == cost.decode_ns(4, 3, 1, 4, 4 * 100)
+    assert sum(parts.values()) == cost.decode_ns(4, RoundShape.chain(3), 4 * 100)
     sources = [row[3] for row in cost.explain() if row[0].startswith("kernel")]
     assert sources and set(sources) == {"made up"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from foredraft.core.contract.step import PLAIN_ROUND
 from foredraft.core.model_shape import lookup_model
 from foredraft.sim.assembly import assemble
 from foredraft.sim.assembly.explaining import derived_rows
@@ -76,7 +77,8 @@ def test_groups_have_their_own_requests():
     )
     assert pool.target_slot_bytes == SPARSE.kv_bytes_per_token, "and keeps whole KV heads"
     costs = [
-        RoundCost(SPARSE, H100, parallel).decode_ns(64, 0, 1, 1, 64 * 4096) for parallel in (1, Parallelism(1, 8, 8))
+        RoundCost(SPARSE, H100, parallel).decode_ns(64, PLAIN_ROUND, 64 * 4096)
+        for parallel in (1, Parallelism(1, 8, 8))
     ]
     assert costs[1] < costs[0]
 
@@ -88,7 +90,9 @@ def test_each_attention_data_parallel_group_plans_and_samples_its_own_rows(serve
     settings += ["engine.kv_slots=100000", "speculation.algorithm=NONE"]
     groups = ["hardware.attention_data_parallel=8", "hardware.expert_parallel=8"]
     one, eight = (assemble(load_scenario(None, [*settings, *more])[0]) for more in ([], groups))
-    parts, shared = (run.cost.decode_parts(rows, 0, 1, 1, rows * 1000) for run, rows in ((one, 64), (eight, 8 * 64)))
+    parts, shared = (
+        run.cost.decode_parts(rows, PLAIN_ROUND, rows * 1000) for run, rows in ((one, 64), (eight, 8 * 64))
+    )
     assert shared["sampling"] == pytest.approx(parts["sampling"], rel=1e-6)
     skew_ns = eight.cost.launch.collectives_gap_ns(eight.cost._target.collectives, 8)
     assert shared["launch"] - skew_ns == pytest.approx(parts["launch"], abs=2)

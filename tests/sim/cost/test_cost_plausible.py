@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from foredraft.core.contract.step import PLAIN_ROUND, RoundShape
 from foredraft.core.model_shape import lookup_model
 from foredraft.core.scheduler.spec import GRAPH_SIZES
 from foredraft.sim.cost.draft import eagle3_head
@@ -36,7 +37,7 @@ def round_cost(model, gpu, tp, server, **changes) -> RoundCost:
 def times(cost: RoundCost) -> np.ndarray:
     """Return the nanoseconds of rounds, [BATCHES, STEPS, CONTEXT]."""
     return np.array([
-        [[cost.decode_ns(rows, steps, 1, steps + 1, rows * context) for context in CONTEXT] for steps in STEPS]
+        [[cost.decode_ns(rows, RoundShape.chain(steps), rows * context) for context in CONTEXT] for steps in STEPS]
         for rows in BATCHES
     ])  # fmt: skip
 
@@ -70,7 +71,7 @@ def test_more_rows_steps_or_context_take_no_less(deployment):
 def test_twice_the_rows_take_no_more_than_twice_and_a_wave_of_tiles(deployment):
     cost = round_cost(*deployment)
     for rows in (1, 2, 4, 8, 16, 32, 64, 128):
-        one, two = (cost.decode_ns(n, 0, 1, 1, n * 1024) for n in (rows, 2 * rows))
+        one, two = (cost.decode_ns(n, PLAIN_ROUND, n * 1024) for n in (rows, 2 * rows))
         assert two < 2.15 * one, (deployment, rows)
 
 
@@ -116,7 +117,7 @@ def test_more_devices_are_slower_by_their_collectives_alone(deployment):
         return
     for rows, steps in ((1, 0), (1, 3), (32, 3), (256, 0)):
         few, many = (
-            round_cost(model, gpu, devices, server).decode_parts(rows, steps, 1, steps + 1, rows * 1024)
+            round_cost(model, gpu, devices, server).decode_parts(rows, RoundShape.chain(steps), rows * 1024)
             for devices in (tp, 2 * tp)
         )
         apart = ("comm", LAUNCH, "draft_lm_head", "lm_head")  # logits are gathered

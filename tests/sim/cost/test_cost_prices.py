@@ -126,8 +126,8 @@ class CheapLongPrompts(ForwardCost):
 class FallingRows(RoundCost):
     """A batch of 64 is as fast as one row."""
 
-    def _curve(self, batch_size, steps, topk, nodes):
-        return super()._curve(1 if batch_size == 64 else batch_size, steps, topk, nodes)
+    def _curve(self, batch_size, shape):
+        return super()._curve(1 if batch_size == 64 else batch_size, shape)
 
 
 @pytest.mark.parametrize(

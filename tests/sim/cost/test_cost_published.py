@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from foredraft.core.contract.step import PLAIN_ROUND, RoundShape
 from foredraft.core.model_shape import lookup_model
 from foredraft.sim.cost.draft import eagle3_head, eagle_head
 from foredraft.sim.cost.efficiency import default_efficiency
 from foredraft.sim.cost.hardware import lookup_gpu
 from foredraft.sim.cost.host import PIECEWISE, VLLM_0_10
+from foredraft.sim.cost.passes.decode_work import DecodeWork
 from foredraft.sim.cost.passes.forward import ForwardCost
 from foredraft.sim.cost.passes.tokens import EXPERT_INDEPENDENCE, UNEVEN_INDEPENDENCE, PassTokens
 from foredraft.sim.cost.round import RoundCost
@@ -29,27 +31,27 @@ def error(label, predicted_ms, measured_ms):
 @pytest.mark.parametrize("tokens", [1, 16, 64, 128, 256, 512, 1024])
 def test_target_pass_against_the_vllm_fit(tokens):
     """The fit, arXiv 2601.11580: 5.886 ms, and 21.01 us for each token."""
-    parts = RoundCost(LLAMA, H100, graph_sizes=(tokens,)).decode_parts(tokens, 0, 1, 1, 0)
+    parts = RoundCost(LLAMA, H100, graph_sizes=(tokens,)).decode_parts(tokens, PLAIN_ROUND, 0)
     predicted_ms = sum(value for name, value in parts.items() if name != "sampling") / 1e6
     assert -0.15 < error(f"target pass, {tokens} tokens", predicted_ms, 5.886 + 0.02101 * tokens) < 0.10
 
 
 def test_reading_the_kv_cache_against_the_vllm_fit():
-    slope = (PLAIN.decode_ns(32, 0, 1, 1, 2_000_000) - PLAIN.decode_ns(32, 0, 1, 1, 1_000_000)) / 1e6
+    slope = (PLAIN.decode_ns(32, PLAIN_ROUND, 2_000_000) - PLAIN.decode_ns(32, PLAIN_ROUND, 1_000_000)) / 1e6
     # The fit's 39.3 ns is the data sheet's full bandwidth; paged attention reaching less is assumed.
     assert 0.0 < error("one million KV tokens", slope, 39.3) < 0.20
 
 
 def test_plain_decoding_of_one_request():
     context = 500
-    tpot_ms = (PLAIN.decode_ns(1, 0, 1, 1, context) + VLLM_0_10.round_ns(1, 1)) / 1e6
+    tpot_ms = (PLAIN.decode_ns(1, PLAIN_ROUND, context) + VLLM_0_10.round_ns(1, 1)) / 1e6
     assert abs(error("plain, batch 1, vLLM", tpot_ms, 7.07)) < 0.05
 
 
 @pytest.mark.parametrize(("concurrency", "published_ms"), [(8, 7.4), (16, 8.4), (32, 9.9), (64, 13.1), (128, 19.3)])
 def test_plain_decoding_with_prefill_between(concurrency, published_ms):
     prompt, output = 1024, 512
-    decode = (concurrency, 0, 1, 1, concurrency * (prompt + output // 2))
+    decode = DecodeWork(concurrency, PLAIN_ROUND, concurrency * (prompt + output // 2))
     plain_ns = PLAIN.decode_ns(*decode)
     # In the steady state each request is prefilled once per `output` steps, beside the others' decoding.
     prefill_ns = PLAIN.step_ns([(prompt, 0)], decode) - plain_ns
@@ -58,7 +60,7 @@ def test_plain_decoding_with_prefill_between(concurrency, published_ms):
 
 
 def test_three_eagle_passes_against_the_vllm_fit():
-    parts = RoundCost(LLAMA, H100, draft=eagle_head(LLAMA), launch=PIECEWISE).decode_parts(1, 3, 1, 4, 500)
+    parts = RoundCost(LLAMA, H100, draft=eagle_head(LLAMA), launch=PIECEWISE).decode_parts(1, RoundShape.chain(3), 500)
     drafted = sum(parts[name] for name in ("draft", "draft_attention", "draft_lm_head", "draft_catch_up", "dispatch"))
     assert abs(error("EAGLE, 3 passes", drafted / 1e6, 2.135)) < 0.10
     # What the device itself needs is less: the rest is the host that drives the loop.
@@ -70,7 +72,7 @@ EAGLE3_TPOT_MS = {2: (4.32, 2.36), 3: (4.09, 2.79), 4: (4.05, 3.08), 5: (4.13, 3
 
 def eagle3_tpot_ms(steps, accept_length):
     cost = RoundCost(LLAMA, H100, draft=eagle3_head(LLAMA), launch=PIECEWISE)
-    round_ns = cost.decode_ns(1, steps, 1, steps + 1, 500) + VLLM_0_10.round_ns(1, 1)
+    round_ns = cost.decode_ns(1, RoundShape.chain(steps), 500) + VLLM_0_10.round_ns(1, 1)
     return round_ns / accept_length / 1e6
 
 

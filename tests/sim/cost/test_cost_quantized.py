@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from foredraft.core.contract.step import PLAIN_ROUND
 from foredraft.core.model_shape import BUILT_IN
 from foredraft.sim.assembly import assemble
 from foredraft.sim.scenario_file import load_scenario
@@ -32,7 +33,7 @@ def test_fewer_bytes_leave_more_slots_and_take_less_time(assembled):
         assembled({**LLAMA, "quantization_config": {"quant_method": "fp8"}}),
         assembled({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}),
     ]
-    times = [run.cost.decode_ns(1, 0, 1, 1, 0) for run in runs]
+    times = [run.cost.decode_ns(1, PLAIN_ROUND, 0) for run in runs]
     slots = [run.memory.slots for run in runs]
     assert times == sorted(times, reverse=True) and times[2] < 0.5 * times[0]
     assert slots == sorted(slots)
@@ -54,4 +55,4 @@ def test_wide_attention_takes_longer_than_narrow(assembled):
     method = {"quant_method": "mxfp4"}
     narrow = assembled({**LLAMA, "quantization_config": method})
     wide = assembled({**LLAMA, "quantization_config": {**method, "modules_to_not_convert": ["self_attn"]}})
-    assert narrow.cost.decode_ns(1, 0, 1, 1, 0) < wide.cost.decode_ns(1, 0, 1, 1, 0)
+    assert narrow.cost.decode_ns(1, PLAIN_ROUND, 0) < wide.cost.decode_ns(1, PLAIN_ROUND, 0)

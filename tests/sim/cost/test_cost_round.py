@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from foredraft.core.contract.step import PLAIN_ROUND, RoundShape
 from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import lookup_model
 from foredraft.sim.cost.calibration import DEVICE, Calibration, FittedParameter, FittedParameters
@@ -51,7 +52,7 @@ COSTS = {
 
 
 def shape_of(name, steps):
-    return (0, 1, 1) if name == "plain" else (steps, 1, steps + 1)
+    return PLAIN_ROUND if name == "plain" else RoundShape.chain(steps)
 
 
 @pytest.mark.parametrize("name", COSTS)
@@ -61,8 +62,8 @@ def test_a_block_costs_bit_for_bit_what_its_rounds_cost(name):
         generator = random.Random(f"{name}{steps}{batch_size}")
         edges = [0, 1, batch_size * 4096 - 1, batch_size * 4096, batch_size * 4096 + 1, (1 << 32) - 1]
         kv = np.array(edges + [generator.randrange(1 << 27) for _ in range(200)], dtype=np.int64)
-        block = cost.decode_ns(batch_size, *shape_of(name, steps), kv)
-        single = [cost.decode_ns(batch_size, *shape_of(name, steps), int(tokens)) for tokens in kv]
+        block = cost.decode_ns(batch_size, shape_of(name, steps), kv)
+        single = [cost.decode_ns(batch_size, shape_of(name, steps), int(tokens)) for tokens in kv]
         assert block.dtype == np.int64
         assert all(type(value) is int for value in single)
         assert block.tolist() == single, (steps, batch_size)
@@ -71,7 +72,7 @@ def test_a_block_costs_bit_for_bit_what_its_rounds_cost(name):
 @pytest.mark.parametrize("name", COSTS)
 def test_parts_add_up_to_the_nanosecond(name):
     for kv_tokens in (0, 777, 123_457, 9_999_999):
-        decode = DecodeWork(13, *shape_of(name, 3), kv_tokens)
+        decode = DecodeWork(13, shape_of(name, 3), kv_tokens)
         parts = COSTS[name].decode_parts(*decode)
         assert sum(parts.values()) == COSTS[name].decode_ns(*decode), kv_tokens
         assert min(parts.values()) >= 0
@@ -88,15 +89,15 @@ def test_scalars_and_arrays_round_down_at_the_very_edge():
 
 def test_a_call_is_a_look_up():
     cost = COSTS["piecewise"]
-    cost.decode_ns(8, 3, 1, 4, 1)
-    best = min(timeit.repeat(lambda: cost.decode_ns(8, 3, 1, 4, 5000), number=2000, repeat=7)) / 2000
+    cost.decode_ns(8, RoundShape.chain(3), 1)
+    best = min(timeit.repeat(lambda: cost.decode_ns(8, RoundShape.chain(3), 5000), number=2000, repeat=7)) / 2000
     # Measured 0.6 us; twenty times that is a bound that a busy machine keeps and a recomputation (1 ms) does not.
     assert best < 12e-6
 
 
 def test_idle_batches_cost_nothing():
-    assert COSTS["eagle3"].decode_ns(0, 3, 1, 4, 0) == 0
-    assert COSTS["eagle3"].decode_ns(0, 3, 1, 4, np.zeros(2, np.int64)).tolist() == [0, 0]
+    assert COSTS["eagle3"].decode_ns(0, RoundShape.chain(3), 0) == 0
+    assert COSTS["eagle3"].decode_ns(0, RoundShape.chain(3), np.zeros(2, np.int64)).tolist() == [0, 0]
     assert COSTS["eagle3"].step_ns([], None) == 0
 
 
@@ -107,7 +108,7 @@ def test_padding_to_captured_sizes():
     assert padded_tokens(5, 1, None) is None
     assert padded_tokens(3, 5, (1, 2, 4), "tokens") is None
     assert padded_tokens(3, 5, (8, 16), "tokens") == 16
-    gemms = [cost.decode_parts(batch_size, 0, 1, 1, 0)["verify"] for batch_size in (9, 15, 16, 17)]
+    gemms = [cost.decode_parts(batch_size, PLAIN_ROUND, 0)["verify"] for batch_size in (9, 15, 16, 17)]
     # Parts are rounded so that they add up, which may move one nanosecond between them.
     assert gemms[0] == pytest.approx(gemms[2], abs=1)
     assert gemms[1] == pytest.approx(gemms[2], abs=1)
@@ -119,14 +120,14 @@ def test_without_a_graph_the_host_sets_the_pace_of_small_models():
     captured = RoundCost(tiny, H100)
     eager = RoundCost(tiny, H100, graph_sizes=None)
     floor_ns = ForwardCost(tiny, H100, eager.efficiency, 1).kernels * eager.launch.eager_kernel_ns
-    parts = eager.decode_parts(1, 0, 1, 1, 500)
+    parts = eager.decode_parts(1, PLAIN_ROUND, 500)
     assert parts["dispatch"] > 0
     assert sum(parts.values()) - parts["sampling"] == pytest.approx(floor_ns, abs=2)
-    assert eager.decode_ns(1, 0, 1, 1, 500) > 1.3 * captured.decode_ns(1, 0, 1, 1, 500)
+    assert eager.decode_ns(1, PLAIN_ROUND, 500) > 1.3 * captured.decode_ns(1, PLAIN_ROUND, 500)
     # An 8B model keeps the device busier than the host needs.
-    assert "dispatch" not in RoundCost(LLAMA, H100, graph_sizes=None).decode_parts(1, 0, 1, 1, 500)
+    assert "dispatch" not in RoundCost(LLAMA, H100, graph_sizes=None).decode_parts(1, PLAIN_ROUND, 500)
     # Beyond the largest captured size nothing is captured.
-    assert "dispatch" in RoundCost(tiny, H100, graph_sizes=(1, 2)).decode_parts(3, 0, 1, 1, 500)
+    assert "dispatch" in RoundCost(tiny, H100, graph_sizes=(1, 2)).decode_parts(3, PLAIN_ROUND, 500)
 
 
 def test_a_pass_beyond_the_captured_tokens_is_launched_by_the_host():
@@ -135,7 +136,7 @@ def test_a_pass_beyond_the_captured_tokens_is_launched_by_the_host():
     cost = RoundCost(tiny, H100, draft=eagle3_head(tiny), graph_sizes=(1, 2, 4, *range(8, 65, 8)), graph_unit="tokens")
     floor_ns = ForwardCost(tiny, H100, cost.efficiency, 1).kernels * cost.launch.eager_kernel_ns
     for steps, last in ((3, 16), (7, 8), (15, 4)):
-        inside, outside = (cost.decode_parts(rows, steps, 1, steps + 1, 0) for rows in (last, last + 1))
+        inside, outside = (cost.decode_parts(rows, RoundShape.chain(steps), 0) for rows in (last, last + 1))
         assert cost.is_captured(last, steps + 1) and not cost.is_captured(last + 1, steps + 1)
         assert "dispatch" not in inside and outside["dispatch"] > 0
         assert sum(outside.values()) - sum(inside.values()) > outside["dispatch"] > 0.2 * floor_ns
@@ -144,13 +145,13 @@ def test_a_pass_beyond_the_captured_tokens_is_launched_by_the_host():
     assert cost.is_captured(64, 1) and not cost.is_captured(65, 1)
     by_rows = RoundCost(tiny, H100, draft=eagle3_head(tiny))
     assert by_rows.is_captured(129, 4)
-    fewer, more = (c.decode_parts(10, 3, 1, 4, 0)["sampling"] for c in (cost, by_rows))
-    assert fewer < more == by_rows.decode_parts(16, 3, 1, 4, 0)["sampling"]
+    fewer, more = (c.decode_parts(10, RoundShape.chain(3), 0)["sampling"] for c in (cost, by_rows))
+    assert fewer < more == by_rows.decode_parts(16, RoundShape.chain(3), 0)["sampling"]
 
 
 def test_trees_pay_for_building_moving_and_branches():
     cost = COSTS["eagle3"]
-    chain, tree = cost.decode_parts(8, 3, 1, 4, 50_000), cost.decode_parts(8, 3, 4, 4, 50_000)
+    chain, tree = cost.decode_parts(8, RoundShape.chain(3), 50_000), cost.decode_parts(8, RoundShape(3, 4, 4), 50_000)
     assert "tree" not in chain
     assert "kv_move" not in chain
     assert tree["tree"] > 0
@@ -160,8 +161,8 @@ def test_trees_pay_for_building_moving_and_branches():
 
 def test_zero_steps_draft_only_when_told_to_stay_warm():
     warm = RoundCost(LLAMA, H100, draft=eagle3_head(LLAMA), keep_draft_warm=True)
-    assert COSTS["eagle3"].decode_ns(8, 0, 1, 1, 5000) == COSTS["plain"].decode_ns(8, 0, 1, 1, 5000)
-    assert warm.decode_parts(8, 0, 1, 1, 5000)["draft_catch_up"] > 0
+    assert COSTS["eagle3"].decode_ns(8, PLAIN_ROUND, 5000) == COSTS["plain"].decode_ns(8, PLAIN_ROUND, 5000)
+    assert warm.decode_parts(8, PLAIN_ROUND, 5000)["draft_catch_up"] > 0
 
 
 def test_a_draft_that_rests_computes_no_logits_where_its_server_returns_before_them():
@@ -170,27 +171,29 @@ def test_a_draft_that_rests_computes_no_logits_where_its_server_returns_before_t
         return RoundCost(LLAMA, H100, draft=draft, keep_draft_warm=True, launch=replace(FULL_GRAPH, **launch))
 
     kept, early = rests(), rests(has_resting_logits=False)
-    parts, without = (cost.decode_parts(8, 0, 1, 1, 5000) for cost in (kept, early))
+    parts, without = (cost.decode_parts(8, PLAIN_ROUND, 5000) for cost in (kept, early))
     assert parts["draft_lm_head"] > 0 == without["draft_lm_head"]
     assert parts["draft_catch_up"] > without["draft_catch_up"] > 0
-    assert early.decode_ns(8, 3, 1, 4, 5000) == kept.decode_ns(8, 3, 1, 4, 5000)
+    assert early.decode_ns(8, RoundShape.chain(3), 5000) == kept.decode_ns(8, RoundShape.chain(3), 5000)
 
 
 def test_the_device_waits_before_and_after_each_attention_of_a_pass_in_pieces():
     launch = FULL_GRAPH.in_pieces()
     cost = RoundCost(LLAMA, H100, draft=eagle3_head(LLAMA), launch=launch)
     for steps, layers in ((0, LLAMA.layers), (1, LLAMA.layers + 1), (3, LLAMA.layers + 3)):
-        more = cost.decode_ns(8, steps, 1, steps + 1, 5000) - COSTS["eagle3"].decode_ns(8, steps, 1, steps + 1, 5000)
+        more = cost.decode_ns(8, RoundShape.chain(steps), 5000) - COSTS["eagle3"].decode_ns(
+            8, RoundShape.chain(steps), 5000
+        )
         assert more == pytest.approx(2 * layers * launch.piece_gap_ns, abs=2)
     eager = RoundCost(LLAMA, H100, draft=eagle3_head(LLAMA), launch=launch, graph_sizes=None)
-    assert eager.decode_ns(8, 3, 1, 4, 5000) == COSTS["eager"].decode_ns(8, 3, 1, 4, 5000)
+    assert eager.decode_ns(8, RoundShape.chain(3), 5000) == COSTS["eager"].decode_ns(8, RoundShape.chain(3), 5000)
 
 
 @pytest.mark.parametrize("tokens", [2, 8, 64, 700])
 def test_tokens_of_one_request_share_experts(tokens):
     def verify(independence, batch_size, nodes):
         cost = RoundCost(SPARSE, H100, draft=host_draft("NGRAM", 0.0), expert_independence=independence)
-        return cost.decode_parts(batch_size, nodes - 1, 1, nodes, 0)["verify"]
+        return cost.decode_parts(batch_size, RoundShape.chain(nodes - 1), 0)["verify"]
 
     shared, half, independent = (verify(value, 1, tokens) for value in (0.01, 0.5, 1.0))
     assert shared < half < independent or tokens > 64
@@ -198,7 +201,9 @@ def test_tokens_of_one_request_share_experts(tokens):
     assert verify(0.5, tokens, 1) == verify(1.0, tokens, 1)
     assert shared <= half <= independent <= verify(0.5, tokens, 1) * 1.05
     # A dense model has no experts to share.
-    dense = [RoundCost(LLAMA, H100, expert_independence=value).decode_ns(tokens, 0, 1, 1, 0) for value in (0.1, 1.0)]
+    dense = [
+        RoundCost(LLAMA, H100, expert_independence=value).decode_ns(tokens, PLAIN_ROUND, 0) for value in (0.1, 1.0)
+    ]
     assert dense[0] == dense[1]
 
 
@@ -212,9 +217,9 @@ def test_a_prompt_s_tokens_share_experts_with_each_other_alone():
 
 def test_windows_bound_the_attention():
     windowed, full = COSTS["windowed"], COSTS["eagle"]
-    assert windowed.decode_ns(2, 0, 1, 1, 8000) == full.decode_ns(2, 0, 1, 1, 8000)
-    short = windowed.decode_ns(2, 0, 1, 1, 200_000) - windowed.decode_ns(2, 0, 1, 1, 100_000)
-    long = full.decode_ns(2, 0, 1, 1, 200_000) - full.decode_ns(2, 0, 1, 1, 100_000)
+    assert windowed.decode_ns(2, PLAIN_ROUND, 8000) == full.decode_ns(2, PLAIN_ROUND, 8000)
+    short = windowed.decode_ns(2, PLAIN_ROUND, 200_000) - windowed.decode_ns(2, PLAIN_ROUND, 100_000)
+    long = full.decode_ns(2, PLAIN_ROUND, 200_000) - full.decode_ns(2, PLAIN_ROUND, 100_000)
     assert short == pytest.approx(long / 2, rel=1e-3)
     assert windowed.step_ns([(16_384, 0)]) < full.step_ns([(16_384, 0)])
 
@@ -228,27 +233,28 @@ def test_parallelism_that_does_not_divide_is_refused(shape, tp):
 def test_greedy_sampling_is_cheaper():
     greedy = RoundCost(LLAMA, H100, sampling="greedy")
     assert (
-        greedy.decode_parts(256, 0, 1, 1, 0)["sampling"] < COSTS["plain"].decode_parts(256, 0, 1, 1, 0)["sampling"] / 3
+        greedy.decode_parts(256, PLAIN_ROUND, 0)["sampling"]
+        < COSTS["plain"].decode_parts(256, PLAIN_ROUND, 0)["sampling"] / 3
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "work", "message"),
+    ("name", "rows", "shape", "message"),
     [
-        ("plain", (1, 3, 1, 4), "needs a draft; this engine has none"),
-        ("eagle", (1, 0, 1, 2), "0 steps verifies 1 token"),
-        ("eagle", (1, 3, 1, 5), "a chain of 3 steps verifies 4 tokens"),
-        ("eagle", (1, 2, 2, 8), "a tree offers at most 6 drafts"),
-        ("eagle", (-1, 2, 2, 4), "out of range"),
-        ("eagle", (1, 2, 0, 4), "out of range"),
-        ("multi", (1, 5, 1, 6), "has 4 heads, one per step"),
+        ("plain", 1, (3, 1, 4), "needs a draft; this engine has none"),
+        ("eagle", 1, (0, 1, 2), "0 steps verifies 1 token"),
+        ("eagle", 1, (3, 1, 5), "a chain of 3 steps verifies 4 tokens"),
+        ("eagle", 1, (2, 2, 8), "a tree offers at most 6 drafts"),
+        ("eagle", -1, (2, 2, 4), "out of range"),
+        ("eagle", 1, (2, 0, 4), "out of range"),
+        ("multi", 1, (5, 1, 6), "has 4 heads, one per step"),
     ],
 )
-def test_rounds_that_cannot_exist_are_refused(name, work, message):
+def test_rounds_that_cannot_exist_are_refused(name, rows, shape, message):
     with pytest.raises(InvalidRound, match=message):
-        COSTS[name].decode_ns(*work, 100)
+        COSTS[name].decode_ns(rows, RoundShape(*shape), 100)
     with pytest.raises(InvalidRound, match=message):
-        COSTS[name].step_ns([(10, 0)], (*work, 100))
+        COSTS[name].step_ns([(10, 0)], DecodeWork(rows, RoundShape(*shape), 100))
 
 
 @pytest.mark.parametrize("sizes", [(), (0, 1), (2, 1), (1, 1)])

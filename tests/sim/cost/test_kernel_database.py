@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from foredraft import simulate
+from foredraft.core.contract.step import PLAIN_ROUND, RoundShape
 from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import lookup_model
 from foredraft.sim.assembly import assemble
@@ -20,6 +21,7 @@ from foredraft.sim.cost.draft import eagle3_head
 from foredraft.sim.cost.hardware import Parallelism, lookup_gpu
 from foredraft.sim.cost.host import FULL_GRAPH
 from foredraft.sim.cost.measured import NotMeasured, packaged_models
+from foredraft.sim.cost.passes.decode_work import DecodeWork
 from foredraft.sim.cost.round import RoundCost
 from foredraft.sim.cost.server import server_profile
 from foredraft.sim.scenario_file import load_scenario
@@ -80,7 +82,7 @@ class TestDatabase:
             scenario = load_scenario(
                 None, [f"model.target={name}", "hardware.kernels=roofline", "engine.kv_slots=100000"]
             )[0]
-            assert assemble(scenario).cost.decode_ns(8, 0, 1, 1, 8 * 1024) > 0, name
+            assert assemble(scenario).cost.decode_ns(8, PLAIN_ROUND, 8 * 1024) > 0, name
         with pytest.raises(
             ConfigError,
             match=r"unknown model 'Qwen/Qwen3-99B'; the nearest known: .*simulate --list models` prints all 1\d\d\)",
@@ -112,12 +114,12 @@ class TestDatabase:
         differences = []
         for rows in (1, 8, 32, 128):
             for context in (512, 4096):
-                work = (rows, 0, 1, 1, rows * context)
+                work = DecodeWork(rows, PLAIN_ROUND, rows * context)
                 differences.append(measured.decode_ns(*work) / roofline.decode_ns(*work) - 1)
         words = f"{min(differences):+.0%} … {max(differences):+.0%}"
         record_property("note", f"measured against the roofline, {model} on {gpu}, {parallel}: {words}")
         assert min(differences) > -0.3 and max(differences) < 1.4, words
-        times = [measured.decode_ns(64, 0, 1, 1, 64 * context) for context in (64, 512, 1024, 2048, 8192)]
+        times = [measured.decode_ns(64, PLAIN_ROUND, 64 * context) for context in (64, 512, 1024, 2048, 8192)]
         assert times == sorted(times)
 
 
@@ -137,9 +139,9 @@ class TestServers:
         times = {"graph_gap_ns": 3e5, "row_gap_ns": 1e4, "draft_step_ns": 1e5, "eagle3_step_ns": 5e4, "tree_ns": 7e5}
         draft, free = eagle3_head(SHAPE), dict.fromkeys(times, 0.0)
         cost, bare = (RoundCost(SHAPE, GPU, 1, draft, launch=replace(FULL_GRAPH, **given)) for given in (times, free))
-        for rows, steps, topk, nodes, passes in ((1, 0, 1, 1, 1), (1, 3, 1, 4, 2), (8, 5, 3, 6, 2)):
-            paid = cost.decode_ns(rows, steps, topk, nodes, 600) - bare.decode_ns(rows, steps, topk, nodes, 600)
-            expected = passes * 3e5 + rows * 1e4 + steps * 1.5e5 + (7e5 if topk > 1 else 0)
+        for rows, shape, passes in ((1, PLAIN_ROUND, 1), (1, RoundShape.chain(3), 2), (8, RoundShape(5, 3, 6), 2)):
+            paid = cost.decode_ns(rows, shape, 600) - bare.decode_ns(rows, shape, 600)
+            expected = passes * 3e5 + rows * 1e4 + shape.steps * 1.5e5 + (7e5 if shape.topk > 1 else 0)
             assert paid == pytest.approx(expected, abs=2)
         waiting = replace(FULL_GRAPH, collective_gap_ns=1e3)
         for tp, doublings in ((1, 0), (2, 1), (8, 3)):
@@ -148,7 +150,9 @@ class TestServers:
                 (0, 0),
                 (3, 3),
             ):  # of the draft's one layer: two after the first drafts, and the catch-up
-                more = paying.decode_ns(4, steps, 1, steps + 1, 600) - plain.decode_ns(4, steps, 1, steps + 1, 600)
+                more = paying.decode_ns(4, RoundShape.chain(steps), 600) - plain.decode_ns(
+                    4, RoundShape.chain(steps), 600
+                )
                 assert more == pytest.approx(1e3 * doublings * 2 * (SHAPE.layers + passes), abs=2)
 
     def test_a_profile_schedules_as_its_server_does_unless_the_scenario_says_otherwise(self):

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from foredraft.core.contract.step import RoundShape
 from foredraft.core.errors import ConfigError
 from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.planning.candidates.rounds import RoundModel
@@ -28,7 +29,7 @@ ROWS_OF_THE_GRAPH = 8
 def settings(tmp_path) -> list[str]:
     """A scenario with such a profile; rounds of 3 steps were captured as graphs."""
     steps = replace(made_steps("EAGLE3", "NONE"), target={"layers": 32})
-    graphs = {(3, 1, 4): made_grid("graph")}
+    graphs = {RoundShape.chain(3): made_grid("graph")}
     algorithms = {name: replace(tables, graphs=graphs) for name, tables in steps.algorithms.items()}
     calibration = Calibration("made", "a test", "H100", "llama-3.1-8b", steps=replace(steps, algorithms=algorithms))
     (tmp_path / "profile.json").write_text(json.dumps(profile_document(calibration)))
@@ -88,8 +89,14 @@ def test_experts_have_no_price_of_their_own(settings):
 def test_a_round_of_a_plan_is_priced_as_the_run_prices_it(settings):
     scenario, _ = load_scenario(None, settings)
     cost = RoundModel(scenario).with_steps(3).cost
-    assert cost.decode_parts(4, 3, 1, 4, 4 * 100) == {"round": cost.decode_ns(4, 3, 1, 4, 4 * 100)}
-    assert sum(RoundModel(scenario).round(4, 100, 3).parts_ns.values()) == cost.decode_ns(4, 3, 1, 4, 4 * 100) > 0
+    assert cost.decode_parts(4, RoundShape.chain(3), 4 * 100) == {
+        "round": cost.decode_ns(4, RoundShape.chain(3), 4 * 100)
+    }
+    assert (
+        sum(RoundModel(scenario).round(4, 100, 3).parts_ns.values())
+        == cost.decode_ns(4, RoundShape.chain(3), 4 * 100)
+        > 0
+    )
 
 
 def test_rounds_are_captured_up_to_the_largest_graph(settings):

@@ -8,8 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from foredraft.core.contract.step import PLAIN_ROUND
 from foredraft.core.model_shape import lookup_model
 from foredraft.sim.cost.hardware import Parallelism, lookup_gpu
+from foredraft.sim.cost.passes.decode_work import DecodeWork
 from foredraft.sim.cost.published.evidence import (
     DEPLOYMENTS,
     GPU,
@@ -126,8 +128,8 @@ def test_the_factor_is_on_the_whole_pass_and_is_explained():
     plain = RoundCost(LLAMA, lookup_gpu("H200"), 4)
     cost = RoundCost(LLAMA, lookup_gpu("H200"), 4, published=found)
     for price in (
-        lambda each: each.decode_ns(16, 0, 1, 1, 16_000),
-        lambda each: each.step_ns([(1024, 0)], (16, 0, 1, 1, 16_000)),
+        lambda each: each.decode_ns(16, PLAIN_ROUND, 16_000),
+        lambda each: each.step_ns([(1024, 0)], DecodeWork(16, PLAIN_ROUND, 16_000)),
     ):
         assert price(cost) == pytest.approx(found.factor * price(plain), rel=1e-6)
     assert ("passes: published / simulated", found.factor, "", found.about) in cost.explain()
