@@ -3,6 +3,7 @@ runs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from ..gpu.session.session import load_models, named_memory_errors
 from ..gpu.types.ops import Ops
 from ..sim.scenario import Scenario
 
+MEASURED_STEPS = "1,3,5,7"  # of the chains of a profile
 PAIR_DRAFTS = {"STANDALONE": "draft", "EAGLE3": "eagle3", "MULTI_LAYER_EAGLE": "multi_layer_eagle"}
 SESSION_KEYS = {  # of a scenario -> of a session
     "model.context_len": "context_len",
@@ -67,6 +69,29 @@ def ways_of_draft(base: SessionOptions) -> dict[str, SessionOptions]:
     if algorithm.drafter is Drafter.HEAD and algorithm.supports_trees:
         ways[f"{name} tree 8"] = replace(base, steps=4, topk=2, num_draft_tokens=8)
         ways[f"{name} adaptive"] = replace(base, adaptive="default")
+    return ways
+
+
+def ways_of_steps(
+    base: SessionOptions, draft: Path | None, steps: str | None, topk: int, nodes: int | None
+) -> dict[str, SessionOptions]:
+    """Return the ways to decode whose steps are measured. Raises ConfigError."""
+    ways = {"NONE": replace(base, algorithm="NONE")}
+    if draft is None:
+        if steps is not None or topk > 1 or nodes is not None:
+            raise ConfigError.of(
+                "<arguments>",
+                "draft",
+                "is missing; without it nothing is drafted, so --steps, --topk and --num-draft-tokens have no effect",
+            )
+        return ways
+    counts = (steps or MEASURED_STEPS).split(",")
+    if not all(count.isdecimal() and 1 <= int(count) <= 16 for count in counts):
+        raise ConfigError.of("<arguments>", "steps", f"found {steps!r}; expected numbers from 1 to 16, such as 1,3,7")
+    table = json.dumps({"1": {"candidate_steps": sorted(set(map(int, counts)))}})
+    ways["chains"] = replace(base, draft=draft, adaptive=table)
+    if topk > 1:
+        ways["trees"] = replace(base, draft=draft, adaptive=table, topk=topk, num_draft_tokens=nodes)
     return ways
 
 

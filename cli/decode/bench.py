@@ -51,6 +51,8 @@ def show(plan: BenchPlan, machine: Machine | None, results: Sequence[ArmResult])
     from rich.console import Console
     from rich.table import Table
 
+    from ...gpu.measure.report import result_rows
+
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, TABLE_WIDTH)
     if machine is None or not results:
@@ -59,8 +61,8 @@ def show(plan: BenchPlan, machine: Machine | None, results: Sequence[ArmResult])
     for line in heading(plan, machine):
         console.print(line, markup=False)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    titles, rows = table_cells(results)
-    for title in titles:
+    rows = result_rows(results)
+    for title in rows[0]:
         table.add_column(title, justify="right", no_wrap=True)
     previous = None
     for result, row in zip(results, rows, strict=True):
@@ -68,51 +70,10 @@ def show(plan: BenchPlan, machine: Machine | None, results: Sequence[ArmResult])
         if previous not in (None, cell):
             table.add_section()
         previous = cell
-        table.add_row(*row)
+        table.add_row(*row.values())
     console.print(table)
     for line in footing(plan, results):
         console.print(line, markup=False)
-
-
-def table_cells(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
-    """Return the titles and a row per result, without columns that no result has."""
-    has_graphs = any("graph" in result.shares for result in results)
-    has_idle = any(result.idle_share is not None for result in results)
-    phases = ["draft", "verify"] + ["graph"] * has_graphs + ["host", "other"]
-    titles = [
-        "batch",
-        "context",
-        "steps",
-        "nodes",
-        "tokens/s",
-        "per req.",
-        "accept",
-        "speed-up",
-        "range",
-        "ms/round",
-        *phases,
-    ]
-    titles += ["floor", *(["idle"] * has_idle), "prefill/s"]
-    rows = []
-    for result in results:
-        shares = {**result.shares, "other": result.shares["other"] + result.shares.get("relay", 0.0)}
-        row = [
-            f"{result.batch_size}",
-            f"{result.context_len}",
-            f"{result.steps}" if result.steps else "plain",
-            f"{result.num_nodes}",
-            f"{result.tokens_per_s:,.1f}",
-            f"{result.tokens_per_s_request:,.1f}",
-            f"{result.accept_length:.2f}",
-            f"{result.speedup:.2f}×",
-            f"{min(result.speedups):.2f}–{max(result.speedups):.2f}" if result.steps else "",
-            f"{result.round_ms:.3f}",
-            *(_percent(shares.get(phase)) for phase in phases),
-            _percent(result.floor_share),
-        ]
-        row += [_percent(result.idle_share)] if has_idle else []
-        rows.append([*row, f"{result.prefill_tokens_per_s:,.0f}"])
-    return titles, rows
 
 
 def heading(plan: BenchPlan, machine: Machine) -> list[str]:
@@ -163,10 +124,6 @@ def footing(plan: BenchPlan, results: Sequence[ArmResult]) -> list[str]:
             f"{costs.adaptive_bytes / MIB:.1f} of {costs.adaptive_bytes_unpruned / MIB:.1f} MiB"
         )
     return lines
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.0f}%" if share >= 0.0995 else f"{100 * share:.1f}%"
 
 
 cells_option = in_panel("Cells")

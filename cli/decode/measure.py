@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -16,10 +15,7 @@ from ..terminal import EXIT_INTERRUPTED
 from .options import problems_name_options
 
 if TYPE_CHECKING:
-    from ...gpu.session.plan import SessionOptions
     from ...twin.measuring import Measured
-
-STEPS = "1,3,5,7"
 
 
 @problems_name_options
@@ -50,7 +46,7 @@ def measure(
     from ...gpu.session.plan import SessionOptions
     from ...observe.output_files import write_json
     from ...sim.cost.calibration import Calibration, profile_document
-    from ...twin.arms import open_arms
+    from ...twin.arms import open_arms, ways_of_steps
     from ...twin.measuring import measure_steps
     from ..progress import StatusLine
     from .twin import show_cells
@@ -64,7 +60,9 @@ def measure(
         prefix_cache=False,
     )
     progress = StatusLine(quiet)
-    ways = _ways(base, None if draft is None else local_checkpoint(draft, "draft"), steps, topk, num_draft_tokens)
+    ways = ways_of_steps(
+        base, None if draft is None else local_checkpoint(draft, "draft"), steps, topk, num_draft_tokens
+    )
     arms = open_arms(ways, None, None, progress.show)
     plan = MeasuringPlan(repeats=repeat, clock=clock)
     about = {"ways": [arm.spec.to_json() for arm in arms], "model": str(model), "draft": str(draft), "plan": str(plan)}
@@ -90,33 +88,6 @@ def measure(
         print_document(MeasureDocument(str(out), profile, [asdict(one) for one in measured.closures]))
     else:
         _show(measured, out)
-
-
-def _ways(
-    base: SessionOptions, draft: Path | None, steps: str | None, topk: int, nodes: int | None
-) -> dict[str, SessionOptions]:
-    """Return the ways to decode whose steps are measured. Raises ConfigError."""
-    from dataclasses import replace
-
-    from ...core.errors import ConfigError
-
-    ways = {"NONE": replace(base, algorithm="NONE")}
-    if draft is None:
-        if steps is not None or topk > 1 or nodes is not None:
-            raise ConfigError.of(
-                "<arguments>",
-                "draft",
-                "is missing; without it nothing is drafted, so --steps, --topk and --num-draft-tokens have no effect",
-            )
-        return ways
-    counts = (steps or STEPS).split(",")
-    if not all(count.isdecimal() and 1 <= int(count) <= 16 for count in counts):
-        raise ConfigError.of("<arguments>", "steps", f"found {steps!r}; expected numbers from 1 to 16, such as 1,3,7")
-    table = json.dumps({"1": {"candidate_steps": sorted(set(map(int, counts)))}})
-    ways["chains"] = replace(base, draft=draft, adaptive=table)
-    if topk > 1:
-        ways["trees"] = replace(base, draft=draft, adaptive=table, topk=topk, num_draft_tokens=nodes)
-    return ways
 
 
 def _show(measured: Measured, out: Path) -> None:

@@ -87,6 +87,38 @@ def report(
     }
 
 
+def result_rows(results: Sequence[ArmResult]) -> list[dict[str, str]]:
+    """Return a table row per result, by title, without the columns that no result has."""
+    has_graphs = any("graph" in result.shares for result in results)
+    has_idle = any(result.idle_share is not None for result in results)
+    return [_result_row(result, has_graphs, has_idle) for result in results]
+
+
+def _result_row(result: ArmResult, has_graphs: bool, has_idle: bool) -> dict[str, str]:
+    shares = {**result.shares, "other": result.shares["other"] + result.shares.get("relay", 0.0)}
+    phases = ("draft", "verify", *(["graph"] * has_graphs), "host", "other")
+    return {
+        "batch": f"{result.batch_size}",
+        "context": f"{result.context_len}",
+        "steps": f"{result.steps}" if result.steps else "plain",
+        "nodes": f"{result.num_nodes}",
+        "tokens/s": f"{result.tokens_per_s:,.1f}",
+        "per req.": f"{result.tokens_per_s_request:,.1f}",
+        "accept": f"{result.accept_length:.2f}",
+        "speed-up": f"{result.speedup:.2f}×",
+        "range": f"{min(result.speedups):.2f}–{max(result.speedups):.2f}" if result.steps else "",
+        "ms/round": f"{result.round_ms:.3f}",
+        **{phase: _percent(shares.get(phase)) for phase in phases},
+        "floor": _percent(result.floor_share),
+        **({"idle": _percent(result.idle_share)} if has_idle else {}),
+        "prefill/s": f"{result.prefill_tokens_per_s:,.0f}",
+    }
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.0f}%" if share >= 0.0995 else f"{100 * share:.1f}%"
+
+
 def plan_sizes(plan: BenchPlan) -> tuple[int, ...]:
     return tuple(sorted({cell.batch_size for cell in plan.cells}))
 

@@ -14,6 +14,7 @@ import torch
 
 from ..measure.arm import BatchArm
 from ..measure.plan import BenchOptions, plan_bench
+from ..measure.report import result_rows
 from ..measure.run import ArmResult, Bench
 from .sessions import shape_of
 from .steps import Context, SelftestStep, StepFinding
@@ -49,7 +50,8 @@ def speed_steps(context: Context) -> Iterator[SelftestStep]:
 
 def table(context: Context, way: dict[str, Any]) -> StepFinding:
     bench = _bench(context, way)
-    rows = [_row(result) for cell in bench.cells() for result in cell]
+    results = [result for cell in bench.cells() for result in cell]
+    rows = [row | _graphs(result) for row, result in zip(result_rows(results), results, strict=True)]
     plan, machine = bench.plan, bench.machine
     text = (
         f"{plan.name} with random weights, {machine.target_bytes / 1e9:.1f} GB, {plan.algorithm.name}, acceptance {plan.acceptance_name}, "
@@ -74,23 +76,10 @@ def _bench(context: Context, way: dict[str, Any]) -> Bench:
     return bench
 
 
-def _row(result: ArmResult) -> dict[str, Any]:
-    return {
-        "batch": result.batch_size,
-        "context": result.context_len,
-        "steps": result.steps or "plain",
-        "nodes": result.num_nodes,
-        "tokens/s": round(result.tokens_per_s, 1),
-        "per request": round(result.tokens_per_s_request, 1),
-        "accept": round(result.accept_length, 2),
-        "speed-up": round(result.speedup, 2),
-        "ms/round": round(result.round_ms, 3),
-        "share of bandwidth": f"{result.floor_share:.0%}",
-        "idle between phases": "" if result.idle_share is None else f"{result.idle_share:.0%}",
-        "host": f"{result.shares['host']:.0%}",
-        "graphs, s": round(sum(capture.seconds for capture in result.captures), 2),
-        "graphs, MiB": round(sum(capture.num_bytes for capture in result.captures) / 2**20, 1),
-    }
+def _graphs(result: ArmResult) -> dict[str, str]:
+    seconds = sum(capture.seconds for capture in result.captures)
+    mib = sum(capture.num_bytes for capture in result.captures) / 2**20
+    return {"graphs, s": f"{seconds:.2f}", "graphs, MiB": f"{mib:.1f}"}
 
 
 def launches(context: Context) -> StepFinding:

@@ -3,6 +3,9 @@
 For each candidate number of steps, a few rounds of requests run at several batch sizes, with short and with long
 contexts; the median counts. The table is measured once, when a session opens, and is part of the log's header, so that
 a replay decides with the same numbers.
+
+These times are a session's own, from plan to commit, of the engine and executor that it will have, and enter its
+decisions alone. `gpu/measure`, which stands above sessions, compares executors: cells in turns, with a clock to choose.
 """
 
 from __future__ import annotations

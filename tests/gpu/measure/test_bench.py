@@ -18,7 +18,7 @@ from foredraft.gpu.measure.floor import round_bytes
 from foredraft.gpu.measure.plan import BenchOptions, acceptance_of_arm, plan_bench
 from foredraft.gpu.measure.processes import found_from_json, found_to_json, run_process, summarised
 from foredraft.gpu.measure.prompts import bench_prompts, read_source
-from foredraft.gpu.measure.report import graph_costs, report
+from foredraft.gpu.measure.report import graph_costs, report, result_rows
 from foredraft.gpu.measure.run import Bench, Machine
 from foredraft.gpu.measure.shapes import random_draft, shape_of
 from foredraft.gpu.models.checkpoint import random_weights
@@ -261,6 +261,12 @@ def test_processes_are_summarised_and_what_cannot_be_is_explained(small):
         "is more than the accept length" in lines[1] and "2.000 ms, less than the 8.000 ms of a plain step" in lines[1]
     )
     assert len(footing(plan, [summary[0], replace(suspect, speedup=1.0)])) == 1
+    plain, _ = result_rows(results)
+    assert {"graph", "idle"}.isdisjoint(plain) and (plain["steps"], plain["range"]) == ("plain", "")
+    captured = replace(results[1], shares={**results[1].shares, "graph": 0.5}, idle_share=0.02)
+    rows = result_rows([results[0], captured])
+    assert [list(row) for row in rows] == [list(rows[0])] * 2 and set(rows[0]) - set(plain) == {"graph", "idle"}
+    assert (rows[0]["graph"], rows[1]["graph"], rows[1]["idle"]) == ("", "50%", "2.0%")
 
 
 @pytest.mark.slow
