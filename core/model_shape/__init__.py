@@ -15,6 +15,7 @@ from .heads import AUX_LAYERS_KEY, SPECULATORS_KEY, HeadShape, flat_head, read_h
 from .kv_formats import KV_FORMATS
 from .layers import Attention, Cache, Experts, LatentAttention, Mlp, Product, Recurrence
 from .mixers import read_full_heads, read_sizes, read_unrotated, read_windows, replace_missing
+from .prediction import prediction_layer, prediction_layers
 from .quantization import HF_QUANT_CONFIG, modelopt_config
 from .shape import STATE_BYTES, ModelShape, UnknownModel
 
@@ -46,6 +47,8 @@ __all__ = [
     "language_model",
     "lookup_model",
     "modelopt_config",
+    "prediction_layer",
+    "prediction_layers",
     "published_alike",
     "read_experts",
     "read_full_heads",

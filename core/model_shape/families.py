@@ -333,7 +333,7 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> Model
     mixers, mlps = list(family.mixers(reader, key, layers)), list(family.mlps(reader, key, layers))
     hidden, vocab = reader.integer("hidden_size"), reader.integer("vocab_size")
     max_context, tied = reader.integer("max_position_embeddings"), reader.flag("tie_word_embeddings")
-    formats = _formats(reader, partial(matrices_of, key, hidden, vocab, mixers, mlps, tied))
+    formats = read_formats(reader, partial(matrices_of, key, hidden, vocab, mixers, mlps, tied))
     reader.raise_problems()
     return ModelShape(
         name, key, layers, hidden, vocab, counted(mixers), counted(mlps), tied, max_context, source=source,
@@ -375,15 +375,17 @@ class _Formats(TypedDict):
     kv_dtype: str
 
 
-def _formats(reader: ConfigReader, matrices: Callable[[], list[Matrix]]) -> _Formats:
-    """Return the formats of weights and KV; 16-bit by default."""
+def read_formats(
+    reader: ConfigReader, matrices: Callable[[], list[Matrix]], counted: list[Matrix] | None = None
+) -> _Formats:
+    """Return the formats of weights and KV, 16-bit by default; those of the `counted` matrices, default: all."""
     key = "dtype" if "dtype" in reader.data else "torch_dtype"
     value = reader.get(key) or "bfloat16"
     wide = _DTYPES.get(value) if isinstance(value, str) else None
     if wide is None:
         reader.problem(key, f"expected one of {', '.join(_DTYPES)}, found {value!r}")
         wide = "bf16"
-    found = read_weight_formats(reader, matrices, wide)
+    found = read_weight_formats(reader, matrices, wide, counted)
     if found.kv not in (None, *KV_FORMATS):
         reader.problem("quantization_config", f"its KV cache has the format {found.kv}; known: {', '.join(KV_FORMATS)}")
     main = found.experts or wide

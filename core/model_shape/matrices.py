@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from .layers import Attention, CompressedAttention, LatentAttention, Mixer, Mlp, Part, Recurrence
 
 EXPERTS, MIXERS, MLPS, EMBEDDINGS, HEAD = "experts", "mixers", "mlps", "embeddings", "head"
-_LAYER = re.compile(r"(?:^|.*\.)layers\.([0-9]+)\.(.+)")
+_LAYER = re.compile(r"(?:(?P<before>.*)\.)?(?P<kind>layers|mtp_layers|mtp)\.(?P<number>[0-9]+|\*)\.(?P<own>.+)")
+_TOWERS = ("vis", "image", "audio", "video", "speech", "tower", "encoder", "vit", "sam_", "draft", "eagle")
+ANY_LAYER = "*", "-*"  # of the model, of those that draft for it
 _EXPERT = re.compile(r"experts\.[0-9]+(?=\.|$)")
 
 
@@ -18,7 +20,8 @@ class Matrix:
     """One matrix of a layer, of all its experts, or outside the layers.
 
     `names`: those behind the number of the layer, that of the matrix first, then those under which servers and older
-    files have it together with others. The number of an expert is 0.
+    files have it together with others. The number of an expert is 0. `layer`: layers below `mtp`, which draft for
+    the model, are −1, −2, …
     """
 
     names: tuple[str, ...]
@@ -27,16 +30,33 @@ class Matrix:
     weights: int = 0
 
     def __str__(self) -> str:
-        return self.names[0] if self.layer is None else f"layers.{self.layer}.{self.names[0]}"
+        return self.names[0] if self.layer is None else f"{layer_prefix(self.layer)}{self.names[0]}"
 
 
 def matrix_named(module: str) -> Matrix:
     """Return what the name of a module in a checkpoint refers to."""
-    found = _LAYER.match(module)
-    if found is not None:
-        return Matrix((first_expert(found[2]),), int(found[1]))
+    found = layer_named(module)
+    if found is not None and found[0] not in ANY_LAYER:
+        return Matrix((first_expert(found[1]),), int(found[0]))
     last = module.rpartition(".")[2]
     return Matrix((last if last in ("lm_head", "embed_tokens") else module,))
+
+
+def layer_named(pattern: str) -> tuple[str, str] | None:
+    """Return the number of the layer in a name, one of `ANY_LAYER` for a *, and what stands behind it; None if that is
+    no layer of the language model."""
+    found = _LAYER.fullmatch(pattern)
+    if found is None or any(word in (found["before"] or "") for word in _TOWERS):
+        return None
+    number = found["number"]
+    if found["kind"] != "layers" or "mtp" in (found["before"] or "").split("."):
+        number = ANY_LAYER[1] if number == "*" else str(-1 - int(number))
+    return number, found["own"]
+
+
+def layer_prefix(layer: int) -> str:
+    """Return what stands before the name of a layer's matrix, without what the whole model has before it."""
+    return f"layers.{layer}." if layer >= 0 else f"mtp.layers.{-1 - layer}."
 
 
 def first_expert(name: str) -> str:

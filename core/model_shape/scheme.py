@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 
-from .matrices import Matrix, first_expert, matrix_named
+from .matrices import ANY_LAYER, Matrix, first_expert, layer_named, layer_prefix, matrix_named
 
 LINEAR, EMBEDDING = "Linear", "Embedding"  # classes of modules
 
 _BEGINNINGS = ("model.", "model.language_model.", "language_model.model.", "language_model.", "backbone.", "")
-_NUMBERED = re.compile(r"(?:^|.*\.)layers\.([0-9]+|\*)\.(.+)")
+_NUMBERS = re.compile(r"layers\\?\.([0-9]{1,7})")
 _ELSEWHERE = (
     "vis", "image", "audio", "video", "speech", "mtp", "nextn", "eh_proj", "projector", "vit", "tower", "encoder",
     "patch", "merger", "adapter", "norm", "conv", "router", "gate", "embed", "rotary", "head", "compressor", "indexer",
@@ -133,7 +133,9 @@ class Scheme:
                     is_behind = named.layer is not None and named.layer not in layers
                     is_used = (named.layer, named.names[0]) in places or is_behind
                 else:
-                    is_used = any(map(_matcher(entry), matrices))
+                    numbers = set(map(int, _NUMBERS.findall(entry.pattern)))
+                    is_behind = bool(numbers) and not numbers & layers  # a layer that drafts for the model
+                    is_used = is_behind or any(map(_matcher(entry), matrices))
                 if not is_used:
                     yield entry
 
@@ -145,8 +147,7 @@ def _is_plain(entry: FormatEntry) -> bool:
 
 def _numbered(pattern: str) -> tuple[str, str] | None:
     """Return the number of the layer in a name and what stands behind it, if nothing in it stands for something."""
-    found = _NUMBERED.match(pattern)
-    return None if found is None or set("*?[") & set(pattern) else (found[1], found[2])
+    return None if set("*?[") & set(pattern) else layer_named(pattern)
 
 
 def _with_parents(matrix: Matrix) -> Iterable[str]:
@@ -164,7 +165,7 @@ def _with_parents(matrix: Matrix) -> Iterable[str]:
 def _full_names(matrix: Matrix, pattern: str) -> list[str]:
     """Return the names that a matrix may have in a checkpoint, from the beginning; those that it has together with
     others where the pattern speaks of them."""
-    place = "" if matrix.layer is None else f"layers.{matrix.layer}."
+    place = "" if matrix.layer is None else layer_prefix(matrix.layer)
     own, *others = matrix.names
     names = [own, *(name for name in others if name.rpartition(".")[2] in pattern)]
     return [f"{beginning}{place}{name}" for name in names for beginning in _BEGINNINGS]
@@ -181,13 +182,14 @@ def _matcher(entry: FormatEntry) -> Callable[[Matrix], bool]:
         return lambda matrix: any(expression.match(name) for name in _full_names(matrix, pattern))
     if entry.is_loose:
         return lambda matrix: any(pattern in name for name in _full_names(matrix, pattern))
-    found = _NUMBERED.match(pattern)
-    number, own = (found[1], found[2]) if found is not None else ("*", pattern)
+    found = layer_named(pattern)
+    number, own = found or ("", pattern)
 
     def is_named(matrix: Matrix) -> bool:
         if matrix.layer is None or found is None:
             return any(_names(pattern, name) for name in _full_names(matrix, pattern))
-        return number in ("*", str(matrix.layer)) and any(_names(first_expert(own), name) for name in matrix.names)
+        is_layer = number in (ANY_LAYER[matrix.layer < 0], str(matrix.layer))
+        return is_layer and any(_names(first_expert(own), name) for name in matrix.names)
 
     return is_named
 

@@ -56,21 +56,26 @@ class WeightFormats:
     kv: str | None = None
 
 
-def read_weight_formats(reader: ConfigReader, matrices: Callable[[], Sequence[Matrix]], wide: str) -> WeightFormats:
-    """Read the formats of the parts of the weights, those of a model's `matrices`. `wide`: the format of what is not
-    quantized. Problems are noted in `reader`."""
+def read_weight_formats(
+    reader: ConfigReader,
+    matrices: Callable[[], Sequence[Matrix]],
+    wide: str,
+    counted: Sequence[Matrix] | None = None,
+) -> WeightFormats:
+    """Read the formats of the parts of the weights, those of a model's `matrices`, or of the `counted` ones alone.
+    `wide`: the format of what is not quantized. Problems are noted in `reader`."""
     scheme = read_scheme(reader, matrices)
     if scheme is None or reader.problems:
         return WeightFormats()
     counts: dict[str, dict[str, int]] = {}
-    for matrix in matrices():
+    for matrix in matrices() if counted is None else counted:
         found = scheme.format_of(matrix) or wide
         of_part = counts.setdefault(matrix.part, {})
         of_part[found] = of_part.get(found, 0) + matrix.weights
     means = {part: mean_format(found) for part, found in counts.items()}
     mlps = means.get(MLPS)
     return WeightFormats(
-        means.get(EXPERTS, mlps), means.get(MIXERS), mlps, means[EMBEDDINGS], means.get(HEAD), scheme.kv
+        means.get(EXPERTS, mlps), means.get(MIXERS), mlps, means.get(EMBEDDINGS), means.get(HEAD), scheme.kv
     )
 
 

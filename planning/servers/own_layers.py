@@ -7,23 +7,20 @@ layers drafts with one for each step.
 from __future__ import annotations
 
 from ...core.errors import ForedraftError
-from ...core.model_shape import language_model
+from ...core.model_shape import prediction_layers
 from ...sim.assembly.models import model_shape
 from .command import Given
 
 WITH_DRAFT = ("STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
 """The algorithms whose draft may be a checkpoint of its own."""
-_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 
 def own_layers(model: str) -> int:
     """Return how many layers of its own a model has to draft with; 0 if its configuration says none or is not known."""
     try:
-        shape = model_shape(model, "model.target")
-        reader = language_model(shape.config or {}, shape.source)
+        return prediction_layers(model_shape(model, "model.target"))
     except ForedraftError:
         return 0
-    return max(reader.integer(key, 0, minimum=0) for key in _KEYS)
 
 
 def draft_with_own_layers(given: Given, steps: int) -> None:

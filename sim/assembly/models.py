@@ -11,9 +11,12 @@ from ...core.model_shape import (
     ModelShape,
     UnknownModel,
     built_in_config,
+    family_of_type,
     known_models,
+    language_model,
     lookup_model,
     modelopt_config,
+    prediction_layers,
     read_head,
     read_model_shape,
 )
@@ -29,6 +32,7 @@ from ..cost.draft import (
     host_draft,
     multi_layer_eagle,
     own_head,
+    own_layer,
     standalone,
 )
 from ..cost.measured.model_files import find_model_files
@@ -80,7 +84,12 @@ def _head(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, max_
     """Return the head that the scenario names, if its configuration is known, or else one of the target's sizes."""
     given, heads = scenario.model.draft, scenario.speculation.heads or max(max_steps, 1)
     form = MULTI_LAYER_EAGLE if algorithm.drafter is Drafter.HEADS else algorithm.draft_form
-    if given is not None and (found := _head_config(given)) is not None:
+    found = None if given is None else _head_config(given)
+    if form != EAGLE3 and prediction_layers(target) and (found is None or _is_own_layer(*found, target)):
+        return replace(
+            own_layer(target, form, heads if form == MULTI_LAYER_EAGLE else 1), unknown=None if found else given
+        )
+    if found is not None:
         head = read_head(*found, target, is_eagle3=form == EAGLE3, is_single=algorithm.drafter is Drafter.HEAD)
         return own_head(head, target, form, scenario.speculation.heads or heads)
     if form == MULTI_LAYER_EAGLE:
@@ -88,6 +97,21 @@ def _head(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, max_
     else:
         usual = eagle_head(target) if form == EAGLE else eagle3_head(target, scenario.model.draft_vocab)
     return replace(usual, unknown=given)
+
+
+def _is_own_layer(config: dict[str, Any], source: str, name: str, target: ModelShape) -> bool:
+    """Return whether a draft's configuration is that of a model with such layers, as checkpoints of the layer alone
+    have it. Raises ConfigError for those of another model than the target."""
+    if family_of_type(language_model(config, source).get("model_type")) != target.family:
+        return False
+    draft = read_model_shape(config, source, name)
+    if not prediction_layers(draft):
+        return False
+    for key, own, expected in (("hidden_size", draft.hidden, target.hidden), ("vocab_size", draft.vocab, target.vocab)):
+        if own != expected:
+            message = f"is {own}, that of {target.name} is {expected}: a prediction layer drafts for its own model"
+            raise ConfigError.of(source, key, message)
+    return True
 
 
 def _head_config(name: str) -> tuple[dict[str, Any], str, str] | None:

@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass, replace
 
 from ...core.errors import ForedraftError
-from ...core.model_shape import Attention, HeadShape, Mlp, ModelShape
+from ...core.model_shape import Attention, Experts, HeadShape, Mlp, ModelShape, prediction_layer
+from .hardware import Parallelism
 
 STANDALONE = "STANDALONE"
 EAGLE = "EAGLE"
@@ -88,7 +89,26 @@ class DraftShape:
             return 0
         if self.algorithm == STANDALONE:
             return self.body.weight_bytes
-        return math.ceil(self.parameters * self.body.format_bytes())
+        body = self.body
+        main, mixers = body.format_bytes(), body.attention_parameters * self.heads
+        others = mixers * (body.format_bytes(body.attention_dtype) - main)
+        others += body.dense_parameters * self.heads * (body.format_bytes(body.mlp_dtype) - main)
+        return math.ceil(self.parameters * main + others)
+
+    def weight_bytes_per_device(self, parallel: Parallelism) -> int:
+        """Return the bytes of the draft's weights on one device, as those of a model are divided."""
+        body = self.body
+        if body is None:
+            return 0
+        whole = share = 0.0
+        for part, count in body.mlps:
+            if isinstance(part, Experts):
+                size, layers = part.expert_parameters(body.hidden), self.heads * count
+                whole += layers * part.count * size
+                held = math.ceil(part.count / parallel.expert)
+                share += layers * held * math.ceil(size * parallel.expert / parallel.devices)
+        main = body.format_bytes()
+        return math.ceil((self.weight_bytes - whole * main) / parallel.tensor + share * main)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -172,6 +192,13 @@ def own_head(head: HeadShape, target: ModelShape, algorithm: str, heads: int = 1
         )  # fmt: skip
     count = (head.count or heads) if algorithm == MULTI_LAYER_EAGLE else 1
     return DraftShape(head.body.name, algorithm, head.body, fusion_inputs=2, fusion_every_pass=True, heads=count)
+
+
+def own_layer(target: ModelShape, algorithm: str, heads: int) -> DraftShape:
+    """Shape the layers of the target's own checkpoint that draft for it, each a layer of the target behind a 2h→h
+    layer."""
+    body = prediction_layer(target)
+    return DraftShape(body.name, algorithm, body, fusion_inputs=2, fusion_every_pass=True, heads=heads)
 
 
 def standalone(draft: ModelShape, target: ModelShape) -> DraftShape:

@@ -28,7 +28,7 @@ from ...core.contract.step import PLAIN_ROUND, RoundShape
 from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import GRAPH_SIZES
 from .calibration import Calibration
-from .draft import DraftShape
+from .draft import STANDALONE, DraftShape
 from .efficiency import Efficiency, default_efficiency
 from .hardware import GPU, Parallelism
 from .host import FULL_GRAPH, GraphUnit, LaunchCost
@@ -114,7 +114,9 @@ class RoundCost:
         self._pass_launch: PassLaunch = PassLaunch(launch, graph_sizes, graph_unit, expert_independence)
         self._draft: DraftPasses | None = None
         if draft is not None and draft.body is not None:
-            own = ForwardCost(draft.body, gpu, self.efficiency, self.parallel.without_experts, draft.qkv_inputs)
+            has_ranks = draft.body.experts is not None and draft.algorithm != STANDALONE
+            ranks = self.parallel if has_ranks else self.parallel.without_experts
+            own = ForwardCost(draft.body, gpu, self.efficiency, ranks, draft.qkv_inputs)
             forward = own if draft_tables is None else MeasuredForward(own, draft_tables)
             self._draft = DraftPasses(draft, forward, self._pass_launch, keep_draft_warm)
         self._curves: dict[tuple[int, RoundShape], PassCurve] = {}

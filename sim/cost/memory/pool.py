@@ -139,7 +139,7 @@ def _fixed_bytes(
     return {
         "context_bytes": rules.context_bytes + (rules.group_bytes if parallel.devices > 1 else 0),
         "target_weights_bytes": weights + _padding_bytes(target, parallel.devices, rules),
-        "draft_weights_bytes": math.ceil(draft.weight_bytes / tp) if draft is not None else 0,
+        "draft_weights_bytes": draft.weight_bytes_per_device(parallel) if draft is not None else 0,
         "activations_bytes": _activation_bytes(target, tp, max_tokens, rows, nodes, rules),
         # A STANDALONE draft has no fusion layer and takes no hidden states.
         "hidden_states_bytes": max_tokens * fusion_inputs * target.hidden * 2,
