@@ -17,7 +17,6 @@ from torch import Tensor
 from ...core.contract.step import RoundShape
 from ...core.draws import Purpose
 from ...gpu.draft.branches import first_level, next_level, tree_of
-from ...gpu.executor.shaping import target_probs
 from ...gpu.session.devices import ops_for
 from ...gpu.types.ops import DeviceCandidates, DeviceTree, DeviceVerified, KVTensors, Ops
 from ...properties.accept.contract import AcceptConfig, DraftModel, LaunchBatch
@@ -81,7 +80,7 @@ class DeviceAccept:
     def distribution(
         self, logits: np.ndarray, temperature: np.ndarray, top_k: np.ndarray, top_p: np.ndarray
     ) -> np.ndarray:
-        return on_host(target_probs(*map(self.tensor, (logits, temperature, top_p, top_k))))
+        return on_host(self.ops.target_probs(*map(self.tensor, (logits, temperature, top_p, top_k))))
 
     def coins(self, seed: int, requests: np.ndarray, seq_lens: np.ndarray, width: int) -> tuple[np.ndarray, ...]:
         positions = self.tensor(seq_lens[:, None] + np.arange(width))

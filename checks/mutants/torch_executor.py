@@ -10,7 +10,6 @@ from ...gpu.draft.branches import BranchDraft, _from_sources
 from ...gpu.draft.heads import HeadsDraft
 from ...gpu.executor.prompt_runner import PromptRunner
 from ...gpu.executor.round import DecodeRound
-from ...gpu.executor.shaping import _filter
 from ...gpu.kernels.constants import numbers
 from ...gpu.kernels.layers.delta_rule import States, advanced
 from ...gpu.ops.host_ops import HostOps
@@ -19,13 +18,6 @@ from ..adapters.torch_executor import CheckedExecutor
 from .planting import Defects
 
 REAL = Defects("executor", CheckedExecutor, prefix="gpu:")
-
-
-def _filter_short_of_the_mass(logits, probs, top_p, top_k, good=_filter):
-    kept = good(logits, probs, top_p, top_k)
-    rarest = kept.where(kept > 0, torch.inf).argmin(1, keepdim=True)
-    has_others = (kept > 0).sum(1, keepdim=True) > 1
-    return torch.where(has_others & (top_p < 1), kept.scatter(1, rarest, 0.0), kept)
 
 
 def _advanced_without_decay(states, nodes, path, lens, good=advanced):
@@ -121,9 +113,18 @@ class TossesTheSameCoinsAgain(DecodeRound):
         return super()._accept(replace(batch, lengths=torch.zeros_like(batch.lengths)), *rest)
 
 
-@REAL.breaks("ANSWER", functions={_filter: _filter_short_of_the_mass})
-class LeavesOutWhatReachesTheMass(CheckedExecutor):
+@REAL.breaks("ANSWER")
+class LeavesOutWhatReachesTheMass(HostOps):
     """Top-p leaves out the token that reaches the mass, if another is left."""
+
+    def target_probs(self, logits, temperature, top_p, top_k, filtered=True):
+        probs = super().target_probs(logits, temperature, top_p, top_k, filtered)
+        if not filtered:
+            return probs
+        rarest = probs.where(probs > 0, torch.inf).argmin(1, keepdim=True)
+        has_others = (probs > 0).sum(1, keepdim=True) > 1
+        cut = probs.scatter(1, rarest, 0.0)
+        return torch.where(has_others & (top_p < 1).unsqueeze(1), cut / cut.sum(1, keepdim=True), probs)
 
 
 @REAL.breaks("ANSWER")

@@ -28,7 +28,7 @@ from ..kernels.rounds.verify_sampling import sample_torch
 from ..models.decoder import Decoder, DecoderOutput, wide
 from ..types.ops import Capture, DeviceTree, DeviceVerified, Ops, VerifyBatch
 from .outputs import NodeProducer, node_outputs
-from .shaping import Changes, target_probs
+from .shaping import Changes
 
 OnLap = Callable[[str, float], None]
 """Called with the name and the seconds of each phase when it ends; `PhaseClock.seconds` sums them as well."""
@@ -277,7 +277,7 @@ class DecodeRound:
             return accept_forced(tree, self._ops.best_tokens(logits), forced_runs)
         if sampling is None:
             return self._ops.verify_greedy(tree, self._ops.best_tokens(logits))
-        probs = target_probs(logits, *sampling.repeated(tree.num_nodes), filtered=sampling.filtered)
+        probs = self._ops.target_probs(logits, *sampling.repeated(tree.num_nodes), filtered=sampling.filtered)
         positions = batch.lengths[:, None] + numbers(tree.width, logits.device)
         accept = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.ACCEPT_COIN)
         bonus = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.BONUS_COIN)
@@ -335,7 +335,7 @@ def first_tokens(
     if sampling is None:
         drawn = ops.best_tokens(logits)
     else:
-        probs = target_probs(logits, sampling.temperature, sampling.top_p, sampling.top_k, sampling.filtered)
+        probs = ops.target_probs(logits, sampling.temperature, sampling.top_p, sampling.top_k, sampling.filtered)
         coins = ops.coins(sampling.keys, positions[:, None], sampling.seed, Purpose.BONUS_COIN)
         drawn = sample_torch(probs, coins[:, 0])
     if (known < 0).all():

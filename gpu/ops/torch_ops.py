@@ -25,6 +25,7 @@ from ..kernels.rounds.duplicate_tails import duplicate_tails_torch_
 from ..kernels.rounds.move_kv import move_accepted_torch_, move_slots_torch_
 from ..kernels.rounds.relay import relay_gather_torch, relay_scatter_torch_
 from ..kernels.rounds.shape_logits import count_tokens_torch_, shape_logits_torch
+from ..kernels.rounds.target_probs import target_probs_torch
 from ..kernels.rounds.verify_greedy import verify_greedy_torch
 from ..kernels.rounds.verify_sampling import verify_sampling_torch
 from ..kernels.rounds.window import window_torch
@@ -53,6 +54,7 @@ class TorchOps:
     window: Callable[..., tuple[Tensor, Tensor]] = staticmethod(window_torch)
     best_tokens: Callable[[Tensor], Tensor] = staticmethod(best_tokens_torch)
     best_drafts: Callable[..., Tensor] = staticmethod(best_drafts_torch)
+    target_probs = staticmethod(target_probs_torch)
     verify_greedy = staticmethod(verify_greedy_torch)
     verify_sampling = staticmethod(verify_sampling_torch)
     coins = staticmethod(coins_torch)

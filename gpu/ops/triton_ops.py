@@ -23,6 +23,7 @@ from ..kernels.rounds.duplicate_tails import duplicate_tails_triton_
 from ..kernels.rounds.move_kv import move_accepted_triton_, move_slots_triton_
 from ..kernels.rounds.relay import relay_gather_triton, relay_scatter_triton_
 from ..kernels.rounds.shape_logits import count_tokens_triton_, shape_logits_triton
+from ..kernels.rounds.target_probs import target_probs_triton
 from ..kernels.rounds.verify_greedy import verify_greedy_triton
 from ..kernels.rounds.verify_sampling import verify_sampling_triton
 from ..kernels.rounds.window import window_triton
@@ -43,6 +44,7 @@ class TritonOps:
     window: Callable[..., tuple[Tensor, Tensor]] = staticmethod(window_triton)
     best_tokens: Callable[[Tensor], Tensor] = staticmethod(best_tokens_triton)
     best_drafts: Callable[..., Tensor] = staticmethod(best_drafts_triton)
+    target_probs = staticmethod(target_probs_triton)
     verify_greedy = staticmethod(verify_greedy_triton)
     verify_sampling = staticmethod(verify_sampling_triton)
     coins = staticmethod(coins_triton)

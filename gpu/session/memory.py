@@ -29,10 +29,9 @@ MIB = 1 << 20
 WORKSPACE_BYTES = 32 * MIB  # of cuBLAS on a Hopper, for each stream: torch's documentation of CUBLAS_WORKSPACE_CONFIG
 STREAMS = 2  # the one that everything runs on, and the one that graphs are captured on
 GRAPH_BYTES = 25 * MIB  # of one captured round of an 8B model, as in sim/cost/memory/rules.py
-FILTER_BYTES = 33
-"""Of a logit while `target_probs` filters by top-p and top-k, the logit's own four among them; a test counts them."""
-SAMPLING_BYTES = FILTER_BYTES + 12  # a sort on a GPU writes keys and indices, 4 and 8 bytes, to a second place
-
+SAMPLING_BYTES = 8  # of a logit in a round: itself in 32 bits, and its probability
+FIRST_TOKEN_BYTES = 28
+"""Of a logit while `sample_torch` draws first tokens, `SAMPLING_BYTES` among them; a test counts them."""
 SHAPING_BYTES = 8
 """Of each token of the vocabulary, for each row: its count and its bias (`gpu.types.ops.LogitTables`)."""
 
@@ -144,8 +143,8 @@ def heads_of(draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm) -
 def working_bytes(
     target: ModelConfig, draft: ModelConfig | HeadConfig | None, spec: EngineSpec, dtype: torch.dtype
 ) -> int:
-    """Return bytes that the largest passes need on a GPU beside weights and KV: activations, logits with their sorts,
-    what changes logits, parts of attention, graphs, workspaces.
+    """Return bytes that the largest passes need on a GPU beside weights and KV: activations, logits and their
+    distributions, what changes logits, parts of attention, graphs, workspaces.
 
     Prompts and captured rounds do not share their memory; captured rounds share theirs with each other.
     """
@@ -153,7 +152,7 @@ def working_bytes(
 
     config = spec.config
     prompt = config.chunk_size * _per_token(target, draft) * dtype.itemsize
-    prompt += config.max_running * target.vocab_size * SAMPLING_BYTES
+    prompt += config.max_running * target.vocab_size * FIRST_TOKEN_BYTES
     tables = (config.max_running + 1) * target.vocab_size * SHAPING_BYTES
     return prompt + captured_bytes(target, draft, spec, dtype) + tables + PARTS_BYTES + STREAMS * WORKSPACE_BYTES
 

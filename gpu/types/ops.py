@@ -292,6 +292,18 @@ class Ops(Protocol):
         """Return the first choice of a draft's logits [n, V], int64 [n], as entries of `ids` int64 [V] if these are
         given. NaN gives some token."""
 
+    def target_probs(
+        self, logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, filtered: bool = True
+    ) -> Tensor:
+        """Return the distribution that sampling parameters, float64, float64 and int64 [n], make of logits [n, V];
+        float64 for float64 logits, else float32.
+
+        temperature 0 is greedy: all mass on the lowest id of the greatest logit. top_k ≤ 0 keeps all. Among equal
+        logits at the edge the lowest ids stay. top_k is applied before top_p. top_p keeps the shortest prefix, in
+        descending order, whose mass reaches top_p. A row with NaN, with +inf, or without a finite logit becomes NaN.
+        `filtered=False` is the host's word that every row has top_p ≥ 1 and top_k ≤ 0.
+        """
+
     def verify_greedy(self, tree: DeviceTree, target_ids: Tensor) -> DeviceVerified:
         """Accept while a child equals the target's choice; target_ids int64 [bs · nd], −1 where the target failed."""
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from foredraft.core.tree.verify import sample_tokens, target_distribution
-from foredraft.gpu.executor.shaping import target_probs
+from foredraft.gpu.kernels.rounds.target_probs import target_probs_torch as target_probs
 from foredraft.gpu.kernels.rounds.verify_sampling import sample_torch
 
 
@@ -32,12 +32,30 @@ def test_the_distribution_is_as_specified(dtype, n):
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12 if dtype == torch.float64 else 1e-5, atol=0)
 
 
-def test_without_filters_nothing_needs_to_be_sorted():
+def test_without_filters_the_distribution_is_as_specified():
     logits, temperature, *_ = cases(np.random.default_rng(1), 40, 12)
     ones, zeros = torch.ones(40, dtype=torch.float64), torch.zeros(40, dtype=torch.int64)
     arguments = torch.from_numpy(logits), torch.from_numpy(temperature), ones, zeros
     expected = target_distribution(logits, temperature)
     np.testing.assert_allclose(target_probs(*arguments, filtered=False).numpy(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["peaked", "flat", "coarse", "mostly forbidden"])
+def test_filters_that_look_at_few_logits_keep_what_a_sort_keeps(kind):
+    """Flat distributions need further looks, coarse logits have ties at the edges of all of them."""
+    rng = np.random.default_rng(3)
+    n, vocab = 12, 20_000
+    logits = rng.normal(size=(n, vocab)) * {"peaked": 6.0, "flat": 0.5}.get(kind, 3.0)
+    if kind == "coarse":
+        logits = np.round(logits * 2) / 2
+    if kind == "mostly forbidden":
+        logits[:, rng.random(vocab) < 0.999] = -np.inf
+    temperature, top_p = np.ones(n), np.tile([0.3, 0.9, 1.0], n // 3)
+    top_k = np.repeat([0, 20, 100, 3000], n // 4)
+    expected = target_distribution(logits, temperature, top_p, top_k)
+    found = target_probs(*map(torch.from_numpy, (logits, temperature, top_p, top_k))).numpy()
+    assert ((found > 0) == (expected > 0)).all()
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_half_precision_logits_give_float32():

@@ -13,6 +13,7 @@ from foredraft.gpu.kernels.rounds import (
     move_kv,
     relay,
     shape_logits,
+    target_probs,
     verify_greedy,
     verify_sampling,
     window,
@@ -77,6 +78,18 @@ VERIFY_SAMPLING_CASES = (
         )
         for nodes in (8, 16, 64)
     ),
+)
+DISTRIBUTION = {"*fp64": "temperatures top_ps", "*i64": "top_ks", "*fp32": "out", "i32": "vocab row_stride"}
+TARGET_PROBS_CASES = tuple(
+    AotCase(
+        f"target_probs {kind}{', filtered' * filtered}",
+        target_probs._target_probs_kernel,
+        DISTRIBUTION | ({"*fp32": "logits out"} if kind == "fp32" else {"*bf16": "logits"}),
+        {"FILTERED": filtered, "IS_DOUBLE": False, "BLOCK": target_probs.BLOCK},
+        divisible_by_16="vocab row_stride",
+        num_warps=16,
+    )
+    for kind, filtered in (("bf16", True), ("bf16", False), ("fp32", True))
 )
 COINS_TYPES = {"*i64": "keys positions", "*fp64": "coins", "i64": "state", "i32": "n width"}
 COINS_CASES = (AotCase("coins", coins._coins_kernel, COINS_TYPES, coins._CONSTANTS),)
@@ -181,6 +194,7 @@ ROUND_CASES = (
     *SHAPE_LOGITS_CASES,
     *COMPACT_CASES,
     *RELAY_CASES,
+    *TARGET_PROBS_CASES,
     *BEST_CASES,
     *WINDOW_CASES,
     *BONUS_CASES,

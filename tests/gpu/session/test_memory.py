@@ -19,11 +19,11 @@ from foredraft.core.scheduler.spec import (
     resolve_spec,
 )
 from foredraft.gpu.batch.pools import bytes_per_slot
-from foredraft.gpu.executor.shaping import target_probs
+from foredraft.gpu.kernels.rounds.verify_sampling import sample_torch
 from foredraft.gpu.measure.shapes import draft_shape
 from foredraft.gpu.models.config import ModelConfig
 from foredraft.gpu.session.memory import (
-    FILTER_BYTES,
+    FIRST_TOKEN_BYTES,
     FP8,
     GRAPH_BYTES,
     MIB,
@@ -66,14 +66,12 @@ class Held(TorchDispatchMode):
         self.now -= size
 
 
-def test_the_bytes_of_a_logit_while_it_is_sampled():
-    rows, vocab = 3, 4096
-    logits = torch.randn(rows, vocab)
-    ones, top_k = torch.ones(rows, dtype=torch.float64), torch.full((rows,), 5)
+def test_the_bytes_of_a_logit_while_first_tokens_are_drawn():
+    probs = torch.rand(3, 4096)
     with Held() as held:
-        target_probs(logits, ones, ones * 0.9, top_k)
-    found = held.most / logits.numel() + logits.element_size()
-    assert FILTER_BYTES - 1 < found <= FILTER_BYTES
+        sample_torch(probs, torch.rand(3, dtype=torch.float64))
+    found = held.most / probs.numel() + SAMPLING_BYTES
+    assert FIRST_TOKEN_BYTES - 1 < found <= FIRST_TOKEN_BYTES
 
 
 def spec_of(max_running: int = 32, graphs: bool = True) -> EngineSpec:
@@ -90,7 +88,7 @@ def test_more_rows_and_graphs_need_more_and_the_pool_shrinks(monkeypatch):
     fewer = working_bytes(target, draft, spec_of(8), torch.bfloat16)
     eager = working_bytes(target, draft, spec_of(graphs=False), torch.bfloat16)
     assert full - eager == len(default_graph_sizes(32)) * GRAPH_BYTES
-    # 32 rows of 4 nodes: logits in 16 and 32 bits, and the sort of each
+    # 32 rows of 4 nodes: logits in 16 and 32 bits, and their distributions
     assert full - fewer > 24 * 4 * target.vocab_size * SAMPLING_BYTES
     assert 64 * MIB < fewer < full < 4096 * MIB
     monkeypatch.setattr("foredraft.gpu.session.memory.free_bytes", lambda device: 24 << 30)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import round_cases
 import torch
-from foredraft.gpu.kernels.rounds import best, verify_sampling
+from foredraft.gpu.kernels.rounds import best, target_probs, verify_sampling
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
 from foredraft.gpu.types.ops import DeviceCandidates, KVTensors
@@ -175,6 +175,31 @@ def test_best_tokens_are_the_twins(dtype, monkeypatch):
         found, drafts = KERNELS.best_tokens(logits), KERNELS.best_drafts(logits, ids)
     assert found.tolist() == TWINS.best_tokens(logits).tolist() and found[4:6].tolist() == [5, 69]
     assert torch.equal(drafts, TWINS.best_drafts(logits, ids))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "filtered"), [(torch.float16, True), (torch.float32, False), (torch.float32, True), (torch.float64, True)]
+)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # inf − inf
+def test_distributions_are_the_twins(dtype, filtered, monkeypatch):
+    """Several blocks of logits, ties at every edge, −0 beside 0, rows without an answer, in rows with a stride."""
+    monkeypatch.setattr(target_probs, "BLOCK", 32)
+    rng = np.random.default_rng(0)
+    n, vocab = 12, 70
+    wide = torch.from_numpy(rng.choice(np.linspace(-4, 4, 17), (n, vocab + 2))).to(dtype)
+    logits = wide[:, :vocab]
+    logits[rng.random((n, vocab)) < 0.1] = -0.0
+    logits[rng.random((n, vocab)) < 0.2] = float("-inf")
+    logits[1], logits[2, 40], logits[3, 3], logits[4] = float("-inf"), float("nan"), float("inf"), 1.0
+    temperature = torch.from_numpy(rng.choice([0.0, 0.5, 1.0, 2.0], n, p=[0.1, 0.3, 0.3, 0.3]))
+    top_p = torch.from_numpy(rng.permutation([0.0, 0.1, 0.5, 0.9, 0.9, 1.0] * 2) if filtered else np.ones(n))
+    top_k = torch.from_numpy(
+        rng.permutation([0, 0, 0, -1, 1, 2, 5, 20, 50, 50, 70, 90]) if filtered else np.zeros(n, np.int64)
+    )
+    with inputs_only_read(wide, temperature, top_p, top_k):
+        found = KERNELS.target_probs(logits, temperature, top_p, top_k, filtered)
+    expected = TWINS.target_probs(logits, temperature, top_p, top_k, filtered)
+    torch.testing.assert_close(found, expected, rtol=1e-12 if dtype == torch.float64 else 1e-5, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("kept", [None, torch.tensor([2, 0, 5]).int()])
