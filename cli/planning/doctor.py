@@ -22,13 +22,12 @@ from ..options import (
     refuse_without_effect,
 )
 from ..progress import text_progress
-from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, ServerLog, launched
+from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, ServerLog, capacity_of_launch, launched
 from ..simulation.simulate import given_by_options
 from .cost import print_rounds
 
 if TYPE_CHECKING:
     from ...planning.rounds.doctor import Diagnosis, Gain
-    from ...sim.scenario import Scenario
 
 
 of_round = only_with("--round")
@@ -94,7 +93,7 @@ def doctor(
         print_rounds(resolved, batch, context, steps, as_json)
         return
     refuse_without_effect(("--details", as_json and details, "the document of --json has them"))
-    capacity = _capacity(resolved) if launch and not as_json else []
+    capacity = capacity_of_launch(resolved, with_notices=True) if launch and not as_json else []
     if capacity and resolved.speculation.algorithm == "NONE":
         typer.echo("\n".join([*capacity, "", *_wrapped(NO_DRAFTS)]))
         return
@@ -110,16 +109,6 @@ def doctor(
     else:
         parts.append(_short_notes(found))
     typer.echo("\n\n".join("\n".join(lines) for lines in parts if lines))
-
-
-def _capacity(scenario: Scenario) -> list[str]:
-    """Return what the server would print of its KV pool, and the notices about its start."""
-    from ...sim.assembly import assemble
-    from ...sim.assembly.explaining import capacity_lines
-    from ...sim.effects.notices import start_notices
-
-    run = assemble(scenario)
-    return [*capacity_lines(run), *(line for notice in start_notices(run) for line in _wrapped(notice))]
 
 
 def _answer(found: Diagnosis) -> str:

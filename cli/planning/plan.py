@@ -6,7 +6,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -22,12 +22,9 @@ from ..options import (
     print_document,
     refuse_without_effect,
 )
-from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, ServerLog, launched
+from ..simulation.launch import FromSglang, FromTrtllm, FromVllm, ServerLog, capacity_of_launch, launched
 from ..simulation.simulate import given_by_options
 from .options import Cluster, NumWorkers, OutDirectory, Requests, kept_runs
-
-if TYPE_CHECKING:
-    from ...sim.scenario import Scenario
 
 WIDTH = 80
 
@@ -103,7 +100,7 @@ def plan(
     whole = make_plan(resolved, parse_grid(tried or (), "--try"), asked, measured)
     for notice in whole.notices():
         print(textwrap.fill(f"foredraft: {notice}", WIDTH, break_on_hyphens=False), file=sys.stderr)
-    capacity = _capacity(resolved) if launch and not as_json else []
+    capacity = capacity_of_launch(resolved) if launch and not as_json else []
     line = StatusLine(quiet)
     with (
         kept_runs("plan", base_tables(resolved), out, workers, cluster, **whole.asked) as (pool, store),
@@ -116,23 +113,11 @@ def plan(
     if as_json:
         print_document(answer)
     else:
-        typer.echo("\n".join([*report_of(whole, ranked, answer, details), *capacity]))
+        typer.echo("\n".join([*report_of(whole, ranked, answer, details), *([""] if capacity else []), *capacity]))
     if not ranked:
         raise typer.Exit(2)
     if not ranked[0].holds:
         raise typer.Exit(1)
-
-
-def _capacity(scenario: Scenario) -> list[str]:
-    """Return what the server of the launch command would print of its KV pool; nothing if the model does not fit."""
-    from ...sim.assembly import assemble
-    from ...sim.assembly.explaining import capacity_lines
-    from ...sim.cost.memory import InsufficientMemory
-
-    try:
-        return ["", *capacity_lines(assemble(scenario))]
-    except InsufficientMemory:
-        return []
 
 
 def _prices(texts: Sequence[str]) -> dict[str, float]:

@@ -6,9 +6,12 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..options import option
+
+if TYPE_CHECKING:
+    from ...sim.scenario import Scenario
 
 WIDTH = 80
 MODEL = "model.target"
@@ -84,6 +87,22 @@ def _of_command(
     launch = read_launch(server, command, option, known.hardware.device, has_model=MODEL in origins)
     _say(option, launch.notes())
     return {option: launch.settings}
+
+
+def capacity_of_launch(scenario: Scenario, with_notices: bool = False) -> list[str]:
+    """Return what the server of a launch command would print of its KV pool, and perhaps the notices about its start;
+    nothing if the model does not fit."""
+    from ...sim.assembly import assemble
+    from ...sim.assembly.explaining import capacity_lines
+    from ...sim.cost.memory import InsufficientMemory
+    from ...sim.effects.notices import start_notices
+
+    try:
+        run = assemble(scenario)
+    except InsufficientMemory:
+        return []
+    notices = start_notices(run) if with_notices else ()
+    return [*capacity_lines(run), *(line for notice in notices for line in textwrap.wrap(notice, WIDTH))]
 
 
 def _say(option: str, lines: Sequence[str]) -> None:

@@ -139,9 +139,19 @@ class HandoffDriver(ABC, Generic[SideT]):
                 break
         self._transport.flush(self.side.take_replan())
 
-    @abstractmethod
     def _act(self) -> bool:
         """Carry out the actions that the side has ready. Returns whether there were any."""
+        actions = self.side.take_actions()
+        for action in actions:
+            if isinstance(action, Send):
+                self._transport.send(action.peer, action.message)
+            else:
+                self._move(action)
+        return bool(actions)
+
+    @abstractmethod
+    def _move(self, action: SendPages | WritePage) -> None:
+        """Move the pages of an action."""
 
     def _pass_reports_on(self) -> None:
         for finished in self.side.take_finished():
@@ -171,14 +181,9 @@ class PrefillDriver(HandoffDriver[PrefillSide]):
         for page, _ in pages:
             self.side.receive(peer, page, now_ns)
 
-    def _act(self) -> bool:
-        actions = self.side.take_actions()
-        for action in actions:
-            if isinstance(action, Send):
-                self._transport.send(action.peer, action.message)
-            else:
-                self._transport.send_pages(action, self)
-        return bool(actions)
+    def _move(self, action: SendPages | WritePage) -> None:
+        assert isinstance(action, SendPages), "a prefill side sends pages"
+        self._transport.send_pages(action, self)
 
 
 class DecodeDriver(HandoffDriver[DecodeSide]):
@@ -190,14 +195,9 @@ class DecodeDriver(HandoffDriver[DecodeSide]):
     def _receive_pages(self, peer: str, pages: list[tuple[Page, PageSeal]], now_ns: int) -> None:
         self.side.receive_pages(peer, pages, now_ns)
 
-    def _act(self) -> bool:
-        actions = self.side.take_actions()
-        for action in actions:
-            if isinstance(action, Send):
-                self._transport.send(action.peer, action.message)
-            else:
-                self._transport.write_page(action)
-        return bool(actions)
+    def _move(self, action: SendPages | WritePage) -> None:
+        assert isinstance(action, WritePage), "a decode side writes pages"
+        self._transport.write_page(action)
 
 
 def make_driver(

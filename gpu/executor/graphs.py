@@ -80,41 +80,53 @@ def no_masks(tree: DeviceTree) -> tuple[np.ndarray, np.ndarray]:
     raise AssertionError("a graph without masks asks for none")
 
 
+@dataclass(frozen=True, slots=True)
+class GraphSurroundings:
+    """What all graphs of an executor share. `forced`: acceptance is simulated."""
+
+    decode_round: DecodeRound
+    cells: RelayCells
+    forced: bool
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class GraphContents:
+    """What one graph computes.
+
+    `width`: the most tokens that a row accepts. `outputs`: user outputs, all of them for all rows; a round takes those
+    that some row has asked for. `proposed`: padding trees, if they come from the host (`Draft.propose_on_host`).
+    `tables`: by which the logits change; `masks`: where the host's come.
+    """
+
+    kind: RoundKind
+    width: int
+    outputs: frozenset[str]
+    proposed: Mapping[str, np.ndarray]
+    tables: LogitTables | None
+    masks: MaskPlace | None
+
+
 class CapturedRound:
     """One graph: `size` rows of one shape, from their relay cells to their relay cells. The host sends one copy: which
     rows, how they are sampled, and how many drafts are accepted if that is simulated.
-
-    `outputs` are the user outputs that it computes, all of them for all rows; a round takes those that some row has
-    asked for.
     """
 
     def __init__(
-        self,
-        decode_round: DecodeRound,
-        cells: RelayCells,
-        padding: RoundBatch,
-        width: int,
-        kind: RoundKind,
-        forced: bool,
-        seed: int,
-        memory_pool: object | None,
-        outputs: frozenset[str] = frozenset(),
-        proposed: Mapping[str, np.ndarray] | None = None,
-        tables: LogitTables | None = None,
-        masks: MaskPlace | None = None,
+        self, around: GraphSurroundings, padding: RoundBatch, contents: GraphContents, memory_pool: object | None
     ) -> None:
-        """Allocate the tensors that the graph reads and writes. `proposed`: padding trees, if they come from the host
-        (`Draft.propose_on_host`). `tables`: by which the logits change; `masks`: where the host's come.
-        """
+        """Allocate the tensors that the graph reads and writes."""
+        decode_round, cells, seed = around.decode_round, around.cells, around.seed
+        kind, outputs, tables, masks = contents.kind, contents.outputs, contents.tables, contents.masks
         self.size = size = len(padding.row_numbers)
         device = padding.table.device
         self._host = {"rows": np.zeros(size, np.int64)}
         if kind is not RoundKind.GREEDY:
             self._host |= {name: np.zeros(size, dtype) for name, dtype in HostSampling.DTYPES.items()}
-        if forced:
+        if around.forced:
             self._host["runs"] = np.zeros(size, np.int64)
-        names = tuple(proposed or ())
-        self._host |= {name: np.ascontiguousarray(array) for name, array in (proposed or {}).items()}
+        names = tuple(contents.proposed)
+        self._host |= {name: np.ascontiguousarray(array) for name, array in contents.proposed.items()}
         begins, end = layout([*self._host.values()])
         self._place = torch.zeros(end, dtype=torch.uint8, device=device)
         self._uploads = uploads_to(device)
@@ -135,7 +147,7 @@ class CapturedRound:
             return decode_round.begin(batch, relayed, outputs, unmeasured)
 
         def finish(passed: Passed) -> RoundResult:
-            result = decode_round.finish(passed, changes, sampling, outputs, runs, width, unmeasured)
+            result = decode_round.finish(passed, changes, sampling, outputs, runs, contents.width, unmeasured)
             cells.scatter(rows, result)
             if device.type == "cpu":
                 return result
@@ -232,10 +244,10 @@ class RoundGraphs:
         self.on_round: Callable[[bool, int], None] | None = None  # is told whether a round of so many rows has a graph
         self.on_capture: Callable[[CaptureReport], None] | None = None
         self.are_on: bool = False  # whether any round may have a graph
-        self._decode_round, self._limits, self._shaping = decode_round, parts.limits, parts.shaping
-        self._cells = RelayCells(models.ops, parts.future_map.buffers)
+        self._limits, self._shaping = parts.limits, parts.shaping
+        cells = RelayCells(models.ops, parts.future_map.buffers)
+        self._around = GraphSurroundings(decode_round, cells, options.acceptance is not None, options.seed)
         self._accept_width, self._outputs = parts.algorithm.accept_width, frozenset(options.outputs)
-        self._forced, self._seed = options.acceptance is not None, options.seed
         table = parts.limits.table
         self._shard = WHOLE if table.is_meta else models.target.shard
         # All share one: what one round needs for a while, another does.
@@ -306,21 +318,16 @@ class RoundGraphs:
             nodes = key.batch_size * key.shape.nodes
             masks = MaskPlace(nodes, self._shaping.mask_words, self._mask_memory)
         with torch.no_grad():
-            draft = self._decode_round.draft
-            return CapturedRound(
-                self._decode_round,
-                self._cells,
-                padding,
-                self._accept_width(key.shape.steps, key.shape.nodes),
+            draft = self._around.decode_round.draft
+            contents = GraphContents(
                 kind,
-                self._forced,
-                self._seed,
-                self._memory_pool,
+                self._accept_width(key.shape.steps, key.shape.nodes),
                 self._outputs if with_outputs else frozenset(),
                 draft.propose_on_host(padding.row_numbers[:0], padding.shape, key.batch_size),
                 None if changed is Changed.NOWHERE else self._shaping.tables,
                 masks,
             )
+            return CapturedRound(self._around, padding, contents, self._memory_pool)
 
     @cached_property
     def _mask_memory(self) -> Tensor:

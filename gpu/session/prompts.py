@@ -10,13 +10,13 @@ A key that is left out has the value of `RequestDefaults`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...core.contract.request import GRAMMAR_KINDS, SHAPING, Grammar, Request, SamplingParams, biases
+from ...core.contract.request import GRAMMAR_KINDS, Grammar, Request, SamplingParams, biases
 from ...core.errors import ConfigError, InvalidRequest, Problem, nearest
 from ...core.parsing import ParseError, parse_json, read_json_object, refuse_repeated_keys
 from ...core.prompt import MAX_TOKEN_ID, Prompt
@@ -25,7 +25,7 @@ from .grammar import grammars_of, json_schema
 from .text import Tokenizer, utf8_problem
 
 CONTENTS = ("prompt", "messages", "tokens")
-SAMPLING = ("temperature", "top_p", "top_k", "seed", *SHAPING)
+SAMPLING = tuple(item.name for item in fields(SamplingParams) if item.name != "grammar")
 KEYS = (*CONTENTS, "id", "max_tokens", "min_tokens", *SAMPLING, "stop", "logprobs", "priority", *GRAMMAR_KINDS)
 MAX_LINE_CHARACTERS = 1 << 26
 MAX_PROMPTS = 1 << 20
@@ -40,24 +40,17 @@ _KEY_OF = {name: key for key, name in _FILE_KEYS.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class RequestDefaults:
+class RequestDefaults(SamplingParams):
     """What a request asks for where its line does not say. `seed` 0: the request's id keys its draws."""
 
     max_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
     logprobs: bool = False
     ignore_eos: bool = False
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    grammar: Grammar | None = None
-    min_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        """Accept any values: `problems` names all that are wrong."""
 
     def problems(self) -> list[Problem]:
         """Return the problems of the values, by their names."""

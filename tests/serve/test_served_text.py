@@ -23,7 +23,7 @@ def expected(models: dict[str, Path]) -> list[str]:
     """Greedy text without drafts and without HTTP."""
     session = DecodeSession.open(SessionOptions(models["target"], dtype="float64"))
     entries = [PromptEntry(str(i), "", prompt=prompt) for i, prompt in enumerate(PROMPTS)]
-    requests = make_requests(entries, session.tokenizer, RequestDefaults(NUM_TOKENS), "<test>")
+    requests = make_requests(entries, session.tokenizer, RequestDefaults(max_tokens=NUM_TOKENS), "<test>")
     return [output.text for output in session.run(requests).values()]
 
 
