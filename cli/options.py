@@ -124,6 +124,14 @@ Settings = Annotated[
     ),
 ]
 TraceFile = Annotated[Path | None, option("--trace", "Replay the requests of this trace (workload.trace).", "FILE")]
+Columns = Annotated[
+    str | None,
+    option(
+        "--columns",
+        "Columns of the trace, where their names do not say it: arrival=NAME,prompt=NAME,output=NAME,session=NAME (workload.columns).",
+        "ROLE=NAME,…",
+    ),
+]
 Seed = Annotated[int | None, option("--seed", "Seed of every random draw (the key seed).", min=0)]
 Log = Annotated[Path, argument(None, "events.jsonl of a run, or its directory.")]
 AllowTruncated = Annotated[

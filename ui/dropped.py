@@ -13,7 +13,8 @@ from ..core.parsing import ParseError, parse_toml
 from ..planning.servers.launch import read_launch
 from ..sim.scenario_file import WHOLE_TABLES, scenario_with
 from ..sim.workload.request_logs import log_format
-from ..sim.workload.trace_layout import MOST_SEARCHED, TraceError
+from ..sim.workload.trace_inference import TraceError
+from ..sim.workload.trace_layout import MOST_SEARCHED
 from ..sim.workload.traces import TraceSource
 
 DROPPED = "dropped:"

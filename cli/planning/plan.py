@@ -13,6 +13,7 @@ import typer
 from ..names import complete_setting
 from ..options import (
     AsJson,
+    Columns,
     Quiet,
     ScenarioFile,
     Seed,
@@ -54,7 +55,7 @@ def plan(
     server_log: ServerLog = None,
     slo: Slo = None, rate: Rate = None, gpus: Gpus = None, tried: Tried = None, price: Price = None,
     by_hour: ByHour = False, headroom: Headroom = 20, warm_up: WarmUp = 300,
-    settings: Settings = None, trace: TraceFile = None, seeds: Seeds = 48, requests: Requests = None,
+    settings: Settings = None, trace: TraceFile = None, columns: Columns = None, seeds: Seeds = 48, requests: Requests = None,
     seed: Seed = None, details: Details = False, as_json: AsJson = False, out: OutDirectory = None, workers: NumWorkers = None,
     cluster: Cluster = None, quiet: Quiet = False,
 ) -> None:  # fmt: skip
@@ -91,7 +92,7 @@ def plan(
 
     refuse_without_effect(("--details", as_json and details, "the document of --json has them"))
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm, server_log)
-    resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
+    resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed, columns)], launch)
     measured = [key for key in POOL_KEYS if server_log and origins.get(key, "").startswith(f"{server_log}:")]
     asked, resolved = question_of(
         *(resolved, slo, rate, gpus, seeds, requests, _prices(price or ())),

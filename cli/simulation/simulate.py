@@ -17,6 +17,7 @@ from ..logs import DEFAULT_FORMAT, LogFormat, LogLevel, start_logging
 from ..names import print_names
 from ..options import (
     AsJson,
+    Columns,
     Quiet,
     ScenarioFile,
     Seed,
@@ -76,7 +77,8 @@ Names = Annotated[str | None, option("--list",
 def simulate(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     server_log: ServerLog = None,
-    settings: Settings = None, trace: TraceFile = None, seed: Seed = None, out: OutDirectory = None, explain: Explain = False,
+    settings: Settings = None, trace: TraceFile = None, columns: Columns = None,
+    seed: Seed = None, out: OutDirectory = None, explain: Explain = False,
     no_events: NoEvents = False, no_perfetto: NoPerfetto = False, faults: Faults = None, workers: Workers = 1,
     as_json: AsJson = False, quiet: Quiet = False,
     log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT, _schema: Schema = None, _names: Names = None,
@@ -120,7 +122,7 @@ def simulate(
     )
     start_logging(log_level, log_format)
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm, server_log)
-    resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed)], launch)
+    resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed, columns)], launch)
     if trace is not None:
         origins["workload.trace"] = "--trace"
     if seed is not None:
@@ -165,8 +167,9 @@ def fault_plan(given: str, scenario: Scenario, origins: dict[str, str]) -> Fault
     return load_fault_plan(given, scenario.seed, transfers=transfers)
 
 
-def given_by_options(trace: Path | None, seed: int | None) -> list[str]:
-    given = []
+def given_by_options(trace: Path | None, seed: int | None, columns: str | None = None) -> list[str]:
+    """Return the settings of these options."""
+    given = [] if columns is None else [f"workload.columns={json.dumps(columns, ensure_ascii=False)}"]
     if trace is not None:
         given.append(f"workload.trace={json.dumps(str(trace), ensure_ascii=False)}")
     if seed is not None:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...core.errors import count_of
-from ..options import AsJson, Quiet, ScenarioFile, Settings, argument, option, print_document, refuse_without_effect
+from ..options import (
+    AsJson,
+    Columns,
+    Quiet,
+    ScenarioFile,
+    Settings,
+    argument,
+    option,
+    print_document,
+    refuse_without_effect,
+)
 from .simulate import given_by_options
 
 if TYPE_CHECKING:
@@ -51,7 +61,8 @@ Check = Annotated[bool, option("--check", "Simulate the trace and the synthetic 
 
 
 def trace(
-    file: File, scenario: ScenarioFile = None, settings: Settings = None, cache_tokens: CacheTokens = None, out: Out = None,
+    file: File, scenario: ScenarioFile = None, settings: Settings = None, columns: Columns = None,
+    cache_tokens: CacheTokens = None, out: Out = None,
     check: Check = False, since: Since = None, seconds: Seconds = None, as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Describe a trace: rates, lengths, burstiness, prefix reuse; fit a synthetic workload to it.
@@ -65,6 +76,7 @@ def trace(
         foredraft trace requests.csv
         foredraft trace requests.jsonl --cache-tokens 500000,5000000
         foredraft trace requests.jsonl chat.toml
+        foredraft trace day.csv --columns arrival=when,prompt=asked,output=made
         foredraft trace requests.csv --out workload.toml --check
         foredraft simulate workload.toml --set workload.rate=20
 
@@ -88,27 +100,35 @@ def trace(
     if is_page(str(file)):  # a file that cannot be read is refused
         from .metrics_page import describe_page
 
-        given = {"SCENARIO": scenario, "--set": settings, "--cache-tokens": cache_tokens, "--check": check}
+        given = {
+            "SCENARIO": scenario,
+            "--set": settings,
+            "--columns": columns,
+            "--cache-tokens": cache_tokens,
+            "--check": check,
+        }
         describe_page(file, since, seconds, out, as_json, given)
         return
     refuse_without_effect(
         ("--since", since is not None, "only pages of metrics count from an earlier one on"),
         ("--seconds", seconds is not None, "a trace has the times of its requests"),
     )
-    _describe_requests(file, scenario, settings, sizes, out, check, as_json, quiet)
+    given = [*(settings or ()), *given_by_options(file, None, columns)]
+    _describe_requests(file, scenario, given, sizes, out, check, as_json, quiet)
 
 
 def _describe_requests(
     file: Path,
     scenario: Path | None,
-    settings: Sequence[str] | None,
+    settings: Sequence[str],
     sizes: list[int],
     out: Path | None,
     check: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Describe a file of requests, with caches of these sizes; with `out` or `check` fit a synthetic workload to it."""
+    """Describe a file of requests, which the settings name, with caches of these sizes. With `out` or `check` fit a
+    synthetic workload to it."""
     from ...observe.output_files import write_text
     from ...sim.calibration.synthesis import synthesize
     from ...sim.load import make_workload
@@ -117,7 +137,7 @@ def _describe_requests(
     from ...sim.workload.description import describe
     from ...sim.workload.traces import TraceSource
 
-    resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(file, None)])
+    resolved, origins = load_scenario(scenario, settings)
     slots = None
     if scenario is not None or any(not key.startswith("workload.") for key in origins):
         slots = _kv_slots(resolved)

@@ -37,7 +37,8 @@ from ...observe.input_files import read_lines
 from .request_logs import READERS, LogProblem, read_log
 from .trace_cells import parse_counts, parse_date_times_ns, parse_json_counts, parse_json_numbers_ns, parse_numbers_ns
 from .trace_columns import ARRIVAL, OUTPUT, PROMPT, SESSION
-from .trace_layout import BLOCKS, DATE, UNITS, TraceError, TraceLayout
+from .trace_inference import BLOCKS, DATE, UNITS, TraceError
+from .trace_layout import TraceLayout
 
 Cell = TypeVar("Cell", str, Any)
 """What a column of a trace holds: text in CSV, any JSON value elsewhere."""
@@ -61,6 +62,7 @@ def read_chunks(path: str, layout: TraceLayout) -> Iterator[TraceRows]:
     """Yield the rows of a file in chunks, checked, with times relative to its first row."""
     origin = last = None
     parse = _log_chunks if layout.format in READERS else _json_chunks if layout.is_json else _csv_chunks
+    parse = parse if layout.delay is None else _session_chunks
     for chunk in parse(path, layout, read_lines(path)):
         times = chunk.times_ns
         if origin is None:
@@ -90,6 +92,64 @@ def _log_chunks(path: str, layout: TraceLayout, text_lines: Iterator[str]) -> It
         times, prompts, outputs = (np.array([row[i] for row in part], np.int64) for i in range(3))
         sessions = [row.session or "" for row in part] if has_sessions else None
         yield TraceRows(times, prompts, outputs, [row.line for row in part], sessions=sessions)
+
+
+def _session_chunks(path: str, layout: TraceLayout, text_lines: Iterator[str]) -> Iterator[TraceRows]:
+    """Yield rows of which some have a delay instead of an arrival. The rows of a session stand one after the other, so
+    that the file is read as a whole and sorted."""
+    rows = list(_json_objects(path, text_lines) if layout.is_json else _csv_objects(path, text_lines))
+    lines, names = [line for line, _ in rows], layout.columns
+    numbers, counts = (parse_json_numbers_ns, parse_json_counts) if layout.is_json else (parse_numbers_ns, parse_counts)
+    unit, last = partial(numbers, unit_ns=UNITS[layout.unit]), dict[str, int]()
+    times, sessions = [], []
+    for line, row in rows:
+        session = str(row.get(names[SESSION], ""))
+        name = names[ARRIVAL] if row.get(names[ARRIVAL]) not in (None, "") else layout.delay
+        if name is None or row.get(name) in (None, "") or (name == layout.delay and session not in last):
+            message = f"neither {names[ARRIVAL]!r} nor a {layout.delay!r} behind an earlier row of its session"
+            raise TraceError(path, line, message)
+        (time,) = _parse(path, name, [row[name]], [line], unit, 1).tolist()
+        last[session] = time if name != layout.delay else last[session] + time
+        times.append(last[session])
+        sessions.append(session)
+    hash_ids = [row.get(names[BLOCKS]) or [] for _, row in rows] if BLOCKS in names else None
+    prompts = _prompts(path, layout, [row.get(names[PROMPT]) for _, row in rows], hash_ids, lines, len(rows))
+    outputs = _parse(path, names[OUTPUT], [row.get(names[OUTPUT]) for _, row in rows], lines, counts, len(rows))
+    order = np.argsort(np.array(times, np.int64), kind="stable")
+    for first in range(0, len(rows), CHUNK_ROWS):
+        part = order[first : first + CHUNK_ROWS].tolist()
+        yield TraceRows(
+            np.array([times[i] for i in part], np.int64),
+            prompts[part],
+            outputs[part],
+            [lines[i] for i in part],
+            None if hash_ids is None else [hash_ids[i] for i in part],
+            [sessions[i] for i in part],
+        )
+
+
+def _json_objects(path: str, text_lines: Iterator[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for line, text in enumerate(text_lines, 1):
+        if text.isspace():
+            continue
+        try:
+            value = parse_json(text, long_integers=True)
+        except ParseError as error:
+            raise TraceError(path, line, f"is not JSON (a truncated line?): {error}") from None
+        if not isinstance(value, dict):
+            raise TraceError(path, line, f"expected an object, found {shown(value)}")
+        yield line, value
+
+
+def _csv_objects(path: str, text_lines: Iterator[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    reader = csv.reader(text_lines)
+    header = [column.strip() for column in next(reader)]
+    for row in reader:
+        if row and len(row) != len(header):
+            message = f"{len(row)} fields, expected {len(header)} (a truncated line?)"
+            raise TraceError(path, reader.line_num, message)
+        if row:
+            yield reader.line_num, dict(zip(header, (cell.strip() for cell in row), strict=True))
 
 
 def _csv_chunks(path: str, layout: TraceLayout, text_lines: Iterator[str]) -> Iterator[TraceRows]:
@@ -254,7 +314,8 @@ def _prompts(
             raise TraceError(path, line, f"{len(ids)} hash_ids for {length} tokens: expected {expected}")
         if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > MAX_HASH_ID):
             raise TraceError(path, line, "hash_ids: expected whole numbers, 0 ... 2**63 - 1")
-    return _parse(path, f"key {layout.columns[PROMPT]!r}", prompts, lines, parse_json_counts, count)
+    parse = parse_json_counts if layout.is_json else parse_counts
+    return _parse(path, f"key {layout.columns[PROMPT]!r}", prompts, lines, parse, count)
 
 
 def _parse(

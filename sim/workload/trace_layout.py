@@ -10,25 +10,29 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
-from typing import Any
+from itertools import islice
 
-from ...core.errors import ForedraftError, nearest, shown
+from ...core.errors import nearest, shown
 from ...core.parsing import ParseError, parse_json
 from ...observe.input_files import read_lines
 from .prometheus import PAGE_BEGINS
 from .request_logs import READERS, log_format
-from .trace_columns import ARRIVAL, OUTPUT, PROMPT, ROLES, SESSION, role_of, words_of
+from .trace_columns import ARRIVAL, OUTPUT, PROMPT, ROLES, SESSION, role_of
+from .trace_inference import (
+    BLOCK_SIZES,
+    BLOCKS,
+    DATE,
+    JSON_FORMATS,
+    TraceError,
+    block_size_of,
+    delay_of,
+    seen_rows,
+    unit_of,
+)
 
-BLOCK_SIZES = (512, 16, 32, 64, 128, 256)  # Mooncake's first, then that of Qwen-Bailian traces
-DATE = "date"
-UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 FORMATS = ("azure", "mooncake", "bailian", "burstgpt", "csv", "jsonl", *READERS)
-BLOCKS = "hash_ids"
-
-_JSON = ("mooncake", "bailian", "jsonl")
 _CSV_COLUMNS = {  # the columns by role, the others that there must be, those that there may be
     "azure": ({ARRIVAL: "TIMESTAMP", PROMPT: "ContextTokens", OUTPUT: "GeneratedTokens"}, (), {}),
     "burstgpt": (
@@ -46,29 +50,10 @@ _KNOWN = (
     "these servers. docs/traces.md describes them"
 )
 _LONGEST_HEADER = 4096
+MOST_SEEN = 1_000  # rows of a table, for the unit of its times and the size of its blocks
 MOST_SEARCHED = 20_000  # lines of a log, for one that tells its format
-_MOST_SEEN = 1_000  # rows of a table, for the unit of its times and the size of its blocks
 _SEPARATORS = {";": "semicolons", "\t": "tabs"}  # other than the comma that is expected
 _MOST_KEYS = 8  # of an object that are shown
-
-_UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
-_SINCE_1970 = {1e9: "s", 1e11: "ms", 1e14: "us", 1e17: "ns"}  # from which number on a time of day is in this unit
-_FASTEST_IN_MS = 20.0  # requests per second; more may as well be times in seconds
-_SLOWEST_IN_S = 0.1  # requests per second; less may as well be times in milliseconds
-
-
-class TraceError(ForedraftError):
-    """A trace that cannot be used; the message names file, line, and what was found."""
-
-    def __init__(self, path: str, line: int | None, message: str) -> None:
-        # What it is made from: a process that fails passes on a copy of its error.
-        super().__init__(path, line, message)
-        self.path: str = path
-        self.line: int | None = line
-        self.message: str = message
-
-    def __str__(self) -> str:
-        return f"{self.path}, line {self.line}: {self.message}" if self.line else f"{self.path}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +64,7 @@ class TraceLayout:
     columns:    the names of its columns or keys, by role
     unit:       of its times: one of `UNITS`, or `DATE`
     block_size: tokens of a block of hash ids
+    delay:      the column of the time behind the row before of the session, where rows have that instead of an arrival
     notes:      what the file does not say but implies, in words
     """
 
@@ -86,11 +72,12 @@ class TraceLayout:
     columns: Mapping[str, str] = field(default_factory=dict)
     unit: str = DATE
     block_size: int = BLOCK_SIZES[0]
+    delay: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def is_json(self) -> bool:
-        return self.format in _JSON
+        return self.format in JSON_FORMATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +108,18 @@ def resolve_layout(path: str, options: TraceOptions = AS_IT_SAYS) -> TraceLayout
         found = ", ".join(f"{columns[role]!r} as {role}" for role in (*ROLES, BLOCKS) if role in columns)
         ignored = [column for column in _columns_of(path, first, name) if column not in columns.values()]
         notes.append(f"reads {found}{f'; leaves out {_some(ignored)}' if ignored else ''}")
-    seen = list(islice(_rows(path, name, columns), _MOST_SEEN))
-    unit, note = _unit(path, name, columns[ARRIVAL], [time for time, _, _ in seen], options.time_unit)
+    seen = list(islice(seen_rows(path, name, columns), MOST_SEEN))
+    unit, note = unit_of(path, name, columns[ARRIVAL], [row[0] for row in seen if row[0]], options.time_unit)
     notes += [note] if note else []
-    block_size = _block_size([(length, blocks) for _, length, blocks in seen])
-    if block_size != BLOCK_SIZES[0]:
-        notes.append(f"blocks of {block_size} tokens, by the number of hash_ids")
-    return TraceLayout(name, columns, unit, block_size, tuple(notes))
+    delay = delay_of(path, columns, seen, unit)
+    if delay is not None:
+        notes.append(
+            f"rows without {columns[ARRIVAL]!r} come their {delay!r} after the row before of their session, as if its answer "
+            "took no time"
+        )
+    block_size, note = block_size_of(name, [(length, blocks) for _, length, blocks, _ in seen])
+    notes += [note] if note else []
+    return TraceLayout(name, columns, unit, block_size, delay, tuple(notes))
 
 
 def first_line(path: str) -> str:
@@ -150,7 +142,7 @@ def _recognised(path: str, first: str, name: str, given: Mapping[str, str]) -> t
     if name in READERS:
         return name, {}
     is_json = first.lstrip().startswith(("{", "["))
-    if name in _JSON or (name == "auto" and is_json):
+    if name in JSON_FORMATS or (name == "auto" and is_json):
         return _recognised_json(path, first, name, given)
     header = [] if len(first) > _LONGEST_HEADER else _header(path, first)
     if name in _CSV_COLUMNS:
@@ -168,7 +160,14 @@ def _recognised(path: str, first: str, name: str, given: Mapping[str, str]) -> t
             return known, _published_columns(path, known, header)
     if len({ARRIVAL, PROMPT, OUTPUT} & {*columns}) >= 2:
         return "csv", _complete(path, header, columns)
+    if log_format(islice(read_lines(path), MOST_SEARCHED)) is None and _is_header(header):
+        return "csv", _complete(path, header, columns)
     return _recognised_log(path, first), {}
+
+
+def _is_header(cells: Sequence[str]) -> bool:
+    """Return whether these are the names of a table's columns, and no line of a text."""
+    return len(cells) >= 3 and all(re.fullmatch(r"[A-Za-z_][\w.()/-]*( [\w.()/-]+)?", cell) for cell in cells)
 
 
 def _recognised_log(path: str, first: str) -> str:
@@ -198,12 +197,17 @@ def _recognised_json(path: str, first: str, name: str, given: Mapping[str, str])
     has_blocks = {BLOCKS: BLOCKS} if BLOCKS in value else {}
     if not given and len({*value} & {*_MOONCAKE.values()}) >= 2:
         columns = {role: key for role, key in _MOONCAKE.items() if role != BLOCKS} | has_blocks
+        columns |= {SESSION: session} if (session := _session(value)) is not None else {}
         is_bailian = name == "bailian" or (name == "auto" and {*value} >= _BAILIAN_KEYS)
         return "bailian" if is_bailian else "mooncake", _complete(path, list(value), columns)
     columns = {**_by_names(path, list(value), given), **has_blocks}
     if name == "auto" and not given and len({ARRIVAL, PROMPT, OUTPUT} & {*columns}) < 2:
         return _recognised_log(path, first), {}
     return "jsonl" if name in ("auto", "jsonl") else name, _complete(path, list(value), columns)
+
+
+def _session(keys: Iterable[str]) -> str | None:
+    return next((key for key in keys if role_of(key) == SESSION), None)
 
 
 def _keys_expected() -> str:
@@ -290,7 +294,9 @@ def _by_names(path: str, header: Sequence[str], given: Mapping[str, str]) -> dic
         if role in given or not fitting:
             continue
         if len(fitting) > 1 and role != SESSION:
-            message = f"several columns may be the {role}: {_some(fitting)}; set workload.columns={role}=NAME"
+            message = (
+                f"several columns may be the {role}: {_some(fitting)}; give --columns {role}=NAME (workload.columns)"
+            )
             raise TraceError(path, 1, message)
         columns[role] = fitting[0]
     return columns
@@ -300,87 +306,8 @@ def _complete(path: str, header: Sequence[str], columns: dict[str, str]) -> dict
     if lacks := [role for role in (ARRIVAL, PROMPT, OUTPUT) if columns.get(role) not in header]:
         wanted = ",".join(f"{role}=NAME" for role in lacks)
         names = ", ".join(f"{role} ({columns[role]})" if role in columns else role for role in lacks)
-        message = (
-            f"it lacks {names}; found: {_some(header)}; if a column has another name, set workload.columns={wanted}"
-        )
+        message = f"it lacks {names}; found: {_some(header)}; if a column has another name, give --columns {wanted} (workload.columns)"
         raise TraceError(path, 1, message)
     if twice := [column for column in columns.values() if list(header).count(column) > 1]:
         raise TraceError(path, 1, f"the column {twice[0]!r} occurs twice")
     return columns
-
-
-# -- units ------------------------------------------------------------------------------------------------------------
-
-
-def _rows(path: str, name: str, columns: Mapping[str, str]) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield arrival, prompt length and hash ids of rows, up to the first one that is broken."""
-    lines = read_lines(path)
-    try:
-        if name in _JSON:
-            for line in lines:
-                value = parse_json(line, long_integers=True) if line.strip() else None
-                if isinstance(value, dict):
-                    yield value[columns[ARRIVAL]], value[columns[PROMPT]], value.get(columns.get(BLOCKS, ""))
-            return
-        rows = csv.reader(lines)
-        header = [column.strip() for column in next(rows)]
-        place = header.index(columns[ARRIVAL])
-        for row in rows:
-            if len(row) == len(header):
-                yield row[place].strip(), None, None
-    except (csv.Error, KeyError, ParseError, ForedraftError):
-        return  # `read_chunks` refuses the line, after those above it
-
-
-def _unit(path: str, name: str, column: str, cells: Sequence[Any], given: str) -> tuple[str, str | None]:
-    """Return the unit of a column of times, and a note if it is inferred. Raises TraceError if two are possible."""
-    _, named = words_of(column)
-    if name == "azure" or (cells and isinstance(cells[0], str) and re.match(r"\d{4}-\d\d-\d\d", cells[0])):
-        if given != "auto":
-            raise TraceError(path, None, f"the times in {column!r} are dates: leave workload.time_unit out")
-        return DATE, None
-    if given != "auto":
-        if named not in (None, given):
-            message = f"the name of {column!r} says {_UNIT_NAMES[named]}, but workload.time_unit is {given}"
-            raise TraceError(path, 1, message)
-        return given, None
-    if named is not None:
-        return named, f"times in {_UNIT_NAMES[named]}, by the name {column!r}"
-    if name in ("burstgpt", "bailian"):
-        return "s", None
-    is_text = bool(cells) and isinstance(cells[0], str)
-    numbers = [float(cell) for cell in takewhile(_is_digits if is_text else _is_time, cells)]
-    if numbers and numbers[0] >= min(_SINCE_1970):
-        unit = [unit for least, unit in _SINCE_1970.items() if numbers[0] >= least][-1]
-        return unit, f"times in {_UNIT_NAMES[unit]} since 1970, by their size"
-    unit = "ms" if name == "mooncake" else "s"
-    span = (max(numbers) - min(numbers)) * UNITS[unit] / 1e9 if numbers else 0.0
-    if span:
-        rate, other = (len(numbers) - 1) / span, "s" if unit == "ms" else "ms"
-        if rate > _FASTEST_IN_MS if unit == "ms" else rate < _SLOWEST_IN_S:
-            message = (
-                f"the unit of its times is not clear: in {_UNIT_NAMES[unit]} its first rows are {_rate(rate)} requests/s, in "
-                f"{_UNIT_NAMES[other]} {_rate(rate * UNITS[unit] / UNITS[other])}. Set workload.time_unit={unit} or "
-                f"workload.time_unit={other}"
-            )
-            raise TraceError(path, None, message)
-    return unit, None if name == "mooncake" else f"times in {_UNIT_NAMES[unit]}"
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _is_digits(cell: Any) -> bool:
-    return isinstance(cell, str) and re.fullmatch(r"\d{1,30}(\.\d*)?", cell) is not None
-
-
-def _is_time(cell: Any) -> bool:
-    return type(cell) in (int, float) and 0 <= cell < 1e30
-
-
-def _block_size(rows: Sequence[tuple[Any, Any]]) -> int:
-    """Return the first size by which all prompts have as many blocks as hash ids; the usual one if none fits."""
-    known = [(length, len(ids)) for length, ids in rows if type(length) is int and isinstance(ids, list)]
-    fitting = (size for size in BLOCK_SIZES if all(number == -(-length // size) for length, number in known))
-    return next(fitting, BLOCK_SIZES[0])

@@ -13,7 +13,8 @@ from ...core.draws import Purpose, uniform
 from ...core.prompt import Prompt
 from .conversations import block_names
 from .trace_files import TraceRows, read_chunks
-from .trace_layout import AS_IT_SAYS, BLOCKS, TraceLayout, TraceOptions, resolve_layout
+from .trace_inference import BLOCKS
+from .trace_layout import AS_IT_SAYS, TraceLayout, TraceOptions, resolve_layout
 from .workload import TimedRequest
 
 

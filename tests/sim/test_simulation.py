@@ -16,7 +16,7 @@ from foredraft.sim.running.report import NothingFits
 from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 from foredraft.sim.summary.summary import summarize_run
-from foredraft.sim.workload.trace_layout import TraceError
+from foredraft.sim.workload.trace_inference import TraceError
 
 SMALL = {
     "workload": {

@@ -29,13 +29,16 @@ EXPECTED = (
 )
 _ACCEPT_LEN = re.compile(r"accept len: *([^\s,]*)")
 _ACCEPT_RATE = re.compile(r"accept rate: *([^\s,]*)")
-_SERVER_ARGS = re.compile(r"\bspeculative_(num_steps|eagle_topk)=(\d{1,4})\b")
+_SERVER_ARGS = re.compile(
+    r"\bspeculative_(num_steps|eagle_topk)(?:=|['\"]: ?)(\d{1,4})\b"
+)  # of a call, or of a dictionary
 _VLLM_RATES = re.compile(r"Per-position acceptance rate: ([^\sA-Z,]+(?:, [^\sA-Z,]+)*)")
 _RUNNING = re.compile(r"#running-req: *(\d{1,9})\b")
 _ACCEPT_RATES = (  # SGLang's meanings of a chain's accept rate: whether both counts have the bonus token, and words
     (1, "accept rate = tokens / (rounds × (steps + 1)), SGLang 0.5.4 to 0.5.10"),
     (0, "accept rate = correct drafts / (rounds × steps), SGLang 0.5.11 and later"),
 )
+LEAST_OF_TREES = 7  # drafts of a round from which on they are as likely the nodes of a tree as a chain
 _ROUNDED = 0.005  # of numbers with two decimals
 
 
@@ -156,13 +159,19 @@ def steps_by_rates(path: str, lengths: Sequence[float], rates: Sequence[float]) 
     if not several:
         message = (
             f"accept length and accept rate fit no whole number of draft steps, 1 ... {MAX_STEPS}, in all of "
-            f"{count_of(len(pairs), 'line')} (did the steps change?): give --steps"
+            f"{count_of(len(pairs), 'line')} (did the steps change, or is it a tree?): give --steps"
         )
         raise wrong(path, 0, message)
     if len(several) > 1:
         meanings = "; ".join(f"{count_of(steps, 'draft step')} if {words}" for steps, words in possible)
         raise wrong(path, 0, f"does not say its draft steps: {meanings}. Give --steps")
     meanings = " or ".join(words for _, words in possible)
+    if several[0] >= LEAST_OF_TREES and max(lengths) <= several[0]:
+        message = (
+            f"does not say its draft steps: {meanings} for {several[0]} drafts of a round, a chain of {several[0]} steps or "
+            f"a tree of {several[0] + 1} nodes with fewer. Give --steps"
+        )
+        raise wrong(path, 0, message)
     return several[0], (f"{count_of(several[0], 'draft step')}: all of {count_of(len(pairs), 'line')} fit {meanings}",)
 
 

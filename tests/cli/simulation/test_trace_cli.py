@@ -51,6 +51,17 @@ def test_every_format_is_described(command, traces, name, says, says_not):
     assert (written["description"]["reuse"] is None) == (name != "mooncake.jsonl")
 
 
+def test_columns_say_what_names_do_not(command, refused, tmp_path):
+    path = tmp_path / "day.csv"
+    path.write_text("when,asked,made\n0,300,4\n2,200,3\n")
+    columns = "arrival=when,prompt=asked,output=made"
+    assert "reads 'when' as arrival" in command("trace", path, "--columns", columns).out
+    run = command("simulate", "--trace", path, "--columns", columns, "--json")
+    assert json.loads(run.out)["summary"]["completed"] == 2
+    assert "it lacks arrival, prompt, output" in refused("trace", path)
+    assert "it lacks output" in refused("trace", path, "--columns", "arrival=when,prompt=asked")
+
+
 def test_the_synthetic_workload_is_a_scenario_that_runs(command, traces, tmp_path):
     workload = tmp_path / "workload.toml"
     short = ("--set", "workload.num_requests=80", "--quiet")

@@ -261,7 +261,8 @@ class TestPages:
 
     def test_gauges_of_sglang(self, tmp_path):
         page = 'sglang:spec_accept_length{tp_rank="0"} 2.9\nsglang:spec_accept_rate{tp_rank="0"} 0.27\n'
-        assert read_acceptance([written(tmp_path, page)]).means == ((7, 2.9),)
+        with pytest.raises(ConfigError, match=r"chain of 7 steps or a tree of 8 nodes with fewer. Give --steps"):
+            read_acceptance([written(tmp_path, page)])
         assert read_acceptance([written(tmp_path, page + "sglang:spec_num_steps 5.0\n")]).means == ((5, 2.9),)
         page = page.splitlines()[0]
         with pytest.raises(ConfigError, match="give --steps"):
@@ -308,6 +309,11 @@ class TestMeans:
         log = read_acceptance([written(tmp_path, sglang_lines(*pairs))])
         assert log.means == ((steps, pytest.approx(np.mean(lengths), abs=0.01)),)
         assert (f"{steps} draft step" in log.inferred[0]) and ("tokens /" in log.inferred[0]) == bool(bonus)
+
+    def test_arguments_as_a_dictionary_are_read_like_those_of_a_call(self, tmp_path):
+        arguments = "[2026-09-04] server_args={'speculative_num_steps': 5, 'speculative_eagle_topk': 1, 'tp_size': 1}\n"
+        log = read_acceptance([written(tmp_path, arguments + sglang_lines((2.00, 0.33)))])
+        assert log.means[0][0] == 5 and log.inferred == ()
 
     def test_the_arguments_in_a_log_win_over_rates(self, tmp_path):
         """A rate with two meanings, a log of a release without rates, and the depth of a tree that the user takes as

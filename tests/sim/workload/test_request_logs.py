@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from foredraft.sim.workload.trace_layout import TraceError, TraceOptions, resolve_layout
+from foredraft.sim.workload.trace_inference import TraceError
+from foredraft.sim.workload.trace_layout import TraceOptions, resolve_layout
 from foredraft.sim.workload.traces import TraceSource
 
 PARAMS = "SamplingParams(n=1, temperature=0.7, stop=[], stop_token_ids=[], max_tokens=512, extra_args=None)"

@@ -11,7 +11,8 @@ import pytest
 from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.sim.scenario_file import load_scenario
 from foredraft.sim.workload import trace_files
-from foredraft.sim.workload.trace_layout import TraceError, TraceOptions
+from foredraft.sim.workload.trace_inference import TraceError
+from foredraft.sim.workload.trace_layout import TraceOptions
 from foredraft.sim.workload.traces import TraceSource
 
 TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces"
@@ -286,11 +287,12 @@ class TestNames:
     @pytest.mark.parametrize(
         ("header", "columns", "words"),
         [
-            ("when,prompt_tokens,output_tokens", None, "it lacks arrival; .*set workload.columns=arrival=NAME"),
+            ("when,asked,made", None, "it lacks arrival, prompt, output; found: 'when', 'asked', 'made'"),
+            ("when,prompt_tokens,output_tokens", None, "it lacks arrival; .*give --columns arrival=NAME"),
             (
                 "arrival,input_tokens,prompt_tokens,output_tokens",
                 None,
-                "'input_tokens', 'prompt_tokens'; set .*prompt=NAME",
+                "'input_tokens', 'prompt_tokens'; give .*prompt=NAME",
             ),
             ("a,b,c", "arrival=a,prompt=b", "it lacks output; found: 'a', 'b', 'c'"),
             ("a,b,c", "arrival=a,prompt=b,output=d", "no column 'd'"),
@@ -334,6 +336,51 @@ class TestNames:
         same = one.prompt.materialize() == two.prompt.materialize()
         assert same[:32].all() and not same[32:].any()
 
+    @pytest.mark.parametrize(
+        ("keys", "notes"),
+        [
+            ({}, ("blocks of 512 tokens, by the number of hash_ids; of the first rows 16, 32, 64, 128, 256, 512 fit",)),
+            (
+                {"chat_id": 1, "parent_chat_id": -1},
+                ("blocks of 16 tokens, by the number of hash_ids; of the first rows 16, 32, 64, 128, 256, 512 fit",),
+            ),
+        ],
+    )
+    def test_of_several_sizes_of_blocks_that_of_the_format_is_taken_and_said(self, write, keys, notes):
+        rows = [
+            keys | {"timestamp": 900 * i, "input_length": 12, "output_length": 5, "hash_ids": [i]} for i in range(8)
+        ]
+        assert TraceSource(write("".join(json.dumps(row) + "\n" for row in rows))).scan().notes == notes
+
+
+class TestDelays:
+    def test_a_row_of_a_session_comes_its_delay_after_the_row_before(self, write):
+        rows = [
+            {"session_id": "a", "timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]},
+            {"session_id": "a", "delay": 1200, "input_length": 700, "output_length": 5, "hash_ids": [1, 3]},
+            {"session_id": "b", "timestamp": 300, "input_length": 600, "output_length": 5, "hash_ids": [1, 4]},
+            {"session_id": "a", "delay": 50, "input_length": 800, "output_length": 5, "hash_ids": [1, 5]},
+        ]
+        source = TraceSource(write("".join(json.dumps(row) + "\n" for row in rows)))
+        found = [(one.time_ns // 10**6, one.session, one.prompt.length) for one in source]
+        assert found == [(0, "a", 600), (300, "b", 600), (1200, "a", 700), (1250, "a", 800)]
+        assert any("'delay' after the row before of their session" in note for note in source.scan().notes)
+
+    def test_in_csv_an_empty_arrival_has_a_delay(self, write):
+        text = "session_id,timestamp,delay,prompt_tokens,output_tokens\na,0,,100,9\na,,1.5,120,9\nb,1,,100,9\n"
+        assert [one.time_ns / 1e9 for one in TraceSource(write(text))] == [0, 1, 1.5]
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("session_id,t,delay,prompt,output\na,0,,9,9\nb,,2,9,9\n", "line 3: neither 't' nor a 'delay' behind an"),
+            ("t,delay,prompt,output\n0,,9,9\n,2,9,9\n", "rows have 'delay' and no 't', but no session"),
+        ],
+    )
+    def test_a_delay_needs_a_row_before(self, write, text, words):
+        with pytest.raises(TraceError, match=words):
+            list(TraceSource(write(text)))
+
 
 class TestFile:
     @pytest.mark.parametrize(
@@ -346,7 +393,7 @@ class TestFile:
             ("TIMESTAMP,ContextTokens,GeneratedTokns\n", "the header of azure traces has 'GeneratedTokens'"),
             ("TIMESTAMP;ContextTokens;GeneratedTokens\n", "separated by semicolons, expected commas"),
             ("Timestamp\tModel\tRequest tokens\n", "separated by tabs, expected commas"),
-            ("when,who,what\n", "known are CSV and JSON lines with a column of arrivals"),
+            ("when,who,what\n", "it lacks arrival, prompt, output; found: 'when', 'who', 'what'"),
             ("arrived,prompt,output\n", "no rows"),
             (
                 '{"arrived": 1, "usage": {"prompt": 5}}\n',
