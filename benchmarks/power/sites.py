@@ -6,6 +6,7 @@ import ast
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,14 +63,15 @@ class Site:
         return "\n".join(lines[self.first - 1 : self.last])
 
 
-def sites_of(group: str, area: str) -> list[Site]:
+@cache
+def sites_of(group: str, area: str) -> tuple[Site, ...]:
     """Return all functions of an area that have at least `LEAST_LINES` lines beside their head and docstring."""
     found = []
     for path in sorted({path for place in AREAS[group][area] for path in _modules(ROOT / place)}):
         module = path.relative_to(ROOT).as_posix()
         if not module.startswith(LEFT_OUT):
             found += [Site(module, *part) for part in _functions(ast.parse(path.read_text(encoding="utf-8")), "")]
-    return found
+    return tuple(found)
 
 
 def draw_sites(group: str, area: str, seed: int, count: int) -> list[Site]:

@@ -28,6 +28,7 @@ def started(config=PLAIN, subject=make):
     return component.start(config, component.invariants)
 
 
+@pytest.mark.ci
 def test_another_process_has_the_same_answers():
     """Whose strings have other hashes; a router that breaks ties by them is found."""
     trial = started()
@@ -74,6 +75,7 @@ def test_no_round_of_a_block_is_planned_ahead_when_the_step_behind_it_got_no_kv(
     trial.check()
 
 
+@pytest.mark.fast("constant", ci="*")
 @pytest.mark.parametrize("services", ["constant", "exponential"])
 def test_queues_wait_as_they_must(services):
     trial = started()

@@ -43,6 +43,7 @@ def test_pairwise_cells_serve_the_oracles_tokens(record_property):
         assert sum(getattr(report, count) for report in reports) > 10, count
 
 
+@pytest.mark.ci
 def test_pairwise_cells_are_equal_in_blocks_and_singly(record_property):
     cells = pairwise_cells(seed=1, attempts=4)[::18]
     failures, blocks = run_cells(cells, run=run_cell_in_multi_steps)

@@ -22,8 +22,9 @@ def impatient(request, monkeypatch):
 
 
 SHRUNK = "relay"
-"""The contract whose mutants are all found, and shrunk, by the fast tests. Of the others these find one for every
-invariant; the nightly tests find all and shrink what they find, which takes most of the time."""
+"""The contract whose mutants are all found, and shrunk, by the fast tests. Of the others `make check` finds one for
+every invariant, and the fast tests find those of them that are found soon; the nightly tests find all and shrink what they
+find, which takes most of the time."""
 
 RARE = {
     *("ServesOneMore", "LeavesOutTheQueue", "SeedsWithTheSize", "SharesAStreamOfFaults"),
@@ -56,9 +57,19 @@ ALL = [
     for mutant in mutants_of(contract)
 ]
 FEW = [mutant for contract in contracts() if contract != SHRUNK for mutant in one_per_invariant(contract)]
+SEARCHED_LONG = (
+    *("EvictsForEver", "WaitsForRoom", "BreaksTiesByHistory", "ProbesFromBelowNothing", "DraftsTheMost"),
+    *("LaunchesBlockAfterBlock", "ForgetsReaders", "ReadsTheExpertsOfOneToken", "KeepsALargePool"),
+    *("HasAClockPerReplica", "TakesAnotherWay", "DrawsPartsAnew", "NeverCountsDown"),
+)
+"""What takes a large part of a second, or some, to be found."""
 
 
-@pytest.mark.parametrize("mutant", FEW, ids=lambda mutant: f"{mutant.contract}-{mutant.name}")
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(one, marks=pytest.mark.ci) if one.name in SEARCHED_LONG else one for one in FEW],
+    ids=lambda mutant: f"{mutant.contract}-{mutant.name}",
+)
 def test_a_defect_is_found(mutant):
     found, num_operations = find(mutant)
     assert found is not None, f"{mutant.name} survived {num_operations} operations"
@@ -93,6 +104,7 @@ def test_every_invariant_is_broken_by_some_mutant(contract):
     assert broken >= {item.id for item in of_contract(contract)}
 
 
+@pytest.mark.fast("allocator", "step-controller", "transport", ci="*")
 @pytest.mark.parametrize("contract", contracts())
 def test_planted_defects_have_a_place_and_leave_nothing_behind(contract):
     for mutant in mutants_of(contract):

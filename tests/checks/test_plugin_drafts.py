@@ -46,6 +46,7 @@ def check_plugged():
     return check(suite_of("executor").drawing(drawn_with("PLUGGED")), ReferenceAdapter, budget=1_200)
 
 
+@pytest.mark.ci
 def test_the_executor_contract_draws_engines_of_a_plugin(monkeypatch):
     drawn, make_engine = set(), ExecutorConfig.make_engine
 
@@ -85,6 +86,7 @@ def test_the_executor_contract_finds_a_plugin_that_talks_nonsense():
     assert len(report.failures[0].case.operations) <= 15
 
 
+@pytest.mark.ci
 def test_blocks_and_simulated_acceptance():
     plugin(Witness)
     blocks = sum(

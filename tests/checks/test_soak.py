@@ -66,6 +66,18 @@ def hypothesis_on(contract: str, subject: str, examples: int, **options) -> None
     run_state_machine_as_test(machine_of_it, settings=quiet)
 
 
+@pytest.mark.fast(
+    "allocator-1",
+    "prefix-cache-0",
+    "relay-0",
+    "accept-0",
+    "step-controller-0",
+    "engine-0",
+    "executor-0",
+    "block-manager-0",
+    "transport-0",
+    ci="*",
+)
 @pytest.mark.parametrize(("contract", "subject"), SUBJECTS)
 def test_hypothesis_finds_nothing(contract, subject):
     """The examples of the day."""

@@ -199,6 +199,7 @@ def folders(tmp_path_factory):
     return folder_of
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "command", [*repeated(PLANNING), *repeated("docs/properties.md"), *repeated("docs/contracts.md")]
 )

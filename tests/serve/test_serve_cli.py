@@ -50,6 +50,7 @@ def test_signals_and_the_record(tmp_path: Path):
     assert done.exit_code == 0 and "decisions identical" in done.output, done.output
 
 
+@pytest.mark.ci
 def test_a_server_that_drains_can_be_watched(tmp_path: Path):
     """It listens until what it serves has ended, and says so."""
     with serve(tmp_path, "--speed", "0.3") as (process, address, _):
@@ -69,6 +70,7 @@ def test_a_server_that_drains_can_be_watched(tmp_path: Path):
         assert process.wait(30) == 0
 
 
+@pytest.mark.ci
 def test_the_admin_port_of_a_process(tmp_path: Path):
     with serve(tmp_path, "--admin-port", "0", "--access-log", "--log-format", "json") as (process, address, log):
         admin = wait_for(log, "faults are asked for on ", process).partition('"')[0]

@@ -113,6 +113,7 @@ def total(address: str, name: str) -> float:
     return sum(value for key, value in series(address).items() if key.startswith(f"foredraft:{name}{{"))
 
 
+@pytest.mark.ci
 def test_workers_serve_the_text_of_generate_and_a_loss_changes_none(
     tmp_path: Path, models: dict[str, Path], expected: list[str]
 ):

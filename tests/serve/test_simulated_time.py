@@ -86,6 +86,7 @@ def _lines(events: dict[int, list]) -> dict[int, list[str]]:
     return {number: [LineEncoder(number).encode(event) for event in of[1:]] for number, of in events.items()}
 
 
+@pytest.mark.fast("one", "trees", ci="*")
 @pytest.mark.parametrize("keys", SERVICES, ids=["one", "replicas", "disaggregated", "trees"])
 def test_a_clients_arrivals_bring_the_events_of_a_simulation(keys: tuple[str, ...]):
     served_events: dict[int, list] = {}

@@ -11,7 +11,7 @@ from foredraft.core.kv.request_table import (
     reserve_per_decode,
     reserve_per_multi_step,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 

@@ -79,6 +79,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[tuple[str, Served, list[str
         yield request.param, served, [f"http://127.0.0.1:{port}" for port in ports[1:]]
 
 
+@pytest.mark.fast("vllm", ci="*")
 def test_the_free_replica_is_preferred_until_both_are_full(pool: tuple[str, Served, list[str]]):
     style, served, urls = pool
     asked = {"prompt": list(range(1, 1001)), "max_tokens": 900, "ignore_eos": True, "stream": True}
@@ -114,6 +115,7 @@ def test_the_free_replica_is_preferred_until_both_are_full(pool: tuple[str, Serv
     assert [_scrape(url, style)[:3] for url in urls] == [(0, 0, 0)] * 2
 
 
+@pytest.mark.fast("sglang", ci="*")
 def test_the_main_port_shows_the_picker_its_first_replica_alone(pool: tuple[str, Served, list[str]]):
     """Each replica is an engine with samples of its own, and the picker takes the first: it has to scrape the ports."""
     style, served, urls = pool

@@ -155,6 +155,7 @@ def test_tokens_from_host_memory_have_their_series():
     assert 1790 <= of["sglang"]["sglang:hicache_host_used_tokens"] <= of["sglang"]["sglang:hicache_host_total_tokens"]
 
 
+@pytest.mark.fast("vllm", ci="*")
 @pytest.mark.parametrize("style", PACKAGES)
 def test_every_series_moves(loaded: tuple[ServerMetrics, dict[str, set[str]]], style: str):
     """None is a constant zero; and the labels are those of the package."""

@@ -55,6 +55,7 @@ def strict() -> Iterator[Served]:
         yield served
 
 
+@pytest.mark.fast("openai", "vllm", ci="*")
 def test_parameters_without_effect_are_left_out_and_told_once(spoken: tuple[Served, list[str]], strict: Served):
     served, told = spoken
     plain = served.post("/v1/completions", **ASKED).json()["choices"]

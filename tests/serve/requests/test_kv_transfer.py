@@ -133,6 +133,7 @@ def test_pools_and_faults_take_no_kv():
             assert answer.status_code == 400 and answer.json()["error"]["param"] == "kv_transfer_params"
 
 
+@pytest.mark.ci
 def test_two_processes_and_the_record_replays(tmp_path: Path):
     options = ["--dialect", "vllm", "--speed", "10", "--set", PAGES]
     for name in ("prefill", "decode"):

@@ -118,6 +118,7 @@ def test_the_load_follows_the_requests():
         assert served.http.get("/load").json() == {"server_load": 0}
 
 
+@pytest.mark.ci
 def test_the_command_takes_the_options(tmp_path):
     path = tmp_path / "s.sock"
     options = ["--set", "hardware.replicas=2", "--uds", str(path), "--replica-ports", "0", "--metrics-as", "vllm"]

@@ -88,6 +88,7 @@ def test_a_long_request_is_answered_like_a_short_one(simulated: Served):
         assert short.status_code == long.status_code and told[0] == told[1], asked
 
 
+@pytest.mark.ci
 def test_the_process_that_reads_is_replaced(simulated: Served):
     long = {"prompt": "x" * (SMALL_BODY + 1), "max_tokens": 1}
     assert simulated.post("/v1/completions", **long).status_code == 200

@@ -46,6 +46,7 @@ def test_a_server_that_is_killed_leaves_its_record(tmp_path: Path):
         _replay(log)
 
 
+@pytest.mark.ci
 def test_a_busy_server_that_is_killed_loses_a_second_at_most(tmp_path: Path):
     record = tmp_path / "record"
     with serve(tmp_path, "--record", str(record)) as (process, address, _):

@@ -218,6 +218,7 @@ def test_leaving_cancels_and_two_pages_do_not_disturb_each_other(served: PageSer
     wait_until(lambda: len(served.group()) == settled, what="for those that were left to end")
 
 
+@pytest.mark.ci
 def test_ctrl_c_leaves_nothing_running(tmp_path: Path):
     with page_server(tmp_path) as server:
         asked = {"slo": "ttft_p99<1s", "requests": 100_000}
