@@ -23,8 +23,8 @@ def impatient(request, monkeypatch):
 
 SHRUNK = "relay"
 """The contract whose mutants are all found, and shrunk, by the fast tests. Of the others `make check` finds one for
-every invariant, and the fast tests find those of them that are found soon; the nightly tests find all and shrink what they
-find, which takes most of the time."""
+every invariant, of which the fast tests find those that are found soon; the nightly tests find all and shrink what
+they find, which takes most of the time."""
 
 RARE = {
     *("ServesOneMore", "LeavesOutTheQueue", "SeedsWithTheSize", "SharesAStreamOfFaults"),

@@ -145,6 +145,7 @@ def busy_windows(seed: int) -> float:
     return -0.4 * sum(draws.random() < 0.03 for _ in range(30)) + 0.1 * draws.gauss(0, 1)
 
 
+@pytest.mark.fast("power", ci="*")
 @pytest.mark.parametrize("rise", sorted(RISES))
 def test_bounds_of_all_candidates_hold_where_runs_draw_busy_windows(rise: str):
     """Of three candidates two are equal and one holds 20 % less. Their runs differ by a factor of 5 between seeds, by

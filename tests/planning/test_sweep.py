@@ -72,6 +72,7 @@ def numbers(sweep: Sweep) -> dict[tuple[int, int], Mapping[str, Any]]:
     return {key: trial.summary for key, trial in sweep.trials.items()}
 
 
+@pytest.mark.ci
 def test_processes_give_the_numbers_of_simulate(tmp_path: Path):
     from pyarrow import parquet
 

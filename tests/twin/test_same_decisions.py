@@ -115,6 +115,7 @@ CONFIGS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.fast("plain", "tree", "adaptive", ci="*")
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=3, phases=(Phase.explicit, Phase.generate))
 @given(asked=workloads(), config=CONFIGS, clients=st.none() | st.integers(1, 6), seed=st.integers(0, 5))

@@ -69,7 +69,7 @@ def logs(tmp_path_factory):
 
 
 @pytest.mark.fast(
-    "synchronous", "retraction", "SGLang's rules", "vLLM's rules", "two engines", "many cancel", "queue", "EAGLE"
+    "synchronous", "retraction", "vLLM's rules", "EAGLE", ci=("SGLang's rules", "two engines", "many cancel", "queue")
 )
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_simulations_do_not_contradict_themselves(logs, variant):
@@ -102,6 +102,7 @@ class DemandingDriver(HostileDriver):
             self.num_disturbances += 1
 
 
+@pytest.mark.fast("12", "18", ci="*")
 @pytest.mark.parametrize("number", range(0, 24, 6))
 def test_the_reference_does_not_contradict_itself(tmp_path, number):
     """Trees, stops in the text, priorities, aborts, failing rows, with tokens.

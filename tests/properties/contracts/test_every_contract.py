@@ -28,7 +28,13 @@ MOSTLY = {"engine", "executor", "simulator", "step-controller"}
 
 
 @pytest.mark.parametrize(
-    ("contract", "name"), [(c, name) for c in contracts() if c != "transport" for name in SUBJECTS[c]]
+    ("contract", "name"),
+    [
+        pytest.param(c, name, marks=pytest.mark.ci if c == "simulator" else ())  # whose 200 operations take ten seconds
+        for c in contracts()
+        if c != "transport"
+        for name in SUBJECTS[c]
+    ],
 )
 def test_ours_hold(contract, name, record_property):
     """Of the operations of `foredraft check` an eighth, 200 to 5,000; the transport's have a test of their own."""
@@ -75,7 +81,7 @@ for run in range(6):
 """
 
 
-@pytest.mark.fast("engine-core_engine")
+@pytest.mark.fast(ci="engine-core_engine")
 @pytest.mark.parametrize(
     ("contract", "adapter"), [("allocator", "kv_store"), ("prefix-cache", "prefix_store"), ("engine", "core_engine")]
 )

@@ -93,7 +93,9 @@ def test_the_numbers_of_an_entry_give_its_times():
                        "fp8_tflops": 239, "multiprocessors": 92})  # fmt: skip
     runs = [assemble(load_scenario(None, [*small, *more])[0]) for more in (["hardware.gpu=L20"], given)]
     assert [run.memory.slots for run in runs] == [runs[0].memory.slots] * 2
-    assert runs[0].cost.decode_parts(4, RoundShape.chain(3), 2000) == runs[1].cost.decode_parts(4, RoundShape.chain(3), 2000)
+    assert runs[0].cost.decode_parts(4, RoundShape.chain(3), 2000) == runs[1].cost.decode_parts(
+        4, RoundShape.chain(3), 2000
+    )
 
 
 def test_a_named_gpu_is_not_replaced_by_given_numbers():
