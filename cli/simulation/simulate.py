@@ -76,8 +76,7 @@ Names = Annotated[str | None, option("--list",
 
 def simulate(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
-    server_log: ServerLog = None,
-    settings: Settings = None, trace: TraceFile = None, columns: Columns = None,
+    server_log: ServerLog = None, settings: Settings = None, trace: TraceFile = None, columns: Columns = None,
     seed: Seed = None, out: OutDirectory = None, explain: Explain = False,
     no_events: NoEvents = False, no_perfetto: NoPerfetto = False, faults: Faults = None, workers: Workers = 1,
     as_json: AsJson = False, quiet: Quiet = False,
