@@ -185,10 +185,8 @@ class Given:
         text = self.values.get(name)
         if text is None:
             return None
-        found = re.fullmatch(r"(-?\d{1,15}(?:\.\d{1,9})?)(|[kKmMgGtT]|[KMGT]i?B)", text.strip())
-        product = Fraction(found[1]) * _SUFFIXES.get(found[2], 1) if found else None
-        is_whole = product is not None and (product.denominator == 1 or "." in text and not text[-1].isdigit())
-        number = int(product) if product is not None and is_whole else None
+        found = re.fullmatch(r"(-?\d{1,15}(?:\.\d{1,9}(?=\w))?)(|[kKmMgGtT]|[KMGT]i?B)", text.strip())
+        number = None if found is None else int(Fraction(found[1]) * _SUFFIXES.get(found[2], 1))
         if number is None or number < least or (most is not None and number > most):
             until = "on" if most is None else f"to {most}"
             self.refuse(name, f"is {text!r}; expected an integer from {least} {until}")
