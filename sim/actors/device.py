@@ -67,11 +67,16 @@ class Jitter:
 @dataclass(frozen=True, slots=True)
 class Truth:
     """Facts about a request that only the model knows: how many tokens it emits before it stops, and the key of its
-    draws."""
+    draws.
+
+    `stops_at_limit`: its stop stands where the request's limit is, too. Usually it does not: who measures asks for as
+    many tokens as there shall be, and ignores the model's own end.
+    """
 
     output_len: int
     key: int
     quality_shift: float = 0.0  # standard deviations
+    stops_at_limit: bool = False
 
 
 class DecodeColumns(NamedTuple):
@@ -142,7 +147,7 @@ class SimulatedDevice:
             row = join.row
             left = min(until_stop, until_cap)
             self._left[row] = left
-            self._ends_by_stop[row] = until_stop <= until_cap
+            self._ends_by_stop[row] = until_stop < until_cap + truth.stops_at_limit
             self._position_end[row] = join.num_emitted + left
             if join.num_received:
                 self._kv_end[row] = join.num_received + left

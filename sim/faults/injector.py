@@ -102,7 +102,7 @@ class FaultInjector(Hooks):
             return "cancelled before it arrived"
         if self._is_closed:
             return "shutting down"
-        self.witness.expected_output[name] = truth.output_len
+        self.witness.truths[name] = truth
         return ""
 
     def on_cancel(self, request_id: str) -> bool:

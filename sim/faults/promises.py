@@ -27,6 +27,7 @@ from ...core.contract.step import FailureCause
 from ...core.errors import InvariantViolation, count_of
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
+from ..actors.device import Truth
 
 PROMISES = {
     "nothing_seen": "no token of a lost step is delivered",
@@ -135,7 +136,7 @@ class Witness:
 
     def __init__(self, promises: Promises, config: EngineConfig) -> None:
         self.promises = promises
-        self.expected_output: dict[str, int] = {}  # id -> tokens until its own stop
+        self.truths: dict[str, Truth] = {}  # by id
         self.just_joined: set[str] = set()  # their acknowledgement comes next; only asked
         self._account = EngineAccount(counts_tokens=True, report=self._contradicted)
         self._queue_limit = None if config.max_queue is None else config.max_queue + config.num_rows
@@ -279,13 +280,14 @@ class Witness:
         promises.check(
             "stream_intact", same, now_ns, f"{name} is charged {count_of(finished.num_output, 'token')}, has had {had}"
         )
-        until_stop = self.expected_output.pop(name)
+        truth = self.truths.pop(name)
         if reason is FinishReason.ERROR:
             promises.check("victim_alone", name in self._may_fail, now_ns, f"{name} fails: {finished.message}")
         elif reason not in (FinishReason.ABORT, FinishReason.TRANSFERRED, FinishReason.MOVED):
             assert request is not None and request.join is not None, f"{name} ends by itself without having joined"
             limit = request.join.max_tokens
-            right = FinishReason.STOP if until_stop <= limit else FinishReason.LENGTH
+            until_stop = truth.output_len
+            right = FinishReason.STOP if until_stop < limit + truth.stops_at_limit else FinishReason.LENGTH
             as_due = reason is right and had == min(until_stop, limit)
             promises.check(
                 "first_end_wins", as_due, now_ns, f"{name} ends by {reason.name} after {had}; due {until_stop}, {limit}"

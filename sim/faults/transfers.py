@@ -265,7 +265,7 @@ class TransferFaultInjector(PacketHooks, EndpointHooks):
     # -- endpoints ----------------------------------------------------------------------------------------------------
 
     def on_expected(self, endpoint: HandoffEndpoint, request_id: str, truth: Truth) -> None:
-        self.injectors[endpoint.replica].witness.expected_output.setdefault(request_id, truth.output_len)
+        self.injectors[endpoint.replica].witness.truths.setdefault(request_id, truth)
 
     def on_pages_read(self, endpoint: HandoffEndpoint, pages: list[Page], row: int, epoch: int) -> None:
         key, store = pages[0].key, endpoint.engine.store
@@ -284,4 +284,4 @@ class TransferFaultInjector(PacketHooks, EndpointHooks):
     def on_transfer_ended(self, endpoint: HandoffEndpoint, outcome: TransferOutcome) -> None:
         gone = outcome.state is not TransferState.COMPLETED and endpoint.engine.state_of(outcome.request_id) is None
         if not endpoint.is_prefill and gone:
-            self.injectors[endpoint.replica].witness.expected_output.pop(outcome.request_id, None)
+            self.injectors[endpoint.replica].witness.truths.pop(outcome.request_id, None)

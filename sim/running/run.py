@@ -224,7 +224,9 @@ class Simulation:
         ended = None
         if self._has_listeners:
             ended = self._waiting_clients[request_id] = self.env.event()
-        request = self.faults.shape(arrival, request, truth)
+        asked, request = request, self.faults.shape(arrival, request, truth)
+        if request.max_tokens != asked.max_tokens:  # a client that asks for fewer or more than the model emits
+            truth = replace(truth, stops_at_limit=True)
         self.faults.sent(arrival, request, self.router.submit(request, truth))
         return request_id, ended
 

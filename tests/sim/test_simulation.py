@@ -8,6 +8,7 @@ from pathlib import Path
 import foredraft
 import pytest
 from foredraft.core.contract.events import Committed, Planned
+from foredraft.core.contract.request import FinishReason
 from foredraft.core.kv.counting import CountingStore
 from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.sim.cost.host import HOST_PRESETS
@@ -372,3 +373,19 @@ def test_what_a_run_accepts_depends_on_the_draft():
     assert edit["accept_length"] > lengths["NGRAM"] + 0.3
     given = summary("EAGLE", acceptance={"conditional": [0.9]}, model={"target": "qwen3-8b"})
     assert given["accept_length"] > 3 and not [notice for notice in given["notices"] if "no published" in notice]
+
+
+@pytest.mark.parametrize("server", ["sglang-0.5", "vllm-0.18"])
+@pytest.mark.parametrize(
+    "cap, end", [("output", FinishReason.LENGTH), (30, FinishReason.LENGTH), (31, FinishReason.STOP)]
+)
+def test_a_request_that_reaches_its_limit_ends_with_length(server, cap, end):
+    """As with a client that asks for so many tokens and ignores the model's own end."""
+    scenario = scenario_from_dict({
+        "hardware": {"server": server, "kernels": "roofline"},
+        "workload": {"num_requests": 4, "output": {"value": 30}, "max_tokens": cap},
+    }, "test")  # fmt: skip
+    ends = []
+    Simulation(scenario, sinks=lambda replica: [ends.append]).run()
+    finished = [one for event in ends if isinstance(event, Committed) for one in event.finished]
+    assert [(one.reason, one.num_output) for one in finished] == [(end, 30)] * 4
