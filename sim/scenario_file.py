@@ -9,7 +9,7 @@ from copy import deepcopy
 from difflib import get_close_matches
 from os import PathLike
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -233,7 +233,9 @@ def _parse_settings(settings: Sequence[str]) -> tuple[dict[str, Any], list[Probl
         if not equals or not key:
             problems.append(Problem(setting, "expected table.key=value"))
             continue
-        given[key] = _parse_value(text.strip())
+        value = _parse_value(text.strip())
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        given[key] = text.strip() if is_number and _takes_text(key) else value  # a release such as 0.20
     return given, problems
 
 
@@ -245,6 +247,17 @@ def _parse_value(text: str) -> Any:
         return parse_toml(f"value = {text}")["value"]
     except ParseError:
         return text
+
+
+def _takes_text(key: str) -> bool:
+    """Return whether a key takes a text, and no number."""
+    table, _, name = key.rpartition(".")
+    model = _table_at(table)
+    field = None if model is None else model.model_fields.get(name)
+    kinds = [] if field is None else [field.annotation]
+    for kind in kinds:
+        kinds += get_args(kind)
+    return str in kinds and not any(kind in kinds for kind in (int, float))
 
 
 def _validate(data: dict[str, Any], origins: Mapping[str, str], source: str = "<scenario>") -> Scenario:

@@ -31,7 +31,8 @@ def read_arguments(server: ServerArguments, given: str, source: str) -> Given:
     scripts = read_manifest(text, source) if is_manifest(text) else [read_script(text, source)]
     script, before, words, servers = _the_command(server, scripts, source, is_manifest(text))
     found = Given(source, written=script.written, folder=folder, servers=servers)
-    found.release = next((one[1] for word in before if (one := server.release.search(word))), None)
+    named = next((one for word in before if (one := server.release.search(word))), None)
+    found.release, found.has_image = (None, False) if named is None else (named[1], "==" not in named[0])
     if server.merges_config:
         words = _with_config(server, words, found)
     _Reader(server, words, found).read()

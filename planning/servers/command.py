@@ -149,6 +149,7 @@ class Given:
     )  # arguments whose value a run does not follow, with the reason
     assumed: list[str] = field(default_factory=list)  # sentences about what the server does where the command is silent
     release: str | None = None  # which the command names
+    has_image: bool = False  # as that of an image
     written: Mapping[str, str] = field(default_factory=dict)  # files that the command writes itself, by path
     folder: Path | None = None  # of the file that the command was read from
     servers: Mapping[str, int] = field(default_factory=dict)  # how many a manifest starts, by pool; "" without pools

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...core.errors import Problem
 from ...sim.cost.hardware import GPU, lookup_gpu
+from ...sim.cost.memory.rules import rules_of
 from ...sim.cost.published.evidence import about_releases
 from ...sim.cost.server import nearest_profile, server_profile
 from . import sglang, trtllm, vllm
@@ -68,6 +69,8 @@ def read_launch(server: str, command: str, source: str, gpu: str | GPU, *, has_m
     profile = settings["hardware.server"]
     if given.release is not None and len(server_profile(profile).memory) > 1:
         settings["hardware.release"] = given.release
+        if given.has_image and rules_of(given.release, server_profile(profile).memory).flashinfer_bytes is not None:
+            settings["hardware.flashinfer_sampler"] = True  # images have it
     given.assumed.append(_about_release(profile, given.release))
     whole = {key: value for key, value in settings.items() if not key.startswith(SPECULATION)}
     spoken = {key.removeprefix(SPECULATION): value for key, value in settings.items() if key.startswith(SPECULATION)}

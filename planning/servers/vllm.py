@@ -11,6 +11,7 @@ from ...core.errors import ConfigError, Problem, count_of
 from ...core.model_shape import KV_FORMATS
 from ...core.parsing import ParseError, parse_json
 from ...sim.cost.hardware import GPU
+from ...sim.cost.memory.rules import rules_of
 from ...sim.cost.server import server_profile
 from .command import MAX_SIZE, Given, ServerArguments, known_arguments, known_values
 from .own_layers import WITH_DRAFT, draft_with_own_layers
@@ -47,7 +48,6 @@ KV = {
 }
 BLOCK_SIZE = 16
 CAPTURE_SIZES, LARGEST_CAPTURE = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
-UTILIZATION = 0.92
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 RELEASE = re.compile(r"(?:\bvllm-openai:v?|\bvllm(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
 IMAGE = re.compile(r"\bvllm-openai(?:-[\w.-]+)?(?::|@|$)")
@@ -155,7 +155,9 @@ def _engine(given: Given, gpu: GPU) -> None:
     running = given.integer_or("max-num-seqs", usual.max_running, f" on {gpu.name}")
     tokens = max(running, given.integer_or("max-num-batched-tokens", usual.chunk_size, f" on {gpu.name}"))
     block = given.integer("block-size") or BLOCK_SIZE
-    utilization, kv_bytes = given.share("gpu-memory-utilization") or UTILIZATION, given.integer("kv-cache-memory-bytes")
+    by_release = server_profile(PROFILE).memory
+    rules = by_release[-1] if given.release is None else rules_of(given.release, by_release)
+    utilization, kv_bytes = given.share("gpu-memory-utilization"), given.integer("kv-cache-memory-bytes")
     given.settings |= {
         "engine.chunk_size": tokens,
         "engine.max_step_tokens": tokens,
@@ -163,7 +165,7 @@ def _engine(given: Given, gpu: GPU) -> None:
         "engine.prefix_cache": given.flag("enable-prefix-caching") is not False,
     }
     if kv_bytes is None:
-        given.settings["hardware.reserved_fraction"] = round(1 - utilization, 6)
+        given.settings["hardware.reserved_fraction"] = round(1 - (utilization or rules.utilization), 6)
     else:
         given.settings["hardware.kv_gb"] = kv_bytes / 1e9
     if (overlaps := given.flag("async-scheduling")) is not None:

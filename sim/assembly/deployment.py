@@ -115,7 +115,7 @@ class Deployment:
             ),
             is_corrected=hardware.correction == "published" and calibration is None,
             port_bytes_per_s=parallel.devices * port_gbps * 1e9 / 8,
-            memory_rules=rules_of(hardware.release, server.memory),
+            memory_rules=rules_of(hardware.release, server.memory, hardware.flashinfer_sampler),
             pool_ratios=_ratios(hardware),
             leanest_rules=leanest_rules(hardware.release, server.memory),
             calibration=calibration,

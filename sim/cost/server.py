@@ -143,32 +143,36 @@ _VLLM_0_11 = MemoryRules(
     unseen_share=0.001,
     context_bytes=round(0.13 * GIB),
     group_bytes=round(0.42 * GIB),
-    sampler_bytes=16,
+    sampler_bytes=38,
+    flashinfer_bytes=16,
     sampled_bytes=36_000_000,
     hidden_bytes=2.5,
-    keeps_workspace=True,
-    expert_multiple=256,
+    expert_multiples=(256, 128),
     counts_graphs=False,
     graph_bytes=6 * MIB,
     graphs_base=round(0.2 * GIB),
     captures_twice=True,
     margin=0.005,
 )
+_VLLM_0_11_1 = replace(_VLLM_0_11, since=(0, 11, 1), flashinfer_bytes=None, expert_multiples=(256, 1))
+_VLLM_0_17 = replace(_VLLM_0_11_1, since=(0, 17), sampler_bytes=14, keeps_workspace=True, margin=0.01)
 _VLLM_MEMORY = (
     _VLLM_0_11,
-    replace(_VLLM_0_11, since=(0, 11, 1), sampler_bytes=38, keeps_workspace=False),
-    replace(_VLLM_0_11, since=(0, 17), sampler_bytes=14, margin=0.01),
-    replace(_VLLM_0_11, since=(0, 21), sampler_bytes=14, counts_graphs=True, margin=0.01),
+    _VLLM_0_11_1,
+    _VLLM_0_17,
+    replace(_VLLM_0_17, since=(0, 21), counts_graphs=True, utilization=0.92),
 )
 """What vLLM takes by its release (vllm/v1/worker/gpu_worker.py, determine_available_memory): its share is one of the
 memory that torch sees, 0.5 to 0.7 GiB less than the driver's total. When it starts it samples once for all requests
 that may run.
 
-From 0.11.1 to 0.16 that sorts the logits: 38 bytes of each fit six published rows within 0.1 GiB
-(llm-d/llm-d-benchmark, config_explorer/empirical-vllm-memory-results.md, H100: 4.76 … 7.38 GiB of activations, 0.13
-or 0.55 GiB outside torch). Until 0.11.0 FlashInfer's sampler takes 16 (Mistral-Small-3.2-24B there), and since 0.17
-a kernel masks them in place (its pull 33538): 2 bytes of logits and three copies in float32. Since 0.21 graphs are
-counted; logs say 0.17 to 0.8 GiB (assumption: 0.2 GiB and 6 MiB each)."""
+Until 0.16 that sorts the logits: 38 bytes of each fit six published rows within 0.1 GiB (llm-d/llm-d-benchmark,
+config_explorer/empirical-vllm-memory-results.md, H100: 4.76 … 7.38 GiB of activations, 0.13 or 0.55 GiB outside torch)
+and two of gpt-oss-120b in 0.10.1 and 0.11.0 within 0.2 GiB (its issues 23278, 27508), whose experts its kernel of that
+time pads in both sizes: 65.97 GiB of weights, then 64.38. Until 0.11.0 it samples with FlashInfer where this is
+installed, as in its images: 16 bytes (Mistral-Small-3.2-24B in the first source). Since 0.17 a kernel masks logits in
+place (its pull 33538): 2 bytes of logits and three copies in float32. Since 0.21 graphs are counted, and the share is
+0.92 by default (its pull 38284); logs say 0.17 to 1.3 GiB (assumption: 0.2 GiB and 6 MiB each)."""
 _TRTLLM = Defaults(0, 8192, 2048, (512, 512))
 """max_num_tokens and max_batch_size (NVIDIA/TensorRT-LLM, tensorrt_llm/llmapi/llm_args.py). By default it captures
 batches of up to 128, and launch commands are read so. Here it is 512, as in the launch files of

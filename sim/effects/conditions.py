@@ -14,6 +14,7 @@ from ..assembly import Assembly
 from ..cost.draft import EAGLE3
 from ..cost.executor_steps import StepCost
 from ..cost.hardware import CUSTOM
+from ..cost.memory.rules import rules_of
 from ..load import contents_are_known
 
 Condition = Callable[..., str | None]
@@ -140,6 +141,13 @@ def no_pool_of_windows(run: Assembly, key: str) -> str | None:
 def no_pool_of_states(run: Assembly, key: str) -> str | None:
     has_pool = run.deployment.server.kv_layout == "shares" and run.target.recurrent_state_bytes
     return None if has_pool else "recurrent states have no pool in proportion to that of KV"
+
+
+@_condition
+def no_flashinfer(run: Assembly, key: str) -> str | None:
+    release, rules = run.scenario.hardware.release, run.deployment.server.memory
+    has_choice = release is not None and rules_of(release, rules).flashinfer_bytes is not None
+    return None if has_choice else "only releases of vLLM until 0.11.0 sample so (hardware.release)"
 
 
 @_condition

@@ -323,6 +323,10 @@ class Hardware(ScenarioTable):
         description="release of the server, such as 0.21, whose rules for memory hold (docs/servers.md); default: the "
         "oldest that the profile stands for",
     )
+    flashinfer_sampler: Annotated[bool, NoEffect("no_flashinfer")] = Field(
+        default=False,
+        description="FlashInfer samples, which takes less memory than to sort the logits: in images of vLLM until 0.11.0",
+    )
     host: str | None = Field(
         default=None, description="host time per step: foredraft, vllm-0.10, sglang-overlap; default: the server's"
     )
@@ -406,5 +410,8 @@ class Hardware(ScenarioTable):
     def _without_common_pools(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out pools that have nothing of their own, and a release and ratios that are not given, so that the
         headers of other logs stay what they are."""
+        dumped = dump(self)
+        if not self.flashinfer_sampler:
+            dumped.pop("flashinfer_sampler", None)
         omitted = ("custom", "prefill", "decode", "release", "window_ratio", "state_ratio", "state_slots")
-        return {key: value for key, value in dump(self).items() if value is not None or key not in omitted}
+        return {key: value for key, value in dumped.items() if value is not None or key not in omitted}

@@ -36,6 +36,8 @@ CASES = [
     (["hardware.server=sglang-0.5", "model.target=qwen3-next-80b-a3b", "model.weight_dtype=int4", "hardware.gpu=H200",
       "speculation.algorithm=NONE", "hardware.state_slots=500", "hardware.state_ratio=0.5"],
      "hardware.state_ratio", "state_slots is their"),
+    (["hardware.server=vllm-0.18", "hardware.release=\"0.18\"", "hardware.flashinfer_sampler=true"],
+     "hardware.flashinfer_sampler", "until 0.11.0"),
     (["hardware.server=sglang-0.5", "hardware.release=0.5.23"], "hardware.release", "all releases of sglang-0.5"),
     (["speculation.algorithm=NONE", "speculation.steps=3"], "speculation.steps", "NONE drafts nothing"),
     (["speculation.algorithm=NONE", "speculation.num_draft_tokens=4"], "speculation.num_draft_tokens", "NONE drafts nothing"),

@@ -148,13 +148,17 @@ def _fixed_bytes(
 
 def _padding_bytes(target: ModelShape, devices: int, rules: MemoryRules) -> int:
     """Return the bytes by which experts in MXFP4 grow on a device when they are padded."""
-    if not rules.expert_multiple or target.weight_dtype != "mxfp4":
+    if target.weight_dtype != "mxfp4":
         return 0
-    added = -target.hidden % rules.expert_multiple / target.hidden
-    experts = sum(
-        n * part.count * part.expert_parameters(target.hidden) for part, n in target.mlps if isinstance(part, Experts)
-    )
-    return math.ceil(added * experts * target.format_bytes() / devices)
+    added = 0.0
+    for part, count in target.mlps:
+        if isinstance(part, Experts):
+            hidden, width = (
+                1 + -size % multiple / size
+                for size, multiple in zip((target.hidden, part.width), rules.expert_multiples, strict=True)
+            )
+            added += (hidden * width - 1) * count * part.count * part.expert_parameters(target.hidden)
+    return math.ceil(added * target.format_bytes() / devices)
 
 
 def _activation_bytes(target: ModelShape, tp: int, max_tokens: int, rows: int, nodes: int, rules: MemoryRules) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..hardware import MIB
@@ -64,11 +64,13 @@ class MemoryRules:
         unseen_bytes, unseen_share: Of the driver's total memory; the server's share is one of the rest.
         context_bytes: What driver and libraries take of its share.
         group_bytes: More of it, where devices communicate.
+        utilization: The server's default share.
         sampler_bytes: Of each logit of one row for each request, while it samples; 0: it samples in place.
+        flashinfer_bytes: The same where FlashInfer samples; None: it does not.
         sampled_bytes: Once for sampling, whatever the batch.
         hidden_bytes: Of each number of the hidden states of a whole chunk, while it samples.
         keeps_workspace: The experts' workspace stays while it samples.
-        expert_multiple: Experts in MXFP4 are padded to a multiple of this hidden size; 0: they are not.
+        expert_multiples: Experts in MXFP4 are padded to multiples of this hidden size and this width.
         counts_graphs: Graphs take of the pool, not of what is left alone.
         graph_bytes: Of one captured graph.
         graphs_base: Of the first graph, beside that.
@@ -81,11 +83,13 @@ class MemoryRules:
     unseen_share: float = 0.0
     context_bytes: int = CONTEXT_BYTES
     group_bytes: int = GROUP_BYTES
+    utilization: float = 0.9
     sampler_bytes: float = 0.0
+    flashinfer_bytes: float | None = None
     sampled_bytes: int = 0
     hidden_bytes: float = 0.0
     keeps_workspace: bool = False
-    expert_multiple: int = 0
+    expert_multiples: tuple[int, int] = (1, 1)
     counts_graphs: bool = True
     graph_bytes: int = GRAPH_BYTES
     graphs_base: int = 0
@@ -108,12 +112,16 @@ def release_numbers(release: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d{1,9}", release))
 
 
-def rules_of(release: str | None, rules: Sequence[MemoryRules]) -> MemoryRules:
-    """Return the rules of a release, of those that are in order; without a release those that take most of the pool."""
+def rules_of(release: str | None, rules: Sequence[MemoryRules], has_flashinfer: bool = False) -> MemoryRules:
+    """Return the rules of a release, of those that are in order; without a release the latest of those that take most
+    of the pool. `has_flashinfer`: where a release samples with FlashInfer if it is installed, it is."""
     if release is None:
-        return max(rules, key=lambda each: each.sampler_bytes)
+        return max(reversed(rules), key=lambda each: each.sampler_bytes)
     numbers = release_numbers(release)
-    return next(each for each in reversed(rules) if numbers >= each.since)
+    found = next(each for each in reversed(rules) if numbers >= each.since)
+    if not has_flashinfer or found.flashinfer_bytes is None:
+        return found
+    return replace(found, sampler_bytes=found.flashinfer_bytes)
 
 
 def leanest_rules(release: str | None, rules: Sequence[MemoryRules]) -> MemoryRules | None:

@@ -49,18 +49,28 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 EMPIRICAL = "--max-model-len 16000 --block-size 128"
 """llm-d/llm-d-benchmark, config_explorer/empirical-vllm-memory-results.md: one H100, 0.9 of its memory."""
+SHARE = "--gpu-memory-utilization 0.9"
 FP8 = "--quantization fp8 --kv-cache-dtype bfloat16"
 
 VLLM = [  # command, GPU, GiB of KV that vLLM logged; each within 8 %
     (f"serve llama-3.1-8b {EMPIRICAL} --gpu-memory-utilization 0.9", "H100", 51.38),
     (f"serve gpt-oss-20b {EMPIRICAL} --gpu-memory-utilization 0.9", "H100", 50.28),
     (f"serve gpt-oss-120b {EMPIRICAL} --gpu-memory-utilization 0.9", "H100", 3.33),
+    # The parts that the source lists for it sum to 0.95 of the memory.
+    (f"run:v0.12.0 --model gpt-oss-120b {EMPIRICAL} --gpu-memory-utilization 0.95", "H100", 3.33),
     (f"serve llama-3.3-70b {FP8} -tp 2 {EMPIRICAL} --gpu-memory-utilization 0.9", "H100", 32.0),
     (f"serve qwen3-0.6b {EMPIRICAL} --gpu-memory-utilization 0.9", "H100", 64.45),
     (f"serve qwen3-0.6b {EMPIRICAL} --max-model-len 32000 --gpu-memory-utilization 0.9", "H100", 64.45),
     (f"serve qwen3-32b {EMPIRICAL} --gpu-memory-utilization 0.9", "H100", 4.45),
     (f"serve qwen3-32b -tp 2 {EMPIRICAL} --gpu-memory-utilization 0.9", "H100", 34.49),
     (f"run:v0.11.0 --model mistral-24b {EMPIRICAL} --gpu-memory-utilization 0.95", "H100", 28.20),
+    # vllm-project/vllm issues 27508, 23278 (-2.14 GiB at 0.9; here with 0.05 of 79.18 GiB more), neither in an image
+    (
+        "pip:0.11.0 gpt-oss-120b --gpu-memory-utilization 0.95 --max-num-batched-tokens 1024 --max-model-len 4096",
+        "H100",
+        1.71,
+    ),
+    ("pip:0.10.1 gpt-oss-120b --gpu-memory-utilization 0.95 --max-model-len 4096", "H100", 1.82),
     ("serve gemma4-31b --max-model-len 262144", "H200", 64.68),  # the log of a release from 0.21 on
     ("run:v0.21.0 --model gemma4-31b --max-model-len 262144", "H200", 64.68),
 ]
@@ -85,13 +95,16 @@ def assembled(folder: Path, server: str, command: str, gpu: str) -> Assembly:
 
 def vllm(command: str) -> str:
     first, _, rest = command.partition(" ")
+    if first.startswith("pip:"):
+        return f"pip install vllm=={first[4:]} && vllm serve {rest}"
     return f"docker run vllm/vllm-openai:{first[4:]} {rest}" if first.startswith("run:") else f"vllm {command}"
 
 
 @pytest.mark.parametrize("command, gpu, gib", VLLM, ids=[row[0].partition(" -")[0] + f" {row[2]}" for row in VLLM])
 def test_vllm_leaves_as_much_to_kv_as_it_logged(tmp_path, command, gpu, gib):
     found = assembled(tmp_path, "vllm", vllm(command), gpu)
-    assert found.memory.kv_pool_bytes / GIB == pytest.approx(gib, rel=0.08)
+    # What is left of 79 GiB is known to 0.2 GiB at best.
+    assert found.memory.kv_pool_bytes / GIB == pytest.approx(gib, rel=0.08, abs=0.2)
 
 
 @pytest.mark.parametrize("command, gpu, tokens", SGLANG)
@@ -118,15 +131,39 @@ def test_what_does_not_start_in_some_release_may_not_start(tmp_path):
 def test_a_named_release_says_which_rules_hold(tmp_path):
     pools = {
         release: assembled(
-            tmp_path, "vllm", f"docker run vllm/vllm-openai:v{release} --model llama-3.1-8b", "H100"
+            tmp_path, "vllm", f"docker run vllm/vllm-openai:v{release} --model llama-3.1-8b {SHARE}", "H100"
         ).memory
         for release in ("0.11.0", "0.16.0", "0.17.1", "0.21.0", "0.33.0")
     }
     assert pools["0.16.0"].kv_pool_bytes < pools["0.11.0"].kv_pool_bytes < pools["0.17.1"].kv_pool_bytes
     assert pools["0.17.1"].graphs_bytes == 0 < pools["0.21.0"].graphs_bytes
     assert pools["0.33.0"] == pools["0.21.0"]
-    unnamed = assembled(tmp_path, "vllm", "vllm serve llama-3.1-8b", "H100")
+    unnamed = assembled(tmp_path, "vllm", f"vllm serve llama-3.1-8b {SHARE}", "H100")
     assert unnamed.memory == pools["0.16.0"], "the one that takes most"
+
+
+def test_a_release_on_the_command_line_is_a_text():
+    scenario, _ = load_scenario(None, ["hardware.server=vllm-0.18", "hardware.release=0.20"])
+    assert scenario.hardware.release == "0.20", "not 0.2"
+
+
+@pytest.mark.parametrize("first, reserved", [
+    ("pip install vllm==0.20.2 && vllm serve", 0.1), ("pip install vllm==0.21.0 && vllm serve", 0.08), ("vllm serve", 0.08),
+])  # fmt: skip
+def test_the_default_share_is_that_of_the_release(first, reserved):
+    assert (
+        read_launch("vllm", f"{first} llama-3.1-8b", "command", "H100").settings["hardware.reserved_fraction"]
+        == reserved
+    )
+
+
+def test_an_image_of_that_time_samples_with_flashinfer_and_a_package_does_not(tmp_path):
+    commands = [
+        f"{first} llama-3.1-8b"
+        for first in ("docker run vllm/vllm-openai:v0.10.1 --model", "pip install vllm==0.10.1 && vllm serve")
+    ]
+    image, package = (assembled(tmp_path, "vllm", command, "H100").memory for command in commands)
+    assert image.kv_pool_bytes - package.kv_pool_bytes > 1.5 * GIB
 
 
 def test_the_flags_of_sglang_give_the_proportions_of_its_pools():
