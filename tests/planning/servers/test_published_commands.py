@@ -112,7 +112,9 @@ def test_each_is_understood_or_says_why_not(command: Published, tmp_path: Path, 
     follows = {"engine.max_step_tokens"} | ({"hardware.graph_sizes"} if largest else set())  # from the chunk
     if (release := launch.settings.get("hardware.release")) is not None:
         assert release in noted["text"], "of the image"
-        follows.add("hardware.release")
+        follows |= {"hardware.release", "hardware.flashinfer_sampler"}
+        if "reserved" not in command.noted.get("keys", {}):
+            follows.add("hardware.reserved_fraction")  # the default of the release
     assert differs - follows <= set(expected)
     server = READERS[command.server][0]
     given = read_arguments(server, noted["text"], "--from").values
