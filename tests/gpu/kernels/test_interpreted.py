@@ -16,7 +16,11 @@ HERE = Path(__file__).resolve().parent
 
 @pytest.mark.parametrize(
     "markers",
-    ["not ci and not slow", *(pytest.param(tier, marks=getattr(pytest.mark, tier)) for tier in ("ci", "slow"))],
+    [
+        "not ci and not slow",
+        pytest.param("ci and not slow", marks=pytest.mark.ci),
+        pytest.param("slow", marks=pytest.mark.slow),
+    ],
 )
 def test_kernels_under_the_interpreter(markers: str, record_property):
     pytest.importorskip("triton")
