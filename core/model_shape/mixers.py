@@ -245,7 +245,8 @@ def delta_rule(reader: ConfigReader, family: str, layers: int) -> Mixers:
     linear = Recurrence(
         heads, key_dim, value_dim, projected=channels + heads * value_dim + 2 * heads, output=heads * value_dim,
         conv_channels=channels, conv_kernel=number("linear_conv_kernel_dim", 4), other_parameters=2 * heads + value_dim,
-        state_bytes_each=_state_bytes(reader),
+        # All published files of Qwen3.5 say 32 bits; those of Qwen3-Next say nothing.
+        state_bytes_each=_state_bytes(reader) or (None if family == "qwen3_next" else WIDE_STATE),
     )  # fmt: skip
     dim = number("head_dim", 256)
     gate = reader.flag("attn_output_gate", True)

@@ -19,7 +19,7 @@ from foredraft.sim.assembly.explaining import derived_rows
 from foredraft.sim.effects.notices import notices_of
 from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario import Scenario
-from foredraft.sim.scenario_file import scenario_from_dict
+from foredraft.sim.scenario_file import scenario_from_dict, scenario_with
 from foredraft.sim.summary.summary import summarize_run
 from hypothesis import given
 from hypothesis import settings as bounds
@@ -280,9 +280,15 @@ def test_the_number_of_states_may_be_given():
 
 
 def test_states_of_fewer_bits_take_less_of_the_pool():
-    plans = [plan_of("hybrid", "vllm-0.18", model={"state_dtype": one}).memory for one in (None, "fp32")]
-    usual, wide = (group.pages for plan in plans for group in plan.groups if group.has_states)
-    assert usual < 0.6 * wide, "vLLM keeps states as it keeps activations"
+    plans = [plan_of("hybrid", "vllm-0.18", model={"state_dtype": one}).memory for one in ("bf16", None)]
+    narrow, wide = (group.pages for plan in plans for group in plan.groups if group.has_states)
+    assert narrow < 0.6 * wide
+    next_model = scenario_of("hybrid", "vllm-0.18", model={"target": "qwen3-next-80b-a3b", "weight_dtype": "int4"})
+    usual, wide = (
+        assemble(scenario_with(next_model.model_dump(mode="json"), given)).target.recurrent_state_bytes
+        for given in ({}, {"model.state_dtype": "fp32"})
+    )
+    assert usual < 0.6 * wide, "where a file does not say it, vLLM keeps states as it keeps activations"
     wide, few = (plan_of("hybrid", "sglang-0.5", model={"state_dtype": one}).memory for one in (None, "bf16"))
     assert few.most_running > 1.8 * wide.most_running
 
