@@ -44,7 +44,14 @@ def violation_of(broken, **options):
     return caught.value
 
 
-@pytest.mark.parametrize(("contract", "name"), [(contract, name) for contract in FOUND for name in FOUND[contract]])
+@pytest.mark.parametrize(
+    ("contract", "name"),
+    [
+        pytest.param(contract, name, marks=pytest.mark.ci if contract in ("simulator", "transport") else ())  # seconds
+        for contract in FOUND
+        for name in FOUND[contract]
+    ],
+)
 def test_hypothesis_finds_a_defect_of_each_contract_and_tells_a_short_history(contract, name):
     mutant = next(mutant for mutant in mutants_of(contract) if mutant.name == name)
     found = violation_of(machine(suite_of(contract), mutant.make))

@@ -85,6 +85,7 @@ def test_a_failure_leaves_its_case_a_command_and_a_test(run_pytest, tmp_path):
     assert kept.returncode == 1 and "test_alloc_14" in kept.stdout and "were refused" in kept.stdout
 
 
+@pytest.mark.ci
 def test_a_case_that_cannot_be_written_hides_no_failure(run_pytest, tmp_path):
     (tmp_path / "file").write_text("")
     done = run_pytest("-k", "that_fails", "--foredraft-cases", "file/cases")

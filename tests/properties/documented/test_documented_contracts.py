@@ -60,6 +60,7 @@ def test_the_shown_move_out_of_bounds_is_what_a_run_gives():
     assert invariant("ACCEPT-16").sentence == f"no out-of-bounds KV move: {sentence}"
 
 
+@pytest.mark.ci
 def test_the_shown_hidden_state_is_what_a_run_gives():
     pytest.importorskip("torch")
     sentence, report = shown_under("STANDALONE hidden states are always None")

@@ -82,7 +82,7 @@ def check_drained(handoff):
 # -- every algorithm, both modes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.fast("True-*")
+@pytest.mark.fast("True-NONE", "True-EAGLE3", "True-NGRAM", ci="True-*")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_pair_gives_the_tokens_of_plain_greedy_decoding(algorithm, overlap):
