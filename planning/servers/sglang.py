@@ -54,7 +54,7 @@ KV = {
 
 def _entry(words: list[str]) -> int | None:
     for place, word in enumerate(words):
-        if word == "sglang.launch_server":
+        if word in ("sglang.launch_server", "dynamo.sglang"):
             return place + 1
         if word == "serve" and place and words[place - 1].rpartition("/")[2] == "sglang":
             return place + 1

@@ -20,6 +20,7 @@ OTHER_NAMES = {
     "tp-size": "tensor-parallel-size", "pp-size": "pipeline-parallel-size", "ep-size": "moe-expert-parallel-size",
     "cp-size": "context-parallel-size", "cluster-size": "moe-cluster-parallel-size",
     "kv-cache-free-gpu-memory-fraction": "free-gpu-memory-fraction", "extra-llm-api-options": "config",
+    "model-path": "model", "extra-engine-args": "config", "expert-parallel-size": "moe-expert-parallel-size",
 }  # fmt: skip
 BLOCK, LARGEST_GRAPH, FREE_FRACTION = 32, 128, 0.9
 RELEASE = re.compile(r"(?:\btensorrt-llm/release:v?|\btensorrt[-_]llm==)(\d+(?:\.\d+)+)")
@@ -53,12 +54,20 @@ def _entry(words: list[str]) -> int | None:
     for place, word in enumerate(words):
         if word.rpartition("/")[2] == "trtllm-serve":
             return place + 1 + (words[place + 1 : place + 2] == ["serve"])
+        if word == "dynamo.trtllm":
+            return place + 1
     return None
 
 
+def _take_role(values: dict[str, Any]) -> str | None:
+    mode = values.pop("disaggregation-mode", None)  # of Dynamo
+    role = {"context": "prefill", "generation": "decode"}.get(str(values.pop("server-role", mode)).lower(), mode)
+    return role if role in ("prefill", "decode") else None
+
+
 SERVER = ServerArguments(
-    "TensorRT-LLM", _entry, known_arguments("trtllm"), OTHER_NAMES, abbreviates=False, release=RELEASE
-)
+    "TensorRT-LLM", _entry, known_arguments("trtllm"), OTHER_NAMES, abbreviates=False, release=RELEASE, take_role=_take_role,
+)  # fmt: skip
 
 
 def read(given: Given, gpu: GPU) -> None:
@@ -93,8 +102,10 @@ def _formats(given: Given, gpu: GPU) -> None:
 
 
 def _pools(given: Given, gpu: GPU) -> None:
+    roles = given.servers.get("prefill") and given.servers.get("decode")
     role = given.text("server-role")
-    if (role or "").lower() in ("context", "generation"):
+    is_of_dynamo = given.text("disaggregation-mode") in ("prefill", "decode")
+    if is_of_dynamo or roles or (role or "").lower() in ("context", "generation"):
         given.disaggregate()
     elif role is not None:
         given.not_modelled["--server-role"] = f"{role}: of roles there are context and generation"

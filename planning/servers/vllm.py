@@ -72,7 +72,7 @@ NOT_SIMULATED = {
 
 def _entry(words: list[str]) -> int | None:
     for place, word in enumerate(words):
-        if word.endswith("vllm.entrypoints.openai.api_server"):
+        if word.endswith("vllm.entrypoints.openai.api_server") or word == "dynamo.vllm":
             return place + 1
         if word == "serve" and place and words[place - 1].rpartition("/")[2] == "vllm":
             return place + 1
@@ -89,7 +89,10 @@ def _take_role(values: dict[str, Any]) -> str | None:
     except (ParseError, TypeError, ValueError):
         return None  # refused where the arguments are read
     role = {"kv_producer": "prefill", "kv_consumer": "decode"}.get(config.get("kv_role", ""))
-    values["kv-transfer-config"] = {key: value for key, value in config.items() if key not in OF_ONE_SERVER}
+    mode, is_prefill = values.pop("disaggregation-mode", None), values.pop("is-prefill-worker", None)  # of Dynamo
+    role = mode if mode in ("prefill", "decode") else "prefill" if is_prefill else role
+    if "kv-transfer-config" in values:
+        values["kv-transfer-config"] = {key: value for key, value in config.items() if key not in OF_ONE_SERVER}
     return role
 
 
@@ -123,6 +126,10 @@ def _context(given: Given, gpu: GPU) -> None:
 
 
 def _pools(given: Given, gpu: GPU) -> None:
+    roles = given.servers.get("prefill") and given.servers.get("decode")
+    if given.text("disaggregation-mode") in ("prefill", "decode") or given.flag("is-prefill-worker") or roles:
+        given.disaggregate()
+        return
     transfer = given.table("kv-transfer-config")
     role, connector = transfer.get("kv_role"), transfer.get("kv_connector")
     if role in ("kv_producer", "kv_consumer") or (role == "kv_both" and connector == POOLS_CONNECTOR):

@@ -75,15 +75,15 @@ class Disaggregation(ScenarioTable):
         Engines,
         NoEffect("not_disaggregated", says=0),
         sglang("disaggregation-mode N", by="pools"),
-        vllm("kv-transfer-config N", by="pools"),
-        trtllm("server-role N", by="pools"),
+        vllm("kv-transfer-config N", "disaggregation-mode N", "is-prefill-worker", by="pools"),
+        trtllm("server-role N", "disaggregation-mode N", by="pools"),
     ] = Field(default=0, description="engines that only prefill; 0: every engine prefills and decodes")
     decode: Annotated[
         Engines,
         NoEffect("not_disaggregated", says=0),
         sglang("disaggregation-mode N", by="pools"),
-        vllm("kv-transfer-config N", by="pools"),
-        trtllm("server-role N", by="pools"),
+        vllm("kv-transfer-config N", "disaggregation-mode N", "is-prefill-worker", by="pools"),
+        trtllm("server-role N", "disaggregation-mode N", by="pools"),
     ] = Field(default=0, description="engines that only decode")
     ratio: Annotated[str | None, NoEffect("not_disaggregated", says=None)] = Field(
         default=None, description="divides hardware.replicas, such as 2:1; replaces the two numbers"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ....core.errors import ConfigError
+from .kserve import without_kserve
 from .words import Script, add_statement
 from .yaml_text import parse_yaml
 
@@ -29,7 +30,7 @@ def read_manifest(text: str, source: str) -> list[Script]:
     scripts = []
     documents = parse_yaml(text, source, as_text=True)
     files = {name: data for one in documents for name, data in _config_maps(one)}
-    for document in documents:
+    for document in without_kserve(documents):
         if isinstance(document, list) and all(isinstance(word, str) for word in document):
             document = {"args": document}  # the arguments alone
         for container, around in _containers(document, _Around()):

@@ -203,6 +203,54 @@ REPLICAS = {
     "a pod": (COMMAND_LINE, 1),
     "none": (f"kind: Deployment\nspec:\n  replicas: 0\n  template:\n        spec:\n{POD}", 1),
 }
+WORKER = "image: vllm-runtime:1.4.0, command: [python3, -m, dynamo.vllm], args: [--model, Qwen/Qwen3-8B, --dyn-tool-call-parser, hermes"
+CONTROLLED = {
+    "an LLMInferenceService of KServe": (
+        "kind: LLMInferenceService\nspec:\n  model: {uri: hf://Qwen/Qwen3-8B, name: served}\n  replicas: 3\n"
+        "  parallelism: {tensor: 2}\n  template:\n    containers:\n    - name: main\n"
+        "      env: [{name: VLLM_ADDITIONAL_ARGS, value: --max-model-len 16000}]\n",
+        {"hardware.replicas": 3, "hardware.tensor_parallel": 2, "model.context_len": 16_000},
+    ),
+    "one that scales, with another model's place": (
+        "kind: LLMInferenceService\nspec:\n  model: {uri: oci://registry/x, name: Qwen/Qwen3-8B}\n"
+        "  scaling: {minReplicas: 2, maxReplicas: 5}\n  template: {containers: [{name: main, args: [--max-num-seqs, '64']}]}\n",
+        {"hardware.replicas": 2, "engine.max_running": 64},
+    ),
+    "one with prefill": (
+        "kind: LLMInferenceService\nspec:\n  model: {uri: hf://Qwen/Qwen3-8B}\n  replicas: 3\n"
+        "  prefill: {replicas: 2, template: {containers: [{name: main}]}}\n  template: {containers: [{name: main}]}\n",
+        {"disaggregation.prefill": 2, "disaggregation.decode": 3},
+    ),
+    "an InferenceService with the server for Hugging Face": (
+        "kind: InferenceService\nspec:\n  predictor:\n    minReplicas: 2\n    model:\n      modelFormat: {name: huggingface}\n"
+        "      args: [--model_name=x, --model_id=Qwen/Qwen3-8B, --backend=vllm, --max_model_len=16000]\n",
+        {"hardware.replicas": 2, "model.context_len": 16_000},
+    ),
+    "an InferenceService that names its runtime": (
+        "kind: ServingRuntime\nmetadata: {name: own}\nspec:\n  containers:\n  - name: kserve-container\n    image: x\n"
+        "    command: [python, -m, vllm.entrypoints.openai.api_server]\n    args: [--model=/mnt/models, --max-num-seqs=64]\n---\n"
+        "kind: InferenceService\nspec:\n  predictor:\n    model:\n      runtime: own\n      modelFormat: {name: vLLM}\n"
+        "      storageUri: hf://Qwen/Qwen3-8B\n      args: [--tensor-parallel-size=2]\n",
+        {"hardware.tensor_parallel": 2, "engine.max_running": 64},
+    ),
+    "components of a DynamoGraphDeployment": (
+        "kind: DynamoGraphDeployment\nspec:\n  components:\n  - name: Frontend\n    replicas: 1\n"
+        f"  - name: Worker\n    replicas: 2\n    podTemplate: {{spec: {{containers: [{{name: main, {WORKER}]}}]}}}}\n",
+        {"hardware.replicas": 2},
+    ),
+    "services of a DynamoGraphDeployment with a role as an argument": (
+        "kind: DynamoGraphDeployment\nspec:\n  services:\n"
+        f"    A: {{replicas: 2, extraPodSpec: {{mainContainer: {{{WORKER}, --disaggregation-mode, decode]}}}}}}\n"
+        f"    B: {{replicas: 1, extraPodSpec: {{mainContainer: {{{WORKER}, --disaggregation-mode, prefill]}}}}}}\n",
+        {"disaggregation.prefill": 1, "disaggregation.decode": 2},
+    ),
+    "services with the earlier argument of a role": (
+        "kind: DynamoGraphDeployment\nspec:\n  services:\n"
+        f"    VllmDecodeWorker: {{replicas: 2, extraPodSpec: {{mainContainer: {{{WORKER}]}}}}}}\n"
+        f"    VllmPrefillWorker: {{replicas: 1, extraPodSpec: {{mainContainer: {{{WORKER}, --is-prefill-worker]}}}}}}\n",
+        {"disaggregation.prefill": 1, "disaggregation.decode": 2},
+    ),
+}
 GROUP = """\
 kind: LeaderWorkerSet
 spec:
@@ -263,6 +311,12 @@ class TestReplicas:
             text = text.replace(f"--disaggregation-mode, {role}", f"--kv-transfer-config, {nixl}")
         settings = launch_of(text).settings
         assert (settings["disaggregation.prefill"], settings["disaggregation.decode"]) == (2, 4)
+
+    @pytest.mark.parametrize(("text", "expected"), CONTROLLED.values(), ids=CONTROLLED)
+    def test_what_a_controller_adds_counts(self, text: str, expected: dict):
+        settings = read_launch("vllm", text, "--from", "H100").settings
+        assert settings["model.target"] == "Qwen/Qwen3-8B"
+        assert {key: settings.get(key) for key in expected} == expected
 
     @pytest.mark.parametrize("replicas", ["$REPLICAS", "'{{ .Values.replicas }}'", "-1", "1.5", "many"])
     def test_what_is_no_number_is_refused(self, replicas: str):
