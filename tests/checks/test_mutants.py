@@ -60,7 +60,7 @@ FEW = [mutant for contract in contracts() if contract != SHRUNK for mutant in on
 SEARCHED_LONG = (
     *("EvictsForEver", "WaitsForRoom", "BreaksTiesByHistory", "ProbesFromBelowNothing", "DraftsTheMost"),
     *("LaunchesBlockAfterBlock", "ForgetsReaders", "ReadsTheExpertsOfOneToken", "KeepsALargePool"),
-    *("HasAClockPerReplica", "TakesAnotherWay", "DrawsPartsAnew", "NeverCountsDown"),
+    *("HasAClockPerReplica", "TakesAnotherWay", "DrawsPartsAnew", "NeverCountsDown", "NoticesEveryMean"),
 )
 """What takes a large part of a second, or some, to be found."""
 

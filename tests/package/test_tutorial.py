@@ -42,6 +42,7 @@ def test_the_pictures_show_their_numbers(numbers):
         assert len(text.encode()) < MOST_BYTES
 
 
+@pytest.mark.ci
 def test_other_numbers_draw_another_picture(numbers):
     changed = json.loads(json.dumps(numbers))
     changed["speculation"]["NONE"]["throughput"][3] *= 1.1

@@ -75,6 +75,7 @@ def test_a_failure_of_a_rule_of_ones_own_is_told_as_hypothesis_drew_it():
     assert found.id in ("ALLOC-01", "ALLOC-15") and not hasattr(found, "failure")
 
 
+@pytest.mark.ci
 def test_a_component_that_hangs_is_stopped(monkeypatch):
     monkeypatch.setattr("foredraft.properties.harness.suite.RUN_LIMIT_S", 0.4)
     monkeypatch.setattr("foredraft.properties.harness.shrink.HANG_LIMIT_S", 0.04)
@@ -92,6 +93,7 @@ def test_a_component_is_made_from_supported_configurations_alone():
     assert find(configs(ENGINE, capabilities, supports), lambda config: config.num_pages > 8, settings=QUIET)
 
 
+@pytest.mark.fast("allocator", "relay", ci="*")
 @pytest.mark.parametrize("contract", ["allocator", "relay", "accept", "engine"])
 def test_configurations_shrink_to_the_plainest(contract):
     suite = suite_of(contract)

@@ -113,6 +113,7 @@ def checked(name: str, *options: str, most_files: int = 0) -> subprocess.Complet
     return subprocess.run(line, cwd=Path(bad.__file__).parent, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_the_copy_of_a_process_that_a_call_forks_ends():
     """Only one process goes on with the check and prints its report."""
@@ -156,6 +157,7 @@ print(traces.lines())
 """
 
 
+@pytest.mark.ci
 def test_memory_that_is_kept_is_reported():
     """In a process of its own: elsewhere it may fit into what others have freed."""
     line = [sys.executable, "-c", KEEPS_MEMORY]
@@ -163,6 +165,7 @@ def test_memory_that_is_kept_is_reported():
     assert re.fullmatch(r"\nleft behind by the component: \d+ MiB of memory\n", done.stdout), done.stderr
 
 
+@pytest.mark.ci
 def test_what_is_written_past_python_stands_in_no_document():
     found = checked("WritesToTheOutput", "--json")
     assert json.loads(found.stdout)["ok"], found.stderr

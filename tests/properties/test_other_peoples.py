@@ -204,6 +204,7 @@ def test_a_module_may_say_what_it_supports(tmp_path, monkeypatch):
     assert make.supports(ALLOCATOR.config(3, 2)) and not make.supports(ALLOCATOR.config(3, 1))
 
 
+@pytest.mark.ci
 def test_an_engine_with_one_budget_for_prompts_and_outputs_is_compared_too():
     """Its one budget bounds each step, and it cannot do without."""
 

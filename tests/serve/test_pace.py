@@ -33,6 +33,7 @@ def test_a_simulation_that_falls_behind_tells_it_now_and_then():
     assert "--speed 2 would hold" in told[-1] and "(--speed 8)" in told[-1]
 
 
+@pytest.mark.ci
 def test_clients_of_a_server_that_is_too_fast_learn_of_it():
     told: list[str] = []
     body = simulated_body(speed=5000.0)

@@ -50,6 +50,7 @@ def _texts(served: Served, leaves: list[int | None]) -> list[str]:
     return asyncio.run(all_of_them())
 
 
+@pytest.mark.ci
 def test_greedy_text_under_clients_that_leave(real: Served, expected: list[str]):
     coins = uniform(5, 1, np.arange(64), 0)
     leaves = [int(coin * 20) if coin < 0.5 else None for coin in coins.tolist()]

@@ -133,7 +133,7 @@ def test_every_length_of_an_overloaded_run_says_it_and_has_no_interval(num_reque
     assert "/s is asked, about " in summary["overload"]
 
 
-@pytest.mark.fast("poisson-tables0-1", "gamma-tables2-2", ci="*")
+@pytest.mark.fast("poisson-tables0-1", ci="*")
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
     ("arrivals", "tables"),

@@ -371,6 +371,7 @@ def test_a_lost_decode_worker_changes_nothing_of_what_users_get(nano_pair, ask, 
 # -- what cannot be opened ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_a_worker_that_cannot_open_a_session_says_why_and_takes_the_next_one(workers, nano_pair, plain, tmp_path, six):
     plan = plan_disaggregated(options_for(nano_pair), ONE_TO_ONE, LONGEST)
     broken = replace(plan, options=replace(plan.options, model=tmp_path))

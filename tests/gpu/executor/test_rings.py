@@ -56,6 +56,7 @@ def windowed(request, tmp_path_factory) -> Path:
 FAST = ("none", ITSELF)
 
 
+@pytest.mark.fast("gemma3-overlap-none", ci="*")
 @pytest.mark.parametrize(
     "name", [x if x in FAST else pytest.param(x, marks=pytest.mark.slow) for x in ("none", *DRAFTS)]
 )
@@ -75,6 +76,7 @@ def test_rings_give_the_outputs_of_pages(windowed, name, overlap, tmp_path):
     assert NO_PREFIX_IN_RINGS in session.plan.notices
 
 
+@pytest.mark.ci
 def test_a_ring_that_is_too_short_changes_the_outputs(tmp_path, monkeypatch):
     """The comparison notices it: a chunk overwrites what its first tokens see."""
     model = write_target(tmp_path, SHAPES["gemma3"])

@@ -62,7 +62,7 @@ def pool_of(model) -> KVPool:
     return KVPool(model.kv_shapes, SLOTS, torch.float32, META)
 
 
-@pytest.mark.fast("*-True", "NONE-*", "STANDALONE-3-4-9-False")
+@pytest.mark.fast("NONE-0-1-1-*", "*-3-4-9-True", ci=("*-True", "NONE-*", "STANDALONE-3-4-9-False"))
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize(("algorithm", "steps", "topk", "nodes"), CASES)
 def test_nothing_in_a_round_looks_at_a_value(algorithm, steps, topk, nodes, sampled):

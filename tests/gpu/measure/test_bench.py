@@ -140,7 +140,7 @@ def run(options: BenchOptions):
     return plan, bench, [result for cell in bench.cells() for result in cell]
 
 
-@pytest.mark.fast("2 3 4 True", "3 NGRAM")
+@pytest.mark.fast("2 3 4 True", ci="3 NGRAM")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -172,6 +172,7 @@ def test_every_kind_of_draft_is_timed(small, changes):
     assert bench.machine.copy_bytes_per_s > 0
 
 
+@pytest.mark.ci
 def test_trees_go_as_deep_as_they_are_accepted(small):
     """A random draft must be sure enough of itself that its trees have depth."""
     options = replace(small, steps="4", topk=4, num_draft_tokens=8, acceptance="0.99,0.99", output_tokens=100, repeat=1)
@@ -217,6 +218,7 @@ def test_a_checkpoint_decodes_its_own_tokens(models, draft):
     assert [result.equal_outputs for result in results] == [4, 4, 6, 6], "four prompts at least, in whole batches"
 
 
+@pytest.mark.ci
 def test_turns_repeat_themselves_and_end_with_the_first_request(small):
     plan = plan_bench(replace(small, steps="3", batch_sizes="3", output_tokens=60))
     ops = ops_for("cpu")
@@ -245,6 +247,7 @@ def test_turns_repeat_themselves_and_end_with_the_first_request(small):
     assert common_outputs(first, other) == 2
 
 
+@pytest.mark.ci
 def test_processes_are_summarised_and_what_cannot_be_is_explained(small):
     plan, _, results = run(replace(small, steps="3"))
     slow = [replace(r, speedup=4 * r.speedup, tokens_per_s=1.0, round_ms=8.0 if not r.steps else 2.0) for r in results]

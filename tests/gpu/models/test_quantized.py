@@ -386,6 +386,7 @@ def quantized_copy(directory: Path, source: Path, tensors: Tensors, form: str) -
     return expected
 
 
+@pytest.mark.fast("fp8, blocks", "awq", "gptq", "nvfp4, modelopt", "4 bits, compressed-tensors", ci="*")
 @pytest.mark.parametrize("form", KEPT_FORMS)
 def test_products_that_keep_the_stored_numbers_multiply_the_same_weights(plain, tmp_path: Path, form: str):
     expected = quantized_copy(tmp_path, *plain, form)

@@ -103,7 +103,7 @@ def counted_by_ranks(options: BenchOptions) -> list[dict]:
         del store
 
 
-@pytest.mark.fast("EAGLE3-*", ci="*")
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "draft"),
     [

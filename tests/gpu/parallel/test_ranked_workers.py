@@ -222,6 +222,7 @@ class PagesThatCount:
         return [PageSeal(0 if parcel.pages is None else len(parcel.pages), 0)] * num_pages
 
 
+@pytest.mark.ci
 def test_a_rank_takes_the_parcel_with_the_number_and_nothing_over_a_broken_link():
     rank, said = Rank(None, lambda rank: None), []
     rank.answer = lambda word, **values: said.append(values["seals"][0][0])

@@ -199,6 +199,7 @@ def signals_rank_1(number: int):
     return lambda session: os.kill(session.executor.ranks.all["rank1"].pid, number)
 
 
+@pytest.mark.ci
 def test_a_rank_that_dies_ends_the_session_with_its_name(two, target):
     message = fails_in_a_step(two, target, signals_rank_1(signal.SIGKILL))
     assert message == "rank 1 was killed by SIGKILL; the session is over, and all 2 ranks have ended"

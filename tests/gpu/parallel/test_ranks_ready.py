@@ -43,6 +43,7 @@ def requests() -> list[Request]:
     ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "options",
     [{"steps": 3}, pytest.param({"adaptive": "with-zero", "policy": "goodput"}, marks=pytest.mark.slow)],

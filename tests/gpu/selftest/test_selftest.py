@@ -153,6 +153,7 @@ def test_a_process_that_dies_or_hangs_is_followed_by_another():
     assert "not JSON compliant" in outcomes[5].text
 
 
+@pytest.mark.ci
 def test_a_process_that_ends_before_its_first_step_fails_that_step():
     (outcome,) = run_apart(steps(first=passes), worker_that_dies.ends, lambda: 60.0, lambda step: None)
     assert (outcome.state, outcome.text) == ("failed", "its process ended with code 0")

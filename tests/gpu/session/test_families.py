@@ -39,7 +39,7 @@ FAST = (
 )
 
 
-@pytest.mark.fast("gpt_oss", "deepseek_v3", ci="*")
+@pytest.mark.fast("deepseek_v3", ci="*")
 @pytest.mark.parametrize(
     "label", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
 )

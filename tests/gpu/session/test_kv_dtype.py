@@ -255,6 +255,7 @@ def test_rings_keep_rounded_values(tmp_path: Path):
     assert rings == pages and session.own_executor.pool.all_ringed.keys.dtype is E4M3
 
 
+@pytest.mark.ci
 @pytest.mark.xdist_group("ranks")
 def test_ranks_keep_rounded_values(tmp_path: Path):
     """The parts of a divided model have the scales of the whole."""
@@ -266,6 +267,7 @@ def test_ranks_keep_rounded_values(tmp_path: Path):
     session.close()
 
 
+@pytest.mark.ci
 @pytest.mark.xdist_group("nano pair")
 def test_pages_travel_as_they_are_kept(tmp_path: Path):
     target = write_scales(write_target(tmp_path / "target"), scales_of(("k_scale", "v_scale")))

@@ -171,6 +171,7 @@ def test_heads_beyond_the_steps_may_guess_past_the_end_of_the_context(models, tm
     assert drafted.tokens == plain.tokens[: len(drafted.tokens)]
 
 
+@pytest.mark.ci
 def test_the_most_steps_that_a_round_holds_are_decoded(models, plain):
     for change in ({"draft": models["STANDALONE"]}, {"algorithm": "NGRAM"}):
         session = DecodeSession.open(dataclasses.replace(options_for(models), steps=63, **change))

@@ -30,10 +30,11 @@ MOSTLY = {"engine", "executor", "simulator", "step-controller"}
 @pytest.mark.parametrize(
     ("contract", "name"),
     [
-        pytest.param(c, name, marks=pytest.mark.ci if c == "simulator" else ())  # whose 200 operations take ten seconds
+        # The simulator's 200 operations take ten seconds.
+        pytest.param(c, name, marks=pytest.mark.ci if c == "simulator" or place else ())
         for c in contracts()
         if c != "transport"
-        for name in SUBJECTS[c]
+        for place, name in enumerate(SUBJECTS[c])
     ],
 )
 def test_ours_hold(contract, name, record_property):
@@ -52,6 +53,7 @@ def test_ours_hold(contract, name, record_property):
     )
 
 
+@pytest.mark.fast("allocator", "relay", "engine", "transport", ci="*")
 @pytest.mark.parametrize("contract", contracts())
 def test_every_operation_survives_json(contract):
     suite, seen = suite_of(contract), set()

@@ -70,6 +70,7 @@ def test_a_stream_that_stops_early_leaves_what_it_said(simulated: Served):
     simulated.wait_until_idle()
 
 
+@pytest.mark.ci
 def test_retracted_requests_and_the_record(tmp_path: Path):
     """In a pool that is too small for all; what waits again finds its own words; the record replays."""
     record = tmp_path / "record"

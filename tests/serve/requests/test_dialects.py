@@ -55,7 +55,7 @@ def strict() -> Iterator[Served]:
         yield served
 
 
-@pytest.mark.fast("openai", "vllm", ci="*")
+@pytest.mark.fast("vllm", ci="*")
 def test_parameters_without_effect_are_left_out_and_told_once(spoken: tuple[Served, list[str]], strict: Served):
     served, told = spoken
     plain = served.post("/v1/completions", **ASKED).json()["choices"]
@@ -112,6 +112,7 @@ def test_the_newer_limit_of_tokens_counts(spoken: tuple[Served, list[str]], stri
     assert strict.post("/v1/chat/completions", **both).json()["error"]["param"] == "max_completion_tokens"
 
 
+@pytest.mark.fast("sglang-200-200", ci="*")
 @pytest.mark.parametrize(
     ("dialect", "model", "options"), [("vllm", 404, 400), ("sglang", 200, 200), ("openai", 404, 400)]
 )

@@ -118,6 +118,7 @@ def test_long_requests_that_wait_are_bounded(simulated: Served):
     assert set(statuses) == {400, 429}
 
 
+@pytest.mark.ci
 def test_what_waits_for_a_slow_client_becomes_text_in_parts():
     """The client takes nothing until all tokens are there."""
     body = simulated_body(speed=1000.0)

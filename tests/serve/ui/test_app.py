@@ -82,6 +82,7 @@ def test_a_simulation_tells_its_progress_and_both_results(served: PageServer):
     assert any("as_it_is" in line for line in told), "the first result does not wait for the second"
 
 
+@pytest.mark.ci
 def test_a_plan_tells_its_progress_and_its_answer(served: PageServer):
     asked = {"slo": "ttft_p99<1s", "rate": 1, "gpus": 1, "requests": 100, "seeds": 2}
     asked["tried"] = ["speculation.steps=3"]
@@ -202,6 +203,7 @@ def test_the_page_loads_nothing_from_elsewhere(served: PageServer):
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_leaving_cancels_and_two_pages_do_not_disturb_each_other(served: PageServer):
     assert "result" in answer(served)
     wait_until(lambda: len(served.group()) > PROCESSES, what="for all processes")

@@ -472,6 +472,7 @@ class TestFile:
         assert rows_and_times(start_s=17.5, rate_scale=4.0) == [(18, 125_000_000), (19, 375_000_000)]
         assert len(rows_and_times()) == 20
 
+    @pytest.mark.ci
     def test_memory_does_not_grow_with_the_file(self, write, monkeypatch):
         monkeypatch.setattr(trace_files, "CHUNK_ROWS", 400)
         peaks = []
