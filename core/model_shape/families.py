@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 from ..errors import nearest_name
 from ..parsing import REQUIRED, ConfigReader
 from .kv_formats import KV_FORMATS
-from .layers import Experts, Mlp, Part
+from .layers import Experts, LayerInputs, Mlp, Part
 from .matrices import Matrix, matrices_of
 from .mixers import (
     Mixers,
@@ -35,6 +35,7 @@ from .mixers import (
     nas_blocks,
     nemotron,
     nemotron_pattern,
+    read_shared,
     replace_missing,
 )
 from .quantization import CONFIG_KEYS
@@ -196,7 +197,9 @@ def _gemma4_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
     """Read a dense MLP in every layer, and the experts beside it in layers that have some."""
     width = reader.integer("intermediate_size")
     if not reader.flag("enable_moe_block"):
-        return [Mlp(width)] * layers
+        own = layers - read_shared(reader, layers)
+        wide = Mlp(2 * width) if reader.flag("use_double_wide_mlp") else Mlp(width)
+        return [Mlp(width) if layer < own else wide for layer in range(layers)]
     return [_experts(reader, reader.integer("moe_intermediate_size"), shared_width=width)] * layers
 
 
@@ -332,13 +335,20 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> Model
         reader.problem("per_layer_config", "layers of different sizes are not counted for this family")
     mixers, mlps = list(family.mixers(reader, key, layers)), list(family.mlps(reader, key, layers))
     hidden, vocab = reader.integer("hidden_size"), reader.integer("vocab_size")
+    inputs = _layer_inputs(reader) if family.mixers is gemma4 else None
     max_context, tied = reader.integer("max_position_embeddings"), reader.flag("tie_word_embeddings")
     formats = read_formats(reader, partial(matrices_of, key, hidden, vocab, mixers, mlps, tied))
     reader.raise_problems()
     return ModelShape(
         name, key, layers, hidden, vocab, counted(mixers), counted(mlps), tied, max_context, source=source,
-        config=config, **formats,
+        config=config, layer_inputs=inputs, **formats,
     )  # fmt: skip
+
+
+def _layer_inputs(reader: ConfigReader) -> LayerInputs | None:
+    width = reader.integer("hidden_size_per_layer_input", 0, minimum=0)
+    vocab = reader.integer("vocab_size_per_layer_input", reader.integer("vocab_size"))
+    return LayerInputs(width, vocab) if width else None
 
 
 def read_matrices(reader: ConfigReader, family: str) -> list[Matrix]:

@@ -31,10 +31,10 @@ class Cache:
 
     `heads` caches, each read by `queries` query heads; an entry has `width` elements, of which a query multiplies
     `key_dim` and sums up `value_dim`. `tokens_per_entry`: tokens that one entry stands for. `reach`: the most tokens
-    that a query attends to (None: all);
-    `keeps_reach`: whether only these are kept. `element_bytes`: of an element, where the format of the KV cache does
-    not say it.
-    `prompt_dims`: what a query head multiplies and sums up when a prompt is computed, if not `key_dim` and `value_dim`.
+    that a query attends to (None: all); `keeps_reach`: whether only these are kept. `is_kept`: whether the layer keeps
+    the entries, or reads another one's. `element_bytes`: of an element, where the format of the KV cache does not say
+    it. `prompt_dims`: what a query head multiplies and sums up when a prompt is computed, if not `key_dim` and
+    `value_dim`.
     """
 
     heads: int
@@ -45,6 +45,7 @@ class Cache:
     tokens_per_entry: int = 1
     reach: int | None = None
     keeps_reach: bool = False
+    is_kept: bool = True
     element_bytes: int | None = None
     prompt_dims: int = 0
 
@@ -60,7 +61,7 @@ class Attention:
 
     `window`: tokens that a query sees, itself included. `output_gate`: a second query projection scales the output.
     `values_are_keys`: no projection of values. `sinks`: a learnt logit per head. `index`: block-sparse attention, see
-    `Index`.
+    `Index`. `has_kv`: whether the layer has its own keys and values, or reads those of a layer below.
     """
 
     heads: int
@@ -75,10 +76,11 @@ class Attention:
     values_are_keys: bool = False
     sinks: bool = False
     index: Index | None = None
+    has_kv: bool = True
 
     def products(self, hidden: int, tp: int = 1, inputs: int = 1) -> tuple[Product, ...]:
         """Return the matrix products of one layer; `inputs`: the width of what is projected, in hidden sizes."""
-        heads, kv_heads = self.heads // tp, self.local_kv_heads(tp)
+        heads, kv_heads = self.heads // tp, self.local_kv_heads(tp) if self.has_kv else 0
         values = 0 if self.values_are_keys else kv_heads * self.value_dim
         columns = heads * self.head_dim * (2 if self.output_gate else 1) + kv_heads * self.head_dim + values
         own = (Product(hidden * inputs, columns), Product(heads * self.value_dim, hidden))
@@ -86,11 +88,12 @@ class Attention:
 
     def small_parameters(self, hidden: int) -> int:
         """Return the biases, norms of heads and sinks."""
-        projected = (self.heads + self.kv_heads) * self.head_dim + self.kv_heads * self.value_dim
+        kv_heads = self.kv_heads if self.has_kv else 0
+        projected = (self.heads + kv_heads) * self.head_dim + kv_heads * self.value_dim
         return (
             (projected if self.qkv_bias else 0)
             + (hidden if self.output_bias else 0)
-            + (2 * self.head_dim if self.qk_norm else 0)
+            + ((2 if self.has_kv else 1) * self.head_dim if self.qk_norm else 0)
             + (self.heads if self.sinks else 0)
         )
 
@@ -103,14 +106,14 @@ class Attention:
         reach = self.index.reach if self.index else self.window
         main = Cache(
             kv_heads, max(self.heads // tp // kv_heads, 1), self.head_dim, self.value_dim,
-            self.head_dim + self.value_dim, reach=reach, keeps_reach=self.window is not None,
+            self.head_dim + self.value_dim, reach=reach, keeps_reach=self.window is not None, is_kept=self.has_kv,
         )  # fmt: skip
         return (main, *(self.index.caches() if self.index else ()))
 
     @property
     def rotated(self) -> int:
         """Elements of a token that rotary embedding and the KV write touch."""
-        return self.heads * self.head_dim + self.kv_heads * (self.head_dim + self.value_dim)
+        return self.heads * self.head_dim + self.has_kv * self.kv_heads * (self.head_dim + self.value_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,3 +375,21 @@ class Experts:
 
 
 Part = Mlp | Experts
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """Further embeddings of the tokens for each layer (Gemma 4 E2B), of `width` elements, which the layer adds behind
+    its MLP. `vocab`: the rows of their table."""
+
+    width: int
+    vocab: int
+
+    def products(self, hidden: int) -> tuple[Product, ...]:
+        """Return the matrix products of one layer: its share of a projection of the embedding, the gate, and the way
+        back. Every device has them whole."""
+        return Product(hidden, self.width), Product(hidden, self.width), Product(self.width, hidden)
+
+    def parameters(self, hidden: int, layers: int) -> int:
+        """Return all weights but the table: products and norms."""
+        return layers * (sum(one.parameters for one in self.products(hidden)) + hidden) + self.width

@@ -135,7 +135,7 @@ def _mixer_parts(family: str, style: _Style, mixer: Mixer, hidden: int) -> Itera
 def _grouped_parts(style: _Style, mixer: Attention, hidden: int) -> Iterator[Named]:
     at = style.attention
     together = (f"{at}.qkv_proj",)
-    keys = mixer.kv_heads * mixer.head_dim
+    keys = mixer.kv_heads * mixer.head_dim if mixer.has_kv else 0
     yield (f"{at}.q_proj", *together), hidden * mixer.heads * mixer.head_dim * (2 if mixer.output_gate else 1)
     if keys:
         yield (f"{at}.k_proj", *together), hidden * keys

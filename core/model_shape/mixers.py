@@ -105,20 +105,26 @@ def gpt_oss(reader: ConfigReader, family: str, layers: int) -> Mixers:
 
 
 def gemma4(reader: ConfigReader, family: str, layers: int) -> Mixers:
-    """Read layers with a window, and global ones whose heads are larger and fewer and whose values are their keys."""
-    for key, what in (
-        ("hidden_size_per_layer_input", "embeddings of each layer"),
-        ("num_kv_shared_layers", "layers that read another one's keys and values"),
-    ):
-        if reader.get(key):
-            reader.problem(key, f"{what} are not counted, so weights and KV would be wrong")
+    """Read layers with a window, and global ones whose heads are larger and fewer and whose values are their keys. The
+    last layers may read the keys and values of the last layer below them of their kind."""
     heads, dim = reader.integer("num_attention_heads"), reader.integer("head_dim")
     kv_heads, window = reader.integer("num_key_value_heads"), reader.integer("sliding_window")
     _, windowed = read_windows(reader, family, layers)
     local = Attention(heads, kv_heads, dim, dim, window=window, qk_norm=True)
     large, few = read_full_heads(reader, layers, windowed, (dim, kv_heads))
     wide = Attention(heads, few, large, large, qk_norm=True, values_are_keys=reader.flag("attention_k_eq_v"))
-    return [local if layer in windowed else wide for layer in range(layers)]
+    own = layers - read_shared(reader, layers)
+    kinds = [local if layer in windowed else wide for layer in range(layers)]
+    return [kind if layer < own else replace(kind, has_kv=False) for layer, kind in enumerate(kinds)]
+
+
+def read_shared(reader: ConfigReader, layers: int) -> int:
+    """Return how many of the last layers have no keys and values of their own (Gemma 4)."""
+    shared = reader.integer("num_kv_shared_layers", 0, minimum=0)
+    if shared >= layers:
+        reader.problem("num_kv_shared_layers", f"{shared} of {layers} layers: expected one with its own at least")
+        return 0
+    return shared
 
 
 def read_full_heads(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ..errors import ForedraftError
 from .kv_formats import END_LAYERS, KV_FORMATS
-from .layers import Attention, Cache, Experts, Mixer, Mlp, Part, Recurrence
+from .layers import Attention, Cache, Experts, LayerInputs, Mixer, Mlp, Part, Recurrence
 from .quantization import WEIGHT_BITS, bits_per_weight
 
 STATE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -56,6 +56,7 @@ class ModelShape:
     mlp_dtype: str | None = None
     embedding_dtype: str | None = None
     head_dtype: str | None = None
+    layer_inputs: LayerInputs | None = None
     kv_dtype: str = "bf16"
     source: str = field(default="", compare=False)
     config: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
@@ -100,7 +101,8 @@ class ModelShape:
         return self._parameters(sum(count * part.active_parameters(self.hidden) for part, count in self.mlps))
 
     def _parameters(self, mlps: int) -> int:
-        return self.attention_parameters + mlps + self._norm_parameters + self._wide_parameters
+        total = self.attention_parameters + mlps + self._norm_parameters + self._wide_parameters
+        return total + (self.layer_inputs.parameters(self.hidden, self.layers) if self.layer_inputs else 0)
 
     @property
     def _norm_parameters(self) -> int:
@@ -110,7 +112,7 @@ class ModelShape:
     @property
     def _wide_parameters(self) -> int:
         """Weights outside the layers: the embeddings and the LM head."""
-        return self.embedding_parameters * (1 if self.tied_embeddings else 2)
+        return self.embedding_parameters * (1 if self.tied_embeddings else 2) + self._layer_table
 
     @property
     def weight_bytes(self) -> int:
@@ -122,12 +124,22 @@ class ModelShape:
             + dense * self.format_bytes(self.mlp_dtype)
             + rest * self.format_bytes()
         )
-        return math.ceil(narrow + self._table_bytes + self._head_bytes)
+        return math.ceil(narrow + self._table_bytes + self._layer_table_bytes + self._head_bytes)
 
     @property
     def _table_bytes(self) -> float:
         """Bytes of the embeddings, which are the LM head's, too, where that is tied."""
         return self.embedding_parameters * self.format_bytes(self.embedding_dtype or "bf16")
+
+    @property
+    def _layer_table(self) -> int:
+        """Weights of the further embeddings of the layers, of which a pass looks up single rows."""
+        inputs = self.layer_inputs
+        return 0 if inputs is None else inputs.vocab * inputs.width * self.layers
+
+    @property
+    def _layer_table_bytes(self) -> float:
+        return self._layer_table * self.format_bytes(self.embedding_dtype or "bf16")
 
     @property
     def _head_bytes(self) -> float:
@@ -144,7 +156,8 @@ class ModelShape:
         """Bytes of weights that every pass reads at least: those that one token uses, without the input embeddings, of
         which a pass looks up single rows."""
         resting = (self.parameters - self.active_parameters) * self.format_bytes()
-        return math.floor(self.weight_bytes - resting - (0 if self.tied_embeddings else self._table_bytes))
+        looked_up = self._layer_table_bytes + (0 if self.tied_embeddings else self._table_bytes)
+        return math.floor(self.weight_bytes - resting - looked_up)
 
     @property
     def dense_parameters(self) -> int:
@@ -175,7 +188,9 @@ class ModelShape:
             routed = held * math.ceil(part.expert_parameters(hidden) * expert_ranks / devices)
             total += count * shared * self.format_bytes(self.mlp_dtype)
             total += count * (routed + part.router_parameters(hidden)) * self.format_bytes()
-        return math.ceil(total + (self._table_bytes + self._head_bytes) / tensor)
+        if self.layer_inputs is not None:
+            total += self.layer_inputs.parameters(hidden, self.layers) * self.format_bytes()
+        return math.ceil(total + (self._table_bytes + self._layer_table_bytes + self._head_bytes) / tensor)
 
     def format_bytes(self, dtype: str | None = None) -> float:
         """Return the bytes of one weight in the format `dtype`, scales included; None is `weight_dtype`."""
@@ -192,7 +207,8 @@ class ModelShape:
     def token_bytes(self, tp: int = 1, *, windowed: bool | None = None) -> int:
         """Return the bytes that a token's entries take on one device over all layers; `windowed`: of those layers alone
         that keep a window (True), or of those that keep all (False)."""
-        chosen = ((c, n) for c, n in self.caches(tp) if windowed is None or c.keeps_reach == windowed)
+        kept = ((c, n) for c, n in self.caches(tp) if c.is_kept)
+        chosen = ((c, n) for c, n in kept if windowed is None or c.keeps_reach == windowed)
         return math.ceil(sum(count * self.cache_bytes(cache) for cache, count in chosen))
 
     def cache_bytes(self, cache: Cache) -> float:
@@ -218,7 +234,7 @@ class ModelShape:
     @property
     def kv_layers(self) -> int:
         """Layers that cache tokens."""
-        return sum(count for mixer, count in self.mixers if mixer.caches())
+        return sum(count for mixer, count in self.mixers if any(cache.is_kept for cache in mixer.caches()))
 
     @property
     def attention_window(self) -> int | None:

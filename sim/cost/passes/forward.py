@@ -130,6 +130,11 @@ class ForwardCost:
                     )
                 else:
                     total += count * (self._experts_ns(own, part, routing or ExpertRouting(tokens, tokens)) + small)
+            if self.shape.layer_inputs is not None:
+                small = self.efficiency.small_kernel_ns + self._products_ns(
+                    own, self.shape.layer_inputs.products(self.shape.hidden), self._mlp
+                )
+                total += self.shape.layers * small
             self._layers_cache[key] = total + self._embedding_ns(own)
         return self._layers_cache[key]
 
