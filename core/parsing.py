@@ -11,7 +11,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from functools import partial
 from typing import Any, TypeGuard, overload
@@ -195,27 +195,38 @@ REQUIRED = Required.REQUIRED
 
 
 class ConfigReader:
-    """Reads `data`; a wrong or missing value is noted and a harmless one returned, so that reading can go on."""
+    """Reads `data`; a wrong or missing value is noted and a harmless one returned, so that reading can go on. `read`:
+    the keys that were asked for, of objects within objects with the keys of these."""
 
     def __init__(
-        self, data: Mapping[str, Any], source: str, prefix: str = "", problems: list[Problem] | None = None
+        self,
+        data: Mapping[str, Any],
+        source: str,
+        prefix: str = "",
+        problems: list[Problem] | None = None,
+        read: set[str] | None = None,
     ) -> None:
         self.data = data
         self.source = source
         self.problems: list[Problem] = [] if problems is None else problems
+        self.read: set[str] = set() if read is None else read
         self._prefix = prefix
 
     def under(self, key: str) -> ConfigReader:
         """Return a reader of the object at `key` that notes its problems here; an empty object if there is none."""
-        value = self.data.get(key)
+        value = self.get(key)
         if value is not None and not isinstance(value, Mapping):
             self.problem(key, f"must be an object, got {value!r}")
             value = None
-        return ConfigReader(value or {}, self.source, f"{self._prefix}{key}.", self.problems)
+        return ConfigReader(value or {}, self.source, f"{self._prefix}{key}.", self.problems, self.read)
 
     def with_data(self, data: Mapping[str, Any]) -> ConfigReader:
         """Return a reader of other data at the same place, which notes its problems here."""
-        return ConfigReader(data, self.source, self._prefix, self.problems)
+        return ConfigReader(data, self.source, self._prefix, self.problems, self.read)
+
+    def unread(self) -> Iterator[str]:
+        """Yield the keys of this object that were not asked for."""
+        yield from (key for key in self.data if self._prefix + key not in self.read)
 
     def problem(self, key: str, message: str) -> None:
         """Note a problem at `key`, once even if the key is read several times."""
@@ -229,6 +240,7 @@ class ConfigReader:
             raise ConfigError(self.source, self.problems)
 
     def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(self._prefix + key)
         return self.data.get(key, default)
 
     @overload
@@ -237,7 +249,7 @@ class ConfigReader:
     def integer(self, key: str, default: None, minimum: int = 1) -> int | None: ...
     def integer(self, key: str, default: int | Required | None = REQUIRED, minimum: int = 1) -> int | None:
         """Read a whole number ≥ `minimum`; null counts as absent."""
-        value = self.data.get(key)
+        value = self.get(key)
         if value is None:
             if default is not REQUIRED:
                 return default
@@ -257,7 +269,7 @@ class ConfigReader:
     def number(self, key: str, default: None) -> float | None: ...
     def number(self, key: str, default: float | Required | None = REQUIRED) -> float | None:
         """Read a positive number; null counts as absent."""
-        value = self.data.get(key)
+        value = self.get(key)
         if value is None:
             if default is not REQUIRED:
                 return default
@@ -269,7 +281,7 @@ class ConfigReader:
         return 1.0
 
     def flag(self, key: str, default: bool = False) -> bool:
-        value = self.data.get(key)
+        value = self.get(key)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -279,7 +291,7 @@ class ConfigReader:
 
     def integers(self, key: str) -> tuple[int, ...]:
         """Read a list of whole numbers ≥ 0; empty if there is none."""
-        value = self.data.get(key)
+        value = self.get(key)
         if value is None:
             return ()
         if not isinstance(value, list) or not all(map(_is_count, value)):
@@ -289,7 +301,7 @@ class ConfigReader:
 
     def token_ids(self, key: str) -> tuple[int, ...]:
         """Read a token id or a list of them."""
-        value = self.data.get(key)
+        value = self.get(key)
         if _is_count(value):
             return (value,)
         return self.integers(key)

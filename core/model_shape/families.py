@@ -41,6 +41,7 @@ from .mixers import (
 from .quantization import CONFIG_KEYS
 from .schemes import read_weight_formats
 from .shape import ModelShape, counted
+from .unread import note_unread
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 
@@ -166,7 +167,9 @@ def _deepseek_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
     shared_width = shared * number(_first_of(reader, "share_expert_dim", "shared_intermediate_size"), width, minimum=0)
     experts = _experts(reader, width, shared_width=shared_width, latent=number("routed_expert_hidden_size", None))
     frequency = reader.get("moe_layer_freq", 1)
-    if isinstance(frequency, list):
+    if reader.get("mlp_layer_types") is not None:
+        sparse = [kind == "sparse" for kind in kinds_of(reader, layers, "mlp_layer_types")]
+    elif isinstance(frequency, list):
         sparse = [kind == 1 for kind in kinds_of(reader, layers, "moe_layer_freq")]
     else:
         first, every = number("first_k_dense_replace", 0, minimum=0), number("moe_layer_freq", 1)
@@ -314,8 +317,9 @@ def family_of_type(model_type: Any) -> str | None:
     return known if known in FAMILIES else None
 
 
-def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> ModelShape:
-    """Read the shape of a parsed `config.json`; `name` is what reports call the model. Raises ConfigError."""
+def read_model_shape(config: Mapping[str, Any], source: str, name: str, *, is_whole: bool = True) -> ModelShape:
+    """Read the shape of a parsed `config.json`; `name` is what reports call the model. `is_whole`: a key of sizes that
+    its family does not read is refused; files of drafts repeat those of their targets. Raises ConfigError."""
     reader = language_model(config, source)
     model_type = reader.get("model_type")
     key = family_of_type(model_type)
@@ -338,6 +342,8 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str) -> Model
     inputs = _layer_inputs(reader) if family.mixers is gemma4 else None
     max_context, tied = reader.integer("max_position_embeddings"), reader.flag("tie_word_embeddings")
     formats = read_formats(reader, partial(matrices_of, key, hidden, vocab, mixers, mlps, tied))
+    if is_whole:
+        note_unread(reader, key)
     reader.raise_problems()
     return ModelShape(
         name, key, layers, hidden, vocab, counted(mixers), counted(mlps), tied, max_context, source=source,

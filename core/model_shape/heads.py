@@ -85,7 +85,7 @@ def read_head(
             size_key, f"the head takes hidden states of size {size}, those of {target.name} have {target.hidden}"
         )
     reader.raise_problems()
-    body = read_model_shape(_layers(reader, target, is_single), source, name)
+    body = read_model_shape(_layers(reader, target, is_single), source, name, is_whole=False)
     if is_eagle3:  # its MLP is dense, also where the file repeats the keys of a sparse target
         width = reader.integer("intermediate_size", None)
         mlps = [(Mlp(width) if isinstance(part, Experts) and width else part, n) for part, n in body.mlps]

@@ -215,7 +215,10 @@ class CompressedAttention:
         # A compressor projects an entry and the weight of each of its elements; overlapping windows double both at
         # small ratios.
         compressor = 0 if not self.ratio else 2 * self.head_dim * (2 if self.index else 1)
-        index = self.index.products(hidden, self.q_rank) if self.index else ()
+        index: tuple[Product, ...] = ()
+        if self.index is not None:  # whose keys are compressed, too
+            query, _ = self.index.products(hidden, self.q_rank)
+            index = query, Product(hidden, 4 * self.index.dim + self.index.heads)
         return (
             Product(hidden * inputs, self.q_rank + self.head_dim + compressor),
             Product(self.q_rank, heads * self.head_dim),

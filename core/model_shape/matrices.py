@@ -102,12 +102,13 @@ _STYLES = {
     "mixtral": _Style(sparse="block_sparse_moe", projections=_W),
     "minimax": _Style(sparse="block_sparse_moe", projections=_W, shared="shared_mlp"),
     "minimax_m2": _Style(sparse="block_sparse_moe", projections=_W),
-    "minimax_m3": _Style(sparse="block_sparse_moe"),
+    "minimax_m3": _Style(sparse="block_sparse_moe", projections=_W),
     "kimi_linear": _Style(sparse="block_sparse_moe", projections=_W),
     "qwen2_moe": _Style(shared="shared_expert"),
     "qwen3_next": _Style(shared="shared_expert"),
     "qwen3_5_moe": _Style(shared="shared_expert"),
     "llama4": _Style(mlp="feed_forward", shared="shared_expert"),
+    "gemma4": _Style(sparse="", shared="mlp"),
     "falcon_h1": _Style(mlp="feed_forward"),
     "step3p7": _Style(shared="share_expert"),
     "deepseek_v4": _Style(attention="attn", mlp="ffn", projections=_W),
@@ -123,11 +124,7 @@ def _mixer_parts(family: str, style: _Style, mixer: Mixer, hidden: int) -> Itera
     elif isinstance(mixer, LatentAttention):
         yield from _latent_parts(style.attention, mixer, hidden)
     elif isinstance(mixer, CompressedAttention):
-        first, *others = mixer.products(hidden)
-        at = style.attention
-        yield from _divided(at, ("wq_a", "wkv"), first.inner, first.columns, mixer.q_rank)
-        names = ("wq_b", "wo_a", "wo_b", "indexer.wq_b", "indexer.weights_proj")
-        yield from (((f"{at}.{name}",), part.parameters) for name, part in zip(names, others, strict=False))
+        yield from _compressed_parts(style.attention, mixer, hidden)
     else:
         yield from _recurrent_parts(family, mixer, hidden)
 
@@ -142,8 +139,10 @@ def _grouped_parts(style: _Style, mixer: Attention, hidden: int) -> Iterator[Nam
     if keys and not mixer.values_are_keys:
         yield (f"{at}.v_proj", *together), hidden * mixer.kv_heads * mixer.value_dim
     yield (f"{at}.o_proj",), mixer.heads * mixer.value_dim * hidden
-    for name, product in zip(("wq", "wk"), mixer.index.products(hidden, hidden) if mixer.index else (), strict=False):
-        yield (f"{at}.indexer.{name}",), product.parameters
+    if mixer.index is not None and mixer.index.present:
+        query, keys = mixer.index.products(hidden, hidden)
+        yield (f"{at}.index_q_proj",), query.parameters
+        yield (f"{at}.index_k_proj",), keys.parameters
 
 
 def _latent_parts(at: str, mixer: LatentAttention, hidden: int) -> Iterator[Named]:
@@ -157,8 +156,27 @@ def _latent_parts(at: str, mixer: LatentAttention, hidden: int) -> Iterator[Name
     keys, values, output, *others = others
     yield (f"{at}.kv_b_proj",), keys.parameters + values.parameters
     yield (f"{at}.o_proj",), output.parameters
-    names = (*(("g_proj",) if mixer.output_gate else ()), "indexer.wq_b", "indexer.wk")
-    yield from (((f"{at}.{name}",), part.parameters) for name, part in zip(names, others, strict=False))
+    if mixer.output_gate:
+        gate, *others = others
+        yield (f"{at}.g_proj",), gate.parameters
+    if others and mixer.index is not None:
+        yield (f"{at}.indexer.wq_b",), others[0].parameters
+        yield from _divided(f"{at}.indexer", ("wk", "weights_proj"), hidden, others[1].columns, mixer.index.dim)
+
+
+def _compressed_parts(at: str, mixer: CompressedAttention, hidden: int) -> Iterator[Named]:
+    first, *others = mixer.products(hidden)
+    yield from _divided(at, ("wq_a", "wkv"), hidden, mixer.q_rank + mixer.head_dim, mixer.q_rank)
+    if (compressor := first.columns - mixer.q_rank - mixer.head_dim) > 0:
+        yield from _divided(f"{at}.compressor", ("wkv", "wgate"), hidden, compressor, compressor // 2)
+    for name, part in zip(("wq_b", "wo_a", "wo_b"), others, strict=False):
+        yield (f"{at}.{name}",), part.parameters
+    if mixer.index is not None:
+        index = mixer.index
+        yield (f"{at}.indexer.wq_b",), others[3].parameters
+        yield (f"{at}.indexer.weights_proj",), hidden * index.heads
+        keys = others[4].columns - index.heads
+        yield from _divided(f"{at}.indexer.compressor", ("wkv", "wgate"), hidden, keys, keys // 2)
 
 
 def _divided(at: str, names: tuple[str, str], inner: int, columns: int, first: int, *more: str) -> Iterator[Named]:
@@ -194,7 +212,7 @@ def _mlp_parts(style: _Style, part: Part, hidden: int) -> Iterator[tuple[str, tu
     if isinstance(part, Mlp):
         yield from _projections(MLPS, style.mlp, "", _dense(style), part.gated, hidden, part.width)
         return
-    at = style.sparse or style.mlp
+    at = style.mlp if style.sparse is None else style.sparse
     yield from _projections(
         EXPERTS, at, "experts.0", style.projections, part.gated, part.latent or hidden, part.width, part.count
     )
@@ -203,7 +221,7 @@ def _mlp_parts(style: _Style, part: Part, hidden: int) -> Iterator[tuple[str, tu
         yield from _projections(MLPS, at, shared, names, part.gated, hidden, part.shared_width)
     if part.latent:
         for name in ("fc1_latent_proj", "fc2_latent_proj"):
-            yield MLPS, (f"{at}.{name}",), hidden * part.latent
+            yield MLPS, (_joined(at, name),), hidden * part.latent
 
 
 def _dense(style: _Style) -> tuple[str, str, str]:
@@ -214,11 +232,15 @@ def _dense(style: _Style) -> tuple[str, str, str]:
 def _projections(
     part: str, at: str, below: str, names: Sequence[str], gated: bool, hidden: int, width: int, count: int = 1
 ) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    whole = f"{at}.{below}" if below else at
+    whole = _joined(at, below)
     for place, name in enumerate(names):
         if place == 0 and not gated:
             continue
         others = [f"{whole}.gate_up_proj"] if place < 2 and gated else []
         if below.startswith("experts"):
-            others.append(f"{at}.experts.{'down_proj' if place == 2 else 'gate_up_proj'}")
+            others.append(_joined(at, f"experts.{'down_proj' if place == 2 else 'gate_up_proj'}"))
         yield part, (f"{whole}.{name}", *others), count * hidden * width
+
+
+def _joined(at: str, below: str) -> str:
+    return f"{at}.{below}" if at and below else at or below

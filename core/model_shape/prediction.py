@@ -22,6 +22,7 @@ _BEHIND_THE_LAST = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa", "k
 _SINGLE: Mapping[str, Any] = {
     "num_hidden_layers": 1, "first_k_dense_replace": 0, "decoder_sparse_step": 1, "mlp_only_layers": [],
     "full_attention_interval": 1, "layer_types": ["full_attention"], "indexer_types": ["full"],
+    "mlp_layer_types": ["sparse"],
 }  # fmt: skip
 """Keys of one layer with full attention, and with experts where the family has some."""
 _FORMATS = ("weight_dtype", "attention_dtype", "mlp_dtype", "embedding_dtype", "head_dtype")
@@ -43,7 +44,7 @@ def prediction_layer(model: ModelShape) -> ModelShape:
     changed = {key: value for key, value in _SINGLE.items() if key in reader.data or key == "num_hidden_layers"}
     data = {**reader.data, **changed, **_of_family(reader, model)}
     plain = {key: value for key, value in data.items() if key not in CONFIG_KEYS}
-    layer = read_model_shape(plain, model.source, f"prediction layer of {model.name}")
+    layer = read_model_shape(plain, model.source, f"prediction layer of {model.name}", is_whole=False)
     return replace(layer, config=data, kv_dtype=model.kv_dtype, **_formats(reader, model, layer))
 
 

@@ -104,7 +104,7 @@ def _is_own_layer(config: dict[str, Any], source: str, name: str, target: ModelS
     have it. Raises ConfigError for those of another model than the target."""
     if family_of_type(language_model(config, source).get("model_type")) != target.family:
         return False
-    draft = read_model_shape(config, source, name)
+    draft = read_model_shape(config, source, name, is_whole=False)
     if not prediction_layers(draft):
         return False
     for key, own, expected in (("hidden_size", draft.hidden, target.hidden), ("vocab_size", draft.vocab, target.vocab)):

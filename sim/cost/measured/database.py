@@ -155,7 +155,7 @@ def question(
         return _alike(shape), options | _weights(shape, server)
     config = dict(shape.config)
     config["architectures"] = config.get("architectures") or [ARCHITECTURES[shape.family]]
-    own = read_model_shape(config, shape.source, shape.name)
+    own = read_model_shape(config, shape.source, shape.name, is_whole=False)
     if (own.weight_dtype, own.attention_dtype, own.mlp_dtype) == (
         shape.weight_dtype,
         shape.attention_dtype,
