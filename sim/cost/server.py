@@ -152,6 +152,7 @@ _VLLM_0_11 = MemoryRules(
     graph_bytes=6 * MIB,
     graphs_base=round(0.2 * GIB),
     captures_twice=True,
+    counts_by_group=True,
     margin=0.005,
 )
 _VLLM_0_11_1 = replace(_VLLM_0_11, since=(0, 11, 1), flashinfer_bytes=None, expert_multiples=(256, 1))
@@ -160,7 +161,7 @@ _VLLM_MEMORY = (
     _VLLM_0_11,
     _VLLM_0_11_1,
     _VLLM_0_17,
-    replace(_VLLM_0_17, since=(0, 21), counts_graphs=True, utilization=0.92),
+    replace(_VLLM_0_17, since=(0, 21), counts_graphs=True, counts_by_group=False, utilization=0.92),
 )
 """What vLLM takes by its release (vllm/v1/worker/gpu_worker.py, determine_available_memory): its share is one of the
 memory that torch sees, 0.5 to 0.7 GiB less than the driver's total. When it starts it samples once for all requests

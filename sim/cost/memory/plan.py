@@ -105,6 +105,7 @@ class MemoryPlan:
     slots: int
     groups: tuple[KVGroup, ...] = ()
     most_running: int | None = None
+    told_bytes: int | None = None  # of a token, as the server counts the tokens of its pool; None: by whole requests
     margin_bytes: int = 0
     may_not_start: bool = False
 
@@ -159,7 +160,9 @@ class MemoryPlan:
         context, pool = config.context_len, config.num_pages * config.page_size
         windows = GroupSizes([group for group in config.groups if self._counts(group)], config.page_size)
         most = windows.most_of(pool, context, config.chunk_size)
-        return int(most * context) if self._is_one_pool else pool, most
+        if not self._is_one_pool:
+            return pool, most
+        return int(most * context) if self.told_bytes is None else self.kv_pool_bytes // self.told_bytes, most
 
     @staticmethod
     def _counts(group: KVGroup) -> bool:
@@ -178,9 +181,11 @@ class MemoryPlan:
         rows: list[tuple[str, float, str, str]] = [("KV slots", pool, "tokens", "KV pool / KV per slot")]
         if self._is_one_pool:
             source = "KV pool / what a request of the whole context takes"
+            if self.told_bytes is not None:
+                source = "KV pool / a token in a block of every group of layers, as this release of the server counts"
             rows = [("KV slots without windows and states", *rows[0][1:])]
             rows.append(("KV slots", tokens, "tokens", source))
-        return [*rows, (f"requests of {context:,} tokens that the KV pool holds", most, "", "as above")]
+        return [*rows, (f"requests of {context:,} tokens that the KV pool holds", most, "", "KV pool / such a request")]
 
 
 def _explain_group(group: KVGroup, page_size: int) -> tuple[str, float, str, str]:

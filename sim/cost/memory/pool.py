@@ -65,15 +65,14 @@ def kv_pool_slots(
         raise InsufficientMemory(_refusal(target, gpu, parallel.devices, fixed, {"KV pool as given": given}))
     state = math.ceil(target.recurrent_state_bytes / tp)
     free = seen_bytes - sum(fixed.values()) - shares.unused(seen_bytes, fixed)
-    fixed["recurrent_states_bytes"], most, num_states = _states(
-        layout, state, free, max_batch_size, max_num_draft_tokens
-    )
+    nodes = max_num_draft_tokens
+    fixed["recurrent_states_bytes"], most, num_states = _states(layout, state, free, max_batch_size, nodes)
     fixed["reserved_bytes"] = gpu.memory_bytes - seen_bytes + shares.unused(seen_bytes, fixed)
     slot = Slot.of(target, tp, 0 if draft is None else draft.token_bytes(tp), layout)
     page_bytes = page_size * slot.num_bytes
     # One page is the padding sink, which takes memory and holds no request.
     pages = (gpu.memory_bytes - sum(fixed.values())) // page_bytes
-    groups = _groups(target, layout, slot, state, page_size, max_num_draft_tokens)
+    groups = _groups(target, layout, slot, state, page_size, nodes)
     states = sum(group.pages_of(group.states) for group in groups if group.has_states)
     if most == 0 or pages < 2 + states:
         needed = (2 + states) * page_bytes + (0 if most else state)
@@ -87,10 +86,27 @@ def kv_pool_slots(
         slots=(pages - 1) * page_size * parallel.data,
         groups=tuple(_own_pools(groups, layout, (pages - 1) * page_size, page_size, num_states, parallel.data)),
         most_running=None if most is None else most * parallel.data,
+        told_bytes=_told_bytes(target, tp) if rules.counts_by_group else None,
         margin_bytes=round(rules.margin * seen_bytes),
         may_not_start=False,
         **fixed,
     )
+
+
+def _told_bytes(target: ModelShape, tp: int) -> int:
+    """Return the bytes of a token in the blocks of all groups of layers. A group has layers of one kind, as many as
+    there are of the rarest kind, or of the most frequent if there are few more; all blocks have the size of the largest
+    entry (vLLM, v1/core/kv_cache_utils.py)."""
+    kinds: dict[object, int] = {}
+    largest = 0
+    for mixer, count in target.mixers:
+        caches = mixer.caches(tp)
+        kind = next((cache.reach if cache.keeps_reach else 0 for cache in caches), None)
+        kinds[kind] = kinds.get(kind, 0) + count
+        largest = max(largest, math.ceil(sum(map(target.cache_bytes, caches))))
+    least, most = min(kinds.values()), max(kinds.values())
+    size = most if most < 1.25 * least else least
+    return sum(math.ceil(count / size) for count in kinds.values()) * size * largest
 
 
 def _groups(

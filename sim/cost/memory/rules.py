@@ -75,6 +75,7 @@ class MemoryRules:
         graph_bytes: Of one captured graph.
         graphs_base: Of the first graph, beside that.
         captures_twice: Passes are captured whole up to the largest batch, and in pieces up to twice its size.
+        counts_by_group: The size of the pool is told in tokens of which each takes a block of every group of layers.
         margin: By how much the server's own pool may differ, as a share of what it may use.
     """
 
@@ -94,6 +95,7 @@ class MemoryRules:
     graph_bytes: int = GRAPH_BYTES
     graphs_base: int = 0
     captures_twice: bool = False
+    counts_by_group: bool = False
     margin: float = 0.02
 
     def unseen(self, memory_bytes: int) -> int:

@@ -71,9 +71,37 @@ VLLM = [  # command, GPU, GiB of KV that vLLM logged; each within 8 %
         1.71,
     ),
     ("pip:0.10.1 gpt-oss-120b --gpu-memory-utilization 0.95 --max-model-len 4096", "H100", 1.82),
+    ("serve qwen3.5-35b-a3b -tp 4 --gpu-memory-utilization 0.85", "H100", 43.4),  # vllm-project/vllm issue 50722
     ("serve gemma4-31b --max-model-len 262144", "H200", 64.68),  # the log of a release from 0.21 on
     ("run:v0.21.0 --model gemma4-31b --max-model-len 262144", "H200", 64.68),
 ]
+HYBRID = {
+    "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 248320, "head_dim": 256,
+    "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4, "max_position_embeddings": 262144, "tie_word_embeddings": False,
+    "attn_output_gate": True, "mamba_ssm_dtype": "float32",
+}  # fmt: skip
+MODELS |= {
+    "qwen3.5-27b": HYBRID | {
+        "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 24, "num_key_value_heads": 4,
+        "intermediate_size": 17408, "linear_num_value_heads": 48,
+    },
+    "qwen3.5-35b-a3b": HYBRID | {
+        "model_type": "qwen3_5_moe_text", "architectures": ["Qwen3_5MoeForCausalLM"], "hidden_size": 2048,
+        "num_hidden_layers": 40, "num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_value_heads": 32,
+        "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    },
+}  # fmt: skip
+CAPACITY = [  # command, GPU, GiB of KV, tokens and requests of the whole context that vLLM logged; each within 1 %
+    # noonghunna/club-3090 issue 612, vLLM 0.24.0
+    ("run:v0.24.0 --model qwen3.5-35b-a3b --max-model-len 131072 --kv-cache-dtype fp8", "H200", 5.98, 567_978, 4.33),
+    # vllm-project/vllm issue 40691, vLLM 0.19.0: its 1,487 blocks have 784 tokens of 16 layers
+    ("run:v0.19.0 --model qwen3.5-27b --max-model-len 32768 --max-num-batched-tokens 16384 --no-enable-prefix-caching",
+     "H200", 71.16, 290_864, 33.04),
+    # the log of a release from 0.21 on
+    ("run:v0.21.0 --model gemma4-31b --max-model-len 262144", "H200", 64.68, 626_949, 2.39),
+]  # fmt: skip
 SGLANG = [  # command, GPU, tokens that SGLang logged; each within 4 %
     # vllm-project/vllm issue 21348
     ("--model-path qwen3-235b-a22b --quantization fp8 --tp 4 --mem-fraction-static 0.93", "H100", 367_404),
@@ -105,6 +133,15 @@ def test_vllm_leaves_as_much_to_kv_as_it_logged(tmp_path, command, gpu, gib):
     found = assembled(tmp_path, "vllm", vllm(command), gpu)
     # What is left of 79 GiB is known to 0.2 GiB at best.
     assert found.memory.kv_pool_bytes / GIB == pytest.approx(gib, rel=0.08, abs=0.2)
+
+
+@pytest.mark.parametrize("command, gpu, gib, tokens, requests", CAPACITY)
+def test_vllm_tells_the_size_of_a_pool_as_here(tmp_path, command, gpu, gib, tokens, requests):
+    found = assembled(tmp_path, "vllm", f"{vllm(command)} --kv-cache-memory-bytes {int(gib * GIB)}", gpu)
+    assert found.memory.capacity(found.spec.config) == (
+        pytest.approx(tokens, rel=0.01),
+        pytest.approx(requests, rel=0.01),
+    )
 
 
 @pytest.mark.parametrize("command, gpu, tokens", SGLANG)
