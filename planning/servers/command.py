@@ -35,6 +35,10 @@ _SUFFIXES = {
 }
 
 
+STATES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""Formats of recurrent states as servers name them -> our names."""
+
+
 @dataclass(frozen=True, slots=True)
 class KnownArgument:
     """An argument of a server. `reason`: why it is not modelled; None: it has no effect on timing; "":
@@ -345,8 +349,7 @@ class Given:
 
     def state_format(self, name: str) -> str | None:
         """Return our name of the format of recurrent states that an argument has; None: as the model's files say."""
-        known = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "auto": None}
-        return known[text] if (text := self.choice(name, list(known))) is not None else None
+        return STATES.get(self.choice(name, (*STATES, "auto")) or "auto")
 
     def multiply(self) -> None:
         """Set the servers that a manifest starts, each with the engines of one command."""

@@ -53,6 +53,13 @@ class Arguments:
         self.notes.append(f"{text}: set engine.page_size = {usual} to plan with its pages")
         return None
 
+    def format_of(self, known: Mapping[str, str], ours: str | None, what: str) -> str | None:
+        """Return the server's name of a format of ours; None, with a note, if it has none. known: its names -> ours."""
+        found = next((name for name, mine in known.items() if mine == ours), None)
+        if ours is not None and found is None:
+            self.notes.append(f"{what} was {ours}, for which the server has no argument")
+        return found
+
     def note_weights(self, run: Assembly, *formats: str) -> None:
         """Note that the checkpoint has to have the scenario's format of weights, if the server does not make it.
         formats: those that it makes."""

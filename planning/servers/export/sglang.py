@@ -6,8 +6,10 @@ from ....core.adaptive.interchange import export_table
 from ....core.contract.step import RoundShape
 from ....core.errors import ForedraftError
 from ....sim.assembly import Assembly
+from ..command import STATES
 from ..files import SGLANG_VERSION, sglang_scheduling, shape_arguments
 from ..own_layers import WITH_DRAFT
+from ..sglang import KV
 from .arguments import Arguments, method_of, table_of
 
 TABLE = "sglang-adaptive.json"
@@ -37,7 +39,8 @@ def arguments(run: Assembly) -> Arguments:
         {
             "--chunked-prefill-size": config.chunk_size * groups if engine.chunk_size or groups > 1 else None,
             "--max-total-tokens": run.memory.slots if hardware.kv_gb and run.memory else engine.kv_slots,
-            "--kv-cache-dtype": "fp8_e4m3" if model.kv_dtype == "fp8" else None,
+            "--kv-cache-dtype": made.format_of(KV, model.kv_dtype, "KV"),
+            "--mamba-ssm-dtype": made.format_of(STATES, model.state_dtype, "the state"),
             "--quantization": "fp8" if model.weight_dtype == "fp8" else None,
             "--radix-eviction-policy": engine.eviction_policy if engine.eviction_policy == "lfu" else None,
         }

@@ -10,16 +10,15 @@ from ....core.adaptive.interchange import export_table
 from ....core.errors import ForedraftError
 from ....sim.assembly import Assembly
 from ....sim.cost.server import server_profile
-from ..command import values_to_write
+from ..command import STATES, values_to_write
 from ..own_layers import WITH_DRAFT
-from ..trtllm import BLOCK, FREE_FRACTION, GUARANTEED, PROFILE
+from ..trtllm import BLOCK, FREE_FRACTION, GUARANTEED, KV, PROFILE
 from .arguments import Arguments, method_of, step_tokens, table_of
 
 OPTIONS = "trtllm.yaml"
 METRICS = {"return_perf_metrics": True, "enable_iter_perf_stats": True}
 """What the gauge of running requests needs (NVIDIA/TensorRT-LLM, tensorrt_llm/metrics/collector.py)."""
 UTILIZED = "MAX_UTILIZATION"
-KV = {"fp8": "fp8", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def devices(run: Assembly) -> list[str]:
@@ -70,7 +69,8 @@ def _options(run: Assembly, made: Arguments) -> dict[str, Any]:
         "free_gpu_memory_fraction": hardware.free_fraction or FREE_FRACTION,
         "max_gpu_total_bytes": None if hardware.kv_gb is None else round(hardware.kv_gb * 1e9),
         "max_tokens": engine.kv_slots,
-        "dtype": KV.get(scenario.model.kv_dtype or ""),
+        "dtype": made.format_of(KV, scenario.model.kv_dtype, "KV"),
+        "mamba_ssm_cache_dtype": made.format_of(STATES, scenario.model.state_dtype, "the state"),
     }
     options: dict[str, Any] = {
         "enable_chunked_prefill": True,

@@ -8,8 +8,9 @@ from typing import Any
 from ....core.adaptive.interchange import export_table
 from ....sim.assembly import Assembly
 from ....sim.cost.memory import RESERVED
+from ..command import STATES
 from ..own_layers import WITH_DRAFT
-from ..vllm import BLOCK_SIZE, POOLS_CONNECTOR
+from ..vllm import BLOCK_SIZE, KV, POOLS_CONNECTOR
 from .arguments import Arguments, method_of, step_tokens, table_of
 
 TRANSFER = {"kv_connector": POOLS_CONNECTOR, "kv_role": "kv_both"}
@@ -41,7 +42,9 @@ def arguments(run: Assembly) -> Arguments:
             "--num-gpu-blocks-override": None
             if engine.kv_slots is None
             else engine.kv_slots // (page_size or BLOCK_SIZE),
-            "--kv-cache-dtype": "fp8" if model.kv_dtype == "fp8" else None,
+            "--kv-cache-dtype": made.format_of(KV, model.kv_dtype, "KV"),
+            "--mamba-cache-dtype": made.format_of(STATES, model.conv_dtype, "the state of convolutions"),
+            "--mamba-ssm-cache-dtype": made.format_of(STATES, model.state_dtype, "the state"),
             "--quantization": "fp8" if model.weight_dtype == "fp8" else None,
             "--gpu-memory-utilization": round(1 - reserved, 6) if hardware.kv_gb is None else None,
             "--kv-cache-memory-bytes": None if hardware.kv_gb is None else round(hardware.kv_gb * 1e9),

@@ -321,6 +321,21 @@ def test_a_format_of_weights_that_the_server_does_not_make_is_noted(server, made
     assert ("whose weights are fp8" in notes[0]) is not made and "whose weights are int4" in notes[1]
 
 
+@pytest.mark.parametrize(("server", "kv", "state"), [
+    ("vllm", "turboquant_4bit_nc", "bf16"), ("sglang", "nvfp4", "bf16"), ("trtllm", "nvfp4", "fp16"),
+])  # fmt: skip
+def test_formats_of_kv_and_states_are_read_back(server, kv, state, tmp_path):
+    keys = {"model.kv_dtype": kv, "model.state_dtype": state}
+    made = export("x", scenario_of(server, "plain", **keys), server, None)
+    for name, text in made.files.items():
+        (tmp_path / name).write_text(text)
+    command = made.commands["launch.sh"].replace("trtllm.yaml", str(tmp_path / "trtllm.yaml"))
+    settings = read_launch(server, command, "command", "H200").settings
+    assert {key: settings[key] for key in keys} == keys
+    other = export("x", scenario_of(server, "plain", **{"model.kv_dtype": "fp8_ds_mla"}), server, None)
+    assert any("KV was fp8_ds_mla" in note for note in other.notes) is (server != "vllm")
+
+
 def test_pages_of_one_token_are_left_to_the_server():
     made = export("x", scenario_of("trtllm", "graphs"), "trtllm", None)
     assert "tokens_per_block" not in made.files["trtllm.yaml"] and "engine.page_size = 32" in " ".join(made.notes)
