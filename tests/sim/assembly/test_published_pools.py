@@ -82,6 +82,15 @@ HYBRID = {
     "attn_output_gate": True, "mamba_ssm_dtype": "float32",
 }  # fmt: skip
 MODELS |= {
+    "deepseek-v3": {
+        "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 7168,
+        "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536,
+        "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+        "num_experts_per_tok": 8, "first_k_dense_replace": 3, "vocab_size": 129280, "max_position_embeddings": 163840,
+        "tie_word_embeddings": False, "num_nextn_predict_layers": 1,
+        "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+    },
     "qwen3.5-27b": HYBRID | {
         "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 24, "num_key_value_heads": 4,
         "intermediate_size": 17408, "linear_num_value_heads": 48,
@@ -107,6 +116,8 @@ SGLANG = [  # command, GPU, tokens that SGLang logged; each within 4 %
     ("--model-path qwen3-235b-a22b --quantization fp8 --tp 4 --mem-fraction-static 0.93", "H100", 367_404),
     # sgl-project/sglang pull 11716
     ("--model-path llama-3.1-70b --tp 8", "H200", 2_795_207),
+    # ai-dynamo/aisimulate pull 263: DeepSeek-R1, "~509k"
+    ("--model-path deepseek-v3 --tp 8 --mem-fraction-static 0.82 --chunked-prefill-size 32768", "H200", 509_000),
 ]
 
 
