@@ -30,7 +30,9 @@ def read_arguments(server: ServerArguments, given: str, source: str) -> Given:
         text, source, folder = read_text(given), given, Path(given).parent
     scripts = read_manifest(text, source) if is_manifest(text) else [read_script(text, source)]
     script, before, words, servers = _the_command(server, scripts, source, is_manifest(text))
-    found = Given(source, written=script.written, folder=folder, servers=servers)
+    found = Given(
+        source, written=script.written, folder=folder, servers=servers, environment=_environment(script, before)
+    )
     named = next((one for word in before if (one := server.release.search(word))), None)
     found.release, found.has_image = (None, False) if named is None else (named[1], "==" not in named[0])
     if server.merges_config:
@@ -39,6 +41,12 @@ def read_arguments(server: ServerArguments, given: str, source: str) -> Given:
     found.assumed += [f"${name} is {value!r}, as the text assigns it" for name, value in script.used.items()]
     found.check()
     return found
+
+
+def _environment(script: Script, before: Sequence[str]) -> dict[str, str]:
+    """Return the variables that a script, a manifest or the words before a command set."""
+    found = {name: value for name, value in script.variables.items() if value is not None}
+    return found | {one["name"]: one["value"] for word in before if (one := ASSIGNMENT.fullmatch(word)) is not None}
 
 
 def _the_command(

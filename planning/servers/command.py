@@ -156,6 +156,7 @@ class Given:
     has_image: bool = False  # as that of an image
     written: Mapping[str, str] = field(default_factory=dict)  # files that the command writes itself, by path
     folder: Path | None = None  # of the file that the command was read from
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables that the text sets for the server
     servers: Mapping[str, int] = field(default_factory=dict)  # how many a manifest starts, by pool; "" without pools
 
     def refuse(self, name: str, message: str) -> None:
@@ -367,6 +368,19 @@ class Given:
                 f"the text starts {pools['prefill']} servers for prefill and {pools['decode']} for decode"
             )
 
+    def accept(self, reached: Sequence[float]) -> None:
+        """Take the acceptance that a server is told to pretend: `reached` has for each draft position the share of
+        rounds that accept it and all before it. Rounds are independent."""
+        before = [1.0, *reached[:-1]]
+        conditional = [share / last if last else 0.0 for share, last in zip(reached, before, strict=True)]
+        self.settings |= {
+            "acceptance.conditional": [round(share, 6) for share in conditional],
+            "acceptance.request_share": 0.0,
+            "acceptance.field_share": 0.0,
+        }
+        mean = 1 + sum(reached)
+        self.assumed.append(f"the server pretends its acceptance: {mean:.3g} tokens a round (acceptance.conditional)")
+
     def disaggregate(self) -> None:
         """Set one engine for prefill and one for decode, because a command starts a single pool."""
         self.settings |= {"disaggregation.prefill": 1, "disaggregation.decode": 1}
@@ -380,6 +394,12 @@ class Given:
                 self.not_modelled[f"--{name}"] = "host memory behind the prefix cache is not simulated with two pools"
         for key in ("engine.host_cache_gb", "engine.host_cache_ratio"):
             self.settings.pop(key, None)
+
+
+def reached_by(length: float, steps: int) -> list[float]:
+    """Return the share of rounds that reach each of `steps` draft positions, if every round accepts one of the whole
+    numbers next to a mean `length`."""
+    return [min(max(length - 1 - position, 0.0), 1.0) for position in range(steps)]
 
 
 Reader = Callable[[Given, GPU], None]

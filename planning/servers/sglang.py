@@ -7,12 +7,12 @@ from typing import Any
 
 from ...core.adaptive.interchange import import_table, to_json
 from ...core.contract.step import RoundShape
-from ...core.errors import count_of
+from ...core.errors import Problem, count_of
 from ...core.parsing import parse_json
 from ...core.scheduler.rules.sglang import RETRACTION_POLICIES
 from ...sim.cost.hardware import GPU
 from ...sim.cost.server import server_profile
-from .command import MAX_SIZE, Given, ServerArguments, known_arguments, known_values
+from .command import MAX_SIZE, Given, ServerArguments, known_arguments, known_values, reached_by
 from .own_layers import draft_with_own_layers
 
 PROFILE = "sglang-0.5"
@@ -30,6 +30,7 @@ OTHER_NAMES = {
     "cuda-graph-max-bs": "cuda-graph-max-bs-decode",  # the name before prefill had its own sizes
     "cuda-graph-bs": "cuda-graph-bs-decode",
 }
+ACCEPT_LENGTH = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")  # today's name, and that of earlier releases
 ALGORITHMS = {"EAGLE": "EAGLE", "NEXTN": "EAGLE", "EAGLE3": "EAGLE3", "STANDALONE": "STANDALONE", "NGRAM": "NGRAM"}
 RELEASE = re.compile(r"(?:\bsglang:v?|\bsglang(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
 WEIGHTS = {
@@ -182,6 +183,23 @@ def sizes_up_to(largest: int) -> list[int]:
     return sorted({size for size in (1, 2, 4, *range(8, largest + 1, 8), largest) if size <= largest})
 
 
+def _pretended(given: Given, steps: int, topk: int) -> None:
+    """Take the accept length of SGLANG_SIMULATE_ACC_LEN, the switch of its benchmarks: each round accepts the whole
+    number below or above it."""
+    name = next((one for one in ACCEPT_LENGTH if one in given.environment), None)
+    if name is None:
+        return
+    try:
+        length = float(given.environment[name])
+    except ValueError:
+        given.problems.append(Problem(name, f"is {given.environment[name]!r}; expected a number of tokens"))
+        return
+    if length > 0 and topk > 1:
+        given.not_modelled[name] = "of a tree the scenario says how often its drafts are accepted"
+    elif length > 0:  # others switch it off
+        given.accept(reached_by(length, steps))
+
+
 def _speculation(given: Given, gpu: GPU) -> None:
     name = given.text("speculative-algorithm")
     if name is None:
@@ -229,6 +247,7 @@ def _speculation(given: Given, gpu: GPU) -> None:
         given.assumed.append(
             f"speculative-num-draft-tokens is {steps + 1}: a chain of {count_of(steps, 'draft')} has no others"
         )
+    _pretended(given, steps, topk or 1)
 
 
 def _table(given: Given) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from typing import Any
 
 from ...core.adaptive.interchange import VLLM_SCHEDULE, import_table, to_json
@@ -13,7 +14,7 @@ from ...core.parsing import ParseError, parse_json
 from ...sim.cost.hardware import GPU
 from ...sim.cost.memory.rules import rules_of
 from ...sim.cost.server import server_profile
-from .command import MAX_SIZE, Given, ServerArguments, known_arguments, known_values
+from .command import MAX_SIZE, Given, ServerArguments, known_arguments, known_values, reached_by
 from .own_layers import WITH_DRAFT, draft_with_own_layers
 from .sglang import sizes_up_to
 
@@ -49,7 +50,7 @@ KV = {
 BLOCK_SIZE = 16
 CAPTURE_SIZES, LARGEST_CAPTURE = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
-RELEASE = re.compile(r"(?:\bvllm-openai:v?|\bvllm(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
+RELEASE = re.compile(r"(?:\bvllm-openai(?:-[a-z]+)?:v?|\bvllm(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
 IMAGE = re.compile(r"\bvllm-openai(?:-[\w.-]+)?(?::|@|$)")
 POOLS_CONNECTOR = "NixlConnector"  # which only connects prefill and decode, whatever the role that it is given
 OF_ONE_SERVER = ("kv_role", "kv_rank", "kv_port", "kv_ip", "engine_id")
@@ -250,7 +251,33 @@ def _speculation(given: Given, gpu: GPU) -> None:
     if algorithm in WITH_DRAFT and model:
         given.settings["model.draft"] = model
     _steps(given, table, steps)
+    _pretended(given, table, steps)
     _name_keys(given, table)
+
+
+def _pretended(given: Given, table: dict[str, Any], steps: int) -> None:
+    """Take the acceptance of `rejection_sample_method` synthetic."""
+    if table.get("rejection_sample_method") != "synthetic":
+        return
+    del table["rejection_sample_method"]
+    rates, length = table.pop("synthetic_acceptance_rates", None), table.pop("synthetic_acceptance_length", None)
+    if rates is None and length is None:
+        return  # an earlier release, whose one rate is named as not simulated
+    numbers = rates if isinstance(rates, list) else [length]
+    if (rates is None) == (length is None) or not all(isinstance(one, int | float) for one in numbers):
+        message = "expected either synthetic_acceptance_rates, a list, or synthetic_acceptance_length, a number"
+        given.refuse("speculative-config", message)
+    elif rates is None and not 1 <= length <= steps + 1:
+        given.refuse("speculative-config", f"synthetic_acceptance_length is {length}; expected 1 to {steps + 1}")
+    elif rates is None:
+        given.accept(reached_by(length, steps))
+    elif len(rates) != steps or not all(1 >= one >= two >= 0 for one, two in pairwise([1, *rates])):
+        message = (
+            f"synthetic_acceptance_rates is {rates}; expected {count_of(steps, 'number')} from 1 to 0 that do not rise"
+        )
+        given.refuse("speculative-config", message)
+    else:
+        given.accept(rates)
 
 
 def _steps(given: Given, table: dict[str, Any], steps: int) -> None:

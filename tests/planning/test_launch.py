@@ -11,11 +11,13 @@ import pytest
 from foredraft.core.adaptive.config import load_adaptive_config
 from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.core.scheduler.rules import OurRules, SGLangRules, VLLMRules
+from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.planning.servers.command import LIST, VALUE
 from foredraft.planning.servers.files import server_files
 from foredraft.planning.servers.launch import READERS, read_launch
 from foredraft.planning.tuning.tables import settings_of
 from foredraft.sim.assembly import assemble
+from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import load_scenario, scenario_with
 
@@ -486,3 +488,47 @@ def test_host_memory_behind_the_prefix_cache_is_read(command, expected):
     found = read_launch(server, command, "--from", "H100")
     assert {key: value for key, value in found.settings.items() if "host_cache" in key} == expected
     assert not any("hicache" in name or "offloading" in name for name in found.not_modelled)
+
+
+PRETENDS = (
+    "vllm serve Qwen/Qwen3-8B -sc "
+    '\'{"method":"eagle3","model":"x/y","num_speculative_tokens":3,"rejection_sample_method":"synthetic",%s}\''
+)
+
+
+@pytest.mark.parametrize(
+    ("server", "command", "conditional", "mean"),
+    [
+        ("vllm", PRETENDS % '"synthetic_acceptance_rates":[0.8,0.6,0.3]', [0.8, 0.75, 0.5], 2.7),
+        ("vllm", PRETENDS % '"synthetic_acceptance_length":2.5', [1.0, 0.5, 0.0], 2.5),
+        (
+            "sglang",
+            "SGLANG_SIMULATE_ACC_LEN=2.5 python -m sglang.launch_server --model-path Qwen/Qwen3-8B "
+            "--speculative-algorithm EAGLE3 --speculative-num-steps 3 --speculative-eagle-topk 1",
+            [1.0, 0.5, 0.0],
+            2.5,
+        ),
+    ],
+)  # fmt: skip
+def test_an_acceptance_that_a_server_pretends_is_the_acceptance(server, command, conditional, mean):
+    launch = read_launch(server, command, "--from", "H100")
+    assert launch.settings["acceptance.conditional"] == conditional
+    assert any("the server pretends its acceptance" in line for line in launch.notes())
+    settings = ("workload.num_requests=60", "workload.rate=5", "hardware.kernels=roofline")
+    scenario, _ = load_scenario(None, settings, {"--from": launch.settings})
+    metrics = RunMetrics(None)
+    report = Simulation(scenario, sinks=lambda replica: [metrics.sink(replica)]).run()
+    assert metrics.summary(report.duration_ns)["accept_length"] == pytest.approx(mean, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ('"synthetic_acceptance_rates":[0.8,0.9,0.3]', "expected 3 numbers from 1 to 0 that do not rise"),
+        ('"synthetic_acceptance_rates":[0.8]', "expected 3 numbers"),
+        ('"synthetic_acceptance_length":4.5', "synthetic_acceptance_length is 4.5; expected 1 to 4"),
+        ('"synthetic_acceptance_length":2,"synthetic_acceptance_rates":[1,1,1]', "expected either"),
+    ],
+)
+def test_a_pretended_acceptance_that_cannot_be_is_refused(key, message):
+    assert message in problems_of("vllm", PRETENDS % key)

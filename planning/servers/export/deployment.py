@@ -17,7 +17,7 @@ from ....sim.scenario_file import scenario_with
 from ..files import SGLANG_VERSION, server_family, tuned_for_another
 from . import sglang, trtllm, vllm
 from .arguments import Arguments, model_name
-from .kubernetes import APP, Pods, yaml_text
+from .kubernetes import APP, Pods, maker_of, yaml_text
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Target:
         in_image: The same in its image.
         port: Where it listens.
         image: Its image, without a tag.
+        rocm_image: The one for AMD's GPUs, and what follows the release in its tag; None if it runs on none.
         profile: The profile by which it runs a scenario of another server.
         tags: The tag of the release that a profile simulates; where it names none, a word to replace.
         devices: Makes the arguments for the devices of a replica.
@@ -43,6 +44,7 @@ class Target:
     in_image: tuple[str, ...]
     port: int
     image: str
+    rocm_image: tuple[str, str] | None
     profile: str
     tags: Mapping[str, str]
     devices: Callable[[Assembly], list[str]]
@@ -57,6 +59,7 @@ SERVERS = {
         in_image=("vllm", "serve"),
         port=8000,
         image="vllm/vllm-openai",
+        rocm_image=("vllm/vllm-openai-rocm", ""),
         profile="vllm-0.18",
         tags={"vllm-0.9": "v0.9.0", "vllm-0.18": "v0.18.0"},
         devices=vllm.devices,
@@ -69,6 +72,7 @@ SERVERS = {
         in_image=("python3", "-m", "sglang.launch_server", "--model-path"),
         port=30000,
         image="lmsysorg/sglang",
+        rocm_image=("lmsysorg/sglang", "-rocm700-{chip}"),
         profile="sglang-0.5",
         tags={"sglang-0.5": f"v{SGLANG_VERSION}"},
         devices=sglang.devices,
@@ -81,6 +85,7 @@ SERVERS = {
         in_image=("trtllm-serve",),
         port=8000,
         image="nvcr.io/nvidia/tensorrt-llm/release",
+        rocm_image=None,
         profile="trtllm-1.x",
         tags={"trtllm-1.x": "RELEASE"},
         devices=trtllm.devices,
@@ -175,19 +180,35 @@ def export(name: str, scenario: Scenario, server: str, load: ReplicaLoad | None,
     if made.of_role:
         commands = {f"{role}.sh": _lines([*words, *more]) for role, more in made.of_role.items()}
         commands["router.sh"] = _router(target.port)
-    release = scenario.hardware.release
-    tag = target.tags[scenario.hardware.server] if release is None or target.name != "vLLM" else f"v{release}"
-    image = f"{target.image}:{tag}"
+    image = _image(target, run, made)
     pods = Pods(run, model, target.in_image, devices, made, image, target.port, has_replicas=not left_out)
     files = {file: f"{command}\n" for file, command in commands.items()} | made.files
+    to_do = [*made.notes, *pods.to_do]
     if server == "vllm":
-        files["values.yaml"] = yaml_text([pods.llm_d()], _about(name, made.notes, "llm-d-modelservice"))
+        files["values.yaml"] = yaml_text([pods.llm_d()], _about(name, to_do, "llm-d-modelservice"))
     if made.of_role or not run.pools.is_disaggregated:
-        files["deployment.yaml"] = yaml_text(pods.deployments(), _about(name, made.notes, "Kubernetes"))
+        files["deployment.yaml"] = yaml_text(pods.deployments(), _about(name, to_do, "Kubernetes"))
     replicas, per_replica = None if left_out else run.pools.num_engines, scenario.hardware.devices
     if load is not None or left_out:  # a file without a load replaces one of another server
         files["scaling.json"] = _scaling(scenario, target, replicas, load, left_out)
     return Export(name, target.name, target.gauge, commands, replicas, per_replica, load, files, tuple(made.notes))
+
+
+def _image(target: Target, run: Assembly, made: Arguments) -> str:
+    """Return the image of a server for the maker of the GPU. Raises ForedraftError if it runs on none of that maker."""
+    hardware = run.scenario.hardware
+    release = hardware.release
+    tag = target.tags[hardware.server] if release is None or target.name != "vLLM" else f"v{release}"
+    if maker_of(run) != "amd":
+        return f"{target.image}:{tag}"
+    if target.rocm_image is None:
+        raise ForedraftError(f"{target.name} runs on no GPU of AMD, such as {run.deployment.gpu.name}")
+    image, rest = target.rocm_image
+    if rest:
+        made.notes.append(
+            "take the tag of the image that the release has for your GPU: its end names ROCm and the chip"
+        )
+    return f"{image}:{tag}{rest.format(chip='mi35x' if run.deployment.gpu.name.startswith('MI35') else 'mi30x')}"
 
 
 def _scaling(scenario: Scenario, target: Target, replicas: int | None, load: ReplicaLoad | None, left_out: str) -> str:

@@ -13,8 +13,20 @@ from .arguments import Arguments
 
 GIB = 1 << 30
 APP, FILES, MOUNT = "llm", "llm-files", "/etc/llm"
+SHARED_MEMORY = "shm"
+STARTS_WITHIN = {"periodSeconds": 10, "failureThreshold": 180}
+"""How long a server may load weights, compile and capture graphs: half an hour, after which it is started anew."""
+TOKEN = {
+    "name": "HF_TOKEN",
+    "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}},
+}
 BOOTSTRAP = {"sglang.ai/bootstrap-port": "8998"}
 """Tells SGLang's router where a prefill server takes connections of decode servers (its default port)."""
+
+
+def maker_of(run: Assembly) -> str:
+    """Return who makes the GPU: "amd" or "nvidia"."""
+    return "amd" if run.deployment.gpu.name.startswith("MI") else "nvidia"
 
 
 def yaml_text(documents: Sequence[Mapping[str, Any]], about: Sequence[str]) -> str:
@@ -56,7 +68,27 @@ class Pods:
 
     @property
     def _gpu_maker(self) -> str:
-        return "amd" if self.run.scenario.hardware.gpu.startswith("MI") else "nvidia"
+        return maker_of(self.run)
+
+    @property
+    def to_do(self) -> list[str]:
+        """What the files leave to those who apply them."""
+        gpu, maker = self.run.deployment.gpu.name, self._gpu_maker
+        label = "amd.com/gpu.product-name" if maker == "amd" else "nvidia.com/gpu.product"
+        return [
+            f"add a nodeSelector with the value that {label} has on your nodes with {gpu}",
+            "for a gated model create the secret hf-token with its token: kubectl create secret generic hf-token "
+            "--from-literal=token=…",
+        ]
+
+    @property
+    def _memory(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The volume for the memory that processes of several devices share, and its mount; none for one device. What
+        a container has without it, 64 MB, is too little for their collectives."""
+        if self.run.scenario.hardware.devices == 1:
+            return [], []
+        volume = {"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory"}}
+        return [volume], [{"name": SHARED_MEMORY, "mountPath": "/dev/shm"}]
 
     @property
     def _roles(self) -> dict[str, int]:
@@ -77,8 +109,14 @@ class Pods:
             "image": self.image,
             "modelCommand": "vllmServe",
             "args": [*flags, *self.made.words],
+            "ports": [{"containerPort": self.port}],
+            "startupProbe": {"httpGet": {"path": "/health", "port": self.port}, **STARTS_WITHIN},
+            "env": [TOKEN],
         }
-        pods = {"parallelism": parallelism, "containers": [container | {"mountModelVolume": True}]}
+        volumes, mounts = self._memory
+        container |= {"volumeMounts": mounts} if mounts else {}
+        pods: dict[str, Any] = {"parallelism": parallelism, "containers": [container | {"mountModelVolume": True}]}
+        pods |= {"volumes": volumes} if volumes else {}
         artifacts = {"name": self.model, "uri": f"hf://{self.model}"}
         if self.run.memory is not None:  # of the volume for the weights, a quarter more than these
             weights = self.run.memory.target_weights_bytes * hardware.devices
@@ -107,12 +145,18 @@ class Pods:
             "command": [*self.command, self.model],
             "args": [*self._arguments(role), "--host", "0.0.0.0", "--port", str(self.port)],
             "ports": [{"containerPort": self.port}],
+            "env": [TOKEN],
+            "startupProbe": {"httpGet": {"path": "/health", "port": self.port}, **STARTS_WITHIN},
+            "readinessProbe": {"httpGet": {"path": "/health", "port": self.port}},
             "resources": {"limits": {f"{self._gpu_maker}.com/gpu": self.run.scenario.hardware.devices}},
         }
         pod: dict[str, Any] = {"containers": [container]}
+        volumes, mounts = self._memory
         if self.made.files:
-            container["volumeMounts"] = [{"name": FILES, "mountPath": MOUNT}]
-            pod["volumes"] = [{"name": FILES, "configMap": {"name": FILES}}]
+            mounts = [{"name": FILES, "mountPath": MOUNT}, *mounts]
+            volumes = [{"name": FILES, "configMap": {"name": FILES}}, *volumes]
+        if volumes:
+            container["volumeMounts"], pod["volumes"] = mounts, volumes
         metadata: dict[str, Any] = {"labels": label} | ({"annotations": BOOTSTRAP} if role == "prefill" else {})
         template = {"metadata": metadata, "spec": pod}
         return {

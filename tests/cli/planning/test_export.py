@@ -289,7 +289,20 @@ def check_deployment(document: dict, files: dict) -> None:
     assert spec["selector"]["matchLabels"] == template["metadata"]["labels"] == document["metadata"]["labels"]
     assert set(template["spec"]) <= {"containers", "volumes"}
     (container,) = template["spec"]["containers"]
-    assert set(container) <= {"name", "image", "command", "args", "ports", "resources", "volumeMounts"}
+    known = {
+        "name",
+        "image",
+        "command",
+        "args",
+        "ports",
+        "resources",
+        "volumeMounts",
+        "env",
+        "startupProbe",
+        "readinessProbe",
+    }
+    assert set(container) <= known
+    assert container["startupProbe"]["httpGet"]["port"] == container["ports"][0]["containerPort"]
     assert all(isinstance(word, str) for word in (*container["command"], *container["args"]))
     assert re.fullmatch("[a-z]([a-z-]*[a-z])?", container["name"])
     port = str(container["ports"][0]["containerPort"])
@@ -310,6 +323,44 @@ def test_files_that_a_command_names_are_in_a_config_map(server, name, file):
     assert (config["apiVersion"], config["kind"]) == ("v1", "ConfigMap") and config["data"] == {file: made.files[file]}
     check_deployment(deployment, {config["metadata"]["name"]: config["data"]})
     assert file in made.commands["launch.sh"].split()
+
+
+@pytest.mark.parametrize(
+    ("server", "gpu", "image"),
+    [
+        ("vllm", "H100", "vllm/vllm-openai:v0.18.0"),
+        ("vllm", "MI300X", "vllm/vllm-openai-rocm:v0.18.0"),
+        ("sglang", "MI300X", "lmsysorg/sglang:v0.5.23-rocm700-mi30x"),
+        ("sglang", "MI355X", "lmsysorg/sglang:v0.5.23-rocm700-mi35x"),
+    ],
+)
+def test_the_image_is_for_the_maker_of_the_gpu(server, gpu, image):
+    scenario = scenario_of(server, "plain", **{"hardware.gpu": gpu})
+    (deployment,) = yaml.safe_load_all(export("x", scenario, server, None).files["deployment.yaml"])
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    maker = "amd" if gpu.startswith("MI") else "nvidia"
+    assert container["image"] == image and set(container["resources"]["limits"]) == {f"{maker}.com/gpu"}
+
+
+def test_tensorrt_llm_has_no_image_for_amd():
+    with pytest.raises(ForedraftError, match="TensorRT-LLM runs on no GPU of AMD, such as MI300X"):
+        export("x", scenario_of("trtllm", "plain", **{"hardware.gpu": "MI300X"}), "trtllm", None)
+
+
+def test_several_devices_have_memory_that_they_share_and_what_is_left_to_do_is_said():
+    for devices in (1, 2):
+        scenario = scenario_of("vllm", "plain", **{"hardware.tensor_parallel": devices})
+        made = export("x", scenario, "vllm", None)
+        text = made.files["deployment.yaml"]
+        (deployment,) = yaml.safe_load_all(text)
+        pod = deployment["spec"]["template"]["spec"]
+        mounts = [one["mountPath"] for one in pod["containers"][0].get("volumeMounts", ())]
+        assert ("/dev/shm" in mounts) == (devices > 1)
+        assert ("emptyDir: {medium: Memory}" in text or "medium: Memory" in text) == (devices > 1)
+        assert ("medium: Memory" in made.files["values.yaml"]) == (devices > 1)
+        comments = [line for line in text.splitlines() if line.startswith("# To do")]
+        assert any("nvidia.com/gpu.product" in line for line in comments)
+        assert any("secret hf-token" in line for line in comments)
 
 
 @pytest.mark.parametrize(("server", "made"), [("vllm", True), ("sglang", True), ("trtllm", False)])
