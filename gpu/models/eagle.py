@@ -262,7 +262,11 @@ class MultiLayerEagleHeads(BodiedHead):
 
 
 class Eagle3Head(DraftHead):
-    """EAGLE-3. The next step takes the layer's output before the norm, the LM head the normed one."""
+    """EAGLE-3. The next step takes the layer's output before the norm, the LM head the normed one.
+
+    EAGLE-3.1 has three switches: one norm of all that is fused (`input_norm`), a norm of each fused state (`fc_norm`),
+    and the normed output for the next step, too.
+    """
 
     def __init__(
         self,
@@ -277,6 +281,11 @@ class Eagle3Head(DraftHead):
         model = config.model
         self.fc_weight = self._empty(model.hidden_size, len(config.aux_layers) * config.target_hidden_size)
         self.fc_bias = self._empty(model.hidden_size) if fc_bias else None
+        fused = len(config.aux_layers) * config.target_hidden_size
+        self.input_norm = self._empty(fused) if config.norm_before_fc else None
+        self.fc_norm = nn.ParameterList(
+            self._empty(config.target_hidden_size) for _ in config.aux_layers * config.fc_norm
+        )
         self.hidden_norm = self._empty(model.hidden_size)
         self.midlayer = Layer(model, 0, self.ops, self.device, self.dtype, input_size=2 * model.hidden_size)
         self.norm_weight = self._empty(model.hidden_size)
@@ -286,9 +295,17 @@ class Eagle3Head(DraftHead):
         input_norm = self.midlayer.input_norm
         assert input_norm is not None, "the layer has a norm of its own"
         self._norms = (input_norm, self.hidden_norm, self.norm_weight)
+        self._fc_norms = tuple(self.fc_norm)  # in plain objects, as graphs capture them
 
     def prepare_hidden(self, captured: Tensor) -> Tensor:
         """Return the target's hidden states entering `aux_layers`, concatenated, fused to [n, H]."""
+        eps = self._layers[0].eps
+        if self.input_norm is not None:
+            captured = self.ops.rms_norm(captured, self.input_norm, eps)
+        if self._fc_norms:
+            states = captured.chunk(len(self._fc_norms), -1)
+            normed = [self.ops.rms_norm(x.contiguous(), w, eps) for x, w in zip(states, self._fc_norms, strict=True)]
+            captured = torch.cat(normed, -1)
         return self._fuse(captured)
 
     def forward(self, tokens: Tensor, hidden: Tensor, attention: BatchAttention, head: int = 0) -> HeadOutput:
@@ -299,10 +316,14 @@ class Eagle3Head(DraftHead):
         residual = normed if self.config.norm_before_residual else hidden
         inputs = torch.cat((embedded, normed), -1)
         out = self.ops.run_layers(self._layers, residual, attention, self.cos_sin, inputs, final_norm)
-        return HeadOutput(out.residual, out.hidden)
+        return HeadOutput(out.hidden if self.config.norm_output else out.residual, out.hidden)
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         yield from super().checkpoint_weights()
+        if self.input_norm is not None:
+            yield NamedWeight("input_norm.weight", self.input_norm.detach())
+        for place, weight in enumerate(self.fc_norm):
+            yield NamedWeight(f"fc_norm.{place}.weight", weight.detach())
         yield NamedWeight("fc.weight", self.fc_weight.detach())
         if self.fc_bias is not None:
             yield NamedWeight("fc.bias", self.fc_bias.detach())
@@ -313,4 +334,6 @@ class Eagle3Head(DraftHead):
     def canonical_name(self, name: str) -> str:
         """Return the name under which the head knows a tensor: some files call the one layer `layers.0`."""
         name = unprefixed(name)
+        for place, former in enumerate(("aux_norm_low", "aux_norm_mid", "aux_norm_high")):
+            name = name.replace(f"{former}.", f"fc_norm.{place}.")
         return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name

@@ -9,16 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
-from ...core.model_shape import HF_QUANT_CONFIG, language_model, modelopt_config
+from ...core.model_shape import (
+    AUX_LAYERS_KEY,
+    HF_QUANT_CONFIG,
+    SPECULATORS_KEY,
+    flat_head,
+    language_model,
+    modelopt_config,
+)
 from ...core.model_shape.quantization import CONFIG_KEYS
 from ...core.parsing import ConfigReader
 from .config import LLAMA, ModelConfig, read_json, read_model_config
 from .families import ARCHITECTURES, DECODED, MODEL_TYPES, MULTIMODAL, family_of, medusa_message
 from .stored.tensor_files import CheckpointError, list_tensors
 
+NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_NESTED = ("eagle_config", "dflash_config")
+_COMPUTED = (  # switches that are read, follow from the tensors, or are on in every head
+    "attention_bias", "fusion_bias", "bias", "use_aux_hidden_state", "tie_word_embeddings", "use_sliding_window",
+    "norm_topk_prob", "has_own_embed_tokens", "has_own_lm_head",
+)  # fmt: skip
+_SAYS_NOTHING = re.compile(r"^_|cache|output_|return_|grad|torch|parallel_size|pretrain|is_decoder|remote|tp_|initial")
 EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
-AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
-SPECULATORS_KEY = "speculators_model_type"
 _HEAD_NUMBER, _LAYER_NUMBER = re.compile(r"(?:model\.)?heads\.(\d+)\."), re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _ONE_LAYER = ("midlayer.", "transformer.")  # other names of the one layer of a head
 _UNQUANTIZED = "quantized weights of a head are not implemented; give the one with 16- or 32-bit weights"
@@ -43,6 +55,9 @@ class HeadConfig:
     inside_target: bool = False  # EAGLE: the prediction layer of the target's own checkpoint
     network: type | None = None  # a `DraftHead` of a plugin; None: that of `algorithm`
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)  # config.json as it was read
+    norm_before_fc: bool = False  # EAGLE-3.1: what is fused is normed as a whole
+    fc_norm: bool = False  # EAGLE-3.1: each of the target's hidden states is normed before they are fused
+    norm_output: bool = False  # EAGLE-3.1: the next step takes the normed output
 
     @classmethod
     def from_directory(cls, directory: str | Path, algorithm: str, target: ModelConfig) -> HeadConfig:
@@ -69,6 +84,7 @@ class HeadConfig:
             return _prediction_layer(reader, target)
         if SPECULATORS_KEY in data:
             reader = reader.with_data(_of_speculators(reader, algorithm))
+        reader = flat_head(reader)
         reader = reader.with_data(_with_counted_layers(reader.data, names))
         model = read_model_config(reader, _layer_architecture(reader))
         for key in CONFIG_KEYS:
@@ -85,13 +101,13 @@ class HeadConfig:
             draft_vocab_size=reader.integer("draft_vocab_size", vocab_size) if algorithm == EAGLE3 else vocab_size,
             aux_layers=_read_aux_layers(reader, target) if algorithm == EAGLE3 else (),
             norm_before_residual=reader.flag("norm_before_residual"),
+            norm_before_fc=reader.flag("norm_before_fc"),
+            fc_norm=reader.flag("fc_norm") or reader.flag("use_aux_norm"),
+            norm_output=reader.flag("norm_output"),
             num_heads=reader.integer("num_nextn_predict_layers") if algorithm == MULTI_LAYER_EAGLE else 1,
             settings=data,
         )
-        if reader.flag("layernorms"):
-            reader.problem("layernorms", "norms of the embedding and before the LM head are not implemented")
-        if reader.flag("norm_before_fc"):
-            reader.problem("norm_before_fc", "a norm before the fusion is not implemented")
+        _refuse_switches(reader, algorithm)
         reader.raise_problems()  # only known sizes can be compared with the target's
         head._note_misfits(reader, target)
         reader.raise_problems()
@@ -120,12 +136,26 @@ class HeadConfig:
         if self.algorithm == EAGLE3:
             data["target_hidden_size"] = self.target_hidden_size
             data["draft_vocab_size"] = self.draft_vocab_size
-            data["norm_before_residual"] = self.norm_before_residual
+            data |= {key: getattr(self, key) for key in NORMS}
             data[AUX_LAYERS_KEY] = list(self.aux_layers)
             data["eagle_config"] = {AUX_LAYERS_KEY: [layer - 1 for layer in self.aux_layers]}
         if self.algorithm == MULTI_LAYER_EAGLE:
             data["num_nextn_predict_layers"] = self.num_heads
         return data
+
+
+def _refuse_switches(reader: ConfigReader, algorithm: str) -> None:
+    """Refuse what a head's configuration switches on and this class does not compute, wherever the file has it."""
+    nested = {key: data for key in _NESTED if isinstance(data := reader.get(key), Mapping)}
+    places = {key: f"{where}.{key}" for where, data in nested.items() for key in data}
+    for key, value in [*reader.data.items(), *(pair for data in nested.values() for pair in data.items())]:
+        is_norm = key in (*NORMS, "use_aux_norm") and algorithm == EAGLE3
+        if value is True and not is_norm and key not in _COMPUTED and not _SAYS_NOTHING.search(key):
+            reader.problem(places.get(key, key), f"true: this is not implemented for {algorithm} heads")
+    if not reader.flag("use_aux_hidden_state", True):
+        reader.problem("use_aux_hidden_state", "false: EAGLE3 heads that take one hidden state are not implemented")
+    if reader.get("dflash_config"):
+        reader.problem("dflash_config", "DFlash heads are not implemented")
 
 
 def _tensor_names(directory: str | Path) -> Collection[str]:
@@ -248,16 +278,8 @@ def _of_speculators(reader: ConfigReader, algorithm: str) -> dict[str, Any]:
             "transformer_layer_config.model_type",
             f"{layer.get('model_type')!r}: heads have layers of {_known_layers()}",
         )
-    own = (
-        "draft_vocab_size",
-        "norm_before_residual",
-        "norm_before_fc",
-        "target_hidden_size",
-        "layernorms",
-        AUX_LAYERS_KEY,
-    )
-    kept = {key: reader.get(key) for key in own if reader.get(key) is not None}
-    return {**layer, "architectures": [architecture or LLAMA], **kept}
+    own = {key: value for key, value in reader.data.items() if key not in ("transformer_layer_config", "model_type")}
+    return {**layer, **own, "architectures": [architecture or LLAMA]}
 
 
 def _known_layers() -> str:

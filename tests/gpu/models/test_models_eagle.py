@@ -161,6 +161,41 @@ def test_eagle3(target: Decoder, tmp_path: Path, norm_before_residual: bool):
     assert torch.equal(head.to_target_ids(logits.argmax(-1)), target_ids[logits.argmax(-1)])
 
 
+@pytest.mark.parametrize("form", ["top", "eagle_config", "speculators", "SGLang's former names"])
+def test_the_norms_of_eagle_3_1(target: Decoder, tmp_path: Path, form: str):
+    switches = {"norm_before_fc": True, "fc_norm": True, "norm_output": True}
+    config = replace(HeadConfig(EAGLE3, LAYER, 32, 50, (1, 2, 4)), **switches)
+    save_draft(filled(Eagle3Head(config, target)), tmp_path)
+    data, tensors = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / SINGLE)
+    assert {key: data[key] for key in switches} == switches
+    assert tensors["input_norm.weight"].shape == (96,) and tensors["fc_norm.2.weight"].shape == (32,)
+    plain = {key: value for key, value in data.items() if key not in switches}
+    if form == "eagle_config":
+        data = plain | {"eagle_config": data["eagle_config"] | switches}
+    elif form == "speculators":
+        own = {"eagle_aux_hidden_state_layer_ids": [1, 2, 4], "draft_vocab_size": 50, **switches}
+        layer = {key: value for key, value in plain.items() if key not in (*own, "architectures", "eagle_config")}
+        data = {"speculators_model_type": "eagle3", "architectures": ["X"], "transformer_layer_config": layer, **own}
+    elif form == "SGLang's former names":
+        data = plain | {"norm_before_fc": True, "norm_output": True, "use_aux_norm": True}
+        for place, name in enumerate(("low", "mid", "high")):
+            tensors[f"aux_norm_{name}.weight"] = tensors.pop(f"fc_norm.{place}.weight")
+        save_file(tensors, tmp_path / SINGLE)
+    (tmp_path / "config.json").write_text(json.dumps(data))
+
+    head = load_draft(tmp_path, EAGLE3, target)
+    captured = target(TOKENS, DenseAttention([7]), Capture(head.aux_layers)).aux
+    states = norm(captured, head.input_norm).chunk(3, -1)
+    fused = torch.cat([norm(x, w) for x, w in zip(states, head.fc_norm, strict=True)], -1) @ tensors["fc.weight"].T
+    torch.testing.assert_close(head.prepare_hidden(captured), fused)
+    out = head(TOKENS.roll(-1), fused, DenseAttention([7]))
+    torch.testing.assert_close(out.hidden, out.logits_hidden)  # the normed output, for the next step as well
+    without = replace(config, norm_output=False, norm_before_fc=False)
+    (tmp_path / "config.json").write_text(json.dumps(without.to_dict()))
+    with pytest.raises(CheckpointError, match=r"input_norm.weight: belongs to nothing in the model"):
+        load_draft(tmp_path, EAGLE3, target)
+
+
 def test_a_narrower_eagle3_head_has_embeddings_of_its_own(target: Decoder, tmp_path: Path):
     layer = replace(LAYER, hidden_size=16, num_heads=2)
     config = HeadConfig(EAGLE3, layer, 32, 50, (1, 2, 4))

@@ -90,7 +90,13 @@ def test_weights_kv_and_names_of_a_family(family: str):
 
 
 def is_other(name: str) -> bool:
-    return name.endswith(NOT_QUANTIZED) or "norm" in name or "_bias" in name or "per_layer" in name or name.endswith(("slope_rate", "_decay"))
+    return (
+        name.endswith(NOT_QUANTIZED)
+        or "norm" in name
+        or "_bias" in name
+        or "per_layer" in name
+        or name.endswith(("slope_rate", "_decay"))
+    )
 
 
 @pytest.mark.slow
