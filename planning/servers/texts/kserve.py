@@ -21,7 +21,7 @@ _OF_HUGGINGFACE = {
 }
 _NOT_OF_VLLM = ("backend", "task", "model_dir", "model-dir", "http_port", "enable_docs_url")
 _SIZES = {"tensor": "--tensor-parallel-size", "data": "--data-parallel-size", "pipeline": "--pipeline-parallel-size"}
-_MOUNTED = "/mnt/models"  # where KServe puts the weights
+MOUNTED = "/".join(("", "mnt", "models"))  # where KServe puts the weights
 
 
 def without_kserve(documents: Sequence[Any]) -> list[Any]:
@@ -108,11 +108,11 @@ def _inference_service(document: Mapping[str, Any], runtime: Any) -> dict[str, A
     words = [word for word in _list(container.get("args")) if not word.startswith("--served-model-name={{")]
     if "command" not in container and "image" not in container:
         container["command"], own = ["vllm", "serve"], _of_vllm(own)
-    words = [word.replace(_MOUNTED, model) if model is not None else word for word in [*words, *own]]
+    words = [word.replace(MOUNTED, model) if model is not None else word for word in [*words, *own]]
     if model is not None and not any(re.match(r"--model(=|$)", word) for word in words):
         words = ["--model", model, *words]
     elif model is None:
-        words = [word for word in words if not word.startswith("--model=" + _MOUNTED)]
+        words = [word for word in words if not word.startswith("--model=" + MOUNTED)]
     predictor = _at(document, "spec", "predictor")
     kept = {key: value for key, value in predictor.items() if key != "model"}
     return {**document, "spec": {**kept, "containers": [{"name": "main", **container, "args": words}]}}

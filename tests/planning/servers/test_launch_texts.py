@@ -13,6 +13,7 @@ from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import built_in_config
 from foredraft.planning.servers.files import server_files
 from foredraft.planning.servers.launch import LaunchCommand, read_launch
+from foredraft.planning.servers.texts.kserve import MOUNTED
 from foredraft.planning.servers.texts.yaml_text import parse_yaml
 from foredraft.planning.tuning.tables import settings_of
 from foredraft.sim.assembly import assemble
@@ -228,7 +229,7 @@ CONTROLLED = {
     ),
     "an InferenceService that names its runtime": (
         "kind: ServingRuntime\nmetadata: {name: own}\nspec:\n  containers:\n  - name: kserve-container\n    image: x\n"
-        "    command: [python, -m, vllm.entrypoints.openai.api_server]\n    args: [--model=/mnt/models, --max-num-seqs=64]\n---\n"
+        f"    command: [python, -m, vllm.entrypoints.openai.api_server]\n    args: [--model={MOUNTED}, --max-num-seqs=64]\n---\n"
         "kind: InferenceService\nspec:\n  predictor:\n    model:\n      runtime: own\n      modelFormat: {name: vLLM}\n"
         "      storageUri: hf://Qwen/Qwen3-8B\n      args: [--tensor-parallel-size=2]\n",
         {"hardware.tensor_parallel": 2, "engine.max_running": 64},
