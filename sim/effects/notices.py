@@ -10,11 +10,13 @@ from ...core.algorithm.algorithm import Drafter
 from ...core.errors import count_of
 from ..assembly import Assembly
 from ..cost.hardware import GIB, MIB
+from ..cost.memory.rules import release_numbers
 from ..load import trace_notes
 from ..scenario_file import origin_of
 from .conditions import drafts_in_no_round, mode_fell_back
 from .given_keys import said_anyway, without_effect
 
+STATES_ARE_COUNTED = (0, 17)
 GRAPHS_SHARE = 0.1  # of the KV pool's size: graphs that take more are told
 
 
@@ -95,6 +97,7 @@ def start_notices(run: Assembly) -> Iterator[str]:
     server = run.deployment.server
     for part in run.by_role.values():
         memory, config = part.memory, part.spec.config
+        yield from _block_notices(part)
         if not server.holds_the_context or memory is None or (memory.holds(config) and not memory.may_not_start):
             continue
         slots = config.group_sizes.total(config.context_len, config.chunk_size)
@@ -108,6 +111,23 @@ def start_notices(run: Assembly) -> Iterator[str]:
         yield (
             f"{server.name} {may}: {pool}, and a request of {config.context_len:,} tokens takes {needed / GIB:.2f}; "
             "give model.context_len"
+        )
+
+
+def _block_notices(part: Assembly) -> Iterator[str]:
+    """Yield a sentence if vLLM refuses to start because it captures a step of more requests than there are blocks for
+    their states (config/compilation.py, resolve_cudagraph_mode_and_sizes; since its issue 34094)."""
+    memory, hardware = part.memory, part.scenario.hardware
+    if memory is None or not memory.block_bytes or not hardware.cuda_graphs or hardware.launch == "piecewise":
+        return
+    if hardware.release is not None and release_numbers(hardware.release) < STATES_ARE_COUNTED:
+        return
+    blocks, asked = memory.kv_pool_bytes // memory.block_bytes, part.spec.config.max_running
+    if asked > blocks:
+        more = (memory.kv_pool_bytes + memory.margin_bytes) // memory.block_bytes
+        yield (
+            f"{part.deployment.server.name} {'may not start' if asked <= more else 'does not start'}: {asked:,} requests may "
+            f"run, and the KV pool has {blocks:,} blocks for their states; lower engine.max_running"
         )
 
 

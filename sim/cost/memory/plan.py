@@ -106,6 +106,7 @@ class MemoryPlan:
     groups: tuple[KVGroup, ...] = ()
     most_running: int | None = None
     told_bytes: int | None = None  # of a token, as the server counts the tokens of its pool; None: by whole requests
+    block_bytes: int | None = None  # of a block of the server's size, if a state takes one
     margin_bytes: int = 0
     may_not_start: bool = False
 

@@ -16,6 +16,7 @@ from .plan import InsufficientMemory, MemoryPlan, MemoryShares, Slot
 from .rules import MemoryRules, StateLayout
 
 USUAL_SHARES, USUAL_LAYOUT, USUAL_RULES = MemoryShares(), StateLayout(), MemoryRules()
+_BLOCK = 16
 STATES_SHARE = 0.5
 """The share of what weights leave that states may have at most where a default limit would set aside more (assumption:
 the servers that set states aside for all requests then do not start)."""
@@ -86,17 +87,21 @@ def kv_pool_slots(
         slots=(pages - 1) * page_size * parallel.data,
         groups=tuple(_own_pools(groups, layout, (pages - 1) * page_size, page_size, num_states, parallel.data)),
         most_running=None if most is None else most * parallel.data,
-        told_bytes=_told_bytes(target, tp) if rules.counts_by_group else None,
+        **(_blocks(target, tp, rules) if layout.rule == "pool" else {}),
         margin_bytes=round(rules.margin * seen_bytes),
         may_not_start=False,
         **fixed,
     )
 
 
-def _told_bytes(target: ModelShape, tp: int) -> int:
-    """Return the bytes of a token in the blocks of all groups of layers. A group has layers of one kind, as many as
-    there are of the rarest kind, or of the most frequent if there are few more; all blocks have the size of the largest
-    entry (vLLM, v1/core/kv_cache_utils.py)."""
+def _blocks(target: ModelShape, tp: int, rules: MemoryRules) -> dict[str, int | None]:
+    """Return the bytes of a token in the blocks of all groups of layers, where the server counts so, and those of a
+    block, where there are states.
+
+    A group has layers of one kind, as many as there are of the rarest kind, or of the most frequent if there are few
+    more. All blocks have the size of the largest entry; a block has so many tokens, 16 or a multiple, that a state of a
+    layer fits where their entries do (vLLM, v1/core/kv_cache_utils.py, platforms/interface.py).
+    """
     kinds: dict[object, int] = {}
     largest = 0
     for mixer, count in target.mixers:
@@ -106,7 +111,11 @@ def _told_bytes(target: ModelShape, tp: int) -> int:
         largest = max(largest, math.ceil(sum(map(target.cache_bytes, caches))))
     least, most = min(kinds.values()), max(kinds.values())
     size = most if most < 1.25 * least else least
-    return sum(math.ceil(count / size) for count in kinds.values()) * size * largest
+    groups, recurrent = sum(math.ceil(count / size) for count in kinds.values()), kinds.get(None)
+    block = None
+    if recurrent and largest:
+        block = size * _BLOCK * largest * math.ceil(target.recurrent_state_bytes / recurrent / tp / (_BLOCK * largest))
+    return {"told_bytes": groups * size * largest if rules.counts_by_group else None, "block_bytes": block}
 
 
 def _groups(

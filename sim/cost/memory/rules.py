@@ -116,9 +116,10 @@ def release_numbers(release: str) -> tuple[int, ...]:
 
 def rules_of(release: str | None, rules: Sequence[MemoryRules], has_flashinfer: bool = False) -> MemoryRules:
     """Return the rules of a release, of those that are in order; without a release the latest of those that take most
-    of the pool. `has_flashinfer`: where a release samples with FlashInfer if it is installed, it is."""
+    of the pool, told as the last release tells it. `has_flashinfer`: where a release samples with FlashInfer if it is installed, it is."""
     if release is None:
-        return max(reversed(rules), key=lambda each: each.sampler_bytes)
+        usual = max(reversed(rules), key=lambda each: each.sampler_bytes)
+        return replace(usual, counts_by_group=rules[-1].counts_by_group)
     numbers = release_numbers(release)
     found = next(each for each in reversed(rules) if numbers >= each.since)
     if not has_flashinfer or found.flashinfer_bytes is None:
@@ -128,4 +129,6 @@ def rules_of(release: str | None, rules: Sequence[MemoryRules], has_flashinfer: 
 
 def leanest_rules(release: str | None, rules: Sequence[MemoryRules]) -> MemoryRules | None:
     """Return the rules that take least of the pool, where no release says which hold; None if one does."""
-    return None if release is not None or len(rules) == 1 else min(rules, key=lambda each: each.sampler_bytes)
+    if release is not None or len(rules) == 1:
+        return None
+    return replace(min(rules, key=lambda each: each.sampler_bytes), counts_by_group=rules[-1].counts_by_group)

@@ -110,6 +110,7 @@ CAPACITY = [  # command, GPU, GiB of KV, tokens and requests of the whole contex
      "H200", 71.16, 290_864, 33.04),
     # the log of a release from 0.21 on
     ("run:v0.21.0 --model gemma4-31b --max-model-len 262144", "H200", 64.68, 626_949, 2.39),
+    ("serve gemma4-31b --max-model-len 262144", "H200", 64.68, 626_949, 2.39),
 ]  # fmt: skip
 SGLANG = [  # command, GPU, tokens that SGLang logged; each within 4 %
     # vllm-project/vllm issue 21348
@@ -174,6 +175,21 @@ def test_what_does_not_start_in_some_release_may_not_start(tmp_path):
         command = f"vllm serve qwen3-32b --max-model-len {length} --gpu-memory-utilization 0.9"
         notices = [text for text in notices_of(assembled(tmp_path, "vllm", command, "H100"), {}) if "start" in text]
         assert not notices if starts else "may not start" in notices[0], "as logged"
+
+
+def test_more_requests_than_there_are_blocks_for_their_states_do_not_start(tmp_path):
+    """2,162,688 bytes for a state of each of 10 layers, in 1,056 tokens of theirs."""
+    command = "vllm serve qwen3.5-35b-a3b --max-model-len 32768 --kv-cache-memory-bytes 4G"
+
+    def told(more):
+        notices = notices_of(assembled(tmp_path, "vllm", f"{command} {more}", "H100"), {})
+        return [text for text in notices if "blocks for their states" in text]
+
+    blocks = (4 << 30) // (10 * 1056 * 2048)
+    (notice,) = told("")
+    assert notice.startswith(f"vllm-0.18 does not start: 1,024 requests may run, and the KV pool has {blocks} blocks")
+    assert not told(f"--max-num-seqs {blocks}") and told(f"--max-num-seqs {blocks + 1}")
+    assert not told("--enforce-eager") and not told("--compilation-config.cudagraph_mode PIECEWISE")
 
 
 def test_a_named_release_says_which_rules_hold(tmp_path):
