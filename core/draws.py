@@ -1,7 +1,7 @@
 """Keyed random draws: every draw is a pure function of (seed, purpose, lane, request, position).
 
 There is no generator and no state. So a draw does not change with one more request, another batch order, a longer
-multi-step of rounds or a repeated evaluation. The key is absorbed one component after the other into 64 bits,
+multi-step or a repeated evaluation. The key is absorbed one component after the other into 64 bits,
 
     h = finalise(h XOR component · odd constant)        for lane, request, position, in this order,
 

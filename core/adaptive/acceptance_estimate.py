@@ -13,10 +13,9 @@ draft would build (`core/acceptance/tree.py`).
     E(shape) = c · (1 + Σ_{j ≤ depth} q_1 ⋯ q_j)
 
 This is an assumption about trees, and rounds of different lengths meet different stretches of text. So each shape has a
-correction c: the acceptance of its own rounds, divided by the prediction of the shared p_j. While few of its rows are
-known, c is pulled towards 1 by a normal prior of log c around 0 with standard deviation `_SPREAD_OF_CHAINS` or
-`_SPREAD_OF_TREES`. A chain accepts all that a shorter chain accepts, so the corrections of chains are bounded by each
-other (`_order_chains`).
+correction c: the acceptance of its own rounds, divided by the prediction of the shared p_j. With few rows c stays near
+1: log c has a normal prior with mean 0 and standard deviation `_SPREAD_OF_CHAINS` or `_SPREAD_OF_TREES`. A chain
+accepts all that a shorter chain accepts, so the corrections of chains are bounded by each other (`_order_chains`).
 """
 
 from __future__ import annotations

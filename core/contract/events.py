@@ -1,9 +1,8 @@
 """The events of a run: one schema, whichever executor ran.
 
 The engine hands every event to a sink as it happens. The sequence of `Submitted`, `Aborted`, `Planned` and `Committed`
-is the decision
-log: fed to a fresh engine of the same configuration, every `Planned` comes out again. Faults are part of it:
-`StepsLost`, `Resumed`, `RetractionAsked`, `AllocationsDenied` and `Reloaded` are inputs like the others.
+is the decision log: fed to a fresh engine of the same configuration, every `Planned` comes out again. Faults are part
+of it: `StepsLost`, `Resumed`, `RetractionAsked`, `AllocationsDenied` and `Reloaded` are inputs like the others.
 """
 
 from __future__ import annotations

@@ -65,11 +65,11 @@ class Simulation:
         """Assemble the run.
 
         `faults`: to be injected; `RunReport.faults` has the results. `origins`: where each key was given, as
-        `load_scenario` returns it; keys without effect are then refused or noted (`effects.py`). `calibration`: instead
-        of the file `hardware.profile`. `on_assembled` takes the parts of the run before `sinks` is asked. `named_slots`
-        False: no sink asks which KV slots a step writes; then engines count them, unless a prefix cache with known
-        prompts, a transfer or a fault needs to know. `own`: the replicas that this process simulates, of a run whose
-        replicas do not depend on each other (`coupling`); None: all.
+        `load_scenario` returns it; keys without effect are then refused or noted (`sim/effects/`). `calibration`:
+        instead of the file `hardware.profile`. `on_assembled` takes the parts of the run before `sinks` is asked.
+        `named_slots` False: no sink asks which KV slots a step writes; then engines count them, unless a prefix cache
+        with known prompts, a transfer or a fault needs to know. `own`: the replicas that this process simulates, of a
+        run whose replicas do not depend on each other (`coupling`); None: all.
 
         Raises a ForedraftError for anything that cannot run: configuration, memory, an unreadable or broken trace.
         """
