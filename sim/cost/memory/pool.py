@@ -115,7 +115,10 @@ def _blocks(target: ModelShape, tp: int, rules: MemoryRules) -> dict[str, int | 
     block = None
     if recurrent and largest:
         block = size * _BLOCK * largest * math.ceil(target.recurrent_state_bytes / recurrent / tp / (_BLOCK * largest))
-    return {"told_bytes": groups * size * largest if rules.counts_by_group else None, "block_bytes": block}
+    return {
+        "told_bytes": groups * size * largest if rules.counts_by_group and groups > 1 else None,
+        "block_bytes": block,
+    }
 
 
 def _groups(

@@ -116,7 +116,8 @@ def release_numbers(release: str) -> tuple[int, ...]:
 
 def rules_of(release: str | None, rules: Sequence[MemoryRules], has_flashinfer: bool = False) -> MemoryRules:
     """Return the rules of a release, of those that are in order; without a release the latest of those that take most
-    of the pool, told as the last release tells it. `has_flashinfer`: where a release samples with FlashInfer if it is installed, it is."""
+    of the pool, told as the last release tells it. `has_flashinfer`: a release that samples with FlashInfer where this
+    is installed does so."""
     if release is None:
         usual = max(reversed(rules), key=lambda each: each.sampler_bytes)
         return replace(usual, counts_by_group=rules[-1].counts_by_group)
