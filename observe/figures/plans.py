@@ -195,7 +195,7 @@ class LargerDeployment:
     @classmethod
     def of(cls, trials: Trials, one: Mapping[str, Any], is_priced: bool) -> LargerDeployment:
         """Return that of a candidate: the GPUs of its row; of a plan for a given load one engine."""
-        price = one["per_million"] * one["tokens_per_s"] * 3600 / 1e6 / one["gpus"] if is_priced else 1.0
+        price = one["bill"]["planned"] * one["tokens_per_s"] * 3600 / 1e6 / one["gpus"] if is_priced else 1.0
         asked = answer_of(trials)["load"]
         low, high = one.get("load_interval" if asked is None else "gpus_interval") or (None, None)
         known = (float(low), float(high)) if low and high else None
@@ -233,7 +233,7 @@ def cost_against_load(trials: Trials | str | PathLike[str]) -> go.Figure:
     if not shown:
         raise missing(trials.path, "has no candidate that holds a load")
     colours, (names, common) = colours_of(answer), distinct_parts([one["name"] for one in shown])
-    is_priced = all(one["per_million"] is not None for one in shown)
+    is_priced = all(one["bill"] is not None for one in shown)
     what, y = ("Cost", "price per hour") if is_priced else ("GPUs", "GPUs")
     made = figure(f"{what} against load", f"load, {answer['load_unit']}", y)
     parts = [LargerDeployment.of(trials, one, is_priced) for one in shown]

@@ -178,8 +178,8 @@ def _add_plan(page: ReportPage, trials: Trials) -> None:
             ("GPUs", str(best["gpus"]), ", ".join(below_gpus)),
             ("tightest limit", of_trials.limit_title(best["tightest"]), ", ".join(below_limit)),
         ]
-        if best["per_million"] is not None:
-            page.tiles.append(("cost", f"{best['per_million']:.3g}", "per million output tokens"))
+        if best["bill"] is not None:
+            page.tiles.append(("cost", f"{best['bill']['planned']:.3g}", "per million output tokens"))
     draw(page, "frontier", "What each candidate holds within all limits, the best first.", of_plans.frontier, trials)
     _draw_speeds(page, trials)
     for limit in of_plans.latency_limits(answer):

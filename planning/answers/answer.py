@@ -82,8 +82,7 @@ class PlannedCandidate:
         requests_per_s: The load as requests per second of all engines.
         running_per_engine: Requests that run in one engine on average at the load.
         tokens_per_s: Output tokens of all devices at the load.
-        per_million: The price of a million output tokens; None without a price of the device.
-        bill: What the devices cost; None in the same case.
+        bill: What the devices cost; None without a price of the device.
         run: The runs at the load.
         needs_seeds: The seeds that would show that `PlanAnswer.share_of_runs` hold the load, if the runs of all of
             them hold it; None where that is shown.
@@ -109,7 +108,6 @@ class PlannedCandidate:
     requests_per_s: float | None
     running_per_engine: float | None
     tokens_per_s: float | None
-    per_million: float | None
     bill: Bill | None
     run: PlannedRun | None
     needs_seeds: int | None
@@ -253,7 +251,6 @@ def _candidate(whole: Plan, item: Ranked, is_first: bool) -> PlannedCandidate:
         requests_per_s=whole.requests_per_s(item.load) if holds else None,
         running_per_engine=summary["mean_running"] / summary["replicas"] if holds else None,
         tokens_per_s=tokens_per_s(whole, item) if holds else None,
-        per_million=None if bill is None else bill.planned,
         bill=bill,
         run=PlannedRun(summary["submitted"], summary["duration"], found.seeds) if holds else None,
         needs_seeds=(found.needs_seeds or None) if holds else None,

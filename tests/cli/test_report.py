@@ -76,7 +76,7 @@ def plan_store(folder: Path) -> None:
                 "half_width": 0.5,
                 "gpus": 1,
                 "tokens_per_s": 900.0,
-                "per_million": None,
+                "bill": None,
             }
             found |= {"load_interval": [7.0 - number, 10.0 - number], "gpus_interval": None}
             found |= {"taken_interval": [0.9, 1.2], "intervals_rest_on": "31 published points"}

@@ -25,7 +25,7 @@ def run(settings: dict[str, Any], tpot_ms: float | None, seed: int = 0, **more: 
 
 def candidate(name: str, settings: dict[str, Any], status: str = "equal", **more: Any) -> dict[str, Any]:
     found = {"name": name, "settings": settings, "status": status, "load": 8.0, "gpus": 2, "tokens_per_s": 800.0}
-    found |= {"half_width": None, "per_million": None, "tightest": "tpot_p99", "taken": 1.0}
+    found |= {"half_width": None, "bill": None, "tightest": "tpot_p99", "taken": 1.0}
     return found | dict.fromkeys(("load_interval", "gpus_interval", "taken_interval")) | more
 
 
@@ -121,14 +121,14 @@ def test_loads_are_those_of_an_engine_where_their_number_was_searched(tmp_path):
 def test_the_cost_is_that_of_whole_deployments(tmp_path):
     plain, drafts = ({"speculation.steps": steps} for steps in (0, 3))
     runs = [run({**one, "workload.rate": 2.0}, 10.0) for one in (plain, drafts)]
-    per_million = 3.0 * 2 * 1e6 / 3600 / 800  # of two GPUs for 3 an hour each
-    candidates = [candidate("drafts", drafts, "best", load_interval=[5.0, 10.0], per_million=per_million)]
-    candidates += [candidate("plain", plain, "behind", load=4.0, per_million=per_million)]
+    bill = {"planned": 3.0 * 2 * 1e6 / 3600 / 800}  # of two GPUs for 3 an hour each
+    candidates = [candidate("drafts", drafts, "best", load_interval=[5.0, 10.0], bill=bill)]
+    candidates += [candidate("plain", plain, "behind", load=4.0, bill=bill)]
     place = store(tmp_path / "plan", "plan", runs, {"candidates": candidates})
     made = figures.cost_against_load(place)
     assert lines(made)["drafts"].x == (0, 8, 8, 16, 16, 24) and lines(made)["drafts"].y == (6, 6, 12, 12, 18, 18)
     assert lines(made)["plain"].y[-1] == 36 and made.layout.yaxis.title.text == "price per hour"
-    candidates[1]["per_million"] = None
+    candidates[1]["bill"] = None
     made = figures.cost_against_load(store(tmp_path / "unpriced", "plan", runs, {"candidates": candidates}))
     assert lines(made)["plain"].y[-1] == 12 and made.layout.yaxis.title.text == "GPUs"
 

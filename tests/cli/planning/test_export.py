@@ -490,8 +490,7 @@ def test_plan_answers_from_python_as_the_command_does(command, tmp_path, monkeyp
         command("plan", *words, "--json", "--out", tmp_path / "command").out
     )
     assert json.loads((tmp_path / "python" / "answer.json").read_text()) == plan.to_json() | json.loads(plan.to_text())
-    assert plan.best is not None and plan.best.name == "EAGLE3, 1 step" and plan.best.per_million is not None
-    assert plan.best.bill.planned == plan.best.per_million
+    assert plan.best is not None and plan.best.name == "EAGLE3, 1 step" and plan.best.bill is not None
     assert plan.best.load <= plan.best.half_load and plan.best.run.seeds == 2
     assert len(lines) == 6 and lines[-1].startswith("third round, ") and lines[0].startswith("first round, EAGLE3, ")
     assert foredraft.plan(**asked).candidates == plan.candidates, "the runs need not be kept"
