@@ -65,6 +65,7 @@ def test_the_executor_contract_draws_engines_of_a_plugin(monkeypatch):
     assert all({choices[at] for choices in drawn} == {False, True} for at in range(1, 5))
 
 
+@pytest.mark.ci
 def test_the_executor_contract_draws_what_a_plugin_takes():
     def problems(self, shape):
         return [Problem("steps", "2 at most")] if shape.steps > 2 or shape.topk > 1 else []

@@ -75,7 +75,7 @@ def test_the_help_has_its_brackets(command, name):
         assert re.sub(r"\s", "", word) in out
 
 
-@pytest.mark.fast("a run", "help")
+@pytest.mark.fast("help", ci="a run")
 @pytest.mark.parametrize(
     "arguments",
     [("simulate", *SMALL), ("simulate", "--schema", "scenario"), ("simulate", "--help"), ("check", "--list")],

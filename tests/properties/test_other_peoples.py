@@ -293,6 +293,7 @@ def test_a_clause_is_reached_where_its_last_condition_is_evaluated():
     assert clauses_of(_checker) == clauses, "marked once"
 
 
+@pytest.mark.ci
 def test_a_clause_that_no_run_reached_is_reported():
     report = check(ENGINE, PlainEngine, budget=4_000, without=("abort",))
     assert report.ok and any("its client is gone" in clause for clause in report.unreached["ENGINE-13"])

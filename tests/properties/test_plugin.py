@@ -66,6 +66,7 @@ def test_the_plugin_marks_conformance_tests_and_says_what_ran(run_pytest):
     assert "allocator test_theirs:TestBad: seed 7" in section and "ALLOC-14 is broken" in section
 
 
+@pytest.mark.ci
 def test_a_failure_leaves_its_case_a_command_and_a_test(run_pytest, tmp_path):
     done = run_pytest("-k", "alloc_14 or that_fails or Machine", "--foredraft-budget", "4000")
     assert done.returncode == 1 and "3 failed" in done.stdout

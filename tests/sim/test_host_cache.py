@@ -83,7 +83,7 @@ def test_groups_of_attention_copy_side_by_side():
     assert groups.step_ns(0, [800, 10]) == alone.step_ns(0, [800])
 
 
-@pytest.mark.fast("foredraft-settings0", "vllm-0.18-settings2", ci="*")
+@pytest.mark.fast("vllm-0.18-settings2", ci="*")
 @pytest.mark.parametrize("settings", [{}, {"engine.mode": "synchronous"}, {"speculation.algorithm": "EAGLE3"}])
 @pytest.mark.parametrize("server", ["foredraft", "sglang-0.5", "vllm-0.18"])
 def test_the_log_says_what_was_loaded_and_holds_the_rules(tmp_path, server, settings):

@@ -82,7 +82,7 @@ def test_outputs_belong_to_their_tokens(name):
     assert sum(compare(small_model(0), request, run) for request in requests) > 100
 
 
-@pytest.mark.fast("way1")
+@pytest.mark.fast(ci="way1")
 @pytest.mark.parametrize("way", [chain("STANDALONE", 3, chunk_size=5), tree("EAGLE", 3, 3, 12, chunk_size=5)])
 def test_outputs_survive_retraction(way):
     requests = [ask(n, outputs=("logprobs", "hidden_states", "top_logprob_ids")) for n in range(6)]

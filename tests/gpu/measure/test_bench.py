@@ -360,6 +360,7 @@ def test_what_graphs_cost_and_what_pruning_saves():
     assert costs.adaptive_seconds == pytest.approx(5.5) and costs.adaptive_seconds_unpruned == pytest.approx(9.0)
 
 
+@pytest.mark.ci
 def test_the_record_is_json_and_says_what_is_missing(small):
     plan, bench, results = run(replace(small, steps="2", repeat=1))
     whole = json.loads(json.dumps(report(plan, bench.machine, results, ["bench", "x"]), allow_nan=False))

@@ -47,6 +47,7 @@ def serve(cells):
     return reports
 
 
+@pytest.mark.ci
 def test_what_is_left_of_the_cover_has_every_pair():
     cells = cover()
     assert all(is_legal(cell) for cell in cells)

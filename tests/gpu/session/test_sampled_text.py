@@ -138,6 +138,7 @@ def test_ends_that_are_held_back_leave_the_distribution_of_the_others(name, reco
     assert max(found) < 4.5, found
 
 
+@pytest.mark.fast("plain", "EAGLE tree", ci="*")
 @pytest.mark.parametrize("name", WAYS)
 def test_no_stop_token_is_drawn_before_min_tokens(name):
     """Greedily, through retractions and blocks, with every token of the plain text as a stop token of one request."""
@@ -182,7 +183,7 @@ SAME = [
 ]
 
 
-@pytest.mark.fast("EAGLE tree")
+@pytest.mark.fast(ci="EAGLE tree")
 @pytest.mark.parametrize("name", ["plain", "chain", "tree", "EAGLE tree", "heads", "look-up"])
 def test_the_way_of_serving_changes_no_token(name):
     def tokens(config, seed=7):

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 IMPORTING = "from foredraft.core.errors import ForedraftError\n\nreveal_type(ForedraftError)\n"
 
 
+@pytest.mark.ci
 def test_an_error_fails_in_every_package_but_those_that_check_others(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     """By the settings of pyproject.toml, in a package of wrong modules."""
     package = tmp_path / check_types.LINKS / "foredraft"

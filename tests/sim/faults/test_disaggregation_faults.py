@@ -48,6 +48,7 @@ def test_a_late_copy_of_a_request_that_has_ended_is_no_new_one():
     assert serve_disaggregated_swarm(224).injected["link.duplicated"]
 
 
+@pytest.mark.ci
 def test_five_services_under_the_swarm():
     fired = faults_of(serve_disaggregated_swarm, range(5))
     assert sum(fired[kind] > 0 for kind in OF_TRANSFERS) > len(OF_TRANSFERS) / 2, fired
