@@ -93,9 +93,12 @@ def _offset_ns(suffix: str) -> int:
 def parse_counts(cells: Sequence[Any]) -> np.ndarray:
     """Parse token counts, int64 [n]. ValueError unless each is a whole number, 0 … 2**31 − 1."""
     try:
-        values = [int(cell.removesuffix(".0") if isinstance(cell, str) else cell) for cell in cells]
-    except ValueError:
-        raise ValueError(_A_COUNT) from None
+        values = list(map(int, cells))
+    except ValueError:  # a table that was written with fractions has 5.0
+        try:
+            values = [int(cell.removesuffix(".0") if isinstance(cell, str) else cell) for cell in cells]
+        except ValueError:
+            raise ValueError(_A_COUNT) from None
     if min(values) < 0 or max(values) > MAX_PROMPT_LENGTH:
         raise ValueError(_A_COUNT)
     return np.array(values, np.int64)

@@ -12,7 +12,9 @@ import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 
 from ...core.errors import nearest, shown
 from ...core.parsing import ParseError, parse_json
@@ -94,7 +96,18 @@ AS_IT_SAYS = TraceOptions()
 
 def resolve_layout(path: str, options: TraceOptions = AS_IT_SAYS) -> TraceLayout:
     """Return the layout by the file's first lines and by what the scenario says. Raises TraceError, and ConfigError
-    for a file that cannot be read."""
+    for a file that cannot be read.
+
+    A run asks several times (for its notices, its requests, its key's conditions). The first lines of a file that has
+    not changed since are read once.
+    """
+    file = Path(path)
+    state = file.stat() if file.is_file() else None
+    return _resolve(path, options, None if state is None else (state.st_ino, state.st_mtime_ns, state.st_size))
+
+
+@lru_cache(maxsize=16)
+def _resolve(path: str, options: TraceOptions, state: tuple[int, int, int] | None) -> TraceLayout:
     first = first_line(path)
     given = _given_columns(path, options.columns)
     name, columns = _recognised(path, first, options.format, given)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.sim.scenario_file import load_scenario
-from foredraft.sim.workload import trace_files
+from foredraft.sim.workload import trace_files, trace_layout
 from foredraft.sim.workload.trace_inference import TraceError
 from foredraft.sim.workload.trace_layout import TraceOptions
 from foredraft.sim.workload.traces import TraceSource
@@ -523,3 +523,17 @@ def test_a_resampled_trace_consists_of_windows_that_the_seed_draws(tmp_path):
     assert [one.time_ns for one in fast] == [round(one.time_ns / 2) for one in made[0][:50]]
     whole = list(TraceSource(path, resample_s=1000.0, seed=3))
     assert sorted(one.prompt.length for one in whole) == sorted(one.prompt.length for one in as_it_is)
+
+
+def test_the_first_lines_are_read_again_only_if_the_file_has_changed(write, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        trace_layout, "first_line", lambda path, real=trace_layout.first_line: read.append(1) or real(path)
+    )
+    path = write(AZURE_HEADER + "2023-11-16 18:15:46.6805900,374,44\n")
+    assert TraceSource(path).layout() == TraceSource(path, rate_scale=2.0).layout()
+    assert TraceSource(path).layout().format == "azure" and len(read) == 1
+    with pytest.raises(TraceError):
+        TraceSource(path, TraceOptions("burstgpt")).layout()
+    write(BURST_HEADER + "1,ChatGPT,374,44,418,Log\n")
+    assert TraceSource(path).layout().format == "burstgpt" and len(read) == 3
