@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.contract.events import Committed, Event, EventSink, Planned
+from ...core.contract.account import EngineAccount
+from ...core.contract.events import Committed, Event, EventSink
 from ...core.contract.request import FinishedRequest, Request
 from ...core.contract.step import FailureCause, StepFailure
 from ...core.errors import InvariantViolation
@@ -33,17 +34,15 @@ class DeliverySink:
     """An event sink that sorts the deliveries of steps by request."""
 
     def __init__(self) -> None:
-        self._request_of_row: dict[int, Request] = {}
+        self._account = EngineAccount()
         self._tokens: dict[str, list[np.ndarray]] = {}
         self._outputs: dict[str, dict[str, list[np.ndarray]]] = {}
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Planned) and event.step is not None:
-            for join in event.step.joins:
-                self._request_of_row[join.row] = join.request
-        elif isinstance(event, Committed):
+        if isinstance(event, Committed):
             self._first_tokens(event)
             self._rounds(event)
+        self._account.take(event)
 
     def take(self) -> tuple[dict[str, list[np.ndarray]], dict[str, dict[str, list[np.ndarray]]]]:
         """Return tokens and outputs since the last call, by request id."""
@@ -57,7 +56,7 @@ class DeliverySink:
         part, result = event.step.prefill, event.result.prefill
         assert part is not None and result is not None and result.tokens is not None, "a prompt gave the token"
         for i in np.flatnonzero(part.is_last).tolist():
-            request = self._request_of_row[int(part.rows[i])]
+            request = self._account.in_row[int(part.rows[i])].request
             if request.request_id in event.first_tokens:
                 entries = {name: (result.outputs or {})[name][i : i + 1] for name in request.outputs}
                 self._deliver(request, result.tokens[i : i + 1], entries)
@@ -65,14 +64,13 @@ class DeliverySink:
     def _rounds(self, event: Committed) -> None:
         if event.kept is None:
             return
-        part, decode = event.step.decode, event.result.decode
-        assert part is not None and decode is not None and decode.tokens is not None, "rounds gave the tokens"
-        rows, outputs = part.rows.tolist(), decode.outputs or ()
-        for number, kept in enumerate(event.kept):
-            for i in np.flatnonzero(kept).tolist():
-                request, count = self._request_of_row[rows[i]], kept[i]
-                entries = {name: outputs[number][name][i, :count] for name in request.outputs}
-                self._deliver(request, decode.tokens[number, i, :count], entries)
+        decode = event.result.decode
+        assert decode is not None and decode.tokens is not None, "rounds gave the tokens"
+        outputs = decode.outputs or ()
+        for owner, number, i, count in self._account.runs(event):
+            if number >= 0:
+                entries = {name: outputs[number][name][i, :count] for name in owner.request.outputs}
+                self._deliver(owner.request, decode.tokens[number, i, :count], entries)
 
     def _deliver(self, request: Request, tokens: np.ndarray, entries: dict[str, np.ndarray]) -> None:
         self._tokens.setdefault(request.request_id, []).append(tokens)

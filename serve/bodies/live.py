@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...core.contract.account import EngineAccount
 from ...core.contract.events import Committed, Event, EventSink, Planned
 from ...core.contract.request import FinishedRequest, FinishReason, Request, cut_runs, finish_reason
 from ...core.contract.step import DecodeResult, StepResult
@@ -87,9 +88,9 @@ class LiveSimulation(Simulation):
         """
         scenario = live_scenario(scenario)
         self._deliver = deliver
-        self._ends: list[Emission] = []  # that no round brought, and were not told yet
-        self._told: set[str] = set()  # requests whose end came with their last round, until the actors report it
-        self._num_told = 0
+        self._ends: list[Emission] = []  # that no round brought, and that are not delivered yet
+        self._announced: set[str] = set()  # requests whose end came with their last round, until the actors report it
+        self._num_delivered = 0
         self._receivers: list[KvReceiver] = []  # of each engine, once the first request comes with its KV
         self._foreseen_of: dict[int, dict[str, Emission]] = {}  # by engine: what its next commit brings
         super().__init__(
@@ -139,12 +140,12 @@ class LiveSimulation(Simulation):
 
     def advance(self, until_ns: int) -> None:
         """Run the simulation up to and including `until_ns`, or until requests have got tokens."""
-        before = self._num_told
-        while not self._ends and self._num_told == before and self.env.peek() <= until_ns:
+        before = self._num_delivered
+        while not self._ends and self._num_delivered == before and self.env.peek() <= until_ns:
             self.env.step()
         if self._ends:
             ends, self._ends = self._ends, []
-            self._tell(ends)
+            self._pass_on(ends)
 
     def foresee(self, now_ns: int) -> list[list[Emission]]:
         """Return the pieces that requests will get after `now_ns` from rounds that are drawn already; each round is
@@ -167,12 +168,12 @@ class LiveSimulation(Simulation):
                     assert result.decode is not None
                     ahead += _expected(actor.engine, step.decode.rows, result.decode, at_ns)
                 self._foreseen_of[number] = {emission.request_id: emission for emission in ahead}
-                self._told.update(emission.request_id for emission in ahead if emission.finished is not None)
+                self._announced.update(emission.request_id for emission in ahead if emission.finished is not None)
                 found.append(ahead)
         return [ahead for ahead in found if ahead]
 
-    def _tell(self, emissions: list[Emission]) -> None:
-        self._num_told += len(emissions)
+    def _pass_on(self, emissions: list[Emission]) -> None:
+        self._num_delivered += len(emissions)
         self._deliver(emissions)
 
     def _draw_output_lens(self) -> Iterator[int]:
@@ -184,27 +185,22 @@ class LiveSimulation(Simulation):
     def _emission_sink(self, number: int) -> EventSink:
         """Return a sink that reports the deliveries of committed steps of engine `number`, without those that were
         announced before."""
-        request_of_row: dict[int, str] = {}
+        account = EngineAccount()
 
         def take(event: Event) -> None:
-            if isinstance(event, Planned) and event.step is not None:
-                request_of_row.update((join.row, join.request.request_id) for join in event.step.joins)
-                if self._receivers:
-                    came = [join.request.request_id for join in event.step.joins if join.num_received]
-                    self._tell([Emission(request_id, event.now_ns, 1) for request_id in came])
-            elif isinstance(event, Committed):
-                at_ns, got = event.now_ns, [(request_id, 1) for request_id in event.first_tokens]
-                if event.kept is not None:
-                    assert event.step.decode is not None
-                    rows, counts = event.step.decode.rows.tolist(), np.add.reduce(event.kept, axis=0).tolist()
-                    got += [(request_of_row[row], count) for row, count in zip(rows, counts, strict=True) if count]
+            if isinstance(event, Planned) and event.step is not None and self._receivers:
+                came = [join.request.request_id for join in event.step.joins if join.num_received]
+                self._pass_on([Emission(request_id, event.now_ns, 1) for request_id in came])
+            elif isinstance(event, Committed):  # of one round at most: see `live_scenario`
+                at_ns, got = event.now_ns, [(run.request.request_id, run.tokens) for run in account.runs(event)]
                 ends = {end.request_id: end for end in event.finished if end.reason is not FinishReason.ERROR}
                 got += [(request_id, 0) for request_id in ends if request_id not in dict(got)]
                 emissions = [Emission(request_id, at_ns, count, ends.get(request_id)) for request_id, count in got]
                 if ahead := self._foreseen_of.pop(number, None):
                     emissions = self._without(ahead, emissions, self.replicas[number].engine)
-                self._told.update(emission.request_id for emission in emissions if emission.finished is not None)
-                self._tell(emissions)
+                self._announced.update(emission.request_id for emission in emissions if emission.finished is not None)
+                self._pass_on(emissions)
+            account.take(event)
 
         return take
 
@@ -212,11 +208,11 @@ class LiveSimulation(Simulation):
     def _without(ahead: Mapping[str, Emission], emissions: list[Emission], engine: Engine) -> list[Emission]:
         """Return the emissions that were not foreseen. Raises InvariantViolation for one that came otherwise."""
         found = {emission.request_id: emission for emission in emissions}
-        for request_id, told in ahead.items():
+        for request_id, expected in ahead.items():
             got = found.pop(request_id, None)
-            is_as_told = engine.state_of(request_id) is None if got is None else got.amount == told.amount
-            if not is_as_told:
-                raise InvariantViolation("ACCEPT-12", f"request {request_id!r}: {told} was told, {got} came")
+            is_as_expected = engine.state_of(request_id) is None if got is None else got.amount == expected.amount
+            if not is_as_expected:
+                raise InvariantViolation("ACCEPT-12", f"request {request_id!r}: {expected} was announced, {got} came")
         return list(found.values())
 
     def _ended(self, replica: int, finished: FinishedRequest) -> None:
@@ -225,8 +221,8 @@ class LiveSimulation(Simulation):
         self.faults.ended(finished.request_id)
         self.faults.forget(finished.request_id)
         self.router.ended(replica, finished.request_id)
-        if finished.request_id in self._told:
-            self._told.remove(finished.request_id)
+        if finished.request_id in self._announced:
+            self._announced.remove(finished.request_id)
         else:
             self._ends.append(Emission(finished.request_id, self.env.now, 0, finished))
 
