@@ -47,7 +47,7 @@ class SuiteDecoder(TextDecoder):
 
 
 class ToldPolicy(FixedPolicy):
-    """Drafts the number of steps that it is told, one of several candidates."""
+    """Drafts the number of steps that it is given, one of several candidates."""
 
     name = "told"
 
@@ -61,7 +61,7 @@ class ToldPolicy(FixedPolicy):
 
 
 class NotedController(AdaptiveController):
-    """Notes what it is told: (rows, draft steps) of each round."""
+    """Notes the results that it gets: (rows, draft steps) of each round."""
 
     def __init__(self, policy: ToldPolicy, topk: int, nodes: int | None) -> None:
         super().__init__(policy, topk=topk, num_draft_tokens=nodes)
@@ -267,8 +267,8 @@ class CoreEngine:
         return metrics.verified_rows, metrics.proposed_drafts, int(metrics.correct_drafts)
 
     def lessons(self) -> list[tuple[int, int]]:
-        told, self.controller.lessons = self.controller.lessons, []
-        return told
+        lessons, self.controller.lessons = self.controller.lessons, []
+        return lessons
 
 
 @cache

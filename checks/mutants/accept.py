@@ -255,7 +255,7 @@ class ShowsAFailedTarget(TreeAccept):
 
 @OURS.breaks("ACCEPT-13")
 class BreaksTiesByHistory(TreeAccept):
-    """Equal scores are told apart by how many components the process has made, as an address or a clock would."""
+    """Equal scores are distinguished by how many components the process has made, as an address or a clock would."""
 
     made = 0
 

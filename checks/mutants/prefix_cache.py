@@ -248,7 +248,7 @@ class RepeatsItself(RadixCache):
 
 @RADIX.breaks("RADIX-10")
 class KeepsTheCallersPages(RadixCache):
-    """After an insertion the caller is told to go on with its own pages, and to free them."""
+    """After an insertion the answer tells the caller to go on with its own pages, and to free them."""
 
     def insert(self, tokens, slots, namespace=""):
         done = super().insert(tokens, slots, namespace)

@@ -34,7 +34,7 @@ PROBES = Defects("step-controller", make_unattached, ("adaptive", "counters", "p
 
 @PROBES.breaks("STEPS-04")
 class StaysAtZero(AdaptiveStepSlot):
-    """0 steps are told nothing, so they stay: there is no probe."""
+    """0 steps learn nothing, so they stay: there is no probe."""
 
     def _is_probe_due(self):
         return False
@@ -317,7 +317,7 @@ READS = Defects("step-controller", make_unattached, ("adaptive", "inspection", "
 
 @READS.breaks("STEPS-02")
 class TrustsEveryNumber(ControllerAdapter):
-    """What is told is averaged as it is: one NaN, and the average is NaN for ever."""
+    """A result is averaged as it is: one NaN, and the average is NaN for ever."""
 
     def observe(self, correct_drafts, batch_size, executed_steps):
         if len(correct_drafts):

@@ -1,6 +1,6 @@
 """SGLang's adaptive number of draft steps behind the contract of step controllers.
 
-It is not told with how many steps a round ran, so a late result of another number moves the average, too. It tries
+It does not learn with how many steps a round ran, so a late result of another number moves the average, too. It tries
 draft steps again at each look after 0 steps, and never more rarely. Its caller checks the results.
 """
 

@@ -329,7 +329,7 @@ def _bad(option: str, what: str) -> None:
 def _replay(path: Path, subject: str | None, as_json: bool) -> None:
     from ...checks.registry import suite_of
     from ...properties.harness.cases import load_case
-    from ...properties.harness.report import outcome_of, told
+    from ...properties.harness.report import history_lines, outcome_of
 
     case = load_case(path, suite_of)
     make = _load(subject or case.subject)
@@ -337,7 +337,7 @@ def _replay(path: Path, subject: str | None, as_json: bool) -> None:
     if as_json:
         from ..documents.checking import CaseDocument
 
-        told_of = [
+        outcomes = [
             {
                 "id": one.id,
                 "sentence": one.sentence,
@@ -346,7 +346,7 @@ def _replay(path: Path, subject: str | None, as_json: bool) -> None:
             for one in (violation.broken if violation else ())
         ]
         holds = violation is None
-        parts = (case.contract, subject or case.subject, list(told(history, calls)), holds, told_of)
+        parts = (case.contract, subject or case.subject, history_lines(history, calls), holds, outcomes)
         print_document(CaseDocument(str(path), *parts, None if holds else ends_in))
         raise typer.Exit(0 if holds else EXIT_BROKEN)
     typer.echo(

@@ -38,7 +38,7 @@ def kept_runs(
     kind: str, tables: Mapping[str, Any], out: Path | None, count: int | None, cluster: str | None, **asked: Any
 ) -> Iterator[tuple[StoredWorkers, TrialStore]]:
     """Yield what `planning.store.kept_runs` yields, by default of a directory in runs/. After Ctrl-C, or when a cluster
-    goes away, the user is told how many runs are kept."""
+    goes away, a line says how many runs are kept."""
     from ...planning import store as runs
     from ...planning.workers import ClusterGone
 

@@ -82,7 +82,7 @@ def print_warm(
 
 
 def _now_and_then(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """Return what tells a line if none was told for PROGRESS_S."""
+    """Return a function that prints a line if none was printed for PROGRESS_S."""
     told_s = -PROGRESS_S
 
     def on_line(line: str) -> None:

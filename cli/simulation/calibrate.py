@@ -170,20 +170,20 @@ def _labels(names: Iterable[str]) -> str:
 
 
 def _parameters(found: CalibrateResult) -> Iterator[str]:
-    """Yield the lines of the parameters: in the server's profile, fitted, and how well they are told."""
+    """Yield the lines of the parameters: in the server's profile, fitted, and how well they are known."""
     kernels = {"roofline": "the roofline", "measured": "measured kernels"}[found.kernels]
     what = f"{found.model} on {found.gpu}"
     yield f"{count_of(found.points, 'point')}, fitted around {found.server} over {kernels}: {what}"
     yield ""
-    yield f"{'':26}{'server':>9}{'fitted':>9}   {'interval (90 %)':20}{'told':>8}"
+    yield f"{'':26}{'server':>9}{'fitted':>9}   {'interval (90 %)':20}{'known':>8}"
     for one in found.parameters:
         scale = 1.0 if one.name == DEVICE else 1e-3
         before, value, low, high = (
             f"{number * scale:.{3 if one.name == DEVICE else 0 if number >= 1e5 else 1}f}"
             for number in (one.server, one.value, one.low, one.high)
         )
-        told = f"{one.told:.0%}" if one.is_told else "no"
-        yield f"{_label(one.name):26}{before:>9}{value:>9}   {f'{low} … {high}':20}{told:>8}"
+        known = f"{one.told:.0%}" if one.is_told else "no"
+        yield f"{_label(one.name):26}{before:>9}{value:>9}   {f'{low} … {high}':20}{known:>8}"
 
 
 def _results(found: CalibrateResult) -> Iterator[str]:
@@ -206,14 +206,14 @@ def _remarks(found: CalibrateResult) -> Iterator[str]:
         lines.append(
             f"assumed      lengths with a spread in {drifting} of the runs: by the time to the first token clients keep no step"
         )
-    untold = [one.name for one in found.parameters if not one.is_told]
-    if untold:
-        lines.append(f"not told     {_labels(untold)}: the points take away less than half of their uncertainty")
+    unknown = [one.name for one in found.parameters if not one.is_told]
+    if unknown:
+        lines.append(f"not known    {_labels(unknown)}: the points take away less than half of their uncertainty")
     for one, other in found.entangled:
         lines.append(f"entangled    {_label(one)} and {_label(other)}: the points tell a sum of them")
     for suggestion in found.suggestions:
         lines.append(f"would tell   {_labels(suggestion.tells)}: {suggestion.point}")
-    hidden = [name for name in untold if not any(name in item.tells for item in found.suggestions)]
+    hidden = [name for name in unknown if not any(name in item.tells for item in found.suggestions)]
     if hidden:
         lines.append(f"no run here  would tell {_labels(hidden)}: too small, hidden behind the device, or entangled")
     for item in found.results:

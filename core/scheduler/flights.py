@@ -53,7 +53,7 @@ def prefill_step(chunks: list[Chunk], with_tokens: bool) -> PrefillStep:
 
 
 def join_of(record: RequestRecord, with_tokens: bool) -> Join:
-    """Return what the executor is told of a request that has entered."""
+    """Return what the executor learns of a request that has entered."""
     cached = record.known_context()[: record.num_cached] if with_tokens else None
     return Join(
         record.row,

@@ -71,10 +71,10 @@ class News:
         self._joined: list[str] = []
         self._tokens: list[list[Any]] = []
         self._ended: list[list[Any]] = []
-        self._num_told: dict[str, int] = {}
+        self._num_sent: dict[str, int] = {}
 
     def submitted(self, request: Request) -> None:
-        self._num_told[request.request_id] = request.shown.length
+        self._num_sent[request.request_id] = request.shown.length
 
     def admitted(self, request_id: str, num_cached: int, at_ns: int) -> None:
         """Note that a prompt begins, with so many tokens from the prefix cache."""
@@ -82,17 +82,17 @@ class News:
 
     def joined(self, request: Request) -> None:
         self._joined.append(request.request_id)
-        self._num_told[request.request_id] = max(request.shown.length, 1)  # the prefill worker has told the first one
+        self._num_sent[request.request_id] = max(request.shown.length, 1)  # the prefill worker has sent the first one
 
     def tokens(self, request_id: str, tokens: Iterable[np.ndarray], outputs: Mapping[str, Iterable[Any]]) -> None:
         values = np.concatenate(list(tokens)).tolist()
-        num_before = self._num_told[request_id]
-        self._num_told[request_id] = num_before + len(values)
+        num_before = self._num_sent[request_id]
+        self._num_sent[request_id] = num_before + len(values)
         shown = {name: [np.asarray(entry).tolist() for entry in entries] for name, entries in outputs.items()}
         self._tokens.append([request_id, num_before, values, shown])
 
     def ended(self, end: FinishedRequest) -> None:
-        self._num_told.pop(end.request_id, None)
+        self._num_sent.pop(end.request_id, None)
         self._ended.append([end.request_id, end.reason.value, end.num_output, end.message])
 
     def refused(self, request_id: str, why: str) -> None:

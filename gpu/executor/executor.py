@@ -2,7 +2,7 @@
 
     launch    give a GPU the step's first round at once, behind those in its stream; a CPU has no stream and begins at
               collect
-    collect   read the oldest step's rounds back, and run the further rounds of a block in between
+    collect   read the oldest step's rounds back, and run the further rounds of a multi-step in between
 
 Both make the moves of a table (`running.py`), of as many steps as can go on.
 

@@ -241,7 +241,9 @@ class RoundGraphs:
     ) -> None:
         """Capture nothing yet. A round has a graph on all ranks of the target or on none."""
         self.reports: list[CaptureReport] = []
-        self.on_round: Callable[[bool, int], None] | None = None  # is told whether a round of so many rows has a graph
+        self.on_round: Callable[[bool, int], None] | None = (
+            None  # called with whether a round of so many rows has a graph
+        )
         self.on_capture: Callable[[CaptureReport], None] | None = None
         self.are_on: bool = False  # whether any round may have a graph
         self._limits, self._shaping = parts.limits, parts.shaping

@@ -392,9 +392,9 @@ def _spec(plan: BenchPlan, session: SessionOptions, batch_size: int, steps: int)
 
 def _arm(plan: BenchPlan, spec: EngineSpec, length: int) -> ArmPlan:
     page_size, positions = spec.config.page_size, spec.config.context_len
-    # A block's rounds wait for each other; in overlap mode the next step's are enqueued before one is over.
-    in_blocks = not spec.config.overlap and plan.options.tensor_parallel == 1
-    spec = spec.with_config(multi_step_rounds=CPU_MULTI_STEP_ROUNDS if in_blocks else 1)
+    # The rounds of a multi-step wait for each other; in overlap mode the next step's are enqueued before one is over.
+    in_multi_steps = not spec.config.overlap and plan.options.tensor_parallel == 1
+    spec = spec.with_config(multi_step_rounds=CPU_MULTI_STEP_ROUNDS if in_multi_steps else 1)
     context_len = length + plan.options.output_tokens
     if context_len > positions:
         message = f"{length} with {plan.options.output_tokens} output tokens needs {context_len} positions; the model has {positions}"

@@ -164,7 +164,7 @@ class Bench:
         return target, load_draft(options.draft, plan.algorithm.draft_form, target, network_of(plan.algorithm))
 
     def arms(self, cell: CellPlan, on_arm: Callable[[ArmPlan], None] = lambda arm: None) -> list[BatchArm]:
-        """Return the engines of a cell; `on_arm` is told each before it is made."""
+        """Return the engines of a cell; `on_arm` gets each before it is made."""
         options = self.plan.options
         prompts = bench_prompts(
             self._tokenizer,

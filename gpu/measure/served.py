@@ -164,7 +164,7 @@ class _TimedDriver(Driver):
 
 
 GoesOn = Callable[[StepLap], bool]
-"""Told each step once it is committed; where it answers False, the rest is given up."""
+"""Called with each step once it is committed; where it answers False, the rest is given up."""
 
 
 class TimedServing:

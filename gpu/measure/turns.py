@@ -22,7 +22,7 @@ from ...observe.input_files import read_lines
 
 T = TypeVar("T")
 OnSample = Callable[[int, int, str], None]
-"""Told before each sample how many are done, of how many, and what is timed next."""
+"""Called before each sample with how many are done, of how many, and what is timed next."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class RankJob(ABC):
 
     @abstractmethod
     def open(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Load this rank's part of the models. Returns what the parent is told; `identity` must be the same on all
+        """Load this rank's part of the models. Returns the report for the parent; `identity` must be the same on all
         ranks (`identity_of`)."""
 
 

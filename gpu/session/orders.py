@@ -1,4 +1,4 @@
-"""What the processes of a session are told: options as JSON, and the orders of ranks that have parts of its models."""
+"""The messages to the processes of a session: options as JSON, and the orders of ranks with parts of its models."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class SessionPlan:
         algorithm forced."""
         config, unused = self.spec.config, without_effect(self.options, self.algorithm, self.device)
         forced = not config.overlap and not self.algorithm.supports_overlap and self.device != "cpu"
-        forced = forced and not self.options.overlap  # told as an option without effect
+        forced = forced and not self.options.overlap  # reported as an option without effect
         return (
             *self.file_notes,
             *map(str, unused),

@@ -42,7 +42,7 @@ class Exchanges:
     def __init__(self) -> None:
         self.begun: int = 0
         self.group: dist.ProcessGroup | None = None  # of the ranks of this model; None: of all processes
-        # Is told each one of a pass: its kind, and the bytes of the sum, or of what all ranks have gathered.
+        # Called with each one of a pass: its kind, and the bytes of the sum, or of what all ranks have gathered.
         self.on_exchange: Callable[[str, int], None] = lambda kind, num_bytes: None
 
     def begin(self, kind: str, num_bytes: int) -> None:

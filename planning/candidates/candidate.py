@@ -159,7 +159,7 @@ def _larger_parallelism(
 
 
 def _fits(tables: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Return whether a deployment has room for the model. Other errors do not count: they are told where it is
+    """Return whether a deployment has room for the model. Other errors do not count: they are reported where it is
     searched."""
     try:
         assemble(scenario_with(tables, {**settings, RATIO: None, REPLICAS: 1}))

@@ -286,7 +286,7 @@ def _adapts(given: Given, algorithm: str, topk: int | None) -> bool:
 
 
 def _usual_shape(algorithm: str, model: str) -> RoundShape:
-    """Return the shape of rounds that SGLang takes for a model unless it is told otherwise."""
+    """Return the shape of rounds that SGLang takes for a model unless the command says otherwise."""
     name = model.lower()
     is_llama = "llama" in name and "llama-4" not in name
     return RoundShape(5, 4, 8) if is_llama and algorithm != "STANDALONE" else RoundShape.chain(3)

@@ -1,8 +1,8 @@
 """What is true of an allocator, in lists and dictionaries that are recounted from scratch, and the moment that the
 checkers look at.
 
-A model does not predict which ids a component hands out: it is told. It remembers who has what. So it knows at any time
-how many pages must be held, by how many holders, which are cached, and which wait for a step.
+A model does not predict which ids a component hands out: it learns them. It remembers who has what. So it knows at any
+time how many pages must be held, by how many holders, which are cached, and which wait for a step.
 """
 
 from __future__ import annotations

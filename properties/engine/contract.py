@@ -250,7 +250,7 @@ class EngineCapabilities(Capabilities):
     # What enters leaves each that runs its reserve, and rows go in multi-steps where no plan could differ.
     reserves: bool = False
     counters: bool = False  # `counters()`: what was verified and accepted so far
-    lessons: bool = False  # `lessons()`: what its choice of draft steps was told
+    lessons: bool = False  # `lessons()`: the results that its choice of draft steps got
     stop_strings: bool = False  # `Wish.stop_strings`: the engine reads the text of an output by `language.text`
     # A refused `submit` raises an error whose text has the limit that the request exceeds, as a number.
     reasons: bool = False
@@ -420,7 +420,7 @@ class SchedulingEngine(Protocol):
 
     @needs("lessons")
     def lessons(self) -> Sequence[Sequence[int]]:
-        """Return what the choice of draft steps has been told since the last call: per round that was committed (rows
+        """Return the results that the choice of draft steps got since the last call: per round that was committed (rows
         of its step, draft steps)."""
 
 

@@ -94,7 +94,7 @@ class Case:
         calls: list[tuple[str, ...]] = []
 
         def note(operation: Operation, trial: Trial) -> None:
-            history.append(f"{operation}  {trial.told()}")
+            history.append(f"{operation}  {trial.last_report()}")
             calls.append(tuple(trial.calls[-MAX_CALLS:]))
             trial.calls.clear()
 

@@ -14,7 +14,7 @@ from .contract import SUITE_VERSION
 from .invariants import Finding, invariant
 
 
-def told(history: Sequence[str], calls: Sequence[Sequence[str]]) -> list[str]:
+def history_lines(history: Sequence[str], calls: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a history: each operation, and under it the calls that the component received."""
     lines = []
     for number, line in enumerate(history):
@@ -25,7 +25,7 @@ def told(history: Sequence[str], calls: Sequence[Sequence[str]]) -> list[str]:
 
 def outcome_of(case: Case, story: Story) -> list[str]:
     """Return the lines about a case that was run again."""
-    lines = told(story.history, story.calls)
+    lines = history_lines(story.history, story.calls)
     if story.violation is None:
         return [*lines, f"{case.invariant} holds: the case does not fail (any more)."]
     for broken in story.violation.broken:
@@ -64,7 +64,7 @@ class Failure:
             f"{self.id}  {self.sentence}",
             f"  seed {case.seed}, run {case.run}: {shrunk}",
             f"  {case.subject}: {sizes}",
-            *told(self.history, self.calls),
+            *history_lines(self.history, self.calls),
             f"  at     {self.ends_in}",
             f"  was    {self.finding.was}",
             f"  should {self.finding.should}",

@@ -110,7 +110,7 @@ class Trial:
         self.executed: dict[type[Operation], int] = {}
         self.trace: list[Operation] = []  # what was carried out, draining included, to the one that failed
         self.transcript: list[object] = []
-        self.calls: list[str] | None = None  # the calls of the component by `ask` and `must`, where a history is told
+        self.calls: list[str] | None = None  # the calls of the component by `ask` and `must`, where a history is shown
         self.operation: Operation | str = "make"
         self.moment: Any = None
         self.failed = False
@@ -184,7 +184,7 @@ class Trial:
         """Stop all faults, give everything back, and check that everything is there.
         Do nothing, where nothing is held."""
 
-    def told(self) -> str:
+    def last_report(self) -> str:
         """Return the text of a report about the last operation: its refusal, or the component's answer."""
         refusal = getattr(self.moment, "refusal", None)
         return self.describe() if refusal is None else f"refused ({refusal})"
@@ -238,7 +238,7 @@ class Trial:
         """
         if self.calls is None or (name := getattr(method, "__name__", "?")) in self.looks:
             return method(*arguments)
-        told = f"{name}({', '.join(shortened(value, MAX_ARGUMENT) for value in arguments)})"
+        call = f"{name}({', '.join(shortened(value, MAX_ARGUMENT) for value in arguments)})"
         own: list[str] = []
         has_own = hasattr(self.subject, "own_calls")
         if has_own:
@@ -246,12 +246,12 @@ class Trial:
         try:
             answer = method(*arguments)
         except Exception as error:
-            told += f" raised {type(error).__name__}"
+            call += f" raised {type(error).__name__}"
             raise
         else:
-            told += f" -> {shortened(answer, MAX_ANSWER)}"
+            call += f" -> {shortened(answer, MAX_ANSWER)}"
         finally:
-            self.calls += own or [told]
+            self.calls += own or [call]
             if has_own:
                 self.subject.own_calls = None
         return answer

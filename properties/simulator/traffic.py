@@ -23,7 +23,7 @@ SEVERAL = 200
 """Draws from which their distribution is looked at."""
 
 ROUNDS_IN_FLIGHT = 3
-"""The most that a request may still get after its engine was told that it ends."""
+"""The most that a request may still get after its engine knew that it ends."""
 
 ALIKE_ROUNDS, ALIKE_REQUESTS = 8, 4
 LINK_FAULTS = ("link.late", "link.lost", "link.duplicated")

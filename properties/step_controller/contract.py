@@ -165,7 +165,7 @@ class StepController(Protocol):
 
     @needs("unordered")
     def copied(self) -> StepController:
-        """Return another controller in the same state. What one is told, the other does not know."""
+        """Return another controller in the same state. What one learns, the other does not know."""
 
     @needs("runtime")
     def attach(self, build: BuildGraph, captured: Sequence[int] | None) -> object:

@@ -217,7 +217,7 @@ def _has_its_weight(m: StepControllerMoment) -> Outcome:
         should = (1 - m.table.ema_alpha) * was + m.table.ema_alpha * mean if shares and observed.current else was
         if not math.isclose(now, should, rel_tol=1e-9, abs_tol=1e-9):
             was = f"the average for {size} rows went from {was:.6g} to {now:.6g} with a mean of {mean:.6g}"
-            should = f"{should:.6g}" + ("" if shares else ": another range was told")
+            should = f"{should:.6g}" + ("" if shares else ": another range got it")
             return Finding(was, should, "each result has the weight ema_alpha, once, in its own range")
     return True
 
@@ -263,7 +263,7 @@ def feedback_of_other_steps_is_left_out(m: StepControllerMoment) -> Outcome:
     changed = _difference(m.before, m.after._replace(counted=m.before.counted))
     if changed:
         return Finding(
-            f"told of a round of {observed.executed} steps while it would choose {observed.current}, {changed}",
+            f"after a round of {observed.executed} steps while it would choose {observed.current}, {changed}",
             _AS_IT_WAS,
             "a round of fewer steps cannot accept more, so its mean says nothing about the current ones",
         )

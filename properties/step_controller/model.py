@@ -1,4 +1,4 @@
-"""What a step controller's trial looks at: the operation, the result that was told, and all that is shown before and
+"""What a step controller's trial looks at: the operation, the result that was passed, and all that is shown before and
 after.
 
 Results come from stationary processes: for every round and row, how many drafts would be accepted at most; the same in
@@ -94,7 +94,7 @@ class BuildFailed(RuntimeError):
 
 
 class RecordingBuilder:
-    """Builds the graphs that a controller asks for, and fails when told to. `built` has the last one of each
+    """Builds the graphs that a controller asks for, and fails when asked to. `built` has the last one of each
     (steps, draft tokens, batch size)."""
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ class StepControllerMoment:
     departed: tuple[int, int, int] | None = None  # (batch size, steps, steps by the rule) of the first choice beside it
     reserved: tuple[int, int, int] | None = None  # draft tokens: what it says, the least and the most that it may be
     expected: tuple[tuple[int, float], ...] = ()  # (steps, tokens per row) of the candidates of one batch size
-    reordered: tuple[tuple[int, float], ...] = ()  # likewise, of a copy that was told the last result first
+    reordered: tuple[tuple[int, float], ...] = ()  # likewise, of a copy that got the last result first
     unfinite: str = ""  # a number of the state that is not finite
 
     @property

@@ -99,7 +99,7 @@ def the_end_of_a_peer_is_heard(m: TransportMoment) -> Outcome:
     if m.unheard:
         return Finding(m.unheard, "an error for it in bounded time", "its user would wait for ever")
     if m.unserved:
-        return Finding(m.unserved, "an end for both sides, with its reason", "its user was told something else")
+        return Finding(m.unserved, "an end for both sides, with its reason", "its user got another answer")
     return True if m.a_peer_is_gone or m.num_ended else None
 
 

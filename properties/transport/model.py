@@ -60,7 +60,7 @@ class TransferRun:
     num_output: int  # tokens, the first one included
     is_over: bool = False  # on the prefill side
     how: str = ""  # it ended there
-    must_abort: bool = False  # the prefill side has been told that the client of the other side has given it up
+    must_abort: bool = False  # the prefill side knows that the client of the other side has given it up
     is_decoding: bool = False
     has_joined: bool = False
     pages: dict[int, int] = field(default_factory=dict)  # index -> page on the prefill side, of what is computed
@@ -95,7 +95,7 @@ class Hold:
     since_ns: int  # of the last news
     generation: int
     cancelled_ns: int | None = None  # when this side gave it up
-    lost_ns: int | None = None  # when this side was told that the other one is gone
+    lost_ns: int | None = None  # when this side learned that the other one is gone
     may_go: bool = False  # an ack, a cancel or its answer has come
     is_called_back: bool = False  # by the prefill side, at the decode side
 

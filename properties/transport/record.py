@@ -271,7 +271,7 @@ class TransportRecord:
             hold.is_called_back = side == DECODE and message.kind == contract.CANCEL
 
     def _end_at_decode(self, message: Message) -> None:
-        """Note that the decode side has ended a transfer up to this attempt, or was told to."""
+        """Note that the decode side has ended a transfer up to this attempt, or was asked to."""
         known = self.ended.get(message.request, (0, 0, 0))
         if (message.generation, message.attempt) > known[:2]:
             self.ended[message.request] = (message.generation, message.attempt, self.now_ns)

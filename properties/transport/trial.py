@@ -190,7 +190,7 @@ class TransportTrial(TransportWatch):
 
     @operation(weight=1, hostile=True, when=_both_live, side=(DECODE, PREFILL), is_announced=(True, False))
     def kill(self, side: str, is_announced: bool) -> None:
-        """Kill a worker. The other one is told, or has to find out."""
+        """Kill a worker. The other one is informed, or has to find out."""
         self.model.dead[side] = True
         self._gone(side)
         if is_announced:
@@ -200,7 +200,7 @@ class TransportTrial(TransportWatch):
             self._collect()
             self._note_ends()
             for run in self.model.live(PREFILL) if other == PREFILL else ():
-                self.moment.unheard = f"request {run.request} goes on at the prefill side, told of its peer's end"
+                self.moment.unheard = f"request {run.request} goes on at the prefill side, knowing of its peer's end"
 
     def _gone(self, side: str) -> None:
         """End a worker's requests and pages. What it sent is still under way."""

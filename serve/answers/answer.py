@@ -127,7 +127,7 @@ class StreamedAnswer(Response):
     def prepare(self) -> bool:
         try:
             deltas = self._reply.news()
-        except ApiError:  # the task is told it, too
+        except ApiError:  # the task gets it, too
             return False
         if events := self._events(deltas):
             self._held += b"%x\r\n%b\r\n" % (len(events), events)

@@ -56,7 +56,7 @@ class Frontend:
         self.is_draining: bool = False
         metrics.engines, metrics.pace, metrics.on_end = body.engines, body.pace, on_end
         self._stamps = stamps
-        self._told: set[str] = set()
+        self._said: set[str] = set()
         self._began_s = time.monotonic()
         self._ns_per_s = body.at_ns(1.0) - body.at_ns(0.0)
         self._start_s = start_s * 1e9 / self._ns_per_s
@@ -182,9 +182,9 @@ class Frontend:
         return b": %d\n" % self._unix_ns(delta.at_ns) if self._stamps else b""
 
     def tell_once(self, message: str) -> None:
-        """Tell who runs the server something, the first time that it is to be told."""
-        if message not in self._told and len(self._told) < MOST_TOLD:
-            self._told.add(message)
+        """Pass a message to whoever runs the server, the first time that it comes."""
+        if message not in self._said and len(self._said) < MOST_TOLD:
+            self._said.add(message)
             self.tell(message)
 
     def find(self, reply_id: str) -> Reply | None:
@@ -232,7 +232,7 @@ class Frontend:
     def _prepare(self, pieces: list[Piece], held: list[Action]) -> None:
         for piece in pieces:
             reply, choice = self._choices[piece.request_id]
-            if choice.order.stop or choice.order.stop_tokens:  # at a stop string the body has to be told, at its time
+            if choice.order.stop or choice.order.stop_tokens:  # the body must learn of a stop string, at its time
                 held.append(partial(self._dispatch, piece))
             elif (writer := reply.ready_writer) is not None:
                 self._add(piece)

@@ -34,7 +34,7 @@ WORDS = [
 
 
 NUM_TOP = 5
-"""Tokens whose log-probabilities are told, as of a model."""
+"""Tokens that have log-probabilities, as a model gives them."""
 
 
 class FillerTokenizer:

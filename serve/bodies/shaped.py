@@ -221,7 +221,7 @@ class ShapedDecoder:
     def __init__(self, inner: TokenText, before: str, after: str) -> None:
         self.stop: str | None = None
         self._inner = inner
-        self._before = before  # until it has been told
+        self._before = before  # until it has been sent
         self._after = after
 
     def push(self, tokens: Sequence[int]) -> str:

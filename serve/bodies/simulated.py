@@ -167,8 +167,8 @@ class SimulatedBody:
         if end is not None:
             del self._live[emission.request_id]
             if end.num_output != writing.num_tokens and end.reason not in (FinishReason.ERROR, FinishReason.ABORT):
-                told = f"{writing.num_tokens} tokens were told, {end.num_output} delivered"
-                raise InvariantViolation("ACCEPT-12", f"request {emission.request_id!r}: {told}")
+                counts = f"{writing.num_tokens} tokens were written, {end.num_output} delivered"
+                raise InvariantViolation("ACCEPT-12", f"request {emission.request_id!r}: {counts}")
         return Piece(emission.request_id, emission.at_ns, tokens, writing.outputs(tokens), finished=end)
 
 

@@ -22,7 +22,7 @@ GAUGES_S = 0.5
 
 
 class WorkersBody(ModelBody):
-    """Decodes with the workers of `session`. `tell` gets a sentence when one is lost; `metrics` are told what workers
+    """Decodes with the workers of `session`. `tell` gets a sentence when one is lost; `metrics` count what workers
     say of requests."""
 
     def __init__(

@@ -39,7 +39,7 @@ SMALL_BODY = 1 << 13
 MAX_PARAMETER_BYTES = 1 << 17
 _FORMS = ("str", "constrained-str")  # how pydantic names the forms that a value may have
 MOST_NAME, MOST_NAMES = 64, 20
-"""Of parameters that are left out: what is told of them."""
+"""The notes about parameters that are left out."""
 MAX_WAITING_BYTES = 1 << 26
 """Bytes of the larger bodies that may wait for the process that reads them, all together."""
 Read = TypeVar("Read", bound=RequestBody)

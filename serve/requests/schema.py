@@ -44,7 +44,7 @@ MAX_PROMPTS = 1024
 
 
 def _form_of_prompt(value: Any) -> str:
-    """Return the form that a prompt has by its first item: each has its own errors, and only the first one is told."""
+    """Return the form that a prompt has by its first item: each has its own errors, and only the first is reported."""
     if not isinstance(value, list):
         return "text"
     first = value[0] if value else None

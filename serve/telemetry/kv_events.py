@@ -164,7 +164,7 @@ class KvPublisher:
         return [replay.getsockopt_string(zmq.LAST_ENDPOINT) for replay in replays]
 
     def publish(self) -> None:
-        """Hand over what the caches have told since the last call, a batch for each engine."""
+        """Hand over the events of the caches since the last call, a batch for each engine."""
         for number, events in enumerate(self._events):
             if events.pending:
                 self._waiting.put((number, self._clock(), events.take()))

@@ -73,7 +73,9 @@ class EngineActor:
         self.handoff: HandoffPart = NoHandoff(engine, lambda: hooks.stamp(env.now))  # a cluster sets its own
         self.rounds: int = 0
         self.worked_until_ns: int = 0  # when the newest result, or its loss, was taken
-        self.on_first_token: Callable[[int, str], None] | None = None  # told with the replica's number and the request
+        self.on_first_token: Callable[[int, str], None] | None = (
+            None  # called with the replica's number and the request
+        )
         self.ran_ns: tuple[int, int] = (0, 0)  # from and to when the device was at the newest step of one round
         self.next_commit: tuple[Step, StepResult] | None = None  # a single round that is drawn and not over
         self._on_finished = on_finished

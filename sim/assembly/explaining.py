@@ -65,19 +65,19 @@ def capacity_lines(assembly: Assembly) -> list[str]:
         tokens, requests = memory.capacity(config)
         pool = f"{memory.kv_pool_bytes / GIB:.2f} GiB (give or take {memory.margin_bytes / GIB:.2f})"
         if server.startswith("sglang"):
-            told = [
+            printed = [
                 f"KV Cache is allocated. #tokens: {tokens}, {pool}",
                 f"max_total_num_tokens={tokens}, chunked_prefill_size={config.chunk_size}, "
                 f"max_running_requests={config.max_running}, context_len={config.context_len}",
             ]
         else:
-            told = [
+            printed = [
                 f"Available KV cache memory: {pool}",
                 f"GPU KV cache size: {tokens:,} tokens",
                 f"Maximum concurrency for {config.context_len:,} tokens per request: {requests:.2f}x",
             ]
         of_role = f"{role}, " if len(assembly.by_role) > 1 else ""
-        lines += [f"{server} ({of_role}{part.deployment.devices}) would print:", *(f"  {line}" for line in told)]
+        lines += [f"{server} ({of_role}{part.deployment.devices}) would print:", *(f"  {line}" for line in printed)]
     return lines
 
 

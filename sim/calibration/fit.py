@@ -32,7 +32,7 @@ from .points import BenchmarkPoint
 from .prediction import WHAT_ELSE, Predictor, bandwidth_of
 
 LEAST_POINTS = 3
-TOLD = 0.5
+DETERMINED = 0.5
 """The points tell a parameter if they take away at least this share of its prior uncertainty."""
 DEVICE_SPREAD = 0.15
 """The error of the kernel times of a roofline or a database against a device (docs/servers.md, "Measured kernels":
@@ -87,9 +87,13 @@ class PointFit:
     by_server: Mapping[str, float]  # the parameters before the fit
 
     @property
-    def untold(self) -> tuple[str, ...]:
+    def undetermined(self) -> tuple[str, ...]:
         """The parameters that the points cannot tell."""
-        return tuple(item.name for item, told in zip(self.fit.parameters, self.fit.told, strict=True) if told < TOLD)
+        return tuple(
+            item.name
+            for item, share in zip(self.fit.parameters, self.fit.determined, strict=True)
+            if share < DETERMINED
+        )
 
     @property
     def entangled(self) -> Iterator[tuple[str, str]]:
@@ -144,7 +148,9 @@ def calibrate(
     values = _named(parameters, fit.values)
     results = tuple(_result(predictor, column, values, without) for predictor, column in rows)
     found = PointFit(fit, results, _calibration(predictors, base, fit, results, source, name), (), _values(parameters))
-    return replace(found, suggestions=tuple(_suggestions(fit, points, base, simulated))) if found.untold else found
+    return (
+        replace(found, suggestions=tuple(_suggestions(fit, points, base, simulated))) if found.undetermined else found
+    )
 
 
 def _named(parameters: Sequence[Parameter], x: np.ndarray) -> dict[str, float]:
@@ -173,9 +179,9 @@ def as_its_clients_send(predictor: Predictor, base: Scenario) -> Predictor:
     which of the two it was.
     """
     point = predictor.point
-    told = point.input_std or point.output_std or point.input_lens or point.output_lens
+    has_lengths = point.input_std or point.output_std or point.input_lens or point.output_lens
     measured_ms = point.mean_ttft_ms
-    if told or measured_ms is None or (point.concurrency or 1) == 1:
+    if has_lengths or measured_ms is None or (point.concurrency or 1) == 1:
         return predictor
     share = LENGTH_SPREAD / 3**0.5  # of uniform lengths
     drifting = replace(point, input_std=share * point.input_tokens, output_std=share * point.output_tokens)
@@ -216,7 +222,7 @@ def _parameters(predictors: Sequence[Predictor]) -> tuple[Parameter, ...]:
     if len({predictor.cost.tp for predictor in predictors}) == 1:
         used.discard("collective_gap_ns")
     if all(predictor.point.algorithm == EAGLE3 for predictor in predictors if predictor.point.is_speculative):
-        used.discard("eagle3_step_ns")  # is told as a part of the draft step
+        used.discard("eagle3_step_ns")  # is determined as a part of the draft step
     low = {DEVICE: 0.2}
     return tuple(
         Parameter(name, "" if name == DEVICE else "ns", float(values[name]), wide[name], low.get(name, 0.0))
@@ -246,7 +252,9 @@ def _calibration(
     run = predictors[0].assembly
     values = {
         item.name: FittedParameter(*(float(number) for number in numbers))
-        for item, *numbers in zip(fit.parameters, fit.values, fit.low, fit.high, np.maximum(fit.told, 0.0), strict=True)
+        for item, *numbers in zip(
+            fit.parameters, fit.values, fit.low, fit.high, np.maximum(fit.determined, 0.0), strict=True
+        )
     }
     decoding = [item for item in results if item.column in DECODING]
     error, left_out = (
@@ -297,7 +305,7 @@ def _too_few(
     at_prior = fit_parameters(parameters, predict, predict(np.array([item.value for item in parameters])), rows)
     wanted = [item.title for item in _suggestions(at_prior, points, base, simulated)]
     missing = LEAST_POINTS - len(points)
-    most = f"; most would be told by: {'; '.join(wanted)}" if wanted else ""
+    most = f"; most would be learned by: {'; '.join(wanted)}" if wanted else ""
     message = f"{count_of(len(points), 'point')} for {count_of(len(parameters), 'parameter')}: at least {missing} more needed{most}"
     return ConfigError.of("--from", "", message)
 
@@ -313,8 +321,8 @@ def _suggestions(
     chosen: list[int] = []
     covariance = fit.covariance
     for _ in range(MOST_SUGGESTED):
-        told = _told(covariance, fit)
-        if (told >= TOLD).all():
+        shares = _determined(covariance, fit)
+        if (shares >= DETERMINED).all():
             return
         left = [i for i in range(len(candidates)) if i not in chosen]
         with_each = [
@@ -322,13 +330,16 @@ def _suggestions(
         ]
         if not left:
             return
-        gains = [float(np.minimum(_told(each, fit), TOLD).sum() - np.minimum(told, TOLD).sum()) for each in with_each]
+        gains = [
+            float(np.minimum(_determined(each, fit), DETERMINED).sum() - np.minimum(shares, DETERMINED).sum())
+            for each in with_each
+        ]
         best = int(np.argmax(gains))
         if gains[best] < 0.05:
             return
-        now = _told(with_each[best], fit)
+        now = _determined(with_each[best], fit)
         tells = [
-            item.name for item, before, after in zip(fit.parameters, told, now, strict=True) if after - before > 0.1
+            item.name for item, before, after in zip(fit.parameters, shares, now, strict=True) if after - before > 0.1
         ]
         if not tells:
             return
@@ -337,9 +348,9 @@ def _suggestions(
         yield Suggestion(candidates[left[best]].point.load, tuple(tells))
 
 
-def _told(covariance: NDArray[np.float64], fit: Fit) -> NDArray[np.float64]:
-    told: NDArray[np.float64] = 1.0 - np.sqrt(np.diag(covariance)) / fit.spreads
-    return told
+def _determined(covariance: NDArray[np.float64], fit: Fit) -> NDArray[np.float64]:
+    shares: NDArray[np.float64] = 1.0 - np.sqrt(np.diag(covariance)) / fit.spreads
+    return shares
 
 
 def _slopes(candidate: Predictor, fit: Fit, values: Mapping[str, float]) -> np.ndarray:

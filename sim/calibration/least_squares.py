@@ -88,7 +88,7 @@ class Fit:
         return np.array([parameter.spread for parameter in self.parameters])
 
     @property
-    def told(self) -> Array:
+    def determined(self) -> Array:
         """The share of each parameter's uncertainty that the measurements took away: 0 (nothing) … 1 (all), [p]."""
         return 1.0 - np.sqrt(np.diag(self.covariance)) / self.spreads
 

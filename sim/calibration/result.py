@@ -136,7 +136,9 @@ def _result(fit: PointFit, left_out: tuple[str, ...]) -> CalibrateResult:
     fitted = profile.parameters
     assert fitted is not None, "points have no measured steps"
     parameters = (
-        CalibratedParameter(name, fit.by_server[name], one.value, one.low, one.high, one.told, name not in fit.untold)
+        CalibratedParameter(
+            name, fit.by_server[name], one.value, one.low, one.high, one.told, name not in fit.undetermined
+        )
         for name, one in fitted.values.items()
     )
     results = (

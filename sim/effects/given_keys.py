@@ -56,7 +56,7 @@ def without_effect(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffe
 
 
 def said_anyway(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffective]:
-    """Yield the keys of the command line whose value says what the run does without it, too, where that is told."""
+    """Yield the keys of the command line whose value says what the run does without it, too, where this is reported."""
     declared = conditions_of(Scenario)
     for key, value, _ in _leaves(run.scenario, Scenario()):
         for one in declared[key] if origins.get(key) in COMMAND_LINE else ():

@@ -17,7 +17,7 @@ from .conditions import drafts_in_no_round, mode_fell_back
 from .given_keys import said_anyway, without_effect
 
 STATES_ARE_COUNTED = (0, 17)
-GRAPHS_SHARE = 0.1  # of the KV pool's size: graphs that take more are told
+GRAPHS_SHARE = 0.1  # of the KV pool's size: graphs that take more get a notice
 
 
 def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:

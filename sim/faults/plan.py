@@ -110,7 +110,7 @@ class Shutdown(Fault):
 
 
 class Death(Restart):
-    notice_s: Seconds = Field(default=1.0, description="until the other engines are told")
+    notice_s: Seconds = Field(default=1.0, description="until the other engines know")
 
 
 class DeviceFaults(FaultTable):

@@ -33,7 +33,7 @@ class NoEffect:
         condition: The name of a function in `sim/effects/conditions.py`, which returns why.
         of: Further arguments of this function.
         says: The value that describes what such a run does anyway, so that it is no mistake.
-        tells: Whether this value is told where the command line gives it, because who gives it expects a difference.
+        tells: Whether this value is reported where the command line gives it, because its user expects a difference.
         outcome: What becomes of the key, in words.
     """
 

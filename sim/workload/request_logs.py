@@ -98,7 +98,7 @@ def read_log(path: str, name: str) -> list[LogRow]:
 
 @dataclass
 class _Seen:
-    """What the lines about a request have told so far."""
+    """What is known of a request by the lines so far."""
 
     time: str
     line: int

@@ -264,7 +264,7 @@ BETWEEN = Defects("engine", None)
 
 @BETWEEN.breaks("MATRIX")
 class AStopThatNeverArrives(ReferenceExecutor):
-    """A block runs to its end."""
+    """A multi-step runs to its end."""
 
     def request_stop(self, last_step_id):
         pass
@@ -272,7 +272,7 @@ class AStopThatNeverArrives(ReferenceExecutor):
 
 @BETWEEN.breaks("MATRIX")
 class BlocksKeepWhatTheyReserved(DecodeRounds):
-    """What a block has not used stays with its rows."""
+    """What a multi-step has not used stays with its rows."""
 
     def release_unused(self, planned, result, kv_before_last, in_later_step):
         pass
@@ -280,7 +280,7 @@ class BlocksKeepWhatTheyReserved(DecodeRounds):
 
 @BETWEEN.breaks("MATRIX")
 class NewcomersNeverWakeTheDriver(Admission):
-    """A newcomer waits for the end of the block."""
+    """A newcomer waits for the end of the multi-step."""
 
     def could_enter_before_commit(self, record):
         return False
@@ -288,7 +288,7 @@ class NewcomersNeverWakeTheDriver(Admission):
 
 @BETWEEN.breaks("MATRIX")
 class AbortedRoundsForgotten(StepsInFlight):
-    """A request that is aborted in a block ends at once."""
+    """A request that is aborted in a multi-step ends at once."""
 
     def runs_multi_step_of(self, row):
         return False
@@ -296,7 +296,7 @@ class AbortedRoundsForgotten(StepsInFlight):
 
 @BETWEEN.breaks("MATRIX")
 class BlocksPlannedWhileARequestCouldEnter(Admission):
-    """The queue is not looked at before a block."""
+    """The queue is not looked at before a multi-step."""
 
     def head_could_enter_soon(self):
         return False
@@ -304,7 +304,7 @@ class BlocksPlannedWhileARequestCouldEnter(Admission):
 
 @BETWEEN.breaks("MATRIX")
 class TheControllerIsNotAskedHowLong(AdaptiveController):
-    """A block goes on where the step count may change."""
+    """A multi-step goes on where the step count may change."""
 
     def rounds_to_next_decision(self, bs):
         return 1 << 30

@@ -20,7 +20,7 @@ class SlowMetrics:
         self.rounds: list[dict] = []
         self.proposed = self.looked_up = self.cached = self.switches = self.delivered = 0
         self.samples: list[tuple[int, int, int, int]] = []  # now, running, waiting, held
-        self.refused = self.retractions = self.left_a_block = 0
+        self.refused = self.retractions = self.left_a_multi_step = 0
         live: dict[tuple[int, str], dict] = {}
         row_owner: dict[tuple[int, int], dict] = {}
         held: dict[int, int] = defaultdict(int)
@@ -32,23 +32,11 @@ class SlowMetrics:
                 if event.refusal:
                     self.refused += 1
                 else:
-                    live[replica, event.request.request_id] = {
-                        "id": event.request.request_id,
-                        "replica": replica,
-                        "arrival": event.now_ns,
-                        "prompt": event.request.prompt.length,
-                        "asked": event.request.max_tokens,
-                        "emissions": [],
-                        "correct": 0,
-                        "verified": 0,
-                        "retractions": 0,
-                        "scheduled": None,
-                        "running": False,
-                    }
+                    live[replica, event.request.request_id] = _arrived(replica, event)
             elif isinstance(event, Aborted):
                 request = live.pop((replica, event.request_id), None)
                 if request is not None and request["running"]:
-                    # A running block may have delivered something to it before it left.
+                    # A running multi-step may have delivered something to it before it left.
                     leaving[replica].append((request, event.now_ns))
                 elif request is not None:
                     self._end(request, "abort", event.now_ns)
@@ -74,7 +62,7 @@ class SlowMetrics:
                 plan = planned[replica].pop(0)
                 self._commit(replica, event, plan, live, row_owner, last_steps)
                 for request, at in leaving[replica]:
-                    self.left_a_block += any(end in event.result.round_end_ns for end, _ in request["emissions"])
+                    self.left_a_multi_step += any(end in event.result.round_end_ns for end, _ in request["emissions"])
                     self._end(request, "abort", at)
                 leaving[replica].clear()
             else:
@@ -159,3 +147,20 @@ class SlowMetrics:
     def maxima(self) -> tuple[int, int, int]:
         lasting = [a[1:] for a, b in pairwise(self.samples) if b[0] > a[0]]
         return tuple(max(column) for column in zip(*lasting, strict=True))
+
+
+def _arrived(replica: int, event: Submitted) -> dict:
+    """Return the record of a request that has just been accepted."""
+    return {
+        "id": event.request.request_id,
+        "replica": replica,
+        "arrival": event.now_ns,
+        "prompt": event.request.prompt.length,
+        "asked": event.request.max_tokens,
+        "emissions": [],
+        "correct": 0,
+        "verified": 0,
+        "retractions": 0,
+        "scheduled": None,
+        "running": False,
+    }

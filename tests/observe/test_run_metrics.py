@@ -128,7 +128,7 @@ def test_the_random_runs_meet_what_matters():
         "blocks": 0,
         "retracted": 0,
         "departed": 0,
-        "left_a_block": 0,
+        "left_a_multi_step": 0,
         "cached": 0,
         "failed": 0,
         "refused": 0,
@@ -141,7 +141,7 @@ def test_the_random_runs_meet_what_matters():
         commits = [event for _, event in events if hasattr(event, "kept") and event.kept is not None]
         seen["blocks"] += sum(event.result.decode.rounds > 1 for event in commits)
         seen["departed"] += sum(bool((event.kept == 0).any()) for event in commits)
-        seen["left_a_block"] += slow.left_a_block
+        seen["left_a_multi_step"] += slow.left_a_multi_step
         seen["retracted"] += slow.retractions
         seen["cached"] += slow.cached
         seen["refused"] += slow.refused

@@ -106,7 +106,7 @@ def test_the_log_says_what_was_loaded_and_holds_the_rules(tmp_path, server, sett
         actor.engine.check()
 
 
-def test_blocks_of_rounds_change_nothing():
+def test_multi_steps_change_nothing():
     one, many = (
         summary_of(engine__host_cache_ratio=4.0, engine__multi_step_rounds=rounds, workload__rate=40.0)
         for rounds in (1, 32)

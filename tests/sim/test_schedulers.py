@@ -64,7 +64,7 @@ def test_each_setting_of_vllm_is_seen_in_the_records(schedulers, setting):
 
 
 @pytest.mark.parametrize("algorithm", ["NONE", "EAGLE3"])
-def test_blocks_of_rounds_decide_as_single_rounds_with_the_rules_of_vllm(algorithm):
+def test_multi_steps_decide_as_single_rounds_with_the_rules_of_vllm(algorithm):
     """Requests give way, their tokens come late, and all are delivered."""
     scenario = {
         "hardware": {"server": PROFILE, "kernels": "roofline"},

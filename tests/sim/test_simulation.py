@@ -114,7 +114,7 @@ def not_of_steps() -> FaultPlan:
 @pytest.mark.parametrize("mode", ["overlap", "synchronous"])
 @pytest.mark.parametrize("faults", [None, not_of_steps()], ids=["calm", "faults"])
 @pytest.mark.parametrize("waits_for", SERVICES)
-def test_blocks_say_what_single_rounds_say(mode, faults, waits_for):
+def test_multi_steps_say_what_single_rounds_say(mode, faults, waits_for):
     """To the last digit, except for what a multi-step reserves ahead and how often promises are checked.
     A fault of a step hits a whole multi-step: such plans are left out."""
     summaries = []
@@ -126,13 +126,13 @@ def test_blocks_say_what_single_rounds_say(mode, faults, waits_for):
         metrics = RunMetrics()
         report = Simulation(scenario, sinks=lambda replica: [metrics.sink(replica)], faults=faults).run()  # noqa: B023
         summaries.append(summarize_run(scenario, report, metrics))
-    singles, blocks = summaries
-    assert blocks["committed_steps"] < singles["committed_steps"]
-    assert waits_for != "retractions" or blocks["retractions"] > 0
+    singles, multi = summaries
+    assert multi["committed_steps"] < singles["committed_steps"]
+    assert waits_for != "retractions" or multi["retractions"] > 0
     # Each commit of a multi-step checks once what each commit of a single round checks of a request that was aborted.
     for name in (*RESERVED_AHEAD, "promises_checked"):
-        singles.pop(name, None), blocks.pop(name, None)
-    assert blocks == singles
+        singles.pop(name, None), multi.pop(name, None)
+    assert multi == singles
 
 
 @pytest.mark.fast("engine1-True", ci="*")
@@ -151,7 +151,7 @@ def test_a_share_that_falls_lets_requests_enter_that_ask_for_more_than_they_emit
 
 @pytest.mark.parametrize("engine", [{"mode": "synchronous"}, {"page_size": 16}, {"mixed": False, "preempt": True}])
 def test_counted_slots_decide_what_named_slots_decide(engine):
-    """A small pool, so that requests wait, are retracted and lose what their blocks have reserved."""
+    """A small pool, so that requests wait, are retracted and lose what their multi-steps have reserved."""
     scenario = merged(BUSY, engine={**engine, "kv_slots": 1120}, workload={"num_requests": 60, "rate": 40.0})
     told = []
     for named in (True, False):

@@ -237,9 +237,9 @@ class StreamsWhatTheDeviceSays(CoreEngine):
     def commit(self, answer):
         flight = self.steps[answer.step]
         events = super().commit(answer)
-        told = {event[1] for event in events}
+        known = {event[1] for event in events}
         for column, request in enumerate(flight.rows):
-            if request not in told and request in self.engine.requests.live:
+            if request not in known and request in self.engine.requests.live:
                 events.append(("tokens", request, answer.runs[0][column]))
         return events
 
@@ -287,7 +287,7 @@ class RemembersItsFirstLook(Room):
 
 @PLANS.breaks("RADIX-12")
 class LoadsAPageTooFew(Admission):
-    """The device is told to copy a page less from host memory than is there."""
+    """The step asks the device to copy a page less from host memory than is there."""
 
     def next_chunks(self, budget, num_decoding, may_admit):
         chunks, joins = super().next_chunks(budget, num_decoding, may_admit)

@@ -147,7 +147,7 @@ class ForgetsWhoLeft(DecodeRounds):
 
 @REQUESTS.breaks("ACCEPT-12")
 class TellsTheLargestBatch(DecodeRounds):
-    """The choice of draft steps is told that every round had as many rows as the batch has places."""
+    """The choice of draft steps learns that every round had as many rows as the batch has places."""
 
     def teach_controller(self, step, result, present):
         if present.is_complete:

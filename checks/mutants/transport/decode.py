@@ -122,8 +122,8 @@ class JoinsAgain(DecodeSide):
 
 @DECODING.breaks("HANDOFF-08")
 class DecodesWhatIsCalledBack(DecodeSide):
-    """A cancel comes too late for a request that has joined: it is decoded to its end, and its client was told that it
-    failed.
+    """A cancel comes too late for a request that has joined: it is decoded to its end, although its client knows that
+    it failed.
     """
 
     def _abort_joined(self, name, now_ns):

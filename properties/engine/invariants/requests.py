@@ -141,8 +141,8 @@ def what_can_never_run_is_refused(m: EngineMoment) -> Outcome:
         if not reason.strip():
             was = "refused without a reason"
             return Finding(was, "an error whose text says why", "a client cannot mend its request")
-        # Which of several reasons is told is the engine's choice; where only size or queue are in the way, it is one of
-        # these.
+        # Which of several reasons is named is the engine's choice; where only size or queue are in the way, it is one
+        # of these.
         is_sound = m.operation.tag == "submit" and m.wish.prompt and m.wish.max_tokens > 0
         if is_sound and m.has_reasons and not m.limits & {int(number) for number in re.findall(r"\d+", reason)}:
             was, should = f"refused ({reason})", f"a reason with the limit, one of {_span(m.limits)}"
@@ -277,7 +277,7 @@ def counters_count_what_happened(m: EngineMoment) -> Outcome:
     if m.lessons is not None and m.committed is not None and m.answer is not None:
         lessons = ((len(m.committed.rows), m.committed.steps),) * len(m.answer.runs)
         if m.lessons != lessons:
-            was = f"the choice of draft steps was told (rows, draft steps) {list(m.lessons)}"
+            was = f"the choice of draft steps got (rows, draft steps) {list(m.lessons)}"
             return Finding(was, f"{list(lessons)}, of the committed rounds", "it chooses by the size of a batch")
     if m.counters is None:
         return None if m.lessons is None else True

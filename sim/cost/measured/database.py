@@ -254,7 +254,7 @@ def compiled(config: Mapping[str, Any], options: Mapping[str, Any], system: str,
                 if beside.get("quant_method") == "modelopt" and "quant_algo" in beside:
                     text = json.dumps({"quantization": beside})
                     (Path(folder) / HF_QUANT_CONFIG).write_text(text, encoding="utf-8")
-                # Prompts of 8-bit checkpoints may be computed with 16-bit attention, which servers do unless told
+                # Prompts of 8-bit checkpoints may be computed with 16-bit attention, which servers do unless asked
                 # otherwise. Where the database has no such kernel for the model, whatever error says so, it takes the
                 # one that it has.
                 try:

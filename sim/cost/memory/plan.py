@@ -28,7 +28,7 @@ RESERVED = 0.10
 """The share of a device's memory that servers leave alone by default, those with a static share apart."""
 
 _SOURCES = {
-    "reserved": "memory that the engine is told to leave alone",
+    "reserved": "memory that the engine must leave alone",
     "context": "what driver, libraries and communicators take before weights are loaded: SGLang logs 78.3 … 78.8 GiB left of 79.65 on one "
     "H100, 77.2 … 78.8 on each of several, 137.3 of 140.4 on each of eight H200 (sgl-project/sglang pull 11716)",
     "target_weights": "computed from the shape",

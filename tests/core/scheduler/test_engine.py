@@ -99,7 +99,7 @@ def test_an_algorithm_without_a_draft_is_refused_steps():
 # -- aborts ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_abort_in_a_running_block_keeps_what_its_earlier_rounds_delivered():
+def test_an_abort_in_a_running_multi_step_keeps_what_its_earlier_rounds_delivered():
     engine, executor = make(overlap=False, multi_step_rounds=16, algorithm="NONE", steps=0)
     engine.submit(ask("a", max_tokens=40), 0)
     engine.submit(ask("b", start=7, max_tokens=40), 0)

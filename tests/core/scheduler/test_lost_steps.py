@@ -234,7 +234,7 @@ def test_a_newcomer_that_makes_steps_fail_is_tried_by_itself_and_the_others_once
     assert all(driver.ended[request.request_id].num_output == 60 for request in asked)
 
 
-def test_who_had_left_in_a_block_that_is_lost_has_left():
+def test_who_had_left_in_a_multi_step_that_is_lost_has_left():
     engine, executor = make(overlap=True, multi_step_rounds=8)
     for name in ("a", "b"):
         engine.submit(ask(name, max_tokens=40), 0)
@@ -242,7 +242,7 @@ def test_who_had_left_in_a_block_that_is_lost_has_left():
         turn(engine, executor)
         while (step := engine.plan(0)) is not None:
             executor.launch(step)
-    assert engine.abort("a", 0).finished is None, "what it got is known when the block is committed"
+    assert engine.abort("a", 0).finished is None, "what it got is known when the multi-step is committed"
     outcome = engine.lose_steps(StepFailure(engine.requests.in_flight[0].step.step_id, RAISED), 0)
     assert [(end.request_id, end.reason) for end in outcome.finished] == [("a", FinishReason.ABORT)]
     engine.resume(0)
@@ -284,7 +284,7 @@ def test_a_limit_that_is_lifted_lets_the_next_one_in_at_once():
     assert engine.requests.running_ids == ["a", "b"]
 
 
-def test_no_blocks_while_steps_are_kept_small():
+def test_no_multi_steps_while_steps_are_kept_small():
     events = []
     engine, executor = make(overlap=False, multi_step_rounds=8, events=events.append, num_pages=900, context_len=400)
     engine.submit(ask("a", max_tokens=250), 0)

@@ -71,7 +71,7 @@ def test_the_joint_table_has_a_rule_for_every_live_state_and_its_responses_are_i
 
 @pytest.mark.parametrize("state", LIVE)
 @pytest.mark.parametrize("event", GIVEN_UP)
-def test_every_live_request_can_be_given_up_and_ends_once_its_block_is_over(state, event):
+def test_every_live_request_can_be_given_up_and_ends_once_its_multi_step_is_over(state, event):
     record = record_in(state)
     inside = JOINT_RULES[Demand.GIVE_UP][state].inside
     if inside is Response.LEAVE:

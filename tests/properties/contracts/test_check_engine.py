@@ -150,7 +150,7 @@ def test_a_violation_knows_how_far_it_came():
     with pytest.raises(Violation) as caught:
         SUITE.component(RunsTheNewestFirst, has).execute(SMALL, operations)
     assert caught.value.id == "ENGINE-16" and caught.value.trial.trace == operations
-    assert "step 1: b computes" in caught.value.trial.told()
+    assert "step 1: b computes" in caught.value.trial.last_report()
 
 
 class DraftsWhatIsLeft(plain.PlainEngine):

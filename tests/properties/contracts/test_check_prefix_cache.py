@@ -30,7 +30,7 @@ def test_a_stale_handle_is_refused_also_when_its_text_is_back_elsewhere(make):
     ]  # fmt: skip
     told = []
     SUITE.component(make).execute(
-        PrefixCacheConfig(2), history, watch=lambda operation, trial: told.append(trial.told())
+        PrefixCacheConfig(2), history, watch=lambda operation, trial: told.append(trial.last_report())
     )
     assert ["refused" in what for what in told] == [False] * 5 + [True, True]
 

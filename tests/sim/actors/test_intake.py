@@ -46,7 +46,10 @@ class TestFrontEnd:
 class TestLooks:
     @pytest.mark.parametrize("mode", ["overlap", "synchronous"])
     def test_a_busy_scheduler_looks_every_so_many_decode_steps(self, mode):
-        engine = {"mode": mode, "multi_step_rounds": 1}  # blocks say the same: test_blocks_say_what_single_rounds_say
+        engine = {
+            "mode": mode,
+            "multi_step_rounds": 1,
+        }  # multi-steps say the same: test_multi_steps_say_what_single_rounds_say
         events, _ = run({"poll_steps": 8}, engine=engine, workload=loop(None, 12) | {"rate": 30.0})
         launched = 0  # decode steps since a step with prompts, after which the scheduler looked
         launched_at_looks = []

@@ -1,4 +1,4 @@
-"""Fluctuating times: factors are a function of the step's number, blocks see those of their rounds, means
+"""Fluctuating times: factors are a function of the step's number, multi-steps see those of their rounds, means
 stay and tails grow."""
 
 import numpy as np
@@ -55,13 +55,13 @@ def test_a_factor_depends_on_seed_replica_purpose_and_number_alone():
 @pytest.mark.fast("foredraft-overlap")
 @pytest.mark.parametrize("mode", ["overlap", "synchronous"])
 @pytest.mark.parametrize("host", ["foredraft", "vllm-0.10"])
-def test_a_block_fluctuates_as_its_rounds_do(mode, host):
+def test_a_multi_step_fluctuates_as_its_rounds_do(mode, host):
     """Also where the host's time keeps the device waiting."""
     for jitter in ({"device_jitter": 0.2, "host_jitter": 0.5}, {"device_jitter": 0.0, "host_jitter": 1.0}):
         hardware = {**jitter, "host": host}
-        blocks, rounds = (summary_of(hardware, {"mode": mode, "multi_step_rounds": n}) for n in (32, 1))
-        assert blocks == rounds
-        assert blocks != summary_of({"host": host}, {"mode": mode})
+        multi, single = (summary_of(hardware, {"mode": mode, "multi_step_rounds": n}) for n in (32, 1))
+        assert multi == single
+        assert multi != summary_of({"host": host}, {"mode": mode})
 
 
 def test_means_stay_and_tails_grow():

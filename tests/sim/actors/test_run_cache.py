@@ -1,4 +1,4 @@
-"""The cache of runs gives what the process gives, in any order of rows, joins, windows and blocks."""
+"""The cache of runs gives what the process gives, in any order of rows, joins, windows and multi-steps."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def expected(process, keys, positions, steps):
 
 @pytest.mark.parametrize("process", PROCESSES, ids=lambda process: type(process).__name__)
 def test_a_random_life_of_rows(process):
-    """Rows change owner, batches change, step counts change, single rounds and blocks alternate, some
+    """Rows change owner, batches change, step counts change, single rounds and multi-steps alternate, some
     keys are primed."""
     rng = np.random.default_rng(0)
     num_rows = 12
@@ -42,17 +42,17 @@ def test_a_random_life_of_rows(process):
             np.testing.assert_array_equal(lens, expected(process, keys[rows], positions[rows], steps))
             positions[rows] += lens
         else:
-            block = cache.accept_lens_of_rounds(rows, keys[rows], positions[rows], steps, rounds)
-            np.testing.assert_array_equal(block, process.accept_lens(keys[rows], positions[rows], steps, rounds))
-            positions[rows] += block.sum(axis=0)
+            rounds_found = cache.accept_lens_of_rounds(rows, keys[rows], positions[rows], steps, rounds)
+            np.testing.assert_array_equal(rounds_found, process.accept_lens(keys[rows], positions[rows], steps, rounds))
+            positions[rows] += rounds_found.sum(axis=0)
         assert lens.dtype == np.int32
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=lambda process: type(process).__name__)
 @pytest.mark.parametrize("steps", [0, 1, 3, 7])
-def test_a_block_ends_with_the_first_round_in_which_a_row_is_done(process, steps):
+def test_a_multi_step_ends_with_the_first_round_in_which_a_row_is_done(process, steps):
     """Up to an end in the first look, at its edge, in a later one, or not at all:
-    the rounds are those of the whole block."""
+    the rounds are those of the whole multi-step."""
     rng = np.random.default_rng(steps)
     rows, keys = np.arange(1, 6), rng.integers(0, 2**64, 5, dtype=np.uint64)
     positions = np.array([0, 3, 250, 17, 1000])
@@ -63,8 +63,8 @@ def test_a_block_ends_with_the_first_round_in_which_a_row_is_done(process, steps
         if last is not None:
             left[2] = emitted[last, 2]
         cache = RunCache(process, 5)
-        block = cache.accept_lens_of_rounds(rows, keys, positions, steps, 32, left)
-        np.testing.assert_array_equal(block, whole if last is None else whole[: last + 1])
+        rounds_found = cache.accept_lens_of_rounds(rows, keys, positions, steps, 32, left)
+        np.testing.assert_array_equal(rounds_found, whole if last is None else whole[: last + 1])
 
 
 def test_neighbouring_keys_and_positions_are_not_confused():
@@ -141,11 +141,11 @@ def test_shifts_move_their_rows_only():
     shifts = np.array([0.0, -1.5, 0.0])
     cache.prime(keys)
     cache.set_shifts(rows, shifts)
-    block = cache.accept_lens_of_rounds(rows, keys, np.zeros(3, np.int64), 5, 30)
+    rounds_found = cache.accept_lens_of_rounds(rows, keys, np.zeros(3, np.int64), 5, 30)
     plain = CHAT.accept_lens(keys, np.zeros(3, np.int64), 5, 30)
-    np.testing.assert_array_equal(block[:, [0, 2]], plain[:, [0, 2]])
-    assert block[:, 1].mean() < plain[:, 1].mean() - 0.3
+    np.testing.assert_array_equal(rounds_found[:, [0, 2]], plain[:, [0, 2]])
+    assert rounds_found[:, 1].mean() < plain[:, 1].mean() - 0.3
     position = 0
-    for accepted in block[:, 1]:
+    for accepted in rounds_found[:, 1]:
         assert accepted == 1 + min(int(CHAT.longest_run(keys[1:2], np.array([position]), -1.5)[0]), 5)
         position += accepted

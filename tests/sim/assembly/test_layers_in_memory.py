@@ -333,7 +333,7 @@ TIGHT = {
 @pytest.mark.fast("windowed-vllm-0.18")
 @pytest.mark.parametrize("server", ["foredraft", "vllm-0.18"])
 @pytest.mark.parametrize("kind", ["windowed", "hybrid"])
-def test_blocks_of_rounds_decide_as_single_rounds_do_where_memory_is_short(tmp_path, kind, server):
+def test_multi_steps_decide_as_single_rounds_do_where_memory_is_short(tmp_path, kind, server):
     found = []
     for rounds in (1, 32):
         scenario = scenario_of(
@@ -348,8 +348,8 @@ def test_blocks_of_rounds_decide_as_single_rounds_do_where_memory_is_short(tmp_p
         report = replay(path, lambda header, replica, events, of=scenario: assemble(of).make_engine(events, replica))
         assert report.identical
     assert not unequal_keys(*found) and found[0]["completed"] == 50
-    single, blocks = (one["committed_steps"] for one in found)
-    assert found[0]["kv_occupancy_max"] > 0.65 and blocks < single
+    single, multi = (one["committed_steps"] for one in found)
+    assert found[0]["kv_occupancy_max"] > 0.65 and multi < single
 
 
 def test_a_request_that_the_pool_cannot_hold_is_refused_and_a_shorter_one_runs_alone():

@@ -13,7 +13,7 @@ import pytest
 from benchmark_files import aiperf, guidellm, sglang, table, vllm
 from foredraft.core.errors import ConfigError
 from foredraft.sim.assembly.explaining import timing_line
-from foredraft.sim.calibration.fit import LENGTH_SPREAD, TOLD, PointFit, as_its_clients_send, calibrate, spreads
+from foredraft.sim.calibration.fit import DETERMINED, LENGTH_SPREAD, PointFit, as_its_clients_send, calibrate, spreads
 from foredraft.sim.calibration.least_squares import INTERVAL, left_out_errors
 from foredraft.sim.calibration.points import BenchmarkPoint
 from foredraft.sim.calibration.prediction import CannotPredict, Predictor, measured_scenario
@@ -92,8 +92,8 @@ def test_the_truth_lies_in_the_intervals_and_the_fit_meets_the_points(fit):
     assert all(holds(fit)) and not fit.contradicting
     parameters = fit.calibration.parameters
     assert parameters.error < 0.02 and parameters.left_out_error < 0.04
-    told = dict(zip(parameters.values, fit.fit.told, strict=True))
-    assert told["device_scale"] > TOLD
+    told = dict(zip(parameters.values, fit.fit.determined, strict=True))
+    assert told["device_scale"] > DETERMINED
     assert all(low.low < low.value < low.high for low in parameters.values.values())
 
 
@@ -150,10 +150,10 @@ def test_clients_that_keep_no_step_are_known_by_their_times_to_the_first_token(s
 def test_what_no_point_tells_is_said_and_a_point_that_would_is_named(tmp_path):
     few = [run for run in noisy(5) if run["concurrency"] == 1]
     fit = fitted(tmp_path, few)
-    assert {"host_row_ns", "row_gap_ns"} <= set(fit.untold)
+    assert {"host_row_ns", "row_gap_ns"} <= set(fit.undetermined)
     assert any("row_gap_ns" in item.tells for item in fit.suggestions)
     row = fit.calibration.parameters.values["row_gap_ns"]
-    assert row.told < TOLD and abs(row.value - fit.by_server["row_gap_ns"]) < spreads()["row_gap_ns"]
+    assert row.told < DETERMINED and abs(row.value - fit.by_server["row_gap_ns"]) < spreads()["row_gap_ns"]
 
 
 def test_of_two_times_per_row_that_follow_each_other_the_sum_is_told(fit):
@@ -191,7 +191,7 @@ def test_points_of_two_kinds_of_heads_tell_what_a_step_of_eagle3_takes_more(tmp_
 
 def test_too_few_points_say_how_many_more_and_which(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"2 points for 6 parameters: at least 1 more needed; most would be told by: .*client"
+        ConfigError, match=r"2 points for 6 parameters: at least 1 more needed; most would be learned by: .*client"
     ):
         fitted(tmp_path, noisy(6)[2:4])
 

@@ -69,7 +69,7 @@ def test_what_the_measurements_do_not_tell_is_said_and_more_of_them_would():
         return line(x, ones)
 
     fit = fit_parameters(PARAMETERS, predict, noisy(np.array([400.0, 25.0]), 1, 0.01, predict))
-    assert fit.told[0] > 0.5 > 0.1 > fit.told[1]
+    assert fit.determined[0] > 0.5 > 0.1 > fit.determined[1]
     values, directions = fit.directions()
     assert values[0] > 1 > values[1]
     assert abs(directions[1][1]) > 0.9
@@ -80,7 +80,7 @@ def test_what_the_measurements_do_not_tell_is_said_and_more_of_them_would():
 def test_without_measurements_the_prior_stays():
     fit = fit_parameters(PARAMETERS, lambda x: np.empty(0), np.empty(0))
     assert fit.values.tolist() == [500.0, 20.0]
-    assert fit.told == pytest.approx([0.0, 0.0])
+    assert fit.determined == pytest.approx([0.0, 0.0])
 
 
 @pytest.mark.parametrize("linearised", [False, True])

@@ -1,4 +1,4 @@
-"""Rounds and steps: one formula for scalars and blocks, parts that add up, and each mechanism where it belongs."""
+"""Rounds and steps: one formula for scalars and multi-steps, parts that add up, and each mechanism where it belongs."""
 
 import random
 import timeit
@@ -56,17 +56,17 @@ def shape_of(name, steps):
 
 
 @pytest.mark.parametrize("name", COSTS)
-def test_a_block_costs_bit_for_bit_what_its_rounds_cost(name):
+def test_a_multi_step_costs_bit_for_bit_what_its_rounds_cost(name):
     cost = COSTS[name]
     for steps, batch_size in product((0, 1, 3), (1, 13, 600)):
         generator = random.Random(f"{name}{steps}{batch_size}")
         edges = [0, 1, batch_size * 4096 - 1, batch_size * 4096, batch_size * 4096 + 1, (1 << 32) - 1]
         kv = np.array(edges + [generator.randrange(1 << 27) for _ in range(200)], dtype=np.int64)
-        block = cost.decode_ns(batch_size, shape_of(name, steps), kv)
+        several = cost.decode_ns(batch_size, shape_of(name, steps), kv)
         single = [cost.decode_ns(batch_size, shape_of(name, steps), int(tokens)) for tokens in kv]
-        assert block.dtype == np.int64
+        assert several.dtype == np.int64
         assert all(type(value) is int for value in single)
-        assert block.tolist() == single, (steps, batch_size)
+        assert several.tolist() == single, (steps, batch_size)
 
 
 @pytest.mark.parametrize("name", COSTS)
