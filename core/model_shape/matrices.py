@@ -140,9 +140,8 @@ def _grouped_parts(style: _Style, mixer: Attention, hidden: int) -> Iterator[Nam
         yield (f"{at}.v_proj", *together), hidden * mixer.kv_heads * mixer.value_dim
     yield (f"{at}.o_proj",), mixer.heads * mixer.value_dim * hidden
     if mixer.index is not None and mixer.index.present:
-        query, keys = mixer.index.products(hidden, hidden)
-        yield (f"{at}.index_q_proj",), query.parameters
-        yield (f"{at}.index_k_proj",), keys.parameters
+        for name, product in zip(("index_q_proj", "index_k_proj"), mixer.index.products(hidden, hidden), strict=True):
+            yield (f"{at}.{name}",), product.parameters
 
 
 def _latent_parts(at: str, mixer: LatentAttention, hidden: int) -> Iterator[Named]:
@@ -169,8 +168,9 @@ def _compressed_parts(at: str, mixer: CompressedAttention, hidden: int) -> Itera
     yield from _divided(at, ("wq_a", "wkv"), hidden, mixer.q_rank + mixer.head_dim, mixer.q_rank)
     if (compressor := first.columns - mixer.q_rank - mixer.head_dim) > 0:
         yield from _divided(f"{at}.compressor", ("wkv", "wgate"), hidden, compressor, compressor // 2)
-    for name, part in zip(("wq_b", "wo_a", "wo_b"), others, strict=False):
-        yield (f"{at}.{name}",), part.parameters
+    yield from (
+        ((f"{at}.{name}",), part.parameters) for name, part in zip(("wq_b", "wo_a", "wo_b"), others, strict=False)
+    )
     if mixer.index is not None:
         index = mixer.index
         yield (f"{at}.indexer.wq_b",), others[3].parameters

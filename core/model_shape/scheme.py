@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 
+from .beside import beside
 from .matrices import ANY_LAYER, Matrix, first_expert, layer_named, layer_prefix, matrix_named
 
 LINEAR, EMBEDDING = "Linear", "Embedding"  # classes of modules
@@ -23,11 +24,11 @@ LINEAR, EMBEDDING = "Linear", "Embedding"  # classes of modules
 _BEGINNINGS = ("model.", "model.language_model.", "language_model.model.", "language_model.", "backbone.", "")
 _NUMBERS = re.compile(r"layers\\?\.([0-9]{1,7})")
 _ELSEWHERE = (
-    "vis", "image", "audio", "video", "speech", "mtp", "nextn", "eh_proj", "projector", "vit", "tower", "encoder",
-    "patch", "merger", "adapter", "norm", "conv", "router", "gate", "embed", "rotary", "head", "compressor", "indexer",
-    "per_layer", "draft", "eagle", "sink", "bias", "score",
+    "vis", "image", "audio", "video", "speech", "mtp", "nextn", "projector", "vit", "tower", "encoder", "patch",
+    "merger", "adapter", "draft", "eagle",
 )  # fmt: skip
-"""Parts of names of what is no matrix of the language model's layers, or one that is 16 bits wide in any case."""
+"""Parts of names of what is no part of the language model."""
+_BEHIND = 10  # layers that draft for the model have numbers behind its last, at most so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +123,20 @@ class Scheme:
 
     def unused(self, matrices: Sequence[Matrix]) -> Iterable[FormatEntry]:
         """Yield the entries that name none of the matrices of a model, nor what it may have beside them."""
-        places = {(matrix.layer, name) for matrix in matrices for name in _with_parents(matrix)}
-        layers = {matrix.layer for matrix in matrices}
+        layers = sorted({matrix.layer for matrix in matrices if matrix.layer is not None})
+        behind = range(layers[-1] + 1, layers[-1] + 1 + _BEHIND)
+        known = [*matrices, *beside(layers)]
+        places = {(matrix.layer, name) for matrix in known for name in _with_parents(matrix)}
         for tier in self.tiers:
             for entry in tier.entries:
                 if not entry.is_vital or any(word in entry.pattern.lower() for word in _ELSEWHERE):
                     continue
                 if _is_plain(entry):
-                    named = matrix_named(entry.pattern)
-                    is_behind = named.layer is not None and named.layer not in layers
-                    is_used = (named.layer, named.names[0]) in places or is_behind
+                    named = matrix_named(entry.pattern.removesuffix(".weight").removesuffix(".bias"))
+                    is_used = (named.layer, named.names[0]) in places or named.layer in behind
                 else:
-                    numbers = set(map(int, _NUMBERS.findall(entry.pattern)))
-                    is_behind = bool(numbers) and not numbers & layers  # a layer that drafts for the model
-                    is_used = is_behind or any(map(_matcher(entry), matrices))
+                    is_behind = any(int(number) in behind for number in _NUMBERS.findall(entry.pattern))
+                    is_used = is_behind or any(map(_matcher(entry), known))
                 if not is_used:
                     yield entry
 

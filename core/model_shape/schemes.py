@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..parsing import ConfigReader
+from .beside import OF_PARTS
 from .matrices import EMBEDDINGS, EXPERTS, HEAD, MIXERS, MLPS, Matrix
 from .quantization import CONFIG_KEYS, grouped_format, mean_format, read_kv_format
 from .scheme import EMBEDDING, LINEAR, FormatEntry, Scheme, Tier, TwoGroups
@@ -138,6 +139,7 @@ def _read(config: ConfigReader) -> Scheme | None:
 def _kept(config: ConfigReader, *, is_loose: bool = False) -> Tier:
     """Return the matrices that are named as not quantized."""
     entries: list[FormatEntry] = []
+    whole = OF_PARTS.split()
     for key in _KEPT:
         value = config.get(key)
         if value is None:
@@ -145,11 +147,10 @@ def _kept(config: ConfigReader, *, is_loose: bool = False) -> Tier:
         if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
             config.problem(key, f"must be a list of names, got {value!r:.60}")
             continue
-        entries += [
-            FormatEntry(key, name, None, "the exceptions", is_loose)
-            for name in value
-            if _is_readable(config, key, name)
-        ]
+        for name in value:
+            is_part = is_loose and name not in whole and not set("*?") & set(name) and not name.endswith(".weight")
+            if _is_readable(config, key, name):
+                entries.append(FormatEntry(key, name, None, "the exceptions", is_part))
     return Tier(tuple(entries))
 
 

@@ -3,6 +3,8 @@ bytes of its weights."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import (
@@ -89,6 +91,76 @@ def test_the_weights_bytes_follow_the_format(case):
 def test_an_unknown_format_is_refused_with_its_key(quantization, message):
     with pytest.raises(ConfigError, match=f"config.json: {message}"):
         read_model_shape({**LLAMA, "quantization_config": quantization}, "config.json", "model")
+
+
+INT8 = {"weights": {"num_bits": 8, "type": "int"}, "input_activations": {"num_bits": 8, "type": "int"}}
+INT4 = {"weights": {"num_bits": 4, "type": "int", "group_size": 128}, "input_activations": {"num_bits": 8}}
+MIXTRAL = dict(built_in_config("qwen3-30b-a3b")[1])
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "model.layers.0.mlp.gate_porj", "model.layers.0.input_layernom", "model.layers.*.mlp.gaet", "lm_haed",
+        "model.embed_tokesn", "model.layers.99.mlp", "re:.*mlp[.]gates$", "model.layers.3.self_attn.q_nomr",
+        "model.layers.0.mlp.shared_expert_gat", "self_attn.rotary_embd", "model.nrom",
+    ],
+)  # fmt: skip
+def test_an_entry_that_is_misspelt_is_refused(entry: str):
+    quantization = {"quant_method": "fp8", "modules_to_not_convert": [entry]}
+    with pytest.raises(ConfigError, match=r"quantization_config.modules_to_not_convert: .* names no matrix"):
+        read_model_shape({**MIXTRAL, "quantization_config": quantization}, "config.json", "model")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "model.layers.0.mlp.gate", "model.layers.*.mlp.gate", "re:.*mlp.gate$", "re:.*norm.*", "*norm*", "lm_head",
+        "model.embed_tokens", "model.norm", "model.layers.0.input_layernorm.weight", "model.layers.48.eh_proj",
+        "model.layers.48*", "mtp.layers.0.mlp.gate", "mtp*", "visual", "model.visual.blocks.0.attn.qkv", "gate",
+        "vision_tower.encoder.layers.0.self_attn.q_proj", "model.layers.7.mlp.gate.e_score_correction_bias",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["fp8", "awq"])
+def test_an_entry_for_what_is_not_quantized_changes_nothing(entry: str, method: str):
+    quantization: dict[str, Any] = {"quant_method": method} | (
+        {"bits": 4, "group_size": 128} if method == "awq" else {}
+    )
+    plain = read_model_shape({**MIXTRAL, "quantization_config": quantization}, "config.json", "model")
+    quantization["modules_to_not_convert"] = [entry]
+    assert read_model_shape({**MIXTRAL, "quantization_config": quantization}, "config.json", "model") == plain
+
+
+@pytest.mark.parametrize(
+    ("quantization", "expected"),
+    [
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"g": INT8}, "ignore": ["lm_head"]},
+            "int8",
+        ),  # SmoothQuant
+        ({"quant_method": "modelopt", "quant_algo": "INT8_SQ"}, "int8"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": INT4}}, "int4-g128"),  # W4A8
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "int4-g128"),
+        (
+            {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}}},
+            "int8",
+        ),
+        (
+            {"quant_method": "torchao", "quant_type": {"default": {"_type": "FqnToConfig", "_data": {}}}},
+            "'FqnToConfig'",
+        ),
+        ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}, "'hqq'"),
+        ({"quant_method": "smoothquant"}, "'smoothquant'"),
+        ({"quant_method": "w4afp8"}, "'w4afp8'"),
+    ],
+)
+def test_methods_are_read_or_refused_by_name(quantization: dict[str, Any], expected: str):
+    config = {**LLAMA, "quantization_config": quantization}
+    if expected.startswith("'"):
+        with pytest.raises(ConfigError, match=f"found {expected}"):
+            read_model_shape(config, "config.json", "model")
+    else:
+        assert read_model_shape(config, "config.json", "model").weight_dtype == expected
 
 
 @pytest.mark.parametrize(
