@@ -118,13 +118,13 @@ def _block_notices(part: Assembly) -> Iterator[str]:
     """Yield a sentence if vLLM refuses to start because it captures a step of more requests than there are blocks for
     their states (config/compilation.py, resolve_cudagraph_mode_and_sizes; since its issue 34094)."""
     memory, hardware = part.memory, part.scenario.hardware
-    if memory is None or not memory.block_bytes or not hardware.cuda_graphs or hardware.launch == "piecewise":
+    if memory is None or not memory.blocks.block or not hardware.cuda_graphs or hardware.launch == "piecewise":
         return
     if hardware.release is not None and release_numbers(hardware.release) < STATES_ARE_COUNTED:
         return
-    blocks, asked = memory.kv_pool_bytes // memory.block_bytes, part.spec.config.max_running
+    blocks, asked = memory.kv_pool_bytes // memory.blocks.block, part.spec.config.max_running
     if asked > blocks:
-        more = (memory.kv_pool_bytes + memory.margin_bytes) // memory.block_bytes
+        more = (memory.kv_pool_bytes + memory.margin_bytes) // memory.blocks.block
         yield (
             f"{part.deployment.server.name} {'may not start' if asked <= more else 'does not start'}: {asked:,} requests may "
             f"run, and the KV pool has {blocks:,} blocks for their states; lower engine.max_running"

@@ -81,6 +81,22 @@ class MemoryShares:
         return int(seen * (RESERVED if self.reserved is None else self.reserved))
 
 
+class PoolBlocks(NamedTuple):
+    """Bytes of the blocks of a server whose layers of all kinds share one pool.
+
+    Attributes:
+        token: Of a token in a block of every group of layers, if the server counts the tokens of its pool so; None:
+            it counts those of requests that fill the context.
+        block: Of a block, if a state takes one.
+    """
+
+    token: int | None = None
+    block: int | None = None
+
+
+NO_BLOCKS = PoolBlocks()
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """A device's memory budget in bytes per device, and the number of KV slots (tokens) that it leaves.
@@ -105,8 +121,7 @@ class MemoryPlan:
     slots: int
     groups: tuple[KVGroup, ...] = ()
     most_running: int | None = None
-    told_bytes: int | None = None  # of a token, as the server counts the tokens of its pool; None: by whole requests
-    block_bytes: int | None = None  # of a block of the server's size, if a state takes one
+    blocks: PoolBlocks = NO_BLOCKS
     margin_bytes: int = 0
     may_not_start: bool = False
 
@@ -163,7 +178,7 @@ class MemoryPlan:
         most = windows.most_of(pool, context, config.chunk_size)
         if not self._is_one_pool:
             return pool, most
-        return int(most * context) if self.told_bytes is None else self.kv_pool_bytes // self.told_bytes, most
+        return int(most * context) if self.blocks.token is None else self.kv_pool_bytes // self.blocks.token, most
 
     @staticmethod
     def _counts(group: KVGroup) -> bool:
@@ -182,7 +197,7 @@ class MemoryPlan:
         rows: list[tuple[str, float, str, str]] = [("KV slots", pool, "tokens", "KV pool / KV per slot")]
         if self._is_one_pool:
             source = "KV pool / what a request of the whole context takes"
-            if self.told_bytes is not None:
+            if self.blocks.token is not None:
                 source = "KV pool / a token in a block of every group of layers, as this release of the server counts"
             rows = [("KV slots without windows and states", *rows[0][1:])]
             rows.append(("KV slots", tokens, "tokens", source))

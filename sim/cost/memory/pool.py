@@ -12,7 +12,7 @@ from ....core.model_shape import ModelShape
 from ....core.model_shape.layers import Experts
 from ..draft import DraftShape
 from ..hardware import GPU, Parallelism
-from .plan import InsufficientMemory, MemoryPlan, MemoryShares, Slot
+from .plan import NO_BLOCKS, InsufficientMemory, MemoryPlan, MemoryShares, PoolBlocks, Slot
 from .rules import MemoryRules, StateLayout
 
 USUAL_SHARES, USUAL_LAYOUT, USUAL_RULES = MemoryShares(), StateLayout(), MemoryRules()
@@ -87,16 +87,15 @@ def kv_pool_slots(
         slots=(pages - 1) * page_size * parallel.data,
         groups=tuple(_own_pools(groups, layout, (pages - 1) * page_size, page_size, num_states, parallel.data)),
         most_running=None if most is None else most * parallel.data,
-        **(_blocks(target, tp, rules) if layout.rule == "pool" else {}),
+        blocks=_blocks(target, tp, rules) if layout.rule == "pool" else NO_BLOCKS,
         margin_bytes=round(rules.margin * seen_bytes),
         may_not_start=False,
         **fixed,
     )
 
 
-def _blocks(target: ModelShape, tp: int, rules: MemoryRules) -> dict[str, int | None]:
-    """Return the bytes of a token in the blocks of all groups of layers, where the server counts so, and those of a
-    block, where there are states.
+def _blocks(target: ModelShape, tp: int, rules: MemoryRules) -> PoolBlocks:
+    """Return the blocks of the pool.
 
     A group has layers of one kind, as many as there are of the rarest kind, or of the most frequent if there are few
     more. All blocks have the size of the largest entry; a block has so many tokens, 16 or a multiple, that a state of a
@@ -115,10 +114,7 @@ def _blocks(target: ModelShape, tp: int, rules: MemoryRules) -> dict[str, int | 
     block = None
     if recurrent and largest:
         block = size * _BLOCK * largest * math.ceil(target.recurrent_state_bytes / recurrent / tp / (_BLOCK * largest))
-    return {
-        "told_bytes": groups * size * largest if rules.counts_by_group and groups > 1 else None,
-        "block_bytes": block,
-    }
+    return PoolBlocks(groups * size * largest if rules.counts_by_group and groups > 1 else None, block)
 
 
 def _groups(
