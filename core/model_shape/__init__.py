@@ -18,6 +18,7 @@ from .mixers import read_full_heads, read_sizes, read_unrotated, read_windows, r
 from .prediction import prediction_layer, prediction_layers
 from .quantization import HF_QUANT_CONFIG, modelopt_config
 from .shape import STATE_BYTES, ModelShape, UnknownModel
+from .unread import note_unread
 
 __all__ = [
     "ARCHITECTURES",
@@ -47,6 +48,7 @@ __all__ = [
     "language_model",
     "lookup_model",
     "modelopt_config",
+    "note_unread",
     "prediction_layer",
     "prediction_layers",
     "published_alike",

@@ -36,7 +36,7 @@ _REPEATED: Mapping[str, tuple[str, ...]] = {
 _STANDARD = (
     "intermediate_size", "intermediate_size_mlp", "dense_intermediate_size", "moe_intermediate_size",
     "moe_shared_expert_intermediate_size", "shared_expert_intermediate_size", "moe_latent_size", "max_window_layers",
-    "num_experts_per_tok",
+    "num_experts_per_tok", "vocab_size_per_layer_input",
 )  # fmt: skip
 """Sizes of MLPs or layers that a model of a family may not have."""
 

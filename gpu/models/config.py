@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.model_shape import HF_QUANT_CONFIG, MoeConfig, language_model, modelopt_config, read_matrices
+from ...core.model_shape import HF_QUANT_CONFIG, MoeConfig, language_model, modelopt_config, note_unread, read_matrices
 from ...core.parsing import ConfigReader, read_json_object
 from ...observe.input_files import read_text
 from ..types.attention import Heads, KVShape, Latent
@@ -127,7 +127,11 @@ class ModelConfig:
         config = read_model_config(reader, architecture)
         reader.raise_problems()
         assert config is not None and architecture is not None
-        quantization = read_quantization(reader, lambda: read_matrices(reader, MODEL_TYPES[architecture]))
+        family = MODEL_TYPES[architecture]
+        read_matrices(ConfigReader(reader.data, source, read=reader.read), family)
+        note_unread(reader, family)  # keys that neither the layers nor the sizes of their matrices follow from
+        reader.raise_problems()
+        quantization = read_quantization(reader, lambda: read_matrices(reader, family))
         reader.raise_problems()
         return replace(config, quantization=quantization)
 

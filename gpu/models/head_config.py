@@ -151,7 +151,7 @@ def _refuse_switches(reader: ConfigReader, algorithm: str) -> None:
     for key, value in [*reader.data.items(), *(pair for data in nested.values() for pair in data.items())]:
         is_norm = key in (*NORMS, "use_aux_norm") and algorithm == EAGLE3
         if value is True and not is_norm and key not in _COMPUTED and not _SAYS_NOTHING.search(key):
-            reader.problem(places.get(key, key), f"true: this is not implemented for {algorithm} heads")
+            reader.problem(str(places.get(key, key)), f"true: this is not implemented for {algorithm} heads")
     if not reader.flag("use_aux_hidden_state", True):
         reader.problem("use_aux_hidden_state", "false: EAGLE3 heads that take one hidden state are not implemented")
     if reader.get("dflash_config"):

@@ -238,6 +238,12 @@ GEMMA4 = {
 }
 
 
+def test_a_key_of_sizes_that_is_not_read_is_refused():
+    refused(MINIMAL | {"architectures": [QWEN2], "num_shared_heads": 2}, "num_shared_heads")
+    refused(MINIMAL | {"architectures": [LLAMA], "hidden_size_per_layer_input": 64}, "hidden_size_per_layer_input")
+    ModelConfig.from_dict(MINIMAL | {"architectures": [LLAMA], "embedding_init_size": 3, "num_shared_heads": None})
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
