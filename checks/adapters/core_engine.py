@@ -18,6 +18,8 @@ from ...core.contract.request import GREEDY, FinishedRequest, Request, SamplingP
 from ...core.contract.step import DecodeResult, FailureCause, MultiStepEnd, PrefillResult, Step, StepFailure, StepResult
 from ...core.contract.text import TextDecoder
 from ...core.errors import InvariantViolation
+from ...core.kv.groups import KVGroup
+from ...core.kv.units import WindowUnits
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
@@ -76,7 +78,7 @@ class CoreEngine:
     """Translates between the contract, which names requests, and our engine, which numbers rows and takes
     results as arrays."""
 
-    capabilities = EngineCapabilities.all()
+    capabilities = replace(EngineCapabilities.all(), groups=False)
 
     def __init__(self, config: ServingConfig) -> None:
         self.policy = ToldPolicy(config.candidates)
@@ -321,11 +323,40 @@ RULES: tuple[SGLangRules, ...] = (
 class CoreEngineByOtherRules(CoreEngine):
     """Our engine with the rules of SGLang."""
 
-    capabilities: EngineCapabilities = replace(EngineCapabilities.all(), own_victims=True, to_tail=True, estimates=True)
+    capabilities: EngineCapabilities = replace(CoreEngine.capabilities, own_victims=True, to_tail=True, estimates=True)
 
     def configured(self, config: ServingConfig) -> EngineConfig:
         return replace(_engine_config(config), rules=RULES[config.rules])
 
 
+class CoreEngineWithGroups(CoreEngine):
+    """Our engine for models whose layers keep less of a request than all its tokens, too."""
+
+    capabilities: EngineCapabilities = EngineCapabilities.all()
+
+    def configured(self, config: ServingConfig) -> EngineConfig:
+        groups = [KVGroup(each.window, states=each.states, capacity=each.capacity) for each in config.layer_groups]
+        return replace(_engine_config(config), groups=tuple(groups))
+
+    def units_of(self, request: str) -> list[tuple[int, list[int]]]:
+        row = self.engine.requests.live[request].row
+        tables = []
+        for held in self.engine.store.groups.all:
+            units = held.units_of(row).tolist()
+            if isinstance(held, WindowUnits):
+                tables.append((int(held.first[row]), units))
+            else:
+                own = held.num_own(row)
+                tables.append((units[own] if len(units) > own else -1, units[:own]))
+        return tables
+
+    def cached_units(self) -> list[list[int]]:
+        return [units.tolist() for units in self.engine.store.groups.cached_units()]
+
+    def free_units(self) -> list[int]:
+        return [held.pool.ids.num_free_slots for held in self.engine.store.groups.all]
+
+
 make = CoreEngine
+make_with_groups = CoreEngineWithGroups
 make_by_other_rules = CoreEngineByOtherRules

@@ -18,6 +18,7 @@ class Departure(NamedTuple):
     tokens: np.ndarray | None
     num_valid: int  # KV positions that are computed and verified
     namespace: str
+    has_states: bool = True  # False: a step was lost that may have changed the row's recurrent states
 
 
 class Fence:

@@ -2,8 +2,8 @@
 
 A cached prefix of length n is usable if each group has what the next position reads: a group with a window the units of
 the last pages before n, a group with states the unit of the state at n. The cache keeps a state where it got one: at
-the last whole page of what a request hands over (a chunk of its prompt, or all at its end), and where a request found
-the pages of full layers but no state.
+the last whole page of what a request hands over (a chunk of its prompt, or all at its end), or where the request found
+pages of full layers but no state: one state each time.
 """
 
 from __future__ import annotations
@@ -71,13 +71,15 @@ class HeldGroups:
         """Return the slots that come free with the units of the last `num_pages` pages of rows."""
         return sum(-each.pool.slots_for(-num_pages) for each in self.windows)
 
-    def has_own_room(self, length: int, ahead: int, num_cached: int = 0, gained: int = 0) -> bool:
+    def has_own_room(
+        self, length: int, ahead: int, num_cached: int = 0, gained: int = 0, leaving: Sequence[int] = ()
+    ) -> bool:
         """Return whether the groups with pools of their own have the units of a newcomer with `length` slots. `gained`:
-        pages of tokens whose units are taken as free."""
+        pages of tokens whose units are taken as free; `leaving`: rows that give way first."""
         size = self._page_size
         return all(
             each.group.units_of(length, ahead, size) - each.group.units_before(num_cached, size)
-            <= each.num_available - spared + (0 if each.group.has_states else gained)
+            <= each.num_available - spared + (0 if each.group.has_states else gained) + each.num_gained_without(leaving)
             for each, spared in zip(self.all, self._spared, strict=True)
             if each.group.capacity is not None
         )
@@ -202,25 +204,23 @@ class HeldGroups:
         """Count the slots of full layers that are free, or that the cache could evict, once these rows have left."""
         gained = 0
         for each in self._shared:
-            units = np.concatenate([each.units_of(row) for row in rows]) if rows else np.empty(0, np.int32)
             left = -each.num_evictable
-            gained += each.pool.slots_for(left) - each.pool.slots_for(left - each.num_free_without(units))
+            gained += each.pool.slots_for(left) - each.pool.slots_for(left - each.num_gained_without(rows))
         return gained
 
     # -- the prefix cache ---------------------------------------------------------------------------------------------
 
-    def cache_row(self, row: int, node: RadixNode, length: int, goes_on: bool) -> None:
+    def cache_row(self, row: int, node: RadixNode, length: int, goes_on: bool, has_states: bool = True) -> None:
         """Give the cache what a row has of its first `length` tokens, which end with `node`. `goes_on`: the row keeps
         on running."""
         for i, each in enumerate(self.all):
             if isinstance(each, WindowUnits):
                 self._cache_window(i, each, row, node, length)
-            else:
-                branch = each.branches.get(row, 0)
-                if 0 < branch < length:
-                    del each.branches[row]
-                    self._cache_state(i, each, row, node, length, branch, goes_on)
-                self._cache_state(i, each, row, node, length, length, goes_on)
+            elif has_states:
+                branch = each.branches.get(row, length)
+                if branch <= length:
+                    each.branches.pop(row, None)
+                self._cache_state(i, each, row, node, length, min(branch, length), goes_on)
 
     def _cache_window(self, i: int, window: WindowUnits, row: int, node: RadixNode, length: int) -> None:
         first, stop, end = int(window.first[row]), int(window.stop[row]), length // self._page_size
@@ -261,9 +261,9 @@ class HeldGroups:
             pieces.append([tags[: part // self._page_size] for tags in child.units])
         if not pieces:
             return 0
-        fits = np.True_
+        fits = np.ones(sum(tags[0].size for tags in pieces), dtype=bool)
         for i, each in enumerate(self.all):
-            fits = fits & each.reachable(each.is_cached(np.concatenate([tags[i] for tags in pieces])))
+            fits &= each.reachable(each.is_cached(np.concatenate([tags[i] for tags in pieces])))
         places = np.flatnonzero(fits)
         return int(places[-1] + 1) * self._page_size if places.size else 0
 
@@ -299,10 +299,16 @@ class HeldGroups:
         for each in self.all:
             yield from each.pool.slots()
 
+    def cached_units(self) -> list[Slots]:
+        """Return the units of each group that the prefix cache has. Walks its tree: for checks."""
+        nodes = list(nodes_below(self._cache.root))
+        return [
+            each.units_in(np.concatenate([node.units[i] for node in nodes] or [np.empty(0, np.int64)]))
+            for i, each in enumerate(self.all)
+        ]
+
     def check(self, num_rows: int) -> None:
         """Recount all units; raises InvariantViolation with the id of what is broken."""
-        nodes = list(nodes_below(self._cache.root))
-        for i, each in enumerate(self.all):
+        for each, cached in zip(self.all, self.cached_units(), strict=True):
             held = np.concatenate([each.units_of(row) for row in range(1, num_rows + 1)] or [np.empty(0, np.int32)])
-            tags = np.concatenate([node.units[i] for node in nodes] or [np.empty(0, np.int64)])
-            each.check(held, tags)
+            each.check(held, cached)

@@ -7,7 +7,8 @@ in a node of the tree is stale once the unit was evicted, so an eviction does no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -77,7 +78,7 @@ class UnitPool:
         return iter(self._held)
 
 
-class GroupUnits:
+class GroupUnits(ABC):
     """The units of a group, by rows and in the cache. `WindowUnits` and `StateUnits` say which a row holds.
 
     `clock` is that of the prefix cache, None without one.
@@ -120,7 +121,8 @@ class GroupUnits:
     def is_cached(self, tags: Tags) -> BoolArray:
         """Return which tags name units that are still cached, bool [n]."""
         units = tags & _UNIT
-        return (tags != 0) & (self._stays[units] == tags >> 31)
+        is_cached: BoolArray = (tags != 0) & (self._stays[units] == tags >> 31)
+        return is_cached
 
     def units_in(self, tags: Tags) -> Slots:
         """Return the units of these tags that are cached, int32."""
@@ -170,8 +172,15 @@ class GroupUnits:
             raise InvariantViolation("GROUP-03", f"unit {cached[left.argmin()]} is released more often than read")
         self._evictable.update(dict.fromkeys(cached[left == 0].tolist(), self._now()))
 
-    def num_free_without(self, units: Slots) -> int:
-        """Return how many units are free or evictable once rows that hold `units` have left."""
+    @abstractmethod
+    def units_of(self, row: int) -> Slots:
+        """Return the units that a row holds."""
+
+    def num_gained_without(self, rows: Sequence[int]) -> int:
+        """Return how many units more are free or evictable once these rows have left."""
+        if not rows:
+            return 0
+        units = np.concatenate([self.units_of(row) for row in rows])
         if self._clock is None:
             return units.size
         own = self._stays[units] & 1 == 0
@@ -184,15 +193,14 @@ class GroupUnits:
 
     # -- checks -------------------------------------------------------------------------------------------------------
 
-    def check(self, held: Slots, tags: Tags) -> None:
-        """Recount the units. `held`: those of all rows, one entry for each; `tags`: those in the tree."""
+    def check(self, held: Slots, cached: Slots) -> None:
+        """Recount the units. `held`: those of all rows, one entry for each; `cached`: those in the tree."""
         if self._clock is None:
             if held.size != self.pool.num_used:
                 raise InvariantViolation("GROUP-01", f"{self.pool.num_used} units are used, {held.size} by rows")
             return
-        cached = self.units_in(tags)
         if np.unique(cached).size != cached.size:
-            raise InvariantViolation("GROUP-02", "a unit stands in the tree twice")
+            raise InvariantViolation("GROUP-01", "a unit stands in the tree twice")
         own = held[self._stays[held] & 1 == 0]
         self.pool.ids.check([own, cached])
         readers = np.bincount(held, minlength=self._readers.size)
@@ -200,7 +208,7 @@ class GroupUnits:
         if wrong.size:
             raise InvariantViolation("GROUP-03", f"unit {wrong[0]} has {readers[wrong[0]]} readers")
         if sorted(self._evictable) != sorted(cached[readers[cached] == 0].tolist()):
-            raise InvariantViolation("GROUP-02", "the cached units that no row reads are not those that may be evicted")
+            raise InvariantViolation("GROUP-01", "the cached units that no row reads are not those that may be evicted")
 
 
 class WindowUnits(GroupUnits):

@@ -11,6 +11,7 @@ from ..errors import InvariantViolation
 from .admission import Admission
 from .life import RequestRecord
 from .requests import Requests
+from .rules.room import Entrance
 
 
 class Preemption:
@@ -57,15 +58,18 @@ class Preemption:
         num_decoding = len(self.requests.rounds.rows)
         entrance = self.room.measure(head, self.admission.limits.prefill_budget, num_decoding)
         with self.store.locked(entrance.prefix):
-            fits = partial(self._fits_without, lower, entrance.num_slots)
+            fits = partial(self._fits_without, lower, entrance)
             if fits(0) or not fits(len(lower)):
                 return 0
             return bisect_left(range(len(lower)), True, lo=1, key=fits)
 
-    def _fits_without(self, lower: Sequence[RequestRecord], num_slots: int, num_victims: int) -> bool:
-        """Return whether a request that takes `num_slots` could enter if so many of `lower` gave way."""
+    def _fits_without(self, lower: Sequence[RequestRecord], entrance: Entrance, num_victims: int) -> bool:
+        """Return whether a request could enter if so many of `lower` gave way."""
+        victims, num_decoding = lower[:num_victims], len(self.requests.rounds.rows)
         has_row = bool(num_victims) or self.admission.has_row
-        return has_row and num_slots <= self._free_without(lower[:num_victims])
+        if not has_row or entrance.num_slots > self._free_without(victims):
+            return False
+        return self.room.has_own_room(entrance, num_decoding - num_victims, [victim.row for victim in victims])
 
     def _free_without(self, victims: Sequence[RequestRecord]) -> int:
         """Return the slots that a newcomer could take if these requests gave way, beside those that it must leave free.

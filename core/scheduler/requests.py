@@ -312,7 +312,8 @@ class Requests:
         if self.in_progress is record:
             self.in_progress = None
         self.output.close(record)
-        departure = Departure(self.in_flight.fence_of(row), row, context, num_valid, record.request.namespace)
+        fence, namespace = self.in_flight.fence_of(row), record.request.namespace
+        departure = Departure(fence, row, context, num_valid, namespace, has_states=not self.steps_are_lost)
         self.store.close_row(departure, self.last_committed)
 
     # -- plan -------------------------------------------------------------------------------------------------------

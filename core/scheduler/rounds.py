@@ -177,7 +177,10 @@ class DecodeRounds:
         if self.config.rules.frees_at_departure:
             return kv_len
         starts = [(chunk.record.row, chunk.start) for flight in self.in_flight for chunk in flight.chunks]
-        return np.minimum.reduce([kv_len, *(np.where(self.rows == row, start, kv_len) for row, start in starts)])
+        passed = kv_len.copy()
+        for row, start in starts:
+            passed[self.rows == row] = start
+        return passed
 
     def _tokens_in(self, free: int) -> int:
         """Return for how many tokens there are `free` slots and the units that they take of other groups of layers."""
@@ -232,8 +235,9 @@ class DecodeRounds:
         slots = of_tokens + sizes.row_width + int(config.rules.watermark * self.store.allocator.num_total_slots)
         if not config.groups:
             return slots
-        # What it takes beside them: units of the tokens, and states. A unit more of each may be rounded up.
-        self._slack_of_tokens = of_tokens + sizes.row_width if config.overlap else 0
+        # What it takes beside them: units of the tokens, and states. A unit more of each may be rounded up. A row has
+        # at most one unit of a window for each page.
+        self._slack_of_tokens = min(of_tokens, (config.max_running - 1) * sizes.row_width) + sizes.row_width
         per_newcomer = config.group_sizes.of(0) + len(config.groups) * config.page_size
         return slots + newcomers * per_newcomer + math.ceil(config.group_sizes.per_slot * slots)
 

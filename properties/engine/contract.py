@@ -18,6 +18,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
+from .groups import UNITS as UNITS
+from .groups import LayerGroup, UnitTable, draw_groups
 
 # (candidates, top-k, nodes of a tree or 0 for a chain), the simplest first; a tree's nodes are not S + 1.
 SHAPES: tuple[tuple[tuple[int, ...], int, int], ...] = (
@@ -55,9 +57,13 @@ class ServingConfig:
     losses: bool = False  # steps may fail as a whole; an engine works with reduced limits long after one has
     lookahead: bool = False  # slots for drafts behind the verify window, where a draft head goes on after it
     host_pages: int = 0  # pages of host memory, to which what requests hand over to the prefix cache is copied
-    rules: int = (
-        0  # 0 … 3: which of its rules for little memory, if the engine declares rules of its own and has several
-    )
+    rules: int = 0  # 0 … 3: which of its rules for little memory, if it declares rules of its own and has several
+
+    groups: tuple[int, ...] = ()  # of layers that keep the last tokens of a request, or a state (`layer_groups`)
+
+    @cached_property
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        return tuple(LayerGroup(*self.groups[i : i + 3]) for i in range(0, len(self.groups), 3))
 
     @cached_property
     def depth(self) -> int:
@@ -163,8 +169,11 @@ class ServingConfig:
         verify = config.max_running * max(map(config.nodes, candidates))
         if spare and config.losses:
             chunk_size = min(chunk_size, verify + spare)  # after a loss an engine with one budget has less of that
+        rows = config.max_running, config.whole_pages(limit + config.reserve) // page_size + 1
+        groups = draw_groups(choose, *rows, page_size) if has.groups else ()
         return replace(
             config,
+            groups=() if config.losses or host_pages else groups,
             num_pages=max(-(-slots // page_size), 1),
             context_len=limit,
             chunk_size=chunk_size,
@@ -176,7 +185,7 @@ class ServingConfig:
         """Return the other configuration of an invariant over two runs, or several, the plainest first;
         None if this one has none."""
         # A twin has none of the optional features, so that their effects show against a plain run.
-        bare: dict[str, Any] = {"multi_step_rounds": 1, "prefix_cache": False, "host_pages": 0}
+        bare: dict[str, Any] = {"multi_step_rounds": 1, "prefix_cache": False, "host_pages": 0, "groups": ()}
         match kind:
             case "again":
                 return self
@@ -238,6 +247,7 @@ class EngineCapabilities(Capabilities):
     priorities: bool = False  # a greater `Wish.priority` goes first, and `config.preempt` may be set
     adaptive: bool = False  # `set_steps(steps)`: several candidates
     slots: bool = False  # `slots_of(request)` and `free_pages()`: who owns which KV slot
+    groups: bool = False  # `config.groups` may be set; `units_of(request)`, `cached_units()` and `free_units()`
     marks: bool = False  # per-token outputs: `Wish.marks`, `Answer.marks`, and the marks in the end event
     failures: bool = False  # `Answer.failed`: the device reports an error of one request alone
     retraction: bool = False  # `retract(request)`: a running request gives everything back and waits again
@@ -278,6 +288,7 @@ class EngineCapabilities(Capabilities):
     FOUNDATIONS: ClassVar = {
         "prefix_cache": ("slots",),
         "host": ("prefix_cache",),
+        "groups": ("slots",),
         "ordered_reuse": ("slots",),
         "strict_priorities": ("priorities",),
         "caches_at_allocation": ("prefix_cache",),
@@ -391,6 +402,18 @@ class SchedulingEngine(Protocol):
     @needs("prefix_cache")
     def cached_pages(self) -> Sequence[int]:
         """Return the pages that the prefix cache owns, whether or not a request uses them."""
+
+    @needs("groups")
+    def units_of(self, request: str) -> Sequence[UnitTable]:
+        """Return what a running request holds of each group."""
+
+    @needs("groups")
+    def cached_units(self) -> Sequence[Sequence[int]]:
+        """Return the units of each group that the prefix cache has, whether or not a request reads them."""
+
+    @needs("groups")
+    def free_units(self) -> Sequence[int]:
+        """Count the units of each group that have no owner."""
 
     @needs("retraction")
     def retract(self, request: str) -> None:

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .contract import EngineCapabilities, ServingConfig, StepAnswer
+from .groups import UnitCells, UnitTable
 from .language import GARBAGE, NOTHING, num_correct, stream_of
 from .model import EngineRow, ModelChunk, ModelFlight, RoundRow
 
 Slots = tuple[int, ...]
+Tables = tuple[UnitTable, ...]
 
 
 class ContentDevice:
@@ -24,6 +26,7 @@ class ContentDevice:
         self.config = config
         self.has_slots = capabilities.slots
         self.has_marks = capabilities.marks
+        self.units: UnitCells = UnitCells(config.layer_groups, config.page_size)
         self.cells = [NOTHING] * ((config.num_pages + 1) * config.page_size)
         # Slot -> the hash of the text up to the next token, at which the draft KV of a head looks; not of what comes
         # from host memory.
@@ -36,7 +39,8 @@ class ContentDevice:
         self._forget_until(flight.number - 1)  # of steps that were lost
         first, first_marks = [], []
         for chunk in flight.chunks:
-            token, mark = self._prefill(chunk, flight.slots.get(chunk.life.name, ()))
+            name = chunk.life.name
+            token, mark = self._prefill(chunk, flight.slots.get(name, ()), flight.units.get(name, ()))
             first.append(token)
             first_marks.append(mark)
         runs: list[list[list[int]]] = []
@@ -61,6 +65,7 @@ class ContentDevice:
         """Be a new device, which has no KV, and with new host memory."""
         self.cells[:] = [NOTHING] * len(self.cells)
         self.hosted.clear()
+        self.units.empty()
 
     def forget(self, pages: Iterable[int]) -> None:
         """Empty the cells of pages that have been freed."""
@@ -87,10 +92,14 @@ class ContentDevice:
                 if slot // size in flight.writes:
                     self.cells[slot] = NOTHING
 
-    def _read(self, row: EngineRow, slots: Slots, length: int) -> None:
+    def _read(self, row: EngineRow, slots: Slots, length: int, tables: Tables) -> None:
         """Compare the row's text up to `length` with the cells where the step says that it is."""
         if not self.has_slots or row.wrong:
             return
+        if tables:
+            row.wrong = row.lacking = self.units.read(row.stream.hashes, tables, length, row.has_state)
+            if row.wrong:
+                return
         cells, hashes = self.cells, row.stream.hashes
         if length > len(slots) or [cells[slot] for slot in slots[:length]] != hashes[:length]:
             same = (cells[slot] == value for slot, value in zip(slots, hashes[:length], strict=False))
@@ -101,12 +110,16 @@ class ContentDevice:
             seen = zip(slots[:length], hashes[1 : length + 1], strict=True)
             row.stale = next((slot for slot, value in seen if self.looked_at.get(slot, value) != value), None)
 
-    def _write(self, row: EngineRow, slots: Slots, start: int, kept: int, reach: int) -> None:
+    def _write(self, row: EngineRow, slots: Slots, start: int, kept: int, reach: int, tables: Tables) -> None:
         """Write the row's text to the positions [start, start + kept), and garbage to the rest up to `reach`."""
         if not self.has_slots:
             return
         cells, hashes = self.cells, row.stream.hashes
         reach = min(reach, len(slots))
+        if tables:
+            is_good = kept > 0 and not row.wrong
+            self.units.write(hashes, tables, start, start + kept, reach, is_good)
+            row.has_state |= is_good
         for position in range(start, reach):
             good = position < start + kept and not row.wrong
             cells[slots[position]] = hashes[position] if good else NOTHING
@@ -115,19 +128,19 @@ class ContentDevice:
         if self.config.host_pages and not row.wrong:
             self.hosted.update(hashes[start : min(start + kept, reach)])
 
-    def _prefill(self, chunk: ModelChunk, slots: Slots) -> tuple[int, int]:
+    def _prefill(self, chunk: ModelChunk, slots: Slots, tables: Tables) -> tuple[int, int]:
         row, start, stop = chunk.row, chunk.start, chunk.stop
         for position in range(max(start - chunk.loaded, 0), min(start, len(slots))):
             text = row.stream.hashes[position]
             self.cells[slots[position]] = text if text in self.hosted else NOTHING
             self.looked_at.pop(slots[position], None)
-        self._read(row, slots, start)
+        self._read(row, slots, start, tables)
         if not row.wrong and list(chunk.tokens) != row.stream.tokens[start:stop]:
             row.wrong = f"the chunk from position {start} has other tokens than the text"
         if row.length != start:
             row.wrong = f"a chunk begins at {start}, the device has computed {row.length} positions"
         row.stream.reach(stop + 1)
-        self._write(row, slots, start, stop - start, stop)
+        self._write(row, slots, start, stop - start, stop, tables)
         row.length = stop
         if not chunk.is_last:
             return -1, 0
@@ -141,10 +154,10 @@ class ContentDevice:
     def _round(self, part: RoundRow, flight: ModelFlight, is_first: bool) -> tuple[list[int], list[int], bool]:
         """Run one round of one row. Returns its run, the marks beside it, and whether the request has met its end."""
         life, row, drafts = part.life, part.row, part.drafts
-        slots = flight.slots.get(life.name, ())
+        slots, tables = flight.slots.get(life.name, ()), flight.units.get(life.name, ())
         start, reach = row.length, self.config.reach(row.length, drafts)
         if row.over:
-            self._write(row, slots, start, 0, reach)
+            self._write(row, slots, start, 0, reach, tables)
             return [GARBAGE] * (drafts + 1), [0] * (drafts + 1), False
         stream = row.stream
         stream.reach(start + 1)
@@ -154,12 +167,12 @@ class ContentDevice:
             row.wrong = f"the step's input is {part.root}, the last token was {stream.tokens[start]}"
         if part.key != stream.key:
             stream = row.stream = stream_of(stream.tokens[: start + 1], part.key, self.config.model)
-        self._read(row, slots, start)
+        self._read(row, slots, start, tables)
         deepest = min(drafts, self.config.nodes(drafts) - 1)
         kept = 1 + num_correct(life.number, start - len(life.wish.prompt), deepest, self.config.accept)
         stop = start + kept
         stream.reach(stop + 1)
-        self._write(row, slots, start, kept, reach)
+        self._write(row, slots, start, kept, reach, tables)
         row.length = stop
         run = stream.tokens[start + 1 : stop + 1] if not row.wrong else [GARBAGE] * kept
         emitted = stop + 1 - len(life.wish.prompt)

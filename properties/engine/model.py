@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .contract import ServingConfig, StepAnswer, Wish
+from .groups import UnitTable
 from .language import Stream, stream_of, text
 
 WAITING, RUNNING = "waiting", "running"
@@ -23,6 +24,8 @@ class EngineRow:
     over: bool = False  # the device has seen the end
     wrong: str = ""  # the first wrong read; from there on the row computes garbage
     stale: int | None = None  # a slot whose draft KV looked at another token, in its last read
+    lacking: str = ""  # what a step has read of a group of layers that is not of its text
+    has_state: bool = False  # its own state is written
 
 
 @dataclass(slots=True, eq=False)
@@ -174,6 +177,7 @@ class ModelFlight:
     held: dict[str, int] = field(default_factory=dict)  # how many each had before
     writes: dict[int, tuple[RequestLife, int]] = field(default_factory=dict)  # page -> whose stay may write it
     interrupted: bool = False
+    units: dict[str, tuple[UnitTable, ...]] = field(default_factory=dict)  # and of other groups of layers
 
     @property
     def parts(self) -> list[ModelChunk | RoundRow]:

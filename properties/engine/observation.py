@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .contract import StepAnswer, Wish
+from .groups import UnitTable
 from .model import EngineModel, GivenWay, ModelFlight, RequestLife
 from .recovery import DeviceLimits, Loss
 
@@ -20,6 +21,9 @@ class EngineObservation(NamedTuple):
     slots: dict[str, tuple[int, ...]] | None  # by running request
     free: tuple[int, ...] | None
     cached: tuple[int, ...] | None
+    units: dict[str, tuple[UnitTable, ...]] | None = None  # by running request; with `config.groups` alone
+    cached_units: tuple[tuple[int, ...], ...] = ()
+    free_units: tuple[int, ...] = ()
 
 
 class EndEvent(NamedTuple):

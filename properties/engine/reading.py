@@ -117,6 +117,8 @@ def follow_pages(t: Any, seen: EngineObservation) -> None:
     Pages without an owner wait for a step; note one that waits for none."""
     size, model, m = t.config.page_size, t.model, t.moment
     before = m.before
+    if t.config.groups:
+        follow_units(t)
     if seen.slots == before.slots and seen.free == before.free and seen.cached == before.cached:
         # Plans and commits change what is in flight; else the steps see the same pages as before.
         m.is_still = seen.running == before.running and not m.asked and m.committed is None
@@ -145,3 +147,31 @@ def follow_pages(t: Any, seen: EngineObservation) -> None:
         if lingering[page][0] <= model.committed and m.leaked is None:
             m.leaked = (page, whose, why)
     model.lingering = lingering
+
+
+def follow_units(t: Any) -> None:
+    """Note what the running requests hold of groups of layers, also for the step that is launched now. The cache has
+    the states of the requests from which it took them, perhaps after these had left."""
+    subject, m = t.subject, t.moment
+    groups = t.config.layer_groups
+    units = {name: _tables(t, name) for name in m.after.running}
+    cached = tuple(
+        t.integers(each, "units of a group")
+        for each in t.sequence(t.must(subject.cached_units), "cached_units()", "a list for each group", len(groups))
+    )
+    free = t.integers(t.must(subject.free_units), "free_units()")
+    for i, group in enumerate(groups):
+        for unit in () if group.window else set(cached[i]).difference((m.before.cached_units or cached)[i]):
+            t.device.units.keep(i, unit)
+        t.device.units.note(i, [(t.model.lives[name].row, units[name][i][1]) for name in units])
+    m.after = m.after._replace(units=units, cached_units=cached, free_units=free)
+    if m.flight is not None:
+        m.flight.units = {life.name: units.get(life.name, ()) for life in m.flight.lives()}
+
+
+def _tables(t: Any, name: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    tables = t.sequence(
+        t.must(t.subject.units_of, name), "units_of()", "a table for each group", len(t.config.layer_groups)
+    )
+    pairs = [t.sequence(table, "a table of units_of()", "a number and the units", 2) for table in tables]
+    return tuple((t.integer(first, "a number"), t.integers(held, "the units")) for first, held in pairs)

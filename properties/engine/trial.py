@@ -8,7 +8,7 @@ from typing import ClassVar
 from ..harness.operation import Handles, Operation, operation
 from ..harness.trial import Refused, Trial
 from . import invariants as invariants  # registers the checkers
-from .contract import EngineCapabilities, SchedulingEngine, ServingConfig, StepAnswer, Wish
+from .contract import UNITS, EngineCapabilities, SchedulingEngine, ServingConfig, StepAnswer, Wish
 from .device import ContentDevice
 from .language import STOP, STOP_STRINGS, prompt_of
 from .model import RUNNING, EngineModel
@@ -44,7 +44,7 @@ class EngineTrial(Trial):
     """`subject` under operations. An answer of another form than the contract's is a Violation at once."""
 
     contract = "engine"
-    looks = ("waiting", "running", "slots_of", "free_pages", "cached_pages", "interrupts", "counters")
+    looks = ("waiting", "running", "slots_of", "free_pages", "cached_pages", "interrupts", "counters", *UNITS)
     quick = 120_000
     run_length = 100
     limit_s = 10.0

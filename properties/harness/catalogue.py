@@ -30,6 +30,13 @@ KV allocators and the request table:
     ALLOC-15 I: after drain and flush: free == total, no deferred, no locks, no slots
     ALLOC-16 E: alloc(0) == []; alloc(>total) fails at once; eviction loop ends when nothing is evictable
 
+Groups of layers with a window, or with states:
+    GROUP-01 E: free units + units of rows and of the cache == all units (recount from scratch)
+    GROUP-02 E: a row holds the units of every position that a step in flight, or the next one, may read in a window, up to its last
+        page, and its states
+    GROUP-03 E: a unit that a row may write is in no other row, and not in the cache; a cached unit is read by the rows that hold it
+    GROUP-04 E: what a step reads of a group is of its row's own text: the units of its window, and the state from which it goes on
+
 Overlap, steps in flight, FutureMap:
     RELAY-01 E: a page in the write set of a launched step returns to the pool only after the newest such step is processed
     RELAY-02 E: each relay cell, per owner epoch, has the trace (W R)* and then at most one unread W: no R R, no R before W

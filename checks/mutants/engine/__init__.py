@@ -1,7 +1,8 @@
 """Planted defects of engines: each is a subclass of a part of ours, done wrong in a way that has happened before."""
 
+from .groups import GROUPS
 from .plans import PLANS
 from .requests import PLAIN, REQUESTS, TWINS
 from .waiting import WAITING
 
-MUTANTS = (*REQUESTS.mutants, *PLANS.mutants, *PLAIN.mutants, *TWINS.mutants, *WAITING.mutants)
+MUTANTS = (*REQUESTS.mutants, *PLANS.mutants, *PLAIN.mutants, *TWINS.mutants, *WAITING.mutants, *GROUPS.mutants)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -63,16 +63,16 @@ class Room:
         length = self._length_to_find(record, num_cached + num_loaded, budget, padding)
         return Entrance(prefix, num_loaded, padding, self._slots_to_find(length, num_cached), length)
 
-    def has_own_room(self, entrance: Entrance, num_decoding: int) -> bool:
+    def has_own_room(self, entrance: Entrance, num_decoding: int, leaving: Sequence[int] = ()) -> bool:
         """Return whether the groups of layers with pools of their own have room for a newcomer, beside the next rounds
-        of the others."""
+        of the others, once the rows `leaving` have given way."""
         if not self.config.groups:
             return True
         num_cached = entrance.prefix.length if entrance.prefix else 0
         rounds, size = self.requests.rounds, self.config.page_size
         left = self.slots_for_length(0) * num_decoding
         gained = (int(rounds.held_ahead()[1].sum()) - left) // size
-        return self.store.groups.has_own_room(entrance.length, self.sizes.ahead, num_cached, gained)
+        return self.store.groups.has_own_room(entrance.length, self.sizes.ahead, num_cached, gained, leaving)
 
     def _prefix_of(self, record: RequestRecord) -> PrefixMatch | None:
         if not self.store.cache.keeps_prefixes:

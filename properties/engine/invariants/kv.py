@@ -210,6 +210,8 @@ def a_hit_leaves_a_token_to_compute(m: EngineMoment) -> Outcome:
         # The engine must use the pages that are there: one after the other, as long as the last position is the text's.
         if m.cached_before is None or not set(m.before.cached or ()) <= set(m.after.cached) or _has_refilled(m):
             continue
+        if m.config.groups:
+            continue  # another group may lack what the next position reads
         usable = (len(life.context) - 1) // size * size
         ends = life.row.stream.hashes[size - 1 : usable : size]
         there = next((at for at, value in enumerate(ends) if value not in m.cached_before), len(ends))

@@ -99,7 +99,7 @@ def test_twins_of_other_configurations_do_not_fail_for_themselves():
 class SaysNothingOfItsRules(core_engine.CoreEngineByOtherRules):
     """An engine with a victim, a place in the queue and estimates of its own, declared as if it had none."""
 
-    capabilities = EngineCapabilities.all()
+    capabilities = core_engine.CoreEngine.capabilities
 
 
 def test_rules_of_its_own_must_be_declared():
