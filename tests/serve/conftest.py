@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra server is not installed")
 
+import httpx
 from foredraft.serve.metrics import ServerMetrics
 from http_server import Served, serving, simulated_body
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_read_once() -> Iterator[None]:
+    """Read the certificates of the machine once: httpx does so again with each client and each `httpx.get`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", cache(httpx.create_ssl_context))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -269,7 +269,7 @@ def test_the_facts_of_a_random_run_are_those_of_its_summary(seed, changes):
     check_against_summary([facts], metrics.summary())
 
 
-@pytest.mark.fast("service-4-faults", "disaggregated-2-faults", ci="disaggregated-1")
+@pytest.mark.fast("disaggregated-2-faults", ci=("service-4-faults", "disaggregated-1"))
 @pytest.mark.parametrize("name", [name for name in corpus.names() if not name.startswith("builtin")])
 def test_the_facts_of_a_stored_run_are_those_of_its_summary(name):
     kind, seed, *faults = name.split("-")

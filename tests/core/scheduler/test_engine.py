@@ -170,6 +170,7 @@ def has_entered(engine, name):
     return any(record.request.request_id == name for record in engine.requests.running.values())
 
 
+@pytest.mark.fast("*-pages1", ci="*")
 @pytest.mark.parametrize("pages", [{}, {"page_size": 4, "num_pages": 22}])
 @pytest.mark.parametrize(
     "rules", [{}, {"rules": OurRules(guarantee_output=0.8)}, {"rules": OurRules(watermark=0.1)}, {"max_running": 4}]
@@ -216,6 +217,7 @@ def test_an_aged_request_is_not_preempted_for_ever():
     assert engine.num_waiting > 2, "it did not just wait for the others to be gone"
 
 
+@pytest.mark.ci
 @settings(max_examples=10)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 30)), min_size=2, max_size=9),

@@ -199,7 +199,7 @@ def test_the_output_of_a_retracted_request_is_kept_in_the_cache_or_not(rules):
     assert finish(engine, executor)["a"].num_output == 30
 
 
-@pytest.mark.fast("*-4", ci="*")
+@pytest.mark.fast("rules[12]-*-4", ci="*")
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize(
     ("rules", "overlap"),

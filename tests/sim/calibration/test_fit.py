@@ -112,6 +112,7 @@ def test_files_of_several_tools_are_points_of_one_fit(tmp_path):
     assert read == wanted
 
 
+@pytest.mark.ci
 def test_the_profile_makes_the_simulator_meet_the_points(fit, tmp_path):
     file = tmp_path / "profile.json"
     file.write_text(json.dumps(profile_document(fit.calibration)))
