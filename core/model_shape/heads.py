@@ -21,6 +21,10 @@ SPECULATORS_KEY = "speculators_model_type"
 USUAL_FUSED = 3  # hidden states of the target that an EAGLE-3 head takes, if its file does not say
 _LAYERS_AT = ("transformer_layer_config", "model")
 _MARKS = ("Eagle3", "Eagle")
+_DENSE = {  # families of experts, and those whose layers their EAGLE-3 heads have
+    "llama4": "llama", "qwen3_moe": "qwen3", "qwen2_moe": "qwen2", "mixtral": "mistral", "gpt_oss": "llama",
+    "glm4_moe": "llama", "minimax_m2": "llama",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,14 @@ def read_head(
             size_key, f"the head takes hidden states of size {size}, those of {target.name} have {target.hidden}"
         )
     reader.raise_problems()
-    body = read_model_shape(_layers(reader, target, is_single), source, name, is_whole=False)
+    data = _layers(reader, target, is_single)
+    family = family_of_type(data.get("model_type"))
+    if is_eagle3 and family in _DENSE:
+        data |= {
+            "model_type": _DENSE[family],
+            "intermediate_size": data.get("intermediate_size_mlp") or data.get("intermediate_size"),
+        }
+    body = read_model_shape(data, source, name, is_whole=False)
     if is_eagle3:  # its MLP is dense, also where the file repeats the keys of a sparse target
         width = reader.integer("intermediate_size", None)
         mlps = [(Mlp(width) if isinstance(part, Experts) and width else part, n) for part, n in body.mlps]

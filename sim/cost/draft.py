@@ -153,6 +153,7 @@ def _head_body(target: ModelShape, name: str, vocab: int) -> ModelShape:
     return replace(
         target, name=name, layers=1, vocab=vocab, tied_embeddings=False, weight_dtype="bf16", attention_dtype=None,
         mlp_dtype=None, mixers=((plain, 1),), mlps=((Mlp(width), 1),), config=None,
+        layer_inputs=None,
         source=f"assumed: one decoder layer of {target.name}",
     )  # fmt: skip
 

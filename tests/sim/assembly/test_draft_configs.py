@@ -55,6 +55,34 @@ def test_a_head_has_the_sizes_of_its_own_file(tmp_path: Path, config: dict[str, 
     assert draft.source == str(tmp_path / "head" / "config.json")
 
 
+LATENT = {
+    "model_type": "deepseek_v3", "architectures": ["Eagle3DeepseekV2ForCausalLM"], "q_lora_rank": 256, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "fc_norm": True, "norm_output": True,
+}  # fmt: skip
+PUBLISHED = [  # architecture and kind of layer of heads as servers know them, with the bytes of a token's KV
+    ({"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}, 4096),
+    ({"architectures": ["Eagle3LlamaForCausalLM"], "model_type": "llama", "norm_before_residual": True}, 4096),
+    ({"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3"}, 4096),
+    ({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "bias": False}, 4096),
+    ({"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama4_text", "intermediate_size_mlp": 1000}, 4096),
+    ({"architectures": ["Qwen3MoeForCausalLMEagle3"], "model_type": "qwen3_moe"}, 4096),
+    (LATENT, 2 * (512 + 32)),
+]
+
+
+@pytest.mark.parametrize(("keys", "kv"), PUBLISHED)
+def test_heads_as_servers_know_them(tmp_path: Path, keys: dict[str, Any], kv: int):
+    draft = run_with(tmp_path, {**TOP, **keys}).draft
+    assert draft is not None and draft.body is not None and draft.body.experts is None
+    assert (draft.kv_bytes_per_token, draft.body.mlps[0][0].activated) == (kv, 1000)
+
+
+@pytest.mark.parametrize("kind", ["peagle", "dflash", "dflash2", "dspark", "mlp_speculator", "medusa"])
+def test_other_kinds_of_speculators_are_refused_by_name(tmp_path: Path, kind: str):
+    with pytest.raises(ConfigError, match=f"speculators_model_type: expected eagle3, found '{kind}'"):
+        run_with(tmp_path, {**TOP, "speculators_model_type": kind})
+
+
 @pytest.mark.parametrize(
     ("others", "fusion", "lm_head"),
     [
