@@ -389,9 +389,12 @@ def _check_mutants(contract: str | None, budget: str | None, as_json: bool) -> N
     matrix: dict[str, Any] = {}
     survivors = 0
     for name in names:
-        kills = [kill(mutant, budget) for mutant in mutants_of(name)]
-        for result in () if as_json else kills:
-            typer.echo(result.line())
+        kills = []
+        for mutant in mutants_of(name):
+            kills.append(kill(mutant, budget))
+            if not as_json:
+                typer.echo(kills[-1].line())
+                sys.stdout.flush()  # all of them take long
         alive = sum(not result.is_killed for result in kills)
         survivors += alive
         matrix[name] = [result.to_json() for result in kills]
