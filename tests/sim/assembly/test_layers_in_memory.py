@@ -52,6 +52,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 128,
         "linear_conv_kernel_dim": 4,
         "full_attention_interval": 4,
+        "mamba_ssm_dtype": "bfloat16",
     },
 }
 HARDWARE = {"gpu": "H100", "kernels": "roofline"}
@@ -244,7 +245,7 @@ def test_states_have_a_pool_in_proportion_that_limits_the_requests(settings, per
     (group,) = memory.groups
     assert group.capacity >= most * per_request and group.states == {5: 3}.get(per_request, 1)
     (notice,) = [text for text in notices_of(found, {}) if "recurrent states" in text]
-    assert f"at most {memory.most_running} requests run at once, not 2,048" in notice
+    assert f"at most {memory.most_running:,} requests run at once, not 2,048" in notice
     few = plan_of("hybrid", "sglang-0.5", engine={**settings, "max_running": memory.most_running})
     assert few.memory == memory and not any("recurrent states" in text for text in notices_of(few, {}))
 
@@ -280,7 +281,7 @@ def test_the_number_of_states_may_be_given():
 
 
 def test_states_of_fewer_bits_take_less_of_the_pool():
-    plans = [plan_of("hybrid", "vllm-0.18", model={"state_dtype": one}).memory for one in ("bf16", None)]
+    plans = [plan_of("hybrid", "vllm-0.18", model={"state_dtype": one}).memory for one in ("bf16", "fp32")]
     narrow, wide = (group.pages for plan in plans for group in plan.groups if group.has_states)
     assert narrow < 0.6 * wide
     next_model = scenario_of("hybrid", "vllm-0.18", model={"target": "qwen3-next-80b-a3b", "weight_dtype": "int4"})
@@ -289,7 +290,7 @@ def test_states_of_fewer_bits_take_less_of_the_pool():
         for given in ({}, {"model.state_dtype": "fp32"})
     )
     assert usual < 0.6 * wide, "where a file does not say it, vLLM keeps states as it keeps activations"
-    wide, few = (plan_of("hybrid", "sglang-0.5", model={"state_dtype": one}).memory for one in (None, "bf16"))
+    wide, few = (plan_of("hybrid", "sglang-0.5", model={"state_dtype": one}).memory for one in ("fp32", None))
     assert few.most_running > 1.8 * wide.most_running
 
 
