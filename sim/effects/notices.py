@@ -27,10 +27,9 @@ def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
     if run.algorithm.drafter is Drafter.MODEL and run.draft is not None and run.scenario.model.draft is None:
         notices.append(f"model.draft is not given: {run.draft.name} drafts")
     if run.draft is not None and run.draft.unknown is not None:
-        assert run.draft.body is not None
         notices.append(
-            f"model.draft: the config.json of {run.draft.unknown} is not on this machine, so the sizes of the head are "
-            f"{run.draft.body.source}; give the folder of the head"
+            f"model.draft: the config.json of {run.draft.unknown} is not on this machine, so {run.draft.name} drafts "
+            f"({run.draft.source}); give the folder of the head"
         )
     notices += _steps_notices(run, origins)
     if mode_fell_back(run, "engine.mode") is not None and not any("engine.mode =" in notice for notice in notices):

@@ -154,6 +154,7 @@ DEPLOYMENTS = {
     "host memory": ("vllm sglang", {**FIXED, "engine.host_cache_gb": 100, "hardware.tensor_parallel": 2}),
     "memory for KV": ("vllm trtllm", {**FIXED, "hardware.kv_gb": 20.5}),
     "draft model": ("vllm sglang trtllm", {**FIXED, "speculation.algorithm": "STANDALONE", "model.draft": "llama-3.2-1b"}),
+    "draft head": ("vllm sglang trtllm", {**FIXED, "model.draft": "someone/eagle3-head"}),
     "own layers": ("vllm sglang trtllm", {**DEEPSEEK, "hardware.tensor_parallel": 8}),
     "attention data": ("vllm sglang trtllm", {**DEEPSEEK, "hardware.attention_data_parallel": 8, "engine.max_running": 64}),
     "tree": ("sglang", {**FIXED, "speculation.topk": 4, "speculation.num_draft_tokens": 12}),
