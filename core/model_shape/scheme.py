@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from .beside import beside
 from .matrices import ANY_LAYER, Matrix, first_expert, layer_named, layer_prefix, matrix_named
@@ -77,7 +77,7 @@ class Tier:
         return [(entry, _matcher(entry)) for entry in self.entries if not _is_plain(entry)]
 
     def _candidates(self, matrix: Matrix) -> Iterable[FormatEntry]:
-        found = [entry for name in _with_parents(matrix) for entry in self._named.get((matrix.layer, name), ())]
+        found = [entry for name in _with_parents(matrix.names) for entry in self._named.get((matrix.layer, name), ())]
         found += [entry for entry, matches in self._others if matches(matrix)]
         return sorted(found, key=self._order.__getitem__) if self.is_ordered else found
 
@@ -126,7 +126,7 @@ class Scheme:
         layers = sorted({matrix.layer for matrix in matrices if matrix.layer is not None})
         behind = range(layers[-1] + 1, layers[-1] + 1 + _BEHIND)
         known = [*matrices, *beside(layers)]
-        places = {(matrix.layer, name) for matrix in known for name in _with_parents(matrix)}
+        places = {(matrix.layer, name) for matrix in known for name in _with_parents(matrix.names)}
         for tier in self.tiers:
             for entry in tier.entries:
                 if not entry.is_vital or any(word in entry.pattern.lower() for word in _ELSEWHERE):
@@ -151,16 +151,11 @@ def _numbered(pattern: str) -> tuple[str, str] | None:
     return None if set("*?[") & set(pattern) else layer_named(pattern)
 
 
-def _with_parents(matrix: Matrix) -> Iterable[str]:
-    """Yield the names of a matrix and those of the modules that it is a part of."""
-    seen = set()
-    for name in matrix.names:
-        parts = name.split(".")
-        for end in range(len(parts), 0, -1):
-            above = ".".join(parts[:end])
-            if above not in seen:
-                seen.add(above)
-                yield above
+@lru_cache(4096)  # the matrices of each layer have the same names
+def _with_parents(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of a matrix and those of the modules that it is a part of."""
+    parts = [name.split(".") for name in names]
+    return tuple(dict.fromkeys(".".join(of[:end]) for of in parts for end in range(len(of), 0, -1)))
 
 
 def _full_names(matrix: Matrix, pattern: str) -> list[str]:
