@@ -36,9 +36,15 @@ _REPEATED: Mapping[str, tuple[str, ...]] = {
 _STANDARD = (
     "intermediate_size", "intermediate_size_mlp", "dense_intermediate_size", "moe_intermediate_size",
     "moe_shared_expert_intermediate_size", "shared_expert_intermediate_size", "moe_latent_size", "max_window_layers",
-    "num_experts_per_tok", "vocab_size_per_layer_input",
+    "num_experts_per_tok", "vocab_size_per_layer_input", "sliding_window_pattern", "use_sliding_window",
 )  # fmt: skip
-"""Sizes of MLPs or layers that a model of a family may not have."""
+"""Sizes of MLPs or layers that a model of a family may not have, and what a list of layers says, too."""
+_OTHER_NAMES = {
+    **dict.fromkeys(("num_layers", "n_layers", "n_layer"), "num_hidden_layers"),
+    **dict.fromkeys(("num_heads", "n_heads", "n_head"), "num_attention_heads"),
+    **dict.fromkeys(("padded_vocab_size", "original_vocab_size"), "vocab_size"),
+}
+"""Names that older files have beside today's; only another value would say something."""
 
 
 def note_unread(reader: ConfigReader, family: str) -> None:
@@ -52,6 +58,8 @@ def note_unread(reader: ConfigReader, family: str) -> None:
             or key in _STANDARD
             or family in _REPEATED.get(key, ())
         ):
+            continue
+        if value == reader.data.get(_OTHER_NAMES.get(key, ""), key):
             continue
         if not _says_nothing(value):
             message = f"is not read for the family {family}, so weights or KV may be others: {value!r:.60}"

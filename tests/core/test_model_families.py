@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from foredraft.core.errors import ConfigError
-from foredraft.core.model_shape import Attention, Recurrence, read_model_shape
+from foredraft.core.model_shape import BUILT_IN, Attention, Recurrence, read_model_shape
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 MOE = {"num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 3, "n_routed_experts": 256}
@@ -214,3 +214,52 @@ def test_devices_that_share_heads_and_experts_hold_parts_of_the_weights():
     dense = whole - 58 * 256 * 3 * 7168 * 2048
     assert spread == pytest.approx(dense + 58 * 32 * 3 * 7168 * 2048, rel=0.001)
     assert shape.tensor_problem(3) and not shape.tensor_problem(16)
+
+
+@pytest.mark.parametrize(
+    ("keys", "refused"),
+    [
+        ({"num_kv_shared_layers": 4}, "num_kv_shared_layers"),
+        ({"hidden_size_per_layer_input": 64}, "hidden_size_per_layer_input"),
+        ({"num_shared_heads": 2}, "num_shared_heads"),
+        ({"window_sizes": [1, 2]}, "window_sizes"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
+        ({"num_layers": 30}, "num_layers"),
+        ({"num_layers": 32, "n_head": 32}, None),
+        ({"num_kv_shared_layers": 0, "layer_types": ["full_attention"] * 32}, None),
+        ({"embedding_init_size": 3, "rope_head_dim": 8, "dropout_layers": 3, "max_window_layers": 28}, None),
+        ({"use_sliding_window": True, "sliding_window": None, "num_layer_name": "x"}, None),
+    ],
+)
+def test_keys_of_sizes_that_a_family_does_not_read(keys: dict, refused: str | None):
+    config = {**BUILT_IN["llama-3.1-8b"], **keys}
+    if refused is None:
+        assert read_model_shape(config, "config.json", "m") == read_model_shape(
+            BUILT_IN["llama-3.1-8b"], "config.json", "m"
+        )
+        return
+    with pytest.raises(ConfigError, match=f"config.json: {refused}: is not read for the family llama"):
+        read_model_shape(config, "config.json", "m")
+
+
+def test_the_small_models_of_gemma4():
+    """Of six layers the last two read the keys and values of others; per-layer embeddings are further weights."""
+    config = {
+        "model_type": "gemma4_text", "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "head_dim": 16, "global_head_dim": 32, "sliding_window": 8, "intermediate_size": 100,
+        "vocab_size": 1000, "max_position_embeddings": 512, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 900,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    }  # fmt: skip
+    shape = read_model_shape(config, "config.json", "gemma")
+    attention = (
+        4 * (2 * 64 * 64) + 2 * (2 * 64 * 128) + 3 * (2 * 64 * 16) + 2 * 64 * 32
+    )  # queries and outputs, KV of four
+    norms = 3 * 2 * 16 + 2 * 32 + 16 + 32
+    mlps = 4 * 3 * 64 * 100 + 2 * 3 * 64 * 200
+    inputs = 6 * (3 * 64 * 8 + 64) + 8 + 900 * 8 * 6
+    assert shape.parameters == attention + norms + mlps + inputs + 13 * 64 + 1000 * 64
+    assert (shape.token_bytes(windowed=True), shape.token_bytes(windowed=False)) == (3 * 2 * 16 * 2, 2 * 32 * 2)
+    assert shape.kv_layers == 4 and shape.read_bytes == shape.weight_bytes - 2 * 900 * 8 * 6
+    with pytest.raises(ConfigError, match="num_kv_shared_layers: 6 of 6 layers"):
+        read_model_shape(config | {"num_kv_shared_layers": 6}, "config.json", "gemma")
