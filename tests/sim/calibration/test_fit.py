@@ -157,6 +157,7 @@ def test_what_no_point_tells_is_said_and_a_point_that_would_is_named(tmp_path):
     assert row.told < DETERMINED and abs(row.value - fit.by_server["row_gap_ns"]) < spreads()["row_gap_ns"]
 
 
+@pytest.mark.ci
 def test_of_two_times_per_row_that_follow_each_other_the_sum_is_told(fit):
     """A synchronous host delays the device by its own time per row and by the wait:
     no result tells which of them it was."""
@@ -179,6 +180,7 @@ def test_points_of_several_tensor_parallelisms_tell_what_several_devices_add(tmp
     assert "collective_gap_ns" not in fitted(tmp_path, [run for run in runs if run["tensor_parallel"] == 2]).by_server
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_points_of_two_kinds_of_heads_tell_what_a_step_of_eagle3_takes_more(tmp_path, fit):
     assert "eagle3_step_ns" not in fit.by_server  # which are of EAGLE-3 alone
@@ -295,6 +297,7 @@ def test_the_model_and_the_gpu_of_the_files_are_used_and_must_agree_with_what_wa
     assert measured_scenario([unknown], BASE, {"model.target"}) is BASE
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_intervals_hold_the_truth_as_often_as_they_say(fit, tmp_path):
     """Over truths as far from the profile as the profiles of servers are apart."""
