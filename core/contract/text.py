@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,6 +25,22 @@ _MOST_UNSETTLED = 16
 _RESUMED = 8
 """Tokens that decoding begins before the place where it goes on: at most 3 of them are behind a beginning inside a
 character."""
+
+
+ChatEnd = Literal["answer", "messages", "continue"]
+"""Where the prompt of a conversation ends: behind the beginning of an answer, behind the last message, or inside it,
+behind its text."""
+
+
+class PromptScores(NamedTuple):
+    """What a model thinks of a prompt of n tokens.
+
+    logprobs: of its tokens from the second one on, n − 1
+    tops:     the most likely tokens at each of these places with their log-probabilities, the likeliest first
+    """
+
+    logprobs: Sequence[float]
+    tops: Sequence[Sequence[tuple[int, float]]]
 
 
 class TextDecoder(Protocol):

@@ -2,8 +2,8 @@
 
 logprobs           float32 [n]         of the emitted token, in the target's distribution before temperature and
                                        cut-offs
-top_logprobs       float32 [n, 5]      of the five most likely tokens
-top_logprob_ids    int64   [n, 5]      these tokens
+top_logprobs       float32 [n, 20]     of the twenty most likely tokens
+top_logprob_ids    int64   [n, 20]     these tokens
 hidden_states      float   [n, H]      the target's last hidden state
 routed_experts     int32   [n, L, k]   experts chosen in each of L mixture layers; [n, 0, 0] of a model without any
 """
@@ -21,7 +21,7 @@ from ..models.decoder import DecoderOutput
 from ..types.ops import DeviceTree
 
 USER_OUTPUTS = ("logprobs", "top_logprobs", "top_logprob_ids", "hidden_states", "routed_experts")
-NUM_TOP_LOGPROBS = 5
+NUM_TOP_LOGPROBS = 20
 
 
 class NodeProducer(Protocol):
@@ -58,7 +58,7 @@ def node_outputs(
         if "logprobs" in wanted:
             entries["logprobs"] = logprobs.gather(1, emitted.clamp(min=0)[:, None])[:, 0].float()
         if wanted & {"top_logprobs", "top_logprob_ids"}:
-            values, ids = logprobs.topk(NUM_TOP_LOGPROBS, dim=-1)
+            values, ids = logprobs.topk(min(NUM_TOP_LOGPROBS, logprobs.shape[-1]), dim=-1)
             entries |= {"top_logprobs": values.float(), "top_logprob_ids": ids}
     if "hidden_states" in wanted:
         entries["hidden_states"] = forward.hidden

@@ -37,7 +37,7 @@ from .memory import (
     size_pool,
     working_bytes,
 )
-from .text import check_same_tokens
+from .text import check_same_tokens, other_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -187,6 +187,8 @@ def _file_notes(
     notes = file_notes(options.model, target, drafts_itself=getattr(draft, "inside_target", False))
     if options.draft is not None and isinstance(draft, ModelConfig):
         notes += file_notes(options.draft, draft)
+        if draft.vocab_size == target.vocab_size and (other := other_tokens(options.model, options.draft)):
+            notes += (other,)
     return notes
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...core.contract.text import context_of
+from ...core.contract.text import ChatEnd, context_of
 from ...core.errors import ConfigError, InvalidRequest, shown
 from ...core.parsing import MAX_INTEGER, read_json_object
 from ...observe.input_files import read_text
@@ -153,8 +153,8 @@ class Tokenizer:
         """Tokens that a text may begin with."""
         return context_of(self, self.encode("a", add_special_tokens=False))
 
-    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation by the model's own template.
+    def render_chat(self, messages: Sequence[Message], end: ChatEnd = "answer") -> str:
+        """Return the text of a conversation by the model's own template, up to this end.
         InvalidRequest if there is none or it refuses."""
         if self._template_text is None:
             raise InvalidRequest(f"{self.source} has no chat template: give a prompt instead of messages")
@@ -162,11 +162,24 @@ class Tokenizer:
             from .chat_template import ChatTemplate
 
             self._template = ChatTemplate(self._template_text, self._special_tokens, self.source)
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        text = self._template.render(messages, add_generation_prompt=end == "answer")
+        return text if end != "continue" else up_to_last(text, str(messages[-1].get("content") or ""))
 
-    def encode_chat(self, messages: Sequence[Message]) -> np.ndarray:
-        """Return the tokens int64 [n] of a conversation, ready for the answer."""
-        return self.encode(self.render_chat(messages), add_special_tokens=False)
+    def encode_chat(self, messages: Sequence[Message], end: ChatEnd = "answer") -> np.ndarray:
+        """Return the tokens int64 [n] of a conversation up to this end."""
+        return self.encode(self.render_chat(messages, end), add_special_tokens=False)
+
+
+def up_to_last(text: str, content: str) -> str:
+    """Return a rendered conversation up to the end of its last message's content. Templates may strip its white space.
+    Raises InvalidRequest for a template that changes the content."""
+    at = text.rfind(content.strip()) if content.strip() else -1
+    if at < 0:
+        raise InvalidRequest(
+            "the chat template does not write the last message as it is, so that it cannot be continued"
+        )
+    whole = content.lstrip()
+    return text[: at + len(whole if text.startswith(whole, at) else content.strip())]
 
 
 def check_same_tokens(model: Path, draft: Path, model_vocab: int, draft_vocab: int) -> None:
@@ -179,6 +192,20 @@ def check_same_tokens(model: Path, draft: Path, model_vocab: int, draft_vocab: i
     if difference:
         sizes = f"the vocabularies must match: the target has {model_vocab} tokens, the draft {draft_vocab}"
         raise ConfigError.of(str(draft), "vocab_size", f"{sizes}, and {difference}")
+
+
+def other_tokens(model: Path, draft: Path) -> str:
+    """Return in words by which token a draft's tokenizer differs from its target's; "" if they are alike, or if one of
+    them has none that can be read."""
+    try:
+        difference = Tokenizer.load(model).difference(Tokenizer.load(draft))
+    except ConfigError:
+        return ""
+    if not difference:
+        return ""
+    return (
+        f"the draft {draft} has another tokenizer than its target, so that few of its drafts are accepted: {difference}"
+    )
 
 
 def _letters_of_bytes() -> dict[str, int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
+from ...core.contract.text import PromptScores
 from ..base.errors import ApiError, encode, event
 from ..base.port import TextCodec
 from .reply import Choice, ChoiceDelta, Reply
@@ -17,8 +19,37 @@ def members(**values: str) -> str:
     return "{" + ",".join(f'"{name}":{value}' for name, value in values.items()) + "}"
 
 
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt that an answer repeats at its start; `scores`: with the log-probabilities of its tokens."""
+
+    text: str
+    tokens: Sequence[int]
+    scores: PromptScores | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EchoedChoice:
+    """A choice that is its prompt alone."""
+
+    index: int
+    finish: str = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class EchoedReply:
+    """The answer to a request for no tokens, as `CompletionForm` reads a `Reply`."""
+
+    id: str
+    choices: Sequence[EchoedChoice]
+    num_prompt_tokens: int
+    created: int
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+
+
 class CompletionForm:
-    """`/v1/completions`. `echoes`: the text that each choice repeats at its start; `num_logprobs` None: no
+    """`/v1/completions`. `echoes`: the prompt that each choice repeats at its start; `num_logprobs` None: no
     log-probabilities are shown.
 
     `usage`: "" (nowhere), "last" (in an event of its own) or "each" (in every event, too).
@@ -29,13 +60,13 @@ class CompletionForm:
 
     def __init__(
         self,
-        reply: Reply,
+        reply: Reply | EchoedReply,
         model: str,
         codec: TextCodec,
         *,
         usage: str,
         num_logprobs: int | None = None,
-        echoes: Sequence[str] = (),
+        echoes: Sequence[Echo] = (),
     ) -> None:
         self.reply = reply
         self.model = model
@@ -48,9 +79,10 @@ class CompletionForm:
         # What the outputs of a whole answer have got so far, by choice, as parts of JSON:
         self._texts: list[list[str]] = [[] for _ in reply.choices]
         self._lists: list[dict[str, list[str]]] = [{} for _ in reply.choices]
+        self._of_echoes = [self._echoed(i, echo) for i, echo in enumerate(echoes)]
 
     def first(self) -> list[bytes]:
-        return [self.event(i, self._gain(text)) for i, text in enumerate(self._echoes)]
+        return [self.event(i, self._gain(echo.text), self._of_echoes[i]) for i, echo in enumerate(self._echoes)]
 
     def delta(self, choice: Choice, delta: ChoiceDelta) -> bytes:
         return self.event(choice.index, self._gain(delta.text), self._logprobs(choice, delta), delta.finish)
@@ -70,7 +102,7 @@ class CompletionForm:
         """Return the whole answer of the pieces that were added."""
         shown = []
         for choice in self.reply.choices:
-            echo = quote(self._echoes[choice.index])[1:-1] if self._echoes else ""
+            echo = quote(self._echoes[choice.index].text)[1:-1] if self._echoes else ""
             text = "".join(['"', echo, self._around("".join(self._texts[choice.index])), '"'])
             shown.append(self._choice(choice.index, text, self._all_logprobs(choice.index), choice.finish))
         head = {name: encode(value) for name, value in self._head(self.object).items()}
@@ -81,7 +113,11 @@ class CompletionForm:
         """Return the JSON of the log-probabilities of a whole output."""
         if self.num_logprobs is None:
             return "null"
-        lists = {name: f"[{','.join(filter(None, parts))}]" for name, parts in self._lists[index].items()}
+        echoed = (self._of_echoes[index] if self._of_echoes else None) or {}
+        begun = {name: [encode(values)[1:-1]] for name, values in echoed.items() if values is not None}
+        names = dict.fromkeys((*begun, *self._lists[index]))
+        parts = {name: [*begun.get(name, ()), *self._lists[index].get(name, ())] for name in names}
+        lists = {name: f"[{','.join(filter(None, some))}]" for name, some in parts.items()}
         return members(**{name: lists.get(name) or encode(empty) for name, empty in self._no_logprobs.items()})
 
     def _around(self, text: str) -> str:
@@ -142,18 +178,44 @@ class CompletionForm:
         text offsets are those of the tokens' own texts, one after another."""
         if self.num_logprobs is None:
             return None
-        tokens = [self.codec.text_of(token) for token in delta.tokens]
+        values = [float(value) for value in delta.outputs.get("logprobs", ())]
+        return self._table(choice.index, delta.tokens, values, top_pairs(delta.outputs))
+
+    def _echoed(self, index: int, echo: Echo) -> dict[str, Any] | None:
+        """Return the log-probabilities of a prompt: its first token has none, and the token that is there is among the
+        likely ones."""
+        if self.num_logprobs is None or echo.scores is None:
+            return None
+        following, logprobs = echo.tokens[1:], echo.scores.logprobs
+        tops = [
+            [*pairs[: self.num_logprobs], (token, value)]
+            for token, value, pairs in zip(following, logprobs, echo.scores.tops, strict=True)
+        ]
+        shown = self._table(index, echo.tokens, [None, *logprobs], [[], *tops], extra=1)
+        return shown | {"top_logprobs": [None, *shown["top_logprobs"][1:]] if self.num_logprobs else None}
+
+    def _table(
+        self,
+        index: int,
+        tokens: Sequence[int],
+        values: Sequence[float | None],
+        pairs: Sequence[Sequence[tuple[int, float]]],
+        extra: int = 0,
+    ) -> dict[str, Any]:
+        """Return the log-probabilities of tokens as the API has them. `extra`: pairs that are shown beyond
+        `num_logprobs`."""
+        texts = [self.codec.text_of(token) for token in tokens]
         offsets = []
-        for token in tokens:
-            offsets.append(self._offsets[choice.index])
-            self._offsets[choice.index] += len(token)
+        for text in texts:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(text)
+        most = (self.num_logprobs or 0) + extra
         tops = [  # of tokens with the same text the most likely one
-            {self.codec.text_of(token): value for token, value in reversed(pairs[: self.num_logprobs])}
-            for pairs in top_pairs(delta.outputs)
+            {self.codec.text_of(token): value for token, value in reversed(some[:most])} for some in pairs
         ]
         return {
-            "tokens": tokens,
-            "token_logprobs": [float(value) for value in delta.outputs.get("logprobs", ())],
+            "tokens": texts,
+            "token_logprobs": list(values),
             "top_logprobs": tops if self.num_logprobs else None,
             "text_offset": offsets,
         }

@@ -14,11 +14,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from ...core.contract.request import FinishedRequest, Grammar, SamplingParams
+from ...core.contract.text import ChatEnd, PromptScores
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
 from .pace import ClockPace
@@ -103,7 +104,7 @@ class TextCodec(Protocol):
     def decode(self, tokens: np.ndarray) -> str: ...
     def bytes_of(self, token: int) -> bytes: ...
     def text_of(self, token: int) -> str: ...
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray: ...
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], end: ChatEnd = "answer") -> np.ndarray: ...
 
 
 class TokenText(Protocol):
@@ -128,6 +129,14 @@ class Outlet(Protocol):
 
     def release(self, now_ns: int) -> None:
         """Note that it is `now_ns`: requests get the pieces that were prepared for this time or earlier."""
+
+
+@runtime_checkable
+class ScoresPrompts(Protocol):
+    """A body that can tell how likely the tokens of a prompt are."""
+
+    def score(self, prompt: np.ndarray, num_top: int) -> PromptScores:
+        """Return the log-probabilities of a prompt's tokens. Called in a thread of its own."""
 
 
 class Body(Protocol):

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.contract.text import ChatEnd
 from ...core.draws import Purpose, uniform
 from ...core.errors import InvalidRequest
 from ...core.prompt import MAX_TOKEN_ID
@@ -33,7 +34,7 @@ WORDS = [
 # fmt: on
 
 
-NUM_TOP = 5
+NUM_TOP = 20
 """Tokens that have log-probabilities, as a model gives them."""
 
 
@@ -65,9 +66,12 @@ class FillerTokenizer:
         """Return the text of a token inside a text."""
         return self.decode(np.array([token]))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """Return the tokens int64 [n] of a conversation, ready for the answer."""
-        return self.encode("".join(map(_written, messages)) + "<assistant>\n")
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], end: ChatEnd = "answer") -> np.ndarray:
+        """Return the tokens int64 [n] of a conversation up to this end."""
+        text = "".join(map(_written, messages))
+        if end == "continue":
+            return self.encode(text.removesuffix("\n"))
+        return self.encode(text + ("<assistant>\n" if end == "answer" else ""))
 
 
 def _written(message: Mapping[str, Any]) -> str:

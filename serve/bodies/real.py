@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.contract.request import Grammar, Request
 from ...core.contract.step import FailureCause
-from ...core.contract.text import StreamDecoder, context_of
+from ...core.contract.text import PromptScores, StreamDecoder, context_of
+from ...core.errors import InvalidRequest
 from ...core.prompt import Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
 from ...gpu.session.grammar import grammars_of
 from ...gpu.session.loop import RequestDelta
+from ...gpu.session.scoring import score_prompt
 from ...gpu.session.session import DecodeSession
 from ...gpu.session.text import Tokenizer
 from ..base.pace import ClockPace
 from ..base.port import Order, Outlet, Piece, RemoteEngine, TextCodec, TokenText, longest_request
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ...gpu.disaggregation.session import DisaggregatedSession
 
 
@@ -98,6 +102,7 @@ class RealBody(ModelBody):
         self._engine = session.engine
         self._loop = session.loop
         self._restart = session.executor.restart
+        self._target = getattr(session.executor, "target", None)  # of ranks it is in their processes
 
     def wait_s(self) -> float | None:
         return None if self._loop.is_idle else 0.0
@@ -116,6 +121,11 @@ class RealBody(ModelBody):
             return
         at_ns = time.monotonic_ns()
         outlet.deliver(pieces_of(deltas, at_ns))
+
+    def score(self, prompt: np.ndarray, num_top: int) -> PromptScores:
+        if self._target is None:
+            raise InvalidRequest("log-probabilities of a prompt are not there with tensor parallelism")
+        return score_prompt(self._target, prompt, num_top)
 
     def reload(self, table: str, source: str) -> None:
         reload_table(self._engine, table, source, time.perf_counter_ns())

@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from ...core.contract.request import SHAPING, Grammar, SamplingParams
-from ...core.errors import ForedraftError
+from ...core.contract.text import PromptScores
+from ...core.errors import ForedraftError, InvalidRequest
 from ..answers.answer import ReadyAnswer, StreamedAnswer
-from ..answers.forms import ChatForm, CompletionForm
+from ..answers.forms import ChatForm, CompletionForm, Echo, EchoedChoice, EchoedReply
 from ..answers.frontend import Frontend
 from ..answers.reply import Reply
 from ..answers.tools import CallForm
 from ..base.connections import port_of
 from ..base.errors import ApiError
-from ..base.port import Order
+from ..base.port import Order, ScoresPrompts
 from .identity import FACTS, TRACE_HEADERS
 from .kv_transfer import KvTransfers
 from .reading import SMALL_BODY, Found, OutputRequest, RequestReader, check_tokens
@@ -71,19 +73,49 @@ class Api:
         read = await self._asked(CompletionRequest, request)
         asked: CompletionRequest = read.request
         self._check(read, {"logprobs": asked.logprobs is not None})
-        if asked.echo and asked.logprobs is not None:
-            raise ApiError(
-                400, "log-probabilities of the prompt are not supported: leave out echo or logprobs", param="echo"
-            )
+        echoes = await self._echoes(read)
+        if asked.max_tokens == 0:
+            return self._prompt_alone(asked, read.prompts, echoes)
         outputs = () if asked.logprobs is None else _outputs(asked.logprobs)
         most = min(DEFAULT_MAX_TOKENS, self._body.defaults.get("max_tokens", DEFAULT_MAX_TOKENS))
         orders = await self._orders(request, read, asked.max_tokens or most, outputs)
         reply = self._open("cmpl-", request, orders, sum(map(len, read.prompts)))
         form = CompletionForm(
-            reply, self._model, self._codec, usage=asked.usage, num_logprobs=asked.logprobs, echoes=read.echoes
+            reply, self._model, self._codec, usage=asked.usage, num_logprobs=asked.logprobs, echoes=echoes
         )
         form.extra = self._kv.sent(request, asked, reply)
         return StreamedAnswer(self._frontend, reply, form, stream=bool(asked.stream))
+
+    async def _echoes(self, read: OutputRequest) -> list[Echo]:
+        """Return the prompts that the choices repeat, with logprobs the log-probabilities of their tokens. Raises
+        ApiError if the body cannot tell them."""
+        asked: CompletionRequest = read.request
+        if not read.echoes:
+            return []
+        scores: list[PromptScores | None] = [None] * len(read.prompts)
+        if asked.logprobs is not None:
+            if not isinstance(self._body, ScoresPrompts):
+                message = "log-probabilities of the prompt are not supported here: leave out echo or logprobs"
+                raise ApiError(400, message, param="echo")
+            try:
+                scores = [await asyncio.to_thread(self._body.score, one, asked.logprobs) for one in read.prompts]
+            except InvalidRequest as error:
+                raise ApiError(400, str(error), param="echo") from None
+        each = asked.num_outputs
+        return [Echo(text, read.prompts[i // each].tolist(), scores[i // each]) for i, text in enumerate(read.echoes)]
+
+    def _prompt_alone(
+        self, asked: CompletionRequest, prompts: Sequence[np.ndarray], echoes: Sequence[Echo]
+    ) -> Response:
+        """Answer a request for no tokens: the prompt itself. Raises ApiError if it does not ask for that."""
+        if not echoes or asked.stream:
+            raise ApiError(400, "0 tokens are none to send: give echo, and no stream", param="max_tokens")
+        choices = [EchoedChoice(i) for i in range(len(echoes))]
+        reply = EchoedReply(f"cmpl-{secrets.token_hex(12)}", choices, sum(map(len, prompts)), int(time.time()))
+        form = CompletionForm(
+            reply, self._model, self._codec, usage=asked.usage, num_logprobs=asked.logprobs, echoes=echoes
+        )
+        return ReadyAnswer(form.whole(), self._frontend.limits.stall_s)
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""

@@ -165,7 +165,7 @@ def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec) -> O
         except InvalidRequest as error:
             raise ApiError(400, f"the parameters of a function: {error}", param="tools") from None
     _check_bytes("".join(message["content"] or "" for message in messages), rules, codec, "messages")
-    tokens = _encoded(partial(codec.encode_chat, messages), "messages")
+    tokens = _encoded(partial(codec.encode_chat, messages, request.end), "messages")
     asked = OutputRequest(request, [_within_context(tokens, rules, "messages")], call=call)
     request.messages, request.tools = [], None if request.tools is None else request.tools[:1]
     return asked
@@ -174,7 +174,7 @@ def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec) -> O
 def _tokenized(request: TokenizeRequest, rules: ReadingRules, codec: TextCodec) -> bytes:
     if request.messages is not None and request.prompt is None:
         messages = [message.to_template() for message in request.messages]
-        tokens = _encoded(partial(codec.encode_chat, messages), "messages")
+        tokens = _encoded(partial(codec.encode_chat, messages, request.end), "messages")
     elif request.prompt is not None and request.messages is None:
         encode = partial(codec.encode, request.prompt, add_special_tokens=request.add_special_tokens)
         tokens = _encoded(encode, "prompt")

@@ -23,12 +23,13 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from ...core.contract.request import biases
+from ...core.contract.text import ChatEnd
 from ...core.prompt import MAX_TOKEN_ID
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 """Of a stop string: a stream holds back as much text as may be the beginning of one."""
-MAX_TOP_LOGPROBS = 5
+MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 300
 """Tokens of a `logit_bias`, as OpenAI limits them."""
 Token = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)]
@@ -222,6 +223,9 @@ class Sampled(RequestBody):
 
 
 class CompletionRequest(Sampled):
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)] | None = Field(
+        None, description="0 with echo: the prompt alone, with logprobs those of its tokens"
+    )
     prompt: Prompt
     echo: bool | None = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS, strict=True)] | None = None
@@ -300,7 +304,34 @@ class ToolChoice(ContentPart):
     function: NamedFunction
 
 
-class ChatRequest(Sampled):
+class Conversation(RequestBody):
+    """How a conversation becomes a prompt."""
+
+    add_generation_prompt: bool = Field(True, description="the prompt ends with the beginning of an answer")
+    continue_final_message: bool = Field(
+        False, description="the prompt ends with the text of the last message, which the answer continues"
+    )
+
+    @model_validator(mode="after")
+    def _ends_in_one_way(self) -> Self:
+        if not self.continue_final_message:
+            return self
+        if self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
+            raise PydanticCustomError(
+                "end", "continue_final_message contradicts add_generation_prompt: give one of them"
+            )
+        messages = getattr(self, "messages", None)
+        if messages and not messages[-1].to_template()["content"]:
+            raise PydanticCustomError("end", "continue_final_message: the last message has no text to continue")
+        return self
+
+    @property
+    def end(self) -> ChatEnd:
+        """Where the prompt ends."""
+        return "continue" if self.continue_final_message else "answer" if self.add_generation_prompt else "messages"
+
+
+class ChatRequest(Sampled, Conversation):
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID, strict=True)] | None = None
     logprobs: bool | None = False
@@ -338,7 +369,7 @@ class ChatRequest(Sampled):
         return next((function for function in functions if function.name not in called), functions[-1])
 
 
-class TokenizeRequest(RequestBody):
+class TokenizeRequest(Conversation):
     model: Text | None = None
     prompt: Text | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = None

@@ -137,6 +137,16 @@ def test_a_draft_of_another_vocabulary_is_refused(models, tmp_path):
         plan_session(SessionOptions(models["target"], other))
 
 
+def test_a_draft_with_another_tokenizer_of_the_same_size_is_warned_of(models, tmp_path):
+    other = write_target(tmp_path / "other", SHAPE)
+    options = SessionOptions(models["target"], other)
+    assert not [note for note in plan_session(options).notices if "tokenizer" in note]
+    file = other / "tokenizer.json"
+    file.write_text(file.read_text(encoding="utf-8").replace('"</s>"', '"</p>"'), encoding="utf-8")
+    (note,) = [note for note in plan_session(options).notices if "tokenizer" in note]
+    assert "has another tokenizer than its target" in note and "token 1 is '</s>'" in note
+
+
 def test_a_head_for_another_hidden_size_is_refused(models, tmp_path):
     write_target(tmp_path / "other", dataclasses.replace(SHAPE, hidden_size=64, head_dim=16))
     with pytest.raises(ConfigError, match="hidden_size"):

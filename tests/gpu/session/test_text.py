@@ -207,8 +207,28 @@ def test_a_chat_template_is_found_in_all_its_places(tmp_path, form):
     tokenizer = Tokenizer.load(tmp_path)
     text = tokenizer.render_chat(MESSAGES)
     assert text == "[system]Be <brief> & kind.\n[user]Hi\n[assistant]"
-    assert tokenizer.render_chat(MESSAGES, add_generation_prompt=False) == text.removesuffix("[assistant]")
+    assert tokenizer.render_chat(MESSAGES, "messages") == text.removesuffix("[assistant]")
     assert tokenizer.decode(tokenizer.encode_chat(MESSAGES)) == text
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "expected"),
+    [
+        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}", "Once upon ", "<user>Hi</s><assistant>Once upon "),
+        ("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}", " Once ", "<user>Hi</s><assistant>Once"),
+        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}", "Hi", "<user>Hi</s><assistant>Hi"),
+    ],
+)  # fmt: skip
+def test_the_last_message_is_continued(tmp_path, template, content, expected):
+    write_tokenizer(tmp_path, chat_template=template)
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]
+    assert Tokenizer.load(tmp_path).render_chat(messages, "continue") == expected
+
+
+def test_a_template_that_changes_the_last_message_cannot_continue_it(tmp_path):
+    write_tokenizer(tmp_path, chat_template="{% for m in messages %}{{ m.content | upper }}{% endfor %}")
+    with pytest.raises(InvalidRequest, match="cannot be continued"):
+        Tokenizer.load(tmp_path).render_chat([{"role": "assistant", "content": "word"}], "continue")
 
 
 TEMPLATES = {
