@@ -1,7 +1,8 @@
 """Reads the numbers of servers about the accepted drafts of all requests together.
 
-prometheus  a page of `/metrics`: `vllm:spec_decode_*` counters, by position or in sum; or `sglang:spec_accept_length`,
-            a mean
+prometheus  a page of `/metrics`: `vllm:spec_decode_*` counters, by position or in sum, which llama.cpp has as well
+            (`llamacpp:spec_decode_*`); or `sglang:spec_accept_length`, a mean
+benchmark   a result of `vllm bench serve --save-result`, which has these counters of its run
 means       CSV with the header `steps,accept_length`: a chain's draft steps, and its tokens per round, the bonus token
             included
 
@@ -11,8 +12,10 @@ means       CSV with the header `steps,accept_length`: a chain's draft steps, an
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +25,9 @@ from ..prometheus import PAGE_BEGINS, Sample, read_samples
 from .lines import CSV_HEADER, EXPECTED, MeanAcceptance, checked_length, finite_number, read_server_logs, steps_by_rates
 from .logs import MAX_STEPS, AcceptanceLog, read_events, read_responses, wrong
 
-COUNTERS = "vLLM's counters by position (Prometheus)"
-_VLLM, _SGLANG = "vllm:spec_decode_num_", "sglang:spec_accept_"
+_VLLM, _LLAMA, _SGLANG = "vllm:spec_decode_num_", "llamacpp:spec_decode_num_", "sglang:spec_accept_"
+_NAMES = {_VLLM: "vLLM", _LLAMA: "llama.cpp"}
+_BENCHMARK = "spec_decode_"
 _SGLANG_STEPS = "sglang:spec_num_steps"
 
 
@@ -48,13 +52,15 @@ def read_means(paths: Sequence[str]) -> MeanAcceptance:
 
 def read_pages(paths: Sequence[str], steps: int | None) -> AcceptanceLog | MeanAcceptance:
     """Read pages of `/metrics`, one of each server: counters are added. Errors: ConfigError with file and line."""
-    samples = [sample for path in paths for sample in read_samples(path, (_VLLM, _SGLANG, _SGLANG_STEPS))]
+    samples = [sample for path in paths for sample in read_samples(path, (*_NAMES, _SGLANG, _SGLANG_STEPS))]
     models = {sample.labels["model_name"] for sample in samples if "model_name" in sample.labels}
     if len(models) > 1:
         message = f"counters of several models, {', '.join(sorted(models))[:200]}: expected those of one"
         raise wrong(paths[-1], 0, message)
-    if any(sample.name.startswith(_VLLM) for sample in samples):
-        return _counters(paths[0], samples, steps)
+    for prefix, server in _NAMES.items():
+        if any(sample.name.startswith(prefix) for sample in samples):
+            counters = [replace(one, name=one.name.removeprefix(prefix)) for one in samples]
+            return _counters(paths[0], counters, steps, prefix, f"{server}'s counters{{}} (Prometheus)")
     return _gauges(paths[0], samples, steps)
 
 
@@ -82,39 +88,83 @@ def _gauges(path: str, samples: Sequence[Sample], steps: int | None) -> MeanAcce
     return MeanAcceptance("sglang:spec_accept_length (Prometheus)", ((known, mean),), inferred=inferred)
 
 
-def _counters(path: str, samples: Sequence[Sample], steps: int | None) -> AcceptanceLog | MeanAcceptance:
+def read_benchmarks(paths: Sequence[str], steps: int | None) -> AcceptanceLog | MeanAcceptance:
+    """Read results of vLLM's benchmark, whose counts are added. Errors: ConfigError with file and line."""
+    samples = []
+    for path in paths:
+        for number, text in enumerate(read_lines(path), 1):
+            if not text.strip():
+                continue
+            try:
+                run = parse_json(text, long_integers=True)
+            except ParseError as error:
+                raise wrong(path, number, f"is not JSON (a truncated line?): {error}") from None
+            samples += _of_benchmark(path, number, run if isinstance(run, dict) else {})
+    return _counters(paths[0], samples, steps, _BENCHMARK, "vLLM's benchmark{}")
+
+
+def _of_benchmark(path: str, line: int, run: Mapping[str, Any]) -> Iterator[Sample]:
+    """Yield the counts of one run, under the names of counters."""
+    drafts = 0.0
+    for name, key in (
+        ("drafts", "num_drafts"),
+        ("draft_tokens", "draft_tokens"),
+        ("accepted_tokens", "accepted_tokens"),
+    ):
+        value = finite_number(path, line, f"{_BENCHMARK}{key}", str(run.get(f"{_BENCHMARK}{key}")))
+        drafts = value if name == "drafts" else drafts
+        yield Sample(name, {}, value, None)
+    key = f"{_BENCHMARK}per_position_acceptance_rates"
+    rates = run.get(key) or []
+    for position, rate in enumerate(rates if isinstance(rates, list) else [rates]):
+        value = finite_number(path, line, key, str(rate)) * drafts
+        yield Sample("accepted_tokens_per_pos", {"position": str(position)}, value, None)
+
+
+def _counters(
+    path: str, samples: Sequence[Sample], steps: int | None, prefix: str, form: str
+) -> AcceptanceLog | MeanAcceptance:
+    """Return the acceptance of counters whose names stand without their `prefix`."""
     total: dict[str, float] = {}
     by_position: dict[int, float] = {}
     for sample in samples:
-        name = sample.name.removeprefix(_VLLM).removesuffix("_total")
+        name = sample.name.removesuffix("_total")
         if name == "accepted_tokens_per_pos":
             position = sample.labels.get("position", "")
             if not (position.isascii() and position.isdecimal() and int(position[:9]) < MAX_STEPS):
                 expected = f"expected position 0 ... {MAX_STEPS - 1}"
-                raise wrong(path, f"{_VLLM}{name}", f'position="{position[:20]}": {expected}')
+                raise wrong(path, f"{prefix}{name}", f'position="{position[:20]}": {expected}')
             by_position[int(position)] = by_position.get(int(position), 0.0) + sample.value
         else:
             total[name] = total.get(name, 0.0) + sample.value
     for name in ("drafts", "draft_tokens", "accepted_tokens"):
         if name not in total:
-            raise wrong(path, f"{_VLLM}{name}", "missing (a truncated page?)")
+            raise wrong(path, f"{prefix}{name}", "missing (a truncated page?)")
     drafts, drafted, accepted = total["drafts"], total["draft_tokens"], total["accepted_tokens"]
     if drafts < 1 or drafted < 1:
         message = f"{drafts:g} rounds of {drafted:g} drafts: the server has not speculated yet"
-        raise wrong(path, f"{_VLLM}drafts", message)
+        raise wrong(path, f"{prefix}drafts", message)
     if accepted > drafted:
-        raise wrong(path, f"{_VLLM}accepted_tokens", f"{accepted:g} accepted of {drafted:g} drafted")
+        raise wrong(path, f"{prefix}accepted_tokens", f"{accepted:g} accepted of {drafted:g} drafted")
     if by_position:
-        return _by_position(path, drafts, drafted, accepted, by_position)
+        return _by_position(path, drafts, drafted, accepted, by_position, prefix, form)
     steps = _whole_steps(path, drafted / drafts, "draft_tokens / drafts") if steps is None else steps
-    mean = checked_length(path, f"{_VLLM}accepted_tokens", "1 + accepted_tokens / drafts", 1 + accepted / drafts, steps)
-    return MeanAcceptance("vLLM's counters without positions (Prometheus)", ((steps, mean),))
+    mean = checked_length(
+        path, f"{prefix}accepted_tokens", "1 + accepted_tokens / drafts", 1 + accepted / drafts, steps
+    )
+    return MeanAcceptance(form.format(" without positions"), ((steps, mean),))
 
 
 def _by_position(
-    path: str, drafts: float, drafted: float, accepted: float, by_position: Mapping[int, float]
+    path: str,
+    drafts: float,
+    drafted: float,
+    accepted: float,
+    by_position: Mapping[int, float],
+    prefix: str,
+    form: str,
 ) -> AcceptanceLog:
-    key = f"{_VLLM}accepted_tokens_per_pos"
+    key = f"{prefix}accepted_tokens_per_pos"
     if sorted(by_position) != list(range(len(by_position))):
         raise wrong(path, key, f"positions {sorted(by_position)}: expected 0, 1, 2, … (a truncated page?)")
     reached = np.array([drafts, *(by_position[i] for i in range(len(by_position)))])
@@ -126,9 +176,9 @@ def _by_position(
         raise wrong(path, key, f"{reached[1:].sum():g} in all positions: expected {accepted:g}, the accepted_tokens")
     fewer = round(drafts * len(by_position) - drafted)
     if fewer < -0.01 * drafted:
-        raise wrong(path, f"{_VLLM}draft_tokens", f"{drafted:g} in {drafts:g} drafts of {len(by_position)} positions")
+        raise wrong(path, f"{prefix}draft_tokens", f"{drafted:g} in {drafts:g} drafts of {len(by_position)} positions")
     left_out = {"drafts fewer than the rounds' most, counted as rejected": fewer} if fewer > 0 else {}
-    return AcceptanceLog(COUNTERS, left_out, counts=-np.diff(np.append(reached, 0.0)))
+    return AcceptanceLog(form.format(" by position"), left_out, counts=-np.diff(np.append(reached, 0.0)))
 
 
 def _whole_steps(path: str, steps: float, what: str) -> int:
@@ -137,7 +187,7 @@ def _whole_steps(path: str, steps: float, what: str) -> int:
     return round(steps)
 
 
-_WITHOUT_STEPS = ("a page of metrics", "a server's log")
+_WITHOUT_STEPS = ("a page of metrics", "a benchmark's result", "a server's log")
 
 
 def read_acceptance(
@@ -164,6 +214,8 @@ def read_acceptance(
         return read_responses(paths)
     if kinds[0] == "means":
         return read_means(paths)
+    if kinds[0] == "a benchmark's result":
+        return read_benchmarks(paths, steps)
     return read_pages(paths, steps) if kinds[0] == "a page of metrics" else read_server_logs(paths, steps)
 
 
@@ -176,6 +228,8 @@ def _kind(path: str) -> str:
             value = parse_json(line, long_integers=True)
         except ParseError:
             return "responses"
+        if isinstance(value, dict) and f"{_BENCHMARK}num_drafts" in value:
+            return "a benchmark's result"
         return "events" if isinstance(value, dict) and "t" in value else "responses"
     if [cell.strip() for cell in line.split(",")] == CSV_HEADER.split(","):
         return "means"

@@ -259,6 +259,31 @@ class TestPages:
         page = "".join(line for line in PAGE.splitlines(keepends=True) if "per_pos" not in line)
         assert read_acceptance([written(tmp_path, page)]).means == ((3, pytest.approx(2.66)),)
 
+    def test_llama_cpp_has_the_same_counters(self, tmp_path):
+        mine = read_acceptance([written(tmp_path, PAGE)])
+        theirs = read_acceptance([written(tmp_path, PAGE.replace("vllm:", "llamacpp:"))])
+        assert (
+            np.array_equal(theirs.counts, mine.counts)
+            and theirs.form == "llama.cpp's counters by position (Prometheus)"
+        )
+        page = PAGE.replace("vllm:", "llamacpp:").replace("3000.0", "-3000")
+        with pytest.raises(ConfigError, match=r"llamacpp:spec_decode_num_draft_tokens_total.* is -3000"):
+            read_acceptance([written(tmp_path, page)])
+
+    def test_a_result_of_vllms_benchmark_has_the_counts_of_its_run(self, tmp_path):
+        run = {
+            "model_id": "m", "spec_decode_num_drafts": 1000, "spec_decode_draft_tokens": 3000,
+            "spec_decode_accepted_tokens": 2000, "spec_decode_per_position_acceptance_rates": [0.85, 0.65, 0.5],
+        }  # fmt: skip
+        log = read_acceptance([written(tmp_path, json.dumps(run))])
+        assert log.counts.tolist() == pytest.approx([150, 200, 150, 500])
+        del run["spec_decode_per_position_acceptance_rates"]
+        assert read_acceptance([written(tmp_path, json.dumps(run))]).means == ((3, 3.0),)
+        with pytest.raises(ConfigError, match="900 in all positions: expected 2000"):
+            read_acceptance([written(tmp_path, json.dumps(run | {"spec_decode_per_position_acceptance_rates": [0.9]}))])
+        with pytest.raises(ConfigError, match="spec_decode_draft_tokens is 'None'"):
+            read_acceptance([written(tmp_path, json.dumps(run | {"spec_decode_draft_tokens": None}))])
+
     def test_gauges_of_sglang(self, tmp_path):
         page = 'sglang:spec_accept_length{tp_rank="0"} 2.9\nsglang:spec_accept_rate{tp_rank="0"} 0.27\n'
         with pytest.raises(ConfigError, match=r"chain of 7 steps or a tree of 8 nodes with fewer. Give --steps"):
