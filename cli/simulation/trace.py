@@ -100,14 +100,14 @@ def trace(
     if is_page(str(file)):  # a file that cannot be read is refused
         from .metrics_page import describe_page
 
-        given = {
+        for_requests = {
             "SCENARIO": scenario,
             "--set": settings,
             "--columns": columns,
             "--cache-tokens": cache_tokens,
             "--check": check,
         }
-        describe_page(file, since, seconds, out, as_json, given)
+        describe_page(file, since, seconds, out, as_json, for_requests)
         return
     refuse_without_effect(
         ("--since", since is not None, "only pages of metrics count from an earlier one on"),

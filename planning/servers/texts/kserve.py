@@ -101,7 +101,7 @@ def _inference_service(document: Mapping[str, Any], runtime: Any) -> dict[str, A
     given = _model(document)
     model = _of_uri(given.get("storageUri"))
     own = _list(given.get("args"))
-    container = {key: given[key] for key in ("image", "command", "env") if key in given}
+    container: dict[str, Any] = {key: given[key] for key in ("image", "command", "env") if key in given}
     if runtime is not None:
         containers = _at(runtime, "spec").get("containers")
         container = {**(containers[0] if isinstance(containers, list) and containers else {}), **container}

@@ -90,7 +90,7 @@ def _gauges(path: str, samples: Sequence[Sample], steps: int | None) -> MeanAcce
 
 def read_benchmarks(paths: Sequence[str], steps: int | None) -> AcceptanceLog | MeanAcceptance:
     """Read results of vLLM's benchmark, whose counts are added. Errors: ConfigError with file and line."""
-    samples = []
+    samples: list[Sample] = []
     for path in paths:
         for number, text in enumerate(read_lines(path), 1):
             if not text.strip():
