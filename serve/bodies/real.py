@@ -17,9 +17,9 @@ from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
 from ...gpu.session.grammar import grammars_of
 from ...gpu.session.loop import RequestDelta
-from ...gpu.session.scoring import score_prompt
 from ...gpu.session.session import DecodeSession
 from ...gpu.session.text import Tokenizer
+from ...gpu.tiny.scoring import score_prompt
 from ..base.pace import ClockPace
 from ..base.port import Order, Outlet, Piece, RemoteEngine, TextCodec, TokenText, longest_request
 

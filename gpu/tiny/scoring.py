@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ...core.contract.text import PromptScores
-from ..tiny.dense import DenseAttention
+from .dense import DenseAttention
 
 if TYPE_CHECKING:
     from ..models.decoder import Decoder
