@@ -82,9 +82,12 @@ def _of_command(
             "around the JSON, or write the command into a file"
         )
         raise ConfigError.of("<arguments>", option, message)
-    early = [text for text in settings if text.strip().startswith(("hardware.gpu=", "hardware.custom", f"{MODEL}="))]
+    needed = ("hardware.gpu=", "hardware.custom", "hardware.release=", f"{MODEL}=")
+    early = [text for text in settings if text.strip().startswith(needed)]
     known, origins = load_scenario(scenario, early)
-    launch = read_launch(server, command, option, known.hardware.device, has_model=MODEL in origins)
+    launch = read_launch(
+        server, command, option, known.hardware.device, has_model=MODEL in origins, release=known.hardware.release
+    )
     _say(option, launch.notes())
     return {option: launch.settings}
 

@@ -154,6 +154,7 @@ class Given:
     assumed: list[str] = field(default_factory=list)  # sentences about what the server does where the command is silent
     release: str | None = None  # which the command names
     has_image: bool = False  # as that of an image
+    known_release: str | None = None  # the same, or that of the scenario
     written: Mapping[str, str] = field(default_factory=dict)  # files that the command writes itself, by path
     folder: Path | None = None  # of the file that the command was read from
     environment: Mapping[str, str] = field(default_factory=dict)  # variables that the text sets for the server

@@ -51,15 +51,18 @@ class LaunchCommand:
 NO_MODEL = "the command names none; give --model, or model.target in the scenario or by --set"
 
 
-def read_launch(server: str, command: str, source: str, gpu: str | GPU, *, has_model: bool = False) -> LaunchCommand:
+def read_launch(
+    server: str, command: str, source: str, gpu: str | GPU, *, has_model: bool = False, release: str | None = None
+) -> LaunchCommand:
     """Read a command of "sglang", "vllm" or "trtllm", as text or the path of a file; defaults follow from its GPU
     `gpu`, or from that of the catalogue with this name. `has_model`: whether the model is known if the command names
-    none.
+    none. `release`: that of the scenario, if the command names none.
 
     Raises ConfigError with every argument that is unknown or cannot be read.
     """
     known, read = READERS[server]
     given = read_arguments(known, command, source)
+    given.known_release = given.release or release
     read(given, lookup_gpu(gpu) if isinstance(gpu, str) else gpu)
     given.multiply()
     if "model.target" not in given.settings and not has_model:

@@ -164,7 +164,7 @@ def _engine(given: Given, gpu: GPU) -> None:
     tokens = max(running, given.integer_or("max-num-batched-tokens", usual.chunk_size, f" on {gpu.name}"))
     block = given.integer("block-size") or BLOCK_SIZE
     by_release = server_profile(PROFILE).memory
-    rules = by_release[-1] if given.release is None else rules_of(given.release, by_release)
+    rules = by_release[-1] if given.known_release is None else rules_of(given.known_release, by_release)
     utilization, kv_bytes = given.share("gpu-memory-utilization"), given.integer("kv-cache-memory-bytes")
     given.settings |= {
         "engine.chunk_size": tokens,

@@ -42,6 +42,7 @@ class Model(ScenarioTable):
         NoEffect("no_states"),
         sglang("mamba-ssm-dtype N", by="formats"),
         vllm("mamba-ssm-cache-dtype N", "mamba-cache-dtype N", by="formats"),
+        trtllm("kv-cache-config N", by="kv"),
     ] = Field(
         default=None,
         description="format of recurrent states; default: as the model's files say, else the server's (vLLM bf16, others "

@@ -221,6 +221,11 @@ def test_the_default_share_is_that_of_the_release(first, reserved):
     )
 
 
+def test_the_release_of_the_scenario_gives_the_default_share_too():
+    settings = read_launch("vllm", "vllm serve llama-3.1-8b", "command", "H100", release="0.18").settings
+    assert settings["hardware.reserved_fraction"] == 0.1 and "hardware.release" not in settings
+
+
 def test_an_image_of_that_time_samples_with_flashinfer_and_a_package_does_not(tmp_path):
     commands = [
         f"{first} llama-3.1-8b"
