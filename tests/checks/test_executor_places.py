@@ -23,7 +23,7 @@ def test_the_name_of_a_place_leads_back_to_it(place):
     assert name_of(torch_executor.make).endswith("CheckedExecutor")
 
 
-@pytest.mark.fast("make_cpu_host_captured", ci="*")
+@pytest.mark.ci
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name.rpartition(":")[2])
 def test_the_contract_holds_with_torchs_operations_and_captured_rounds(place):
     component = SUITE.component(load_make(place.name))

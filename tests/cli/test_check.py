@@ -67,6 +67,7 @@ def test_ours(command, theirs):
     assert not (theirs / "runs").exists()
 
 
+@pytest.mark.ci
 def test_a_subject_of_ours_whose_package_is_missing_is_skipped(command, theirs, monkeypatch):
     """Adapters of ours are skipped with the reason; one that the user names is an error."""
     (theirs / "needing.py").write_text("import a_package_that_is_missing\n")

@@ -9,6 +9,7 @@ import pytest
 PLAIN = "speculation.algorithm=NONE"
 
 
+@pytest.mark.ci
 def test_a_plan_prices_each_pool(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = ["plan", "--slo", "ttft_p99<2s", "--rate", "2", "--requests", "100", "--seeds", "2"]

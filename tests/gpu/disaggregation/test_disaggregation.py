@@ -244,6 +244,7 @@ def test_a_request_is_given_up_wherever_it_is(workers, nano_pair, ask):
 # -- bad links ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast("everything twice", ci="*")
 @pytest.mark.parametrize(
     "faults",
     [

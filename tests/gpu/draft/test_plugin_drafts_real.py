@@ -16,6 +16,7 @@ def plugin(base, **changes):
     return register_algorithm("PLUGGED")(type("Plugged", (base,), changes))
 
 
+@pytest.mark.ci
 def test_every_round_starts_from_what_its_last_accepted_node_said(record_property):
     plugin(Witness)
     Witness.rounds_witnessed = 0

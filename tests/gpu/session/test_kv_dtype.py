@@ -111,7 +111,7 @@ def expected_of(model: Path, found: dict[str, list[int]], scales: list[KVScales]
 FAST = ("llama", "gemma3", "gpt_oss", "deepseek_v3", "qwen3_5")
 
 
-@pytest.mark.fast("gpt_oss", ci="*")
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "label", [label if label in FAST else pytest.param(label, marks=pytest.mark.slow) for label in SHAPES]
 )

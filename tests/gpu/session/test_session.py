@@ -44,7 +44,7 @@ WAYS = {
 }
 
 
-@pytest.mark.fast("STANDALONE tree, pages", "MULTI_LAYER_EAGLE", "adaptive trees", "goodput")
+@pytest.mark.fast("STANDALONE tree, pages", "adaptive trees", ci=("MULTI_LAYER_EAGLE", "goodput"))
 @pytest.mark.parametrize("way", WAYS)
 def test_greedy_outputs_are_the_same_whatever_drafts_and_the_log_replays(models, plain, way, tmp_path):
     draft, options = WAYS[way]
