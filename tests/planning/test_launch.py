@@ -134,7 +134,14 @@ def test_the_memory_for_kv_may_be_given_in_bytes(tmp_path: Path):
     assert memory.slots == memory.kv_pool_bytes // 131_072 - 16
     with pytest.raises(ForedraftError, match=r"does not fit .* KV pool as given 85"):
         assemble(scenario_of("vllm", "vllm serve llama-3.1-8b --kv-cache-memory-bytes 80G"))
-    assert "--kv-cache-memory-bytes: is '1.5G'" in problems_of("vllm", "vllm serve m --kv-cache-memory-bytes 1.5G")
+    assert (
+        scenario_of("vllm", "vllm serve llama-3.1-8b --kv-cache-memory-bytes 1.5GiB").hardware.kv_gb
+        == 1.5 * 2**30 / 1e9
+    )
+    for wrong in ("1.5", "1.5X", "G"):
+        assert f"--kv-cache-memory-bytes: is {wrong!r}" in problems_of(
+            "vllm", f"vllm serve m --kv-cache-memory-bytes {wrong}"
+        )
 
     def slots_of(given: str) -> int:
         options = tmp_path / "options.yaml"
