@@ -53,7 +53,7 @@ def test_plain_decoding_has_no_doctor(served: PageServer):
 @pytest.mark.parametrize(
     ("given", "key", "words"),
     [
-        ({"hardware.gpu": "H20x"}, "hardware.gpu", "did you mean 'H200'"),
+        ({"hardware.gpu": "H200x"}, "hardware.gpu", "did you mean 'H200'"),
         ({"workload.rate": "fast"}, "workload.rate", "valid number"),
         ({"speculation.algorithm": "NONE", "speculation.steps": 3}, "speculation.steps", "has no effect"),
         ({"hardware.gpus": 2}, "hardware.gpus", "unknown key"),
