@@ -163,7 +163,7 @@ def test_what_is_no_scenario_changes_nothing(page: Page, name: str, text: str, w
 
 
 def test_a_key_that_is_wrong_is_shown_at_its_control(page: Page):
-    page.open("#hardware.gpu=H20x&page.batch=8")
+    page.open("#hardware.gpu=H200x&page.batch=8")
     assert "did you mean 'H200'" in page.text("problem")
     assert page.control("GPU").get_attribute("aria-invalid") == "true"
     with page.answering():
