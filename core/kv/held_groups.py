@@ -210,20 +210,24 @@ class HeldGroups:
 
     # -- the prefix cache ---------------------------------------------------------------------------------------------
 
-    def cache_row(self, row: int, node: RadixNode, length: int, goes_on: bool, has_states: bool = True) -> None:
-        """Give the cache what a row has of its first `length` tokens, which end with `node`. `goes_on`: the row keeps
-        on running."""
+    def cache_row(
+        self, row: int, node: RadixNode, lengths: tuple[int, int], goes_on: bool, has_states: bool = True
+    ) -> None:
+        """Give the cache what a row has of its tokens from the first of `lengths` to the second, where `node` ends.
+        `goes_on`: the row keeps on running."""
+        length = lengths[1]
         for i, each in enumerate(self.all):
             if isinstance(each, WindowUnits):
-                self._cache_window(i, each, row, node, length)
+                self._cache_window(i, each, row, node, lengths)
             elif has_states:
                 branch = each.branches.get(row, length)
                 if branch <= length:
                     each.branches.pop(row, None)
                 self._cache_state(i, each, row, node, length, min(branch, length), goes_on)
 
-    def _cache_window(self, i: int, window: WindowUnits, row: int, node: RadixNode, length: int) -> None:
-        first, stop, end = int(window.first[row]), int(window.stop[row]), length // self._page_size
+    def _cache_window(self, i: int, window: WindowUnits, row: int, node: RadixNode, lengths: tuple[int, int]) -> None:
+        known, end = (length // self._page_size for length in lengths)
+        first, stop = max(int(window.first[row]), known), int(window.stop[row])
         above: RadixNode | None = node
         while above is not None and above.parent is not None and end > first:
             begin = end - above.units[i].size

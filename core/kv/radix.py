@@ -168,17 +168,17 @@ class RadixCache:
         The match holds until the next `evict` unless its node is locked. Raises `InvalidTokens`.
         """
         keys = self._keys_of(tokens)
-        limit, known = self._limit(keys.size, max_length), 0
-        if self.groups is not None:
-            above, length, child, part = self._descend(keys, namespace, limit)
-            limit, known = self.groups.usable(above, child, part), length + part
-        path, length = self._enter(keys, namespace, limit)
+        found = self._descend(keys, namespace, self._limit(keys.size, max_length))
+        known = found[1] + found[3]
+        if self.groups is not None and (usable := self.groups.usable(found[0], found[2], found[3])) < known:
+            found = self._descend(keys, namespace, usable)
+        path, length = self._enter(*found)
         for node in path:
             node.num_hits += 1
         if count:
             self.queries += len(tokens)
             self.hits += length
-        return PrefixMatch(path[-1] if path else self._root, joined_slots(path), length, max(length, known))
+        return PrefixMatch(path[-1] if path else self._root, joined_slots(path), length, known)
 
     def peek(self, tokens: Tokens, namespace: str = "", max_length: int | None = None) -> int:
         """Return the length that `match` would find; changes nothing, the order of eviction included."""
@@ -197,7 +197,7 @@ class RadixCache:
         slots = np.asarray(slots, dtype=np.int32)
         assert slots.size <= keys.size, f"{slots.size} slots for {keys.size} keys ({self.key_kind})"
         aligned = slots.size // self.page_size * self.page_size
-        path, length = self._enter(keys, namespace, aligned)
+        path, length = self._enter(*self._descend(keys, namespace, aligned))
         node = path[-1] if path else self._root
         cached = joined_slots(path)
         differs = (cached != slots[:length]).reshape(-1, self.page_size)
@@ -336,9 +336,10 @@ class RadixCache:
             node = child
         return path, length, None, 0
 
-    def _enter(self, keys: Keys, namespace: str, limit: int) -> tuple[list[RadixNode], int]:
-        """Return the path of the longest cached prefix of `keys[:limit]`, split to end there and marked as used now."""
-        path, length, child, part = self._descend(keys, namespace, limit)
+    def _enter(
+        self, path: list[RadixNode], length: int, child: RadixNode | None, part: int
+    ) -> tuple[list[RadixNode], int]:
+        """Return the path that `_descend` has found, split to end with the part of `child` and marked as used now."""
         if child is not None:
             path.append(self._split(child, part))
             length += part

@@ -137,7 +137,7 @@ def _own_pools(
 ) -> Iterator[KVGroup]:
     """Yield the groups with the sizes of their pools on all attention-data parallel groups, where they have some."""
     for group in groups:
-        own = num_states if group.has_states else int(layout.window_ratio * slots) // page_size
+        own = num_states if group.has_states else max(1, int(layout.window_ratio * slots) // page_size)
         yield replace(group, capacity=own * data) if layout.rule == "shares" else group
 
 
