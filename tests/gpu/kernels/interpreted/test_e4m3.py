@@ -97,7 +97,7 @@ def test_the_nearest_number_is_kept(ops: TorchOps | TritonOps):
     assert (v.double() == torch.tensor([448.0, -448.0] * 8)).all(), "infinity saturates, too"
 
 
-@pytest.mark.fast("by bits-*-dtype0", "by instruction-*-dtype1", ci="*")
+@pytest.mark.fast("by bits-*-dtype0", ci="*")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("ops", BOTH, ids=NAME)
 def test_rotated_keys_are_divided_by_their_scale(ops: TorchOps | TritonOps, dtype: torch.dtype):
@@ -136,7 +136,7 @@ def test_every_number_is_read_as_it_is(dtype: torch.dtype, ops: TorchOps | Trito
     assert torch.equal(found.flatten()[:254].double(), NUMBERS)
 
 
-@pytest.mark.fast("by bits-dtype0-*-[024]", "by instruction-dtype1-*-[135]", ci="*")
+@pytest.mark.fast("by bits-dtype0-*-0", "by instruction-dtype1-*-3", ci="*")
 @pytest.mark.parametrize("number", range(6))
 @pytest.mark.parametrize("ops", BOTH, ids=NAME)
 @pytest.mark.parametrize("dtype", TOLERANCE)
