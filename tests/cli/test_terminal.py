@@ -145,8 +145,8 @@ def test_completion_offers_the_subcommands(process):
 
 SETTINGS = {
     "simulate --set engine.page_s": ["engine.page_size="],
-    "doctor --set hardware.gpu=H": ["hardware.gpu=H100", "hardware.gpu=H200"],
-    "doctor --set hardware.decode.gpu=R": ["hardware.decode.gpu=RTX4090"],
+    "doctor --set hardware.gpu=H1": ["hardware.gpu=H100"],
+    "doctor --set hardware.decode.gpu=RTX4": ["hardware.decode.gpu=RTX4090"],
     "plan --try hardware.server=foredr": ["hardware.server=foredraft"],
     "sweep --grid model.draft=llama-3.2-": ["model.draft=llama-3.2-1b", "model.draft=llama-3.2-3b"],
     "bench --twin --set engine.mode=": ["engine.mode=overlap", "engine.mode=synchronous"],

@@ -84,8 +84,8 @@ def test_scenario_and_session_resolve_alike(models, chosen):
     )
     is_fixed = c["policy"] is None and c["adaptive"] is None
     scenario = {
-        "model": {"target": str(models["target"]), "draft": str(models["STANDALONE"])}
-        | {"draft_vocab": 320, "context_len": c["context_len"]},
+        "model": {"target": str(models["target"]), "context_len": c["context_len"]}
+        | ({"draft": str(models[c["algorithm"]])} if c["algorithm"] in models else {}),
         "hardware": {"cuda_graphs": graphs},
         "speculation": {
             "algorithm": c["algorithm"],
