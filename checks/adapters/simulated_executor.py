@@ -22,7 +22,8 @@ from ...sim.scenario import Acceptance, EngineTable, Hardware, Scenario, Specula
 from ...sim.scenario.hardware import Model
 
 LONGEST_OUTPUT = 25
-PLAIN, RECURRENT = Model(), Model(target="qwen3-next-80b-a3b", draft="qwen3-0.6b")
+DRAFT = "qwen3-0.6b"
+PLAIN, RECURRENT = Model(), Model(target="qwen3-next-80b-a3b")
 
 
 class SimulatedExecutor:
@@ -107,7 +108,7 @@ def _assembly(model: Model, algorithm: str, steps: int, topk: int, num_draft_tok
     nodes = num_draft_tokens if topk > 1 else None
     return assemble(
         Scenario(
-            model=model,
+            model=model.model_copy(update={"draft": DRAFT}) if algorithm == "STANDALONE" else model,
             hardware=Hardware(gpu="B300"),
             speculation=Speculation(
                 algorithm=algorithm, policy="fixed", steps=steps, topk=topk, num_draft_tokens=nodes

@@ -9,7 +9,8 @@ from ...core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, Adap
 from ...core.adaptive.acceptance_estimate import AcceptanceEstimate
 from ...core.adaptive.config import load_adaptive_config
 from ...core.adaptive.controller import AdaptiveCounters, FixedPolicy
-from ...core.adaptive.graphs import GraphTable
+from ...core.adaptive.graphs import GraphKey, GraphTable
+from ...core.contract.step import RoundShape
 from ...core.errors import ConfigError
 from ...properties.step_controller.contract import StepControllerConfig
 from ...properties.step_controller.rule import read_table
@@ -246,7 +247,7 @@ class CapturesEverything(ControllerAdapter):
         super().attach(build, captured)
         for steps in self.controller.candidates:
             for size in captured or ():
-                if (steps, steps + 1, size) not in self.graphs._graphs:
+                if GraphKey(RoundShape.chain(steps), size) not in self.graphs._graphs:
                     build(steps, steps + 1, size)
 
 

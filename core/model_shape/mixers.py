@@ -137,6 +137,7 @@ def read_full_heads(
     in which layer, by its number with zeros in front.
     """
     if "per_layer_config" not in reader.data:
+        reader.get("num_global_key_value_heads", None)  # it says nothing where values are projected
         few = reader.integer("num_global_key_value_heads", heads[1]) if reader.flag("attention_k_eq_v") else heads[1]
         return reader.integer("global_head_dim", 512), few
     found = _different_layers(reader, layers)

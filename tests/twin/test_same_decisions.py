@@ -44,8 +44,8 @@ class PricedClock:
 class PricedExecutor:
     """The real executor; its moves take what the profile says."""
 
-    def __init__(self, executor, cost, host, topk, clock) -> None:
-        self.executor, self.cost, self.host, self.topk, self.clock = executor, cost, host, topk, clock
+    def __init__(self, executor, cost, host, clock) -> None:
+        self.executor, self.cost, self.host, self.clock = executor, cost, host, clock
         self.step = None
 
     def __getattr__(self, name):
@@ -63,7 +63,7 @@ class PricedExecutor:
         rows = 0 if step.decode is None else len(step.decode.rows)
         tokens += 0 if step.decode is None else int(result.decode.accept_lens.sum())
         lap = StepLap(step, result, 0, 0, 0, 0, 0)
-        self.clock.ns += priced_ns(lap, self.cost, self.topk) + self.host.commit_ns(rows, tokens)
+        self.clock.ns += priced_ns(lap, self.cost) + self.host.commit_ns(rows, tokens)
         return result
 
 
@@ -128,7 +128,7 @@ def test_a_real_and_a_simulated_run_decide_alike(make_arms, way, asked, config, 
     class Priced(type(arm)):
         def open(self, events):
             engine, executor = super().open(events)
-            return engine, PricedExecutor(executor, cost, steps.host, self.spec.topk, clock)
+            return engine, PricedExecutor(executor, cost, steps.host, clock)
 
     given = {field.name: getattr(arm, field.name) for field in fields(arm)}
     real = decisions(Priced(**given | {"acceptance": acceptance}).serve(asked, clock, clients).events)

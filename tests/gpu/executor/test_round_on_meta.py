@@ -37,7 +37,7 @@ CASES = [("NONE", 0, 1, 1), *((algorithm, *shape) for algorithm in DRAFTED for s
 
 @pytest.fixture(autouse=True)
 def distributions_are_one_kernel(monkeypatch):
-    """On a CPU the distribution of sampling looks at values; on a GPU it is a kernel, which a launch asks for nothing."""
+    """On a CPU the distribution of sampling looks at values. On a GPU it is one kernel, whose launch does not."""
 
     def launched(logits, *_, **__):
         return torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
