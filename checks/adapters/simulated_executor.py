@@ -22,8 +22,8 @@ from ...sim.scenario import Acceptance, EngineTable, Hardware, Scenario, Specula
 from ...sim.scenario.hardware import Model
 
 LONGEST_OUTPUT = 25
-DRAFT = "qwen3-0.6b"
 PLAIN, RECURRENT = Model(), Model(target="qwen3-next-80b-a3b")
+DRAFTS = {(RECURRENT, "STANDALONE"): "qwen3-0.6b"}  # others have their usual one
 
 
 class SimulatedExecutor:
@@ -108,7 +108,7 @@ def _assembly(model: Model, algorithm: str, steps: int, topk: int, num_draft_tok
     nodes = num_draft_tokens if topk > 1 else None
     return assemble(
         Scenario(
-            model=model.model_copy(update={"draft": DRAFT}) if algorithm == "STANDALONE" else model,
+            model=model.model_copy(update={"draft": DRAFTS.get((model, algorithm))}),
             hardware=Hardware(gpu="B300"),
             speculation=Speculation(
                 algorithm=algorithm, policy="fixed", steps=steps, topk=topk, num_draft_tokens=nodes
