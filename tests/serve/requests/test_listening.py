@@ -84,7 +84,7 @@ def test_a_replica_has_a_port_of_its_own_with_its_own_metrics_and_load():
     ports = [one.getsockname()[1] for one in listeners]
     body = simulated_body("hardware.replicas=2", metrics=metrics)
     alone = {ports[1]: 0, ports[2]: 1}
-    with serving(body, metrics=metrics, listeners=listeners, engine_of_port=alone):
+    with serving(body, metrics=metrics, listeners=listeners, engine_of_port=alone) as served:
 
         def get(number: int, path: str) -> httpx.Response:
             return httpx.get(f"http://127.0.0.1:{ports[number]}{path}")
@@ -94,6 +94,7 @@ def test_a_replica_has_a_port_of_its_own_with_its_own_metrics_and_load():
                 asked = ASKED | {"stream": True}
                 answer = httpx.post(f"http://127.0.0.1:{ports[number]}/v1/completions", json=asked)
                 assert answer.text.endswith("data: [DONE]\n\n")
+        served.wait_until_idle()  # the last answer may end before its request is counted
         for number, expected in ((0, {"0": 1, "1": 3}), (1, {"0": 1}), (2, {"1": 3})):
             families = {one.name: one for one in text_string_to_metric_families(get(number, "/metrics").text)}
             counts = {
