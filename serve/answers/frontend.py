@@ -182,7 +182,7 @@ class Frontend:
         return b": %d\n" % self._unix_ns(delta.at_ns) if self._stamps else b""
 
     def tell_once(self, message: str) -> None:
-        """Pass a message to whoever runs the server, the first time that it comes."""
+        """Pass a message to the operator of the server, the first time that it comes."""
         if message not in self._said and len(self._said) < MOST_TOLD:
             self._said.add(message)
             self.tell(message)

@@ -21,7 +21,7 @@ _OF_HUGGINGFACE = {
 }
 _NOT_OF_VLLM = ("backend", "task", "model_dir", "model-dir", "http_port", "enable_docs_url")
 _SIZES = {"tensor": "--tensor-parallel-size", "data": "--data-parallel-size", "pipeline": "--pipeline-parallel-size"}
-MOUNTED = "/".join(("", "mnt", "models"))  # where KServe puts the weights
+MOUNTED = "/mnt/models"  # where KServe puts the weights
 
 
 def without_kserve(documents: Sequence[Any]) -> list[Any]:

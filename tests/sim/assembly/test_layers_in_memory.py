@@ -172,6 +172,23 @@ def test_a_limit_that_is_not_reached_changes_no_decision(case, clients, limits, 
     assert few == many and few
 
 
+def test_with_wide_states_a_limit_changes_only_how_rounds_are_cut_into_steps():
+    """A multi-step leaves slots for the states of as many newcomers as the limit allows, so it may be shorter."""
+    kind, server, tables = CASES["vllm, hybrid"]
+    wide = {**tables, "model": {**tables.get("model", {}), "state_dtype": "fp32"}}
+    load = {"concurrency": 1, "num_requests": 4, "prompt": fixed(700), "output": fixed(90)}
+    few, many = (
+        [
+            scenario_of(kind, server, **wide, workload=load, engine={"max_running": most, "multi_step_rounds": rounds})
+            for rounds in (1, 32)
+        ]
+        for most in (1, 1001)
+    )
+    assert decisions_of(few[0]) == decisions_of(many[0])
+    assert decisions_of(few[1]) != decisions_of(many[1])
+    assert unequal_keys(run(few[1]), run(many[1])) <= {"max_running", "timing", "notices", "saturation"}
+
+
 def test_default_limits_leave_a_pool_for_every_kind():
     for kind, server, tables in CASES.values():
         usual, few = (plan_of(kind, server, **tables, engine=limit) for limit in ({}, {"max_running": 8}))
