@@ -22,6 +22,7 @@ from typing import Any
 
 from ..core.errors import ConfigError, ForedraftError
 from ..core.parsing import ParseError, parse_json
+from ..observe.children.cores import usable_cores
 from ..observe.input_files import read_lines, read_text
 from ..observe.output_files import UnwritableFile
 from .trial import RunOutcome
@@ -209,7 +210,7 @@ def make_workers(tables: Mapping[str, Any], count: int | None, cluster: str | No
     """Return what makes the runs of a scenario: `count` processes of this machine (None: one per core), or the cluster
     at an address. Raises ConfigError for another address."""
     if cluster is None:
-        return LocalWorkers(tables, count or os.cpu_count() or 1)
+        return LocalWorkers(tables, count or usable_cores())
     port = cluster.rpartition(":")[2].partition("/")[0]
     if cluster != ANY_CLUSTER and not (cluster.startswith(CLIENT_SCHEME) and port.isdecimal()):
         raise ConfigError.of("--cluster", "", f"{cluster!r} is neither ray nor ray://HOST:PORT")

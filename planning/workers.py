@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from ..core.errors import ForedraftError
 from ..core.parsing import parse_json
+from ..observe.children.cores import usable_cores
 from ..observe.children.pool import ATTEMPTS, ChildPool, Died, Tell, serve_jobs
 from .trial import RunOutcome, run_trial
 
@@ -158,7 +159,7 @@ class RayWorkers:
     def _start(self, count: int | None) -> None:
         """Start a cluster that ends with this process."""
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        sizes: dict[str, Any] = {"num_cpus": count or os.cpu_count() or 1, "object_store_memory": _OBJECT_STORE_BYTES}
+        sizes: dict[str, Any] = {"num_cpus": count or usable_cores(), "object_store_memory": _OBJECT_STORE_BYTES}
         self._ray.init("local", include_dashboard=False, _node_ip_address="127.0.0.1", **sizes, **_QUIETLY)
         self._is_own = True
         self._make_remote()

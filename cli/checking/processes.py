@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -16,9 +15,10 @@ def side_by_side(module: str, shared: Mapping[str, Any], checks: Sequence[Mappin
 
     Raises ForedraftError for an answer that is an error, and for a check whose process dies.
     """
+    from ...observe.children.cores import usable_cores
     from ...observe.children.pool import ChildPool, Died
 
-    with closing(ChildPool[int](module, shared, min(os.cpu_count() or 1, len(checks)))) as processes:
+    with closing(ChildPool[int](module, shared, min(usable_cores(), len(checks)))) as processes:
         for number, check in enumerate(checks):
             processes.submit(number, check)
         answers: dict[int, Any] = {}

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ...gpu.session.text_session import Output, SessionStats, TextDelta
 
 REDRAW_EVERY_S = 0.1
+BUSY_SHARE = 0.8
+"""A process that computes for less of its time than this waited for a core, not for its own work."""
 
 
 class Display:
@@ -123,6 +125,11 @@ def stats_text(stats: SessionStats, plan: SessionPlan) -> str:
     shares = {name: share for name, share in stats.shares().items() if share >= 0.0005}
     if shares:
         lines.append("time: " + ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items()))
+    if stats.cpu_share is not None and stats.cpu_share < BUSY_SHARE:
+        lines.append(
+            f"the machine was busy: {stats.cpu_seconds:.2f} s of processor time in {stats.seconds:.2f} s; other work had "
+            "the cores for the rest, and all times above include it"
+        )
     return "\n".join(lines)
 
 

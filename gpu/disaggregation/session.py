@@ -4,7 +4,6 @@ router.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -17,6 +16,7 @@ from ...core.errors import ConfigError, ForedraftError
 from ...core.handoff import HandoffTiming
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.spec import EngineSpec
+from ...observe.children.cores import idle_cores
 from ...observe.engine_lines import active_level
 from ..session.devices import ARGUMENTS
 from ..session.loop import RequestDelta
@@ -208,7 +208,7 @@ def plan_disaggregated(
     sharing = max(devices.count(device) for device in devices)
     threads = options.threads
     if devices[0] == "cpu" and threads is None:
-        threads = max(1, (os.cpu_count() or 1) // sharing)
+        threads = max(1, idle_cores() // sharing)
     fraction = options.memory_fraction / max(1, sharing // ranks)
     device = devices[0] if ranks == 1 else options.device
     plan = plan_session(replace(options, device=device, threads=threads, memory_fraction=fraction), longest_request)

@@ -6,8 +6,8 @@ steps in the same order. Its answers to a step are the parent's of rank 0, and o
 
 from __future__ import annotations
 
-import os
 import platform
+import os
 import queue
 import threading
 import traceback
@@ -26,6 +26,7 @@ import torch.distributed as dist
 from ...core.errors import ForedraftError
 from ...core.handoff import PageSeal
 from ...observe.children.child import run_child
+from ...observe.children.cores import idle_cores
 from ...observe.children.wire import Wire
 from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureBounds
@@ -140,7 +141,7 @@ class Rank:
         """Have the job load this rank's part of its models."""
         self._session, self.pages = session, None
         self.executors.clear()
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // self._size))  # the most; small models take one
+        torch.set_num_threads(max(1, idle_cores() // self._size))  # the most; small models take one
         self.answer("opened", **self._job.open(order))
 
     def _capture_all(self, seconds: float, num_bytes: int) -> None:

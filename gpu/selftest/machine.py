@@ -3,7 +3,6 @@ our own code."""
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from functools import partial
 
 import torch
 
+from ...observe.children.cores import usable_cores
 from ..measure.floor import copy_bandwidth
 from ..measure.report import versions
 from ..measure.run import device_name
@@ -49,7 +49,7 @@ def facts(context: Context) -> StepFinding:
         }
         assert capability >= OLDEST_CAPABILITY, f"compute capability {capability} is older than {OLDEST_CAPABILITY}"
     else:
-        found["threads"] = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
+        found["threads"] = f"{torch.get_num_threads()} of {usable_cores()} cores"
     return StepFinding(found["device"], tuple({"what": name, "found": value} for name, value in found.items()))
 
 

@@ -96,6 +96,7 @@ class DecodeSession(TextSession):
             **numbers_of(self.engine),
             phase_seconds={**self._phase_seconds(), "host": self.loop.driver.host_ns / 1e9},
             ema_accept_len={"engine": ema_accept_len} if ema_accept_len else {},
+            cpu_seconds=self._cpu_seconds if self._computes_here else None,
         )
 
     def close(self, complete: bool = False) -> None:
@@ -104,6 +105,10 @@ class DecodeSession(TextSession):
             self._closed = self.stats()
             self.executor.close()
             del self.executor, self.loop, self._phase_seconds
+
+    @property
+    def _computes_here(self) -> bool:
+        return self.plan.device == "cpu" and self.plan.options.tensor_parallel == 1
 
     def _begin(self, request: Request) -> str:
         return self.loop.submit(request)

@@ -72,6 +72,7 @@ class SessionStats:
     # Engine -> lower bound of a range of batch sizes -> EMA of correct drafts per request; empty where none is kept.
     ema_accept_len: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     latencies: Mapping[str, float | None] = field(default_factory=dict)  # ms, as summary.json names them
+    cpu_seconds: float | None = None  # of this process's threads in those seconds; None where they do not compute
 
     @property
     def accept_length(self) -> float | None:
@@ -81,6 +82,12 @@ class SessionStats:
     @property
     def tokens_per_s(self) -> float | None:
         return self.output_tokens / self.seconds if self.seconds > 0 else None
+
+    @property
+    def cpu_share(self) -> float | None:
+        """Processor time of the computing threads per second of serving; below 1 they waited for a core. None where
+        others compute."""
+        return self.cpu_seconds / self.seconds if self.cpu_seconds is not None and self.seconds > 0 else None
 
     def shares(self) -> dict[str, float]:
         """Share of the time by phase; `other` is the rest. On a GPU the host works beside the device."""
@@ -108,7 +115,7 @@ class TextSession(ABC):
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._receiving: dict[str, _Receiving] = {}
-        self._seconds = 0.0
+        self._seconds = self._cpu_seconds = 0.0
         self._requests = self._prompt_tokens = self._output_tokens = 0
         self._measured = Measurements()  # TTFT, TPOT and E2EL of completed requests, ITL between deliveries of all
 
@@ -137,7 +144,7 @@ class TextSession(ABC):
         Once `interrupted`, asked between turns, returns True, all requests end with what they have; likewise if the
         consumer stops.
         """
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         try:
             for request in requests:
                 yield from self._submit(request)
@@ -155,6 +162,7 @@ class TextSession(ABC):
             raise
         finally:
             self._seconds += time.perf_counter() - begin
+            self._cpu_seconds += time.process_time() - cpu_begin
 
     def run(
         self,

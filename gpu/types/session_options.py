@@ -114,7 +114,9 @@ class SessionOptions:
     threads: int | None = field(
         default=None,
         metadata=_about(
-            "Threads on a CPU. Default: one for small models, else all cores.", least=1, unused="not_the_cpu"
+            "Threads on a CPU. Default: one for small models, else one for each idle core that this process may use.",
+            least=1,
+            unused="not_the_cpu",
         ),
     )
     # AUTO: on a CPU float32 for 16 bits, unless it has native bfloat16 and the model is large.

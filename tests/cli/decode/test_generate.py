@@ -7,11 +7,18 @@ import json
 import shutil
 import signal
 import sys
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
-from foredraft.cli.decode.display import DecodeProgress, Display
+from foredraft.cli.decode.display import DecodeProgress, Display, stats_text
 from foredraft.cli.decode.generate import _asked_to_stop
+from foredraft.core.contract.request import Request
+from foredraft.core.prompt import Prompt
+from foredraft.gpu.session.plan import plan_session
+from foredraft.gpu.session.session import DecodeSession
+from foredraft.gpu.session.text_session import SessionStats
+from foredraft.gpu.types.session_options import SessionOptions
 from foredraft.observe.distribution.install_hint import install_command
 
 
@@ -144,12 +151,29 @@ def test_stats_stand_on_standard_error(generate, models):
         "trees of 11",
     ):
         assert words in outcome.err, outcome.err
-    for phase in ("draft", "verify", "host", "other"):
-        assert f"{phase} " in outcome.err.splitlines()[-1]
+    time = next(line for line in outcome.err.splitlines() if line.startswith("time: "))
+    assert all(f"{phase} " in time for phase in ("draft", "verify", "host", "other"))
     without_draft = ("--prompt", "def add", "--max-tokens", 3, "--stats")
     assert "NGRAM, 3 steps" in generate(*without_draft).err
     for plain in (("--algorithm", "NONE"), ("--steps", 0)):
         assert "plain decoding" in generate(*without_draft, *plain).err
+
+
+@pytest.mark.parametrize(("cpu_seconds", "says_so"), [(0.5, True), (1.9, False), (7.0, False), (None, False)])
+def test_stats_say_that_the_machine_was_busy(cpu_seconds, says_so, models):
+    plan = plan_session(SessionOptions(model=models["target"], device="cpu"))
+    numbers = {"requests": 1, "prompt_tokens": 2, "output_tokens": 8, "rounds": 4, "verified_rows": 4}
+    stats = SessionStats(
+        seconds=2.0, **numbers, drafted=9, correct_drafts=4, phase_seconds={"verify": 1.5}, cpu_seconds=cpu_seconds
+    )
+    assert ("the machine was busy: 0.50 s of processor time in 2.00 s" in stats_text(stats, plan)) is says_so
+
+
+def test_a_session_counts_its_processor_time(models):
+    with closing(DecodeSession.open(SessionOptions(model=models["target"], device="cpu"))) as session:
+        session.run([Request("one", Prompt.of_tokens([5, 6, 7]), 12)])
+        stats = session.stats()
+    assert stats.cpu_seconds > 0 and stats.cpu_share > 0
 
 
 def test_a_run_leaves_its_files_and_replays(generate, command, models, prompts, tmp_path):

@@ -14,6 +14,7 @@ from foredraft.core.errors import ConfigError
 from foredraft.gpu.models.config import LLAMA, ModelConfig
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
+from foredraft.gpu.session import devices
 from foredraft.gpu.session.devices import ONE_CORE_LAYER_BYTES, ops_for, set_threads
 from foredraft.gpu.types.ops import Ops
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -69,16 +70,18 @@ def test_a_numbered_gpu_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch)
     ("device", "asked", "layer_bytes", "expected"),
     [
         ("cpu", None, ONE_CORE_LAYER_BYTES - 1, [1]),
-        ("cpu", None, ONE_CORE_LAYER_BYTES, []),
+        ("cpu", None, ONE_CORE_LAYER_BYTES, [5]),
         ("cpu", 3, 1, [3]),
         ("cuda:0", 3, 1, []),
     ],
 )
-def test_small_models_get_one_thread_unless_told_otherwise(device, asked, layer_bytes, expected, monkeypatch):
-    told = []
-    monkeypatch.setattr(torch, "set_num_threads", told.append)
+def test_small_models_get_one_thread_and_large_ones_idle_cores(device, asked, layer_bytes, expected, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(devices, "idle_cores", lambda: 5)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     set_threads(device, asked, SMALL, 2 * layer_bytes)
-    assert told == expected
+    assert chosen == expected
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", 1), ("cuda:0", 2)])
