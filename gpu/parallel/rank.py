@@ -6,8 +6,8 @@ steps in the same order. Its answers to a step are the parent's of rank 0, and o
 
 from __future__ import annotations
 
-import platform
 import os
+import platform
 import queue
 import threading
 import traceback
