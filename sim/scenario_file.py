@@ -76,10 +76,10 @@ def _lookup_model(name: str) -> ModelShape:
 
 
 def check_names(scenario: Scenario) -> None:
-    """Look up every name in the scenario. Raises ConfigError with all unknown ones under their keys. A head whose file
-    is not here is no unknown name: its sizes are assumed."""
+    """Look up every name in the scenario. Raises ConfigError with all unknown ones under their keys. The name of a draft
+    counts for an algorithm that drafts with a model: the sizes of a head whose file is not here are assumed."""
     hardware, model, preset = scenario.hardware, scenario.model, scenario.acceptance.preset
-    draft = None if _drafts_with_a_head(scenario) else model.draft
+    draft = model.draft if _drafts_with_a_model(scenario) else None
     lookups: list[tuple[str, str | None, Callable[[str], object]]] = [
         ("model.target", None if find_model_files(model.target) else model.target, _lookup_model),
         ("model.draft", None if draft is None or find_model_files(draft) else draft, _lookup_model),
@@ -107,9 +107,9 @@ def check_names(scenario: Scenario) -> None:
         raise ConfigError(SCENARIO, problems)
 
 
-def _drafts_with_a_head(scenario: Scenario) -> bool:
+def _drafts_with_a_model(scenario: Scenario) -> bool:
     with suppress(ForedraftError):
-        return get_algorithm(scenario.speculation.algorithm).drafter in (Drafter.HEAD, Drafter.HEADS)
+        return get_algorithm(scenario.speculation.algorithm).drafter is Drafter.MODEL
     return False
 
 
