@@ -61,7 +61,7 @@ def time_shape(name: str, weights: str = "") -> dict[str, Any]:
     `weights`: large ones lie in columns, also where blocks are faster, or are rounded to 8-bit integers ("int8").
     """
     if weights == "columns":
-        projection.blocks_are_faster = lambda: False
+        projection.layout_seconds = lambda: {projection.COLUMNS: (1.0, 1.0), projection.BLOCKS: (2.0, 2.0)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(SHAPES[name]), encoding="utf-8")

@@ -19,7 +19,7 @@ from ..executor.parts import DraftModel
 from ..models.checkpoint import load_draft, load_target, network_of, random_weights
 from ..models.decoder import Decoder
 from ..session.devices import keeps_quantized, ops_for, set_threads
-from ..session.session import round_models
+from ..session.session import lay_out_models
 from ..session.text import Tokenizer
 from ..types.ops import Ops
 from ..types.shards import WHOLE, Shard
@@ -139,7 +139,8 @@ class Bench:
 
     def _load(self) -> tuple[Decoder, DraftModel | None]:
         models = self._load_models()
-        round_models(self.plan.options.quantized, *models)
+        options, kv_bytes = self.plan.options, self.plan.kv_bytes
+        lay_out_models(options, *models, kv_bytes=kv_bytes, single=True, several=True)  # plain and drafted arms
         return models
 
     def _load_models(self) -> tuple[Decoder, DraftModel | None]:

@@ -244,7 +244,7 @@ def test_a_tied_target_lends_its_embeddings_as_lm_head():
 @torch.no_grad()
 def test_packed_heads_draft_the_same(algorithm: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 0)
-    monkeypatch.setattr(projection, "layout_for", lambda weight: BLOCKS)
+    monkeypatch.setattr(projection, "layout_for", lambda *_: BLOCKS)
     narrow = random_weights(MODEL, TorchOps(), "cpu", torch.float32)
     aux_layers = (1, 2, 4) if algorithm == EAGLE3 else ()
     head = filled(random_head(HeadConfig(algorithm, LAYER, 32, 50, aux_layers), narrow))

@@ -13,10 +13,14 @@ from foredraft.gpu.models import projection
 from foredraft.gpu.models.checkpoint import random_weights
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.projection import (
+    ANY_PASSES,
     BLOCKS,
+    BOTH,
     COLUMNS,
     INT8,
     ROWS,
+    Passes,
+    fastest_layout,
     has_blocks,
     has_integers,
     in_integers,
@@ -36,8 +40,9 @@ def tokens_of(n: int, seed: int = 0) -> torch.Tensor:
 LAYOUTS = [
     (dtype, layout)
     for dtype in (torch.float32, torch.bfloat16, torch.float64)
-    for layout in (ROWS, COLUMNS, BLOCKS)
-    if (layout != BLOCKS or has_blocks(dtype)) and (layout != COLUMNS or dtype != torch.bfloat16)
+    for layout in (ROWS, COLUMNS, BLOCKS, BOTH)
+    if (layout not in (BLOCKS, BOTH) or has_blocks(dtype))
+    and (layout not in (COLUMNS, BOTH) or dtype != torch.bfloat16)
 ]
 
 
@@ -50,7 +55,7 @@ def test_packed_weights_change_the_speed_only(dtype: torch.dtype, layout: str, m
     plain, small, packed = (random_weights(config, TorchOps(), "cpu", dtype, seed=4) for _ in range(3))
     pack_projections(small)
     monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 0)
-    monkeypatch.setattr(projection, "layout_for", lambda weight: layout)
+    monkeypatch.setattr(projection, "layout_for", lambda *_: layout)
     pack_projections(packed)
     for model in small, packed:
         owned = [p for module in model.modules() for p in getattr(module, "projections", ())]
@@ -59,7 +64,7 @@ def test_packed_weights_change_the_speed_only(dtype: torch.dtype, layout: str, m
         assert {p.layout for p in owned} == {expected}
         for p in owned:
             assert bool(p._weight.isnan().all()) == (expected == BLOCKS), "a weight is in memory once"
-            assert expected != COLUMNS or np.shares_memory(p._weight.numpy(), p._columns[0])
+            assert expected not in (COLUMNS, BOTH) or np.shares_memory(p._weight.numpy(), p._columns[0])
         assert model.weight_bytes == plain.weight_bytes
     tolerance = {} if dtype is not torch.bfloat16 else {"rtol": 0.05, "atol": 0.05}
     for n in (1, 2, 3, 5, 40):
@@ -71,27 +76,43 @@ def test_packed_weights_change_the_speed_only(dtype: torch.dtype, layout: str, m
             torch.testing.assert_close(model.logits(out), plain.logits(expected), **tolerance)
 
 
-@pytest.mark.parametrize("faster", [True, False])
-def test_large_weights_lie_as_is_faster_on_this_machine(faster: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(projection, "blocks_are_faster", lambda: faster)
+IN_COLUMNS, IN_BLOCKS = {COLUMNS: (1.0, 2.0), BLOCKS: (2.0, 3.0)}, {COLUMNS: (2.0, 3.0), BLOCKS: (1.0, 2.0)}
+EACH_ONE, ALMOST_EQUAL = {COLUMNS: (1.0, 2.3), BLOCKS: (1.5, 1.9)}, {COLUMNS: (1.0, 2.3), BLOCKS: (1.5, 2.2)}
+SINGLE, SEVERAL, TWICE = Passes(several=False), Passes(single=False), Passes(may_double=True)
+
+
+@pytest.mark.parametrize(
+    ("passes", "expected"),  # with the seconds above, in their order
+    [
+        (SINGLE, (COLUMNS, BLOCKS, COLUMNS, COLUMNS)),
+        (SEVERAL, (COLUMNS, BLOCKS, BLOCKS, BLOCKS)),
+        (ANY_PASSES, (COLUMNS, BLOCKS, COLUMNS, COLUMNS)),
+        (TWICE, (COLUMNS, BLOCKS, BOTH, COLUMNS)),
+        (TWICE._replace(single=False), (COLUMNS, BLOCKS, BLOCKS, BLOCKS)),
+    ],
+)
+def test_a_layout_suits_the_passes_that_a_model_runs(passes: Passes, expected: tuple[str, ...]):
+    seconds = IN_COLUMNS, IN_BLOCKS, EACH_ONE, ALMOST_EQUAL
+    assert tuple(fastest_layout(passes, one) for one in seconds) == expected
+
+
+@pytest.mark.parametrize(("seconds", "faster"), [(IN_BLOCKS, BLOCKS), (IN_COLUMNS, COLUMNS)])
+def test_large_weights_lie_as_is_faster_on_this_machine(seconds, faster: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(projection, "layout_seconds", lambda: seconds)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     large, small = torch.ones(512, 512), torch.ones(8, 512)
     has = has_blocks(torch.float32)
-    assert layout_for(large) == (BLOCKS if has and faster else COLUMNS)
-    assert layout_for(small) == layout_for(large.double()) == COLUMNS, "never timed"
+    assert layout_for(large, ANY_PASSES) == (faster if has else COLUMNS)
+    assert layout_for(small, ANY_PASSES) == layout_for(large.double(), ANY_PASSES) == COLUMNS, "never timed"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert layout_for(large) == (BLOCKS if has else ROWS), "NumPy computes with one thread"
+    assert layout_for(large, ANY_PASSES) == (BLOCKS if has else ROWS), "NumPy computes with one thread"
 
 
 @pytest.mark.skipif(not has_blocks(torch.float32), reason="this build of torch has no oneDNN blocks")
-def test_the_faster_layout_is_found_by_timing_both(monkeypatch: pytest.MonkeyPatch):
+def test_both_layouts_are_timed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(projection, "_TIMED_SHAPE", (64, 64))
-    for turn, expected in (((1.0, 2.0), False), ((2.0, 1.0), True)):  # columns first
-        seconds = iter(turn)
-        with monkeypatch.context() as patch:
-            patch.setattr(projection, "_seconds", lambda products, seconds=seconds: (len(products), next(seconds))[1])
-            assert projection.blocks_are_faster.__wrapped__() is expected
-    assert isinstance(projection.blocks_are_faster.__wrapped__(), bool)
+    found = projection.layout_seconds.__wrapped__()
+    assert set(found) == {COLUMNS, BLOCKS} and all(seconds > 0 for one in found.values() for seconds in one)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -124,10 +145,10 @@ def test_other_dtypes_are_the_models_own_and_unknown_ones_are_refused():
         resolve_dtype("float33", small, "cpu")
 
 
-@pytest.mark.parametrize("layout", [COLUMNS, BLOCKS])
+@pytest.mark.parametrize("layout", [COLUMNS, BLOCKS, BOTH])
 @torch.no_grad()
 def test_tied_embeddings_are_read_beside_the_packed_head(layout: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(projection, "layout_for", lambda weight: layout)
+    monkeypatch.setattr(projection, "layout_for", lambda *_: layout)
     config = ModelConfig(LLAMA, 70, 48, 80, 1, 4, 2, 16, tied_embeddings=True)
     plain, packed = (random_weights(config, TorchOps(), "cpu", torch.float32, seed=4) for _ in range(2))
     pack_projections(packed)
@@ -138,11 +159,12 @@ def test_tied_embeddings_are_read_beside_the_packed_head(layout: str, monkeypatc
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_large_weights_lie_in_columns_for_one_core_only(threads: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(projection, "blocks_are_faster", lambda: False)
+    monkeypatch.setattr(projection, "layout_seconds", lambda: IN_COLUMNS)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(projection, "has_blocks", lambda dtype: dtype is not torch.float64)
     found = {
-        d: [layout_for(torch.empty(n, 128, dtype=d)) for n in (1023, 1024)] for d in (*HOST_DTYPES, torch.bfloat16)
+        d: [layout_for(torch.empty(n, 128, dtype=d), ANY_PASSES) for n in (1023, 1024)]
+        for d in (*HOST_DTYPES, torch.bfloat16)
     }
     assert found == {
         torch.float32: [COLUMNS, COLUMNS if threads == 1 else BLOCKS],
