@@ -236,7 +236,7 @@ def calibrate(
     Example::
 
         found = calibrate("examples/calibration/points.csv", overrides={"hardware.server": "sglang-0.5"})
-        print(found.left_out_error, {one.name: one.value for one in found.parameters if one.is_told})
+        print(found.left_out_error, {one.name: one.value for one in found.parameters})
     """
     from foredraft.questions import ask_calibrate
 

@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 from foredraft.core.errors import ForedraftError
-from foredraft.sim.calibration.fit import spreads
-from foredraft.sim.calibration.least_squares import Fit, Parameter, fit_parameters, left_out_errors
-from foredraft.sim.cost.calibration import LAUNCH_TIMES
+from foredraft.sim.calibration.fit import NOISE, SPREADS, LinearFit
+from foredraft.sim.cost.calibration import DRAFTS_FACTOR, DRAFTS_SLOPE, ROUND_FACTOR, ROUND_SLOPE, MeasuredClients
 from foredraft.sim.cost.measured.tables import cache_folder
 from foredraft.sim.cost.server import PROFILES
 from foredraft.simulation import run_scenario  # imported before worker processes are forked, so that they have it
-from points import DEVICE, Point, estimate, model_of, profile_with, read_csv, read_rows, rounds_of, speedup_points
+from points import Point, model_of, profile_with, read_csv, read_rows, rounds_of, speedup_points
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = Path(__file__).parent / "published" / "left_out.csv"
@@ -140,48 +139,41 @@ def simulate_all(points: Sequence[Point], columns: Sequence[str], workers: int) 
         for column, row in zip(columns, jobs, strict=True)
     }
     kernels = MEASURED if MEASURED in table else ROOFLINE
-    return table | {CALIBRATED: calibrated(table[kernels], kernels)}
+    return table | {CALIBRATED: calibrated(table[kernels])}
+
+
+SPREAD = np.array([SPREADS[name] for name in (ROUND_FACTOR, ROUND_SLOPE, DRAFTS_FACTOR, DRAFTS_SLOPE)])
 
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """A calibration that was fitted to simulated points."""
+    """A calibration with simulated points of one data set, as `sim/calibration` fits rounds: a factor, and its slope in
+    the logarithm of clients."""
 
-    fit: Fit
-    kernels: str
-    names: Sequence[str]
+    fit: LinearFit
+    clients: MeasuredClients
+
+    @classmethod
+    def of(cls, rows: Sequence[Outcome]) -> Calibrated:
+        logs = np.log([row.point.concurrency for row in rows])
+        clients = MeasuredClients(*np.exp([logs.min(), logs.mean(), logs.max()]))
+        rest = np.log([row.ms / row.published_ms for row in rows])
+        columns, nothing = _columns(rows, clients), np.zeros(len(SPREAD))
+        fit = LinearFit(rest, columns, np.full(len(rows), NOISE["mean_tpot_ms"]), nothing, SPREAD)
+        return cls(fit, clients)
 
     def __call__(self, rows: Sequence[Outcome]) -> np.ndarray:
         """Return the times per output token of other simulated points, in ms [rows]."""
-        return _prediction(rows, self.kernels, self.names)(self.fit.values)
+        return np.array([row.ms for row in rows]) * np.exp(_columns(rows, self.clients) @ self.fit.step())
 
 
-def calibration(rows: Sequence[Outcome], kernels: str) -> Calibrated:
-    """Calibrate with simulated points of one data set, as `sim/calibration` fits a profile: around the server's, with
-    its priors. The estimate has the slopes."""
-    names = (DEVICE, *LAUNCH_TIMES)
-    launch, wide = PROFILES[rows[0].point.server].launch, spreads()
-    parameters = [
-        Parameter(name, "", getattr(launch, name, 1.0), wide[name], 0.2 if name == DEVICE else 0.0) for name in names
-    ]
-    predict = _prediction(rows, kernels, names)
-    return Calibrated(fit_parameters(parameters, predict, np.array([row.published_ms for row in rows])), kernels, names)
+def _columns(rows: Sequence[Outcome], clients: MeasuredClients) -> np.ndarray:
+    inside = np.clip([row.point.concurrency for row in rows], clients.least, clients.most)
+    power, drafts = np.log(inside / clients.usual), np.array([float(row.point.steps > 0) for row in rows])
+    return np.c_[np.ones(len(rows)), power, drafts, drafts * power]
 
 
-def _prediction(rows: Sequence[Outcome], kernels: str, names: Sequence[str]) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the times per output token, in ms, as a function of the parameters `names`: the simulated ones, changed as
-    the estimate changes."""
-    estimates = [estimate(row.point, kernels) for row in rows]
-    ratios = np.array([row.ms * 1e6 / item.token_ns({}) for row, item in zip(rows, estimates, strict=True)])
-
-    def predict(x: np.ndarray) -> np.ndarray:
-        waits = dict(zip(names, map(float, x), strict=True))
-        return ratios * np.array([item.token_ns(waits) for item in estimates]) / 1e6
-
-    return predict
-
-
-def calibrated(rows: Sequence[Outcome], kernels: str) -> list[Outcome]:
+def calibrated(rows: Sequence[Outcome]) -> list[Outcome]:
     """Return the outcomes with a calibration by the other points of each data set. The time to the first token is not
     fitted."""
     found: dict[Point, Outcome] = {}
@@ -189,9 +181,8 @@ def calibrated(rows: Sequence[Outcome], kernels: str) -> list[Outcome]:
         own = [row for row in rows if row.point.dataset == dataset and row.ms is not None]
         if len(own) < LEAST_TO_CALIBRATE:
             continue
-        errors, _ = left_out_errors(calibration(own, kernels).fit, range(len(own)), linearised=True)
-        for row, error in zip(own, errors, strict=True):
-            found[row.point] = replace(row, ms=row.published_ms * (1 + float(error)), ttft_ms=None)
+        for row, rest in zip(own, Calibrated.of(own).fit.left_out(range(len(own))), strict=True):
+            found[row.point] = replace(row, ms=row.published_ms * float(np.exp(rest)), ttft_ms=None)
     missing = f"fewer than {LEAST_TO_CALIBRATE} points that could be simulated"
     return [found.get(row.point, replace(row, ms=None, ttft_ms=None, failure=row.failure or missing)) for row in rows]
 

@@ -1,7 +1,7 @@
 """Judges what three benchmark rows of one's own give: `foredraft calibrate` fits them, and other rows of the same
 deployment are predicted.
 
-    python benchmarks/own_rows.py [--workers N] [--write]    (needs the extra measured; minutes)
+    python benchmarks/own_rows.py [--write]    (needs the extra measured; seconds)
 
 A deployment is one model, GPU, server, format and parallelism. Of each with enough published points (serving.csv),
 three are fitted as `sim/calibration` fits a profile: one of few, one of more and one of many clients. The others are
@@ -14,12 +14,10 @@ import argparse
 import os
 import random
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-from accuracy_runs import MEASURED, Outcome, calibration, failure_text
-from foredraft.core.errors import ForedraftError
+from accuracy_runs import MEASURED, Calibrated, Outcome
 from foredraft.observe.distribution.install_hint import install_command
 from pages import write_block
 from points import read_csv
@@ -53,17 +51,13 @@ def simulated_points(path: os.PathLike[str]) -> dict[tuple[str, ...], list[Outco
     return found
 
 
-def judged(rows: Sequence[Outcome]) -> Judged | None:
-    """Calibrate with three rows, and predict some of the others; None if the deployment cannot be priced any more."""
+def judged(rows: Sequence[Outcome]) -> Judged:
+    """Calibrate with three rows, and predict some of the others."""
     by_clients = sorted(rows, key=lambda row: row.point.concurrency)
     own = [by_clients[place] for place in (0, len(rows) // 2, len(rows) - 1)]
     others = [row for row in by_clients if row not in own]
     others = random.Random(0).sample(others, min(PREDICTED, len(others)))
-    try:
-        ms = calibration(own, MEASURED)(others)
-    except ForedraftError as error:
-        print(f"{rows[0].point.dataset}: {failure_text(error)}")
-        return None
+    ms = Calibrated.of(own)(others)
     published = np.array([row.published_ms for row in others])
     before = np.array([row.error for row in others])
     return Judged(rows[0].point.server, before, ms / published - 1)
@@ -82,15 +76,13 @@ def table(found: Sequence[Judged]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes; default: one per CPU")
     parser.add_argument("--write", action="store_true", help="write the table into docs/evidence/accuracy.md")
     arguments = parser.parse_args()
     path = silicon_file()
     if path is None:
         raise SystemExit(f"needs measured kernels: {install_command('measured')}")
     enough = [rows for rows in simulated_points(path).values() if len(rows) >= OWN + PREDICTED]
-    with ProcessPoolExecutor(arguments.workers) as pool:
-        lines = list(table([item for item in pool.map(judged, enough) if item is not None]))
+    lines = list(table([judged(rows) for rows in enough]))
     print(*lines, sep="\n")
     if arguments.write:
         write_block("evidence/accuracy.md", "published: own rows", lines)

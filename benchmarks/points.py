@@ -28,7 +28,6 @@ import numpy as np
 from foredraft.core.contract.step import RoundShape
 from foredraft.core.scheduler.spec import default_graph_sizes
 from foredraft.sim.assembly import assemble
-from foredraft.sim.cost.calibration import LAUNCH_TIMES
 from foredraft.sim.cost.efficiency import default_efficiency
 from foredraft.sim.cost.passes.decode_work import DecodeWork
 from foredraft.sim.cost.passes.forward import ForwardCost
@@ -366,7 +365,8 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 # -- times per token as a formula of what a server waits for: near a simulation, and quick, so that fits need few ------
 
 DEVICE = "device_scale"
-FREE = dict.fromkeys([*LAUNCH_TIMES, "eager_kernel_ns"], 0.0)
+WAITS = ("graph_gap_ns", "row_gap_ns", "collective_gap_ns", "draft_step_ns", "eagle3_step_ns", "tree_ns")
+FREE = dict.fromkeys([*WAITS, "eager_kernel_ns"], 0.0)
 
 
 class Estimate(NamedTuple):

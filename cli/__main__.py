@@ -62,8 +62,6 @@ def main() -> None:
             raise
         if extra == "sim" and sys.argv[1:2] and sys.argv[1] in NEED_MODELS:
             extra = "gpu"  # which brings what the command needs, too
-        if error.name == "scipy" and sys.argv[1:2] == ["calibrate"]:
-            extra = "calibrate"
         from ..observe.distribution.install_hint import install_command
 
         _exit(f"{error.name} is not installed: {install_command(extra)}", EXIT_BAD_INPUT)

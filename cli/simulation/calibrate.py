@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,18 +15,14 @@ from ..options import AsJson, Quiet, Settings, argument, mode_of, only_with, opt
 if TYPE_CHECKING:
     from ...sim.calibration.result import CalibrateResult
 
-DEVICE = "device_scale"
 PROFILE = Path("profile.json")
 LABELS = {
-    DEVICE: "kernels (factor)",
-    "host_base_ns": "host per step (us)",
-    "host_row_ns": "host per step and row (us)",
-    "graph_gap_ns": "captured pass (us)",
-    "row_gap_ns": "device's wait per row (us)",
-    "collective_gap_ns": "collective (us)",
-    "draft_step_ns": "draft step (us)",
-    "eagle3_step_ns": "EAGLE-3 step, more (us)",
-    "tree_ns": "draft tree (us)",
+    "round_factor": "rounds (factor)",
+    "round_slope": "  per doubling of clients",
+    "drafts_factor": "with drafts (further factor)",
+    "drafts_slope": "  per doubling of clients",
+    "prompt_factor": "prompts (factor)",
+    "front_end_ns": "front end per request (ms)",
 }
 UNITS = {"mean_tpot_ms": "TPOT ms", "mean_ttft_ms": "TTFT ms", "output_tokens_per_s": "tokens/s"}
 REDRAW_EVERY_S = 0.2
@@ -91,10 +87,10 @@ def calibrate(
         foredraft calibrate --acceptance runs/a --out acceptance.toml
         foredraft calibrate --model models/target --draft models/eagle3
 
-    Prints every parameter with its interval, the error of each point in the fit,
-    and its error when it is left out of the fit. It also names the parameters
-    that these points do not determine. Exit code 2: a file cannot be used, or the
-    points contradict each other.
+    Prints the factor on rounds, how it changes with the number of clients, and
+    what prompts take; the error of each point in the fit, and its error when it is
+    left out of the fit; and which run to measure next. Exit code 2: a file cannot
+    be used, the points contradict each other, or no deployment can be that fast.
 
     With --acceptance the files are events.jsonl of a run, vLLM's per-request
     metrics, Prometheus pages and logs of vLLM and SGLang, or CSV with the header
@@ -161,29 +157,23 @@ def _fit(
     typer.echo("\n".join([*lines, f"Written to {out}. In a scenario:", "", *_table(found, out)]))
 
 
-def _label(name: str) -> str:
-    return LABELS.get(name, f"{name.removesuffix('_ns').replace('_', ' ')} (us)")
-
-
-def _labels(names: Iterable[str]) -> str:
-    return ", ".join(map(_label, names))
-
-
 def _parameters(found: CalibrateResult) -> Iterator[str]:
-    """Yield the lines of the parameters: in the server's profile, fitted, and how well they are known."""
+    """Yield the lines of the parameters: fitted, and how well they are known."""
     kernels = {"roofline": "the roofline", "measured": "measured kernels"}[found.kernels]
     what = f"{found.model} on {found.gpu}"
     yield f"{count_of(found.points, 'point')}, fitted around {found.server} over {kernels}: {what}"
     yield ""
-    yield f"{'':26}{'server':>9}{'fitted':>9}   {'interval (90 %)':20}{'known':>8}"
+    yield f"{f'clients: {found.clients:.3g}':30}{'fitted':>9}   interval (90 %)"
     for one in found.parameters:
-        scale = 1.0 if one.name == DEVICE else 1e-3
-        before, value, low, high = (
-            f"{number * scale:.{3 if one.name == DEVICE else 0 if number >= 1e5 else 1}f}"
-            for number in (one.server, one.value, one.low, one.high)
-        )
-        known = f"{one.told:.0%}" if one.is_told else "no"
-        yield f"{_label(one.name):26}{before:>9}{value:>9}   {f'{low} … {high}':20}{known:>8}"
+        value, low, high = (_shown(one.name, number) for number in (one.value, one.low, one.high))
+        yield f"{LABELS[one.name]:30}{value:>9}   {low} … {high}"
+
+
+def _shown(name: str, value: float) -> str:
+    """Return a parameter as the report has it: a slope as the share by which a doubling changes the factor."""
+    if name.endswith("_ns"):
+        return f"{value / 1e6:.1f}"
+    return f"{2**value - 1:+.1%}" if name.endswith("_slope") else f"{value:.3f}"
 
 
 def _results(found: CalibrateResult) -> Iterator[str]:
@@ -192,38 +182,32 @@ def _results(found: CalibrateResult) -> Iterator[str]:
     yield f"{'':{width + 10}}{'measured':>10}{'fitted':>10}{'error':>8}{'left out':>12}"
     last = ""
     for one in found.results:
-        left_out = "not fitted" if one.left_out_error is None else f"{one.left_out_error:+.1%}"
-        numbers = f"{one.measured:10,.2f}{one.fitted:10,.2f}{one.error:+8.1%}{left_out:>12}"
+        numbers = f"{one.measured:10,.2f}{one.fitted:10,.2f}{one.error:+8.1%}{one.left_out_error:+12.1%}"
         title, last = "" if one.source == last else one.point, one.source
         yield f"{title:{width}}{UNITS[one.name]:>10}{numbers}"
     yield f"{'mean absolute error, decoding':{width + 30}}{found.error:8.1%}{found.left_out_error:12.1%}"
+    if found.left_out_ttft_error is not None:
+        yield f"{'mean absolute error, first token':{width + 38}}{found.left_out_ttft_error:12.1%}"
 
 
 def _remarks(found: CalibrateResult) -> Iterator[str]:
-    """Yield what was left out, what the points cannot tell, what would, and which of them contradict the others."""
+    """Yield what was left out or assumed, which run to measure next, and which points contradict the others."""
     lines = [f"left out     {what}" for what in found.left_out]
     if drifting := sum(one.assumes_spread for one in found.results):
         lines.append(
             f"assumed      lengths with a spread in {drifting} of the runs: by the time to the first token clients keep no step"
         )
-    unknown = [one.name for one in found.parameters if not one.is_told]
-    if unknown:
-        lines.append(f"not known    {_labels(unknown)}: the points take away less than half of their uncertainty")
-    for one, other in found.entangled:
-        lines.append(f"entangled    {_label(one)} and {_label(other)}: the points tell a sum of them")
-    for suggestion in found.suggestions:
-        lines.append(f"would tell   {_labels(suggestion.tells)}: {suggestion.point}")
-    hidden = [name for name in unknown if not any(name in item.tells for item in found.suggestions)]
-    if hidden:
-        lines.append(f"no run here  would tell {_labels(hidden)}: too small, hidden behind the device, or entangled")
+    if found.left_out_ttft_error is None:
+        lines.append("not known    prompts, but for their share of decoding: no point has its mean TTFT")
+    lines.append("usual        three points of a deployment take the error of its other points from 13 to 7 %")
+    lines.append(f"next         {found.next_run}: of all runs these points tell least of it")
     for item in found.results:
         if item.contradicts:
-            assert item.left_out_error is not None, "only results that are fitted have a score"
             lines.append(
                 f"contradicts  {item.source}: {UNITS[item.name]} {item.measured:.4g}, by the other points "
                 f"{item.measured * (1 + item.left_out_error):.4g} ({item.point})"
             )
-    yield from [*lines, ""] if lines else []
+    yield from [*lines, ""]
 
 
 def _table(found: CalibrateResult, out: Path) -> Iterator[str]:

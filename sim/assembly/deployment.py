@@ -61,8 +61,8 @@ class KernelSource:
 class Deployment:
     """The devices of one engine, and the server that it is like. `graphs` is None if nothing is captured.
 
-    `launch` and `host` have the fitted parameters of `calibration`. `is_corrected`: published points of serving correct
-    the times of passes. `port_bytes_per_s`: of all devices together to other engines, in each direction.
+    `host` and `front_end` have the fitted parameters of `calibration`. `is_corrected`: published points of serving
+    correct the times of passes. `port_bytes_per_s`: of all devices together to other engines, in each direction.
     `memory_rules`: those of the server's release; without one those that take most, and the ones that take least.
     """
 
@@ -94,8 +94,9 @@ class Deployment:
         parallel = _parallelism(hardware, gpu)
         launch = server.launch if hardware.launch is None else launch_preset(hardware.launch)
         host = server.host if hardware.host is None else host_preset(hardware.host)
+        front_end = _front_end(scenario.front_end, server)
         if calibration is not None and calibration.parameters is not None:
-            launch, host = calibration.parameters.launch(launch), calibration.parameters.host(host)
+            host, front_end = calibration.parameters.host(host), calibration.parameters.front_end(front_end)
         if hardware.piecewise_graphs:
             launch = launch.in_pieces()
         return cls(
@@ -105,7 +106,7 @@ class Deployment:
             graphs=_graphs(hardware, server),
             launch=launch,
             host=host.shared_by(parallel.data),
-            front_end=_front_end(scenario.front_end, server),
+            front_end=front_end,
             kernels=KernelSource(hardware.kernels_of or server.kernels_of, hardware.kernels),
             shares=MemoryShares(
                 hardware.reserved_fraction,

@@ -14,16 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ...core.contract.step import PLAIN_ROUND
 from ...core.errors import ConfigError, ForedraftError
 from ...core.model_shape import lookup_model
 from ...observe.measuring.metrics import RunMetrics
 from ..assembly import Assembly, assemble
-from ..cost.calibration import PARAMETERS, Calibration, FittedParameter, FittedParameters
-from ..cost.draft import EAGLE3
+from ..cost.calibration import PARAMETERS, Calibration, FittedParameter, FittedParameters, MeasuredClients
 from ..cost.hardware import CUSTOM, GPU, lookup_gpu
 from ..cost.measured.model_files import is_config_file
-from ..cost.passes.launch import LAUNCH
 from ..cost.round import RoundCost
 from ..running.run import Simulation
 from ..scenario import Scenario
@@ -49,11 +46,24 @@ not of this model on this device."""
 WHAT_ELSE = "are the weights in fewer bits (model.weight_dtype)? another GPU (hardware.gpu)? more devices (FILE:tensor_parallel=N)?"
 
 
-class Predictor:
-    """Simulates one point under any values of the parameters, each once; calls `simulated` after every simulation."""
+ONE_CLIENT = MeasuredClients(1.0, 1.0, 1.0)
 
-    def __init__(self, point: BenchmarkPoint, base: Scenario, simulated: Callable[[], None] = lambda: None) -> None:
+
+class Predictor:
+    """Simulates one point under any values of the parameters, each once; calls `simulated` after every simulation.
+
+    `clients`: the requests at a time of all points that are fitted.
+    """
+
+    def __init__(
+        self,
+        point: BenchmarkPoint,
+        base: Scenario,
+        simulated: Callable[[], None] = lambda: None,
+        clients: MeasuredClients = ONE_CLIENT,
+    ) -> None:
         self.point = point
+        self.clients = clients
         self.simulated = simulated
         self.scenario: Scenario = point_scenario(point, base)
         with self._named_errors():
@@ -82,12 +92,6 @@ class Predictor:
         bandwidth = self.cost.parallel.devices * self.cost.gpu.memory_bandwidth_bytes_per_s
         return self.cost.target.read_bytes / bandwidth * 1e3
 
-    @property
-    def least_scale(self) -> float:
-        """The factor on the target's kernels at which a pass of one row takes no longer than that."""
-        parts = self.cost.decode_parts(1, PLAIN_ROUND, 0)
-        return PHYSICAL * self.reading_ms * 1e6 / (sum(parts.values()) - parts[LAUNCH])
-
     def refuse_unphysical(self) -> None:
         """Raise ConfigError for a result that is too short even if every pass only read the weights once."""
         point, least_ms = self.point, self.reading_ms
@@ -109,13 +113,7 @@ class Predictor:
 
     def parameters(self) -> tuple[str, ...]:
         """Return the names of the parameters that the point depends on."""
-        used = {
-            "collective_gap_ns": self.cost.parallel.devices > 1,
-            "draft_step_ns": self.point.is_speculative,
-            "eagle3_step_ns": self.point.algorithm == EAGLE3,
-            "tree_ns": self.point.topk > 1,
-        }
-        return tuple(name for name in PARAMETERS if used.get(name, True))
+        return tuple(name for name in PARAMETERS if self.point.is_speculative or not name.startswith("drafts_"))
 
     def predict(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the results of the simulation, by column. Raises CannotPredict."""
@@ -158,8 +156,8 @@ class Predictor:
     def _calibration(self, values: Mapping[str, float]) -> Calibration:
         """Return a profile of bare values for the point's own scenario."""
         run = self.assembly
-        items = {name: FittedParameter(value, value, value, 0.0) for name, value in values.items()}
-        fitted = FittedParameters(run.deployment.server.name, self.cost.kernels, items, 0, 0.0, 0.0)
+        items = {name: FittedParameter(value, value, value) for name, value in values.items()}
+        fitted = FittedParameters(run.deployment.server.name, self.cost.kernels, items, self.clients, 0, 0.0, 0.0)
         return Calibration("fit", "fit", run.deployment.gpu.name, run.target.name, (self.cost.tp,), fitted)
 
     @contextmanager

@@ -20,22 +20,16 @@ class CalibratedParameter:
     """A number of the timing.
 
     Attributes:
-        name: As in a profile; those that end in `_ns` are nanoseconds, `device_scale` is a factor on kernels.
-        server: The value in the server's profile.
-        value: The fitted value.
+        name: As in a profile; those that end in `_ns` are nanoseconds, `_slope` powers, the others factors.
+        value: The fitted value. That of the server's profile is a factor of 1, a power and a time of 0.
         low: The lower end of its 90 % interval.
         high: The upper end.
-        told: The share of its uncertainty that the points took away.
-        is_told: Whether that is enough for the value to come from the points.
     """
 
     name: str
-    server: float
     value: float
     low: float
     high: float
-    told: float
-    is_told: bool
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,7 @@ class CalibratedResult:
         measured: Its value.
         fitted: The same by the fit.
         error: fitted / measured − 1.
-        left_out_error: The same by a fit without this point; None if the result is not fitted.
+        left_out_error: The same by a fit without this point.
         contradicts: Whether the other points contradict it.
         assumes_spread: Whether lengths are taken to vary, which the file does not say.
     """
@@ -60,17 +54,9 @@ class CalibratedResult:
     measured: float
     fitted: float
     error: float
-    left_out_error: float | None
+    left_out_error: float
     contradicts: bool
     assumes_spread: bool
-
-
-@dataclass(frozen=True)
-class SuggestedPoint:
-    """A run that would tell more, and the parameters that it would tell."""
-
-    point: str
-    tells: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -84,12 +70,13 @@ class CalibrateResult(Document):
         kernels: What priced the passes: "roofline" or "measured".
         points: Runs that were measured.
         left_out: Runs of the files that are not among them, with the reason.
-        error: Mean absolute error of the fitted results.
+        clients: The requests at a time at which the factors hold.
+        error: Mean absolute error of the results of decoding.
         left_out_error: The same of results that were left out of the fit.
+        left_out_ttft_error: The same of times to the first token; None if none was measured.
         parameters: The fitted numbers.
         results: Every measured result.
-        entangled: Pairs of parameters of which the points tell only a sum.
-        suggestions: Runs that would tell more.
+        next_run: The run of which the points tell least.
         profile: The content of a profile, for `hardware.profile`.
     """
 
@@ -101,12 +88,13 @@ class CalibrateResult(Document):
     kernels: str
     points: int
     left_out: tuple[str, ...]
+    clients: float
     error: float
     left_out_error: float
+    left_out_ttft_error: float | None
     parameters: tuple[CalibratedParameter, ...]
     results: tuple[CalibratedResult, ...]
-    entangled: tuple[tuple[str, str], ...]
-    suggestions: tuple[SuggestedPoint, ...]
+    next_run: str
     profile: Mapping[str, Any]
 
 
@@ -135,12 +123,7 @@ def _result(fit: PointFit, left_out: tuple[str, ...]) -> CalibrateResult:
     profile = fit.calibration
     fitted = profile.parameters
     assert fitted is not None, "points have no measured steps"
-    parameters = (
-        CalibratedParameter(
-            name, fit.by_server[name], one.value, one.low, one.high, one.told, name not in fit.undetermined
-        )
-        for name, one in fitted.values.items()
-    )
+    parameters = (CalibratedParameter(name, one.value, one.low, one.high) for name, one in fitted.values.items())
     results = (
         CalibratedResult(
             one.point.title,
@@ -162,11 +145,12 @@ def _result(fit: PointFit, left_out: tuple[str, ...]) -> CalibrateResult:
         kernels=fitted.kernels,
         points=fitted.points,
         left_out=left_out,
+        clients=fitted.clients.usual,
         error=fitted.error,
         left_out_error=fitted.left_out_error,
+        left_out_ttft_error=fitted.left_out_ttft_error,
         parameters=tuple(parameters),
         results=tuple(results),
-        entangled=tuple(fit.entangled),
-        suggestions=tuple(SuggestedPoint(one.title, one.tells) for one in fit.suggestions),
+        next_run=fit.next_run,
         profile=profile_document(profile),
     )

@@ -15,93 +15,91 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...core.errors import ConfigError, Problem, count_of, nearest
 from ...core.parsing import read_json_object
 from ...observe.input_files import read_text
 from .executor_steps import ExecutorSteps
-from .host import HostCost, LaunchCost
+from .host import FrontEnd, HostCost
 from .steps_file import read_executor_steps
 
 FORMAT = "foredraft-profile"
-VERSION = 1
+VERSION = 2
+READ = (1, 2)
+"""Versions of which a profile of steps is read. Parameters of version 1 were waits, which are not fitted any more."""
 
-DEVICE, HOST_BASE, HOST_ROW = "device_scale", "host_base_ns", "host_row_ns"
-LAUNCH_TIMES = ("graph_gap_ns", "row_gap_ns", "collective_gap_ns", "draft_step_ns", "eagle3_step_ns", "tree_ns")
+ROUND_FACTOR, ROUND_SLOPE = "round_factor", "round_slope"
+DRAFTS_FACTOR, DRAFTS_SLOPE = "drafts_factor", "drafts_slope"
+PROMPT_FACTOR, FRONT_END = "prompt_factor", "front_end_ns"
 PARAMETERS: dict[str, str] = {
-    DEVICE: "factor on the time of all kernels",
-    HOST_BASE: "the host's time per step, without its rows",
-    HOST_ROW: "the host's time per step and row",
-    "graph_gap_ns": "fixed time of a captured pass: one per plain round, verify and catch-up per speculative round",
-    "row_gap_ns": "what the device waits for the host per step and row",
-    "collective_gap_ns": "what a collective waits for the slowest device, per doubling of their number",
-    "draft_step_ns": "fixed time of a draft step",
-    "eagle3_step_ns": "more of that for an EAGLE-3 head; fitted where there are points of other heads, too",
-    "tree_ns": "fixed time of a round that drafts a tree",
+    ROUND_FACTOR: "factor on whole rounds, of the device and of the host, at `clients` requests",
+    ROUND_SLOPE: "power of requests / `clients` by which that factor changes",
+    DRAFTS_FACTOR: "further factor on rounds with drafts",
+    DRAFTS_SLOPE: "further power of requests / `clients` of rounds with drafts",
+    PROMPT_FACTOR: "factor on passes over prompts",
+    FRONT_END: "time of a request before it reaches the scheduler",
 }
-"""The parameters that a profile may have. Times in nanoseconds."""
+"""The parameters that a profile may have. A factor that is absent is 1, and another parameter that is absent is 0."""
+SLOPES = (ROUND_SLOPE, DRAFTS_SLOPE)
 
 
 @dataclass(frozen=True, slots=True)
 class FittedParameter:
-    """A fitted number, its interval (90 %), and the share of its uncertainty that the measurements took away."""
+    """A fitted number and its interval (90 %)."""
 
     value: float
     low: float
     high: float
-    told: float
+
+
+class MeasuredClients(NamedTuple):
+    """The fewest, the usual and the most requests at a time of the points: beyond the ends a factor does not change."""
+
+    least: float
+    usual: float
+    most: float
 
 
 @dataclass(frozen=True, slots=True)
 class FittedParameters:
-    """Numbers of the timing that were fitted around a server profile. Parameters that are not in `values` stay as in
-    the server profile.
+    """Numbers of the timing that were fitted around a server profile.
 
     `kernels`: what priced the target's passes (see `RoundCost.kernels`); `error`, `left_out_error`: mean absolute
-    relative errors of the points fitted, and of points that were left out of the fit.
+    relative errors of decoding of the points fitted, and of points that were left out of the fit;
+    `left_out_ttft_error`: of times to the first token, None if none was measured.
     """
 
     server: str
     kernels: str
     values: Mapping[str, FittedParameter]
+    clients: MeasuredClients
     points: int
     error: float
     left_out_error: float
+    left_out_ttft_error: float | None = None
 
-    @property
-    def device_scale(self) -> float:
-        return self.values[DEVICE].value if DEVICE in self.values else 1.0
+    def value(self, name: str) -> float:
+        """Return a parameter, or what it is if it was not fitted."""
+        if name in self.values:
+            return self.values[name].value
+        return 1.0 if name in (ROUND_FACTOR, DRAFTS_FACTOR, PROMPT_FACTOR) else 0.0
+
+    def round_factor(self, rows: float, *, has_drafts: bool) -> float:
+        """Return the factor on rounds of `rows` requests."""
+        power = math.log(min(max(rows, self.clients.least), self.clients.most) / self.clients.usual)
+        factor, slope = self.value(ROUND_FACTOR), self.value(ROUND_SLOPE)
+        if has_drafts:
+            factor, slope = factor * self.value(DRAFTS_FACTOR), slope + self.value(DRAFTS_SLOPE)
+        return factor * math.exp(slope * power)
 
     def host(self, host: HostCost) -> HostCost:
-        """Return `host` with the fitted times, divided among plan, launch and commit as they were."""
-        if HOST_BASE in self.values:
-            host = with_host_total(host, "base", self.values[HOST_BASE].value)
-        if HOST_ROW in self.values:
-            host = with_host_total(host, "row", self.values[HOST_ROW].value)
-        return host
+        """Return `host` at the pace of the machine that was measured."""
+        return host.at_pace(self.value(ROUND_FACTOR))
 
-    def launch(self, launch: LaunchCost) -> LaunchCost:
-        """Return `launch` with the fitted times."""
-        fitted: dict[str, Any] = {name: self.values[name].value for name in LAUNCH_TIMES if name in self.values}
-        return replace(launch, **fitted)
-
-
-_HOST_PARTS = ("plan", "launch", "sampling", "commit")
-
-
-def host_total_ns(host: HostCost, share: str) -> int:
-    """Return the host's time per step: its `share` "base", or "row"."""
-    return sum(getattr(host, f"{part}_{share}_ns") for part in _HOST_PARTS)
-
-
-def with_host_total(host: HostCost, share: str, total_ns: float) -> HostCost:
-    """Return `host` with another `host_total_ns`, divided among its parts as before; among equal parts if it was 0."""
-    before = host_total_ns(host, share)
-    names = [f"{part}_{share}_ns" for part in _HOST_PARTS]
-    shares = [getattr(host, name) / before if before else 1 / len(names) for name in names]
-    parts: dict[str, Any] = {name: round(total_ns * part) for name, part in zip(names, shares, strict=True)}
-    return replace(host, **parts)
+    def front_end(self, front_end: FrontEnd) -> FrontEnd:
+        """Return `front_end` with the fitted time of a request."""
+        return replace(front_end, request_ns=front_end.request_ns + round(self.value(FRONT_END)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +156,7 @@ class Calibration:
         """Return rows (name, value, unit, source) for `--explain`."""
         rows: list[tuple[str, float, str, str]] = []
         for name, item in (self.parameters.values if self.parameters is not None else {}).items():
-            scale, unit = (1.0, "") if name == DEVICE else (1e-3, "us")
+            scale, unit = (1e-3, "us") if name == FRONT_END else (1.0, "")
             interval = f"{item.low * scale:.4g} … {item.high * scale:.4g}"
             rows.append(
                 (f"calibrated {name.removesuffix('_ns')}", item.value * scale, unit, f"{self.source}: {interval}")
@@ -177,7 +175,7 @@ class _Reader:
     """Reads the object of a profile and notes every problem."""
 
     KEYS = ("format", "version", *Calibration.__slots__)
-    BASE_KEYS = ("server", "kernels", "points", "error", "left_out_error")
+    BASE_KEYS = ("server", "kernels", "points", "error", "left_out_error", "left_out_ttft_error")
 
     def __init__(self, file: str, data: Mapping[str, Any]) -> None:
         self.file, self.data = file, data
@@ -185,10 +183,14 @@ class _Reader:
 
     def calibration(self) -> Calibration:
         data = self.data
-        if data.get("format") != FORMAT or data.get("version") != VERSION:
-            found = f"{data.get('format')!r}, version {data.get('version')!r}"
+        version = data.get("version")
+        if data.get("format") != FORMAT or type(version) is not int or version not in READ:
+            found = f"{data.get('format')!r}, version {version!r}"
             message = f"expected {FORMAT!r}, version {VERSION}, found {found}; `foredraft calibrate` writes such files"
             raise ConfigError.of(self.file, "format", message)
+        if version != VERSION and data.get("parameters") is not None:
+            message = f"{version} has waits, in whose place factors on rounds are fitted: run `foredraft calibrate --from` again"
+            raise ConfigError.of(self.file, "version", message)
         self._known("", data, self.KEYS)
         texts = {key: self._text(key, data) for key in ("name", "source", "gpu", "model")}
         tp = data.get("tp")
@@ -215,19 +217,49 @@ class _Reader:
         if not isinstance(data, dict):
             self._problem("parameters", f"expected an object, found {_short(data)}")
             return None
-        self._known("parameters.", data, (*self.BASE_KEYS, *PARAMETERS))
+        self._known("parameters.", data, (*self.BASE_KEYS, "clients", *PARAMETERS))
         server, kernels = (self._text(key, data, "parameters.") for key in ("server", "kernels"))
-        errors = [self._number(f"parameters.{key}", data.get(key)) for key in ("points", "error", "left_out_error")]
+        points, error, left_out = (
+            self._number(f"parameters.{key}", data.get(key)) for key in ("points", "error", "left_out_error")
+        )
+        first = data.get("left_out_ttft_error")
+        if first is not None:
+            first = self._number("parameters.left_out_ttft_error", first)
         values = {}
         for name in PARAMETERS:
             if name in data:
                 item = data[name] if isinstance(data[name], dict) else {}
-                self._known(f"parameters.{name}.", item, FittedParameter.__slots__)
-                numbers = [self._number(f"parameters.{name}.{key}", item.get(key)) for key in FittedParameter.__slots__]
-                values[name] = FittedParameter(*numbers)
-        if DEVICE in values and not 0.01 <= values[DEVICE].value <= 100:
-            self._problem(f"parameters.{DEVICE}.value", f"expected 0.01 … 100, found {values[DEVICE].value:g}")
-        return FittedParameters(server, kernels, values, int(errors[0]), *errors[1:])
+                prefix = f"parameters.{name}."
+                self._known(prefix, item, FittedParameter.__slots__)
+                least = -math.inf if name in SLOPES else 0.0
+                values[name] = FittedParameter(
+                    *(self._number(f"{prefix}{key}", item.get(key), least) for key in FittedParameter.__slots__)
+                )
+                self._plausible(name, values[name].value)
+        return FittedParameters(server, kernels, values, self._clients(data), int(points), error, left_out, first)
+
+    def _clients(self, data: Mapping[str, Any]) -> MeasuredClients:
+        """Return the requests at a time of the points."""
+        given, prefix = data.get("clients"), "parameters.clients."
+        if not isinstance(given, dict):
+            self._problem("parameters.clients", f"expected an object, found {_short(given)}")
+            return MeasuredClients(1.0, 1.0, 1.0)
+        self._known(prefix, given, MeasuredClients._fields)
+        found = MeasuredClients(*(self._number(f"{prefix}{key}", given.get(key)) for key in MeasuredClients._fields))
+        if not 0 < found.least <= found.usual <= found.most:
+            self._problem("parameters.clients", f"expected 0 < least ≤ usual ≤ most, found {_short(given)}")
+        return found
+
+    def _plausible(self, name: str, value: float) -> None:
+        """Note a parameter that no deployment can have."""
+        if name in SLOPES:
+            low, high = -2.0, 2.0
+        elif name == FRONT_END:
+            low, high = 0.0, 1e12
+        else:
+            low, high = 0.01, 100.0
+        if not low <= value <= high:
+            self._problem(f"parameters.{name}.value", f"expected {low:g} … {high:g}, found {value:g}")
 
     def _known(self, prefix: str, data: Mapping[str, Any], known: Any) -> None:
         for key in data:
@@ -241,9 +273,9 @@ class _Reader:
             return ""
         return value
 
-    def _number(self, key: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            self._problem(key, f"expected a number ≥ 0, found {_short(value)}")
+    def _number(self, key: str, value: Any, least: float = 0.0) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
+            self._problem(key, f"expected a number{' ≥ 0' if least == 0 else ''}, found {_short(value)}")
             return 0.0
         return float(value)
 
@@ -259,7 +291,8 @@ def profile_document(calibration: Calibration) -> dict[str, Any]:
     fitted = calibration.parameters
     if fitted is not None:
         items = {n: {k: getattr(item, k) for k in FittedParameter.__slots__} for n, item in fitted.values.items()}
-        document["parameters"] = {key: getattr(fitted, key) for key in _Reader.BASE_KEYS} | items
+        base = {key: getattr(fitted, key) for key in _Reader.BASE_KEYS}
+        document["parameters"] = base | {"clients": fitted.clients._asdict()} | items
     if calibration.steps is not None:
         document["steps"] = calibration.steps.to_json()
     return document

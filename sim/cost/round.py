@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ...core.contract.step import PLAIN_ROUND, RoundShape
 from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import GRAPH_SIZES
-from .calibration import Calibration
+from .calibration import PROMPT_FACTOR, Calibration, FittedParameters
 from .draft import STANDALONE, DraftShape
 from .efficiency import Efficiency, default_efficiency
 from .hardware import GPU, Parallelism
@@ -123,8 +123,7 @@ class RoundCost:
         self._lm_heads: dict[int, float] = {}
         self._riders: dict[tuple[int, RoundShape], _Rider] = {}
         self._first_samplings: dict[int, Pass] = {}
-        fitted = None if calibration is None else calibration.parameters
-        self._device_scale = 1.0 if fitted is None else fitted.device_scale
+        self._fitted: FittedParameters | None = None if calibration is None else calibration.parameters
 
     # The hot path: one dictionary look-up and a few integer operations.
     @overload
@@ -209,7 +208,9 @@ class RoundCost:
         if key not in self._curves:
             check_round(self.draft, *key)
             passes = self._decode_passes(*key) if batch_size else []
-            self._curves[key] = self._curve_of(passes)
+            fitted = self._fitted
+            factor = 1.0 if fitted is None else fitted.round_factor(batch_size, has_drafts=shape.steps > 0)
+            self._curves[key] = self._curve_of(passes, factor)
         return self._curves[key]
 
     def _decode_passes(self, batch_size: int, shape: RoundShape) -> list[Pass]:
@@ -238,14 +239,23 @@ class RoundCost:
             parts["comm"] = Line(self._target.comm_ns(tokens.num_tokens))
         return Pass(parts, self._pass_launch.floor_ns(self._target, tokens), window_cap_tokens=cap)
 
-    def _curve_of(self, passes: Sequence[Pass]) -> PassCurve:
-        """Return the curve of `passes`, with kernels scaled by the profile's factor; the launch has its own fit.
-        Published points give a factor on all of it."""
-        if self._device_scale != 1.0:
-            passes = [item.scaled(self._device_scale, without=LAUNCH) for item in passes]
+    def _curve_of(self, passes: Sequence[Pass], factor: float = 1.0) -> PassCurve:
+        """Return the curve of `passes` times a fitted factor. Published points give a factor, too."""
         if self.published is not None:
-            passes = [item.times(self.published.factor) for item in passes]
-        return PassCurve(passes)
+            factor *= self.published.factor
+        return PassCurve(passes if factor == 1.0 else [item.times(factor) for item in passes])
+
+    def _step_factor(self, passes: Sequence[Pass], rows: int, shape: RoundShape) -> float:
+        """Return the fitted factor on a step with prompts and a decode round of `rows` requests: the round has its own,
+        and what the step takes longer has that of prompts."""
+        if self._fitted is None:
+            return 1.0
+        prompts = self._fitted.value(PROMPT_FACTOR)
+        if not rows:
+            return prompts
+        decode = PassCurve(self._decode_passes(rows, shape))(0)
+        share = min(1.0, decode / max(PassCurve(passes)(0), 1))
+        return share * self._fitted.round_factor(rows, has_drafts=shape.steps > 0) + (1 - share) * prompts
 
     def is_captured(self, batch_size: int, nodes: int) -> bool:
         """Return whether a verify pass of so many rows and tokens per row runs as a captured graph, if it comes
@@ -323,7 +333,7 @@ class RoundCost:
         passes = [*rider.drafting, verify, *self._host_pass(verify, shape.steps), *rider.after_verify, first_tokens]
         if self._draft is not None:
             passes.append(self._draft.prefill(chunks, batch_size, rider.caught_up_tokens, rider.catch_up_attention))
-        return self._curve_of(passes)
+        return self._curve_of(passes, self._step_factor(passes, batch_size, shape))
 
     def _mixed_target_pass(
         self, chunks: Sequence[tuple[int, int]], new_tokens: int, batch_size: int, nodes: int, line: Line

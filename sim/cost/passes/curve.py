@@ -75,18 +75,11 @@ class Pass:
 
     def times(self, factor: float) -> Pass:
         """Return this pass with its whole time times `factor`, the floor included."""
-        return replace(self.scaled(factor, without=""), floor_ns=factor * self.floor_ns)
-
-    def scaled(self, factor: float, without: str) -> Pass:
-        """Return this pass with the time of its parts times `factor`, except for the part called
-        `without` and the floor."""
         parts = {
-            name: line
-            if name == without
-            else Line(factor * line.base_ns, factor * line.slope_ns, factor * line.window_slope_ns)
+            name: Line(factor * line.base_ns, factor * line.slope_ns, factor * line.window_slope_ns)
             for name, line in self.parts.items()
         }
-        return replace(self, parts=parts)
+        return replace(self, parts=parts, floor_ns=factor * self.floor_ns)
 
 
 def _fixed(value_ns: float) -> int:

@@ -45,7 +45,7 @@ def test_a_profile_is_fitted_printed_written_and_taken(command, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (table(RUNS[:2]), "2 points for 5 parameters: at least 1 more needed"),
+        (table(RUNS[:2]), "2 points: at least 1 more needed"),
         (table([RUNS[0] | {"mean_tpot_ms": "nan"}]), "line 2: mean_tpot_ms: expected a finite number"),
         ("", "is empty"),
     ],

@@ -1,7 +1,6 @@
 """Profiles: the file is read as it was written, every problem of it is told, and its parameters do what they say."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from foredraft.core.contract.step import PLAIN_ROUND, RoundShape
@@ -14,14 +13,13 @@ from foredraft.sim.cost.calibration import (
     Calibration,
     FittedParameter,
     FittedParameters,
-    host_total_ns,
+    MeasuredClients,
     load_calibration,
     profile_document,
-    with_host_total,
 )
 from foredraft.sim.cost.draft import eagle3_head
 from foredraft.sim.cost.hardware import lookup_gpu
-from foredraft.sim.cost.host import HOST_PRESETS, LaunchCost
+from foredraft.sim.cost.host import LaunchCost
 from foredraft.sim.cost.passes.decode_work import DecodeWork
 from foredraft.sim.cost.round import RoundCost
 from foredraft.sim.running.run import Simulation
@@ -33,8 +31,8 @@ LLAMA, H100 = lookup_model("llama-3.1-8b"), lookup_gpu("H100")
 
 
 def fitted(server="foredraft", kernels="roofline", **values):
-    items = {name: FittedParameter(value, 0.9 * value, 1.1 * value, 0.8) for name, value in values.items()}
-    return FittedParameters(server, kernels, items, 7, 0.02, 0.03)
+    items = {name: FittedParameter(value, 0.9 * value, 1.1 * value) for name, value in values.items()}
+    return FittedParameters(server, kernels, items, MeasuredClients(1.0, 8.0, 64.0), 7, 0.02, 0.03, 0.2)
 
 
 def calibration(parameters=None, **fields):
@@ -48,7 +46,7 @@ def written(tmp_path, what):
     return file
 
 
-@given(st.lists(st.sampled_from(sorted(PARAMETERS)), unique=True), st.floats(0.01, 100))
+@given(st.lists(st.sampled_from(sorted(PARAMETERS)), unique=True), st.floats(0.01, 2))
 def test_a_profile_is_read_as_it_was_written(tmp_path_factory, names, value):
     whole = calibration(fitted(**dict.fromkeys(names, value)), tp=(1, 2))
     read = load_calibration(written(tmp_path_factory.mktemp("profile"), whole))
@@ -56,7 +54,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path_factory, names, value):
     assert read.parameters == whole.parameters and read.tp == (1, 2)
 
 
-DOCUMENT = profile_document(calibration(fitted(device_scale=1.1, host_base_ns=1e5)))
+DOCUMENT = profile_document(calibration(fitted(round_factor=1.1, round_slope=-0.1, front_end_ns=1e5)))
 
 
 def changed(key, value):
@@ -72,7 +70,9 @@ def changed(key, value):
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
-        ("version", 2, "format"),
+        ("version", 3, "format"),
+        ("version", True, "format"),
+        ("version", 1, "version"),
         ("format", "other", "format"),
         ("name", 4, "name"),
         ("gpu", "", "gpu"),
@@ -81,11 +81,15 @@ def changed(key, value):
         ("tabels", {}, "tabels"),
         ("parameters", [], "parameters"),
         ("parameters.server", None, "parameters.server"),
-        ("parameters.device_scale", 1.0, "parameters.device_scale.value"),
-        ("parameters.device_scale.value", 1000.0, "parameters.device_scale.value"),
-        ("parameters.host_base_ns.low", -1, "parameters.host_base_ns.low"),
-        ("parameters.host_base_ns.high", True, "parameters.host_base_ns.high"),
-        ("parameters.host_bass_ns", {}, "parameters.host_bass_ns"),
+        ("parameters.round_factor", 1.0, "parameters.round_factor.value"),
+        ("parameters.round_factor.value", 1000.0, "parameters.round_factor.value"),
+        ("parameters.round_slope.value", -3.0, "parameters.round_slope.value"),
+        ("parameters.clients", 8, "parameters.clients"),
+        ("parameters.clients.least", 9.0, "parameters.clients"),
+        ("parameters.left_out_ttft_error", "none", "parameters.left_out_ttft_error"),
+        ("parameters.front_end_ns.low", -1, "parameters.front_end_ns.low"),
+        ("parameters.front_end_ns.high", True, "parameters.front_end_ns.high"),
+        ("parameters.host_base_ns", {}, "parameters.host_base_ns"),
     ],
 )
 def test_every_problem_of_a_profile_names_its_key(tmp_path, key, value, problem):
@@ -94,6 +98,17 @@ def test_every_problem_of_a_profile_names_its_key(tmp_path, key, value, problem)
         load_calibration(file)
     assert caught.value.source == str(file)
     assert problem in [item.key for item in caught.value.problems]
+
+
+def test_waits_of_a_former_profile_are_refused_in_one_line(tmp_path):
+    document = DOCUMENT | {
+        "version": 1,
+        "parameters": {"device_scale": {"value": 1.1, "low": 1, "high": 2, "told": 0.5}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        load_calibration(written(tmp_path, document))
+    assert [item.key for item in caught.value.problems] == ["version"]
+    assert "run `foredraft calibrate --from` again" in str(caught.value)
 
 
 def test_all_problems_are_told_at_once(tmp_path):
@@ -117,54 +132,45 @@ def test_files_that_are_no_profile(tmp_path, text):
 # -- what parameters do ------------------------------------------------------------------------------------------------
 
 
-def cost(parameters=None, steps=3, launch=None):
-    launch = launch or LaunchCost("mine", 100_000.0, 5_000.0, 0.0, "test", 50_000.0, 70_000.0)
+def cost(parameters=None):
+    launch = LaunchCost("mine", 100_000.0, 5_000.0, 0.0, "test", 50_000.0, 70_000.0)
     whole = None if parameters is None else calibration(parameters)
-    launch = launch if parameters is None else parameters.launch(launch)
     return RoundCost(LLAMA, H100, draft=eagle3_head(LLAMA), launch=launch, calibration=whole)
 
 
 @pytest.mark.parametrize(("rows", "shape"), [(1, (0, 1, 1)), (8, (3, 1, 4)), (8, (3, 4, 16)), (600, (3, 1, 4))])
-def test_the_device_factor_scales_kernels_and_not_the_launch(rows, shape):
+def test_factors_scale_whole_rounds(rows, shape):
     work = DecodeWork(rows, RoundShape(*shape), 5_000)
-    kernels = cost(fitted(graph_gap_ns=0.0, draft_step_ns=0.0, tree_ns=0.0)).decode_ns(*work)
-    launches = cost().decode_ns(*work) - kernels
-    slow = cost(fitted(device_scale=1.25)).decode_ns(*work)
-    if rows < 512:  # beyond the largest graph passes are at least as long as their dispatch
-        assert slow == pytest.approx(1.25 * kernels + launches, abs=5)
-    assert cost(fitted(device_scale=1.0)).decode_ns(*work) == cost().decode_ns(*work)
-    chunks = [(512, 0), (100, 300)]
-    free = fitted(graph_gap_ns=0.0, draft_step_ns=0.0, tree_ns=0.0)
-    ratio = cost(replace(free, values=free.values | fitted(device_scale=1.25).values)).step_ns(chunks) / cost(
-        free
-    ).step_ns(chunks)
-    assert ratio == pytest.approx(1.25, rel=1e-3)
+    before = cost().decode_ns(*work)
+    assert cost(fitted(round_factor=1.0)).decode_ns(*work) == before
+    assert cost(fitted(round_factor=1.25)).decode_ns(*work) == pytest.approx(1.25 * before, rel=1e-6)
+    # With the number of requests, up to the most that were measured.
+    sloped = cost(fitted(round_slope=0.1)).decode_ns(*work)
+    assert sloped == pytest.approx(before * (min(rows, 64) / 8) ** 0.1, rel=1e-6)
+    drafts = cost(fitted(round_factor=1.25, drafts_factor=1.2)).decode_ns(*work)
+    assert drafts == pytest.approx((1.25 * 1.2 if shape[0] else 1.25) * before, rel=1e-6)
 
 
-def test_launch_parameters_are_added_where_they_say():
-    times = {"graph_gap_ns": 150_000.0, "row_gap_ns": 7_000.0, "draft_step_ns": 80_000.0, "tree_ns": 100_000.0}
-    before, after = cost(), cost(fitted(**times))
-    differences = {
-        (rows, shape): after.decode_ns(rows, shape, 100) - before.decode_ns(rows, shape, 100)
-        for rows, shape in ((1, PLAIN_ROUND), (2, PLAIN_ROUND), (1, RoundShape.chain(3)), (1, RoundShape(3, 4, 16)))
-    }
-    # A plain round is one captured pass, a speculative one two, of which the target's alone waits for every row.
-    chain = 2 * 50_000 + 7_000 + 3 * 30_000
-    assert list(differences.values()) == [50_000 + 7_000, 50_000 + 2 * 7_000, chain, chain + 30_000]
+def test_prompts_have_their_own_factor_and_a_round_beside_them_its_own():
+    chunks, work = [(512, 0), (100, 300)], DecodeWork(8, PLAIN_ROUND, 5_000)
+    before, beside = cost().step_ns(chunks), cost().step_ns(chunks, work)
+    slow = cost(fitted(prompt_factor=1.5, round_factor=2.0))
+    assert slow.step_ns(chunks) == pytest.approx(1.5 * before, rel=1e-6)
+    added = beside - cost().decode_ns(8, PLAIN_ROUND, 0)
+    wanted = 1.5 * added + 2.0 * (beside - added)
+    assert slow.step_ns(chunks, work) == pytest.approx(wanted, rel=0.02)
 
 
-@pytest.mark.parametrize("host", HOST_PRESETS.values(), ids=HOST_PRESETS)
-@given(base=st.integers(0, 5_000_000), row=st.integers(0, 100_000))
-def test_host_times_keep_their_division(host, base, row):
-    found = fitted(host_base_ns=float(base), host_row_ns=float(row)).host(host)
-    assert host_total_ns(found, "base") == pytest.approx(base, abs=2)
-    assert host_total_ns(found, "row") == pytest.approx(row, abs=2)
-    assert with_host_total(host, "base", host_total_ns(host, "base")) == host
+def test_the_host_has_the_pace_of_its_rounds_and_the_front_end_its_time():
+    scenario = scenario_from_dict({"front_end": {"request_us": 500}}, "test")
+    before, after = assemble(scenario), assemble(scenario, calibration(fitted(round_factor=2.0, front_end_ns=3e6)))
+    assert after.host.round_ns(4, 8) == pytest.approx(2 * before.host.round_ns(4, 8), abs=10)
+    assert after.deployment.front_end.request_ns == 3_500_000
 
 
 def test_a_profile_changes_a_run_and_its_report_says_so(tmp_path):
     scenario = {"workload": {"concurrency": 2, "num_requests": 4, "prompt": {"value": 64}, "output": {"value": 32}}}
-    whole = calibration(fitted(device_scale=2.0, host_base_ns=0.0, host_row_ns=0.0))
+    whole = calibration(fitted(round_factor=2.0, prompt_factor=2.0))
     file = written(tmp_path, whole)
     plain = Simulation(scenario_from_dict(scenario, "test")).run()
     with_file = Simulation(scenario_from_dict(scenario | {"hardware": {"profile": str(file)}}, "test")).run()
@@ -172,7 +178,7 @@ def test_a_profile_changes_a_run_and_its_report_says_so(tmp_path):
     assert with_file.duration_ns == given.duration_ns > 1.8 * plain.duration_ns
     assert "calibrated from 7 points (my bench)" in timing_line(with_file.assembly)
     assert "2.0% on average, points left out within 3.0%" in timing_line(with_file.assembly)
-    assert any(name == "calibrated device_scale" for name, *_ in derived_rows(with_file.assembly))
+    assert any(name == "calibrated round_factor" for name, *_ in derived_rows(with_file.assembly))
     assert "calibrated" not in timing_line(plain.assembly)
 
 

@@ -10,7 +10,7 @@ import pytest
 from foredraft.core.contract.step import PLAIN_ROUND, RoundShape
 from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import lookup_model
-from foredraft.sim.cost.calibration import DEVICE, Calibration, FittedParameter, FittedParameters
+from foredraft.sim.cost.calibration import Calibration, FittedParameter, FittedParameters, MeasuredClients
 from foredraft.sim.cost.draft import eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from foredraft.sim.cost.hardware import lookup_gpu
 from foredraft.sim.cost.host import FULL_GRAPH, PIECEWISE, UnknownPreset, launch_preset
@@ -33,7 +33,15 @@ CALIBRATION = Calibration(
     "my bench",
     "H100",
     "llama-3.1-8b",
-    parameters=FittedParameters("foredraft", "roofline", {DEVICE: FittedParameter(1.1, 1.0, 1.2, 0.9)}, 3, 0.01, 0.02),
+    parameters=FittedParameters(
+        "foredraft",
+        "roofline",
+        {"round_factor": FittedParameter(1.1, 1.0, 1.2)},
+        MeasuredClients(1.0, 8.0, 64.0),
+        3,
+        0.01,
+        0.02,
+    ),
 )
 COSTS = {
     "plain": RoundCost(LLAMA, H100),

@@ -58,6 +58,12 @@ def test_a_run_takes_its_times_from_the_profile(settings, policy, cuda_graphs):
     assert bottleneck(simulation.assembly, summary) in ("host", "prefill", "compute", "weights' bandwidth", "KV memory")
 
 
+def test_steps_of_a_former_profile_are_read(settings, tmp_path):
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 1}))
+    assert assemble(load_scenario(None, settings)[0]).deployment.calibration.steps is not None
+
+
 def test_measured_steps_are_those_of_one_kind_of_engine(settings):
     pools = ["disaggregation.prefill=1", "disaggregation.decode=1", "engine.page_size=16"]
     assert assemble(load_scenario(None, [*settings, *pools])[0]).prefill is None

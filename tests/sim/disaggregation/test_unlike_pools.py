@@ -15,7 +15,7 @@ from foredraft.sim.assembly import assemble
 from foredraft.sim.assembly.confidence import factors, rests_on
 from foredraft.sim.assembly.explaining import derived_rows, timing_line
 from foredraft.sim.assembly.pools import Pool, gpus_by_name, pools_of, pools_on
-from foredraft.sim.cost.calibration import Calibration, FittedParameters
+from foredraft.sim.cost.calibration import Calibration, FittedParameters, MeasuredClients
 from foredraft.sim.cost.memory import InsufficientMemory
 from foredraft.sim.disaggregation.network import Network
 from foredraft.sim.effects.notices import notices_of
@@ -161,7 +161,7 @@ def test_errors_of_the_first_token_are_those_of_the_prefill_gpu():
 
 
 def test_a_fitted_profile_must_be_of_the_gpu_of_both_pools():
-    fitted = FittedParameters("foredraft", "roofline", {}, 7, 0.0, 0.0)
+    fitted = FittedParameters("foredraft", "roofline", {}, MeasuredClients(1.0, 1.0, 1.0), 7, 0.0, 0.0)
     profile = Calibration("made", "a test", "H100", "llama-3.1-8b", (1,), fitted)
     found = assemble(scenario_of({"prefill": {"tensor_parallel": 2}}), profile)
     told = [notice for notice in notices_of(found, {}) if "hardware.profile" in notice]
