@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.errors import count_of
+from .rates import rate_of
 
 WIDTH = 80
 SPARK_WIDTH = 44
@@ -52,6 +53,8 @@ def report_tables(summary: Mapping[str, Any], title: str | None = None, *, width
     timeline = {key.removeprefix("timeline_"): summary[key] for key in summary if key.startswith("timeline_")}
     if timeline.get("running"):
         tables.append(_timeline(timeline, summary["duration"], width))
+    if "steady_from" in summary:
+        tables.append(Text(about_steady(summary)))
     if "intervals_rest_on" in summary:
         tables.append(Text(_intervals(summary)))
     if summary.get("notices"):
@@ -81,11 +84,21 @@ def _intervals(summary: Mapping[str, Any]) -> str:
     parts = [
         text.format(" to ".join(map(format_number, ends)))
         for name, text in words.items()
-        if (ends := summary.get(f"{name}_interval")) is not None
+        if (ends := rate_of(summary, f"{name}_interval")) is not None
     ]
     if not parts:
         return intervals_rest_on(summary["intervals_rest_on"], are_known=False)
     return f"80 % intervals: {', '.join(parts)}; they rest on {summary['intervals_rest_on']}."
+
+
+def about_steady(summary: Mapping[str, Any]) -> str:
+    """Say which part of a run its rates and means are of."""
+    begin, end = (format_number(summary[f"steady_{side}"]) for side in ("from", "until"))
+    whole = format_number(summary["output_throughput"])
+    return (
+        f"Rates, queue, running and KV in the mean: of the time from {begin} to {end} s, without the ramp and what came after "
+        f"the last arrival ({whole} output tokens/s over the whole run). Latencies: of all requests."
+    )
 
 
 def format_number(value: Any, unit: str = "") -> str:
@@ -147,11 +160,11 @@ def _heading(summary: Mapping[str, Any], title: str | None) -> Text:
 
 def _throughput(summary: Mapping[str, Any]) -> list[Row]:
     rows = [
-        ("requests", format_number(summary["request_throughput"], "/s")),
-        ("output tokens", format_number(summary["output_throughput"], "/s")),
-        ("all tokens", format_number(summary["total_token_throughput"], "/s")),
-        ("concurrency, mean", format_number(summary["mean_concurrency"])),
-        ("queue, mean / max", _pair(summary["mean_queue_length"], summary["max_queue_length"])),
+        ("requests", format_number(rate_of(summary, "request_throughput"), "/s")),
+        ("output tokens", format_number(rate_of(summary, "output_throughput"), "/s")),
+        ("all tokens", format_number(rate_of(summary, "total_token_throughput"), "/s")),
+        ("concurrency, mean", format_number(rate_of(summary, "mean_concurrency"))),
+        ("queue, mean / max", _pair(rate_of(summary, "mean_queue_length"), summary["max_queue_length"])),
     ]
     if summary["request_goodput"] is not None:
         rows.insert(1, ("good requests", format_number(summary["request_goodput"], "/s")))
@@ -203,12 +216,12 @@ def _speculation(summary: Mapping[str, Any]) -> list[Row]:
 
 
 def _resources(summary: Mapping[str, Any]) -> list[Row]:
-    occupancy = (format_share(summary["kv_occupancy_mean"]), format_share(summary["kv_occupancy_max"]))
+    occupancy = (format_share(rate_of(summary, "kv_occupancy_mean")), format_share(summary["kv_occupancy_max"]))
     return [
         ("KV slots", format_number(summary["kv_capacity_slots"])),
         ("KV used, mean / max", " / ".join(occupancy)),
         ("prefix cache hits", _cache_hits(summary)),
-        ("running, mean / max", _pair(summary["mean_running"], summary["max_running"])),
+        ("running, mean / max", _pair(rate_of(summary, "mean_running"), summary["max_running"])),
         ("saturation", format_share(summary.get("saturation"))),
         ("device busy", format_share(summary["device_busy_share"])),
         ("replicas", format_number(summary["replicas"])),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..observe.rates import rate_of
 from .trial import RunOutcome
 from .workers import Job, JobWorkers
 
@@ -40,7 +41,7 @@ class Sweep:
             yield job, trial
 
     def values(self, point: int, key: str) -> list[float]:
-        """Return the number `key` from the summaries of a combination's runs; runs without it are left out."""
+        """Return the number `key` (`rate_of`) from the summaries of a combination's runs; runs without it are left out."""
         trials = (self.trials.get((point, seed)) for seed in self.seeds)
-        found = (trial.summary.get(key) for trial in trials if trial is not None)
+        found = (rate_of(trial.summary, key) for trial in trials if trial is not None)
         return [value for value in found if value is not None]

@@ -18,7 +18,8 @@ from .workload.trace_layout import TraceOptions
 from .workload.traces import TraceSource
 from .workload.workload import SyntheticWorkload
 
-DEFAULT_SYNTHETIC_REQUESTS = 1000
+SHOWN_REQUESTS = 1000  # after the ramp: ten of them are beyond the p99 that a run prints
+RAMP_LIVES = 3  # lives of a request, after which the clients of a closed loop no longer move in step
 LARGE_DEVIATION = 0.05  # of an achieved mean length from the one asked for, in shares of it
 
 
@@ -54,7 +55,7 @@ def make_workload(scenario: Scenario, context_len: int) -> TraceSource | Synthet
         prefixes = SharedPrefixes(table.prefixes.groups, FixedLength(table.prefixes.length), table.prefixes.zipf)
     num_requests = table.num_requests
     if num_requests is None and (table.stop_s is None or arrivals is None):
-        num_requests = DEFAULT_SYNTHETIC_REQUESTS
+        num_requests = SHOWN_REQUESTS + RAMP_LIVES * (table.concurrency or 0)
     output_len = _lengths(table.output, "workload.output", context_len)
     room = max(1, round(output_len.moments[0]))
     return SyntheticWorkload(

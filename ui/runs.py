@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from ..observe.measuring.metrics import RunMetrics
+from ..observe.rates import rate_of
 from ..planning.candidates.rounds import without_speculation
 from ..planning.grid import NO_SPECULATION
 from ..sim.running.report import RunProgress
@@ -19,7 +20,7 @@ STATISTICS = ("mean", "median", "p90", "p95", "p99")
 NUMBERS = (
     "completed", "refused", "retractions", "duration", "request_throughput", "output_throughput", "accept_length", "mean_running",
     "max_running", "mean_queue_length", "kv_occupancy_mean", "kv_occupancy_max", "slo_attainment", "saturation", "overloaded", "overload",
-    "mean_input_tokens", "mean_output_tokens", "replicas", "notices", "intervals_rest_on",
+    "mean_input_tokens", "mean_output_tokens", "replicas", "notices", "intervals_rest_on", "steady_from", "steady_until",
 )  # fmt: skip
 INTERVALS = ("mean_ttft_ms_interval", "mean_tpot_ms_interval", "mean_e2el_ms_interval", "output_throughput_interval")
 TIMELINE = ("bucket_s", "running", "waiting", "kv_occupancy", "steps")
@@ -55,7 +56,7 @@ def _run(
         ).run(on_progress)
         summary = summarize_run(scenario, report, metrics)
     return {
-        **{name: summary.get(name) for name in (*NUMBERS, *INTERVALS)},
+        **{name: rate_of(summary, name) for name in (*NUMBERS, *INTERVALS)},
         **{f"{one}_{key}_ms": summary.get(f"{one}_{key}_ms") for key in LATENCIES for one in STATISTICS},
         "rounds_at_steps": {
             int(key.rpartition("_")[2]): value for key, value in summary.items() if key.startswith("rounds_at_steps_")

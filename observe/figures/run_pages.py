@@ -12,7 +12,8 @@ import plotly.graph_objects as go
 
 from ...core.errors import ForedraftError, count_of
 from ..measuring.summary import SHORT_NAMES
-from ..tables import LATENCIES, format_number, format_share, intervals_rest_on
+from ..rates import rate_of
+from ..tables import LATENCIES, about_steady, format_number, format_share, intervals_rest_on
 from . import run as of_run
 from . import twin as of_twin
 from .devices import gpus_by_name, value_of
@@ -109,12 +110,14 @@ def _run_answer(run: StoredRun) -> Iterator[str]:
     first, then = (format_number(summary[f"p99_{key}_ms"], "ms") for key in ("ttft", "tpot"))
     yield (
         f"{summary['completed']:,} of {count_of(summary['submitted'], 'request')} completed in "
-        f"{format_number(summary['duration'])} simulated seconds: {format_number(summary['output_throughput'])} output "
+        f"{format_number(summary['duration'])} simulated seconds: {format_number(rate_of(summary, 'output_throughput'))} output "
         f"tokens/s. 99 % of them had the first token within {first}, and 99 % then waited at most {then} per token."
     )
     if summary.get("slo_attainment") is not None:
         limits = ", ".join(f"{LATENCIES[key][0]} {limit:g} ms" for key, limit in run.limits_ms.items())
         yield f"{format_share(summary['slo_attainment'])} of the requests kept every limit ({limits})."
+    if "steady_from" in summary:
+        yield about_steady(summary)
     full = summary.get("saturation")
     if summary.get("overloaded"):
         yield f"The service was overloaded: {summary.get('overload') or 'latencies depend on how long the run is'}."
@@ -124,14 +127,14 @@ def _run_answer(run: StoredRun) -> Iterator[str]:
 
 def _run_tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     def number(key: str, unit: str = "") -> str:
-        return format_number(summary[key], unit)
+        return format_number(rate_of(summary, key), unit)
 
     def with_interval(key: str, unit: str = "") -> str:
         ends = summary.get(f"{key}_interval")
         return number(key, unit) + (f" (80 %: {ends_in_words(ends)})" if ends else "")
 
     rate = f"{number('request_throughput')} requests/s"
-    if ends := summary.get("output_throughput_interval"):
+    if ends := rate_of(summary, "output_throughput_interval"):
         rate += f"; 80 %: {ends_in_words(ends)}"
     yield "output tokens/s", number("output_throughput"), rate
     for key in ("ttft", "tpot"):
@@ -144,7 +147,7 @@ def _run_tiles(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         goodput = f"goodput {number('request_goodput')} requests/s"
         yield "within the SLO", format_share(summary["slo_attainment"]), goodput
     yield "batch", number("mean_running"), f"at most {number('max_running')}; waiting {number('max_queue_length')}"
-    mean = f"at most; mean {format_share(summary['kv_occupancy_mean'])}"
+    mean = f"at most; mean {format_share(rate_of(summary, 'kv_occupancy_mean'))}"
     yield "KV in use", format_share(summary["kv_occupancy_max"]), mean
 
 

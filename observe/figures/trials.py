@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 
 from ...core.parsing import ParseError, parse_json
 from ..input_files import read_lines
+from ..rates import rate_of
 from ..tables import LATENCIES
 from .labels import LineEnd, distinct_parts, label_ends, names_in_note
 from .style import COLOURS, FAINT, figure, missing, names_beside, note_of, read_object, short, whiskers
@@ -45,9 +46,9 @@ class SweepPoint:
         return [one.get("seed", place) for place, one in enumerate(self.summaries)]
 
     def values(self, key: str, seeds: Container[Any] | None = None) -> list[float]:
-        """Return a number of the runs that have it; `seeds`: of these seeds alone."""
+        """Return a number of the runs that have it (`rate_of`); `seeds`: of these seeds alone."""
         shown = zip(self.seeds, self.summaries, strict=True)
-        found = (one.get(key) for seed, one in shown if seeds is None or seed in seeds)
+        found = (rate_of(one, key) for seed, one in shown if seeds is None or seed in seeds)
         return [float(value) for value in found if value is not None]
 
     @property

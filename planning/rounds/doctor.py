@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from ...core.errors import ForedraftError
 from ...observe.output_files import Document
+from ...observe.rates import rate_of
 from ...sim.assembly import Assembly, assemble
 from ...sim.assembly.confidence import rests_on
 from ...sim.assembly.explaining import timing_line
@@ -150,7 +151,7 @@ def diagnose(
         runs = {"as it is": mine, "without speculation": other}
         overloaded = {name: run["overload"] for name, run in runs.items() if run["overloaded"]}
         prompt, output = mine["mean_input_tokens"], mine["mean_output_tokens"]
-        rows = max(1, round(mine["mean_running"] / mine["replicas"]))
+        rows = max(1, round((rate_of(mine, "mean_running") or 0.0) / mine["replicas"]))
     show("pricing rounds by batch and context")
     model = model.with_prompts(output)
     context = round(prompt + output / 2)
@@ -267,7 +268,7 @@ def _expectation(model: RoundModel) -> str:
 def _load(with_it: Mapping[str, Any], without: Mapping[str, Any]) -> Iterator[tuple[str, PlainComparison]]:
     names = ("output_throughput", *(f"{kind}_{one}_ms" for one in LATENCIES for kind in ("mean", "p99")))
     for name in names:
-        mine, other = with_it[name], without[name]
+        mine, other = rate_of(with_it, name), rate_of(without, name)
         if mine is not None and other:
-            ends = (found.get(f"{name}_interval") for found in (with_it, without))
+            ends = (rate_of(found, f"{name}_interval") for found in (with_it, without))
             yield name, PlainComparison(mine, other, *(None if one is None else (one[0], one[1]) for one in ends))

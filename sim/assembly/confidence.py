@@ -44,9 +44,10 @@ def intervals(run: Assembly, summary: Mapping[str, Any]) -> dict[str, list[float
         )
         if time in ends and value is not None
     }
-    rate = summary["output_throughput"]
-    if REQUEST in ends and run.scenario.workload.concurrency is not None and rate is not None:
-        found["output_throughput_interval"] = [rate / ends[REQUEST].high, rate / ends[REQUEST].low]
+    if REQUEST in ends and run.scenario.workload.concurrency is not None:
+        for name in ("output_throughput", "steady_output_throughput"):
+            if (rate := summary.get(name)) is not None:
+                found[f"{name}_interval"] = [rate / ends[REQUEST].high, rate / ends[REQUEST].low]
     return found
 
 

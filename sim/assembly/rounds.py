@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.contract.step import RoundShape
+from ...observe.rates import rate_of
 from .assembly import Assembly
 from .confidence import factors_of_rounds
 
@@ -72,7 +73,7 @@ def mean_round(run: Assembly, summary: Mapping[str, Any]) -> PricedRound:
     spec = run.spec
     rounds = summary["decode_rounds"]
     rows = summary.get("verified_rows", 0) / rounds if rounds else 0.0
-    rows = rows or summary["mean_running"] / summary["replicas"]
+    rows = rows or (rate_of(summary, "mean_running") or 0.0) / summary["replicas"]
     batch = max(1, min(round(rows), spec.config.max_running))
     steps = max(spec.adaptive.candidate_steps, key=lambda count: summary.get(f"rounds_at_steps_{count}") or 0.0)
     shape = spec.draft_shape.round_shape(steps, batch)

@@ -44,7 +44,7 @@ class RunReport:
     asked_lengths: dict[str, tuple[float, float]] = field(default_factory=dict)  # see `load.asked_lengths`
     # Per replica: lower bound of a range of batch sizes -> EMA of correct drafts per request; empty where none is kept.
     ema_accept_len: tuple[Mapping[int, float], ...] = ()
-    last_arrival_ns: int | None = None  # of an open loop; None in a closed one, where clients wait for each other
+    last_arrival_ns: int = 0  # when the last request was submitted
     notices: tuple[str, ...] = ()  # sentences for the user: what the run does that a user may not expect
 
     def check_that_some_fit(self) -> None:

@@ -144,7 +144,7 @@ class Simulation:
             asked_lengths=asked_lengths(self.workload),
             ema_accept_len=tuple(_ema_of(actor.engine.controller.metrics()) for actor in self.replicas),
             assembly=self.assembly,
-            last_arrival_ns=self._last_arrival_ns if self.scenario.workload.concurrency is None else None,
+            last_arrival_ns=self._last_arrival_ns,
             notices=self.notices,
         )
         if self._own is None:

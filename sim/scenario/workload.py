@@ -97,7 +97,9 @@ class Workload(ScenarioTable):
         )
     )
     num_requests: Count | None = Field(
-        default=None, description="most requests; default: 1000 synthetic ones, or the whole trace"
+        default=None,
+        description="most requests; default: 1000 synthetic ones, in a closed loop 3 more of each client for the ramp, or the "
+        "whole trace",
     )
     arrivals: Annotated[Literal["poisson", "gamma", "constant", "day", "curve"], OF_TRACE, OF_CLIENTS] = Field(
         default="poisson", description="process of synthetic arrivals"

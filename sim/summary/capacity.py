@@ -11,10 +11,10 @@ from typing import Any
 from ...core.scheduler.config import EngineRole
 from ..assembly import Assembly
 from ..cost.passes.decode_work import DecodeWork
+from .steady import SETTLED
 
 GROUPS = 4  # of the second half of the arrivals, at most: in an overload the queue grows from each to the next
 CHANCE = 2.0  # standard deviations of the arrivals in that half, which a queue in balance hardly grows by
-SETTLED = 3.0  # mean lives of a request, after which nearly all of the first ones have ended
 ADAPTIVE = 0.15  # error of a saturation where rounds had several numbers of steps: of each too few rounds are known
 MOST_SHED = 0.05  # of the requests, refused by a full queue: beyond that it is bounded by refusals alone
 

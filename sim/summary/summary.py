@@ -15,6 +15,7 @@ from ..load import length_notice
 from ..running.report import RunReport
 from ..scenario import Scenario
 from .capacity import ADAPTIVE, CHANCE, OpenLoad, is_overloaded, saturation
+from .steady import steady_rates
 
 
 def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) -> dict[str, Any]:
@@ -34,6 +35,7 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
         summary[f"ema_accept_len_from_{bound}"] = [slots.get(bound) for slots in report.ema_accept_len]
     summary |= _asked(report, summary)
     timeline = metrics.timeline()
+    summary |= steady_rates(summary, timeline, report.last_arrival_ns / 1e9, report.complete)
     load = _load_of(report, summary, timeline)
     overloaded = None if load is None else is_overloaded(load)
     summary["overload"] = load.about_overload if load is not None and overloaded else None
@@ -54,8 +56,8 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
 
 def _load_of(report: RunReport, summary: Mapping[str, Any], timeline: Mapping[str, Any]) -> OpenLoad | None:
     """Return the load of an open loop; None for a closed one, whose clients wait, and for a part of a run."""
-    table, last_s = report.assembly.scenario.workload, (report.last_arrival_ns or 0) / 1e9
-    if not last_s or not report.complete:
+    table, last_s = report.assembly.scenario.workload, report.last_arrival_ns / 1e9
+    if table.concurrency is not None or not last_s or not report.complete:
         return None
     is_asked = table.trace is None and table.arrivals in ("poisson", "gamma", "constant")
     per_s = table.rate * table.rate_scale if is_asked else (report.num_submitted - 1) / last_s

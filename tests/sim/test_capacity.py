@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from foredraft import simulate
+from foredraft.sim.load import make_workload
+from foredraft.sim.scenario import Scenario
 from foredraft.sim.summary.capacity import OpenLoad, is_overloaded
+from foredraft.sim.summary.steady import steady_window
 
 FIXED = {"prompt": {"kind": "fixed", "value": 500}, "output": {"kind": "fixed", "value": 200}}
 SMALL_BATCH = {"engine": {"max_running": 64}}
@@ -148,6 +151,39 @@ def test_every_length_of_an_overloaded_run_says_it_and_has_no_interval(num_reque
 )
 def test_a_loaded_service_in_balance_is_no_overload(arrivals, tables, seed):
     for num_requests in (40, 400):
-        summary = of_share(0.85, num_requests, seed, arrivals, **tables)
+        summary = of_share(0.9, num_requests, seed, arrivals, **tables)
         assert summary["overloaded"] is False and summary["overload"] is None
         assert "mean_tpot_ms_interval" in summary or "hardware" in tables
+
+
+def test_the_steady_window_leaves_out_ramp_and_drain():
+    assert steady_window(last_arrival_s=100.0, mean_life_s=5.0, bucket_s=2.0) == (8, 50)
+    assert steady_window(100.0, 60.0, 2.0) == (25, 50), "of an overload the second half of the arrivals"
+    assert steady_window(3.0, 1.0, 2.0) is None and steady_window(0.0, 1.0, 1.0) is None
+    assert steady_window(100.0, None, 2.0) is None and steady_window(100.0, 1.0, 0.0) is None
+
+
+@pytest.mark.parametrize("workload", [{"rate": 20.0, "num_requests": 400}, {"concurrency": 60, "num_requests": 400}])
+def test_rates_of_the_load_are_those_while_it_was_on(workload):
+    summary = summary_of(workload, speculation={"algorithm": "NONE"})
+    begin, end = summary["steady_from"], summary["steady_until"]
+    assert 0 < begin < end < summary["duration"]
+    bucket_s, tokens = summary["timeline_bucket_s"], summary["timeline_tokens_per_s"]
+    counted = tokens[round(begin / bucket_s) : round(end / bucket_s)]
+    assert summary["steady_output_throughput"] == pytest.approx(np.mean(counted))
+    assert summary["output_throughput"] < 0.985 * summary["steady_output_throughput"], "the whole run has ramp and drain"
+    assert summary["output_throughput"] == pytest.approx(summary["total_output_tokens"] / summary["duration"])
+    if "concurrency" in workload:
+        assert summary["steady_mean_concurrency"] == pytest.approx(60, rel=0.01) > summary["mean_concurrency"]
+
+
+def test_rates_of_an_overload_do_not_depend_on_its_length():
+    """The drain of a short run has batches that only shrink."""
+    short, long = (of_share(1.5, count, 3, engine={"max_running": 48}) for count in (400, 1600))
+    assert short["overloaded"] and long["overloaded"]
+    assert short["steady_output_throughput"] == pytest.approx(long["steady_output_throughput"], rel=0.15)
+
+
+def test_a_closed_loop_is_long_enough_for_its_ramp():
+    scenario = {"workload": {**FIXED, "concurrency": 50}}
+    assert make_workload(Scenario.model_validate(scenario), 8192).num_requests == 1150

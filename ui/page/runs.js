@@ -30,7 +30,7 @@ export async function simulate() {
       if (message.run) showProgress(bar, words, message);
     });
     show(found);
-    $("run-caption").textContent = `Simulated: ${count(found.as_it_is.completed, "request")} in ${number(found.as_it_is.duration)} s of the service.`;
+    $("run-caption").textContent = `Simulated: ${count(found.as_it_is.completed, "request")} in ${number(found.as_it_is.duration)} s of the service.${aboutSteady(found.as_it_is)}`;
     $("run").dataset.done = String(Number($("run").dataset.done ?? 0) + 1);
   } catch (error) {
     if (error.name === "AbortError") return;
@@ -44,6 +44,10 @@ export async function simulate() {
 function showProgress(bar, words, { run, ended, expected }) {
   if (expected) { bar.max = expected; bar.value = ended; }
   words.textContent = `${run}: ${number(ended, 9)} ${expected ? `of ${number(expected, 9)} ` : ""}requests`;
+}
+
+function aboutSteady({ steady_from: from, steady_until: until }) {
+  return from === null ? "" : ` Rates and means: from ${number(from)} to ${number(until)} s, without the ramp and what came after the last arrival.`;
 }
 
 function show({ as_it_is: mine, without = null }) {
