@@ -45,9 +45,12 @@ def intervals(run: Assembly, summary: Mapping[str, Any]) -> dict[str, list[float
         if time in ends and value is not None
     }
     if REQUEST in ends and run.scenario.workload.concurrency is not None:
-        for name in ("output_throughput", "steady_output_throughput"):
-            if (rate := summary.get(name)) is not None:
-                found[f"{name}_interval"] = [rate / ends[REQUEST].high, rate / ends[REQUEST].low]
+        for name, rate in (
+            ("output_throughput_interval", summary["output_throughput"]),
+            ("steady_output_throughput_interval", summary.get("steady_output_throughput")),
+        ):
+            if rate is not None:
+                found[name] = [rate / ends[REQUEST].high, rate / ends[REQUEST].low]
     return found
 
 

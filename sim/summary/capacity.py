@@ -28,7 +28,7 @@ class OpenLoad:
             average.
         num_arrivals: Requests of the run.
         num_shed: Those refused because the queue was full.
-        last_arrival_s: When the last one came.
+        arrivals_s: From the first one, with which the timeline begins, to the last one.
         mean_life_s: From the arrival of a request to its end; None if none has completed.
         saturation: `per_s` over the requests per second of full batches; None if there are none.
         margin: How far that may be too high.
@@ -40,7 +40,7 @@ class OpenLoad:
     per_s: float
     num_arrivals: int
     num_shed: int
-    last_arrival_s: float
+    arrivals_s: float
     mean_life_s: float | None
     saturation: float | None
     margin: float
@@ -60,11 +60,9 @@ class OpenLoad:
         if self.saturation is not None and self.saturation > 1.0:
             return self.per_s / self.saturation
         left = (
-            self.in_system[min(int(self.last_arrival_s / self.bucket_s), len(self.in_system) - 1)]
-            if self.bucket_s
-            else 0
+            self.in_system[min(int(self.arrivals_s / self.bucket_s), len(self.in_system) - 1)] if self.bucket_s else 0
         )
-        return (self.num_arrivals - self.num_shed - left) / self.last_arrival_s
+        return (self.num_arrivals - self.num_shed - left) / self.arrivals_s
 
     @property
     def about_overload(self) -> str:
@@ -157,10 +155,10 @@ def is_overloaded(load: OpenLoad) -> bool:
         return True
     if not load.bucket_s or not load.waiting:
         return False
-    last = min(int(load.last_arrival_s / load.bucket_s), len(load.waiting))  # buckets that end before the last arrival
+    last = min(int(load.arrivals_s / load.bucket_s), len(load.waiting))  # buckets that end before the last arrival
     if last - last // 2 < 2:
         return bool(load.waiting[min(last, len(load.waiting) - 1)] > CHANCE * load.num_arrivals**0.5)
-    is_settled = load.mean_life_s is not None and load.last_arrival_s / 2 >= SETTLED * load.mean_life_s
+    is_settled = load.mean_life_s is not None and load.arrivals_s / 2 >= SETTLED * load.mean_life_s
     counted = (load.waiting, load.in_system) if is_settled else (load.waiting,)
     return any(_only_grows(lengths[last // 2 : last], load.num_arrivals) for lengths in counted)
 

@@ -35,8 +35,10 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
         summary[f"ema_accept_len_from_{bound}"] = [slots.get(bound) for slots in report.ema_accept_len]
     summary |= _asked(report, summary)
     timeline = metrics.timeline()
-    summary |= steady_rates(summary, timeline, report.last_arrival_ns / 1e9, report.complete)
-    load = _load_of(report, summary, timeline)
+    first_s, last_s = (metrics.measured.first_ns or 0) / 1e9, report.last_arrival_ns / 1e9
+    if report.complete:
+        summary |= steady_rates(summary, timeline, first_s, last_s)
+    load = _load_of(report, summary, timeline, last_s - first_s)
     overloaded = None if load is None else is_overloaded(load)
     summary["overload"] = load.about_overload if load is not None and overloaded else None
     lengths = _usual_lengths(report, summary)
@@ -54,13 +56,16 @@ def summarize_run(scenario: Scenario, report: RunReport, metrics: RunMetrics) ->
     return summary | {f"timeline_{key}": value for key, value in timeline.items()}
 
 
-def _load_of(report: RunReport, summary: Mapping[str, Any], timeline: Mapping[str, Any]) -> OpenLoad | None:
-    """Return the load of an open loop; None for a closed one, whose clients wait, and for a part of a run."""
-    table, last_s = report.assembly.scenario.workload, report.last_arrival_ns / 1e9
-    if table.concurrency is not None or not last_s or not report.complete:
+def _load_of(
+    report: RunReport, summary: Mapping[str, Any], timeline: Mapping[str, Any], arrivals_s: float
+) -> OpenLoad | None:
+    """Return the load of an open loop; None for a closed one, whose clients wait, and for a part of a run.
+    `arrivals_s`: from the first arrival to the last one."""
+    table = report.assembly.scenario.workload
+    if table.concurrency is not None or arrivals_s <= 0 or not report.complete:
         return None
     is_asked = table.trace is None and table.arrivals in ("poisson", "gamma", "constant")
-    per_s = table.rate * table.rate_scale if is_asked else (report.num_submitted - 1) / last_s
+    per_s = table.rate * table.rate_scale if is_asked else (report.num_submitted - 1) / arrivals_s
     steps = [key for key, share in summary.items() if key.startswith("rounds_at_steps_") and share]
     margin = (0.0 if is_asked else CHANCE / report.num_submitted**0.5) + (ADAPTIVE if len(steps) > 1 else 0.0)
     life_ms, waiting = summary["mean_e2el_ms"], [length or 0.0 for length in timeline["waiting"]]
@@ -68,7 +73,7 @@ def _load_of(report: RunReport, summary: Mapping[str, Any], timeline: Mapping[st
         per_s=per_s,
         num_arrivals=report.num_submitted,
         num_shed=sum(count for reason, count in report.refusals.items() if reason.startswith("queue full")),
-        last_arrival_s=last_s,
+        arrivals_s=arrivals_s,
         mean_life_s=None if life_ms is None else life_ms / 1e3,
         saturation=saturation(report.assembly, summary, per_s, _usual_lengths(report, summary)),
         margin=margin,

@@ -215,7 +215,7 @@ def test_made_parts_are_fresh():
 
 def test_every_result_is_documented(tmp_path):
     """Every key of the summary, and every column of the tables, stands in docs/simulate.md."""
-    scenario, _ = load_scenario(None, ["workload.num_requests=20", "workload.rate=50"])
+    scenario, _ = load_scenario(None, ["workload.num_requests=400", "workload.rate=20"])
     record = RunRecord(scenario, tmp_path)
     with record:
         summary = record.finish(Simulation(scenario, sinks=record.sinks, spans=record.spans).run())
