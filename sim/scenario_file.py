@@ -76,8 +76,11 @@ def _lookup_model(name: str) -> ModelShape:
 
 
 def check_names(scenario: Scenario) -> None:
-    """Look up every name in the scenario. Raises ConfigError with all unknown ones under their keys. The name of a draft
-    counts for an algorithm that drafts with a model: the sizes of a head whose file is not here are assumed."""
+    """Look up every name in the scenario. Raises ConfigError with all unknown ones under their keys.
+
+    The name of a draft counts for an algorithm that drafts with a model: the sizes of a head whose file is not here are
+    assumed.
+    """
     hardware, model, preset = scenario.hardware, scenario.model, scenario.acceptance.preset
     draft = model.draft if _drafts_with_a_model(scenario) else None
     lookups: list[tuple[str, str | None, Callable[[str], object]]] = [

@@ -122,6 +122,7 @@ def known_models() -> tuple[str, ...]:
 
 _FP8_BLOCKS: Mapping[str, Any] = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
 _FP8: Mapping[str, Any] = {"quantization_config": {"quant_method": "fp8"}}
+_AWQ: Mapping[str, Any] = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
 _MODELOPT = {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}
 _LONG: Mapping[str, Any] = {"max_position_embeddings": 262144}
 _LLAMA_3 = {"max_position_embeddings": 8192, "rope_scaling": None}
@@ -149,12 +150,13 @@ _ALIKE: Mapping[str, Iterable[tuple[str, Mapping[str, Any]]]] = {
     "llama-3.2-1b": [("meta-llama/Llama-3.2-1B-Instruct", {})],
     "llama-3.2-3b": [("meta-llama/Llama-3.2-3B-Instruct", {})],
     "llama-2-7b": [("meta-llama/Llama-2-7b-chat-hf", {})],
-    "qwen3-8b": [("Qwen/Qwen3-8B-FP8", _FP8_BLOCKS)],
+    "qwen3-8b": [("Qwen/Qwen3-8B-FP8", _FP8_BLOCKS), ("Qwen/Qwen3-8B-AWQ", _AWQ)],
+    "qwen3-32b": [("Qwen/Qwen3-32B-FP8", _FP8_BLOCKS), ("Qwen/Qwen3-32B-AWQ", _AWQ)],
     "qwen3-0.6b": [("Qwen/Qwen3-0.6B-FP8", _FP8_BLOCKS)],
     "qwen3-4b": [
-        ("Qwen/Qwen3-4B-FP8", _FP8_BLOCKS), ("Qwen/Qwen3-4B-Instruct-2507", _LONG), ("Qwen/Qwen3-4B-Thinking-2507", _LONG),
+        ("Qwen/Qwen3-4B-FP8", _FP8_BLOCKS), ("Qwen/Qwen3-4B-AWQ", _AWQ), ("Qwen/Qwen3-4B-Instruct-2507", _LONG), ("Qwen/Qwen3-4B-Thinking-2507", _LONG),
     ],
-    "qwen3-14b": [("Qwen/Qwen3-14B-FP8", _FP8_BLOCKS)],
+    "qwen3-14b": [("Qwen/Qwen3-14B-FP8", _FP8_BLOCKS), ("Qwen/Qwen3-14B-AWQ", _AWQ)],
     "qwen3-30b-a3b": [
         ("Qwen/Qwen3-30B-A3B-FP8", _FP8_BLOCKS), ("Qwen/Qwen3-30B-A3B-Instruct-2507", _LONG),
         ("Qwen/Qwen3-30B-A3B-Thinking-2507", _LONG), ("Qwen/Qwen3-Coder-30B-A3B-Instruct", _LONG),

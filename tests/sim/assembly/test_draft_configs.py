@@ -166,7 +166,7 @@ def test_the_name_of_a_head_is_not_asked_for_where_nothing_drafts_with_a_model()
     """As `doctor` assembles the same command without drafts."""
     settings = ["model.draft=someone/unknown-eagle3", "engine.kv_slots=1000", "speculation.algorithm=NONE"]
     assert assemble(load_scenario(None, settings)[0]).draft is None
-    with pytest.raises(ConfigError, match="model.draft: unknown model 'someone/unknown-eagle3'"):
+    with pytest.raises(ConfigError, match=r"model.draft: unknown model 'someone/unknown-eagle3'"):
         assemble(load_scenario(None, [*settings[:2], "speculation.algorithm=STANDALONE"])[0])
 
 
