@@ -154,7 +154,8 @@ _ALIKE: Mapping[str, Iterable[tuple[str, Mapping[str, Any]]]] = {
     "qwen3-32b": [("Qwen/Qwen3-32B-FP8", _FP8_BLOCKS), ("Qwen/Qwen3-32B-AWQ", _AWQ)],
     "qwen3-0.6b": [("Qwen/Qwen3-0.6B-FP8", _FP8_BLOCKS)],
     "qwen3-4b": [
-        ("Qwen/Qwen3-4B-FP8", _FP8_BLOCKS), ("Qwen/Qwen3-4B-AWQ", _AWQ), ("Qwen/Qwen3-4B-Instruct-2507", _LONG), ("Qwen/Qwen3-4B-Thinking-2507", _LONG),
+        ("Qwen/Qwen3-4B-FP8", _FP8_BLOCKS), ("Qwen/Qwen3-4B-AWQ", _AWQ),
+        ("Qwen/Qwen3-4B-Instruct-2507", _LONG), ("Qwen/Qwen3-4B-Thinking-2507", _LONG),
     ],
     "qwen3-14b": [("Qwen/Qwen3-14B-FP8", _FP8_BLOCKS), ("Qwen/Qwen3-14B-AWQ", _AWQ)],
     "qwen3-30b-a3b": [

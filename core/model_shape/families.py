@@ -39,7 +39,7 @@ from .mixers import (
     replace_missing,
 )
 from .quantization import CONFIG_KEYS
-from .schemes import read_weight_formats
+from .schemes.read import read_weight_formats
 from .shape import ModelShape, counted
 from .unread import note_unread
 

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from .layers import Attention, CompressedAttention, LatentAttention, Mixer, Mlp, Part, Recurrence
+from .layers import Attention, CompressedAttention, Experts, LatentAttention, Mixer, Mlp, Part, Recurrence
 
 EXPERTS, MIXERS, MLPS, EMBEDDINGS, HEAD = "experts", "mixers", "mlps", "embeddings", "head"
 _LAYER = re.compile(r"(?:(?P<before>.*)\.)?(?P<kind>layers|mtp_layers|mtp)\.(?P<number>[0-9]+|\*)\.(?P<own>.+)")
 _TOWERS = ("vis", "image", "audio", "video", "speech", "tower", "encoder", "vit", "sam_", "draft", "eagle")
 ANY_LAYER = "*", "-*"  # of the model, of those that draft for it
-_EXPERT = re.compile(r"experts\.[0-9]+(?=\.|$)")
+_EXPERT = re.compile(r"experts\.([0-9]+)(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,15 @@ class Matrix:
     """One matrix of a layer, of all its experts, or outside the layers.
 
     `names`: those behind the number of the layer, that of the matrix first, then those under which servers and older
-    files have it together with others. The number of an expert is 0. `layer`: layers below `mtp`, which draft for
-    the model, are −1, −2, …
+    files have it together with others. `experts`: how many have the matrix, under the number 0. `layer`: layers below
+    `mtp`, which draft for the model, are −1, −2, …
     """
 
     names: tuple[str, ...]
     layer: int | None = None
     part: str = ""
     weights: int = 0
+    experts: int = 1
 
     def __str__(self) -> str:
         return self.names[0] if self.layer is None else f"{layer_prefix(self.layer)}{self.names[0]}"
@@ -59,9 +60,15 @@ def layer_prefix(layer: int) -> str:
     return f"layers.{layer}." if layer >= 0 else f"mtp.layers.{-1 - layer}."
 
 
-def first_expert(name: str) -> str:
-    """Return a name with the number 0 for that of an expert."""
-    return _EXPERT.sub("experts.0", name)
+def first_expert(name: str, number: int = 0) -> str:
+    """Return a name with the number 0, or another one, for that of an expert."""
+    return _EXPERT.sub(f"experts.{number}", name)
+
+
+def expert_number(name: str) -> int | None:
+    """Return the number of the expert in a name."""
+    found = _EXPERT.search(name)
+    return None if found is None else int(found[1])
 
 
 def matrices_of(
@@ -82,7 +89,9 @@ def matrices_of(
             found += [Matrix(names, layer, MIXERS, weights) for names, weights in parts]
     for layer, mlp in enumerate(mlps):
         if mlp is not None:
-            found += [Matrix(names, layer, part, weights) for part, names, weights in _mlp_parts(style, mlp, hidden)]
+            count = mlp.count if isinstance(mlp, Experts) else 1
+            for part, names, weights in _mlp_parts(style, mlp, hidden):
+                found.append(Matrix(names, layer, part, weights, count if part == EXPERTS else 1))
     return found if tied else [*found, Matrix(("lm_head",), None, HEAD, vocab * hidden)]
 
 

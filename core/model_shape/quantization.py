@@ -10,9 +10,10 @@ file (NVIDIA ModelOpt). `modelopt_config` makes a `quantization_config` from the
     mxfp8           8 bits and an 8-bit scale for each 32 weights
     intB-gN         B bits, with a 16-bit scale and a B-bit zero point for each group of N weights (AWQ, GPTQ); int4 is
                     int4-g128
+    intB-gN-sM      B bits, with M bits for each group of N weights: a scale of 16 where no zero points are stored
     FORMAT~B        most of the weights in FORMAT, some wider or narrower: B bits on average
 
-`schemes.py` reads which matrix of a checkpoint has which.
+`schemes/` reads which matrix of a checkpoint has which.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WEIGHT_BITS: Mapping[str, float] = {
 HF_QUANT_CONFIG = "hf_quant_config.json"
 CONFIG_KEYS = ("quantization_config", "compression_config")  # the second is an older name
 
-_GROUPED = re.compile(r"int([2348])-g([1-9][0-9]{0,5})")
+_GROUPED = re.compile(r"int([2348])-g([1-9][0-9]{0,5})(?:-s(8|16|32))?")
 _MEAN = re.compile(r"(?:[1-9]|1[0-6])(?:\.[0-9]{1,6})?")
 
 
@@ -46,7 +47,7 @@ def bits_per_weight(name: str) -> float | None:
     if grouped is None:
         return None
     bits, group = int(grouped[1]), int(grouped[2])
-    return bits + (16 + bits) / group
+    return bits + (int(grouped[3]) if grouped[3] else 16 + bits) / group
 
 
 def modelopt_config(document: Mapping[str, Any], source: str) -> dict[str, Any] | None:
@@ -77,14 +78,17 @@ def mean_format(weights: Mapping[str, int]) -> str:
     return f"{most}~{total / sum(weights.values()):.6f}".rstrip("0").rstrip(".")
 
 
-def grouped_format(config: ConfigReader, key: str, bits: int, group: Any) -> str | None:
-    """Return the name of integers of `bits` bits in groups;
-    -1, 0 or no group is one for a whole column, whose scale does not count."""
+def grouped_format(
+    config: ConfigReader, key: str, bits: int, group: Any, *, scale_bits: int | None = None
+) -> str | None:
+    """Return the name of integers of `bits` bits in groups, with `scale_bits` for each (default: a scale and a zero
+    point); -1, 0 or no group is one for a whole column, whose scale does not count."""
     if config.problems:
         return None  # the number of bits is one of them
     if type(group) is not int or group <= 0:
         group = 65_536
-    name = "int8" if bits == 8 and group >= 65_536 else f"int{bits}-g{group}"
+    scale = "" if scale_bits is None else f"-s{scale_bits}"
+    name = "int8" if bits == 8 and group >= 65_536 else f"int{bits}-g{group}{scale}"
     if bits_per_weight(name) is None:
         config.problem(key, f"{bits} bits in groups of {group} are no known format; expected 2, 3, 4 or 8 bits")
         return None
@@ -106,6 +110,9 @@ def _quark_kv(config: ConfigReader) -> str | None:
     """Return the format of what the projections named in `kv_cache_group` give, as Quark writes it."""
     export, layers = config.get("export"), config.get("layer_quant_config")
     names = export.get("kv_cache_group") if isinstance(export, Mapping) else None
+    own = config.get("kv_cache_quant_config")
+    if isinstance(own, Mapping) and own:
+        layers, names = own, list(own)
     if not isinstance(names, list) or not isinstance(layers, Mapping):
         return None
     for name, about in layers.items():

@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 
 from .beside import beside
-from .matrices import ANY_LAYER, Matrix, first_expert, layer_named, layer_prefix, matrix_named
+from .matrices import ANY_LAYER, Matrix, expert_number, first_expert, layer_named, layer_prefix, matrix_named
 
 LINEAR, EMBEDDING = "Linear", "Embedding"  # classes of modules
 
 _BEGINNINGS = ("model.", "model.language_model.", "language_model.model.", "language_model.", "backbone.", "")
 _NUMBERS = re.compile(r"layers\\?\.([0-9]{1,7})")
 _ELSEWHERE = (
-    "vis", "image", "audio", "video", "speech", "mtp", "nextn", "projector", "vit", "tower", "encoder", "patch",
+    "vis", "image", "modality", "audio", "video", "speech", "mtp", "nextn", "projector", "vit", "tower", "encoder", "patch",
     "merger", "adapter", "draft", "eagle",
 )  # fmt: skip
 """Parts of names of what is no part of the language model."""
@@ -121,6 +121,25 @@ class Scheme:
         found = [("", name) for name in (self.base, self.head, *self.parts.values()) if name is not None]
         return found + [(entry.key, entry.format) for tier in self.tiers for entry in tier.entries if entry.format]
 
+    def of_some_experts(self, matrices: Sequence[Matrix]) -> Iterable[FormatEntry]:
+        """Yield entries that name some of a layer's experts where none of the same format name the others."""
+        layers = [matrix for matrix in matrices if matrix.experts > 1]
+        for tier in self.tiers if layers else ():
+            named: dict[tuple[int | None, str, str | None], tuple[FormatEntry, set[int]]] = {}
+            for entry in tier.entries:
+                number = expert_number(entry.pattern)
+                if number is not None and _is_plain(entry):
+                    place = matrix_named(entry.pattern)
+                    named.setdefault((place.layer, place.names[0], entry.format), (entry, set()))[1].add(number)
+                elif number is not None or (entry.pattern.startswith("re:") and "expert" in entry.pattern):
+                    matches = _matcher(entry)
+                    if any(_differs(entry, matches, matrix) for matrix in layers[:1]):
+                        yield entry
+            counts = {(m.layer, name): m.experts for m in layers for name in _with_parents(m.names) if named}
+            for (layer, name, _), (entry, numbers) in named.items():
+                if len(numbers) < counts.get((layer, name), 0):
+                    yield entry
+
     def unused(self, matrices: Sequence[Matrix]) -> Iterable[FormatEntry]:
         """Yield the entries that name none of the matrices of a model, nor what it may have beside them."""
         layers = sorted({matrix.layer for matrix in matrices if matrix.layer is not None})
@@ -139,6 +158,17 @@ class Scheme:
                     is_used = is_behind or any(map(_matcher(entry), known))
                 if not is_used:
                     yield entry
+
+
+def _differs(entry: FormatEntry, matches: Callable[[Matrix], bool], matrix: Matrix) -> bool:
+    """Return whether an entry with an expression or * names some of the experts that have a matrix, and not all."""
+    if not entry.pattern.startswith("re:"):
+        return matches(matrix)  # its number is that of one expert
+    named = (
+        replace(matrix, names=tuple(first_expert(name, number) for name in matrix.names))
+        for number in range(matrix.experts)
+    )
+    return len(set(map(matches, named))) > 1
 
 
 def _is_plain(entry: FormatEntry) -> bool:

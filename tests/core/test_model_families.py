@@ -169,7 +169,7 @@ def test_parts_of_a_layer_have_their_own_formats():
     groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 32}}}
     quantization = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": shared}
     kimi = read({**DEEPSEEK_V3, "model_type": "kimi_k2", "quantization_config": quantization})
-    assert (kimi.weight_dtype, kimi.attention_dtype, kimi.mlp_dtype) == ("int4-g32", "bf16", "bf16")
+    assert (kimi.weight_dtype, kimi.attention_dtype, kimi.mlp_dtype) == ("int4-g32-s16", "bf16", "bf16")
     v4 = {
         "quant_method": "modelopt",
         "quant_algo": "NVFP4",

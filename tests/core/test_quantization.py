@@ -23,8 +23,14 @@ LLAMA = BUILT_IN["llama-3.1-8b"]
 LAYERS_16_BIT = lookup_model("llama-3.1-8b").weight_bytes - 2 * 2 * 128256 * 4096
 
 
-def compressed(num_bits: int, kind: str, group_size: int | None = None) -> dict:
-    weights = {"num_bits": num_bits, "type": kind, "group_size": group_size, "strategy": "group"}
+def compressed(num_bits: int, kind: str, group_size: int | None = None, symmetric: bool = True) -> dict:
+    weights = {
+        "num_bits": num_bits,
+        "type": kind,
+        "group_size": group_size,
+        "strategy": "group",
+        "symmetric": symmetric,
+    }
     return {
         "quant_method": "compressed-tensors",
         "ignore": ["lm_head"],
@@ -43,13 +49,22 @@ CONFIGS = {
     "MXFP4": ({"quant_method": "mxfp4"}, "mxfp4", 4.25),
     "ModelOpt NVFP4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}, "nvfp4", 4.5),
     "ModelOpt FP8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8", 8),
-    "ModelOpt AWQ": ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 128}, "int4-g128", 4 + 20 / 128),
+    "ModelOpt AWQ": ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 128}, "int4-g128-s16", 4 + 16 / 128),
+    "ModelOpt NVFP4, AWQ": ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ", "group_size": 16}, "nvfp4", 4.5),
+    "ModelOpt FP8, its other name": ({"quant_method": "modelopt_fp8"}, "fp8", 8),
     "compressed FP8": (compressed(8, "float"), "fp8", 8),
     "compressed NVFP4": (compressed(4, "float", 16), "nvfp4", 4.5),
     "compressed MXFP4": (compressed(4, "float", 32), "mxfp4", 4.25),
-    "compressed integers": (compressed(4, "int", 128), "int4-g128", 4 + 20 / 128),
+    "compressed integers": (compressed(4, "int", 128), "int4-g128-s16", 4 + 16 / 128),
+    "compressed integers, zero points": (compressed(4, "int", 128, False), "int4-g128", 4 + 20 / 128),
+    "AutoRound MXFP4": ({"quant_method": "auto-round", "bits": 4, "group_size": 32, "data_type": "mx_fp"}, "mxfp4", 4.25),
+    "AutoRound NVFP4": ({"quant_method": "auto-round", "bits": 4, "group_size": 16, "data_type": "nv_fp4"}, "nvfp4", 4.5),
+    "AutoRound FP8": ({"quant_method": "auto-round", "bits": 8, "group_size": -1, "data_type": "fp8_sym"}, "fp8", 8),
+    "SGLang INT8 in blocks": ({"quant_method": "blockwise_int8", "weight_block_size": [128, 128]}, "int8", 8),
     "compressed W8A8": (compressed(8, "int"), "int8", 8),
-    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4-g64", 4 + 20 / 64),
+    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4-g64-s32", 4.5),
+    "bitsandbytes, scales of scales": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True}, "int4-g64-s8", 4 + 8 / 64),
 }  # fmt: skip
 
 
@@ -139,19 +154,17 @@ def test_an_entry_for_what_is_not_quantized_changes_nothing(entry: str, method: 
             "int8",
         ),  # SmoothQuant
         ({"quant_method": "modelopt", "quant_algo": "INT8_SQ"}, "int8"),
-        ({"quant_method": "compressed-tensors", "config_groups": {"g": INT4}}, "int4-g128"),  # W4A8
-        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "int4-g128"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": INT4}}, "int4-g128-s16"),  # W4A8
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "int4-g128-s16"),
         (
             {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}}},
             "int8",
         ),
-        (
-            {"quant_method": "torchao", "quant_type": {"default": {"_type": "FqnToConfig", "_data": {}}}},
-            "'FqnToConfig'",
-        ),
+        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "UIntXWeightOnlyConfig"}}}, "'UIntX"),
         ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}, "'hqq'"),
         ({"quant_method": "smoothquant"}, "'smoothquant'"),
-        ({"quant_method": "w4afp8"}, "'w4afp8'"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"}, "'NVFP4_SVD'"),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 32, "data_type": "fp"}, "'fp' of 4 bits"),
     ],
 )
 def test_methods_are_read_or_refused_by_name(quantization: dict[str, Any], expected: str):
@@ -230,6 +243,20 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128}
 QUARK = {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}}}
 MX = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
+
+
+def type_of(name: str, **settings: Any) -> dict[str, Any]:
+    return {"_type": f"{name}Config", "_version": 1, "_data": settings}
+
+
+def torchao(about: dict[str, Any], **others: Any) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": about}, "modules_to_not_convert": None, **others}
+
+
+INTX = type_of(
+    "Int8DynamicActivationIntxWeight", weight_dtype={"_type": "torch.dtype", "_data": "int4"},
+    weight_granularity={"_type": "PerGroup", "_data": {"group_size": 32}},
+)  # fmt: skip
 FIRST_LAYERS = [f"model.layers.{layer}.mlp.down_proj" for layer in range(16)]
 BY_MATRIX = {
     "two groups": (mixed(a=FP8_GROUP, b=FP4_GROUP), gigabytes(8, 4.5)),
@@ -265,10 +292,23 @@ BY_MATRIX = {
     "Quark, MXFP4 by layer": (
         {**QUARK, "exclude": ["lm_head"], "layer_quant_config": {"*.mlp.*": {"weight": MX}}}, gigabytes(8, 4.25)),
     "torchao": ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}}}, gigabytes(8, 8)),
+    "torchao, groups": (torchao(type_of("Int8WeightOnly", group_size=32)), gigabytes(8.5, 8.5)),
+    "torchao, 4 bits": (torchao(type_of("Int4WeightOnly", group_size=64)), gigabytes(4.5, 4.5)),
+    "torchao, a byte for each": (torchao(INTX), gigabytes(8.75, 8.75)),
+    "torchao, by name": (
+        torchao(type_of("FqnTo", fqn_to_config={
+            "_default": type_of("Float8WeightOnly"), r"re:.*self_attn\..*": None, "model.layers.0.mlp.up_proj": None,
+        })), gigabytes(16, 8 + 8 / 96)),
+    "torchao, embeddings": (
+        torchao(type_of("ModuleFqnTo", module_fqn_to_config={
+            "_default": type_of("Int4WeightOnly"), "model.embed_tokens": type_of("Int8WeightOnly"),
+        }), include_input_output_embeddings=True), gigabytes(4.25, 4.25, head=4.25, table=8)),
+    "torchao, all": (
+        torchao(type_of("Int8WeightOnly"), include_input_output_embeddings=True), gigabytes(8, 8, head=8, table=8)),
     "SmoothQuant": ({"quant_algo": "W8A8_SQ_PER_CHANNEL", "exclude_modules": ["lm_head"]}, gigabytes(8, 8)),
     "W4A8": (
         {**mixed(a={"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 128},
-                    "input_activations": {"num_bits": 8, "type": "float"}})}, gigabytes(INT4, INT4)),
+                    "input_activations": {"num_bits": 8, "type": "float"}})}, gigabytes(4.125, 4.125)),
 }  # fmt: skip
 
 
@@ -304,6 +344,10 @@ def test_every_matrix_has_the_format_that_the_entries_give_it(case):
             "global_quant_config.weight: formats in several steps",
         ),
         ({"quant_method": "torchao", "quant_type": {"default": {"_type": "FqnToConfig"}}}, "quant_type: expected one of"),
+        (torchao(type_of("FqnTo", fqn_to_config={})), "quant_type: fqn_to_config is missing"),
+        (torchao(type_of("FqnTo", fqn_to_config={"re:.*self_atn.*": None})), "'re:(?:.*self_atn.*)(?:"),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quantized_layers: is missing"),
+        ({"quant_method": "fp8", "moe_quant_algo": "NVFP4"}, "moe_quant_algo: is no exception that is understood"),
         ({**mixed(a=FP8_GROUP), "kv_cache_scheme": {"num_bits": 3, "type": "int"}}, "its KV cache has the format"),
         ({**mixed(a=FP8_GROUP), "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights"),
     ],
@@ -315,6 +359,46 @@ def test_an_entry_that_cannot_be_resolved_is_refused(quantization, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("quantization", "bits"),
+    [
+        ({"quant_method": "w4afp8", "group_size": 128}, 4.25),
+        ({"quant_method": "fp8", "routed_experts_quant_method": "mxfp4"}, 4.25),
+    ],
+)
+def test_experts_have_a_format_of_their_own_beside_fp8(quantization: dict[str, Any], bits: float):
+    shape = read_model_shape({**MIXTRAL, "quantization_config": quantization}, "config.json", "model")
+    experts = 48 * 128 * 3 * 768 * 2048
+    assert shape.attention_dtype == "fp8"
+    mixed = shape.weight_bytes - shape.with_dtypes(weight_dtype="fp8").weight_bytes
+    assert mixed == pytest.approx(experts * (bits - 8) / 8, rel=2e-3)
+
+
+EXPERT = "model.layers.3.mlp.experts.5.down_proj"
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [[EXPERT], ["model.layers.*.mlp.experts.5.*"], ["re:.*mlp.experts.5.*"], ["re:.*experts.([0-9]|[1-9][0-9])[.].*"]],
+)
+def test_a_format_of_some_experts_of_a_layer_is_refused(ignored: list[str]):
+    quantization = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ignored}
+    with pytest.raises(ConfigError, match=r"ignore: .* names some experts of a layer"):
+        read_model_shape({**MIXTRAL, "quantization_config": quantization}, "config.json", "model")
+
+
+def test_all_experts_of_a_layer_may_be_named_one_by_one():
+    ignored = [EXPERT.replace("5", str(number)) for number in range(128)]
+    sizes = [
+        read_model_shape(
+            {**MIXTRAL, "quantization_config": {**QUANT, "ignore": names}}, "config.json", "m"
+        ).weight_bytes
+        for QUANT in ({"quant_method": "modelopt", "quant_algo": "NVFP4"},)
+        for names in (ignored, ["model.layers.3.mlp.experts.*.down_proj"], [])
+    ]
+    assert sizes[0] == sizes[1] == pytest.approx(sizes[2] + 128 * 768 * 2048 * 11.5 / 8, rel=1e-4)
+
+
 def test_the_kv_format_of_a_checkpoint_is_read_in_each_form():
     quark = {
         **QUARK,
@@ -322,7 +406,8 @@ def test_the_kv_format_of_a_checkpoint_is_read_in_each_form():
         "layer_quant_config": {"*k_proj": {**QUARK["global_quant_config"], "output_tensors": {"dtype": "fp8_e4m3"}}},
     }
     scheme = {**mixed(a=FP8_GROUP), "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
-    for quantization in (quark, scheme, {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}):
+    own = {**QUARK, "kv_cache_quant_config": quark["layer_quant_config"]}
+    for quantization in (quark, own, scheme, {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}):
         shape = read_model_shape({**LLAMA, "quantization_config": quantization}, "config.json", "model")
         assert shape.kv_dtype == "fp8"
 

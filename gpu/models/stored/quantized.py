@@ -32,7 +32,7 @@ from ....core.errors import Problem
 from ....core.model_shape.matrices import Matrix, matrix_named
 from ....core.model_shape.quantization import CONFIG_KEYS, WEIGHT_BITS
 from ....core.model_shape.scheme import Scheme
-from ....core.model_shape.schemes import read_scheme
+from ....core.model_shape.schemes.read import read_scheme
 from ....core.parsing import ConfigReader
 from ...types.coded import Code, CodedWeight, in_halves
 from ...types.shards import ShardCut
@@ -121,6 +121,9 @@ def read_quantization(reader: ConfigReader, matrices: Callable[[], Sequence[Matr
                 format_key or _FORMAT_KEYS.get(layout, "quant_method"),
                 f"{name} of {layout} is not implemented; {known} are",
             )
+    transforms = config.get("transform_config")
+    if isinstance(transforms, Mapping) and transforms.get("config_groups"):
+        config.problem("transform_config", "matrices that are rotated beside their quantization are not implemented")
     version = str(config.get("version") or "gemm").lower()
     if layout == "awq" and version != "gemm":
         config.problem("version", f"only the layout 'gemm' is implemented, got {version!r}")

@@ -51,7 +51,7 @@ _WEIGHTS: Mapping[str, Mapping[str, str]] = {
     "nvfp4": {"gemm_quant_mode": "nvfp4", "moe_quant_mode": "nvfp4"},
     "int4-g128": {"gemm_quant_mode": "int4_wo", "moe_quant_mode": "int4_wo"},
 }
-_WEIGHTS_OF_NAME = {**_WEIGHTS, "int4": _WEIGHTS["int4-g128"]}
+_WEIGHTS_OF_NAME = {**_WEIGHTS, **dict.fromkeys(("int4", "int4-g128-s16"), _WEIGHTS["int4-g128"])}
 
 
 class NotMeasured(ForedraftError):

@@ -271,6 +271,11 @@ def test_experts_of_gpt_oss_in_mxfp4(tmp_path: Path):
         ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "quantization_config.quant_algo"),
         (groups(type="float", num_bits=6), "quantization_config.config_groups.group_0.weights.num_bits"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "quantization_config.weight_block_size"),
+        ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "quantization_config.quant_method"),
+        (
+            groups(type="float", num_bits=8) | {"transform_config": {"config_groups": {"r": {"type": "hadamard"}}}},
+            "quantization_config.transform_config",
+        ),
     ],
 )
 def test_other_forms_are_refused_with_their_key(plain, quantization: dict, key: str):

@@ -1,0 +1,1 @@
+"""How each method of quantization writes down which matrices have which format."""
