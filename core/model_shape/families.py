@@ -39,6 +39,7 @@ from .mixers import (
     replace_missing,
 )
 from .quantization import CONFIG_KEYS
+from .saved import as_published
 from .schemes.read import read_weight_formats
 from .shape import ModelShape, counted
 from .unread import note_unread
@@ -305,7 +306,7 @@ _ALIASES: Mapping[str, str] = {
     "gemma3_text": "gemma3", "gemma4_text": "gemma4", "llama4_text": "llama4", "kimi_k2": "deepseek_v3",
     "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe",
     "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe", "minimax_text_01": "minimax",
-    "minimax_m3_vl": "minimax_m3", "deepseek_ref": "deepseek_v4",
+    "minimax_m3_vl": "minimax_m3", "minimax_m3_vl_text": "minimax_m3", "deepseek_ref": "deepseek_v4",
 }  # fmt: skip
 """Other names of `model_type` for a family: language models inside multimodal ones, and models that are
 configured alike."""
@@ -371,12 +372,12 @@ def read_matrices(reader: ConfigReader, family: str) -> list[Matrix]:
 def language_model(config: Mapping[str, Any], source: str) -> ConfigReader:
     """Return a reader of the language model's part: a multimodal file keeps it under `text_config`."""
     if config.get("text_config") is None:
-        return ConfigReader(config, source)
+        return ConfigReader(as_published(config), source)
     whole = ConfigReader(config, source)
     part = whole.under("text_config")
     whole.raise_problems()
     shared = ("model_type", "tie_word_embeddings", "torch_dtype", "dtype", *CONFIG_KEYS)
-    part.data = {key: config[key] for key in shared if key in config} | dict(part.data)
+    part.data = as_published({key: config[key] for key in shared if key in config} | dict(part.data))
     return part
 
 

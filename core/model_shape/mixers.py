@@ -306,13 +306,18 @@ def _mamba(
     )  # fmt: skip
 
 
+def nemotron_letters(names: list[Any]) -> str:
+    """Return the letters for the names of Nemotron-H's layers."""
+    letters = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E"}
+    return "".join(letters.get(name, "?") if isinstance(name, str) else "?" for name in names)
+
+
 def nemotron_pattern(reader: ConfigReader) -> str:
     """Return Nemotron-H's pattern of layers: M mamba, * attention, - MLP, E experts;
     newer files list the names instead."""
     pattern, names = reader.get("hybrid_override_pattern"), reader.get("layers_block_type")
     if pattern is None and isinstance(names, list):
-        letters = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
-        pattern = "".join(letters.get(name, "?") if isinstance(name, str) else "?" for name in names)
+        pattern = nemotron_letters(names)
     if not isinstance(pattern, str) or set(pattern) - set("M*-E") or not set("M*") & set(pattern):
         reader.problem("hybrid_override_pattern", f"must be a text of M, *, - and E, found {pattern!r}")
         return "*"

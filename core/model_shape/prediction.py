@@ -13,6 +13,7 @@ from typing import Any
 from ..parsing import ConfigReader
 from .families import language_model, read_formats, read_matrices, read_model_shape
 from .matrices import matrices_of
+from .mixers import nemotron_letters
 from .quantization import CONFIG_KEYS
 from .shape import ModelShape
 
@@ -64,7 +65,9 @@ def _of_family(reader: ConfigReader, model: ModelShape) -> dict[str, Any]:
                 "compress_ratios": ratios[model.layers : model.layers + 1] or [0] if isinstance(ratios, list) else None
             }
         case "nemotron_h":
-            pattern = str(reader.get("mtp_hybrid_override_pattern", "*E"))
+            names = reader.get("mtp_layers_block_type")
+            usual = nemotron_letters(names) if isinstance(names, list) and names else "*E"
+            pattern = str(reader.get("mtp_hybrid_override_pattern", usual))
             return {"hybrid_override_pattern": pattern, "layers_block_type": None, "num_hidden_layers": len(pattern)}
         case "step3p7":  # dense: the numbers of the layers with experts end before it
             return {"moe_layer_freq": [0]}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from ...parsing import ConfigReader
-from ..beside import OF_PARTS
-from ..scheme import FormatEntry, Tier
+from .beside import OF_PARTS
+from .scheme import FormatEntry, Tier
 
 KEPT = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers", "exclude", "llm_int8_skip_modules")
 

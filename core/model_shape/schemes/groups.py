@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from ...parsing import ConfigReader
 from ..quantization import grouped_format
-from ..scheme import EMBEDDING, LINEAR, FormatEntry, Scheme, Tier
 from .entries import is_readable, kept
+from .scheme import EMBEDDING, LINEAR, FormatEntry, Scheme, Tier
 
 
 def read_compressed_tensors(config: ConfigReader) -> Scheme | None:

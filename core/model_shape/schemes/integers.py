@@ -9,8 +9,8 @@ from typing import Any
 from ...parsing import ConfigReader
 from ..matrices import EXPERTS
 from ..quantization import grouped_format
-from ..scheme import FormatEntry, Scheme, Tier
 from .entries import is_readable, kept
+from .scheme import FormatEntry, Scheme, Tier
 
 METHODS = ("awq", "gptq", "auto-round")
 _ROUNDED: Mapping[str, Mapping[int, str]] = {

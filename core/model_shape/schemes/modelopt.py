@@ -7,8 +7,8 @@ from typing import Any
 
 from ...parsing import ConfigReader
 from ..quantization import grouped_format
-from ..scheme import FormatEntry, Scheme, Tier
 from .entries import kept
+from .scheme import FormatEntry, Scheme, Tier
 
 MIXED = "MIXED_PRECISION"
 METHODS: Mapping[str, str | None] = {

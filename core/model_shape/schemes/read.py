@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from ...parsing import ConfigReader
 from ..matrices import EMBEDDINGS, EXPERTS, HEAD, MIXERS, MLPS, Matrix
 from ..quantization import CONFIG_KEYS, mean_format, read_kv_format
-from ..scheme import Scheme, TwoGroups
 from . import integers, modelopt
 from .entries import KEPT, kept
 from .groups import read_compressed_tensors, read_quark
+from .scheme import Scheme, TwoGroups
 from .torchao import read_torchao
 
 _PLAIN: Mapping[str, str] = {

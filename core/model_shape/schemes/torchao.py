@@ -7,8 +7,8 @@ from typing import Any
 
 from ...parsing import ConfigReader
 from ..quantization import grouped_format
-from ..scheme import EMBEDDING, FormatEntry, Scheme, Tier
 from .entries import is_readable, kept
+from .scheme import EMBEDDING, FormatEntry, Scheme, Tier
 
 _BY_NAME = ("fqn", "modulefqn")
 _PLAIN: Mapping[str, str] = {

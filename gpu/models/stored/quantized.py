@@ -31,8 +31,8 @@ from torch import Tensor
 from ....core.errors import Problem
 from ....core.model_shape.matrices import Matrix, matrix_named
 from ....core.model_shape.quantization import CONFIG_KEYS, WEIGHT_BITS
-from ....core.model_shape.scheme import Scheme
 from ....core.model_shape.schemes.read import read_scheme
+from ....core.model_shape.schemes.scheme import Scheme
 from ....core.parsing import ConfigReader
 from ...types.coded import Code, CodedWeight, in_halves
 from ...types.shards import ShardCut

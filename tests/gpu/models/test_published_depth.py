@@ -5,6 +5,8 @@ Small models of our own miss what only grows with depth: `transformers` writes "
 
 from __future__ import annotations
 
+import importlib
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -238,3 +240,48 @@ def test_what_transformers_saves_is_read(name: str, tmp_path):
     shape = read_model_shape(read_json(tmp_path / "config.json"), "config.json", name)
     assert shape.layers == layers and shape.parameters == pytest.approx(count, rel=2e-4), "norms of some are left out"
     assert Tokenizer.load(tmp_path).eos_ids
+
+
+LAYERS = {
+    "mimo_v2_flash": ("MiMoV2Flash", ["full_attention", "sliding_attention", "sliding_attention"]),
+    "deepseek_v4": (
+        "DeepseekV4", ["heavily_compressed_attention", "sliding_attention", "heavily_compressed_attention",
+                       "compressed_sparse_attention"]),
+    "kimi_linear": ("KimiLinear", ["linear_attention", "full_attention", "linear_attention"]),
+    "nemotron_h": ("NemotronH", ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"]),
+    "minimax_m3_vl": ("MiniMaxM3VL", ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", LAYERS)
+def test_families_that_are_priced_alone_are_read_as_they_are_saved(family: str):
+    """Keys of `transformers`, which are not those of the publisher; parameters as it counts them."""
+    pytest.importorskip("transformers")
+    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    name, kinds = LAYERS[family]
+    model_class = getattr(module, f"{name}ForCausalLM")
+    config = model_class.config_class(num_hidden_layers=len(kinds), layer_types=kinds)
+    with torch.device("meta"):
+        model = model_class(config)
+    data = json.loads(config.to_json_string()) | {"architectures": [model_class.__name__]}
+    shape = read_model_shape(data, "config.json", family)
+    assert shape.layers == len(kinds)
+    assert shape.parameters == pytest.approx(sum(p.numel() for p in model.parameters()), rel=3e-3)
+    with_others = read_model_shape({"text_config": data, "vision_config": {}}, "config.json", family)
+    assert with_others.parameters == shape.parameters
+
+
+def test_the_window_of_a_saved_mimo_is_that_of_the_publisher():
+    """Which counts the tokens before the query, and names the heads of layers with a window."""
+    common = {
+        "model_type": "mimo_v2_flash", "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 24, "v_head_dim": 16, "intermediate_size": 128, "vocab_size": 100,
+        "max_position_embeddings": 1000,
+    }  # fmt: skip
+    published = {
+        "hybrid_layer_pattern": [0, 1, 1], "sliding_window": 128, "swa_num_attention_heads": 8, "swa_head_dim": 24,
+        "swa_num_key_value_heads": 4, "swa_v_head_dim": 16,
+    }  # fmt: skip
+    saved_keys = {"layer_types": ["full_attention", *["sliding_attention"] * 2], "sliding_window": 129}
+    shapes = [read_model_shape({**common, **keys}, "config.json", "mimo") for keys in (published, saved_keys)]
+    assert shapes[0].mixers == shapes[1].mixers

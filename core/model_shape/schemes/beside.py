@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .matrices import Matrix
+from ..matrices import Matrix
 
 _OF_LAYER = """
     input_layernorm post_attention_layernorm pre_feedforward_layernorm post_feedforward_layernorm pre_mlp_layernorm

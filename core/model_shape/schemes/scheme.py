@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 
+from ..matrices import ANY_LAYER, Matrix, expert_number, first_expert, layer_named, layer_prefix, matrix_named
 from .beside import beside
-from .matrices import ANY_LAYER, Matrix, expert_number, first_expert, layer_named, layer_prefix, matrix_named
 
 LINEAR, EMBEDDING = "Linear", "Embedding"  # classes of modules
 
