@@ -81,10 +81,10 @@ def refuse_of_other_modes(ctx: typer.Context, mode: str | None, taken: Collectio
     refuse_without_effect(*rules)
 
 
-def with_options(name: str, declared: Callable[..., Any]) -> Decorator:
-    """Return a decorator of commands that puts the parameters of `declared` in the place of the parameter `name`, which
-    gets their values by their names."""
-    inner = signature(declared, eval_str=True).parameters
+def with_options(name: str, declared: Callable[..., Any] | Mapping[str, Parameter]) -> Decorator:
+    """Return a decorator of commands that puts the parameters of `declared`, or those that it has by their names, in
+    the place of the parameter `name`, which gets their values by their names."""
+    inner = declared if isinstance(declared, Mapping) else signature(declared, eval_str=True).parameters
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)

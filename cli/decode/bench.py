@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,23 +14,17 @@ from ...core.errors import count_of
 from ..options import in_panel, mode_of, option, print_document
 from ..terminal import EXIT_INTERRUPTED
 from .options import (
+    OPTIONAL_MODEL,
+    SESSION,
     AsJson,
-    Device,
-    Dtype,
-    KvDtype,
-    Nodes,
-    Overlap,
-    PageSize,
-    Quantized,
     Quiet,
-    TensorParallel,
-    Threads,
-    Topk,
     engine_option,
     model_option,
     problems_name_options,
+    session_parameter,
     speculation_option,
     tree_nodes,
+    with_session_options,
 )
 from .twin import compare_with_simulation, with_twin_options
 
@@ -129,18 +122,9 @@ def footing(plan: BenchPlan, results: Sequence[ArmResult]) -> list[str]:
 cells_option = in_panel("Cells")
 
 # fmt: off
-Model = Annotated[Path | None, model_option("--model",
-    "Hugging Face checkpoint: a directory, or its name on the hub.", "DIR|ORG/NAME")]
 RandomWeights = Annotated[str | None, model_option("--random-weights",
     "Time a model's shape without its checkpoint: llama-3.1-8b, qwen3-8b, … or a config.json. Acceptance is simulated.",
     "NAME|CONFIG")]
-Draft = Annotated[str | None, model_option("--draft",
-    "Draft checkpoint. With --random-weights: the shape of a STANDALONE draft, as a name or a config.json.", "DIR|NAME")]
-Algorithm = Annotated[str, speculation_option("--algorithm",
-    "STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, NONE or a plugin. auto: the algorithm of the draft; without "
-    "a draft NGRAM on a CPU; with random weights EAGLE3.", "NAME")]
-Steps = Annotated[str | None, speculation_option("--steps",
-    "Draft steps to compare; the command always adds 0. Default: 1,3,5.", "S,S,…")]
 Acceptance = Annotated[str | None, speculation_option("--acceptance",
     "Simulate acceptance by a mean length (3.0), a kind of text (chat, code, math, edit), a preset, or probabilities "
     "by position (0.7,0.65).",
@@ -164,6 +148,21 @@ Twin = Annotated[bool, option("--twin",
 Warm = Annotated[bool, option("--warm",
     "Time nothing: compile the kernels of the cells on this GPU, so that the next run of them begins at once.")]
 # fmt: on
+OWN = {  # options of a session of which a benchmark says more
+    "model": OPTIONAL_MODEL,
+    "draft": session_parameter(
+        "draft", " With --random-weights: the shape of a STANDALONE draft, a name or a config.json."
+    ),
+    "algorithm": session_parameter("algorithm", " With random weights: EAGLE3."),
+    "steps": session_parameter(
+        "steps",
+        kind=str | None,
+        text="Draft steps to compare; the command always adds 0. Default: 1,3,5.",
+        metavar="S,S,…",
+    ),
+}
+# What cells decide, and what a benchmark keeps as it is, is no option of it.
+SHARED = SESSION.keys() - {"adaptive", "policy", "max_running", "context_len", "kv_tokens", "window_kv", "debug"}
 
 _MODELS = {"model", "draft", "dtype", "seed", "as_json", "quiet"}
 _ROUNDS = {"random_weights", "quantized", "kv_dtype", "algorithm", "steps", "topk", "num_draft_tokens", "acceptance"}
@@ -178,16 +177,13 @@ MODES = {
 
 @problems_name_options
 @with_twin_options
+@with_session_options(*SHARED, **OWN)
 def bench(
-    ctx: typer.Context, twin: Mapping[str, Any],
-    model: Model = None, random_weights: RandomWeights = None, draft: Draft = None, dtype: Dtype = "auto", quantized: Quantized = "auto",
-    kv_dtype: KvDtype = "auto",
-    algorithm: Algorithm = "auto", steps: Steps = None, topk: Topk = 1, num_draft_tokens: Nodes = None,
+    ctx: typer.Context, twin: Mapping[str, Any], session: Mapping[str, Any], random_weights: RandomWeights = None,
     acceptance: Acceptance = None, batch_sizes: BatchSizes = "1,8,32", context_lengths: ContextLengths = "128,1024",
     output_tokens: OutputTokens = 128, prompts: Prompts = 4, repeat: Repeat = 3, processes: Processes = 1,
-    device: Device = "auto", threads: Threads = None, overlap: Overlap = None, graphs: Graphs = None,
-    page_size: PageSize = 1, tensor_parallel: TensorParallel = 1, seed: Seed = 0, estimate: Estimate = None,
-    is_twin: Twin = False, is_warm: Warm = False, as_json: AsJson = False, quiet: Quiet = False,
+    graphs: Graphs = None, seed: Seed = 0, estimate: Estimate = None, is_twin: Twin = False, is_warm: Warm = False,
+    as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Time decoding: batch sizes × context lengths × draft steps, each against plain decoding.
 
@@ -230,18 +226,17 @@ def bench(
     mode = mode_of(ctx, MODES)
     if mode == "--twin":
         compare_with_simulation(
-            **twin, model=model, draft=None if draft is None else Path(draft), dtype=dtype, repeat=repeat, seed=seed,
-            device=device, threads=threads, as_json=as_json, quiet=quiet,
+            **twin, **{name: session[name] for name in ("model", "draft", "dtype", "device", "threads")},
+            repeat=repeat, seed=seed, as_json=as_json, quiet=quiet,
         )  # fmt: skip
         return
     from ...gpu.measure.plan import BenchOptions
 
+    draft, nodes = session["draft"], tree_nodes(session["num_draft_tokens"])
     options = BenchOptions(
-        model=model, random_weights=random_weights, draft=draft, algorithm=algorithm, steps=steps, topk=topk,
-        num_draft_tokens=tree_nodes(num_draft_tokens), batch_sizes=batch_sizes, context_lengths=context_lengths,
-        output_tokens=output_tokens, acceptance=acceptance, overlap=overlap, graphs=graphs, device=device,
-        dtype=dtype, quantized=quantized, kv_dtype=kv_dtype, threads=threads, page_size=page_size, prompts=prompts,
-        repeat=repeat, seed=seed, tensor_parallel=tensor_parallel,
+        **{**session, "draft": None if draft is None else str(draft), "num_draft_tokens": nodes},
+        random_weights=random_weights, batch_sizes=batch_sizes, context_lengths=context_lengths,
+        output_tokens=output_tokens, acceptance=acceptance, graphs=graphs, prompts=prompts, repeat=repeat, seed=seed,
     )  # fmt: skip
     _run(options, mode, estimate, processes, as_json, quiet)
 

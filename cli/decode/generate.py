@@ -19,7 +19,6 @@ from .options import (
     Disaggregate,
     GenerationConfig,
     Quiet,
-    model_option,
     problems_name_options,
     prompt_option,
     sampling_option,
@@ -95,8 +94,6 @@ EXIT_FAILED = 1
 STDIN = "-"
 
 # fmt: off
-Model = Annotated[Path, model_option("--model",
-    "Hugging Face checkpoint: a directory, or its name on the hub.", "DIR|ORG/NAME")]
 PromptText = Annotated[str | None, prompt_option("--prompt",
     "One prompt; the command streams its output. Default: read standard input.", "TEXT")]
 PromptFile = Annotated[Path | None, prompt_option("--prompts",
@@ -161,9 +158,9 @@ class _Asked:
 
 
 @problems_name_options
-@with_session_options
+@with_session_options()
 def generate(
-    model: Model, session: Mapping[str, Any],
+    session: Mapping[str, Any],
     prompt: PromptText = None, prompts: PromptFile = None, chat: Chat = False, max_tokens: MaxTokens = None,
     temperature: Temperature = None, top_p: TopP = None, top_k: TopK = None, min_p: MinP = None, seed: Seed = 0,
     stop: Stop = None, generation_config: GenerationConfig = "auto",
@@ -197,12 +194,11 @@ def generate(
     On bad input the command prints one message before it reads any weight, and
     exits with code 2.
     """
-    from ...gpu.session.hub import local_checkpoint
     from ...gpu.session.plan import SessionOptions, with_look_up
     from ...gpu.session.prompts import RequestDefaults, defaults_note, file_defaults
 
     start_logging(log_level, log_format)
-    options = SessionOptions(local_checkpoint(model), **session_values(session), seed=seed)
+    options = SessionOptions(**session_values(session), seed=seed)
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     sampling["repetition_penalty"] = repetition_penalty
     given: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}

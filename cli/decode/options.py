@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import wraps
-from inspect import Parameter, Signature
+from inspect import Parameter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from ...gpu.types.session_options import DECLARED, ENGINE, MODEL, SPECULATION, SessionOptions
@@ -60,25 +61,41 @@ def tree_nodes(text: str | None) -> int | dict[str, int] | None:
     return {steps: int(nodes) for steps, nodes in pairs}
 
 
-def session_option(name: str) -> Any:
-    """Return what makes a parameter the option of a session of this name, for its `Annotated`."""
+FIELDS = {one.name: one for one in fields(SessionOptions) if one.name in DECLARED and DECLARED[one.name].text}
+KINDS = get_type_hints(SessionOptions) | {"num_draft_tokens": str | None}  # see `tree_nodes`
+
+
+def session_option(name: str, more: str = "", **own: Any) -> Any:
+    """Return what makes a parameter the option of a session of this name, for its `Annotated`. `more`: what the help of
+    a command adds. `own`: what a command has instead of the declared text, metavar, panel and limits."""
     declared = DECLARED[name]
-    limits = {"min": declared.least} if name == "threads" else {}  # the others are checked with all problems at once
-    flags = declared.flags or f"--{name.replace('_', '-')}"
-    return option(flags, declared.text, declared.metavar, rich_help_panel=declared.panel, **limits)
+    if name == "threads":  # the others are checked with all problems at once
+        own.setdefault("min", declared.least)
+    panel, flags = own.pop("panel", declared.panel), declared.flags or f"--{name.replace('_', '-')}"
+    text, metavar = own.pop("text", declared.text) + more, own.pop("metavar", declared.metavar)
+    return option(flags, text, metavar, rich_help_panel=panel, **own)
+
+
+def session_parameter(name: str, more: str = "", kind: Any = None, default: Any = MISSING, **own: Any) -> Parameter:
+    """Return a parameter of a command that is the option of a session of this name. `kind`, `default`, `more`, `own`:
+    what the command has instead of what is declared, as in `session_option`."""
+    annotation = Annotated[KINDS[name] if kind is None else kind, session_option(name, more, **own)]  # type: ignore[valid-type]
+    usual = FIELDS[name].default if default is MISSING else default
+    default = Parameter.empty if usual is MISSING else usual
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+SESSION = {name: session_parameter(name) for name in FIELDS}
+OPTIONAL_MODEL = session_parameter("model", kind=Path | None, default=None)
+
+
+def with_session_options(*names: str, **own: Parameter) -> Decorator:
+    """Return a decorator of commands that puts options of a session in the place of the parameter `session`: those of
+    these names, or all. `own`: those of which the command says more, or of another kind."""
+    return with_options("session", {name: own.get(name, SESSION[name]) for name in FIELDS if name in (names or FIELDS)})
 
 
 # fmt: off
-Dtype = Annotated[str, session_option("dtype")]
-Quantized = Annotated[str, session_option("quantized")]
-Topk = Annotated[int, session_option("topk")]
-Nodes = Annotated[str | None, session_option("num_draft_tokens")]
-Device = Annotated[str, session_option("device")]
-Threads = Annotated[int | None, session_option("threads")]
-Overlap = Annotated[bool | None, session_option("overlap")]
-PageSize = Annotated[int, session_option("page_size")]
-KvDtype = Annotated[str, session_option("kv_dtype")]
-TensorParallel = Annotated[int, session_option("tensor_parallel")]
 Disaggregate = Annotated[str | None, engine_option("--disaggregate",
     "Prefill in N processes and decode in M, each on its own GPU if there are GPUs.", "prefill=N,decode=M")]
 GenerationConfig = Annotated[str, sampling_option("--generation-config",
@@ -89,36 +106,15 @@ Quiet = Annotated[bool, output_option("--quiet -q", "Print no progress on standa
 # fmt: on
 
 
-def _session_parameters() -> dict[str, Parameter]:
-    """Return the options of a session as parameters of a command, by the names of `SessionOptions`."""
-    found = {}
-    for one in fields(SessionOptions):
-        if one.name in DECLARED and DECLARED[one.name].text:
-            kind = str | None if one.name == "num_draft_tokens" else get_type_hints(SessionOptions)[one.name]
-            annotation = Annotated[kind, session_option(one.name)]  # type: ignore[valid-type]
-            found[one.name] = Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=annotation)
-    return found
-
-
-SESSION = _session_parameters()
-
-
-def _session_options(**session: Any) -> None:
-    """Have the parameters `SESSION`."""
-
-
-_session_options.__signature__ = Signature([*SESSION.values()])  # type: ignore[attr-defined]
-with_session_options: Decorator = with_options("session", _session_options)
-
-
 def session_values(session: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values for `SessionOptions`: checkpoints of the hub are on this machine then. Raises ConfigError."""
     from ...gpu.session.hub import local_checkpoint
 
-    draft, nodes = session["draft"], tree_nodes(session["num_draft_tokens"])
-    return {**session, "draft": None if draft is None else local_checkpoint(draft, "draft"), "num_draft_tokens": nodes}
+    model, draft = local_checkpoint(session["model"]), session["draft"]
+    changed = {"model": model, "draft": None if draft is None else local_checkpoint(draft, "draft")}
+    return {**session, **changed, "num_draft_tokens": tree_nodes(session["num_draft_tokens"])}
 
 
 def given_session_options(session: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that are not the defaults."""
-    return {name: value for name, value in session.items() if value != SESSION[name].default}
+    return {name: value for name, value in session.items() if value not in (None, SESSION[name].default)}

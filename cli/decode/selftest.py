@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ..options import output_option, print_document
-from .options import AsJson, Device, Quiet, engine_option, problems_name_options
+from .options import AsJson, Quiet, engine_option, problems_name_options, with_session_options
 
 Out = Annotated[Path, output_option("--out", "Directory of selftest.md and selftest.json.", "DIR")]
 Budget = Annotated[
@@ -17,8 +18,9 @@ Budget = Annotated[
 
 
 @problems_name_options
+@with_session_options("device")
 def selftest(
-    device: Device = "auto",
+    session: Mapping[str, Any],
     out: Out = Path("selftest"),
     budget: Budget = "10m",
     as_json: AsJson = False,
@@ -51,7 +53,7 @@ def selftest(
 
     progress = StatusLine(quiet)
     try:
-        report = test.selftest(device, out, budget, progress.show)
+        report = test.selftest(session["device"], out, budget, progress.show)
     finally:
         progress.clear()
     if as_json:

@@ -11,8 +11,9 @@ import typer
 
 from ...core.errors import count_of
 from ..names import complete_setting
-from ..options import Decorator, argument, only_with, print_document, refuse_without_effect, with_options
+from ..options import ONLY, Decorator, argument, only_with, print_document, refuse_without_effect, with_options
 from ..terminal import EXIT_INTERRUPTED
+from .options import session_option
 from .tiny import default_directory
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ Seconds = Annotated[float | None, twin_option("--seconds",
     "Approximate seconds of a measured run of these loads. Default: 8.", min=0.5)]
 Clock = Annotated[str, twin_option("--clock",
     "wall: real time. cpu: processor time of this thread, for a machine that does other work too.", "wall|cpu")]
-MaxRunning = Annotated[int, twin_option("--max-running", "Most requests that are decoded together.", min=1)]
+MaxRunning = Annotated[int, session_option("max_running", panel=f"{ONLY}--twin", min=1)]
 # fmt: on
 
 

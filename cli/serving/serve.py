@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..decode.options import (
+    OPTIONAL_MODEL,
     SESSION,
     Disaggregate,
     GenerationConfig,
@@ -45,8 +46,6 @@ KEY = "FOREDRAFT_API_KEY"
 server_option, limits_option = in_panel("HttpServer"), in_panel("Limits")
 
 # fmt: off
-ModelDirectory = Annotated[Path | None, model_option("--model",
-    "Hugging Face checkpoint to decode: a directory, or its name on the hub.", "DIR|ORG/NAME")]
 Simulate = Annotated[Path | None, model_option("--simulate",
     "Scenario to simulate instead, as for foredraft simulate; needs no model.", "SCENARIO.toml")]
 Speed = Annotated[float | None, engine_option("--speed",
@@ -100,14 +99,14 @@ WarmOnly = Annotated[bool, server_option("--warm-only",
 AsJson = Annotated[bool, only_with("--warm-only")("--json", AS_JSON)]
 Quiet = Annotated[bool, only_with("--warm-only")("--quiet -q", "Print no progress on standard error.")]
 # fmt: on
-MODES = {"--warm-only": {"model", "seed", "ready_s", *SESSION}}
+MODES = {"--warm-only": {"seed", "ready_s", *SESSION}}
 
 
 @problems_name_options
-@with_session_options
+@with_session_options(model=OPTIONAL_MODEL)
 @with_operations
 def serve(
-    ctx: typer.Context, model: ModelDirectory = None, simulate: Simulate = None, *, session: Mapping[str, Any],
+    ctx: typer.Context, session: Mapping[str, Any], simulate: Simulate = None, *,
     disaggregate: Disaggregate = None, generation_config: GenerationConfig = "auto",
     operations: Mapping[str, Any], settings: Settings = None,
     faults: Faults = None, speed: Speed = None, seed: Seed = None,
@@ -143,14 +142,14 @@ def serve(
     sessions with these options find the kernels in Triton's cache.
     """
     if mode_of(ctx, MODES):
-        warm(_session_of(_given(model), session, seed), ready_s, as_json, quiet)
+        warm(_session_of(session, seed), ready_s, as_json, quiet)
         return
     from ...serve.base.limits import Limits
     from ...serve.metrics import STYLES
     from ...serve.requests.api import DIALECTS
     from ...serve.telemetry.recording import Recording
 
-    log = _start_log(log_level, log_format)
+    log, model = _start_log(log_level, log_format), session["model"]
     _check_choice(model, simulate)
     limits = Limits(max_streams, max_body_bytes, max_prompt_tokens, max_choices, deadline_s, stall_s)
     _refuse_unknown("--metrics-as", metrics_as, STYLES)
@@ -162,7 +161,7 @@ def serve(
             ignored = {"settings": settings, "faults": faults, "speed": speed, "dialect": dialect, "start_s": start_s}
             ignored |= {"replica_ports": asked.replica_ports, "strict": strict or None}
             _refuse_for("--model", "a checkpoint is decoded", ignored, {"settings": "--set"})
-            options, table = _session_of(model, session, seed), session["adaptive"]
+            options, table = _session_of(session, seed), session["adaptive"]
             body = _decoding_body(options, generation_config, disaggregate, asked, recording, log, ready_s, workers)
         else:
             _refuse_of_checkpoints(session, disaggregate, generation_config, ready_s)
@@ -178,20 +177,14 @@ def serve(
         )  # fmt: skip
 
 
-def _session_of(model: Path, session: Mapping[str, Any], seed: int | None) -> SessionOptions:
+def _session_of(session: Mapping[str, Any], seed: int | None) -> SessionOptions:
     """Return the options of the session that a server has; checkpoints of the hub are on this machine then."""
-    from ...gpu.session.hub import local_checkpoint
+    from ...core.errors import ConfigError
     from ...gpu.session.plan import SessionOptions
 
-    return SessionOptions(local_checkpoint(model), **session_values(session), seed=seed or 0, multi_step_rounds=1)
-
-
-def _given(model: Path | None) -> Path:
-    from ...core.errors import ConfigError
-
-    if model is None:
+    if session["model"] is None:
         raise ConfigError.of("<arguments>", "--model", "is missing: --warm-only compiles the kernels of a checkpoint")
-    return model
+    return SessionOptions(**session_values(session), seed=seed or 0, multi_step_rounds=1)
 
 
 def _check_choice(model: Path | None, simulate: Path | None) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...core.errors import count_of
-from ..options import AsJson, Quiet, Settings, argument, mode_of, only_with, option, print_document
+from ..decode.options import session_option
+from ..options import ONLY, AsJson, Quiet, Settings, argument, mode_of, only_with, option, print_document
 
 if TYPE_CHECKING:
     from ...sim.calibration.result import CalibrateResult
@@ -29,6 +30,7 @@ REDRAW_EVERY_S = 0.2
 
 
 of_executor = only_with("--model")
+OF_MODEL = f"{ONLY}--model"
 of_acceptance = only_with("--acceptance")
 # fmt: off
 First = Annotated[list[str] | None, option("--from", "Result file of a benchmark; repeatable.", "FILE")]
@@ -43,16 +45,16 @@ AllowTruncated = Annotated[bool, of_acceptance("--allow-truncated",
 Model = Annotated[Path | None, option("--model", "Measure Foredraft's own executor with this checkpoint.", "DIR")]
 Steps = Annotated[str | None, only_with("--model", "--acceptance")("--steps",
     "Draft steps: to measure (default: 1,3,5,7), or of the server whose files do not have the number.", "S,S,…")]
-Draft = Annotated[Path | None, of_executor("--draft", "Draft checkpoint for the model.", "DIR")]
+Draft = Annotated[Path | None, session_option("draft", panel=OF_MODEL)]
 Topk = Annotated[int, of_executor("--topk", "If more than 1: also measure trees with this number of branches.", min=1)]
 NumDraftTokens = Annotated[int | None, of_executor("--num-draft-tokens", "Nodes of these trees. Default: up to 16.", min=2)]
-MaxRunning = Annotated[int, of_executor("--max-running", "Most requests that are decoded together.", min=1)]
+MaxRunning = Annotated[int, session_option("max_running", panel=OF_MODEL, min=1)]
 ContextLen = Annotated[int, of_executor("--context-len", "Length of the longest request, in tokens.", min=64)]
 Repeat = Annotated[int, of_executor("--repeat", "Number of timings of every step.", min=1)]
 Clock = Annotated[str, of_executor("--clock",
     "wall: real time. cpu: processor time, for a machine that does other work too.", "wall|cpu")]
-Device = Annotated[str, of_executor("--device", "Device of the executor.", "cpu|cuda")]
-Threads = Annotated[int | None, of_executor("--threads", "Threads of the executor on a CPU.", min=1)]
+Device = Annotated[str, session_option("device", panel=OF_MODEL)]
+Threads = Annotated[int | None, session_option("threads", panel=OF_MODEL)]
 Out = Annotated[Path | None, option("--out",
     "Write the profile to this file. Default: profile.json. With --acceptance: write the table of a scenario.")]
 # fmt: on

@@ -4,7 +4,7 @@ every contradiction, and the memory that it needs."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,31 +52,33 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What a user may choose. Lists are texts such as "1,8,32"."""
+    """What a user may choose: options of a session under their names, and those of a benchmark. Lists are texts such as
+    "1,8,32".
+    """
 
     model: Path | None = None
-    random_weights: str | None = None  # a built-in name or a config.json, instead of `model`
-    draft: str | None = None
+    draft: str | None = None  # beside random weights the name of a shape
     algorithm: str = AUTO
-    steps: str | None = None
+    steps: str | None = None  # a list
     topk: int = 1
     num_draft_tokens: int | dict[str, int] | None = None
+    device: str = AUTO
+    threads: int | None = None
+    dtype: str = AUTO
+    quantized: str = AUTO
+    overlap: bool | None = None
+    page_size: int = 1
+    kv_dtype: str = AUTO
+    tensor_parallel: int = 1
+    seed: int = 0
+    graphs: bool | None = None
+    random_weights: str | None = None  # a built-in name or a config.json, instead of `model`
     batch_sizes: str = "1,8,32"
     context_lengths: str = "128,1024"
     output_tokens: int = 128
     acceptance: str | None = None
-    overlap: bool | None = None
-    graphs: bool | None = None
-    device: str = AUTO
-    dtype: str = AUTO
-    quantized: str = AUTO  # as in a session
-    kv_dtype: str = AUTO  # as in a session
-    threads: int | None = None
-    page_size: int = 1
-    tensor_parallel: int = 1
     prompts: int = 4  # of each cell: at least so many, in whole batches
     repeat: int = 3
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,24 +171,7 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False, on_meta: 
     """
     counts = _counts(options)
     batch_sizes, context_lengths, steps = counts["batch_sizes"], counts["context_lengths"], counts["steps"]
-    session = SessionOptions(
-        model=Path(options.random_weights or "") if options.model is None else local_checkpoint(options.model),
-        draft=None if options.draft is None else _draft_directory(options, options.draft),
-        algorithm=options.algorithm,
-        topk=options.topk,
-        num_draft_tokens=options.num_draft_tokens,
-        overlap=options.overlap,
-        page_size=options.page_size,
-        max_running=max(batch_sizes),
-        prefix_cache=False,
-        dtype=options.dtype,
-        quantized=options.quantized,
-        kv_dtype=options.kv_dtype,
-        device=options.device,
-        threads=options.threads,
-        seed=options.seed,
-        tensor_parallel=options.tensor_parallel,
-    )
+    session = _session(options, max(batch_sizes))
     if options.model is not None and not on_meta:
         session = with_look_up(session)
     check_choices(session)
@@ -259,6 +244,15 @@ def _counts(options: BenchOptions) -> dict[str, tuple[int, ...]]:
     if problems:
         raise ConfigError(ARGUMENTS, problems)
     return counts
+
+
+def _session(options: BenchOptions, max_running: int) -> SessionOptions:
+    """Return the options of the session whose models and engines a benchmark times; each cell has its own steps."""
+    of_session = {field.name for field in fields(SessionOptions)} - {"model", "draft", "steps"}
+    shared = {one.name: getattr(options, one.name) for one in fields(options) if one.name in of_session}
+    model = Path(options.random_weights or "") if options.model is None else local_checkpoint(options.model)
+    draft = None if options.draft is None else _draft_directory(options, options.draft)
+    return SessionOptions(model, draft, **shared, max_running=max_running, prefix_cache=False)
 
 
 def _models(

@@ -51,7 +51,9 @@ def _about(text: str = "", panel: str = ENGINE, metavar: str | None = None, **mo
 class SessionOptions:
     """What a user may choose. Lengths in tokens; None or "auto" leaves the choice to the session."""
 
-    model: Path
+    model: Path = field(
+        metadata=_about("Hugging Face checkpoint: a directory, or its name on the hub.", MODEL, "DIR|ORG/NAME")
+    )
     draft: Path | None = field(
         default=None,
         metadata=_about("Draft checkpoint: a small model, or a head trained for the model.", MODEL, "DIR|ORG/NAME"),
