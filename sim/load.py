@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ..core.errors import ConfigError
 from .scenario import Length, Scenario, Workload
-from .scenario_file import SCENARIO
+from .scenario_file import refuse_keys
 from .workload.arrivals import ArrivalProcess, RateCurve
 from .workload.lengths import (
     EmpiricalLength,
@@ -30,6 +29,7 @@ def make_workload(scenario: Scenario, context_len: int) -> TraceSource | Synthet
     `context_len`: prompt and output tokens that the engines take of one request. Lognormal lengths without a `high` end
     there, those of prompts so far before it that an average output fits.
     """
+    refuse_keys(scenario, "workload.")
     table = scenario.workload
     if table.trace is not None:
         part = table.start_s, table.stop_s, table.num_requests
@@ -56,10 +56,10 @@ def make_workload(scenario: Scenario, context_len: int) -> TraceSource | Synthet
     num_requests = table.num_requests
     if num_requests is None and (table.stop_s is None or arrivals is None):
         num_requests = SHOWN_REQUESTS + RAMP_LIVES * (table.concurrency or 0)
-    output_len = _lengths(table.output, "workload.output", context_len)
+    output_len = _lengths(table.output, context_len)
     room = max(1, round(output_len.moments[0]))
     return SyntheticWorkload(
-        _lengths(table.prompt, "workload.prompt", context_len - room),
+        _lengths(table.prompt, context_len - room),
         output_len,
         arrivals,
         table.concurrency,
@@ -73,9 +73,7 @@ def make_workload(scenario: Scenario, context_len: int) -> TraceSource | Synthet
 
 def _curve(table: Workload, rate: float) -> RateCurve:
     """Return the curve of `workload.curve`, raised or lowered to the mean `rate`."""
-    if table.curve is None or len(table.curve) < 2 or not any(table.curve):
-        message = "is missing; arrivals of the kind curve need two rates at least, one of them above 0"
-        raise ConfigError.of(SCENARIO, "workload.curve", message)
+    assert table.curve is not None, "declared as needed"
     pieces = len(table.curve) - 1
     mean = (sum(table.curve) - (table.curve[0] + table.curve[-1]) / 2) / pieces
     times = [table.period_s * i / pieces for i in range(pieces)]
@@ -100,25 +98,19 @@ def trace_options(table: Workload) -> TraceOptions:
     return TraceOptions(table.format, table.columns, table.time_unit)
 
 
-def _lengths(table: Length, key: str, greatest: int) -> LengthDistribution:
-    def need(name: str):
-        value = getattr(table, name)
-        if value is None:
-            raise ConfigError.of(SCENARIO, f"{key}.{name}", f"is missing; a {table.kind} length needs it")
-        return value
-
-    match table.kind:
-        case "fixed":
-            return FixedLength(need("value"))
-        case "uniform":
-            return UniformLength(table.low, need("high"))
-        case "lognormal":
+def _lengths(table: Length, greatest: int) -> LengthDistribution:
+    match table:
+        case Length(kind="fixed", value=int(value)):
+            return FixedLength(value)
+        case Length(kind="uniform", high=int(high)):
+            return UniformLength(table.low, high)
+        case Length(kind="lognormal", mean=float(mean), sigma=float(sigma)):
             high = max(greatest, table.low) if table.high is None else table.high
-            return LognormalLength(need("mean"), need("sigma"), table.low, high)
-        case "empirical":
-            values = need("values")
+            return LognormalLength(mean, sigma, table.low, high)
+        case Length(kind="empirical", values=list(values)):
             weights = table.weights or [1.0] * len(values)
             return EmpiricalLength(tuple(values), tuple(weights))
+    raise AssertionError(f"a {table.kind} length lacks what its keys declare as needed")
 
 
 def asked_lengths(workload: TraceSource | SyntheticWorkload) -> dict[str, tuple[float, float]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from difflib import get_close_matches
+from functools import cache
 from os import PathLike
 from types import MappingProxyType
 from typing import Any, get_args
@@ -17,8 +18,7 @@ from ..core.acceptance.presets import choose_preset
 from ..core.algorithm.algorithm import Drafter
 from ..core.algorithm.registry import get_algorithm
 from ..core.errors import ConfigError, ForedraftError, Problem, nearest, shown
-from ..core.kv.eviction import unknown_policy
-from ..core.model_shape import ModelShape, UnknownModel, known_models, known_repositories, lookup_model
+from ..core.model_shape import UnknownModel, known_models, known_repositories, lookup_model
 from ..core.parsing import ParseError, parse_toml
 from ..core.scheduler.rules import FORMER_RULES
 from ..observe.distribution.install_hint import install_command
@@ -28,6 +28,7 @@ from .cost.measured import packaged_models
 from .cost.measured.model_files import find_model_files
 from .cost.server import server_profile
 from .scenario import Scenario
+from .scenario.table import RefusedIf, declared_keys
 
 SCENARIO = "<scenario>"  # an error from this source has the full keys of a scenario
 
@@ -54,7 +55,7 @@ _TABLE_OF = {
 }
 
 
-def _lookup_model(name: str) -> ModelShape:
+def _lookup_model(name: str) -> object:
     """Return a built-in model. Raises UnknownModel, whose message has the nearest names and the other ways to name a
     model."""
     try:
@@ -75,8 +76,9 @@ def _lookup_model(name: str) -> ModelShape:
         raise UnknownModel(message) from None
 
 
-def check_names(scenario: Scenario) -> None:
-    """Look up every name in the scenario. Raises ConfigError with all unknown ones under their keys.
+def check_scenario(scenario: Scenario) -> None:
+    """Look up every name in the scenario, and judge every key by the others. Raises ConfigError with all problems under
+    their keys.
 
     The name of a draft counts for an algorithm that drafts with a model: the sizes of a head whose file is not here are
     assumed.
@@ -103,9 +105,7 @@ def check_names(scenario: Scenario) -> None:
             problems += [Problem(key, _with_place(error, problem)) for problem in error.problems]
         except ForedraftError as error:
             problems.append(Problem(key, str(error)))
-    unknown = None if scenario.engine.eviction_policy is None else unknown_policy(scenario.engine.eviction_policy)
-    if unknown is not None:
-        problems.append(Problem("engine.eviction_policy", unknown.message))
+    problems += _refused(scenario)
     if problems:
         raise ConfigError(SCENARIO, problems)
 
@@ -122,12 +122,26 @@ def _with_place(error: ConfigError, problem: Problem) -> str:
     return problem.message if error.source.startswith("<") else f"{error.source}: {problem}"
 
 
-def check_context(scenario: Scenario, target: ModelShape) -> None:
-    """Raise ConfigError for a context beyond the model's positions."""
-    asked = scenario.model.context_len
-    if asked is not None and asked > target.max_context:
-        message = f"{asked} is beyond the {target.max_context} positions of {target.name}"
-        raise ConfigError.of(SCENARIO, "model.context_len", message)
+def refuse_keys(scenario: Scenario, table: str = "", **known: object) -> None:
+    """Raise ConfigError with every key of a table, "" for all, that its declaration refuses (`RefusedIf`): by the
+    scenario alone, or by what is `known` of the run."""
+    if problems := _refused(scenario, table, **known):
+        raise ConfigError(SCENARIO, problems)
+
+
+def _refused(scenario: Scenario, table: str = "", **known: object) -> list[Problem]:
+    needs = next(iter(known), "")
+    return [
+        Problem(key, message)
+        for key, one in _refusals()
+        if one.needs == needs and key.startswith(table) and (message := one.condition(scenario, key, **known))
+    ]
+
+
+@cache
+def _refusals() -> list[tuple[str, RefusedIf]]:
+    """Return the keys with what refuses them."""
+    return [(key, one) for key, around in declared_keys(Scenario) for one in around[-1] if isinstance(one, RefusedIf)]
 
 
 def at_origins(error: ConfigError, origins: Mapping[str, str]) -> ConfigError:

@@ -9,21 +9,24 @@ from ...core.acceptance.presets import PresetChoice, TraceAcceptance, usual_pres
 from ...core.acceptance.process import AcceptanceProcess, GaussianAcceptance, RegimeAcceptance
 from ...core.algorithm.algorithm import SpecAlgorithm
 from ...core.contract.step import RoundShape
-from ...core.errors import ConfigError
 from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import EngineSpec
 from ..scenario import Scenario
 from ..workload.acceptance.runs import load_recorded_runs
 
 
-def acceptance_process(scenario: Scenario, choice: PresetChoice, spec: EngineSpec) -> AcceptanceProcess:
-    """Return the process from which rounds draw their accepted drafts. Raises ConfigError for keys that contradict each
-    other.
-    """
+def acceptance_of(
+    scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, spec: EngineSpec
+) -> tuple[PresetChoice, AcceptanceProcess]:
+    """Return the preset that gives what the scenario leaves out, and the process from which rounds draw their accepted
+    drafts."""
+    name = algorithm.draft_form or algorithm.name
+    choice = usual_preset(name, target.family, algorithm.usual_acceptance, scenario.acceptance.preset)
+    return choice, _process(scenario, choice, spec)
+
+
+def _process(scenario: Scenario, choice: PresetChoice, spec: EngineSpec) -> AcceptanceProcess:
     table, seed = scenario.acceptance, scenario.seed
-    given = [key for key in ("preset", "conditional", "mean_length", "recorded") if getattr(table, key) is not None]
-    if len(given) > 1:
-        raise ConfigError.of("acceptance", given[1], f"contradicts {given[0]}: give one of them")
     if table.recorded is not None:
         return TraceAcceptance.of_runs(load_recorded_runs(table.recorded), seed=seed)
     base = choice.preset
@@ -54,12 +57,6 @@ def _with_mean(
 
     drafted_as = None if tree is None else lambda process: process.for_tree(*tree)
     return fit_means([(steps, min(mean, steps + 1.0))], process, drafted_as)[0]
-
-
-def chosen_preset(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape) -> PresetChoice:
-    """Return the preset that gives what the scenario leaves out."""
-    name = algorithm.draft_form or algorithm.name
-    return usual_preset(name, target.family, algorithm.usual_acceptance, scenario.acceptance.preset)
 
 
 def acceptance_source(scenario: Scenario, choice: PresetChoice) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from ...core.acceptance.presets import PresetChoice
 from ...core.acceptance.process import AcceptanceProcess, GaussianAcceptance
-from ...core.acceptance.tree import MAX_DEPTH
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
 from ...core.algorithm.builtin import carried_hidden_size
 from ...core.algorithm.registry import get_algorithm
@@ -30,11 +29,11 @@ from ..cost.memory import MemoryPlan
 from ..cost.published.evidence import Evidence
 from ..cost.round import RoundCost
 from ..scenario import Scenario
-from ..scenario_file import SCENARIO, check_context, check_names
-from .acceptance import acceptance_process, chosen_preset
+from ..scenario_file import check_scenario, refuse_keys
+from .acceptance import acceptance_of
 from .deployment import Deployment
 from .models import draft_shape, model_shape
-from .pools import Pools, pools_of, timing_of
+from .pools import Pools, pools_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +127,23 @@ def assemble(scenario: Scenario, calibration: Calibration | None = None) -> Asse
 
     Raises a ForedraftError for everything that cannot run, before the run begins.
     """
-    check_names(scenario)
+    check_scenario(scenario)
     if calibration is None and scenario.hardware.profile:
         calibration = load_calibration(scenario.hardware.profile)
-    if not pools_of(scenario).is_disaggregated:
-        return _assemble(scenario, Deployment.of(scenario, calibration, EngineRole.BOTH))
+    if calibration is not None:
+        refuse_keys(scenario, calibration=calibration)
+    pools = pools_of(scenario)
+    if not pools.is_disaggregated:
+        return _assemble(scenario, Deployment.of(scenario, calibration, EngineRole.BOTH), pools)
     with _named(scenario, EngineRole.DECODE):
         decode = Deployment.of(scenario, calibration, EngineRole.DECODE)
-        run = _assemble(scenario, decode)
+        run = _assemble(scenario, decode, pools)
     with _named(scenario, EngineRole.PREFILL):
         prefill = Deployment.of(scenario, calibration, EngineRole.PREFILL)
         if prefill == decode:
             return run
-        _check_unlike(scenario, decode)
-        return replace(run, prefill=_assemble(scenario, prefill))
+        refuse_keys(scenario, unlike=decode)
+        return replace(run, prefill=_assemble(scenario, prefill, pools))
 
 
 @contextmanager
@@ -155,22 +157,14 @@ def _named(scenario: Scenario, role: EngineRole) -> Iterator[None]:
         raise type(error)(f"hardware.{role}: {error}") from None
 
 
-def _check_unlike(scenario: Scenario, deployment: Deployment) -> None:
-    """Raise ConfigError for what pools of unlike hardware cannot have."""
-    unlike = "and the pools have unlike hardware (hardware.prefill, hardware.decode)"
-    if scenario.disaggregation.rebalance_s is not None:
-        raise ConfigError.of(SCENARIO, "disaggregation.rebalance_s", f"lets engines change their role, {unlike}")
-    if deployment.calibration is not None and deployment.calibration.steps is not None:
-        raise ConfigError.of(SCENARIO, "hardware.profile", f"has steps that were measured on one device, {unlike}")
-
-
-def _assemble(scenario: Scenario, deployment: Deployment) -> Assembly:
+def _assemble(scenario: Scenario, deployment: Deployment, pools: Pools) -> Assembly:
     """Resolve a scenario whose engines have this hardware."""
     algorithm = get_algorithm(scenario.speculation.algorithm)
     given = scenario.model
     target = deployment.with_formats(model_shape(given.target, "model.target"), given)
-    check_context(scenario, target)
+    refuse_keys(scenario, target=target)
     spec = _spec(scenario, deployment, algorithm, target)
+    refuse_keys(scenario, spec=spec)
     draft = draft_shape(scenario, algorithm, target, spec.max_steps)
     memory, slots = None, scenario.engine.kv_slots
     if slots is None:
@@ -182,9 +176,7 @@ def _assemble(scenario: Scenario, deployment: Deployment) -> Assembly:
     spec = spec.with_config(num_pages=slots // page_size, host_pages=host_tokens // page_size)
     if spec.policy == "goodput":
         spec = replace(spec, cost_table=cost_table(spec, cost, host))
-    preset = chosen_preset(scenario, algorithm, target)
-    acceptance = acceptance_process(scenario, preset, spec)
-    timing_of(scenario)
+    preset, acceptance = acceptance_of(scenario, algorithm, target, spec)
     _check(scenario, spec, acceptance)
     return Assembly(
         scenario=scenario,
@@ -198,7 +190,7 @@ def _assemble(scenario: Scenario, deployment: Deployment) -> Assembly:
         memory=memory,
         acceptance=acceptance,
         preset=preset,
-        pools=pools_of(scenario),
+        pools=pools,
         evidence=evidence,
         host_link=host_link,
         not_measured=not_measured,
@@ -230,16 +222,6 @@ def _host_memory(
     engine, parallel = scenario.engine, deployment.parallel
     if engine.host_cache_gb is None and engine.host_cache_ratio is None:
         return None, 0
-    key = "engine.host_cache_gb" if engine.host_cache_gb is not None else "engine.host_cache_ratio"
-    problem = None
-    if engine.host_cache_gb is not None and engine.host_cache_ratio is not None:
-        problem = "and engine.host_cache_ratio are given: expected one of them"
-    elif not engine.prefix_cache:
-        problem = "is host memory behind the prefix cache, and engine.prefix_cache is false"
-    elif pools_of(scenario).is_disaggregated:
-        problem = "is not modelled with disaggregation"
-    if problem is not None:
-        raise ConfigError.of(SCENARIO, key, problem)
     link = HostLink.of(deployment.gpu, parallel, target, draft, scenario.hardware.host_link_gbps)
     if engine.host_cache_gb is not None:
         return link, link.num_tokens(engine.host_cache_gb * 1e9, parallel.tensor)
@@ -254,28 +236,7 @@ def _costs(
     calibration = deployment.calibration
     if calibration is not None and calibration.steps is not None:
         return *_executor_steps(scenario, calibration.steps, spec, target, calibration.name), None, None
-    body = None if draft is None else draft.body
-    tables, not_measured = deployment.kernel_tables(target)
-    draft_tables, draft_not_measured = (None, None) if body is None else deployment.kernel_tables(body)
-    evidence = deployment.evidence(target, "roofline" if tables is None else "measured", drafts=spec.max_steps > 0)
-    cost = RoundCost(
-        target,
-        deployment.gpu,
-        deployment.parallel,
-        draft,
-        graph_sizes=deployment.pass_graph_sizes(spec),
-        graph_unit="rows" if deployment.graphs is None else deployment.graphs.unit,
-        launch=deployment.launch,
-        calibration=calibration,
-        tables=tables,
-        draft_tables=draft_tables,
-        expert_independence=scenario.model.expert_independence,
-        published=evidence if deployment.is_corrected and evidence.own is not None else None,
-        keep_draft_warm=draft is not None and 0 in spec.adaptive.candidate_steps and spec.max_steps > 0,
-    )
-    if calibration is not None:
-        calibration.check_base(deployment.server.name, cost.kernels)
-    return cost, deployment.host, evidence, not_measured or draft_not_measured
+    return deployment.costs(target, draft, spec, scenario.model.expert_independence)
 
 
 def _executor_steps(
@@ -284,9 +245,6 @@ def _executor_steps(
     """Return device and host costs as measured on our own executor.
     Raises ConfigError for another model or unmeasured shapes."""
     profile = scenario.hardware.profile or profile
-    if scenario.engine.kv_slots is None:
-        message = "is not given; a profile of measured steps does not say how much memory the device has"
-        raise ConfigError.of(SCENARIO, "engine.kv_slots", message)
     shape = {"hidden": target.hidden, "layers": target.layers, "kv_heads": target.kv_heads, "vocab": target.vocab}
     steps.check_target(profile, **shape)
     return steps.cost(spec, profile), steps.host
@@ -351,9 +309,6 @@ def _check(scenario: Scenario, spec: EngineSpec, acceptance: AcceptanceProcess) 
     """Raise ConfigError if the acceptance or the engine of the scenario is impossible."""
     if spec.topk > 1 and isinstance(acceptance, GaussianAcceptance):
         for shape in spec.draft_shape.round_shapes():
-            if shape.steps > MAX_DEPTH and spec.policy != "fixed":
-                message = f"has a candidate of {shape.steps} steps; expected at most {MAX_DEPTH} with topk {spec.topk}"
-                raise ConfigError.of(SCENARIO, "speculation.adaptive", message)
             if shape.steps > 0:
                 acceptance.for_tree(shape, scenario.acceptance.rank_ratio)
     try:

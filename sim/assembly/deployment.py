@@ -34,6 +34,7 @@ from ..cost.memory import (
 from ..cost.memory.rules import leanest_rules, rules_of
 from ..cost.published.evidence import Evidence, published_evidence
 from ..cost.published.places import place_of
+from ..cost.round import RoundCost
 from ..cost.server import ServerProfile, server_profile
 from ..scenario import FrontEndTable, Hardware, Model, Scenario
 
@@ -182,6 +183,34 @@ class Deployment:
                 raise
             return None, str(error)
         return tables, None
+
+    def costs(
+        self, target: ModelShape, draft: DraftShape | None, spec: EngineSpec, expert_independence: float
+    ) -> tuple[RoundCost, HostCost, Evidence, str | None]:
+        """Return the costs of the device and of the host, what published points say of them, and why
+        `hardware.kernels=auto` took the roofline. Raises ConfigError for a profile that was fitted around others."""
+        body = None if draft is None else draft.body
+        tables, not_measured = self.kernel_tables(target)
+        draft_tables, draft_not_measured = (None, None) if body is None else self.kernel_tables(body)
+        evidence = self.evidence(target, "roofline" if tables is None else "measured", drafts=spec.max_steps > 0)
+        cost = RoundCost(
+            target,
+            self.gpu,
+            self.parallel,
+            draft,
+            graph_sizes=self.pass_graph_sizes(spec),
+            graph_unit="rows" if self.graphs is None else self.graphs.unit,
+            launch=self.launch,
+            calibration=self.calibration,
+            tables=tables,
+            draft_tables=draft_tables,
+            expert_independence=expert_independence,
+            published=evidence if self.is_corrected and evidence.own is not None else None,
+            keep_draft_warm=draft is not None and 0 in spec.adaptive.candidate_steps and spec.max_steps > 0,
+        )
+        if self.calibration is not None:
+            self.calibration.check_base(self.server.name, cost.kernels)
+        return cost, self.host, evidence, not_measured or draft_not_measured
 
     def memory_plan(
         self, target: ModelShape, draft: DraftShape | None, spec: EngineSpec, is_default_limit: bool = False

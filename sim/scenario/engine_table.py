@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .table import Count, NoEffect, Positive, ScenarioTable, Share, sglang, trtllm, vllm
+from .refusals import no_host_memory, no_such_eviction, steps_do_not_tell_memory
+from .table import Count, NoEffect, Positive, RefusedIf, ScenarioTable, Share, sglang, trtllm, vllm
 
 OF_RULES = NoEffect("rules_have_no_such_setting")
 
@@ -31,6 +32,7 @@ class EngineTable(ScenarioTable):
     ] = Field(default=1, description="KV slots per page")
     kv_slots: Annotated[
         Count | None,
+        RefusedIf(steps_do_not_tell_memory, "calibration"),
         sglang("max-total-tokens N", is_computed=True),
         vllm("num-gpu-blocks-override N", by="engine"),
         trtllm("kv-cache-config N", by="kv"),
@@ -70,6 +72,7 @@ class EngineTable(ScenarioTable):
     ] = Field(default=True, description="cache prefixes of prompts with known content, in a radix tree")
     host_cache_gb: Annotated[
         Positive | None,
+        RefusedIf(no_host_memory),
         sglang("hicache-size N", "hicache-write-policy N", "enable-hierarchical-cache", by="host_memory"),
         vllm("kv-offloading-size N", by="engine"),
     ] = Field(
@@ -78,13 +81,18 @@ class EngineTable(ScenarioTable):
         "(SGLang --hicache-size per rank, vLLM --kv-offloading-size); default: none",
     )
     host_cache_ratio: Annotated[
-        Positive | None, sglang("hicache-ratio N", "enable-hierarchical-cache", by="host_memory")
+        Positive | None,
+        RefusedIf(no_host_memory),
+        sglang("hicache-ratio N", "enable-hierarchical-cache", by="host_memory"),
     ] = Field(
         default=None,
         description="the same as a multiple of the KV pool (SGLang --hicache-ratio)",
     )
     eviction_policy: Annotated[
-        str | None, NoEffect("eviction_is_unused"), sglang("radix-eviction-policy N", by="engine")
+        str | None,
+        NoEffect("eviction_is_unused"),
+        RefusedIf(no_such_eviction),
+        sglang("radix-eviction-policy N", by="engine"),
     ] = Field(
         default=None,
         description="eviction from the prefix cache: lru, fifo, lfu; release: first what was given up first, from its "

@@ -11,7 +11,8 @@ from ...core.scheduler.config import EngineRole
 from ..cost.hardware import CUSTOM, GPU, UnknownGPU, custom_gpu, known_gpus, lookup_gpu
 from ..cost.host import GraphUnit
 from ..cost.passes.tokens import EXPERT_INDEPENDENCE
-from .table import Count, Engines, NoEffect, Positive, ScenarioTable, Spread, sglang, trtllm, vllm
+from .refusals import beyond_the_positions, unlike_pools_have_no_steps
+from .table import Count, Engines, NoEffect, Positive, RefusedIf, ScenarioTable, Spread, sglang, trtllm, vllm
 
 
 class Model(ScenarioTable):
@@ -53,6 +54,7 @@ class Model(ScenarioTable):
     ] = Field(default=None, description="format of the states of convolutions before recurrent layers; default: bf16")
     context_len: Annotated[
         Count | None,
+        RefusedIf(beyond_the_positions, "target"),
         sglang("context-length N"),
         vllm("max-model-len N", by="context"),
         trtllm("max-seq-len N", is_computed=True),
@@ -354,7 +356,7 @@ class Hardware(ScenarioTable):
     host_jitter: Spread = Field(
         default=0.0, description="standard deviation of a step's host time, divided by its mean"
     )
-    profile: str | None = Field(
+    profile: Annotated[str | None, RefusedIf(unlike_pools_have_no_steps, "unlike")] = Field(
         default=None, description="profile.json of `foredraft calibrate`: fitted or measured times"
     )
     prefill: Annotated[PoolHardware | None, NoEffect("not_disaggregated")] = Field(

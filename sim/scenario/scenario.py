@@ -13,8 +13,9 @@ from pydantic import Field
 
 from .engine_table import EngineTable
 from .hardware import Hardware, Model
+from .refusals import hold_is_no_longer_than_the_lease, unlike_pools_keep_their_roles
 from .speculation import Acceptance, Speculation
-from .table import Count, Engines, NoEffect, Policy, Positive, ScenarioTable, Seconds, sglang, trtllm, vllm
+from .table import Count, Engines, NoEffect, Policy, Positive, RefusedIf, ScenarioTable, Seconds, sglang, trtllm, vllm
 from .workload import Clients, Workload
 
 
@@ -100,13 +101,15 @@ class Disaggregation(ScenarioTable):
         description="bandwidth of each device's port in each direction, in Gbit/s; between two engines that of the slower",
     )
     layerwise: bool = Field(default=True, description="send KV layer by layer while the prompt is computed")
-    rebalance_s: Seconds | None = Field(
+    rebalance_s: Annotated[Seconds | None, RefusedIf(unlike_pools_keep_their_roles, "unlike")] = Field(
         default=None, description="interval at which an engine may be emptied to change its role; default: never"
     )
     lease_s: Seconds = Field(
         default=2.0, description="how long a prefill engine waits for news before it tries once more"
     )
-    hold_s: Seconds = Field(default=5.0, description="how long a decode engine waits for KV; more than the lease")
+    hold_s: Annotated[Seconds, RefusedIf(hold_is_no_longer_than_the_lease)] = Field(
+        default=5.0, description="how long a decode engine waits for KV; more than the lease"
+    )
     fence_s: Seconds = Field(default=1.0, description="time until slots of an abandoned transfer are used again")
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ...core.adaptive.interchange import table_schema
-from .table import Count, NoEffect, ScenarioTable, Share, sglang, trtllm, vllm
+from .refusals import acceptance_is_given, too_deep_for_trees
+from .table import Count, NoEffect, RefusedIf, ScenarioTable, Share, sglang, trtllm, vllm
 
 
 class Speculation(ScenarioTable):
@@ -50,6 +51,7 @@ class Speculation(ScenarioTable):
         str | dict[str, Any] | None,
         NoEffect("not_speculative"),
         NoEffect("policy_is_fixed"),
+        RefusedIf(too_deep_for_trees, "spec"),
         sglang("speculative-adaptive-config N", by="speculation"),
         vllm("speculative-config N", by="speculation"),
         trtllm("speculative-config N", by="speculation"),
@@ -78,19 +80,21 @@ class Regimes(ScenarioTable):
 
 
 class Acceptance(ScenarioTable):
-    preset: str | None = Field(
+    preset: Annotated[str | None, RefusedIf(acceptance_is_given)] = Field(
         default=None, description="kind of text (chat, code, math, edit) or preset; default: chat (NGRAM: code)"
     )
-    conditional: list[Share] | None = Field(
+    conditional: Annotated[list[Share] | None, RefusedIf(acceptance_is_given)] = Field(
         default=None, description="acceptance of draft position 1, 2, … if all earlier ones are accepted"
     )
     mean_length: Annotated[
-        Annotated[float, Field(ge=1)] | None, NoEffect("rounds_are_too_short", outcome="is not reached")
+        Annotated[float, Field(ge=1)] | None,
+        RefusedIf(acceptance_is_given),
+        NoEffect("rounds_are_too_short", outcome="is not reached"),
     ] = Field(
         default=None,
         description="mean accept length, bonus included, of rounds with the most steps; the preset gives the rest",
     )
-    recorded: str | None = Field(
+    recorded: Annotated[str | None, RefusedIf(acceptance_is_given)] = Field(
         default=None, description="file of recorded longest runs per output position (CSV or JSONL)"
     )
     request_share: Annotated[Share | None, NoEffect("recording_decides")] = Field(

@@ -3,7 +3,7 @@ its type."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -42,6 +42,19 @@ class NoEffect:
     says: Any = NOTHING
     tells: bool = False
     outcome: str = "has no effect"
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedIf:
+    """A condition under which a key cannot be as it is: part of the key's type, `Annotated`.
+
+    Attributes:
+        condition: A function of `refusals.py`, which returns what is wrong with the key.
+        needs: What it takes beside the scenario: "target", "spec", "calibration", "unlike"; "": nothing.
+    """
+
+    condition: Callable[..., str | None]
+    needs: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,25 +6,28 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from .table import Count, NoEffect, Positive, Rate, ScenarioTable, Seconds, Share, Tokens
+from .refusals import length_needs_it, no_curve
+from .table import Count, NoEffect, Positive, Rate, RefusedIf, ScenarioTable, Seconds, Share, Tokens
+
+NEEDED = RefusedIf(length_needs_it)
 
 
 class Length(ScenarioTable):
     kind: Literal["fixed", "uniform", "lognormal", "empirical"] = Field(
         default="fixed", description="distribution of the length in tokens"
     )
-    value: Tokens | None = Field(default=None, description="fixed: the length")
+    value: Annotated[Tokens | None, NEEDED] = Field(default=None, description="fixed: the length")
     low: Annotated[Tokens, NoEffect("length_has_no_bounds")] = Field(
         default=1, description="uniform, lognormal: the smallest length"
     )
-    high: Annotated[Tokens | None, NoEffect("length_has_no_bounds")] = Field(
+    high: Annotated[Tokens | None, NEEDED, NoEffect("length_has_no_bounds")] = Field(
         default=None, description="uniform, lognormal: the greatest length; default for lognormal: the model's context"
     )
-    mean: Positive | None = Field(default=None, description="lognormal: the mean before clipping")
-    sigma: Annotated[float, Field(gt=0, le=10)] | None = Field(
+    mean: Annotated[Positive | None, NEEDED] = Field(default=None, description="lognormal: the mean before clipping")
+    sigma: Annotated[Annotated[float, Field(gt=0, le=10)] | None, NEEDED] = Field(
         default=None, description="lognormal: standard deviation of the logarithm"
     )
-    values: Annotated[list[Tokens], Field(min_length=1)] | None = Field(
+    values: Annotated[Annotated[list[Tokens], Field(min_length=1)] | None, NEEDED] = Field(
         default=None, description="empirical: the lengths"
     )
     weights: list[Annotated[float, Field(ge=0)]] | None = Field(
@@ -115,6 +118,7 @@ class Workload(ScenarioTable):
         OF_TRACE,
         OF_CLIENTS,
         NoEffect("arrivals_are_others", ("curve",)),
+        RefusedIf(no_curve),
     ] = Field(
         default=None,
         description="curve: rates at equal distances over period_s, in any unit, with straight lines between them",
