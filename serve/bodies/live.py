@@ -22,15 +22,17 @@ from ...core.contract.account import EngineAccount
 from ...core.contract.events import Committed, Event, EventSink, Planned
 from ...core.contract.request import FinishedRequest, FinishReason, Request, cut_runs, finish_reason
 from ...core.contract.step import DecodeResult, StepResult
-from ...core.draws import request_key
 from ...core.errors import InvariantViolation
 from ...core.scheduler.engine import Engine
 from ...observe.input_files import read_text
-from ...sim.actors.clock import call_at
+from ...sim.actors.clock import Environment, call_at
 from ...sim.actors.device import Truth
 from ...sim.actors.router import ReplicaRouter
+from ...sim.assembly import Assembly
 from ...sim.disaggregation.received import KvReceiver
 from ...sim.faults.plan import FaultPlan
+from ...sim.faults.service import SoundService
+from ...sim.running.clients import RunClients
 from ...sim.running.run import Simulation
 from ...sim.scenario import Scenario
 from ...sim.workload.traces import TraceSource
@@ -64,6 +66,27 @@ def with_its_table(scenario: Scenario) -> Scenario:
         return scenario
     speculation = scenario.speculation.model_copy(update={"adaptive": read_text(Path(table))})
     return scenario.model_copy(update={"speculation": speculation})
+
+
+class LiveClients(RunClients):
+    """Clients outside, who are told each end by `take_end` as soon as the engine reports it."""
+
+    def __init__(
+        self,
+        env: Environment,
+        assembly: Assembly,
+        faults: SoundService,
+        take_end: Callable[[FinishedRequest], None],
+    ) -> None:
+        super().__init__(env, assembly, faults)
+        self._take_end = take_end
+
+    def ended(self, replica: int, finished: FinishedRequest) -> None:
+        self.num_ended += 1
+        self._faults.ended(finished.request_id)
+        self._faults.forget(finished.request_id)
+        self._service.router.ended(replica, finished.request_id)
+        self._take_end(finished)
 
 
 class LiveSimulation(Simulation):
@@ -117,13 +140,12 @@ class LiveSimulation(Simulation):
         """Send a request at `at_ns`, or now if that is over, to `replica` if one is given; the model stops it after
         `output_len` tokens. `has_kv`: another program has computed its prompt, and the KV comes over the network."""
         at_ns = max(at_ns, self.env.now)
-        shift = self._day.shift(at_ns) if self._day is not None else 0.0
-        truth = Truth(output_len, request_key(request.request_id), shift)
+        truth = self.clients.truth(request.request_id, output_len, at_ns)
         call_at(self.env, at_ns, self._submit, request, truth, replica, has_kv)
 
     def _submit(self, request: Request, truth: Truth, replica: int | None, has_kv: bool) -> None:
-        self._num_submitted += 1
-        self.faults.came(request.request_id, self._num_submitted)
+        self.clients.num_submitted += 1
+        self.faults.came(request.request_id, self.clients.num_submitted)
         if replica is None:
             chosen = self.router.submit(request, truth)
         else:
@@ -215,12 +237,11 @@ class LiveSimulation(Simulation):
                 raise InvariantViolation("ACCEPT-12", f"request {request_id!r}: {expected} was announced, {got} came")
         return list(found.values())
 
-    def _ended(self, replica: int, finished: FinishedRequest) -> None:
+    def make_clients(self) -> RunClients:
+        return LiveClients(self.env, self.assembly, self.faults, self._take_end)
+
+    def _take_end(self, finished: FinishedRequest) -> None:
         """Take the end of a request, or its refusal (which has a message)."""
-        self._num_ended += 1
-        self.faults.ended(finished.request_id)
-        self.faults.forget(finished.request_id)
-        self.router.ended(replica, finished.request_id)
         if finished.request_id in self._announced:
             self._announced.remove(finished.request_id)
         else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from ...core.acceptance.process import AcceptanceProcess, GaussianAcceptance
 from ...core.contract.events import Event, EventSink, ignore
@@ -26,15 +27,29 @@ from ..faults.service import SoundService
 Replicas = list[EngineActor]
 
 
+Ended = Callable[[int, FinishedRequest], None]
+
+
+class Service(NamedTuple):
+    """What serves the requests of a run. `on_finished` takes the ends that engines report; `streamers` are by replica,
+    where tokens arrive later than their rounds end."""
+
+    replicas: Replicas
+    router: ReplicaRouter | Cluster
+    cluster: Cluster | None
+    on_finished: Ended
+    streamers: Mapping[int, TokenStreamer]
+
+
 class ServiceBuilder:
-    """Makes the parts of one service. `streamers` are by replica, where tokens arrive later than their rounds end."""
+    """Makes the parts of one service."""
 
     def __init__(
         self, env: Environment, assembly: Assembly, faults: SoundService, *, has_lanes: bool, named_slots: bool
     ) -> None:
         """`has_lanes`: replicas do not depend on each other, and each has its place among events of one time.
         `named_slots`: sinks or parts of the service ask which KV slots a step writes."""
-        self.streamers: dict[int, TokenStreamer] = {}
+        self._streamers: dict[int, TokenStreamer] = {}
         self._env = env
         self._assembly = assembly
         self._faults = faults
@@ -44,7 +59,23 @@ class ServiceBuilder:
         # By request, where engines hand over: when its first chunk arrives.
         self._begun_ns: dict[str, int] | None = {} if pools.is_disaggregated else None
 
-    def make_cluster(self, on_finished: Callable[[int, FinishedRequest], None]) -> Cluster:
+    def make_service(
+        self,
+        numbers: Iterable[int],
+        sinks: Callable[[int], Sequence[EventSink]],
+        spans: SpanSink | None,
+        ended: Ended,
+        unreachable: Callable[..., None],
+    ) -> Service:
+        """Make the replicas with these numbers, and connect clients with them. `ended` takes the ends that clients see,
+        `unreachable` a message whose attempts were all lost, with what should have got it."""
+        cluster = self._make_cluster(ended) if self._assembly.pools.is_disaggregated else None
+        on_finished = ended if cluster is None else cluster.finished
+        replicas = [self._make_replica(number, sinks(number), spans, on_finished) for number in numbers]
+        router = self._connect(replicas, cluster, unreachable)
+        return Service(replicas, router, cluster, on_finished, self._streamers)
+
+    def _make_cluster(self, on_finished: Ended) -> Cluster:
         """Make what joins prefill and decode engines. `on_finished` takes what their clients see."""
         assembly, table = self._assembly, self._assembly.scenario.disaggregation
         roles = map(assembly.pools.role_of, range(assembly.pools.num_engines))
@@ -52,12 +83,8 @@ class ServiceBuilder:
         network = Network(self._env, round(table.latency_us * 1000), bytes_per_s)
         return Cluster(self._env, assembly, network, on_finished)
 
-    def make_replica(
-        self,
-        replica: int,
-        sinks: Sequence[EventSink],
-        spans: SpanSink | None,
-        on_finished: Callable[[int, FinishedRequest], None],
+    def _make_replica(
+        self, replica: int, sinks: Sequence[EventSink], spans: SpanSink | None, on_finished: Ended
     ) -> EngineActor:
         """Make one engine with its device and its host. `on_finished` takes the ends that it reports."""
         role = self._assembly.pools.role_of(replica)
@@ -68,7 +95,7 @@ class ServiceBuilder:
         if lines is not None:
             sinks = [*sinks, lines]
         if assembly.deployment.front_end.streams_late:
-            streamer = self.streamers[replica] = TokenStreamer(assembly.deployment.front_end, self._begun_ns)
+            streamer = self._streamers[replica] = TokenStreamer(assembly.deployment.front_end, self._begun_ns)
             sinks = [streamer.take, *sinks]
         hooks, sinks = self._faults.join(assembly.spec.config, sinks)
         engine = self._assembly.make_engine(_fan_out(sinks), replica, self._named_slots)
@@ -88,11 +115,10 @@ class ServiceBuilder:
         self._faults.attach(actor)
         return actor
 
-    def connect(
+    def _connect(
         self, replicas: Replicas, cluster: Cluster | None, unreachable: Callable[..., None]
     ) -> ReplicaRouter | Cluster:
-        """Connect clients with the replicas, and return what routes requests to them. `unreachable` takes a message
-        whose attempts were all lost, with what should have got it."""
+        """Connect clients with the replicas, and return what routes requests to them."""
         links = [self._make_link(actor.replica, unreachable) for actor in replicas]
         if cluster is not None:
             self._faults.start_transfers(cluster, replicas, links)

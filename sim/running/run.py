@@ -5,25 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
-import simpy
 from simpy.core import EmptySchedule
 
-from ...core.acceptance.process import DayCurve
 from ...core.adaptive.controller import AdaptiveMetrics
 from ...core.contract.events import EventSink
-from ...core.contract.request import FinishedRequest, FinishReason, Request
-from ...core.draws import request_key
-from ...core.scheduler.config import EngineConfig
-from ..actors.client import Patience, closed_loop_client, open_loop_source
-from ..actors.clock import Environment, call_at
-from ..actors.device import Truth
+from ..actors.clock import Environment
 from ..actors.engine import EngineActor
 from ..actors.interruption import deferred_signals
 from ..actors.router import ReplicaRouter
 from ..actors.spans import SpanSink
+from ..actors.streaming import TokenStreamer
 from ..assembly import Assembly, assemble
 from ..cost.calibration import Calibration
 from ..disaggregation.cluster import Cluster
@@ -32,10 +25,11 @@ from ..effects.notices import notices_of
 from ..faults.plan import FaultPlan
 from ..faults.service import SoundService, make_service
 from ..load import asked_lengths, contents_are_known, make_workload, scan_workload
-from ..scenario import Clients, Scenario
+from ..scenario import Scenario
 from ..workload.traces import TraceSource
-from ..workload.workload import SyntheticWorkload, TimedRequest
+from ..workload.workload import SyntheticWorkload
 from .building import ServiceBuilder
+from .clients import RunClients
 from .coupling import coupling
 from .report import RunProgress, RunReport
 
@@ -47,7 +41,6 @@ class Simulation:
     clients_are_outside: ClassVar[bool] = False
     PROGRESS_EVERY_S = 0.1
     EVENTS_PER_LOOK = 2000
-    REQUESTS_FORESEEN = 64
 
     def __init__(
         self,
@@ -84,38 +77,36 @@ class Simulation:
         self.num_skipped_rows: int
         self.num_expected, self.num_skipped_rows = scan_workload(self.workload)
         self.env: Environment = Environment()
-        self.refusals: dict[str, int] = {}
-        self._num_submitted = 0
-        self._last_arrival_ns = 0
-        self._num_ended = 0
-        self._last_request_ns = 0  # when a request was last sent, or ended
-        self._foreseen = 0  # requests below this number are announced to the device
-        self._waiting_clients: dict[str, simpy.Event] = {}
-        clients_may_leave = scenario.clients != Clients()
-        self._has_listeners = scenario.workload.concurrency is not None or clients_may_leave
-        day = scenario.acceptance.day_amplitude
-        self._day = DayCurve(day) if day else None
         self.faults: SoundService = make_service(self.env, faults, self.assembly)
-        config, pools, asked = self.assembly.spec.config, self.assembly.pools, scenario.workload.max_tokens
-        self._max_tokens = _max_tokens_of(asked, config)
-        # Without a guarantee no decision depends on it.
-        self._has_fixed_lengths = asked == "output" and config.rules.guarantee_output > 0
-        reads_slots = pools.is_disaggregated or (config.prefix_cache and contents_are_known(scenario))
-        needs_slots = named_slots or faults is not None or reads_slots
+        self.clients: RunClients = self.make_clients()
         self._own = own
         self._has_lanes = not coupling(scenario, faults is not None)
         builder = ServiceBuilder(
-            self.env, self.assembly, self.faults, has_lanes=self._has_lanes, named_slots=needs_slots
+            self.env,
+            self.assembly,
+            self.faults,
+            has_lanes=self._has_lanes,
+            named_slots=named_slots or faults is not None or self._reads_slots,
         )
-        self._streamers = builder.streamers
-        self.cluster: Cluster | None = builder.make_cluster(self._ended) if pools.is_disaggregated else None
-        self._on_finished = self._ended if self.cluster is None else self.cluster.finished
-        numbers = range(pools.num_engines) if own is None else own
-        self.replicas: list[EngineActor] = [
-            builder.make_replica(replica, sinks(replica) if sinks else (), spans, self._on_finished)
-            for replica in numbers
-        ]
-        self.router: ReplicaRouter | Cluster = builder.connect(self.replicas, self.cluster, self._given_up)
+        numbers = range(self.assembly.pools.num_engines) if own is None else own
+        service = builder.make_service(
+            numbers, sinks or (lambda replica: ()), spans, self.clients.ended, self.clients.given_up
+        )
+        self.clients.connect(service)
+        self.replicas: list[EngineActor] = service.replicas
+        self.cluster: Cluster | None = service.cluster
+        self.router: ReplicaRouter | Cluster = service.router
+        self.streamers: Mapping[int, TokenStreamer] = service.streamers
+
+    def make_clients(self) -> RunClients:
+        """Make the clients of the run."""
+        return RunClients(self.env, self.assembly, self.faults)
+
+    @property
+    def _reads_slots(self) -> bool:
+        """Whether the service asks which KV slots a step writes: for a transfer, or a prefix that is found again."""
+        config = self.assembly.spec.config
+        return self.assembly.pools.is_disaggregated or (config.prefix_cache and contents_are_known(self.scenario))
 
     def run(self, on_progress: Callable[[RunProgress], None] | None = None) -> RunReport:
         """Simulate to the end of the workload. Ctrl-C ends the run early, and the report says so."""
@@ -130,26 +121,30 @@ class Simulation:
             if not self.faults.reports(error):
                 raise
             complete = False
-        report = RunReport(
+        report = self._report(complete)
+        if self._own is None:
+            report.check_that_some_fit()
+        return report
+
+    def _report(self, complete: bool) -> RunReport:
+        clients = self.clients
+        return RunReport(
             complete=complete,
             duration_ns=self._duration_ns(complete),
-            num_submitted=self._num_submitted,
-            num_ended=self._num_ended,
+            num_submitted=clients.num_submitted,
+            num_ended=clients.num_ended,
             num_rounds=sum(replica.rounds for replica in self.replicas),
             device_busy_ns=tuple(replica.device.busy_ns for replica in self.replicas),
-            refusals=dict(self.refusals),
+            refusals=dict(clients.refusals),
             num_skipped_rows=self.num_skipped_rows,
             faults=self.faults.finish(complete),
             disaggregation=self.router.report(self._duration_ns(complete)),
             asked_lengths=asked_lengths(self.workload),
             ema_accept_len=tuple(_ema_of(actor.engine.controller.metrics()) for actor in self.replicas),
             assembly=self.assembly,
-            last_arrival_ns=self._last_arrival_ns,
+            last_arrival_ns=clients.last_arrival_ns,
             notices=self.notices,
         )
-        if self._own is None:
-            report.check_that_some_fit()
-        return report
 
     def _duration_ns(self, complete: bool) -> int:
         """Return the time of the last request, result or page. Timers without effect do not lengthen the run. Examples
@@ -157,12 +152,9 @@ class Simulation:
         if not complete:
             return self.env.now
         worked_until_ns = (replica.worked_until_ns for replica in self.replicas)
-        return max(self._last_request_ns, self.router.last_busy_ns, *worked_until_ns)
+        return max(self.clients.last_request_ns, self.router.last_busy_ns, *worked_until_ns)
 
     def _start_workload(self) -> None:
-        env, clients = self.env, self.scenario.clients
-        patience = Patience(self.scenario.seed, clients.deadline_s, clients.cancel_share, clients.cancel_mean_s)
-        concurrency = self.scenario.workload.concurrency
         arrivals = self.faults.arrivals(self.workload)
         self.faults.start()
         if self._own is not None:
@@ -170,11 +162,7 @@ class Simulation:
                 "only replicas that are not coupled run apart"
             )
             arrivals = self.router.own(arrivals)
-        if concurrency is None:
-            env.process(open_loop_source(env, arrivals, self._send, self.router.cancel, patience))
-            return
-        for _ in range(concurrency):
-            env.process(closed_loop_client(env, arrivals, self._send, self.router.cancel, patience))
+        self.clients.begin(arrivals)
 
     def _step_through(
         self, on_progress: Callable[[RunProgress], None] | None, handle_signals: Callable[[], None]
@@ -197,89 +185,10 @@ class Simulation:
 
     def progress(self) -> RunProgress:
         rounds = sum(replica.rounds for replica in self.replicas)
-        return RunProgress(self.env.now, self._num_submitted, self._num_ended, rounds, self.num_expected)
-
-    def _send(self, arrival: TimedRequest) -> tuple[str, simpy.Event | None]:
-        """Send a client's request to its replica, in a burst together with similar requests."""
-        copies = self.faults.copies(arrival)
-        sent = self._send_one(arrival, f"r{arrival.row}")
-        for copy in range(1, copies):
-            self._send_one(arrival, f"r{arrival.row}.{copy}")
-        return sent
-
-    def _send_one(self, arrival: TimedRequest, request_id: str) -> tuple[str, simpy.Event | None]:
-        request = Request(
-            request_id,
-            arrival.prompt,
-            self._max_tokens or arrival.output_len,
-            arrival.priority,
-            fixed_length=self._has_fixed_lengths,
-        )
-        shift = self._day.shift(self.env.now) if self._day is not None else 0.0
-        truth = Truth(arrival.output_len, request_key(request_id), shift)
-        self._num_submitted += 1
-        self._last_arrival_ns = self._last_request_ns = self.env.now
-        if arrival.row >= self._foreseen and self.assembly.pools.num_engines == 1 and self._day is None:
-            self._foresee(arrival.row)
-        ended = None
-        if self._has_listeners:
-            ended = self._waiting_clients[request_id] = self.env.event()
-        asked, request = request, self.faults.shape(arrival, request, truth)
-        if request.max_tokens != asked.max_tokens:  # a client that asks for fewer or more than the model emits
-            truth = replace(truth, stops_at_limit=True)
-        self.faults.sent(arrival, request, self.router.submit(request, truth))
-        return request_id, ended
-
-    def _foresee(self, first: int) -> None:
-        """Announce the next requests to the device:
-        their ids, and so the keys of all draws, are known before they arrive."""
-        self._foreseen = first + self.REQUESTS_FORESEEN
-        if not self.replicas[0].device.draws_ahead:
-            return
-        keys = [request_key(f"r{row}") for row in range(first, self._foreseen)]
-        self.replicas[0].device.foresee(np.array(keys, dtype=np.uint64))
-
-    def _ended(self, replica: int, finished: FinishedRequest) -> None:
-        """Take a replica's report that a request has ended, or was refused."""
-        self.faults.ended(finished.request_id)
-        streamer = self._streamers.get(replica)
-        end_ns = None if streamer is None else streamer.take_end(finished.request_id)
-        if end_ns is not None and end_ns > self.env.now:
-            call_at(self.env, end_ns, self._answered, replica, finished)
-        else:
-            self._answered(replica, finished)
-
-    def _answered(self, replica: int, finished: FinishedRequest) -> None:
-        """Take the end of a request as its client sees it."""
-        self._num_ended += 1
-        self._last_request_ns = self.env.now
-        self.router.ended(replica, finished.request_id)
-        if finished.reason is FinishReason.ERROR and finished.message:
-            self.refusals[finished.message] = self.refusals.get(finished.message, 0) + 1
-        ended = self._waiting_clients.pop(finished.request_id, None)
-        if ended is not None:
-            ended.succeed()
-
-    def _given_up(self, deliver: Callable[..., None], *arguments: Any) -> None:
-        """End a request if every delivery of it was lost and no copy has arrived. A lost cancel changes nothing."""
-        request = arguments[0]
-        if not isinstance(request, Request) or not self.faults.is_waiting_for(request.request_id):
-            return
-        home = self.router.home_of_lost(deliver, *arguments)
-        if home is not None:
-            message = "unreachable: every attempt to send it was lost"
-            self._on_finished(home, FinishedRequest(request.request_id, FinishReason.ERROR, 0, message=message))
+        return RunProgress(self.env.now, self.clients.num_submitted, self.clients.num_ended, rounds, self.num_expected)
 
 
 def _ema_of(metrics: AdaptiveMetrics) -> Mapping[int, float]:
     """Return the EMA of each range; an empty result if the engine has verified nothing, for example a prefill
     engine."""
     return metrics.ema_accept_len if metrics.verify_calls else {}
-
-
-def _max_tokens_of(asked: int | str | None, config: EngineConfig) -> int | None:
-    """Return how many tokens each request asks for. None: as many as it emits; else a guaranteed output would be a
-    whole context."""
-    if isinstance(asked, str) or (asked is None and config.rules.guarantee_output):
-        return None
-    return asked or config.context_len

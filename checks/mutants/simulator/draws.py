@@ -241,8 +241,9 @@ class WaitsForItsBurst(CheckedSimulator):
 
     def make(self, scenario, metrics, history, faults):
         simulation, sent = super().make(scenario, metrics, history, faults), []
-        simulation._send_one = lambda *request, good=simulation._send_one: sent.append(good(*request)) or sent[-1]
-        simulation._send = lambda arrival, good=simulation._send: good(arrival) and sent[-1]
+        clients = simulation.clients
+        clients.send_one = lambda *request, good=clients.send_one: sent.append(good(*request)) or sent[-1]
+        clients.send = lambda arrival, good=clients.send: good(arrival) and sent[-1]
         return simulation
 
 

@@ -217,7 +217,7 @@ class WaitsForOneMore(CheckedSimulator):
 
     def make(self, scenario, metrics, history, faults):
         simulation = super().make(scenario, metrics, history, faults)
-        for streamer in simulation._streamers.values():
+        for streamer in simulation.streamers.values():
             given = streamer.front_end
             streamer.front_end = replace(given, stream_interval=given.stream_interval + (given.stream_interval > 1))
         return simulation
@@ -229,7 +229,7 @@ class SendsChunksTogether(CheckedSimulator):
 
     def make(self, scenario, metrics, history, faults):
         simulation = super().make(scenario, metrics, history, faults)
-        for streamer in simulation._streamers.values():
+        for streamer in simulation.streamers.values():
             streamer._send = lambda *chunks, good=streamer._send, streamer=streamer: (
                 setattr(streamer, "_free_ns", 0) or good(*chunks)
             )
