@@ -9,8 +9,6 @@ while a request waits.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from ..contract.request import Request
@@ -23,15 +21,8 @@ from .life import RequestRecord
 from .recovery import StepLimits
 from .requests import Requests
 from .rounds import CountedRounds
-from .rules.admission_state import BatchWait, PauseEnd
+from .rules.admission_state import BatchWait, PauseEnd, Refusals
 from .rules.room import Entrance, Room
-
-
-class Refusal(NamedTuple):
-    """Who does not fit, and how often room was made before: until the number grows, the answer stays the same."""
-
-    head: RequestRecord | None  # None: every request
-    revision: int
 
 
 class Admission:
@@ -46,7 +37,7 @@ class Admission:
         self.role: EngineRole = config.role
         self.room: Room = Room(config, sizes, store, requests)
         self.batch_wait: BatchWait = config.rules.batch_wait(config.chunk_size)
-        self._refused: Refusal | None = None
+        self.refusals: Refusals = Refusals(store)
 
     def take_role(self, role: EngineRole) -> None:
         """Take this role from now on."""
@@ -137,21 +128,12 @@ class Admission:
     def head_cannot_enter(self) -> bool:
         """Whether no request waits, or the head did not fit and no later event could have made room for it."""
         head = self.requests.waiting.head
-        return head is None or (
-            self._refused is not None
-            and self._refused.head in (None, head)
-            and self._refused == self._refusal_of(self._refused.head)
-        )
-
-    def _refusal_of(self, head: RequestRecord | None) -> Refusal:
-        """Return the refusal of `head` now; None: of every request, until a running one has left."""
-        store = self.store
-        return Refusal(head, store.revision if head is None else store.revision + store.cache_revision)
+        return head is None or self.refusals.hold_for(head)
 
     def _refuse(self, head: RequestRecord) -> None:
         # With `preempt` a head of greater priority may make room for itself.
-        waits_for_departure = self.config.rules.retries_after_departure and not self.config.preempt
-        self._refused = self._refusal_of(None if waits_for_departure and self.requests.running else head)
+        may_wait = bool(self.requests.running) and not self.config.preempt
+        self.refusals.refuse(self.config.rules.refused(head, may_wait))
 
     def next_chunks(self, budget: int, num_decoding: int, may_admit: bool) -> tuple[list[Chunk], list[Join]]:
         """Allocate the slots of up to `budget` tokens of prefill, and admit the requests that enter with them.
@@ -214,16 +196,13 @@ class Admission:
         table, requests = self.store.table, self.requests
         if not table.num_free_rows:
             return False
-        if (
-            self.config.rules.frees_at_departure
-            and requests.num_with_row + len(requests.transferring) >= self.config.max_running
-        ):
-            return False
+        if requests.num_with_row + len(requests.transferring) >= self.config.max_running:
+            return False  # rows that are left and fenced are free of requests
         row_limit = self.limits.row_limit
         return row_limit is None or table.num_rows - table.num_free_rows < row_limit
 
     def _enter(self, entrance: Entrance) -> None:
-        self._refused = None
+        self.refusals.end()
         record = self.requests.admit(entrance.prefix, entrance.num_loaded)
         if entrance.prefix is not None:
             self.store.count_hit(record.prefill_len, record.num_cached)
@@ -240,13 +219,10 @@ class Admission:
         if not self.store.grow_row(record.row, target):
             return None
         chunk = self.requests.cut_chunk(record, length, padding)
-        if self.config.rules.caches_at_launch:
-            self.requests.share_prefix(record, record.prefill_launched)
+        if num_shared := self.config.rules.shared_at_launch(record):
+            self.requests.share_prefix(record, num_shared)
         return chunk
 
     def _pass_tokens(self, record: RequestRecord) -> None:
-        """Give back what windows keep of tokens before those that the next chunks read. Where slots are free while a
-        step in flight may touch them, that chunk's do not count."""
-        at_once = self.config.rules.frees_at_departure
-        passed = record.prefill_launched if at_once else record.prefill_committed
-        self.store.groups.move(np.array([record.row]), np.array([passed]))
+        """Give back what windows keep of tokens before those that the next chunks read."""
+        self.store.groups.move(np.array([record.row]), np.array([self.config.rules.tokens_passed(record)]))

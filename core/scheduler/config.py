@@ -58,8 +58,8 @@ class EngineConfig:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the request table. Rows that have left stay fenced where their slots are released at once."""
-        return 2 * self.max_running if self.rules.frees_at_departure else self.max_running
+        """Rows of the request table."""
+        return self.rules.num_rows(self.max_running)
 
     @property
     def mode(self) -> str:
@@ -73,7 +73,7 @@ class EngineConfig:
     @property
     def chunk_ahead(self) -> int:
         """The prompt tokens behind the committed ones for which a row has slots: those of launched chunks."""
-        return self.chunk_size * (2 if self.overlap and not self.rules.frees_at_departure else 1)
+        return self.chunk_size * self.rules.chunks_ahead(self.overlap)
 
     def num_fitting(self, length: float) -> int:
         """Return how many requests of `length` tokens the pool holds at once."""
@@ -161,7 +161,7 @@ class EngineSizes:
         alloc_len = get_alloc_len_per_decode(
             max_steps, topk, max_nd if speculates else None, config.page_size, has_draft_kv
         )
-        lookahead = max_steps if config.rules.has_launched_slots_alone and speculates and has_draft_kv else 0
+        lookahead = config.rules.lookahead(max_steps) if speculates and has_draft_kv else 0
         reserve = reserve_per_decode(alloc_len, config.overlap) + lookahead
         smallest = config.group_sizes.total(ceil_to_page(2 + reserve, config.page_size), 2 + reserve)
         if config.num_pages * config.page_size < smallest:
@@ -183,8 +183,7 @@ class EngineSizes:
         if problems:
             raise ConfigError("engine", problems)
         row_width = request_table_width(config.context_len, reserve, config.page_size)
-        padding = max_nd - 1 if config.rules.pads_lone_tokens else 0
-        ahead = max(config.chunk_ahead + padding + lookahead, reserve) + config.page_size
+        ahead = max(config.chunk_ahead + config.rules.padding(max_nd) + lookahead, reserve) + config.page_size
         longest = config.group_sizes.longest_in(config.num_pages * config.page_size, ahead)
         return cls(max_steps, max_nd, alloc_len, reserve, row_width, longest, ahead, lookahead)
 

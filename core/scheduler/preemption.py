@@ -79,7 +79,7 @@ class Preemption:
         """
         rounds, config = self.requests.rounds, self.room.config
         out, rows = {victim.row for victim in victims}, rounds.rows.tolist()
-        is_fenced = bool(victims and self.requests.in_flight) and not config.rules.frees_at_departure
+        is_fenced = bool(victims and self.requests.in_flight) and not self.store.at_once
         targets = rounds.targets_after(config.mixed + is_fenced).tolist()
         least: dict[int, int] = dict(zip(rows, targets, strict=True))
         held = {row: max(slots, least.get(row, 0)) for row, slots in self.room.held_rows().items() if row not in out}

@@ -15,6 +15,7 @@ a row (the row's fence).
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -70,8 +71,8 @@ class Requests:
         self._num_arrived = 0
         self.rules = config.rules
         self._ageing_bound = config.ageing_bound
-        self.late: LateTokens = LateTokens(config.rules.delivers_late_tokens)
-        self.pause: AdmissionPause = AdmissionPause(config.rules.pause_ends)
+        self.late: LateTokens = config.rules.late_tokens()
+        self.pause: AdmissionPause = config.rules.pause()
 
     @property
     def num_with_row(self) -> int:
@@ -205,11 +206,11 @@ class Requests:
         requests of greater priority, for which admission does not pause.
         """
         self.late.expect(record, self.in_flight)
-        self._close_row(record, self.output.context_of(record) if self.rules.caches_retracted else None)
+        self._close_row(record, self.rules.kept_of_retracted(partial(self.output.context_of, record)))
         self._advance(record, RequestEvent.RETRACT)
         record.row = record.epoch = 0
-        if self.rules.waits_at_tail and not keeps_place:
-            record.arrival_number = self._next_number()
+        if not keeps_place:
+            record.arrival_number = self.rules.place_of_retracted(record.arrival_number, self._next_number)
         self.waiting.push(record)
         self.pause.begin(record.request.priority if for_priority else math.inf)
         self.retracted.append(record.request.request_id)

@@ -142,23 +142,34 @@ class DecodeRounds:
         kv_tokens = int(kv_len.dot(self._ones[: len(rows)]))
         steps = self.controller.activate_step_by_batch(len(rows), kv_tokens)
         if max_rounds > 1:
-            max_rounds = min(max_rounds, self.controller.rounds_to_next_decision(len(rows)) - rounds_in_flight)
-        if max_rounds > 1:
-            by_memory = self._rounds_in_free_slots(kv_tokens, allocated) - rounds_in_flight
-            by_width = (self.sizes.row_width - int(kv_len[kv_len.argmax()])) // self.sizes.alloc_len - rounds_in_flight
-            max_rounds = min(max_rounds, by_memory, by_width)
-        max_rounds = max(max_rounds, 1)
+            max_rounds = self._rounds_of_a_multi_step(max_rounds, rounds_in_flight, kv_len, kv_tokens, allocated)
         if self.store.groups:
             self.store.groups.move(index, self._passed(kv_len))
         targets = self._targets_of_rounds(kv_len, rounds_in_flight, max_rounds)
-        if not self.store.grow(index, targets):
-            if self.config.rules.has_launched_slots_alone:
-                self.store.grow_some(index, targets)
+        if not self.config.rules.grow(self.store, index, targets):
             return None
         shape = self.controller.round_shape(steps, len(rows))
         max_seq_lens = kv_len + rounds_in_flight * self.sizes.alloc_len if rounds_in_flight else kv_len
         step = DecodeStep(rows, self._epochs, kv_len, max_seq_lens, shape, max_rounds)
         return PlannedRounds(step, index, allocated)
+
+    def _rounds_of_a_multi_step(
+        self, asked: int, rounds_in_flight: int, kv_len: Int64Array, kv_tokens: int, allocated: Int64Array
+    ) -> int:
+        """Return how many of the `asked` rounds, two or more, a multi-step may have: up to the controller's next
+        decision, in the free slots, and in the width of the longest row. One it may have in any case.
+
+        Each of the three bounds counts the rounds in flight, too.
+        """
+        most = asked + rounds_in_flight
+        most = min(most, self.controller.rounds_to_next_decision(len(kv_len)))
+        if most > rounds_in_flight + 1:
+            most = min(most, self._rounds_in_free_slots(kv_tokens, allocated), self._rounds_in_width(kv_len))
+        return max(most - rounds_in_flight, 1)
+
+    def _rounds_in_width(self, kv_len: Int64Array) -> int:
+        """Return how many rounds the longest row has room for in the request table."""
+        return (self.sizes.row_width - int(kv_len[kv_len.argmax()])) // self.sizes.alloc_len
 
     def _rounds_in_free_slots(self, kv_tokens: int, allocated: Int64Array) -> int:
         """Return for how many rounds of the batch, those in flight included, there are free slots and those that its
@@ -174,12 +185,11 @@ class DecodeRounds:
     def _passed(self, kv_len: Int64Array) -> Int64Array:
         """Return the tokens of each row that are committed, and before which windows may be given back: fewer than
         `kv_len` where the last chunk of a prompt is in flight."""
-        if self.config.rules.frees_at_departure:
+        if self.store.at_once:
             return kv_len
-        starts = [(chunk.record.row, chunk.start) for flight in self.in_flight for chunk in flight.chunks]
         passed = kv_len.copy()
-        for row, start in starts:
-            passed[self.rows == row] = start
+        for chunk in (chunk for flight in self.in_flight for chunk in flight.chunks):
+            passed[self.rows == chunk.record.row] = chunk.start
         return passed
 
     def _tokens_in(self, free: int) -> int:

@@ -30,7 +30,7 @@ Replicas = list[EngineActor]
 Ended = Callable[[int, FinishedRequest], None]
 
 
-class Service(NamedTuple):
+class RunService(NamedTuple):
     """What serves the requests of a run. `on_finished` takes the ends that engines report; `streamers` are by replica,
     where tokens arrive later than their rounds end."""
 
@@ -66,14 +66,14 @@ class ServiceBuilder:
         spans: SpanSink | None,
         ended: Ended,
         unreachable: Callable[..., None],
-    ) -> Service:
+    ) -> RunService:
         """Make the replicas with these numbers, and connect clients with them. `ended` takes the ends that clients see,
         `unreachable` a message whose attempts were all lost, with what should have got it."""
         cluster = self._make_cluster(ended) if self._assembly.pools.is_disaggregated else None
         on_finished = ended if cluster is None else cluster.finished
         replicas = [self._make_replica(number, sinks(number), spans, on_finished) for number in numbers]
         router = self._connect(replicas, cluster, unreachable)
-        return Service(replicas, router, cluster, on_finished, self._streamers)
+        return RunService(replicas, router, cluster, on_finished, self._streamers)
 
     def _make_cluster(self, on_finished: Ended) -> Cluster:
         """Make what joins prefill and decode engines. `on_finished` takes what their clients see."""

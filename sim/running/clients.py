@@ -20,7 +20,7 @@ from ..assembly import Assembly
 from ..faults.service import SoundService
 from ..scenario import Clients
 from ..workload.workload import TimedRequest
-from .building import Service
+from .building import RunService
 
 
 class RunClients:
@@ -48,7 +48,7 @@ class RunClients:
         self._waiting: dict[str, simpy.Event] = {}
         self._foreseen = 0  # requests below this number are announced to the device
 
-    def connect(self, service: Service) -> None:
+    def connect(self, service: RunService) -> None:
         """Send to this service from now on."""
         self._service = service
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from enum import Enum
 
+from ...kv.store import KVStore
 from ..life import RequestRecord
 
 NumOutputs = Callable[[RequestRecord], int]
@@ -58,6 +59,34 @@ class GuaranteedShare:
         emitted = sum(map(num_outputs, records)) + ESTIMATED_ROUNDS * len(records)
         self._start = min(1.0, emitted / (sum(record.max_tokens for record in records) + 1))
         self._rounds = -rounds_in_flight - 1
+
+
+class Refusals:
+    """Which request did not fit, and how often room was made before. Until that number grows, it does not fit."""
+
+    def __init__(self, store: KVStore) -> None:
+        self._store = store
+        self._head: RequestRecord | None = None
+        self._revision: int | None = None  # None: no request is refused
+
+    def refuse(self, head: RequestRecord | None) -> None:
+        """Note that `head` does not fit; None: no request does, until a running one has left."""
+        self._head = head
+        self._revision = self._made_room()
+
+    def end(self) -> None:
+        """Take note that a request has entered."""
+        self._revision = None
+
+    def hold_for(self, head: RequestRecord) -> bool:
+        """Return whether a request was refused, and no event since then may have made room for it."""
+        is_meant = self._head is None or self._head is head
+        return is_meant and self._revision is not None and self._revision == self._made_room()
+
+    def _made_room(self) -> int:
+        """Return how often room was made, where a running request left or, for a single head, in the cache, too."""
+        store = self._store
+        return store.revision if self._head is None else store.revision + store.cache_revision
 
 
 class PauseEnd(Enum):

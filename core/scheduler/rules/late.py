@@ -31,7 +31,7 @@ class LateTokens:
     """The requests that were retracted while a step in flight computed tokens for them."""
 
     def __init__(self, is_delivered: bool) -> None:
-        """Take whether late tokens are delivered at all."""
+        """Expect nothing yet. `is_delivered`: late tokens are delivered at all."""
         self._is_delivered = is_delivered
         self._expected: dict[RowEpoch, RequestRecord] = {}
 

@@ -59,7 +59,7 @@ class Room:
         num_loaded = self._num_in_host(record, num_cached)
         missing = record.prompt_len + record.emitted_before - num_cached - num_loaded
         stays_of_rounds = may_pad and missing == 1 and bool(num_decoding or num_cached or num_loaded)
-        padding = self.sizes.max_draft_tokens - 1 if stays_of_rounds and self.rules.pads_lone_tokens else 0
+        padding = self.rules.padding(self.sizes.max_draft_tokens) if stays_of_rounds else 0
         length = self._length_to_find(record, num_cached + num_loaded, budget, padding)
         return Entrance(prefix, num_loaded, padding, self._slots_to_find(length, num_cached), length)
 

@@ -14,9 +14,13 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import numpy as np
+
 from ...errors import Problem
+from ...kv.store import KVStore
 from ..life import RequestRecord
-from .admission_state import BatchWait, GuaranteedShare, NumOutputs, PauseEnd
+from .admission_state import AdmissionPause, BatchWait, GuaranteedShare, NumOutputs, PauseEnd
+from .late import LateTokens
 
 
 class Newcomer(NamedTuple):
@@ -97,6 +101,23 @@ class ServerRules(ABC):
         """Return how newcomers wait for more of them."""
         return BatchWait()
 
+    def pause(self) -> AdmissionPause:
+        """Return how admission pauses after a retraction."""
+        return AdmissionPause(self.pause_ends)
+
+    def refused(self, head: RequestRecord, may_wait: bool) -> RequestRecord | None:
+        """Return which request is not tried again before an event that may make room; None: no request is, until a
+        running one has left. `may_wait`: there are such, and none gives way to `head`."""
+        return None if self.retries_after_departure and may_wait else head
+
+    def padding(self, num_nodes: int) -> int:
+        """Return the tokens that a newcomer with one token left takes beside it, where a round verifies `num_nodes`."""
+        return num_nodes - 1 if self.pads_lone_tokens else 0
+
+    def shared_at_launch(self, record: RequestRecord) -> int:
+        """Return how many tokens of a prompt enter the prefix cache when its chunk is launched."""
+        return record.prefill_launched if self.caches_at_launch else 0
+
     # -- a request gives way ------------------------------------------------------------------------------------------
 
     waits_at_tail: ClassVar[bool] = False
@@ -110,6 +131,18 @@ class ServerRules(ABC):
 
     retracts_short_prompts: ClassVar[bool] = False
     """A prompt in progress whose next chunk does not fit is retracted; False: it waits."""
+
+    def late_tokens(self) -> LateTokens:
+        """Return the requests whose tokens may come late: none yet."""
+        return LateTokens(self.delivers_late_tokens)
+
+    def place_of_retracted(self, own: int, next_place: Callable[[], int]) -> int:
+        """Return the place at which a retracted request waits, whose own place by arrival is `own`."""
+        return next_place() if self.waits_at_tail else own
+
+    def kept_of_retracted(self, context: Callable[[], np.ndarray | None]) -> np.ndarray | None:
+        """Return what of the context of a retracted request stays in the prefix cache; None: nothing."""
+        return context() if self.caches_retracted else None
 
     @abstractmethod
     def victim(self, running: Collection[RequestRecord], num_outputs: NumOutputs) -> RequestRecord:
@@ -126,6 +159,32 @@ class ServerRules(ABC):
 
     rests_at_sure_end: ClassVar[bool] = False
     """A row that surely ends with a round in flight takes part in no later step."""
+
+    def num_rows(self, max_running: int) -> int:
+        """Return the rows of the request table. Where slots are free at once, rows that have left stay fenced."""
+        return 2 * max_running if self.frees_at_departure else max_running
+
+    def chunks_ahead(self, overlap: bool) -> int:
+        """Return of how many chunks behind the committed tokens of a prompt the slots may be held."""
+        return 2 if overlap and not self.frees_at_departure else 1
+
+    def tokens_passed(self, record: RequestRecord) -> int:
+        """Return the tokens of a prompt before which windows may be given back: the chunk of a step in flight may read
+        those before it, if slots are not free at once."""
+        return record.prefill_launched if self.frees_at_departure else record.prefill_committed
+
+    def lookahead(self, max_steps: int) -> int:
+        """Return the slots for drafts that a row has behind its launched tokens."""
+        return max_steps if self.has_launched_slots_alone else 0
+
+    def grow(self, store: KVStore, rows: np.ndarray, targets: np.ndarray) -> bool:
+        """Give rows, intp [n], the slots of a round, int64 [n]. Returns whether all have them; if not, no row got any,
+        or one row after the other while there were some."""
+        if store.grow(rows, targets):
+            return True
+        if self.has_launched_slots_alone:
+            store.grow_some(rows, targets)
+        return False
 
     # -- settings -----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """The rules of servers, each against numbers computed by hand."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from foredraft.core.contract.request import Request
@@ -336,3 +337,29 @@ def test_a_newcomer_that_does_not_fit_does_not_wait_for_others():
 def test_who_waits_for_others_does_not_take_a_row_of_others():
     with pytest.raises(ConfigError, match="batch_wait_rounds: contradicts preempt"):
         make(rules=OurRules(batch_wait_rounds=3), preempt=True)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(OurRules, (1, 2, 0, 0, 0, 7)), (VLLMRules, (2, 1, 4, 3, 9, 9))])
+def test_what_follows_from_the_constants_of_a_server(kind, expected):
+    """The engine asks these methods, so that one file says what a constant changes."""
+    rules, record = kind(), SimpleNamespace(prefill_launched=9, prefill_committed=7)
+    found = rules.num_rows(1), rules.chunks_ahead(True), rules.padding(5), rules.lookahead(3)
+    assert (*found, rules.shared_at_launch(record), rules.tokens_passed(record)) == expected
+    assert rules.chunks_ahead(False) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "context", "refused"), [(OurRules, 3, "kept", "head"), (SGLangRules, 8, None, None)]
+)
+def test_where_a_request_waits_that_gives_way_or_does_not_fit(kind, place, context, refused):
+    rules = kind()
+    assert rules.place_of_retracted(3, lambda: 8) == place
+    assert rules.kept_of_retracted(lambda: "kept") == context
+    assert rules.refused("head", may_wait=True) == refused and rules.refused("head", may_wait=False) == "head"
+
+
+@pytest.mark.parametrize(("kind", "grown"), [(OurRules, []), (VLLMRules, [(0, 4)])])
+def test_rows_whose_round_does_not_fit_get_none_of_its_slots_or_one_after_the_other(kind, grown):
+    store = SimpleNamespace(grow=lambda rows, targets: False, grow_some=lambda *asked: taken.append(asked))
+    taken = []
+    assert not kind().grow(store, 0, 4) and taken == grown
