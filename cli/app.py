@@ -8,12 +8,14 @@ import typer
 import typer.core
 
 from ..core.errors import ForedraftError
-from .audit import audit
+from .calibration.calibrate import calibrate
+from .checking.audit import audit
 from .checking.check import check
 from .decode.bench import bench
 from .decode.generate import generate
 from .decode.selftest import selftest
 from .decode.tiny import tiny
+from .names import GONE
 from .planning.doctor import doctor
 from .planning.export import export
 from .planning.plan import plan
@@ -21,27 +23,9 @@ from .planning.report import report
 from .planning.sweep import sweep
 from .planning.tune import tune
 from .serving.serve import serve
-from .simulation.calibrate import calibrate
 from .simulation.simulate import simulate
 from .simulation.trace import trace
 from .ui import ui
-
-GONE: dict[str, str] = {
-    "acceptance": "`foredraft calibrate --acceptance`",
-    "adaptive": "`foredraft tune --table` (show, import) or `foredraft export` (export)",
-    "cost": "`foredraft doctor --round`",
-    "twin": "`foredraft bench --twin`",
-    "lossless": "`foredraft check server URL --against URL`, the plain endpoint behind --against",
-    "tiny --device": "`foredraft tiny`, which trains on the CPU",
-    "tiny --time-budget-s": "`foredraft tiny`, whose training has the same steps everywhere, about a minute on two cores",
-    "plan --model-error": "its default: comparisons have the error of published points",
-    "plan --power": "`--price` with the kWh that a GPU takes in an hour, such as H100=0.6",
-    "warmup": "`foredraft serve --warm-only`, or `foredraft bench --warm`",
-    "replay": "`foredraft audit --replay`",
-    "simulate --models": "`foredraft simulate --list models`",
-    "schema": "`foredraft simulate --schema scenario|COMMAND`, or `foredraft simulate --list models`",
-}
-"""Removed commands ("name") and options ("command --option") -> what does the same now."""
 
 
 class Commands(typer.core.TyperGroup):

@@ -1,4 +1,5 @@
-"""The names that keys of a scenario take: `foredraft simulate --list` prints them, and shells complete them."""
+"""Names: those that keys of a scenario take (`foredraft simulate --list` prints them, shells complete them), and those
+of commands and options that are gone."""
 
 from __future__ import annotations
 
@@ -10,6 +11,24 @@ import typer
 
 KINDS = ("gpus", "models", "servers")
 BEFORE = "_FOREDRAFT_KEY"  # in the environment: the key whose value bash completes
+
+
+GONE: dict[str, str] = {
+    "acceptance": "`foredraft calibrate --acceptance`",
+    "adaptive": "`foredraft tune --table` (show, import) or `foredraft export` (export)",
+    "cost": "`foredraft doctor --round`",
+    "twin": "`foredraft bench --twin`",
+    "lossless": "`foredraft check server URL --against URL`, the plain endpoint behind --against",
+    "tiny --device": "`foredraft tiny`, which trains on the CPU",
+    "tiny --time-budget-s": "`foredraft tiny`, whose training has the same steps everywhere, about a minute on two cores",
+    "plan --model-error": "its default: comparisons have the error of published points",
+    "plan --power": "`--price` with the kWh that a GPU takes in an hour, such as H100=0.6",
+    "warmup": "`foredraft serve --warm-only`, or `foredraft bench --warm`",
+    "replay": "`foredraft audit --replay`",
+    "simulate --models": "`foredraft simulate --list models`",
+    "schema": "`foredraft simulate --schema scenario|COMMAND`, or `foredraft simulate --list models`",
+}
+"""Removed commands ("name") and options ("command --option") -> what does the same now."""
 
 
 def print_names(kind: str) -> None:

@@ -282,7 +282,7 @@ def _warm(options: BenchOptions, as_json: bool, quiet: bool) -> None:
     from ...gpu.measure.report import plan_sizes
     from ...gpu.measure.run import Bench
     from ..progress import StatusLine
-    from ..serving.ahead import print_warm
+    from .display import print_warm
 
     plan = plan_bench(options)
     if plan.device == "cpu":

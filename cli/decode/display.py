@@ -1,11 +1,15 @@
-"""The output of `foredraft generate`: streamed text or lines of JSON, progress, and statistics."""
+"""The output of commands that decode: streamed text or lines of JSON, progress, statistics, what was compiled ahead."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import typer
+
 from ...core.errors import count_of
+from ..options import print_document
 from ..progress import LINE_EVERY_S, StatusLine
 from .record import output_line
 
@@ -143,3 +147,18 @@ def _speculation(plan: SessionPlan) -> str:
     nodes = dict.fromkeys(shape.nodes for shape in spec.draft_shape.round_shapes() if shape.nodes > 1)
     tree = f", trees of {', '.join(map(str, nodes))} nodes" if spec.topk > 1 else ""
     return f"{plan.algorithm.name}, {counts}{tree}"
+
+
+def print_warm(
+    device: str, algorithm: str, sizes: Sequence[int], as_json: bool, num_graphs: int = 0, notice: str = ""
+) -> None:
+    """Print what was compiled on a device, or what a GPU would capture: rounds of batches of `sizes`."""
+    from ..documents.decoding import WarmDocument
+
+    if as_json:
+        print_document(WarmDocument(device, device != "cpu", num_graphs, list(sizes)))
+    elif device == "cpu":
+        batches = ", ".join(map(str, sizes))
+        typer.echo(f"nothing to compile on a CPU; on a GPU: {algorithm}'s kernels, graphs of batches of {batches}")
+    else:
+        typer.echo("\n".join(filter(None, (f"{device}: kernels are compiled, {num_graphs} graphs fit", notice))))

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-import typer
-
-from ..options import print_document
 
 if TYPE_CHECKING:
     from ...gpu.session.plan import SessionOptions, SessionPlan
@@ -47,6 +43,7 @@ def warm(options: SessionOptions, ready_s: float | None, as_json: bool, quiet: b
     from ...gpu.session.plan import plan_session, refuse_without_effect
     from ...gpu.session.ready import READY_S, make_ready
     from ...gpu.session.session import DecodeSession
+    from ..decode.display import print_warm
     from ..progress import StatusLine
 
     plan = plan_session(options)
@@ -64,21 +61,6 @@ def warm(options: SessionOptions, ready_s: float | None, as_json: bool, quiet: b
         progress.clear()
     opened.close()
     print_warm(plan.device, plan.algorithm.name, (), as_json, ready.num_graphs, ready.notice)
-
-
-def print_warm(
-    device: str, algorithm: str, sizes: Sequence[int], as_json: bool, num_graphs: int = 0, notice: str = ""
-) -> None:
-    """Print what was compiled on a device, or what a GPU would capture: rounds of batches of `sizes`."""
-    from ..documents.decoding import WarmDocument
-
-    if as_json:
-        print_document(WarmDocument(device, device != "cpu", num_graphs, list(sizes)))
-    elif device == "cpu":
-        batches = ", ".join(map(str, sizes))
-        typer.echo(f"nothing to compile on a CPU; on a GPU: {algorithm}'s kernels, graphs of batches of {batches}")
-    else:
-        typer.echo("\n".join(filter(None, (f"{device}: kernels are compiled, {num_graphs} graphs fit", notice))))
 
 
 def _now_and_then(tell: Callable[[str], None]) -> Callable[[str], None]:

@@ -56,7 +56,7 @@ def print_schema(kind: str) -> None:
 def documents_of(command: str) -> list[type[Document]]:
     """Return the kinds of documents that a command prints. Raises ConfigError for a command without `--json`."""
     from ...core.errors import ConfigError, nearest
-    from ..app import GONE
+    from ..names import GONE
 
     if command in GONE:
         raise ConfigError.of("--schema", command, f"is gone: use {GONE[command]}")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import typer
+from foredraft.cli.calibration.calibrate import calibrate
 from foredraft.cli.decode.bench import bench
 from foredraft.cli.decode.generate import generate
 from foredraft.cli.decode.options import SESSION
 from foredraft.cli.decode.selftest import selftest
 from foredraft.cli.serving.serve import serve
-from foredraft.cli.simulation.calibrate import calibrate
 from foredraft.core.errors import ConfigError
 from foredraft.gpu.measure.plan import BenchOptions
 from foredraft.gpu.session.plan import check_choices

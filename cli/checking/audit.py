@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.errors import count_of
-from .options import AllowTruncated, AsJson, Log, option, print_document, refuse_without_effect
+from ...core.errors import count_of
+from ..options import AllowTruncated, AsJson, Log, option, print_document, refuse_without_effect
 
 if TYPE_CHECKING:
-    from ..core.contract.events import EventSink
-    from ..core.scheduler.engine import Engine
-    from ..sim.assembly import Assembly
+    from ...core.contract.events import EventSink
+    from ...core.scheduler.engine import Engine
+    from ...sim.assembly import Assembly
 
 EXIT_CONTRADICTORY = EXIT_DIFFERENT = 1
 CONTRADICTIONS = 10  # that are printed
@@ -51,8 +51,8 @@ def audit(
         foredraft audit runs/a/events.jsonl
         foredraft audit --replay runs/a
     """
-    from ..observe.log import read_header
-    from ..properties.audit.log import audit_log
+    from ...observe.log import read_header
+    from ...properties.audit.log import audit_log
 
     refuse_without_effect(("--limit", replay and limit is not None, "--replay prints the first difference"))
     path = log / "events.jsonl" if log.is_dir() else log
@@ -62,7 +62,7 @@ def audit(
     candidates = _candidates(read_header(path), str(path))
     report = audit_log(path, candidates=candidates, allow_truncated=allow_truncated)
     if as_json:
-        from .documents.checking import AuditDocument
+        from ..documents.checking import AuditDocument
 
         print_document(AuditDocument(report.ok, report.to_json()))
     else:
@@ -73,17 +73,17 @@ def audit(
 
 def _candidates(header: Mapping[str, Any], source: str) -> tuple[int, ...] | None:
     """Return the draft steps that the engines of the log could choose from; None if its header does not say."""
-    from ..core.errors import ForedraftError
+    from ...core.errors import ForedraftError
 
     scenario = header.get("scenario")
     try:
         if isinstance(scenario, Mapping):
-            from ..sim.assembly import assemble
-            from ..sim.scenario_file import scenario_from_dict
+            from ...sim.assembly import assemble
+            from ...sim.scenario_file import scenario_from_dict
 
             return assemble(scenario_from_dict(scenario, source)).spec.make_controller().candidates
         if "engine" in header:
-            from ..core.scheduler.spec import EngineSpec
+            from ...core.scheduler.spec import EngineSpec
 
             return EngineSpec.from_json(header["engine"], source).make_controller().candidates
     except ForedraftError:
@@ -93,11 +93,11 @@ def _candidates(header: Mapping[str, Any], source: str) -> tuple[int, ...] | Non
 
 def _replay(path: Path, allow_truncated: bool, as_json: bool) -> None:
     """Feed the results of a log to fresh engines and print how their decisions compare."""
-    from ..observe.replay import replay as replay_log
+    from ...observe.replay import replay as replay_log
 
     report = replay_log(path, _EngineFactory(str(path)), allow_truncated=allow_truncated)
     if as_json:
-        from .documents.checking import ReplayDocument
+        from ..documents.checking import ReplayDocument
 
         difference = None if report.difference is None else str(report.difference)
         counts = (report.num_decisions, report.num_commits, report.num_replicas, report.complete)
@@ -125,18 +125,18 @@ class _EngineFactory:
         return self._make_engine(events, replica)
 
     def _resolve(self, header: Mapping[str, Any]) -> Callable[[EventSink, int], Engine]:
-        from ..core.errors import ConfigError
+        from ...core.errors import ConfigError
 
         scenario = header.get("scenario")
         if isinstance(scenario, Mapping):
-            from ..sim.assembly import assemble
-            from ..sim.scenario_file import scenario_from_dict
+            from ...sim.assembly import assemble
+            from ...sim.scenario_file import scenario_from_dict
 
             assembly = assemble(scenario_from_dict(scenario, self._source))
             _check_kernels(header.get("kernels"), assembly, self._source)
             return assembly.make_engine
         if "engine" in header:
-            from ..core.scheduler.spec import EngineSpec
+            from ...core.scheduler.spec import EngineSpec
 
             described = EngineSpec.from_json(header["engine"], f"{self._source}: line 1")
             return lambda events, replica: described.make_engine(events)
@@ -147,7 +147,7 @@ class _EngineFactory:
 def _check_kernels(recorded: Any, assembly: Assembly, source: str) -> None:
     """Raise ConfigError if engines choose steps by the times of passes and the log was written with times from another
     source."""
-    from ..core.errors import ConfigError, Problem
+    from ...core.errors import ConfigError, Problem
 
     here = assembly.cost.kernel_sources
     if assembly.spec.policy != "goodput" or not isinstance(recorded, dict) or recorded == here:

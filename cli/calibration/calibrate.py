@@ -107,7 +107,7 @@ def calibrate(
     mode = mode_of(ctx, MODES)
     files = [*(first or ()), *(more or ())]
     if mode == "--model":
-        from ..decode.measure import measure
+        from .measure import measure
 
         assert model is not None, "it is given"
         measure(

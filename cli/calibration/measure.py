@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from ...core.errors import count_of
+from ..decode.options import problems_name_options
 from ..options import print_document
 from ..terminal import EXIT_INTERRUPTED
-from .options import problems_name_options
 
 if TYPE_CHECKING:
     from ...twin.measuring import Measured
@@ -48,8 +48,8 @@ def measure(
     from ...sim.cost.calibration import Calibration, profile_document
     from ...twin.arms import open_arms, ways_of_steps
     from ...twin.measuring import measure_steps
+    from ..decode.twin import show_cells
     from ..progress import StatusLine
-    from .twin import show_cells
 
     base = SessionOptions(
         model=local_checkpoint(model),

@@ -1,0 +1,1 @@
+"""`foredraft calibrate`: to a server's timing, to the acceptance of drafts, to our own executor."""
