@@ -2,6 +2,7 @@
 
 from foredraft.core.acceptance.process import GaussianAcceptance
 from foredraft.observe.measuring.metrics import RunMetrics
+from foredraft.sim.running.clients import RunClients
 from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 
@@ -18,7 +19,7 @@ def run(monkeypatch, foreseen: int):
     draw = GaussianAcceptance.run_windows
     with monkeypatch.context() as patch:
         patch.setattr(GaussianAcceptance, "run_windows", lambda *args: calls.append(1) or draw(*args))
-        patch.setattr(Simulation, "REQUESTS_FORESEEN", foreseen)
+        patch.setattr(RunClients, "REQUESTS_FORESEEN", foreseen)
         metrics = RunMetrics(None)
         simulation = Simulation(scenario_from_dict(SCENARIO, "test"), sinks=lambda replica: [metrics.sink(replica)])
         report = simulation.run()
