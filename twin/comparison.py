@@ -59,8 +59,8 @@ def simulate(
         if concurrency is not None:
             send()
 
-    jitter = Jitter(device_spread, seed, Purpose.DEVICE_TIME, 0) if device_spread else None
-    host_jitter = HostJitter(host_spread, seed, 0) if host_spread else None
+    jitter = Jitter.of(device_spread, seed, Purpose.DEVICE_TIME, 0)
+    host_jitter = HostJitter.of(host_spread, seed, 0)
     device = SimulatedDevice(cost, spec.config.max_running, acceptance, lambda *shape: acceptance, jitter)
     engine = spec.make_engine(events.append)
     work = HostWork(host, not engine.config.overlap, host_jitter)

@@ -28,7 +28,23 @@ from .run_cache import RunCache
 _WINDOW = 1024
 
 
-class Jitter:
+class Steady:
+    """Times as their means say. `Jitter` lets them vary."""
+
+    def time_ns(self, step: int, time_ns: int) -> int:
+        return time_ns
+
+    def times_ns(self, first: int, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        return times_ns
+
+    def repeated_ns(self, first: int, time_ns: int, count: int) -> int | NDArray[np.int64]:
+        return time_ns
+
+
+STEADY = Steady()
+
+
+class Jitter(Steady):
     """The random factors of one kind of time. They are lognormal with mean 1, so means stay as they are and tails grow.
 
     `spread`: their standard deviation, above 0; `lane` tells kinds of one purpose apart. Factors are keyed by (seed,
@@ -43,6 +59,11 @@ class Jitter:
         self._key = stream_keys(seed, purpose, replica, lane)
         self._start = 0
         self._window: NDArray[np.float64] = np.empty(0)
+
+    @staticmethod
+    def of(spread: float, seed: int, purpose: Purpose, replica: int, lane: int = 0) -> Steady:
+        """Return the factors of a spread; 0: there are none."""
+        return Jitter(spread, seed, purpose, replica, lane) if spread else STEADY
 
     def factors(self, first: int, count: int) -> NDArray[np.float64]:
         """Return the factors of steps `first` … `first` + `count` − 1: float64 [count]."""
@@ -62,6 +83,11 @@ class Jitter:
     def times_ns(self, first: int, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the times of successive steps with the means `times_ns`: int64 [m]."""
         return (times_ns * self.factors(first, len(times_ns))).astype(np.int64)
+
+    def repeated_ns(self, first: int, time_ns: int, count: int) -> int | NDArray[np.int64]:
+        """Return the times of `count` successive steps with the mean `time_ns`: int64 [count], or one number if it is
+        the same for all."""
+        return self.times_ns(first, np.full(count, time_ns, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +135,7 @@ class SimulatedDevice:
         num_rows: int,
         acceptance: AcceptanceProcess,
         for_tree: Callable[[RoundShape], AcceptanceProcess],
-        jitter: Jitter | None = None,
+        jitter: Steady = STEADY,
         host_link: HostLink | None = None,
     ) -> None:
         self.cost = cost
@@ -192,8 +218,7 @@ class SimulatedDevice:
         """Return the device time of a step with a prefill part, before it is run;
         `drawn` is its round, if that is drawn already."""
         device_ns = self._cost_ns(step, drawn)
-        if self.jitter is not None:
-            device_ns = self.jitter.time_ns(self.num_run, device_ns)
+        device_ns = self.jitter.time_ns(self.num_run, device_ns)
         if self.slowdown != 1.0:
             device_ns = int(device_ns * self.slowdown)
         loads = [join.num_loaded for join in step.joins if join.num_loaded]
@@ -244,10 +269,10 @@ class SimulatedDevice:
                 device_ns = np.array([self.cost.decode_ns(batch_size, decode.shape, kv_tokens)])
             else:
                 device_ns = self.cost.decode_ns(batch_size, decode.shape, kv_tokens + grown)
-        if timed and self.jitter is not None:
+        if timed:
             device_ns = self.jitter.times_ns(self.num_run, device_ns)
-        if timed and self.slowdown != 1.0:
-            device_ns = (device_ns * self.slowdown).astype(np.int64)
+            if self.slowdown != 1.0:
+                device_ns = (device_ns * self.slowdown).astype(np.int64)
         return DrawnRounds(rounds, lens, emitted, device_ns, left)
 
     def _seen_ns(self, cost: StepCost, decode: DecodeStep, lens: np.ndarray, left: np.ndarray) -> NDArray[np.int64]:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ...core.contract.step import DecodeStep
 from ...core.draws import Purpose
 from ..cost.host import HostCost
-from .device import DrawnRounds, Jitter
+from .device import STEADY, DrawnRounds, Jitter, Steady
 
 
-class HostJitter:
+class HostJitter(NamedTuple):
     """The fluctuation of the scheduler's work: of planning and launching a step, and of committing it."""
 
-    def __init__(self, spread: float, seed: int, replica: int) -> None:
-        self.launch: Jitter = Jitter(spread, seed, Purpose.HOST_TIME, replica)
-        self.commit: Jitter = Jitter(spread, seed, Purpose.HOST_TIME, replica, lane=1)
+    launch: Steady
+    commit: Steady
+
+    @classmethod
+    def of(cls, spread: float, seed: int, replica: int) -> HostJitter:
+        """Return the fluctuation with this spread; 0: there is none."""
+        return cls(*(Jitter.of(spread, seed, Purpose.HOST_TIME, replica, lane) for lane in (0, 1)))
+
+
+STEADY_HOST = HostJitter(STEADY, STEADY)
 
 
 class HostWork:
@@ -24,7 +33,7 @@ class HostWork:
     `reads_acceptance`: the host reads what was accepted before it goes on, as in synchronous mode.
     """
 
-    def __init__(self, cost: HostCost, reads_acceptance: bool, jitter: HostJitter | None = None) -> None:
+    def __init__(self, cost: HostCost, reads_acceptance: bool, jitter: HostJitter = STEADY_HOST) -> None:
         self.cost = cost
         self.jitter = jitter
         self._reads_acceptance = reads_acceptance
@@ -35,20 +44,18 @@ class HostWork:
 
     def launch_ns(self, number: int, mean_ns: int) -> int:
         """Return the time to plan and launch a step that takes `mean_ns` on average."""
-        return mean_ns if self.jitter is None else self.jitter.launch.time_ns(number, mean_ns)
+        return self.jitter.launch.time_ns(number, mean_ns)
 
     def launches_ns(self, number: int, mean_ns: int, rounds: int) -> int | np.ndarray:
         """Return the time to plan and launch the round after each of a multi-step, int64 [rounds], or one number if it
         is the same for all."""
-        if self.jitter is None:
-            return mean_ns
-        return self.jitter.launch.times_ns(number + 1, np.full(rounds, mean_ns, dtype=np.int64))
+        return self.jitter.launch.repeated_ns(number + 1, mean_ns, rounds)
 
     def commit_ns(self, number: int, decode: DecodeStep | None, tokens: int) -> int:
         """Return the time to commit a step of one round that emits `tokens`."""
         batch_size = 0 if decode is None else len(decode.rows)
         mean_ns = self.cost.commit_ns(batch_size, tokens, self._verified_rows(decode))
-        return mean_ns if self.jitter is None else self.jitter.commit.time_ns(number, mean_ns)
+        return self.jitter.commit.time_ns(number, mean_ns)
 
     def commits_ns(self, number: int, decode: DecodeStep, drawn: DrawnRounds) -> np.ndarray:
         """Return the time to commit each round of a multi-step, int64 [rounds]."""
@@ -56,7 +63,7 @@ class HostWork:
         verified = self._verified_rows(decode)
         base_ns = self.cost.commit_ns(batch_size, 0, verified)
         means_ns = base_ns + (self.cost.commit_ns(batch_size, 1, verified) - base_ns) * emitted
-        return means_ns if self.jitter is None else self.jitter.commit.times_ns(number, means_ns)
+        return self.jitter.commit.times_ns(number, means_ns)
 
     def _verified_rows(self, decode: DecodeStep | None) -> int:
         """Return the rows whose acceptance the host must read before it goes on."""

@@ -102,14 +102,12 @@ class ServiceBuilder:
         if lines is not None:
             lines.engine = engine
         hardware, seed = assembly.scenario.hardware, assembly.scenario.seed
-        spread = hardware.device_jitter
-        jitter = Jitter(spread, seed, Purpose.DEVICE_TIME, replica) if spread else None
+        jitter = Jitter.of(hardware.device_jitter, seed, Purpose.DEVICE_TIME, replica)
         num_rows = assembly.spec.config.num_rows
         device = SimulatedDevice(
             assembly.cost, num_rows, assembly.acceptance, self._tree_process, jitter, assembly.host_link
         )
-        host_jitter = HostJitter(hardware.host_jitter, seed, replica) if hardware.host_jitter else None
-        host = HostWork(assembly.host, not engine.config.overlap, host_jitter)
+        host = HostWork(assembly.host, not engine.config.overlap, HostJitter.of(hardware.host_jitter, seed, replica))
         front_end, lane = assembly.deployment.front_end, self._lane(replica)
         actor = EngineActor(self._env, replica, engine, device, host, on_finished, spans, hooks, front_end, lane)
         self._faults.attach(actor)

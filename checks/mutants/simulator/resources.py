@@ -4,6 +4,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import ClassVar
 
+from ....sim.actors.device import Jitter
 from ....sim.actors.router import Link
 from ....sim.cost.passes.forward import ForwardCost
 from ...adapters.simulator import CheckedSimulator
@@ -195,7 +196,7 @@ class FluctuatesUpwards(CheckedSimulator):
     def make(self, scenario, metrics, history, faults):
         simulation = super().make(scenario, metrics, history, faults)
         for actor in simulation.replicas:
-            if actor.device.jitter is not None:
+            if isinstance(actor.device.jitter, Jitter):
                 actor.device.jitter._shift = 0.0
         return simulation
 
