@@ -6,6 +6,7 @@ vLLM's speculators), or in `model` beside the keys of EAGLE. `flat_head` puts th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,8 +20,10 @@ from .shape import ModelShape
 AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 SPECULATORS_KEY = "speculators_model_type"
 USUAL_FUSED = 3  # hidden states of the target that an EAGLE-3 head takes, if its file does not say
+_OTHERS = re.compile(r"dflash|dspark|domino|p_?eagle|pard|medusa|mlp_?speculator|hydra|redrafter", re.IGNORECASE)
 _LAYERS_AT = ("transformer_layer_config", "model")
 _MARKS = ("Eagle3", "Eagle")
+_COUNTS_OF_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
 _DENSE = {  # families of experts, and those whose layers their EAGLE-3 heads have
     "llama4": "llama", "qwen3_moe": "qwen3", "qwen2_moe": "qwen2", "mixtral": "mistral", "gpt_oss": "llama",
     "glm4_moe": "llama", "minimax_m2": "llama",
@@ -70,9 +73,7 @@ def read_head(
     if (kind := config.get(SPECULATORS_KEY, kinds[0])) not in kinds:
         whole.problem(SPECULATORS_KEY, f"expected {kinds[0]}, found {kind!r}: the head is made for another algorithm")
     reader = flat_head(whole)
-    names = config.get("architectures")
-    if not is_eagle3 and isinstance(names, list) and any("Eagle3" in str(name) for name in names):
-        whole.problem("architectures", f"{names[0]} is made for EAGLE3")
+    _refuse_others(reader, is_eagle3)
     whole.raise_problems()
     reader = replace_missing(reader, max_position_embeddings=target.max_context, vocab_size=target.vocab)
     vocab, hidden = reader.integer("vocab_size"), reader.integer("hidden_size")
@@ -91,33 +92,52 @@ def read_head(
     reader.raise_problems()
     data = _layers(reader, target, is_single)
     family = family_of_type(data.get("model_type"))
-    if is_eagle3 and family in _DENSE:
+    if is_eagle3:
         data |= {
-            "model_type": _DENSE[family],
+            "model_type": _DENSE.get(family or "", data.get("model_type")),
             "intermediate_size": data.get("intermediate_size_mlp") or data.get("intermediate_size"),
         }
+        if data["intermediate_size"]:
+            data = {key: value for key, value in data.items() if key not in _COUNTS_OF_EXPERTS}
     body = read_model_shape(data, source, name, is_whole=False)
     if is_eagle3:  # its MLP is dense, also where the file repeats the keys of a sparse target
         width = reader.integer("intermediate_size", None)
         mlps = [(Mlp(width) if isinstance(part, Experts) and width else part, n) for part, n in body.mlps]
         body = replace(body, mlps=tuple(mlps))
-    has_lm_head = own_vocab is not None or body.tied_embeddings
+    has_lm_head = not reader.flag("reuse_target_lm_head") and (own_vocab is not None or body.tied_embeddings)
     body = replace(body, vocab=own_vocab or vocab, tied_embeddings=False, kv_dtype=target.kv_dtype, config=None)
     count = reader.integer("num_nextn_predict_layers", None)
     return HeadShape(body, fused, size if is_eagle3 else hidden, None if is_single else count, has_lm_head)
+
+
+def _refuse_others(reader: ConfigReader, is_eagle3: bool) -> None:
+    """Note what says that a draft works otherwise than a head of the algorithm: its price would be another one."""
+    names = reader.get("architectures")
+    marks = [str(name) for name in (*(names if isinstance(names, list) else ()), reader.get("model_type"))]
+    other = next((mark for mark in marks if _OTHERS.search(mark)), None)
+    if other is not None or reader.get("dflash_config") or reader.get("medusa_num_heads"):
+        key = "architectures" if other in (names or ()) or other is None else "model_type"
+        found = other or ("DFlash" if reader.get("dflash_config") else "Medusa")
+        reader.problem(key, f"{found} drafts in another way than heads of EAGLE and EAGLE-3, which are modelled")
+    elif not is_eagle3 and any("Eagle3" in mark for mark in marks):
+        reader.problem("architectures", f"{marks[0]} is made for EAGLE3")
+    if reader.flag("parallel_drafting") or reader.integer("parallel_draft_step", 1) > 1:
+        reader.problem("parallel_drafting", "a head that drafts several tokens in one pass is not modelled")
 
 
 def _layers(reader: ConfigReader, target: ModelShape, is_single: bool) -> dict[str, Any]:
     """Return the configuration of the head's layers as that of a model. The official heads repeat the number of their
     target's layers and have one; servers load 16-bit weights in the target's type."""
     data = dict(reader.data)
-    if family_of_type(data.get("model_type")) is None:
-        names = data.get("architectures")
-        for name in map(str, names if isinstance(names, list) else ()):
-            for mark in _MARKS:
-                name = name.removeprefix(mark).removesuffix(mark)
-            known = {architecture: family for family, architecture in ARCHITECTURES.items()}
-            data["model_type"] = known.get(name, data.get("model_type"))
+    names = data.get("architectures")
+    known = {architecture: family for family, architecture in ARCHITECTURES.items()}
+    for whole in map(str, names if isinstance(names, list) else ()):
+        name = whole
+        for mark in _MARKS:
+            name = name.removeprefix(mark).removesuffix(mark)
+        # Servers go by the architecture: published files repeat the target's `model_type`.
+        if name in known and (name != whole or family_of_type(data.get("model_type")) is None):
+            data["model_type"] = known[name]
     if not is_single or data.get("num_hidden_layers") in (None, target.layers):
         data["num_hidden_layers"] = 1
     for key in ("torch_dtype", "dtype"):

@@ -25,11 +25,13 @@ from .stored.tensor_files import CheckpointError, list_tensors
 
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _NESTED = ("eagle_config", "dflash_config")
+_NORMED = ("use_input_layernorm_in_first_layer", "use_last_layernorm")
 _COMPUTED = (  # switches that are read, follow from the tensors, or are on in every head
     "attention_bias", "fusion_bias", "bias", "use_aux_hidden_state", "tie_word_embeddings", "use_sliding_window",
-    "norm_topk_prob", "has_own_embed_tokens", "has_own_lm_head",
+    "norm_topk_prob", "has_own_embed_tokens", "has_own_lm_head", "has_lm_head", "reuse_target_lm_head", *_NORMED,
+    "next_layer_regular",
 )  # fmt: skip
-_SAYS_NOTHING = re.compile(r"^_|cache|output_|return_|grad|torch|parallel_size|pretrain|is_decoder|remote|tp_|initial")
+_SAYS_NOTHING = re.compile(r"^_|cache|output_|return_|grad|torch|parallel_size|pretrain|is_decoder|remote|(?:^|_)tp_|initial")
 EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
 _HEAD_NUMBER, _LAYER_NUMBER = re.compile(r"(?:model\.)?heads\.(\d+)\."), re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _ONE_LAYER = ("midlayer.", "transformer.")  # other names of the one layer of a head
@@ -154,6 +156,11 @@ def _refuse_switches(reader: ConfigReader, algorithm: str) -> None:
             reader.problem(str(places.get(key, key)), f"true: this is not implemented for {algorithm} heads")
     if not reader.flag("use_aux_hidden_state", True):
         reader.problem("use_aux_hidden_state", "false: EAGLE3 heads that take one hidden state are not implemented")
+    for key in _NORMED:
+        if not reader.flag(key, True):
+            reader.problem(key, f"false: {algorithm} heads without this norm are not implemented")
+    if reader.integer("parallel_draft_step", 1) > 1:
+        reader.problem("parallel_draft_step", "heads that draft several tokens in one pass are not implemented")
     if reader.get("dflash_config"):
         reader.problem("dflash_config", "DFlash heads are not implemented")
 

@@ -196,6 +196,20 @@ def rewrite(directory: Path, form: str, config: HeadConfig, embeddings: torch.Te
         data |= {"architectures": ["LlamaForCausalLMEagle3"], "sliding_window": None, "max_window_layers": 1}
         tensors["embed_tokens.weight"] = embeddings.clone()
         save_file(tensors, directory / SINGLE)
+    elif form == "ModelOpt":
+        switches = (
+            "use_aux_hidden_state",
+            "use_input_layernorm_in_first_layer",
+            "use_last_layernorm",
+            "next_layer_regular",
+        )
+        for key in ("eagle_aux_hidden_state_layer_ids", "target_hidden_size", "norm_before_residual"):
+            data.pop(key, None)
+        data["eagle_config"] = {
+            **dict.fromkeys(switches, True), "eagle_aux_hidden_state_layer_ids": [], "use_mtp_layernorm": False,
+            "parallel_draft_step": 1, "parallel_draft_heads_num_layers": 1,
+        }  # fmt: skip
+        save_file({name.replace("midlayer.", "layers.0."): tensors[name] for name in tensors}, directory / SINGLE)
     else:
         data = speculators_config(config, "eagle3" if config.algorithm == EAGLE3 else "eagle")
         names = (
@@ -218,7 +232,22 @@ HEAD_FORMS = [
     ("speculators", EAGLE),
     ("speculators", EAGLE3),
     ("SpecForge", EAGLE3),
+    ("ModelOpt", EAGLE3),
 ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("use_last_layernorm", False), ("parallel_draft_step", 4), ("use_mtp_layernorm", True)]
+)
+def test_a_switch_of_modelopt_that_is_not_implemented_is_named(
+    target: Decoder, tmp_path: Path, key: str, value: object
+):
+    save_draft(random_head(HeadConfig(EAGLE3, LAYER, 32, 20, default_aux_layers(3)), target), tmp_path)
+    path = tmp_path / "config.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | {"eagle_config": data["eagle_config"] | {key: value}}))
+    with pytest.raises(ConfigError, match=rf"{key}: .*not implemented"):
+        load_draft(tmp_path, EAGLE3, target)
 
 
 @pytest.mark.parametrize(("form", "algorithm"), HEAD_FORMS)

@@ -59,22 +59,120 @@ LATENT = {
     "model_type": "deepseek_v3", "architectures": ["Eagle3DeepseekV2ForCausalLM"], "q_lora_rank": 256, "kv_lora_rank": 512,
     "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "fc_norm": True, "norm_output": True,
 }  # fmt: skip
-PUBLISHED = [  # architecture and kind of layer of heads as servers know them, with the bytes of a token's KV
-    ({"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}, 4096),
+FORMS = [  # architecture and kind of layer of heads as servers know them, with the bytes of a token's KV
     ({"architectures": ["Eagle3LlamaForCausalLM"], "model_type": "llama", "norm_before_residual": True}, 4096),
     ({"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3"}, 4096),
-    ({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "bias": False}, 4096),
     ({"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama4_text", "intermediate_size_mlp": 1000}, 4096),
     ({"architectures": ["Qwen3MoeForCausalLMEagle3"], "model_type": "qwen3_moe"}, 4096),
     (LATENT, 2 * (512 + 32)),
+    (LATENT | {"model_type": "kimi_k2", "n_routed_experts": 384, "moe_intermediate_size": 2048}, 2 * (512 + 32)),
 ]
 
 
-@pytest.mark.parametrize(("keys", "kv"), PUBLISHED)
+@pytest.mark.parametrize(("keys", "kv"), FORMS)
 def test_heads_as_servers_know_them(tmp_path: Path, keys: dict[str, Any], kv: int):
-    draft = run_with(tmp_path, {**TOP, **keys}).draft
+    draft = run_with(tmp_path, {**TOP, "intermediate_size": 1000, **keys}).draft
     assert draft is not None and draft.body is not None and draft.body.experts is None
     assert (draft.kv_bytes_per_token, draft.body.mlps[0][0].activated) == (kv, 1000)
+
+
+def published(
+    sizes: tuple[int, int, int, int, int], vocab: int, draft_vocab: int | None = 32000, **others: Any
+) -> dict[str, Any]:
+    """A published configuration. `sizes`: hidden, heads, key-value heads, channels of a head, width of the MLP."""
+    keys = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
+    known = {
+        "num_hidden_layers": 1,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": vocab,
+        **LLAMA,
+    }
+    return {**known, **dict(zip(keys, sizes, strict=True)), "draft_vocab_size": draft_vocab, **others}
+
+
+def aux(*layers: int) -> dict[str, Any]:
+    return {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(layers), "use_aux_hidden_state": True}}
+
+
+SPECULATORS = {
+    "speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"], "draft_vocab_size": 32000,
+    "norm_before_residual": True, "target_hidden_size": None, "eagle_aux_hidden_state_layer_ids": None,
+    "transformer_layer_config": {
+        "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "intermediate_size": 12288, "num_hidden_layers": 1, "vocab_size": 151936, "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+    },
+}  # fmt: skip
+MODELOPT = {
+    "eagle_config": {
+        "eagle_aux_hidden_state_layer_ids": [], "use_aux_hidden_state": True, "use_last_layernorm": True,
+        "use_input_layernorm_in_first_layer": True, "use_mtp_layernorm": False, "next_layer_regular": True,
+        "parallel_draft_step": 1, "parallel_draft_heads_num_layers": 1,
+    },
+}  # fmt: skip
+DEFAULT_KIMI = {
+    "architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "kimi_k2", "q_lora_rank": 1536, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 384, "n_shared_experts": 1,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 1, "moe_layer_freq": 1, "n_group": 1,
+}  # fmt: skip
+# Target: hidden size, tokens, layers; the head's configuration; bytes of a token's KV. The sizes are those of the files
+# in `configs/` of sgl-project/SpecForge, of the defaults of nvidia-modelopt 0.47 and of the form of speculators 0.9.
+PUBLISHED: dict[str, tuple[tuple[int, int, int], dict[str, Any], int]] = {
+    "Llama-3.3-70B": ((8192, 128256, 80), published((8192, 64, 8, 128, 28672), 128256), 4096),
+    "Llama-4-Scout": ((5120, 202048, 48), published((5120, 40, 8, 128, 32768), 202048), 4096),
+    "Qwen3-235B-A22B": ((4096, 151936, 94), published((4096, 64, 4, 128, 24576), 151936, **aux(1, 46, 90)), 2048),
+    "Qwen3-30B-A3B, EAGLE-3.1": (
+        (2048, 151936, 48), published((2048, 32, 4, 128, 12288), 151936, fc_norm=True, norm_output=True), 2048),
+    "DeepSeek-V3": ((7168, 129280, 61), published((7168, 56, 8, 128, 40960), 129280, **aux(1, 29, 57)), 4096),
+    "Kimi-K2": (
+        (7168, 163840, 61), published((7168, 64, 64, 128, 18432), 163840, model_type="kimi_k2", **aux(2, 30, 58)), 32768),
+    "gpt-oss-20b": (
+        (2880, 201088, 24),
+        published((2880, 64, 8, 64, 17280), 201088, architectures=["GptOssForCausalLMEagle3"], model_type="gpt_oss",
+                  num_local_experts=16, experts_per_token=4, **aux(1, 11, 21)), 2048),
+    "Gemma 3 27B, the target's LM head": (
+        (5376, 262208, 62),
+        published((5376, 32, 16, 128, 21504), 262208, None, reuse_target_lm_head=True, sliding_window=512,
+                  use_sliding_window=False, target_model_type="gemma3_text", **aux(1, 29, 61)), 8192),
+    "Qwen3-8B, speculators": ((4096, 151936, 36), SPECULATORS, 4096),
+    "ModelOpt's default": ((4096, 128256, 32), published((4096, 32, 8, 128, 14336), 128256, **MODELOPT), 4096),
+    "ModelOpt's Kimi-K2": (
+        (7168, 163840, 61), published((7168, 64, 64, 128, 18432), 163840, **(MODELOPT | DEFAULT_KIMI)), 1152),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_heads(tmp_path: Path, name: str):
+    (hidden, vocab, layers), config, kv = PUBLISHED[name]
+    about = {**LAYER, "hidden_size": hidden, "vocab_size": vocab, "num_hidden_layers": layers, "model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    draft = run_with(tmp_path, config, "EAGLE3", f"model.target={tmp_path}").draft
+    layer = config.get("transformer_layer_config", config)
+    heads, kv_heads, dim = (layer[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    attention = 2 * hidden * (heads + 2 * kv_heads) * dim + heads * dim * hidden
+    if "kv_lora_rank" in layer:
+        attention = 2 * hidden * (1536 + 512 + 64) + 1536 * 64 * 192 + 512 * 64 * 256 + 64 * 128 * hidden
+    others = 3 * hidden * layer["intermediate_size"] + 3 * hidden**2 + (config["draft_vocab_size"] or 0) * hidden
+    assert draft is not None and draft.kv_bytes_per_token == kv
+    assert draft.parameters == pytest.approx(attention + others, rel=1e-4)  # and norms
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ({"architectures": ["DFlashDraftModel"]}, "architectures: DFlashDraftModel drafts in another way"),
+        ({"architectures": ["DSparkDraftModel"], "block_size": 16}, "architectures: DSparkDraftModel drafts"),
+        ({"architectures": ["PEagleDraftModel"]}, "architectures: PEagleDraftModel drafts"),
+        ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1, 9]}}, "architectures: DFlash drafts"),
+        ({"architectures": None, "model_type": "mlp_speculator"}, "model_type: mlp_speculator drafts"),
+        ({"medusa_num_heads": 4}, "architectures: Medusa drafts"),
+        ({"eagle_config": {"parallel_draft_step": 4}}, "parallel_drafting: a head that drafts several tokens"),
+    ],
+)
+def test_drafts_that_work_in_another_way_are_refused(tmp_path: Path, keys: dict[str, Any], found: str):
+    with pytest.raises(ConfigError, match=found):
+        run_with(tmp_path, TOP | keys)
 
 
 @pytest.mark.parametrize("kind", ["peagle", "dflash", "dflash2", "dspark", "mlp_speculator", "medusa"])
