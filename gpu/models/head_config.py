@@ -31,7 +31,9 @@ _COMPUTED = (  # switches that are read, follow from the tensors, or are on in e
     "norm_topk_prob", "has_own_embed_tokens", "has_own_lm_head", "has_lm_head", "reuse_target_lm_head", *_NORMED,
     "next_layer_regular",
 )  # fmt: skip
-_SAYS_NOTHING = re.compile(r"^_|cache|output_|return_|grad|torch|parallel_size|pretrain|is_decoder|remote|(?:^|_)tp_|initial")
+_SAYS_NOTHING = re.compile(
+    r"^_|cache|output_|return_|grad|torch|parallel_size|pretrain|is_decoder|remote|(?:^|_)tp_|initial"
+)
 EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
 _HEAD_NUMBER, _LAYER_NUMBER = re.compile(r"(?:model\.)?heads\.(\d+)\."), re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _ONE_LAYER = ("midlayer.", "transformer.")  # other names of the one layer of a head
