@@ -27,6 +27,7 @@ OTHER_NAMES = {
     "enable-hicache": "enable-hierarchical-cache",
     "speculative-draft-model": "speculative-draft-model-path",
     "speculative-draft": "speculative-draft-model-path",  # a beginning that was enough in earlier releases
+    "mamba-scheduler-strategy": "mamba-radix-cache-strategy",
     "cuda-graph-max-bs": "cuda-graph-max-bs-decode",  # the name before prefill had its own sizes
     "cuda-graph-bs": "cuda-graph-bs-decode",
 }

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 from ...core.adaptive.interchange import VLLM_SCHEDULE, import_table, to_json
 from ...core.errors import ConfigError, Problem, count_of
-from ...core.model_shape import KV_FORMATS
-from ...core.parsing import ParseError, parse_json
+from ...core.model_shape import KV_FORMATS, SPECULATORS_KEY
+from ...core.parsing import ConfigReader, ParseError, parse_json, read_json_object
+from ...observe.input_files import read_text
 from ...sim.cost.hardware import GPU
+from ...sim.cost.measured.model_files import find_model_files
 from ...sim.cost.memory.rules import rules_of
 from ...sim.cost.server import server_profile
 from .command import MAX_SIZE, Given, ServerArguments, known_arguments, known_values, reached_by
@@ -52,6 +55,7 @@ CAPTURE_SIZES, LARGEST_CAPTURE = "cudagraph_capture_sizes", "max_cudagraph_captu
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 RELEASE = re.compile(r"(?:\bvllm-openai(?:-[a-z]+)?:v?|\bvllm(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
 IMAGE = re.compile(r"\bvllm-openai(?:-[\w.-]+)?(?::|@|$)")
+OTHER_IMAGE = re.compile(r"[\w./-]*/[\w.-]*vllm[\w.-]*(?::|@|$)")  # others start the server, too, if arguments follow
 POOLS_CONNECTOR = "NixlConnector"  # which only connects prefill and decode, whatever the role that it is given
 OF_ONE_SERVER = ("kv_role", "kv_rank", "kv_port", "kv_ip", "engine_id")
 PARALLEL_BESIDE = ("decode-context-parallel-size", "prefill-context-parallel-size")
@@ -77,9 +81,17 @@ def _entry(words: list[str]) -> int | None:
             return place + 1
         if word == "serve" and place and words[place - 1].rpartition("/")[2] == "vllm":
             return place + 1
-    runs_image = bool({"run", "create"} & set(words)) and not any(word.startswith("--entrypoint") for word in words)
-    images = (place for place, word in enumerate(words) if runs_image and IMAGE.search(word))
-    return next((place + 1 for place in images), None)  # an image that starts the server by itself
+    if not {"run", "create"} & set(words):
+        return None
+    entry = next((place for place, word in enumerate(words) if word.startswith("--entrypoint")), None)
+    if entry is not None:
+        starts_server = " ".join(words[entry : entry + 2]).replace("=", " ").split()[1:2] == ["vllm"]
+        return words.index("serve", entry) + 1 if starts_server and "serve" in words[entry:] else None
+    for place, word in enumerate(words):  # an image that starts the server by itself
+        has_arguments = words[place + 1 : place + 2] == ["--model"] and OTHER_IMAGE.match(word)
+        if IMAGE.search(word) or has_arguments:
+            return place + 1
+    return None
 
 
 def _take_role(values: dict[str, Any]) -> str | None:
@@ -111,7 +123,30 @@ def read(given: Given, gpu: GPU) -> None:
 
 
 def _model(given: Given, gpu: GPU) -> None:
-    given.model("model")
+    model = given.model("model")
+    files = find_model_files(model) if model else None
+    if files is not None and files.config.is_file():
+        config = read_json_object(str(files.config), read_text, of_checkpoint=True)
+        if isinstance(config.get("speculators_config"), Mapping):
+            _verifier(given, ConfigReader(config, str(files.config)), model)
+
+
+def _verifier(given: Given, head: ConfigReader, model: str) -> None:
+    """Take the target and the draft tokens from the files of a head in the format of speculators, as vLLM does where a
+    head stands in the place of the model. Raises ConfigError."""
+    about = head.under("speculators_config")
+    methods = about.get("proposal_methods")
+    method = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], Mapping) else {}
+    target, steps = about.under("verifier").get("name_or_path"), method.get("speculative_tokens")
+    if not isinstance(target, str) or type(steps) is not int:
+        about.problem("verifier", "a head is served by its own name where it names its target and draft tokens")
+    head.raise_problems()
+    own = {"method": head.get(SPECULATORS_KEY), "model": model}
+    given.values["speculative-config"] = {
+        "num_speculative_tokens": steps, **given.table("speculative-config"), **own,
+    }  # fmt: skip
+    given.settings["model.target"] = target
+    given.assumed.append(f"{model} is a head, which names {target} as its target")
 
 
 def _formats(given: Given, gpu: GPU) -> None:

@@ -151,6 +151,39 @@ services:
 """
 
 
+class TestHeads:
+    def test_a_head_of_speculators_in_the_place_of_the_model_brings_its_target(self, tmp_path: Path):
+        layer = dict(built_in_config("qwen3-8b")[1]) | {"num_hidden_layers": 1, "model_type": "llama"}
+        verifier = {"name_or_path": "Qwen/Qwen3-8B", "architectures": ["Qwen3ForCausalLM"]}
+        about = {"algorithm": "eagle3", "proposal_methods": [{"speculative_tokens": 5}], "verifier": verifier}
+        head = {
+            "speculators_model_type": "eagle3", "draft_vocab_size": 32000, "transformer_layer_config": layer,
+            "architectures": ["Eagle3Speculator"], "speculators_config": about,
+        }  # fmt: skip
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(head))
+        for more, steps in (("", 5), (""" --speculative-config '{"num_speculative_tokens": 2}'""", 2)):
+            scenario = scenario_of("vllm", f"vllm serve {tmp_path} -tp 2{more}")
+            run = assemble(scenario)
+            assert (scenario.model.target, scenario.hardware.tensor_parallel) == ("Qwen/Qwen3-8B", 2)
+            assert (run.algorithm.name, run.draft.source, scenario.speculation.steps) == ("EAGLE3", str(file), steps)
+        about["verifier"] = {}
+        file.write_text(json.dumps(head))
+        assert "speculators_config.verifier: a head is served by its own name" in refusal_of(f"vllm serve {tmp_path}")
+
+    @pytest.mark.parametrize("command", [
+        "docker run --rm --entrypoint vllm vllm/vllm-openai:latest serve {} --max-num-seqs 32",
+        "docker run --rm --entrypoint=vllm own/image:1 serve {} --max-num-seqs 32",
+        "podman run --device nvidia.com/gpu=all registry.example.com/lab/vllm-cuda:3.2 --model {} --max-num-seqs 32",
+    ])  # fmt: skip
+    def test_an_image_that_starts_the_server_by_its_entry_point(self, command: str):
+        settings = launch_of(command.format(MODEL)).settings
+        assert (settings["model.target"], settings["engine.max_running"]) == (MODEL, 32)
+
+    def test_another_entry_point_is_no_server(self):
+        assert "is no command of vLLM" in refusal_of(f"docker run --entrypoint bash vllm/vllm-openai:latest {MODEL}")
+
+
 class TestManifests:
     @pytest.mark.parametrize("text", [DEPLOYMENT, COMMAND_LINE, COMPOSE, "---\n" + DEPLOYMENT + "---\n" + COMPOSE])
     def test_the_command_of_a_container_is_read(self, text: str, tmp_path: Path):
