@@ -41,7 +41,7 @@ class Sweep:
             yield job, trial
 
     def values(self, point: int, key: str) -> list[float]:
-        """Return the number `key` (`rate_of`) from the summaries of a combination's runs; runs without it are left out."""
+        """Return the number `key` (`rate_of`) of a combination's runs; runs without it are left out."""
         trials = (self.trials.get((point, seed)) for seed in self.seeds)
         found = (rate_of(trial.summary, key) for trial in trials if trial is not None)
         return [value for value in found if value is not None]

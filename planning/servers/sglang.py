@@ -11,11 +11,11 @@ from ...core.errors import Problem, count_of
 from ...core.parsing import parse_json
 from ...core.scheduler.rules.sglang import RETRACTION_POLICIES
 from ...sim.cost.hardware import GPU
-from ...sim.cost.server import server_profile
+from ...sim.cost.server import NEWEST, server_profile
 from .command import MAX_SIZE, Given, ServerArguments, known_arguments, known_values, reached_by
 from .own_layers import draft_with_own_layers
 
-PROFILE = "sglang-0.5"
+PROFILE = NEWEST["sglang"]
 OTHER_NAMES = {
     "model": "model-path",
     "tensor-parallel-size": "tp-size",

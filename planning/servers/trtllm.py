@@ -10,12 +10,12 @@ from ...core.adaptive.interchange import TRTLLM_MAX_STEPS, TRTLLM_SCHEDULE, impo
 from ...core.errors import ConfigError, Problem, count_of, nearest
 from ...core.parsing import parse_json
 from ...sim.cost.hardware import GPU
-from ...sim.cost.server import server_profile
+from ...sim.cost.server import NEWEST, server_profile
 from .command import FLAG, MAX_SIZE, NEAR, NODE, Given, ServerArguments, known_arguments
 from .own_layers import WITH_DRAFT, draft_with_own_layers
 from .sglang import sizes_up_to
 
-PROFILE = "trtllm-1.x"
+PROFILE = NEWEST["trtllm"]
 OTHER_NAMES = {
     "tp-size": "tensor-parallel-size", "pp-size": "pipeline-parallel-size", "ep-size": "moe-expert-parallel-size",
     "cp-size": "context-parallel-size", "cluster-size": "moe-cluster-parallel-size",

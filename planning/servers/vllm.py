@@ -16,12 +16,12 @@ from ...observe.input_files import read_text
 from ...sim.cost.hardware import GPU
 from ...sim.cost.measured.model_files import find_model_files
 from ...sim.cost.memory.rules import rules_of
-from ...sim.cost.server import server_profile
+from ...sim.cost.server import NEWEST, server_profile
 from .command import MAX_SIZE, Given, ServerArguments, known_arguments, known_values, reached_by
 from .own_layers import WITH_DRAFT, draft_with_own_layers
 from .sglang import sizes_up_to
 
-PROFILE = "vllm-0.18"
+PROFILE = NEWEST["vllm"]
 OTHER_NAMES = {
     "q": "quantization", "pp": "pipeline-parallel-size", "tp": "tensor-parallel-size", "dp": "data-parallel-size",
     "ep": "enable-expert-parallel", "dcp": "decode-context-parallel-size", "pcp": "prefill-context-parallel-size", "n": "nnodes",

@@ -52,6 +52,8 @@ class ServerProfile:
     launch: LaunchCost
     kernels_of: str  # the server whose measured kernels are priced
     about: str  # the fit and its error
+    rules_release: str  # the release whose scheduling it has
+    times_release: str  # the releases that its times are fitted to
     graph_unit: GraphUnit = "rows"
     mode: Literal["overlap", "synchronous"] = "overlap"
     mixed: bool = True
@@ -200,6 +202,8 @@ PROFILES: dict[str, ServerProfile] = {
             FULL_GRAPH,
             "sglang",
             "our own executor: every pass captured, host times as benchmarks/timing/test_engine_round.py measures them",
+            rules_release="this package",
+            times_release="this package",
         ),
         ServerProfile(
             "sglang-0.5",
@@ -217,6 +221,8 @@ PROFILES: dict[str, ServerProfile] = {
             "fitted to SGLang 0.5 without speculation (Qwen3-32B on H100, Llama-3.1-8B and Qwen3-30B-A3B on H200) and with EAGLE-3 "
             "on H200 (Llama-3.1-8B with 1 request; Qwen3-30B-A3B and 235B-A22B, Llama-3.3-70B and Kimi-K2 with 8): "
             "docs/evidence/accuracy.md",
+            rules_release="0.5.23",
+            times_release="0.5.1 to 0.5.8",
             mixed=False,
             rules=SGLangRules(),
             rules_with_groups=SGLangRules(guarantee_output=0.21),  # --enable-dp-attention: conservativeness times 0.3
@@ -245,6 +251,8 @@ PROFILES: dict[str, ServerProfile] = {
             "vllm",
             "fitted to vLLM 0.9 with EAGLE and EAGLE-3 on one H100, Llama-3.1-8B, batch 1 (13 rows, vLLM issue 20780); the waits per row "
             "and for several devices are those of vllm-0.18: docs/evidence/accuracy.md",
+            rules_release="this package",
+            times_release="0.9",
             kv_layout="pool",
             state_bytes=2,  # --mamba-cache-dtype auto: as the model's activations
             memory=_VLLM_MEMORY,
@@ -262,6 +270,8 @@ PROFILES: dict[str, ServerProfile] = {
             "fitted to vLLM of April 2026 without speculation, Llama-3.1-70B in FP8 on 1 to 8 H200 and gpt-oss-120b on 2 to 8 H100, whose "
             "times to the first token show that FP8 checkpoints keep their KV in FP8, and times per token that reading it saves no time; "
             "a draft step is that of a captured head of vllm-0.9 (assumption: EAGLE-3 is captured as well): docs/evidence/accuracy.md",
+            rules_release="0.33",
+            times_release="0.18",
             kv_layout="pool",
             state_bytes=2,  # --mamba-cache-dtype auto: as the model's activations
             memory=_VLLM_MEMORY,
@@ -290,6 +300,8 @@ PROFILES: dict[str, ServerProfile] = {
             "trtllm",
             "fitted to TensorRT-LLM 1.0.0rc3 (Llama-3.1-8B on 1 to 8 H100) and of April 2026 (Llama-3.1-70B in FP8 on 1 to 8 H200) "
             "without speculation; drafting is that of sglang-0.5 (assumption): docs/evidence/accuracy.md",
+            rules_release="1.3",
+            times_release="1.0 to 1.3",
             rules=OurRules(guarantee_output=1.0),
             free_fraction=0.9,
             defaults=(_TRTLLM,),
@@ -299,15 +311,25 @@ PROFILES: dict[str, ServerProfile] = {
 }
 
 
-def server_profile(name: str) -> ServerProfile:
-    """Look up the profile called `name` (case does not matter). Raises `UnknownServer`."""
+NEWEST = {"vllm": "vllm-0.18", "sglang": "sglang-0.5", "trtllm": "trtllm-1.x"}
+"""The newest profile of each server, by its name without a release."""
+
+
+def profile_name(name: str) -> str:
+    """Return the name of a profile, of the newest one if `name` is that of a server (case does not matter)."""
     key = name.strip().lower()
+    return NEWEST.get(key, name)
+
+
+def server_profile(name: str) -> ServerProfile:
+    """Look up the profile called `name` (`profile_name`). Raises `UnknownServer`."""
+    key = profile_name(name).strip().lower()
     if key not in PROFILES:
         hint = nearest_name(key, PROFILES)
         if not hint and (near := nearest_profile(key)) is not None:
             about = f" ({releases})" if (releases := about_releases(near)) else ""
             hint = f": no profile stands for this release; the nearest is {near}{about}, and `foredraft calibrate --from` fits your own"
-        raise UnknownServer(f"unknown server {name!r}{hint}; known: {', '.join(PROFILES)}")
+        raise UnknownServer(f"unknown server {name!r}{hint}; known: {', '.join([*PROFILES, *NEWEST])}")
     return PROFILES[key]
 
 

@@ -11,6 +11,7 @@ from ...core.scheduler.config import EngineRole
 from ..cost.hardware import CUSTOM, GPU, UnknownGPU, custom_gpu, known_gpus, lookup_gpu
 from ..cost.host import GraphUnit
 from ..cost.passes.tokens import EXPERT_INDEPENDENCE
+from ..cost.server import profile_name
 from .refusals import beyond_the_positions, unlike_pools_have_no_steps
 from .table import Count, Engines, NoEffect, Positive, RefusedIf, ScenarioTable, Spread, sglang, trtllm, vllm
 
@@ -318,8 +319,10 @@ class Hardware(ScenarioTable):
         description="capture a pass in pieces, between which the attention of each layer runs, as vLLM's V1 runner "
         "does with a schedule of draft steps; the device waits before and after each attention",
     )
-    server: Annotated[str, trtllm("backend N", "config N", by="options")] = Field(
-        default="foredraft", description="simulated server: foredraft, sglang-0.5, vllm-0.18, vllm-0.9, trtllm-1.x"
+    server: Annotated[str, AfterValidator(profile_name), trtllm("backend N", "config N", by="options")] = Field(
+        default="foredraft",
+        description="simulated server: foredraft; vllm, sglang or trtllm, the newest profile of each; or by the release of its "
+        "times sglang-0.5 (rules of 0.5.23), vllm-0.18 (rules of 0.33), vllm-0.9, trtllm-1.x (rules of 1.3)",
     )
     release: Annotated[Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")] | None, NoEffect("one_rule_of_memory")] = Field(
         default=None,

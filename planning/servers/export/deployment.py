@@ -12,6 +12,7 @@ from typing import ClassVar
 from ....core.errors import ForedraftError
 from ....observe.output_files import Document
 from ....sim.assembly import Assembly, assemble
+from ....sim.cost.server import NEWEST
 from ....sim.scenario import Scenario
 from ....sim.scenario_file import scenario_with
 from ..files import SGLANG_VERSION, server_family, tuned_for_another
@@ -60,7 +61,7 @@ SERVERS = {
         port=8000,
         image="vllm/vllm-openai",
         rocm_image=("vllm/vllm-openai-rocm", ""),
-        profile="vllm-0.18",
+        profile=NEWEST["vllm"],
         tags={"vllm-0.9": "v0.9.0", "vllm-0.18": "v0.18.0"},
         devices=vllm.devices,
         arguments=vllm.arguments,
@@ -73,7 +74,7 @@ SERVERS = {
         port=30000,
         image="lmsysorg/sglang",
         rocm_image=("lmsysorg/sglang", "-rocm700-{chip}"),
-        profile="sglang-0.5",
+        profile=NEWEST["sglang"],
         tags={"sglang-0.5": f"v{SGLANG_VERSION}"},
         devices=sglang.devices,
         arguments=sglang.arguments,
@@ -86,7 +87,7 @@ SERVERS = {
         port=8000,
         image="nvcr.io/nvidia/tensorrt-llm/release",
         rocm_image=None,
-        profile="trtllm-1.x",
+        profile=NEWEST["trtllm"],
         tags={"trtllm-1.x": "RELEASE"},
         devices=trtllm.devices,
         arguments=trtllm.arguments,

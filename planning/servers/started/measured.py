@@ -17,7 +17,7 @@ from ....sim.assembly.models import model_shape
 from ....sim.assembly.pools import pools_of
 from ....sim.cost.memory import InsufficientMemory
 from ....sim.cost.memory.rules import release_numbers
-from ....sim.cost.server import nearest_profile, server_profile
+from ....sim.cost.server import NEWEST, nearest_profile, server_profile
 from ....sim.scenario import Scenario
 from ....sim.scenario_file import load_scenario
 from .start_log import GIB, StartLog
@@ -26,7 +26,6 @@ Given = Mapping[str, Mapping[str, Any]]  # keys of a scenario by the place that 
 MODEL, SERVER, TENSOR = "model.target", "hardware.server", "hardware.tensor_parallel"
 POOL_KEYS = ("engine.kv_slots", "hardware.kv_gb")
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
-PROFILES = {"vllm": "vllm-0.18", "sglang": "sglang-0.5", "trtllm": "trtllm-1.x"}  # where the log names no release
 ALIKE = 0.05  # by which weights and KV of a token may differ from what the shape says
 
 
@@ -71,7 +70,7 @@ def _read_names(log: StartLog, scenario: Scenario, origins: Mapping[str, str], r
         problems.append((log.place(fact), Problem(key or fact, message)))
 
     release = log.value("release")
-    profile = (release and nearest_profile(f"{log.server}-{release}")) or PROFILES[log.server]
+    profile = (release and nearest_profile(f"{log.server}-{release}")) or NEWEST[log.server]
     first = next(iter(log.facts))
     if SERVER not in origins:
         reading.set(log.place("release" if release else first), SERVER, profile)

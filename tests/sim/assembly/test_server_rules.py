@@ -9,8 +9,8 @@ import pytest
 from foredraft.core.scheduler.rules import ServerRules, settings_of
 from foredraft.core.scheduler.rules.admission_state import PauseEnd
 from foredraft.sim.assembly import assemble
-from foredraft.sim.assembly.explaining import derived_rows
-from foredraft.sim.cost.server import server_profile
+from foredraft.sim.assembly.explaining import derived_rows, timing_line
+from foredraft.sim.cost.server import NEWEST, PROFILES, server_profile
 from foredraft.sim.scenario_file import load_scenario
 
 PAGE = Path(__file__).parents[3] / "docs" / "servers.md"
@@ -71,3 +71,22 @@ def test_explain_says_whose_rule_it_is_and_why_a_batch_is_small():
     assert drafts["engine: guarantee_rounds"] == (600, "default of sglang-0.5")
     small = told("hardware.server=vllm-0.18")["engine: max_running"]
     assert small == (1023, "default of vllm-0.18 on H100 (1,024), within engine.max_step_tokens")
+
+
+@pytest.mark.parametrize(("server", "profile"), [*NEWEST.items(), ("vLLM", "vllm-0.18"), ("vllm-0.9", "vllm-0.9")])
+def test_the_name_of_a_server_is_its_newest_profile(server: str, profile: str):
+    run = assemble(load_scenario(None, [f"hardware.server={server}", "hardware.kernels=roofline"])[0])
+    assert run.scenario.hardware.server == run.deployment.server.name == profile
+
+
+def test_the_page_has_the_releases_of_every_profile():
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in PAGE.read_text().splitlines()]
+    told = {row[0]: (row[1], row[2]) for row in rows if len(row) == 4 and row[0] in PROFILES}
+    assert told == {name: (one.rules_release, one.times_release) for name, one in PROFILES.items()}
+
+
+def test_a_run_says_the_release_of_the_rules_and_that_of_the_times():
+    settings = ["hardware.server=vllm-0.18", "hardware.kernels=roofline"]
+    line = timing_line(assemble(load_scenario(None, settings)[0]))
+    assert line.startswith("Timing of vllm-0.18 (hardware.server; rules of 0.33, times of 0.18), batches of up to ")
+    assert timing_line(assemble(load_scenario(None, [])[0])).startswith("Timing of foredraft (hardware.server), ")
