@@ -45,9 +45,9 @@ from foredraft.core.contract.step import RoundShape
 from foredraft.core.errors import ForedraftError
 from foredraft.observe.distribution.install_hint import install_command
 from foredraft.sim.assembly import assemble
+from foredraft.sim.cost.deployments.evidence import Place, place_of
 from foredraft.sim.cost.hardware import Parallelism
 from foredraft.sim.cost.passes.tokens import EXPERT_INDEPENDENCE
-from foredraft.sim.cost.published.places import SharedPlace, place_of
 from foredraft.sim.scenario_file import scenario_from_dict
 from pages import write_block, write_row
 from points import Point, plain_points, read_rows, round_points
@@ -120,14 +120,14 @@ def summary_table(plain: Mapping[str, list[Outcome]], rounds: Mapping[str, list[
 
 
 def write_drafted(workers: int) -> None:
-    """Write published/drafted.csv, which published_fit.py reads: the points of rounds.csv with and without drafts, as
+    """Write published/drafted.csv, which deployments.py reads: the points of rounds.csv with and without drafts, as
     simulated with profiles that were fitted without their models and draft shapes."""
     columns = {ROOFLINE: ROOFLINE_OTHERS, MEASURED: OTHERS}
     found = outcomes([Job(point, column) for point in round_points() for column in columns.values()], workers)
     with DRAFTED.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         names = ("kernels", "dataset", "text", "algorithm", "draft", "shape", "published_ms", "simulated_ms")
-        writer.writerow([*SharedPlace._fields, *names])
+        writer.writerow([*Place._fields[:-1], "run", *names])
         for kernels, column in columns.items():
             for point in round_points():
                 result = found[Job(point, column)]

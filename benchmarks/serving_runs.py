@@ -1,5 +1,5 @@
 """Simulates all published serving points (silicon.py, and the plain rows of rounds.csv) and writes
-published/serving.csv, which published_fit.py fits.
+published/serving.csv, which deployments.py reads.
 
     python benchmarks/serving_runs.py [--workers N]    (needs the extra measured; half an hour on one core)
 
@@ -22,8 +22,8 @@ from foredraft.core.contract.step import PLAIN_ROUND
 from foredraft.core.errors import ForedraftError
 from foredraft.observe.distribution.install_hint import install_command
 from foredraft.sim.assembly import assemble
+from foredraft.sim.cost.deployments.evidence import Place, place_of
 from foredraft.sim.cost.hardware import Parallelism
-from foredraft.sim.cost.published.places import SharedPlace, place_of
 from foredraft.sim.cost.round import RoundCost
 from foredraft.sim.scenario_file import scenario_from_dict
 from points import Point, profile_with, round_points
@@ -128,7 +128,7 @@ def simulated(points: Sequence[Served], workers: int) -> Iterator[tuple[Served, 
                 continue
 
 
-def place(item: Served) -> SharedPlace:
+def place(item: Served) -> Place:
     """Return what a point's deployment shares with others."""
     run = assemble(scenario_from_dict(item.point.scenario(ROOFLINE), item.point.dataset))
     parallel = Parallelism(item.layout.tensor, item.layout.data, item.layout.expert)
@@ -142,7 +142,7 @@ def write(points: Sequence[Served], workers: int) -> None:
     found = list(simulated(points, workers))
     with SERVING.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*SharedPlace._fields, *names, "simulated_ttft_ms", "simulated_tpot_ms"])
+        writer.writerow([*Place._fields[:-1], "run", *names, "simulated_ttft_ms", "simulated_tpot_ms"])
         for item, kernels, ttft_ms, tpot_ms in found:
             point, source = item.point, "InferenceX" if item.is_inferencex else "aiconfigurator"
             source = "SpecBundle" if point.tokens_per_s else source

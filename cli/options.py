@@ -132,6 +132,12 @@ Columns = Annotated[
         "ROLE=NAME,…",
     ),
 ]
+Correct = Annotated[
+    bool,
+    option(
+        "--correct", "Multiply times by how much slower published services like this one were (hardware.correction)."
+    ),
+]
 Seed = Annotated[int | None, option("--seed", "Seed of every random draw (the key seed).", min=0)]
 Log = Annotated[Path, argument(None, "events.jsonl of a run, or its directory.")]
 AllowTruncated = Annotated[

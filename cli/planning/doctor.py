@@ -12,6 +12,7 @@ from ...core.errors import count_of
 from ..options import (
     AsJson,
     Columns,
+    Correct,
     Quiet,
     ScenarioFile,
     Settings,
@@ -45,7 +46,17 @@ Details = Annotated[bool, option("--details",
 
 NO_DRAFTS = "The scenario does not speculate: name the algorithm to judge, such as --set speculation.algorithm=EAGLE3."
 MODES = {
-    "--round": {"scenario", "from_sglang", "from_vllm", "from_trtllm", "server_log", "settings", "as_json", "quiet"}
+    "--round": {
+        "scenario",
+        "from_sglang",
+        "from_vllm",
+        "from_trtllm",
+        "server_log",
+        "settings",
+        "correct",
+        "as_json",
+        "quiet",
+    }
 }
 
 
@@ -53,7 +64,7 @@ def doctor(
     ctx: typer.Context,
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     server_log: ServerLog = None,
-    settings: Settings = None, trace: TraceFile = None, columns: Columns = None, requests: Requests = 200,
+    settings: Settings = None, correct: Correct = False, trace: TraceFile = None, columns: Columns = None, requests: Requests = 200,
     one_round: Round = False, batch: Batch = "1,8,64", context: Context = 1024, steps: Steps = "0..7", details: Details = False,
     as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
@@ -89,7 +100,7 @@ def doctor(
 
     mode_of(ctx, MODES)
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm, server_log)
-    resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, None, columns)], launch)
+    resolved, _ = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, None, columns, correct)], launch)
     if one_round:
         print_rounds(resolved, batch, context, steps, as_json)
         return

@@ -14,6 +14,7 @@ from ..names import complete_setting
 from ..options import (
     AsJson,
     Columns,
+    Correct,
     Quiet,
     ScenarioFile,
     Seed,
@@ -57,7 +58,7 @@ def plan(
     by_hour: ByHour = False, headroom: Headroom = 20, warm_up: WarmUp = 300,
     settings: Settings = None, trace: TraceFile = None, columns: Columns = None, seeds: Seeds = 48, requests: Requests = None,
     seed: Seed = None, details: Details = False, as_json: AsJson = False, out: OutDirectory = None, workers: NumWorkers = None,
-    cluster: Cluster = None, quiet: Quiet = False,
+    correct: Correct = False, cluster: Cluster = None, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Find the configuration that serves the most load within latency limits, or a given load with the fewest GPUs.
 
@@ -92,7 +93,8 @@ def plan(
 
     refuse_without_effect(("--details", as_json and details, "the document of --json has them"))
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm, server_log)
-    resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed, columns)], launch)
+    given = [*(settings or ()), *given_by_options(trace, seed, columns, correct)]
+    resolved, origins = load_scenario(scenario, given, launch)
     measured = [key for key in POOL_KEYS if server_log and origins.get(key, "").startswith(f"{server_log}:")]
     asked, resolved = question_of(
         *(resolved, slo, rate, gpus, seeds, requests, _prices(price or ())),

@@ -18,6 +18,7 @@ from ..names import print_names
 from ..options import (
     AsJson,
     Columns,
+    Correct,
     Quiet,
     ScenarioFile,
     Seed,
@@ -77,7 +78,7 @@ Names = Annotated[str | None, option("--list",
 def simulate(
     scenario: ScenarioFile = None, from_sglang: FromSglang = None, from_vllm: FromVllm = None, from_trtllm: FromTrtllm = None,
     server_log: ServerLog = None, settings: Settings = None, trace: TraceFile = None, columns: Columns = None,
-    seed: Seed = None, out: OutDirectory = None, explain: Explain = False,
+    correct: Correct = False, seed: Seed = None, out: OutDirectory = None, explain: Explain = False,
     no_events: NoEvents = False, no_perfetto: NoPerfetto = False, faults: Faults = None, workers: Workers = 1,
     as_json: AsJson = False, quiet: Quiet = False,
     log_level: LogLevel = None, log_format: LogFormat = DEFAULT_FORMAT, _schema: Schema = None, _names: Names = None,
@@ -91,7 +92,6 @@ def simulate(
         foredraft simulate --set workload.rate=20 --set hardware.gpu=H200
         foredraft simulate --trace requests.csv --out runs/trace
         foredraft simulate --explain > scenario.toml
-        foredraft simulate scenario.toml --seed 7
         foredraft simulate --faults swarm --seed 7
         foredraft simulate --list gpus
         foredraft simulate --schema scenario > scenario.schema.json
@@ -121,7 +121,8 @@ def simulate(
     )
     start_logging(log_level, log_format)
     launch = launched(scenario, settings or (), from_sglang, from_vllm, from_trtllm, server_log)
-    resolved, origins = load_scenario(scenario, [*(settings or ()), *given_by_options(trace, seed, columns)], launch)
+    given = [*(settings or ()), *given_by_options(trace, seed, columns, correct)]
+    resolved, origins = load_scenario(scenario, given, launch)
     if trace is not None:
         origins["workload.trace"] = "--trace"
     if seed is not None:
@@ -166,9 +167,13 @@ def fault_plan(given: str, scenario: Scenario, origins: dict[str, str]) -> Fault
     return load_fault_plan(given, scenario.seed, transfers=transfers)
 
 
-def given_by_options(trace: Path | None, seed: int | None, columns: str | None = None) -> list[str]:
+def given_by_options(
+    trace: Path | None, seed: int | None, columns: str | None = None, correct: bool = False
+) -> list[str]:
     """Return the settings of these options."""
     given = [] if columns is None else [f"workload.columns={json.dumps(columns, ensure_ascii=False)}"]
+    if correct:
+        given.append("hardware.correction=published")
     if trace is not None:
         given.append(f"workload.trace={json.dumps(str(trace), ensure_ascii=False)}")
     if seed is not None:

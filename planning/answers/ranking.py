@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from ...sim.cost.published.evidence import LogDifference
+from ...sim.cost.deployments.evidence import LogDifference
 from ..confidence.comparison import curve_of, curve_of_counts
 from ..confidence.model_error import LimitCurve
 from ..confidence.ranked import Ranked

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...sim.assembly import Assembly, assemble
 from ...sim.assembly.confidence import TIMES, difference, factors, rests_on
-from ...sim.cost.published.evidence import NOTHING, Interval, LogDifference, published_errors
+from ...sim.cost.deployments.evidence import NOTHING, Interval, LogDifference, published_errors
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_with
 from ..candidates.candidate import REPLICAS, Candidate, base_tables

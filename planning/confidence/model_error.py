@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...sim.assembly.confidence import TIMES
-from ...sim.cost.published.evidence import TPOT, Interval
+from ...sim.cost.deployments.evidence import TPOT, Interval
 from ..slo import Objective
 
 FURTHEST = math.log(2.0)

@@ -11,7 +11,7 @@ from ...observe.output_files import Document
 from ...sim.assembly.confidence import factors_of_rounds, rests_on
 from ...sim.assembly.explaining import timing_line
 from ...sim.assembly.rounds import PricedRound
-from ...sim.cost.published.evidence import Interval
+from ...sim.cost.deployments.evidence import Interval
 from ...sim.scenario import Scenario
 from ..candidates.rounds import RoundModel
 from ..confidence.comparison import about_speed_ups

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import Problem
+from ...sim.cost.deployments.evidence import about_releases
 from ...sim.cost.hardware import GPU, lookup_gpu
 from ...sim.cost.memory.rules import rules_of
-from ...sim.cost.published.evidence import about_releases
 from ...sim.cost.server import nearest_profile, server_profile
 from . import sglang, trtllm, vllm
 from .arguments import read_arguments

@@ -20,13 +20,13 @@ from ...core.scheduler.rules import SETTINGS, with_settings
 from ...core.scheduler.spec import UNSIZED_POOL, BackendOffer, EngineSpec, SpeculationChoice, resolve_spec
 from ...observe.input_files import read_text
 from ..cost.calibration import Calibration, load_calibration
+from ..cost.deployments.evidence import Evidence
 from ..cost.draft import DraftShape
 from ..cost.executor_steps import ExecutorSteps, StepCost
 from ..cost.goodput import cost_table
 from ..cost.host import HostCost
 from ..cost.host_link import HostLink
 from ..cost.memory import MemoryPlan
-from ..cost.published.evidence import Evidence
 from ..cost.round import RoundCost
 from ..scenario import Scenario
 from ..scenario_file import check_scenario, refuse_keys

@@ -8,14 +8,14 @@ from typing import Any
 
 from ...core.scheduler.config import EngineRole
 from ..cost.calibration import FittedParameters
+from ..cost.deployments.evidence import NO_POINTS, REQUEST, TPOT, TTFT, Interval, LogDifference
 from ..cost.executor_steps import StepCost
-from ..cost.published.evidence import NO_POINTS, REQUEST, TPOT, TTFT, Interval, LogDifference
 from . import Assembly
 
 OWN_ROWS = 6.0
 """Rows as which what is known of other deployments counts beside the left-out rows of a calibration."""
 OF_OTHERS = {TPOT: (0.074, 1.2), TTFT: (0.22, 1.4)}
-"""What three rows leave, over 114 published deployments (benchmarks/own_rows.py): the mean absolute error of the
+"""What three rows leave, over 114 published deployments (benchmarks/deployments.py): the mean absolute error of the
 others, and half of their 80 % interval over that. With OWN_ROWS the interval holds 80 % of them."""
 TIMES = {"ttft": TTFT, "tpot": TPOT, "itl": TPOT, "e2el": REQUEST}
 """The time of which a latency has the interval, by the latency's name in a summary."""
@@ -61,10 +61,18 @@ def rests_on(run: Assembly) -> str:
         return f"the {calibration.parameters.points} points of the profile {calibration.name}"
     if run.evidence is None or isinstance(run.cost, StepCost):
         return NO_POINTS
-    abouts = {role: part.evidence.about for role, part in run.by_role.items() if part.evidence is not None}
+    abouts = {role: _about(part) for role, part in run.by_role.items()}
     if len({*abouts.values()}) == 1:
-        return run.evidence.about
+        return next(iter(abouts.values()))
     return "; ".join(f"{role}: {about}" for role, about in abouts.items())
+
+
+def _about(run: Assembly) -> str:
+    """Say what the intervals of engines rest on, and how their own deployment's points correct times."""
+    if run.evidence is None:
+        return NO_POINTS
+    can_correct = run.evidence.own and not run.is_corrected
+    return f"{run.evidence.about} (--correct applies it)" if can_correct else run.evidence.about
 
 
 def factors(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Interval]:

@@ -18,6 +18,7 @@ from ...core.model_shape import STATE_BYTES, ModelShape
 from ...core.scheduler.config import EngineConfig, EngineRole
 from ...core.scheduler.spec import GRAPH_SIZES, EngineSpec, default_graph_sizes
 from ..cost.calibration import Calibration
+from ..cost.deployments.evidence import Evidence, place_of, published_evidence
 from ..cost.draft import DraftShape
 from ..cost.hardware import GPU, Parallelism
 from ..cost.host import FrontEnd, GraphUnit, HostCost, LaunchCost, host_preset, launch_preset
@@ -32,8 +33,6 @@ from ..cost.memory import (
     kv_pool_slots,
 )
 from ..cost.memory.rules import leanest_rules, rules_of
-from ..cost.published.evidence import Evidence, published_evidence
-from ..cost.published.places import place_of
 from ..cost.round import RoundCost
 from ..cost.server import ServerProfile, server_profile
 from ..scenario import FrontEndTable, Hardware, Model, Scenario
@@ -81,6 +80,7 @@ class Deployment:
     memory_rules: MemoryRules
     leanest_rules: MemoryRules | None
     pool_ratios: Mapping[str, Any]  # that the scenario gives, as fields of StateLayout
+    release: str = ""  # of the server; empty for any
     calibration: Calibration | None = None
 
     @classmethod
@@ -120,6 +120,7 @@ class Deployment:
             memory_rules=rules_of(hardware.release, server.memory, hardware.flashinfer_sampler),
             pool_ratios=_ratios(hardware),
             leanest_rules=leanest_rules(hardware.release, server.memory),
+            release=hardware.release or "",
             calibration=calibration,
         )
 
@@ -134,7 +135,7 @@ class Deployment:
 
         `kernels`: what prices the passes, "measured" or "roofline". `drafts`: there are rounds with drafts.
         """
-        place = place_of(target, self.gpu.name, self.server.name, self.parallel)
+        place = place_of(target, self.gpu.name, self.server.name, self.parallel, self.release)
         return published_evidence(place, kernels, drafts)
 
     def with_formats(self, model: ModelShape, given: Model) -> ModelShape:
@@ -205,7 +206,7 @@ class Deployment:
             tables=tables,
             draft_tables=draft_tables,
             expert_independence=expert_independence,
-            published=evidence if self.is_corrected and evidence.own is not None else None,
+            published=evidence if self.is_corrected and evidence.own else None,
             keep_draft_warm=draft is not None and 0 in spec.adaptive.candidate_steps and spec.max_steps > 0,
         )
         if self.calibration is not None:

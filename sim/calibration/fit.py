@@ -126,8 +126,8 @@ class LinearFit:
         """The covariance of the parameters, [p, p]: with the noise of the results, or less where they agree better."""
         scaled, rest = self.slopes / self.noise[:, None], self.rest / self.noise
         scale = (rest @ rest + ASSUMED_ROWS) / (len(rest) + ASSUMED_ROWS)
-        found: Array = np.linalg.inv(scaled.T @ scaled / scale + np.diag(self.spreads**-2.0))
-        return found
+        pull = np.diag(self.spreads**-2.0)
+        return np.asarray(np.linalg.inv(scaled.T @ scaled / scale + pull), dtype=np.float64)
 
     def step(self, kept: NDArray[np.bool_] | None = None) -> Array:
         """Return the change of the parameters to the least squares of all results, or of the `kept` ones."""

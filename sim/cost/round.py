@@ -28,6 +28,7 @@ from ...core.contract.step import PLAIN_ROUND, RoundShape
 from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import GRAPH_SIZES
 from .calibration import PROMPT_FACTOR, Calibration, FittedParameters
+from .deployments.evidence import Evidence
 from .draft import STANDALONE, DraftShape
 from .efficiency import Efficiency, default_efficiency
 from .hardware import GPU, Parallelism
@@ -39,7 +40,6 @@ from .passes.drafting import DraftPasses
 from .passes.forward import ForwardCost
 from .passes.launch import LAUNCH, PassLaunch
 from .passes.tokens import EXPERT_INDEPENDENCE, PassTokens
-from .published.evidence import Evidence
 
 GREEDY = "greedy"
 STOCHASTIC = "stochastic"

@@ -17,11 +17,11 @@ from ...core.errors import ForedraftError, nearest_name
 from ...core.model_shape import ModelShape
 from ...core.scheduler.rules import OurRules, ServerRules, SGLangRules, VLLMRules
 from ...core.scheduler.spec import default_graph_sizes
+from .deployments.evidence import about_releases
 from .draft import STANDALONE
 from .hardware import GIB, GPU, MIB, Parallelism
 from .host import FOREDRAFT, FULL_GRAPH, NO_DELAY, SGLANG_OVERLAP, VLLM_0_10, FrontEnd, GraphUnit, HostCost, LaunchCost
 from .memory.rules import MemoryRules
-from .published.evidence import about_releases
 
 
 class UnknownServer(ForedraftError):

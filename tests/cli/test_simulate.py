@@ -30,6 +30,21 @@ def summary_of(directory: Path) -> dict:
     )
 
 
+def test_a_run_is_corrected_by_published_services_like_it(command):
+    known = (
+        "--set",
+        "hardware.server=trtllm-1.x",
+        "--set",
+        "speculation.algorithm=NONE",
+        "--set",
+        "workload.num_requests=3",
+    )
+    plain = json.loads(command("simulate", *known, "--json", "-q").out)
+    corrected = json.loads(command("simulate", *known, "--correct", "--json", "-q").out)
+    assert "published points of this deployment, which took 1." in plain["summary"]["intervals_rest_on"]
+    assert corrected["summary"]["mean_tpot_ms"] > 1.05 * plain["summary"]["mean_tpot_ms"]
+
+
 def test_the_table_alone(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = command("simulate", *SMALL)

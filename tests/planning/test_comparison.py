@@ -13,7 +13,7 @@ from foredraft.planning.confidence.model_error import LimitCurve
 from foredraft.planning.confidence.ranked import Ranked
 from foredraft.planning.search.judge import SearchFinding
 from foredraft.planning.slo import parse_slo
-from foredraft.sim.cost.published.evidence import NOTHING, TPOT, published_errors
+from foredraft.sim.cost.deployments.evidence import NOTHING, TPOT, published_errors
 from foredraft.sim.scenario_file import scenario_with
 
 LIMITS = parse_slo("ttft_p99<1s,tpot_p99<50ms")

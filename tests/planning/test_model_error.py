@@ -19,7 +19,7 @@ from foredraft.planning.search.loads import greatest_load
 from foredraft.planning.search.running import run_searches
 from foredraft.planning.slo import parse_slo
 from foredraft.planning.trial import run_trial
-from foredraft.sim.cost.published.evidence import REQUEST, TPOT, TTFT, Evidence, Interval
+from foredraft.sim.cost.deployments.evidence import REQUEST, TPOT, TTFT, Evidence, Interval
 from foredraft.sim.scenario_file import load_scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st

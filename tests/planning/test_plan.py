@@ -22,7 +22,7 @@ from foredraft.planning.search.loads import greatest_load
 from foredraft.planning.search.pace import SearchPace
 from foredraft.planning.search.running import run_searches
 from foredraft.planning.trial import RunOutcome
-from foredraft.sim.cost.published.evidence import LogDifference
+from foredraft.sim.cost.deployments.evidence import LogDifference
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with
 from known_service import LIMIT, Service, compare_within, noise, trial

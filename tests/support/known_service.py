@@ -11,7 +11,7 @@ from foredraft.planning.plan import Plan
 from foredraft.planning.slo import parse_slo
 from foredraft.planning.trial import RunOutcome
 from foredraft.planning.workers import Job
-from foredraft.sim.cost.published.evidence import LogDifference
+from foredraft.sim.cost.deployments.evidence import LogDifference
 
 LIMIT = parse_slo("ttft_p99<100ms")
 BALANCED = dict.fromkeys(("refused", "aborted", "failed", "unfinished"), 0)

@@ -1,0 +1,1 @@
+"""Published deployments, and what they say of others."""
