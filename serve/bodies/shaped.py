@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quote
@@ -15,6 +16,8 @@ from ..base.port import TokenText
 
 MAX_VALUES = 1000
 """Values of one JSON: a schema may ask for more than its own length, by references and numbers of items."""
+NAMES_OF_A_VALUE = 100
+"""Names of properties that count as one value more where parts of a schema are merged."""
 MAX_DEPTH = 64
 MAX_FRAME = 1 << 16
 """Characters of a JSON, beside the words."""
@@ -96,12 +99,7 @@ class _Sample:
         if "$ref" in schema:
             return self.value(self._referred(schema["$ref"]), depth + 1)
         if schema.get("allOf"):
-            merged: dict[str, Any] = {}
-            for part in _list(schema, "allOf"):
-                self._count(depth)
-                part = self._referred(part["$ref"]) if isinstance(part, Mapping) and "$ref" in part else part
-                merged = _both(merged, part)
-            return self.value(_both(merged, {key: one for key, one in schema.items() if key != "allOf"}), depth + 1)
+            return self.value(self._merged(schema, depth), depth + 1)
         kind = schema.get("type")
         kind = next((one for one in kind if one != "null"), "null") if isinstance(kind, list) else kind
         if kind is None:
@@ -113,6 +111,27 @@ class _Sample:
                 else "string"
             )
         return self._of_kind(kind, schema, depth)
+
+    def _merged(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        """Return one schema in the place of a schema and the parts of its allOf, which all hold: with the properties
+        and the required names of all of them."""
+        merged: dict[str, Any] = {}
+        properties: dict[str, Any] = {}
+        required: list[Any] = []
+        for part in (*_list(schema, "allOf"), {key: one for key, one in schema.items() if key != "allOf"}):
+            self._count(depth)
+            part = self._referred(part["$ref"]) if isinstance(part, Mapping) and "$ref" in part else part
+            if isinstance(part, Mapping):
+                named, needed = _mapping(part, "properties"), _list(part, "required")
+                merged |= part
+                properties |= named
+                required += needed
+                self._left -= (len(part) + len(named) + len(needed)) // NAMES_OF_A_VALUE
+        if "properties" in merged:
+            merged["properties"] = properties
+        if "required" in merged:
+            merged["required"] = required
+        return merged
 
     def _count(self, depth: int) -> None:
         self._left -= 1
@@ -141,8 +160,9 @@ class _Sample:
         raise InvalidRequest(f"a schema has the unknown type {json.dumps(kind)[:80]}")
 
     def _text(self, schema: Mapping[str, Any]) -> Any:
-        if schema.get("format") in _FORMATS:
-            return _FORMATS[schema["format"]]
+        form = schema.get("format")
+        if isinstance(form, str) and form in _FORMATS:
+            return _FORMATS[form]
         if not self._has_words and "maxLength" not in schema and "pattern" not in schema:
             self._has_words = True
             return _WORDS
@@ -178,23 +198,11 @@ def _first(values: Any) -> Any:
     return values[0]
 
 
-def _both(one: dict[str, Any], other: Any) -> dict[str, Any]:
-    """Return a schema of two that both hold: with the properties and the required names of both."""
-    if not isinstance(other, Mapping):
-        return one
-    both = {**one, **other}
-    if "properties" in both:
-        both["properties"] = {**_mapping(one, "properties"), **_mapping(other, "properties")}
-    if "required" in both:
-        both["required"] = [*_list(one, "required"), *_list(other, "required")]
-    return both
-
-
 def _number(schema: Mapping[str, Any], key: str, default: float) -> float:
     if key not in schema:
         return default
     found = schema[key]
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+    if isinstance(found, bool) or not isinstance(found, int | float) or not abs(found) <= sys.float_info.max:
         raise InvalidRequest(f"{key} of a schema is no number")
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import jsonschema
@@ -10,7 +11,7 @@ import pytest
 from foredraft.core.errors import InvalidRequest
 from foredraft.serve.bodies.shaped import MAX_VALUES, ShapedDecoder, frame_of, frame_of_text
 from http_server import Served
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "seed": 1}
@@ -93,6 +94,8 @@ DOUBLING = {f"d{i}": {"type": "array", "minItems": 2, "items": {"$ref": f"#/$def
         {"allOf": [{"required": ["a"]}] * (MAX_VALUES + 1)},
         {"$defs": {**DOUBLING, "d40": {}}, "$ref": "#/$defs/d0"},
         {"type": "array", "minItems": MAX_VALUES - 1, "items": {"const": "x" * 5000}},
+        {"type": "integer", "minimum": 10**400}, {"type": "array", "minItems": 10**400}, {"type": {}}, {"type": [[]]},
+        {"$defs": {"m": {"properties": {str(i): True for i in range(4000)}}}, "allOf": [{"$ref": "#/$defs/m"}] * 900},
     ],
 )  # fmt: skip
 def test_a_schema_that_is_none_or_asks_for_too_much_is_an_error(simulated: Served, schema: Any):
@@ -105,6 +108,47 @@ def test_a_schema_that_is_none_or_asks_for_too_much_is_an_error(simulated: Serve
         if "$ref" not in json.dumps(schema):
             tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
             assert _refused(simulated, tools=[tool], tool_choice="required") == "tools"
+
+
+WORDS_OF_SCHEMAS = (
+    *("type", "properties", "required", "items", "prefixItems", "minItems", "enum", "const", "anyOf", "allOf", "$ref"),
+    *("$defs", "format", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "a"),
+)
+ODD_VALUES = st.recursive(
+    st.one_of(
+        *(
+            st.none(),
+            st.booleans(),
+            st.integers(),
+            st.floats(allow_nan=False, allow_infinity=False),
+            st.text(max_size=3),
+        ),
+        st.sampled_from(
+            ["object", "array", "string", "integer", "number", "#", "#/$defs/a", "date", 10**400, -(10**400)]
+        ),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(WORDS_OF_SCHEMAS), inner, max_size=5)
+    ),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=500)
+@given(st.dictionaries(st.sampled_from(WORDS_OF_SCHEMAS), ODD_VALUES, max_size=6))
+@example({"format": []})
+@example({"allOf": [{"properties": {"b": {"const": 1}}, "required": ["b"]}, {"required": ["a"]}], "required": ["a"]})
+def test_values_of_any_types_make_json_or_an_error(schema: dict[str, Any]):
+    with suppress(InvalidRequest):
+        before, after = frame_of(schema)
+        json.loads(before + ("words" if after else "") + after)
+
+
+def test_parts_that_all_hold_are_merged_in_one_walk():
+    """A schema of a thousand parts with a name each is no larger than its properties."""
+    parts = [{"properties": {f"n{i}": {"const": i}}, "required": [f"n{i}"]} for i in range(200)]
+    before, after = frame_of({"allOf": parts, "properties": {"n7": {"const": "seven"}}})
+    assert json.loads(before + after) == {f"n{i}": i for i in range(200)} | {"n7": "seven"}
 
 
 def _refused(served: Served, **more: Any) -> Any:
