@@ -67,7 +67,8 @@ def make_app(
     `dialect`: the server whose clients are understood. `strict`: a parameter that is unknown or has no effect is an
     error, as it always is where a model decodes; else a simulation leaves it out and names it once. `access` gets the
     facts of each request that has been answered. `faults`: what happens to requests on demand. `engine_of_port`: the
-    engine that serves alone what comes to a port. `origins`: sites whose pages may use the server. Raises ConfigError.
+    engine that serves alone what comes to a port. `origins`: sites whose pages may use the server, or "*"; without a
+    key, other pages can change nothing. Raises ConfigError.
     """
     model = model or frontend.body.name
     reader = RequestReader(_rules(frontend, model, dialect, strict), frontend.body.tokenizer)
@@ -87,7 +88,7 @@ def make_app(
     app = FastAPI(title="Foredraft", version=version, lifespan=lifespan, docs_url=None, redoc_url=None)
     if faults is not None:
         app.add_middleware(RequestFaultInjector, faults=faults)
-    app.add_middleware(Guards, limits=frontend.limits, api_key=api_key, plain=PLAIN)
+    app.add_middleware(Guards, limits=frontend.limits, api_key=api_key, plain=PLAIN, origins=origins)
     app.add_middleware(Identity, access=access)
     if origins:
         app.add_middleware(

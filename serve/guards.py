@@ -1,32 +1,42 @@
-"""What every request passes before the application sees it: the key, and the size and pace of its body."""
+"""What every request passes before the application sees it: the key, the page that it comes from, and the size and pace
+of its body."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 from collections.abc import Container
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .base.errors import ApiError
 from .base.limits import Limits
 
+CHANGE_NOTHING = ("GET", "HEAD", "OPTIONS")
+"""Methods that a browser may use for any page: it does not show the answer to the page."""
+
 
 class Guards:
-    """Refuses requests without `api_key` (401), bodies beyond the limit (413) and bodies that stop on the way (408)."""
+    """Refuses requests without `api_key` (401), of pages of other sites than `origins` (403), bodies beyond the limit
+    (413) and bodies that stop on the way (408)."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, api_key: str | None, plain: Container[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, limits: Limits, api_key: str | None, plain: Container[str], origins: Container[str]
+    ) -> None:
         self._app = app
         self._limits = limits
         self._api_key = None if api_key is None else api_key.encode()
         self._plain = plain
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        error = self._problem(scope["path"], headers)
+        error = self._problem(scope, headers)
         try:
             messages = await self._body(receive, self._limits.max_body_bytes if error is None else 0)
         except ApiError as refused:
@@ -44,14 +54,27 @@ class Guards:
             scope = {**scope, "method": "GET"}
         await self._app(scope, replay, send)
 
-    def _problem(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
-        if self._api_key is not None and path not in self._plain:
+    def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
+        if self._api_key is None:  # a page of another site does not have it
+            return None if scope["method"] in CHANGE_NOTHING else self._problem_of_page(headers)
+        if scope["path"] not in self._plain:
             scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._api_key):
                 return ApiError(
                     401, "the key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
                 )
         return None
+
+    def _problem_of_page(self, headers: dict[bytes, bytes]) -> ApiError | None:
+        """Return the error of a request that a browser sends for a page of another site: any page may send one to a
+        server on its visitor's machine."""
+        if b"origin" not in headers:
+            return None
+        origin, host = (headers.get(name, b"").decode("latin-1") for name in (b"origin", b"host"))
+        if "*" in self._origins or origin in self._origins or _is_own(origin, host):
+            return None
+        message = f"pages of {origin[:80]!r} may not use this server; --allowed-origins names those that may"
+        return ApiError(403, message, code="origin")
 
     async def _body(self, receive: Receive, kept_bytes: int) -> list[Message]:
         """Read the body whole, so that a slow one holds nothing but itself. Raises ApiError 408 and 413.
@@ -79,6 +102,17 @@ class Guards:
                 raise ApiError(413, f"the body is larger than {limits.max_body_bytes} bytes", code="body_too_large")
             if not message.get("more_body"):
                 return [{"type": "http.request", "body": b"".join(chunks), "more_body": False}]
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Return whether a page comes from this server by an address. By a name it may be a page of another site, whose
+    owner lets the name lead here."""
+    try:
+        site = urlsplit(origin)
+        name = site.hostname or ""
+        return site.netloc == host and (name == "localhost" or bool(ip_address(name)))
+    except ValueError:
+        return False
 
 
 async def send_error(send: Send, error: ApiError) -> None:

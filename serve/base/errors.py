@@ -11,6 +11,7 @@ encode: Callable[[Any], str] = json.JSONEncoder(separators=(",", ":")).encode
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",

@@ -78,7 +78,7 @@ def read(kind: type[RequestBody], data: bytes, rules: ReadingRules, codec: TextC
     and the names of parameters that were left out. Raises ApiError."""
     ignored: set[str] = set()
     request = validated(kind, data, None if rules.is_strict else ignored)
-    names = sorted(name for name in ignored if len(name) <= MOST_NAME)
+    names = sorted(name for name in ignored if len(name) <= MOST_NAME and name.isprintable())
     return _found(request, rules, codec), tuple(names[:MOST_NAMES])
 
 

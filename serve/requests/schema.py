@@ -36,6 +36,7 @@ Token = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)]
 Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$", strict=True)]
 Text = Annotated[str, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
 StopList = Annotated[
     list[Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]],
     Field(max_length=MAX_STOPS, fail_fast=True),
@@ -106,8 +107,8 @@ class RequestBody(BaseModel):
 
 
 class StreamOptions(RequestBody):
-    include_usage: bool = False
-    continuous_usage_stats: bool = Field(False, description="with include_usage: every event has the usage so far")
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = Field(False, description="with include_usage: every event has the usage so far")
     include_obfuscation: Annotated[Any, only(False)] = None
 
 
@@ -115,7 +116,7 @@ class NamedSchema(RequestBody):
     name: Text | None = None
     description: Text | None = None
     schema_: dict[str, Any] = Field(alias="schema", description="a JSON schema")
-    strict: bool | None = Field(None, description="has no effect: the output always follows the schema")
+    strict: Flag | None = Field(None, description="has no effect: the output always follows the schema")
 
 
 class ResponseFormat(RequestBody):
@@ -142,8 +143,8 @@ class KvTransferParams(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", protected_namespaces=())
 
-    do_remote_decode: bool = Field(False, description="the answer says where the KV of the prompt is")
-    do_remote_prefill: bool = Field(False, description="the KV of the prompt comes from another server")
+    do_remote_decode: Flag = Field(False, description="the answer says where the KV of the prompt is")
+    do_remote_prefill: Flag = Field(False, description="the KV of the prompt comes from another server")
     remote_block_ids: Annotated[list[Any], Field(max_length=MAX_TOKEN_ID)] | None = None
 
     @property
@@ -161,26 +162,27 @@ class Sampled(RequestBody):
     model: Text | None = Field(None, description="the served model; optional")
     n: Annotated[int, Field(ge=1, le=1024, strict=True)] | None = Field(None, description="1 by default")
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID, strict=True)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    temperature: Annotated[float, Field(strict=True, ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID, strict=True)] | None = Field(
         None, description="-1 and 0: all tokens"
     )
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1, strict=True)] | None = None
     stop: Annotated[Text, Field(max_length=MAX_STOP_CHARACTERS)] | StopList | None = None
-    ignore_eos: bool = Field(False, description="continue after the end-of-text token, up to max_tokens")
+    ignore_eos: Flag = Field(False, description="continue after the end-of-text token, up to max_tokens")
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1, strict=True)] = Field(
         0, description="a greater number is more urgent"
     )
-    stream: bool | None = False
+    stream: Flag | None = False
     stream_options: StreamOptions | None = None
     logit_bias: (
-        Annotated[dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)] | None
+        Annotated[dict[TokenKey, Annotated[float, Field(strict=True, ge=-100, le=100)]], Field(max_length=MAX_BIASES)]
+        | None
     ) = Field(None, description="token id → number to add to its logit")
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Field(strict=True, ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(strict=True, ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(strict=True, gt=0, le=100)] | None = None
+    min_p: Annotated[float, Field(strict=True, ge=0, le=1)] | None = None
     response_format: ResponseFormat | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKEN_ID, strict=True)] | None = Field(
         None, description="no end of text, no stop token and no stop string ends the output before it has so many"
@@ -227,7 +229,7 @@ class CompletionRequest(Sampled):
         None, description="0 with echo: the prompt alone, with logprobs those of its tokens"
     )
     prompt: Prompt
-    echo: bool | None = False
+    echo: Flag | None = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS, strict=True)] | None = None
     best_of: Annotated[Any, only(1)] = None
     suffix: Annotated[Any, only("")] = None
@@ -307,8 +309,8 @@ class ToolChoice(ContentPart):
 class Conversation(RequestBody):
     """How a conversation becomes a prompt."""
 
-    add_generation_prompt: bool = Field(True, description="the prompt ends with the beginning of an answer")
-    continue_final_message: bool = Field(
+    add_generation_prompt: Flag = Field(True, description="the prompt ends with the beginning of an answer")
+    continue_final_message: Flag = Field(
         False, description="the prompt ends with the text of the last message, which the answer continues"
     )
 
@@ -334,12 +336,12 @@ class Conversation(RequestBody):
 class ChatRequest(Sampled, Conversation):
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID, strict=True)] | None = None
-    logprobs: bool | None = False
+    logprobs: Flag | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS, strict=True)] | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     functions: Annotated[Any, only([])] = None
-    parallel_tool_calls: bool | None = Field(None, description="an answer has at most one call")
+    parallel_tool_calls: Flag | None = Field(None, description="an answer has at most one call")
     modalities: Annotated[Any, only(["text"])] = None
     service_tier: Annotated[Any, only("auto", "default")] = None
     store: Annotated[Any, only(False)] = None
@@ -373,7 +375,7 @@ class TokenizeRequest(Conversation):
     model: Text | None = None
     prompt: Text | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: Flag = True
 
 
 class DetokenizeRequest(RequestBody):

@@ -77,3 +77,20 @@ def test_lines_of_text(capsys: pytest.CaptureFixture[str]):
     log.access({"client": "::1", "method": "GET", "path": "/x", "status": 200, "ms": 1.25, "request_id": "a"})
     log.tell("ready")
     assert capsys.readouterr().err == "::1 GET /x 200 1.2 ms request_id=a\nforedraft: ready\n"
+
+
+@pytest.mark.usefixtures("libraries")
+def test_a_request_writes_one_line_whatever_it_says(capsys: pytest.CaptureFixture[str]):
+    log = ServerLog()
+    log.take_over()
+    with serving(simulated_body(), access=log.access) as served:
+        served.frontend.tell = log.tell
+        assert served.http.get("/x%0Aforedraft:%20ready%1B[31m").status_code == 404
+        assert served.post(
+            "/v1/completions", **ASKED, **{"a\nforedraft: ready": 1, "b\x1b[31m": 2, "plain": 3}
+        ).is_success
+        logging.getLogger("uvicorn").warning("a client said %s", "x\ny\x1b[31m")
+    lines = capsys.readouterr().err.split("\n")
+    assert not any(one.startswith("foredraft: ready") for one in lines) and "\x1b" not in "".join(lines)
+    assert any("GET /x\\nforedraft: ready\\x1b[31m 404" in one for one in lines)
+    assert "WARNING: a client said x\\ny\\x1b[31m" in lines and sum("plain" in one for one in lines) == 1

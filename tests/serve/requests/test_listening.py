@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import ssl
@@ -76,6 +77,37 @@ def test_pages_of_allowed_sites_may_ask():
         assert answer.headers["Access-Control-Allow-Origin"] == head["Origin"]
     with serving(simulated_body()) as served:
         assert "Access-Control-Allow-Origin" not in served.http.options("/v1/completions", headers=head).headers
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "allowed", "status"),
+    [
+        (None, "127.0.0.1:1", [], 200),
+        ("https://other.example", "127.0.0.1:1", [], 403),
+        ("null", "127.0.0.1:1", [], 403),
+        ("http://127.0.0.1:2", "127.0.0.1:1", [], 403),
+        ("http://127.0.0.1:1", "127.0.0.1:1", [], 200),
+        ("http://localhost:1", "localhost:1", [], 200),
+        ("http://[::1]:1", "[::1]:1", [], 200),
+        ("http://name.example:1", "name.example:1", [], 403),  # a name that its owner lets lead to this machine
+        ("http://name.example:1", "name.example:1", ["http://name.example:1"], 200),
+        ("https://other.example", "127.0.0.1:1", ["*"], 200),
+        ("http://[", "[", [], 403),
+    ],
+)
+def test_a_page_of_another_site_changes_nothing(origin, host, allowed, status):
+    """A key says that a page may; without one, pages of other sites are refused."""
+    head = {"Host": host, "Content-Type": "application/json"} | ({} if origin is None else {"Origin": origin})
+    with serving(simulated_body(), origins=allowed) as served:
+        answer = served.http.post("/v1/completions", content=json.dumps(ASKED), headers=head)
+        assert answer.status_code == status, answer.text
+        assert status == 200 or "--allowed-origins" in answer.json()["error"]["message"]
+        assert served.http.get("/health", headers=head).status_code == 200
+    with serving(simulated_body(), origins=allowed, api_key="k") as served:
+        keyed = served.http.post(
+            "/v1/completions", content=json.dumps(ASKED), headers=head | {"Authorization": "Bearer k"}
+        )
+        assert keyed.status_code == 200, "the key says that the page may"
 
 
 def test_a_replica_has_a_port_of_its_own_with_its_own_metrics_and_load():
