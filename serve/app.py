@@ -22,6 +22,7 @@ from .base.errors import ApiError
 from .base.port import RemoteEngine
 from .guards import Guards
 from .metrics import Exposition
+from .metrics.exposition import OPENMETRICS
 from .requests.api import Api
 from .requests.faults import RequestFaultInjector, RequestFaults
 from .requests.identity import Identity
@@ -38,6 +39,24 @@ from .requests.schema import (
 PLAIN = {"/health", "/health_generate", "/ready", "/version"}
 """What needs no key: probes come without one."""
 COMPONENTS = "#/components/schemas/"
+JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+"""What `ApiError` looks like, for the published schema."""
 GONE = {
     "/v1/messages/count_tokens": "use /tokenize",
     "/v1/messages": "use /v1/chat/completions",
@@ -101,23 +120,28 @@ def make_app(
     app.exception_handler(ApiError)(_api_error)
     app.exception_handler(HTTPException)(_http_error)
     app.exception_handler(Exception)(_own_error)
-    for path, kind, endpoint in (
-        ("/v1/completions", CompletionRequest, api.complete),
-        ("/v1/chat/completions", ChatRequest, api.chat),
-        ("/tokenize", TokenizeRequest, api.tokenize),
-        ("/detokenize", DetokenizeRequest, api.detokenize),
-        ("/abort", AbortRequest, api.abort),
-    ):
-        app.post(path, response_class=Response, openapi_extra=_takes(kind))(endpoint)
-    app.get("/v1/models")(api.models)
-    app.get("/v1/models/{name:path}")(api.model)
-    app.get("/version")(lambda: {"version": version})
-
+    _add_endpoints(app, api, version)
     _add_probes(app, frontend, exposition, engine_of_port)
     app.openapi = lambda: _schema(app)  # type: ignore[method-assign]  # FastAPI's own way to add to it
     app.state.frontend = frontend
     app.state.reader = reader
     return app
+
+
+def _add_endpoints(app: FastAPI, api: Api, version: str) -> None:
+    """Add the endpoints for those who use the model."""
+    for path, kind, endpoint, types in (
+        ("/v1/completions", CompletionRequest, api.complete, (JSON, EVENTS)),
+        ("/v1/chat/completions", ChatRequest, api.chat, (JSON, EVENTS)),
+        ("/tokenize", TokenizeRequest, api.tokenize, (JSON,)),
+        ("/detokenize", DetokenizeRequest, api.detokenize, (JSON,)),
+        ("/abort", AbortRequest, api.abort, (JSON,)),
+    ):
+        answers = _answers(*types)
+        app.post(path, response_class=Response, openapi_extra=_takes(kind), responses=answers)(endpoint)
+    app.get("/v1/models", responses=_answers(JSON))(api.models)
+    app.get("/v1/models/{name:path}", responses=_answers(JSON))(api.model)
+    app.get("/version", responses=_answers(JSON))(lambda: {"version": version})
 
 
 def _add_probes(app: FastAPI, frontend: Frontend, exposition: Exposition, engine_of_port: Mapping[int, int]) -> None:
@@ -129,25 +153,27 @@ def _add_probes(app: FastAPI, frontend: Frontend, exposition: Exposition, engine
         alone = engine_of_port.get(port_of(request.scope))
         return range(len(body.engines)) if alone is None else (alone,)
 
-    @app.get("/health")
-    @app.get("/health_generate")  # what probes of SGLang ask; here both are the engine's own state
+    probe: dict[str, Any] = {"response_class": PlainTextResponse, "responses": _answers(TEXT, unready=TEXT)}
+
+    @app.get("/health", **probe)
+    @app.get("/health_generate", **probe)  # what probes of SGLang ask; here both are the engine's own state
     async def health() -> Response:
         """200 while the engine runs, 503 while it starts and once it has failed."""
         return PlainTextResponse("", 200 if frontend.is_well else 503)
 
-    @app.get("/ready")
+    @app.get("/ready", responses=_answers(JSON, unready=JSON))
     async def ready() -> Response:
         """200 while requests are taken, 503 while the server stops. Of a simulation it says whether real time is kept,
         and the greatest `--speed` that can be expected to hold."""
         return JSONResponse(_readiness(frontend), 200 if frontend.is_ready else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse, responses=_answers(TEXT, OPENMETRICS))
     async def metrics(request: Request) -> Response:
         """The metrics in Prometheus' text format, or as OpenMetrics for clients that accept it."""
         content, media_type = exposition(request.headers.get("accept", ""), engines(request))
         return Response(content, headers={"Content-Type": media_type})
 
-    @app.get("/load")
+    @app.get("/load", responses=_answers(JSON))
     async def load(request: Request) -> Response:
         """How many outputs are running or waiting, as vLLM has it."""
         values = [frontend.metrics.values(number, 0) for number in engines(request)]
@@ -186,8 +212,18 @@ def _rules(frontend: Frontend, model: str, dialect: str, strict: bool) -> Readin
 
 def _takes(kind: type[RequestBody]) -> dict[str, Any]:
     """Return what the published schema says of an endpoint that takes such a body: the server reads it itself."""
-    content = {"application/json": {"schema": {"$ref": f"{COMPONENTS}{kind.__name__}"}}}
+    content = {JSON: {"schema": {"$ref": f"{COMPONENTS}{kind.__name__}"}}}
     return {"requestBody": {"content": content, "required": True}}
+
+
+def _answers(*types: str, unready: str = "") -> dict[int | str, dict[str, Any]]:
+    """Return what the published schema says of the answers of an endpoint: of success, of these media types; of the
+    status 503, where the endpoint says by it that the server is not ready, `unready`; of errors."""
+    found: dict[int | str, dict[str, Any]] = {200: {"content": {one: {} for one in types}}}
+    if unready:
+        found[503] = {"description": "not now", "content": {unready: {}}}
+    error = {"schema": {"$ref": f"{COMPONENTS}Error"}}
+    return {**found, "default": {"description": "an error", "content": {JSON: error}}}
 
 
 def _schema(app: FastAPI) -> dict[str, Any]:
@@ -195,7 +231,9 @@ def _schema(app: FastAPI) -> dict[str, Any]:
         kinds = (AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest)
         _, shown = models_json_schema([(kind, "validation") for kind in kinds], ref_template=f"{COMPONENTS}{{model}}")
         app.openapi_schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        app.openapi_schema.setdefault("components", {}).setdefault("schemas", {}).update(shown["$defs"])
+        app.openapi_schema.setdefault("components", {}).setdefault("schemas", {}).update(
+            {**shown["$defs"], "Error": ERROR}
+        )
     return app.openapi_schema
 
 

@@ -23,7 +23,7 @@ class Guards:
     (413) and bodies that stop on the way (408)."""
 
     def __init__(
-        self, app: ASGIApp, limits: Limits, api_key: str | None, plain: Container[str], origins: Container[str]
+        self, app: ASGIApp, limits: Limits, api_key: str | None, plain: Container[str], origins: Container[str] = ()
     ) -> None:
         self._app = app
         self._limits = limits
