@@ -96,7 +96,7 @@ def _true(text: str) -> bool:
 
 _NUMBER, _SWITCH = r"(\d{1,6})", r"(True|False)"
 _VLLM = (
-    _Line("release", re.compile(r"(?:LLM engine|server version) \(?v?(\d+(?:\.\d+)+)"), str),
+    _Line("release", re.compile(r"(?:LLM engine|server version|█ +version) \(?v?(\d+(?:\.\d+)+)"), str),
     _Line("model", re.compile(r"with config: model=['\"]([^'\"]+)"), str),
     _Line("tensor", re.compile(r"with config: .*\btensor_parallel_size=(\d{1,6})"), int),
     _Line("stages", re.compile(r"with config: .*\bpipeline_parallel_size=(\d{1,6})"), int),
@@ -138,7 +138,7 @@ _TRTLLM = (
     _Line("kv_tokens", re.compile(r"for max tokens in paged KV cache \((\d{1,12})\)"), _count, "last"),
 )
 _BEGINS = {
-    "vllm": re.compile(r"non-default args: |LLM engine \(v"),
+    "vllm": re.compile(r"non-default args: |LLM engine \(v|server version \d|█ +version "),
     "sglang": re.compile(r"\bserver_args="),
     "trtllm": re.compile(r"TensorRT[- ]LLM version: "),
 }

@@ -121,6 +121,17 @@ def test_the_least_memory_of_several_devices_counts_and_of_several_starts_the_la
     assert scenario["engine"]["kv_slots"] == 424_000 and "1 earlier start" in said
 
 
+def test_the_release_beside_the_signs_of_vllms_name_is_that_of_the_start(log, explained):
+    """As servers begin their log since 0.14, here twice; the colours are of a terminal."""
+    name = (
+        "(APIServer pid=1) INFO 11-02 09:12:01 \x1b[93m  ▄▄\x1b[0m ▄█ █     █     █ ▀▄▀ █  version \x1b[1m{}\x1b[0m\n"
+    )
+    pool = "INFO 11-02 09:13:05 [kv_cache_utils.py:1087] GPU KV cache size: 420,896 tokens\n"
+    text = name.format("0.17.0") + pool + name.format("0.18.1") + "INFO non-default args: {}\n" + pool
+    scenario, origins, _ = explained("--from-vllm", SERVE, "--server-log", log(text))
+    assert (scenario["hardware"]["release"], origins["hardware.release"]) == ("0.18.1", "server.log:3")
+
+
 def test_what_set_gives_wins(log, explained):
     scenario, _, _ = explained("--from-vllm", SERVE, "--server-log", log(VLLM), "--set", "engine.kv_slots=4096")
     assert scenario["engine"]["kv_slots"] == 4096
