@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
@@ -47,11 +47,11 @@ class TextDecoder(Protocol):
     """Turns tokens into text; the engine needs one only when a request has stop strings.
 
     `byte_ids`: the tokens that stand for single bytes, which are characters only as a whole run, with their bytes.
-    `special_ids`: the tokens that `decode` leaves out.
+    `special_ids`: the tokens that `decode` leaves out, ids without a token among them.
     """
 
     byte_ids: Mapping[int, int] = MappingProxyType({})
-    special_ids: frozenset[int] = frozenset()
+    special_ids: Container[int] = frozenset()
 
     def decode(self, tokens: np.ndarray) -> str: ...
 

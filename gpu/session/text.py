@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,16 @@ def utf8_problem(text: str) -> str:
     except UnicodeEncodeError as error:
         return f"is not UTF-8 (at character {error.start + 1})"
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _LeftOut:
+    """The ids that decoding leaves out: all but those `with_text`. A model may have more ids than its tokenizer."""
+
+    with_text: frozenset[int]
+
+    def __contains__(self, token: int) -> bool:
+        return token not in self.with_text
 
 
 class Tokenizer:
@@ -72,7 +83,8 @@ class Tokenizer:
             number: int(token[1:-1], 16) for token, number in vocabulary.items() if _BYTE_TOKEN.fullmatch(token)
         }
         added = tokenizer.get_added_tokens_decoder()
-        self.special_ids: frozenset[int] = frozenset(number for number, token in added.items() if token.special)
+        special = frozenset(number for number, token in added.items() if token.special)
+        self.special_ids: Container[int] = _LeftOut(frozenset(vocabulary.values()) - special)
         is_byte_level = "ByteLevel" in repr(tokenizer.decoder)
         self._bytes_of_letter = _letters_of_bytes() if is_byte_level else {}
         self.most_bytes_per_token: int = _SHRINKS * max((len(token.encode()) for token in vocabulary), default=1)

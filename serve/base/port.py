@@ -12,7 +12,7 @@ its tokenizer, any thread may use.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -94,7 +94,7 @@ class TextCodec(Protocol):
     """The tokenizer of a body, as `gpu.session.text.Tokenizer` is one."""
 
     byte_ids: Mapping[int, int]  # the tokens that stand for single bytes
-    special_ids: frozenset[int]  # the tokens without text
+    special_ids: Container[int]  # the tokens without text
 
     @property
     def most_bytes_per_token(self) -> int:

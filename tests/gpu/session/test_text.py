@@ -32,10 +32,10 @@ def make_byte_fallback() -> Tokenizer:
 
 BYTE_FALLBACK = make_byte_fallback()
 # Where tokens meet in odd ways: characters in parts, bytes that begin none, spaces that a first token loses, tokens
-# without text.
+# without text, ids without a token, which models have whose embeddings are padded.
 ODD_TOKENS = {
-    BYTE_LEVEL: [0, 1, *BYTE_LEVEL.encode("漢😀€ a b").tolist()],
-    BYTE_FALLBACK: [*range(257, BYTE_FALLBACK.vocab_size), *(1 + byte for byte in "€a".encode())],
+    BYTE_LEVEL: [0, 1, BYTE_LEVEL.vocab_size, *BYTE_LEVEL.encode("漢😀€ a b").tolist()],
+    BYTE_FALLBACK: [*range(257, BYTE_FALLBACK.vocab_size + 1), *(1 + byte for byte in "€a".encode())],
 }
 
 
@@ -73,6 +73,14 @@ def test_an_output_is_the_continuation_of_its_prompt(data, tokenizer):
     stream = StreamDecoder(tokenizer, context=context_of(tokenizer, prompt))
     shown = "".join(map(stream.push, pieces_of(data.draw, tokens))) + stream.finish()
     assert before + shown == whole
+
+
+def test_an_id_without_a_token_breaks_no_run_of_bytes():
+    *most, last = (1 + byte for byte in "€".encode())
+    tokens = [*most, BYTE_FALLBACK.vocab_size + 7, last]
+    stream = StreamDecoder(BYTE_FALLBACK)
+    shown = "".join(stream.push([token]) for token in tokens) + stream.finish()
+    assert shown == BYTE_FALLBACK.decode(np.array(tokens)) == "€"
 
 
 def test_a_token_inside_a_text_keeps_its_space():
