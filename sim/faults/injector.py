@@ -13,16 +13,14 @@ from ...core.contract.outcomes import LossOutcome
 from ...core.contract.request import FinishedRequest, Request
 from ...core.contract.step import FailureCause, Step, StepResult
 from ...core.errors import InvalidRequest, InvariantViolation
-from ...core.handoff import PrefillSide
 from ...core.scheduler.engine import Engine
 from ..actors.clock import call_at
 from ..actors.device import Truth
 from ..actors.engine import EngineActor
 from ..actors.hooks import Hooks, StepFault
-from ..disaggregation.cluster import Cluster
-from ..disaggregation.endpoint import HandoffEndpoint
 from .clock import HostClock
 from .launch_effects import LaunchEffects
+from .place import PooledEngine, WholeEngine
 from .plan import Death, Hang, Ledger, Restart
 from .promises import Promises, Witness
 
@@ -44,8 +42,7 @@ FAILURES = {
 
 
 class FaultInjector(Hooks):
-    """With no kind enabled it changes nothing. Set `actor` once the actor is made, and `cluster` if it belongs to
-    one."""
+    """With no kind enabled it changes nothing. Set `actor` once the actor is made, and `place` if it is in a pool."""
 
     actor: EngineActor
 
@@ -54,7 +51,7 @@ class FaultInjector(Hooks):
         self.ledger = ledger
         self.promises = promises
         self.witness = witness
-        self.cluster: Cluster | None = None
+        self.place: WholeEngine = WholeEngine()
         self.clock: HostClock = HostClock()
         self.poisoned: set[str] = set()  # ids of requests that the device cannot bear; only asked, never iterated
         self._is_closed = False
@@ -70,10 +67,6 @@ class FaultInjector(Hooks):
         return self.actor.engine
 
     @property
-    def endpoint(self) -> HandoffEndpoint | None:
-        return None if self.cluster is None else self.cluster.endpoints[self.replica]
-
-    @property
     def now_ns(self) -> int:
         return self.actor.env.now
 
@@ -86,16 +79,10 @@ class FaultInjector(Hooks):
     def on_request(self, request: Request, truth: Truth) -> str | None:
         """Ignore a second copy of a request; refuse one whose client left before it came, and any
         while shutting down."""
-        name = message = request.request_id
-        if self.cluster is not None:
-            placement = self.cluster.placements.get(name)
-            if placement is None or placement.request is not request:
-                return None  # a late copy: the request has ended, or was placed anew
-            if placement.tries > 1:
-                if placement.is_aborted:
-                    return "cancelled before it arrived"
-                message = f"{name} again"
-        if message in self._seen:
+        name, message = request.request_id, self.place.name_of_try(request)
+        if self.place.was_left(request):
+            return "cancelled before it arrived"
+        if message is None or message in self._seen:
             return None
         self._remember(self._seen, message)
         if name in self._cancelled_early:
@@ -107,7 +94,7 @@ class FaultInjector(Hooks):
 
     def on_cancel(self, request_id: str) -> bool:
         """Note a cancel that has overtaken its request."""
-        if request_id in self._seen or (self.endpoint is not None and not self.endpoint.is_prefill):
+        if request_id in self._seen or not self.place.is_entrance:
             return True
         self._remember(self._cancelled_early, request_id)
         return False
@@ -120,25 +107,14 @@ class FaultInjector(Hooks):
         where = self._where(request_id)
         self.ledger.cancelled_in[where] = self.ledger.cancelled_in.get(where, 0) + 1
         self.ledger.note(kind, self.now_ns)
-        actor = self.actor
-        if self.cluster is not None and (placement := self.cluster.placements.abort(request_id)) is not None:
-            actor = self.cluster.endpoint_of(placement.prefill).actor
-        actor.cancel(request_id)
+        self.place.abort(request_id, self.actor).cancel(request_id)
         self._recount_due = True
 
     def _where(self, request_id: str) -> str:
         """Describe the state of a request, also where prefill and decode are apart."""
-        state, cluster = self.engine.state_of(request_id), self.cluster
-        if cluster is not None:
-            side = cluster.endpoints[self.replica].side
-            transfer = side.state_of(request_id) if isinstance(side, PrefillSide) else None
-            if transfer is not None:
-                return f"transfer {transfer.value}"
-            placement = cluster.placements.get(request_id)
-            if state is None and placement is not None:
-                there = cluster.endpoint_of(placement.decode).engine.state_of(request_id)
-                if there is not None:
-                    return f"{there.value}, handed over"
+        state = self.engine.state_of(request_id)
+        if elsewhere := self.place.state_elsewhere(request_id, state is not None):
+            return elsewhere
         return state.value if state is not None else "ended" if request_id in self._seen else "not here yet"
 
     def try_duplicate(self, request: Request) -> None:
@@ -253,11 +229,10 @@ class FaultInjector(Hooks):
 
     def _recount(self) -> None:
         self.promises.recount("books_agree", self.engine, self.now_ns)
-        if self.endpoint is not None:
-            try:
-                self.endpoint.side.check()
-            except InvariantViolation as violation:
-                self.check("books_agree", False, str(violation))
+        try:
+            self.place.check()
+        except InvariantViolation as violation:
+            self.check("books_agree", False, str(violation))
 
     def _offer_late_result(self, step: Step) -> None:
         """Commit a result of the step that was given up, as if its old worker had returned after all."""
@@ -272,8 +247,9 @@ class FaultInjector(Hooks):
     def die(self, kind: str) -> None:
         """Let the worker die at once, or with `LOSS` the decode engine. The other engines learn of it later, and a new
         worker or engine replaces the dead one."""
-        endpoint, fault = self.endpoint, self.ledger.plan.of(kind)
-        assert endpoint is not None and isinstance(fault, Death)
+        place, fault = self.place, self.ledger.plan.of(kind)
+        assert isinstance(place, PooledEngine) and isinstance(fault, Death)
+        endpoint = place.endpoint
         if not endpoint.is_alive or (kind == LOSS and endpoint.is_prefill):
             return
         self.ledger.note(kind, self.now_ns)
@@ -283,19 +259,12 @@ class FaultInjector(Hooks):
         if kind == LOSS:
             endpoint.missed_at_ns = noticed_ns
         else:
-            call_at(self.actor.env, noticed_ns, self._tell_of_death, endpoint)
+            call_at(self.actor.env, noticed_ns, place.tell_of_death)
         self.actor.wake(True)
-
-    def _tell_of_death(self, dead: HandoffEndpoint) -> None:
-        assert self.cluster is not None
-        for endpoint in self.cluster.endpoints:
-            if endpoint.is_prefill != dead.is_prefill and endpoint.is_alive:
-                endpoint.handoff.peer_lost(dead.name, endpoint.now_ns)
 
     @property
     def left_over(self) -> str:
         """Describe what remains, apart from slots, when everything should have ended; empty if nothing remains."""
-        endpoint = self.endpoint
-        if endpoint is not None and not endpoint.side.is_idle:
-            return f"{endpoint.side.num_in_flight} transfers are not over"
+        if left := self.place.left_over:
+            return left
         return "" if self.engine.is_idle and not self.actor.device.truths else "it is not idle"

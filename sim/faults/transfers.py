@@ -22,6 +22,7 @@ from ..disaggregation.cluster import Cluster
 from ..disaggregation.endpoint import EndpointHooks, HandoffEndpoint
 from ..disaggregation.network import ArrivedPages, HandoffNetwork, PacketHooks, Station
 from .injector import DEATH, FaultInjector
+from .place import PooledEngine
 from .plan import Ledger
 from .promises import Promises
 
@@ -141,7 +142,7 @@ class TransferFaultInjector(PacketHooks, EndpointHooks):
         self.injectors = injectors
         self.witness: TransferWitness = TransferWitness(self.promises, cluster.timing.max_attempts)
         for injector in injectors:
-            injector.cluster = cluster
+            injector.place = PooledEngine(cluster, injector.replica)
         self.interconnect: HandoffNetwork = cluster.start([injector.actor for injector in injectors], links, self, self)
         self.env.process(self._watch(cluster))
 
