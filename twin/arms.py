@@ -72,13 +72,13 @@ def ways_of_draft(base: SessionOptions) -> dict[str, SessionOptions]:
     return ways
 
 
-def ways_of_steps(
-    base: SessionOptions, draft: Path | None, steps: str | None, topk: int, nodes: int | None
-) -> dict[str, SessionOptions]:
-    """Return the ways to decode whose steps are measured. Raises ConfigError."""
-    ways = {"NONE": replace(base, algorithm="NONE")}
-    if draft is None:
-        if steps is not None or topk > 1 or nodes is not None:
+def ways_of_steps(base: SessionOptions, steps: str | None) -> dict[str, SessionOptions]:
+    """Return the ways to decode whose steps are measured: plainly and, if `base` has a draft, in chains of each of
+    `steps`, and in its trees if it has branches. Raises ConfigError."""
+    chains = replace(base, topk=1, num_draft_tokens=None)
+    ways = {"NONE": replace(chains, draft=None, algorithm="NONE")}
+    if base.draft is None:
+        if steps is not None or base.topk > 1 or base.num_draft_tokens is not None:
             raise ConfigError.of(
                 "<arguments>",
                 "draft",
@@ -89,9 +89,9 @@ def ways_of_steps(
     if not all(count.isdecimal() and 1 <= int(count) <= 16 for count in counts):
         raise ConfigError.of("<arguments>", "steps", f"found {steps!r}; expected numbers from 1 to 16, such as 1,3,7")
     table = json.dumps({"1": {"candidate_steps": sorted(set(map(int, counts)))}})
-    ways["chains"] = replace(base, draft=draft, adaptive=table)
-    if topk > 1:
-        ways["trees"] = replace(base, draft=draft, adaptive=table, topk=topk, num_draft_tokens=nodes)
+    ways["chains"] = replace(chains, adaptive=table)
+    if base.topk > 1:
+        ways["trees"] = replace(base, adaptive=table)
     return ways
 
 

@@ -53,6 +53,9 @@ def measure(
 
     base = SessionOptions(
         model=local_checkpoint(model),
+        draft=None if draft is None else local_checkpoint(draft, "draft"),
+        topk=topk,
+        num_draft_tokens=num_draft_tokens,
         device=device,
         threads=threads,
         max_running=max_running,
@@ -60,10 +63,7 @@ def measure(
         prefix_cache=False,
     )
     progress = StatusLine(quiet)
-    ways = ways_of_steps(
-        base, None if draft is None else local_checkpoint(draft, "draft"), steps, topk, num_draft_tokens
-    )
-    arms = open_arms(ways, None, None, progress.show)
+    arms = open_arms(ways_of_steps(base, steps), None, None, progress.show)
     plan = MeasuringPlan(repeats=repeat, clock=clock)
     about = {"ways": [arm.spec.to_json() for arm in arms], "model": str(model), "draft": str(draft), "plan": str(plan)}
     record = TimingRecord(out.with_name(f"{out.name}.partial"), about)

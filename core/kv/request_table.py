@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..contract.arrays import Int32Array, Int64Array
+from ..contract.step import RoundShape
 from ..errors import ForedraftError, InvariantViolation
 
 Lengths = NDArray[np.int64]
@@ -36,22 +37,19 @@ def ceil_to_page(x, page_size):
     return (x + (page_size - 1)) // page_size * page_size
 
 
-def get_alloc_len_per_decode(
-    steps: int, topk: int, num_draft_tokens: int | None, page_size: int, has_draft_kv: bool = True
-) -> int:
+def get_alloc_len_per_decode(largest: RoundShape, page_size: int, has_draft_kv: bool = True) -> int:
     """Return L, the most slots past the committed length that one decode round of one request writes.
 
-    `steps` and `num_draft_tokens` are the maxima over all candidates; `num_draft_tokens` None is plain decoding (1
-    slot). Draft branches and the verify window both start at the committed length, so they overlap and the greater one
-    counts. With pages and branches each branch fills whole pages of its own, its part of the tail page included.
+    `largest` has the maxima over all candidates; the one of plain decoding is `PLAIN_ROUND` (1 slot). Draft branches
+    and the verify window both start at the committed length, so they overlap and the greater one counts. With pages and
+    branches each branch fills whole pages of its own, its part of the tail page included.
     """
+    steps, topk, nodes = largest
     assert steps >= 0, f"steps is {steps}, expected at least 0"
     assert topk >= 1, f"topk is {topk}, expected at least 1"
-    if num_draft_tokens is None:
-        return 1
     if page_size == 1 or topk == 1 or not has_draft_kv:
-        return max(steps * topk, num_draft_tokens)
-    return max(ceil_to_page(page_size - 1 + steps, page_size) * topk, num_draft_tokens)
+        return max(steps * topk, nodes)
+    return max(ceil_to_page(page_size - 1 + steps, page_size) * topk, nodes)
 
 
 def reserve_per_decode(alloc_len: int, overlap: bool) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..adaptive import AdaptiveController
 from ..algorithm.algorithm import DraftKV, SpecAlgorithm
+from ..contract.step import PLAIN_ROUND, RoundShape
 from ..errors import ConfigError, Problem
 from ..kv.counting import CountingStore
 from ..kv.groups import GroupSizes, KVGroup, StoreSizes
@@ -158,9 +159,8 @@ class EngineSizes:
             problems.append(Problem("steps", f"{algorithm.name} drafts nothing, so steps must be 0, got {max_steps}"))
         speculates = algorithm.is_speculative and max_nd > 1
         has_draft_kv = algorithm.draft_kv is not DraftKV.NONE
-        alloc_len = get_alloc_len_per_decode(
-            max_steps, topk, max_nd if speculates else None, config.page_size, has_draft_kv
-        )
+        largest = RoundShape(max_steps, topk, max_nd) if speculates else PLAIN_ROUND
+        alloc_len = get_alloc_len_per_decode(largest, config.page_size, has_draft_kv)
         lookahead = config.rules.lookahead(max_steps) if speculates and has_draft_kv else 0
         reserve = reserve_per_decode(alloc_len, config.overlap) + lookahead
         smallest = config.group_sizes.total(ceil_to_page(2 + reserve, config.page_size), 2 + reserve)

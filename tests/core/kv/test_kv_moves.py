@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from foredraft.core.contract.step import RoundShape
 from foredraft.core.errors import InvariantViolation
 from foredraft.core.kv.moves import KVMovePlan, draft_branch_layout
 from foredraft.core.kv.request_table import ceil_to_page, get_alloc_len_per_decode
@@ -67,7 +68,7 @@ def test_branches_fill_pages_of_their_own(seq_lens, page_size, topk, steps):
     layout = draft_branch_layout(np.array(seq_lens, dtype=np.int64), page_size, topk, steps)
     assert layout.branch_starts.shape == (len(seq_lens), topk)
     moves = list(zip(*(a.tolist() for a in (layout.tail_rows, layout.tail_src, layout.tail_dst)), strict=True))
-    alloc_len = get_alloc_len_per_decode(steps, topk, 1, page_size)
+    alloc_len = get_alloc_len_per_decode(RoundShape(steps, topk, 1), page_size)
     expected_moves = []
     for row, seq_len in enumerate(seq_lens):
         tail, base = seq_len % page_size, seq_len - seq_len % page_size

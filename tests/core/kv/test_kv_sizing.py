@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from foredraft.core.contract.step import PLAIN_ROUND, RoundShape
 from foredraft.core.kv.moves import draft_branch_layout
 from foredraft.core.kv.request_table import (
     ceil_to_page,
@@ -25,23 +26,23 @@ def test_ceil_to_page(x, page_size):
 
 
 @pytest.mark.parametrize(
-    ("steps", "topk", "num_draft_tokens", "page_size", "has_draft_kv", "expected"),
+    ("shape", "page_size", "has_draft_kv", "expected"),
     [
-        (0, 1, None, 16, True, 1),
-        (3, 1, 4, 1, True, 4),
-        (7, 1, 8, 16, True, 8),
-        (3, 4, 8, 1, True, 12),
-        (3, 4, 16, 1, True, 16),
-        (3, 4, 8, 16, True, 128),
-        (3, 4, 8, 2, True, 16),
-        (3, 4, 8, 3, True, 24),
-        (2, 2, 64, 4, True, 64),
-        (3, 4, 8, 16, False, 12),
-        (0, 1, 1, 1, True, 1),
+        (PLAIN_ROUND, 16, True, 1),
+        (RoundShape(3, 1, 4), 1, True, 4),
+        (RoundShape(7, 1, 8), 16, True, 8),
+        (RoundShape(3, 4, 8), 1, True, 12),
+        (RoundShape(3, 4, 16), 1, True, 16),
+        (RoundShape(3, 4, 8), 16, True, 128),
+        (RoundShape(3, 4, 8), 2, True, 16),
+        (RoundShape(3, 4, 8), 3, True, 24),
+        (RoundShape(2, 2, 64), 4, True, 64),
+        (RoundShape(3, 4, 8), 16, False, 12),
+        (RoundShape(0, 1, 1), 1, True, 1),
     ],
 )
-def test_slots_of_a_round(steps, topk, num_draft_tokens, page_size, has_draft_kv, expected):
-    assert get_alloc_len_per_decode(steps, topk, num_draft_tokens, page_size, has_draft_kv) == expected
+def test_slots_of_a_round(shape, page_size, has_draft_kv, expected):
+    assert get_alloc_len_per_decode(shape, page_size, has_draft_kv) == expected
 
 
 def test_the_reserve_counts_the_rounds_in_flight():
@@ -69,7 +70,7 @@ def test_no_round_writes_past_its_reserve(prompt_len, page_size, topk, candidate
     """Overlap mode, any candidate in any round: round k + 1 is reserved before round k's length is known."""
     ranges = [(steps, steps + 1 if topk == 1 else tree_size) for steps in candidates]
     max_nodes = max(nodes if steps else 1 for steps, nodes in ranges)
-    alloc_len = get_alloc_len_per_decode(max(candidates), topk, max_nodes, page_size)
+    alloc_len = get_alloc_len_per_decode(RoundShape(max(candidates), topk, max_nodes), page_size)
     reserve = reserve_per_decode(alloc_len, overlap=True)
     allocated, seen, actual = np.array([0]), prompt_len, prompt_len
     for choice, luck in rounds:
