@@ -25,7 +25,7 @@ from foredraft.core.adaptive.policy import GATE_TRANSITIONS, GateState
 from foredraft.core.adaptive.slot import SLOT_TRANSITIONS, SlotState
 from foredraft.core.contract.account import TRANSITIONS as ACCOUNT_TRANSITIONS
 from foredraft.core.contract.account import LifeState
-from foredraft.core.contract.future_map import CELL_TRANSITIONS, CellState
+from foredraft.core.contract.future_map import CELL_TRANSITIONS, LENGTH_TRANSITIONS, CellState
 from foredraft.core.handoff.life import DECODE_TRANSITIONS, PREFILL_TRANSITIONS, TransferState
 from foredraft.core.kv.allocator import PAGE_TRANSITIONS, PageState
 from foredraft.core.model_shape import known_models
@@ -84,6 +84,11 @@ def life_of_a_slot() -> str:
 def life_of_a_cell() -> str:
     """Return the states and events of a cell of `core/contract/future_map.py` as a Mermaid diagram."""
     return "\n".join(diagram(CELL_TRANSITIONS, CellState.EMPTY))
+
+
+def life_of_a_length() -> str:
+    """Return the states and events of a cell without fields, of the same file, as a Mermaid diagram."""
+    return "\n".join(diagram(LENGTH_TRANSITIONS, CellState.EMPTY))
 
 
 def errors_of_simulations() -> str:
@@ -328,6 +333,7 @@ BLOCKS = {
     "life-in-events": life_in_events,
     "life-of-a-slot": life_of_a_slot,
     "life-of-a-cell": life_of_a_cell,
+    "life-of-a-length": life_of_a_length,
     "life-of-a-controller": life_of_a_controller,
     "life-of-a-gate": life_of_a_gate,
     "life-of-a-page": life_of_a_page,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
@@ -211,6 +212,23 @@ def test_made_parts_are_fresh():
         assert text.count("<!-- from ") == len(refresh.BLOCK.findall(text)), f"{path.name}: a block without an end"
         assert refresh.refreshed(text) == text, f"{path.name} is stale: run `make docs`"
     assert used == set(refresh.BLOCKS)
+
+
+def test_every_table_of_states_has_a_diagram():
+    """Made from the table itself, which docs/refresh.py imports by its name."""
+    pattern = re.compile(r"^(\w*TRANSITIONS)\b.*= \{$", re.MULTILINE)
+    found = [
+        (".".join(path.relative_to(ROOT).with_suffix("").parts), name)
+        for folder in ("core", "gpu", "sim", "serve", "planning", "observe")
+        for path in (ROOT / folder).rglob("*.py")
+        for name in pattern.findall(path.read_text("utf-8"))
+    ]
+    assert len(found) > 9
+    shown = [id(value) for value in vars(refresh).values()]
+    missing = [
+        (module, name) for module, name in found if id(getattr(import_module(f"foredraft.{module}"), name)) not in shown
+    ]
+    assert not missing, f"no diagram in docs/ is made of {missing}"
 
 
 def test_every_result_is_documented(tmp_path):
