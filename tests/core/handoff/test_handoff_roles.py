@@ -8,9 +8,17 @@ from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.core.contract.request import FinishReason, Request
 from foredraft.core.errors import ConfigError, InvariantViolation
 from foredraft.core.handoff import DecodeDriver, DecodeSide, HandoffTiming, PageFormat, PrefillDriver, make_driver
-from foredraft.core.handoff.life import DECODE_TRANSITIONS, ENDED, PREFILL_TRANSITIONS, TransferCounts, TransferState
+from foredraft.core.handoff.life import (
+    DECODE_TRANSITIONS,
+    ENDED,
+    PREFILL_TRANSITIONS,
+    TransferCounts,
+    TransferEvent,
+    TransferState,
+)
 from foredraft.core.handoff.messages import Accept, Ack, Cancel, CancelAck, Manifest, Offer, Page, PageSeal, TransferKey
 from foredraft.core.handoff.side import Deadlines, WritePage
+from foredraft.core.handoff.transfer import Incoming, Outgoing
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig, EngineRole
 from foredraft.core.scheduler.engine import Engine
@@ -239,6 +247,25 @@ def test_every_transfer_can_end_and_an_end_absorbs(table):
     while grown := {state for state in table if state not in ends and ends & set(table[state].values())}:
         ends |= grown
     assert ends == set(table)
+
+
+@pytest.mark.parametrize("event", TransferEvent)
+@pytest.mark.parametrize("state", TransferState)
+def test_a_transfer_follows_the_table_of_its_side(state, event):
+    key = TransferKey("a", 1, 1)
+    outgoing = Outgoing(ask(), "there", 1, key, 1, state=state)
+    incoming = Incoming(Offer(key, 1, ask(), "NONE", PageFormat(1, 64, 0), 9), "there", state=state)
+    following = PREFILL_TRANSITIONS.get(state, {}).get(event)
+    if state in PREFILL_TRANSITIONS:
+        assert outgoing.try_move(event) == (following is not None)
+        assert outgoing.state is (following or state)
+    following = DECODE_TRANSITIONS.get(state, {}).get(event)
+    if following is not None:
+        incoming.move(event)
+    else:
+        with pytest.raises(KeyError):
+            incoming.move(event)
+    assert incoming.state is (following or state)
 
 
 def test_deadlines_come_in_order_and_only_the_last_one_set_counts():

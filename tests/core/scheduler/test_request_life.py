@@ -38,6 +38,18 @@ def test_a_life_ends_once_and_what_is_refused_changes_nothing(events):
         assert record.is_terminal == (record.state in TERMINAL_STATES)
 
 
+@pytest.mark.parametrize("event", RequestEvent)
+@pytest.mark.parametrize("state", RequestState)
+def test_a_request_follows_its_table(state, event):
+    record, following = record_in(state), TRANSITIONS[state].get(event)
+    if following is None:
+        with pytest.raises(InvariantViolation, match=f"ENGINE-02.* is {state.value} and cannot {event.value}"):
+            record.advance(event)
+    else:
+        record.advance(event)
+    assert record.state is (following or state)
+
+
 def test_every_state_leads_to_an_end_and_an_abort_is_an_end():
     assert TRANSITIONS.keys() == set(RequestState)
     ends = set(TERMINAL_STATES)

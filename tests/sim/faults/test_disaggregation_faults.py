@@ -6,14 +6,27 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from foredraft.checks.adapters import core_engine, handoff
 from foredraft.core.handoff import DecodeSide, PrefillSide
 from foredraft.core.handoff.ended import EndedTransfers
+from foredraft.core.handoff.life import (
+    DECODE_TRANSITIONS,
+    ENDING_EVENTS,
+    PREFILL_TRANSITIONS,
+    TransferEvent,
+    TransferState,
+)
+from foredraft.core.handoff.transfer import Incoming, Outgoing
 from foredraft.core.kv.store import KVStore
+from foredraft.core.scheduler.life import TRANSITIONS, RequestEvent, RequestRecord, RequestState
 from foredraft.observe.log import EventLog
 from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.observe.replay import replay
 from foredraft.properties.audit.log import audit_log
+from foredraft.properties.harness.suite import Component
+from foredraft.properties.harness.swarm import Budget, Swarm
 from foredraft.properties.simulator.ledger import SimulatorLedger
+from foredraft.properties.suites import suite_of
 from foredraft.sim.actors.clock import call_at
 from foredraft.sim.disaggregation.endpoint import HandoffEndpoint
 from foredraft.sim.faults.injector import LOSS
@@ -82,6 +95,51 @@ def test_each_kind_happens_and_is_borne(kind):
         assert summary["restarts"] > 0 and simulation.cluster.num_moved > summary["failed"]
     if kind == "transfer.cancelled":
         assert {"transfer sending", "decode, handed over"} <= set(report.cancelled_in)
+
+
+RARELY = {  # each takes a second coincidence; tests/core walks the tables without a service
+    (Incoming, TransferState.QUEUED, TransferEvent.RETRY),  # offered again while there is no room yet
+    (Outgoing, TransferState.FENCED, TransferEvent.COMPLETE),  # the ack of a retry, while the first attempt is read
+    (Outgoing, TransferState.SENDING, TransferEvent.CANCEL),  # the other side cancels between two pages
+    (RequestRecord, RequestState.DECODE, RequestEvent.MOVE),  # a client is given up between two rounds of a lost engine
+    (
+        RequestRecord,
+        RequestState.WAITING,
+        RequestEvent.FINISH,
+    ),  # vLLM's late tokens: tests/core/scheduler/test_rules.py
+}
+
+
+@pytest.mark.slow
+def test_requests_and_transfers_walk_every_transition_of_their_tables(monkeypatch):
+    walked = set()
+
+    def watch(kind, method, event_of=lambda event: event):
+        good = getattr(kind, method)
+
+        def watched(self, given):
+            before = self.state
+            is_taken = good(self, given)
+            if is_taken is not False:
+                walked.add((kind, before, event_of(given)))
+            return is_taken
+
+        monkeypatch.setattr(kind, method, watched)
+
+    watch(RequestRecord, "advance")
+    watch(Outgoing, "try_move")
+    watch(Outgoing, "finish", ENDING_EVENTS.get)
+    watch(Incoming, "move")
+    for contract, adapter in (("engine", core_engine), ("transport", handoff)):
+        component = Component(suite_of(contract), adapter.make, adapter.make.capabilities)
+        assert Swarm(component, 1).search((), Budget(operations=2000)) is None
+    for seed in range(40):
+        serve_disaggregated_swarm(seed)
+    tables = {RequestRecord: TRANSITIONS, Outgoing: PREFILL_TRANSITIONS, Incoming: DECODE_TRANSITIONS}
+    every = {
+        (kind, state, event) for kind, table in tables.items() for state, events in table.items() for event in events
+    }
+    assert walked <= every and every - walked <= RARELY
 
 
 def serve_and_lose(tmp_path, *losses):
