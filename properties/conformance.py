@@ -179,6 +179,10 @@ def check_case(path: str | Path, make: Callable[[Any], Any] | None = None) -> No
         raise AssertionError("\n".join(["", *outcome_of(case, story)]))
 
 
+class BrokenAsExpected(unittest.SkipTest):
+    """An invariant that was announced as broken is: an expected failure for pytest, a skip for unittest."""
+
+
 class Conformance:
     """Base of the base classes of tests. A subclass says how its component is made.
 
@@ -238,14 +242,14 @@ class Conformance:
         return Adapter(tests.make, cls.capabilities, tests.supports)
 
     def check_invariant(self, id: str) -> None:
-        """Raise AssertionError if it is broken, unittest.SkipTest (a skip for pytest too) if it is not checked or
-        expected to fail."""
+        """Raise AssertionError if it is broken, BrokenAsExpected if that was announced, unittest.SkipTest (a skip for
+        pytest, too) if it is not checked."""
         report = self.report()
         if id in report.skipped:
             raise unittest.SkipTest(f"{id}: {report.skipped[id]}")
         for failure in report.expected:
             if failure.id == id:
-                raise unittest.SkipTest(f"{id} is expected to fail: {failure.expected}")
+                raise BrokenAsExpected(f"{id} is expected to fail: {failure.expected}")
         for failure in report.failures:
             if failure.id == id:
                 raise InvariantBroken(failure)

@@ -180,6 +180,13 @@ class Report:
             reasons.append(f"{len(self.vacuous)} things were enabled and never happened")
         return reasons
 
+    def in_short(self) -> str:
+        """Return the outcome in a line: what is wrong, or what is broken as announced and that the rest holds."""
+        if not self.ok:
+            return "; ".join(self.reasons())
+        ids = [failure.id for failure in self.expected]
+        return f"{len(ids)} broken as expected ({', '.join(ids)}), the others hold" if ids else "all hold"
+
     def case_name(self, failure: Failure) -> str:
         """Return the name under which the command line stores a failure's case."""
         return f"{self.contract}-{failure.id}.case.json"
