@@ -12,7 +12,7 @@ from collections.abc import Container, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -41,6 +41,12 @@ class PromptScores(NamedTuple):
 
     logprobs: Sequence[float]
     tops: Sequence[Sequence[tuple[int, float]]]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> PromptScores:
+        """Return what a process has sent as a list."""
+        logprobs, tops = value
+        return cls(logprobs, [[(int(token), logprob) for token, logprob in pairs] for pairs in tops])
 
 
 class TextDecoder(Protocol):

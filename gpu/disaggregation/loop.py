@@ -7,11 +7,13 @@ decode worker  ─ the others ──┴─► one list of tokens per request, in
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
 from ...core.contract.request import FinishedRequest, FinishReason, Request
+from ...core.contract.text import PromptScores
 from ...core.handoff.messages import request_to_json
 from ...core.handoff.placement import LeastLoaded, Placement, Placements, Verdict
 from ...core.prompt import Prompt
@@ -19,6 +21,7 @@ from ...core.scheduler.config import EngineRole
 from ..parallel.processes import WorkerProcess
 from ..session.loop import RequestDelta
 from ..session.text_session import REFUSED
+from .scores import PromptsToScore
 from .workers import Workers
 
 LISTEN_S = 0.1
@@ -52,6 +55,7 @@ class WorkerLoop:
         # Of each request by the place in its output: what overtook others, as tokens and user outputs.
         self._early: dict[str, dict[int, tuple[list[int], dict[str, list[Any]]]]] = {}
         self._kept: list[RequestDelta] = []  # they came while a report was awaited
+        self._scores = PromptsToScore(workers)
 
     @property
     def is_idle(self) -> bool:
@@ -104,6 +108,10 @@ class WorkerLoop:
             if worker.place.role is EngineRole.DECODE:
                 worker.say(message)
 
+    def score(self, prompt: np.ndarray, num_top: int) -> Future[PromptScores]:
+        """Have a prefill worker compute how likely a prompt's tokens are; the turns bring the result."""
+        return self._scores.begin(prompt, num_top)
+
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _dispatch(self, placement: Placement) -> None:
@@ -127,12 +135,15 @@ class WorkerLoop:
                 self.workers[said["peer"]].kill()
             elif said["say"] == "report":
                 self.reports[worker.name] = said["report"]
+            elif said["say"] == "scored":
+                self._scores.end(said["number"], said["scores"], said["message"])
             elif said["say"] == "gauges":
                 self.on_gauges(worker, said)
         return deltas
 
     def _lost(self, worker: WorkerProcess) -> list[RequestDelta]:
         self.on_loss(worker)
+        self._scores.lose(worker)
         for other in self.workers.living():
             other.say({"do": "lose", "peer": worker.name})
         return self._judged(self._placements.lose(worker.name, f"worker {worker.name} {worker.death}"))

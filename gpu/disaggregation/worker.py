@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...core.algorithm.registry import get_algorithm
@@ -35,7 +36,7 @@ from ..executor.graphs import CaptureBounds
 from ..models.config import ModelConfig
 from ..parallel.link import InjectedLinkFaults, LinkNews, ParcelFaults, PeerLink, connect, links
 from ..parallel.processes import backend_for
-from ..parallel.ranks import RankWorld
+from ..parallel.ranks import RankedExecutor, RankWorld
 from ..parallel.wire import engine_from_json, engine_to_json
 from ..session.loop import DeliverySink
 from ..session.orders import SessionRanks, options_from_json, options_to_json
@@ -43,6 +44,7 @@ from ..session.plan import SessionOptions, SessionPlan
 from ..session.ready import make_executor_ready
 from ..session.session import load_engine, load_ranks
 from ..session.text import Tokenizer
+from ..tiny.scoring import score_prompt
 from .serving import News, Serving, now_ns
 
 _PATHS = ("model", "draft")
@@ -305,6 +307,18 @@ class Worker:
     def _gauges(self) -> None:
         if self._serving is not None:
             self._answer("gauges", **self._serving.gauges())
+
+    def _score(self, number: int, prompt: list[int], num_top: int) -> None:
+        """Compute how likely the tokens of a prompt are, with the whole model here or in ranks."""
+        assert self._serving is not None, "a prompt came before the session was opened"
+        executor, tokens = self._serving.executor, np.array(prompt)
+        try:
+            in_ranks = isinstance(executor, RankedExecutor)
+            found = executor.score(tokens, num_top) if in_ranks else score_prompt(executor.target, tokens, num_top)
+        except (RuntimeError, MemoryError) as error:  # as devices raise: another prompt may have room
+            self._answer("scored", number=number, scores=None, message=str(error))
+            return
+        self._answer("scored", number=number, scores=found, message="")
 
     def _reload(self, table: str, source: str) -> None:
         """Use another adaptive table, which the parent has checked."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from ...core.algorithm.algorithm import AlgorithmShape
 from ...core.contract.step import Step, StepResult
+from ...core.contract.text import PromptScores
 from ...core.errors import ForedraftError
 from ...core.scheduler.config import EngineRole
 from ..executor.executor import ExecutorCounters
@@ -211,6 +212,12 @@ class RankedExecutor:
         self.ranks.tell({"do": "relay_cell", "row": int(row), "epoch": int(epoch)})
         (first, *_) = self.ranks.gather("cell").values()
         return arrays_from_json(first["cell"])
+
+    def score(self, prompt: np.ndarray, num_top: int) -> PromptScores:
+        """Do what `score_prompt` does, with all ranks, behind the steps that were launched. Raises RankFailed."""
+        self.ranks.tell({"do": "score", "prompt": prompt.tolist(), "num_top": num_top})
+        (first, *_) = self.ranks.gather("scored", must_progress=True).values()
+        return PromptScores.from_json(first["scores"])
 
     def restart(self) -> None:
         """Raise RankFailed: ranks that have failed have ended."""

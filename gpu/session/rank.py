@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...core.algorithm.registry import get_algorithm
@@ -17,6 +18,7 @@ from ..parallel.page_tensors import PageTensors
 from ..parallel.rank import Rank, RankJob, identity_of, run_rank
 from ..parallel.ranks import OWN, SPARE
 from ..parallel.wire import engine_from_json, engine_to_json
+from ..tiny.scoring import score_prompt
 from ..types.shards import Shard
 from .orders import options_from_json
 from .plan import SessionPlan
@@ -46,6 +48,10 @@ class SessionJob(RankJob):
             "relayed": asdict(executor.relayed),
             "identity": identity_of(order["options"], [order["dtype"], order["engine"]]),
         }
+
+    def score(self, prompt: list[int], num_top: int) -> None:
+        scores = score_prompt(self._rank.executors[OWN].target, np.array(prompt), num_top)
+        self._rank.answer("scored", scores=scores if self._rank.number == 0 else None)
 
     def make_spare(self, engine: dict[str, Any]) -> None:
         spare = engine_from_json(engine).make_engine(lambda event: None)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -135,8 +136,8 @@ class Outlet(Protocol):
 class ScoresPrompts(Protocol):
     """A body that can tell how likely the tokens of a prompt are."""
 
-    def score(self, prompt: np.ndarray, num_top: int) -> PromptScores:
-        """Return the log-probabilities of a prompt's tokens. Called in a thread of its own."""
+    def score(self, prompt: np.ndarray, num_top: int) -> Future[PromptScores]:
+        """Begin to compute the log-probabilities of a prompt's tokens. Called between two turns, on their thread."""
 
 
 class Body(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ...core.contract.request import Grammar, Request
 from ...core.contract.step import FailureCause
 from ...core.contract.text import PromptScores, StreamDecoder, context_of
-from ...core.errors import InvalidRequest
 from ...core.prompt import Prompt
 from ...core.scheduler.driver import reload_table
 from ...core.scheduler.engine import Engine
+from ...gpu.parallel.ranks import RankedExecutor
 from ...gpu.session.grammar import grammars_of
 from ...gpu.session.loop import RequestDelta
 from ...gpu.session.session import DecodeSession
@@ -102,7 +103,8 @@ class RealBody(ModelBody):
         self._engine = session.engine
         self._loop = session.loop
         self._restart = session.executor.restart
-        self._target = getattr(session.executor, "target", None)  # of ranks it is in their processes
+        self._executor = session.executor
+        self._scorer = ThreadPoolExecutor(1, "scores")
 
     def wait_s(self) -> float | None:
         return None if self._loop.is_idle else 0.0
@@ -122,10 +124,13 @@ class RealBody(ModelBody):
         at_ns = time.monotonic_ns()
         outlet.deliver(pieces_of(deltas, at_ns))
 
-    def score(self, prompt: np.ndarray, num_top: int) -> PromptScores:
-        if self._target is None:
-            raise InvalidRequest("log-probabilities of a prompt are not there with tensor parallelism")
-        return score_prompt(self._target, prompt, num_top)
+    def score(self, prompt: np.ndarray, num_top: int) -> Future[PromptScores]:
+        """Compute them beside the turns; ranks compute them between their steps, which come in one order."""
+        if isinstance(self._executor, RankedExecutor):
+            done: Future[PromptScores] = Future()
+            done.set_result(self._executor.score(prompt, num_top))
+            return done
+        return self._scorer.submit(score_prompt, self._executor.target, prompt, num_top)
 
     def reload(self, table: str, source: str) -> None:
         reload_table(self._engine, table, source, time.perf_counter_ns())

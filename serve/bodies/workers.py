@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
+from ...core.contract.text import PromptScores
 from ...core.scheduler.config import EngineRole
 from ...gpu.disaggregation.loop import LISTEN_S
 from ...gpu.disaggregation.session import DisaggregatedSession
@@ -16,6 +18,9 @@ from ...gpu.parallel.processes import WorkerProcess
 from ..base.port import Outlet, RemoteEngine
 from ..metrics import ServerMetrics
 from .real import ModelBody, pieces_of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 GAUGES_S = 0.5
 """How often workers are asked how full they are."""
@@ -60,6 +65,9 @@ class WorkersBody(ModelBody):
             self._asked_s = now_s
             self._loop.ask_gauges()
         outlet.deliver(pieces_of(self._loop.turn(LISTEN_S), time.monotonic_ns()))
+
+    def score(self, prompt: np.ndarray, num_top: int) -> Future[PromptScores]:
+        return self._loop.score(prompt, num_top)
 
     def reload(self, table: str, source: str) -> None:
         self._controller.reload(table, source)

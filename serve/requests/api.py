@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ...core.contract.request import SHAPING, Grammar, SamplingParams
 from ...core.contract.text import PromptScores
-from ...core.errors import ForedraftError, InvalidRequest
+from ...core.errors import ForedraftError
 from ..answers.answer import ReadyAnswer, StreamedAnswer
 from ..answers.forms import ChatForm, CompletionForm, Echo, EchoedChoice, EchoedReply
 from ..answers.frontend import Frontend
@@ -67,6 +67,7 @@ class Api:
         self._codec = frontend.body.tokenizer
         self._created = int(time.time())
         self._kv = KvTransfers(frontend)
+        self._scoring = asyncio.Lock()
 
     async def complete(self, request: Request) -> Response:
         """Continue one prompt or several."""
@@ -97,12 +98,19 @@ class Api:
             if not isinstance(self._body, ScoresPrompts):
                 message = "log-probabilities of the prompt are not supported here: leave out echo or logprobs"
                 raise ApiError(400, message, param="echo")
-            try:
-                scores = [await asyncio.to_thread(self._body.score, one, asked.logprobs) for one in read.prompts]
-            except InvalidRequest as error:
-                raise ApiError(400, str(error), param="echo") from None
+            scores = [await self._score(self._body, one, asked.logprobs) for one in read.prompts]
         each = asked.num_outputs
         return [Echo(text, read.prompts[i // each].tolist(), scores[i // each]) for i, text in enumerate(read.echoes)]
+
+    async def _score(self, body: ScoresPrompts, prompt: np.ndarray, num_top: int) -> PromptScores:
+        """Return the log-probabilities of a prompt's tokens, of one prompt at a time: each takes a pass of the model.
+        Raises ApiError."""
+        async with self._scoring:
+            begun = self._frontend.scheduler.call(lambda: body.score(prompt, num_top))
+            try:
+                return await asyncio.wrap_future(await asyncio.wrap_future(begun))
+            except ForedraftError as error:
+                raise ApiError(503, str(error)) from None
 
     def _prompt_alone(
         self, asked: CompletionRequest, prompts: Sequence[np.ndarray], echoes: Sequence[Echo]

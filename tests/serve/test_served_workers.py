@@ -138,6 +138,9 @@ def test_workers_serve_the_text_of_generate_and_a_loss_changes_none(
         again = {**ASKED, "prompt": PROMPTS[1], "logprobs": 2}
         answer = httpx.post(f"{address}/v1/completions", json=again, timeout=DEADLINE_S).json()
         assert answer["choices"][0]["text"] == expected[1]
+        alone = again | {"max_tokens": 0, "echo": True}  # a worker judges the prompt
+        (choice,) = httpx.post(f"{address}/v1/completions", json=alone, timeout=DEADLINE_S).json()["choices"]
+        assert choice["text"] == PROMPTS[1] and all(value < 0 for value in choice["logprobs"]["token_logprobs"][1:])
         assert (
             len(answer["choices"][0]["logprobs"]["top_logprobs"]) == answer["usage"]["completion_tokens"] == NUM_TOKENS
         )

@@ -19,6 +19,7 @@ from foredraft.gpu.session.plan import SessionOptions
 from foredraft.gpu.session.ready import KINDS
 from foredraft.gpu.session.session import DecodeSession
 from foredraft.gpu.session.text import Tokenizer
+from foredraft.gpu.tiny.scoring import score_prompt
 
 ONE_TO_ONE, TWO_TO_TWO = WorkerCounts(1, 1), WorkerCounts(2, 2)
 LONGEST = 120
@@ -395,3 +396,17 @@ def test_a_worker_that_hangs_is_ended(workers, nano_pair, plain, ask):
         (output,) = session.run(requests[:1]).values()
         assert output.finish == "error" and "prefill0 did not answer for 6 s" in output.message, output
         check_drained(session)
+
+
+def test_a_prefill_worker_judges_a_prompt_while_requests_run(nano_pair, workers, six):
+    session = open_session(workers, options_for(nano_pair))
+    prompt = six[3].prompt.tokens
+    assert session.loop.submit(six[0]) == ""
+    judged = [session.loop.score(prompt, 2), session.loop.score(prompt[:5], 1)]
+    while not (all(done.done() for done in judged) and session.loop.is_idle):
+        session.loop.turn()
+    alone = DecodeSession.open(options_for(nano_pair))
+    expected = score_prompt(alone.executor.target, prompt, 2)
+    assert judged[0].result().logprobs == pytest.approx(expected.logprobs, abs=1e-9)
+    assert judged[0].result().tops[7][0][0] == expected.tops[7][0][0]
+    assert judged[1].result().logprobs == pytest.approx(expected.logprobs[:4], abs=1e-9)

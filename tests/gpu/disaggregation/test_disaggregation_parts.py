@@ -8,6 +8,7 @@ import selectors
 import socket
 import time
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from foredraft.core.handoff.messages import Ack, Renew
 from foredraft.core.scheduler.config import EngineConfig, EngineRole
 from foredraft.core.scheduler.engine import Engine
 from foredraft.gpu.batch.pools import KVPool
+from foredraft.gpu.disaggregation.scores import PromptsToScore
 from foredraft.gpu.disaggregation.session import plan_disaggregated
 from foredraft.gpu.disaggregation.topology import WorkerCounts
 from foredraft.gpu.disaggregation.workers import Workers
@@ -34,7 +36,7 @@ from foredraft.gpu.parallel.link import (
     plans_from_environment,
 )
 from foredraft.gpu.parallel.page_tensors import PageTensors
-from foredraft.gpu.parallel.processes import WorkerPlace, backend_for
+from foredraft.gpu.parallel.processes import WorkerFailed, WorkerPlace, backend_for
 from foredraft.gpu.session.plan import SessionOptions
 from foredraft.gpu.types.attention import KVShape
 from foredraft.observe.children.wire import Wire
@@ -282,3 +284,33 @@ def test_what_caused_a_message_is_heard_before_it(monkeypatch):
     for end in (to_prefill, prefill, to_decode, decode):
         end.close()
     workers._selector.close()
+
+
+def test_prompts_to_judge_go_on_at_another_worker_and_end_with_the_last_one():
+    said: list[tuple[str, int]] = []
+
+    def worker(name: str, role: EngineRole = EngineRole.PREFILL) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=name, place=WorkerPlace(name, role, 0), say=lambda message: said.append((name, message["number"]))
+        )
+
+    all_ = {name: worker(name) for name in ("prefill0", "prefill1")} | {"decode0": worker("decode0", EngineRole.DECODE)}
+    living = dict(all_)
+    workers = MagicMock(living=lambda: list(living.values()))
+    workers.__getitem__.side_effect = all_.__getitem__
+    prompts = PromptsToScore(workers)
+    first, second = (prompts.begin(np.array([1, 2, 3]), 1) for _ in range(2))
+    assert said == [("prefill0", 0), ("prefill1", 1)]
+    prompts.lose(living.pop("prefill0"))
+    assert said[2:] == [("prefill1", 0)]
+    prompts.end(0, [[-0.5, -1.0], [[[7, -0.5]], [[8, -1.0]]]], "")
+    assert first.result() == ([-0.5, -1.0], [[(7, -0.5)], [(8, -1.0)]])
+    prompts.lose(living.pop("prefill1"))
+    prompts.end(1, [[], []], "")  # it was on its way
+    with pytest.raises(WorkerFailed, match="no prefill worker is left"):
+        second.result()
+    living["prefill0"] = all_["prefill0"]
+    third = prompts.begin(np.array([1, 2]), 1)
+    prompts.end(2, None, "CUDA out of memory")
+    with pytest.raises(WorkerFailed, match="prefill0 cannot judge the prompt: CUDA out of memory"):
+        third.result()

@@ -29,6 +29,7 @@ from foredraft.gpu.session.orders import SessionRanks, open_ranks, orders_of
 from foredraft.gpu.session.plan import SessionOptions, plan_session
 from foredraft.gpu.session.session import DecodeSession
 from foredraft.gpu.session.text import Tokenizer
+from foredraft.gpu.tiny.scoring import score_prompt
 from kinds_of_drafts import DRAFTS
 from small_checkpoint import write_head, write_standalone, write_target
 
@@ -125,6 +126,22 @@ def alone(target, drafts):
         return known[name]
 
     return outputs_of
+
+
+def test_ranks_judge_a_prompt_as_one_process_does(started, target):
+    """Between the steps of requests, one of which may have been launched."""
+    prompt = requests_of(target)[1].prompt.tokens
+    alone = DecodeSession.open(options_for(target))
+    expected = score_prompt(alone.executor.target, prompt, 5)
+    with opened(started(2), options_for(target, 2)) as session:
+        for request in requests_of(target)[:2]:
+            assert session.loop.submit(request) == ""
+        session.loop.turn()
+        found = session.executor.score(prompt, 5)
+        while not session.loop.is_idle:
+            session.loop.turn()
+    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-9) and len(found.logprobs) == len(prompt) - 1
+    assert [[token for token, _ in pairs] for pairs in found.tops] == [[t for t, _ in pairs] for pairs in expected.tops]
 
 
 KINDS = ("none", "small model", *DRAFTS, "heads", "adaptive")
