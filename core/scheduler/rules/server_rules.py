@@ -57,7 +57,8 @@ class Others(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRules(ABC):
-    """The rules of one server. Its fields are what that server lets a user set, and its class constants the rest."""
+    """The rules of one server. Its fields are what that server lets a user set, and its class constants the rest. The
+    engine asks the methods, which say what follows from them."""
 
     name: ClassVar[str]
     watermark: float = 0.01  # share of the pool that admission leaves free for running requests to grow into

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 from foredraft.cli.calibration.calibrate import calibrate
-from foredraft.cli.decode.bench import bench
+from foredraft.cli.decode.bench import SHARED, bench
 from foredraft.cli.decode.generate import generate
 from foredraft.cli.decode.options import SESSION
 from foredraft.cli.decode.selftest import selftest
@@ -65,6 +65,7 @@ def test_an_option_with_the_name_of_a_sessions_has_its_declaration(command):
 
 
 def test_a_benchmark_has_the_defaults_of_a_session():
+    assert SHARED <= {one.name for one in dataclasses.fields(BenchOptions)}
     usual = {one.name: one.default for one in dataclasses.fields(SessionOptions) if one.name != "model"}
     assert {one.name: one.default for one in dataclasses.fields(BenchOptions) if one.name in usual} == {
         name: usual[name] for name in usual.keys() & {one.name for one in dataclasses.fields(BenchOptions)}
