@@ -67,8 +67,9 @@ class PooledEngine(WholeEngine):
 
     def was_left(self, request: Request) -> bool:
         placement = self._cluster.placements.get(request.request_id)
-        is_newest = placement is not None and placement.request is request
-        return is_newest and placement.tries > 1 and placement.is_aborted
+        if placement is None or placement.request is not request:
+            return False
+        return placement.tries > 1 and placement.is_aborted
 
     def abort(self, request_id: str, actor: EngineActor) -> EngineActor:
         placement = self._cluster.placements.abort(request_id)
