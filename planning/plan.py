@@ -199,8 +199,9 @@ class Plan:
         held = self.fine[best]
         if held.level is None:  # a run of it failed
             return
-        reference, some = BestCandidate(found[best], held, held.level), self.question.seeds[:PAIRS]
-        others = {index: self._held_search(index, some, reference) for index in found if index != best}
+        reference = BestCandidate(found[best], held, held.level)
+        seeds = self.question.seeds[: max(PAIRS, self._fewest)]
+        others = {index: self._held_search(index, seeds, reference) for index in found if index != best}
         yield from self._searched("third", self.fine, others, workers)
 
     def settings_at(self, candidate: Candidate, load: float, seed: int) -> dict[str, Any]:
@@ -211,8 +212,24 @@ class Plan:
     def _held_search(self, index: int, seeds: Sequence[int], reference: BestCandidate | None = None) -> Search:
         settings = {**self.candidates[index].settings, REPLICAS: self.engines(self.candidates[index])}
         found, limits = self.fine[index], self.question.objectives
-        least = FEWEST if self._runs_differ_much else PAIRS
-        return held_load(settings, self.load_key, found, limits, seeds, FINE, self._requests, least, reference)
+        fewest = self._fewest
+        return held_load(
+            settings,
+            self.load_key,
+            found,
+            limits,
+            seeds,
+            FINE,
+            self._requests,
+            fewest,
+            reference,
+            min(PAIRS, len(seeds)),
+        )
+
+    @property
+    def _fewest(self) -> int:
+        """The seeds that run at least at a stated load."""
+        return FEWEST if self._runs_differ_much else PAIRS
 
     def _first_round(
         self, indices: Iterable[int], workers: JobWorkers, ends_early: bool = True

@@ -70,6 +70,14 @@ CASES = (
     _BURSTY,
     _BURSTY._replace(name=f"{_BURSTY.name}, --seeds 100", seeds=100),
     Case(
+        "8B on one H100, unlike drafts",
+        "examples/chat_on_h100.toml",
+        "ttft_p90<500ms,tpot_p90<15ms",
+        {"speculation.algorithm": ["EAGLE3", "NGRAM", "NONE"], "speculation.steps": [0, 3]},
+        150,
+        ("workload.rate=4",),
+    ),
+    Case(
         "8B in FP8 on one L4, chats",
         "examples/chat_on_h100.toml",
         "attainment>90%",
@@ -94,7 +102,7 @@ def check(case: Case, num_workers: int) -> Iterator[Checked]:
     scenario, _ = load_scenario(ROOT / case.scenario, case.settings)
     objectives, scenario = objectives_of(case.slo, scenario)
     candidates = make_candidates(scenario, case.tried, None)
-    whole = Plan(scenario, candidates, PlanQuestion(objectives, None, None, range(case.seeds), case.requests, None))
+    whole = Plan(scenario, candidates, PlanQuestion(objectives, None, None, range(case.seeds), case.requests))
     tables = base_tables(scenario)
     place = default_place(question("stated", tables, **whole.asked))
     with kept_runs("stated", tables, place, num_workers, None, **whole.asked) as (workers, store):
@@ -124,7 +132,7 @@ def table(found: Sequence[Checked]) -> Iterator[str]:
     for case, unit, item, held in found:
         finding = item.finding
         assert finding.interval is not None and finding.level is not None, "a load that was found has a level"
-        name = f"{case.name}, {item.candidate.name}" if len(case.tried["speculation.steps"]) > 1 else case.name
+        name = f"{case.name}, {item.candidate.name}" if max(map(len, case.tried.values())) > 1 else case.name
         run = f"{finding.summary['submitted']:,} requests, {finding.summary['duration']:.0f} s"
         cells = [f"{name}: `{case.slo.replace(',', ', ')}`", run, f"{finding.interval.mean:.3g}"]
         cells += [f"{finding.level.spread.deviation:.1%}", f"{item.load:.3g} {unit}, {finding.seeds}"]

@@ -118,12 +118,11 @@ class Level:
         factor = tolerance_factor(self.count, self.spread.freedom)
         return self.mean - max(factor * self.spread.deviation, self.below)
 
-    @property
-    def given_away(self) -> float:
-        """How far the bound is below the load that LEAST_SHARE of runs hold, if the mean and the spread are right."""
-        from scipy.special import ndtri
-
-        return self.mean - float(ndtri(LEAST_SHARE)) * self.spread.deviation - self.bound
+    def gain_with(self, count: int) -> float:
+        """Return how much higher the bound would be with `count` seeds, if the mean and the spread are right."""
+        if count <= self.count:
+            return 0.0
+        return self.mean - tolerance_factor(count, count - 1) * self.spread.deviation - self.bound
 
     def behind(self, own: Mapping[int, float], reference: Mapping[int, float]) -> Level:
         """Return the level of another candidate, whose runs are compared with those of this one seed by seed.

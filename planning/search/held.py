@@ -17,6 +17,12 @@ from .judge import MOST_EXCESS, LoadJudge, Search, SearchFinding, Wanted
 from .loads import tidy
 from .own_loads import REACH, bounded, own_loads
 
+BROKEN = 1
+"""Runs of another candidate than the best one that may break the limits at its stated load."""
+WORTH = 1 / 3
+"""Of the tolerance: a stated load that more seeds would raise by less is not worth their runs."""
+LEAST_MOVE = 0.01
+"""By which a stated load is lowered at least, as a logarithm."""
 MOVES = 8
 """Loads at which the stated one is confirmed, at most: runs that hold at no load end there."""
 
@@ -56,56 +62,57 @@ def held_load(
     sized: Callable[[float], Mapping[str, Any]],
     fewest: int,
     reference: BestCandidate | None = None,
+    num_compared: int = 0,
 ) -> Search:
     """Search the load that SHARE of runs hold, with a tolerance bound over the greatest loads of the seeds.
 
     `found`: the load that half of the runs hold, with the slope there. The best candidate takes `fewest` of the seeds,
-    and more of them, up to all, while the bound gives more than `tolerance` away. Another candidate is compared with
-    the best one, its `reference`.
+    and more of them, up to all, while all of them would raise the bound by more than WORTH tolerances. At the bound the
+    half of them with the least greatest loads run. Another candidate is compared with the best one, its `reference`, by
+    `num_compared` of the seeds; then `fewest` run at the load that this gives.
     """
     judge = LoadJudge(settings, key, objectives, seeds, sized)
-    count, level_of = min(fewest, len(seeds)), Level.of if reference is None else reference.level_of
+    fewest = min(fewest, len(seeds))
+    count, level_of = (fewest, Level.of) if reference is None else (num_compared, reference.level_of)
     slope = bounded((reference.half if reference else found).slope)  # one for all, so that what it errs by cancels
     starts = dict.fromkeys(seeds, math.log(found.value) - tolerance)
     if reference is not None:
         starts = reference.starts(found, seeds)
-    crossings = dict[int, float]()
+    crossings, compared = dict[int, float](), seeds[:num_compared]
     while True:
         new = {seed: starts[seed] for seed in seeds[:count] if seed not in crossings}
-        crossings |= yield from own_loads(judge, new, slope)
+        crossings |= yield from own_loads(judge, new, slope, compared)
         level = level_of(crossings)
-        if level.given_away <= tolerance or count == len(seeds):
+        if reference is not None or level.gain_with(len(seeds)) <= WORTH * tolerance:
             break
         count = min(2 * count, len(seeds))
-    allowed = int(count * (1 - SHARE)) if reference is None else count  # few seeds tell no share
-    bound, at = yield from _confirmed(judge, level.bound, seeds[:count], allowed, slope, tolerance)
-    level, value = replace(level, below=max(level.below, level.mean - bound)), tidy(math.exp(bound))
+    allowed = int(count * (1 - SHARE)) if reference is None else min(BROKEN, fewest - 1)
+    riskiest = sorted(seeds[: max(count, fewest)], key=lambda seed: crossings.get(seed, 0.0))[: max(fewest, count // 2)]
+    value = yield from _confirmed(judge, level.bound, riskiest, allowed, slope)
+    level = replace(level, below=max(level.below, level.mean - math.log(value)))
     half = math.exp(level.mean)
     interval = Estimate(half, half * level.spread.half_width(level.count))
-    result = judge.finding(value, at, found.curve, slope=slope, crossings=crossings, interval=interval, level=level)
-    return replace(result, excess=result.excess * (value / at) ** slope)
+    return judge.finding(value, value, found.curve, slope=slope, crossings=crossings, interval=interval, level=level)
 
 
 def _confirmed(
-    judge: LoadJudge, bound: float, seeds: Sequence[int], allowed: int, slope: float, tolerance: float
-) -> Generator[Wanted, list[RunOutcome], tuple[float, float]]:
-    """Lower the logarithm of a load until at most `allowed` of the runs there break the limits. Return it, and the load
-    of the last runs, which is about within the tolerance.
+    judge: LoadJudge, bound: float, seeds: Sequence[int], allowed: int, slope: float
+) -> Generator[Wanted, list[RunOutcome], float]:
+    """Lower the logarithm of a load until at most `allowed` of the runs there break the limits. Return the load, at
+    which all seeds have run.
 
     Where runs of one seed at neighbouring loads differ by chance, its greatest load is the luckiest of several runs.
     """
-    for _ in range(MOVES):
-        ran = [load for load in judge.values_of(seeds[0]) if all((load, seed) in judge.summaries for seed in seeds)]
-        at = min(ran, key=lambda load: abs(math.log(load) - bound), default=math.inf)
-        if abs(math.log(at) - bound) > tolerance:
-            at = tidy(math.exp(bound))
-            yield from judge.run([at], seeds)
-        if allowed >= len(seeds):
-            return bound, at
-        over = sorted(judge.log_excess(at, seed) for seed in seeds)[-1 - allowed]
+    at = tidy(math.exp(bound))
+    for move in range(MOVES):
+        over = math.inf
+        for some in (seeds[: max(len(seeds) // 2, allowed + 1)], seeds):  # half of them may say that it is too much
+            yield from judge.run([at], some)
+            over = sorted(judge.log_excess(at, seed) for seed in some)[-1 - allowed]
+            if over > 0:
+                break
+        if over <= 0 or move == MOVES - 1:
+            break
         is_told = over < math.log(MOST_EXCESS)
-        limit = math.log(at) - (over / slope if is_told else REACH)
-        if bound <= limit:
-            return bound, at
-        bound = limit
-    return bound, at
+        at = tidy(math.exp(math.log(at) - max(over / slope if is_told else REACH, LEAST_MOVE)))
+    return at

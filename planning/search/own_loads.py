@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 
 from ..trial import RunOutcome
 from .judge import MOST_EXCESS, LoadJudge, Wanted
@@ -11,6 +11,9 @@ from .loads import tidy
 
 REACH = 0.06
 """A seed's greatest load is known if a run at a load so little below it holds, as a logarithm."""
+TOLD = 1.0
+"""The logarithm of a share of the limit: a first run that holds, and takes more of it than 1 / e, tells by the slope
+where the limit is met. So only the seeds whose first run breaks the limit are searched."""
 MOST_RUNS = 10
 """Runs of a seed, at most."""
 MOST_STEP = math.log(1.5)
@@ -25,14 +28,14 @@ def bounded(slope: float) -> float:
 
 
 def own_loads(
-    judge: LoadJudge, starts: Mapping[int, float], slope: float
+    judge: LoadJudge, starts: Mapping[int, float], slope: float, compared: Collection[int]
 ) -> Generator[Wanted, list[RunOutcome], dict[int, float]]:
     """Search the logarithm of the greatest load that a run of each seed holds.
 
     `starts`: the logarithm of the first load of each seed. `slope`: how much the logarithm of the excess rises about
     per logarithm of the load (`bounded`). A seed with one run has its limit where a line of this slope meets it, and
     one with runs on both sides where the line through them does. It runs just below this place, until a run so near
-    has held.
+    has held. A seed whose first run holds is not searched (`TOLD`), but for those `compared` with other candidates.
     """
     next_logs, found = dict(starts), dict[int, float]()
     for _ in range(MOST_RUNS):
@@ -40,7 +43,8 @@ def own_loads(
         for seed in tuple(next_logs):
             tried = {math.log(load): judge.log_excess(load, seed) for load in judge.values_of(seed)}
             low, found[seed] = _limit(tried, slope)
-            if found[seed] - low <= REACH:
+            is_first_told = seed not in compared and len(tried) == 1 and -TOLD < tried.get(low, math.inf) <= 0
+            if found[seed] - low <= REACH or is_first_told:
                 del next_logs[seed]
             else:
                 next_logs[seed] = max(found[seed] - REACH / 2, (low + found[seed]) / 2)

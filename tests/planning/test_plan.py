@@ -152,8 +152,8 @@ def test_candidates_are_compared_seed_by_seed():
     ranked = rank_candidates(whole)
     assert [item.equal for item in ranked if not item.dropped] == [True, False, False]
     seeds = {item.candidate.name: len(item.finding.crossings) for item in ranked}
-    assert seeds["EAGLE3, 1 step"] == 48 and seeds["EAGLE3, 2 steps"] == PAIRS
-    assert {item.finding.seeds for item in ranked} == {48}  # the others rest on those of the best one
+    assert seeds["EAGLE3, 1 step"] == 32 and seeds["EAGLE3, 2 steps"] == PAIRS
+    assert {item.finding.seeds for item in ranked} == {32}  # the others rest on those of the best one
     for item in ranked:
         own = speed[item.candidate.settings["speculation.steps"]]
         held = sum(own * math.exp(0.1 * noise(seed)) >= item.load for seed in range(1000, 1400))

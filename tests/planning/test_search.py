@@ -75,7 +75,7 @@ def stated(answer: Callable[[Mapping[str, Any]], RunOutcome], seeds: range, star
 @pytest.mark.parametrize(("power", "deviation"), [(3.0, 0.05), (3.0, 0.15)])
 def test_nearly_all_runs_hold_the_stated_load_and_it_gives_little_away(power: float, deviation: float):
     """A run's excess differs by a part that its seed has at every load, and by one that it has at this load alone. Of
-    30 plans nearly all state a load that 90 % of fresh runs hold, within 5 % of the greatest such load."""
+    30 plans nearly all state a load that 90 % of fresh runs hold, within 6 % of the greatest such load."""
     held = near = 0
     for first in range(0, 3000, 100):
 
@@ -86,7 +86,7 @@ def test_nearly_all_runs_hold_the_stated_load_and_it_gives_little_away(power: fl
         found = stated(answer, range(first, first + 48), 6)
         below = power * math.log(8 / found.value) / deviation  # standard deviations of a run's excess
         held += below >= 1.2816
-        near += below <= 1.2816 + power * 0.05 / deviation
+        near += below <= 1.2816 + power * 0.06 / deviation
     assert held >= 27 and near >= 25
 
 
@@ -178,6 +178,41 @@ def test_bounds_of_all_candidates_hold_where_runs_draw_busy_windows(rise: str):
         assert len(service.runs) < 600
     assert sum(share >= 0.9 for share in held) >= 27 and sum(ties) >= 8
     assert sum(held) / len(held) < 0.985  # and not by stating much too little
+
+
+@pytest.mark.parametrize("rise", ["power", "flat, then a wall"])
+def test_loads_of_unlike_candidates_are_verified(rise: str):
+    """The seeds of one candidate say little of another one's: so 16 runs are made at each load that is printed, and one
+    may break the limits."""
+    shares = []
+
+    def own(steps: int, seed: int) -> float:
+        apart = 0.12 * noise(f"{seed} {steps}") if steps > 1 else 0.0
+        return (8.0 - 0.3 * steps) * math.exp(0.1 * noise(seed) + apart)
+
+    def answer(run: Mapping[str, Any]) -> RunOutcome:
+        load, steps, seed = run["workload.rate"], run["speculation.steps"], run["seed"]
+        taken = RISES[rise](math.log(load / own(steps, seed)))
+        if math.isinf(taken):
+            return trial(1000.0, mean_output_tokens=1.0, overloaded=True)
+        return trial(100 * math.exp(taken + 0.02 * noise(f"{seed} {steps} {load}")), mean_output_tokens=1.0)
+
+    candidates = make_candidates(Scenario(), {"speculation.steps": [1, 2, 3]}, None)
+    for first in range(0, 12_000, 1000):
+        whole = Plan(Scenario(), candidates, PlanQuestion(LIMIT, None, None, range(first, first + 48), 400))
+        compare_within(whole, 0.0)
+        service = Service(answer)
+        for _ in whole.run(service):
+            pass
+        for item in rank_candidates(whole):
+            if item.dropped:
+                continue
+            assert item.finding.runs >= 16 and item.finding.runs - item.finding.held <= 2
+            assert item.finding.at == item.load
+            steps = item.candidate.settings["speculation.steps"]
+            shares.append(sum(own(steps, seed) >= item.load for seed in range(20_000, 20_400)) / 400)
+    assert sum(share >= 0.9 for share in shares) >= 0.88 * len(shares)
+    assert sum(share >= 0.8 for share in shares) == len(shares)
 
 
 def test_a_stated_load_is_not_above_its_limit():
