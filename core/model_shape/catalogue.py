@@ -208,9 +208,51 @@ _PUBLISHED_ALIKE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     },
     "mistralai/Mixtral-8x7B-Instruct-v0.1": ("mistralai/Mixtral-8x7B-v0.1", {}),
     "mistralai/Mixtral-8x22B-Instruct-v0.1": ("mistralai/Mixtral-8x22B-v0.1", {}),
+    "google/gemma-4-31B": ("google/gemma-4-31B-it", {}),
     **{f"XiaomiMiMo/MiMo-7B-{name}": ("XiaomiMiMo/MiMo-7B-Base", {}) for name in ("SFT", "RL")},
 }
 """Repositories of the shape of another one that is not built in, with the keys that differ."""
+
+
+_LATENT = {
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "moe_layer_freq": 1,
+    "norm_topk_prob": True, **_FP8_BLOCKS,
+}  # fmt: skip
+_OSS = {
+    "num_experts_per_tok": 4, "sliding_window": 128, "attention_bias": True, "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+    },
+}  # fmt: skip
+_QWEN3_5 = {
+    "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4, "attn_output_gate": True, "mtp_num_hidden_layers": 1, "mamba_ssm_dtype": "float32",
+    "tie_word_embeddings": False,
+}  # fmt: skip
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    config["_name_or_path"]: config
+    for config in (
+        _built_in(_V3, "deepseek_v3", 61, 7168, 128, 128, 64, 18432, 129280, 163840, **_LATENT, n_routed_experts=256,
+                  first_k_dense_replace=3, n_group=8, topk_group=4, num_nextn_predict_layers=1),
+        _built_in("moonshotai/Kimi-K2-Instruct", "deepseek_v3", 61, 7168, 64, 64, 64, 18432, 163840, 131072, **_LATENT,
+                  n_routed_experts=384, first_k_dense_replace=1, n_group=1, topk_group=1, num_nextn_predict_layers=0),
+        _built_in("openai/gpt-oss-120b", "gpt_oss", 36, 2880, 64, 8, 64, 2880, 201088, 131072, **_OSS, num_local_experts=128,
+                  layer_types=["sliding_attention", "full_attention"] * 18),
+        _built_in("openai/gpt-oss-20b", "gpt_oss", 24, 2880, 64, 8, 64, 2880, 201088, 131072, **_OSS, num_local_experts=32,
+                  layer_types=["sliding_attention", "full_attention"] * 12),
+        _built_in("google/gemma-4-31B-it", "gemma4", 60, 5376, 32, 16, 256, 21504, 262144, 262144, **_TIED,
+                  global_head_dim=512, num_global_key_value_heads=4, attention_k_eq_v=True, sliding_window=1024,
+                  layer_types=[*["sliding_attention"] * 5, "full_attention"] * 10, hidden_size_per_layer_input=0,
+                  num_kv_shared_layers=0, enable_moe_block=False),
+        _built_in("Qwen/Qwen3.5-27B", "qwen3_5", 64, 5120, 24, 4, 256, 17408, 248320, 262144, **_QWEN3_5,
+                  linear_num_value_heads=48),
+        _built_in("Qwen/Qwen3.5-35B-A3B", "qwen3_5_moe", 40, 2048, 16, 2, 256, 512, 248320, 262144, **_QWEN3_5,
+                  linear_num_value_heads=32, num_experts=256, num_experts_per_tok=8, moe_intermediate_size=512,
+                  shared_expert_intermediate_size=512),
+    )
+}  # fmt: skip
+"""Configurations of models that the extra `measured` brings too: they count where it is not installed."""
 
 
 def published_alike(name: str) -> tuple[str, Mapping[str, Any]]:
@@ -225,9 +267,9 @@ def published_alike(name: str) -> tuple[str, Mapping[str, Any]]:
 
 def known_repositories(others: Iterable[str] = ()) -> list[str]:
     """Return further names on Hugging Face of the built-in models, and of the models `others`."""
-    published = set(others)
+    published = {*others, *PUBLISHED}
     of_others = (repository for repository, (other, _) in _PUBLISHED_ALIKE.items() if other in published)
-    return [*(repository for alike in _ALIKE.values() for repository, _ in alike), *of_others]
+    return [*PUBLISHED, *(repository for alike in _ALIKE.values() for repository, _ in alike), *of_others]
 
 
 def built_in_config(name: str) -> tuple[str, Mapping[str, Any]] | None:
@@ -249,10 +291,21 @@ def built_in_config(name: str) -> tuple[str, Mapping[str, Any]] | None:
     return None
 
 
+def _published_config(name: str) -> tuple[str, Mapping[str, Any]] | None:
+    """Return what `built_in_config` does of `PUBLISHED`."""
+    other, differs = published_alike(name)
+    key = other.strip().lower()
+    for repository, config in PUBLISHED.items():
+        if key in (repository.lower(), repository.lower().rpartition("/")[2]):
+            own = name.strip() if differs or other != name else repository
+            return own.rpartition("/")[2].lower(), {**config, "_name_or_path": own, **differs}
+    return None
+
+
 def lookup_model(name: str) -> ModelShape:
     """Return the built-in shape that `name` means, see `built_in_config`.
     Raises `UnknownModel` with the nearest known name."""
-    found = built_in_config(name)
+    found = built_in_config(name) or _published_config(name)
     if found is None:
         hint = nearest_name(name.strip().lower().rpartition("/")[2], known_models())
         raise UnknownModel(

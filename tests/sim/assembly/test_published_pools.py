@@ -10,6 +10,7 @@ import pytest
 from foredraft.core.errors import ForedraftError
 from foredraft.planning.servers.launch import read_launch
 from foredraft.sim.assembly import Assembly, assemble
+from foredraft.sim.assembly.explaining import capacity_lines
 from foredraft.sim.cost.hardware import GIB
 from foredraft.sim.effects.notices import notices_of
 from foredraft.sim.scenario_file import load_scenario
@@ -240,3 +241,29 @@ def test_the_flags_of_sglang_give_the_proportions_of_its_pools():
     launch = read_launch("sglang", command, "command", "H100")
     assert (launch.settings["hardware.window_ratio"], launch.settings["hardware.state_ratio"]) == (0.3, 0.5)
     assert not launch.not_modelled
+
+
+DEFAULTS = [  # a card's command, GPU, and what a log says of it
+    ("vllm serve google/gemma-4-31B-it", "H200", (64.68, 626_949)),
+    ("vllm serve Qwen/Qwen3.5-35B-A3B", "H200", None),
+    ("vllm serve Qwen/Qwen3.5-27B", "H200", None),
+    ("vllm serve openai/gpt-oss-120b", "H100", None),
+    ("vllm serve deepseek-ai/DeepSeek-V3 --tensor-parallel-size 8", "H200", None),
+    ("vllm serve deepseek-ai/DeepSeek-V3-0324 --tensor-parallel-size 8", "H200", None),
+    ("vllm serve moonshotai/Kimi-K2-Instruct --tensor-parallel-size 16", "H200", None),
+    ("vllm serve meta-llama/Llama-3.1-8B-Instruct", "H100", None),
+]
+
+
+@pytest.mark.parametrize(("command", "gpu", "log"), DEFAULTS)
+def test_a_command_as_it_is_published_has_the_servers_lines(command: str, gpu: str, log: tuple[float, int] | None):
+    """By the model's name on Hugging Face: no file of it is here."""
+    launch = read_launch("vllm", command, "command", gpu)
+    run = assemble(load_scenario(None, [f"hardware.gpu={gpu}"], {"command": launch.settings})[0])
+    tokens, requests = run.memory.capacity(run.spec.config)
+    _, pool, size, most = capacity_lines(run)
+    assert f"GPU KV cache size: {tokens:,} tokens" in size and f"{requests:.2f}x" in most and requests >= 1
+    if log is not None:
+        gib = run.memory.kv_pool_bytes / GIB
+        assert gib == pytest.approx(log[0], rel=0.08) and f"{gib:.2f} GiB" in pool
+        assert tokens / gib == pytest.approx(log[1] / log[0], rel=0.01)
