@@ -31,7 +31,7 @@ from foredraft.core.kv.allocator import PAGE_TRANSITIONS, PageState
 from foredraft.core.model_shape import known_models
 from foredraft.core.scheduler.life import JOINT_RULES, TRANSITIONS, RequestState
 from foredraft.gpu.executor.running import STEP_TRANSITIONS, StepState
-from foredraft.planning.servers.command import flags_of
+from foredraft.planning.servers.declared import flags_of
 from foredraft.serve.bodies.real import RealBody
 from foredraft.serve.bodies.simulated import SimulatedBody
 from foredraft.serve.metrics.series import ABSENT, OWN, SGLANG, VLLM, Series
@@ -229,13 +229,13 @@ def scenario_keys() -> str:
 def launch_arguments() -> str:
     """Return the arguments of each server that a key of a scenario is read from."""
     servers = {"SGLang": "sglang", "vLLM": "vllm", "TensorRT-LLM": "trtllm"}
-    by_key: dict[str, dict[str, str]] = {}
+    by_key: dict[str, dict[str, list[str]]] = {}
     for server in servers.values():
         for key, flags in flags_of(server):
-            names = (f"`{usage.partition(' ')[0]}`" for usage in flags.names)
-            by_key.setdefault(key, {})[server] = ", ".join(names)
+            names = by_key.setdefault(key, {}).setdefault(server, [])
+            names += [f"`{usage}`" for usage in flags.usages]
     keys = [key for key, _ in declared_keys(Scenario) if key in by_key]
-    rows = (f"| `{key}` | {' | '.join(by_key[key].get(server, '') for server in servers.values())} |" for key in keys)
+    rows = (f"| `{key}` | {' | '.join(', '.join(by_key[key].get(server, ())) for server in servers.values())} |" for key in keys)
     return "\n".join([f"| key | {' | '.join(servers)} |", f"| --- |{' --- |' * len(servers)}", *rows])
 
 

@@ -19,7 +19,7 @@ from ...core.draws import request_key
 from ...sim.actors.device import SimulatedDevice, Truth
 from ...sim.assembly import Assembly, assemble
 from ...sim.scenario import Acceptance, EngineTable, Hardware, Scenario, Speculation
-from ...sim.scenario.hardware import Model
+from ...sim.scenario.model import Model
 
 LONGEST_OUTPUT = 25
 PLAIN, RECURRENT = Model(), Model(target="qwen3-next-80b-a3b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ def is_table(given: str) -> bool:
     """Return whether a name is that of a table of steps: a preset, a JSON text, or a file; a directory is a search."""
     from ...core.adaptive.config import PRESETS
 
-    return not Path(given).is_dir() and (given in PRESETS or given.lstrip()[:1] == "{" or Path(given).is_file())
+    return not os.path.isdir(given) and (given in PRESETS or given.lstrip()[:1] == "{" or os.path.isfile(given))
 
 
 def export_table(given: str, server: str | None, max_batch_size: int | None, out: Path | None) -> None:
@@ -61,7 +62,7 @@ def _read(given: str) -> AdaptiveConfig:
     from ...core.adaptive.interchange import import_table
     from ...observe.input_files import read_text
 
-    is_file = Path(given).is_file()
+    is_file = os.path.isfile(given)
     config = import_table(read_text(given), given) if is_file else load_adaptive_config(given, read_file=read_text)
     for notice in config.notices:
         typer.echo(notice, err=True)

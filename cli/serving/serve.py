@@ -167,7 +167,7 @@ def serve(
             _refuse_of_checkpoints(session, disaggregate, generation_config, ready_s)
             assert simulate is not None, "one of them is given"
             body, table = _simulated_body(simulate, settings, seed, speed, faults, recording, log)
-        watched = Path(table) if table is not None and Path(table).is_file() else None
+        watched = Path(table) if table is not None and os.path.isfile(table) else None
         faults_on_demand = _faults_on_demand(fault_headers, admin_port, log)
         _run(
             body, limits, recording, watched, *faults_on_demand, log=log, access_log=access_log, start_s=start_s or 0.0,

@@ -7,6 +7,7 @@ without a value is refused where a simulation depends on it.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ def read_arguments(server: ServerArguments, given: str, source: str) -> Given:
     """Return the arguments of a launch command. `given`: its text, or the path of a file that has it. Raises
     ConfigError with all arguments that are unknown, that lack their value, or that have a value but take none."""
     text, folder = given, None
-    if "\n" not in given and len(given) < 4096 and not given.lstrip().startswith("-") and Path(given).is_file():
+    if "\n" not in given and not given.lstrip().startswith("-") and os.path.isfile(given):  # False for a long text
         text, source, folder = read_text(given), given, Path(given).parent
     scripts = read_manifest(text, source) if is_manifest(text) else [read_script(text, source)]
     script, before, words, servers = _the_command(server, scripts, source, is_manifest(text))

@@ -6,20 +6,17 @@ The keys of a scenario name the arguments that they are read from and written to
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError, Problem
 from ...core.parsing import ParseError, parse_json, refuse_repeated_keys
-from ...observe.input_files import read_text, read_toml
-from ...sim.cost.hardware import GPU
-from ...sim.scenario import Scenario
-from ...sim.scenario.table import Flags, declared_keys
+from ...observe.input_files import read_text
 from .texts.yaml_text import parse_yaml
 
 FLAG, VALUE, LIST = "flags", "values", "lists"
@@ -33,10 +30,6 @@ _SUFFIXES = {
     for base, suffixes in ((1000, (letter, f"{letter.upper()}B")), (1024, (letter.upper(), f"{letter.upper()}iB")))
     for suffix in suffixes
 }
-
-
-STATES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""Formats of recurrent states as servers name them -> our names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,45 +77,6 @@ class ServerArguments:
         names = [*self.known, *self.other_names]
         found = {self.other_names.get(one, one) for one in names if self.abbreviates and one.startswith(name)}
         return found.pop() if len(found) == 1 else None
-
-
-@cache
-def flags_of(server: str) -> list[tuple[str, Flags]]:
-    """Return the arguments of a server ("sglang", "vllm", "trtllm") with the dotted key that names them, in the order
-    of the keys."""
-    leaves = [(key, one) for key, declared in declared_keys(Scenario) for one in declared[-1]]
-    return [(key, one) for key, one in leaves if isinstance(one, Flags) and one.server == server]
-
-
-def values_to_write(scenario: Scenario, server: str, *tables: str) -> dict[str, Any]:
-    """Return the arguments that have the value of a key as it is, by name without dashes, where the scenario has one.
-    `tables`: the tables of these keys."""
-    found = {}
-    for key, flags in flags_of(server):
-        table, _, name = key.partition(".")
-        if table in tables and not flags.by and not flags.is_computed:
-            found[flags.names[0].partition(" ")[0]] = getattr(getattr(scenario, table), name)
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def known_arguments(server: str) -> dict[str, KnownArgument]:
-    """Return the arguments of a server: those of its file beside this one, and those that keys of a scenario name."""
-    data = read_toml(Path(__file__).with_name(f"{server}.toml"))
-    known: dict[str, KnownArgument] = {}
-    for reason, group in [
-        (None, data["without_effect"]),
-        *((group["reason"], group) for group in data["not_modelled"]),
-    ]:
-        for kind in (FLAG, VALUE, LIST):
-            known |= dict.fromkeys(group.get(kind, "").split(), KnownArgument(kind, reason))
-    usages = (usage.partition(" ") for _, flags in flags_of(server) for usage in flags.names)
-    return known | {name: KnownArgument({"": FLAG, "N": VALUE, "N...": LIST}[what], "") for name, _, what in usages}
-
-
-def known_values(server: str) -> dict[str, list[str]]:
-    """Return the values that arguments of a server take, by argument; of arguments without a list all do."""
-    data = read_toml(Path(__file__).with_name(f"{server}.toml"))
-    return {name: words.split() for name, words in data.get("values_taken", {}).items()}
 
 
 def _without_its_quotes(text: str) -> dict[str, Any] | None:
@@ -276,7 +230,7 @@ class Given:
     def place(self, path: str) -> str:
         """Return where a file lies that the command names: where the program runs, else beside the file with the
         command."""
-        beside = self.folder / path if self.folder is not None and not Path(path).is_file() else None
+        beside = self.folder / path if self.folder is not None and not os.path.isfile(path) else None
         return str(beside) if beside is not None and beside.is_file() else path
 
     # -- what a scenario gets -----------------------------------------------------------------------------------------
@@ -290,23 +244,6 @@ class Given:
         if model:
             self.settings["model.target"] = model
         return model
-
-    def read_keys(self, server: str, gpu: GPU, readers: Sequence[Reader]) -> None:
-        """Set the keys that have the value of an argument as it is, then let `readers` set the others, in order."""
-        for key, flags in flags_of(server):
-            if not flags.by:
-                self.copy(flags.names[0].partition(" ")[0], key, flags.read)
-        for read in readers:
-            read(self, gpu)
-
-    def copy(self, name: str, key: str, how: str = "integer") -> None:
-        """Set a key to the value of an argument, if this is given. `how`: the method that reads it."""
-        if (value := getattr(self, how)(name)) is not None:
-            self.settings[key] = value
-
-    def fraction(self, name: str) -> float | None:
-        """Return a number from 0 to 1."""
-        return self.number(name, most=1.0)
 
     def refuse_pipeline(self, name: str) -> int:
         """Refuse more than one pipeline stage, because a run of one stage has other times and another KV pool. Return
@@ -329,29 +266,6 @@ class Given:
             self.settings["hardware.gpus_per_node"] = devices // nodes
         elif nodes > 1 and per_node != NODE:
             self.assumed.append(f"the fast link of a rack connects {per_node} devices, over its nodes")
-
-    def read_formats(self, weights: Mapping[str, str], kvs: Mapping[str, str]) -> None:
-        """Take the formats of weights and KV; `weights`, `kvs`:
-        the server's names of those that have a price, with ours."""
-        quantization, kv, dtype = (self.text(name) for name in ("quantization", "kv-cache-dtype", "dtype"))
-        if quantization is not None and quantization in weights:
-            self.settings["model.weight_dtype"] = weights[quantization]
-        elif quantization is not None:
-            self.not_modelled["--quantization"] = (
-                f"{quantization} has no price here; the checkpoint's own format is taken, or give model.weight_dtype"
-            )
-        elif dtype in ("half", "float16"):
-            self.settings["model.weight_dtype"] = "fp16"
-        elif dtype in ("float", "float32"):
-            self.not_modelled["--dtype"] = "32-bit weights have no price here"
-        if kv is not None and kv in kvs:
-            self.settings["model.kv_dtype"] = kvs[kv]
-        elif kv not in (None, "auto"):
-            self.not_modelled["--kv-cache-dtype"] = f"KV in {kv} has no price here"
-
-    def state_format(self, name: str) -> str | None:
-        """Return our name of the format of recurrent states that an argument has; None: as the model's files say."""
-        return STATES.get(self.choice(name, (*STATES, "auto")) or "auto")
 
     def multiply(self) -> None:
         """Set the servers that a manifest starts, each with the engines of one command."""
@@ -401,7 +315,3 @@ def reached_by(length: float, steps: int) -> list[float]:
     """Return the share of rounds that reach each of `steps` draft positions, if every round accepts one of the whole
     numbers next to a mean `length`."""
     return [min(max(length - 1 - position, 0.0), 1.0) for position in range(steps)]
-
-
-Reader = Callable[[Given, GPU], None]
-"""Sets keys that follow from several arguments, or from a default; takes what is given and the GPU."""

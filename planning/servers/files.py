@@ -12,7 +12,7 @@ from ...core.contract.step import RoundShape
 from ...core.errors import ForedraftError
 from ...sim.cost.server import server_profile
 from ...sim.scenario import Scenario
-from .command import values_to_write
+from .declared import values_to_write, words_of
 from .sglang import PROFILE as SGLANG_PROFILE
 from .trtllm import PROFILE as TRTLLM_PROFILE
 from .vllm import PROFILE as VLLM_PROFILE
@@ -97,7 +97,7 @@ def _trtllm_file(scenario: Scenario, schedule: Mapping[str, Any] | None, max_bat
 
 
 def sglang_scheduling(scenario: Scenario, max_batch_size: int) -> list[str]:
-    """Return the arguments for the batch limit, and for the rules of scheduler and front end that the scenario gives.
+    """Return the arguments for the batch limit, and for the share of outputs that a newcomer leaves free.
 
     SGLang's own batch limit depends on whether it speculates.
     """
@@ -107,16 +107,15 @@ def sglang_scheduling(scenario: Scenario, max_batch_size: int) -> list[str]:
     if engine.guarantee_output:
         usual = profile.rules_for(groups).guarantee_output
         arguments += ["--schedule-conservativeness", f"{engine.guarantee_output / usual:.6g}"]
-    if engine.retraction_policy is not None:
-        arguments += ["--retraction-policy", engine.retraction_policy]
-    given = values_to_write(scenario, "sglang", "front_end")
-    return [*arguments, *(word for name, value in given.items() for word in (f"--{name}", str(value)))]
+    return arguments
 
 
 def _sglang_files(scenario: Scenario, table: Mapping[str, Any], max_batch_size: int) -> dict[str, str]:
     """Return the adaptive file and the arguments that name it, or the arguments of fixed steps alone."""
     method, algorithm = _method_of(scenario, 0), scenario.speculation.algorithm
-    config, scheduling = load_adaptive_config(table), sglang_scheduling(scenario, max_batch_size)
+    given, _ = values_to_write(scenario, "sglang", "engine.retraction_policy", "front_end")
+    scheduling = [*sglang_scheduling(scenario, max_batch_size), *words_of(given)]
+    config = load_adaptive_config(table)
     steps = config.candidate_steps
     adapts = algorithm in ("EAGLE", "EAGLE3") and scenario.hardware.attention_data_parallel == 1
     if len(steps) > 1 and not adapts:

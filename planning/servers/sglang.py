@@ -9,49 +9,22 @@ from ...core.adaptive.interchange import import_table, to_json
 from ...core.contract.step import RoundShape
 from ...core.errors import Problem, count_of
 from ...core.parsing import parse_json
-from ...core.scheduler.rules.sglang import RETRACTION_POLICIES
 from ...sim.cost.hardware import GPU
 from ...sim.cost.server import NEWEST, server_profile
-from .command import MAX_SIZE, Given, ServerArguments, known_arguments, known_values, reached_by
+from .command import MAX_SIZE, Given, ServerArguments, reached_by
+from .declared import known_arguments, known_values, other_names, read_keys
 from .own_layers import draft_with_own_layers
 
 PROFILE = NEWEST["sglang"]
-OTHER_NAMES = {
-    "model": "model-path",
-    "tensor-parallel-size": "tp-size",
-    "pipeline-parallel-size": "pp-size",
-    "data-parallel-size": "dp-size",
-    "attention-data-parallel-size": "attn-dp-size",
-    "expert-parallel-size": "ep-size",
-    "ep": "ep-size",
-    "enable-hicache": "enable-hierarchical-cache",
-    "speculative-draft-model": "speculative-draft-model-path",
-    "speculative-draft": "speculative-draft-model-path",  # a beginning that was enough in earlier releases
-    "mamba-scheduler-strategy": "mamba-radix-cache-strategy",
-    "cuda-graph-max-bs": "cuda-graph-max-bs-decode",  # the name before prefill had its own sizes
-    "cuda-graph-bs": "cuda-graph-bs-decode",
-}
 ACCEPT_LENGTH = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")  # today's name, and that of earlier releases
 ALGORITHMS = {"EAGLE": "EAGLE", "NEXTN": "EAGLE", "EAGLE3": "EAGLE3", "STANDALONE": "STANDALONE", "NGRAM": "NGRAM"}
 RELEASE = re.compile(r"(?:\bsglang:v?|\bsglang(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
-WEIGHTS = {
-    "fp8": "fp8", "w8a8_fp8": "fp8", "modelopt_fp8": "fp8", "w8a8_int8": "int8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4",
-    "gptq_marlin": "int4", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4", "mxfp8": "mxfp8",
-}  # fmt: skip
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 HOST_RATIO = 2.0  # --hicache-ratio
 NGRAM_NODES, NGRAM_BREADTH = 12, 10
 SPANNING = (  # of --moe-a2a-backend: these divide the experts among all devices
     "deepep", "deepep_v2", "megamoe", "mooncake", "nixl", "ascend_fuseep", "flashinfer", "flashinfer_megamoe", "mori", "pplx",
 )  # fmt: skip
-EVICTION = ("lru", "lfu")  # of --radix-eviction-policy; slru, priority and tlru are not simulated
-KV = {
-    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2"), "fp8"),
-    **dict.fromkeys(("nvfp4", "fp4_mx_block16", "fp4_e2m1"), "nvfp4"),  # 8-bit scales of 16 elements
-    "mxfp8": "mxfp8",
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-}
 
 
 def _entry(words: list[str]) -> int | None:
@@ -69,7 +42,7 @@ def _take_role(values: dict[str, Any]) -> str | None:
 
 
 SERVER = ServerArguments(
-    "SGLang", _entry, known_arguments("sglang"), OTHER_NAMES, abbreviates=True, release=RELEASE,
+    "SGLang", _entry, known_arguments("sglang"), other_names("sglang"), abbreviates=True, release=RELEASE,
     values=known_values("sglang"), merges_config=True, take_role=_take_role,
 )  # fmt: skip
 
@@ -78,19 +51,12 @@ def read(given: Given, gpu: GPU) -> None:
     """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value
     is not modelled."""
     given.settings["hardware.server"] = PROFILE
-    given.read_keys(
-        "sglang", gpu, (_model, _parallel, _formats, _engine, _host_memory, _policies, _graphs, _speculation, _pools)
-    )
+    readers = (_model, _parallel, _engine, _host_memory, _policies, _graphs, _speculation, _pools)
+    read_keys(given, "sglang", gpu, readers)
 
 
 def _model(given: Given, gpu: GPU) -> None:
     given.model("model-path")
-
-
-def _formats(given: Given, gpu: GPU) -> None:
-    given.read_formats(WEIGHTS, KV)
-    if (state := given.state_format("mamba-ssm-dtype")) is not None:
-        given.settings["model.state_dtype"] = state
 
 
 def _pools(given: Given, gpu: GPU) -> None:
@@ -129,14 +95,6 @@ def _engine(given: Given, gpu: GPU) -> None:
         given.settings["engine.chunk_size"] = max(1, chunk // groups)
     else:
         given.settings["engine.chunk_size"] = 1 << 20  # prompts in one piece
-    given.settings["engine.mixed"] = bool(given.flag("enable-mixed-chunk"))
-    given.settings["engine.mode"] = "synchronous" if given.flag("disable-overlap-schedule") else "overlap"
-    given.settings["engine.prefix_cache"] = not given.flag("disable-radix-cache")
-    policy = given.choice("radix-eviction-policy", (*EVICTION, "slru", "priority", "tlru"))
-    if policy in EVICTION:
-        given.settings["engine.eviction_policy"] = policy
-    elif policy is not None:
-        given.not_modelled["--radix-eviction-policy"] = f"{policy}: the cache evicts by lru"
     if given.flag("enable-priority-scheduling"):
         given.settings["engine.preempt"] = not given.flag("disable-priority-preemption")
     if (policy := given.text("schedule-policy")) not in (None, "fcfs"):
@@ -175,8 +133,6 @@ def _policies(given: Given, gpu: GPU) -> None:
         given.not_modelled["--schedule-conservativeness"] = "0: a newcomer always leaves room for a round of all others"
     elif conservativeness is not None:
         given.settings["engine.guarantee_output"] = min(usual_share * conservativeness, 1.0)
-    if (policy := given.choice("retraction-policy", RETRACTION_POLICIES)) is not None:
-        given.settings["engine.retraction_policy"] = policy
 
 
 def sizes_up_to(largest: int) -> list[int]:

@@ -11,18 +11,14 @@ from ...core.errors import ConfigError, Problem, count_of, nearest
 from ...core.parsing import parse_json
 from ...sim.cost.hardware import GPU
 from ...sim.cost.server import NEWEST, server_profile
-from .command import FLAG, MAX_SIZE, NEAR, NODE, Given, ServerArguments, known_arguments
+from .command import FLAG, MAX_SIZE, NEAR, NODE, Given, ServerArguments
+from .declared import known_arguments, other_names, paths_of, read_keys
 from .own_layers import WITH_DRAFT, draft_with_own_layers
 from .sglang import sizes_up_to
 
 PROFILE = NEWEST["trtllm"]
-OTHER_NAMES = {
-    "tp-size": "tensor-parallel-size", "pp-size": "pipeline-parallel-size", "ep-size": "moe-expert-parallel-size",
-    "cp-size": "context-parallel-size", "cluster-size": "moe-cluster-parallel-size",
-    "kv-cache-free-gpu-memory-fraction": "free-gpu-memory-fraction", "extra-llm-api-options": "config",
-    "model-path": "model", "extra-engine-args": "config", "expert-parallel-size": "moe-expert-parallel-size",
-}  # fmt: skip
-BLOCK, LARGEST_GRAPH, FREE_FRACTION = 32, 128, 0.9
+WITHOUT_EFFECT = {"eagle3_one_model"}  # of speculative_config
+LARGEST_GRAPH = 128
 RELEASE = re.compile(r"(?:\btensorrt-llm/release:v?|\btensorrt[-_]llm==)(\d+(?:\.\d+)+)")
 GUARANTEED = "GUARANTEED_NO_EVICT"  # capacity_scheduler_policy, by default
 OTHER_COMMANDS = ("disaggregated", "disaggregated_mpi_worker", "mm_embedding_serve")
@@ -33,20 +29,6 @@ METHODS = {
     "MTP": "own layers",
     "NGRAM": "NGRAM",
     "DRAFTTARGET": "STANDALONE",
-}
-KV = {"fp8": "fp8", "nvfp4": "nvfp4", "bfloat16": "bf16", "float16": "fp16"}
-KV_KEYS = {
-    "free_gpu_memory_fraction",
-    "enable_block_reuse",
-    "tokens_per_block",
-    "max_tokens",
-    "dtype",
-    "max_gpu_total_bytes",
-    "mamba_ssm_cache_dtype",
-}
-OF_SPECULATION = {
-    *("decoding_type", TRTLLM_MAX_STEPS, TRTLLM_SCHEDULE, "num_nextn_predict_layers", "max_concurrency"),
-    *("speculative_model", "speculative_model_dir", "eagle3_one_model"),
 }
 
 
@@ -66,7 +48,7 @@ def _take_role(values: dict[str, Any]) -> str | None:
 
 
 SERVER = ServerArguments(
-    "TensorRT-LLM", _entry, known_arguments("trtllm"), OTHER_NAMES, abbreviates=False, release=RELEASE, take_role=_take_role,
+    "TensorRT-LLM", _entry, known_arguments("trtllm"), other_names("trtllm"), abbreviates=False, release=RELEASE, take_role=_take_role,
 )  # fmt: skip
 
 
@@ -75,9 +57,9 @@ def read(given: Given, gpu: GPU) -> None:
     is not modelled."""
     _options(given)
     given.settings["hardware.server"] = PROFILE
-    given.read_keys(
-        "trtllm", gpu, (_model, _parallel, _formats, _engine, _batch_wait, _kv, _graphs, _speculation, _pools)
-    )
+    readers = (_model, _parallel, _engine, _batch_wait, _graphs, _speculation, _pools)
+    read_keys(given, "trtllm", gpu, readers)
+    _other_keys_of_cache(given)
 
 
 def _options(given: Given) -> None:
@@ -95,10 +77,6 @@ def _model(given: Given, gpu: GPU) -> None:
         given.refuse(
             "model", f"is {given.text('model') or given.positional[0]!r}, a command that starts no engine of its own"
         )
-
-
-def _formats(given: Given, gpu: GPU) -> None:
-    given.read_formats({}, {})
 
 
 def _pools(given: Given, gpu: GPU) -> None:
@@ -151,7 +129,6 @@ def _engine(given: Given, gpu: GPU) -> None:
     given.settings |= {
         "engine.chunk_size": tokens,
         "engine.max_step_tokens": max(tokens, given.settings.get("engine.max_running", 0)),
-        "engine.mode": "synchronous" if given.flag("disable-overlap-scheduler") else "overlap",
     }
     table = given.table("scheduler-config")
     policy = str(table.get("capacity_scheduler_policy") or GUARANTEED).upper()
@@ -163,7 +140,7 @@ def _engine(given: Given, gpu: GPU) -> None:
     elif policy not in (GUARANTEED, "MAX_UTILIZATION"):
         message = f"is {policy!r}; expected {GUARANTEED}, MAX_UTILIZATION or STATIC_BATCH"
         given.problems.append(Problem("scheduler_config.capacity_scheduler_policy", message))
-    for key in sorted(set(map(str, table)) - {"capacity_scheduler_policy"}):
+    for key in sorted(set(map(str, table)) - paths_of("trtllm", "scheduler-config")):
         given.not_modelled[f"scheduler_config.{key}"] = (
             "requests enter in the order in which they come, as soon as they fit"
         )
@@ -186,31 +163,8 @@ def _batch_wait(given: Given, gpu: GPU) -> None:
     given.settings |= {"engine.batch_wait_rounds": iterations, "engine.batch_wait_tokens": share}
 
 
-def _kv(given: Given, gpu: GPU) -> None:
-    table = given.table("kv-cache-config")
-    of_table = Given(given.source, {key: str(value) for key, value in table.items() if value is not None})
-    reuse = table.get("enable_block_reuse")
-    fraction = of_table.share("free_gpu_memory_fraction") or given.share("free-gpu-memory-fraction") or FREE_FRACTION
-    given.settings |= {
-        "hardware.free_fraction": fraction,
-        "engine.page_size": of_table.integer("tokens_per_block") or BLOCK,
-        "engine.prefix_cache": reuse is not False,
-    }
-    if reuse not in (None, True, False):
-        of_table.refuse("enable_block_reuse", f"is {reuse!r}; expected true or false")
-    if kv_bytes := of_table.integer("max_gpu_total_bytes", least=0):  # 0: no bound
-        given.settings["hardware.kv_gb"] = kv_bytes / 1e9
-    if (slots := of_table.integer("max_tokens")) is not None:
-        given.settings["engine.kv_slots"] = slots
-    if (state := of_table.state_format("mamba_ssm_cache_dtype")) is not None:
-        given.settings["model.state_dtype"] = state
-    given.problems += [Problem(f"kv_cache_config.{one.key[2:]}", one.message) for one in of_table.problems]
-    dtype = of_table.text("dtype")
-    if dtype in KV:
-        given.settings["model.kv_dtype"] = KV[dtype]
-    elif dtype not in (None, "auto"):
-        given.not_modelled["kv_cache_config.dtype"] = f"KV in {dtype} has no price here"
-    for key in sorted(set(table) - KV_KEYS):
+def _other_keys_of_cache(given: Given) -> None:
+    for key in sorted(set(map(str, given.table("kv-cache-config"))) - paths_of("trtllm", "kv-cache-config")):
         given.not_modelled[f"kv_cache_config.{key}"] = "KV is in the device's memory alone, and blocks are reused whole"
 
 
@@ -276,7 +230,7 @@ def _speculation(given: Given, gpu: GPU) -> None:
             given.settings["speculation.adaptive"] = parse_json(to_json(ours))
         except ConfigError as error:
             given.problems += error.problems
-    for key in sorted(set(map(str, table)) - OF_SPECULATION):
+    for key in sorted(set(map(str, table)) - paths_of("trtllm", "speculative-config") - WITHOUT_EFFECT):
         given.not_modelled[f"speculative_config.{key}"] = (
             "drafts are chains of up to max_draft_len tokens, without such rules"
         )

@@ -10,24 +10,19 @@ from typing import Any
 
 from ...core.adaptive.interchange import VLLM_SCHEDULE, import_table, to_json
 from ...core.errors import ConfigError, Problem, count_of
-from ...core.model_shape import KV_FORMATS, SPECULATORS_KEY
+from ...core.model_shape import SPECULATORS_KEY
 from ...core.parsing import ConfigReader, ParseError, parse_json, read_json_object
 from ...observe.input_files import read_text
 from ...sim.cost.hardware import GPU
 from ...sim.cost.measured.model_files import find_model_files
 from ...sim.cost.memory.rules import rules_of
 from ...sim.cost.server import NEWEST, server_profile
-from .command import MAX_SIZE, Given, ServerArguments, known_arguments, known_values, reached_by
+from .command import MAX_SIZE, Given, ServerArguments, reached_by
+from .declared import known_arguments, known_values, other_names, paths_of, read_keys
 from .own_layers import WITH_DRAFT, draft_with_own_layers
 from .sglang import sizes_up_to
 
 PROFILE = NEWEST["vllm"]
-OTHER_NAMES = {
-    "q": "quantization", "pp": "pipeline-parallel-size", "tp": "tensor-parallel-size", "dp": "data-parallel-size",
-    "ep": "enable-expert-parallel", "dcp": "decode-context-parallel-size", "pcp": "prefill-context-parallel-size", "n": "nnodes",
-    "sc": "speculative-config", "cc": "compilation-config", "O": "optimization-level",
-    "device-memory-utilization": "gpu-memory-utilization", "kv-cache-memory": "kv-cache-memory-bytes",
-}  # fmt: skip
 OWN_LAYERS = "own layers"
 METHODS = {
     "eagle": "EAGLE",
@@ -37,20 +32,6 @@ METHODS = {
     "ngram": "NGRAM",
     "ngram_gpu": "NGRAM",
 }
-WEIGHTS = {
-    "fp8": "fp8", "fbgemm_fp8": "fp8", "ptpc_fp8": "fp8", "modelopt": "fp8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4",
-    "gptq_marlin": "int4", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4", "gpt_oss_mxfp4": "mxfp4", "experts_int8": "int8",
-    "fp8_per_tensor": "fp8", "fp8_per_block": "fp8", "fp8_per_channel": "fp8", "int8_per_channel_weight_only": "int8",
-    "mxfp8": "mxfp8", "modelopt_mxfp8": "mxfp8",
-}  # fmt: skip
-KV = {
-    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"), "fp8"),
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "nvfp4_4over6": "nvfp4",
-    **{name: name for name in KV_FORMATS if name not in ("fp8", "mxfp8", "bf16", "fp16")},
-}
-BLOCK_SIZE = 16
 CAPTURE_SIZES, LARGEST_CAPTURE = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 RELEASE = re.compile(r"(?:\bvllm-openai(?:-[a-z]+)?:v?|\bvllm(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
@@ -59,9 +40,6 @@ OTHER_IMAGE = re.compile(r"[\w./-]*/[\w.-]*vllm[\w.-]*(?::|@|$)")  # others star
 POOLS_CONNECTOR = "NixlConnector"  # which only connects prefill and decode, whatever the role that it is given
 OF_ONE_SERVER = ("kv_role", "kv_rank", "kv_port", "kv_ip", "engine_id")
 PARALLEL_BESIDE = ("decode-context-parallel-size", "prefill-context-parallel-size")
-OF_SPECULATION = {
-    *("method", "model", "num_speculative_tokens", VLLM_SCHEDULE, "draft_tensor_parallel_size"),
-}
 NOT_SIMULATED = {
     **dict.fromkeys(("prompt_lookup_max", "prompt_lookup_min"), "how often look-ups are accepted is the scenario's"),
     **dict.fromkeys(
@@ -110,7 +88,7 @@ def _take_role(values: dict[str, Any]) -> str | None:
 
 
 SERVER = ServerArguments(
-    "vLLM", _entry, known_arguments("vllm"), OTHER_NAMES, abbreviates=False, release=RELEASE,
+    "vLLM", _entry, known_arguments("vllm"), other_names("vllm"), abbreviates=False, release=RELEASE,
     values=known_values("vllm"), merges_config=True, take_role=_take_role,
 )  # fmt: skip
 
@@ -119,7 +97,7 @@ def read(given: Given, gpu: GPU) -> None:
     """Put into `given` the keys of a scenario, sentences about defaults, and the arguments whose value
     is not modelled."""
     given.settings["hardware.server"] = PROFILE
-    given.read_keys("vllm", gpu, (_model, _parallel, _formats, _context, _engine, _graphs, _speculation, _pools))
+    read_keys(given, "vllm", gpu, (_model, _parallel, _engine, _graphs, _speculation, _pools))
 
 
 def _model(given: Given, gpu: GPU) -> None:
@@ -147,18 +125,6 @@ def _verifier(given: Given, head: ConfigReader, model: str) -> None:
     }  # fmt: skip
     given.settings["model.target"] = target
     given.assumed.append(f"{model} is a head, which names {target} as its target")
-
-
-def _formats(given: Given, gpu: GPU) -> None:
-    given.read_formats(WEIGHTS, KV)
-    conv = given.state_format("mamba-cache-dtype")
-    states = {"model.conv_dtype": conv, "model.state_dtype": given.state_format("mamba-ssm-cache-dtype") or conv}
-    given.settings |= {key: value for key, value in states.items() if value is not None}
-
-
-def _context(given: Given, gpu: GPU) -> None:
-    if given.text("max-model-len") not in ("auto", "-1"):
-        given.copy("max-model-len", "model.context_len")
 
 
 def _pools(given: Given, gpu: GPU) -> None:
@@ -197,31 +163,17 @@ def _engine(given: Given, gpu: GPU) -> None:
     # Without --max-num-seqs there may be fewer, where the drafts of so many exceed a step.
     running = given.integer_or("max-num-seqs", usual.max_running, f" on {gpu.name}")
     tokens = max(running, given.integer_or("max-num-batched-tokens", usual.chunk_size, f" on {gpu.name}"))
-    block = given.integer("block-size") or BLOCK_SIZE
     by_release = server_profile(PROFILE).memory
     rules = by_release[-1] if given.known_release is None else rules_of(given.known_release, by_release)
-    utilization, kv_bytes = given.share("gpu-memory-utilization"), given.integer("kv-cache-memory-bytes")
-    given.settings |= {
-        "engine.chunk_size": tokens,
-        "engine.max_step_tokens": tokens,
-        "engine.page_size": block,
-        "engine.prefix_cache": given.flag("enable-prefix-caching") is not False,
-    }
-    if kv_bytes is None:
+    utilization = given.share("gpu-memory-utilization")
+    given.settings |= {"engine.chunk_size": tokens, "engine.max_step_tokens": tokens}
+    if "hardware.kv_gb" not in given.settings:
         given.settings["hardware.reserved_fraction"] = round(1 - (utilization or rules.utilization), 6)
-    else:
-        given.settings["hardware.kv_gb"] = kv_bytes / 1e9
-    if (overlaps := given.flag("async-scheduling")) is not None:
-        given.settings["engine.mode"] = "overlap" if overlaps else "synchronous"
     if (blocks := given.integer("num-gpu-blocks-override")) is not None:
-        given.settings["engine.kv_slots"] = blocks * block
+        given.settings["engine.kv_slots"] = blocks * given.settings["engine.page_size"]
     if (gibibytes := given.number("kv-offloading-size")) is not None and gibibytes > 0:
         groups = given.settings.get("hardware.attention_data_parallel", 1)
         given.settings["engine.host_cache_gb"] = round(gibibytes * groups * 2**30 / 1e9, 6)
-    if given.flag("scheduler-reserve-full-isl") is False:
-        given.settings["engine.reserve_full_isl"] = False
-    if given.choice("scheduling-policy", ("fcfs", "priority")) == "priority":
-        given.settings["engine.preempt"] = True
     if given.flag("enable-chunked-prefill") is False:
         given.not_modelled["--no-enable-chunked-prefill"] = "prompts are cut at max-num-batched-tokens"
 
@@ -333,7 +285,7 @@ def _steps(given: Given, table: dict[str, Any], steps: int) -> None:
 
 def _name_keys(given: Given, table: dict[str, Any]) -> None:
     """Name the keys of --speculative-config that a run does not follow."""
-    for key in sorted(set(table) - OF_SPECULATION):
+    for key in sorted(set(table) - paths_of("vllm", "speculative-config")):
         given.not_modelled[f"--speculative-config {key}"] = NOT_SIMULATED.get(key, "such a rule is not simulated")
     devices = given.settings["hardware.tensor_parallel"]
     if table.get("draft_tensor_parallel_size", devices) != devices:

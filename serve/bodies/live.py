@@ -12,6 +12,7 @@ clock.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,7 @@ def live_scenario(scenario: Scenario) -> Scenario:
 def with_its_table(scenario: Scenario) -> Scenario:
     """Return the scenario with the text of its table of adaptive steps in the place of the file, which may change."""
     table = scenario.speculation.adaptive
-    if not isinstance(table, str) or not Path(table).is_file():
+    if not isinstance(table, str) or not os.path.isfile(table):
         return scenario
     speculation = scenario.speculation.model_copy(update={"adaptive": read_text(Path(table))})
     return scenario.model_copy(update={"speculation": speculation})

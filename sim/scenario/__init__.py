@@ -1,7 +1,8 @@
 """A scenario: everything that a simulated run depends on, validated all at once."""
 
 from .engine_table import EngineTable
-from .hardware import Hardware, Model, PoolHardware
+from .hardware import Hardware, PoolHardware
+from .model import Model
 from .scenario import FrontEndTable, Scenario
 from .speculation import Acceptance, Speculation
 from .workload import Clients, Length, Workload

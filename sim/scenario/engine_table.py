@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from .flags import TRTLLM_PAGE, VLLM_PAGE, sglang, trtllm, vllm
 from .refusals import no_host_memory, no_such_eviction, steps_do_not_tell_memory
-from .table import Count, NoEffect, Positive, RefusedIf, ScenarioTable, Share, sglang, trtllm, vllm
+from .table import Count, NoEffect, Positive, RefusedIf, ScenarioTable, Share
 
 OF_RULES = NoEffect("rules_have_no_such_setting")
 
@@ -19,29 +20,32 @@ class EngineTable(ScenarioTable):
     mode: Annotated[
         Literal["overlap", "synchronous"] | None,
         NoEffect("mode_fell_back"),
-        sglang("disable-overlap-schedule", by="engine"),
-        vllm("async-scheduling", by="engine"),
-        trtllm("disable-overlap-scheduler", by="engine"),
+        sglang("disable-overlap-schedule", words={True: "synchronous"}, usual="overlap"),
+        vllm("async-scheduling", words={True: "overlap", False: "synchronous"}),
+        trtllm("disable-overlap-scheduler", words={True: "synchronous", False: "overlap"}, usual="overlap"),
     ] = Field(
         default=None,
         description="overlap: plan the next step while this one runs; synchronous: plan it afterwards; default: as in "
         "the server, mostly overlap",
     )
     page_size: Annotated[
-        Count, sglang("page-size N"), vllm("block-size N", by="engine"), trtllm("kv-cache-config N", by="kv")
+        Count,
+        sglang("page-size N"),
+        vllm("block-size N", usual=VLLM_PAGE, writes=False),
+        trtllm("kv-cache-config.tokens_per_block N", usual=TRTLLM_PAGE, writes=False),
     ] = Field(default=1, description="KV slots per page")
     kv_slots: Annotated[
         Count | None,
         RefusedIf(steps_do_not_tell_memory, "calibration"),
-        sglang("max-total-tokens N", is_computed=True),
+        sglang("max-total-tokens N", writes=False),
         vllm("num-gpu-blocks-override N", by="engine"),
-        trtllm("kv-cache-config N", by="kv"),
+        trtllm("kv-cache-config.max_tokens N"),
     ] = Field(default=None, description="size of the KV pool in tokens; default: what fits into the device's memory")
     max_running: Annotated[
         Count | None,
         sglang("max-running-requests N", by="engine"),
-        vllm("max-num-seqs N", is_computed=True),
-        trtllm("max-batch-size N", is_computed=True),
+        vllm("max-num-seqs N", writes=False),
+        trtllm("max-batch-size N", writes=False),
     ] = Field(
         default=None,
         description="most requests in a batch; default: the server's (foredraft 256, vLLM mostly 1024, others mostly "
@@ -59,21 +63,23 @@ class EngineTable(ScenarioTable):
     max_step_tokens: Annotated[
         Count | None, vllm("max-num-batched-tokens N", by="engine"), trtllm("max-num-tokens N", by="engine")
     ] = Field(default=None, description="most prefill and verify tokens of one step; default: no limit")
-    mixed: Annotated[bool | None, sglang("enable-mixed-chunk", by="engine")] = Field(
+    mixed: Annotated[bool | None, sglang("enable-mixed-chunk", words={True: True}, usual=False)] = Field(
         default=None,
         description="true: a step may mix prefill and decode; false: prefill goes first; default: the server's way",
     )
     prefix_cache: Annotated[
         bool,
         NoEffect("content_is_unknown", says=False, tells=True),
-        sglang("disable-radix-cache", by="engine"),
-        vllm("enable-prefix-caching", by="engine"),
-        trtllm("kv-cache-config N", by="kv"),
+        sglang("disable-radix-cache", words={True: False}, usual=True),
+        vllm("enable-prefix-caching", words={False: False}, usual=True),
+        trtllm("kv-cache-config.enable_block_reuse N", words={True: True, False: False}, usual=True),
     ] = Field(default=True, description="cache prefixes of prompts with known content, in a radix tree")
     host_cache_gb: Annotated[
         Positive | None,
         RefusedIf(no_host_memory),
-        sglang("hicache-size N", "hicache-write-policy N", "enable-hierarchical-cache", by="host_memory"),
+        sglang(
+            "hicache-size N", "hicache-write-policy N", "enable-hierarchical-cache|enable-hicache", by="host_memory"
+        ),
         vllm("kv-offloading-size N", by="engine"),
     ] = Field(
         default=None,
@@ -92,7 +98,7 @@ class EngineTable(ScenarioTable):
         str | None,
         NoEffect("eviction_is_unused"),
         RefusedIf(no_such_eviction),
-        sglang("radix-eviction-policy N", by="engine"),
+        sglang("radix-eviction-policy N", words={"lru": "lru", "lfu": "lfu"}, otherwise="{}: the cache evicts by lru"),
     ] = Field(
         default=None,
         description="eviction from the prefix cache: lru, fifo, lfu; release: first what was given up first, from its "
@@ -101,7 +107,7 @@ class EngineTable(ScenarioTable):
     watermark: Annotated[
         Annotated[float, Field(ge=0, lt=1)] | None,
         NoEffect("outputs_are_guaranteed"),
-        vllm("watermark N", read="fraction"),
+        vllm("watermark N", form="fraction"),
     ] = Field(
         default=None,
         description="share of the pool that admission leaves free; default: as in the server (vLLM 0: --watermark; "
@@ -111,7 +117,7 @@ class EngineTable(ScenarioTable):
         Share | None,
         OF_RULES,
         sglang("schedule-conservativeness N", by="policies"),
-        trtllm("scheduler-config N", by="engine"),
+        trtllm("scheduler-config.capacity_scheduler_policy N", by="engine"),
     ] = Field(
         default=None,
         description="admit a request only if its whole output fits beside this share of the tokens that running "
@@ -137,14 +143,18 @@ class EngineTable(ScenarioTable):
         "(SGLang: SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)",
     )
     retraction_policy: Annotated[
-        Literal["length", "priority"] | None, OF_RULES, sglang("retraction-policy N", by="policies")
+        Literal["length", "priority"] | None,
+        OF_RULES,
+        sglang("retraction-policy N", words={"length": "length", "priority": "priority"}),
     ] = Field(
         default=None,
         description="which request gives way if no round fits, by the rules of SGLang (--retraction-policy). length: the "
         "one with the fewest emitted tokens, then the longest prompt; priority: the same within the lowest priority; "
         "default: length",
     )
-    reserve_full_isl: Annotated[bool | None, OF_RULES, vllm("scheduler-reserve-full-isl", by="engine")] = Field(
+    reserve_full_isl: Annotated[
+        bool | None, OF_RULES, vllm("scheduler-reserve-full-isl", words={True: True, False: False})
+    ] = Field(
         default=None,
         description="what a newcomer must find free by the rules of vLLM (--scheduler-reserve-full-isl). true: its whole "
         "context; false: its first chunk; default: true",
@@ -153,7 +163,7 @@ class EngineTable(ScenarioTable):
         Annotated[int, Field(ge=0)] | None,
         OF_RULES,
         NoEffect("requests_never_wait", says=0),
-        trtllm("batch-wait-timeout-iters N", by="batch_wait"),
+        trtllm("batch-wait-timeout-iters N", by="batch_wait", writes=True),
     ] = Field(
         default=None,
         description="decode rounds for which new requests wait for more of them at most, while others decode "
@@ -163,7 +173,7 @@ class EngineTable(ScenarioTable):
         Share | None,
         OF_RULES,
         NoEffect("requests_never_wait", says=0.0),
-        trtllm("batch-wait-max-tokens-ratio N", by="batch_wait"),
+        trtllm("batch-wait-max-tokens-ratio N", by="batch_wait", form="fraction", writes=True),
     ] = Field(
         default=None,
         description="new requests do not wait if a step with them has this share of chunk_size in tokens (TensorRT-LLM: "
@@ -175,8 +185,15 @@ class EngineTable(ScenarioTable):
     preempt: Annotated[
         bool,
         NoEffect("priorities_are_equal", says=False),
-        sglang("enable-priority-scheduling", "disable-priority-preemption", "schedule-policy N", by="engine"),
-        vllm("scheduling-policy N", by="engine"),
+        sglang(
+            "enable-priority-scheduling",
+            "disable-priority-preemption",
+            "schedule-policy N",
+            by="engine",
+            words={True: True},
+            writes=True,
+        ),
+        vllm("scheduling-policy N", words={"fcfs": None, "priority": True}),
     ] = Field(default=False, description="retract lower priorities to admit a higher one")
     ageing_bound: Annotated[Count, NoEffect("priorities_are_equal")] = Field(
         default=256, description="how often higher priorities may overtake a request"

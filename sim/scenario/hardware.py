@@ -1,4 +1,4 @@
-"""The tables of a scenario that say what runs on what: `[model]` and `[hardware]`."""
+"""The table of a scenario that says on what a model runs: `[hardware]`."""
 
 from __future__ import annotations
 
@@ -6,83 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from ...core.model_shape import KV_FORMATS
 from ...core.scheduler.config import EngineRole
 from ..cost.hardware import CUSTOM, GPU, UnknownGPU, custom_gpu, known_gpus, lookup_gpu
 from ..cost.host import GraphUnit
-from ..cost.passes.tokens import EXPERT_INDEPENDENCE
 from ..cost.server import profile_name
-from .refusals import beyond_the_positions, unlike_pools_have_no_steps
-from .table import Count, Engines, NoEffect, Positive, RefusedIf, ScenarioTable, Spread, sglang, trtllm, vllm
-
-
-class Model(ScenarioTable):
-    target: Annotated[
-        str, sglang("model-path N", by="model"), vllm("model N", by="model"), trtllm("model N", by="model")
-    ] = Field(
-        default="llama-3.1-8b",
-        description="built-in model, Hugging Face name or path of a config.json; the extra `measured` adds models",
-    )
-    weight_dtype: Annotated[
-        str | None,
-        sglang("quantization N", "dtype N", by="formats"),
-        vllm("quantization N", "dtype N", by="formats"),
-        trtllm("dtype N", by="formats"),
-    ] = Field(
-        default=None,
-        description="bf16, fp16, fp8, int8, int4, nvfp4, mxfp4 or int4-g64 (bits, group size); default: the "
-        "checkpoint's",
-    )
-    kv_dtype: Annotated[
-        str | None,
-        sglang("kv-cache-dtype N", by="formats"),
-        vllm("kv-cache-dtype N", by="formats"),
-        trtllm("kv-cache-config N", by="kv"),
-    ] = Field(default=None, description=f"{', '.join(KV_FORMATS)}; default: the checkpoint's, else 16-bit")
-    state_dtype: Annotated[
-        Literal["fp32", "bf16", "fp16"] | None,
-        NoEffect("no_states"),
-        sglang("mamba-ssm-dtype N", by="formats"),
-        vllm("mamba-ssm-cache-dtype N", "mamba-cache-dtype N", by="formats"),
-        trtllm("kv-cache-config N", by="kv"),
-    ] = Field(
-        default=None,
-        description="format of recurrent states; default: as the model's files say, else the server's (vLLM bf16, others "
-        "fp32)",
-    )
-    conv_dtype: Annotated[
-        Literal["fp32", "bf16", "fp16"] | None, NoEffect("no_states"), vllm("mamba-cache-dtype N", by="formats")
-    ] = Field(default=None, description="format of the states of convolutions before recurrent layers; default: bf16")
-    context_len: Annotated[
-        Count | None,
-        RefusedIf(beyond_the_positions, "target"),
-        sglang("context-length N"),
-        vllm("max-model-len N", by="context"),
-        trtllm("max-seq-len N", is_computed=True),
-    ] = Field(default=None, description="context length in tokens; default: the model's own maximum")
-    expert_independence: Annotated[float, Field(gt=0, le=1), NoEffect("experts_have_no_price")] = Field(
-        default=EXPERT_INDEPENDENCE,
-        description="experts that a further token of a request adds, as a share of those that an independent one adds",
-    )
-    draft: Annotated[
-        str | None,
-        NoEffect("no_draft_model"),
-        sglang("speculative-draft-model-path N", by="speculation"),
-        vllm("speculative-config N", "spec-model N", by="speculation"),
-        trtllm("speculative-config N", by="speculation"),
-    ] = Field(
-        default=None,
-        description="the draft: for STANDALONE a built-in model or a config.json, for heads their config.json",
-    )
-    draft_vocab: Annotated[Count, NoEffect("no_draft_vocabulary")] = Field(
-        default=32_000, description="EAGLE-3: tokens in the head's reduced vocabulary, unless model.draft says"
-    )
-
-    @model_serializer(mode="wrap")
-    def _without_states(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out formats of states that are not given, so that the headers of other logs stay what they are."""
-        omitted = ("state_dtype", "conv_dtype")
-        return {key: value for key, value in dump(self).items() if value is not None or key not in omitted}
+from .flags import FREE_FRACTION, sglang, trtllm, vllm
+from .refusals import unlike_pools_have_no_steps
+from .table import Count, Engines, NoEffect, Positive, RefusedIf, ScenarioTable, Spread
 
 
 class PoolHardware(ScenarioTable):
@@ -177,21 +107,27 @@ class Hardware(ScenarioTable):
     tensor_parallel: Annotated[
         Count,
         NoEffect("pools_have_their_own"),
-        sglang("tp-size N", "pp-size N", by="parallel"),
+        sglang("tp-size|tensor-parallel-size N", "pp-size|pipeline-parallel-size N", by="parallel"),
         vllm(
-            "tensor-parallel-size N",
-            "pipeline-parallel-size N",
-            "decode-context-parallel-size N",
-            "prefill-context-parallel-size N",
+            "tensor-parallel-size|tp N",
+            "pipeline-parallel-size|pp N",
+            "decode-context-parallel-size|dcp N",
+            "prefill-context-parallel-size|pcp N",
+            "speculative-config.draft_tensor_parallel_size N",
             by="parallel",
         ),
-        trtllm("tensor-parallel-size N", "pipeline-parallel-size N", by="parallel"),
+        trtllm("tensor-parallel-size|tp-size N", "pipeline-parallel-size|pp-size N", by="parallel"),
     ] = Field(default=1, description="devices that share each layer of one replica")
     attention_data_parallel: Annotated[
         Count,
         NoEffect("pools_have_their_own"),
-        sglang("attn-dp-size N", "dp-size N", "enable-dp-attention", by="parallel"),
-        vllm("data-parallel-size N", by="parallel"),
+        sglang(
+            "attn-dp-size|attention-data-parallel-size N",
+            "dp-size|data-parallel-size N",
+            "enable-dp-attention",
+            by="parallel",
+        ),
+        vllm("data-parallel-size|dp N", by="parallel"),
         trtllm("enable-attention-dp", by="parallel"),
     ] = Field(
         default=1,
@@ -202,9 +138,9 @@ class Hardware(ScenarioTable):
         Count,
         NoEffect("pools_have_their_own"),
         NoEffect("no_experts", says=1),
-        sglang("ep-size N", is_computed=True),
-        vllm("enable-expert-parallel", by="parallel"),
-        trtllm("moe-expert-parallel-size N", is_computed=True),
+        sglang("ep-size|expert-parallel-size|ep N", writes=False),
+        vllm("enable-expert-parallel|ep", by="parallel"),
+        trtllm("moe-expert-parallel-size|ep-size|expert-parallel-size N", writes=False),
     ] = Field(
         default=1,
         description="ranks of a replica that hold whole routed experts; 1: every device has a part of each expert",
@@ -214,7 +150,7 @@ class Hardware(ScenarioTable):
         NoEffect("pools_have_their_own"),
         NoEffect("on_one_node"),
         sglang("nnodes N", by="parallel"),
-        vllm("nnodes N", by="parallel"),
+        vllm("nnodes|n N", by="parallel"),
         trtllm("gpus-per-node N", by="parallel"),
     ] = Field(
         default=None,
@@ -233,7 +169,7 @@ class Hardware(ScenarioTable):
         Annotated[float, Field(ge=0, lt=1)] | None,
         NoEffect("kv_is_given"),
         NoEffect("static_fraction_is_given"),
-        vllm("gpu-memory-utilization N", by="engine"),
+        vllm("gpu-memory-utilization|device-memory-utilization N", by="engine"),
     ] = Field(
         default=None,
         description="share of the device memory that stays unused; default: 0.10; for SGLang and TensorRT-LLM the rest "
@@ -242,7 +178,7 @@ class Hardware(ScenarioTable):
     static_fraction: Annotated[
         Annotated[float, Field(gt=0, lt=1)] | None,
         NoEffect("kv_is_given"),
-        sglang("mem-fraction-static N", read="share"),
+        sglang("mem-fraction-static N", form="share"),
     ] = Field(
         default=None,
         description="SGLang's mem-fraction-static: share for weights and KV of the memory that the driver leaves; "
@@ -251,7 +187,12 @@ class Hardware(ScenarioTable):
     free_fraction: Annotated[
         Annotated[float, Field(gt=0, le=1)] | None,
         NoEffect("kv_slots_are_given"),
-        trtllm("free-gpu-memory-fraction N", "kv-cache-config N", by="kv"),
+        trtllm(
+            "kv-cache-config.free_gpu_memory_fraction N",
+            "free-gpu-memory-fraction|kv-cache-free-gpu-memory-fraction N",
+            form="share",
+            usual=FREE_FRACTION,
+        ),
     ] = Field(
         default=None,
         description="TensorRT-LLM's free_gpu_memory_fraction: share for KV of the memory that weights, activations and "
@@ -261,7 +202,7 @@ class Hardware(ScenarioTable):
         Annotated[float, Field(gt=0, le=1)] | None,
         NoEffect("kv_slots_are_given"),
         NoEffect("no_pool_of_windows"),
-        sglang("swa-full-tokens-ratio N", read="number"),
+        sglang("swa-full-tokens-ratio N", form="number"),
     ] = Field(
         default=None,
         description="tokens of SGLang's pool of layers with a window for each token of the KV pool; default: 0.8",
@@ -271,13 +212,13 @@ class Hardware(ScenarioTable):
         NoEffect("kv_slots_are_given"),
         NoEffect("no_pool_of_states"),
         NoEffect("states_are_counted"),
-        sglang("mamba-full-memory-ratio N", read="number"),
+        sglang("mamba-full-memory-ratio N", form="number"),
     ] = Field(default=None, description="bytes of SGLang's pool of recurrent states for each byte of KV; default: 0.9")
     state_slots: Annotated[
         Count | None,
         NoEffect("kv_slots_are_given"),
         NoEffect("no_pool_of_states"),
-        sglang("max-mamba-cache-size N", read="integer"),
+        sglang("max-mamba-cache-size N"),
     ] = Field(
         default=None,
         description="states in SGLang's pool of recurrent states, 1, 3 or 5 for each request; default: by state_ratio",
@@ -285,8 +226,8 @@ class Hardware(ScenarioTable):
     kv_gb: Annotated[
         Positive | None,
         NoEffect("kv_slots_are_given"),
-        vllm("kv-cache-memory-bytes N", by="engine"),
-        trtllm("kv-cache-config N", by="kv"),
+        vllm("kv-cache-memory-bytes|kv-cache-memory N", form="bytes"),
+        trtllm("kv-cache-config.max_gpu_total_bytes N", form="bytes", words={"0": None}),
     ] = Field(
         default=None,
         description="gigabytes of a device's memory for KV (vLLM --kv-cache-memory-bytes, a maximum beside free_fraction: "
@@ -294,16 +235,37 @@ class Hardware(ScenarioTable):
     )
     cuda_graphs: Annotated[
         bool,
-        sglang("disable-cuda-graph", "disable-decode-cuda-graph", by="graphs"),
-        vllm("enforce-eager", "optimization-level N", "compilation-config N", by="graphs"),
+        sglang("disable-cuda-graph", "disable-decode-cuda-graph", by="graphs", words={True: False}, writes=True),
+        vllm(
+            "enforce-eager",
+            "optimization-level|O N",
+            "compilation-config|cc.cudagraph_mode N",
+            by="graphs",
+            words={True: False},
+            writes=True,
+        ),
         trtllm("cuda-graph-config N", by="graphs"),
     ] = Field(default=True, description="capture a graph for each padded batch size and step count")
     graph_sizes: Annotated[
         list[Count] | None,
         NoEffect("no_graphs"),
-        sglang("cuda-graph-bs-decode N...", "cuda-graph-max-bs-decode N", by="graphs"),
-        vllm("cudagraph-capture-sizes N...", "max-cudagraph-capture-size N", by="graphs"),
-        trtllm("cuda-graph-config N", by="graphs"),
+        sglang(
+            "cuda-graph-bs-decode|cuda-graph-bs N...",
+            "cuda-graph-max-bs-decode|cuda-graph-max-bs N",
+            by="graphs",
+            form="integers",
+            writes=True,
+        ),
+        vllm(
+            "cudagraph-capture-sizes N...",
+            "max-cudagraph-capture-size N",
+            "compilation-config.cudagraph_capture_sizes N",
+            "compilation-config.max_cudagraph_capture_size N",
+            by="graphs",
+            form="integers",
+            writes=True,
+        ),
+        trtllm("cuda-graph-config.batch_sizes N", "cuda-graph-config.max_batch_size N", by="graphs"),
     ] = Field(
         default=None,
         description="captured sizes; default: 1, 2, 4, 8, 16, … up to the largest batch, the server's limit or 512 "
@@ -319,7 +281,11 @@ class Hardware(ScenarioTable):
         description="capture a pass in pieces, between which the attention of each layer runs, as vLLM's V1 runner "
         "does with a schedule of draft steps; the device waits before and after each attention",
     )
-    server: Annotated[str, AfterValidator(profile_name), trtllm("backend N", "config N", by="options")] = Field(
+    server: Annotated[
+        str,
+        AfterValidator(profile_name),
+        trtllm("backend N", "config|extra-llm-api-options|extra-engine-args N", by="options"),
+    ] = Field(
         default="foredraft",
         description="simulated server: foredraft; vllm, sglang or trtllm, the newest profile of each; or by the release of its "
         "times sglang-0.5 (rules of 0.5.23), vllm-0.18 (rules of 0.33), vllm-0.9, trtllm-1.x (rules of 1.3)",
@@ -349,7 +315,9 @@ class Hardware(ScenarioTable):
         description="published: the factor on the times of passes that published serving points of this deployment show, "
         "if there are some (docs/evidence/accuracy.md); off: as the cost model has them",
     )
-    launch: Annotated[Literal["full-graph", "piecewise"] | None, vllm("compilation-config N", by="graphs")] = Field(
+    launch: Annotated[
+        Literal["full-graph", "piecewise"] | None, vllm("compilation-config.cudagraph_mode N", by="graphs")
+    ] = Field(
         default=None,
         description="piecewise: the host launches each draft pass; default: the server's; full-graph for foredraft",
     )

@@ -12,10 +12,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .engine_table import EngineTable
-from .hardware import Hardware, Model
+from .flags import sglang, trtllm, vllm
+from .hardware import Hardware
+from .model import Model
 from .refusals import hold_is_no_longer_than_the_lease, unlike_pools_keep_their_roles
 from .speculation import Acceptance, Speculation
-from .table import Count, Engines, NoEffect, Policy, Positive, RefusedIf, ScenarioTable, Seconds, sglang, trtllm, vllm
+from .table import Count, Engines, NoEffect, Policy, Positive, RefusedIf, ScenarioTable, Seconds
 from .workload import Clients, Workload
 
 

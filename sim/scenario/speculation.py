@@ -6,17 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ...core.adaptive.interchange import table_schema
+from ...core.adaptive.interchange import TRTLLM_SCHEDULE, VLLM_SCHEDULE, table_schema
+from .flags import sglang, trtllm, vllm
 from .refusals import acceptance_is_given, too_deep_for_trees
-from .table import Count, NoEffect, RefusedIf, ScenarioTable, Share, sglang, trtllm, vllm
+from .table import Count, NoEffect, RefusedIf, ScenarioTable, Share
 
 
 class Speculation(ScenarioTable):
     algorithm: Annotated[
         str,
         sglang("speculative-algorithm N", "enable-multi-layer-eagle", by="speculation"),
-        vllm("speculative-config N", "spec-method N", by="speculation"),
-        trtllm("speculative-config N", by="speculation"),
+        vllm("speculative-config|sc.method N", "spec-method N", by="speculation"),
+        trtllm("speculative-config.decoding_type N", by="speculation"),
     ] = Field(default="EAGLE3", description="NONE, STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, or a plugin")
     policy: Annotated[
         Literal["fixed", "ema", "goodput"],
@@ -28,8 +29,8 @@ class Speculation(ScenarioTable):
         Annotated[int, Field(ge=0)] | None,
         NoEffect("not_speculative", says=0),
         sglang("speculative-num-steps N", by="speculation"),
-        vllm("speculative-config N", "spec-tokens N", by="speculation"),
-        trtllm("speculative-config N", by="speculation"),
+        vllm("speculative-config.num_speculative_tokens N", "spec-tokens N", by="speculation"),
+        trtllm("speculative-config.max_draft_len N", "speculative-config.num_nextn_predict_layers N", by="speculation"),
     ] = Field(default=None, description="fixed: draft steps; ema, goodput: the first steps")
     topk: Annotated[
         Count,
@@ -53,8 +54,8 @@ class Speculation(ScenarioTable):
         NoEffect("policy_is_fixed"),
         RefusedIf(too_deep_for_trees, "spec"),
         sglang("speculative-adaptive-config N", by="speculation"),
-        vllm("speculative-config N", by="speculation"),
-        trtllm("speculative-config N", by="speculation"),
+        vllm(f"speculative-config.{VLLM_SCHEDULE} N", by="speculation"),
+        trtllm(f"speculative-config.{TRTLLM_SCHEDULE} N", "speculative-config.max_concurrency N", by="speculation"),
     ] = Field(
         default=None,
         description="ema and goodput: the table of steps, as a preset (default, with-zero, zero-to-seven), a JSON "

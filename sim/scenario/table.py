@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...core.prompt import MAX_PROMPT_LENGTH
+from .flags import NOTHING
 
 Positive = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]  # thirty years; simulated time counts nanoseconds in 64 bits
@@ -20,9 +21,6 @@ Engines = Annotated[int, Field(ge=0, le=1024)]  # each has some megabytes of tab
 Share = Annotated[float, Field(ge=0, le=1)]
 Spread = Annotated[float, Field(ge=0, le=10)]
 Policy = Literal["round_robin", "least_loaded", "prefix_aware", "random"]
-
-
-NOTHING: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,40 +53,6 @@ class RefusedIf:
 
     condition: Callable[..., str | None]
     needs: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Flags:
-    """The arguments of a server's launch command from which a key is read and to which it is written
-    (`planning/servers`): part of the key's type.
-
-    Attributes:
-        server: sglang, vllm or trtllm.
-        names: As in a line of usage: "page-size N" takes a value, "cuda-graph-bs-decode N..." a list, "enforce-eager"
-            none.
-        by: The function of the server's module that reads them, without the underscore in front of it; "": the key
-            has the value of the one argument, as it is.
-        read: How a value is read as it is: a method of `planning/servers/command.py: Given`.
-        is_computed: The exporter writes what follows from the whole run, and not the key.
-    """
-
-    server: str
-    names: tuple[str, ...]
-    by: str = ""
-    read: str = "integer"
-    is_computed: bool = False
-
-
-def sglang(*names: str, by: str = "", read: str = "integer", is_computed: bool = False) -> Flags:
-    return Flags("sglang", names, by, read, is_computed)
-
-
-def vllm(*names: str, by: str = "", read: str = "integer", is_computed: bool = False) -> Flags:
-    return Flags("vllm", names, by, read, is_computed)
-
-
-def trtllm(*names: str, by: str = "", read: str = "integer", is_computed: bool = False) -> Flags:
-    return Flags("trtllm", names, by, read, is_computed)
 
 
 class ScenarioTable(BaseModel):

@@ -250,7 +250,7 @@ def test_the_batch_limit_is_written_for_sglang(steps: int, groups: int):
         ("sglang", "--cuda-graph-max-bs 999999999", ["expected an integer from 1 to 1048576"]),
         ("sglang", "--cuda-graph-bs 8 999999999", ["is '8 999999999'; expected numbers from 1 to 1048576"]),
         ("sglang", "--disaggregation-mode both", ["is 'both'; expected null, prefill or decode"]),
-        ("sglang", "--radix-eviction-policy release", ["is 'release'; expected lru, lfu, slru, priority or tlru"]),
+        ("sglang", "--radix-eviction-policy release", ["is 'release'; SGLang knows lru, lfu, slru, priority, tlru"]),
         ("sglang", "--tp-size.most 2", ["--tp-size: has no keys, got tp-size.most"]),
         ("vllm", "vllm serve x --scheduling-policy fair", ["is 'fair'; expected fcfs or priority"]),
         ("vllm", "vllm serve x --watermark 1.5", ["is '1.5'; expected a number from 0 to 1"]),

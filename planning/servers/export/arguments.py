@@ -11,7 +11,7 @@ from ....core.errors import ForedraftError
 from ....sim.assembly import Assembly
 from ....sim.scenario import Scenario
 from ...grid import NO_SPECULATION
-from ..command import values_to_write
+from ..declared import values_to_write, words_of
 from ..files import METHODS
 from ..own_layers import WITH_DRAFT, own_layers
 
@@ -39,9 +39,11 @@ class Arguments:
         """Add arguments with their values; None leaves one out."""
         self.words += [word for name, value in values.items() if value is not None for word in (name, str(value))]
 
-    def give_keys(self, scenario: Scenario, server: str, *tables: str) -> None:
-        """Add the arguments that have the value of a key as it is. `tables`: of these keys."""
-        self.give({f"--{name}": value for name, value in values_to_write(scenario, server, *tables).items()})
+    def give_keys(self, scenario: Scenario, server: str, *places: str) -> None:
+        """Add the arguments that are written as their keys declare. `places`: these keys, or their tables."""
+        values, notes = values_to_write(scenario, server, *places)
+        self.words += words_of(values)
+        self.notes += notes
 
     def pages_of(self, run: Assembly, name: str, usual: int) -> int | None:
         """Return the tokens of a KV page for servers that have no pages of one token; None, with a note, for their
@@ -52,13 +54,6 @@ class Arguments:
         text = f"{name} is left to the server ({usual}), and KV was counted by single tokens (engine.page_size = 1)"
         self.notes.append(f"{text}: set engine.page_size = {usual} to plan with its pages")
         return None
-
-    def format_of(self, known: Mapping[str, str], ours: str | None, what: str) -> str | None:
-        """Return the server's name of a format of ours; None, with a note, if it has none. known: its names -> ours."""
-        found = next((name for name, mine in known.items() if mine == ours), None)
-        if ours is not None and found is None:
-            self.notes.append(f"{what} was {ours}, for which the server has no argument")
-        return found
 
     def note_weights(self, run: Assembly, *formats: str) -> None:
         """Note that the checkpoint has to have the scenario's format of weights, if the server does not make it.

@@ -6,10 +6,8 @@ from ....core.adaptive.interchange import export_table
 from ....core.contract.step import RoundShape
 from ....core.errors import ForedraftError
 from ....sim.assembly import Assembly
-from ..command import STATES
 from ..files import SGLANG_VERSION, sglang_scheduling, shape_arguments
 from ..own_layers import WITH_DRAFT
-from ..sglang import KV
 from .arguments import Arguments, method_of, table_of
 
 TABLE = "sglang-adaptive.json"
@@ -34,35 +32,20 @@ def arguments(run: Assembly) -> Arguments:
     scenario, config, made = run.scenario, run.spec.config, Arguments()
     engine, hardware, model = scenario.engine, scenario.hardware, scenario.model
     groups = hardware.attention_data_parallel
-    made.give_keys(scenario, "sglang", "model", "hardware", "engine")
+    made.give_keys(scenario, "sglang", "model", "hardware", "engine", "front_end")
     made.give(
         {
             "--chunked-prefill-size": config.chunk_size * groups if engine.chunk_size or groups > 1 else None,
             "--max-total-tokens": run.memory.slots if hardware.kv_gb and run.memory else engine.kv_slots,
-            "--kv-cache-dtype": made.format_of(KV, model.kv_dtype, "KV"),
-            "--mamba-ssm-dtype": made.format_of(STATES, model.state_dtype, "the state"),
             "--quantization": "fp8" if model.weight_dtype == "fp8" else None,
-            "--radix-eviction-policy": engine.eviction_policy if engine.eviction_policy == "lfu" else None,
         }
     )
     made.words += sglang_scheduling(scenario, config.max_running)
     made.note_weights(run, "fp8", "bf16")
-    if engine.prefix_cache is False:
-        made.words.append("--disable-radix-cache")
-    if engine.mode == "synchronous":
-        made.words.append("--disable-overlap-schedule")
-    if engine.mixed:
-        made.words.append("--enable-mixed-chunk")
-    if engine.preempt:
-        made.words.append("--enable-priority-scheduling")
     if engine.host_cache_gb is not None or engine.host_cache_ratio is not None:
         size = None if engine.host_cache_gb is None else f"{engine.host_cache_gb / hardware.devices:.6g}"
         made.words.append("--enable-hierarchical-cache")
         made.give({"--hicache-size": size, "--hicache-ratio": engine.host_cache_ratio})
-    if not hardware.cuda_graphs:
-        made.words.append("--disable-cuda-graph")
-    elif hardware.graph_sizes is not None:
-        made.words += ["--cuda-graph-bs-decode", *map(str, hardware.graph_sizes)]
     if run.pools.is_disaggregated:
         made.of_role = {role: ["--disaggregation-mode", role] for role in ROLES}
     _speculation(run, made)

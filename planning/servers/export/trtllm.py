@@ -10,9 +10,10 @@ from ....core.adaptive.interchange import export_table
 from ....core.errors import ForedraftError
 from ....sim.assembly import Assembly
 from ....sim.cost.server import server_profile
-from ..command import STATES, values_to_write
+from ....sim.scenario.flags import TRTLLM_PAGE
+from ..declared import values_to_write
 from ..own_layers import WITH_DRAFT
-from ..trtllm import BLOCK, FREE_FRACTION, GUARANTEED, KV, PROFILE
+from ..trtllm import GUARANTEED, PROFILE
 from .arguments import Arguments, method_of, step_tokens, table_of
 
 OPTIONS = "trtllm.yaml"
@@ -63,33 +64,26 @@ def _options(run: Assembly, made: Arguments) -> dict[str, Any]:
     """Return the keys of the file."""
     scenario = run.scenario
     engine, hardware = scenario.engine, scenario.hardware
-    cache = {
-        "enable_block_reuse": engine.prefix_cache,
-        "tokens_per_block": made.pages_of(run, "tokens_per_block", BLOCK),
-        "free_gpu_memory_fraction": hardware.free_fraction or FREE_FRACTION,
-        "max_gpu_total_bytes": None if hardware.kv_gb is None else round(hardware.kv_gb * 1e9),
-        "max_tokens": engine.kv_slots,
-        "dtype": made.format_of(KV, scenario.model.kv_dtype, "KV"),
-        "mamba_ssm_cache_dtype": made.format_of(STATES, scenario.model.state_dtype, "the state"),
-    }
+    values, notes = values_to_write(scenario, "trtllm", "model", "hardware", "engine", "front_end")
+    made.notes += notes
     options: dict[str, Any] = {
         "enable_chunked_prefill": True,
-        "disable_overlap_scheduler": engine.mode == "synchronous",
         "enable_attention_dp": hardware.attention_data_parallel > 1,
-        "kv_cache_config": _present(cache),
         "cuda_graph_config": _graphs(run),
     }
-    given: dict[str, Any] = {
-        **{name.replace("-", "_"): value for name, value in values_to_write(scenario, "trtllm", "front_end").items()},
-        "batch_wait_timeout_iters": engine.batch_wait_rounds,
-        "batch_wait_max_tokens_ratio": engine.batch_wait_tokens,
-    }
+    if (page_size := made.pages_of(run, "tokens_per_block", TRTLLM_PAGE)) is not None:
+        values["kv-cache-config.tokens_per_block"] = page_size
     if engine.guarantee_output is not None:
-        policy = GUARANTEED if engine.guarantee_output == 1 else UTILIZED
-        given["scheduler_config"] = {"capacity_scheduler_policy": policy}
+        values["scheduler-config.capacity_scheduler_policy"] = GUARANTEED if engine.guarantee_output == 1 else UTILIZED
+    for argument, value in values.items():
+        name, _, path = argument.replace("-", "_").partition(".")
+        if path:
+            options.setdefault(name, {})[path] = value
+        else:
+            options[name] = value
     if (speculative := _speculation(run, made)) is not None:
-        given["speculative_config"] = speculative
-    return options | _present(given) | METRICS
+        options["speculative_config"] = speculative
+    return options | METRICS
 
 
 def _graphs(run: Assembly) -> dict[str, Any] | None:
@@ -101,10 +95,6 @@ def _graphs(run: Assembly) -> dict[str, Any] | None:
         return {"enable_padding": True, "batch_sizes": [*hardware.graph_sizes]}
     usual = server_profile(PROFILE).graph_sizes(run.deployment.gpu, hardware.devices, run.spec.config.max_running)
     return {"enable_padding": True, "max_batch_size": usual[-1]}
-
-
-def _present(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _speculation(run: Assembly, made: Arguments) -> dict[str, Any] | None:

@@ -8,9 +8,9 @@ from typing import Any
 from ....core.adaptive.interchange import export_table
 from ....sim.assembly import Assembly
 from ....sim.cost.memory import RESERVED
-from ..command import STATES
+from ....sim.scenario.flags import VLLM_PAGE
 from ..own_layers import WITH_DRAFT
-from ..vllm import BLOCK_SIZE, KV, POOLS_CONNECTOR
+from ..vllm import POOLS_CONNECTOR
 from .arguments import Arguments, method_of, step_tokens, table_of
 
 TRANSFER = {"kv_connector": POOLS_CONNECTOR, "kv_role": "kv_both"}
@@ -32,39 +32,22 @@ def arguments(run: Assembly) -> Arguments:
     scenario, config, made = run.scenario, run.spec.config, Arguments()
     engine, hardware, model = scenario.engine, scenario.hardware, scenario.model
     reserved = RESERVED if hardware.reserved_fraction is None else hardware.reserved_fraction
-    page_size = made.pages_of(run, "--block-size", BLOCK_SIZE)
+    page_size = made.pages_of(run, "--block-size", VLLM_PAGE)
     made.give(
         {
-            "--max-model-len": model.context_len,
             "--max-num-seqs": config.max_running,
             "--max-num-batched-tokens": step_tokens(scenario),
             "--block-size": page_size,
             "--num-gpu-blocks-override": None
             if engine.kv_slots is None
-            else engine.kv_slots // (page_size or BLOCK_SIZE),
-            "--kv-cache-dtype": made.format_of(KV, model.kv_dtype, "KV"),
-            "--mamba-cache-dtype": made.format_of(STATES, model.conv_dtype, "the state of convolutions"),
-            "--mamba-ssm-cache-dtype": made.format_of(STATES, model.state_dtype, "the state"),
+            else engine.kv_slots // (page_size or VLLM_PAGE),
             "--quantization": "fp8" if model.weight_dtype == "fp8" else None,
             "--gpu-memory-utilization": round(1 - reserved, 6) if hardware.kv_gb is None else None,
-            "--kv-cache-memory-bytes": None if hardware.kv_gb is None else round(hardware.kv_gb * 1e9),
             "--kv-offloading-size": _offloaded(run),
         }
     )
-    made.give_keys(scenario, "vllm", "engine", "front_end")
-    if engine.reserve_full_isl is False:
-        made.words.append("--no-scheduler-reserve-full-isl")
+    made.give_keys(scenario, "vllm", "model", "hardware", "engine", "front_end")
     made.note_weights(run, "fp8", "bf16")
-    if engine.prefix_cache is False:
-        made.words.append("--no-enable-prefix-caching")
-    if engine.mode in ("synchronous", "overlap"):
-        made.words.append("--async-scheduling" if engine.mode == "overlap" else "--no-async-scheduling")
-    if engine.preempt:
-        made.words += ["--scheduling-policy", "priority"]
-    if not hardware.cuda_graphs:
-        made.words.append("--enforce-eager")
-    elif hardware.graph_sizes is not None:
-        made.words += ["--cudagraph-capture-sizes", *map(str, hardware.graph_sizes)]
     if run.pools.is_disaggregated:
         made.words += ["--kv-transfer-config", json.dumps(TRANSFER)]
     if (speculative := _speculation(run, made)) is not None:

@@ -37,7 +37,7 @@ class ModelFiles:
 
 def is_config_file(name: str) -> bool:
     """Return whether a model's name is the path of a config.json or of its directory."""
-    return name.endswith(".json") or Path(name).is_dir()
+    return name.endswith(".json") or os.path.isdir(name)
 
 
 def find_model_files(name: str) -> ModelFiles | None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -199,7 +198,7 @@ def read_acceptance(
 
     Errors: ConfigError and LogError, with file and line.
     """
-    paths = [os.path.join(path, "events.jsonl") if Path(path).is_dir() else path for path in paths]
+    paths = [os.path.join(path, "events.jsonl") if os.path.isdir(path) else path for path in paths]
     if twice := [path for i, path in enumerate(paths) if path in paths[:i]]:
         raise wrong(twice[0], 0, "is given twice, and would count twice")
     kinds = [_kind(path) for path in paths]

@@ -385,7 +385,7 @@ def test_formats_of_kv_and_states_are_read_back(server, kv, state, tmp_path):
     settings = read_launch(server, command, "command", "H200").settings
     assert {key: settings[key] for key in keys} == keys
     other = export("x", scenario_of(server, "plain", **{"model.kv_dtype": "fp8_ds_mla"}), server, None)
-    assert any("KV was fp8_ds_mla" in note for note in other.notes) is (server != "vllm")
+    assert any("model.kv_dtype is fp8_ds_mla" in note for note in other.notes) is (server != "vllm")
 
 
 def test_pages_of_one_token_are_left_to_the_server():

@@ -490,6 +490,13 @@ def test_tables_of_steps_go_to_other_servers_and_come_back(command, refused, tmp
     assert command("tune", "--table", tmp_path / "back.json").out == ours == command(*back).out
 
 
+def test_a_table_in_the_command_line_may_be_longer_than_a_path(command):
+    table = json.dumps({str(bound): {"candidate_steps": [bound % 3]} for bound in range(1, 20)})
+    assert len(table) > 255
+    exported = command("export", table, "--for", "vllm")
+    assert exported.code == 0 and "num_speculative_tokens_per_batch_size" in exported.out
+
+
 def test_a_printed_table_is_a_table(command, tmp_path):
     """With every key that is given, nodes of trees by steps among them."""
     table = {"num_draft_tokens": {"2": 6, "3": 8}, "probe_backoff": True, "1": {"candidate_steps": [2, 3]}}
