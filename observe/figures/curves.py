@@ -8,10 +8,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 
 from .devices import gpus_by_name, value_of
 from .labels import distinct_parts, names_in_note
-from .style import COLOURS, missing
+from .style import COLOURS, missing, short, whiskers
 from .trials import LOADS, MOST_LINES, SweepPoint, Trials, answer_of
 
 LONGER = 1.5
@@ -48,6 +49,21 @@ class LoadCurve:
     def seeds(self) -> set[Any]:
         """The seeds that every load has. Lines are drawn through these, so that seeds do not bend them."""
         return set.intersection(*(set(point.seeds) for point in self.points)) if self.points else set()
+
+    def draw(
+        self, made: go.Figure, values: Sequence[float], found: Mapping[float, Sequence[float]], hover: str
+    ) -> None:
+        """Draw the fitted `values` as a line, and behind it pale means of the seeds that were `found` at each load."""
+        means, hover = [float(np.mean(each)) for each in found.values()], f"{self.full_name}: {hover}<extra></extra>"
+        made.add_scatter(
+            x=[*found], y=[*map(short, means)], mode="markers", name=f"{self.full_name}, means", showlegend=False,
+            marker={"size": 5, "color": self.colour, "opacity": 0.5}, error_y=whiskers(means, [*found.values()]),
+            hovertemplate=hover,
+        )  # fmt: skip
+        made.add_scatter(
+            x=[*found], y=[*map(short, values)], mode="lines", name=self.full_name, showlegend=False, hovertemplate=hover,
+            line={"color": self.colour, "width": 3 if self.candidate.get("status") == "best" else 1.8},
+        )  # fmt: skip
 
     def mean(self, point: SweepPoint, key: str) -> float | None:
         values = point.values(key, self.seeds or None)
@@ -154,6 +170,21 @@ def _of_plan(trials: Trials) -> list[Found]:
         if kept:
             found.append((one["name"], list(kept), list(kept.values()), one))
     return found
+
+
+def rising(groups: Sequence[Sequence[float]]) -> list[float]:
+    """Return the line that never falls and is nearest to the values of each load, by least squares: loads at which the
+    mean falls share one (pool adjacent violators). It meets a limit once; means of few seeds cross it again and again.
+    """
+    pools: list[tuple[float, int, int]] = []  # mean, values, loads
+    for values in groups:
+        mean, count, loads = float(np.mean(values)), len(values), 1
+        while pools and pools[-1][0] > mean:
+            before, others, more = pools.pop()
+            mean = (before * others + mean * count) / (others + count)
+            count, loads = count + others, loads + more
+        pools.append((mean, count, loads))
+    return [mean for mean, _, loads in pools for _ in range(loads)]
 
 
 def requests_of(point: SweepPoint) -> float:

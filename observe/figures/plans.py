@@ -10,9 +10,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from .curves import SHOWN, LoadCurve, curves, gpus_of, setting
+from .curves import SHOWN, LoadCurve, curves, gpus_of, rising, setting
 from .labels import TITLE_PX, LineEnd, distinct_parts, label_ends, mark_limit, names_in_note
-from .style import COLOURS, FAINT, figure, missing, names_beside, note_of, short, whiskers, wrapped
+from .style import COLOURS, FAINT, figure, missing, names_beside, note_of, short, wrapped
 from .trials import MOST_LINES, SweepPoint, Trials, answer_of, as_trials, limit_title
 
 Answer = Mapping[str, Any]
@@ -131,25 +131,17 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
     ends: list[LineEnd] = []
     notes = shown.notes()
     for line in shown:
-        found = {
-            load: (line.mean(point, limited["key"]), point) for load, point in zip(line.loads, line.points, strict=True)
-        }
-        known = {load: (value, point) for load, (value, point) in found.items() if value is not None}
+        found = {load: point.values(limited["key"]) for load, point in zip(line.loads, line.points, strict=True)}
+        known = {load: values for load, values in found.items() if values}
         if not known:
             continue
-        loads, values = list(known), [value for value, _ in known.values()]
+        loads, values = list(known), rising([*known.values()])
         factors = taken_factors(line, limited["key"])
         if factors is not None:
             low, high = ([short(value * factor) for value in values] for factor in factors)
             add_band(made, [*loads, *loads[::-1]], [*low, *high[::-1]], line.colour)
             notes.append("band: 80 % interval of the best")
-        spans = [point.values(limited["key"]) for _, point in known.values()]
-        made.add_scatter(
-            x=loads, y=[short(value) for value in values], mode="lines+markers", name=line.full_name, showlegend=False,
-            line={"color": line.colour, "width": 3 if line.candidate.get("status") == "best" else 1.8},
-            marker={"size": 6}, error_y=whiskers(values, spans),
-            hovertemplate=f"{line.full_name}: %{{y:.4~g}} ms at %{{x:.4~g}}<extra></extra>",
-        )  # fmt: skip
+        line.draw(made, values, known, "%{y:.4~g} ms at %{x:.4~g}")
         inside = [(load, value) for load, value in zip(loads, values, strict=True) if value <= most]
         ends.append(LineEnd(line.name, line.colour, *(inside[-1] if inside else (loads[0], most))))
     if not ends:
@@ -159,7 +151,7 @@ def latency_against_load(trials: Trials | str | PathLike[str], limit: Mapping[st
     margin = 0.03 * (last - first) or 0.05 * last
     label_ends(made, ends, (first - margin, last + margin), (0, 1.08 * highest))
     mark_limit(made, f"limit {limited['limit_ms']:g} ms", limited["limit_ms"])
-    note_of(made, ["a point for each load that was tried", *notes])
+    note_of(made, ["a point for each load that was tried; the line never falls", *notes])
     return made
 
 

@@ -209,7 +209,7 @@ def load_over_time(run: StoredRun | str | PathLike[str]) -> go.Figure:
 def kv_over_time(run: StoredRun | str | PathLike[str]) -> go.Figure:
     """Draw the share of KV slots that is held over simulated time."""
     made = _over_time(run, "KV in use over time", {"kv_occupancy": "KV slots held"}, "share of the KV slots")
-    made.update_yaxes(tickformat=".0%", rangemode="tozero")
+    made.update_yaxes(tickformat=".3~%", rangemode="tozero")  # a large pool is hardly used
     return made
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from .curves import LoadCurve, curves, gpus_of, load_key, requests_of
+from .curves import LoadCurve, curves, gpus_of, load_key, requests_of, rising
 from .labels import LineEnd, label_ends, mark_limit, mark_region
 from .plans import add_band, attainment_limit, latency_limits, taken_factors
 from .style import COLOURS, figure, missing, note_of, short, whiskers
@@ -160,13 +160,9 @@ def attainment_against_load(trials: Trials | str | PathLike[str]) -> go.Figure:
         ]
         if not points:
             continue
-        loads, values = [load for load, _ in points], [line.mean(point, "slo_attainment") or 0.0 for _, point in points]
-        made.add_scatter(
-            x=loads, y=[*map(short, values)], mode="lines+markers", name=line.full_name, showlegend=False,
-            line={"color": line.colour, "width": 3 if line.candidate.get("status") == "best" else 1.8}, marker={"size": 6},
-            error_y=whiskers(values, [point.values("slo_attainment") for _, point in points]),
-            hovertemplate=f"{line.full_name}: %{{y:.2%}} at %{{x:.4~g}}<extra></extra>",
-        )  # fmt: skip
+        loads, shares = [load for load, _ in points], [point.values("slo_attainment") for _, point in points]
+        values = [-value for value in rising([[-share for share in each] for each in shares])]
+        line.draw(made, values, dict(zip(loads, shares, strict=True)), "%{y:.2%} at %{x:.4~g}")
         ends.append(LineEnd(line.name, line.colour, loads[-1], values[-1]))
     if not ends:
         raise missing(trials.path, "has no share of requests within an SLO: the scenario sets none (slo.ttft_ms, …)")

@@ -88,12 +88,21 @@ def _paired(whole: Plan, best: Ranked, item: Ranked) -> tuple[float, float]:
     return sum(own) / len(own), pooled.half_width(len(own))
 
 
+def _of_rough(whole: Plan) -> float:
+    """Return the stated load of the best candidate over what its rough search found. By it the rough load of a dropped
+    candidate, which half of the runs hold, becomes one that compares with those stated of the others."""
+    best = max(whole.fine, key=lambda index: whole.fine[index].value, default=None)
+    if best is None or not whole.rough[best].value:
+        return 1.0
+    return whole.fine[best].value / whole.rough[best].value
+
+
 def _result(whole: Plan, index: int, finding: SearchFinding) -> Ranked:
     candidate, asked = whole.candidates[index], whole.question
     dropped, first_share = index not in whole.fine, whole.first_share.get(index, 0.0)
     if asked.load is None:
-        gpus = candidate.gpus_of(whole.engines(candidate))
-        return Ranked(candidate, finding, gpus, finding.value, dropped, first_share)
+        gpus, load = candidate.gpus_of(whole.engines(candidate)), finding.value
+        return Ranked(candidate, finding, gpus, load * _of_rough(whole) if dropped else load, dropped, first_share)
     engines = finding.value
     if dropped:  # by its load per smallest deployment
         engines = candidate.unit * math.ceil(asked.load / finding.value) if finding.value else 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ConfigError, ForedraftError, Problem, count_of
 from ...sim.assembly import assemble
 from ...sim.assembly.pools import Pool, Pools, parts_of, pools_on
@@ -205,7 +206,8 @@ def _candidate(scenario: Scenario, settings: Mapping[str, Any], named: Sequence[
     else:
         words = [table.algorithm]
         if table.policy == "fixed" and table.steps is not None:
-            words.append(count_of(table.steps, "step"))
+            is_resting = table.steps == 0 and get_algorithm(table.algorithm).draft_form is not None
+            words.append("draft loaded, not used" if is_resting else count_of(table.steps, "step"))
         else:
             words.append(table.policy)
         if table.topk > 1:

@@ -12,6 +12,9 @@ pytest.importorskip("plotly", reason="the extra `report` is not installed")
 
 from foredraft.core.errors import ConfigError
 from foredraft.observe import figures
+from foredraft.observe.figures.curves import rising
+from hypothesis import given
+from hypothesis import strategies as st
 
 TPOT = {"name": "tpot_p99", "key": "p99_tpot_ms", "limit_ms": 40.0}
 OUTPUTS = 100.0
@@ -101,6 +104,32 @@ def test_a_short_run_gives_way_to_a_longer_one_at_no_more_load(tmp_path):
     assert lines(made)["one"].x == (2.0, 4.0) and lines(made)["one"].y == (10.0, 20.0)
 
 
+def test_the_line_of_a_latency_meets_its_limit_once(tmp_path):
+    """Means of few seeds go up and down around the limit; the line is their least-squares fit that never falls."""
+    settings = {"speculation.steps": 1}
+    tried = {4.0: (20.0,), 4.5: (36.0,), 5.0: (30.0, 48.0), 5.5: (30.0,), 6.0: (50.0,), 7.0: (44.0,), 8.0: (90.0,)}
+    runs = [
+        run({**settings, "workload.rate": rate}, tpot, seed)
+        for rate, values in tried.items()
+        for seed, tpot in enumerate(values)
+    ]
+    made = figures.latency_against_load(
+        store(tmp_path / "plan", "plan", runs, {"candidates": [candidate("one", settings, "best")]})
+    )
+    line, (points,) = lines(made)["one"], [one for one in made.data if one.name == "one, means"]
+    assert line.x == points.x == tuple(tried) and points.y == (20.0, 36.0, 39.0, 30.0, 50.0, 44.0, 90.0)
+    assert line.y == (20.0, *[36.0] * 3, 47.0, 47.0, 90.0), "four values of 36 in the mean, then two of 47"
+    assert [*line.y] == sorted(line.y) == rising([*tried.values()])
+
+
+@given(st.lists(st.lists(st.floats(1, 100), min_size=1, max_size=4), min_size=1, max_size=8))
+def test_a_rising_line_has_the_mean_of_all_values(groups):
+    line = rising(groups)
+    assert line == sorted(line) and len(line) == len(groups)
+    total = sum(value * len(values) for value, values in zip(line, groups, strict=True))
+    assert total == pytest.approx(sum(map(sum, groups)))
+
+
 def test_loads_are_those_of_an_engine_where_their_number_was_searched(tmp_path):
     settings = {"speculation.steps": 1}
     runs = [run({**settings, "workload.rate": 4.0, "hardware.replicas": 1}, 10.0)]
@@ -139,7 +168,8 @@ def test_twelve_candidates_have_twelve_colours_and_the_others_are_counted(tmp_pa
     found = [candidate(f"EAGLE3, {place} steps, on H100", one) for place, one in enumerate(settings)]
     place = store(tmp_path / "plan", "plan", runs, {"candidates": found})
     for made in (figures.latency_against_load(place), figures.throughput_per_gpu(place)):
-        assert len({one.line.color for one in made.data}) == len(made.data) == 12
+        drawn = [one for one in made.data if one.line.color]
+        assert len({one.line.color for one in drawn}) == len(drawn) == 12
         assert not made.layout.showlegend and len(made.layout.annotations) >= 12
         assert "all: EAGLE3, on H100" in made.layout.meta["note"] and "2 more have no line" in made.layout.meta["note"]
 
@@ -164,7 +194,8 @@ def test_the_attainment_of_a_sweep_is_drawn_if_it_has_an_slo(tmp_path):
     place = store(tmp_path / "sweep", "sweep", runs, slo={"ttft_ms": 200.0, "tpot_ms": None})
     made = figures.attainment_against_load(place)
     assert lines(made)["steps 3"].x == (1.0, 2.0) and lines(made)["steps 3"].y == pytest.approx((0.995, 0.795))
-    assert lines(made)["steps 3"].error_y.array == pytest.approx((0.005, 0.005))
+    (points,) = [one for one in made.data if one.name == "steps 3, means"]
+    assert points.error_y.array == pytest.approx((0.005, 0.005))
     assert "TTFT below 200 ms" in made.layout.meta["note"]
     for one in runs:
         one["summary"]["slo_attainment"] = None

@@ -82,7 +82,7 @@ def test_usual_candidates_and_those_that_are_tried():
     assert len(usual) == 8 * 3 and len({one.name for one in usual}) == 24
     assert {one.gpus_per_unit for one in usual} == {1, 2, 4}
     tried = make_candidates(Scenario(), {"speculation.steps": [0, 2], "disaggregation.ratio": ["2:1"]}, gpus=None)
-    assert [one.name for one in tried] == ["EAGLE3, 0 steps, ratio 2:1", "EAGLE3, 2 steps, ratio 2:1"]
+    assert [one.name for one in tried] == ["EAGLE3, draft loaded, not used, ratio 2:1", "EAGLE3, 2 steps, ratio 2:1"]
     assert [one.unit for one in tried] == [3, 3]
     (open_steps,) = make_candidates(Scenario(), {"speculation.policy": ["fixed"]}, gpus=None)
     assert open_steps.name == "EAGLE3, fixed"
