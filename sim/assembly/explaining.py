@@ -27,7 +27,11 @@ def timing_line(assembly: Assembly) -> str:
             f"; {role} on {part.deployment.devices}: {_pricing(part)}" for role, part in assembly.by_role.items()
         )
     server = assembly.deployment.server
-    releases = "" if server.rules_release == server.times_release else f"; rules of {server.rules_release}, times of {server.times_release}"
+    releases = (
+        ""
+        if server.rules_release == server.times_release
+        else f"; rules of {server.rules_release}, times of {server.times_release}"
+    )
     timing = f"Timing of {server.name} (hardware.server{releases}){pools}"
     calibration = assembly.deployment.calibration
     return f"{timing}." if calibration is None else f"{timing}; {calibration.origin}."

@@ -134,7 +134,9 @@ def _json_records(
             raise _wrong(file, place.strip(), f"is {type(value).__name__}: {EXPECTED}")
         if "benchmarks" in value:
             yield from _guidellm(file, value, leave_out)
-        elif "schema_version" in value or ("input_config" in value and "request_throughput" in value):
+        elif "schema_version" in value or (
+            "input_config" in value and "request_throughput" in value and not _is_old(value)
+        ):
             yield place, *_aiperf(file, value)
         elif "tokenizer_id" in value and "model_id" in value:
             yield place, *_serving(file, place, value, "vllm")
@@ -166,10 +168,14 @@ def _objects(file: str, text: str) -> Iterator[tuple[str, Any]]:
             raise _wrong(file, f"line {number}", f"is not JSON: {error} (a truncated line?)") from None
 
 
+def _is_old(value: Mapping[str, Any]) -> bool:
+    return "perf_analyzer" in json.dumps(value.get("input_config", {}))[:10_000]
+
+
 def _other_tool(value: Mapping[str, Any]) -> str:
     if "metrics" in value and "metadata" in value:
         return "is aiperf's export of single requests, not of the run"
-    if "perf_analyzer" in json.dumps(value.get("input_config", {}))[:10_000]:
+    if _is_old(value):
         return "is a result of genai-perf, which aiperf has replaced"
     if "latencies" in value and "avg_latency" in value:
         return "is a result of `vllm bench latency`, which has no clients"

@@ -24,7 +24,8 @@ SGLANG_LOG = "SGLang's log lines"
 CSV_HEADER = "steps,accept_length"
 EXPECTED = (
     "events.jsonl of Foredraft; JSON with vLLM's metrics.speculative_decoding or aiperf's spec_decode_acceptance; a result of "
-    "vllm bench serve; a Prometheus page with vllm:spec_decode_*, llamacpp:spec_decode_* or sglang:spec_accept_length; "
+    "vllm bench serve or SGLang's bench_serving; a Prometheus page with vllm:spec_decode_*, llamacpp:spec_decode_* or "
+    "sglang:spec_accept_length; "
     'a log of SGLang with "accept len:" or of vLLM with "SpecDecoding metrics:"; '
     f"or CSV with the header {CSV_HEADER}"
 )

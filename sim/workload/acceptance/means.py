@@ -2,7 +2,8 @@
 
 prometheus  a page of `/metrics`: `vllm:spec_decode_*` counters, by position or in sum, which llama.cpp has as well
             (`llamacpp:spec_decode_*`); or `sglang:spec_accept_length`, a mean
-benchmark   a result of `vllm bench serve --save-result`, which has these counters of its run
+benchmark   a result of `vllm bench serve --save-result`, which has these counters of its run, or of SGLang's
+            `bench_serving`, which has a mean for each run
 means       CSV with the header `steps,accept_length`: a chain's draft steps, and its tokens per round, the bonus token
             included
 
@@ -27,6 +28,7 @@ from .logs import MAX_STEPS, AcceptanceLog, read_events, read_responses, wrong
 _VLLM, _LLAMA, _SGLANG = "vllm:spec_decode_num_", "llamacpp:spec_decode_num_", "sglang:spec_accept_"
 _NAMES = {_VLLM: "vLLM", _LLAMA: "llama.cpp"}
 _BENCHMARK = "spec_decode_"
+_STEPS = "speculative_num_steps"
 _SGLANG_STEPS = "sglang:spec_num_steps"
 
 
@@ -89,17 +91,44 @@ def _gauges(path: str, samples: Sequence[Sample], steps: int | None) -> MeanAcce
 
 def read_benchmarks(paths: Sequence[str], steps: int | None) -> AcceptanceLog | MeanAcceptance:
     """Read results of vLLM's benchmark, whose counts are added. Errors: ConfigError with file and line."""
-    samples: list[Sample] = []
+    samples = [one for path, number, run in _runs(paths) for one in _of_benchmark(path, number, run)]
+    return _counters(paths[0], samples, steps, _BENCHMARK, "vLLM's benchmark{}")
+
+
+def read_bench_serving(paths: Sequence[str], steps: int | None) -> MeanAcceptance:
+    """Read results of SGLang's benchmark: the mean of all rounds, of servers that draft the same `steps`, where the
+    results do not say them. Errors: ConfigError with file and line."""
+    rounds = tokens = 0.0
+    known = steps
+    for path, number, run in _runs(paths):
+        server = run.get("server_info")
+        told = server.get(_STEPS) if isinstance(server, dict) else None
+        if known is None and type(told) is int:
+            known = told
+        elif type(told) is int and told != known:
+            raise wrong(path, number, f"server_info.{_STEPS} is {told}: expected the {known} of the other runs")
+        if known is None:
+            raise wrong(path, number, "does not say how many steps were drafted: give --steps")
+        length = finite_number(path, number, "accept_length", str(run.get("accept_length")))
+        output = finite_number(path, number, "total_output_tokens", str(run.get("total_output_tokens")))
+        rounds += output / checked_length(path, number, "accept_length", length, known)
+        tokens += output
+    if not rounds or known is None:
+        raise wrong(paths[0], 0, "has no output tokens")
+    return MeanAcceptance("SGLang's benchmark", ((known, tokens / rounds),))
+
+
+def _runs(paths: Sequence[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yield the object of each line; a request rate without limit is written as Infinity."""
     for path in paths:
         for number, text in enumerate(read_lines(path), 1):
             if not text.strip():
                 continue
             try:
-                run = parse_json(text, long_integers=True)
+                run = parse_json(text, with_infinity=True, long_integers=True)
             except ParseError as error:
                 raise wrong(path, number, f"is not JSON (a truncated line?): {error}") from None
-            samples += _of_benchmark(path, number, run if isinstance(run, dict) else {})
-    return _counters(paths[0], samples, steps, _BENCHMARK, "vLLM's benchmark{}")
+            yield path, number, run if isinstance(run, dict) else {}
 
 
 def _of_benchmark(path: str, line: int, run: Mapping[str, Any]) -> Iterator[Sample]:
@@ -186,7 +215,7 @@ def _whole_steps(path: str, steps: float, what: str) -> int:
     return round(steps)
 
 
-_WITHOUT_STEPS = ("a page of metrics", "a benchmark's result", "a server's log")
+_WITHOUT_STEPS = ("a page of metrics", "a benchmark's result", "a result of SGLang's benchmark", "a server's log")
 
 
 def read_acceptance(
@@ -215,6 +244,8 @@ def read_acceptance(
         return read_means(paths)
     if kinds[0] == "a benchmark's result":
         return read_benchmarks(paths, steps)
+    if kinds[0] == "a result of SGLang's benchmark":
+        return read_bench_serving(paths, steps)
     return read_pages(paths, steps) if kinds[0] == "a page of metrics" else read_server_logs(paths, steps)
 
 
@@ -224,9 +255,11 @@ def _kind(path: str) -> str:
         raise wrong(path, 0, f"is empty: expected {EXPECTED}")
     if line.startswith(("{", "[{", "data:")) or line == "[":
         try:
-            value = parse_json(line, long_integers=True)
+            value = parse_json(line, with_infinity=True, long_integers=True)
         except ParseError:
             return "responses"
+        if isinstance(value, dict) and {"accept_length", "max_concurrency", "total_output_tokens"} <= set(value):
+            return "a result of SGLang's benchmark"
         if isinstance(value, dict) and f"{_BENCHMARK}num_drafts" in value:
             return "a benchmark's result"
         return "events" if isinstance(value, dict) and "t" in value else "responses"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 
 import numpy as np
 import pytest
@@ -283,6 +284,19 @@ class TestPages:
             read_acceptance([written(tmp_path, json.dumps(run | {"spec_decode_per_position_acceptance_rates": [0.9]}))])
         with pytest.raises(ConfigError, match="spec_decode_draft_tokens is 'None'"):
             read_acceptance([written(tmp_path, json.dumps(run | {"spec_decode_draft_tokens": None}))])
+
+    def test_results_of_sglangs_benchmark_are_means_of_their_rounds(self, tmp_path):
+        run = {"max_concurrency": 4, "request_rate": math.inf, "accept_length": 2.5, "total_output_tokens": 5000}
+        told = run | {"server_info": {"speculative_num_steps": 3}, "accept_length": 2.0, "total_output_tokens": 2000}
+        text = f"{json.dumps(told)}\n{json.dumps(run)}\n"
+        assert read_acceptance([written(tmp_path, text)]).means == ((3, 7000 / 3000),)
+        assert read_acceptance([written(tmp_path, json.dumps(run))], steps=2).means == ((2, 2.5),)
+        with pytest.raises(ConfigError, match="does not say how many steps were drafted: give --steps"):
+            read_acceptance([written(tmp_path, json.dumps(run))])
+        with pytest.raises(ConfigError, match=r"server_info.speculative_num_steps is 3: expected the 5"):
+            read_acceptance([written(tmp_path, text)], steps=5)
+        with pytest.raises(ConfigError, match=r"accept_length.* expected 1 .bonus token only. \.\.\. 2"):
+            read_acceptance([written(tmp_path, json.dumps(run))], steps=1)
 
     def test_gauges_of_sglang(self, tmp_path):
         page = 'sglang:spec_accept_length{tp_rank="0"} 2.9\nsglang:spec_accept_rate{tp_rank="0"} 0.27\n'
