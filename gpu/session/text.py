@@ -43,7 +43,7 @@ class _LeftOut:
 
     with_text: frozenset[int]
 
-    def __contains__(self, token: int) -> bool:
+    def __contains__(self, token: object) -> bool:
         return token not in self.with_text
 
 

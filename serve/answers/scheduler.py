@@ -17,11 +17,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 from ...core.contract.request import FinishedRequest, FinishReason
 from ..base.port import Body, Order, Outlet, Piece
 
 FLUSH_S = 1.0
+_Result = TypeVar("_Result")
 
 
 class SchedulerThread:
@@ -76,10 +78,10 @@ class SchedulerThread:
         """Give a request up before the next round; its last piece follows."""
         self._put(partial(self.body.abort, request_id))
 
-    def call(self, function: Callable[[], object]) -> Future[object]:
+    def call(self, function: Callable[[], _Result]) -> Future[_Result]:
         """Queue `function`, to be called between two turns.
         The future gets its result or exception, and never ends if the loop has."""
-        done: Future[object] = Future()
+        done: Future[_Result] = Future()
 
         def carry_out() -> None:
             try:
