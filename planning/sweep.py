@@ -40,6 +40,17 @@ class Sweep:
             self.trials[job.ticket, job.settings["seed"]] = trial
             yield job, trial
 
+    def overloads(self, keys: Sequence[str]) -> Iterator[str]:
+        """Yield a sentence for each combination with a run to which more came than it can serve."""
+        for point, settings in enumerate(self.points):
+            trials = (self.trials.get((point, seed)) for seed in self.seeds)
+            told = (
+                trial.summary["overload"] for trial in trials if trial is not None and trial.summary.get("overload")
+            )
+            if sentence := next(told, None):
+                named = ", ".join(f"{key}={settings[key]}" for key in keys if key in settings)
+                yield f"Overloaded, {named}: {sentence}"
+
     def values(self, point: int, key: str) -> list[float]:
         """Return the number `key` (`rate_of`) of a combination's runs; runs without it are left out."""
         trials = (self.trials.get((point, seed)) for seed in self.seeds)

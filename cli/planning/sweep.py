@@ -117,6 +117,7 @@ def sweep(
     whole = Sweep(points, range(resolved.seed, resolved.seed + seeds))
     with kept_runs("sweep", tables, out, workers, cluster, points=points, seeds=list(whole.seeds)) as (pool, store):
         _run_all(whole, pool, len(store), quiet)
+    notices += whole.overloads(list(values))
     if as_json:
         print_document(_document(whole, resolved.name, notices, store.path / TABLE))
     else:

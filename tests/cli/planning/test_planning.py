@@ -412,6 +412,26 @@ def test_sweep_prints_a_table_of_80_columns(command, tmp_path, monkeypatch):
     assert "prompt." in out and "output." in out
 
 
+class Overloaded(Even):
+    """Workers whose runs with 3 steps are overloaded, with one of the seeds."""
+
+    def next_ended(self):
+        job, trial = super().next_ended()
+        if job.settings["speculation.steps"] == 3 and job.settings["seed"] == 1:
+            more = {"overloaded": True, "overload": "16/s is asked, about 12/s is the most"}
+            trial = RunOutcome("done", "", {**trial.summary, **more})
+        return job, trial
+
+
+def test_sweep_names_the_combinations_that_are_overloaded(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("foredraft.planning.store.make_workers", lambda tables, count, cluster: Overloaded())
+    asked = ["sweep", "--grid", "speculation.steps=1,3", "--seeds", "2", "--quiet"]
+    told = "Overloaded, speculation.steps=3: 16/s is asked, about 12/s is the most"
+    found = command(*asked, "--out", tmp_path / "text").out
+    assert told in " ".join(found.split()) and found.count("Overloaded") == 1
+    assert told in json.loads(command(*asked, "--out", tmp_path / "json", "--json").out)["notices"]
+
+
 def test_sweep_takes_the_number_of_requests_as_plan_and_tune_do(command, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
