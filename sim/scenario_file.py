@@ -78,7 +78,19 @@ def _lookup_model(name: str) -> object:
 
 def check_scenario(scenario: Scenario) -> None:
     """Look up every name in the scenario, and judge every key by the others. Raises ConfigError with all problems under
-    their keys.
+    their keys."""
+    if problems := [*_unknown_names(scenario), *_refused(scenario)]:
+        raise ConfigError(SCENARIO, problems)
+
+
+def check_names(scenario: Scenario) -> None:
+    """Look up every name in the scenario. Raises ConfigError with all unknown ones under their keys."""
+    if problems := _unknown_names(scenario):
+        raise ConfigError(SCENARIO, problems)
+
+
+def _unknown_names(scenario: Scenario) -> list[Problem]:
+    """Look up every name. Returns the problems under their keys.
 
     The name of a draft counts for an algorithm that drafts with a model: the sizes of a head whose file is not here are
     assumed.
@@ -105,9 +117,7 @@ def check_scenario(scenario: Scenario) -> None:
             problems += [Problem(key, _with_place(error, problem)) for problem in error.problems]
         except ForedraftError as error:
             problems.append(Problem(key, str(error)))
-    problems += _refused(scenario)
-    if problems:
-        raise ConfigError(SCENARIO, problems)
+    return problems
 
 
 def _drafts_with_a_model(scenario: Scenario) -> bool:
@@ -122,19 +132,19 @@ def _with_place(error: ConfigError, problem: Problem) -> str:
     return problem.message if error.source.startswith("<") else f"{error.source}: {problem}"
 
 
-def refuse_keys(scenario: Scenario, table: str = "", **known: object) -> None:
-    """Raise ConfigError with every key of a table, "" for all, that its declaration refuses (`RefusedIf`): by the
-    scenario alone, or by what is `known` of the run."""
-    if problems := _refused(scenario, table, **known):
+def refuse_keys(scenario: Scenario, *tables: str, **known: object) -> None:
+    """Raise ConfigError with every key that its declaration refuses (`RefusedIf`): by the scenario alone, or by what is
+    `known` of the run. `tables`: beginnings of the keys that are judged; without any, all."""
+    if problems := _refused(scenario, *tables, **known):
         raise ConfigError(SCENARIO, problems)
 
 
-def _refused(scenario: Scenario, table: str = "", **known: object) -> list[Problem]:
+def _refused(scenario: Scenario, *tables: str, **known: object) -> list[Problem]:
     needs = next(iter(known), "")
     return [
         Problem(key, message)
         for key, one in _refusals()
-        if one.needs == needs and key.startswith(table) and (message := one.condition(scenario, key, **known))
+        if one.needs == needs and key.startswith(tables or "") and (message := one.condition(scenario, key, **known))
     ]
 
 

@@ -14,7 +14,7 @@ from ...sim.assembly.pools import Pool, Pools, parts_of, pools_on
 from ...sim.cost.hardware import UnsupportedParallelism
 from ...sim.cost.memory import InsufficientMemory
 from ...sim.scenario import Scenario
-from ...sim.scenario_file import check_scenario, scenario_with
+from ...sim.scenario_file import check_names, refuse_keys, scenario_with
 from ..grid import ALGORITHM, NO_SPECULATION, POOLS, RATIO, combinations
 from .rounds import without_speculation
 
@@ -137,7 +137,8 @@ def _pools_have_sizes(scenario: Scenario, tried: Mapping[str, Sequence[Any]]) ->
 def _named(tables: Mapping[str, Any], settings: Mapping[str, Any]) -> Scenario:
     """Return the scenario of a candidate. Raises ConfigError for an impossible value, such as an unknown GPU."""
     scenario = scenario_with(tables, settings)
-    check_scenario(scenario)
+    check_names(scenario)
+    refuse_keys(scenario, "engine.eviction_policy", "acceptance.")
     return scenario
 
 

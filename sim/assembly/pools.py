@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...core.errors import ConfigError
 from ...core.handoff import HandoffTiming
 from ...core.scheduler.config import EngineRole
-from ..scenario import Hardware, Scenario
-
-SOURCE = "<scenario>"  # problems have the full keys of a scenario
+from ..scenario import Hardware, Scenario, refusals
+from ..scenario_file import SCENARIO, refuse_keys
 
 
 class Pools(NamedTuple):
@@ -38,22 +36,13 @@ class Pools(NamedTuple):
 
 def pools_of(scenario: Scenario) -> Pools:
     """Return the pools of a scenario. Raises ConfigError for numbers that contradict each other."""
+    refuse_keys(scenario, "disaggregation.", "hardware.replicas")
     table, replicas = scenario.disaggregation, scenario.hardware.replicas
     prefill, decode = table.prefill, table.decode
     if table.ratio is not None:
-        if prefill or decode:
-            message = f"{table.ratio!r} contradicts prefill = {prefill}, decode = {decode}: give one of them"
-            raise _error("ratio", message)
-        prefill, decode = _divide(table.ratio, replicas)
-    elif not prefill and not decode:
-        return Pools(num_both=replicas)
-    elif not prefill or not decode:
-        missing = "decode" if prefill else "prefill"
-        raise _error(missing, f"0 engines for {missing}: each of the two pools needs at least 1")
-    elif replicas not in (1, prefill + decode):
-        message = f"{replicas} contradicts {prefill} prefill and {decode} decode engines; leave it out"
-        raise ConfigError.of(SOURCE, "hardware.replicas", message)
-    return Pools(prefill, decode, 0)
+        parts = parts_of(table.ratio)
+        prefill, decode = (part * replicas // sum(parts) for part in parts)
+    return Pools(prefill, decode, 0) if prefill else Pools(num_both=replicas)
 
 
 class Pool(NamedTuple):
@@ -91,23 +80,10 @@ def gpus_by_name(pools: Iterable[Pool]) -> dict[str, int]:
 
 def parts_of(ratio: str) -> tuple[int, int]:
     """Return P and D of a ratio P:D. Raises ConfigError for another text."""
-    match = re.fullmatch(r"([1-9]\d{0,3}):([1-9]\d{0,3})", ratio, re.ASCII)
-    if match is None:
-        raise _error("ratio", f"{ratio!r} is no P:D; expected two numbers of 1 or more, such as 2:1")
-    return int(match[1]), int(match[2])
-
-
-def _divide(ratio: str, replicas: int) -> tuple[int, int]:
-    parts = parts_of(ratio)
-    if replicas % sum(parts):
-        message = f"{ratio} does not divide {replicas} replicas; hardware.replicas must be a multiple of {sum(parts)}"
-        raise _error("ratio", message)
-    share = replicas // sum(parts)
-    return parts[0] * share, parts[1] * share
-
-
-def _error(key: str, message: str) -> ConfigError:
-    return ConfigError.of(SOURCE, f"disaggregation.{key}", message)
+    parts = refusals.parts_of(ratio)
+    if parts is None:
+        raise ConfigError.of(SCENARIO, "disaggregation.ratio", refusals.no_ratio(ratio))
+    return parts
 
 
 def timing_of(scenario: Scenario) -> HandoffTiming:

@@ -11,7 +11,7 @@ from ..cost.hardware import CUSTOM, GPU, UnknownGPU, custom_gpu, known_gpus, loo
 from ..cost.host import GraphUnit
 from ..cost.server import profile_name
 from .flags import FREE_FRACTION, sglang, trtllm, vllm
-from .refusals import unlike_pools_have_no_steps
+from .refusals import replicas_are_not_those_of_the_pools, unlike_pools_have_no_steps
 from .table import Count, Engines, NoEffect, Positive, RefusedIf, ScenarioTable, Spread
 
 
@@ -158,7 +158,11 @@ class Hardware(ScenarioTable):
         "default: 8, or 72 in a rack of GB200 or GB300",
     )
     replicas: Annotated[
-        Engines, Field(ge=1), sglang("dp-size N", by="parallel"), vllm("data-parallel-size N", by="parallel")
+        Engines,
+        Field(ge=1),
+        RefusedIf(replicas_are_not_those_of_the_pools),
+        sglang("dp-size N", by="parallel"),
+        vllm("data-parallel-size N", by="parallel"),
     ] = Field(default=1, description="number of engines behind the router")
     host_link_gbps: Positive | None = Field(
         default=None,

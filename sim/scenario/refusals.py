@@ -6,6 +6,7 @@ or None if nothing is.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ...core.acceptance.tree import MAX_DEPTH
@@ -92,7 +93,48 @@ def length_needs_it(scenario: Any, key: str) -> str | None:
 
 # -- pools of prefill and decode engines ------------------------------------------------------------------------------
 
+RATIO = re.compile(r"([1-9]\d{0,3}):([1-9]\d{0,3})", re.ASCII)
 UNLIKE = "and the pools have unlike hardware (hardware.prefill, hardware.decode)"
+
+
+def parts_of(ratio: str) -> tuple[int, int] | None:
+    """Return P and D of a ratio P:D; None for another text."""
+    match = RATIO.fullmatch(ratio)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def no_ratio(text: str) -> str:
+    return f"{text!r} is no P:D; expected two numbers of 1 or more, such as 2:1"
+
+
+def ratio_does_not_divide(scenario: Any, key: str) -> str | None:
+    table, replicas = scenario.disaggregation, scenario.hardware.replicas
+    if table.ratio is None:
+        return None
+    if table.prefill or table.decode:
+        return f"{table.ratio!r} contradicts prefill = {table.prefill}, decode = {table.decode}: give one of them"
+    parts = parts_of(table.ratio)
+    if parts is None:
+        return no_ratio(table.ratio)
+    if replicas % sum(parts) == 0:
+        return None
+    return f"{table.ratio} does not divide {replicas} replicas; hardware.replicas must be a multiple of {sum(parts)}"
+
+
+def pool_has_no_engine(scenario: Any, key: str) -> str | None:
+    table, name = scenario.disaggregation, key.rpartition(".")[2]
+    is_other_given = (table.decode if name == "prefill" else table.prefill) > 0
+    if table.ratio is not None or getattr(table, name) or not is_other_given:
+        return None
+    return f"0 engines for {name}: each of the two pools needs at least 1"
+
+
+def replicas_are_not_those_of_the_pools(scenario: Any, key: str) -> str | None:
+    table, replicas = scenario.disaggregation, scenario.hardware.replicas
+    are_given = table.ratio is None and table.prefill and table.decode
+    if not are_given or replicas in (1, table.prefill + table.decode):
+        return None
+    return f"{replicas} contradicts {table.prefill} prefill and {table.decode} decode engines; leave it out"
 
 
 def unlike_pools_keep_their_roles(scenario: Any, key: str, unlike: Any) -> str | None:

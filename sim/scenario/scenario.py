@@ -15,7 +15,12 @@ from .engine_table import EngineTable
 from .flags import sglang, trtllm, vllm
 from .hardware import Hardware
 from .model import Model
-from .refusals import hold_is_no_longer_than_the_lease, unlike_pools_keep_their_roles
+from .refusals import (
+    hold_is_no_longer_than_the_lease,
+    pool_has_no_engine,
+    ratio_does_not_divide,
+    unlike_pools_keep_their_roles,
+)
 from .speculation import Acceptance, Speculation
 from .table import Count, Engines, NoEffect, Policy, Positive, RefusedIf, ScenarioTable, Seconds
 from .workload import Clients, Workload
@@ -77,6 +82,7 @@ class Disaggregation(ScenarioTable):
     prefill: Annotated[
         Engines,
         NoEffect("not_disaggregated", says=0),
+        RefusedIf(pool_has_no_engine),
         sglang("disaggregation-mode N", by="pools"),
         vllm("kv-transfer-config N", "disaggregation-mode N", "is-prefill-worker", by="pools"),
         trtllm("server-role N", "disaggregation-mode N", by="pools"),
@@ -84,11 +90,12 @@ class Disaggregation(ScenarioTable):
     decode: Annotated[
         Engines,
         NoEffect("not_disaggregated", says=0),
+        RefusedIf(pool_has_no_engine),
         sglang("disaggregation-mode N", by="pools"),
         vllm("kv-transfer-config N", "disaggregation-mode N", "is-prefill-worker", by="pools"),
         trtllm("server-role N", "disaggregation-mode N", by="pools"),
     ] = Field(default=0, description="engines that only decode")
-    ratio: Annotated[str | None, NoEffect("not_disaggregated", says=None)] = Field(
+    ratio: Annotated[str | None, NoEffect("not_disaggregated", says=None), RefusedIf(ratio_does_not_divide)] = Field(
         default=None, description="divides hardware.replicas, such as 2:1; replaces the two numbers"
     )
     prefill_policy: Annotated[Policy, NoEffect("pool_policy_is_unused")] = Field(

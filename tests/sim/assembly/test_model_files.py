@@ -10,7 +10,7 @@ from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import BUILT_IN
 from foredraft.sim.assembly.models import model_shape
 from foredraft.sim.cost.measured.model_files import find_model_files
-from foredraft.sim.scenario_file import check_scenario, load_scenario
+from foredraft.sim.scenario_file import check_names, load_scenario
 
 OWNER, NAME = "some-lab", "Own-8B"
 
@@ -38,7 +38,7 @@ def test_a_model_in_the_cache_is_found_by_its_name_and_by_each_path(cached: Path
     for given in (f"{OWNER}/{NAME}", str(cached), str(snapshot), str(snapshot / "config.json")):
         shape = model_shape(given, "model.target")
         assert (shape.name, shape.layers) == (NAME, 32), given
-        check_scenario(load_scenario(None, [f"model.target={given}"])[0])
+        check_names(load_scenario(None, [f"model.target={given}"])[0])
     assert model_shape(str(cached / "snapshots" / "bbb"), "model.target").layers == 16
 
 
@@ -57,7 +57,7 @@ def test_without_a_branch_the_newest_snapshot_counts(cached: Path):
 def test_a_name_in_no_cache_is_unknown(cached: Path):
     assert find_model_files(f"{OWNER}/{NAME}-Instruct") is None
     with pytest.raises(ConfigError, match=r"unknown model.*hf download some-lab/Own-8B-Instruct config.json"):
-        check_scenario(load_scenario(None, [f"model.target={OWNER}/{NAME}-Instruct"])[0])
+        check_names(load_scenario(None, [f"model.target={OWNER}/{NAME}-Instruct"])[0])
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,10 @@ CASES = {  # by key: settings, and what the message says beside the key
         for length in ("prompt", "output")
         for key in ("mean", "sigma")
     },
+    "disaggregation.prefill": (["disaggregation.decode=2"], "0 engines for prefill: each of the two pools needs"),
+    "disaggregation.decode": (["disaggregation.prefill=2"], "0 engines for decode: each of the two pools needs"),
+    "disaggregation.ratio": (["disaggregation.ratio=2:1"], "2:1 does not divide 1 replicas"),
+    "hardware.replicas": ([*POOLS, "hardware.replicas=3"], "3 contradicts 1 prefill and 1 decode engines; leave it out"),
     "disaggregation.rebalance_s": (
         [*POOLS, "hardware.prefill.gpu=H200", "disaggregation.rebalance_s=1.0"],
         "lets engines change their role, and the pools have unlike hardware",

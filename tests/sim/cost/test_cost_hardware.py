@@ -9,7 +9,7 @@ from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.core.scheduler.config import EngineRole
 from foredraft.sim.assembly import assemble
 from foredraft.sim.cost.hardware import MIB, UnknownGPU, UnsupportedDtype, known_gpus, lookup_gpu
-from foredraft.sim.scenario_file import check_scenario, load_scenario, scenario_with
+from foredraft.sim.scenario_file import check_names, load_scenario, scenario_with
 
 
 @pytest.mark.parametrize("spelling", ["H100", "h100", "NVIDIA H100", "h100-sxm5", "H100 80GB"])
@@ -103,7 +103,7 @@ def test_a_named_gpu_is_not_replaced_by_given_numbers():
     assert scenario.hardware.device.name == "L40S"
     assert scenario.hardware.of_role(EngineRole.PREFILL).device.name == "custom"
     with pytest.raises(ConfigError, match=r"hardware.gpu: custom is the GPU of the table hardware.custom"):
-        check_scenario(load_scenario(None, ["hardware.gpu=custom"])[0])
+        check_names(load_scenario(None, ["hardware.gpu=custom"])[0])
 
 
 @pytest.mark.parametrize("changed, message", [
