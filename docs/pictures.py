@@ -250,12 +250,15 @@ def _rows(drawn: Mapping[str, Any]) -> Figure:
 
 
 def _lines(drawn: Mapping[str, Any]) -> Figure:
-    names = [trace["name"] for trace in drawn["traces"] if "fill" not in trace]
+    lines = [trace for trace in drawn["traces"] if "lines" in trace["mode"]]
+    names = [trace["name"] for trace in lines]
     figure, axes = _canvas(drawn["title"], "", right=28 if len(names) < 2 else 20 + 8 * max(map(len, names)))
     bands = [trace for trace in drawn["traces"] if "fill" in trace]
     for trace in bands:  # the best candidate's, whose line is the first
         axes.fill(trace["x"], trace["y"], color=LINES[0], alpha=0.15, linewidth=0)
-    lines = [trace for trace in drawn["traces"] if "fill" not in trace]
+    means = [trace for trace in drawn["traces"] if trace["mode"] == "markers"]  # those of each line, in their order
+    for trace, colour in zip(means, LINES * 4, strict=False):
+        axes.plot(trace["x"], trace["y"], "o", color=colour, markersize=4, alpha=0.4)
     low, high = drawn["y_range"] or (0, None)
     for trace, colour in zip(lines, LINES * 4, strict=False):
         style = "steps-post" if "hv" in trace.get("shape", "") else "default"
