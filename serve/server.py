@@ -149,7 +149,7 @@ class HttpServer(uvicorn.Server):
         done = frontend.scheduler.call(lambda: frontend.body.reload(text, str(table)))
         done.add_done_callback(self._tell_reload)
 
-    def _tell_reload(self, done: Future[object]) -> None:
+    def _tell_reload(self, done: Future[None]) -> None:
         error = done.exception()
         if error is None:
             self._frontend.tell(f"the adaptive table was read again from {self._table}")

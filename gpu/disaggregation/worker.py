@@ -313,8 +313,10 @@ class Worker:
         assert self._serving is not None, "a prompt came before the session was opened"
         executor, tokens = self._serving.executor, np.array(prompt)
         try:
-            in_ranks = isinstance(executor, RankedExecutor)
-            found = executor.score(tokens, num_top) if in_ranks else score_prompt(executor.target, tokens, num_top)
+            if isinstance(executor, RankedExecutor):
+                found = executor.score(tokens, num_top)
+            else:
+                found = score_prompt(executor.target, tokens, num_top)
         except (RuntimeError, MemoryError) as error:  # as devices raise: another prompt may have room
             self._answer("scored", number=number, scores=None, message=str(error))
             return

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -42,7 +42,7 @@ class FillerTokenizer:
     """Text to tokens and back, without any file. It satisfies `TextCodec`."""
 
     byte_ids: Mapping[int, int] = MappingProxyType({})
-    special_ids: frozenset[int] = frozenset()
+    special_ids: Container[int] = frozenset()
     most_bytes_per_token: int = 4
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:

@@ -108,7 +108,8 @@ class Api:
         async with self._scoring:
             begun = self._frontend.scheduler.call(lambda: body.score(prompt, num_top))
             try:
-                return await asyncio.wrap_future(await asyncio.wrap_future(begun))
+                under_way = await asyncio.wrap_future(begun)
+                return await asyncio.wrap_future(under_way)
             except ForedraftError as error:
                 raise ApiError(503, str(error)) from None
 
