@@ -235,7 +235,10 @@ def launch_arguments() -> str:
             names = by_key.setdefault(key, {}).setdefault(server, [])
             names += [f"`{usage}`" for usage in flags.usages]
     keys = [key for key, _ in declared_keys(Scenario) if key in by_key]
-    rows = (f"| `{key}` | {' | '.join(', '.join(by_key[key].get(server, ())) for server in servers.values())} |" for key in keys)
+    rows = (
+        f"| `{key}` | {' | '.join(', '.join(by_key[key].get(server, ())) for server in servers.values())} |"
+        for key in keys
+    )
     return "\n".join([f"| key | {' | '.join(servers)} |", f"| --- |{' --- |' * len(servers)}", *rows])
 
 

@@ -13,7 +13,6 @@ from .workload.lengths import (
     SharedPrefixes,
     UniformLength,
 )
-from .workload.trace_layout import TraceOptions
 from .workload.traces import TraceSource
 from .workload.workload import SyntheticWorkload
 
@@ -33,7 +32,7 @@ def make_workload(scenario: Scenario, context_len: int) -> TraceSource | Synthet
     table = scenario.workload
     if table.trace is not None:
         part = table.start_s, table.stop_s, table.num_requests
-        options = trace_options(table)
+        options = table.trace_options
         return TraceSource(table.trace, options, table.rate_scale, *part, table.resample_s, scenario.seed)
     rate = table.rate * table.rate_scale
     arrivals = None
@@ -80,22 +79,9 @@ def _curve(table: Workload, rate: float) -> RateCurve:
     return RateCurve.table([*times, table.period_s], [rate * value / mean for value in table.curve], table.period_s)
 
 
-def contents_are_known(scenario: Scenario) -> bool:
-    """Return whether the content of prompts is known, so that equal beginnings can be found. Raises TraceError."""
-    table = scenario.workload
-    if table.trace is None:
-        return table.prefixes is not None
-    return TraceSource(table.trace, trace_options(table)).has_block_hashes
-
-
 def trace_notes(table: Workload) -> tuple[str, ...]:
     """Return how the trace of a scenario is read where its file does not say so. Raises TraceError."""
-    return () if table.trace is None else TraceSource(table.trace, trace_options(table)).layout().notes
-
-
-def trace_options(table: Workload) -> TraceOptions:
-    """Return how the trace of a scenario is to be read."""
-    return TraceOptions(table.format, table.columns, table.time_unit)
+    return () if table.trace is None else TraceSource(table.trace, table.trace_options).layout().notes
 
 
 def _lengths(table: Length, greatest: int) -> LengthDistribution:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import ConfigError, count_of
-from ...sim.load import trace_options
 from ...sim.scenario import Scenario
 from ...sim.workload.trace_files import TraceRows
 from ...sim.workload.traces import TraceSource
@@ -44,7 +43,7 @@ class TracePart:
         table = scenario.workload
         if table.trace is None:
             return None
-        rows = TraceSource(table.trace, trace_options(table), start_s=table.start_s, stop_s=table.stop_s).read_window()
+        rows = TraceSource(table.trace, table.trace_options, start_s=table.start_s, stop_s=table.stop_s).read_window()
         if not rows.lines:
             message = f"{table.trace} has no request between workload.start_s and workload.stop_s"
             raise ConfigError.of("workload", "trace", message)

@@ -77,7 +77,8 @@ def known_values(server: str) -> dict[str, list[str]]:
 def other_names(server: str) -> dict[str, str]:
     """Return the name of an argument by its other spellings."""
     data = read_toml(Path(__file__).with_name(f"{server}.toml"))
-    return data.get("other_names", {}) | {other: one.name for one in usages_of(server) for other in one.other_names}
+    listed: dict[str, str] = data.get("other_names", {})
+    return listed | {other: one.name for one in usages_of(server) for other in one.other_names}
 
 
 def paths_of(server: str, name: str) -> set[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import ForedraftError, count_of
-from ...sim.load import make_workload, trace_options
+from ...sim.load import make_workload
 from ...sim.scenario import Scenario
 from ...sim.workload.traces import TraceSource
 from ..candidates.rounds import RoundModel
@@ -85,7 +85,7 @@ def mean_context(scenario: Scenario, model: RoundModel) -> int:
 def _windows(scenario: Scenario, requests: int) -> list[Phase]:
     table = scenario.workload
     assert table.trace is not None, "windows are those of a trace"
-    source = TraceSource(table.trace, trace_options(table), 1.0, table.start_s, table.stop_s)
+    source = TraceSource(table.trace, table.trace_options, 1.0, table.start_s, table.stop_s)
     times = np.array([one.time_ns for one in source], dtype=np.int64)
     if not len(times):
         raise ForedraftError(f"{table.trace}: has no request in the window of the scenario")

@@ -20,7 +20,6 @@ from ..assembly import Assembly
 from ..scenario import Scenario
 from ..scenario.table import NoEffect, declared_keys
 from ..scenario_file import OVERRIDES, SCENARIO, SETTINGS, origin_of
-from .conditions import CONDITIONS
 
 COMMAND_LINE = (SETTINGS, "--trace", "--seed")
 EXPLICIT = (*COMMAND_LINE, OVERRIDES)
@@ -65,7 +64,7 @@ def said_anyway(run: Assembly, origins: Mapping[str, str]) -> Iterator[Ineffecti
 
 
 def _reason(one: NoEffect, run: Assembly, key: str) -> str | None:
-    return CONDITIONS[one.condition](run, key, *one.of)
+    return one.condition(run, key, *one.of)
 
 
 def refuse_without_effect(run: Assembly, origins: Mapping[str, str]) -> None:
@@ -83,7 +82,7 @@ def given_keys(scenario: Scenario, origin: str) -> dict[str, str]:
 @cache
 def conditions_of(table: type[BaseModel]) -> dict[str, list[NoEffect]]:
     """Return the conditions of every leaf of a table by its dotted key: those of the tables around it, then its own.
-    A key's own condition stands in the place of its table's of the same name."""
+    A key's own declaration stands in the place of its table's with the same condition."""
     found = {}
     for key, declared in declared_keys(table):
         all_of_them = [one for part in declared for one in part if isinstance(one, NoEffect)]

@@ -12,8 +12,8 @@ from ..assembly import Assembly
 from ..cost.hardware import GIB, MIB
 from ..cost.memory.rules import release_numbers
 from ..load import trace_notes
+from ..scenario.conditions import drafts_in_no_round, mode_fell_back
 from ..scenario_file import origin_of
-from .conditions import drafts_in_no_round, mode_fell_back
 from .given_keys import said_anyway, without_effect
 
 STATES_ARE_COUNTED = (0, 17)

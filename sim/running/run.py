@@ -24,7 +24,7 @@ from ..effects.given_keys import refuse_without_effect
 from ..effects.notices import notices_of
 from ..faults.plan import FaultPlan
 from ..faults.service import SoundService, make_service
-from ..load import asked_lengths, contents_are_known, make_workload, scan_workload
+from ..load import asked_lengths, make_workload, scan_workload
 from ..scenario import Scenario
 from ..workload.traces import TraceSource
 from ..workload.workload import SyntheticWorkload
@@ -106,7 +106,9 @@ class Simulation:
     def _reads_slots(self) -> bool:
         """Whether the service asks which KV slots a step writes: for a transfer, or a prefix that is found again."""
         config = self.assembly.spec.config
-        return self.assembly.pools.is_disaggregated or (config.prefix_cache and contents_are_known(self.scenario))
+        return self.assembly.pools.is_disaggregated or (
+            config.prefix_cache and self.scenario.workload.contents_are_known
+        )
 
     def run(self, on_progress: Callable[[RunProgress], None] | None = None) -> RunReport:
         """Simulate to the end of the workload. Ctrl-C ends the run early, and the report says so."""

@@ -9,17 +9,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from . import conditions as when
 from .flags import TRTLLM_PAGE, VLLM_PAGE, sglang, trtllm, vllm
 from .refusals import no_host_memory, no_such_eviction, steps_do_not_tell_memory
 from .table import Count, NoEffect, Positive, RefusedIf, ScenarioTable, Share
 
-OF_RULES = NoEffect("rules_have_no_such_setting")
+OF_RULES = NoEffect(when.rules_have_no_such_setting)
 
 
 class EngineTable(ScenarioTable):
     mode: Annotated[
         Literal["overlap", "synchronous"] | None,
-        NoEffect("mode_fell_back"),
+        NoEffect(when.mode_fell_back),
         sglang("disable-overlap-schedule", words={True: "synchronous"}, usual="overlap"),
         vllm("async-scheduling", words={True: "overlap", False: "synchronous"}),
         trtllm("disable-overlap-scheduler", words={True: "synchronous", False: "overlap"}, usual="overlap"),
@@ -69,7 +70,7 @@ class EngineTable(ScenarioTable):
     )
     prefix_cache: Annotated[
         bool,
-        NoEffect("content_is_unknown", says=False, tells=True),
+        NoEffect(when.content_is_unknown, says=False, tells=True),
         sglang("disable-radix-cache", words={True: False}, usual=True),
         vllm("enable-prefix-caching", words={False: False}, usual=True),
         trtllm("kv-cache-config.enable_block_reuse N", words={True: True, False: False}, usual=True),
@@ -96,7 +97,7 @@ class EngineTable(ScenarioTable):
     )
     eviction_policy: Annotated[
         str | None,
-        NoEffect("eviction_is_unused"),
+        NoEffect(when.eviction_is_unused),
         RefusedIf(no_such_eviction),
         sglang("radix-eviction-policy N", words={"lru": "lru", "lfu": "lfu"}, otherwise="{}: the cache evicts by lru"),
     ] = Field(
@@ -106,7 +107,7 @@ class EngineTable(ScenarioTable):
     )
     watermark: Annotated[
         Annotated[float, Field(ge=0, lt=1)] | None,
-        NoEffect("outputs_are_guaranteed"),
+        NoEffect(when.outputs_are_guaranteed),
         vllm("watermark N", form="fraction"),
     ] = Field(
         default=None,
@@ -124,20 +125,20 @@ class EngineTable(ScenarioTable):
         "requests may still emit; below 1 a request may be retracted; 0: only its prompt must fit; default: as in the "
         "server",
     )
-    guarantee_floor: Annotated[Share | None, OF_RULES, NoEffect("no_output_is_guaranteed")] = Field(
+    guarantee_floor: Annotated[Share | None, OF_RULES, NoEffect(when.no_output_is_guaranteed)] = Field(
         default=None,
         description="the share of guarantee_output falls to this part of itself with the decode rounds; it begins again "
         "when the engine is idle, and is estimated anew after a retraction; 1: it stays; default: 0.14 (SGLang: "
         "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR)",
     )
     guarantee_rounds: Annotated[
-        Count | None, OF_RULES, NoEffect("no_output_is_guaranteed"), NoEffect("share_does_not_fall")
+        Count | None, OF_RULES, NoEffect(when.no_output_is_guaranteed), NoEffect(when.share_does_not_fall)
     ] = Field(
         default=None,
         description="decode rounds in which the share falls so far; default: 600 (SGLang: "
         "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS)",
     )
-    guarantee_limit: Annotated[Count | None, OF_RULES, NoEffect("no_output_is_guaranteed")] = Field(
+    guarantee_limit: Annotated[Count | None, OF_RULES, NoEffect(when.no_output_is_guaranteed)] = Field(
         default=None,
         description="tokens of a request's remaining output that guarantee_output counts at most; default: 4096 "
         "(SGLang: SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)",
@@ -162,7 +163,7 @@ class EngineTable(ScenarioTable):
     batch_wait_rounds: Annotated[
         Annotated[int, Field(ge=0)] | None,
         OF_RULES,
-        NoEffect("requests_never_wait", says=0),
+        NoEffect(when.requests_never_wait, says=0),
         trtllm("batch-wait-timeout-iters N", by="batch_wait", writes=True),
     ] = Field(
         default=None,
@@ -172,7 +173,7 @@ class EngineTable(ScenarioTable):
     batch_wait_tokens: Annotated[
         Share | None,
         OF_RULES,
-        NoEffect("requests_never_wait", says=0.0),
+        NoEffect(when.requests_never_wait, says=0.0),
         trtllm("batch-wait-max-tokens-ratio N", by="batch_wait", form="fraction", writes=True),
     ] = Field(
         default=None,
@@ -184,7 +185,7 @@ class EngineTable(ScenarioTable):
     )
     preempt: Annotated[
         bool,
-        NoEffect("priorities_are_equal", says=False),
+        NoEffect(when.priorities_are_equal, says=False),
         sglang(
             "enable-priority-scheduling",
             "disable-priority-preemption",
@@ -195,6 +196,6 @@ class EngineTable(ScenarioTable):
         ),
         vllm("scheduling-policy N", words={"fcfs": None, "priority": True}),
     ] = Field(default=False, description="retract lower priorities to admit a higher one")
-    ageing_bound: Annotated[Count, NoEffect("priorities_are_equal")] = Field(
+    ageing_bound: Annotated[Count, NoEffect(when.priorities_are_equal)] = Field(
         default=256, description="how often higher priorities may overtake a request"
     )

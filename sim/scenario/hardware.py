@@ -10,6 +10,7 @@ from ...core.scheduler.config import EngineRole
 from ..cost.hardware import CUSTOM, GPU, UnknownGPU, custom_gpu, known_gpus, lookup_gpu
 from ..cost.host import GraphUnit
 from ..cost.server import profile_name
+from . import conditions as when
 from .flags import FREE_FRACTION, sglang, trtllm, vllm
 from .refusals import replicas_are_not_those_of_the_pools, unlike_pools_have_no_steps
 from .table import Count, Engines, NoEffect, Positive, RefusedIf, ScenarioTable, Spread
@@ -19,10 +20,10 @@ class PoolHardware(ScenarioTable):
     gpu: str | None = Field(default=None, description="GPU of the engines of this pool; default: hardware.gpu")
     tensor_parallel: Count | None = Field(default=None, description="default: hardware.tensor_parallel")
     attention_data_parallel: Count | None = Field(default=None, description="default: hardware.attention_data_parallel")
-    expert_parallel: Annotated[Count | None, NoEffect("no_experts", says=1)] = Field(
+    expert_parallel: Annotated[Count | None, NoEffect(when.no_experts, says=1)] = Field(
         default=None, description="default: hardware.expert_parallel"
     )
-    gpus_per_node: Annotated[Count | None, NoEffect("on_one_node")] = Field(
+    gpus_per_node: Annotated[Count | None, NoEffect(when.on_one_node)] = Field(
         default=None, description="default: hardware.gpus_per_node, else as the pool's GPU has it"
     )
     bandwidth_gbps: Annotated[float, Field(ge=1e-3)] | None = Field(
@@ -48,7 +49,7 @@ class CustomGPU(ScenarioTable):
     """The numbers of a GPU that is not in the catalogue, or of one that differs from its entry there."""
 
     # The condition of the whole table stands at one of the keys that it must have, so that it is said once.
-    memory_gb: Annotated[float, _within(1, 4000, "gigabytes"), NoEffect("another_gpu")] = Field(
+    memory_gb: Annotated[float, _within(1, 4000, "gigabytes"), NoEffect(when.another_gpu)] = Field(
         description="gigabytes (10⁹ bytes) of memory that the driver reports, such as 24"
     )
     bandwidth_gb_per_s: Annotated[float, _within(20, 100_000, "gigabytes per second")] = Field(
@@ -97,7 +98,7 @@ class CustomGPU(ScenarioTable):
 
 
 class Hardware(ScenarioTable):
-    gpu: Annotated[str, NoEffect("pools_have_their_own")] = Field(
+    gpu: Annotated[str, NoEffect(when.pools_have_their_own)] = Field(
         default="H100",
         description=f"{', '.join(known_gpus())}, or custom: the GPU of hardware.custom, which is the default if this is given",
     )
@@ -106,7 +107,7 @@ class Hardware(ScenarioTable):
     )
     tensor_parallel: Annotated[
         Count,
-        NoEffect("pools_have_their_own"),
+        NoEffect(when.pools_have_their_own),
         sglang("tp-size|tensor-parallel-size N", "pp-size|pipeline-parallel-size N", by="parallel"),
         vllm(
             "tensor-parallel-size|tp N",
@@ -120,7 +121,7 @@ class Hardware(ScenarioTable):
     ] = Field(default=1, description="devices that share each layer of one replica")
     attention_data_parallel: Annotated[
         Count,
-        NoEffect("pools_have_their_own"),
+        NoEffect(when.pools_have_their_own),
         sglang(
             "attn-dp-size|attention-data-parallel-size N",
             "dp-size|data-parallel-size N",
@@ -136,8 +137,8 @@ class Hardware(ScenarioTable):
     )
     expert_parallel: Annotated[
         Count,
-        NoEffect("pools_have_their_own"),
-        NoEffect("no_experts", says=1),
+        NoEffect(when.pools_have_their_own),
+        NoEffect(when.no_experts, says=1),
         sglang("ep-size|expert-parallel-size|ep N", writes=False),
         vllm("enable-expert-parallel|ep", by="parallel"),
         trtllm("moe-expert-parallel-size|ep-size|expert-parallel-size N", writes=False),
@@ -147,8 +148,8 @@ class Hardware(ScenarioTable):
     )
     gpus_per_node: Annotated[
         Count | None,
-        NoEffect("pools_have_their_own"),
-        NoEffect("on_one_node"),
+        NoEffect(when.pools_have_their_own),
+        NoEffect(when.on_one_node),
         sglang("nnodes N", by="parallel"),
         vllm("nnodes|n N", by="parallel"),
         trtllm("gpus-per-node N", by="parallel"),
@@ -171,8 +172,8 @@ class Hardware(ScenarioTable):
     )
     reserved_fraction: Annotated[
         Annotated[float, Field(ge=0, lt=1)] | None,
-        NoEffect("kv_is_given"),
-        NoEffect("static_fraction_is_given"),
+        NoEffect(when.kv_is_given),
+        NoEffect(when.static_fraction_is_given),
         vllm("gpu-memory-utilization|device-memory-utilization N", by="engine"),
     ] = Field(
         default=None,
@@ -181,7 +182,7 @@ class Hardware(ScenarioTable):
     )
     static_fraction: Annotated[
         Annotated[float, Field(gt=0, lt=1)] | None,
-        NoEffect("kv_is_given"),
+        NoEffect(when.kv_is_given),
         sglang("mem-fraction-static N", form="share"),
     ] = Field(
         default=None,
@@ -190,7 +191,7 @@ class Hardware(ScenarioTable):
     )
     free_fraction: Annotated[
         Annotated[float, Field(gt=0, le=1)] | None,
-        NoEffect("kv_slots_are_given"),
+        NoEffect(when.kv_slots_are_given),
         trtllm(
             "kv-cache-config.free_gpu_memory_fraction N",
             "free-gpu-memory-fraction|kv-cache-free-gpu-memory-fraction N",
@@ -204,8 +205,8 @@ class Hardware(ScenarioTable):
     )
     window_ratio: Annotated[
         Annotated[float, Field(gt=0, le=1)] | None,
-        NoEffect("kv_slots_are_given"),
-        NoEffect("no_pool_of_windows"),
+        NoEffect(when.kv_slots_are_given),
+        NoEffect(when.no_pool_of_windows),
         sglang("swa-full-tokens-ratio N", form="number"),
     ] = Field(
         default=None,
@@ -213,15 +214,15 @@ class Hardware(ScenarioTable):
     )
     state_ratio: Annotated[
         Positive | None,
-        NoEffect("kv_slots_are_given"),
-        NoEffect("no_pool_of_states"),
-        NoEffect("states_are_counted"),
+        NoEffect(when.kv_slots_are_given),
+        NoEffect(when.no_pool_of_states),
+        NoEffect(when.states_are_counted),
         sglang("mamba-full-memory-ratio N", form="number"),
     ] = Field(default=None, description="bytes of SGLang's pool of recurrent states for each byte of KV; default: 0.9")
     state_slots: Annotated[
         Count | None,
-        NoEffect("kv_slots_are_given"),
-        NoEffect("no_pool_of_states"),
+        NoEffect(when.kv_slots_are_given),
+        NoEffect(when.no_pool_of_states),
         sglang("max-mamba-cache-size N"),
     ] = Field(
         default=None,
@@ -229,7 +230,7 @@ class Hardware(ScenarioTable):
     )
     kv_gb: Annotated[
         Positive | None,
-        NoEffect("kv_slots_are_given"),
+        NoEffect(when.kv_slots_are_given),
         vllm("kv-cache-memory-bytes|kv-cache-memory N", form="bytes"),
         trtllm("kv-cache-config.max_gpu_total_bytes N", form="bytes", words={"0": None}),
     ] = Field(
@@ -252,7 +253,7 @@ class Hardware(ScenarioTable):
     ] = Field(default=True, description="capture a graph for each padded batch size and step count")
     graph_sizes: Annotated[
         list[Count] | None,
-        NoEffect("no_graphs"),
+        NoEffect(when.no_graphs),
         sglang(
             "cuda-graph-bs-decode|cuda-graph-bs N...",
             "cuda-graph-max-bs-decode|cuda-graph-max-bs N",
@@ -275,12 +276,12 @@ class Hardware(ScenarioTable):
         description="captured sizes; default: 1, 2, 4, 8, 16, … up to the largest batch, the server's limit or 512 "
         "tokens",
     )
-    graph_unit: Annotated[GraphUnit | None, NoEffect("no_graphs")] = Field(
+    graph_unit: Annotated[GraphUnit | None, NoEffect(when.no_graphs)] = Field(
         default=None,
         description="unit of the captured sizes: rows of a batch, or tokens of a pass (as in vLLM); a larger pass is "
         "launched kernel by kernel; default: the server's unit",
     )
-    piecewise_graphs: Annotated[bool, NoEffect("no_graphs")] = Field(
+    piecewise_graphs: Annotated[bool, NoEffect(when.no_graphs)] = Field(
         default=False,
         description="capture a pass in pieces, between which the attention of each layer runs, as vLLM's V1 runner "
         "does with a schedule of draft steps; the device waits before and after each attention",
@@ -294,12 +295,14 @@ class Hardware(ScenarioTable):
         description="simulated server: foredraft; vllm, sglang or trtllm, the newest profile of each; or by the release of its "
         "times sglang-0.5 (rules of 0.5.23), vllm-0.18 (rules of 0.33), vllm-0.9, trtllm-1.x (rules of 1.3)",
     )
-    release: Annotated[Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")] | None, NoEffect("one_rule_of_memory")] = Field(
-        default=None,
-        description="release of the server, such as 0.21, whose rules for memory hold (docs/servers.md); default: the "
-        "oldest that the profile stands for",
+    release: Annotated[Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")] | None, NoEffect(when.one_rule_of_memory)] = (
+        Field(
+            default=None,
+            description="release of the server, such as 0.21, whose rules for memory hold (docs/servers.md); default: the "
+            "oldest that the profile stands for",
+        )
     )
-    flashinfer_sampler: Annotated[bool, NoEffect("no_flashinfer")] = Field(
+    flashinfer_sampler: Annotated[bool, NoEffect(when.no_flashinfer)] = Field(
         default=False,
         description="FlashInfer samples, which takes less memory than to sort the logits: in images of vLLM until 0.11.0",
     )
@@ -311,7 +314,7 @@ class Hardware(ScenarioTable):
         description="source of the times of passes: the roofline, or measured kernels (the extra `measured`); auto: "
         "measured kernels if there are some, else the roofline",
     )
-    kernels_of: Annotated[Literal["sglang", "vllm", "trtllm"] | None, NoEffect("kernels_are_not_measured")] = Field(
+    kernels_of: Annotated[Literal["sglang", "vllm", "trtllm"] | None, NoEffect(when.kernels_are_not_measured)] = Field(
         default=None, description="server whose measured kernels are used; default: the simulated server"
     )
     correction: Literal["published", "off"] = Field(
@@ -334,11 +337,11 @@ class Hardware(ScenarioTable):
     profile: Annotated[str | None, RefusedIf(unlike_pools_have_no_steps, "unlike")] = Field(
         default=None, description="profile.json of `foredraft calibrate`: fitted or measured times"
     )
-    prefill: Annotated[PoolHardware | None, NoEffect("not_disaggregated")] = Field(
+    prefill: Annotated[PoolHardware | None, NoEffect(when.not_disaggregated)] = Field(
         default=None,
         description="what the engines that only prefill have instead (disaggregation); default: what all have",
     )
-    decode: Annotated[PoolHardware | None, NoEffect("not_disaggregated")] = Field(
+    decode: Annotated[PoolHardware | None, NoEffect(when.not_disaggregated)] = Field(
         default=None, description="what the engines that only decode have instead; default: what all have"
     )
 

@@ -8,6 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from ...core.model_shape import KV_FORMATS
 from ..cost.passes.tokens import EXPERT_INDEPENDENCE
+from . import conditions as when
 from .flags import (
     DTYPES,
     OTHER_DTYPE,
@@ -57,7 +58,7 @@ class Model(ScenarioTable):
     ] = Field(default=None, description=f"{', '.join(KV_FORMATS)}; default: the checkpoint's, else 16-bit")
     state_dtype: Annotated[
         Literal["fp32", "bf16", "fp16"] | None,
-        NoEffect("no_states"),
+        NoEffect(when.no_states),
         sglang("mamba-ssm-dtype N", words=STATES),
         vllm("mamba-ssm-cache-dtype N", "mamba-cache-dtype N", words=STATES),
         trtllm("kv-cache-config.mamba_ssm_cache_dtype N", words=STATES),
@@ -67,7 +68,7 @@ class Model(ScenarioTable):
         "fp32)",
     )
     conv_dtype: Annotated[
-        Literal["fp32", "bf16", "fp16"] | None, NoEffect("no_states"), vllm("mamba-cache-dtype N", words=STATES)
+        Literal["fp32", "bf16", "fp16"] | None, NoEffect(when.no_states), vllm("mamba-cache-dtype N", words=STATES)
     ] = Field(default=None, description="format of the states of convolutions before recurrent layers; default: bf16")
     context_len: Annotated[
         Count | None,
@@ -76,13 +77,13 @@ class Model(ScenarioTable):
         vllm("max-model-len N", form="integer", words={"auto": None, "-1": None}),
         trtllm("max-seq-len N", writes=False),
     ] = Field(default=None, description="context length in tokens; default: the model's own maximum")
-    expert_independence: Annotated[float, Field(gt=0, le=1), NoEffect("experts_have_no_price")] = Field(
+    expert_independence: Annotated[float, Field(gt=0, le=1), NoEffect(when.experts_have_no_price)] = Field(
         default=EXPERT_INDEPENDENCE,
         description="experts that a further token of a request adds, as a share of those that an independent one adds",
     )
     draft: Annotated[
         str | None,
-        NoEffect("no_draft_model"),
+        NoEffect(when.no_draft_model),
         sglang("speculative-draft-model-path|speculative-draft-model|speculative-draft N", by="speculation"),
         vllm("speculative-config.model N", "spec-model N", by="speculation"),
         trtllm(
@@ -92,7 +93,7 @@ class Model(ScenarioTable):
         default=None,
         description="the draft: for STANDALONE a built-in model or a config.json, for heads their config.json",
     )
-    draft_vocab: Annotated[Count, NoEffect("no_draft_vocabulary")] = Field(
+    draft_vocab: Annotated[Count, NoEffect(when.no_draft_vocabulary)] = Field(
         default=32_000, description="EAGLE-3: tokens in the head's reduced vocabulary, unless model.draft says"
     )
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from . import conditions as when
 from .engine_table import EngineTable
 from .flags import sglang, trtllm, vllm
 from .hardware import Hardware
@@ -51,7 +52,7 @@ class FrontEndTable(ScenarioTable):
         description="output tokens of a chunk that the server sends to a client (--stream-interval of SGLang and vLLM, "
         "stream_interval of TensorRT-LLM); the last chunk comes with the last token; default: the server's, 1",
     )
-    first_chunk: Annotated[Literal["token", "interval"] | None, NoEffect("chunks_are_tokens", says="token")] = Field(
+    first_chunk: Annotated[Literal["token", "interval"] | None, NoEffect(when.chunks_are_tokens, says="token")] = Field(
         default=None,
         description="the first chunk of a request. token: its first token alone, at once; interval: a whole chunk; "
         "default: the server's, token",
@@ -67,7 +68,7 @@ class FrontEndTable(ScenarioTable):
 
 
 class RouterTable(ScenarioTable):
-    policy: Annotated[Policy, NoEffect("router_is_unused")] = Field(
+    policy: Annotated[Policy, NoEffect(when.router_is_unused)] = Field(
         default="least_loaded", description="how a replica is chosen: round_robin, least_loaded, prefix_aware, random"
     )
     latency_us: Annotated[float, Field(ge=0, le=1e9)] = Field(
@@ -81,7 +82,7 @@ class RouterTable(ScenarioTable):
 class Disaggregation(ScenarioTable):
     prefill: Annotated[
         Engines,
-        NoEffect("not_disaggregated", says=0),
+        NoEffect(when.not_disaggregated, says=0),
         RefusedIf(pool_has_no_engine),
         sglang("disaggregation-mode N", by="pools"),
         vllm("kv-transfer-config N", "disaggregation-mode N", "is-prefill-worker", by="pools"),
@@ -89,23 +90,23 @@ class Disaggregation(ScenarioTable):
     ] = Field(default=0, description="engines that only prefill; 0: every engine prefills and decodes")
     decode: Annotated[
         Engines,
-        NoEffect("not_disaggregated", says=0),
+        NoEffect(when.not_disaggregated, says=0),
         RefusedIf(pool_has_no_engine),
         sglang("disaggregation-mode N", by="pools"),
         vllm("kv-transfer-config N", "disaggregation-mode N", "is-prefill-worker", by="pools"),
         trtllm("server-role N", "disaggregation-mode N", by="pools"),
     ] = Field(default=0, description="engines that only decode")
-    ratio: Annotated[str | None, NoEffect("not_disaggregated", says=None), RefusedIf(ratio_does_not_divide)] = Field(
+    ratio: Annotated[str | None, NoEffect(when.not_disaggregated, says=None), RefusedIf(ratio_does_not_divide)] = Field(
         default=None, description="divides hardware.replicas, such as 2:1; replaces the two numbers"
     )
-    prefill_policy: Annotated[Policy, NoEffect("pool_policy_is_unused")] = Field(
+    prefill_policy: Annotated[Policy, NoEffect(when.pool_policy_is_unused)] = Field(
         default="least_loaded", description="how the prefill engine of a request is chosen"
     )
-    decode_policy: Annotated[Policy, NoEffect("pool_policy_is_unused")] = Field(
+    decode_policy: Annotated[Policy, NoEffect(when.pool_policy_is_unused)] = Field(
         default="least_loaded", description="how the decode engine of a request is chosen"
     )
     latency_us: Annotated[float, Field(ge=0, le=1e9)] = Field(default=10.0, description="latency from engine to engine")
-    bandwidth_gbps: Annotated[float, Field(ge=1e-3), NoEffect("pools_have_their_own")] = Field(
+    bandwidth_gbps: Annotated[float, Field(ge=1e-3), NoEffect(when.pools_have_their_own)] = Field(
         default=400.0,
         description="bandwidth of each device's port in each direction, in Gbit/s; between two engines that of the slower",
     )
@@ -141,11 +142,11 @@ class Scenario(ScenarioTable):
     model: Model = Model()
     hardware: Hardware = Hardware()
     speculation: Speculation = Speculation()
-    acceptance: Annotated[Acceptance, NoEffect("drafts_nothing")] = Acceptance()
+    acceptance: Annotated[Acceptance, NoEffect(when.drafts_nothing)] = Acceptance()
     engine: EngineTable = EngineTable()
     workload: Workload = Workload()
     clients: Clients = Clients()
     front_end: FrontEndTable = FrontEndTable()
     router: RouterTable = RouterTable()
-    disaggregation: Annotated[Disaggregation, NoEffect("not_disaggregated")] = Disaggregation()
+    disaggregation: Annotated[Disaggregation, NoEffect(when.not_disaggregated)] = Disaggregation()
     slo: Slo = Slo()

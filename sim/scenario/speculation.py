@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ...core.adaptive.interchange import TRTLLM_SCHEDULE, VLLM_SCHEDULE, table_schema
+from . import conditions as when
 from .flags import sglang, trtllm, vllm
 from .refusals import acceptance_is_given, too_deep_for_trees
 from .table import Count, NoEffect, RefusedIf, ScenarioTable, Share
@@ -21,27 +22,27 @@ class Speculation(ScenarioTable):
     ] = Field(default="EAGLE3", description="NONE, STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, or a plugin")
     policy: Annotated[
         Literal["fixed", "ema", "goodput"],
-        NoEffect("not_speculative", says="fixed"),
-        NoEffect("nothing_to_choose"),
+        NoEffect(when.not_speculative, says="fixed"),
+        NoEffect(when.nothing_to_choose),
         sglang("speculative-adaptive", by="speculation"),
     ] = Field(default="ema", description="rule that chooses the number of draft steps")
     steps: Annotated[
         Annotated[int, Field(ge=0)] | None,
-        NoEffect("not_speculative", says=0),
+        NoEffect(when.not_speculative, says=0),
         sglang("speculative-num-steps N", by="speculation"),
         vllm("speculative-config.num_speculative_tokens N", "spec-tokens N", by="speculation"),
         trtllm("speculative-config.max_draft_len N", "speculative-config.num_nextn_predict_layers N", by="speculation"),
     ] = Field(default=None, description="fixed: draft steps; ema, goodput: the first steps")
     topk: Annotated[
         Count,
-        NoEffect("not_speculative", says=1),
-        NoEffect("zero_steps", says=1),
+        NoEffect(when.not_speculative, says=1),
+        NoEffect(when.zero_steps, says=1),
         sglang("speculative-eagle-topk N", "speculative-ngram-max-bfs-breadth N", by="speculation"),
     ] = Field(default=1, description="branches per draft step; 1 is a chain")
     num_draft_tokens: Annotated[
         Annotated[int, Field(ge=1)] | dict[str, int] | None,
-        NoEffect("not_speculative"),
-        NoEffect("zero_steps", says=1),
+        NoEffect(when.not_speculative),
+        NoEffect(when.zero_steps, says=1),
         sglang("speculative-num-draft-tokens N", by="speculation"),
     ] = Field(
         default=None,
@@ -50,8 +51,8 @@ class Speculation(ScenarioTable):
     )
     adaptive: Annotated[
         str | dict[str, Any] | None,
-        NoEffect("not_speculative"),
-        NoEffect("policy_is_fixed"),
+        NoEffect(when.not_speculative),
+        NoEffect(when.policy_is_fixed),
         RefusedIf(too_deep_for_trees, "spec"),
         sglang("speculative-adaptive-config N", by="speculation"),
         vllm(f"speculative-config.{VLLM_SCHEDULE} N", by="speculation"),
@@ -62,12 +63,12 @@ class Speculation(ScenarioTable):
         "file, or the table itself; default: the preset default for ema, zero-to-seven for goodput",
         json_schema_extra=lambda schema: schema.update(anyOf=[{"type": "string"}, table_schema(), {"type": "null"}]),
     )
-    probe_backoff: Annotated[bool | None, NoEffect("policy_is_not_ema")] = Field(
+    probe_backoff: Annotated[bool | None, NoEffect(when.policy_is_not_ema)] = Field(
         default=None,
         description="ema: whether each failed try of drafts after 0 steps doubles the wait for the next, up to 32 "
         "decisions; false: every decision tries (SGLang); for tables that do not say; default: as in the server",
     )
-    heads: Annotated[Count | None, NoEffect("not_speculative"), NoEffect("no_heads")] = Field(
+    heads: Annotated[Count | None, NoEffect(when.not_speculative), NoEffect(when.no_heads)] = Field(
         default=None, description="MULTI_LAYER_EAGLE: heads of the draft; default: the greatest candidate"
     )
 
@@ -90,7 +91,7 @@ class Acceptance(ScenarioTable):
     mean_length: Annotated[
         Annotated[float, Field(ge=1)] | None,
         RefusedIf(acceptance_is_given),
-        NoEffect("rounds_are_too_short", outcome="is not reached"),
+        NoEffect(when.rounds_are_too_short, outcome="is not reached"),
     ] = Field(
         default=None,
         description="mean accept length, bonus included, of rounds with the most steps; the preset gives the rest",
@@ -98,24 +99,24 @@ class Acceptance(ScenarioTable):
     recorded: Annotated[str | None, RefusedIf(acceptance_is_given)] = Field(
         default=None, description="file of recorded longest runs per output position (CSV or JSONL)"
     )
-    request_share: Annotated[Share | None, NoEffect("recording_decides")] = Field(
+    request_share: Annotated[Share | None, NoEffect(when.recording_decides)] = Field(
         default=None, description="variance between requests, as a share; default: the preset's"
     )
-    field_share: Annotated[Share | None, NoEffect("recording_decides")] = Field(
+    field_share: Annotated[Share | None, NoEffect(when.recording_decides)] = Field(
         default=None, description="variance that neighbouring positions share, as a share; default: the preset's"
     )
-    correlation_len: Annotated[Count | None, NoEffect("recording_decides")] = Field(
+    correlation_len: Annotated[Count | None, NoEffect(when.recording_decides)] = Field(
         default=None, description="tokens over which rounds correlate; default: the preset's"
     )
-    rank_ratio: Annotated[Share, NoEffect("ranks_are_unused")] = Field(
+    rank_ratio: Annotated[Share, NoEffect(when.ranks_are_unused)] = Field(
         default=0.6, description="trees: how slowly acceptance falls with rank (an assumption); 0: only rank 1 counts"
     )
-    drift_per_1k_tokens: Annotated[float, NoEffect("recording_decides")] = Field(
+    drift_per_1k_tokens: Annotated[float, NoEffect(when.recording_decides)] = Field(
         default=0.0, description="gain of quality per 1000 output tokens, in standard deviations"
     )
-    day_amplitude: Annotated[float, NoEffect("recording_decides")] = Field(
+    day_amplitude: Annotated[float, NoEffect(when.recording_decides)] = Field(
         default=0.0, description="daily sine wave of quality, in standard deviations"
     )
-    regimes: Annotated[Regimes | None, NoEffect("recording_decides")] = Field(
+    regimes: Annotated[Regimes | None, NoEffect(when.recording_decides)] = Field(
         default=None, description="levels of quality that alternate along a request's output"
     )

@@ -28,14 +28,14 @@ class NoEffect:
     """A condition under which a run does not use a key, or any key of a table: part of the key's type, `Annotated`.
 
     Attributes:
-        condition: The name of a function in `sim/effects/conditions.py`, which returns why.
+        condition: A function of `conditions.py`, which returns why.
         of: Further arguments of this function.
         says: The value that describes what such a run does anyway, so that it is no mistake.
         tells: Whether this value is reported where the command line gives it, because its user expects a difference.
         outcome: What becomes of the key, in words.
     """
 
-    condition: str
+    condition: Callable[..., str | None]
     of: tuple[str, ...] = ()
     says: Any = NOTHING
     tells: bool = False

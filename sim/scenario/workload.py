@@ -6,6 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from ..workload.trace_layout import TraceOptions
+from ..workload.traces import TraceSource
+from . import conditions as when
 from .refusals import length_needs_it, no_curve
 from .table import Count, NoEffect, Positive, Rate, RefusedIf, ScenarioTable, Seconds, Share, Tokens
 
@@ -17,10 +20,10 @@ class Length(ScenarioTable):
         default="fixed", description="distribution of the length in tokens"
     )
     value: Annotated[Tokens | None, NEEDED] = Field(default=None, description="fixed: the length")
-    low: Annotated[Tokens, NoEffect("length_has_no_bounds")] = Field(
+    low: Annotated[Tokens, NoEffect(when.length_has_no_bounds)] = Field(
         default=1, description="uniform, lognormal: the smallest length"
     )
-    high: Annotated[Tokens | None, NEEDED, NoEffect("length_has_no_bounds")] = Field(
+    high: Annotated[Tokens | None, NEEDED, NoEffect(when.length_has_no_bounds)] = Field(
         default=None, description="uniform, lognormal: the greatest length; default for lognormal: the model's context"
     )
     mean: Annotated[Positive | None, NEEDED] = Field(default=None, description="lognormal: the mean before clipping")
@@ -60,12 +63,12 @@ LENGTHS: dict[str, dict[str, Any]] = {
 class Prefixes(ScenarioTable):
     groups: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default=1, description="number of shared prefixes")
     length: Tokens = Field(default=512, description="tokens of a shared prefix")
-    zipf: Annotated[float, Field(ge=0, le=10), NoEffect("one_group")] = Field(
+    zipf: Annotated[float, Field(ge=0, le=10), NoEffect(when.one_group)] = Field(
         default=1.0, description="group i has weight 1 / i**zipf; 0: all groups are alike"
     )
 
 
-OF_TRACE, OF_CLIENTS = NoEffect("requests_are_of_the_trace"), NoEffect("clients_are_closed")
+OF_TRACE, OF_CLIENTS = NoEffect(when.requests_are_of_the_trace), NoEffect(when.clients_are_closed)
 
 
 class Workload(ScenarioTable):
@@ -75,29 +78,29 @@ class Workload(ScenarioTable):
     )
     format: Annotated[
         Literal["auto", "azure", "mooncake", "bailian", "burstgpt", "csv", "jsonl", "vllm-log", "sglang-log", "otlp"],
-        NoEffect("requests_are_synthetic", says="auto"),
+        NoEffect(when.requests_are_synthetic, says="auto"),
     ] = Field(default="auto", description="format of the trace; auto: by its first lines")
-    columns: Annotated[str | None, NoEffect("requests_are_synthetic", says=None)] = Field(
+    columns: Annotated[str | None, NoEffect(when.requests_are_synthetic, says=None)] = Field(
         default=None,
         description="trace: names of its columns or keys, as arrival=NAME,prompt=NAME,output=NAME and session=NAME; "
         "default: by the names that are usual",
     )
-    time_unit: Annotated[Literal["auto", "s", "ms", "us", "ns"], NoEffect("requests_are_synthetic", says="auto")] = (
+    time_unit: Annotated[Literal["auto", "s", "ms", "us", "ns"], NoEffect(when.requests_are_synthetic, says="auto")] = (
         Field(default="auto", description="trace: unit of its times; auto: as its format or the column's name says")
     )
-    rate_scale: Annotated[Rate, OF_CLIENTS, NoEffect("clients_of_a_trace_are_closed")] = Field(
+    rate_scale: Annotated[Rate, OF_CLIENTS, NoEffect(when.clients_of_a_trace_are_closed)] = Field(
         default=1.0, description="factor on the rate of the trace; 2 replays it twice as fast"
     )
-    start_s: Annotated[float, Field(ge=0, le=1e9), NoEffect("requests_are_synthetic", says=0.0)] = Field(
+    start_s: Annotated[float, Field(ge=0, le=1e9), NoEffect(when.requests_are_synthetic, says=0.0)] = Field(
         default=0.0, description="trace: leave out arrivals before this time"
     )
     stop_s: Annotated[Seconds | None, OF_CLIENTS] = Field(default=None, description="no arrival at or after this time")
-    resample_s: Annotated[Annotated[Seconds, Field(ge=1e-3)] | None, NoEffect("requests_are_synthetic", says=None)] = (
-        Field(
-            default=None,
-            description="trace: replay windows of so many seconds that the seed draws from it with replacement, as long "
-            "together as the trace; default: the trace as it is",
-        )
+    resample_s: Annotated[
+        Annotated[Seconds, Field(ge=1e-3)] | None, NoEffect(when.requests_are_synthetic, says=None)
+    ] = Field(
+        default=None,
+        description="trace: replay windows of so many seconds that the seed draws from it with replacement, as long "
+        "together as the trace; default: the trace as it is",
     )
     num_requests: Count | None = Field(
         default=None,
@@ -110,28 +113,28 @@ class Workload(ScenarioTable):
     rate: Annotated[Rate, OF_TRACE, OF_CLIENTS] = Field(
         default=8.0, description="requests per second (day, curve: the mean)"
     )
-    amplitude: Annotated[Share, OF_TRACE, OF_CLIENTS, NoEffect("arrivals_are_others", ("day",))] = Field(
+    amplitude: Annotated[Share, OF_TRACE, OF_CLIENTS, NoEffect(when.arrivals_are_others, ("day",))] = Field(
         default=0.5, description="day: the peak is this share above the mean"
     )
     curve: Annotated[
         list[Annotated[float, Field(ge=0, le=1e6)]] | None,
         OF_TRACE,
         OF_CLIENTS,
-        NoEffect("arrivals_are_others", ("curve",)),
+        NoEffect(when.arrivals_are_others, ("curve",)),
         RefusedIf(no_curve),
     ] = Field(
         default=None,
         description="curve: rates at equal distances over period_s, in any unit, with straight lines between them",
     )
     period_s: Annotated[
-        Seconds, Field(ge=1e-3), OF_TRACE, OF_CLIENTS, NoEffect("arrivals_are_others", ("day", "curve"))
+        Seconds, Field(ge=1e-3), OF_TRACE, OF_CLIENTS, NoEffect(when.arrivals_are_others, ("day", "curve"))
     ] = Field(default=86_400.0, description="day, curve: length of the period, which then repeats")
     burstiness: Annotated[
         float,
         Field(ge=0.05, le=20),
         OF_TRACE,
         OF_CLIENTS,
-        NoEffect("arrivals_are_others", ("gamma", "day", "curve")),
+        NoEffect(when.arrivals_are_others, ("gamma", "day", "curve")),
     ] = Field(
         default=1.0,
         description="gamma, day, curve: coefficient of variation of the gaps; 1 is Poisson, more is burstier",
@@ -144,7 +147,7 @@ class Workload(ScenarioTable):
     prefixes: Annotated[Prefixes | None, OF_TRACE] = Field(
         default=None, description="shared prefixes of synthetic prompts; default: no known content"
     )
-    max_tokens: Annotated[Count | Literal["output"] | None, NoEffect("cap_is_beyond_the_context")] = Field(
+    max_tokens: Annotated[Count | Literal["output"] | None, NoEffect(when.cap_is_beyond_the_context)] = Field(
         default=None,
         description="most output tokens that a request asks for; output: the length that it will emit, and no token "
         "ends it before, as in benchmarks (ignore_eos); default: the room in the context, or, if outputs are "
@@ -153,6 +156,18 @@ class Workload(ScenarioTable):
     urgent_share: Annotated[Share, OF_TRACE] = Field(
         default=0.0, description="share of synthetic requests with priority 1"
     )
+
+    @property
+    def trace_options(self) -> TraceOptions:
+        """How the trace is to be read."""
+        return TraceOptions(self.format, self.columns, self.time_unit)
+
+    @property
+    def contents_are_known(self) -> bool:
+        """Whether the content of prompts is known, so that equal beginnings can be found. Raises TraceError."""
+        if self.trace is None:
+            return self.prefixes is not None
+        return TraceSource(self.trace, self.trace_options).has_block_hashes
 
     @model_validator(mode="after")
     def _stops_after_its_start(self) -> Workload:
@@ -180,6 +195,6 @@ def _completed(given: Any, default: dict[str, Any]) -> Any:
 class Clients(ScenarioTable):
     deadline_s: Seconds | None = Field(default=None, description="time after which a client cancels")
     cancel_share: Share = Field(default=0.0, description="share of requests whose client leaves at a random moment")
-    cancel_mean_s: Annotated[Seconds, NoEffect("no_client_leaves")] = Field(
+    cancel_mean_s: Annotated[Seconds, NoEffect(when.no_client_leaves)] = Field(
         default=10.0, description="mean time until such a client leaves (exponential)"
     )
