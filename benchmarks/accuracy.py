@@ -26,8 +26,8 @@ from accuracy_runs import (
     OTHERS,
     ROOFLINE,
     ROOFLINE_OTHERS,
-    Job,
-    Outcome,
+    AccuracyJob,
+    PointOutcome,
     arms_table,
     batches_table,
     failure_text,
@@ -61,7 +61,7 @@ GRAPHS = (1, 2, 4, *range(8, 1025, 8))
 BEYOND_GRAPHS = 2048
 
 
-def error_table(table: Mapping[str, list[Outcome]], group_of: Callable[[Point], str], head: str) -> Iterator[str]:
+def error_table(table: Mapping[str, list[PointOutcome]], group_of: Callable[[Point], str], head: str) -> Iterator[str]:
     """Yield a Markdown table: of each group the points, by column the mean absolute error and the bias, and the last
     column's worst row."""
     names = " | ".join(f"{column}: mean | bias" for column in table)
@@ -89,7 +89,7 @@ def place(point: Point) -> str:
     return f"TP {point.tensor_parallel}, {point.concurrency} clients, {rest}"
 
 
-def counted(plain: Mapping[str, list[Outcome]], rounds: Mapping[str, list[Outcome]]) -> str:
+def counted(plain: Mapping[str, list[PointOutcome]], rounds: Mapping[str, list[PointOutcome]]) -> str:
     """Return the numbers of points of the summary's lines as a sentence."""
     speculative = [row.point.steps > 0 for row in next(iter(rounds.values()))]
     queued = [row.point.ttft_ms >= QUEUED_MS for row in next(iter(plain.values()))]
@@ -100,7 +100,7 @@ def counted(plain: Mapping[str, list[Outcome]], rounds: Mapping[str, list[Outcom
     )
 
 
-def summary_table(plain: Mapping[str, list[Outcome]], rounds: Mapping[str, list[Outcome]]) -> Iterator[str]:
+def summary_table(plain: Mapping[str, list[PointOutcome]], rounds: Mapping[str, list[PointOutcome]]) -> Iterator[str]:
     """Yield a Markdown table of the mean absolute errors over all points that could be simulated."""
     yield f"| mean absolute error, % | {' | '.join(plain)} |"
     yield f"| --- |{' --- |' * len(plain)}"
@@ -123,14 +123,14 @@ def write_drafted(workers: int) -> None:
     """Write published/drafted.csv, which deployments.py reads: the points of rounds.csv with and without drafts, as
     simulated with profiles that were fitted without their models and draft shapes."""
     columns = {ROOFLINE: ROOFLINE_OTHERS, MEASURED: OTHERS}
-    found = outcomes([Job(point, column) for point in round_points() for column in columns.values()], workers)
+    found = outcomes([AccuracyJob(point, column) for point in round_points() for column in columns.values()], workers)
     with DRAFTED.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         names = ("kernels", "dataset", "text", "algorithm", "draft", "shape", "published_ms", "simulated_ms")
         writer.writerow([*Place._fields[:-1], "run", *names])
         for kernels, column in columns.items():
             for point in round_points():
-                result = found[Job(point, column)]
+                result = found[AccuracyJob(point, column)]
                 if "failure" in result:
                     continue
                 run = assemble(scenario_from_dict(point.scenario(ROOFLINE), point.dataset))
@@ -190,15 +190,15 @@ def _verify_ms(tokens: int, gpu: str, tensor_parallel: int, kernels: str) -> flo
     return sum(ns for name, ns in parts.items() if not name.startswith("draft")) / 1e6
 
 
-def _errors(rows: Iterable[Outcome]) -> list[float]:
+def _errors(rows: Iterable[PointOutcome]) -> list[float]:
     return [row.error for row in rows if row.ms is not None]
 
 
-def _ttft_errors(rows: Iterable[Outcome]) -> list[float]:
+def _ttft_errors(rows: Iterable[PointOutcome]) -> list[float]:
     return [row.ttft_ms / row.point.ttft_ms - 1 for row in rows if row.ttft_ms is not None]
 
 
-def _request_errors(rows: Iterable[Outcome]) -> list[float]:
+def _request_errors(rows: Iterable[PointOutcome]) -> list[float]:
     def whole(point: Point, first_ms: float, token_ms: float) -> float:
         return first_ms + (point.mean(point.output) - 1) * token_ms
 
@@ -209,7 +209,7 @@ def _request_errors(rows: Iterable[Outcome]) -> list[float]:
     ]
 
 
-def not_simulated(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
+def not_simulated(table: Mapping[str, list[PointOutcome]]) -> Iterator[str]:
     """Yield a line for each reason for which points could not be simulated."""
     for column, rows in table.items():
         reasons: dict[str, int] = {}

@@ -54,7 +54,7 @@ def mean_size(values: Iterable[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class AccuracyJob:
     """A simulation to make: a point, and the times of passes."""
 
     point: Point
@@ -72,7 +72,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PointOutcome:
     """A point's published and simulated time per output token of a client, and time to first token, in ms;
     or why there is none."""
 
@@ -88,7 +88,7 @@ class Outcome:
         return self.ms / self.published_ms - 1
 
 
-def run(job: Job) -> dict[str, Any]:
+def run(job: AccuracyJob) -> dict[str, Any]:
     """Simulate a job. Returns its times, or the message of what cannot be simulated."""
     kernels = ROOFLINE if job.column in (ROOFLINE, ROOFLINE_OTHERS) else MEASURED
     try:
@@ -107,11 +107,11 @@ def _sources() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def outcomes(jobs: Sequence[Job], workers: int) -> dict[Job, dict[str, Any]]:
+def outcomes(jobs: Sequence[AccuracyJob], workers: int) -> dict[AccuracyJob, dict[str, Any]]:
     """Return the result of every job, from the cache or simulated by `workers` processes."""
     folder = cache_folder("accuracy")
     folder.mkdir(parents=True, exist_ok=True)
-    found: dict[Job, dict[str, Any]] = {}
+    found: dict[AccuracyJob, dict[str, Any]] = {}
     for job in jobs:
         path = folder / f"{job.key}.json"
         if path.is_file():
@@ -130,12 +130,12 @@ def outcomes(jobs: Sequence[Job], workers: int) -> dict[Job, dict[str, Any]]:
     return found
 
 
-def simulate_all(points: Sequence[Point], columns: Sequence[str], workers: int) -> dict[str, list[Outcome]]:
+def simulate_all(points: Sequence[Point], columns: Sequence[str], workers: int) -> dict[str, list[PointOutcome]]:
     """Return the outcomes of all points by column, and those of calibrations."""
-    jobs = [[Job(point, column) for point in points] for column in columns]
+    jobs = [[AccuracyJob(point, column) for point in points] for column in columns]
     found = outcomes([job for row in jobs for job in row], workers)
     table = {
-        column: [Outcome(job.point, job.point.published_ms, **found[job]) for job in row]
+        column: [PointOutcome(job.point, job.point.published_ms, **found[job]) for job in row]
         for column, row in zip(columns, jobs, strict=True)
     }
     kernels = MEASURED if MEASURED in table else ROOFLINE
@@ -154,7 +154,7 @@ class Calibrated:
     clients: MeasuredClients
 
     @classmethod
-    def of(cls, rows: Sequence[Outcome]) -> Calibrated:
+    def of(cls, rows: Sequence[PointOutcome]) -> Calibrated:
         logs = np.log([row.point.concurrency for row in rows])
         clients = MeasuredClients(*np.exp([logs.min(), logs.mean(), logs.max()]))
         rest = np.log([row.ms / row.published_ms for row in rows])
@@ -162,21 +162,21 @@ class Calibrated:
         fit = LinearFit(rest, columns, np.full(len(rows), NOISE["mean_tpot_ms"]), nothing, SPREAD)
         return cls(fit, clients)
 
-    def __call__(self, rows: Sequence[Outcome]) -> np.ndarray:
+    def __call__(self, rows: Sequence[PointOutcome]) -> np.ndarray:
         """Return the times per output token of other simulated points, in ms [rows]."""
         return np.array([row.ms for row in rows]) * np.exp(_columns(rows, self.clients) @ self.fit.step())
 
 
-def _columns(rows: Sequence[Outcome], clients: MeasuredClients) -> np.ndarray:
+def _columns(rows: Sequence[PointOutcome], clients: MeasuredClients) -> np.ndarray:
     inside = np.clip([row.point.concurrency for row in rows], clients.least, clients.most)
     power, drafts = np.log(inside / clients.usual), np.array([float(row.point.steps > 0) for row in rows])
     return np.c_[np.ones(len(rows)), power, drafts, drafts * power]
 
 
-def calibrated(rows: Sequence[Outcome]) -> list[Outcome]:
+def calibrated(rows: Sequence[PointOutcome]) -> list[PointOutcome]:
     """Return the outcomes with a calibration by the other points of each data set. The time to the first token is not
     fitted."""
-    found: dict[Point, Outcome] = {}
+    found: dict[Point, PointOutcome] = {}
     for dataset in dict.fromkeys(row.point.dataset for row in rows):
         own = [row for row in rows if row.point.dataset == dataset and row.ms is not None]
         if len(own) < LEAST_TO_CALIBRATE:
@@ -246,7 +246,7 @@ class Arms:
         return rates[shape] / rates["plain"]
 
 
-def arms(rows: Sequence[Outcome]) -> list[Arms]:
+def arms(rows: Sequence[PointOutcome]) -> list[Arms]:
     """Group speculative rows by data set, text, algorithm and draft, each with the plain row of its text."""
     found = []
     keys = dict.fromkeys(
@@ -267,7 +267,7 @@ def arms(rows: Sequence[Outcome]) -> list[Arms]:
     return found
 
 
-def arms_table(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
+def arms_table(table: Mapping[str, list[PointOutcome]]) -> Iterator[str]:
     """Yield a Markdown table of speed-ups and choices by data set and column."""
     yield "| data set | times of passes | arms | speed-up: mean error | bias | sign right | regret: mean | worst |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
@@ -280,7 +280,7 @@ def arms_table(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
             yield f"| {dataset or '**all**'} | {column} | {count} | {' | '.join(_arms_cells(chosen))} |"
 
 
-def summary_lines(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
+def summary_lines(table: Mapping[str, list[PointOutcome]]) -> Iterator[str]:
     """Yield the lines of the page's summary that are about speculation."""
     errors: dict[str, list[str]] = {SUMMARY[0]: [], SUMMARY[1]: [], SUMMARY[2]: []}
     for every in table.values():
@@ -293,7 +293,7 @@ def summary_lines(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
         yield f"| {name} | {' | '.join(cells)} |"
 
 
-def batches_table(table: Mapping[str, list[Outcome]]) -> Iterator[str]:
+def batches_table(table: Mapping[str, list[PointOutcome]]) -> Iterator[str]:
     """Yield a Markdown table of rates, speed-ups and choices by the number of clients and column."""
     head = "clients | times of passes | points | tokens/s: mean error | bias | speed-up: mean error | bias | sign right"
     yield f"| {head} | regret: mean | worst |"

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from foredraft.sim.cost.deployments.evidence import DRAFTS, NOTHING, OTHERS, REQUEST, TABLE, TPOT, TTFT, Place
-from intervals import Row, apart, classes, ends_of, error_table, own_rows, speed_ups
+from intervals import ErrorRow, apart, classes, ends_of, error_table, own_rows, speed_ups
 from pages import write_block
 from points import read_rows
 
@@ -27,7 +27,7 @@ WARM_UP_MS, WARM_UP_RATIO = 3000.0, 4.0
 WORDS = {TPOT: "per output token", TTFT: "to the first token", REQUEST: "of a whole request", DRAFTS: "with drafts"}
 
 
-def rows_of_points() -> list[Row]:
+def rows_of_points() -> list[ErrorRow]:
     plain = {(row["server"], float(row["tpot_ms"]), float(row["ttft_ms"])) for row in read_rows("plain.csv")}
     lines, found = read_rows("serving.csv"), []
     fitted = {(line["model"], line["server"]) for line in lines if line["ttft_ms"]
@@ -38,12 +38,12 @@ def rows_of_points() -> list[Row]:
         group = place.model, place.gpu, place.server
         clients = 0 if int(line["engines"]) > 1 else int(line["clients"])
         is_fitted = (place.model, place.server) in fitted
-        found.append(Row(place, line["run"], line["kernels"], group, is_fitted, logs(line), clients))
+        found.append(ErrorRow(place, line["run"], line["kernels"], group, is_fitted, logs(line), clients))
     for line in read_rows("drafted.csv"):
         if line["algorithm"] != "NONE":
             place = Place(**{name: line[name] for name in Place._fields[:-1]})
             log = {DRAFTS: math.log(float(line["published_ms"]) / float(line["simulated_ms"]))}
-            found.append(Row(place, line["text"], line["kernels"], line["dataset"], False, log))
+            found.append(ErrorRow(place, line["text"], line["kernels"], line["dataset"], False, log))
     return found
 
 
@@ -59,9 +59,9 @@ def logs(line: Mapping[str, str]) -> dict[str, float]:
     return found
 
 
-def deployments(rows: Sequence[Row]) -> Iterator[list[Any]]:
+def deployments(rows: Sequence[ErrorRow]) -> Iterator[list[Any]]:
     """Yield the rows of the table: each run counts alike."""
-    members: dict[tuple[Place, str, bool], list[Row]] = {}
+    members: dict[tuple[Place, str, bool], list[ErrorRow]] = {}
     for row in rows:
         members.setdefault((row.place, row.kernels, DRAFTS in row.logs), []).append(row)
     for (place, kernels, drafts), own in sorted(members.items()):
@@ -84,7 +84,7 @@ def deployments(rows: Sequence[Row]) -> Iterator[list[Any]]:
         ]
 
 
-def judged(rows: Sequence[Row], kernels: str, surer: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def judged(rows: Sequence[ErrorRow], kernels: str, surer: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the intervals of one source of kernels, and the lines of the page. `surer`: of the source that is never
     less sure where there is no benchmark. Rounds with drafts are never surer than plain ones."""
     own, times, lines = [row for row in rows if row.kernels == kernels], {}, []
@@ -115,7 +115,7 @@ def rounded(value: Any) -> Any:
     return [rounded(each) for each in value] if isinstance(value, list | tuple) else round(float(value), 3)
 
 
-def document(rows: Sequence[Row]) -> tuple[str, list[str]]:
+def document(rows: Sequence[ErrorRow]) -> tuple[str, list[str]]:
     """Return the file, and the table of the page."""
     found: dict[str, Any] = {}
     lines = ["| time, kernels | known | points | units | 80 % of published / simulated | of left-out units |"]

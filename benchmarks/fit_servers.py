@@ -47,8 +47,8 @@ from foredraft.sim.cost.host import FULL_GRAPH
 from foredraft.sim.cost.server import PROFILES
 from points import (
     DEVICE,
-    Estimate,
     Point,
+    PointEstimate,
     SpeedUp,
     estimate,
     model_of,
@@ -127,19 +127,19 @@ def fitted_ms(point: Point, token_ms: float, first_token_ms: float | None) -> fl
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class MeasuredServer:
     """The points of a server, the estimates of their times, and how many times the estimates the simulations are."""
 
     server: str
-    estimates: tuple[Estimate, ...]
+    estimates: tuple[PointEstimate, ...]
     ratios: np.ndarray
 
-    def without(self, model: str) -> Measured:
+    def without(self, model: str) -> MeasuredServer:
         """Return the points of other models; self if there is none of this."""
         kept = [i for i, item in enumerate(self.estimates) if model_of(item.point) != model]
         if len(kept) == len(self.estimates):
             return self
-        return Measured(self.server, tuple(self.estimates[i] for i in kept), self.ratios[kept])
+        return MeasuredServer(self.server, tuple(self.estimates[i] for i in kept), self.ratios[kept])
 
     @cached_property
     def published(self) -> np.ndarray:
@@ -179,7 +179,7 @@ class Measured:
         return {name: float(best.x[i] * sizes[i]) for i, name in enumerate(names) if told[i]}
 
 
-def fit_all(every: Sequence[Measured]) -> dict[str, dict[str, float]]:
+def fit_all(every: Sequence[MeasuredServer]) -> dict[str, dict[str, float]]:
     """Return the waits of all servers: of each alone, and then around the mean of these."""
     alone = [item.fit_alone for item in every]
     usual = {}
@@ -190,12 +190,12 @@ def fit_all(every: Sequence[Measured]) -> dict[str, dict[str, float]]:
     return {item.server: item.fit(usual) for item in every}
 
 
-def measured(server: str) -> Measured:
+def measured(server: str) -> MeasuredServer:
     """Simulate the points of a server, with its profile as it is: fit again when that has changed much."""
     estimates = tuple(estimate(point) for point in fitted_points(server))
     print(f"    {server}: {len(estimates)} simulations", file=sys.stderr, flush=True)
     times = [fitted_ms(item.point, *simulated(item.point)) for item in estimates]
-    return Measured(server, estimates, np.array(times) * 1e6 / [item.token_ns({}) for item in estimates])
+    return MeasuredServer(server, estimates, np.array(times) * 1e6 / [item.token_ns({}) for item in estimates])
 
 
 def simulated(point: Point) -> tuple[float, float]:
@@ -229,7 +229,7 @@ def print_waits() -> tuple[dict[str, dict[str, float]], dict[str, dict[str, dict
 # -- speculative rounds -----------------------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
+class FittedRow(NamedTuple):
     """One published row: its group, the time of its round, and what kernels and known waits take of it, in ns."""
 
     model: str
@@ -251,7 +251,7 @@ class Row(NamedTuple):
         }
 
 
-def published_rows(server: str) -> list[Row]:
+def published_rows(server: str) -> list[FittedRow]:
     """Return the rows that are fitted under `server`, with what is known of each round: a simulation without the waits
     that are fitted. Rows are left out by their model, or by their draft shape if there is one model alone."""
     points = [point for point in round_points() if point.server == server and point.text != SHORT_ANSWERS]
@@ -263,11 +263,13 @@ def published_rows(server: str) -> list[Row]:
         of_round, shape = point.accept_length * 1e6, f"{point.algorithm} {point.shape}"
         model = model_of(point)
         group = rounds_of(model) if len(models) > 1 else shape
-        rows.append(Row(model, group, shape, point.steps, point.topk, point.published_ms * of_round, known * of_round))
+        rows.append(
+            FittedRow(model, group, shape, point.steps, point.topk, point.published_ms * of_round, known * of_round)
+        )
     return rows
 
 
-def fit_rounds(rows: Sequence[Row], names: Sequence[str]) -> np.ndarray:
+def fit_rounds(rows: Sequence[FittedRow], names: Sequence[str]) -> np.ndarray:
     """Return the times called `names`, ns [len(names)].
 
     Where there are several models, each has a factor on what is known of its rounds, plain ones included. It is fitted
@@ -291,14 +293,14 @@ def fit_rounds(rows: Sequence[Row], names: Sequence[str]) -> np.ndarray:
     return found.x[: len(names)] * UNIT_NS
 
 
-def errors(rows: Sequence[Row], names: Sequence[str], values: np.ndarray) -> np.ndarray:
+def errors(rows: Sequence[FittedRow], names: Sequence[str], values: np.ndarray) -> np.ndarray:
     """Return predicted / published − 1 of each row."""
     return np.array(
         [(row.known_ns + sum(row.features[n] * x for n, x in zip(names, values, strict=True))) / row.round_ns - 1 for row in rows]
     )  # fmt: skip
 
 
-def rounds_without(rows: Sequence[Row], names: Sequence[str]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def rounds_without(rows: Sequence[FittedRow], names: Sequence[str]) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Return the times fitted without each group, and the error of each row by those without its own."""
     left_out, values = np.empty(len(rows)), {}
     for group in dict.fromkeys(row.group for row in rows):

@@ -28,7 +28,7 @@ LEVEL = 0.8
 Ends = tuple[float, float]
 
 
-class Row(NamedTuple):
+class ErrorRow(NamedTuple):
     """A published point: its deployment, its run, and the logarithms of published / simulated by time."""
 
     place: Place
@@ -69,12 +69,12 @@ class Errors(NamedTuple):
         return float(np.mean([of[u][0] <= v <= of[u][1] for v, u in zip(self.values, self.units, strict=True)]))
 
 
-def errors(rows: Sequence[Row], time: str, unit: Callable[[Row], Hashable]) -> Errors:
+def errors(rows: Sequence[ErrorRow], time: str, unit: Callable[[ErrorRow], Hashable]) -> Errors:
     known = [row for row in rows if time in row.logs and not row.is_fitted]
     return Errors(np.array([row.logs[time] for row in known]), [unit(row) for row in known])
 
 
-def own_errors(rows: Sequence[Row], time: str, place_of: Callable[[Row], Place]) -> Errors:
+def own_errors(rows: Sequence[ErrorRow], time: str, place_of: Callable[[ErrorRow], Place]) -> Errors:
     """Return the errors of runs that are left out, around the mean of the others of their deployment."""
     centre, by = TPOT if time == REQUEST else time, {}
     for row in (row for row in rows if time in row.logs and centre in row.logs):
@@ -88,7 +88,7 @@ def own_errors(rows: Sequence[Row], time: str, place_of: Callable[[Row], Place])
     return Errors(np.array([value for value, _ in found]), [place for _, place in found])
 
 
-def classes(rows: Sequence[Row], time: str) -> dict[str, Errors]:
+def classes(rows: Sequence[ErrorRow], time: str) -> dict[str, Errors]:
     released = [row for row in rows if row.place.release or time == DRAFTS]
     return {
         RELEASE: own_errors(released, time, lambda row: row.place),
@@ -122,7 +122,7 @@ def speed_ups(kernels: str) -> Errors:
     )
 
 
-def apart(rows: Sequence[Row], time: str) -> list[float]:
+def apart(rows: Sequence[ErrorRow], time: str) -> list[float]:
     """Return by what two deployments share how far apart their means are, each pair of deployments alike."""
     means: dict[Place, list[float]] = {}
     for row in (row for row in rows if time in row.logs):
@@ -134,7 +134,7 @@ def apart(rows: Sequence[Row], time: str) -> list[float]:
     return list(np.maximum.accumulate([np.quantile(each, LEVEL) if each else 0.0 for each in found]))
 
 
-def error_table(rows: Sequence[Row], words: Mapping[str, str]) -> Iterator[str]:
+def error_table(rows: Sequence[ErrorRow], words: Mapping[str, str]) -> Iterator[str]:
     """Yield a Markdown table of errors (simulated / published − 1) by time and server."""
     yield "| time, server | points | mean | bias |"
     yield "| --- | --- | --- | --- |"
@@ -151,10 +151,10 @@ GIVEN, PREDICTED = 3, 6
 """The rows of a deployment that are one's own, and the most that are predicted."""
 
 
-def own_rows(rows: Sequence[Row], kernels: str) -> Iterator[str]:
+def own_rows(rows: Sequence[ErrorRow], kernels: str) -> Iterator[str]:
     """Yield a Markdown table of what three rows of one's own give: `foredraft calibrate` fits one of few, one of more
     and one of many clients, and others of the same deployment are predicted."""
-    members: dict[Place, list[Row]] = {}
+    members: dict[Place, list[ErrorRow]] = {}
     for row in (row for row in rows if row.kernels == kernels and row.clients):
         members.setdefault(row.place._replace(release=""), []).append(row)
     found: dict[str, list[np.ndarray]] = {}
@@ -170,7 +170,7 @@ def own_rows(rows: Sequence[Row], kernels: str) -> Iterator[str]:
         yield f"| {server or '**all**'} | {len(chosen)} | {len(before)} | {cells} |"
 
 
-def _before_and_after(rows: Sequence[Row]) -> np.ndarray:
+def _before_and_after(rows: Sequence[ErrorRow]) -> np.ndarray:
     """Return simulated / published − 1 of rows that were not fitted, before and after the fit [2, rows]."""
     rows = sorted(rows, key=lambda row: row.clients)
     own = [rows[place] for place in (0, len(rows) // 2, len(rows) - 1)]

@@ -64,7 +64,7 @@ BATCH_WAIT_TOKENS = 0.9
 """batch_wait_max_tokens_ratio where a script of InferenceX waits for batches (70b_fp8_h200_trt_slurm.sh)."""
 
 
-class Measured(NamedTuple):
+class MeasuredPoint(NamedTuple):
     """What a simulation of a point shows: time per output token of one client, and to the first token, in ms."""
 
     token_ms: float
@@ -184,7 +184,7 @@ class Point:
     def _lengths(self, length: int) -> dict[str, Any]:
         return {"kind": "uniform", "low": math.ceil(length * self.shortest), "high": math.floor(length * self.longest)}
 
-    def measured(self, result: Result) -> Measured:
+    def measured(self, result: Result) -> MeasuredPoint:
         """Return what a run shows of this point, at the published accept length.
 
         A published rate has prompts and waiting in it, a published time per token has not. The first and the last turn
@@ -206,7 +206,7 @@ class Point:
         else:
             assert self.tokens_per_s is not None, "a point has a time or a rate"
             ms = mean(first - arrival + decoding) / mean(tokens) / 1e6  # of the steady state (Little's law)
-        return Measured(ms, mean(first - arrival) / 1e6)
+        return MeasuredPoint(ms, mean(first - arrival) / 1e6)
 
     def tokens_per_s_of(self, result: Result) -> float:
         """Return the rate of a whole run, its empty batches at the end included, at the published accept length."""
@@ -369,7 +369,7 @@ WAITS = ("graph_gap_ns", "row_gap_ns", "collective_gap_ns", "draft_step_ns", "ea
 FREE = dict.fromkeys([*WAITS, "eager_kernel_ns"], 0.0)
 
 
-class Estimate(NamedTuple):
+class PointEstimate(NamedTuple):
     """What a point's time per token is made of, in ns:
     kernels of a round, of a round with one prompt, of that prompt alone."""
 
@@ -407,7 +407,7 @@ class Estimate(NamedTuple):
         return step / point.accept_length
 
 
-def estimate(point: Point, kernels: str = "measured") -> Estimate:
+def estimate(point: Point, kernels: str = "measured") -> PointEstimate:
     """Return the times of a point's kernels."""
     with profile_with(point.server, **FREE):
         run = assemble(scenario_from_dict(point.scenario(kernels), point.dataset))
@@ -420,6 +420,6 @@ def estimate(point: Point, kernels: str = "measured") -> Estimate:
     shape, prompt = RoundShape(point.steps, point.topk, point.num_draft_tokens), [(prompt_len, 0)]
     mixed = cost.step_ns(prompt, DecodeWork(rows - 1, shape, (rows - 1) * context) if rows > 1 else None)
     decode = cost.decode_ns(rows, shape, rows * context)
-    return Estimate(
+    return PointEstimate(
         point, decode, mixed, cost.step_ns(prompt), passes.kernels, passes.collectives, cost.parallel.devices
     )

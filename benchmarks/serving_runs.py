@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from accuracy_runs import MEASURED, ROOFLINE, Job, outcomes
+from accuracy_runs import MEASURED, ROOFLINE, AccuracyJob, outcomes
 from foredraft.core.contract.step import PLAIN_ROUND
 from foredraft.core.errors import ForedraftError
 from foredraft.observe.distribution.install_hint import install_command
@@ -27,7 +27,7 @@ from foredraft.sim.cost.hardware import Parallelism
 from foredraft.sim.cost.round import RoundCost
 from foredraft.sim.scenario_file import scenario_from_dict
 from points import Point, profile_with, round_points
-from silicon import Layout, Served, served_points, silicon_file
+from silicon import Layout, ServedPoint, served_points, silicon_file
 
 SERVING = Path(__file__).parent / "published" / "serving.csv"
 SAMPLED_CLIENTS, SAMPLED_OUTPUT = 128, 1024
@@ -36,7 +36,7 @@ STEADY_ROUNDS = 20
 """Rounds in which the rows of a decode engine settle."""
 
 
-def split_times(served: Served, kernels: str) -> tuple[float, float]:
+def split_times(served: ServedPoint, kernels: str) -> tuple[float, float]:
     """Return the times to the first token and per output token of a disaggregated run, in ms.
 
     The engines that decode have no prompts. Requests are a closed network of prompts, which the prefill engines compute
@@ -71,10 +71,10 @@ def _cost(point: Point, kernels: str) -> RoundCost:
     return cost
 
 
-def specbundle_points() -> list[Served]:
+def specbundle_points() -> list[ServedPoint]:
     """Return the plain rows of SpecBundle, whose time per token has the prompt in it."""
     return [
-        Served(
+        ServedPoint(
             id=f"{point.dataset} {point.text}",
             family=point.model,
             precision=point.weight_dtype,
@@ -89,10 +89,10 @@ def specbundle_points() -> list[Served]:
     ]
 
 
-def roofline_sample(points: Sequence[Served]) -> list[Served]:
+def roofline_sample(points: Sequence[ServedPoint]) -> list[ServedPoint]:
     """Return two points of each deployment, of few and of more tokens, that are also simulated without measured
     kernels."""
-    members: dict[tuple[str, ...], list[Served]] = {}
+    members: dict[tuple[str, ...], list[ServedPoint]] = {}
     for item in points:
         if not item.engines and item.point.concurrency <= SAMPLED_CLIENTS:
             members.setdefault(item.deployment, []).append(item)
@@ -104,19 +104,19 @@ def roofline_sample(points: Sequence[Served]) -> list[Served]:
     return chosen
 
 
-def simulated(points: Sequence[Served], workers: int) -> Iterator[tuple[Served, str, float, float]]:
+def simulated(points: Sequence[ServedPoint], workers: int) -> Iterator[tuple[ServedPoint, str, float, float]]:
     """Yield points with the source of kernels, and the simulated times to the first token and per output token in ms.
 
     What has no measured kernels is simulated with the roofline. Points that cannot be simulated are left out.
     """
     whole = [item for item in points if not item.engines]
-    found = outcomes([Job(item.point, MEASURED) for item in whole], workers)
-    failed = [item for item in whole if "failure" in found[Job(item.point, MEASURED)]]
+    found = outcomes([AccuracyJob(item.point, MEASURED) for item in whole], workers)
+    failed = [item for item in whole if "failure" in found[AccuracyJob(item.point, MEASURED)]]
     sample = roofline_sample([item for item in whole if item not in failed])
-    found |= outcomes([Job(item.point, ROOFLINE) for item in [*failed, *sample]], workers)
+    found |= outcomes([AccuracyJob(item.point, ROOFLINE) for item in [*failed, *sample]], workers)
     for kernels, items in ((MEASURED, whole), (ROOFLINE, [*failed, *sample])):
         for item in items:
-            result = found[Job(item.point, kernels)]
+            result = found[AccuracyJob(item.point, kernels)]
             if "failure" not in result:
                 yield item, kernels, result["ttft_ms"], result["ms"]
     for item in points:
@@ -128,7 +128,7 @@ def simulated(points: Sequence[Served], workers: int) -> Iterator[tuple[Served, 
                 continue
 
 
-def place(item: Served) -> Place:
+def place(item: ServedPoint) -> Place:
     """Return what a point's deployment shares with others."""
     run = assemble(scenario_from_dict(item.point.scenario(ROOFLINE), item.point.dataset))
     parallel = Parallelism(item.layout.tensor, item.layout.data, item.layout.expert)
@@ -136,7 +136,7 @@ def place(item: Served) -> Place:
     return place_of(run.target, item.point.gpu, item.point.server, parallel, words)
 
 
-def write(points: Sequence[Served], workers: int) -> None:
+def write(points: Sequence[ServedPoint], workers: int) -> None:
     """Simulate the points and write serving.csv."""
     names = ("kernels", "source", "engines", "clients", "prompt", "output", "ttft_ms", "tpot_ms")
     found = list(simulated(points, workers))

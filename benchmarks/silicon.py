@@ -88,7 +88,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedPoint:
     """What a row served, and when.
 
     `engines`, `prefill`, `prefill_engines`: of a disaggregated row, else 0 and None.
@@ -121,7 +121,7 @@ def silicon_file() -> Path | None:
     return Path(next(iter(places))) / "systems" / "silicon_sample.csv" if places else None
 
 
-def served_points(path: Path) -> tuple[list[Served], Counter[Refusal]]:
+def served_points(path: Path) -> tuple[list[ServedPoint], Counter[Refusal]]:
     """Return the points of the file, in its order, and how many rows are refused for each reason."""
     refused: Counter[Refusal] = Counter()
     points = []
@@ -153,7 +153,7 @@ def _unclear(row: Mapping[str, str]) -> tuple[bool, bool]:
     return lacks_engines, not source.startswith("source_file=2026-03-25")
 
 
-def _served(copies: list[dict[str, str]]) -> Served | Refusal:
+def _served(copies: list[dict[str, str]]) -> ServedPoint | Refusal:
     row, source = copies[0], copies[0]["silicon_data_source"]
     name = row["model_path"].rpartition("/")[2]
     known = _models().get((name, row["precision"]))
@@ -187,7 +187,7 @@ def _served(copies: list[dict[str, str]]) -> Served | Refusal:
             poll_steps=int(flags["poll_steps_from_16" if clients >= 16 else "poll_steps"]),
             batch_wait_rounds=int(flags["batch_wait_rounds"]),
         )
-    return Served(
+    return ServedPoint(
         id=row["id"],
         family=family,
         precision=row["precision"] or "bf16",

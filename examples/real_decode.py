@@ -35,27 +35,27 @@ MOST_REPEATS = 0.5
 
 
 @dataclass(frozen=True)
-class Way:
+class DecodeWay:
     """One way to decode: a name, and the options of its session."""
 
     name: str
     options: SessionOptions
 
 
-def ways(pair: Path, context_len: int) -> list[Way]:
+def ways(pair: Path, context_len: int) -> list[DecodeWay]:
     plain = SessionOptions(model=pair / "target", device="cpu", threads=1, context_len=context_len, prefix_cache=False)
     eagle3 = replace(plain, draft=pair / "eagle3", algorithm="EAGLE3")
     return [
-        Way("plain", plain),
-        Way("STANDALONE, chain of 3", replace(plain, draft=pair / "draft", algorithm="STANDALONE", steps=3)),
-        Way("EAGLE-3, chain of 3", replace(eagle3, steps=3)),
-        Way("EAGLE-3, tree of 8 (top-k 2)", replace(eagle3, steps=4, topk=2, num_draft_tokens=8)),
-        Way("EAGLE-3, adaptive", replace(eagle3, adaptive="default")),
-        Way(
+        DecodeWay("plain", plain),
+        DecodeWay("STANDALONE, chain of 3", replace(plain, draft=pair / "draft", algorithm="STANDALONE", steps=3)),
+        DecodeWay("EAGLE-3, chain of 3", replace(eagle3, steps=3)),
+        DecodeWay("EAGLE-3, tree of 8 (top-k 2)", replace(eagle3, steps=4, topk=2, num_draft_tokens=8)),
+        DecodeWay("EAGLE-3, adaptive", replace(eagle3, adaptive="default")),
+        DecodeWay(
             "multi-layer EAGLE, 2 heads",
             replace(plain, draft=pair / "multi_layer_eagle", algorithm="MULTI_LAYER_EAGLE", steps=2),
         ),
-        Way("NGRAM", replace(plain, algorithm="NGRAM", steps=5)),
+        DecodeWay("NGRAM", replace(plain, algorithm="NGRAM", steps=5)),
     ]
 
 

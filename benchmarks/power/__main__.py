@@ -26,7 +26,7 @@ from textwrap import fill
 
 from ..pages import write_block
 from .copies import in_fork, planted, warm_up
-from .defects import Defect, Draw, read_draw
+from .defects import DrawnDefect, DrawOfDefects, read_draw
 from .judging import COMPONENTS, judge_one, report
 from .sites import AREAS, ROOT, draw_sites
 
@@ -74,24 +74,24 @@ def _print_sites(seed: int, count: int) -> None:
                 )
 
 
-def _seen_file(draw: Draw) -> Path:
+def _seen_file(draw: DrawOfDefects) -> Path:
     """Return the file that says which defects were seen."""
     path = ROOT / "runs" / "power" / f"{draw.path.stem}-{draw.digest}-seen.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def _read_seen(draw: Draw) -> dict[str, bool]:
+def _read_seen(draw: DrawOfDefects) -> dict[str, bool]:
     path = _seen_file(draw)
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def _show(draw: Draw, defects: list[Defect], workers: int) -> int:
+def _show(draw: DrawOfDefects, defects: list[DrawnDefect], workers: int) -> int:
     """Print of each defect whether its script sees it, and keep that. Returns 1 if it does not see one."""
     unseen, seen = 0, _read_seen(draw)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
 
-        def said(script: str, name: str, defect: Defect | None) -> tuple[bool, str]:
+        def said(script: str, name: str, defect: DrawnDefect | None) -> tuple[bool, str]:
             with planted(Path(folder) / name, defect) as place:
                 error = in_fork(place, partial(_run_script, script), SHOW_LIMIT_S)
                 return error is None, (place / "printed").read_text(encoding="utf-8") + json.dumps(error)
@@ -123,7 +123,7 @@ def _run_script(script: str) -> None:
     sys.stdout.flush()
 
 
-def _judge(draw: Draw, defects: list[Defect], workers: int, seed: int, judgement: str) -> list[str]:
+def _judge(draw: DrawOfDefects, defects: list[DrawnDefect], workers: int, seed: int, judgement: str) -> list[str]:
     """Judge what is not judged yet. Returns the table of all that is, with its conditions."""
     seen = _read_seen(draw)
     counted = [one for one in draw.defects if seen.get(one.id)]

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .defects import Defect
+from .defects import DrawnDefect
 from .sites import ROOT
 
 FOLDERS = ("core", "sim", "gpu", "properties", "checks", "observe", "planning", "twin", "cli", "serve", "ui")
@@ -21,7 +21,7 @@ LIBRARIES = ("numpy", "simpy", "pydantic", "pyarrow.parquet", "hypothesis", "sci
 
 
 @contextmanager
-def planted(place: Path, defect: Defect | None) -> Iterator[Path]:
+def planted(place: Path, defect: DrawnDefect | None) -> Iterator[Path]:
     """Yield the import path of a copy of the tree in `place` that has the defect; None: the tree as it is."""
     package = place / "foredraft"
     skip = shutil.ignore_patterns("__pycache__")

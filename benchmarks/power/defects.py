@@ -13,7 +13,7 @@ MOST_LINES = 15
 
 
 @dataclass(frozen=True)
-class Defect:
+class DrawnDefect:
     """A plausible mistake: in `file` the text `old`, which stands there once, becomes `new`.
 
     `show`: a script of at most `MOST_LINES` lines over the Python API, which prints something else, or fails, with the
@@ -49,16 +49,16 @@ class Defect:
 
 
 @dataclass(frozen=True)
-class Draw:
+class DrawOfDefects:
     """The defects of one file, and the digest of their patches, by which it is known that these were not changed."""
 
     path: Path
     digest: str
-    defects: tuple[Defect, ...]
+    defects: tuple[DrawnDefect, ...]
     passed_over: dict[str, str]  # sites of the draw without a defect, and the reasons
 
 
-def read_draw(path: Path) -> Draw:
+def read_draw(path: Path) -> DrawOfDefects:
     """Read a draw. Raises ValueError for an unknown area, and for a script that is too long."""
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     shows, found = data.get("shows", {}), {}
@@ -71,7 +71,7 @@ def read_draw(path: Path) -> Draw:
             raise ValueError(f"{path}: {id} is of no area; an id is that of an area and a number, such as kv-1")
         texts = {key: entry[key].strip("\n") for key in ("old", "new")}
         file = entry["site"].split()[0]
-        found[id] = Defect(id, area, entry["site"], entry["mistake"], file, show=script, **texts)
+        found[id] = DrawnDefect(id, area, entry["site"], entry["mistake"], file, show=script, **texts)
     patches = sha256("\0".join(f"{one.id} {one.file}\0{one.old}\0{one.new}" for one in found.values()).encode())
     digest = patches.hexdigest()[:16]
-    return Draw(path, digest, tuple(found.values()), data.get("passed_over", {}))
+    return DrawOfDefects(path, digest, tuple(found.values()), data.get("passed_over", {}))

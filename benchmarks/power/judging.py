@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .copies import in_fork, planted
-from .defects import Defect
+from .defects import DrawnDefect
 from .sites import AREAS
 
 ACCEPT, STEPS = "accept", "step-controller"
@@ -31,7 +31,7 @@ LIMIT_S = 600.0
 """Processor time of the checks of one defect."""
 
 
-def judge_one(defect: Defect, folder: Path, seed: int) -> dict[str, Any]:
+def judge_one(defect: DrawnDefect, folder: Path, seed: int) -> dict[str, Any]:
     """Check the components that reach a defect, until one finds it. Returns the outcome of the defect as JSON.
 
     A defect whose place in the source is another one by now has the key `gone`, and is not counted.

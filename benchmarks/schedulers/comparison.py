@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from foredraft.core.scheduler.rules.admission_state import PauseEnd
 
 from .our_scheduler import RULES, OurRun
-from .workloads import Decision, Workload
+from .workloads import Decision, DrawnWorkload
 
 FEATURES = ("preempts", "chunks", "hits the cache", "speculates", "synchronous")
 PARTS = ("preempted", "prefill", "decode", "cached", "blocks")  # in the order in which a difference is named
@@ -38,7 +38,7 @@ class Difference:
 
 
 @dataclass
-class Outcome:
+class RunComparison:
     """One workload: its features by what the other server did, and how many of its steps were equal."""
 
     seed: int
@@ -51,7 +51,7 @@ class Outcome:
 class FeatureFinder:
     """Finds which of FEATURES a workload has, by the decisions of a scheduler."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: DrawnWorkload) -> None:
         self.found: set[str] = set()
         self._in_progress: set[str] = set()
         if workload.steps:
@@ -72,10 +72,10 @@ class FeatureFinder:
             self.found.add("hits the cache")
 
 
-def compare(workload: Workload, theirs: SchedulerRun, ours: OurRun) -> Outcome:
+def compare(workload: DrawnWorkload, theirs: SchedulerRun, ours: OurRun) -> RunComparison:
     """Compare two runs of a workload. Behind the first difference no step counts as equal."""
     finder, our_decisions = FeatureFinder(workload), ours.decisions()
-    outcome = Outcome(workload.seed, finder.found)
+    outcome = RunComparison(workload.seed, finder.found)
     for step, their in enumerate(theirs.decisions()):
         finder.see(their)
         outcome.steps += 1
@@ -103,7 +103,7 @@ class Totals:
     equal: Counter[str] = field(default_factory=Counter)
     differences: list[Difference] = field(default_factory=list)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: RunComparison) -> None:
         """Count a workload with all its features."""
         for feature in ("all", *outcome.features):
             self.workloads[feature] += 1
@@ -141,7 +141,7 @@ class Totals:
 
 
 def compare_all(
-    start: Callable[[Workload], SchedulerRun], workloads: Iterable[Workload], server: str, **changes: Any
+    start: Callable[[DrawnWorkload], SchedulerRun], workloads: Iterable[DrawnWorkload], server: str, **changes: Any
 ) -> Totals:
     """Compare a scheduler with ours over workloads. `changes`: as for `make_engine`."""
     totals = Totals()
@@ -161,7 +161,7 @@ OTHER_RULES: dict[str, tuple[Any, ...]] = {
 
 
 def infer_rules(
-    start: Callable[[Workload], SchedulerRun], workloads: list[Workload], server: str
+    start: Callable[[DrawnWorkload], SchedulerRun], workloads: list[DrawnWorkload], server: str
 ) -> tuple[dict[str, Any], float]:
     """Return the rules that explain a scheduler better than those of `server`, and the share of steps they explain.
 

@@ -17,7 +17,7 @@ from foredraft.core.scheduler.rules.admission_state import PauseEnd
 from foredraft.sim.assembly import assemble
 from foredraft.sim.scenario_file import scenario_from_dict
 
-from .workloads import BLOCK, CONTEXT, STOP_TOKEN, Arrivals, Call, Decision, Device, Workload
+from .workloads import BLOCK, CONTEXT, STOP_TOKEN, Decision, Device, DrawnArrivals, DrawnCall, DrawnWorkload
 
 ALGORITHMS = {"none": "NONE", "eagle3": "EAGLE3", "ngram": "NGRAM"}
 
@@ -26,7 +26,7 @@ RULES: tuple[str, ...] = tuple(name for name, value in vars(ServerRules).items()
 """The rules that are constants of a server, by their names."""
 
 
-def make_engine(server: str, workload: Workload, **changes: Any) -> Engine:
+def make_engine(server: str, workload: DrawnWorkload, **changes: Any) -> Engine:
     """Make the engine of a scenario with this server and the settings of a workload.
 
     `changes`: other keys of the table `engine`, and other values of RULES. The engine keeps the tokens of outputs.
@@ -61,13 +61,13 @@ def make_engine(server: str, workload: Workload, **changes: Any) -> Engine:
 class OurRun:
     """One workload on a fresh engine."""
 
-    def __init__(self, server: str, workload: Workload, **changes: Any) -> None:
+    def __init__(self, server: str, workload: DrawnWorkload, **changes: Any) -> None:
         self.workload = workload
         self.notes: set[str] = set()
         self.engine = make_engine(server, workload, **changes)
         self.engine._events = self._on_event
         self.device = Device(workload)
-        self.arrivals = Arrivals(workload)
+        self.arrivals = DrawnArrivals(workload)
         self._names: dict[int, str] = {}  # by row
         self._contexts: dict[str, int] = {}  # output tokens that are part of the prefill, by request
         self._retracted: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class OurRun:
                     for finished in sorted(engine.commit(result, plan).finished, key=lambda end: end.request_id):
                         self.arrivals.end(finished.request_id)
 
-    def _request(self, call: Call) -> Request:
+    def _request(self, call: DrawnCall) -> Request:
         prompt = Prompt.of_tokens(self.workload.full_prompt(call.name))
         return Request(call.name, prompt, call.max_tokens, stop_tokens=(STOP_TOKEN,))
 

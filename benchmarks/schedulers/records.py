@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .comparison import SchedulerRun
-from .workloads import Decision, Workload, draw_workload
+from .workloads import Decision, DrawnWorkload, draw_workload
 
 FILE = Path(__file__).with_name("vllm-0.33.0.jsonl")
 RECORDED = (*range(38), 55, 60, 79)  # seeds; the last ones show rules that are seldom seen
@@ -29,7 +29,7 @@ class Record(NamedTuple):
     steps: list[str]
 
 
-def digest_of(workload: Workload) -> str:
+def digest_of(workload: DrawnWorkload) -> str:
     """Return eight hexadecimal digits of a workload's content."""
     return hashlib.blake2b(repr(workload).encode(), digest_size=4).hexdigest()
 
@@ -54,7 +54,7 @@ def texts(decisions: Iterator[Decision]) -> Iterator[str]:
         yield "|".join(parts)
 
 
-def record_of(workload: Workload, run: SchedulerRun) -> Record:
+def record_of(workload: DrawnWorkload, run: SchedulerRun) -> Record:
     """Return what a scheduler decides on a workload."""
     steps: list[str] = []
     again = 0
@@ -68,7 +68,7 @@ def record_of(workload: Workload, run: SchedulerRun) -> Record:
     return Record(workload.seed, digest_of(workload), [*steps, str(again)] if again else steps)
 
 
-def store(start: Callable[[Workload], SchedulerRun], version: str) -> int:
+def store(start: Callable[[DrawnWorkload], SchedulerRun], version: str) -> int:
     """Store what a release decides on the workloads RECORDED. Returns their number."""
     lines = [json.dumps(["version", version])]
     for seed in RECORDED:
@@ -93,7 +93,7 @@ def expanded(record: Record) -> Iterator[str]:
             yield step
 
 
-def share_of_steps(known: list[Record], start: Callable[[Workload], SchedulerRun]) -> float:
+def share_of_steps(known: list[Record], start: Callable[[DrawnWorkload], SchedulerRun]) -> float:
     """Return the share of recorded steps that a scheduler repeats; none counts behind a workload's first difference."""
     steps = equal = 0
     for record in known:

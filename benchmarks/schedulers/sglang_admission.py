@@ -20,7 +20,7 @@ from foredraft.core.scheduler.life import RequestRecord
 
 from .our_scheduler import OurRun
 from .sglang_decisions import SGLang
-from .workloads import Workload
+from .workloads import DrawnWorkload
 
 MAX_PREFILL_TOKENS = 16_384  # --max-prefill-tokens, its default
 
@@ -113,7 +113,7 @@ def _commit(adder: Any, request: Any, admission: Any) -> None:
     adder._update_prefill_budget(admission.prefix_len, admission.extend_len, admission.max_new_tokens, False)
 
 
-def count_equal_admissions(adder_class: Any, workload: Workload) -> Counter[str]:
+def count_equal_admissions(adder_class: Any, workload: DrawnWorkload) -> Counter[str]:
     """Count the plans of our engine that could try a waiting request, and those in which the same requests entered."""
     plain = replace(workload, is_async=False, steps=0, caches=False)
     run = OurRun("sglang-0.5", plain, page_size=1, max_step_tokens=None)
@@ -135,7 +135,7 @@ def count_equal_admissions(adder_class: Any, workload: Workload) -> Counter[str]
     return counted
 
 
-def compare_admissions(release: SGLang, workloads: Iterable[Workload]) -> list[tuple[str, str, int, int]]:
+def compare_admissions(release: SGLang, workloads: Iterable[DrawnWorkload]) -> list[tuple[str, str, int, int]]:
     """Return (decision, method of SGLang, plans, plans with the same answer)."""
     adder_class, counted = prepare(release), Counter[str]()
     for workload in workloads:

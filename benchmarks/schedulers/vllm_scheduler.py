@@ -22,7 +22,7 @@ from foredraft.checks.servers.vllm import (
     open_vllm,
 )
 
-from .workloads import BLOCK, CONTEXT, STOP_TOKEN, Arrivals, Call, Decision, Device, Workload
+from .workloads import BLOCK, CONTEXT, STOP_TOKEN, Decision, Device, DrawnArrivals, DrawnCall, DrawnWorkload
 
 
 class VLLM:
@@ -38,15 +38,15 @@ class VLLM:
         """The status of a request that its client has given up."""
         return module_of("request").RequestStatus.FINISHED_ABORTED
 
-    def start(self, workload: Workload) -> VLLMRun:
+    def start(self, workload: DrawnWorkload) -> VLLMRun:
         """Return a run of a workload on a fresh scheduler."""
         return VLLMRun(self, workload)
 
-    def make_scheduler(self, workload: Workload) -> Any:
+    def make_scheduler(self, workload: DrawnWorkload) -> Any:
         """Make the release's scheduler with the settings of a workload."""
         return make_scheduler(settings_of(workload))
 
-    def make_request(self, workload: Workload, call: Call, number: int) -> Any:
+    def make_request(self, workload: DrawnWorkload, call: DrawnCall, number: int) -> Any:
         """Make the release's request of a call."""
         return make_request(
             call.name,
@@ -60,7 +60,7 @@ class VLLM:
         )
 
 
-def settings_of(workload: Workload) -> SchedulerSettings:
+def settings_of(workload: DrawnWorkload) -> SchedulerSettings:
     """Return the settings of the release's scheduler for a workload."""
     return SchedulerSettings(
         num_blocks=workload.blocks,
@@ -78,12 +78,12 @@ def settings_of(workload: Workload) -> SchedulerSettings:
 class VLLMRun:
     """One workload on a fresh scheduler."""
 
-    def __init__(self, release: VLLM, workload: Workload) -> None:
+    def __init__(self, release: VLLM, workload: DrawnWorkload) -> None:
         self.release = release
         self.workload = workload
         self.scheduler = release.make_scheduler(workload)
         self.device = Device(workload)
-        self.arrivals = Arrivals(workload)
+        self.arrivals = DrawnArrivals(workload)
         self.num_arrived = 0
         self.notes: set[str] = set()
         self.prompt_end: dict[str, int] = {}  # where the prefill of a request ends, since it last entered

@@ -39,7 +39,7 @@ class Draws:
 
 
 @dataclass(frozen=True)
-class Call:
+class DrawnCall:
     """One request. It arrives before plan `arrival`, counted from the end of request `after` where that is given."""
 
     name: str
@@ -52,7 +52,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Workload:
+class DrawnWorkload:
     """Requests, and the settings of a server that serves them."""
 
     seed: int
@@ -63,7 +63,7 @@ class Workload:
     drafts_have_kv: bool
     is_async: bool
     caches: bool
-    calls: tuple[Call, ...]
+    calls: tuple[DrawnCall, ...]
 
     @property
     def method(self) -> str:
@@ -94,12 +94,12 @@ class Workload:
         return self.full_prompt(before.name) + answer + list(call.prompt)
 
     @staticmethod
-    def is_turn(call: Call) -> bool:
+    def is_turn(call: DrawnCall) -> bool:
         """Return whether a request continues the one after which it comes."""
         return call.name.endswith("+")
 
     @property
-    def by_name(self) -> dict[str, Call]:
+    def by_name(self) -> dict[str, DrawnCall]:
         cached = self.__dict__.get("_by_name")
         if cached is None:
             cached = {call.name: call for call in self.calls}
@@ -107,7 +107,7 @@ class Workload:
         return cached
 
 
-def draw_workload(seed: int) -> Workload:
+def draw_workload(seed: int) -> DrawnWorkload:
     """Draw a workload. Its settings make each feature frequent: a third to a half of all workloads has it."""
     draws = Draws(seed)
     steps = draws.up_to(5, 1) if draws.happens(45) else 0
@@ -115,7 +115,7 @@ def draw_workload(seed: int) -> Workload:
     has_aborts = draws.happens(20)
     max_running = draws.up_to(12, 2)
     longest = draws.up_to(400, 40)
-    calls: list[Call] = []
+    calls: list[DrawnCall] = []
     shared = [_content(seed, 1_000 + group, draws.up_to(200, 8)) for group in range(3)]
     arrival = 0
     for number in range(draws.up_to(30, 10)):
@@ -129,12 +129,12 @@ def draw_workload(seed: int) -> Workload:
         most = draws.up_to(80, 1)
         output = draws.up_to(80, 1) if draws.happens(40) else most + 1
         patience = draws.up_to(40, 1) if has_aborts and draws.happens(20) else 0
-        calls.append(Call(name, tokens, most, output, arrival, patience=patience))
+        calls.append(DrawnCall(name, tokens, most, output, arrival, patience=patience))
         if has_prefixes and draws.happens(25):
             turn = _content(seed, 500 + number, draws.up_to(60, 1))
             most = draws.up_to(60, 1)
-            calls.append(Call(f"{name}+", turn, most, most + 1, draws.up_to(20), name))
-    workload = Workload(
+            calls.append(DrawnCall(f"{name}+", turn, most, most + 1, draws.up_to(20), name))
+    workload = DrawnWorkload(
         seed=seed,
         blocks=0,
         max_running=max_running,
@@ -161,7 +161,7 @@ def _content(seed: int, stream: int, length: int) -> tuple[int, ...]:
 class Device:
     """Computes the tokens of steps in the order in which they are launched. It knows how far each output is."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: DrawnWorkload) -> None:
         self.workload = workload
         self.emitted: dict[str, int] = {}
 
@@ -188,12 +188,12 @@ class Decision(NamedTuple):
     blocks: int  # KV blocks in use behind the plan
 
 
-class Arrivals:
+class DrawnArrivals:
     """Which requests arrive before a plan."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._due: list[tuple[int, int, Call]] = []
-        self._following: dict[str, list[Call]] = {}
+    def __init__(self, workload: DrawnWorkload) -> None:
+        self._due: list[tuple[int, int, DrawnCall]] = []
+        self._following: dict[str, list[DrawnCall]] = {}
         self._patience: dict[str, int] = {}  # the plan before which a live request is given up
         self._plan = 0
         for number, call in enumerate(workload.calls):
@@ -214,7 +214,7 @@ class Arrivals:
             self._due.append((self._plan + call.arrival, len(self._due), call))
         self._due.sort(key=lambda entry: entry[:2])
 
-    def before_plan(self, plan: int) -> Iterator[Call]:
+    def before_plan(self, plan: int) -> Iterator[DrawnCall]:
         """Yield the requests that arrive before plan number `plan`."""
         self._plan = plan
         while self._due and self._due[0][0] <= plan:

@@ -48,7 +48,7 @@ STAMP = re.compile(rb"\n: (\d+)\n")
 
 
 @dataclass
-class Stream:
+class LoadStream:
     """One connection, and what has come of the answer to its newest request: when it was there, and what."""
 
     socket: socket.socket
@@ -124,7 +124,7 @@ def load(port: int, pid: int, num_streams: int, seconds: float) -> tuple[Seen, i
     until, poll, streams, waiting = begin + RAMP_S + seconds, select.epoll(), {}, []
     for number in range(num_streams):
         dice = random.Random(number)
-        waiting.append(Stream(connect(port), dice, begin + dice.random() * RAMP_S))
+        waiting.append(LoadStream(connect(port), dice, begin + dice.random() * RAMP_S))
     waiting.sort(key=lambda stream: -stream.begins)
     while streams or waiting:
         now = time.monotonic()

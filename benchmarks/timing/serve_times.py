@@ -32,7 +32,7 @@ from foredraft.sim.scenario_file import load_scenario
 from foredraft.sim.workload.workload import TimedRequest
 
 from ..pages import write_block
-from .serve_load import LAST_CHUNK, Stream, connect, num_received, started
+from .serve_load import LAST_CHUNK, LoadStream, connect, num_received, started
 
 SCENARIO = Path(__file__).resolve().parents[2] / "examples/chat_on_h100.toml"
 SETTINGS = ("hardware.kernels=roofline",)
@@ -67,7 +67,7 @@ class Sent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedTimes:
     """A workload that clients have sent to a server at `speed`; times are simulated ms."""
 
     speed: float
@@ -88,7 +88,7 @@ def send_all(port: int, arrivals: Sequence[TimedRequest], speed: float) -> tuple
         now_ns = (time.monotonic() - begin_s) * speed * 1e9
         while waiting and waiting[-1].time_ns <= now_ns:
             arrival = waiting.pop()
-            stream = idle.pop() if idle else Stream(connect(port), None, 0.0)
+            stream = idle.pop() if idle else LoadStream(connect(port), None, 0.0)
             prompt = [arrival.row + 1, *[1] * (arrival.prompt.length - 1)]  # none is the beginning of another
             sent_ns = time.time_ns()
             stream.send(prompt, arrival.output_len)
@@ -115,7 +115,7 @@ def send_all(port: int, arrivals: Sequence[TimedRequest], speed: float) -> tuple
     return sent, possible
 
 
-def serve(settings: Sequence[str], arrivals: Sequence[TimedRequest], speed: float) -> Served:
+def serve(settings: Sequence[str], arrivals: Sequence[TimedRequest], speed: float) -> ServedTimes:
     """Serve the arrivals at a speed, and compare what clients see."""
     given = [part for item in settings for part in ("--set", item)]
     given += ["--max-streams", str(len(arrivals)), "--speed", f"{speed:g}"]
@@ -125,10 +125,10 @@ def serve(settings: Sequence[str], arrivals: Sequence[TimedRequest], speed: floa
     ttft, tpot = np.array([one.times_ns for one in whole]).reshape(-1, 2).T * (speed / 1e6)
     tpot = tpot[[one.asked > 1 for one in whole]]
     times = (np.mean(ttft), np.median(ttft), np.mean(tpot), np.median(tpot))
-    return Served(speed, len(sent) - len(whole), dict(zip(QUANTITIES, map(float, times), strict=True)), possible)
+    return ServedTimes(speed, len(sent) - len(whole), dict(zip(QUANTITIES, map(float, times), strict=True)), possible)
 
 
-def serve_at_both_speeds(settings: Sequence[str], arrivals: Sequence[TimedRequest]) -> list[Served]:
+def serve_at_both_speeds(settings: Sequence[str], arrivals: Sequence[TimedRequest]) -> list[ServedTimes]:
     """Serve the arrivals in real time, and at the greatest speed that `/ready` calls possible."""
     found = []
     for speed in TRIAL_SPEEDS:

@@ -37,7 +37,7 @@ FACTORS = (1.0, 1.05, 1.1, 1.2)
 """Multiples of the stated load that are checked."""
 
 
-class Case(NamedTuple):
+class StatedCase(NamedTuple):
     """A question to check: a scenario with settings, its objectives, the candidates, the requests of a run, and the
     most seeds of the plan."""
 
@@ -50,7 +50,7 @@ class Case(NamedTuple):
     seeds: int = 48  # as by default
 
 
-_BURSTY = Case(
+_BURSTY = StatedCase(
     "70B on 4 H100, bursty arrivals",
     "examples/tutorial/service.toml",
     "ttft_p90<500ms,tpot_p90<15ms",
@@ -59,7 +59,7 @@ _BURSTY = Case(
     ("workload.trace=none", "workload.arrivals=gamma", "workload.burstiness=2", "workload.rate=2"),
 )
 CASES = (
-    Case(
+    StatedCase(
         "70B on 4 H100, windows of a trace",
         "examples/tutorial/service.toml",
         "ttft_p95<1s,tpot_p95<40ms",
@@ -69,7 +69,7 @@ CASES = (
     ),
     _BURSTY,
     _BURSTY._replace(name=f"{_BURSTY.name}, --seeds 100", seeds=100),
-    Case(
+    StatedCase(
         "8B on one H100, unlike drafts",
         "examples/chat_on_h100.toml",
         "ttft_p90<500ms,tpot_p90<15ms",
@@ -77,7 +77,7 @@ CASES = (
         150,
         ("workload.rate=4",),
     ),
-    Case(
+    StatedCase(
         "8B in FP8 on one L4, chats",
         "examples/chat_on_h100.toml",
         "attainment>90%",
@@ -91,13 +91,13 @@ CASES = (
 class Checked(NamedTuple):
     """A candidate of a case, and how many fresh runs hold each multiple of its stated load."""
 
-    case: Case
+    case: StatedCase
     unit: str
     ranked: Ranked
     held: Mapping[float, int]
 
 
-def check(case: Case, num_workers: int) -> Iterator[Checked]:
+def check(case: StatedCase, num_workers: int) -> Iterator[Checked]:
     """Plan, and count the fresh runs that hold the stated load of each candidate, and more than that of the best."""
     scenario, _ = load_scenario(ROOT / case.scenario, case.settings)
     objectives, scenario = objectives_of(case.slo, scenario)

@@ -62,7 +62,7 @@ def seconds_per_call(calls: list[Callable[[], object]]) -> float:
     return min(times) / len(calls)
 
 
-class Pools:
+class KernelPools:
     """KV of one row of `length` tokens, as often as it takes to leave the caches behind."""
 
     def __init__(self, length: int) -> None:
@@ -110,7 +110,7 @@ def note(benchmark, name: str, num_bytes: int, seconds: float, bandwidth: float)
 
 @pytest.mark.parametrize("length", [1 << 10, 1 << 12, 1 << 15, 1 << 17], ids=lambda n: f"{n >> 10}k")
 def test_decode_attention(benchmark, bandwidth, length):
-    pools = Pools(length)
+    pools = KernelPools(length)
     q = torch.randn(1, HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
     queries = DecodeBatch(pools.table, pools.rows, pools.lens, pools.lens, pools.lens, length)
     calls = [lambda i=i: decode_attention_triton(q, pools.kv(i), queries) for i in range(pools.count)]
@@ -122,7 +122,7 @@ def test_decode_attention(benchmark, bandwidth, length):
 @pytest.mark.parametrize("num_nodes", [1, 8, 16, 64])
 @pytest.mark.parametrize("length", [1 << 10, 1 << 12, 1 << 15, 1 << 17], ids=lambda n: f"{n >> 10}k")
 def test_verify_attention(benchmark, bandwidth, length, num_nodes):
-    pools = Pools(length)
+    pools = KernelPools(length)
     q = torch.randn(num_nodes, HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
     k, v = torch.randn(2, num_nodes, KV_HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
     nodes = VerifyBatch(pools.table, pools.rows, pools.lens, length, tree_bits(num_nodes))
@@ -145,7 +145,7 @@ def test_add_rms_norm(benchmark, bandwidth, num_tokens):
 
 @pytest.mark.parametrize("num_tokens", [1, 64, 2048])
 def test_rope_write(benchmark, bandwidth, num_tokens):
-    pools = Pools(max(num_tokens, 1 << 12))
+    pools = KernelPools(max(num_tokens, 1 << 12))
     heads = HEADS + 2 * KV_HEADS
     qkv = torch.randn(pools.count, num_tokens, heads, HEAD_DIM, device="cuda", dtype=DTYPE)
     table = torch.rand(num_tokens, HEAD_DIM, device="cuda")

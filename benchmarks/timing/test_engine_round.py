@@ -21,7 +21,7 @@ from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.engine import Engine
 
 
-class Rounds:
+class EngineRounds:
     """An engine with `batch_size` requests that decode for ever, and results to feed it."""
 
     def __init__(self, batch_size: int) -> None:
@@ -62,6 +62,6 @@ class Rounds:
 
 @pytest.mark.parametrize("batch_size", [1, 32, 256])
 def test_plan_and_commit(benchmark, batch_size):
-    rounds = Rounds(batch_size)
+    rounds = EngineRounds(batch_size)
     benchmark.pedantic(rounds.commit_and_plan, setup=rounds.make_result, rounds=3000, warmup_rounds=200)
     rounds.engine.check()

@@ -63,7 +63,7 @@ def make_arm(tmp_path, algorithm: str, steps: int, overlap: bool, topk: int = 1)
     return BatchArm(arm, [], plan.options.output_tokens)
 
 
-class Times:
+class MeasuredHostTimes:
     """Per round, in ns."""
 
     def __init__(self) -> None:
@@ -73,9 +73,9 @@ class Times:
         self.collect_host: list[int] = []
 
 
-def drive(arm: BatchArm, prompts: np.ndarray, max_tokens: int) -> Times:
+def drive(arm: BatchArm, prompts: np.ndarray, max_tokens: int) -> MeasuredHostTimes:
     """Serve `prompts`; keeps the times of steps that are one round of the whole batch."""
-    clock, times, spent = arm.own_executor.clock, Times(), [0.0]
+    clock, times, spent = arm.own_executor.clock, MeasuredHostTimes(), [0.0]
 
     def note(lap: StepLap) -> bool:
         spent.append(sum(clock.seconds.values()))

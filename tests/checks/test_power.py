@@ -70,7 +70,7 @@ def test_sites_are_drawn_by_seed_and_length(power):
 
 def test_a_planted_defect_is_seen_in_a_copy_alone(power, tmp_path):
     texts = {"old": "def count_of(", "new": "def counted(", "show": ""}
-    defect = power.defects.Defect("kv-1", "kv", "core/errors.py count_of", "renamed", "core/errors.py", **texts)
+    defect = power.defects.DrawnDefect("kv-1", "kv", "core/errors.py count_of", "renamed", "core/errors.py", **texts)
 
     with power.copies.planted(tmp_path / "copy", defect) as place:
         script = "from foredraft.core import errors; print([n for n in ('count_of', 'counted') if hasattr(errors, n)])"
@@ -91,8 +91,8 @@ def test_only_what_was_seen_is_judged(power, tmp_path, monkeypatch):
         "new": "b",
         "show": "",
     }
-    ones = tuple(power.defects.Defect(f"kv-{number}", "kv", **texts) for number in range(1, 6))
-    draw = power.defects.Draw(Path("1.toml"), "0", ones, {})
+    ones = tuple(power.defects.DrawnDefect(f"kv-{number}", "kv", **texts) for number in range(1, 6))
+    draw = power.defects.DrawOfDefects(Path("1.toml"), "0", ones, {})
     monkeypatch.setattr(power.main, "ROOT", tmp_path)
     power.main._seen_file(draw).write_text(json.dumps({"kv-1": True, "kv-2": False, "kv-3": True, "kv-5": True}))
     outcome = {"area": "kv", "ids": []}
@@ -101,7 +101,7 @@ def test_only_what_was_seen_is_judged(power, tmp_path, monkeypatch):
         "judge_one",
         lambda one, folder, seed: outcome | {"id": one.id, "found_by": "x" if one.id == "kv-1" else ""},
     )
-    monkeypatch.setattr(power.defects.Defect, "gone", lambda one: "it has moved" if one.id == "kv-4" else "")
+    monkeypatch.setattr(power.defects.DrawnDefect, "gone", lambda one: "it has moved" if one.id == "kv-4" else "")
     for _ in range(2):  # the second call has nothing left to judge
         lines = power.main._judge(draw, list(ones[:3]), 1, 1, "first")
         assert "| kv | 2 | 1 | 50% (9% to 91%) | kv-3 |" in lines and lines[1].startswith("digest 0, 2 defects judged")
