@@ -14,7 +14,6 @@ on the chip.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +25,7 @@ from ..executor.parts import DraftModel
 from ..models.decoder import Decoder
 from ..models.divided import sharded
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagleHeads
+from .clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,10 @@ COPIES = 9
 
 def copy_bandwidth(device: torch.device | str, num_bytes: int | None = None) -> float:
     """Return bytes per second, reads and writes together;
-    the median of a few copies of `num_bytes` (default: far beyond any cache)."""
+    the median of a few copies of `num_bytes` (default: far beyond any cache).
+
+    A copy is no cell of a plan: it has no arm that could be compared in turns, and a GPU times it by events, without
+    its launch."""
     device = torch.device(device)
     size = num_bytes or (GPU_BYTES if device.type == "cuda" else CPU_BYTES)
     source = torch.ones(size // 4, dtype=torch.float32, device=device)
@@ -126,9 +129,9 @@ def copy_bandwidth(device: torch.device | str, num_bytes: int | None = None) -> 
 
 def _timed_copy(source: torch.Tensor, target: torch.Tensor) -> float:
     if source.device.type != "cuda":
-        begin = time.perf_counter()
+        begin_ns = Clock.read_ns()
         target.copy_(source)
-        return time.perf_counter() - begin
+        return (Clock.read_ns() - begin_ns) / 1e9
     begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin_event.record()
     target.copy_(source)

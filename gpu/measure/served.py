@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from ...core.errors import ForedraftError, InvariantViolation
 from ...core.scheduler.driver import Driver, Executor
 from ...core.scheduler.engine import Engine
 from ...observe.measuring.metrics import RunMetrics
-from .clock import Clock
+from .clock import Clock, CpuClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +193,7 @@ class TimedServing:
         waiting, live = deque(asked), set[str]()
         served = ServedRun(clock.now_ns())
         driver.laps = served.laps
-        begin_s, begin_cpu, idle_s = time.perf_counter(), time.thread_time(), 0.0
+        begin_ns, begin_cpu_ns, idle_ns = Clock.read_ns(), CpuClock.read_ns(), 0  # whatever clock the run has
         driver.begin_turn()
         while True:
             now_ns = clock.now_ns()
@@ -214,12 +213,12 @@ class TimedServing:
             elif not waiting:
                 break
             else:
-                since = time.perf_counter()
+                since_ns = Clock.read_ns()
                 clock.sleep_until(waiting[0].due_ns)
-                idle_s += time.perf_counter() - since
+                idle_ns += Clock.read_ns() - since_ns
                 driver.begin_turn()
-        served.busy_s = time.perf_counter() - begin_s - idle_s
-        served.processor_s = time.thread_time() - begin_cpu
+        served.busy_s = (Clock.read_ns() - begin_ns - idle_ns) / 1e9
+        served.processor_s = (CpuClock.read_ns() - begin_cpu_ns) / 1e9
         self._give_up(live)
         return served
 
