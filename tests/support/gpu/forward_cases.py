@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import torch
+from foredraft.gpu.ops.torch_ops import TorchOps
+from foredraft.gpu.ops.triton_ops import TritonOps
 from foredraft.gpu.selftest.batches import PagedBatch
 from foredraft.gpu.types.attention import PLAIN, Softmax
 from foredraft.gpu.types.ops import DecodeBatch
 from torch import Tensor
+
+BOTH = TWINS, KERNELS = TorchOps(), TritonOps()
+NAME = lambda ops: type(ops).__name__  # noqa: E731
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 3e-3}
+DTYPES = list(TOLERANCE)
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(
+        actual, expected.to(actual.dtype), rtol=TOLERANCE[actual.dtype], atol=TOLERANCE[actual.dtype]
+    )
+
+
+def strided(x: Tensor) -> Tensor:
+    """The same values as a slice of a wider tensor, as q, k and v are of one projection."""
+    wide = torch.full((x.shape[0], x.shape[1] + 2, *x.shape[2:]), float("nan"), dtype=x.dtype)
+    wide[:, 1:-1] = x
+    return wide[:, 1:-1]
 
 
 def attend_one(q: Tensor, k: Tensor, v: Tensor, softmax: Softmax, distances: list[int]) -> Tensor:
