@@ -239,6 +239,15 @@ def test_any_module_can_be_imported_first():
     fail_on_a_circle(graph)
 
 
+def test_measurements_read_one_clock():
+    """What times an executor reads `gpu/measure/clock.py`, whose clock a caller chooses."""
+
+    def is_wrong(path: Path, item: Import) -> bool:
+        return path.parent.name == "measure" and path.name != "clock.py" and item.target == "time"
+
+    assert not imports_that(is_wrong, "gpu")
+
+
 def test_no_module_is_dead():
     """Every module is imported by another one of the packages, or is an entrance."""
     used = {item.target for path in sources(*PACKAGES) for item in imports_of(path)}
@@ -287,7 +296,7 @@ def test_class_names_are_unique():
     """One name, one class: a reader need not ask whose `Moment` it is. Names with an underscore are their file's
     own."""
     places: dict[str, list[str]] = {}
-    for path in sources(*PACKAGES):
+    for path in sources(*PACKAGES, "benchmarks", "examples"):
         for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
