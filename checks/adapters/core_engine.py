@@ -48,16 +48,16 @@ class SuiteDecoder(TextDecoder):
         return text(tokens.tolist())
 
 
-class ToldPolicy(FixedPolicy):
+class GivenStepsPolicy(FixedPolicy):
     """Drafts the number of steps that it is given, one of several candidates."""
 
-    name = "told"
+    name = "given"
 
     def __init__(self, candidates: Sequence[int]) -> None:
         super().__init__(candidates[-1])
         self.config = load_adaptive_config({"1": {"candidate_steps": list(candidates)}})
 
-    def tell(self, steps: int) -> None:
+    def set_steps(self, steps: int) -> None:
         """Draft so many steps from now on."""
         self._steps = steps
 
@@ -65,7 +65,7 @@ class ToldPolicy(FixedPolicy):
 class NotedController(AdaptiveController):
     """Notes the results that it gets: (rows, draft steps) of each round."""
 
-    def __init__(self, policy: ToldPolicy, topk: int, nodes: int | None) -> None:
+    def __init__(self, policy: GivenStepsPolicy, topk: int, nodes: int | None) -> None:
         super().__init__(policy, topk=topk, num_draft_tokens=nodes)
         self.lessons: list[tuple[int, int]] = []
 
@@ -81,7 +81,7 @@ class CoreEngine:
     capabilities = replace(EngineCapabilities.all(), groups=False)
 
     def __init__(self, config: ServingConfig) -> None:
-        self.policy = ToldPolicy(config.candidates)
+        self.policy = GivenStepsPolicy(config.candidates)
         nodes = config.tree_nodes or None
         self.controller: NotedController = NotedController(self.policy, config.topk, nodes)
         self.engine = self.build(self.configured(config), ALGORITHMS[config.algorithm], self.controller)
@@ -138,7 +138,7 @@ class CoreEngine:
         self.engine.resume(0, restarted=True)
 
     def set_steps(self, steps: int) -> None:
-        self.policy.tell(steps)
+        self.policy.set_steps(steps)
         self._interrupt(True)
 
     def _interrupt(self, replan: bool) -> None:

@@ -163,7 +163,7 @@ def _short_table(found: Diagnosis) -> list[str]:
 def _short_notes(found: Diagnosis) -> list[str]:
     """Return what a reader of the table must know, and where the rest stands."""
     is_marked = any(one.verdict == "equal" for one in found.gains_by_batch)
-    texts = ["= cannot be told from plain decoding."] if is_marked else []
+    texts = ["= no clear difference from plain decoding."] if is_marked else []
     texts += [f"Overloaded, {name}: {cause}." for name, cause in found.overloaded.items()]
     texts.append(found.about_speed_ups)
     texts.append("--details: gains by context, break-even lengths, 80 % intervals, and what they rest on.")
@@ -198,7 +198,7 @@ def _gains(found: Diagnosis) -> list[str]:
     for size in dict.fromkeys(one.batch for one in found.gains):
         cells = (_gain(one) for one in found.gains if one.batch == size)
         lines.append(f"{size:>8}" + "".join(f"{cell:>16}" for cell in cells))
-    marked = " = cannot be told from plain decoding." if any("=" in line for line in lines) else ""
+    marked = " = no clear difference from plain decoding." if any("=" in line for line in lines) else ""
     return [*lines, *_wrapped(f"{found.about_speed_ups}{marked}")]
 
 

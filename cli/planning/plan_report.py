@@ -97,7 +97,9 @@ def _short_notes(whole: Plan, ranked: Sequence[Ranked], answer: PlanAnswer) -> l
     shown = [item for item in ranked if not item.dropped]
     asked, best, texts = whole.question, answer.candidates[0], []
     if any(item.equal for item in shown[1:]):
-        texts.append("= cannot be told from the first." if asked.load is None else "= costs no more than the first.")
+        texts.append(
+            "= no clear difference from the first." if asked.load is None else "= costs no more than the first."
+        )
     texts.append(too_few_seeds(shown))
     if whole.trace_part is not None:
         texts += whole.trace_part.warnings(asked.load)

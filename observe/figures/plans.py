@@ -95,7 +95,7 @@ def _notes_of_rows(found: Sequence[Mapping[str, Any]], common: str, greatest: bo
     statuses = {one["status"] for one in found}
     lines = {
         **dict.fromkeys(names_in_note([one["name"] for one in found], common), len(found) > 1),
-        "= cannot be told from the best": "equal" in statuses,
+        "= no clear difference from the best": "equal" in statuses,
         "open: behind the best": "behind" in statuses,
         "·, pale: dropped after the rough first round": "dropped" in statuses,
         "whiskers: to the load that half of the runs hold": greatest and any(map(_to_half, found)),

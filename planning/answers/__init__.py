@@ -1,1 +1,1 @@
-"""The answer of a plan: its candidates in order, what can be told apart, and what the best costs."""
+"""The answer of a plan: its candidates in order, which of them differ clearly, and what the best costs."""

@@ -366,7 +366,7 @@ def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
         )
     elif any(item.equal for item in shown[1:]):
         texts.append(
-            f"= cannot be told from the first, compared seed by seed, with a cost model that may be wrong about the ratio "
+            f"= no clear difference from the first, compared seed by seed, with a cost model that may be wrong about the ratio "
             f"of two candidates, but not about what they share (80 % intervals; {SOURCE})."
         )
     texts += [text for text in (too_few_seeds(shown), _length_of_runs(whole, shown[0])) if text]

@@ -1,4 +1,4 @@
-"""The order of a plan's candidates by their results, and which of them can be told from the best one."""
+"""The order of a plan's candidates by their results, and which of them differ clearly from the best one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rank_candidates(whole: Plan) -> list[Ranked]:
 
 
 def _with_errors(whole: Plan, best: Ranked, item: Ranked) -> Ranked:
-    """Return a candidate with its intervals, and whether it can be told from the best one."""
+    """Return a candidate with its intervals, and whether it differs clearly from the best one."""
     if not item.holds:
         return item
     curve = _curve(whole, item)
@@ -61,7 +61,7 @@ def _order(whole: Plan, item: Ranked) -> tuple[float, ...]:
 
 
 def _is_equal(whole: Plan, best: Ranked, item: Ranked, error: LogDifference) -> bool:
-    """Return whether a candidate cannot be told from the best one. `error`: of log(load of the best / its load)."""
+    """Return whether a candidate does not differ clearly from the best one. `error`: of log(load of the best / its)."""
     if item is best or best.dropped:
         return item is best
     if item.dropped:

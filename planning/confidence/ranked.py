@@ -14,7 +14,7 @@ class Ranked:
     load.
 
     `dropped`: it was not searched again after the first round. `first_share`: its load per cost in the first round, as
-    a share of the greatest one. `equal`: it cannot be told apart from the best one; if dropped, by the first round.
+    a share of the greatest one. `equal`: it does not differ clearly from the best one; if dropped, by the first round.
     The others are 80 % intervals of the cost model, None where nothing is known or asked: `load_range` of the greatest
     load, `gpu_range` of the number of devices (an end that is not known is None), `taken_range` of the share that it
     takes of its tightest limit, `of_best_range` of its load as a share of the best one's. `rests_on` says what they

@@ -113,6 +113,6 @@ def _confirmed(
                 break
         if over <= 0 or move == MOVES - 1:
             break
-        is_told = over < math.log(MOST_EXCESS)
-        at = tidy(math.exp(math.log(at) - max(over / slope if is_told else REACH, LEAST_MOVE)))
+        is_exact = over < math.log(MOST_EXCESS)
+        at = tidy(math.exp(math.log(at) - max(over / slope if is_exact else REACH, LEAST_MOVE)))
     return at

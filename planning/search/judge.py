@@ -175,8 +175,8 @@ class LoadJudge:
         seeds = self._ran(at)
         logs = np.log(np.maximum([shares(self.objectives, self.summaries[at, seed]) for seed in seeds], 1e-9)).mean(0)
         summary = self.summaries[at, seeds[0]]
-        is_told = np.isfinite(logs).all()
-        tightest = self.objectives[int(np.argmax(logs))] if is_told else excess(self.objectives, summary)[1]
+        is_finite = np.isfinite(logs).all()
+        tightest = self.objectives[int(np.argmax(logs))] if is_finite else excess(self.objectives, summary)[1]
         taken = [self.share(at, seed) for seed in seeds]
         mean = math.inf if any(map(math.isinf, taken)) else float(np.exp(np.mean(np.log(taken))))
         curve = self.curve() if curve is None else curve

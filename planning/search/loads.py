@@ -122,7 +122,7 @@ class _Curve:
         above = (load for load, excess in self.excesses.items() if excess > margin and load > (low or 0.0))
         return low, min(above, default=None)
 
-    def is_told(self, *loads: float) -> bool:
+    def is_exact(self, *loads: float) -> bool:
         """Return whether none of the excesses at these loads is clipped, at MOST_EXCESS or at its inverse."""
         return all(abs(self.excesses[load]) < math.log(MOST_EXCESS) for load in loads)
 
@@ -133,7 +133,7 @@ class _Curve:
 
     def slope_at(self, load: float) -> float | None:
         """Return the slope from a load to the nearest other one; None if one of the two excesses is unknown."""
-        others = [other for other in self.excesses if other != load and self.is_told(load, other)]
+        others = [other for other in self.excesses if other != load and self.is_exact(load, other)]
         if not others:
             return None
         return self.slope(*sorted([load, min(others, key=lambda other: abs(math.log(other / load)))]))
@@ -174,7 +174,7 @@ class _Curve:
         """Return the smaller of the slopes on both sides of a load; 0 if one of them is unknown."""
         order = sorted(self.excesses)
         at = order.index(load)
-        if not 0 < at < len(order) - 1 or not self.is_told(*order[at - 1 : at + 2]):
+        if not 0 < at < len(order) - 1 or not self.is_exact(*order[at - 1 : at + 2]):
             return 0.0
         return max(0.0, min(self.slope(*order[at - 1 : at + 1]), self.slope(*order[at : at + 2])))
 
@@ -184,7 +184,7 @@ class _Curve:
         With `even` they part the bracket evenly.
         """
         width = math.log(high / low)
-        if even or not self.is_told(low, high):
+        if even or not self.is_exact(low, high):
             shares = [(place + 1) / (count + 1) for place in range(count)]
         else:
             at = -self.excesses[low] / (self.excesses[high] - self.excesses[low])

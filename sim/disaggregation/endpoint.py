@@ -154,13 +154,13 @@ class HandoffEndpoint:
     def abort(self, request_id: str) -> AbortOutcome:
         """Give up a request on this engine and on its decode engine."""
         # The prefill engine reports the end of a request that has not joined.
-        is_told_elsewhere = not self.is_prefill and self.engine.state_of(request_id) is RequestState.TRANSFERRING
+        ends_elsewhere = not self.is_prefill and self.engine.state_of(request_id) is RequestState.TRANSFERRING
         placement = self._around.cluster.placements.abort(request_id)
         if placement is not None and placement.decode != self.replica:
             target = self._around.cluster.endpoint_of(placement.decode).replica
             self._around.interconnect.withdraw(self, target, request_id)
         outcome = self.handoff.abort(request_id, self.now_ns)
-        return AbortOutcome(None, outcome.replan) if is_told_elsewhere else outcome
+        return AbortOutcome(None, outcome.replan) if ends_elsewhere else outcome
 
     def launched(self) -> None:
         """Offer prompts as soon as they have a row, where layers are sent as they are computed."""

@@ -69,7 +69,7 @@ def test_a_good_one_serves(command, install, models):
     assert drafted.out == plain.out
 
 
-def test_a_mode_that_the_algorithm_cannot_have_is_told_or_refused(command, install, models):
+def test_a_mode_that_the_algorithm_cannot_have_is_noted_or_refused(command, install, models):
     install(GOOD.replace("class Mine(LookupDrafting):", "class Mine(LookupDrafting):\n    supports_overlap = False"))
     reason = "algorithm MINE does not support overlap mode"
     told = command(*SIMULATE)

@@ -285,7 +285,7 @@ def test_a_full_disk_is_an_error_and_not_a_short_log():
     pytest.fail(f"{log} was written to a full disk")
 
 
-def test_a_disk_that_fills_up_is_told_when_the_log_is_closed(tmp_path):
+def test_a_disk_that_fills_up_is_an_error_when_the_log_is_closed(tmp_path):
     log = EventLog(tmp_path / "events.jsonl", {})
     log._file.close()
     log._file = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115 - the log closes it

@@ -64,7 +64,7 @@ def test_every_contract_has_such_a_defect():
     assert tuple(FOUND) == contracts()
 
 
-def test_a_failure_of_a_rule_of_ones_own_is_told_as_hypothesis_drew_it():
+def test_a_failure_of_a_rule_of_ones_own_is_reported_as_hypothesis_drew_it():
     class Mine(machine(ALLOCATOR, ListAllocator)):
         @rule()
         def steal(self):

@@ -91,10 +91,10 @@ def test_an_empty_key_opens_nothing(monkeypatch: pytest.MonkeyPatch):
     assert isinstance(result.exception, ForedraftError) and "FOREDRAFT_API_KEY" in str(result.exception)
 
 
-@pytest.mark.parametrize(("host", "is_told"), [("0.0.0.0", True), ("::", True), ("127.0.0.1", False)])
-def test_an_open_server_without_a_key_says_so(host: str, is_told: bool):
+@pytest.mark.parametrize(("host", "is_warned"), [("0.0.0.0", True), ("::", True), ("127.0.0.1", False)])
+def test_an_open_server_without_a_key_says_so(host: str, is_warned: bool):
     result = CliRunner().invoke(app, ["serve", "--simulate", "missing.toml", "--port", "0", "--host", host])
-    assert ("give a key" in result.stderr) == is_told
+    assert ("give a key" in result.stderr) == is_warned
     result = CliRunner().invoke(
         app, ["serve", "--simulate", "missing.toml", "--port", "0", "--api-key", "k", "--host", host]
     )

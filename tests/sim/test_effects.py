@@ -132,7 +132,7 @@ def told(settings: list[str], path=None) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("settings", "key", "reason"), CASES, ids=[" ".join(case[0]) for case in CASES])
-def test_the_command_line_is_refused_and_a_file_is_told(files, tmp_path, settings, key, reason):
+def test_the_command_line_is_refused_and_a_file_gets_a_note(files, tmp_path, settings, key, reason):
     """Also a resolved scenario, which has every key: only those are told that are not the default."""
     from foredraft.sim.scenario.scenario_text import scenario_text
 
@@ -187,7 +187,7 @@ def test_keys_with_an_effect_pass_in_silence(files, settings):
     assert notices_of(assembly, origins) == ()
 
 
-def test_what_the_run_decides_itself_is_told(tmp_path, monkeypatch):
+def test_what_the_run_decides_itself_is_noted(tmp_path, monkeypatch):
     assert told(["speculation.algorithm=STANDALONE"]) == ("model.draft is not given: llama-3.2-1b drafts",)
     assert told(["speculation.algorithm=STANDALONE", "model.draft=llama-3.2-3b"]) == ()
     assert (
@@ -209,7 +209,7 @@ def test_scenarios_from_python_are_told():
     assert notices == ("speculation.steps = 3 (scenario) has no effect: NONE drafts nothing",)
 
 
-def test_a_vocabulary_without_a_built_in_draft_is_told_as_that(tmp_path):
+def test_a_vocabulary_without_a_built_in_draft_is_named_as_that(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**BUILT_IN["qwen3-8b"], "vocab_size": 1000}))
     with pytest.raises(

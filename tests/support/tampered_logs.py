@@ -68,7 +68,7 @@ IN_ONE_RECORD = [
     repeated("same_id_accepted", "ENGINE-12", "submit", None, 0),
     changed("end_lost", "ENGINE-02", "commit", "finished", 0, lambda r: r.pop("finished")),
     changed("token_lost", "ACCEPT-12", "commit", "finished", 3, lambda r: add(r["finished"][0], 2, -1)),
-    changed("stop_is_told_as_length", "ACCEPT-10", "commit", "finished", 0, lambda r: r["finished"][0].__setitem__(1, "length")),
+    changed("stop_is_logged_as_length", "ACCEPT-10", "commit", "finished", 0, lambda r: r["finished"][0].__setitem__(1, "length")),
     changed("end_without_a_reason", "ACCEPT-10", "commit", "finished", 0, lambda r: [r.pop(k, None) for k in ("stops", "stopped")]),
     changed("more_than_was_asked_for", "ACCEPT-11", "plan", "joins", 0, lambda r: r["joins"][0].__setitem__(5, 10**9)),
     changed("over_long_run", "ACCEPT-02", "commit", "lens", 0, lambda r: begin_with(r, "z")),

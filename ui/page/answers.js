@@ -105,7 +105,7 @@ function showGains(doctor) {
   const head = el("tr", {}, el("th", { scope: "col" }, "batch"), contexts.map((context) => el("th", { scope: "col" }, number(context, 9))));
   const rows = of("batch").map((batch) => el("tr", {}, el("th", { scope: "row" }, number(batch, 9)), doctor.gains.filter((one) => one.batch === batch).map(gainCell)));
   fill($("gains"), el("caption", { class: "visually-hidden" }, "Gain and best steps by batch and tokens of context"), el("thead", {}, head), el("tbody", {}, rows));
-  $("gains-note").textContent = doctor.gains.some((one) => one.verdict === "equal") ? "= cannot be told from plain decoding." : "";
+  $("gains-note").textContent = doctor.gains.some((one) => one.verdict === "equal") ? "= no clear difference from plain decoding." : "";
 }
 
 function gainCell({ gain, steps, verdict }) {

@@ -75,7 +75,7 @@ class MemoryRules:
         graph_bytes: Of one captured graph.
         graphs_base: Of the first graph, beside that.
         captures_twice: Passes are captured whole up to the largest batch, and in pieces up to twice its size.
-        counts_by_group: The size of the pool is told in tokens of which each takes a block of every group of layers.
+        counts_by_group: The size of the pool is in tokens, each of which takes a block of every group of layers.
         margin: By how much the server's own pool may differ, as a share of what it may use.
     """
 
@@ -116,8 +116,8 @@ def release_numbers(release: str) -> tuple[int, ...]:
 
 def rules_of(release: str | None, rules: Sequence[MemoryRules], has_flashinfer: bool = False) -> MemoryRules:
     """Return the rules of a release, of those that are in order; without a release the latest of those that take most
-    of the pool, told as the last release tells it. `has_flashinfer`: a release that samples with FlashInfer where this
-    is installed does so."""
+    of the pool, whose size is counted as in the last release. `has_flashinfer`: a release that samples with FlashInfer
+    where this is installed does so."""
     if release is None:
         usual = max(reversed(rules), key=lambda each: each.sampler_bytes)
         return replace(usual, counts_by_group=rules[-1].counts_by_group)

@@ -106,7 +106,7 @@ def test_an_interruption_before_the_first_cell(command, arguments, monkeypatch):
     ],
     ids=lambda value: value[0] if value[0].startswith("--") else "",
 )
-def test_bad_input_is_told_before_any_work(more, expected, refused, arguments, monkeypatch):
+def test_bad_input_is_refused_before_any_work(more, expected, refused, arguments, monkeypatch):
     def work(self, plan, on_progress):
         raise AssertionError("too late")
 

@@ -274,7 +274,7 @@ def test_standard_input_that_is_not_utf_8_is_named(generate, monkeypatch):
         assert outcome.code == 2 and "<standard input>: is not UTF-8" in outcome.err
 
 
-def test_a_terminal_without_a_prompt_is_told_what_to_give(generate, monkeypatch):
+def test_a_terminal_without_a_prompt_says_what_to_give(generate, monkeypatch):
     as_stdin(monkeypatch, "")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     outcome = generate()

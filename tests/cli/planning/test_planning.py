@@ -98,7 +98,7 @@ def test_plan_keeps_two_statements_apart(command, tmp_path, monkeypatch):
     assert bills.count("–") == 2 * 3 + 2 and bills.count("1,825") == 2
     assert right.count("EAGLE3, ") - 1 == wrong.split("The 80 % intervals rest on")[0].count("EAGLE3, ") == 4
     assert "  = EAGLE3, 1 step," in right and "  = EAGLE3, 3" in right
-    assert "= cannot be told from the first, compared seed by seed, with a cost model that may be" in " ".join(
+    assert "= no clear difference from the first, compared seed by seed, with a cost model that may be" in " ".join(
         out.split()
     )
     answer = json.loads((tmp_path / "answer.json").read_text())
@@ -134,7 +134,10 @@ def test_plan_keeps_two_statements_apart(command, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "notes"),
     [
-        ((), ("= cannot be told from the first.", "A run has 600 requests, more than --requests (100): it covers")),
+        (
+            (),
+            ("= no clear difference from the first.", "A run has 600 requests, more than --requests (100): it covers"),
+        ),
         (("--rate", "30", "--price", "H100=2.5"), ("for a million output tokens", "(--price)")),
         (("--set", "model.target=llama-3.1-70b", "--gpus", 1), ()),
     ],

@@ -115,7 +115,7 @@ def test_what_cannot_be_is_refused(case, small):
         assert words in str(caught.value)
 
 
-def test_too_much_memory_is_told_before_anything_is_made(monkeypatch):
+def test_too_much_memory_is_refused_before_anything_is_made(monkeypatch):
     monkeypatch.setattr("foredraft.gpu.measure.plan.free_bytes", lambda device: 8 << 30)
     options = BenchOptions(random_weights="llama-3.1-8b", dtype="bfloat16", device="cpu", steps="4", batch_sizes="32")
     with pytest.raises(NotEnoughMemory) as caught:

@@ -89,7 +89,7 @@ def test_stop_strings_end_text_and_request(models, plain):
     assert len(output.tokens) < 40 and plain["1"].tokens[: len(output.tokens)] == output.tokens
 
 
-def test_a_text_that_ends_inside_a_character_is_told_to_its_end(models, plain):
+def test_a_text_that_ends_inside_a_character_is_delivered_to_its_end(models, plain):
     tokens, tokenizer = np.array(plain["1"].tokens), Tokenizer.load(models["target"])
     count = next(n for n in range(1, len(tokens)) if tokenizer.decode(tokens[:n]).endswith("\ufffd"))
     request = dataclasses.replace(requests_of(models)[0], max_tokens=count)
@@ -138,7 +138,7 @@ def test_who_stops_listening_stops_the_requests(models):
     session.engine.check()
 
 
-def test_a_refused_request_is_told_of(models):
+def test_a_refused_request_is_reported(models):
     session = DecodeSession.open(options_for(models, context_len=32))
     long = Request("long", Prompt.of_tokens([3] * 40), 4)
     outputs = session.run([long, requests_of(models)[3]])

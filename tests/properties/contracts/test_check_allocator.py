@@ -52,7 +52,7 @@ def test_what_a_good_one_never_does_is_exercised_all_the_same():
     assert report.ok and not report.unexercised, report.text()
 
 
-def test_an_expected_failure_that_is_not_checked_is_told_apart():
+def test_an_expected_failure_that_is_not_checked_is_reported_by_itself():
     with pytest.raises(PropertiesBroken, match="ALLOC-10: expected to fail, but it is not checked: needs misuse"):
         check_allocator(ListAllocator, capabilities=(), expected_failures={"ALLOC-10": "frees anything"}, budget=5_000)
 

@@ -57,7 +57,7 @@ class RunsTheNewestFirst(plain.PlainEngine):
         ("slots_of", None, "CAPABILITY", "slots_of"),
     ],
 )
-def test_misbehaviour_is_told_with_its_operation(method, answer, id, words):
+def test_misbehaviour_is_reported_with_its_operation(method, answer, id, words):
     strange = type("Strange", (plain.PlainEngine,), {method: answer})
     report = check(SUITE, strange, capabilities=["slots"], budget=3_000)
     (failure,) = report.failures

@@ -31,7 +31,7 @@ def test_each_token_of_a_prompt_is_as_likely_as_decoding_what_is_before_it_says(
         assert {text: told[text] for text in likely} == pytest.approx(likely, abs=1e-6)
 
 
-def test_an_output_follows_the_prompt_that_is_told_back(real: Served):
+def test_an_output_follows_the_prompt_that_is_echoed(real: Served):
     alone = completion(real, prompt=PROMPT, max_tokens=0, echo=True, logprobs=1)["choices"][0]["logprobs"]
     (both,) = completion(real, prompt=PROMPT, max_tokens=3, echo=True, logprobs=1, ignore_eos=True)["choices"]
     assert len(both["logprobs"]["tokens"]) == len(PROMPT) + 3

@@ -197,7 +197,7 @@ def test_a_stop_string_ends_json_too(simulated: Served):
     assert not cut["message"]["content"].endswith("}")
 
 
-def test_a_frame_without_a_place_for_words_is_told_once():
+def test_a_frame_without_a_place_for_words_is_reported_once():
     class Words:
         stop = None
 

@@ -73,7 +73,7 @@ def test_measured_steps_are_those_of_one_kind_of_engine(settings):
         assemble(load_scenario(None, [*settings, *pools, "hardware.prefill.tensor_parallel=2"])[0])
 
 
-def test_a_profile_of_another_model_is_told(settings):
+def test_a_profile_of_another_model_is_named(settings):
     scenario, origins = load_scenario(None, [*settings, "model.target=llama-2-7b"])
     (notice,) = notices_of(assemble(scenario), origins)
     assert "was calibrated with llama-3.1-8b; its fit may be worse for llama-2-7b" in notice

@@ -245,13 +245,13 @@ class TestFile:
             ("2023-11-16 18:15:47,1", "2 fields"),
         ],
     )
-    def test_the_first_error_of_a_file_is_told(self, write, earlier, words, later):
+    def test_the_first_error_of_a_file_is_raised(self, write, earlier, words, later):
         text = f"{AZURE_HEADER}2023-11-16 18:15:46,1,2\n{earlier}\n2023-11-16 18:15:48,1,2\n"
         with pytest.raises(TraceError) as caught:
             TraceSource(write(text.encode() + later)).scan()
         assert caught.value.line == 3 and words in str(caught.value)
 
-    def test_the_first_error_of_json_lines_is_told(self, write):
+    def test_the_first_error_of_json_lines_is_raised(self, write):
         good, bad = mooncake_line(0, 5, 3), mooncake_line(1000, 5, 3.5)
         for later in ("{", mooncake_line(-1, 5, 3), mooncake_line(2000, 600, 3, [1]), mooncake_line(2000, 5, 3, 7)):
             with pytest.raises(TraceError) as caught:
