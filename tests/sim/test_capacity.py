@@ -9,6 +9,8 @@ from foredraft.sim.load import make_workload
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.summary.capacity import OpenLoad, is_overloaded
 from foredraft.sim.summary.steady import steady_window
+from hypothesis import given
+from hypothesis import strategies as st
 
 FIXED = {"prompt": {"kind": "fixed", "value": 500}, "output": {"kind": "fixed", "value": 200}}
 SMALL_BATCH = {"engine": {"max_running": 64}}
@@ -108,6 +110,23 @@ def test_an_overload_whose_drain_is_much_longer_than_its_arrivals():
     assert not is_overloaded(load([36, 38, 41, 44, 47, 49, 50, 30, 0], 8.59, 50.0)), "as much as chance explains"
     assert not is_overloaded(load([36, 30, 20, 0], 40.0, 50.0))
     assert not is_overloaded(load([163, 215, 279, 200, 100], 8.59, 50.0)), "it shrinks at the end"
+
+
+@given(
+    share=st.one_of(st.floats(0.1, 0.88), st.floats(1.5, 5.0)),
+    per_bucket=st.floats(10, 200),
+    buckets=st.integers(60, 120),
+    seed=st.integers(0, 1 << 30),
+)
+def test_a_queue_alone_shows_an_overload_on_both_sides_of_the_capacity(share, per_bucket, buckets, seed):
+    """Poisson arrivals at a share of what a server takes of its queue; no estimate of full batches helps."""
+    arrivals = np.random.default_rng(seed).poisson(per_bucket, buckets)
+    waiting, length = [], 0.0
+    for came in arrivals:
+        length = max(0.0, length + came - per_bucket / share)
+        waiting.append(length)
+    one = load(waiting, num_arrivals=int(arrivals.sum()), saturation=None)
+    assert is_overloaded(one) is (share > 1)
 
 
 VARIED = {"prompt": {"kind": "lognormal", "mean": 500, "sigma": 0.7}, "output": {"kind": "lognormal", "mean": 200}}
