@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.errors import Problem
+from ...core.errors import ForedraftError, Problem
+from ...core.model_shape.quantization import main_format
+from ...sim.assembly.models import model_shape
 from ...sim.cost.deployments.evidence import about_releases
 from ...sim.cost.hardware import GPU, lookup_gpu
 from ...sim.cost.memory.rules import rules_of
@@ -65,6 +67,7 @@ def read_launch(
     given.known_release = given.release or release
     read(given, lookup_gpu(gpu) if isinstance(gpu, str) else gpu)
     given.multiply()
+    _leave_formats_to_files(given)
     if "model.target" not in given.settings and not has_model:
         given.problems.append(Problem("model", NO_MODEL))
     given.check()
@@ -80,6 +83,27 @@ def read_launch(
     return LaunchCommand(
         {**whole, "speculation": spoken}, without_effect, {**reasons, **given.not_modelled}, given.assumed
     )
+
+
+def _leave_formats_to_files(given: Given) -> None:
+    """Drop a format of weights that the command names where the model's files say their own, as servers do; another one
+    is named."""
+    key, target = "model.weight_dtype", given.settings.get("model.target")
+    wanted = given.settings.get(key)
+    if wanted is None or target is None:
+        return
+    try:
+        shape = model_shape(str(target), "model.target")
+    except ForedraftError:
+        return  # refused where the scenario is read
+    formats = (shape.weight_dtype, shape.attention_dtype, shape.mlp_dtype)
+    is_plain = all(one in (None, "bf16", "fp16") for one in formats)
+    if is_plain or all(one in (None, wanted) for one in formats):
+        return
+    del given.settings[key]
+    if "quantization" in given.values and not any(one and one.startswith(wanted) for one in formats):
+        own = main_format(shape.weight_dtype)
+        given.not_modelled["--quantization"] = f"the checkpoint's own format is taken, {own}, not {wanted}"
 
 
 def _about_release(profile: str, release: str | None) -> str:

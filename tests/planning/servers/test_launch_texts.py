@@ -151,6 +151,32 @@ services:
 """
 
 
+class TestFormatsOfWeights:
+    @pytest.mark.parametrize("model, argument, format_, note", [
+        ("Qwen/Qwen3-8B-AWQ", "--dtype half", None, ""),
+        ("Qwen/Qwen3-8B-AWQ", "--quantization awq_marlin --dtype half", None, ""),
+        ("Qwen/Qwen3-8B-FP8", "--quantization awq", None, "the checkpoint's own format is taken, fp8, not int4"),
+        ("Qwen/Qwen3-8B-FP8", "--quantization fp8", "fp8", ""),
+        ("Qwen/Qwen3-8B", "--quantization fp8", "fp8", ""),
+        ("Qwen/Qwen3-8B", "--dtype half", "fp16", ""),
+    ])  # fmt: skip
+    @pytest.mark.parametrize("server", ["vllm", "sglang"])
+    def test_files_that_say_theirs_win(self, server: str, model: str, argument: str, format_: str | None, note: str):
+        first = "vllm serve" if server == "vllm" else "python -m sglang.launch_server --model-path"
+        found = launch_of(f"{first} {model} {argument}", server)
+        assert found.settings.get("model.weight_dtype") == format_
+        assert found.not_modelled.get("--quantization", "") == note
+
+    def test_exceptions_of_a_checkpoint_stay_with_the_name_of_its_method(self, tmp_path: Path):
+        rules = {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:.*self_attn.*": {}}}
+        config = dict(built_in_config("qwen3-8b")[1]) | {"quantization_config": rules}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        plain, named = (
+            assemble(scenario_of("vllm", f"vllm serve {tmp_path}{more}")) for more in ("", " -q gptq_marlin")
+        )
+        assert named.target.attention_dtype == "bf16" and named.target == plain.target
+
+
 class TestHeads:
     def test_a_head_of_speculators_in_the_place_of_the_model_brings_its_target(self, tmp_path: Path):
         layer = dict(built_in_config("qwen3-8b")[1]) | {"num_hidden_layers": 1, "model_type": "llama"}
