@@ -173,6 +173,7 @@ def test_what_is_right_is_no_violation(config, history):
     run(history, config)
 
 
+@pytest.mark.ci
 def test_ours_holds_and_every_kind_of_message_and_of_end_is_reached():
     seen = set()
 

@@ -7,6 +7,9 @@ import serving_matrix
 from cells import DIMENSIONS, MatrixCell, is_legal, legal_pairs, pairs_of, pairwise_cells, random_cells
 from serving_matrix import run_cell_in_multi_steps, run_cells, summary
 
+PARTS = 4
+"""The cells of a cover are run in so many parts, of which `make test` runs the first."""
+
 
 def test_the_pairwise_cover_has_every_legal_pair():
     cells = pairwise_cells()
@@ -31,16 +34,18 @@ def test_cells_are_the_same_every_time():
     assert list(random_cells(5, 3)) != list(random_cells(5, 4))
 
 
-def test_pairwise_cells_serve_the_oracles_tokens(record_property):
-    cells = pairwise_cells()
+@pytest.mark.fast("0", ci="*")
+@pytest.mark.parametrize("part", range(PARTS))
+def test_pairwise_cells_serve_the_oracles_tokens(part, record_property):
+    cells = pairwise_cells()[part::PARTS]
     failures, reports = run_cells(cells)
     record_property(
-        "note", f"matrix: {len(cells)} cells cover {len(legal_pairs())} pairs of choices; {summary(failures, reports)}"
+        "note", f"matrix: {len(cells)} cells of a cover of {len(legal_pairs())} pairs; {summary(failures, reports)}"
     )
     assert not failures, "\n".join(f"{f.error}\n    {f.cell.reproducer()}" for f in failures)
-    # The cover is no empty exercise: each of these happened.
+    # No part is an empty exercise: each of these happened.
     for count in ("blocks", "correct_drafts", "retractions", "disturbances"):
-        assert sum(getattr(report, count) for report in reports) > 10, count
+        assert sum(getattr(report, count) for report in reports) >= 10 // PARTS, count
 
 
 @pytest.mark.ci

@@ -61,6 +61,10 @@ SEARCHED_LONG = (
     *("EvictsForEver", "WaitsForRoom", "BreaksTiesByHistory", "ProbesFromBelowNothing", "DraftsTheMost"),
     *("LaunchesBlockAfterBlock", "ForgetsReaders", "ReadsTheExpertsOfOneToken", "KeepsALargePool"),
     *("HasAClockPerReplica", "TakesAnotherWay", "DrawsPartsAnew", "NeverCountsDown", "NoticesEveryMean"),
+    *("MovesToTheLaunchedChunk", "SwitchesWithTheBatch", "DraftsMoreTheLessIsAccepted", "KeepsTheStateItStartedFrom"),
+    *("GoesOnInTheCachedState", "MasksTheStopByTheCap", "LetsOneMoreIn", "ForgetsTheOutputOnReturn"),
+    *("ReservesForOneRound", "LetsEverythingIn", "FindsHalf", "QueuesTheRetractedLast", "KeepsItsCopies"),
+    *("CapturesEverything", "StreamsWhatTheDeviceSays", "FreesWhenAllIsSent"),
 )
 """What takes a large part of a second, or some, to be found."""
 
@@ -104,7 +108,7 @@ def test_every_invariant_is_broken_by_some_mutant(contract):
     assert broken >= {item.id for item in of_contract(contract)}
 
 
-@pytest.mark.fast("allocator", "step-controller", "transport", ci="*")
+@pytest.mark.fast("step-controller", ci="*")
 @pytest.mark.parametrize("contract", contracts())
 def test_planted_defects_have_a_place_and_leave_nothing_behind(contract):
     for mutant in mutants_of(contract):

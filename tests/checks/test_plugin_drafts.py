@@ -75,6 +75,7 @@ def test_the_executor_contract_draws_what_a_plugin_takes():
     assert report.ok, report.text()
 
 
+@pytest.mark.ci
 def test_the_executor_contract_finds_a_plugin_that_talks_nonsense():
     class Liar(WitnessProposer):
         def propose(self, request):

@@ -56,10 +56,10 @@ def test_what_a_component_prints_stands_in_no_report(command, theirs):
 
 
 def test_ours(command, theirs):
-    outcome = command("check", "allocator", "--budget", "3000")
+    outcome = command("check", "allocator", "--budget", "500")
     assert outcome.code == 0, outcome.out
     assert outcome.out.count("\nok\n") == 3 and "kv_allocator:make" in outcome.out
-    found = json.loads(command("check", "allocator", "--budget", "3000", "--json").out)
+    found = json.loads(command("check", "allocator", "--budget", "1500", "--json").out)
     reports = found["components"]
     assert found["ok"] and [report["ok"] for report in reports] == [True] * 3
     assert all(report["operations"] >= 1_000 and report["seed"] == 1 for report in reports)

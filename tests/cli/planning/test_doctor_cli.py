@@ -65,6 +65,7 @@ def test_doctor_answers_in_one_sentence_and_one_table(command, given, answer, ba
     assert "break" not in sentence + "".join(tables)
 
 
+@pytest.mark.ci
 def test_doctor_says_what_it_does_while_it_works(command, monkeypatch):
     monkeypatch.setattr("foredraft.cli.progress.LINE_EVERY_S", -1.0)
     few = ("doctor", "--requests", "20")

@@ -22,6 +22,7 @@ def settings(text: str) -> list[str]:
     return [word for pair in text.split() for word in ("--set", pair)]
 
 
+@pytest.mark.ci
 def test_a_simulation_is_found_again(command, tmp_path):
     """Probabilities within 0.02, shares within 0.06, the length of correlation within a factor of 2:
     9,000 rounds of 150 requests."""

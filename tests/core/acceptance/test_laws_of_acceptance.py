@@ -279,7 +279,7 @@ SHARES = given(
 )
 
 test_answers_are_functions_of_seed_request_and_position = FUNCTIONS(answers_are_functions)
-test_shares_of_many_requests_are_as_configured = SHARES(shares_are_as_configured)
+test_shares_of_many_requests_are_as_configured = pytest.mark.ci(SHARES(shares_are_as_configured))
 
 
 # -- what they must find -----------------------------------------------------------------------------------------------

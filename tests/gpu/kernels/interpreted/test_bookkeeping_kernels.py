@@ -70,6 +70,11 @@ def test_every_operation_is_its_twin(case, dtype):
     case(round_cases.Compared(CheckedOps(), [dtype]))
 
 
+@pytest.mark.ci
+def test_changed_logits_of_64_bits_are_their_twins():
+    round_cases.changed_logits(round_cases.Compared(CheckedOps(), [torch.float64]))
+
+
 @pytest.mark.fast("beam-1024-*")
 @pytest.mark.parametrize(
     ("kind", "chunk", "dtype"),
@@ -177,6 +182,7 @@ def test_best_tokens_are_the_twins(dtype, monkeypatch):
     assert torch.equal(drafts, TWINS.best_drafts(logits, ids))
 
 
+@pytest.mark.fast("dtype1-False", "dtype2-True", ci="*")
 @pytest.mark.parametrize(
     ("dtype", "filtered"), [(torch.float16, True), (torch.float32, False), (torch.float32, True), (torch.float64, True)]
 )
