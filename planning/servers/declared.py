@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...core.errors import Problem
@@ -152,25 +154,33 @@ def _read(given: Given, flags: Flags, name: str, place: str) -> Any:
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def values_to_write(scenario: Scenario, server: str, *places: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of arguments that are written as declared, by name without dashes (kv-cache-config.dtype), and
-    a note on each value that the server has no word for. `places`: the keys, or the tables of the keys."""
+def values_to_write(
+    scenario: Scenario, server: str, *places: str, computed: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of arguments that keys of a scenario are written to, by name without dashes
+    (kv-cache-config.dtype), and a note on each value that the server has no word for.
+
+    places: The keys that are written as declared, or their tables.
+    computed: By key, values of arguments that follow from the whole run; None leaves an argument out.
+    """
     found, notes = {}, []
     for key, flags in flags_of(server):
+        name = str(flags.usages[0])
+        if key in computed:
+            found |= {} if computed[key] is None else {name: computed[key]}
+            continue
         if not flags.writes or not any(f"{key}.".startswith(f"{place}.") for place in places):
             continue
-        value = scenario
-        for name in key.split("."):
-            value = getattr(value, name)
+        value = attrgetter(key)(scenario)
         if value is None:
             value = None if flags.usual is NOTHING else flags.usual
+        word = next((word for word, mine in flags.words.items() if mine == value), NOTHING)
         if value is None:
             continue
-        word = next((word for word, mine in flags.words.items() if mine == value), NOTHING)
         if word is not NOTHING:
-            found[str(flags.usages[0])] = word
+            found[name] = word
         elif flags.form != WORD:
-            found[str(flags.usages[0])] = FORMS[flags.form].write(value)
+            found[name] = FORMS[flags.form].write(value)
         elif value != flags.usual and not isinstance(value, bool):
             notes.append(f"{key} is {value}, for which the server has no argument")
     return found, notes

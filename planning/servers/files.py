@@ -96,25 +96,25 @@ def _trtllm_file(scenario: Scenario, schedule: Mapping[str, Any] | None, max_bat
     return {"trtllm.yaml": f"speculative_config:\n  decoding_type: {method}\n  {keys}\n"}
 
 
-def sglang_scheduling(scenario: Scenario, max_batch_size: int) -> list[str]:
-    """Return the arguments for the batch limit, and for the share of outputs that a newcomer leaves free.
+def sglang_scheduling(scenario: Scenario, max_batch_size: int) -> dict[str, Any]:
+    """Return, by key, the values of SGLang's arguments for the batch limit, and for the share of outputs that a
+    newcomer leaves free.
 
     SGLang's own batch limit depends on whether it speculates.
     """
     engine, hardware = scenario.engine, scenario.hardware
     profile, groups = server_profile(SGLANG_PROFILE), hardware.attention_data_parallel
-    arguments = ["--max-running-requests", str(max_batch_size * groups)]
-    if engine.guarantee_output:
-        usual = profile.rules_for(groups).guarantee_output
-        arguments += ["--schedule-conservativeness", f"{engine.guarantee_output / usual:.6g}"]
-    return arguments
+    usual = profile.rules_for(groups).guarantee_output
+    conservativeness = f"{engine.guarantee_output / usual:.6g}" if engine.guarantee_output else None
+    return {"engine.max_running": max_batch_size * groups, "engine.guarantee_output": conservativeness}
 
 
 def _sglang_files(scenario: Scenario, table: Mapping[str, Any], max_batch_size: int) -> dict[str, str]:
     """Return the adaptive file and the arguments that name it, or the arguments of fixed steps alone."""
     method, algorithm = _method_of(scenario, 0), scenario.speculation.algorithm
-    given, _ = values_to_write(scenario, "sglang", "engine.retraction_policy", "front_end")
-    scheduling = [*sglang_scheduling(scenario, max_batch_size), *words_of(given)]
+    computed = sglang_scheduling(scenario, max_batch_size)
+    given, _ = values_to_write(scenario, "sglang", "engine.retraction_policy", "front_end", computed=computed)
+    scheduling = words_of(given)
     config = load_adaptive_config(table)
     steps = config.candidate_steps
     adapts = algorithm in ("EAGLE", "EAGLE3") and scenario.hardware.attention_data_parallel == 1

@@ -123,8 +123,8 @@ class Hardware(ScenarioTable):
         Count,
         NoEffect(when.pools_have_their_own),
         sglang(
-            "attn-dp-size|attention-data-parallel-size N",
             "dp-size|data-parallel-size N",
+            "attn-dp-size|attention-data-parallel-size N",
             "enable-dp-attention",
             by="parallel",
         ),

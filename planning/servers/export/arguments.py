@@ -15,6 +15,7 @@ from ..declared import values_to_write, words_of
 from ..files import METHODS
 from ..own_layers import WITH_DRAFT, own_layers
 
+TABLES = ("model", "hardware", "engine", "front_end")
 HF_CONFIG = "config.json of "
 
 
@@ -35,13 +36,10 @@ class Arguments:
     files: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def give(self, values: Mapping[str, Any]) -> None:
-        """Add arguments with their values; None leaves one out."""
-        self.words += [word for name, value in values.items() if value is not None for word in (name, str(value))]
-
-    def give_keys(self, scenario: Scenario, server: str, *places: str) -> None:
-        """Add the arguments that are written as their keys declare. `places`: these keys, or their tables."""
-        values, notes = values_to_write(scenario, server, *places)
+    def give_keys(self, scenario: Scenario, server: str, computed: Mapping[str, Any]) -> None:
+        """Add the arguments that are written as their keys declare. `computed`: of other keys, what follows from the
+        whole run."""
+        values, notes = values_to_write(scenario, server, *TABLES, computed=computed)
         self.words += words_of(values)
         self.notes += notes
 

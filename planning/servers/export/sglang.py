@@ -6,6 +6,7 @@ from ....core.adaptive.interchange import export_table
 from ....core.contract.step import RoundShape
 from ....core.errors import ForedraftError
 from ....sim.assembly import Assembly
+from ..declared import values_to_write, words_of
 from ..files import SGLANG_VERSION, sglang_scheduling, shape_arguments
 from ..own_layers import WITH_DRAFT
 from .arguments import Arguments, method_of, table_of
@@ -19,12 +20,13 @@ def devices(run: Assembly) -> list[str]:
     """Return the arguments for the devices of one replica: --tp-size counts them all."""
     hardware, groups = run.scenario.hardware, run.scenario.hardware.attention_data_parallel
     given = {
-        "--tp-size": hardware.tensor_parallel * groups,
-        "--dp-size": groups,
-        "--ep-size": hardware.expert_parallel,
+        "hardware.tensor_parallel": hardware.tensor_parallel * groups,
+        "hardware.attention_data_parallel": groups,
+        "hardware.expert_parallel": hardware.expert_parallel,
     }
+    computed = {key: value for key, value in given.items() if value > 1}
     flags = ["--enable-dp-attention"] if groups > 1 else []
-    return [*(word for name, value in given.items() if value > 1 for word in (name, str(value))), *flags]
+    return [*words_of(values_to_write(run.scenario, "sglang", computed=computed)[0]), *flags]
 
 
 def arguments(run: Assembly) -> Arguments:
@@ -32,20 +34,19 @@ def arguments(run: Assembly) -> Arguments:
     scenario, config, made = run.scenario, run.spec.config, Arguments()
     engine, hardware, model = scenario.engine, scenario.hardware, scenario.model
     groups = hardware.attention_data_parallel
-    made.give_keys(scenario, "sglang", "model", "hardware", "engine", "front_end")
-    made.give(
-        {
-            "--chunked-prefill-size": config.chunk_size * groups if engine.chunk_size or groups > 1 else None,
-            "--max-total-tokens": run.memory.slots if hardware.kv_gb and run.memory else engine.kv_slots,
-            "--quantization": "fp8" if model.weight_dtype == "fp8" else None,
-        }
-    )
-    made.words += sglang_scheduling(scenario, config.max_running)
-    made.note_weights(run, "fp8", "bf16")
+    host_gb = None if engine.host_cache_gb is None else f"{engine.host_cache_gb / hardware.devices:.6g}"
+    computed = {
+        "engine.chunk_size": config.chunk_size * groups if engine.chunk_size or groups > 1 else None,
+        "engine.kv_slots": run.memory.slots if hardware.kv_gb and run.memory else engine.kv_slots,
+        "model.weight_dtype": "fp8" if model.weight_dtype == "fp8" else None,
+        "engine.host_cache_gb": host_gb,  # of a device
+        "engine.host_cache_ratio": engine.host_cache_ratio,
+        **sglang_scheduling(scenario, config.max_running),
+    }
+    made.give_keys(scenario, "sglang", computed)
     if engine.host_cache_gb is not None or engine.host_cache_ratio is not None:
-        size = None if engine.host_cache_gb is None else f"{engine.host_cache_gb / hardware.devices:.6g}"
         made.words.append("--enable-hierarchical-cache")
-        made.give({"--hicache-size": size, "--hicache-ratio": engine.host_cache_ratio})
+    made.note_weights(run, "fp8", "bf16")
     if run.pools.is_disaggregated:
         made.of_role = {role: ["--disaggregation-mode", role] for role in ROLES}
     _speculation(run, made)

@@ -40,15 +40,12 @@ def arguments(run: Assembly) -> Arguments:
     if scenario.hardware.attention_data_parallel > 1 and scenario.hardware.tensor_parallel > 1:
         message = "its attention is either tensor parallel or data parallel"
         raise ForedraftError(f"TensorRT-LLM has no arguments for this configuration: {message}")
-    made.give(
-        {
-            "--backend": "pytorch",
-            "--max_batch_size": config.max_running,
-            "--max_num_tokens": step_tokens(scenario),
-            "--max_seq_len": scenario.model.context_len,
-            "--extra_llm_api_options": OPTIONS,
-        }
-    )
+    made.words += ["--backend", "pytorch", "--max_batch_size", str(config.max_running)]
+    if (tokens := step_tokens(scenario)) is not None:
+        made.words += ["--max_num_tokens", str(tokens)]
+    if scenario.model.context_len is not None:
+        made.words += ["--max_seq_len", str(scenario.model.context_len)]
+    made.words += ["--extra_llm_api_options", OPTIONS]
     if engine.max_step_tokens is None and method_of(run, "TensorRT-LLM") is not None:
         text = (
             f"max_num_tokens ({config.chunk_size:,}) bounds prompts and drafts of a step together, the plan's steps had"

@@ -9,6 +9,7 @@ from ....core.adaptive.interchange import export_table
 from ....sim.assembly import Assembly
 from ....sim.cost.memory import RESERVED
 from ....sim.scenario.flags import VLLM_PAGE
+from ..declared import values_to_write, words_of
 from ..own_layers import WITH_DRAFT
 from ..vllm import POOLS_CONNECTOR
 from .arguments import Arguments, method_of, step_tokens, table_of
@@ -20,11 +21,12 @@ def devices(run: Assembly) -> list[str]:
     """Return the arguments for the devices of one replica."""
     hardware = run.scenario.hardware
     given = {
-        "--tensor-parallel-size": hardware.tensor_parallel,
-        "--data-parallel-size": hardware.attention_data_parallel,
+        "hardware.tensor_parallel": hardware.tensor_parallel,
+        "hardware.attention_data_parallel": hardware.attention_data_parallel,
+        "hardware.expert_parallel": hardware.expert_parallel > 1,
     }
-    flags = ["--enable-expert-parallel"] if hardware.expert_parallel > 1 else []
-    return [*(word for name, value in given.items() if value > 1 for word in (name, str(value))), *flags]
+    computed = {key: value for key, value in given.items() if value > 1 or value is True}
+    return words_of(values_to_write(run.scenario, "vllm", computed=computed)[0])
 
 
 def arguments(run: Assembly) -> Arguments:
@@ -33,20 +35,17 @@ def arguments(run: Assembly) -> Arguments:
     engine, hardware, model = scenario.engine, scenario.hardware, scenario.model
     reserved = RESERVED if hardware.reserved_fraction is None else hardware.reserved_fraction
     page_size = made.pages_of(run, "--block-size", VLLM_PAGE)
-    made.give(
-        {
-            "--max-num-seqs": config.max_running,
-            "--max-num-batched-tokens": step_tokens(scenario),
-            "--block-size": page_size,
-            "--num-gpu-blocks-override": None
-            if engine.kv_slots is None
-            else engine.kv_slots // (page_size or VLLM_PAGE),
-            "--quantization": "fp8" if model.weight_dtype == "fp8" else None,
-            "--gpu-memory-utilization": round(1 - reserved, 6) if hardware.kv_gb is None else None,
-            "--kv-offloading-size": _offloaded(run),
-        }
-    )
-    made.give_keys(scenario, "vllm", "model", "hardware", "engine", "front_end")
+    blocks = None if engine.kv_slots is None else engine.kv_slots // (page_size or VLLM_PAGE)
+    computed = {
+        "engine.max_running": config.max_running,
+        "engine.max_step_tokens": step_tokens(scenario),
+        "engine.page_size": page_size,
+        "engine.kv_slots": blocks,
+        "model.weight_dtype": "fp8" if model.weight_dtype == "fp8" else None,
+        "hardware.reserved_fraction": round(1 - reserved, 6) if hardware.kv_gb is None else None,
+        "engine.host_cache_gb": _offloaded(run),
+    }
+    made.give_keys(scenario, "vllm", computed)
     made.note_weights(run, "fp8", "bf16")
     if run.pools.is_disaggregated:
         made.words += ["--kv-transfer-config", json.dumps(TRANSFER)]
