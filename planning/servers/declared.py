@@ -163,7 +163,8 @@ def values_to_write(
     places: The keys that are written as declared, or their tables.
     computed: By key, values of arguments that follow from the whole run; None leaves an argument out.
     """
-    found, notes = {}, []
+    found: dict[str, Any] = {}
+    notes: list[str] = []
     for key, flags in flags_of(server):
         name = str(flags.usages[0])
         if key in computed:
