@@ -172,9 +172,11 @@ def _document(
     made: Synthesis | None,
     checked: Mapping[str, Mapping[str, Any]] | None,
 ) -> TraceDocument:
+    from ...observe.rates import rates_of
     from ..documents.simulation import TraceDocument
 
-    results = checked and {name: {key: summary[key] for key in CHECKED} for name, summary in checked.items()}
+    shown = checked and {key: rates_of(key, *checked.values()) for key in CHECKED}
+    results = shown and {name: {key: shown[key][place] for key in shown} for place, name in enumerate(checked or ())}
     synthetic = None if made is None else made.to_json()
     untold = list(_untold(described))
     return TraceDocument(
@@ -338,10 +340,13 @@ def _check(scenario: Scenario, made: Synthesis, quiet: bool) -> dict[str, Mappin
 
 def _checked(scenario: Scenario, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the latencies of both workloads side by side."""
+    from ...observe.rates import rates_of
+
     lines = ["", f"{f'Simulated: {_deployment(scenario)}':34}{'trace':>14}{'synthetic':>14}{'ratio':>8}"]
-    lines += [
-        _row(name, *(summary[key] for summary in found.values())) for key, name in CHECKED.items() if _told(found, key)
-    ]
+    for key, name in CHECKED.items():
+        both = rates_of(key, *found.values())
+        if any(value is not None for value in both):
+            lines.append(_row(name, *both))
     for name, summary in found.items():
         if summary["overloaded"]:
             lines += textwrap.wrap(f"Overloaded, {name}: {summary['overload']}.", WIDTH)
@@ -350,7 +355,3 @@ def _checked(scenario: Scenario, found: Mapping[str, Mapping[str, Any]]) -> list
 
 def _deployment(scenario: Scenario) -> str:
     return f"{scenario.model.target}, {scenario.hardware.gpu}"
-
-
-def _told(found: Mapping[str, Mapping[str, Any]], key: str) -> Sequence[Any]:
-    return [summary[key] for summary in found.values() if summary[key] is not None]

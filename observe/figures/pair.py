@@ -10,6 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ...core.errors import count_of
+from ..rates import rates_of
 from ..tables import LATENCIES, format_number, format_share
 from .labels import LineEnd, label_ends
 from .page import Folded, ReportPage, TextTable
@@ -150,11 +151,7 @@ def _change(was: Any, is_now: Any) -> str:
 
 def _changes(was: Mapping[str, Any], is_now: Mapping[str, Any], first: str, second: str) -> Iterator[str]:
     shown = {"output_throughput": "output tokens/s", "mean_tpot_ms": "mean TPOT", "p99_ttft_ms": "p99 TTFT"}
-    parts = [
-        f"{name} {_change(was.get(key), is_now.get(key))}"
-        for key, name in shown.items()
-        if was.get(key) and is_now.get(key)
-    ]
+    parts = [f"{name} {_change(*both)}" for key, name in shown.items() if all(both := rates_of(key, was, is_now))]
     if parts:
         yield f"From {first} to {second}: {', '.join(parts)}."
 
@@ -162,7 +159,7 @@ def _changes(was: Mapping[str, Any], is_now: Mapping[str, Any], first: str, seco
 def _tiles(was: Mapping[str, Any], is_now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     keys = {"output_throughput": "output tokens/s", "mean_tpot_ms": "mean TPOT, ms", "p99_tpot_ms": "p99 TPOT, ms"}
     for key, name in (keys | {"mean_ttft_ms": "mean TTFT, ms", "p99_ttft_ms": "p99 TTFT, ms"}).items():
-        before, after = was.get(key), is_now.get(key)
+        before, after = rates_of(key, was, is_now)
         if before is not None and after is not None:
             yield name, _change(before, after), f"{format_number(before)} → {format_number(after)}"
 
@@ -176,11 +173,11 @@ def _numbers(was: Mapping[str, Any], is_now: Mapping[str, Any], first: str, seco
     rows = []
     for key, (name, kind) in (NUMBERS | latencies).items():
         key = key.replace("p50_", "median_")
-        before, after = was.get(key), is_now.get(key)
+        before, after = rates_of(key, was, is_now)
         if before is None and after is None:
             continue
         written = format_share if kind == "share" else format_number
-        ends = " to ".join(map(format_number, is_now.get(f"{key}_interval") or ()))
+        ends = " to ".join(map(format_number, rates_of(f"{key}_interval", was, is_now)[1] or ()))
         rows.append([name, written(before), written(after), _change(before, after), ends or "–"])
     caption = f"The last column: 80 % interval of {second}, if times are not as simulated."
     return TextTable("Numbers of both runs", ["", first, second, "change", "80 %"], rows, caption)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from ...core.errors import ForedraftError
 from ...observe.output_files import Document
-from ...observe.rates import rate_of
+from ...observe.rates import rate_of, rates_of
 from ...sim.assembly import Assembly, assemble
 from ...sim.assembly.confidence import rests_on
 from ...sim.assembly.explaining import timing_line
@@ -268,7 +268,7 @@ def _expectation(model: RoundModel) -> str:
 def _load(with_it: Mapping[str, Any], without: Mapping[str, Any]) -> Iterator[tuple[str, PlainComparison]]:
     names = ("output_throughput", *(f"{kind}_{one}_ms" for one in LATENCIES for kind in ("mean", "p99")))
     for name in names:
-        mine, other = rate_of(with_it, name), rate_of(without, name)
+        mine, other = rates_of(name, with_it, without)
         if mine is not None and other:
-            ends = (rate_of(found, f"{name}_interval") for found in (with_it, without))
+            ends = rates_of(f"{name}_interval", with_it, without)
             yield name, PlainComparison(mine, other, *(None if one is None else (one[0], one[1]) for one in ends))

@@ -3,6 +3,7 @@ import io
 import pytest
 from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.observe.measuring.summary import SLO
+from foredraft.observe.rates import rate_of, rates_of
 from foredraft.observe.tables import format_number, report_tables, sparkline
 from observed_run import recorded_events
 from rich.console import Console
@@ -66,3 +67,11 @@ def test_a_sparkline_follows_its_values():
 )
 def test_numbers_have_three_digits(value, text):
     assert format_number(value) == text
+
+
+def test_rates_of_two_runs_are_of_one_kind():
+    """Those while the load was on, if both have them: the rates of a short run are of the whole run."""
+    steady, short = {"mean_running": 5.0, "steady_mean_running": 8.0}, {"mean_running": 4.0}
+    assert rate_of(steady, "mean_running") == 8.0 and rate_of(short, "mean_running") == 4.0
+    assert rates_of("mean_running", steady, steady) == [8.0, 8.0]
+    assert rates_of("mean_running", steady, short) == [5.0, 4.0] and rates_of("p99", steady, short) == [None, None]
