@@ -175,8 +175,10 @@ def _document(
     from ...observe.rates import rates_of
     from ..documents.simulation import TraceDocument
 
-    shown = checked and {key: rates_of(key, *checked.values()) for key in CHECKED}
-    results = shown and {name: {key: shown[key][place] for key in shown} for place, name in enumerate(checked or ())}
+    results = None
+    if checked is not None:
+        shown = {key: rates_of(key, *checked.values()) for key in CHECKED}
+        results = {name: {key: both[place] for key, both in shown.items()} for place, name in enumerate(checked)}
     synthetic = None if made is None else made.to_json()
     untold = list(_untold(described))
     return TraceDocument(

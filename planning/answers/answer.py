@@ -70,7 +70,8 @@ class PlannedCandidate:
         settings: The keys of the scenario that it replaces.
         status: "best"; "equal" and "behind" were compared with it; "dropped" was not searched on after the first
             round; "hopeless" holds no load.
-        load: The load that nearly all runs hold (`PlanAnswer.share_of_runs`); None if it holds none.
+        load: The load that nearly all runs hold (`PlanAnswer.share_of_runs`); None if it holds none. Of a dropped
+            candidate about that load: its rough one, by what the best candidate's rough one became.
         half_load: The load that half of the runs hold; None for a given load.
         half_width: Half of the 95 % interval of `half_load` over seeds.
         load_interval: [low, high]: the 80 % interval of the load if times are not as simulated.

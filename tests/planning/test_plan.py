@@ -133,6 +133,10 @@ def test_a_plan_ranks_by_the_greatest_load():
         )
     plain = next(item for item in ranked if item.candidate.name == "plain decoding")
     assert plain.load == pytest.approx(2.0, rel=0.01) and not plain.dropped
+    (dropped,) = (item for item in ranked if item.dropped)
+    index, best = whole.candidates.index(dropped.candidate), whole.candidates.index(ranked[0].candidate)
+    of_rough = whole.fine[best].value / whole.rough[best].value
+    assert of_rough != 1 and dropped.load == pytest.approx(whole.rough[index].value * of_rough)
 
 
 def test_candidates_are_compared_seed_by_seed():
