@@ -11,6 +11,7 @@ OURS: dict[str, dict[str, int]] = {
     "allocator": {
         "foredraft.checks.adapters.kv_allocator:make": 40_000,
         "foredraft.checks.adapters.kv_store:make": 40_000,
+        "foredraft.checks.adapters.kv_store:make_with_groups": 20_000,
         "foredraft.properties.allocator.plain:make": 20_000,
     },
     "prefix-cache": {

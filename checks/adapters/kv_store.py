@@ -1,15 +1,20 @@
 """Our request table over the allocator, `core.kv.store`, behind the allocator contract:
-rows, and rows behind a fence."""
+rows, rows behind a fence, and their units of other groups of layers."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ...core.kv.fence import Departure
-from ...core.kv.groups import StoreSizes
+from ...core.kv.groups import GroupSizes, KVGroup, StoreSizes
 from ...core.kv.request_table import RequestTableFull, ceil_to_page
 from ...core.kv.store import KVStore
+from ...core.kv.units import WindowUnits
 from ...properties.allocator.contract import AllocatorCapabilities, AllocatorConfig
+from ...properties.allocator.groups import UnitGroup
 from .kv_allocator import KVAllocatorAdapter
 
 
@@ -61,11 +66,58 @@ class KVStoreAdapter(KVAllocatorAdapter):
         return self.store.own_slots(self.row_of[request])
 
 
+class KVStoreWithGroups(KVStoreAdapter):
+    """Rows that hold units of other groups of layers, too."""
+
+    def open(self, request: str) -> bool:
+        groups = self.store.groups
+        for_states = sum(each.pool.slots_for(each.group.states) for each in groups.states)
+        if for_states > self.store.available_slots or not groups.has_own_room(0, 0):
+            return False
+        return super().open(request)
+
+    def advance(self, request: str, num_tokens: int) -> None:
+        self.store.groups.move(np.array([self.row_of[request]]), np.array([num_tokens]))
+
+    def units_of(self, request: str) -> list[tuple[int, np.ndarray]]:
+        row = self.row_of[request]
+        return [
+            (int(each.first[row]) if isinstance(each, WindowUnits) else 0, each.units_of(row))
+            for each in self.store.groups.all
+        ]
+
+    def used_units(self) -> list[int]:
+        return [each.pool.num_used for each in self.store.groups.all]
+
+    def unit_pages(self) -> list[list[int]]:
+        size = self.store.page_size
+        return [
+            [slot // size for slots in each.pool.slots() for slot in slots[::size].tolist()]
+            for each in self.store.groups.all
+        ]
+
+
+def group_sizes(groups: Sequence[UnitGroup], page_size: int) -> GroupSizes:
+    """Return the sizes of a store for groups of a contract."""
+    return GroupSizes(
+        [KVGroup(each.window, each.quarters / 4, each.states, each.capacity or None) for each in groups], page_size
+    )
+
+
 def make(config: AllocatorConfig) -> KVStoreAdapter:
     """Make a fresh `KVStore` without a prefix cache."""
     return KVStoreAdapter(KVStore(StoreSizes(config.num_rows, config.row_width, config.num_pages, config.page_size)))
 
 
+def make_with_groups(config: AllocatorConfig) -> KVStoreWithGroups:
+    """Make a fresh `KVStore` without a prefix cache whose rows hold units of groups of layers."""
+    groups = group_sizes(config.unit_groups, config.page_size)
+    return KVStoreWithGroups(
+        KVStore(StoreSizes(config.num_rows, config.row_width, config.num_pages, config.page_size, groups))
+    )
+
+
 make.capabilities = AllocatorCapabilities(
     paged=True, padding_page=True, inspection=True, table=True, deferred_close=True, misuse=True
 )
+make_with_groups.capabilities = replace(make.capabilities, groups=True)

@@ -11,6 +11,7 @@ from ...properties.allocator.plain import make as make_plain
 from ..adapters.kv_allocator import make as make_allocator
 from ..adapters.kv_store import KVStoreAdapter
 from ..adapters.kv_store import make as make_store
+from .kv_groups import STORE_WITH_GROUPS
 from .planting import Defects
 
 ALLOCATOR = Defects("allocator", make_allocator)
@@ -362,4 +363,4 @@ class DealsWithoutLooking(PlainAllocator):
         return (self.num_pages - sum(count > 0 for count in self.count.values())) * self.page_size
 
 
-MUTANTS = (*ALLOCATOR.mutants, *STORE.mutants, *PLAIN.mutants, *UNSEEN.mutants)
+MUTANTS = (*ALLOCATOR.mutants, *STORE.mutants, *STORE_WITH_GROUPS.mutants, *PLAIN.mutants, *UNSEEN.mutants)

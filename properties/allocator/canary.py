@@ -10,7 +10,9 @@ position), so that no cell of one owner equals a cell of another.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from .groups import UnitGroup, UnitTable
 
 _MASK = (1 << 64) - 1
 _MULTIPLIER = 0x9E3779B97F4A7C15
@@ -63,3 +65,40 @@ class ShadowMemory:
         return next(
             (slot, was, should) for slot, was, should in zip(slots, found, expected, strict=True) if was != should
         )
+
+
+class UnitMemory:
+    """The units of each group of layers: a window's have a cell for each token of their page, a state's the number of
+    tokens that it has seen. A row is a `Holder`."""
+
+    def __init__(self, groups: Sequence[UnitGroup], page_size: int) -> None:
+        self.groups = groups
+        self.page_size = page_size
+        self._cells: list[dict[int, object]] = [{} for _ in groups]
+
+    def write(self, row: Any, start: int, stop: int) -> None:
+        """Write the tokens of a row from `start` to `stop`, and its states behind them."""
+        for group, cells, table in zip(self.groups, self._cells, row.units, strict=True):
+            cells.update(self._wanted(group, row.owner, table, start, stop))
+
+    def first_wrong(self, row: Any) -> tuple[int, int, object, object] | None:
+        """Return the first unit that does not hold what its row wrote, as far as a step reads it: (group, unit, found,
+        expected); None if all do."""
+        for i, (group, table) in enumerate(zip(self.groups, row.units, strict=True)):
+            start = max(row.committed - group.window + 1, 0)
+            for place, cell in self._wanted(group, row.owner, table, start, row.committed).items():
+                if self._cells[i].get(place) != cell:
+                    unit = place // self.page_size if group.window else place
+                    return i, unit, self._cells[i].get(place), cell
+        return None
+
+    def _wanted(self, group: UnitGroup, owner: int, table: UnitTable, start: int, stop: int) -> dict[int, object]:
+        first, units = table
+        if not group.window:
+            return {unit: (owner, number, stop) for number, unit in enumerate(units)}
+        size, wanted = self.page_size, {}
+        for position, cell in enumerate(contents(owner, start, stop), start):
+            page = position // size - first
+            if 0 <= page < len(units):  # ALLOC-18 finds a page without a unit
+                wanted[units[page] * size + position % size] = cell
+        return wanted

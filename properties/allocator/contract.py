@@ -1,5 +1,5 @@
-"""The contract of a KV allocator: pages and slots, and, where declared, sharing, eviction, fences and
-rows of requests."""
+"""The contract of a KV allocator: pages and slots, and, where declared, sharing, eviction, fences, rows of requests and
+what these hold of other groups of layers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 
 from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
+from .groups import UnitGroup, UnitTable, draw_unit_groups, unit_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +17,15 @@ class AllocatorConfig:
     """What `make(config)` builds. Sizes are small on purpose: a defect shows at the edges.
 
     `num_pages` can be handed out, a padding page comes on top; `page_size` slots each (1 unless `paged`). `num_rows`
-    rows of `row_width` slots, a multiple of the page size, for those with a request table (else both 0).
+    rows of `row_width` slots, a multiple of the page size, for those with a request table (else both 0). `groups`: four
+    numbers for each group of layers that keeps less than all tokens (`unit_groups`).
     """
 
     num_pages: int
     page_size: int = 1
     num_rows: int = 0
     row_width: int = 0
+    groups: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.num_pages >= 0 and self.page_size >= 1 and self.num_rows >= 0
@@ -36,7 +39,14 @@ class AllocatorConfig:
         if not has.table:
             return cls(num_pages, page_size)
         row_pages = choose(range(1, num_pages + 2))
-        return cls(num_pages, page_size, choose((1, 2, 3)), row_pages * page_size)
+        num_rows = choose((1, 2, 3))
+        groups = draw_unit_groups(choose, page_size, row_pages) if has.groups else ()
+        more = choose((16, 8, 4, 0)) if groups else 0
+        return cls(num_pages + more, page_size, num_rows, row_pages * page_size, groups)
+
+    @property
+    def unit_groups(self) -> tuple[UnitGroup, ...]:
+        return unit_groups(self.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +64,12 @@ class AllocatorCapabilities(Capabilities):
     deferred_close: bool = False
     # `alloc_extend(…)` and `alloc_decode(…)`: slots for several requests at once, whose last pages need not be full
     batches: bool = False
+    # `config.groups` may be set; `advance`, `units_of`, `used_units` and `unit_pages`: rows hold units of them, too
+    groups: bool = False
     # It refuses what no caller should do: to free what is not held, to ask for no whole pages or for less than none
     misuse: bool = False
 
-    FOUNDATIONS: ClassVar = {"deferred_close": ("table",)}
+    FOUNDATIONS: ClassVar = {"deferred_close": ("table",), "groups": ("table",)}
     VISIBLE: ClassVar = ("padding_page",)
 
 
@@ -139,11 +151,12 @@ class Allocator(Protocol):
 
     @needs("table")
     def open(self, request: str) -> bool:
-        """Give a row to a request. Returns whether there was one."""
+        """Give a row to a request, with its states of each group. Returns whether there was room."""
 
     @needs("table")
     def grow(self, request: str, num_tokens: int) -> bool:
-        """Extend the row to `num_tokens` tokens in all; never to less than before. Returns whether there was room."""
+        """Extend the row to `num_tokens` tokens in all, with a unit for each new page of every window; never to less
+        than before. Returns whether there was room."""
 
     @needs("table")
     def trim(self, request: str, num_tokens: int) -> None:
@@ -156,3 +169,20 @@ class Allocator(Protocol):
     @needs("table")
     def slots_of(self, request: str) -> Sequence[int]:
         """Return the allocated slots of a row, in the order of positions."""
+
+    @needs("groups")
+    def advance(self, request: str, num_tokens: int) -> None:
+        """Note that so many tokens of a request are final: steps begin there or behind it. Units of pages that no
+        window there reaches are given back at once."""
+
+    @needs("groups")
+    def units_of(self, request: str) -> Sequence[UnitTable]:
+        """Return what a row holds of each group. A unit has the id that no other of its group has."""
+
+    @needs("groups")
+    def used_units(self) -> Sequence[int]:
+        """Count the units of each group that are in use, those of rows that wait for a step included."""
+
+    @needs("groups")
+    def unit_pages(self) -> Sequence[Sequence[int]]:
+        """Return the pages of the pool of slots that the units of each group take."""

@@ -1,4 +1,4 @@
-"""ALLOC-01 … ALLOC-16: what is true of every KV allocator and request table, after every operation.
+"""ALLOC-01 … ALLOC-19: what is true of every KV allocator and request table, after every operation.
 
 A checker gets a `AllocatorMoment` (`allocator/model.py`) and looks at it alone.
 """
@@ -56,7 +56,7 @@ def free_list_has_no_duplicate(m: AllocatorMoment) -> Outcome:
 def nothing_free_is_referenced(m: AllocatorMoment) -> Outcome:
     free = m.after.free_pages
     if m.row_granted and not m.row_was_free:
-        was = "a row is handed out while all are taken or in use by a step in flight"
+        was = "a row is handed out while all are taken or in use by a step in flight, or without room for its states"
         return Finding(was, "a refusal", "two requests would share the row")
     if free is not None:
         has_owner = not (m.held.keys().isdisjoint(free) and (not m.waiting or m.waiting.keys().isdisjoint(free)))
@@ -327,3 +327,55 @@ def edges_of_the_pool(m: AllocatorMoment) -> Outcome:
             "there is no such room",
         )
     return True if m.must_refuse else None
+
+
+@checks("ALLOC-17", CONTRACT, "groups")
+def units_are_conserved(m: AllocatorMoment) -> Outcome:
+    if not m.config.groups:
+        return None
+    for i, group in enumerate(m.model.groups):
+        units, used, pages = m.model.units_in_use(i), m.after.used_units[i], len(m.after.unit_pages[i])
+        if used != len(units):
+            was = f"{used} units of group {i} are in use, and rows hold {len(units)}"
+            return Finding(was, f"{len(units)} units", "a unit that no row holds is lost, one too few has two owners")
+        if pages != group.pages_of(used):
+            was = f"{used} units of group {i}, {group.quarters}/4 of a page each, take {pages} pages"
+            return Finding(was, f"{group.pages_of(used)} pages", "one too many is lost room, one too few is not there")
+    return True
+
+
+@checks("ALLOC-18", CONTRACT, "groups")
+def a_row_has_the_units_of_its_window(m: AllocatorMoment) -> Outcome:
+    if not m.config.groups or not m.model.rows:
+        return None
+    size = m.config.page_size
+    for name, row in m.model.rows.items():
+        for i, (group, (first, units)) in enumerate(zip(m.model.groups, row.units, strict=True)):
+            if not group.window:
+                if len(units) != group.states:
+                    was = f"{name} has {len(units)} states of group {i}"
+                    return Finding(was, f"{group.states}", "a request overwrites a state that it goes back to")
+                continue
+            begin, end = group.first_page(row.committed, size), len(row.slots) // size
+            if (first, first + len(units)) != (begin, end):
+                was = f"group {i}: {name} has units of the pages {first} … {first + len(units) - 1}"
+                should = f"{begin} … {end - 1}, with {row.committed} tokens final and a window of {group.window}"
+                return Finding(was, should, "a step reads or writes what it has not, or room is held that is not read")
+    return True
+
+
+@checks("ALLOC-19", CONTRACT, "groups")
+def a_unit_has_one_row_and_what_this_wrote(m: AllocatorMoment) -> Outcome:
+    if not m.config.groups:
+        return None
+    for i in range(len(m.model.groups)):
+        units = m.model.units_in_use(i)
+        if len(set(units)) != len(units):
+            twice = next(unit for unit in units if units.count(unit) > 1)
+            was = f"unit {twice} of group {i} is held twice, by rows or by a row that a step in flight may touch"
+            return Finding(was, "once", "two requests write to it")
+    if m.stale_unit is not None:
+        name, i, unit, found, expected = m.stale_unit
+        was = f"unit {unit} of group {i}, which {name} holds, has {found}"
+        return Finding(was, f"{expected}", "another has written there, or it is another unit than before")
+    return True

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 from .canary import ShadowCell
 from .contract import AllocatorCapabilities, AllocatorConfig
+from .groups import UnitGroup, UnitTable
 
 
 class Holder:
     """A holder of pages: `slots` in the order of positions, and the `cells` that were written to the first of them."""
 
-    __slots__ = ("cells", "committed", "owner", "pages", "slots", "wanted")
+    __slots__ = ("cells", "committed", "owner", "pages", "slots", "units", "wanted")
 
     def __init__(self, owner: int) -> None:
         self.owner = owner
@@ -27,6 +28,7 @@ class Holder:
         self.cells: list[ShadowCell] = []
         self.committed = 0  # rows only: tokens that are final
         self.wanted = 0  # rows only: tokens that there must be room for
+        self.units: tuple[UnitTable, ...] = ()  # rows only: what they hold of each group of layers
 
     def cut(self, num_pages: int, page_size: int) -> Holder:
         """Take the last `num_pages` pages off and return them as a holder of their own."""
@@ -53,8 +55,10 @@ def _counted(holders: Iterable[Holder]) -> dict[int, int]:
 class AllocatorModel:
     """The world around an allocator: who holds which pages, what is cached, what waits for which step."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, groups: Sequence[UnitGroup] = ()) -> None:
         self.page_size = page_size
+        self.groups = groups
+        self.unit_pages: list[Holder] = []  # of each group
         self.holders: dict[str, Holder] = {}
         self.rows: dict[str, Holder] = {}
         self.parts: dict[str, Holder] = {}  # requests whose last page need not be full
@@ -86,7 +90,7 @@ class AllocatorModel:
 
     def everybody(self) -> list[Holder]:
         """Return all holders of pages now, except those that wait for a step."""
-        return [*self.holders.values(), *self.rows.values(), *self.parts.values()]
+        return [*self.holders.values(), *self.rows.values(), *self.parts.values(), *self.unit_pages]
 
     def held(self) -> dict[int, int]:
         """Return page -> how many hold it now, recounted; pages without a holder are not in it."""
@@ -95,6 +99,22 @@ class AllocatorModel:
     def waiting(self) -> dict[int, int]:
         """Return page -> how many references to it wait for a step, recounted."""
         return _counted(holder for _, holder, _ in self.deferred)
+
+    def units_in_use(self, group: int) -> list[int]:
+        """Return the units of a group that rows hold, those of rows that wait for a step included."""
+        rows = (*self.rows.values(), *(holder for _, holder, with_row in self.deferred if with_row))
+        return [unit for row in rows if row.units for unit in row.units[group][1]]
+
+    def pages_for(self, more: Sequence[int]) -> int | None:
+        """Return how many pages of the pool so many units more of each group take; None if a pool of its own has not so
+        many."""
+        pages = 0
+        for i, (group, num) in enumerate(zip(self.groups, more, strict=True)):
+            used = len(self.units_in_use(i))
+            if group.capacity and used + num > group.capacity:
+                return None
+            pages += group.pages_of(used + num) - group.pages_of(used)
+        return pages
 
     @property
     def num_rows_taken(self) -> int:
@@ -134,6 +154,9 @@ class AllocatorObservation(NamedTuple):
     num_deferred: int | None
     references: tuple[int, ...] | None
     rows: tuple[tuple[str, tuple[int, ...]], ...] | None
+    units: tuple[tuple[str, tuple[UnitTable, ...]], ...] | None = None
+    used_units: tuple[int, ...] | None = None
+    unit_pages: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(slots=True)
@@ -155,9 +178,10 @@ class AllocatorMoment:
     must_refuse: bool = False
     twice: int | None = None  # the page that a free named twice
     row_granted: bool | None = None  # whether a request got a row
-    row_was_free: bool = False  # and whether there was one
+    row_was_free: bool = False  # and whether there was one, with room for its states
     # (whose, slot, found, expected) of a slot that does not hold what its owner wrote
     stale: tuple[Any, ...] | None = None
+    stale_unit: tuple[Any, ...] | None = None  # the same of the first unit: (whose, group, unit, found, expected)
     not_cacheable: tuple[int, ...] = ()
     before: AllocatorObservation = field(default_factory=lambda: AllocatorObservation(0, None, None, None, None, None))
     after: AllocatorObservation = field(default_factory=lambda: AllocatorObservation(0, None, None, None, None, None))

@@ -10,8 +10,54 @@ from dataclasses import replace
 
 from ...core.errors import InvalidFree, KVPoolExhausted
 from .contract import AllocatorCapabilities, AllocatorConfig
+from .groups import UnitGroup, UnitTable
 
 EVERYTHING = AllocatorCapabilities.all()
+
+
+class PlainUnits:
+    """The units of a group of layers: a list of free ids, and a table for each row."""
+
+    def __init__(self, group: UnitGroup, allocator: PlainAllocator) -> None:
+        self.group = group
+        self.allocator = allocator
+        self.free_list = list(range(group.capacity or allocator.num_pages * 4 // group.quarters))
+        self.pages: list[int] = []  # of the pool, those that the units take
+        self.used = 0
+        self.rows: dict[str, UnitTable] = {}
+        self.fenced: list[tuple[int, tuple[int, ...]]] = []
+
+    def missing_pages(self, num_units: int) -> int | None:
+        """Return the pages that so many units more need, None if there are not so many units."""
+        if self.group.capacity and num_units > len(self.free_list):
+            return None
+        return self.group.pages_of(self.used + num_units) - len(self.pages)
+
+    def change(self, num_units: int) -> None:
+        """Take or give back the pages for so many units more, or fewer."""
+        self.used += num_units
+        missing = self.missing_pages(0)
+        if missing > 0:
+            self.pages += self.allocator.take(missing)
+        elif missing < 0:
+            self.allocator.drop(self.pages[missing:])
+            del self.pages[missing:]
+
+    def extend(self, request: str, num_units: int) -> None:
+        self.change(num_units)
+        first, units = self.rows[request]
+        self.rows[request] = first, units + tuple([self.free_list.pop() for _ in range(num_units)])
+
+    def cut(self, request: str, begin: int, end: int) -> None:
+        """Let a row keep the units of the pages `begin … end − 1`."""
+        first, units = self.rows[request]
+        begin, end = max(begin, first), min(max(end, first), first + len(units))
+        self.give_back(units[: begin - first] + units[end - first :])
+        self.rows[request] = begin, units[begin - first : end - first]
+
+    def give_back(self, units: tuple[int, ...]) -> None:
+        self.free_list += units
+        self.change(-len(units))
 
 
 class PlainAllocator:
@@ -28,6 +74,9 @@ class PlainAllocator:
         self.rows: dict[str, list[int]] = {}  # request -> pages
         self.num_rows = config.num_rows
         self.row_width = config.row_width
+        self.groups = [PlainUnits(group, self) for group in config.unit_groups]
+        self.windows = [each for each in self.groups if each.group.window]
+        self.states = [each for each in self.groups if not each.group.window]
 
     # -- pages and slots ----------------------------------------------------------------------------------------------
 
@@ -124,6 +173,10 @@ class PlainAllocator:
         self.fenced = [item for item in self.fenced if item[0] > step]
         for pages in due:
             self.drop(pages)
+        for each in self.groups:
+            for units in [units for fence, units in each.fenced if fence <= step]:
+                each.give_back(units)
+            each.fenced = [item for item in each.fenced if item[0] > step]
 
     def num_deferred(self) -> int:
         return sum(len(pages) for _, pages, _ in self.fenced)
@@ -131,22 +184,40 @@ class PlainAllocator:
     def open(self, request: str) -> bool:
         if len(self.rows) + sum(with_row for _, _, with_row in self.fenced) >= self.num_rows:
             return False
+        if not self.has_room(0, [(each, each.group.states) for each in self.states]):
+            return False
         self.rows[request] = []
+        for each in self.groups:
+            each.rows[request] = 0, ()
+            each.extend(request, 0 if each.group.window else each.group.states)
         return True
+
+    def has_room(self, num_pages: int, wanted: list[tuple[PlainUnits, int]]) -> bool:
+        """Return whether so many pages, and so many units more of groups, can be had."""
+        missing = [each.missing_pages(num_units) for each, num_units in wanted]
+        return None not in missing and num_pages + sum(missing) <= len(self.free_list) + len(self.cache)
 
     def grow(self, request: str, num_tokens: int) -> bool:
         row = self.rows[request]
-        missing = -(-num_tokens // self.page_size) - len(row)
-        if num_tokens > self.row_width or missing > len(self.free_list) + len(self.cache):
+        missing = max(-(-num_tokens // self.page_size) - len(row), 0)
+        if num_tokens > self.row_width or not self.has_room(missing, [(each, missing) for each in self.windows]):
             return False
-        if missing > 0:
+        if missing:
             row += self.take(missing)
+            for each in self.windows:
+                each.extend(request, missing)
         return True
+
+    def advance(self, request: str, num_tokens: int) -> None:
+        for each in self.windows:
+            each.cut(request, each.group.first_page(num_tokens, self.page_size), len(self.rows[request]))
 
     def trim(self, request: str, num_tokens: int) -> None:
         keep = -(-num_tokens // self.page_size)
         self.drop(self.rows[request][keep:])
         del self.rows[request][keep:]
+        for each in self.windows:
+            each.cut(request, 0, keep)
 
     def close(self, request: str, step: int | None = None) -> None:
         pages = self.rows.pop(request)
@@ -154,6 +225,21 @@ class PlainAllocator:
             self.drop(pages)
         else:
             self.fenced.append((step, pages, True))
+        for each in self.groups:
+            _, units = each.rows.pop(request)
+            if step is None:
+                each.give_back(units)
+            else:
+                each.fenced.append((step, units))
+
+    def units_of(self, request: str) -> list[UnitTable]:
+        return [each.rows[request] for each in self.groups]
+
+    def used_units(self) -> list[int]:
+        return [each.used for each in self.groups]
+
+    def unit_pages(self) -> list[list[int]]:
+        return [each.pages for each in self.groups]
 
     def slots_of(self, request: str) -> list[int]:
         return self.slots(self.rows[request])

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..harness.trial import Trial
-from .canary import ShadowMemory
+from .canary import ShadowMemory, UnitMemory
+from .groups import UnitTable
 from .model import AllocatorModel, AllocatorMoment, AllocatorObservation, Holder
 
 _NO_PAGES: dict[int, int] = {}
@@ -31,6 +32,8 @@ def observe(trial: Trial, model: AllocatorModel, memory: ShadowMemory, pages: It
     if has.table:
         rows = tuple([(name, _row(trial, model, name, row)) for name, row in model.rows.items()])
     m.after = AllocatorObservation(num_free, free, cached, deferred, references, rows)
+    if model.groups:
+        m.after = m.after._replace(**_read_units(trial, model))
     m.held = model.held()
     m.waiting = model.waiting() if model.deferred else _NO_PAGES
     m.stale = None
@@ -39,6 +42,42 @@ def observe(trial: Trial, model: AllocatorModel, memory: ShadowMemory, pages: It
         if cells and memory.read(holder.slots[: len(cells)]) != cells:
             m.stale = _first_stale(model, memory)
             break
+
+
+def look_at_units(model: AllocatorModel, moment: AllocatorMoment, memory: UnitMemory) -> None:
+    """Note the first unit of a row that does not hold what the row wrote."""
+    moment.stale_unit = None
+    for name, row in model.rows.items():
+        wrong = memory.first_wrong(row)
+        if wrong is not None:
+            moment.stale_unit = (name, *wrong)
+            return
+
+
+def read_tables(trial: Trial, request: str) -> tuple[UnitTable, ...]:
+    """Ask for what a row holds of each group of layers."""
+    groups = trial.config.unit_groups
+    tables = trial.sequence(trial.must(trial.subject.units_of, request), "units_of()", "a table for each", len(groups))
+    pairs = [trial.sequence(table, "a table of units_of()", "a page and the units", 2) for table in tables]
+    return tuple([(trial.integer(first, "a page"), trial.integers(units, "the units")) for first, units in pairs])
+
+
+def _read_units(trial: Trial, model: AllocatorModel) -> dict[str, Any]:
+    """Ask for the units of all rows and groups, and for the pages that they take."""
+    subject, count = trial.subject, len(model.groups)
+    for name, row in model.rows.items():
+        row.units = read_tables(trial, name)
+    used = trial.sequence(trial.must(subject.used_units), "used_units()", "a number for each group", count)
+    pages = trial.sequence(trial.must(subject.unit_pages), "unit_pages()", "a list for each group", count)
+    taken = tuple([trial.integers(each, "the pages of a group") for each in pages])
+    model.unit_pages = [model.new_holder() for _ in taken] if not model.unit_pages else model.unit_pages
+    for holder, each in zip(model.unit_pages, taken, strict=True):
+        holder.pages = list(each)
+    return {
+        "units": tuple([(name, row.units) for name, row in model.rows.items()]),
+        "used_units": trial.integers(used, "used_units()"),
+        "unit_pages": taken,
+    }
 
 
 def _follow_the_cache(model: AllocatorModel, moment: AllocatorMoment, cached: tuple[int, ...]) -> None:

@@ -9,10 +9,10 @@ from ..harness.operation import Handles, Operation, operation
 from ..harness.text import listed
 from ..harness.trial import Trial
 from . import invariants as invariants  # registers the checkers
-from .canary import ShadowMemory, contents
+from .canary import ShadowMemory, UnitMemory, contents
 from .contract import Allocator, AllocatorCapabilities, AllocatorConfig
 from .model import AllocatorModel, AllocatorMoment
-from .reading import observe
+from .reading import look_at_units, observe, read_tables
 
 HOLDERS = Handles("abcd")
 REQUESTS = Handles(("r1", "r2", "r3"))
@@ -81,7 +81,16 @@ class AllocatorTrial(Trial):
     A state that is impossible for the subject is a Violation at once."""
 
     contract = "allocator"
-    looks = ("num_free", "free_pages", "cached_pages", "num_deferred", "references", "slots_of")
+    looks = (
+        "num_free",
+        "free_pages",
+        "cached_pages",
+        "num_deferred",
+        "references",
+        "slots_of",
+        "units_of",
+        "used_units",
+    )
     quick = 60_000
     values: ClassVar = {
         "holder": HOLDERS,
@@ -99,12 +108,18 @@ class AllocatorTrial(Trial):
     moment: AllocatorMoment
 
     def prepare(self) -> None:
-        self.model = AllocatorModel(self.config.page_size)
+        self.model = AllocatorModel(self.config.page_size, self.config.unit_groups)
         self.memory = ShadowMemory()
+        self.units = UnitMemory(self.config.unit_groups, self.config.page_size)
         first = 1 if self.capabilities.padding_page else 0
         self._all_pages = range(first, first + self.config.num_pages)
         self.moment = AllocatorMoment(self.config, self.capabilities, self.model, frozenset(self._all_pages))
+        self._observe()
+
+    def _observe(self) -> None:
         observe(self, self.model, self.memory, self._all_pages)
+        if self.config.groups:
+            look_at_units(self.model, self.moment, self.units)
 
     # -- around every operation ---------------------------------------------------------------------------------------
 
@@ -118,16 +133,19 @@ class AllocatorTrial(Trial):
         m.before, m.held_before, m.waiting_before = m.after, m.held, m.waiting
 
     def end(self) -> None:
-        observe(self, self.model, self.memory, self._all_pages)
+        self._observe()
         m = self.moment
         self.transcript.append(m.answer if m.refusal is None else "refused")
 
     def _expect(self, num_slots: int, *, possible: bool) -> None:
         """Note whether a request for this number of slots must be granted or refused."""
         m = self.moment
-        available = m.before.num_free + len(self.model.cached) * self.config.page_size
-        grantable = possible and num_slots <= available and num_slots % self.config.page_size == 0
+        grantable = possible and num_slots <= self._available() and num_slots % self.config.page_size == 0
         m.must_succeed, m.must_refuse = grantable, not grantable
+
+    def _available(self) -> int:
+        """Return how many slots are free or can be evicted."""
+        return self.moment.before.num_free + len(self.model.cached) * self.config.page_size
 
     # -- pages --------------------------------------------------------------------------------------------------------
 
@@ -292,18 +310,25 @@ class AllocatorTrial(Trial):
     def open(self, request: str) -> None:
         """Give a request a row."""
         m = self.moment
-        m.row_was_free = self.model.num_rows_taken < self.config.num_rows
+        pages = self.model.pages_for([0 if group.window else group.states for group in self.model.groups])
+        m.row_was_free = self.model.num_rows_taken < self.config.num_rows and pages is not None
+        m.row_was_free = m.row_was_free and pages * self.config.page_size <= self._available()
         m.row_granted = not self.refused(self.ask(self.subject.open, request))
         if m.row_granted:
-            self.model.rows[request] = self.model.new_holder()
+            row = self.model.rows[request] = self.model.new_holder()
+            if self.config.groups:
+                row.units = read_tables(self, request)
+                self.units.write(row, 0, 0)
 
     @operation(needs="table", weight=7, when=_may_need, num_tokens=_tokens)
     def grow(self, request: str, num_tokens: int) -> None:
         """Extend a row to `num_tokens` tokens past what is committed."""
         m, row, size = self.moment, self.model.rows[request], self.config.page_size
         target = row.committed + num_tokens
-        m.asked = max(-(-target // size) * size - len(row.slots), 0)
-        fits = target <= self.config.row_width
+        pages = max(-(-target // size) - len(row.slots) // size, 0)
+        for_units = self.model.pages_for([pages if group.window else 0 for group in self.model.groups])
+        m.asked = (pages + (for_units or 0)) * size
+        fits = target <= self.config.row_width and for_units is not None
         if fits and m.asked:
             m.allowed = bool(self.must(self.subject.can_allocate, m.asked))
         self._expect(m.asked, possible=fits)
@@ -320,6 +345,9 @@ class AllocatorTrial(Trial):
         row.cells += cells
         row.committed = stop
         row.wanted = max(row.wanted, row.committed)
+        if self.config.groups:
+            self.units.write(row, start, stop)
+            self.carry_out(self.subject.advance, request, stop)
 
     @operation(needs="table", weight=2, when=_may_need, num_tokens=lambda c, has: (0, 0, 1, c.page_size))
     def trim(self, request: str, num_tokens: int) -> None:
@@ -366,7 +394,7 @@ class AllocatorTrial(Trial):
         self.operation = "drained"
         self.begin(self.operation)
         self.moment.drained = True
-        observe(self, self.model, self.memory, self._all_pages)
+        self._observe()
         self.check()
         self.moment.drained = False
 

@@ -29,6 +29,11 @@ KV allocators and the request table:
     ALLOC-14 E: can_allocate(n) true and no op between -> alloc(n) succeeds
     ALLOC-15 I: after drain and flush: free == total, no deferred, no locks, no slots
     ALLOC-16 E: alloc(0) == []; alloc(>total) fails at once; eviction loop ends when nothing is evictable
+    ALLOC-17 E: units of a group in use == those of rows (recount from scratch); they take as many whole pages of the pool as they
+        fill together, none if they have a pool of their own
+    ALLOC-18 E: a row has a unit for each page from that of the first position which a window sees up to its last, and its states,
+        no more
+    ALLOC-19 E: a unit of a group is in one row, and holds what this row wrote
 
 Groups of layers with a window, or with states:
     GROUP-01 E: free units + units of rows and of the cache == all units (recount from scratch)
