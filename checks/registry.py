@@ -17,6 +17,7 @@ OURS: dict[str, dict[str, int]] = {
     "prefix-cache": {
         "foredraft.checks.adapters.radix_cache:make": 30_000,
         "foredraft.checks.adapters.prefix_store:make": 30_000,
+        "foredraft.checks.adapters.prefix_store:make_with_groups": 20_000,
         "foredraft.properties.prefix_cache.plain:make": 10_000,
     },
     "relay": {

@@ -90,11 +90,15 @@ class KVStoreWithGroups(KVStoreAdapter):
         return [each.pool.num_used for each in self.store.groups.all]
 
     def unit_pages(self) -> list[list[int]]:
-        size = self.store.page_size
-        return [
-            [slot // size for slots in each.pool.slots() for slot in slots[::size].tolist()]
-            for each in self.store.groups.all
-        ]
+        return pages_of_units(self.store)
+
+
+def pages_of_units(store: KVStore) -> list[list[int]]:
+    """Return the pages of the pool that the units of each group take."""
+    size = store.page_size
+    return [
+        [slot // size for slots in held.pool.slots() for slot in slots[::size].tolist()] for held in store.groups.all
+    ]
 
 
 def group_sizes(groups: Sequence[UnitGroup], page_size: int) -> GroupSizes:

@@ -31,7 +31,7 @@ class RadixCacheAdapter:
     """A fresh `RadixCache`; lists in and tuples out."""
 
     capabilities: PrefixCacheCapabilities = replace(
-        PrefixCacheCapabilities.all(), collisions=False, table=False, host=False
+        PrefixCacheCapabilities.all(), collisions=False, table=False, host=False, groups=False
     )
 
     def __init__(self, config: PrefixCacheConfig) -> None:

@@ -1,12 +1,14 @@
 """Planted defects of stores whose requests hold units of groups of layers: units that are lost or shared, pages that
-are counted wrong, windows that begin too late."""
+are counted wrong, windows that begin too late; hits without what the next token reads."""
 
 import numpy as np
 
 from ...core.kv.groups import KVGroup
+from ...core.kv.held_groups import HeldGroups
 from ...core.kv.store import KVStore
 from ...core.kv.units import StateUnits, UnitPool, WindowUnits
 from ..adapters.kv_store import make_with_groups
+from ..adapters.prefix_store import PrefixStoreWithGroups
 from .planting import Defects
 
 STORE_WITH_GROUPS = Defects("allocator", make_with_groups)
@@ -129,3 +131,117 @@ class CountsFromAnEmptyPool(UnitPool):
 
     def slots_for(self, num_units):
         return self.group.pages_of(num_units) * self._pages.page_size if num_units > 0 else super().slots_for(num_units)
+
+
+CACHE_WITH_GROUPS = Defects("prefix-cache", PrefixStoreWithGroups)
+
+
+@CACHE_WITH_GROUPS.breaks("RADIX-01", "RADIX-17")
+class StartsWhereThereIsNoState(StateUnits):
+    """A prefix counts as cached wherever its pages are, also where there is no state."""
+
+    def reachable(self, is_there):
+        return np.ones_like(is_there)
+
+    def start_from(self, row, length, tags):
+        if self.is_cached(tags).all():
+            super().start_from(row, length, tags)
+
+
+@CACHE_WITH_GROUPS.breaks("RADIX-01", "RADIX-17")
+class LooksAtTheLastPage(WindowUnits):
+    """A prefix counts as cached if its last page has a unit, whatever the window sees before it."""
+
+    def reachable(self, is_there):
+        return is_there
+
+
+@CACHE_WITH_GROUPS.breaks("RADIX-17")
+class TakesTheFirstUnitsOfAPrefix(HeldGroups):
+    """A request gets the units of the begin of the last node that it found, not those before its next token."""
+
+    def _last_tags(self, node, i):
+        tags = super()._last_tags(node, i)
+        return node.units[i][: tags.size] if node.units[i].size >= tags.size else tags
+
+
+@CACHE_WITH_GROUPS.breaks("RADIX-19", "RADIX-17")
+class WritesToTheCachedState(StateUnits):
+    """A request that starts from a cached state updates it in place."""
+
+    def open(self, row):
+        super().open(row)
+        if row in self._sources:
+            spare, self._held[row][0] = self._held[row][:1].copy(), self._sources[row][0]
+            self.pool.free(spare)
+
+
+@CACHE_WITH_GROUPS.breaks("RADIX-17", "RADIX-18", "RADIX-19")
+class GivesUpForAllReaders(WindowUnits):
+    """The first of several requests that leave gives up what all of them read of the cache."""
+
+    def release(self, units):
+        self._readers[units] = 1
+        super().release(units)
+
+
+@CACHE_WITH_GROUPS.breaks("RADIX-18")
+class KeepsTheUnitsOfEvictedPages(HeldGroups):
+    """The pages of a prefix are evicted, their units stay."""
+
+    def forget(self, node):
+        pass
+
+
+@CACHE_WITH_GROUPS.breaks("RADIX-19")
+class LeavesTheStateItTakesCached(StateUnits):
+    """Where no state is free, a request takes the one from which it starts, and the cache keeps it, too."""
+
+    def take_over(self, unit):
+        pass
+
+
+@CACHE_WITH_GROUPS.breaks("RADIX-19", "RADIX-20")
+class FilesUnitsAPageTooLate(HeldGroups):
+    """Each unit of a window is filed under the page after its own."""
+
+    def _cache_window(self, i, window, row, node, end):
+        window.first[row] += 1
+        window.stop[row] += 1
+        super()._cache_window(i, window, row, node, end)
+        window.first[row] -= 1
+        window.stop[row] -= 1
+
+
+@CACHE_WITH_GROUPS.breaks("RADIX-20")
+class HandsOverNoState(HeldGroups):
+    """A request that ends leaves no state."""
+
+    def _cache_state(self, i, states, row, node, length, at, goes_on):
+        if goes_on:
+            super()._cache_state(i, states, row, node, length, at, goes_on)
+
+
+@CACHE_WITH_GROUPS.breaks("RADIX-20")
+class HandsOverTheLastPage(HeldGroups):
+    """A request that ends leaves one unit of its window."""
+
+    def _cache_window(self, i, window, row, node, end):
+        first = int(window.first[row])
+        window.first[row] = max(first, end - 1)
+        super()._cache_window(i, window, row, node, end)
+        window.first[row] = first
+
+
+@CACHE_WITH_GROUPS.breaks("RADIX-20")
+class FillsNoGap(HeldGroups):
+    """A page that was cached before keeps no unit once it has lost one, also where a request has another."""
+
+    def _cache_window(self, i, window, row, node, end):
+        begin, above = end, node
+        while above.parent is not None and (above.units[i] == 0).all():
+            begin, above = begin - above.units[i].size, above.parent
+        first = int(window.first[row])
+        window.first[row] = max(first, begin)
+        super()._cache_window(i, window, row, node, end)
+        window.first[row] = first

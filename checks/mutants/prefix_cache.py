@@ -12,6 +12,7 @@ from ...core.kv.store import KVStore
 from ...properties.prefix_cache.plain import PlainPrefixCache
 from ..adapters.prefix_store import PrefixStoreAdapter
 from ..adapters.radix_cache import RadixCacheAdapter
+from .kv_groups import CACHE_WITH_GROUPS
 from .planting import Defects
 
 
@@ -370,4 +371,4 @@ class RemembersTheEvicted(PlainPrefixCache):
         return last if is_last else super().child(parent, namespace, keys)
 
 
-MUTANTS = (*RADIX.mutants, *STORE.mutants, *PLAIN.mutants)
+MUTANTS = (*RADIX.mutants, *STORE.mutants, *CACHE_WITH_GROUPS.mutants, *PLAIN.mutants)

@@ -210,24 +210,21 @@ class HeldGroups:
 
     # -- the prefix cache ---------------------------------------------------------------------------------------------
 
-    def cache_row(
-        self, row: int, node: RadixNode, lengths: tuple[int, int], goes_on: bool, has_states: bool = True
-    ) -> None:
-        """Give the cache what a row has of its tokens from the first of `lengths` to the second, where `node` ends.
-        `goes_on`: the row keeps on running."""
-        length = lengths[1]
+    def cache_row(self, row: int, node: RadixNode, length: int, goes_on: bool, has_states: bool = True) -> None:
+        """Give the cache what it lacks and a row has of its first `length` tokens, where `node` ends. `goes_on`: the
+        row keeps on running."""
         for i, each in enumerate(self.all):
             if isinstance(each, WindowUnits):
-                self._cache_window(i, each, row, node, lengths)
+                self._cache_window(i, each, row, node, length // self._page_size)
             elif has_states:
                 branch = each.branches.get(row, length)
                 if branch <= length:
                     each.branches.pop(row, None)
                 self._cache_state(i, each, row, node, length, min(branch, length), goes_on)
 
-    def _cache_window(self, i: int, window: WindowUnits, row: int, node: RadixNode, lengths: tuple[int, int]) -> None:
-        known, end = (length // self._page_size for length in lengths)
-        first, stop = max(int(window.first[row]), known), int(window.stop[row])
+    def _cache_window(self, i: int, window: WindowUnits, row: int, node: RadixNode, end: int) -> None:
+        # Also a page that the cache had before may have lost its unit, and the row have one of its own.
+        first, stop = int(window.first[row]), int(window.stop[row])
         above: RadixNode | None = node
         while above is not None and above.parent is not None and end > first:
             begin = end - above.units[i].size

@@ -311,7 +311,7 @@ class KVStore:
         insertion = self._cache_row(row, tokens, count, namespace)
         self.cache.lock(insertion.node)
         if self.groups:
-            self.groups.cache_row(row, insertion.node, (old_shared, len(insertion.canonical)), goes_on=True)
+            self.groups.cache_row(row, insertion.node, len(insertion.canonical), goes_on=True)
         locked = self._locked[row]
         if locked is not None:
             self.cache.unlock(locked)
@@ -358,8 +358,7 @@ class KVStore:
             if count // self.page_size * self.page_size > own_from:
                 insertion = self._cache_row(row, tokens, count, departure.namespace)
                 if self.groups:
-                    lengths = own_from, len(insertion.canonical)
-                    self.groups.cache_row(row, insertion.node, lengths, False, departure.has_states)
+                    self.groups.cache_row(row, insertion.node, len(insertion.canonical), False, departure.has_states)
                 own = np.concatenate([insertion.duplicates, own[len(insertion.canonical) - own_from :]])
         locked = self._locked[row]
         if locked is not None:

@@ -70,6 +70,10 @@ Radix prefix cache:
     RADIX-14 E: evict(n) frees >= min(n, evictable), reports exactly what it freed, ends
     RADIX-15 E: after eviction the same key is a miss, also after the page is refilled with other content
     RADIX-16 M: cache on/off gives equal tokens
+    RADIX-17 E: a request has of each group of layers what its next token reads, of its own text: the units of the window, a state
+    RADIX-18 E: units in use == those of requests and of the cache (recount from scratch); they take as many whole pages as they fill
+    RADIX-19 E: a cached unit holds what its page holds; no request writes to it; what a request writes is in no other
+    RADIX-20 E: a request that ends with new pages leaves what a start behind them reads, or behind those it had found without a state
 
 Tree acceptance, sampling, compaction:
     ACCEPT-01 E: accepted nodes form one root path (parent links), no gaps

@@ -4,9 +4,10 @@ a request table."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
+from ..allocator.groups import UnitGroup, UnitTable, draw_unit_groups, unit_groups
 from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
 
@@ -27,6 +28,7 @@ class PrefixCacheConfig:
     policy: str = "lru"
     hash_values: int = 0
     host_pages: int = 0  # pages of host memory, to which what requests hand over is copied; 0: there is none
+    groups: tuple[int, ...] = ()  # of layers that keep less of a request than all tokens, four numbers each
 
     def __post_init__(self) -> None:
         assert self.num_pages >= 1 and self.page_size >= 1 and self.hash_values >= 0
@@ -35,7 +37,7 @@ class PrefixCacheConfig:
     @classmethod
     def draw(cls, choose: Choices, has: PrefixCacheCapabilities) -> PrefixCacheConfig:
         """Choose a pool of a few pages."""
-        return cls(
+        config = cls(
             num_pages=choose(range(2, 11)),
             page_size=choose((1, 1, 2, 2, 3, 4, 8, 16)) if has.paged else 1,
             bigram=has.bigrams and choose((False, False, True)),
@@ -43,6 +45,13 @@ class PrefixCacheConfig:
             hash_values=choose((0, 1, 2)) if has.collisions else 0,
             host_pages=choose((0, 2, 3, 5, 12)) if has.host else 0,
         )
+        groups = draw_unit_groups(choose, config.page_size, 5) if has.groups and not config.host_pages else ()
+        more = choose((16, 8, 32)) if groups else 0
+        return replace(config, groups=groups, num_pages=config.num_pages + more)
+
+    @property
+    def unit_groups(self) -> tuple[UnitGroup, ...]:
+        return unit_groups(self.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,9 @@ class PrefixCacheCapabilities(Capabilities):
     # pool
     table: bool = False
     host: bool = False  # `config.host_pages` and `in_host`; needs `table`
+    # `config.groups` may be set: `units_of`, `cached_units`, `used_units` and `unit_pages`; a match is as long as what
+    # the groups have allows
+    groups: bool = False
     events: bool = False  # `events()`
     # It refuses what no caller should do: to unlock what is not locked, to evict less than nothing
     misuse: bool = False
@@ -73,7 +85,7 @@ class PrefixCacheCapabilities(Capabilities):
     )
 
     RELAXES: ClassVar[tuple[str, ...]] = ("unchecked_locks",)
-    FOUNDATIONS: ClassVar = {"policies": ("lru",), "table": ("inspection",), "host": ("table",)}
+    FOUNDATIONS: ClassVar = {"policies": ("lru",), "table": ("inspection",), "host": ("table",), "groups": ("table",)}
 
 
 class PrefixCache(Protocol):
@@ -157,3 +169,21 @@ class PrefixCache(Protocol):
     @needs("table")
     def free_slots(self) -> Sequence[int]:
         """Return the slots that `admit` may hand out."""
+
+    @needs("groups")
+    def units_of(self, request: str) -> Sequence[UnitTable]:
+        """Return what a running request holds of each group, from the page on that the window before its last
+        published position sees. The first unit of a table of states is the cached one from which it starts, −1 without
+        one."""
+
+    @needs("groups")
+    def cached_units(self) -> Sequence[Sequence[tuple[int, int]]]:
+        """Return for each group (first slot of a cached page, its unit); a state is that behind the page."""
+
+    @needs("groups")
+    def used_units(self) -> Sequence[int]:
+        """Count the units of each group that are in use."""
+
+    @needs("groups")
+    def unit_pages(self) -> Sequence[Sequence[int]]:
+        """Return the pages of the pool of slots that the units of each group take."""

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+from ..allocator.groups import UnitGroup
 from .contract import PrefixCacheCapabilities, PrefixCacheConfig
+from .units import CachedUnits
 
 LARGE_TOKEN = 2**16 + 1
 HUGE_TOKEN = 2**31 + 1
@@ -93,12 +95,19 @@ class Remembered:
 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
-    """A running request: its text, what it has locked, and the page of each of its pages of positions."""
+    """A running request: its text, what it has locked, and the page of each of its pages of positions.
+
+    With groups of layers: the positions that it began behind, those that it has handed over since, and the cached pages
+    behind which it found no state.
+    """
 
     text: Text
     handle: object
     path: Path
     table: list[int]
+    begun: int = 0
+    committed: int = 0
+    branch: int = 0
 
 
 def slots_of(pages: Sequence[int], size: int) -> tuple[int, ...]:
@@ -109,7 +118,7 @@ class PrefixCacheModel:
     """What is cached, who has locked what, which pages each request has, and the pool:
     its free pages, and what stands in each slot."""
 
-    def __init__(self, num_pages: int, page_size: int, policy: str) -> None:
+    def __init__(self, num_pages: int, page_size: int, policy: str, groups: Sequence[UnitGroup] = ()) -> None:
         self.free = list(range(num_pages, 0, -1))
         self.memory: dict[int, int] = {}  # slot -> cell
         self.page_size = page_size
@@ -121,6 +130,12 @@ class PrefixCacheModel:
         self.copied: set[int] = set()  # cells of pages that were copied to host memory
         self.ever_evicted: set[int] = set()  # cells of pages that were cached once and then evicted
         self.clock = 0
+        self.units = CachedUnits(groups, page_size)
+
+    def match_of(self, text: Text, num_positions: int | None = None) -> Path:
+        """Return the longest cached prefix behind which a request may start."""
+        path = self.path_of(text, num_positions)
+        return self.units.usable(path) if self.units.groups else path
 
     def path_of(self, text: Text, num_positions: int | None = None) -> Path:
         """Return the longest cached prefix of a text, or of its first positions."""
@@ -330,6 +345,10 @@ class PrefixCacheMoment:
     tables: dict[str, tuple[int, ...]] = field(default_factory=dict)  # request -> slots of its table
     told_wrong: str | None = None  # what the cache's events cannot say
     hosted: Hosted | None = None
+    # With groups of layers: the request that has just started or handed over pages, and the cells of these
+    entered: RunningRequest | None = None
+    giver: tuple[str, frozenset[int]] = ("", frozenset())
+    to_be_found: tuple[Path, int] | None = None  # pages that were handed over, and behind how many there is a start
     should_share: tuple[str, Path] | None = None  # a request whose table must begin with these cached pages
 
     def slots_of(self, pages: Sequence[int]) -> tuple[int, ...]:

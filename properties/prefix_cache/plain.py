@@ -15,7 +15,7 @@ from zlib import crc32
 
 from .contract import PrefixCacheCapabilities, PrefixCacheConfig
 
-EVERYTHING = replace(PrefixCacheCapabilities.all(), table=False, host=False)
+EVERYTHING = replace(PrefixCacheCapabilities.all(), table=False, host=False, groups=False)
 
 Path = tuple["Block", ...]
 

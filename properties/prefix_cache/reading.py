@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ..allocator.groups import UnitTable
 from ..harness.trial import Trial
 from .model import Node, PrefixCacheModel, PrefixCacheMoment, PrefixCacheObservation, ToldEvent
+from .units import SeenUnits
 
 
 def observe(trial: Trial, model: PrefixCacheModel) -> None:
@@ -19,6 +21,9 @@ def observe(trial: Trial, model: PrefixCacheModel) -> None:
     if has.events:
         m.told_wrong = model.hear(read_events(trial))
     m.locks = model.locks()
+    if trial.config.groups:
+        cells = {cached.page: cell for cell, cached in model.tree.items()}
+        model.units.follow(_read_units(trial, model), cells, m.entered, *m.giver)
     for name, request in model.running.items():
         m.tables[name] = slots = read_slots(trial, name) if has.table else m.slots_of(request.table)
         cells = request.text.cells
@@ -26,6 +31,30 @@ def observe(trial: Trial, model: PrefixCacheModel) -> None:
         if found != cells and m.wrong is None:
             at = next((i for i, cell in enumerate(found) if cell != cells[i]), len(found))
             m.wrong = (name, at, slots[at] if at < len(slots) else None)
+
+
+def _read_units(trial: Trial, model: PrefixCacheModel) -> SeenUnits:
+    """Ask for what the requests and the cache have of groups of layers."""
+    subject, count, size = trial.subject, len(trial.config.unit_groups), trial.config.page_size
+    cached = []
+    for rows in trial.sequence(trial.must(subject.cached_units), "cached_units()", "a list for each group", count):
+        pairs = [trial.integers(row, "a slot and a unit") for row in trial.sequence(rows, "units of a group")]
+        cached.append({slot // size: unit for slot, unit in pairs})
+        if len(cached[-1]) != len(pairs):
+            raise trial.misbehaviour("ANSWER", f"{len(pairs)} units of {len(cached[-1])} pages", "one of each page")
+    pages = trial.sequence(trial.must(subject.unit_pages), "unit_pages()", "a list for each group", count)
+    return SeenUnits(
+        tables={name: _tables(trial, name, count) for name in model.running},
+        cached=tuple(cached),
+        used=trial.integers(trial.must(subject.used_units), "used_units()"),
+        pages=tuple([trial.integers(each, "the pages of a group") for each in pages]),
+    )
+
+
+def _tables(trial: Trial, request: str, count: int) -> tuple[UnitTable, ...]:
+    tables = trial.sequence(trial.must(trial.subject.units_of, request), "units_of()", "a table for each group", count)
+    pairs = [trial.sequence(table, "a table of units_of()", "a page and the units", 2) for table in tables]
+    return tuple([(trial.integer(first, "a page"), trial.integers(units, "the units")) for first, units in pairs])
 
 
 def read_nodes(trial: Trial) -> tuple[Node, ...]:

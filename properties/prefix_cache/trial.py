@@ -17,6 +17,7 @@ from ..harness.operation import Handles, Operation, operation
 from ..harness.text import listed
 from ..harness.trial import Trial
 from . import invariants as invariants  # registers the checkers
+from . import unit_invariants as unit_invariants
 from .contract import PrefixCache, PrefixCacheCapabilities, PrefixCacheConfig
 from .model import (
     HUGE_KIND,
@@ -114,7 +115,7 @@ class PrefixCacheTrial(Trial):
 
     def prepare(self) -> None:
         policy = self.config.policy if self.capabilities.policies else "lru"
-        self.model = PrefixCacheModel(self.config.num_pages, self.config.page_size, policy)
+        self.model = PrefixCacheModel(self.config.num_pages, self.config.page_size, policy, self.config.unit_groups)
         self.moment = PrefixCacheMoment(self.config, self.capabilities, self.model)
         self.end()
 
@@ -155,7 +156,7 @@ class PrefixCacheTrial(Trial):
         """Ask how much of a text is cached, and change nothing."""
         text = self.text(pages, extra, namespace)
         length = self.integer(self.must(self.subject.peek, list(text.tokens), namespace), "peek()")
-        self.moment.matches.append(Matched(text, length, None, self.model.path_of(text), ()))
+        self.moment.matches.append(Matched(text, length, None, self.model.match_of(text), ()))
 
     def _look_up(self, text: Text) -> tuple[object, Path] | None:
         """Match a text on both: the subject's handle and the model's path, None where the two differ."""
@@ -168,7 +169,7 @@ class PrefixCacheTrial(Trial):
 
     def _matched(self, text: Text, slots: tuple[int, ...], num_positions: int | None = None) -> Path:
         """Note what the subject has found, and return what is cached."""
-        path = self.model.path_of(text, num_positions)
+        path = self.model.match_of(text, num_positions)
         self.model.use(path, hit=True)
         self.moment.matches.append(Matched(text, len(slots), slots, path, tuple(map(self.model.memory.get, slots))))
         return path
@@ -322,7 +323,10 @@ class PrefixCacheTrial(Trial):
         num_positions = min(num_tokens, len(running.text.cells))
         if self.capabilities.table:
             self.carry_out(self.subject.publish, request, num_positions)
+            self._hands_over(request, running, num_positions)
             running.path = self._cache(running.text, running.table, num_positions)
+            if self.config.groups:
+                self._follow_evictions()  # for a state of the request in the place of that which the cache gets
             self._look_into_host(running.text, num_positions)
             self.moment.should_share = (request, running.path)
             return
@@ -353,7 +357,9 @@ class PrefixCacheTrial(Trial):
             del self.model.running[request]
             # A request with nothing new to hand over does not use what is there once more.
             if num_positions // self.config.page_size > len(path):
-                self._cache(text, table, num_positions)
+                self._hands_over(request, running, num_positions)
+                path = self._cache(text, table, num_positions)
+                self.moment.to_be_found = path, min(running.branch or len(path), len(path))
                 self._look_into_host(text, num_positions)
             return
         if is_cached:
@@ -372,22 +378,39 @@ class PrefixCacheTrial(Trial):
         """Process the step in flight."""
         self.carry_out(self.subject.complete)
 
+    def _hands_over(self, request: str, running: RunningRequest, num_positions: int) -> None:
+        """Note who hands over which positions, for the units of groups of layers."""
+        whole = num_positions // self.config.page_size
+        self.moment.giver = request, frozenset(running.text.cells[:num_positions])
+        running.committed = num_positions
+        if running.branch <= whole and request in self.model.running:
+            running.branch = 0
+
     def _admit_by_subject(self, request: str, text: Text) -> None:
         m, size = self.moment, self.config.page_size
+        known = len(self.model.path_of(text, len(text.tokens) - 1))
         answer = self.ask(self.subject.admit, request, list(text.tokens), text.namespace)
         if self.refused(answer, None, False):
-            self.model.use(self.model.path_of(text, len(text.tokens) - 1), hit=True)
+            self.model.use(self.model.match_of(text, len(text.tokens) - 1), hit=True)
             return
         length = self.integer(answer, "admit()")
         slots = read_slots(self, request)
         path = m.locked = self._matched(text, slots[:length], len(text.tokens) - 1)
-        self.model.running[request] = RunningRequest(text, None, path, [slot // size for slot in slots[::size]])
-        # The subject has made room as it saw fit: it has evicted what is no longer in its tree.
+        running = RunningRequest(text, None, path, [slot // size for slot in slots[::size]])
+        self.model.running[request] = m.entered = running
+        m.giver = request, frozenset()
+        running.begun = running.committed = length
+        running.branch = known if known > len(path) else 0
+        self._follow_evictions()
+        self.model.compute(text, running.table, len(path))
+
+    def _follow_evictions(self) -> None:
+        """Note what the subject has evicted to make room: it is no longer in its tree."""
+        m, size = self.moment, self.config.page_size
         shown = {slot // size for node in read_nodes(self) for slot in node.slots}
         gone = [page for page in m.cached_pages() if page not in shown]
         if gone:
             self.note_eviction(None, m.slots_of(gone), gone)
-        self.model.compute(text, self.model.running[request].table, len(path))
 
     def _look_into_host(self, text: Text, num_positions: int) -> None:
         """Ask how much host memory has of a text whose first positions were handed over just now."""

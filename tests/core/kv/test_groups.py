@@ -110,6 +110,18 @@ def test_a_hit_ends_where_every_group_has_what_the_next_position_reads():
     assert (found.length, found.known) == (0, 12)
 
 
+def test_a_cached_page_that_has_lost_its_unit_gets_that_of_another_request():
+    store = store_of(WINDOW)
+    tokens = text(1, 2, 3)
+    (first, _), (second, _) = start(store, tokens), start(store, tokens)
+    leave(store, first, tokens[:8], 8)
+    store.share_prefix(second, tokens, 4, "", 0)
+    store.groups.windows[0].evict()
+    assert store.cache.peek(text(1, 2, 9)) == 0, "the unit of the first page is gone"
+    leave(store, second, tokens, 12)
+    assert store.cache.peek(text(1, 2, 9)) == 8
+
+
 def test_a_state_is_found_where_one_was_saved_and_nowhere_else():
     store = store_of(STATE)
     shared = text(1, 2, 3)
