@@ -285,7 +285,12 @@ def test_no_folder_is_crowded():
     folders = {path.parent for path in sources(*PACKAGES, "tests", "benchmarks", "examples")}
     entries = {
         folder.relative_to(ROOT).as_posix(): len(
-            [path for path in folder.iterdir() if not path.name.startswith((".", "__init__", "__pycache__"))]
+            [
+                path
+                for path in folder.iterdir()
+                if not path.name.startswith((".", "__init__", "__pycache__"))
+                and (path.is_file() or any(path.rglob("*.py")))
+            ]
         )
         for folder in folders
     }
