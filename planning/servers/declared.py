@@ -83,9 +83,13 @@ def other_names(server: str) -> dict[str, str]:
     return listed | {other: one.name for one in usages_of(server) for other in one.other_names}
 
 
-def paths_of(server: str, name: str) -> set[str]:
-    """Return the keys of the object that an argument takes, as far as keys of a scenario follow from them."""
-    return {usage.path for usage in usages_of(server) if usage.name == name and usage.path}
+@cache
+def _reasons_of_keys(server: str, name: str) -> dict[str, str | None]:
+    """Return why keys of the object that an argument takes are not modelled, "*" for all that are not listed; None for
+    a key without effect."""
+    data = read_toml(Path(__file__).with_name(f"{server}.toml"))["keys_of_objects"]
+    groups = [group for group in data if group["argument"] == name]
+    return {key: group.get("reason") for group in groups for key in group["keys"].split()}
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -149,6 +153,17 @@ def _read(given: Given, flags: Flags, name: str, place: str) -> Any:
     else:
         return NOTHING  # a switch in its usual state
     return None
+
+
+def note_keys(given: Given, server: str, name: str, table: Mapping[Any, Any], place: str) -> None:
+    """Note the keys of an argument's object from which no key of a scenario follows, each with the reason. `place`:
+    what stands before the key."""
+    reasons = _reasons_of_keys(server, name)
+    declared = {usage.path for usage in usages_of(server) if usage.name == name}
+    for key in sorted(set(map(str, table)) - declared):
+        reason = reasons.get(key, reasons["*"])
+        if reason is not None:
+            given.not_modelled[f"{place}{key}"] = reason
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

@@ -12,12 +12,11 @@ from ...core.parsing import parse_json
 from ...sim.cost.hardware import GPU
 from ...sim.cost.server import NEWEST, server_profile
 from .command import FLAG, MAX_SIZE, NEAR, NODE, Given, ServerArguments
-from .declared import known_arguments, other_names, paths_of, read_keys
+from .declared import known_arguments, note_keys, other_names, read_keys
 from .own_layers import WITH_DRAFT, draft_with_own_layers
 from .sglang import sizes_up_to
 
 PROFILE = NEWEST["trtllm"]
-WITHOUT_EFFECT = {"eagle3_one_model"}  # of speculative_config
 LARGEST_GRAPH = 128
 RELEASE = re.compile(r"(?:\btensorrt-llm/release:v?|\btensorrt[-_]llm==)(\d+(?:\.\d+)+)")
 GUARANTEED = "GUARANTEED_NO_EVICT"  # capacity_scheduler_policy, by default
@@ -59,7 +58,7 @@ def read(given: Given, gpu: GPU) -> None:
     given.settings["hardware.server"] = PROFILE
     readers = (_model, _parallel, _engine, _batch_wait, _graphs, _speculation, _pools)
     read_keys(given, "trtllm", gpu, readers)
-    _other_keys_of_cache(given)
+    note_keys(given, "trtllm", "kv-cache-config", given.table("kv-cache-config"), "kv_cache_config.")
 
 
 def _options(given: Given) -> None:
@@ -140,10 +139,7 @@ def _engine(given: Given, gpu: GPU) -> None:
     elif policy not in (GUARANTEED, "MAX_UTILIZATION"):
         message = f"is {policy!r}; expected {GUARANTEED}, MAX_UTILIZATION or STATIC_BATCH"
         given.problems.append(Problem("scheduler_config.capacity_scheduler_policy", message))
-    for key in sorted(set(map(str, table)) - paths_of("trtllm", "scheduler-config")):
-        given.not_modelled[f"scheduler_config.{key}"] = (
-            "requests enter in the order in which they come, as soon as they fit"
-        )
+    note_keys(given, "trtllm", "scheduler-config", table, "scheduler_config.")
     if not given.flag("enable-chunked-prefill"):
         given.assumed.append(
             f"prompts beyond {tokens} tokens, which it refuses without chunked prefill, are cut into chunks"
@@ -161,11 +157,6 @@ def _batch_wait(given: Given, gpu: GPU) -> None:
         given.not_modelled |= {"--batch-wait-timeout-iters": reason, "--batch-wait-max-tokens-ratio": reason}
         return
     given.settings |= {"engine.batch_wait_rounds": iterations, "engine.batch_wait_tokens": share}
-
-
-def _other_keys_of_cache(given: Given) -> None:
-    for key in sorted(set(map(str, given.table("kv-cache-config"))) - paths_of("trtllm", "kv-cache-config")):
-        given.not_modelled[f"kv_cache_config.{key}"] = "KV is in the device's memory alone, and blocks are reused whole"
 
 
 def _graphs(given: Given, gpu: GPU) -> None:
@@ -230,10 +221,7 @@ def _speculation(given: Given, gpu: GPU) -> None:
             given.settings["speculation.adaptive"] = parse_json(to_json(ours))
         except ConfigError as error:
             given.problems += error.problems
-    for key in sorted(set(map(str, table)) - paths_of("trtllm", "speculative-config") - WITHOUT_EFFECT):
-        given.not_modelled[f"speculative_config.{key}"] = (
-            "drafts are chains of up to max_draft_len tokens, without such rules"
-        )
+    note_keys(given, "trtllm", "speculative-config", table, "speculative_config.")
 
 
 def _is_size(value: Any) -> TypeGuard[int]:

@@ -18,7 +18,7 @@ from ...sim.cost.measured.model_files import find_model_files
 from ...sim.cost.memory.rules import rules_of
 from ...sim.cost.server import NEWEST, server_profile
 from .command import MAX_SIZE, Given, ServerArguments, reached_by
-from .declared import known_arguments, known_values, other_names, paths_of, read_keys
+from .declared import known_arguments, known_values, note_keys, other_names, read_keys
 from .own_layers import WITH_DRAFT, draft_with_own_layers
 from .sglang import sizes_up_to
 
@@ -40,17 +40,6 @@ OTHER_IMAGE = re.compile(r"[\w./-]*/[\w.-]*vllm[\w.-]*(?::|@|$)")  # others star
 POOLS_CONNECTOR = "NixlConnector"  # which only connects prefill and decode, whatever the role that it is given
 OF_ONE_SERVER = ("kv_role", "kv_rank", "kv_port", "kv_ip", "engine_id")
 PARALLEL_BESIDE = ("decode-context-parallel-size", "prefill-context-parallel-size")
-NOT_SIMULATED = {
-    **dict.fromkeys(("prompt_lookup_max", "prompt_lookup_min"), "how often look-ups are accepted is the scenario's"),
-    **dict.fromkeys(
-        ("rejection_sample_method", "synthetic_acceptance_rate", "acceptance_method", "posterior_threshold"),
-        "how often drafts are accepted is the scenario's",
-    ),
-    "parallel_drafting": "drafts are made one after the other",
-    "disable_by_batch_size": "all batches draft alike; give a schedule of steps in speculation.adaptive",
-    "quantization": "the draft has the format of its kind",
-    "attention_backend": "times are those of measured kernels or of the roofline, whichever kernels are named",
-}
 
 
 def _entry(words: list[str]) -> int | None:
@@ -285,8 +274,7 @@ def _steps(given: Given, table: dict[str, Any], steps: int) -> None:
 
 def _name_keys(given: Given, table: dict[str, Any]) -> None:
     """Name the keys of --speculative-config that a run does not follow."""
-    for key in sorted(set(table) - paths_of("vllm", "speculative-config")):
-        given.not_modelled[f"--speculative-config {key}"] = NOT_SIMULATED.get(key, "such a rule is not simulated")
+    note_keys(given, "vllm", "speculative-config", table, "--speculative-config ")
     devices = given.settings["hardware.tensor_parallel"]
     if table.get("draft_tensor_parallel_size", devices) != devices:
         reason = f"the draft is divided among {devices} devices, as the target is"

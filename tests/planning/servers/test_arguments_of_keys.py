@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 import tempfile
 from pathlib import Path
@@ -58,6 +59,23 @@ def test_another_spelling_means_one_argument(server):
     assert len({other for other, _ in pairs}) == len(pairs)
     assert all(known.find(other) == name and other not in known.known for other, name in other_names(server).items())
     assert pairs <= set(other_names(server).items())
+
+
+@pytest.mark.parametrize(
+    ("server", "text", "named"),
+    [
+        ("vllm", {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 4, "odd": 1}, "look-ups rule"),
+        ("trtllm", {"decoding_type": "NGram", "max_draft_len": 2, "eagle3_one_model": True, "odd": 1}, "rules"),
+    ],
+)
+def test_keys_of_objects_are_named_with_their_reason(server, text, named, tmp_path):
+    if server == "vllm":
+        launch = read_launch(server, f"vllm serve m --speculative-config '{json.dumps(text)}'", "--from", "H100")
+    else:
+        launch = read_launch(server, command_of(server, {"speculative-config": text}, str(tmp_path)), "--from", "H100")
+    reasons = [reason for place, reason in launch.not_modelled.items() if "speculative" in place]
+    assert len(reasons) == len(named.split())
+    assert all(word in reason for word, reason in zip(named.split(), reversed(reasons), strict=True))
 
 
 def command_of(server: str, values: dict, folder: str) -> str:
