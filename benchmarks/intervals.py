@@ -25,6 +25,8 @@ from foredraft.sim.cost.deployments.evidence import DRAFTS, NOTHING, OTHERS, OWN
 from points import read_rows
 
 LEVEL = 0.8
+FEWEST = 10
+"""Units of which the ends of a class are taken; releases with fewer are no surer than deployments."""
 Ends = tuple[float, float]
 
 
@@ -89,10 +91,11 @@ def own_errors(rows: Sequence[ErrorRow], time: str, place_of: Callable[[ErrorRow
 
 
 def classes(rows: Sequence[ErrorRow], time: str) -> dict[str, Errors]:
-    released = [row for row in rows if row.place.release or time == DRAFTS]
+    released = own_errors([row for row in rows if row.place.release], time, lambda row: row.place)
+    own = own_errors(rows, time, lambda row: row.place._replace(release=""))
     return {
-        RELEASE: own_errors(released, time, lambda row: row.place),
-        OWN: own_errors(rows, time, lambda row: row.place._replace(release="")),
+        RELEASE: released if len(set(released.units)) >= FEWEST else own,
+        OWN: own,
         OTHERS: errors(rows, time, lambda row: row.group),
         NOTHING: errors(rows, time, lambda row: row.group if time == DRAFTS else (row.place.server, row.place.gpu)),
     }

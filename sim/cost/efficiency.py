@@ -10,21 +10,18 @@
   compute in steps; narrow ones cost no more than the KV read.
 
 Numbers are fractions of data-sheet peaks. Where no published measurement was at hand they are marked as assumptions.
+Those of matrix products are fitted to the measured kernels of several models (docs/servers.md, "The roofline").
 
 The errors of the default roofline against published measurements: `tests/sim/cost/test_cost_published.py` computes
-these numbers and fails outside its stated tolerances. Two parameters were chosen looking at the first three rows: the
-soft corner's exponent, and the fraction of bandwidth that attention reaches; nothing was fitted to the others.
+these numbers and fails outside its stated tolerances. Nothing was fitted to them.
 
     H100, Llama-3.1-8B bf16                                                               error
-    target pass, 1 … 1024 tokens, against the vLLM fit (arXiv 2601.11580)                 -13 … +2 %
-    plain decoding, TensorRT-LLM, concurrency 8 … 128 (prefill included, no host time)    -8 … +6 %
+    target pass, 1 … 1024 tokens, against the vLLM fit (arXiv 2601.11580)                 -25 … +4 %
+    plain decoding, TensorRT-LLM, concurrency 8 … 128 (prefill included, no host time)    -8 … -1 %
     reading a KV token, against the same fit (39.3 ns)                                    +15 %
-    plain decoding, batch 1, with 1.207 ms of host time, against 7.07 ms                  +3 %
+    plain decoding, batch 1, with 1.207 ms of host time, against 7.07 ms                  +5 %
     three EAGLE passes, driven by the host, against 2.135 ms                              0 % (the floor is this number)
-    EAGLE-3, 2 … 7 steps, driven by the host (vLLM issue 20780)                           -15 … -21 %, same shape
-
-The last row's build is slower by a fifth than the one behind the fit (see the rows above it), so the error is nearly
-one factor. The best depth is found: 4 there, 5 here, within 1 % of each other.
+    EAGLE-3, 2 … 7 steps, driven by the host (vLLM issue 20780)                           -13 … -20 %, same shape
 """
 
 from __future__ import annotations
@@ -33,6 +30,9 @@ import math
 from dataclasses import dataclass, replace
 
 from .hardware import GPU
+
+WIDE = "bf16"
+"""The format of products whose activations are not quantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +59,35 @@ DEFAULT_TILES = (
 class Efficiency:
     """Fractions of peak and fixed costs. Times in nanoseconds."""
 
-    bandwidth: float = 0.88  # of a large matrix product
-    compute: float = 0.72  # of a large matrix product
+    bandwidth: float = 0.88  # of a kernel that only moves data
+    product_bandwidth: float = 0.84  # of a large matrix product
+    compute: float = 0.79  # of a large matrix product
+    narrow_compute: float = 0.80  # of that, for operands of 8 bits and fewer
     attention_bandwidth: float = 0.88
     attention_compute: float = 0.50
-    ramp_ns: float = 2_000.0  # start and end of a memory-bound kernel
+    ramp_ns: float = 2_000.0  # start and end of a kernel that only moves data
+    product_ramp_ns: float = 3_000.0  # of a matrix product
     small_kernel_ns: float = 2_000.0  # a norm, rotary or activation kernel inside a graph
-    soft_exponent: float = 1.5  # p of the soft corner
+    quantize_ns: float = 3_000.0  # the kernel that makes the activations of a product narrow
+    product_exponent: float = 2.5  # p of the soft corner of matrix products
+    soft_exponent: float = 1.5  # p of the soft corner of attention
     split_k_max: int = 8  # how far a product with few tiles is split along its inner dimension
     tiles: tuple[Tile, ...] = DEFAULT_TILES
     query_tiles: tuple[int, ...] = (16, 64, 128)  # rows of decode attention's query tile
 
     def __post_init__(self) -> None:
-        for fraction in (self.bandwidth, self.compute, self.attention_bandwidth, self.attention_compute):
+        fractions = (
+            self.bandwidth,
+            self.compute,
+            self.narrow_compute,
+            self.attention_bandwidth,
+            self.attention_compute,
+        )
+        for fraction in fractions:
             assert 0.0 < fraction <= 1.0, f"a fraction of peak must be in (0, 1], not {fraction}"
-        assert self.soft_exponent >= 1.0, "the soft corner's exponent is at least 1 (no overlap at all)"
+        assert min(self.soft_exponent, self.product_exponent) >= 1.0, (
+            "the soft corner's exponent is at least 1 (no overlap at all)"
+        )
         assert self.split_k_max >= 1
         assert self.tiles, "no tiles"
         assert self.query_tiles == tuple(sorted(self.query_tiles)), "query tiles must be in increasing order"
@@ -82,12 +96,14 @@ class Efficiency:
         """Return the time of a kernel that only moves `size_bytes`."""
         return self.ramp_ns + size_bytes * 1e9 / (gpu.memory_bandwidth_bytes_per_s * self.bandwidth)
 
-    def soft_max(self, memory_ns: float, compute_ns: float) -> float:
-        """Return the larger of both, rounded at the corner (p-norm); scale-free, so a ratio stays a ratio."""
+    def soft_max(self, memory_ns: float, compute_ns: float, exponent: float | None = None) -> float:
+        """Return the larger of both, rounded at the corner (p-norm; default: that of attention). It is scale-free, so a
+        ratio stays a ratio."""
+        power = self.soft_exponent if exponent is None else exponent
         larger, smaller = max(memory_ns, compute_ns), min(memory_ns, compute_ns)
         if larger <= 0.0:
             return 0.0
-        rounded: float = (1.0 + (smaller / larger) ** self.soft_exponent) ** (1.0 / self.soft_exponent)
+        rounded: float = (1.0 + (smaller / larger) ** power) ** (1.0 / power)
         return larger * rounded
 
     def tiles_ns(self, gpu: GPU, rows: int, inner: int, columns: int, groups: float, dtype: str) -> float:
@@ -96,7 +112,8 @@ class Efficiency:
         The best tile shape and the best split of the inner dimension are taken, as a tuned library would.
         """
         sm_count, split_k_max = gpu.sm_count, self.split_k_max
-        per_sm_flops = gpu.flops(dtype) * self.compute / sm_count
+        compute = self.compute * (1.0 if dtype == WIDE else self.narrow_compute)
+        per_sm_flops = gpu.flops(dtype) * compute / sm_count
         best = math.inf
         for tile in self.tiles:
             count = math.ceil(groups * math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns))
@@ -117,9 +134,20 @@ class Efficiency:
 
         `dtype` is the tensor-core format, `weight_bytes` the bytes of one weight.
         """
+        found = self._product_ns(gpu, rows, inner, columns, groups, dtype, weight_bytes)
+        if dtype == WIDE:
+            return found
+        # Where products are so small that quantizing takes longer than it saves, servers do it in another kernel.
+        wide = self._product_ns(gpu, rows, inner, columns, groups, WIDE, 2.0)
+        return max(found, min(found + self.quantize_ns, wide))
+
+    def _product_ns(
+        self, gpu: GPU, rows: int, inner: int, columns: int, groups: float, dtype: str, weight_bytes: float
+    ) -> float:
         moved = groups * (inner * columns * weight_bytes + rows * (inner + columns) * 2)
-        memory_ns = moved * 1e9 / (gpu.memory_bandwidth_bytes_per_s * self.bandwidth)
-        return self.ramp_ns + self.soft_max(memory_ns, self.tiles_ns(gpu, rows, inner, columns, groups, dtype))
+        memory_ns = moved * 1e9 / (gpu.memory_bandwidth_bytes_per_s * self.product_bandwidth)
+        compute_ns = self.tiles_ns(gpu, rows, inner, columns, groups, dtype)
+        return self.product_ramp_ns + self.soft_max(memory_ns, compute_ns, self.product_exponent)
 
     def padded_queries(self, queries: int) -> int:
         """Return the rows that decode attention computes for `queries` rows:
@@ -143,13 +171,18 @@ class Efficiency:
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""
         rows = (
-            ("bandwidth", "matrix products: fraction of bandwidth", 1.0, ""),
+            ("bandwidth", "streaming: fraction of bandwidth", 1.0, ""),
+            ("product_bandwidth", "matrix products: fraction of bandwidth", 1.0, ""),
             ("compute", "matrix products: fraction of compute", 1.0, ""),
             ("attention_bandwidth", "attention: fraction of bandwidth", 1.0, ""),
             ("attention_compute", "attention: fraction of compute", 1.0, ""),
-            ("ramp_ns", "memory-bound kernel ramp", 1e-3, "us"),
+            ("ramp_ns", "streaming kernel ramp", 1e-3, "us"),
+            ("product_ramp_ns", "matrix product ramp", 1e-3, "us"),
             ("small_kernel_ns", "small kernel in a graph", 1e-3, "us"),
-            ("soft_exponent", "soft corner exponent", 1.0, ""),
+            ("narrow_compute", "matrix products of 8 bits and fewer: share of that", 1.0, ""),
+            ("quantize_ns", "quantizing the activations of a product", 1e-3, "us"),
+            ("product_exponent", "soft corner exponent of matrix products", 1.0, ""),
+            ("soft_exponent", "soft corner exponent of attention", 1.0, ""),
         )
         explained = []
         for name, label, scale, unit in rows:
@@ -162,29 +195,43 @@ class Efficiency:
 
 OTHER_VALUE = "assumption for this device, or set by the user"
 
+_FITTED = (
+    "fitted to the database of measured kernels, 15 dense models on five GPUs, 1 to 8,192 tokens (docs/servers.md)"
+)
 SOURCES = {
     "bandwidth": "assumption: streaming kernels reach 85-92 % of HBM bandwidth; 0.88",
-    "compute": "arXiv 2601.11580: 21.01 us per token on H100, Llama-3.1-8B (15.0 GFLOP) = 714 TFLOP/s = 0.72 of peak",
+    "ramp_ns": "assumption: 2 us from launch to steady streaming and back, per kernel",
+    **dict.fromkeys(
+        ("product_bandwidth", "compute", "narrow_compute", "quantize_ns", "product_exponent", "product_ramp_ns"),
+        _FITTED,
+    ),
     "attention_bandwidth": "assumption: a long KV streams as weights do, 0.88 (the 39.3 ns per token of "
     "arXiv 2601.11580 would be the full peak)",
     "attention_compute": "assumption: FlashAttention prefill of a few thousand tokens reaches half of peak",
-    "ramp_ns": "assumption: 2 us from launch to steady streaming and back, per kernel",
     "small_kernel_ns": "assumption: 2 us for a small kernel inside a CUDA graph",
-    "soft_exponent": "assumption: p = 1.5, chosen between two published curves (above): 2 is too fast for "
-    "verifying 100-300 tokens on vLLM, 1 too slow for plain decoding on TensorRT-LLM",
+    "soft_exponent": "assumption: p = 1.5",
 }
 
 DEFAULT_EFFICIENCY = Efficiency()
 
-# Devices whose kernels are known to reach other fractions (assumptions, from the shape of public GEMM and stream
-# benchmarks).
-_A100 = replace(DEFAULT_EFFICIENCY, compute=0.80)
+# Devices whose kernels are known to reach other fractions: A100 and L40S by the same fit, the others are assumptions
+# from the shape of public GEMM and stream benchmarks.
+_A100 = replace(DEFAULT_EFFICIENCY, compute=0.80, product_bandwidth=0.74)
 _LOW_POWER = replace(DEFAULT_EFFICIENCY, compute=0.55)
-_GEFORCE = replace(DEFAULT_EFFICIENCY, compute=0.85, bandwidth=0.90)
-_INSTINCT = replace(DEFAULT_EFFICIENCY, compute=0.50, bandwidth=0.78, attention_bandwidth=0.70, small_kernel_ns=3_000.0)
+_L40S = replace(DEFAULT_EFFICIENCY, compute=0.66)
+_GEFORCE = replace(DEFAULT_EFFICIENCY, compute=0.85, bandwidth=0.90, product_bandwidth=0.86)
+_INSTINCT = replace(
+    DEFAULT_EFFICIENCY,
+    compute=0.50,
+    bandwidth=0.78,
+    product_bandwidth=0.74,
+    attention_bandwidth=0.70,
+    small_kernel_ns=3_000.0,
+)
 _BY_GPU: dict[str, Efficiency] = {
     **dict.fromkeys(("A100", "A100-40G"), _A100),
     **dict.fromkeys(("L4", "A10"), _LOW_POWER),
+    "L40S": _L40S,
     **dict.fromkeys(("RTX 3090", "RTX 4090", "RTX 5090"), _GEFORCE),
     **dict.fromkeys(("MI300X", "MI325X", "MI355X"), _INSTINCT),
 }

@@ -141,8 +141,8 @@ def test_multi_steps_say_what_single_rounds_say(mode, faults, waits_for):
     [({}, False), ({"guarantee_floor": 1.0}, True), ({"guarantee_floor": 1.0, "guarantee_output": 0.098}, False)],
 )
 def test_a_share_that_falls_lets_requests_enter_that_ask_for_more_than_they_emit(engine, waits):
-    """24 requests per second under SGLang's rules, each with room for 2,048 tokens of output."""
-    workload = {"num_requests": 300, "rate": 24.0, "max_tokens": 2048}
+    """25 requests per second under SGLang's rules, each with room for 2,048 tokens of output."""
+    workload = {"num_requests": 300, "rate": 25.0, "max_tokens": 2048}
     hardware = {"server": "sglang-0.5", "correction": "off"}
     tables = {"hardware": hardware, "engine": {"kv_slots": 120_000, **engine}, "workload": workload}
     _, _, summary = simulate({**tables, "speculation": {"algorithm": "NONE"}})

@@ -203,7 +203,7 @@ def test_a_round_is_made_of_the_tables():
     assert parts["attention"] == 4 * 4 * (10_000 + 200 * 100)
     assert parts["draft"] >= 2 * 1_000_000  # two passes after the catch-up's drafts
     assert sum(parts.values()) == cost.decode_ns(4, RoundShape.chain(3), 4 * 100)
-    sources = [row[3] for row in cost.explain() if row[0].startswith("kernel")]
+    sources = [row[3] for row in cost.explain() if row[0].startswith("kernels")]
     assert sources and set(sources) == {"made up"}
 
 

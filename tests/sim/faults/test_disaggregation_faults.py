@@ -181,7 +181,7 @@ def test_requests_of_lost_decode_engines_have_the_rounds_that_they_would_have_ha
 
 
 def test_a_request_that_is_lost_twice_fails_and_nothing_is_left_of_it(tmp_path):
-    simulation, summary, _ = serve_and_lose(tmp_path, (2, 2.0), (3, 2.0), (4, 2.5))
+    simulation, summary, _ = serve_and_lose(tmp_path, (2, 2.0), (3, 2.0), (4, 2.7))
     assert list(simulation.clients.refusals) == ["engine 4 was lost; the request was tried 2 times"]
     assert summary["failed"] == sum(simulation.clients.refusals.values()) < summary["completed"]
 
