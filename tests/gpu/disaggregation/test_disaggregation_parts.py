@@ -101,7 +101,7 @@ def test_more_workers_than_gpus_are_refused(monkeypatch, num_gpus, asked):
 
 def test_workers_on_one_device_share_what_it_has(models, monkeypatch):
     options = SessionOptions(models["target"], device="cpu", memory_fraction=0.8)
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("foredraft.gpu.disaggregation.session.idle_cores", lambda: 8)
     plan = plan_disaggregated(options, WorkerCounts(1, 3))
     assert plan.options.memory_fraction == pytest.approx(0.2) and plan.options.threads == 2
     asked = SessionOptions(options.model, device="cpu", threads=5)
