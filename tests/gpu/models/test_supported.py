@@ -11,9 +11,9 @@ from foredraft.gpu.models.families import ARCHITECTURES, DECODED, MULTIMODAL, ar
 from foredraft.gpu.models.head_config import EAGLE, PREDICTION_LAYERS, SPECULATORS
 from foredraft.gpu.models.stored.quantized import METHODS
 from kinds_of_drafts import DRAFTS
-from test_checkpoint import HEAD_FORMS
+from stored_formats import FORMS
+from test_checkpoint_heads import HEAD_FORMS
 from test_models import FAMILIES
-from test_quantized import FORMS
 
 MIMO = "MiMoForCausalLM"
 TEXT = (Path(__file__).parents[3] / "docs" / "decode.md").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def codes(cells: list[str]) -> set[str]:
 def test_architectures():
     assert codes(column("architecture")) == {*ARCHITECTURES, *MULTIMODAL}
     compared = {name for name, _ in FAMILIES.values()}
-    # transformers has no MiMo; its layers are Qwen2's, and test_models_eagle writes its prediction layer out.
+    # transformers has no MiMo; its layers are Qwen2's, and test_prediction_layers writes its layer out.
     assert compared == set(ARCHITECTURES) - {MIMO}
 
 
