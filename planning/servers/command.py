@@ -1,6 +1,6 @@
 """What is known of a server's arguments, and the arguments that a launch command gives.
 
-The keys of a scenario name the arguments that they are read from and written to (`sim/scenario/table.py: Flags`).
+The keys of a scenario declare the arguments that they are read from and written to (`sim/scenario/flags.py: Flags`).
 """
 
 from __future__ import annotations
