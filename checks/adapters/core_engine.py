@@ -335,7 +335,10 @@ class CoreEngineWithGroups(CoreEngine):
     capabilities: EngineCapabilities = EngineCapabilities.all()
 
     def configured(self, config: ServingConfig) -> EngineConfig:
-        groups = [KVGroup(each.window, states=each.states, capacity=each.capacity) for each in config.layer_groups]
+        groups = [
+            KVGroup(each.window, each.eighths / 8 or 1.0, each.states, None if each.eighths else each.capacity)
+            for each in config.layer_groups
+        ]
         return replace(_engine_config(config), groups=tuple(groups))
 
     def units_of(self, request: str) -> list[tuple[int, list[int]]]:
@@ -355,6 +358,13 @@ class CoreEngineWithGroups(CoreEngine):
 
     def free_units(self) -> list[int]:
         return [held.pool.ids.num_free_slots for held in self.engine.store.groups.all]
+
+    def unit_pages(self) -> list[list[int]]:
+        size = self.engine.store.allocator.page_size
+        return [
+            [slot // size for slots in held.pool.slots() for slot in slots[::size].tolist()]
+            for held in self.engine.store.groups.all
+        ]
 
 
 make = CoreEngine

@@ -58,12 +58,11 @@ class ServingConfig:
     lookahead: bool = False  # slots for drafts behind the verify window, where a draft head goes on after it
     host_pages: int = 0  # pages of host memory, to which what requests hand over to the prefix cache is copied
     rules: int = 0  # 0 … 3: which of its rules for little memory, if it declares rules of its own and has several
-
     groups: tuple[int, ...] = ()  # of layers that keep the last tokens of a request, or a state (`layer_groups`)
 
     @cached_property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
-        return tuple(LayerGroup(*self.groups[i : i + 3]) for i in range(0, len(self.groups), 3))
+        return tuple(LayerGroup(*self.groups[i : i + 4]) for i in range(0, len(self.groups), 4))
 
     @cached_property
     def depth(self) -> int:
@@ -153,14 +152,7 @@ class ServingConfig:
         limit = choose((6, 10, 16, 30))
         smallest = config.whole_pages(limit + config.reserve) + page_size
         # Several requests, so many that multi-steps fit, two and a half, one and a half, one, or barely one.
-        few = (
-            smallest * 5 // 2,
-            smallest * 5 // 2,
-            smallest * 3 // 2,
-            smallest * 3 // 2,
-            smallest,
-            smallest - limit // 2,
-        )
+        few = (*(smallest * half // 2 for half in (5, 5, 3, 3, 2)), smallest - limit // 2)
         many = (smallest * 16,) * (4 if multi_step_rounds > 1 else 1)
         slots = choose((smallest * 5, *many, *few))
         chunk_size = choose((64, 64, 8, 3, 2)) if has.chunked_prefill else limit
@@ -170,11 +162,12 @@ class ServingConfig:
         if spare and config.losses:
             chunk_size = min(chunk_size, verify + spare)  # after a loss an engine with one budget has less of that
         rows = config.max_running, config.whole_pages(limit + config.reserve) // page_size + 1
-        groups = draw_groups(choose, *rows, page_size) if has.groups else ()
+        # A pool of which units take pages holds the longest request.
+        groups = draw_groups(choose, *rows, page_size, slots >= smallest) if has.groups else ()
+        config = replace(config, groups=() if config.losses or host_pages else groups)
         return replace(
             config,
-            groups=() if config.losses or host_pages else groups,
-            num_pages=max(-(-slots // page_size), 1),
+            num_pages=max(-(-slots // page_size), 1) + sum(each.most_pages for each in config.layer_groups),
             context_len=limit,
             chunk_size=chunk_size,
             step_tokens=verify + spare if spare else 0,
@@ -247,7 +240,7 @@ class EngineCapabilities(Capabilities):
     priorities: bool = False  # a greater `Wish.priority` goes first, and `config.preempt` may be set
     adaptive: bool = False  # `set_steps(steps)`: several candidates
     slots: bool = False  # `slots_of(request)` and `free_pages()`: who owns which KV slot
-    groups: bool = False  # `config.groups` may be set; `units_of(request)`, `cached_units()` and `free_units()`
+    groups: bool = False  # `config.groups` may be set; and the methods in `UNITS` are there
     marks: bool = False  # per-token outputs: `Wish.marks`, `Answer.marks`, and the marks in the end event
     failures: bool = False  # `Answer.failed`: the device reports an error of one request alone
     retraction: bool = False  # `retract(request)`: a running request gives everything back and waits again
@@ -414,6 +407,10 @@ class SchedulingEngine(Protocol):
     @needs("groups")
     def free_units(self) -> Sequence[int]:
         """Count the units of each group that have no owner."""
+
+    @needs("groups")
+    def unit_pages(self) -> Sequence[Sequence[int]]:
+        """Return the pages of the pool that the units of each group take together."""
 
     @needs("retraction")
     def retract(self, request: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-UNITS = ("units_of", "cached_units", "free_units")
+UNITS = ("units_of", "cached_units", "free_units", "unit_pages")
 """What an engine shows of them."""
 
 UnitTable = tuple[int, tuple[int, ...]]
@@ -19,23 +19,42 @@ which the row starts, −1 without one, and its own states, of which the first i
 
 class LayerGroup(NamedTuple):
     """`window`: the tokens that a position sees, itself included; 0: states, so many for each request. `capacity`:
-    units of its pool, twice what the running requests need at most."""
+    units, twice what the running requests need at most. `eighths`: of a page of the pool that a unit takes; 0: the
+    units are those of a pool of their own."""
 
     window: int
     states: int
     capacity: int
+    eighths: int
+
+    def pages_of(self, num_units: int) -> int:
+        """Return the pages of the pool that so many units take together."""
+        return -(-num_units * self.eighths // 8)
+
+    @property
+    def most_pages(self) -> int:
+        """The pages that are in the pool for the units."""
+        return self.pages_of(self.capacity)
+
+    def units_in(self, num_pages: int) -> int:
+        """Return the number of units in a pool of so many pages, or in the pool of its own."""
+        return num_pages * 8 // self.eighths if self.eighths else self.capacity
 
 
-def draw_groups(choose: Callable[[Sequence[Any]], Any], num_rows: int, row_pages: int, page: int) -> tuple[int, ...]:
-    """Choose groups for requests of so many rows and pages: three numbers for each."""
+def draw_groups(
+    choose: Callable[[Sequence[Any]], Any], num_rows: int, row_pages: int, page: int, may_share: bool
+) -> tuple[int, ...]:
+    """Choose groups for requests of so many rows and pages: four numbers for each. `may_share`: units may take pages of
+    the pool."""
     groups: tuple[int, ...] = ()
     kinds = choose(("", "window", "states", "window, states", "window, states"))
+    eighths = choose((0, 4, 8, 12)) if kinds and may_share else 0
     if "window" in kinds:
         window = choose((9, 2, 3, page + 1, 2 * page + 1))
-        groups = LayerGroup(window, 1, 2 * num_rows * row_pages)
+        groups = LayerGroup(window, 1, 2 * num_rows * row_pages, eighths)
     if "states" in kinds:
         states = choose((2, 3))
-        groups = (*groups, *LayerGroup(0, states, 2 * num_rows * states + 1))
+        groups = (*groups, *LayerGroup(0, states, 2 * num_rows * states + 1, eighths))
     return groups
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .contract import StepAnswer, Wish
+from .contract import ServingConfig, StepAnswer, Wish
 from .groups import UnitTable
 from .model import EngineModel, GivenWay, ModelFlight, RequestLife
 from .recovery import DeviceLimits, Loss
@@ -24,6 +24,13 @@ class EngineObservation(NamedTuple):
     units: dict[str, tuple[UnitTable, ...]] | None = None  # by running request; with `config.groups` alone
     cached_units: tuple[tuple[int, ...], ...] = ()
     free_units: tuple[int, ...] = ()
+    unit_pages: tuple[tuple[int, ...], ...] = ()
+
+    def room(self, config: ServingConfig) -> int:
+        """Return the free slots, without those that units of groups of layers may yet take."""
+        assert self.free is not None, "asked of engines that show their pages"
+        yet = max(sum(each.most_pages for each in config.layer_groups) - sum(map(len, self.unit_pages)), 0)
+        return (len(self.free) - yet) * config.page_size
 
 
 class EndEvent(NamedTuple):

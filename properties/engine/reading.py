@@ -130,6 +130,8 @@ def follow_pages(t: Any, seen: EngineObservation) -> None:
         owners.update(dict.fromkeys(slots if size == 1 else [slot // size for slot in slots[::size]], name))
     owners.update(dict.fromkeys(seen.cached or (), "*"))
     owners.update(dict.fromkeys(seen.free, ""))
+    for pages in m.after.unit_pages:
+        owners.update(dict.fromkeys(pages, "another group"))
     m.owners = t.owners = owners
     if seen.free != before.free:
         gone = set(seen.free).difference(before.free or ())
@@ -160,11 +162,15 @@ def follow_units(t: Any) -> None:
         for each in t.sequence(t.must(subject.cached_units), "cached_units()", "a list for each group", len(groups))
     )
     free = t.integers(t.must(subject.free_units), "free_units()")
+    unit_pages = tuple(
+        t.integers(each, "pages of a group's units")
+        for each in t.sequence(t.must(subject.unit_pages), "unit_pages()", "a list for each group", len(groups))
+    )
     for i, group in enumerate(groups):
         for unit in () if group.window else set(cached[i]).difference((m.before.cached_units or cached)[i]):
             t.device.units.keep(i, unit)
         t.device.units.note(i, [(t.model.lives[name].row, units[name][i][1]) for name in units])
-    m.after = m.after._replace(units=units, cached_units=cached, free_units=free)
+    m.after = m.after._replace(units=units, cached_units=cached, free_units=free, unit_pages=unit_pages)
     if m.flight is not None:
         m.flight.units = {life.name: units.get(life.name, ()) for life in m.flight.lives()}
 

@@ -81,7 +81,7 @@ def why_given_way(m: EngineMoment) -> GivenWay | None:
     given_up = set().union(*[pages[life.name] for life in others]) - kept
     # A cached page that no row uses can be evicted, unless a row that has left holds it until its step is committed.
     spare = set(m.before.cached or ()) - kept - given_up if all_present else ()
-    room = (len(m.before.free) + len(spare) + len(given_up)) * size
+    room = m.before.room(config) + (len(spare) + len(given_up)) * size
     rounds = [flight.rounds for flight in m.before_plan if flight.rows]
     reserve = max(config.reserve, (1 + sum(rounds)) * config.round_slots)
     lives = [m.model.lives[name] for name in m.before.running if name in m.model.lives]

@@ -36,7 +36,8 @@ KV allocators and the request table:
     ALLOC-19 E: a unit of a group is in one row, and holds what this row wrote
 
 Groups of layers with a window, or with states:
-    GROUP-01 E: free units + units of rows and of the cache == all units (recount from scratch)
+    GROUP-01 E: free units + units of rows and of the cache == all units (recount from scratch); those in use take as many whole
+        pages of the pool as they fill together, none if they have a pool of their own
     GROUP-02 E: a row holds the units of every position that a step in flight, or the next one, may read in a window, up to its last
         page, and its states
     GROUP-03 E: a unit that a row may write is in no other row, and not in the cache; a cached unit is read by the rows that hold it

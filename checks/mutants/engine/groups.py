@@ -1,9 +1,10 @@
-"""Planted defects of engines whose models have groups of layers: windows that move too far, states that two have, and
-units that are lost."""
+"""Planted defects of engines whose models have groups of layers: windows that move too far, states that two have,
+units that are lost, and pages of the pool that units keep."""
 
 import numpy as np
 
-from ....core.kv.units import StateUnits, WindowUnits
+from ....core.kv.groups import KVGroup
+from ....core.kv.units import StateUnits, UnitPool, WindowUnits
 from ....core.scheduler.admission import Admission
 from ....core.scheduler.rounds import DecodeRounds
 from ...adapters.core_engine import CoreEngineWithGroups
@@ -83,3 +84,22 @@ class LosesWhatAMultiStepTook(WindowUnits):
 
     def trim(self, rows, stops):
         self.stop[rows] = np.minimum(self.stop[rows], np.maximum(stops, self.first[rows]))
+
+
+@GROUPS.breaks("GROUP-01")
+class KeepsPagesWithoutUnits(UnitPool):
+    """The pages that units have taken of the pool of full layers are never given back."""
+
+    most = 0
+
+    def _resize(self, num_units):
+        self.most = max(self.most, num_units)
+        super()._resize(self.most)
+
+
+@GROUPS.breaks("GROUP-01")
+class RoundsThePagesOfUnitsDown(KVGroup):
+    """A page of the pool that units fill in part is not taken for them."""
+
+    def pages_of(self, num_units):
+        return 0 if self.capacity is not None else int(num_units * self.pages)

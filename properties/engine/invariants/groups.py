@@ -30,9 +30,14 @@ def all_units_have_an_owner(m: EngineMoment) -> Outcome:
     for i, group in enumerate(m.config.layer_groups):
         held = {unit for tables in m.after.units.values() for unit in tables[i][1]}
         free, owned = m.after.free_units[i], len(held.union(m.after.cached_units[i]))
-        if free + owned != group.capacity:
+        in_all, pages = group.units_in(m.config.num_pages), len(m.after.unit_pages[i])
+        if free + owned != in_all:
             was = f"group {i}: {free} units are free, {owned} in rows and in the cache"
-            return Finding(was, f"{group.capacity} together", "a unit that is never given back is lost")
+            return Finding(was, f"{in_all} together", "a unit that is never given back is lost")
+        if pages != group.pages_of(owned):
+            was = f"group {i}: {owned} units in use have {pages} pages of the pool"
+            should = f"{group.pages_of(owned)}, as many as they fill together"
+            return Finding(was, should, "tokens of no request can have the others")
     return True
 
 

@@ -38,7 +38,7 @@ def _idle(m: EngineMoment) -> Outcome:
         return None
     if any(not part.is_present for flight in others for part in flight.parts):
         return None  # slots of a request that has left come back with a step in flight
-    free = len(m.before.free) * config.page_size
+    free = m.before.room(config)
     running = [model.lives[name] for name in m.before.running if name in model.lives]
     if m.flight is None:
         room = room_for_all(config, len(running))
@@ -56,7 +56,7 @@ def _idle(m: EngineMoment) -> Outcome:
         return _preemption_that_is_due(m, running) or True
     needed = max(len(life.wish.prompt) + len(life.delivered) for life in m.was_waiting)
     if m.keeps_reserves:
-        free = len(m.after.free) * config.page_size  # what runs has taken its own
+        free = m.after.room(config)  # what runs has taken its own
         exact = config.whole_pages(needed + config.reserve) + config.whole_pages(config.reserve) * len(running)
         if free >= exact + config.num_slots // 64:
             was = f"no request enters, with {len(running)} of {m.max_running} running, which leave {free} slots"
@@ -77,7 +77,7 @@ def _against_reserves(m: EngineMoment) -> Finding | None:
     if flight is None or m.refusal is not None:
         return None
     size, cached = config.page_size, set(m.after.cached or ())
-    free = len(m.after.free) * size
+    free = m.after.room(config)
     decoding = [life for life in m.model.running() if life.decoding and not life.leaving]
     if m.was_holding and not m.estimates:
         for life, _ in m.admitted:
@@ -90,7 +90,8 @@ def _against_reserves(m: EngineMoment) -> Finding | None:
         needed = max(config.whole_pages(len(life.context) + config.reserve) - len(slots[life.name]), 0)
         others = {*flight.lives(), *decoding} - {life, *(chunk.life for chunk in flight.chunks if not chunk.is_last)}
         needed += config.whole_pages(config.reserve) * len(others)
-        room = free + len(cached - used) * size
+        may_leave = len(cached - used) + sum(map(len, m.after.unit_pages))
+        room = (len(m.after.free) + may_leave) * size
         if room < needed:
             was = f"{life.name} enters, which leaves {room} slots"
             should = f"{needed}: the rest of its own and a reserve for {len(others)} others"
@@ -146,7 +147,7 @@ def _preemption_that_is_due(m: EngineMoment, running: Sequence[RequestLife]) -> 
     lower = [life for life in running if life.wish.priority < head.wish.priority and life.overtaken < m.ageing]
     size, cached = config.page_size, set(m.before.cached or ())
     own = [slot // size for life in lower for slot in m.before.slots[life.name][::size]]
-    room = (len(m.before.free) + len([page for page in own if page not in cached])) * size
+    room = m.before.room(config) + len([page for page in own if page not in cached]) * size
     least = config.whole_pages(len(head.context_of_now) + config.reserve)
     if len(lower) < len(running):
         least += room_to_enter_beside(config, len(running) - len(lower))
@@ -211,7 +212,7 @@ def _multi_steps_that_go_on(m: EngineMoment) -> Outcome:
     if m.model.holding or not waiting or num_running >= config.max_running or (m.estimates and num_running):
         return None
     needed = max(len(life.context_of_now) for life in waiting) + room_to_enter_beside(config, num_running)
-    if len(before.free) * config.page_size >= needed:
+    if before.room(config) >= needed:
         was = f"step {newest} goes on for several rounds, with {waiting[0].name} waiting and a row for it"
         return Finding(was, "it ends at its next round", "a request that fits waits for a whole multi-step")
     return True

@@ -132,6 +132,25 @@ def test_twins_and_simpler_ones_are_made_too():
         Do.twin_config("upside down", SMALL)
 
 
+class HidesPagesOfUnits(core_engine.CoreEngineWithGroups):
+    """An engine that shows one page less of those that units take."""
+
+    def unit_pages(self):
+        return [pages[1:] for pages in super().unit_pages()]
+
+
+def test_units_take_pages_of_the_pool_or_have_pools_of_their_own():
+    configs = [ServingConfig.draw(Choices(bits), EngineCapabilities.all()) for bits in range(200)]
+    with_groups = [config for config in configs if config.groups]
+    assert {group.eighths for config in with_groups for group in config.layer_groups} == {0, 4, 8, 12}
+    for config in with_groups[:40]:
+        held = core_engine.make_with_groups(config).engine.store.groups.all
+        in_all = [group.units_in(config.num_pages) for group in config.layer_groups]
+        assert [each.pool.ids.num_pages for each in held] == in_all
+    (failure,) = check(SUITE, HidesPagesOfUnits, budget=2_000, seed=1).failures
+    assert failure.id == "RELAY-01" and "neither free nor cached nor held" in str(failure.finding)
+
+
 @pytest.mark.parametrize(("candidates", "topk", "tree_nodes"), dict.fromkeys(SHAPES))
 def test_the_slots_of_a_round_are_those_of_our_engine(candidates, topk, tree_nodes):
     for page_size, overlap in itertools.product((1, 2, 3, 4, 8, 16), (False, True)):
