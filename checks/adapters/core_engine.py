@@ -26,6 +26,7 @@ from ...core.scheduler.engine import Engine
 from ...core.scheduler.rules import SGLangRules
 from ...properties.engine.contract import EngineCapabilities, Event, ServingConfig, StepAnswer, Wish
 from ...properties.engine.language import text
+from .kv_store import pages_of_units
 
 ALGORITHMS: dict[str, SpecAlgorithm] = {"none": NO_SPECULATION, "draft": Standalone(), "head": Eagle()}
 MARKS = "marks"
@@ -360,11 +361,7 @@ class CoreEngineWithGroups(CoreEngine):
         return [held.pool.ids.num_free_slots for held in self.engine.store.groups.all]
 
     def unit_pages(self) -> list[list[int]]:
-        size = self.engine.store.allocator.page_size
-        return [
-            [slot // size for slots in held.pool.slots() for slot in slots[::size].tolist()]
-            for held in self.engine.store.groups.all
-        ]
+        return pages_of_units(self.engine.store)
 
 
 make = CoreEngine

@@ -144,7 +144,9 @@ def what_can_never_run_is_refused(m: EngineMoment) -> Outcome:
         # Which of several reasons is named is the engine's choice; where only size or queue are in the way, it is one
         # of these.
         is_sound = m.operation.tag == "submit" and m.wish.prompt and m.wish.max_tokens > 0
-        if is_sound and m.has_reasons and not m.limits & {int(number) for number in re.findall(r"\d+", reason)}:
+        named = {int(number) for number in re.findall(r"\d+", reason)}
+        # Without a limit in its way it must be accepted.
+        if is_sound and m.has_reasons and m.limits and not m.limits & named:
             was, should = f"refused ({reason})", f"a reason with the limit, one of {_span(m.limits)}"
             return Finding(was, should, "a client cannot tell by how much its request is too large")
     if m.operation.tag == "submit-again":

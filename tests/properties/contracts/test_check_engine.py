@@ -64,6 +64,18 @@ def test_misbehaviour_is_reported_with_its_operation(method, answer, id, words):
     assert failure.id == id and words in failure.text(), failure.text()
 
 
+def test_an_engine_that_refuses_what_fits_is_told_so():
+    """Where no limit is in a request's way, there is none for the refusal to name."""
+
+    class Refuses(plain.PlainEngine):
+        def submit(self, wish):
+            raise ValueError("the pool is full")
+
+    report = check(SUITE, Refuses, capabilities=["slots", "reasons"], budget=1_000)
+    (failure,) = report.failures
+    assert failure.id == "ENGINE-08" and "it could have been served" in failure.text(), failure.text()
+
+
 def test_what_is_declared_is_expected():
     """Who says that two steps may be in flight, and launches one, leaves the device idle."""
     report = check(SUITE, plain.make, capabilities=["slots", "overlap"], budget=8_000)
