@@ -1,1 +1,1 @@
-"""The installed distribution: how to install its extras, and the former name of the project."""
+"""The installed distribution: how to install its extras."""

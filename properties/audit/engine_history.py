@@ -170,10 +170,10 @@ class EngineHistory:
         if self.candidates is not None:
             is_candidate = draft_steps in self.candidates
             check("STEPS-01", is_candidate, f"{draft_steps} steps in step {step}", f"one of {sorted(self.candidates)}")
-        blocks = sum(other.max_rounds > 1 for other in self.in_flight) + (max_rounds > 1)
-        if max_rounds < 1 or (planned.prefill and max_rounds > 1) or blocks > 1:
-            was = f"step {step} may run {max_rounds} rounds, {blocks} steps in flight may run more than one"
-            flaw("SIM-12", was, "one block of rounds in flight, none beside a prefill")
+        multi_steps = sum(other.max_rounds > 1 for other in self.in_flight) + (max_rounds > 1)
+        if max_rounds < 1 or (planned.prefill and max_rounds > 1) or multi_steps > 1:
+            was = f"step {step} may run {max_rounds} rounds, {multi_steps} steps in flight may run more than one"
+            flaw("SIM-12", was, "one multi-step in flight, none beside a prefill")
         planned.rows, planned.epochs = rows, self.rows.epoch[rows]
         planned.width = max(data["nd"], draft_steps + 1) if self.runs_may_exceed_steps else draft_steps + 1
         planned.max_rounds = max_rounds
@@ -265,7 +265,7 @@ class EngineHistory:
         return self.in_flight.popleft()
 
     def _fail(self, row: int, committed: AuditedStep, lens: np.ndarray | None, ends: Ends) -> None:
-        """End the request of a row that the executor gave up. Of a block of rounds, those before the last one count."""
+        """End the request of a row that the executor gave up. Of a multi-step, the rounds before the last one count."""
         rows = self.rows
         if row >= len(rows.owner) or not committed.touches(row, int(rows.epoch[row])) or not rows.alive[row]:
             return
@@ -319,7 +319,7 @@ class EngineHistory:
         check("ACCEPT-02", least >= 1 and most <= committed.width, was, should)
         late = [self.rows.owner[row] for row in rows[delivery.went_on].tolist()]
         was = f"step {step} goes on for rounds after the end of {late}"
-        check("SIM-12", not late, was, "a block of rounds ends with the first request that does")
+        check("SIM-12", not late, was, "a multi-step ends with the first request that does")
         self.rows.mark(rows[delivery.live], first_end, last_end)
         if "tokens" in data:
             self._check_tokens(np.array(data["tokens"], np.int64), lens, delivery.live, step)

@@ -115,7 +115,7 @@ class ExecutorConfig:
 
     def _with_pool(self, pool: int) -> ExecutorConfig:
         """Return the context with a KV pool of this kind for it: for several of the longest requests, for two of them,
-        for hardly more than one, or so large that blocks of rounds fit."""
+        for hardly more than one, or so large that multi-steps fit."""
         spec = replace(self, num_pages=1 << 16, context_len=TEXT_LEN).make_spec()
         longest = TEXT_LEN + spec.resolve_sizes().reserve + 2 * self.page_size
         slots = (4 * longest, 2 * longest, longest + 8, 30 * longest)[pool]

@@ -184,7 +184,7 @@ Simulator, determinism, metrics:
     SIM-09 R: steady state: L = lambda W; M/M/1 and M/D/1 within tolerance
     SIM-10 M: more pages never gives fewer completions or more retractions; every exception is a named, stored case
     SIM-11 E: impossible configuration is refused, never simulated
-    SIM-12 M: a block of rounds equals its rounds committed one by one: tokens, decisions, committed lengths, counters (slot ids may
+    SIM-12 M: a multi-step equals its rounds committed one by one: tokens, decisions, committed lengths, counters (slot ids may
         differ)
     SIM-13 R: every number of a report is that of its log, recomputed: latencies, rates, accept length, steps in use, shares
     SIM-14 M: more work is never cheaper, more bandwidth never slower, a slower host delays each round by as much; no round or

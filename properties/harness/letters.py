@@ -7,7 +7,6 @@ A letter is one kind of operation with the values that each of its arguments may
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from math import prod
 from typing import Any, TypeVar
 
@@ -82,13 +81,6 @@ class Letter:
                 chosen.append(values[at])
             made = self._made[number] = self.kind(*chosen)
         return made
-
-    def sensible(self, trial: Any) -> list[tuple[object, ...]]:
-        """Return the values that the arguments of `when` may have in the state of the trial.
-        [()] if there is no `when`."""
-        distinct = [tuple(dict.fromkeys(values)) for values in self.arguments[: self.kind.num_when]]
-        when = self.kind.when
-        return [first for first in product(*distinct) if when is None or when(trial, *first)]
 
 
 Vocabulary = Mapping[str, tuple[Letter, ...]]

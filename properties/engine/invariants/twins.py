@@ -58,7 +58,7 @@ def the_cache_changes_no_token(trials: Twins) -> Outcome:
 
 
 @checks("SIM-12", CONTRACT, "multi_steps", twin="round by round")
-def blocks_change_no_token(trials: Twins) -> Outcome:
+def multi_steps_change_no_token(trials: Twins) -> Outcome:
     return _same_outputs(trials, "a multi-step is its rounds")
 
 

@@ -238,7 +238,7 @@ def check_launch(
     if step.prefill is None and step.decode is None:
         raise InvariantViolation("ENGINE-11", f"step {step.step_id} has nothing to do")
     if step.decode is not None and step.prefill is not None and step.decode.max_rounds != 1:
-        raise InvariantViolation("SIM-12", f"step {step.step_id} mixes a prefill with a block of rounds")
+        raise InvariantViolation("SIM-12", f"step {step.step_id} mixes a prefill with a multi-step")
     joining = {join.row for join in step.joins} | {row for row, _ in step.released}
     rounds_ahead = 0
     for other, rounds in earlier:

@@ -135,7 +135,6 @@ _GROUPS = {
 """Which group an operation belongs to, by the first of these marks in its name; "layers" without any."""
 _LAUNCHES = "launches of the host; the kernels are those of the other servers"
 _IDEAL = "sol"  # the database's word for a kernel of which it has no measurement at all: the roofline's is taken
-_LIBRARIES = ("bf16", "fp16")  # formats whose kernels are those of the vendor's libraries under every server
 
 
 @dataclass(frozen=True, slots=True, eq=False)
