@@ -45,11 +45,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, object]:
     """Note which implementation ran with which seed;
     with several workers the note travels as a property of the report."""
-    error = None if call.excinfo is None else call.excinfo.value  # pytest replaces a skip of unittest by its own
+    skip = None if call.excinfo is None else call.excinfo.value  # pytest replaces one of unittest by its own
     report: Any = yield
+    error = None if call.excinfo is None else call.excinfo.value
     if report.when == "call" and error is not None:
         _leave_cases(item, error, report)
-        _expect(error, report)
+        _expect(skip, report)
     cls = _conformance_class(item)
     done = vars(cls).get("_report") if cls is not None else None
     if report.when == "call" and done is not None:
