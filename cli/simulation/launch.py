@@ -92,9 +92,9 @@ def _of_command(
     return {option: launch.settings}
 
 
-def capacity_of_launch(scenario: Scenario, with_notices: bool = False) -> list[str]:
-    """Return what the server of a launch command would print of its KV pool, and perhaps the notices about its start;
-    nothing if the model does not fit."""
+def capacity_of_launch(scenario: Scenario, with_notices: bool = False, must_fit: bool = False) -> list[str]:
+    """Return what the server of a launch command would print of its KV pool, and perhaps the notices about its start.
+    If the model does not fit: nothing, or with `must_fit` raises InsufficientMemory."""
     from ...sim.assembly import assemble
     from ...sim.assembly.explaining import capacity_lines
     from ...sim.cost.memory import InsufficientMemory
@@ -103,6 +103,8 @@ def capacity_of_launch(scenario: Scenario, with_notices: bool = False) -> list[s
     try:
         run = assemble(scenario)
     except InsufficientMemory:
+        if must_fit:
+            raise
         return []
     notices = start_notices(run) if with_notices else ()
     return [*capacity_lines(run), *(line for notice in notices for line in textwrap.wrap(notice, WIDTH))]

@@ -21,6 +21,17 @@ AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 SPECULATORS_KEY = "speculators_model_type"
 USUAL_FUSED = 3  # hidden states of the target that an EAGLE-3 head takes, if its file does not say
 _OTHERS = re.compile(r"dflash|dspark|domino|p_?eagle|pard|medusa|mlp_?speculator|hydra|redrafter", re.IGNORECASE)
+COMPUTED_SWITCHES = (  # that are read, follow from the tensors, or are on in every head
+    "attention_bias", "fusion_bias", "bias", "use_aux_hidden_state", "tie_word_embeddings", "use_sliding_window",
+    "norm_topk_prob", "has_own_embed_tokens", "has_own_lm_head", "has_lm_head", "reuse_target_lm_head",
+    "use_input_layernorm_in_first_layer", "use_last_layernorm", "next_layer_regular",
+)  # fmt: skip
+SAYS_NOTHING = re.compile(
+    r"^_|cache|output_|return_|grad|torch|parallel_size|pretrain|is_decoder|remote|(?:^|_)tp_|initial"
+)
+"""In the names of switches on which the numbers of a head do not depend."""
+_SMALL = re.compile(r"norm|bias|rope|temperature|interleave|cap|scal")
+"""In the names of switches that add next to no weights."""
 _LAYERS_AT = ("transformer_layer_config", "model")
 _MARKS = ("Eagle3", "Eagle")
 _COUNTS_OF_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
@@ -121,6 +132,10 @@ def _refuse_others(reader: ConfigReader, is_eagle3: bool) -> None:
         reader.problem(key, f"{found} drafts in another way than heads of EAGLE and EAGLE-3, which are modelled")
     elif not is_eagle3 and any("Eagle3" in mark for mark in marks):
         reader.problem("architectures", f"{marks[0]} is made for EAGLE3")
+    for key, value in reader.data.items():
+        is_known = key in COMPUTED_SWITCHES or SAYS_NOTHING.search(key) or _SMALL.search(key)
+        if value is True and not is_known and key != "parallel_drafting":
+            reader.problem(key, "true: a head with this switch is not modelled; it may have other weights")
     if reader.flag("parallel_drafting") or reader.integer("parallel_draft_step", 1) > 1:
         reader.problem("parallel_drafting", "a head that drafts several tokens in one pass is not modelled")
 

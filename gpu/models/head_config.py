@@ -17,6 +17,7 @@ from ...core.model_shape import (
     language_model,
     modelopt_config,
 )
+from ...core.model_shape.heads import COMPUTED_SWITCHES, SAYS_NOTHING
 from ...core.model_shape.quantization import CONFIG_KEYS
 from ...core.parsing import ConfigReader
 from .config import LLAMA, ModelConfig, read_json, read_model_config
@@ -26,14 +27,6 @@ from .stored.tensor_files import CheckpointError, list_tensors
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _NESTED = ("eagle_config", "dflash_config")
 _NORMED = ("use_input_layernorm_in_first_layer", "use_last_layernorm")
-_COMPUTED = (  # switches that are read, follow from the tensors, or are on in every head
-    "attention_bias", "fusion_bias", "bias", "use_aux_hidden_state", "tie_word_embeddings", "use_sliding_window",
-    "norm_topk_prob", "has_own_embed_tokens", "has_own_lm_head", "has_lm_head", "reuse_target_lm_head", *_NORMED,
-    "next_layer_regular",
-)  # fmt: skip
-_SAYS_NOTHING = re.compile(
-    r"^_|cache|output_|return_|grad|torch|parallel_size|pretrain|is_decoder|remote|(?:^|_)tp_|initial"
-)
 EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
 _HEAD_NUMBER, _LAYER_NUMBER = re.compile(r"(?:model\.)?heads\.(\d+)\."), re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _ONE_LAYER = ("midlayer.", "transformer.")  # other names of the one layer of a head
@@ -154,7 +147,7 @@ def _refuse_switches(reader: ConfigReader, algorithm: str) -> None:
     places = {key: f"{where}.{key}" for where, data in nested.items() for key in data}
     for key, value in [*reader.data.items(), *(pair for data in nested.values() for pair in data.items())]:
         is_norm = key in (*NORMS, "use_aux_norm") and algorithm == EAGLE3
-        if value is True and not is_norm and key not in _COMPUTED and not _SAYS_NOTHING.search(key):
+        if value is True and not is_norm and key not in COMPUTED_SWITCHES and not SAYS_NOTHING.search(key):
             reader.problem(str(places.get(key, key)), f"true: this is not implemented for {algorithm} heads")
     if not reader.flag("use_aux_hidden_state", True):
         reader.problem("use_aux_hidden_state", "false: EAGLE3 heads that take one hidden state are not implemented")

@@ -168,6 +168,9 @@ def test_published_heads(tmp_path: Path, name: str):
         ({"architectures": None, "model_type": "mlp_speculator"}, "model_type: mlp_speculator drafts"),
         ({"medusa_num_heads": 4}, "architectures: Medusa drafts"),
         ({"eagle_config": {"parallel_draft_step": 4}}, "parallel_drafting: a head that drafts several tokens"),
+        ({"use_cross_attention": True}, "use_cross_attention: true: a head with this switch is not modelled"),
+        ({"eagle_config": {"gate_residual": True}}, "gate_residual: true"),
+        ({"transformer_layer_config": {"attention_gating": True}}, "attention_gating: true"),
     ],
 )
 def test_drafts_that_work_in_another_way_are_refused(tmp_path: Path, keys: dict[str, Any], found: str):
