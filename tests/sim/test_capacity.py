@@ -50,7 +50,7 @@ def test_the_narrower_of_two_pools_decides():
     tables = {"engine": {"max_running": 64, "page_size": 16}}
     for prefill, decode, is_over in ((1, 4, False), (4, 1, True)):
         pools = {"prefill": prefill, "decode": decode}
-        summary = summary_of({"rate": 60.0, "num_requests": 200}, disaggregation=pools, **tables)
+        summary = summary_of({"rate": 70.0, "num_requests": 200}, disaggregation=pools, **tables)
         assert (summary["saturation"] > 1) is is_over
 
 
