@@ -79,7 +79,7 @@ def session_option(name: str, more: str = "", **own: Any) -> Any:
 def session_parameter(name: str, more: str = "", kind: Any = None, default: Any = MISSING, **own: Any) -> Parameter:
     """Return a parameter of a command that is the option of a session of this name. `kind`, `default`, `more`, `own`:
     what the command has instead of what is declared, as in `session_option`."""
-    annotation = Annotated[KINDS[name] if kind is None else kind, session_option(name, more, **own)]  # type: ignore[valid-type]
+    annotation = Annotated[KINDS[name] if kind is None else kind, session_option(name, more, **own)]  # type: ignore[valid-type]  # a type that is made at run time
     usual = FIELDS[name].default if default is MISSING else default
     default = Parameter.empty if usual is MISSING else usual
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

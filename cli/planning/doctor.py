@@ -105,8 +105,8 @@ def doctor(
         print_rounds(resolved, batch, context, steps, as_json)
         return
     refuse_without_effect(("--details", as_json and details, "the document of --json has them"))
-    capacity = capacity_of_launch(resolved, with_notices=True, must_fit=True) if launch and not as_json else []
-    if capacity and resolved.speculation.algorithm == "NONE":
+    capacity = capacity_of_launch(resolved, with_notices=True, must_fit=True) if launch else []
+    if capacity and not as_json and resolved.speculation.algorithm == "NONE":
         typer.echo("\n".join([*capacity, "", *_wrapped(NO_DRAFTS)]))
         return
     with text_progress(quiet) as show:

@@ -107,7 +107,6 @@ TRANSITIONS: dict[RequestState, dict[RequestEvent, RequestState]] = {
     S.ABORTED: {},
     S.FAILED: {},
 }
-TERMINAL_STATES = tuple(state for state, events in TRANSITIONS.items() if not events)
 
 ENDINGS = {
     FinishReason.STOP: E.FINISH,

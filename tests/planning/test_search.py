@@ -145,6 +145,34 @@ def busy_windows(seed: int) -> float:
     return -0.4 * sum(draws.random() < 0.03 for _ in range(30)) + 0.1 * draws.gauss(0, 1)
 
 
+OwnLoad = Callable[[int, int], float]
+"""The greatest load that a candidate of so many steps holds with a seed."""
+
+
+def answer_of(own: OwnLoad, rise: str) -> Callable[[Mapping[str, Any]], RunOutcome]:
+    """Return what answers runs of services with such loads; their latency differs by 2 % with the load."""
+
+    def answer(run: Mapping[str, Any]) -> RunOutcome:
+        load, steps, seed = run["workload.rate"], run["speculation.steps"], run["seed"]
+        taken = RISES[rise](math.log(load / own(steps, seed)))
+        if math.isinf(taken):
+            return trial(1000.0, mean_output_tokens=1.0, overloaded=True)
+        return trial(100 * math.exp(taken + 0.02 * noise(f"{seed} {steps} {load}")), mean_output_tokens=1.0)
+
+    return answer
+
+
+def plan_of_three(own: OwnLoad, rise: str, first: int) -> tuple[Plan, Service]:
+    """Return the plan of three candidates with the seeds from `first` on, which has run, and its service."""
+    candidates = make_candidates(Scenario(), {"speculation.steps": [1, 2, 3]}, None)
+    whole = Plan(Scenario(), candidates, PlanQuestion(LIMIT, None, None, range(first, first + 48), 400))
+    compare_within(whole, 0.0)
+    service = Service(answer_of(own, rise))
+    for _ in whole.run(service):
+        pass
+    return whole, service
+
+
 @pytest.mark.fast("power", ci="*")
 @pytest.mark.parametrize("rise", sorted(RISES))
 def test_bounds_of_all_candidates_hold_where_runs_draw_busy_windows(rise: str):
@@ -155,20 +183,8 @@ def test_bounds_of_all_candidates_hold_where_runs_draw_busy_windows(rise: str):
     def own(steps: int, seed: int) -> float:
         return capacity[steps] * math.exp(busy_windows(seed) + 0.02 * noise(f"{seed} {steps}"))
 
-    def answer(run: Mapping[str, Any]) -> RunOutcome:
-        load, steps, seed = run["workload.rate"], run["speculation.steps"], run["seed"]
-        taken = RISES[rise](math.log(load / own(steps, seed)))
-        if math.isinf(taken):
-            return trial(1000.0, mean_output_tokens=1.0, overloaded=True)
-        return trial(100 * math.exp(taken + 0.02 * noise(f"{seed} {steps} {load}")), mean_output_tokens=1.0)
-
-    candidates = make_candidates(Scenario(), {"speculation.steps": [1, 2, 3]}, None)
     for first in range(0, 10_000, 1000):
-        whole = Plan(Scenario(), candidates, PlanQuestion(LIMIT, None, None, range(first, first + 48), 400))
-        compare_within(whole, 0.0)
-        service = Service(answer)
-        for _ in whole.run(service):
-            pass
+        whole, service = plan_of_three(own, rise, first)
         ranked = {item.candidate.settings["speculation.steps"]: item for item in rank_candidates(whole)}
         for steps, item in ranked.items():
             held.append(sum(own(steps, seed) >= item.load for seed in range(20_000, 20_400)) / 400)
@@ -190,20 +206,8 @@ def test_loads_of_unlike_candidates_are_verified(rise: str):
         apart = 0.12 * noise(f"{seed} {steps}") if steps > 1 else 0.0
         return (8.0 - 0.3 * steps) * math.exp(0.1 * noise(seed) + apart)
 
-    def answer(run: Mapping[str, Any]) -> RunOutcome:
-        load, steps, seed = run["workload.rate"], run["speculation.steps"], run["seed"]
-        taken = RISES[rise](math.log(load / own(steps, seed)))
-        if math.isinf(taken):
-            return trial(1000.0, mean_output_tokens=1.0, overloaded=True)
-        return trial(100 * math.exp(taken + 0.02 * noise(f"{seed} {steps} {load}")), mean_output_tokens=1.0)
-
-    candidates = make_candidates(Scenario(), {"speculation.steps": [1, 2, 3]}, None)
     for first in range(0, 12_000, 1000):
-        whole = Plan(Scenario(), candidates, PlanQuestion(LIMIT, None, None, range(first, first + 48), 400))
-        compare_within(whole, 0.0)
-        service = Service(answer)
-        for _ in whole.run(service):
-            pass
+        whole, _ = plan_of_three(own, rise, first)
         for item in rank_candidates(whole):
             if item.dropped:
                 continue

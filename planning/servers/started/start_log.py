@@ -94,10 +94,13 @@ def _true(text: str) -> bool:
     return text == "True"
 
 
+_ASKED_MODEL = "asked_model"
+"""The fact of the model that vLLM was asked for: counts where a log has lost the line of the engine."""
 _NUMBER, _SWITCH = r"(\d{1,6})", r"(True|False)"
 _VLLM = (
     _Line("release", re.compile(r"(?:LLM engine|server version|█ +version) \(?v?(\d+(?:\.\d+)+)"), str),
     _Line("model", re.compile(r"with config: model=['\"]([^'\"]+)"), str),
+    _Line(_ASKED_MODEL, re.compile(r"non-default args: .*?['\"]model(?:_tag)?['\"]: ['\"]([^'\"]+)"), str),
     _Line("tensor", re.compile(r"with config: .*\btensor_parallel_size=(\d{1,6})"), int),
     _Line("stages", re.compile(r"with config: .*\bpipeline_parallel_size=(\d{1,6})"), int),
     _Line("groups", re.compile(r"with config: .*\bdata_parallel_size=(\d{1,6})"), int),
@@ -174,6 +177,8 @@ def read_start_log(path: str) -> StartLog:
         places = " and ".join(f"{server} (line {_first(facts)})" for server, facts in tells.items())
         raise ConfigError.of(path, "", f"has the starts of {places}; keep the lines of one server")
     ((server, facts),) = tells.items()
+    if (asked := facts.pop(_ASKED_MODEL, None)) is not None:
+        facts.setdefault("model", asked)
     keep = {line.fact: line.keep for line in _LINES[server]}
     kept = {fact: _kept(path, fact, keep[fact], all_) for fact, all_ in facts.items()}
     return StartLog(path, server, kept, earlier[server])

@@ -13,8 +13,10 @@ SGLANG = "python -m sglang.launch_server --model-path llama-3.1-70b --tp 8"
 def test_doctor_says_that_a_model_does_not_fit_before_it_asks_for_drafts(command):
     """DeepSeek-V3 on eight H100, as a card has it."""
     asked = ("doctor", "--from-vllm", "vllm serve deepseek-ai/DeepSeek-V3 -tp 8", "--set", "hardware.gpu=H100")
-    outcome = command(*asked)
-    assert outcome.code == 2 and "does not fit on 8 × H100" in outcome.err and "name the algorithm" not in outcome.err
+    for outcome in (command(*asked), command(*asked, "--json")):
+        assert (
+            outcome.code == 2 and "does not fit on 8 × H100" in outcome.err and "name the algorithm" not in outcome.err
+        )
 
 
 def test_a_command_without_speculation_has_the_lines_of_vllm(command):

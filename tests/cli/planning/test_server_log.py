@@ -17,6 +17,11 @@ compilation_config={'cudagraph_mode': <CUDAGraphMode.FULL: 2>, 'cudagraph_captur
 (EngineCore_DP0 pid=27) INFO 11-02 09:13:05 [gpu_worker.py:298] Available KV cache memory: 51.38 GiB
 (EngineCore_DP0 pid=27) INFO 11-02 09:13:05 [kv_cache_utils.py:1087] GPU KV cache size: 420,896 tokens
 """
+ASKED = (
+    "non-default args: {'model_tag': 'meta-llama/Llama-3.1-8B-Instruct', 'model': 'meta-llama/Llama-3.1-8B-Instruct'}"
+)
+CUT = "\n".join(ASKED if "with config" in line else line for line in VLLM.splitlines())
+"""The log without the line of the engine."""
 SGLANG = """\
 [2026-03-02 11:27:50] server_args={'model_path': '/root/.cache/hub/models--Qwen--Qwen3-8B/snapshots/40c0', \
 'tp_size': 2, 'pp_size': 1, 'dp_size': 1, 'enable_dp_attention': False, 'speculative_algorithm': 'EAGLE3'}
@@ -153,6 +158,7 @@ def test_what_set_gives_wins(log, explained):
             ("--from-vllm", "vllm serve Qwen/Qwen3-8B"),
             "model: is /models/mine, which does not look like Qwen/Qwen3-8B: the weights take 28.10 GiB",
         ),
+        (CUT, ("--from-vllm", "vllm serve Qwen/Qwen3-8B"), "server.log:2: model: is meta-llama/Llama-3.1-8B-Instruct"),
         ("INFO: Application startup complete.\n", (), "has no line of a server's start; expected lines of vLLM"),
         (VLLM + TRTLLM, (), "has the starts of vllm (line 1) and trtllm (line 6)"),
         (VLLM + "GPU KV cache size: 90,000 tokens\n", (), "kv_tokens: 420896 in line 5, 90000 in line 6"),

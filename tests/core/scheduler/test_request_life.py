@@ -6,7 +6,6 @@ from foredraft.core.errors import InvalidRequest, InvariantViolation
 from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.life import (
     JOINT_RULES,
-    TERMINAL_STATES,
     TRANSITIONS,
     Demand,
     RequestEvent,
@@ -16,6 +15,11 @@ from foredraft.core.scheduler.life import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+
+TERMINAL_STATES = (
+    *(RequestState.FINISHED, RequestState.ABORTED, RequestState.FAILED),
+    RequestState.TRANSFERRED,  # to another engine, which goes on with it
+)
 
 
 def record_in(state):
