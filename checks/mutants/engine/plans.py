@@ -72,6 +72,15 @@ class WaitsWithNothingInFlight(Engine):
         return None if self.requests.pause._has_begun and not self.num_uncommitted else super()._plan_rounds()
 
 
+@PLANS.breaks("ENGINE-11")
+class LetsPromptsGoFirst(Engine):
+    """While a prompt is computed in chunks no row decodes, though a step may have both."""
+
+    def _decide(self):
+        chunks, joins, planned = super()._decide()
+        return chunks, joins, None if chunks and self.requests.in_progress is not None else planned
+
+
 @PLANS.breaks("ENGINE-14")
 class ComputesTheChunkAgain(Admission):
     """The next chunk begins where the last committed one ended, though another is in flight."""

@@ -96,7 +96,7 @@ def every_cycle_makes_progress(m: EngineMoment) -> Outcome:
         if not m.is_disturbed and number > bound:
             was = f"{number} retractions since the last token"
             return Finding(was, f"{bound} at most", "it may admit, compute and retract for ever")
-        return True
+        return _row_that_is_passed_over(m) or True
     if m.committed is None or m.refusal is not None:
         return None
     for name, (got, reason) in m.expected.items():
@@ -104,6 +104,21 @@ def every_cycle_makes_progress(m: EngineMoment) -> Outcome:
             was = f"{name} gets nothing from step {m.committed.number}"
             return Finding(was, f"{got}", "a round emits at least one token")
     return True
+
+
+def _row_that_is_passed_over(m: EngineMoment) -> Finding | None:
+    """Return a finding if a step leaves out a request that decodes, though it has rounds, or may have them beside its
+    chunks. Requests that a step in flight has, or may have ended, are left out of account."""
+    flight, is_reduced = m.flight, m.recovery is not None and m.recovery.is_reduced
+    if flight is None or m.is_disturbed or is_reduced or not (flight.rows or m.config.mixed):
+        return None
+    there = {life.name for each in m.model.flights for life in each.lives()}
+    for life in m.model.running():
+        rests = life.kv >= 0 and not life.leaving and life.name not in there
+        if rests and life.kv < life.end_kv:
+            was = f"step {flight.number} is without {life.name}, which decodes and is in no step in flight"
+            return Finding(was, "a round of it, too", "prompts, or rows of others, let it starve")
+    return None
 
 
 @checks("ENGINE-14", CONTRACT, on=("plan",))

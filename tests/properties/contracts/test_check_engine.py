@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from foredraft.checks.adapters import core_engine
+from foredraft.checks.registry import mutants_of
 from foredraft.properties.conformance import check
 from foredraft.properties.engine import plain
 from foredraft.properties.engine.contract import SHAPES, EngineCapabilities, ServingConfig
@@ -80,6 +81,16 @@ def test_what_is_declared_is_expected():
     """Who says that two steps may be in flight, and launches one, leaves the device idle."""
     report = check(SUITE, plain.make, capabilities=["slots", "overlap"], budget=8_000)
     assert [failure.id for failure in report.failures] == ["ENGINE-07"]
+
+
+def test_prompts_that_starve_rows_are_found():
+    """Chunk by chunk of a long prompt, and nothing decodes beside it, though a step may have both."""
+    mutant = next(each for each in mutants_of("engine") if each.name == "LetsPromptsGoFirst")
+    config = replace(SMALL, num_pages=80, context_len=60, mixed=True)
+    operations = [Do.submit("a", 2, 30), Do.run(1), Do.submit("b", 40, 2), Do.run(3)]
+    SUITE.component(core_engine.make).execute(config, operations)
+    with pytest.raises(Violation, match="is without a, which decodes"):
+        SUITE.component(mutant.make).execute(config, operations)
 
 
 def test_an_engine_that_stands_still_is_no_endless_run():
