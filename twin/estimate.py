@@ -7,6 +7,7 @@ A first run on that GPU then shows where it differs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from ..core.draws import request_key
 from ..core.errors import ForedraftError, count_of
 from ..gpu.kernels.layers.flash import DeviceTraits
 from ..gpu.measure.plan import ArmPlan, BenchPlan, acceptance_of_arm
+from ..gpu.measure.shapes import meta_models
+from ..gpu.models.weights import products_of
 from ..sim.cost.efficiency import Efficiency, default_efficiency
 from ..sim.cost.hardware import GPU, Parallelism, lookup_gpu
 from .launches import ATTENTION, DRAFT, EXCHANGED, GROUPS, TARGET, KernelLaunch, count_launches
@@ -113,7 +116,9 @@ def launch_ns(launch: KernelLaunch, gpu: GPU, efficiency: Efficiency, dtype: str
         return gpu.all_reduce_ns(reduced, ranks, Parallelism(ranks).nodes(ranks))
     if launch.product is not None:
         groups, rows, inner, columns = launch.product
-        return efficiency.gemm_ns(gpu, rows, inner, columns, dtype=dtype, weight_bytes=2, groups=groups)
+        return efficiency.gemm_ns(
+            gpu, rows, inner, columns, dtype=dtype, weight_bytes=launch.weight_bytes, groups=groups
+        )
     fraction = efficiency.attention_bandwidth if launch.group == ATTENTION else efficiency.bandwidth
     return efficiency.small_kernel_ns + launch.num_bytes * 1e9 / (gpu.memory_bandwidth_bytes_per_s * fraction)
 
@@ -134,6 +139,8 @@ def lines(plan: BenchPlan, found: Sequence[RoundEstimate]) -> list[str]:
     dtype = str(plan.dtype).removeprefix("torch.")
     where = found[0].gpu if found[0].ranks == 1 else f"each of {found[0].ranks} {found[0].gpu}"
     shown = [f"{plan.name}, {plan.algorithm.name}, {dtype}, on {where}: expected, not measured"]
+    if plan.target.quantization is not None:
+        shown.append(f"matrices of the model: {_stored(plan, dtype)}")
     for estimate in found:
         steps = f"{count_of(estimate.steps, 'step')}, {estimate.num_nodes} nodes" if estimate.steps else "plain"
         shown += ["", f"batch {estimate.batch_size}, context {estimate.context_len:,}, {steps}"]
@@ -145,3 +152,12 @@ def lines(plan: BenchPlan, found: Sequence[RoundEstimate]) -> list[str]:
         if estimate.tokens_per_s is not None:
             shown.append(f"accept length {estimate.accept_length:.2f}: {estimate.tokens_per_s:,.0f} tokens/s")
     return shown
+
+
+def _stored(plan: BenchPlan, dtype: str) -> str:
+    """Say in which numbers a round reads the matrices that the configuration quantizes."""
+    if not plan.target.keeps_quantized:
+        return f"unpacked to {dtype}"
+    target, _ = meta_models(plan.target, None, plan.dtype)
+    forms = Counter(dtype if one.coded is None else one.coded.code.value for one in products_of(target))
+    return ", ".join(f"{count} {form}" for form, count in forms.items())

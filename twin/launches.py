@@ -30,6 +30,7 @@ from ..gpu.kernels.layers.verify_attention import verify_attention_bytes
 from ..gpu.measure.plan import ArmPlan, BenchPlan
 from ..gpu.measure.shapes import meta_models
 from ..gpu.models.decoder import Decoder
+from ..gpu.models.weights import products_of
 from ..gpu.ops.triton_ops import TritonOps
 from ..gpu.types.shards import EXCHANGES, GATHER, SUM
 
@@ -56,6 +57,7 @@ class KernelLaunch:
     name: str
     num_bytes: int  # that it must move; of an exchange, those that the rank must send
     product: tuple[int, int, int, int] | None = None
+    weight_bytes: float = 2.0  # of a product: the bytes of one weight, with its share of scales
 
 
 def count_launches(plan: BenchPlan, arm: ArmPlan, context_len: int, traits: DeviceTraits) -> list[KernelLaunch]:
@@ -107,6 +109,11 @@ class _Recorder(TorchDispatchMode):
             for model, module in models.items()
             for name, weight in module.named_parameters()
         }
+        for model, module in models.items():
+            for number, product in enumerate(products_of(module)):
+                if product.coded is not None:
+                    parts = (product.coded.codes, product.coded.scales, product.coded.zeros, product.coded.factors)
+                    self._weights |= {_memory(x): (model, f"coded {number}") for x in parts if x is not None}
         pools = {TARGET: executor.pool, **({} if executor.draft_pool is None else {DRAFT: executor.draft_pool})}
         self._pools = {_memory(x): model for model, pool in pools.items() for x in pool.all_layers}
         tables = [x for module in models.values() for x in _tables(module)]
@@ -120,8 +127,8 @@ class _Recorder(TorchDispatchMode):
         if name in _ATTENTION:
             num_bytes = self._attention_bytes(name, arguments) if "k_pool" in arguments else self._moved(tensors)
             self._add(owner or self._model, ATTENTION, name, num_bytes)
-        elif name == "expert_product_kernel":
-            self._expert_product(name, arguments)
+        elif name in ("coded_product_kernel", "expert_product_kernel"):
+            self._stored_product(name, arguments)
         elif name in _OF_LAYERS or owner is not None:
             self._add(owner or self._model, ELEMENTWISE, name, self._moved(tensors))
         else:
@@ -166,12 +173,19 @@ class _Recorder(TorchDispatchMode):
             group = EXPERTS  # gathered
         self._add(self._model if group != REST else "", group, name, self._moved([x, weight, out]), product)
 
-    def _expert_product(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Write down the product with chosen experts. As many are read as there are choices, and no more than exist."""
-        x, weight, out, choices = arguments["x"], arguments["codes"], arguments["out"], arguments["experts"].numel()
-        read = weight.nbytes * min(choices, len(weight)) // len(weight)
-        product = (choices, 1, x.shape[-1], out.shape[-1])
-        self._add(self._owner([weight]) or self._model, EXPERTS, name, read + self._moved([x, out]), product)
+    def _stored_product(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Write down a product of Triton's: with a matrix in stored numbers, or with those of chosen experts. Of these
+        as many are read as there are choices, and no more than exist."""
+        x, out, experts = arguments["x"], arguments["out"], arguments.get("experts")
+        parts = [arguments[part] for part in ("codes", "scales", "zeros", "factors") if arguments[part] is not None]
+        stored = sum(part.nbytes for part in parts)
+        group, choices, rows, count = PROJECTIONS, 1, len(x), 1
+        if experts is not None:
+            group, choices, rows, count = EXPERTS, experts.numel(), 1, len(parts[0])
+        weight_bytes = stored / (count * x.shape[-1] * out.shape[-1])
+        read = stored * min(choices, count) // count
+        product = (choices, rows, x.shape[-1], out.shape[-1])
+        self._add(self._owner(parts) or self._model, group, name, read + self._moved([x, out]), product, weight_bytes)
 
     def _owner(self, tensors: Iterable[Tensor]) -> str | None:
         for x in tensors:
@@ -198,10 +212,16 @@ class _Recorder(TorchDispatchMode):
         return sum(min(x.nbytes, x.untyped_storage().nbytes()) for x in seen.values())
 
     def _add(
-        self, model: str, group: str, name: str, num_bytes: int, product: tuple[int, int, int, int] | None = None
+        self,
+        model: str,
+        group: str,
+        name: str,
+        num_bytes: int,
+        product: tuple[int, int, int, int] | None = None,
+        weight_bytes: float = 2.0,
     ) -> None:
         self._model = model or self._model
-        self.launches.append(KernelLaunch(model, group, name, num_bytes, product))
+        self.launches.append(KernelLaunch(model, group, name, num_bytes, product, weight_bytes))
 
 
 def _memory(x: Tensor) -> int:

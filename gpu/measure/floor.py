@@ -88,10 +88,11 @@ def decoder_pass_bytes(model: Decoder, num_tokens: int) -> int:
         total -= model.embed_weight.nbytes
     moe = sharded(model.config, model.shard).moe
     if moe is not None:
-        expert = 3 * moe.intermediate_size * model.hidden_size * model.dtype.itemsize
+        products = (one for module in model.modules() for one in getattr(module, "expert_projections", ()))
+        experts = sum(one.parameter.nbytes if one.coded is None else one.coded.nbytes for one in products)
         # Tokens choose k of E experts; with even routing an expert is missed by all of them with this probability.
         missed = (1 - moe.top_k / moe.num_experts) ** num_tokens
-        total -= int(model.config.num_moe_layers * moe.num_experts * missed * expert)
+        total -= int(missed * experts)
     return total
 
 

@@ -188,6 +188,7 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False, on_meta: 
     graphs = _graphs(options, device)
     check_kernels(target, device, "<arguments>")
     dtype = resolve_dtype(options.dtype, target, device, options.quantized)
+    target = replace(target, keeps_quantized=keeps_quantized(session, target, device))
     acceptance, name = _acceptance(options, algorithm, target)
     if isinstance(acceptance, FixedMeanAcceptance) and acceptance.mean_accept_length > max(steps) + 1 > 1:
         message = f"{acceptance.mean_accept_length:g} is not reached: {max(steps)} steps give at most {max(steps) + 1} tokens a round"
@@ -408,8 +409,7 @@ def _bytes_of_weights(plan: BenchPlan, session: SessionOptions) -> int:
     from .shapes import meta_models
 
     if plan.options.model is not None:
-        keeps = keeps_quantized(session, plan.target, plan.device)
-        kept = session.model if keeps else None
+        kept = session.model if plan.target.keeps_quantized else None
         return checkpoint_bytes(session.draft, plan.draft, plan.target, plan.dtype, plan.part, kept)
     models = meta_models(plan.target, plan.draft, plan.dtype, shard=plan.part)
     return sum(model.weight_bytes for model in models if model is not None)

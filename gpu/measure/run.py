@@ -16,9 +16,9 @@ import torch
 from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureReport
 from ..executor.parts import DraftModel
-from ..models.checkpoint import load_draft, load_target, network_of, random_weights
+from ..models.checkpoint import load_draft, load_target, network_of
 from ..models.decoder import Decoder
-from ..session.devices import keeps_quantized, ops_for, set_threads
+from ..session.devices import ops_for, set_threads
 from ..session.session import lay_out_models
 from ..session.text import Tokenizer
 from ..types.ops import Ops
@@ -28,7 +28,7 @@ from .floor import copy_bandwidth
 from .plan import ArmPlan, BenchPlan, CellPlan, acceptance_of_arm
 from .prompts import bench_prompts
 from .ranks import open_bench_ranks
-from .shapes import meta_models, random_draft
+from .shapes import meta_models, random_draft, random_target
 from .turns import Timed, take_turns
 
 WARM_UP_TOKENS = 16
@@ -146,18 +146,17 @@ class Bench:
     def _load_models(self) -> tuple[Decoder, DraftModel | None]:
         plan, options = self.plan, self.plan.options
         if options.model is None:
-            target = random_weights(
+            target = random_target(
                 plan.target, self._ops, plan.device, plan.dtype, options.seed, self._shard, plan.kv_dtype
             )
             return target, None if plan.draft is None else random_draft(plan.draft, target, options.seed + 1)
-        kept = keeps_quantized(options, plan.target, plan.device)
         target = load_target(
             options.model,
             self._ops,
             plan.device,
             plan.dtype,
             shard=self._shard,
-            keep_quantized=kept,
+            keep_quantized=plan.target.keeps_quantized,
             kv_dtype=plan.kv_dtype,
         )
         if options.draft is None:

@@ -5,20 +5,27 @@ Weights are random, so acceptance must be simulated.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ...core.algorithm.algorithm import Drafter, SpecAlgorithm
 from ...core.errors import ConfigError, nearest_name
 from ...core.model_shape import BUILT_IN, built_in_config
-from ..models.checkpoint import HEADS, network_of, new_head, over_positions, random_head, random_weights
+from ...core.model_shape.matrices import matrix_named
+from ..models.checkpoint import HEADS, kept_products, network_of, new_head, over_positions, random_head, random_weights
 from ..models.config import LLAMA, ModelConfig, read_json
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead
 from ..models.head_config import EAGLE3, HeadConfig, default_aux_layers
 from ..models.rope import Rope
+from ..models.stored.quantized import Quantization
+from ..models.weights import allocate, initialize
+from ..types.coded import Code, CodedWeight
 from ..types.ops import NO_OPS, Ops
 from ..types.shards import WHOLE, Shard
 
@@ -116,6 +123,87 @@ def random_draft(config: ModelConfig | HeadConfig, target: Decoder, seed: int) -
     return draft
 
 
+def random_target(
+    config: ModelConfig,
+    ops: Ops,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    seed: int = 0,
+    shard: Shard = WHOLE,
+    kv_dtype: torch.dtype | None = None,
+) -> Decoder:
+    """Return a model of this shape with random weights, on "meta" without memory; quantized matrices that it keeps are
+    in the formats of its configuration. All its shards have the same numbers."""
+    model = Decoder(config, ops, device, dtype, shard, kv_dtype)
+    if config.keeps_quantized:
+        _keep_stand_ins(model, seed)
+    if model.device.type != "meta":
+        initialize(model, seed)
+    return model
+
+
+def _keep_stand_ins(model: Decoder, seed: int) -> None:
+    """Give the products of a model that keeps quantized matrices random numbers in the formats of its configuration,
+    and those memory whose matrices a checkpoint would have to unpack."""
+    quantization, device = model.config.quantization, model.device
+    assert quantization is not None, "the configuration names the formats"
+    generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
+    for product, weights in kept_products(model):
+        names = {quantization.scheme.format_of(matrix_named(w.name.removesuffix(".weight"))) for w in weights}
+        inputs = product.parameter.shape[-1]
+        form = _stored_form(names.pop() or "", inputs, quantization) if len(names) == 1 else None
+        if form is None:
+            allocate(product.parameter)
+        else:
+            product.keep(_stand_in(*form, tuple(product.parameter.shape), device, generator))
+
+
+def _stored_form(name: str, inputs: int, quantization: Quantization) -> tuple[Code, int, bool] | None:
+    """Return how the numbers of a format are kept, the inputs that share a scale, and whether a matrix has a scale
+    beside these; None if a checkpoint in it is unpacked."""
+    if name == "fp8":
+        return Code.E4M3, inputs if quantization.block is None else quantization.block[1], False
+    if name == "int8":
+        return (Code.INT8, inputs, False) if quantization.layout == "compressed-tensors" else None
+    if name == "mxfp4" or name.startswith("nvfp4"):
+        return Code.E2M1, 32 if name == "mxfp4" else 16, name != "mxfp4"
+    found = _GROUPED_4_BITS.fullmatch(name)
+    return None if found is None or quantization.shuffled else (Code.UINT4, min(int(found[1] or 128), inputs), False)
+
+
+_GROUPED_4_BITS = re.compile(r"int4(?:-g([0-9]+)(?:-s[0-9]+)?)?")
+_SCALES = {  # of each code: the dtype, and the size with which random weights deviate by about 0.02
+    Code.E4M3: (torch.float32, 1e-4), Code.INT8: (torch.float32, 3e-4),
+    Code.UINT4: (torch.float16, 4e-3), Code.E2M1: (torch.bfloat16, 6e-3),
+}  # fmt: skip
+
+
+def _stand_in(
+    code: Code,
+    group: int,
+    has_factors: bool,
+    shape: tuple[int, ...],
+    device: torch.device,
+    generator: torch.Generator | None,
+) -> CodedWeight:
+    """Return random numbers for matrices of `shape` […, out, in]; without a generator they have no memory."""
+    *outputs, inputs = shape
+    groups = (*outputs, -(-inputs // group))
+
+    def numbers(size: Sequence[int], end: int) -> Tensor:
+        if generator is None:
+            return torch.empty(tuple(size), dtype=torch.uint8, device=device)
+        return torch.randint(0, end, tuple(size), generator=generator, dtype=torch.uint8, device=device)
+
+    codes = numbers((*outputs, inputs * code.bits // 8), 256)
+    if code is Code.E4M3:
+        codes = codes.masked_fill_(codes & 0x7F == 0x7F, 0)  # which is no number
+    dtype, scale = _SCALES[code]
+    scales = torch.full(groups, scale, dtype=dtype, device=device)
+    zeros = numbers(groups, 16) if code is Code.UINT4 else None
+    return CodedWeight(code, codes, scales, group, zeros, torch.ones(outputs, device=device) if has_factors else None)
+
+
 def meta_models(
     target: ModelConfig,
     draft: ModelConfig | HeadConfig | None,
@@ -126,7 +214,7 @@ def meta_models(
 ) -> tuple[Decoder, Decoder | DraftHead | None]:
     """Return the models without memory behind them, to know their sizes, or with `ops` what they launch; of the target
     the part `shard`."""
-    model = Decoder(target, ops, "meta", dtype, shard, kv_dtype)
+    model = random_target(target, ops, "meta", dtype, 0, shard, kv_dtype)
     if not isinstance(draft, HeadConfig):
         return model, None if draft is None else Decoder(draft, ops, "meta", dtype)
     head = new_head(draft, model)

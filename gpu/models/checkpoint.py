@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +29,7 @@ from .decoder import Decoder
 from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagleHeads, PredictionLayer, unprefixed
 from .head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from .mlps import ExpertMlp
+from .projection import WeightProduct
 from .stored.kv_scales import read_kv_scales
 from .stored.quantized import AnyTensor, PackedTensor, read_tensor, read_unpacked, unpacked
 from .stored.tensor_files import (
@@ -341,22 +342,26 @@ def _keep(decoder: Decoder, stored: Mapping[str, AnyTensor]) -> dict[str, AnyTen
     different forms, the parameter gets memory for unpacked weights.
     """
     left = {language_model_name(name): (name, tensor) for name, tensor in stored.items()}
-    parts: dict[int, list[NamedWeight]] = {}
-    for weight in decoder.checkpoint_weights():
-        parts.setdefault(weight.view.untyped_storage().data_ptr(), []).append(weight)
-    for product in products_of(decoder):
-        parameter = product.parameter
-        if parameter.untyped_storage().nbytes() >= parameter.nbytes:
-            continue  # it has memory of its own
-        weights = parts[parameter.untyped_storage().data_ptr()]
+    for product, weights in kept_products(decoder):
         coded = _together([(weight, *left[weight.name]) for weight in weights])
         if coded is None:
-            allocate(parameter)
+            allocate(product.parameter)
             continue
-        product.keep(coded.viewed(parameter.shape).to(decoder.device))
+        product.keep(coded.viewed(tuple(product.parameter.shape)).to(decoder.device))
         for weight in weights:
             del left[weight.name]
     return dict(left.values())
+
+
+def kept_products(decoder: Decoder) -> Iterator[tuple[WeightProduct, list[NamedWeight]]]:
+    """Yield the products that may keep stored numbers, with the tensors that their matrices are made of."""
+    parts: dict[int, list[NamedWeight]] = {}
+    for weight in decoder.checkpoint_weights():
+        parts.setdefault(weight.view.untyped_storage()._cdata, []).append(weight)  # on "meta" there is no address
+    for product in products_of(decoder):
+        parameter = product.parameter
+        if parameter.untyped_storage().nbytes() < parameter.nbytes:  # others have memory of their own
+            yield product, parts[parameter.untyped_storage()._cdata]
 
 
 def _together(parts: list[tuple[NamedWeight, str, AnyTensor]]) -> CodedWeight | None:

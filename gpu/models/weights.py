@@ -93,11 +93,13 @@ def rows_of(
 
 def initialize(model: nn.Module, seed: int, std: float = 0.02) -> None:
     """Draw random weights: matrices and biases normal with deviation `std`, norms and scalars of layers 1, without
-    touching torch's own generators."""
+    touching torch's own generators. Matrices that are kept in stored numbers have no others."""
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if parameter.untyped_storage().nbytes() < parameter.nbytes:
+                continue
             if "norm" in name or name.endswith("layer_scalar"):
                 parameter.fill_(1.0)
             else:

@@ -141,9 +141,8 @@ class QuantizedChoice(Protocol):
 
 def keeps_quantized(options: QuantizedChoice, model: ModelConfig, device: str) -> bool:
     """Return whether a model's products take its quantized matrices as they are stored. Parts of a divided model are
-    unpacked."""
-    on_gpu = device not in ("cpu", "meta")
-    is_wanted = options.quantized == KEEP or (options.quantized == AUTO and on_gpu)
+    unpacked. The device "meta" stands for a GPU."""
+    is_wanted = options.quantized == KEEP or (options.quantized == AUTO and device != "cpu")
     return is_wanted and model.quantization is not None and options.tensor_parallel == 1
 
 

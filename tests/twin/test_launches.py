@@ -93,6 +93,29 @@ def test_products_read_the_weights_that_the_floor_counts(tmp_path, algorithm, op
     assert read == round_bytes(target, draft, drafter, steps, verified_tokens=2).weights - norms
 
 
+STORED = {
+    "fp8 in blocks": {"quant_method": "fp8", "weight_block_size": [16, 16]},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True},
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
+}
+
+
+@pytest.mark.parametrize("shape", [SMALL, MOE], ids=["dense", "experts"])
+@pytest.mark.parametrize("form", STORED)
+def test_products_read_quantized_matrices_as_they_are_stored(tmp_path, form, shape):
+    shape = shape | {"quantization_config": STORED[form]}
+    plan = plan_of(tmp_path, shape, algorithm="NONE", batch_sizes="1")
+    target, _ = meta_models(plan.target, None, plan.dtype)
+    vectors = sum(x.nbytes for x in target.parameters() if x.ndim == 1)
+    chosen = [x for x in counted(plan) if x.product is not None]
+    read = sum(x.weight_bytes * x.product[0] * x.product[2] * x.product[3] for x in chosen)
+    assert 0 < read < 2 * sum(groups * inner * columns for groups, _, inner, columns in products(chosen))
+    if "num_experts" not in shape:
+        assert round(read) == target.weight_bytes - target.embed_weight.nbytes - vectors
+    unpacked = plan_of(tmp_path, shape, algorithm="NONE", batch_sizes="1", quantized="unpack")
+    assert {x.weight_bytes for x in counted(unpacked)} == {2.0}
+
+
 def products(found: list[KernelLaunch]) -> list[tuple[int, int, int, int]]:
     return [launch.product for launch in found if launch.product is not None]
 

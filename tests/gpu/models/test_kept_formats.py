@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from family_shapes import SHAPES
+from foredraft.gpu.measure.shapes import random_target
 from foredraft.gpu.models.checkpoint import load_target, random_weights, save_target
 from foredraft.gpu.models.config import ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Decoder
@@ -17,6 +18,7 @@ from foredraft.gpu.models.stored.tensor_files import SINGLE, CheckpointError
 from foredraft.gpu.models.weights import products_of
 from foredraft.gpu.session.memory import checkpoint_bytes
 from foredraft.gpu.tiny.dense import DenseAttention
+from foredraft.gpu.types.coded import CodedWeight
 from foredraft.gpu.types.shards import WHOLE
 from safetensors.torch import load_file, save_file
 from stored_formats import FORMS, GROUP, OPS, SHAPE, Tensors, gptq, groups, is_quantized, plain_checkpoint, write
@@ -93,6 +95,29 @@ def test_products_that_keep_the_stored_numbers_multiply_the_same_weights(plain, 
         ways = [way(x, weights, chosen) for way in (experts._as_they_stand, experts._sorted)]
         torch.testing.assert_close(*ways, rtol=1e-5, atol=1e-5)
     assert bytes_of(kept) < bytes_of(unpacked) or form in NOT_KEPT
+
+
+@pytest.mark.fast("fp8, blocks", "awq", "gptq", "nvfp4, modelopt", ci="*")
+@pytest.mark.parametrize("form", KEPT_FORMS)
+def test_random_weights_are_kept_in_the_forms_of_the_files(plain, tmp_path: Path, form: str):
+    """`bench --random-weights` and `--estimate` read as many bytes as a round over the files does."""
+    quantized_copy(tmp_path, *plain, form)
+    files = load_target(tmp_path, OPS, keep_quantized=True)
+    config = replace(ModelConfig.from_directory(tmp_path), keeps_quantized=True)
+    for device in ("meta", "cpu"):
+        model = random_target(config, OPS, device, torch.float32)
+        for ours, theirs in zip(products_of(model), products_of(files), strict=True):
+            assert form_of(ours.coded) == form_of(theirs.coded)
+    tokens = torch.arange(20) % SHAPE.vocab_size
+    assert model(tokens, DenseAttention([20])).hidden.isfinite().all()
+
+
+def form_of(coded: CodedWeight | None) -> object:
+    """All of stored numbers but their values and how wide scales are, in which published files differ."""
+    if coded is None:
+        return None
+    parts = (coded.codes, coded.scales, coded.zeros, coded.factors)
+    return coded.code, coded.group, [None if part is None else tuple(part.shape) for part in parts]
 
 
 def bytes_of(model: Decoder) -> int:
