@@ -235,7 +235,7 @@ class TorchExecutor:
         tokens[last] = np.maximum(sampled, 0)
         failed = failed.copy()
         failed[last] |= sampled < 0
-        self._report_failures(running, part.rows, failed & ~self._rows.ended[part.rows])
+        self._report_failures(running, part.rows, failed)
         # A chunk without numbers ends its request at once: its KV may be spoilt, and must not enter the prefix cache.
         self._rows.ended[part.rows[failed]] = True
         stops, _ = self._rows.settle(part.rows[last], tokens[last][:, None], np.ones(len(last), np.int32), failed[last])
@@ -275,9 +275,9 @@ class TorchExecutor:
         assert pending is not None, "a round is read once it is in the stream"
         part = decode_of(running)
         accept_lens, failed, emitted, outputs = arrived(pending)
-        was_over = self._rows.ended[part.rows]
+        failed, was_over = failed.copy(), self._rows.ended[part.rows]
+        self._report_failures(running, part.rows, failed)
         stops, ended = self._rows.settle(part.rows, emitted, accept_lens, failed)
-        self._report_failures(running, part.rows, failed & ~was_over)
         if self.draft.on_host or self._shaping.changed(part.rows) is Changed.WITH_MASKS:
             for i in np.flatnonzero(~was_over).tolist():
                 self._emitted(int(part.rows[i]), np.maximum(emitted[i, : accept_lens[i]], 0))
@@ -303,8 +303,12 @@ class TorchExecutor:
                 return
 
     def _report_failures(self, running: RunningStep, rows: np.ndarray, failed: np.ndarray) -> None:
-        for i in np.flatnonzero(failed).tolist():
-            running.failures.append((int(rows[i]), "the target gave no distribution"))
+        """Note which of these rows fail in a step: those of `failed`, to which rows are added whose grammar cannot be
+        followed any further."""
+        problems = self._shaping.problems(rows)
+        failed[list(problems)] = True
+        for i in np.flatnonzero(failed & ~self._rows.ended[rows]).tolist():
+            running.failures.append((int(rows[i]), problems.get(i, "the target gave no distribution")))
 
 
 def prefill_of(running: RunningStep) -> PrefillStep:

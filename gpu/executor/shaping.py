@@ -58,6 +58,10 @@ class Matcher(Protocol):
     def is_over(self) -> bool:
         """Whether it masks nothing any more."""
 
+    @property
+    def problem(self) -> str:
+        """Why it can make no mask any more; empty if it can."""
+
     def advance(self, tokens: np.ndarray) -> None:
         """Take in int64 [n] tokens that were emitted."""
 
@@ -68,6 +72,8 @@ class Matcher(Protocol):
 
 class HeldEnds:
     """The mask of an output that may not end yet, as `Matcher`: no stop token behind fewer than `min_tokens` tokens."""
+
+    problem: str = ""
 
     def __init__(self, request: Request, vocab_size: int) -> None:
         self._left = request.min_tokens  # tokens until an end may come
@@ -189,6 +195,13 @@ class Shaping:
         if not shaped:
             return Changed.NOWHERE
         return Changed.WITH_MASKS if any(row.matcher is not None for row in shaped) else Changed.ON_DEVICE
+
+    def problems(self, rows: np.ndarray) -> dict[int, str]:
+        """Return why rows among these cannot be masked any more, by their places in `rows`."""
+        if not self._rows:
+            return {}
+        matchers = {i: self._rows[row].matcher for i, row in enumerate(rows.tolist()) if row in self._rows}
+        return {i: matcher.problem for i, matcher in matchers.items() if matcher is not None and matcher.problem}
 
     def observe(self, row: int, tokens: np.ndarray) -> None:
         """Add the next tokens to the text of a row: tokens of the prompt, and then of the output."""

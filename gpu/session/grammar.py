@@ -12,7 +12,11 @@ from ...core.errors import ConfigError, InvalidRequest
 from ...observe.distribution.install_hint import install_command
 from .text import Tokenizer
 
-MAX_CHECKED = 256  # grammars that are known to be good
+MAX_BEGUN = 64  # grammars of which a matcher is kept
+LIMITS = {"max_grammar_size": 50_000, "step_max_items": 20_000, "step_lexer_fuel": 50_000, "max_lexer_states": 50_000}
+"""Of the library's work for a grammar, and for a mask (some milliseconds): counts, so that all ranks agree on them."""
+TRIED = 8
+"""Tokens of an output that a new grammar is tried with: the library finds some grammars too complex only there."""
 
 WHITESPACE = r"\n?[ \t]{0,16}"
 """Between the parts of JSON, unless the schema has `x-guidance` of its own:
@@ -50,7 +54,8 @@ class Grammars:
         if not self._eos_ids:
             raise ConfigError.of(tokenizer.source, "eos_token", "is missing; a grammar ends with it")
         self._library: Any = llguidance
-        self._checked: dict[Grammar, None] = {}
+        self._limits: Any = llguidance.LLParserLimits(**LIMITS)
+        self._begun: dict[Grammar, Any] = {}  # at the beginning of an output
         self._vocab_size = vocab_size
         try:
             self._tokenizer = llguidance.LLTokenizer(tokenizer.to_json(), n_vocab=num_tokens, eos_token=self._eos_ids)
@@ -59,24 +64,35 @@ class Grammars:
             raise ConfigError.of(tokenizer.source, "tokenizer.json", message) from error
 
     def check(self, grammar: Grammar) -> None:
-        """Raise InvalidRequest if the grammar is none. One that was checked before is not looked at again."""
-        if grammar in self._checked:
+        """Raise InvalidRequest if the grammar is none, or needs more than LIMITS. Any thread may call this; the
+        library's work for it, which other threads do not wait for, is done here, and not again by `make`."""
+        if grammar in self._begun:
             return
         try:
-            problem = self._library.LLMatcher.validate_grammar(self._compiled(grammar), self._tokenizer)
+            begun = self._library.LLMatcher(self._tokenizer, self._compiled(grammar), limits=self._limits, log_level=0)
         except ValueError as error:
-            problem = str(error)
-        if problem:
-            raise InvalidRequest(f"{grammar.kind}: {problem.strip().splitlines()[0]}")
-        if len(self._checked) >= MAX_CHECKED:
-            self._checked.clear()
-        self._checked[grammar] = None
+            raise InvalidRequest(f"{grammar.kind}: {error}") from None
+        tried = begun.deep_copy()
+        for _ in range(TRIED):
+            if tried.is_stopped():
+                break
+            allowed = np.frombuffer(tried.compute_bitmask(), np.uint8)
+            if tried.is_stopped():
+                break
+            tried.consume_token(int(np.unpackbits(allowed, bitorder="little").argmax()))
+        if problem := problem_of(tried):
+            raise InvalidRequest(f"{grammar.kind}: {problem}")
+        if len(self._begun) >= MAX_BEGUN:
+            self._begun.clear()
+        self._begun[grammar] = begun
 
     def make(self, grammar: Grammar) -> LibraryMatcher:
         """Return a matcher at the beginning of an output. Raises InvalidRequest if the grammar is none."""
-        self.check(grammar)
-        matcher = self._library.LLMatcher(self._tokenizer, self._compiled(grammar))
-        return LibraryMatcher(matcher, self._vocab_size, self._eos_ids)
+        begun = self._begun.get(grammar)
+        while begun is None:  # another thread may forget it
+            self.check(grammar)
+            begun = self._begun.get(grammar)
+        return LibraryMatcher(begun.deep_copy(), self._vocab_size, self._eos_ids)
 
     def _compiled(self, grammar: Grammar) -> str:
         make = self._library.LLMatcher
@@ -87,6 +103,16 @@ class Grammars:
         else:
             compiled = make.grammar_from_lark(grammar.text)
         return compiled
+
+
+def problem_of(matcher: Any) -> str:
+    """Return the error of a matcher of the library, in a line; empty without one."""
+    if not matcher.is_error():
+        return ""
+    text: str = matcher.get_error().strip()
+    known = {"NoExtension": "no text follows it", "NoExtensionBias": "no text follows it"}
+    line = text.splitlines()[0]
+    return known.get(line, line)
 
 
 class LibraryMatcher:
@@ -101,6 +127,12 @@ class LibraryMatcher:
         self._only_end = np.packbits(only_end, bitorder="little")
 
     is_over = False  # behind its end nothing but an end may follow
+
+    @property
+    def problem(self) -> str:
+        """Why the grammar cannot be followed any further; empty if it can."""
+        problem = problem_of(self._matcher)
+        return problem and f"grammar: {problem}"
 
     def advance(self, tokens: np.ndarray) -> None:
         self._matcher.try_consume_tokens(tokens.tolist())  # what follows the end changes nothing

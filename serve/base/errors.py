@@ -69,4 +69,6 @@ def refused(message: str, retry_after_s: int) -> ApiError:
         return ApiError(429, message, code="queue_full", retry_after_s=retry_after_s)
     if message.startswith("too long"):
         return ApiError(400, message, param="prompt", code="context_length_exceeded")
+    if message.startswith("grammar"):
+        return ApiError(400, message, param="response_format", code="schema_too_large")
     return ApiError(503, message or "the request failed", code="engine_error")

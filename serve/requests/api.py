@@ -40,6 +40,8 @@ from .schema import (
 
 DEFAULT_MAX_TOKENS = 16
 """Of `/v1/completions`, as OpenAI has it; a chat goes on as far as the context reaches."""
+GRAMMAR_S = 10.0
+"""How long the grammar of a schema may take, beside all else."""
 DIALECTS = ("openai", "vllm", "sglang")
 UNSEEDED = 0
 SEEDS = 2**63 - 1
@@ -254,7 +256,10 @@ class Api:
                 )
             grammar = Grammar("json_schema", asked.schema_text)
             try:
-                await asyncio.to_thread(self._body.check_grammar, grammar)
+                await asyncio.wait_for(asyncio.to_thread(self._body.check_grammar, grammar), GRAMMAR_S)
+            except TimeoutError:
+                message = f"no grammar was made of the schema within {GRAMMAR_S:g} s"
+                raise ApiError(400, message, param="response_format", code="schema_too_large") from None
             except ForedraftError as error:
                 raise ApiError(400, str(error), param="response_format") from None
         return SamplingParams(

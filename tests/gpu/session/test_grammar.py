@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tokenizers
 from foredraft.core.contract.request import Grammar, Request, SamplingParams
-from foredraft.core.errors import ConfigError
+from foredraft.core.errors import ConfigError, InvalidRequest
 from foredraft.core.prompt import Prompt
-from foredraft.gpu.session.grammar import Grammars, json_schema
+from foredraft.gpu.session.grammar import Grammars, grammars_of, json_schema
 from foredraft.gpu.session.plan import SessionOptions
 from foredraft.gpu.session.prompts import RequestDefaults, make_requests, read_prompts
 from foredraft.gpu.session.session import DecodeSession
@@ -125,6 +125,58 @@ def test_a_tokenizer_that_the_library_does_not_know_refuses_the_request_alone(mo
     assert outputs["free"].finish == "length"
     with pytest.raises(ConfigError, match=r"words: tokenizer\.json: .* llguidance"):
         Grammars(tokenizer, VOCAB_SIZE)
+
+
+def optional(count: int) -> dict:
+    """Return a schema of which the library finds, behind the first brace, that it has too many ways to go on."""
+    names = {f"key{i}": {"type": "string"} for i in range(count)}
+    return {"type": "object", "properties": names, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        optional(600),
+        {"$ref": "#"},
+        {"type": "integer", "multipleOf": 99991, "minimum": 1, "maximum": 10**12},
+        {"enum": ["x" * 50_000, "y" * 50_000]},
+        {"allOf": [{"properties": {f"k{i}": {}}} for i in range(600)]},
+    ],
+    ids=["optional", "cycle", "multiple", "long", "allOf"],
+)
+def test_a_schema_that_the_library_gives_up_is_refused_before_it_is_served(models, schema):
+    grammars = Grammars(Tokenizer.load(models["target"]), VOCAB_SIZE)
+    with pytest.raises(InvalidRequest, match="json_schema: "):
+        grammars.check(json_schema(schema))
+
+
+@pytest.mark.parametrize("algorithm", ["NONE", "NGRAM"])
+def test_a_grammar_that_is_given_up_within_an_output_fails_its_request_alone(models, algorithm):
+    """The text until then is no answer: not one that has stopped."""
+    tokenizer = Tokenizer.load(models["target"])
+    begin = {"type": "string", "pattern": "^[a-z]{30,40}$"}  # of more tokens than a grammar is tried with
+    schema = {"type": "object", "properties": {"a": begin, "b": optional(600)}, "required": ["a", "b"]}
+    schema["x-guidance"] = {"whitespace_flexible": False}
+    grammars_of(tokenizer, VOCAB_SIZE).check(json_schema(schema))
+    plan = SessionOptions(
+        model=models["target"], algorithm=algorithm, dtype="float64", device="cpu", context_len=CONTEXT
+    )
+    prompt = Prompt.of_tokens(tokenizer.encode("x").tolist())
+    shaped = SamplingParams(grammar=json_schema(schema))
+    requests = [Request("shaped", prompt, 120, sampling=shaped), Request("free", prompt, 120)]
+    outputs = DecodeSession.open(plan, tokenizer=tokenizer).run(requests)
+    assert outputs["shaped"].finish == "error" and outputs["shaped"].message.startswith("grammar: Parser Error: ")
+    assert outputs["free"].finish == "length"
+
+
+def test_what_was_checked_is_not_compiled_again(models, monkeypatch):
+    grammars = Grammars(Tokenizer.load(models["target"]), VOCAB_SIZE)
+    grammars.check(json_schema(SCHEMA))
+    monkeypatch.setattr(grammars, "_compiled", None)
+    first, second = grammars.make(json_schema(SCHEMA)), grammars.make(json_schema(SCHEMA))
+    token = int(np.flatnonzero(tokens_of(first.allowed([])))[0])
+    first.advance(np.array([token]))
+    assert not (tokens_of(first.allowed([])) == tokens_of(second.allowed([]))).all(), "each has its own state"
 
 
 def test_space_between_parts_is_bounded(models):

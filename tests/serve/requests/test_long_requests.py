@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import threading
 
 import httpx
 import pytest
@@ -15,7 +16,7 @@ from foredraft.serve.app import make_app
 from foredraft.serve.base.limits import Limits
 from foredraft.serve.bodies.filler import FillerTokenizer
 from foredraft.serve.metrics import ServerMetrics
-from foredraft.serve.requests import reading
+from foredraft.serve.requests import api, reading
 from foredraft.serve.requests.reading import MAX_WAITING_BYTES, SMALL_BODY
 from foredraft.serve.requests.schema import MAX_PROMPTS
 from http_server import Served, simulated_body
@@ -86,6 +87,17 @@ def test_a_long_request_is_answered_like_a_short_one(simulated: Served):
         for one in told:
             one.pop("id", None), one.pop("created", None), one.get("usage", {}).pop("prompt_tokens_details", None)
         assert short.status_code == long.status_code and told[0] == told[1], asked
+
+
+def test_a_grammar_that_takes_too_long_is_refused(simulated: Served, monkeypatch: pytest.MonkeyPatch):
+    done = threading.Event()
+    monkeypatch.setattr(api, "GRAMMAR_S", 0.05)
+    monkeypatch.setattr(simulated.frontend.body, "check_grammar", lambda grammar: done.wait(60))
+    try:
+        answer = simulated.post("/v1/completions", prompt="x", response_format={"type": "json_object"})
+    finally:
+        done.set()
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
 
 
 @pytest.mark.ci

@@ -27,7 +27,7 @@ def permitted(output: list[int], vocab_size: int) -> np.ndarray:
 class ToyMatcher:
     """The toy grammar as the executor follows it."""
 
-    is_over = False
+    is_over, problem = False, ""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
