@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ from .shaping import Changed, Changes, MaskPlace
 
 class RoundKind(StrEnum):
     """How a captured round turns logits into tokens.
-    A filtered one sorts the vocabulary at every node, so it is one of its own."""
+    A filtered one looks for a threshold at every node, so it is one of its own."""
 
     GREEDY = "greedy"
     SAMPLED = "sampled"
@@ -217,6 +218,13 @@ Variant = tuple[RoundKind, bool, Changed]
 and who changes logits."""
 
 
+def variants_of(sampled: bool = True, outputs: bool = True) -> frozenset[Variant]:
+    """Return the variants of each graph: those of sampling batches if `sampled`, those with user outputs if
+    `outputs`."""
+    kinds = tuple(RoundKind) if sampled else (RoundKind.GREEDY,)
+    return frozenset(product(kinds, (False, True) if outputs else (False,), Changed))
+
+
 def _rarity(variant: Variant) -> tuple[int, bool, int]:
     """Order variants, the likeliest first: plain requests, then those with outputs, then those that change logits."""
     kind, shown, changed = variant
@@ -262,13 +270,7 @@ class RoundGraphs:
     def allow(self, keys: Sequence[GraphKey], sampled: bool, outputs: bool) -> None:
         """Let rounds of these keys have graphs, those of sampling batches if `sampled`, those with user
         outputs if `outputs`."""
-        kinds = tuple(RoundKind) if sampled else (RoundKind.GREEDY,)
-        self._variants = frozenset(
-            (kind, shown, changed)
-            for kind in kinds
-            for shown in ((False, True) if outputs else (False,))
-            for changed in Changed
-        )
+        self._variants = variants_of(sampled, outputs)
         self._keys = tuple(keys)
         self._table.build(keys, lambda key: key)
         self.are_on = bool(keys)

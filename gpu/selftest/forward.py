@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ..ops.torch_ops import TorchOps
 from ..types.attention import E4M3, PLAIN, KVScales, Softmax
+from ..types.coded import Code, CodedWeight
 from ..types.ops import DecodeBatch, KVTensors, Ops
 from .batches import MAX_POSITIONS, PagedBatch, decode_view, make_batch, random_tree_bits, rotary_table, softmaxes
 from .steps import Context, SelftestStep, StepFinding
@@ -38,6 +40,8 @@ def forward_steps(context: Context) -> Iterator[SelftestStep]:
         yield step(f"decode attention, {heads}", partial(decode, layout))
     yield step("windows, capped scores, sinks", kinds_of_softmax)
     yield step("keys and values in 8 bits", numbers_of_8_bits)
+    for form in STORED_FORMS:
+        yield step(f"products of stored numbers, {form}", partial(stored_products, form))
     yield SelftestStep("kernels", "pools of more than 2³¹ elements", partial(large_pool, context), needs_gpu=True)
     yield SelftestStep(
         "kernels", "sampling over large vocabularies", partial(large_vocabularies, context), needs_gpu=True
@@ -75,6 +79,27 @@ def moved(value: Any, device: str) -> Any:
 
 def in_float64(value: Any) -> Any:
     return mapped(value, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredForm:
+    """How a quantized file keeps a matrix: its numbers, the inputs that share a scale, and the scales' dtype."""
+
+    code: Code
+    group: int  # 0: all inputs
+    scales: torch.dtype
+    has_zeros: bool = False
+    has_factors: bool = False
+
+
+STORED_FORMS = {
+    "FP8 with a scale for each output": StoredForm(Code.E4M3, 0, torch.float32),
+    "FP8 in blocks of 128": StoredForm(Code.E4M3, 128, torch.float32),
+    "int8": StoredForm(Code.INT8, 0, torch.float32),
+    "int4 in groups of 128": StoredForm(Code.UINT4, 128, torch.float16, has_zeros=True),
+    "MXFP4": StoredForm(Code.E2M1, 32, torch.float32),
+    "NVFP4": StoredForm(Code.E2M1, 16, torch.bfloat16, has_factors=True),
+}
 
 
 Layout = tuple[int, int, int]
@@ -176,6 +201,42 @@ def numbers_of_8_bits(context: Context, dtype: torch.dtype) -> Iterator[Call]:
         yield _verify, batch, bits, softmax
         yield _extend, batch, softmax
         yield _decode, batch, decode_view(batch, [71, 3, 0]), softmax
+
+
+def stored_products(form: str, context: Context, dtype: torch.dtype) -> Iterator[Call]:
+    """Yield products of one row up to a prompt's, and of experts, with numbers as files keep them."""
+    out, width, experts = (768, 1024, 8) if context.on_gpu else (24, 128, 3)
+    generator = torch.Generator().manual_seed(8)
+    weight = stored_weight(STORED_FORMS[form], (out, width), generator)
+    for rows in (1, 4, 33, 300) if context.on_gpu else (1, 5):
+        yield _coded_product, torch.randn(rows, width, generator=generator).to(dtype), weight
+    of_experts = stored_weight(STORED_FORMS[form], (experts, out, width), generator)
+    x = torch.randn(5, width, generator=generator).to(dtype)
+    yield _expert_product, x, of_experts, torch.randint(experts, (5, 2), generator=generator)
+
+
+def stored_weight(form: StoredForm, shape: tuple[int, ...], generator: torch.Generator) -> CodedWeight:
+    """Draw a matrix, or one for each expert, whose products with normal numbers are of size 1."""
+    *rows, width = shape
+    group = form.group or width
+    codes = torch.randint(256, (*rows, width * form.code.bits // 8), generator=generator, dtype=torch.uint8)
+    if form.code is Code.E4M3:
+        codes &= 0xBF  # at most 1.875, and no NaN
+    groups = (*rows, width // group)
+    size = {Code.E4M3: 1.0, Code.INT8: 1 / 74, Code.UINT4: 1 / 5, Code.E2M1: 1 / 3}[form.code] * width**-0.5
+    # Powers of two, which every format of scales has.
+    scales = 2.0 ** torch.randint(-1, 2, groups, generator=generator) * 2.0 ** round(math.log2(size))
+    zeros = torch.randint(5, 11, groups, generator=generator, dtype=torch.uint8) if form.has_zeros else None
+    factors = torch.rand(rows, generator=generator) + 0.5 if form.has_factors else None
+    return CodedWeight(form.code, codes, scales.to(form.scales), group, zeros, factors)
+
+
+def _coded_product(ops: Ops, x: Tensor, weight: CodedWeight) -> tuple[Tensor]:
+    return (ops.coded_product(x, weight),)
+
+
+def _expert_product(ops: Ops, x: Tensor, weight: CodedWeight, experts: Tensor) -> tuple[Tensor]:
+    return (ops.expert_product(x, weight, experts),)
 
 
 def large_pool(context: Context) -> StepFinding:

@@ -17,7 +17,7 @@ from ..measure.plan import BenchOptions, plan_bench
 from ..measure.report import result_rows
 from ..measure.run import ArmResult, Bench
 from .sessions import shape_of
-from .steps import Context, SelftestStep, StepFinding
+from .steps import Context, SelftestStep, StepFinding, UnavailableHere
 
 MODEL = "llama-3.1-8b"
 CHAIN_ACCEPT_LENGTH = "2.93"  # of an EAGLE-3 chain of three on chats: what docs/evidence/benchmarks.md compares with
@@ -107,14 +107,14 @@ SHORT, LONG = 16, 48  # output tokens of two runs, whose difference holds whole 
 
 
 def launches_per_round(arm: BatchArm) -> dict[str, float]:
-    """Return calls per round by kind. Needs a GPU whose profiler may be used;
-    raises RuntimeError where it records nothing."""
+    """Return calls per round by kind. Raises UnavailableHere where the profiler records nothing: a driver may forbid
+    it to all but administrators."""
     arm.run(SHORT)
     short, long = (_counted(arm, tokens) for tokens in (SHORT, LONG))
     rounds = long["rounds"] - short["rounds"]
     found = {kind: (long[kind] - short[kind]) / rounds for kind in dict.fromkeys(CALLS.values())}
     if not any(found.values()):
-        raise RuntimeError("the profiler recorded no call of the driver")
+        raise UnavailableHere("the profiler recorded no call of the driver; it may need more rights")
     return {**{kind: round(count, 1) for kind, count in found.items()}, "all": round(sum(found.values()), 1)}
 
 

@@ -110,6 +110,10 @@ class StepOutcome:
     traceback: str = ""
 
 
+class UnavailableHere(Exception):
+    """A step raises it, with the reason, where the machine lacks what the step is about: then it is not run."""
+
+
 OnBegin = Callable[[SelftestStep], None]
 
 
@@ -134,6 +138,8 @@ def run_step(step: SelftestStep) -> StepOutcome:
     try:
         found = step.run()
         json.dumps(found.rows, allow_nan=False)  # a figure that is no number is a failure, and no line of a report
+    except UnavailableHere as error:
+        return outcome(State.NOT_RUN, text=str(error))
     except Exception as error:  # whatever it is, it belongs into the report
         return outcome(State.FAILED, text=_first_line(error), traceback=traceback.format_exc())
     return outcome(State.PASSED, text=found.text, rows=tuple(found.rows))

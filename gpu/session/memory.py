@@ -29,6 +29,8 @@ MIB = 1 << 20
 WORKSPACE_BYTES = 32 * MIB  # of cuBLAS on a Hopper, for each stream: torch's documentation of CUBLAS_WORKSPACE_CONFIG
 STREAMS = 2  # the one that everything runs on, and the one that graphs are captured on
 GRAPH_BYTES = 25 * MIB  # of one captured round of an 8B model, as in sim/cost/memory/rules.py
+GRAPH_SHARE = 1 / 16
+"""Of a device's memory, which the graphs of rare rounds do not exceed: KV is worth more than the last of them."""
 SAMPLING_BYTES = 8  # of a logit in a round: itself in 32 bits, and its probability
 FIRST_TOKEN_BYTES = 28
 """Of a logit while `sample_torch` draws first tokens, `SAMPLING_BYTES` among them; a test counts them."""
@@ -141,7 +143,7 @@ def heads_of(draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm) -
 
 
 def working_bytes(
-    target: ModelConfig, draft: ModelConfig | HeadConfig | None, spec: EngineSpec, dtype: torch.dtype
+    target: ModelConfig, draft: ModelConfig | HeadConfig | None, spec: EngineSpec, dtype: torch.dtype, device: str
 ) -> int:
     """Return bytes that the largest passes need on a GPU beside weights and KV: activations, logits and their
     distributions, what changes logits, parts of attention, graphs, workspaces.
@@ -154,18 +156,30 @@ def working_bytes(
     prompt = config.chunk_size * _per_token(target, draft) * dtype.itemsize
     prompt += config.max_running * target.vocab_size * FIRST_TOKEN_BYTES
     tables = (config.max_running + 1) * target.vocab_size * SHAPING_BYTES
-    return prompt + captured_bytes(target, draft, spec, dtype) + tables + PARTS_BYTES + STREAMS * WORKSPACE_BYTES
+    return (
+        prompt + captured_bytes(target, draft, spec, dtype, device) + tables + PARTS_BYTES + STREAMS * WORKSPACE_BYTES
+    )
 
 
 def captured_bytes(
-    target: ModelConfig, draft: ModelConfig | HeadConfig | None, spec: EngineSpec, dtype: torch.dtype
+    target: ModelConfig, draft: ModelConfig | HeadConfig | None, spec: EngineSpec, dtype: torch.dtype, device: str
 ) -> int:
     """Return the bytes that captured rounds may take: activations, logits and masks of the largest one, and graphs."""
     nodes = spec.config.max_running * spec.max_num_draft_tokens
     per_token = _per_token(target, draft) * dtype.itemsize
     rounds = nodes * (per_token + target.vocab_size * (SAMPLING_BYTES + dtype.itemsize))
-    num_graphs = len(spec.draft_shape.graph_keys()) if spec.graph_sizes else 0
-    return rounds + nodes * target.vocab_size // 8 + num_graphs * GRAPH_BYTES
+    return rounds + nodes * target.vocab_size // 8 + graph_bytes(spec, device)
+
+
+def graph_bytes(spec: EngineSpec, device: str) -> int:
+    """Return the bytes that graphs may take: those of all variants of a round, or those of plain requests and as many
+    of the rarer ones as fit into a share of the device's memory."""
+    from ..executor.graphs import variants_of
+
+    if not spec.graph_sizes:
+        return 0
+    plain = len(spec.draft_shape.graph_keys()) * GRAPH_BYTES
+    return max(plain, min(plain * len(variants_of()), int(GRAPH_SHARE * total_bytes(device))))
 
 
 def _model_of(draft: ModelConfig | HeadConfig | None) -> ModelConfig:
@@ -237,6 +251,15 @@ def size_pool(
     return pages, (pages + 1) * page_size * slot_bytes
 
 
+def total_bytes(device: str) -> int:
+    """Return the memory of `device`."""
+    import torch
+
+    if device != "cpu":
+        return torch.cuda.mem_get_info(torch.device(device))[1]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def free_bytes(device: str) -> int:
     """Return the memory that is free on `device` now."""
     import torch
@@ -252,4 +275,4 @@ def free_bytes(device: str) -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass  # another system than Linux
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return total_bytes(device) // 2

@@ -144,7 +144,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     kept = options.model if keeps_quantized(options, target, device) else None
     weight_bytes = checkpoint_bytes(options.draft, draft, target, dtype, part, kept)
     own = sharded(target, part)
-    working = working_bytes(own, draft, spec, dtype) if device != "cpu" else 0
+    working = working_bytes(own, draft, spec, dtype, device) if device != "cpu" else 0
     rings = _rings(options, own, spec)
     slot_bytes = bytes_per_token(own, draft, algorithm, kv_dtype, rings)
     num_pages, kv_bytes = size_pool(

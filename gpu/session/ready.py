@@ -72,7 +72,7 @@ def make_ready(session: DecodeSession, on_line: Callable[[str], None], seconds: 
 def capture_bounds(plan: SessionPlan, seconds: float) -> CaptureBounds:
     """Return what captures may take of the device of one rank."""
     own = sharded(plan.target, Shard(0, plan.options.tensor_parallel))
-    return CaptureBounds(seconds, captured_bytes(own, plan.draft, plan.spec, plan.dtype))
+    return CaptureBounds(seconds, captured_bytes(own, plan.draft, plan.spec, plan.dtype, plan.device))
 
 
 def make_executor_ready(

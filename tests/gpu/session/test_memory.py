@@ -19,6 +19,7 @@ from foredraft.core.scheduler.spec import (
     resolve_spec,
 )
 from foredraft.gpu.batch.pools import bytes_per_slot
+from foredraft.gpu.executor.graphs import variants_of
 from foredraft.gpu.kernels.rounds.verify_sampling import sample_torch
 from foredraft.gpu.measure.shapes import draft_shape
 from foredraft.gpu.models.config import ModelConfig
@@ -84,10 +85,16 @@ def spec_of(max_running: int = 32, graphs: bool = True) -> EngineSpec:
 def test_more_rows_and_graphs_need_more_and_the_pool_shrinks(monkeypatch):
     target = ModelConfig.from_dict(built_in_config("llama-3.1-8b")[1], "llama-3.1-8b")
     draft = draft_shape(target, get_algorithm("EAGLE3"), 3)
-    full = working_bytes(target, draft, spec_of(), torch.bfloat16)
-    fewer = working_bytes(target, draft, spec_of(8), torch.bfloat16)
-    eager = working_bytes(target, draft, spec_of(graphs=False), torch.bfloat16)
-    assert full - eager == len(default_graph_sizes(32)) * GRAPH_BYTES
+
+    def working(spec: EngineSpec, total: int = 24 << 30) -> int:
+        monkeypatch.setattr("foredraft.gpu.session.memory.total_bytes", lambda device: total)
+        return working_bytes(target, draft, spec, torch.bfloat16, "cuda")
+
+    full, fewer, eager = working(spec_of()), working(spec_of(8)), working(spec_of(graphs=False))
+    graphs = len(default_graph_sizes(32)) * GRAPH_BYTES
+    assert full - eager == (24 << 30) // 16  # of a small device a share
+    assert working(spec_of(), 80 << 30) - eager == len(variants_of()) * graphs
+    assert working(spec_of(), 1 << 30) - eager == graphs  # those of plain requests in any case
     # 32 rows of 4 nodes: logits in 16 and 32 bits, and their distributions
     assert full - fewer > 24 * 4 * target.vocab_size * SAMPLING_BYTES
     assert 64 * MIB < fewer < full < 4096 * MIB
