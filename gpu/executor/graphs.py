@@ -254,6 +254,7 @@ class RoundGraphs:
         )
         self.on_capture: Callable[[CaptureReport], None] | None = None
         self.are_on: bool = False  # whether any round may have a graph
+        self.num_missed: int = 0  # rounds that ran without one then
         self._limits, self._shaping = parts.limits, parts.shaping
         cells = RelayCells(models.ops, parts.future_map.buffers)
         self._around = GraphSurroundings(decode_round, cells, options.acceptance is not None, options.seed)

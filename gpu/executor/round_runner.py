@@ -64,8 +64,10 @@ class RoundRunner:
         changed = Changed.NOWHERE if forced is not None else self._shaping.changed(part.rows)
         variant = RoundKind.of(sampling), bool(wanted), changed
         captured = self.graphs.find(part.shape, len(part.rows), *variant)
-        if self.graphs.on_round is not None and self.graphs.are_on:
-            self.graphs.on_round(captured is not None, len(part.rows))
+        if self.graphs.are_on:
+            self.graphs.num_missed += captured is None
+            if self.graphs.on_round is not None:
+                self.graphs.on_round(captured is not None, len(part.rows))
         if captured is not None:
             self.future_map.pass_through(part.rows, part.epochs)
             if self._debug:

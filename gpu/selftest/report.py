@@ -133,8 +133,8 @@ def exit_code(report: SelftestReport) -> int:
 
 
 def closing_lines(report: SelftestReport) -> list[str]:
-    """Return the text to print at the end: failures, the summary, and the place of the report."""
+    """Return the text to print at the end: failures, the summary, and the file to send, which has everything."""
     failed = [
         f"{o.state}: {o.part}: {o.name}: {o.text}" for o in report.outcomes if o.state in ("failed", "not finished")
     ]
-    return [*failed, report.summary(), f"report: {report.directory / MARKDOWN}"]
+    return [*failed, report.summary(), f"report, the file to send: {report.directory / MARKDOWN}"]

@@ -23,16 +23,24 @@ from torch import Tensor
 
 from ...core.contract.request import Request
 from ...core.prompt import Prompt
+from ..disaggregation.session import DisaggregatedSession, plan_disaggregated
+from ..disaggregation.topology import WorkerCounts
+from ..disaggregation.workers import Workers
+from ..executor.executor import TorchExecutor
 from ..models.checkpoint import load_target, random_head, random_weights, save_draft, save_target
 from ..models.config import LLAMA, ModelConfig
 from ..models.decoder import Decoder
+from ..models.families import architecture_of
 from ..models.head_config import HeadConfig
 from ..ops.torch_ops import TorchOps
 from ..session.plan import SessionOptions
 from ..session.session import DecodeSession
 from ..session.text_session import COMPLETED, Output
 from ..tiny.dense import DenseAttention
-from .steps import Context, SelftestStep, StepFinding
+from ..types.attention import E4M3
+from ..types.recurrence import StateShape
+from ..types.session_options import FP8, RING
+from .steps import Context, SelftestStep, StepFinding, UnavailableHere
 
 DTYPE = torch.bfloat16
 NUM_REQUESTS = 4
@@ -43,10 +51,18 @@ TIES = 4  # each of two logits may be off by twice what the dense pass is off by
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to decode: the draft's directory and the session's options."""
+    """One way to decode: the names of draft and target, the session's options, and how many GPUs it needs.
+    `disaggregate`: its workers, if it is a session over workers."""
 
     draft: str | None
     options: Mapping[str, Any]
+    target: str = "target"
+    num_gpus: int = 1
+    disaggregate: str = ""
+
+    @property
+    def kv_in_8_bits(self) -> bool:
+        return self.options.get("kv_dtype") == FP8
 
 
 WAYS = {
@@ -58,6 +74,12 @@ WAYS = {
     "EAGLE chain": Way("EAGLE", {"steps": 2}),
     "MULTI_LAYER_EAGLE": Way("MULTI_LAYER_EAGLE", {"steps": 2}),
     "EAGLE3, adaptive steps": Way("EAGLE3", {"adaptive": '{"1": {"candidate_steps": [0, 1, 3]}}'}),
+    "keys and values in 8 bits": Way("STANDALONE", {"steps": 3, "kv_dtype": FP8}),
+    "windows in pages, tree": Way("windows' draft", {"steps": 3, "topk": 2, "num_draft_tokens": 7}, "windows"),
+    "windows in rings": Way("windows' draft", {"steps": 3, "window_kv": RING}, "windows"),
+    "recurrent states": Way("states' draft", {"steps": 3}, "states"),
+    "two devices, tensor parallel": Way("EAGLE3", {"steps": 3, "tensor_parallel": 2}, num_gpus=2),
+    "two devices, prefill to decode": Way("EAGLE3", {"steps": 3}, num_gpus=2, disaggregate="prefill=1,decode=1"),
 }
 CAPTURED = ("plain", "STANDALONE chain", "STANDALONE tree, pages of 4", "EAGLE3 tree")
 
@@ -89,39 +111,62 @@ def shape_of(context: Context) -> ModelConfig:
     )
 
 
+def shapes_of(context: Context) -> Mapping[str, ModelConfig]:
+    """Return the shapes of the targets: a plain one, one with sliding windows, one with recurrent layers."""
+    shape = shape_of(context)
+    d = shape.head_dim
+    windows = {"window": 24 if context.on_gpu else 6, "windowed_layers": (0, 2), "qk_norm": True}
+    state = StateShape(heads=4, key_heads=2, key_dim=d, value_dim=d, kernel=4)
+    recurrent = {"state": state, "recurrent_layers": (0, 2), "output_gate": True, "qk_norm": True}
+    return {
+        "target": shape,
+        "windows": replace(shape, architecture=architecture_of("olmo3"), **windows),
+        "states": replace(shape, architecture=architecture_of("qwen3_5"), **recurrent),
+    }
+
+
 def models_of(context: Context) -> Mapping[str, Path]:
-    """Return the directories of a target and its drafts by name, written once; their weights are exact in bfloat16."""
+    """Return the directories of targets and their drafts by name, written once; their weights are exact in bfloat16."""
     return context.once("models", lambda: _write_models(context))
 
 
 def _write_models(context: Context) -> Mapping[str, Path]:
-    places = {name: context.directory / name for name in ("target", "STANDALONE", *HEAD_NAMES)}
-    if places[HEAD_NAMES[-1]].is_dir():  # another process has written them, this one last
+    shapes, drafts = (
+        shapes_of(context),
+        {"target": "STANDALONE", "windows": "windows' draft", "states": "states' draft"},
+    )
+    places = {name: context.directory / name for name in (*shapes, *drafts.values(), *HEAD_NAMES)}
+    is_written = context.directory / "written"
+    if is_written.is_file():  # by another process
         return places
-    shape, ops = shape_of(context), TorchOps()
-    target = random_weights(shape, ops, "cpu", torch.bfloat16, 1)
-    with torch.no_grad():
-        for name, parameter in target.named_parameters():
-            if "norm" not in name:  # so large that greedy text does not repeat itself
-                parameter.mul_(50.0 * shape.hidden_size**-0.5)
-    save_target(target, places["target"])
+    for name, shape in shapes.items():
+        target = random_weights(shape, TorchOps(), "cpu", torch.bfloat16, 1)
+        with torch.no_grad():
+            for part, parameter in target.named_parameters():
+                if "norm" not in part:  # so large that greedy text does not repeat itself
+                    parameter.mul_(50.0 * shape.hidden_size**-0.5)
+        save_target(target, places[name])
+        if name == "target":
+            _write_heads(target, places)
+        generator = torch.Generator().manual_seed(4)
+        with torch.no_grad():
+            for parameter in target.parameters():
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+                parameter.mul_(1 + AGREEMENT_NOISE * noise)
+        save_target(target, places[drafts[name]])
+        for written in (name, drafts[name]):
+            _write_tokenizer(places[written], shape.vocab_size)
+    is_written.touch()
+    return places
+
+
+def _write_heads(target: Decoder, places: Mapping[str, Path]) -> None:
+    shape = target.config
     for algorithm in HEAD_NAMES:
         heads, aux = (2, ()) if algorithm == "MULTI_LAYER_EAGLE" else (1, (0, 1, 2) if algorithm == "EAGLE3" else ())
         model = replace(shape, num_layers=1)
         config = HeadConfig(algorithm, model, shape.hidden_size, shape.vocab_size, aux, num_heads=heads)
-        if algorithm != HEAD_NAMES[-1]:
-            save_draft(random_head(config, target, seed=3), places[algorithm])
-    last = random_head(config, target, seed=3)
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for parameter in target.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
-            parameter.mul_(1 + AGREEMENT_NOISE * noise)
-    save_target(target, places["STANDALONE"])
-    for name in ("target", "STANDALONE"):
-        _write_tokenizer(places[name], shape.vocab_size)
-    save_draft(last, places[HEAD_NAMES[-1]])
-    return places
+        save_draft(random_head(config, target, seed=3), places[algorithm])
 
 
 def _write_tokenizer(directory: Path, vocab_size: int) -> None:
@@ -146,19 +191,49 @@ def requests_of(context: Context, prefix: str = "") -> list[Request]:
     ]
 
 
-def session_of(context: Context, way: Way, **changes: Any) -> DecodeSession:
+def options_of(context: Context, way: Way, **changes: Any) -> SessionOptions:
     models = models_of(context)
     known: dict[str, Any] = {"device": context.device, "dtype": "bfloat16", "chunk_size": 16, "max_running": 3}
     draft = None if way.draft is None else models[way.draft]
-    return DecodeSession.open(SessionOptions(models["target"], draft, **known | dict(way.options) | changes))
+    return SessionOptions(models[way.target], draft, **known | dict(way.options) | changes)
+
+
+def session_of(context: Context, way: Way, **changes: Any) -> DecodeSession:
+    return DecodeSession.open(options_of(context, way, **changes))
+
+
+@contextlib.contextmanager
+def opened(context: Context, way: Way) -> Iterator[DecodeSession | DisaggregatedSession]:
+    """Open the session of a way, and close it with its processes at the end. Raises UnavailableHere if the machine has
+    fewer GPUs than it needs."""
+    if context.on_gpu and torch.cuda.device_count() < way.num_gpus:
+        raise UnavailableHere(f"needs {way.num_gpus} GPUs, torch finds {torch.cuda.device_count()}")
+    options = options_of(context, way)
+    if way.num_gpus > 1 and context.on_gpu:
+        options = replace(options, device="cuda")
+    if not way.disaggregate:
+        with contextlib.closing(DecodeSession.open(options)) as session:
+            yield session
+        return
+    topology = WorkerCounts.parse(way.disaggregate)
+    plan = plan_disaggregated(options, topology)
+    with (
+        Workers(topology.workers(), topology.devices(options.device)) as workers,
+        DisaggregatedSession.open(plan, workers) as over_workers,
+    ):
+        yield over_workers
 
 
 class ReferenceLogits:
-    """The target's logits over whole texts, without a pool:
-    in float64 on the CPU, and in bfloat16 on the device to know its errors."""
+    """A target's logits over whole texts, without a pool:
+    in float64 on the CPU, and in bfloat16 on the device to know its errors.
 
-    def __init__(self, context: Context) -> None:
-        directory = models_of(context)["target"]
+    `kept`: the numbers in which keys and values are kept; None: as they are.
+    """
+
+    def __init__(self, context: Context, target: str, kept: torch.dtype | None = None) -> None:
+        directory = models_of(context)[target]
+        self._kept = kept
         self._exact = load_target(directory, TorchOps(), "cpu", torch.float64)
         self._rounded = load_target(directory, TorchOps(), context.device, DTYPE)
         self._known: dict[tuple[int, ...], tuple[Tensor, float]] = {}
@@ -196,35 +271,44 @@ class ReferenceLogits:
     def _logits(self, text: tuple[int, ...]) -> tuple[Tensor, float]:
         """Return the exact logits after each token of `text` [n, V], and the greatest error of those in bfloat16."""
         if text not in self._known:
-            exact, rounded = (_dense_logits(model, text) for model in (self._exact, self._rounded))
+            exact, rounded = (self._dense_logits(model, text) for model in (self._exact, self._rounded))
             self._known[text] = exact, float((exact - rounded.cpu().double()).abs().max())
         return self._known[text]
 
+    def _dense_logits(self, model: Decoder, text: Sequence[int]) -> Tensor:
+        tokens = torch.tensor(text, device=model.device)
+        attention = DenseAttention([len(text)], device=model.device, kept=self._kept)
+        return model.logits(model.forward(tokens, attention).hidden)
 
-def _dense_logits(model: Decoder, text: Sequence[int]) -> Tensor:
-    tokens = torch.tensor(text, device=model.device)
-    return model.logits(model.forward(tokens, DenseAttention([len(text)], device=model.device)).hidden)
 
-
-def reference_of(context: Context) -> ReferenceLogits:
-    return context.once("reference", lambda: ReferenceLogits(context))
+def reference_of(context: Context, way: Way = WAYS["plain"]) -> ReferenceLogits:
+    kept = E4M3 if way.kv_in_8_bits else None
+    return context.once(f"reference {way.target} {kept}", lambda: ReferenceLogits(context, way.target, kept))
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------
 
 
-def greedy(context: Context, way: str) -> StepFinding:
-    reference = reference_of(context)
-    session = session_of(context, WAYS[way])
-    requests, again = requests_of(context), requests_of(context, "again ")
-    text = reference.check(requests, session.run(requests))
-    reference.check(again, session.run(again))  # from the prefix cache
-    stats = session.stats()
-    if WAYS[way].draft == "STANDALONE":
+def greedy(context: Context, name: str) -> StepFinding:
+    way = WAYS[name]
+    with opened(context, way) as session:
+        reference = reference_of(context, way)
+        requests, again = requests_of(context), requests_of(context, "again ")
+        text = reference.check(requests, session.run(requests))
+        reference.check(again, session.run(again))  # from the prefix cache
+        stats, missed = session.stats(), _without_graph(session)
+    if way.draft is not None and way.draft not in HEAD_NAMES:
         assert stats.correct_drafts > 0, "a draft that nearly equals its target was never accepted"
     accept = f"; {stats.accept_length:.2f} tokens a round" if stats.drafted else ""
-    session.close()
-    return StepFinding(text + accept)
+    return StepFinding(text + accept + missed)
+
+
+def _without_graph(session: DecodeSession | DisaggregatedSession) -> str:
+    """Return how many rounds ran without a CUDA graph; nothing of a session that has none, or none here."""
+    executor = session.executor if isinstance(session, DecodeSession) else None
+    if not isinstance(executor, TorchExecutor) or not executor.graphs.are_on:
+        return ""
+    return f"; {executor.graphs.num_missed} of {executor.counters.rounds} rounds without a CUDA graph"
 
 
 @contextlib.contextmanager

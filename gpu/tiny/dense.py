@@ -18,16 +18,21 @@ class DenseAttention:
     """Causal attention inside each of several sequences that lie one after another in the batch.
 
     `lengths` are the sequences' tokens; `positions` int64 [n] their rotary positions, counted from 0 in each sequence
-    if None. Sequences of one length share a batched pass; others are kept apart by a mask [n, n].
+    if None. Sequences of one length share a batched pass; others are kept apart by a mask [n, n]. `kept`: the numbers
+    that keys and values are rounded to before queries read them; None: they stay as they are.
     """
 
     in_round = False
 
     def __init__(
-        self, lengths: Sequence[int], positions: Tensor | None = None, device: torch.device | str = "cpu"
+        self,
+        lengths: Sequence[int],
+        positions: Tensor | None = None,
+        device: torch.device | str = "cpu",
+        kept: torch.dtype | None = None,
     ) -> None:
         assert len(lengths) > 0 and min(lengths) > 0, lengths
-        self._shape, self._lengths = (len(lengths), lengths[0]), tuple(lengths)
+        self._shape, self._lengths, self._kept = (len(lengths), lengths[0]), tuple(lengths), kept
         self._mask: Tensor | None = None
         if positions is None:
             positions = torch.cat([torch.arange(length, device=device) for length in lengths])
@@ -48,6 +53,8 @@ class DenseAttention:
         b, t = self._shape
         q = softmax.scaled(q, self._positions)
         q, k = rotate(q, self._rows), rotate(k, self._rows)
+        if self._kept is not None:
+            k, v = (x.to(self._kept).to(x.dtype) for x in (k, v))
         q, k, v = (x.unflatten(0, (b, t)).transpose(1, 2) for x in (q, k, v if v.shape[-1] else k))
         if softmax is not PLAIN:
             return self._written_out(q, k, v, softmax)
