@@ -4,10 +4,12 @@ our own code."""
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from functools import partial
+from importlib.metadata import PackageNotFoundError, requires, version
 
 import torch
 
@@ -25,12 +27,43 @@ CPU_COPY_BYTES = 1 << 24
 
 
 def machine_steps(context: Context) -> Iterator[SelftestStep]:
+    yield SelftestStep("machine", "torch and Triton belong together", partial(pair, context), needs_gpu=True)
     yield SelftestStep("machine", "device, driver, versions", partial(facts, context))
     yield SelftestStep("machine", "memory bandwidth", partial(bandwidth, context))
     yield SelftestStep("machine", "matrix products", partial(products, context))
     yield SelftestStep("machine", "pinned memory, events, streams", partial(copies, context), needs_gpu=True)
     yield SelftestStep("machine", "a CUDA graph", partial(graph, context), needs_gpu=True)
     yield SelftestStep("machine", "Triton compiles and launches", partial(first_kernel, context), needs_gpu=True)
+
+
+def pair(context: Context) -> StepFinding:
+    """Check the first thing that goes wrong: torch brings up its CUDA, and Triton is the one that torch asks for."""
+    torch.zeros(1, device=context.device)
+    try:
+        found, asked = (
+            version("triton"),
+            [one for one in requires("torch") or () if re.match(r"(pytorch-)?triton\b", one)],
+        )
+    except PackageNotFoundError as error:
+        raise AssertionError(f"{error.name} is not installed as a package; the kernels need Triton") from None
+    wanted = asked[0].partition(";")[0].strip() if asked else ""
+    text = f"torch {torch.__version__}, CUDA {torch.version.cuda}, Triton {found}"
+    assert not wanted or is_wanted(found, wanted), f"{text}; this torch asks for {wanted}: pip install '{wanted}'"
+    return StepFinding(text + (f", as torch asks: {wanted}" if wanted else "; this torch asks for none"))
+
+
+def is_wanted(found: str, wanted: str) -> bool:
+    """Return whether a release is one of those of a requirement such as triton==3.6.0 or triton~=3.8.0; requirements of
+    other forms hold."""
+    match = re.search(r"([=~])=\s*(\d+(?:\.\d+)*)", wanted)
+    if match is None:
+        return True
+    ours, theirs = (
+        tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])) for text in (found, match[2])
+    )
+    if match[1] == "=":
+        return ours[: len(theirs)] == theirs
+    return ours >= theirs and ours[: len(theirs) - 1] == theirs[:-1]
 
 
 def facts(context: Context) -> StepFinding:

@@ -15,18 +15,34 @@ from foredraft.cli.app import app
 from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.gpu.ops.host_ops import HostOps
 from foredraft.gpu.selftest import sessions
+from foredraft.gpu.selftest.machine import is_wanted
 from foredraft.gpu.selftest.report import JSON, MARKDOWN, seconds_of
-from foredraft.gpu.selftest.steps import Context, SelftestStep, State, StepFinding, run_apart, run_here, run_step
+from foredraft.gpu.selftest.steps import (
+    Context,
+    SelftestStep,
+    State,
+    StepFinding,
+    UnavailableHere,
+    run_apart,
+    run_here,
+    run_step,
+)
 from typer.testing import CliRunner
 
 FAST = {
     "machine: matrix products",
     "kernels: norms and gate",
+    "kernels: products of stored numbers, FP8 in blocks of 128",
+    "kernels: products of stored numbers, int4 in groups of 128",
+    "kernels: products of stored numbers, NVFP4",
     "contracts: acceptance",
     "contracts: executor, every index checked",
     "contracts: executor, captured rounds",
     "sessions: bfloat16, STANDALONE tree, pages of 4",
     "sessions: bfloat16, EAGLE3 tree",
+    "sessions: bfloat16, keys and values in 8 bits",
+    "sessions: bfloat16, windows in rings",
+    "sessions: bfloat16, recurrent states",
     "sessions: close() frees",
 }
 
@@ -105,6 +121,10 @@ def interrupted() -> StepFinding:
     raise KeyboardInterrupt
 
 
+def needs_more() -> StepFinding:
+    raise UnavailableHere("needs 2 GPUs, torch finds 1")
+
+
 def steps(**named) -> list[SelftestStep]:
     return [SelftestStep("part", name, function) for name, function in named.items()]
 
@@ -114,6 +134,27 @@ def test_a_step_that_fails_stops_no_other_and_time_does():
     outcomes = list(run_here(steps(bad=fails, good=passes, late=passes), lambda: next(left), lambda step: None))
     assert [outcome.state for outcome in outcomes] == ["failed", "passed", "not run"]
     assert outcomes[0].text == "ValueError: off by one" and "in fails" in outcomes[0].traceback
+
+
+def test_a_step_for_which_the_machine_is_too_small_is_not_run_and_has_not_failed():
+    outcome = run_step(SelftestStep("part", "name", needs_more))
+    assert (outcome.state, outcome.text) == (State.NOT_RUN, "needs 2 GPUs, torch finds 1")
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "holds"),
+    [
+        ("3.6.0", "triton==3.6.0", True),
+        ("3.6.0+git1", "triton==3.6.0", True),
+        ("3.7.1", "triton==3.6.0", False),
+        ("3.8.2", "triton~=3.8.0", True),
+        ("3.9.0", "triton~=3.8.0", False),
+        ("3.7.9", "triton~=3.8.0", False),
+        ("3.9.0", "triton>=3.5", True),
+    ],
+)
+def test_the_triton_that_torch_asks_for_is_told_from_others(found, wanted, holds):
+    assert is_wanted(found, wanted) == holds
 
 
 @pytest.mark.parametrize(
