@@ -2,7 +2,7 @@
 
 ```
 at most SMALL_BODY bytes ─────────────────────────► read ─► Asked, or the bytes of an answer
-more                     ── a process of its own ─► read ─► …      the event loop serves others meanwhile
+more            ── one of READERS other processes ─► read ─► …     the event loop serves others meanwhile
 ```
 
 A thread would not do for long bodies: parsing and tokenizing hold the interpreter. Prompts are counted before they are
@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -36,12 +37,16 @@ from .schema import AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequ
 
 SMALL_BODY = 1 << 13
 """Bytes of a body that is read in the event loop: one to three milliseconds of work."""
+READERS = 2
+"""Processes that read larger bodies: a dear one holds one of them."""
+READ_S = 10.0
+"""How long a larger body may be read, before the process that reads it is replaced."""
 MAX_PARAMETER_BYTES = 1 << 17
 _FORMS = ("str", "constrained-str")  # how pydantic names the forms that a value may have
 MOST_NAME, MOST_NAMES = 64, 20
 """The notes about parameters that are left out."""
 MAX_WAITING_BYTES = 1 << 26
-"""Bytes of the larger bodies that may wait for the process that reads them, all together."""
+"""Bytes of the larger bodies that may wait for a process that reads them, all together."""
 Read = TypeVar("Read", bound=RequestBody)
 
 
@@ -214,17 +219,18 @@ class RequestReader:
     def __init__(self, rules: ReadingRules, codec: TextCodec) -> None:
         self.rules = rules
         self._codec = codec
-        self._pool: ProcessPoolExecutor | None = None
+        self._may_read = asyncio.Semaphore(READERS)
+        self._free: list[ProcessPoolExecutor] = []  # a process each
         self._waiting_bytes = 0
 
     def start(self) -> None:
-        """Start the process for long bodies now, instead of with the first of them."""
-        self._the_pool().submit(os.getpid)
+        """Start a process for long bodies now, instead of with the first of them."""
+        self._free.append(self._new_process())
+        self._free[-1].submit(os.getpid)
 
     def stop(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
+        for process in self._free:
+            process.shutdown(wait=False, cancel_futures=True)
 
     async def read(self, kind: type[RequestBody], data: bytes) -> tuple[Found, tuple[str, ...]]:
         """Read a body, as the function `read` does. Raises ApiError, also if too many long bodies wait."""
@@ -235,19 +241,48 @@ class RequestReader:
             raise ApiError(429, message, code="too_many_bytes", retry_after_s=1)
         self._waiting_bytes += len(data)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._the_pool(), _read_there, kind, data)
+            async with self._may_read:
+                return await self._read_elsewhere(partial(_read_there, kind, data))
         except BrokenProcessPool:
-            self._pool = None  # the next long body starts another
-            message = "the process that reads long requests has ended while it read this one or another"
+            message = "the process that reads long requests has ended while it read this one"
             raise ApiError(503, message, code="reader_ended", retry_after_s=1) from None
+        except TimeoutError:
+            message = f"the request takes longer than {READ_S:g} s to read: send a shorter one"
+            raise ApiError(400, message, code="too_long_to_read") from None
         finally:
             self._waiting_bytes -= len(data)
 
-    def _the_pool(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            spawn = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks as they are
-            self._pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=_begin, initargs=(self.rules,))
-        return self._pool
+    async def _read_elsewhere(self, reading: Callable[[], tuple[Found, tuple[str, ...]]]) -> Any:
+        """Return what `reading` does in a process that is free. A process that does not end it in time is ended."""
+        process, number = await self._ready_process()
+        begun, is_free = process.submit(reading), False
+        try:
+            async with asyncio.timeout(READ_S):
+                found = await asyncio.wrap_future(begun)
+            is_free = True
+            return found
+        except ApiError:
+            is_free = True
+            raise
+        finally:
+            if is_free:
+                self._free.append(process)
+            elif not begun.done():
+                os.kill(number, getattr(signal, "SIGKILL", signal.SIGTERM))
+                process.shutdown(wait=False)
+
+    async def _ready_process(self) -> tuple[ProcessPoolExecutor, int]:
+        """Return a process that has loaded its tokenizer, and its id; one that has died meanwhile is replaced."""
+        while self._free:
+            process = self._free.pop()
+            with suppress(BrokenProcessPool):
+                return process, await asyncio.wrap_future(process.submit(os.getpid))
+        process = self._new_process()
+        return process, await asyncio.wrap_future(process.submit(os.getpid))
+
+    def _new_process(self) -> ProcessPoolExecutor:
+        spawn = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks as they are
+        return ProcessPoolExecutor(1, mp_context=spawn, initializer=_begin, initargs=(self.rules,))
 
 
 # -- in the other process ---------------------------------------------------------------------------------------------

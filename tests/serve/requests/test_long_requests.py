@@ -7,18 +7,21 @@ import json
 import os
 import signal
 import threading
+import time
+from functools import partial
 
 import httpx
 import pytest
 from foredraft.serve.answers.forms import CompletionForm
 from foredraft.serve.answers.frontend import Frontend
 from foredraft.serve.app import make_app
+from foredraft.serve.base.errors import ApiError
 from foredraft.serve.base.limits import Limits
 from foredraft.serve.bodies.filler import FillerTokenizer
 from foredraft.serve.metrics import ServerMetrics
 from foredraft.serve.requests import api, reading
-from foredraft.serve.requests.reading import MAX_WAITING_BYTES, SMALL_BODY
-from foredraft.serve.requests.schema import MAX_PROMPTS
+from foredraft.serve.requests.reading import MAX_WAITING_BYTES, SMALL_BODY, RequestReader
+from foredraft.serve.requests.schema import MAX_PROMPTS, CompletionRequest
 from http_server import Served, simulated_body
 
 SIZE = 2_000_000
@@ -101,15 +104,40 @@ def test_a_grammar_that_takes_too_long_is_refused(simulated: Served, monkeypatch
 
 
 @pytest.mark.ci
-def test_the_process_that_reads_is_replaced(simulated: Served):
+def test_a_process_that_reads_and_has_died_is_replaced(simulated: Served):
     long = {"prompt": "x" * (SMALL_BODY + 1), "max_tokens": 1}
     assert simulated.post("/v1/completions", **long).status_code == 200
     reader = simulated.server.config.app.state.reader
-    (process,) = reader._pool._processes
-    os.kill(process, signal.SIGKILL)
-    assert simulated.post("/v1/completions", **long).status_code in (200, 503)
+    for pool in reader._free:
+        os.kill(pool.submit(os.getpid).result(), signal.SIGKILL)
     assert simulated.post("/v1/completions", **long).status_code == 200
-    assert reader._waiting_bytes == 0
+    assert reader._waiting_bytes == 0 and len(reader._free) == 1
+
+
+@pytest.mark.ci
+def test_a_dear_request_holds_one_of_two_processes_and_not_for_long(monkeypatch: pytest.MonkeyPatch):
+    """Others are read beside it; what is not read in time is refused, and its process replaced."""
+
+    async def both() -> None:
+        begun = asyncio.ensure_future(reader._read_elsewhere(partial(time.sleep, 600)))
+        while reader._free:
+            await asyncio.sleep(0.01)
+        body = json.dumps({"prompt": "x" * SMALL_BODY}).encode()
+        (read, _) = await reader.read(CompletionRequest, body)
+        assert len(read.prompts) == 1 and not begun.done()
+        begun.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await begun
+        monkeypatch.setattr(reading, "READ_S", 0)
+        with pytest.raises(ApiError, match="takes longer than 0 s") as refused:
+            await reader.read(CompletionRequest, body)
+        assert refused.value.status == 400 and not reader._free and reader._waiting_bytes == 0
+
+    rules = make_app(Frontend(simulated_body(), Limits(), ServerMetrics())).state.reader.rules
+    reader = RequestReader(rules, FillerTokenizer())
+    reader.start()
+    asyncio.run(both())
+    reader.stop()
 
 
 def test_long_requests_that_wait_are_bounded(simulated: Served):
