@@ -3,6 +3,7 @@ accept length is that comes from so many prompts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,9 @@ from ..gpu.measure.clock import Clock
 from ..gpu.measure.served import TimedOrder
 from .arms import TwinArm
 
-MIN_CALIBRATION, MOST_CALIBRATION = 16, 512  # requests
+MIN_CALIBRATION, MOST_CALIBRATION = 16, 1024  # requests
+WANTED_HALF = 0.03  # of half an interval, relative to the accept length: where calibration ends
+MOST_GROWTH = 4  # times as many requests for one more run: few prompts know their own spread badly
 SURE = 1.96  # standard deviations: 95 %
 
 
@@ -42,6 +45,10 @@ class Rounds:
     positions: NDArray[np.int64]
     steps: NDArray[np.int64]
     correct: NDArray[np.int64]
+
+    @classmethod
+    def none(cls) -> Rounds:
+        return cls((), *np.empty((4, 0), np.int64))
 
 
 def rounds_of(events: Sequence[Event]) -> Rounds:
@@ -80,9 +87,27 @@ def serve_calibration(arm: TwinArm, asked: Sequence[TimedOrder]) -> Rounds:
 
 
 def num_calibration(arm: TwinArm, mean_output: float, wanted: int) -> int:
-    """Return how many requests to calibrate with: as `wanted`, but enough rounds for a fit."""
+    """Return how many requests to calibrate with at first: as `wanted`, but enough rounds for a fit."""
     least = MIN_ROUNDS * (arm.spec.max_steps + 1) / max(mean_output - 1, 1.0)
     return int(np.clip(max(wanted, least), MIN_CALIBRATION, MOST_CALIBRATION))
+
+
+def num_more(reached: AcceptLength | None, served: int) -> int:
+    """Return with how many further requests the accept length is sure to ± 3 %, by the spread that it has `reached`
+    over the prompts of `served` requests; 0: it is, or calibration is as large as it may be."""
+    if reached is None or reached.half is None or reached.half <= WANTED_HALF * reached.mean:
+        return 0
+    needed = served * min((reached.half / (WANTED_HALF * reached.mean)) ** 2, MOST_GROWTH)
+    return max(0, min(math.ceil(needed), MOST_CALIBRATION) - served)
+
+
+def joined(runs: Sequence[Rounds]) -> Rounds:
+    """Return the rounds of runs whose requests have different ids."""
+    begins = np.cumsum([0, *(len(run.ids) for run in runs)])
+    requests = [run.requests + begin for run, begin in zip(runs, begins, strict=False)]
+    columns = ([getattr(run, name) for run in runs] for name in ("positions", "steps", "correct"))
+    ids = tuple(request_id for run in runs for request_id in run.ids)
+    return Rounds(ids, np.concatenate(requests), *map(np.concatenate, columns))
 
 
 def fit_acceptance(rounds: Rounds) -> AcceptanceFit:
@@ -136,7 +161,7 @@ class AcceptLength:
 
     @property
     def words(self) -> str:
-        half = "" if self.half is None else f" ± {self.half:.2f}"
+        half = "" if self.half is None else f" ± {self.half:.2f} ({self.half / self.mean:.1%})"
         return f"{self.mean:.2f}{half}"
 
     def to_json(self) -> Mapping[str, float | int | None]:

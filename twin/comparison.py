@@ -117,6 +117,7 @@ class Comparison:
     # what single rounds took each time between the runs, over what the profile says of them; none on a GPU
     paces: tuple[float, ...] = ()
     accept_lengths: Mapping[str, AcceptLength] = field(default_factory=dict)  # "measured" and "forecast"
+    ttft_per_load: float | None = None  # relative change of the mean TTFT over that of the load; None: a closed loop
 
     @property
     def pace(self) -> float | None:
@@ -146,6 +147,7 @@ class Comparison:
             },
             "steps": {str(steps): {"predicted": pair[0], "measured": pair[1]} for steps, pair in self.steps.items()},
             "batch": {"predicted": list(self.batch[0]), "measured": list(self.batch[1])},
+            "ttft_per_load": self.ttft_per_load,
             "accept_lengths": {name: length.to_json() for name, length in self.accept_lengths.items()},
         }
 
@@ -161,6 +163,7 @@ def compare(
     *,
     replayed: Sequence[RunMetrics] = (),
     accept_lengths: Mapping[str, AcceptLength] | None = None,
+    ttft_per_load: float | None = None,
 ) -> Comparison:
     """Compare simulated runs with measured ones of the same requests. `replayed`: simulated with the measured
     acceptance. What one of them does not have (an accept length) is left out."""
@@ -176,7 +179,18 @@ def compare(
     steps = {n: (shares[0].get(n, 0.0), shares[1].get(n, 0.0)) for n in sorted({*shares[0], *shares[1]})}
     batch = (_batch_over_time(predicted), _batch_over_time(measured))
     lengths = accept_lengths or {}
-    return Comparison(arm, load, requests, len(measured), found, steps, batch, processor_share, tuple(paces), lengths)
+    return Comparison(
+        arm, load, requests, len(measured), found, steps, batch, processor_share, tuple(paces), lengths, ttft_per_load
+    )
+
+
+def sensitivity(runs: Sequence[RunMetrics], busier: Sequence[RunMetrics], more: float) -> float | None:
+    """Return by which percentage the mean TTFT grows for each percent of load, from simulated runs and the same ones
+    at `more` load; None without those."""
+    means = [[metrics.summary()["mean_ttft_ms"] for metrics in each] for each in (runs, busier)]
+    if not busier or any(value is None for each in means for value in each):
+        return None
+    return float((np.mean(means[1]) / np.mean(means[0]) - 1) / more)
 
 
 def _mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:

@@ -30,21 +30,25 @@ from ..sim.scenario_file import scenario_with
 from .acceptance import (
     AcceptLength,
     ReplayedAcceptance,
+    Rounds,
     accept_length_of,
     draft_of,
     fit_acceptance,
+    joined,
     num_calibration,
+    num_more,
     rounds_of,
     serve_calibration,
 )
 from .arms import TwinArm
-from .comparison import Comparison, compare, simulate
+from .comparison import Comparison, compare, sensitivity, simulate
 from .host_times import tokenizer_of
 from .measuring import ArmPace
 
 CALIBRATION_SEED = 104_729  # other windows of the text than those of the workload
 LIGHT, KNEE, SATURATED = "light", "knee", "saturated"
 LOADS = {LIGHT: 0.3, KNEE: 0.75}  # shares of the capacity that is simulated
+MORE_LOAD = 0.04  # with which the sensitivity to the load is simulated: above the noise of draws, below another regime
 QUEUED = 1.5  # clients of the saturated load, per row
 OnProgress = Callable[[str], None]
 
@@ -71,6 +75,11 @@ class TwinLoad:
     name: str
     asked: tuple[TimedOrder, ...]
     concurrency: int | None
+
+    def times(self, factor: float) -> TwinLoad:
+        """Return the same requests of an open loop, at `factor` times the rate."""
+        asked = (replace(one, arrival_ns=round(one.due_ns / factor)) for one in self.asked)
+        return replace(self, asked=tuple(asked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +139,7 @@ def run_twin(
                 on_progress(f"{arm.name}: acceptance of other prompts")
                 alike = [other for other in arms if other.is_speculative and draft_of(other) == key]
                 longest = max(alike, key=lambda other: other.spec.max_steps)
-                rounds = serve_calibration(longest, _other_prompts(longest, arms, plan))
+                rounds = _calibrated(longest, arms, plan)
                 fitted[key] = fit_acceptance(rounds).process, accept_length_of([rounds])
             process, forecast = fitted[key]
         sides.append(Side(cost, steps, process, forecast))
@@ -174,13 +183,22 @@ def _compared(
     paces: Sequence[float],
 ) -> Comparison:
     """Simulate the measured runs of an arm, with the acceptance that was forecast and with that of each run itself."""
-    forecast = [metrics_of(side.simulate(arm, loads[draw % len(loads)], draw)) for draw in range(plan.draws)]
+    draws = range(plan.draws)
+
+    def of_draws(load_factor: float = 1.0) -> list[RunMetrics]:
+        """Return the metrics of the runs as forecast, each draw with a load of its own."""
+        used = [load if load_factor == 1.0 else load.times(load_factor) for load in loads]
+        return [metrics_of(side.simulate(arm, used[draw % len(used)], draw)) for draw in draws]
+
+    forecast = of_draws()
     replayed: list[RunMetrics] = []
     rounds = [rounds_of(run.events) for run in runs] if arm.is_speculative else []
     for load, of_run in zip(loads, rounds, strict=bool(rounds)):
         acceptance = ReplayedAcceptance(of_run)
-        draws = range(max(1, plan.draws // len(loads)))
-        replayed += [metrics_of(side.simulate(arm, load, draw, acceptance)) for draw in draws]
+        replayed += [
+            metrics_of(side.simulate(arm, load, draw, acceptance)) for draw in range(max(1, plan.draws // len(loads)))
+        ]
+    busier = of_draws(1 + MORE_LOAD) if loads[0].concurrency is None else ()
     share = float(np.mean([run.processor_share for run in runs]))
     lengths = {"measured": accept_length_of(rounds) if rounds else None, "forecast": side.forecast}
     return compare(
@@ -192,6 +210,7 @@ def _compared(
         share,
         paces,
         replayed=replayed,
+        ttft_per_load=sensitivity(forecast, busier, MORE_LOAD),
         accept_lengths={name: length for name, length in lengths.items() if length is not None},
     )
 
@@ -223,17 +242,32 @@ def _load(name: str, arm: TwinArm, side: Side, arms: Sequence[TwinArm], plan: Tw
     return TwinLoad(name, requests_of(made, arm, arms, seed), None)
 
 
-def _other_prompts(arm: TwinArm, arms: Sequence[TwinArm], plan: TwinPlan) -> list[TimedOrder]:
-    """Return requests of the workload's lengths with other texts, for a closed loop that forecasts the acceptance."""
+def _calibrated(arm: TwinArm, arms: Sequence[TwinArm], plan: TwinPlan) -> Rounds:
+    """Serve prompts of the workload's lengths with other texts, until their accept length is sure or there are as many
+    as there may be. Return their rounds."""
     own = requests_of(plan.scenario, arm, arms, plan.seed, text=False)
     mean_output = float(np.mean([one.request.max_tokens for one in own]))
     count = num_calibration(arm, mean_output, round(plan.calibration_requests_per_s * plan.seconds))
-    lengths = [one.request for one in itertools.islice(itertools.cycle(own), count)]
+    rounds, served = Rounds.none(), 0
+    while count:
+        asked = _other_prompts(arm, own, count, served, plan.seed)
+        rounds, served = joined([rounds, serve_calibration(arm, asked)]), served + count
+        count = num_more(accept_length_of([rounds]), served)
+    return rounds
+
+
+def _other_prompts(arm: TwinArm, own: Sequence[TimedOrder], count: int, first: int, seed: int) -> list[TimedOrder]:
+    """Return `count` requests of the workload's lengths, from number `first` on, with other texts than those of the
+    workload and of smaller numbers, for a closed loop that forecasts the acceptance."""
+    lengths = [one.request for one in itertools.islice(itertools.cycle(own), first, first + count)]
     longest = max(request.prompt.length for request in lengths)
-    seed = plan.seed + CALIBRATION_SEED
-    texts = bench_prompts(tokenizer_of(arm), arm.plan.target.vocab_size, count, longest, seed)
+    texts = bench_prompts(
+        tokenizer_of(arm), arm.plan.target.vocab_size, count, longest, seed + CALIBRATION_SEED + first
+    )
     return [
-        TimedOrder(Request(f"c{i}", Prompt.of_tokens(text[: request.prompt.length]), max(2, request.max_tokens)), None)
+        TimedOrder(
+            Request(f"c{first + i}", Prompt.of_tokens(text[: request.prompt.length]), max(2, request.max_tokens)), None
+        )
         for i, (text, request) in enumerate(zip(texts, lengths, strict=True))
     ]
 

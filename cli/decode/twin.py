@@ -228,6 +228,9 @@ def _show(found: Sequence[Comparison], clock: str) -> None:
         for one in measured:
             if one.accept_lengths:
                 console.print(f"\n{_accept_lengths(one)}", markup=False)
+        amplified = [one for one in measured if one.ttft_per_load is not None]
+        if amplified:
+            console.print(f"\n{_ttft_of_load(amplified)}", markup=False)
         paces = ", ".join(
             f"{one.arm} {one.pace - 1:+.1%} ({min(one.paces) - 1:+.0%} to {max(one.paces) - 1:+.0%})"
             for one in measured
@@ -281,6 +284,12 @@ def _accept_lengths(one: Comparison) -> str:
         f"Accept length of {one.arm}: {measured.words} of {count_of(measured.prompts, 'prompt')} measured, "
         f"{forecast.words} of {count_of(forecast.prompts, 'other prompt')} forecast (± 95 % over prompts)."
     )
+
+
+def _ttft_of_load(found: Sequence[Comparison]) -> str:
+    """Say how much TTFT depends on the load, and so on every error of times and accept lengths."""
+    each = ", ".join(f"{one.arm} {one.ttft_per_load:+.1f} %" for one in found)
+    return f"TTFT for 1 % more load, simulated: {each}. An error of the times or of the accept length acts like load."
 
 
 def _about(one: Comparison, clock: str) -> str:

@@ -15,17 +15,22 @@ from foredraft.gpu.measure.clock import CpuClock, make_clock
 from foredraft.gpu.measure.served import TimedOrder, metrics_of
 from foredraft.sim.cost.steps_file import read_executor_steps
 from foredraft.sim.scenario_file import scenario_with
+from foredraft.twin import run as twin_run
 from foredraft.twin.acceptance import (
     MIN_CALIBRATION,
     MOST_CALIBRATION,
+    AcceptLength,
     ReplayedAcceptance,
     Rounds,
     accept_length_of,
     draft_of,
+    joined,
     num_calibration,
+    num_more,
     rounds_of,
 )
-from foredraft.twin.comparison import ComparedNumber, compare, simulate
+from foredraft.twin.arms import TwinArm
+from foredraft.twin.comparison import ComparedNumber, compare, sensitivity, simulate
 from foredraft.twin.measuring import ArmPace, measure_steps
 from foredraft.twin.run import TwinPlan, default_scenario, requests_of, run_twin
 from made_steps import made_steps
@@ -137,7 +142,73 @@ def test_the_interval_of_an_accept_length_is_that_of_prompts():
 def test_calibration_has_enough_rounds_and_is_bounded(make_arms):
     (arm,) = make_arms(chain={"draft": "EAGLE3", "steps": 2, "max_running": 2, "context_len": 64})
     assert num_calibration(arm, 45.0, 96) == 96 and num_calibration(arm, 1000.0, 1) == MIN_CALIBRATION
-    assert num_calibration(arm, 5.0, 16) * 4 / 3 >= 200 and num_calibration(arm, 1.0, 16) == MOST_CALIBRATION
+    assert num_calibration(arm, 5.0, 16) * 4 / 3 >= 200 and num_calibration(arm, 1.0, 2000) == MOST_CALIBRATION
+
+
+def test_calibration_goes_on_until_the_accept_length_is_sure():
+    """Four times the prompts halve the interval; one that is unknown does not grow."""
+    assert num_more(AcceptLength(2.0, 64, 0.12), 64) == 192 and num_more(AcceptLength(2.0, 64, 0.06), 64) == 0
+    assert num_more(AcceptLength(2.0, 64, 2.0), 64) == 192  # in steps of four times at most
+    assert num_more(AcceptLength(2.0, 900, 0.12), 900) == MOST_CALIBRATION - 900
+    assert num_more(AcceptLength(2.0, MOST_CALIBRATION, 0.12), MOST_CALIBRATION) == 0
+    assert num_more(AcceptLength(2.0, 1, None), 16) == 0 and num_more(None, 16) == 0
+
+
+def test_runs_are_joined_with_their_own_requests():
+    one, other = of_rounds([1, 2], [0]), replace(of_rounds([3]), ids=("c2",))
+    both = joined([Rounds.none(), one, other])
+    assert both.ids == ("r0", "r1", "c2") and both.requests.tolist() == [0, 0, 1, 2]
+    assert both.correct.tolist() == [1, 2, 0, 3]
+    assert accept_length_of([both]).mean == pytest.approx(10 / 4) and accept_length_of([both]).prompts == 3
+
+
+def test_calibration_has_the_lengths_of_the_workload_and_no_text_twice(make_arms, monkeypatch):
+    """A second run, asked for by the spread of the first, has prompts of its own."""
+    arms = make_arms(chain={"draft": "EAGLE3", "steps": 2, "max_running": 2, "context_len": 192})
+    served = []
+
+    def serve(arm, asked):
+        served.append(asked)
+        return replace(of_rounds(*[[0, 0, 2] for _ in asked]), ids=tuple(one.request.request_id for one in asked))
+
+    more = iter([5, 0])
+    monkeypatch.setattr(twin_run, "serve_calibration", serve)
+    monkeypatch.setattr(twin_run, "num_more", lambda reached, count: next(more))
+    scenario = scenario_with(default_scenario().model_dump(), {"workload.num_requests": 6})
+    plan = TwinPlan(scenario, seconds=0.5)
+    rounds = twin_run._calibrated(arms[0], arms, plan)
+    first, second = ([one.request for one in asked] for asked in served)
+    assert len(second) == 5 and len(rounds.ids) == len(first) + 5 == len(set(rounds.ids))
+    own = [one.request for one in requests_of(scenario, arms[0], arms, 0, text=False)]
+    for number, request in enumerate([*first, *second]):
+        assert request.prompt.length == own[number % 6].prompt.length
+        assert request.max_tokens == own[number % 6].max_tokens
+    texts = [request.prompt.tokens[1:].tobytes() for request in [*first, *second]]
+    work = [one.request.prompt.tokens[1:].tobytes() for one in requests_of(scenario, arms[0], arms, 0)]
+    assert len({*texts, *work}) == len(texts) + len(work)
+
+
+def test_near_the_knee_ttft_grows_faster_than_the_load(make_arms):
+    """The same requests at a higher rate wait for rows; in an idle engine they do not."""
+    (arm,) = make_arms(plain={"max_running": 1, "context_len": 64})
+    steps = made_steps("NONE")
+    cost = steps.cost(arm.spec, "profile")
+
+    def ttft(gap_ns):
+        load = twin_run.TwinLoad(
+            "knee", tuple(replace(one, arrival_ns=i * gap_ns) for i, one in enumerate(asked(40))), None
+        )
+        runs = [
+            metrics_of(simulate(arm.simulated_spec, cost, steps.host, FixedMeanAcceptance(1.0), at.asked))
+            for at in (load, load.times(1.04))
+        ]
+        return sensitivity(runs[:1], runs[1:], 0.04), runs[0].summary()
+
+    long_ns = 10**9
+    idle, summary = ttft(long_ns)
+    assert idle == pytest.approx(0.0, abs=0.01) and sensitivity([], (), 0.04) is None
+    service_ns = int(summary["mean_e2el_ms"] * 1e6)
+    assert ttft(service_ns)[0] > 3.0
 
 
 def test_other_seeds_have_other_texts_and_the_same_lengths(make_arms):
@@ -150,6 +221,25 @@ def test_other_seeds_have_other_texts_and_the_same_lengths(make_arms):
         assert mine.request.max_tokens == theirs.request.max_tokens
         shifted = [mine.request.prompt.tokens[1:].tolist(), theirs.request.prompt.tokens[:-1].tolist()]
         assert shifted[0] != shifted[1] and mine.request.prompt.tokens.tolist() != theirs.request.prompt.tokens.tolist()
+
+
+def test_each_repeat_of_a_load_has_texts_of_its_own(make_arms, monkeypatch):
+    """So the range of the measured runs is that of texts, too."""
+    arms = make_arms(plain={"max_running": 2, "context_len": 192})
+    served = []
+
+    def take_turns(timed, *_):
+        served.extend(one.time(sample) for one in timed for sample in range(one.repeats))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(twin_run, "ArmPace", lambda *_: None)
+    monkeypatch.setattr(twin_run, "take_turns", take_turns)
+    monkeypatch.setattr(TwinArm, "serve", lambda arm, asked, *_: [one.request.prompt.tokens.tobytes() for one in asked])
+    plan = TwinPlan(default_scenario(), ("knee",), seconds=0.2, clock="cpu", seed=5)
+    with pytest.raises(KeyboardInterrupt):
+        list(run_twin(arms, made_steps("NONE"), plan))
+    texts = [text for run, _ in served for text in run]
+    assert len(served) == 3 and len(set(texts)) == len(texts) >= 18
 
 
 @pytest.mark.slow

@@ -2,11 +2,13 @@
 run. Messages name the parts that do not fit."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from foredraft.cli.decode.twin import _show
 from foredraft.twin import run
+from foredraft.twin.acceptance import AcceptLength
 from foredraft.twin.comparison import ComparedNumber, Comparison
 
 SCENARIO = """
@@ -91,6 +93,20 @@ def test_a_busy_machine_measures_nothing(capsys):
     assert text.count("+332.9%") == 2 and text.count("not measured") == 2 and text.count("predicted  batch") == 1
     _show([busy], "cpu")
     assert capsys.readouterr().out.count("+332.9%") == 2
+
+
+def test_what_is_sure_of_accept_lengths_and_of_ttft_is_printed(capsys):
+    metrics = {"mean_ttft_ms": ComparedNumber(10.0, 8.0, 0.1, 0.1, 8.4)}
+    batch = (tuple(range(10)), tuple(range(10)))
+    lengths = {"measured": AcceptLength(2.5, 90, 0.1), "forecast": AcceptLength(2.4, 700, 0.072)}
+    one = Comparison(
+        "chain", "knee", 40, 3, metrics, {3: (1.0, 1.0)}, batch, 1.0, accept_lengths=lengths, ttft_per_load=4.2
+    )
+    _show([one, replace(one, arm="closed", ttft_per_load=None)], "cpu")
+    text = capsys.readouterr().out
+    assert "+5.0%" in text and "+25.0%" in text  # of times, of the forecast
+    assert "2.50 ± 0.10 (4.0%) of 90 prompts measured, 2.40 ± 0.07 (3.0%) of 700 other prompts forecast" in text
+    assert "TTFT for 1 % more load, simulated: chain +4.2 %." in text and text.count("closed +") == 0
 
 
 @pytest.mark.parametrize(
