@@ -134,6 +134,8 @@ _CHAT, _CODE, _MATH, _LOOKUP = (
 _EAGLE = "published acceptance traces: 1,410 requests, EAGLE on Llama-3.1-8B, 5 steps; {}"
 _SPECBUNDLE = "SpecForge, SpecBundle: EAGLE-3 on {}, chains and trees"
 _MULTI_LAYER = "vLLM pull 48892: multi-layer MTP of a model that is not named, GSM8K, 1 and 8 steps"
+_BLOCKS = "published with DFlash2: block drafters of Qwen3.5-4B, GSM8K, blocks of 8 (7 drafts)"
+_SPEED_BENCH = "llama.cpp pull 27342: {}, SPEED-Bench"
 _STANDALONE = "devquasar.com: Llama-3-70B with an 8B draft, four mixed prompts, 8 and 10 steps"
 
 
@@ -179,6 +181,7 @@ def _presets() -> Iterator[AcceptancePreset]:
         "multi-layer-eagle-math", "MULTI_LAYER_EAGLE", UNKNOWN_FAMILY, "math", _MULTI_LAYER,
         (0.8307, 0.8254, 0.8223, 0.8200, 0.8183, 0.8168, 0.8156, 0.8145), *_MATH,
     )  # fmt: skip
+    yield from _of_block_drafters()
     yield make(
         "standalone-llama-chat", "STANDALONE", "llama", "chat", _STANDALONE,
         (0.8489, 0.9001, 0.9223, 0.9352, 0.9438, 0.9501, 0.9548, 0.9586), *_CHAT,
@@ -195,6 +198,28 @@ def _presets() -> Iterator[AcceptancePreset]:
         "ngram-edit", "NGRAM", ANY_FAMILY, "edit", "vLLM pull 24344: n-gram drafting while editing files of 5,000 characters",
         (0.7586, 0.9140, 0.9460, 0.9710, 0.9710), *_LOOKUP,
     )  # fmt: skip
+
+
+def _of_block_drafters() -> Iterator[AcceptancePreset]:
+    for algorithm, family, text, source, rate in (
+        ("DFLASH", "qwen3", "math", _BLOCKS, 0.8660),
+        (
+            "DFLASH",
+            "muse",
+            "chat",
+            _SPEED_BENCH.format("DFlash on Muse-Glimmer-30B, all categories, 15 drafts"),
+            0.7801,
+        ),
+        ("DFLASH", "muse", "code", _SPEED_BENCH.format("DFlash on Muse-Glimmer-30B, coding, 15 drafts"), 0.8176),
+        ("DFLASH2", "qwen3", "math", _BLOCKS, 0.9296),
+        ("DFLASH2", "qwen3", "chat", _SPEED_BENCH.format("DFlash2 on Qwen3.8-27B, all categories, 7 drafts"), 0.7959),
+        ("DFLASH2", "qwen3", "code", _SPEED_BENCH.format("DFlash2 on Qwen3.8-27B, coding, 7 drafts"), 0.8330),
+        ("DSPARK", "qwen3", "math", _BLOCKS, 0.9053),
+    ):
+        shares = {"chat": _CHAT, "code": _CODE, "math": _MATH}[text]
+        yield AcceptancePreset(
+            f"{algorithm.lower()}-{family}-{text}", algorithm, family, text, source, (rate,), *shares
+        )
 
 
 PRESETS = {preset.name: preset for preset in _presets()}

@@ -61,6 +61,7 @@ class SpecAlgorithm:
     `draft_form` is the form of the draft's checkpoint, named after the built-in algorithm that uses it ("" if there is
     none). `usual_acceptance` is the acceptance preset, or the kind of text, that a simulation takes by default.
     `draft_time_share` is the time of proposing on the host in a simulated round, as a share of the verify pass.
+    `simulated_only`: the cost model knows the algorithm, and no executor runs it yet.
     """
 
     name: str = "NONE"
@@ -72,6 +73,7 @@ class SpecAlgorithm:
     needs_hidden_states: bool = False
     supports_overlap: bool = True
     supports_trees: bool = False
+    simulated_only: bool = False
 
     @property
     def is_speculative(self) -> bool:

@@ -139,6 +139,63 @@ class MultiLayerEagle(Eagle):
         return problems
 
 
+class ParallelEagle(Eagle3):
+    """P-EAGLE: an EAGLE-3 head that drafts all tokens of a round in one pass, behind mask tokens (arXiv
+    2602.01469)."""
+
+    name = "P_EAGLE"
+    draft_form = "P_EAGLE"
+    usual_acceptance = "eagle3-llama-chat"
+    supports_trees = False
+    simulated_only = True
+
+    def num_relayed_candidates(self, shape: AlgorithmShape) -> int:
+        return max(shape.steps, 1)
+
+
+class ParallelDraft(Standalone):
+    """PARD: a small language model that drafts all tokens of a round in one pass, behind mask tokens (arXiv
+    2504.18583)."""
+
+    name = "PARD"
+    draft_form = "PARD"
+    usual_acceptance = "standalone-llama-chat"
+    supports_trees = False
+    simulated_only = True
+
+    def num_relayed_candidates(self, shape: AlgorithmShape) -> int:
+        return max(shape.steps, 1)
+
+
+class BlockDrafting(SpecAlgorithm):
+    """DFlash: some layers that draft a block of mask tokens in one pass, with attention in both directions (arXiv
+    2602.06036).
+
+    The pass that verifies tokens also gives the hidden states from which their draft KV is made. So a round relays no
+    hidden states, and the KV of a token does not depend on the next one.
+    """
+
+    name = "DFLASH"
+    drafter = Drafter.HEAD
+    draft_form = "DFLASH"
+    draft_kv = DraftKV.UNSHIFTED
+    simulated_only = True
+
+
+class SelectedBlockDrafting(BlockDrafting):
+    """DFlash2: DFlash with convolutions, and a walk over the best candidates of each position."""
+
+    name = "DFLASH2"
+    draft_form = "DFLASH2"
+
+
+class MarkovBlockDrafting(BlockDrafting):
+    """DSpark: DFlash with a small head that chooses the tokens of a block one after the other (arXiv 2607.05147)."""
+
+    name = "DSPARK"
+    draft_form = "DSPARK"
+
+
 class LookupDrafting(SpecAlgorithm):
     """Algorithms that propose on the host, from the text so far. Each subclass makes a proposer of its own."""
 
@@ -162,4 +219,17 @@ class Ngram(LookupDrafting):
         return NgramProposer()
 
 
-BUILT_IN = (SpecAlgorithm, Standalone, Eagle, Eagle3, MultiLayerEagle, Ngram)
+class SuffixDrafting(Ngram):
+    """Suffix decoding: continuations of the longest suffix that also stands in the prompt, the output or past outputs
+    (arXiv 2411.04975)."""
+
+    name = "SUFFIX"
+    usual_acceptance = "ngram-code"
+    supports_trees = False
+    simulated_only = True
+
+
+BUILT_IN = (
+    SpecAlgorithm, Standalone, Eagle, Eagle3, MultiLayerEagle, Ngram,
+    ParallelEagle, ParallelDraft, BlockDrafting, SelectedBlockDrafting, MarkovBlockDrafting, SuffixDrafting,
+)  # fmt: skip

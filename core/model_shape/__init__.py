@@ -1,5 +1,6 @@
 """The shape of a model: what decides its weights, its KV cache and the cost of a forward pass."""
 
+from .block_heads import BlockParts, block_kind, most_block_drafts, read_block_head
 from .catalogue import BUILT_IN, built_in_config, known_models, known_repositories, lookup_model, published_alike
 from .families import (
     ARCHITECTURES,
@@ -24,6 +25,7 @@ __all__ = [
     "ARCHITECTURES",
     "AUX_LAYERS_KEY",
     "BUILT_IN",
+    "BlockParts",
     "FAMILIES",
     "HF_QUANT_CONFIG",
     "Attention",
@@ -40,6 +42,7 @@ __all__ = [
     "SPECULATORS_KEY",
     "STATE_BYTES",
     "UnknownModel",
+    "block_kind",
     "built_in_config",
     "family_of_type",
     "flat_head",
@@ -48,10 +51,12 @@ __all__ = [
     "language_model",
     "lookup_model",
     "modelopt_config",
+    "most_block_drafts",
     "note_unread",
     "prediction_layer",
     "prediction_layers",
     "published_alike",
+    "read_block_head",
     "read_experts",
     "read_full_heads",
     "read_head",

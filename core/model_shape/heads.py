@@ -20,7 +20,10 @@ from .shape import ModelShape
 AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 SPECULATORS_KEY = "speculators_model_type"
 USUAL_FUSED = 3  # hidden states of the target that an EAGLE-3 head takes, if its file does not say
-_OTHERS = re.compile(r"dflash|dspark|domino|p_?eagle|pard|medusa|mlp_?speculator|hydra|redrafter", re.IGNORECASE)
+PARALLEL = "P_EAGLE"
+_SPECULATORS = {"EAGLE3": "eagle3", PARALLEL: "peagle"}
+_OTHERS = re.compile(r"dflash|dspark|domino|pard|medusa|mlp_?speculator|hydra|redrafter", re.IGNORECASE)
+_ONE_PASS = re.compile(rf"{_OTHERS.pattern}|p_?eagle", re.IGNORECASE)
 COMPUTED_SWITCHES = (  # that are read, follow from the tensors, or are on in every head
     "attention_bias", "fusion_bias", "bias", "use_aux_hidden_state", "tie_word_embeddings", "use_sliding_window",
     "norm_topk_prob", "has_own_embed_tokens", "has_own_lm_head", "has_lm_head", "reuse_target_lm_head",
@@ -33,7 +36,7 @@ SAYS_NOTHING = re.compile(
 _SMALL = re.compile(r"norm|bias|rope|temperature|interleave|cap|scal")
 """In the names of switches that add next to no weights."""
 _LAYERS_AT = ("transformer_layer_config", "model")
-_MARKS = ("Eagle3", "Eagle")
+_MARKS = ("Eagle3", "Peagle", "Eagle")
 _COUNTS_OF_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
 _DENSE = {  # families of experts, and those whose layers their EAGLE-3 heads have
     "llama4": "llama", "qwen3_moe": "qwen3", "qwen2_moe": "qwen2", "mixtral": "mistral", "gpt_oss": "llama",
@@ -75,16 +78,17 @@ def flat_head(reader: ConfigReader) -> ConfigReader:
 
 
 def read_head(
-    config: Mapping[str, Any], source: str, name: str, target: ModelShape, *, is_eagle3: bool, is_single: bool = True
+    config: Mapping[str, Any], source: str, name: str, target: ModelShape, algorithm: str, *, is_single: bool = True
 ) -> HeadShape:
-    """Read a parsed `config.json` of a head for `target`. `is_single`: it has one head for all steps. Raises
-    ConfigError for sizes that are not those of the target."""
+    """Read a parsed `config.json` of a head for `target`. `algorithm`: the heads of EAGLE3 and P_EAGLE have one
+    form, others that of EAGLE. `is_single`: it has one head for all steps. Raises ConfigError for sizes that are not
+    those of the target."""
     whole = ConfigReader(config, source)
-    kinds = ("eagle3",) if is_eagle3 else ("eagle",)
-    if (kind := config.get(SPECULATORS_KEY, kinds[0])) not in kinds:
-        whole.problem(SPECULATORS_KEY, f"expected {kinds[0]}, found {kind!r}: the head is made for another algorithm")
+    is_eagle3, expected = algorithm in ("EAGLE3", PARALLEL), _SPECULATORS.get(algorithm, "eagle")
+    if (kind := config.get(SPECULATORS_KEY, expected)) != expected:
+        whole.problem(SPECULATORS_KEY, f"expected {expected}, found {kind!r}: the head is made for another algorithm")
     reader = flat_head(whole)
-    _refuse_others(reader, is_eagle3)
+    _refuse_others(reader, is_eagle3, algorithm == PARALLEL)
     whole.raise_problems()
     reader = replace_missing(reader, max_position_embeddings=target.max_context, vocab_size=target.vocab)
     vocab, hidden = reader.integer("vocab_size"), reader.integer("hidden_size")
@@ -121,23 +125,30 @@ def read_head(
     return HeadShape(body, fused, size if is_eagle3 else hidden, None if is_single else count, has_lm_head)
 
 
-def _refuse_others(reader: ConfigReader, is_eagle3: bool) -> None:
+def _refuse_others(reader: ConfigReader, is_eagle3: bool, is_parallel: bool) -> None:
     """Note what says that a draft works otherwise than a head of the algorithm: its price would be another one."""
+    others = _OTHERS if is_parallel else _ONE_PASS
     names = reader.get("architectures")
     marks = [str(name) for name in (*(names if isinstance(names, list) else ()), reader.get("model_type"))]
-    other = next((mark for mark in marks if _OTHERS.search(mark)), None)
+    other = next((mark for mark in marks if others.search(mark)), None)
     if other is not None or reader.get("dflash_config") or reader.get("medusa_num_heads"):
         key = "architectures" if other in (names or ()) or other is None else "model_type"
         found = other or ("DFlash" if reader.get("dflash_config") else "Medusa")
         reader.problem(key, f"{found} drafts in another way than heads of EAGLE and EAGLE-3, which are modelled")
     elif not is_eagle3 and any("Eagle3" in mark for mark in marks):
         reader.problem("architectures", f"{marks[0]} is made for EAGLE3")
+    refuse_switches(reader, "parallel_drafting")
+    drafts_in_one_pass = reader.flag("parallel_drafting") or reader.integer("parallel_draft_step", 1) > 1
+    if drafts_in_one_pass and not is_parallel:
+        reader.problem("parallel_drafting", f"a head that drafts several tokens in one pass is one of {PARALLEL}")
+
+
+def refuse_switches(reader: ConfigReader, *known: str) -> None:
+    """Note the switches of a head that are on and not read: it may have other weights. `known`: those that are read."""
     for key, value in reader.data.items():
-        is_known = key in COMPUTED_SWITCHES or SAYS_NOTHING.search(key) or _SMALL.search(key)
-        if value is True and not is_known and key != "parallel_drafting":
+        is_known = key in (*COMPUTED_SWITCHES, *known) or SAYS_NOTHING.search(key) or _SMALL.search(key)
+        if value is True and not is_known:
             reader.problem(key, "true: a head with this switch is not modelled; it may have other weights")
-    if reader.flag("parallel_drafting") or reader.integer("parallel_draft_step", 1) > 1:
-        reader.problem("parallel_drafting", "a head that drafts several tokens in one pass is not modelled")
 
 
 def _layers(reader: ConfigReader, target: ModelShape, is_single: bool) -> dict[str, Any]:

@@ -381,7 +381,9 @@ def _tree_nodes(
         problems += [Problem(f"num_draft_tokens.{steps}", f"is for no candidate of {union}") for steps in idle]
     if not union:
         given = None
-    elif topk == 1 or not algorithm.supports_trees:
+    elif topk > 1 and not algorithm.supports_trees:
+        problems.append(Problem("topk", f"{algorithm.name} drafts no trees, so topk must be 1, got {topk}"))
+    elif topk == 1:
         problems += _nodes_of_chains(adaptive, union, given)
         given = None
     else:
@@ -400,8 +402,7 @@ def _tree_nodes(
                     if isinstance(given, int) and len(union) > 1:
                         message += f"; give the nodes by steps, for example {_nodes_to_json(default)}"
                     problems.append(Problem(key, message))
-        defaults = dict(default)
-        pairs = tuple((steps, nodes_for(steps, given) or defaults[steps]) for steps in union)
+        pairs = tuple((steps, nodes_for(steps, given) or nodes) for steps, nodes in default)
         given = pairs[0][1] if len({nodes for _, nodes in pairs}) == 1 else pairs
     if problems:
         raise ConfigError(source, list(dict.fromkeys(problems)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
-from ...core.algorithm.registry import get_algorithm
+from ...core.algorithm.registry import executed_algorithm
 from ...core.errors import ConfigError, Problem
 from ...core.scheduler.config import EngineConfig, EngineSizes
 from ...core.scheduler.spec import (
@@ -107,7 +107,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     check_choices(options)
     check_directories(options)
     target = ModelConfig.from_directory(options.model)
-    algorithm = get_algorithm(algorithm_name(options))
+    algorithm = executed_algorithm(algorithm_name(options))
     num_ranks = options.tensor_parallel
     device = resolve_device(options.device)
     if num_ranks > 1:

@@ -10,6 +10,7 @@ from ...core.adaptive.config import AdaptiveConfig, load_adaptive_config
 from ...core.adaptive.interchange import export_table, to_json
 from ...core.contract.step import RoundShape
 from ...core.errors import ForedraftError
+from ...sim.cost.draft import BLOCK_DRAFTERS, P_EAGLE, PARD
 from ...sim.cost.server import server_profile
 from ...sim.scenario import Scenario
 from .declared import values_to_write, words_of
@@ -24,7 +25,17 @@ METHODS = {  # algorithm -> its name in SGLang, vLLM and TensorRT-LLM, "" where 
     "MULTI_LAYER_EAGLE": ("EAGLE", "mtp", "MTP"),
     "STANDALONE": ("STANDALONE", "draft_model", "Draft_Target"),
     "NGRAM": ("NGRAM", "ngram", "NGram"),
+    "SUFFIX": ("", "suffix", "SA"),
+    P_EAGLE: ("", "eagle3", ""),
+    PARD: ("", "draft_model", "PARD"),
+    "DFLASH": ("DFLASH", "dflash", "DFlash"),
+    "DFLASH2": ("DFLASH", "dflash", "DFlash"),
+    "DSPARK": ("DSPARK", "dspark", ""),
 }
+
+
+IN_ONE_PASS = {P_EAGLE: {"parallel_drafting": True}, PARD: {"parallel_drafting": True}}
+"""What vLLM needs beside the name."""
 
 
 def server_files(
@@ -87,7 +98,8 @@ def _vllm_file(scenario: Scenario, schedule: Mapping[str, Any] | None, max_batch
     keys = json.loads(export_table(_schedule_of(schedule), "vllm", max_batch_size))
     if not keys["num_speculative_tokens"]:
         raise ForedraftError("no batch size is to speculate: leave --speculative-config out")
-    return {"vllm-speculative-config.json": json.dumps({"method": method, **keys}) + "\n"}
+    own = IN_ONE_PASS.get(scenario.speculation.algorithm, {})
+    return {"vllm-speculative-config.json": json.dumps({"method": method, **own, **keys}) + "\n"}
 
 
 def _trtllm_file(scenario: Scenario, schedule: Mapping[str, Any] | None, max_batch_size: int) -> dict[str, str]:
@@ -125,18 +137,21 @@ def _sglang_files(scenario: Scenario, table: Mapping[str, Any], max_batch_size: 
     multi = ["--enable-multi-layer-eagle"] if algorithm == "MULTI_LAYER_EAGLE" else []
     arguments = [*scheduling, "--speculative-algorithm", method, *multi]
     if len(steps) == 1:
-        return {"sglang.args": " ".join([*arguments, *shape_arguments(RoundShape.chain(steps[0]))]) + "\n"}
+        shape = shape_arguments(RoundShape.chain(steps[0]), algorithm)
+        return {"sglang.args": " ".join([*arguments, *shape]) + "\n"}
     name = "sglang-adaptive.json"
     adaptive = ["--speculative-adaptive", "--speculative-adaptive-config", name]
     text = export_table(config, f"sglang-{SGLANG_VERSION}")
     begin = steps[len(steps) // 2]
     return {
         name: text + "\n",
-        "sglang.args": " ".join([*arguments, *adaptive, *shape_arguments(RoundShape.chain(begin))]) + "\n",
+        "sglang.args": " ".join([*arguments, *adaptive, *shape_arguments(RoundShape.chain(begin), algorithm)]) + "\n",
     }
 
 
-def shape_arguments(shape: RoundShape) -> list[str]:
-    """Return SGLang's arguments for drafts of one shape."""
+def shape_arguments(shape: RoundShape, algorithm: str) -> list[str]:
+    """Return SGLang's arguments for drafts of one shape. Block drafters take no steps and branches."""
     given = {"num-steps": shape.steps, "eagle-topk": shape.topk, "num-draft-tokens": shape.nodes}
+    if algorithm in BLOCK_DRAFTERS:
+        given = {"num-draft-tokens": shape.nodes}
     return [word for name, value in given.items() for word in (f"--speculative-{name}", str(value))]

@@ -13,11 +13,16 @@ from ...sim.cost.hardware import GPU
 from ...sim.cost.server import NEWEST, server_profile
 from .command import MAX_SIZE, Given, ServerArguments, reached_by
 from .declared import known_arguments, known_values, other_names, read_keys
-from .own_layers import draft_with_own_layers
+from .own_layers import block_drafter, draft_with_own_layers
 
 PROFILE = NEWEST["sglang"]
 ACCEPT_LENGTH = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")  # today's name, and that of earlier releases
-ALGORITHMS = {"EAGLE": "EAGLE", "NEXTN": "EAGLE", "EAGLE3": "EAGLE3", "STANDALONE": "STANDALONE", "NGRAM": "NGRAM"}
+ALGORITHMS = {
+    "EAGLE": "EAGLE", "NEXTN": "EAGLE", "EAGLE3": "EAGLE3", "STANDALONE": "STANDALONE", "NGRAM": "NGRAM",
+    "DFLASH": "DFLASH", "DSPARK": "DSPARK",
+}  # fmt: skip
+BLOCK_DRAFTS = {"DFLASH": 15, "DSPARK": 7}  # where neither the command nor the draft's file says it
+RAGGED = "SGLANG_RAGGED_VERIFY_MODE"
 RELEASE = re.compile(r"(?:\bsglang:v?|\bsglang(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 HOST_RATIO = 2.0  # --hicache-ratio
@@ -173,6 +178,9 @@ def _speculation(given: Given, gpu: GPU) -> None:
     if algorithm == "NGRAM":
         _look_up(given, nodes)
         return
+    if algorithm in BLOCK_DRAFTS:
+        _blocks(given, algorithm, nodes)
+        return
     adapts = given.flag("speculative-adaptive") and _adapts(given, algorithm, topk)
     if steps is None and not adapts:
         steps, topk, nodes = _usual_shape(algorithm, given.settings.get("model.target", ""))
@@ -226,6 +234,32 @@ def _look_up(given: Given, nodes: int | None) -> None:
         given.assumed.append(f"look-ups draft trees of {nodes} nodes with up to {breadth} branches")
     given.settings |= {"speculation.algorithm": "NGRAM"} | {f"speculation.{key}": value for key, value in shape.items()}
     given.settings["engine.mixed"] = False  # with look-ups prompts and rounds never share a step
+
+
+def _blocks(given: Given, algorithm: str, nodes: int | None) -> None:
+    """Read a block drafter: it verifies its block and the token before, and takes no steps or top-k."""
+    draft = given.text("speculative-draft-model-path")
+    found, most = block_drafter(draft or "", algorithm)
+    is_own = algorithm == "DSPARK"  # whose block has the drafts alone
+    block = given.integer("speculative-dspark-block-size" if is_own else "speculative-dflash-block-size")
+    if block is not None and nodes not in (None, block + is_own):
+        message = f"is {nodes}; expected {block + is_own}, as a block of {block} verifies"
+        given.refuse("speculative-num-draft-tokens", message)
+        return
+    verified = nodes if block is None else block + is_own
+    steps = (verified or (most or BLOCK_DRAFTS[algorithm]) + 1) - 1
+    if steps < 1:
+        given.refuse("speculative-num-draft-tokens", f"is {verified}; expected an integer from 2 on")
+        return
+    if verified is None:
+        by = "the draft's block" if most else "its default"
+        given.assumed.append(f"rounds draft {count_of(steps, 'token')}, by {by}")
+    if draft is not None:
+        given.settings["model.draft"] = draft
+    given.settings |= {"speculation.algorithm": found, "speculation.policy": "fixed", "speculation.steps": steps}
+    if given.environment.get(RAGGED, "static") != "static":
+        given.not_modelled[RAGGED] = "every request verifies all of its drafts in each round"
+    _pretended(given, steps, 1)
 
 
 def _adapts(given: Given, algorithm: str, topk: int | None) -> bool:

@@ -9,11 +9,12 @@ from typing import Any, TypeGuard
 from ...core.adaptive.interchange import TRTLLM_MAX_STEPS, TRTLLM_SCHEDULE, import_table, to_json
 from ...core.errors import ConfigError, Problem, count_of, nearest
 from ...core.parsing import parse_json
+from ...sim.cost.draft import PARD
 from ...sim.cost.hardware import GPU
 from ...sim.cost.server import NEWEST, server_profile
 from .command import FLAG, MAX_SIZE, NEAR, NODE, Given, ServerArguments
 from .declared import known_arguments, note_keys, other_names, read_keys
-from .own_layers import WITH_DRAFT, draft_with_own_layers
+from .own_layers import WITH_DRAFT, block_drafter, draft_with_own_layers
 from .sglang import sizes_up_to
 
 PROFILE = NEWEST["trtllm"]
@@ -27,6 +28,9 @@ METHODS = {
     "EAGLE3": "EAGLE3",
     "MTP": "own layers",
     "NGRAM": "NGRAM",
+    "SA": "SUFFIX",
+    "PARD": PARD,
+    "DFLASH": "DFLASH",
     "DRAFTTARGET": "STANDALONE",
 }
 
@@ -187,7 +191,7 @@ def _speculation(given: Given, gpu: GPU) -> None:
     algorithm = METHODS.get(name.upper().replace("_", ""))
     steps = table.get(TRTLLM_MAX_STEPS, table.get("num_nextn_predict_layers"))
     if algorithm is None:
-        message = f"{name!r} is not simulated; there are Eagle, Eagle3, MTP, NGram and Draft_Target"
+        message = f"{name!r} is not simulated; there are Eagle, Eagle3, MTP, NGram, SA, Draft_Target, PARD and DFlash"
         given.problems.append(Problem("speculative_config.decoding_type", message))
         return
     if not _is_size(steps):
@@ -196,6 +200,9 @@ def _speculation(given: Given, gpu: GPU) -> None:
         return
     if name.upper() == "EAGLE" and given.text("backend") not in (None, "pytorch"):
         algorithm = "EAGLE"
+    draft = table.get("speculative_model") or table.get("speculative_model_dir")
+    if algorithm == "DFLASH":
+        algorithm, _ = block_drafter(str(draft or ""), algorithm)
     if name.upper() == "MTP":
         draft_with_own_layers(given, steps)
     else:
@@ -206,7 +213,6 @@ def _speculation(given: Given, gpu: GPU) -> None:
         given.assumed.append(
             f"{most_rows} requests decode at a time: so many with {count_of(steps, 'draft')} are within max_num_tokens"
         )
-    draft = table.get("speculative_model") or table.get("speculative_model_dir")
     if algorithm in WITH_DRAFT and draft:
         given.settings["model.draft"] = str(draft)
     schedule, most = table.get(TRTLLM_SCHEDULE), table.get("max_concurrency")

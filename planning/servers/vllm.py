@@ -13,17 +13,19 @@ from ...core.errors import ConfigError, Problem, count_of
 from ...core.model_shape import SPECULATORS_KEY
 from ...core.parsing import ConfigReader, ParseError, parse_json, read_json_object
 from ...observe.input_files import read_text
+from ...sim.cost.draft import BLOCK_DRAFTERS, P_EAGLE, PARD
 from ...sim.cost.hardware import GPU
 from ...sim.cost.measured.model_files import find_model_files
 from ...sim.cost.memory.rules import rules_of
 from ...sim.cost.server import NEWEST, server_profile
 from .command import MAX_SIZE, Given, ServerArguments, reached_by
 from .declared import known_arguments, known_values, note_keys, other_names, read_keys
-from .own_layers import WITH_DRAFT, draft_with_own_layers
+from .own_layers import WITH_DRAFT, block_drafter, draft_with_own_layers
 from .sglang import sizes_up_to
 
 PROFILE = NEWEST["vllm"]
 OWN_LAYERS = "own layers"
+SUFFIX_DEPTH = 24  # suffix_decoding_max_tree_depth
 METHODS = {
     "eagle": "EAGLE",
     "eagle3": "EAGLE3",
@@ -31,7 +33,14 @@ METHODS = {
     "draft_model": "STANDALONE",
     "ngram": "NGRAM",
     "ngram_gpu": "NGRAM",
+    "suffix": "SUFFIX",
+    "peagle": P_EAGLE,
+    "dflash": "DFLASH",
+    "dflash2": "DFLASH2",
+    "dspark": "DSPARK",
 }
+IN_ONE_PASS = {"STANDALONE": PARD, "EAGLE3": P_EAGLE}
+"""What methods are with parallel_drafting."""
 CAPTURE_SIZES, LARGEST_CAPTURE = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 RELEASE = re.compile(r"(?:\bvllm-openai(?:-[a-z]+)?:v?|\bvllm(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
@@ -207,7 +216,9 @@ def _speculation(given: Given, gpu: GPU) -> None:
     model = str(table.get("model", ""))
     method = str(table.get("method") or _method_of(model))
     algorithm = METHODS.get(method) or (OWN_LAYERS if method.endswith("_mtp") else None)
-    steps = table.get("num_speculative_tokens")
+    if table.get("parallel_drafting") is True:
+        algorithm = IN_ONE_PASS.get(algorithm or "", algorithm)
+    algorithm, steps = _drafts(table, algorithm, model)
     if algorithm is None:
         given.refuse(
             "speculative-config", f"the method {method!r} is not simulated; of vLLM's there are {', '.join(METHODS)}"
@@ -229,6 +240,18 @@ def _speculation(given: Given, gpu: GPU) -> None:
     _steps(given, table, steps)
     _pretended(given, table, steps)
     _name_keys(given, table)
+
+
+def _drafts(table: Mapping[str, Any], algorithm: str | None, model: str) -> tuple[str | None, Any]:
+    """Return the algorithm by the draft's file, and num_speculative_tokens or what vLLM takes without it."""
+    steps = table.get("num_speculative_tokens")
+    if algorithm == "SUFFIX" and steps is None:
+        steps = table.get("suffix_decoding_max_tree_depth", SUFFIX_DEPTH)
+    if algorithm in BLOCK_DRAFTERS:
+        algorithm, most = block_drafter(model, algorithm)
+        if algorithm == "DSPARK" and steps is None:
+            steps = most or None
+    return algorithm, steps
 
 
 def _pretended(given: Given, table: dict[str, Any], steps: int) -> None:
@@ -274,7 +297,8 @@ def _steps(given: Given, table: dict[str, Any], steps: int) -> None:
 
 def _name_keys(given: Given, table: dict[str, Any]) -> None:
     """Name the keys of --speculative-config that a run does not follow."""
-    note_keys(given, "vllm", "speculative-config", table, "--speculative-config ")
+    asked = {key: value for key, value in table.items() if value is not None and value is not False}
+    note_keys(given, "vllm", "speculative-config", asked, "--speculative-config ")
     devices = given.settings["hardware.tensor_parallel"]
     if table.get("draft_tensor_parallel_size", devices) != devices:
         reason = f"the draft is divided among {devices} devices, as the target is"
@@ -291,4 +315,7 @@ def _method_of(model: str) -> str:
     name = model.lower()
     if "eagle3" in name or "eagle-3" in name:
         return "eagle3"
+    for method in ("dflash", "dspark"):
+        if method in name:
+            return method
     return "eagle" if "eagle" in name else "ngram" if name in ("ngram", "[ngram]") else "draft_model"

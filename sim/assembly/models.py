@@ -17,6 +17,7 @@ from ...core.model_shape import (
     lookup_model,
     modelopt_config,
     prediction_layers,
+    read_block_head,
     read_head,
     read_model_shape,
 )
@@ -24,15 +25,19 @@ from ...core.parsing import read_json_object
 from ...observe.input_files import read_text
 from ..cost.draft import (
     EAGLE,
-    EAGLE3,
     MULTI_LAYER_EAGLE,
+    P_EAGLE,
+    USUAL_PARTS,
     DraftShape,
+    block_drafter,
     eagle3_head,
     eagle_head,
     host_draft,
     multi_layer_eagle,
+    own_block_drafter,
     own_head,
     own_layer,
+    parallel_eagle,
     standalone,
 )
 from ..cost.measured.model_files import find_model_files
@@ -73,7 +78,8 @@ def draft_shape(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape
             return None
         case Drafter.MODEL:
             given = scenario.model.draft
-            return standalone(_usual_draft(target) if given is None else model_shape(given, "model.draft"), target)
+            draft = _usual_draft(target) if given is None else model_shape(given, "model.draft")
+            return standalone(draft, target, algorithm.draft_form)
         case Drafter.LOOKUP:
             return host_draft(algorithm.name, algorithm.draft_time_share)
         case Drafter.HEAD | Drafter.HEADS:
@@ -85,14 +91,24 @@ def _head(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, max_
     given, heads = scenario.model.draft, scenario.speculation.heads or max(max_steps, 1)
     form = MULTI_LAYER_EAGLE if algorithm.drafter is Drafter.HEADS else algorithm.draft_form
     found = None if given is None else _head_config(given)
-    if form != EAGLE3 and prediction_layers(target) and (found is None or _is_own_layer(*found, target)):
+    if (
+        form in (EAGLE, MULTI_LAYER_EAGLE)
+        and prediction_layers(target)
+        and (found is None or _is_own_layer(*found, target))
+    ):
         return replace(
             own_layer(target, form, heads if form == MULTI_LAYER_EAGLE else 1), unknown=None if found else given
         )
+    if found is not None and form in USUAL_PARTS:
+        return own_block_drafter(*read_block_head(*found, target, form), target, form)
     if found is not None:
-        head = read_head(*found, target, is_eagle3=form == EAGLE3, is_single=algorithm.drafter is Drafter.HEAD)
+        head = read_head(*found, target, form, is_single=algorithm.drafter is Drafter.HEAD)
         return own_head(head, target, form, scenario.speculation.heads or heads)
-    if form == MULTI_LAYER_EAGLE:
+    if form in USUAL_PARTS:
+        usual = block_drafter(target, form)
+    elif form == P_EAGLE:
+        usual = parallel_eagle(target, scenario.model.draft_vocab)
+    elif form == MULTI_LAYER_EAGLE:
         usual = multi_layer_eagle(target, heads)
     else:
         usual = eagle_head(target) if form == EAGLE else eagle3_head(target, scenario.model.draft_vocab)

@@ -8,15 +8,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from ...core.errors import ForedraftError
-from ...core.model_shape import Attention, Experts, HeadShape, Mlp, ModelShape, prediction_layer
+from ...core.model_shape import Attention, BlockParts, Experts, HeadShape, Mlp, ModelShape, prediction_layer
+from ...core.model_shape.block_heads import NO_PARTS
 from .hardware import Parallelism
 
 STANDALONE = "STANDALONE"
 EAGLE = "EAGLE"
 EAGLE3 = "EAGLE3"
 MULTI_LAYER_EAGLE = "MULTI_LAYER_EAGLE"
+P_EAGLE = "P_EAGLE"
+PARD = "PARD"
+USUAL_PARTS = {
+    "DFLASH": NO_PARTS,
+    "DFLASH2": BlockParts(conv_taps=2, conv_group=16, selector_rank=256, selector_top_k=16),
+    "DSPARK": BlockParts(samples_anchor=True, markov_rank=256, has_confidence=True),
+}
+"""Block drafters, with the parts of one whose configuration is not known: the defaults of speculators 0.9."""
+BLOCK_DRAFTERS = tuple(USUAL_PARTS)
+BLOCK_LAYERS = 5
+"""The layers of a block drafter whose configuration is not known, and the hidden states that it fuses (the default of
+speculators 0.9)."""
+
+
+class Drafting(Enum):
+    """In which passes a draft on the device proposes the tokens of a round."""
+
+    STEPS = "steps"  # one pass for each step, or one head
+    MASKS = "masks"  # one pass over the accepted tokens and masks behind them
+    BLOCK = "block"  # one pass over a block of masks, which attends to KV made from the target's hidden states
 
 
 class DraftMismatch(ForedraftError):
@@ -35,6 +57,7 @@ class DraftShape:
     heads, one per step (multi-layer EAGLE); else 1. `verify_share`: the time of proposing on the host, as a share of
     the verify pass. `embedded`: the tokens that a head has own embeddings for; 0: it takes the
     target's. `unknown`: the name of a draft whose configuration is not known, so that its sizes are assumed.
+    `drafting`: in which passes it drafts. `parts`: what a block drafter has beside its layers.
     """
 
     name: str
@@ -49,6 +72,9 @@ class DraftShape:
     fused_size: int | None = None
     embedded: int = 0
     unknown: str | None = None
+    drafting: Drafting = Drafting.STEPS
+    parts: BlockParts = NO_PARTS
+    target_vocab: int = 0
 
     def __post_init__(self) -> None:
         assert self.on_host or not self.verify_share, self.name
@@ -61,12 +87,17 @@ class DraftShape:
         return self.body is None
 
     @property
+    def is_model(self) -> bool:
+        """Whether it is a language model with embeddings and a head of its own."""
+        return self.algorithm in (STANDALONE, PARD)
+
+    @property
     def parameters(self) -> int:
         """The draft's own weights, without those that it shares with the target."""
         body = self.body
         if body is None:
             return 0
-        if self.algorithm == STANDALONE:
+        if self.is_model:
             return body.parameters
         first = body.mixers[0][0]
         own = sum(count * body.mixer_parameters(mixer) for mixer, count in body.mixers)
@@ -76,7 +107,15 @@ class DraftShape:
         fusion = self.fusion_width * body.hidden
         embedding = self.embedded * body.hidden
         lm_head = 0 if self.shares_lm_head else body.embedding_parameters
-        return self.heads * (layers + fusion) + embedding + lm_head
+        return self.heads * (layers + fusion) + embedding + lm_head + self.whole_parameters
+
+    @property
+    def whole_parameters(self) -> int:
+        """The weights that every device has whole."""
+        body = self.body
+        if body is None:
+            return 0
+        return self.parts.parameters(body.hidden, body.layers, self.target_vocab or body.vocab, body.vocab)
 
     @property
     def fusion_width(self) -> int:
@@ -87,7 +126,7 @@ class DraftShape:
     def weight_bytes(self) -> int:
         if self.body is None:
             return 0
-        if self.algorithm == STANDALONE:
+        if self.is_model:
             return self.body.weight_bytes
         body = self.body
         main, mixers = body.format_bytes(), body.attention_parameters * self.heads
@@ -108,7 +147,8 @@ class DraftShape:
                 held = math.ceil(part.count / parallel.expert)
                 share += layers * held * math.ceil(size * parallel.expert / parallel.devices)
         main = body.format_bytes()
-        return math.ceil((self.weight_bytes - whole * main) / parallel.tensor + share * main)
+        divided = self.weight_bytes - (whole + self.whole_parameters) * main
+        return math.ceil(divided / parallel.tensor + (share + self.whole_parameters) * main)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -176,6 +216,25 @@ def eagle3_head(target: ModelShape, draft_vocab: int = 32_000) -> DraftShape:
     return DraftShape(name, EAGLE3, body, fusion_inputs=3, qkv_inputs=2, shares_lm_head=False)
 
 
+def parallel_eagle(target: ModelShape, draft_vocab: int) -> DraftShape:
+    """Return P-EAGLE's head (arXiv 2602.01469): that of EAGLE-3 with embeddings of its own."""
+    head = replace(eagle3_head(target, draft_vocab), name=f"p-eagle({target.name})", algorithm=P_EAGLE)
+    return replace(head, drafting=Drafting.MASKS, embedded=target.vocab)
+
+
+def block_drafter(target: ModelShape, algorithm: str) -> DraftShape:
+    """Return a block drafter as published ones are (arXiv 2602.06036): dense layers of the target's sizes, a layer that
+    fuses as many hidden states, and embedding and LM head of the target."""
+    name = f"{algorithm.lower()}({target.name})"
+    one = _head_body(target, name, target.vocab)
+    (mixer, _), (mlp, _) = one.mixers[0], one.mlps[0]
+    body = replace(one, layers=BLOCK_LAYERS, mixers=((mixer, BLOCK_LAYERS),), mlps=((mlp, BLOCK_LAYERS),))
+    body = replace(body, source=f"assumed: {BLOCK_LAYERS} decoder layers of {target.name}")
+    return DraftShape(
+        name, algorithm, body, fusion_inputs=BLOCK_LAYERS, drafting=Drafting.BLOCK, parts=USUAL_PARTS[algorithm]
+    )
+
+
 def multi_layer_eagle(target: ModelShape, heads: int) -> DraftShape:
     """Shape `heads` EAGLE heads, one for each step, each with its own layer and its own KV; embedding and LM head are
     shared."""
@@ -186,13 +245,25 @@ def multi_layer_eagle(target: ModelShape, heads: int) -> DraftShape:
 
 def own_head(head: HeadShape, target: ModelShape, algorithm: str, heads: int = 1) -> DraftShape:
     """Shape a head whose configuration is known. `heads`: those of a multi-layer draft whose file does not say."""
-    if algorithm == EAGLE3:
-        return DraftShape(
-            head.body.name, algorithm, head.body, fusion_inputs=head.fused, qkv_inputs=2, fused_size=head.fused_size,
-            embedded=0 if head.body.hidden == target.hidden else target.vocab, shares_lm_head=not head.has_lm_head,
-        )  # fmt: skip
+    if algorithm in (EAGLE3, P_EAGLE):
+        shape = _fusing_head(head, target, algorithm, qkv_inputs=2)
+        return shape if algorithm == EAGLE3 else replace(shape, drafting=Drafting.MASKS, embedded=target.vocab)
     count = (head.count or heads) if algorithm == MULTI_LAYER_EAGLE else 1
     return DraftShape(head.body.name, algorithm, head.body, fusion_inputs=2, fusion_every_pass=True, heads=count)
+
+
+def own_block_drafter(head: HeadShape, parts: BlockParts, target: ModelShape, algorithm: str) -> DraftShape:
+    """Shape a block drafter whose configuration is known."""
+    shape = _fusing_head(head, target, algorithm)
+    return replace(shape, drafting=Drafting.BLOCK, parts=parts, target_vocab=target.vocab)
+
+
+def _fusing_head(head: HeadShape, target: ModelShape, algorithm: str, qkv_inputs: int = 1) -> DraftShape:
+    return DraftShape(
+        head.body.name, algorithm, head.body, fusion_inputs=head.fused, qkv_inputs=qkv_inputs,
+        fused_size=head.fused_size, embedded=0 if head.body.hidden == target.hidden else target.vocab,
+        shares_lm_head=not head.has_lm_head,
+    )  # fmt: skip
 
 
 def own_layer(target: ModelShape, algorithm: str, heads: int) -> DraftShape:
@@ -202,14 +273,16 @@ def own_layer(target: ModelShape, algorithm: str, heads: int) -> DraftShape:
     return DraftShape(body.name, algorithm, body, fusion_inputs=2, fusion_every_pass=True, heads=heads)
 
 
-def standalone(draft: ModelShape, target: ModelShape) -> DraftShape:
+def standalone(draft: ModelShape, target: ModelShape, algorithm: str = STANDALONE) -> DraftShape:
     """Shape a small language model with the target's tokenizer. Raises `DraftMismatch` when the vocabularies differ."""
     if draft.vocab != target.vocab:
         raise DraftMismatch(
             f"a draft model must have its target's vocabulary: {draft.name} has {draft.vocab} tokens, "
             f"{target.name} has {target.vocab}"
         )
-    return DraftShape(draft.name, STANDALONE, replace(draft, kv_dtype=target.kv_dtype), shares_lm_head=False)
+    body = replace(draft, kv_dtype=target.kv_dtype)
+    drafting = Drafting.MASKS if algorithm == PARD else Drafting.STEPS
+    return DraftShape(draft.name, algorithm, body, shares_lm_head=False, drafting=drafting)
 
 
 def host_draft(algorithm: str, verify_share: float) -> DraftShape:

@@ -2,13 +2,14 @@
 
 A decode round with S steps is, in this order of work (S = 0 is one plain forward pass and its sampling):
 
-    draft      S − 1 passes of the draft over batch · topk tokens (the first step's drafts come from the last catch-up)
+    draft      S − 1 passes of the draft over batch · topk tokens (the first step's drafts come from the last catch-up);
+               one pass over batch · (S + 1) masks of a block drafter; none of a draft whose masks are in the catch-up
     tree       for topk > 1: pick nodes, build parents and mask
     verify     one target pass over batch · nd tokens: layers, attention over the KV, logits of every node
     sampling   softmax, acceptance, bonus token
     KV move    for topk > 1: the accepted path becomes contiguous
     catch-up   one draft pass over the accepted tokens, padded to batch · (S + 1), which also gives the next first
-    drafts
+               drafts; with masks behind them all drafts; of a block drafter only keys and values from hidden states
 
 Batches are padded to captured graph sizes; a batch beyond the largest runs kernel by kernel with a dispatch floor.
 
@@ -29,14 +30,14 @@ from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import GRAPH_SIZES
 from .calibration import PROMPT_FACTOR, Calibration, FittedParameters
 from .deployments.evidence import Evidence
-from .draft import STANDALONE, DraftShape
+from .draft import DraftShape
 from .efficiency import Efficiency, default_efficiency
 from .hardware import GPU, Parallelism
 from .host import FULL_GRAPH, GraphUnit, LaunchCost
 from .measured import KernelTables, MeasuredForward
 from .passes.curve import Line, Pass, PassCurve
 from .passes.decode_work import DecodeWork, InvalidRound, check_round
-from .passes.drafting import DraftPasses
+from .passes.drafting import PASSES, DraftPasses
 from .passes.forward import ForwardCost
 from .passes.launch import LAUNCH, PassLaunch
 from .passes.tokens import EXPERT_INDEPENDENCE, PassTokens
@@ -114,11 +115,11 @@ class RoundCost:
         self._pass_launch: PassLaunch = PassLaunch(launch, graph_sizes, graph_unit, expert_independence)
         self._draft: DraftPasses | None = None
         if draft is not None and draft.body is not None:
-            has_ranks = draft.body.experts is not None and draft.algorithm != STANDALONE
+            has_ranks = draft.body.experts is not None and not draft.is_model
             ranks = self.parallel if has_ranks else self.parallel.without_experts
             own = ForwardCost(draft.body, gpu, self.efficiency, ranks, draft.qkv_inputs)
             forward = own if draft_tables is None else MeasuredForward(own, draft_tables)
-            self._draft = DraftPasses(draft, forward, self._pass_launch, keep_draft_warm)
+            self._draft = PASSES[draft.drafting](draft, forward, self._pass_launch, keep_draft_warm)
         self._curves: dict[tuple[int, RoundShape], PassCurve] = {}
         self._lm_heads: dict[int, float] = {}
         self._riders: dict[tuple[int, RoundShape], _Rider] = {}

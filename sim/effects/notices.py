@@ -34,7 +34,7 @@ def notices_of(run: Assembly, origins: Mapping[str, str]) -> tuple[str, ...]:
     notices += _steps_notices(run, origins)
     if mode_fell_back(run, "engine.mode") is not None and not any("engine.mode =" in notice for notice in notices):
         notices.append(f"the mode is {run.spec.config.mode}: {run.spec.config.mode_reason}")
-    notices += _preset_notices(run)
+    notices += [*_preset_notices(run), *_drafter_notices(run)]
     notices += [f"workload.trace: {note}" for note in trace_notes(run.scenario.workload)]
     notices += [*_graph_notices(run), *_states_notices(run), *start_notices(run)]
     if isinstance(run.acceptance, TraceAcceptance) and len(run.acceptance.keys) == 1:
@@ -57,6 +57,17 @@ def _steps_notices(run: Assembly, origins: Mapping[str, str]) -> Iterator[str]:
         f"speculation.steps = {table.steps} are the first steps, which the policy {policy} changes; "
         "speculation.policy = fixed keeps them"
     )
+
+
+def _drafter_notices(run: Assembly) -> Iterator[str]:
+    """Yield a sentence if rounds draft more than a block drafter was trained for."""
+    most = 0 if run.draft is None else run.draft.parts.most_drafts
+    if most and run.spec.max_steps > most:
+        assert run.draft is not None
+        yield (
+            f"rounds draft up to {count_of(run.spec.max_steps, 'token')}, and the drafter was trained for blocks of "
+            f"{run.draft.parts.block_size} ({count_of(most, 'draft')}): how often the others are accepted is a guess"
+        )
 
 
 def _preset_notices(run: Assembly) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from ...core.algorithm.algorithm import Drafter
 from ...core.errors import count_of
 from ...core.scheduler.rules import settings_of
-from ..cost.draft import EAGLE3
+from ..cost.draft import EAGLE3, P_EAGLE
 from ..cost.executor_steps import StepCost
 from ..cost.hardware import CUSTOM
 from ..cost.memory.rules import rules_of
@@ -61,7 +61,7 @@ def no_draft_model(run: Any, key: str) -> str | None:
 
 
 def no_draft_vocabulary(run: Any, key: str) -> str | None:
-    if run.draft is not None and run.draft.algorithm == EAGLE3:
+    if run.draft is not None and run.draft.algorithm in (EAGLE3, P_EAGLE):
         is_read = run.scenario.model.draft is not None and run.draft.unknown is None
         return f"the vocabulary is that of {run.draft.source}" if is_read else None
     return f"{run.algorithm.name} has no vocabulary of its own, as EAGLE3 has"

@@ -19,7 +19,11 @@ class Speculation(ScenarioTable):
         sglang("speculative-algorithm N", "enable-multi-layer-eagle", by="speculation"),
         vllm("speculative-config|sc.method N", "spec-method N", by="speculation"),
         trtllm("speculative-config.decoding_type N", by="speculation"),
-    ] = Field(default="EAGLE3", description="NONE, STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, or a plugin")
+    ] = Field(
+        default="EAGLE3",
+        description="NONE, STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, P_EAGLE, PARD, DFLASH, DFLASH2, DSPARK, "
+        "SUFFIX, or a plugin",
+    )
     policy: Annotated[
         Literal["fixed", "ema", "goodput"],
         NoEffect(when.not_speculative, says="fixed"),
@@ -29,7 +33,12 @@ class Speculation(ScenarioTable):
     steps: Annotated[
         Annotated[int, Field(ge=0)] | None,
         NoEffect(when.not_speculative, says=0),
-        sglang("speculative-num-steps N", by="speculation"),
+        sglang(
+            "speculative-num-steps N",
+            "speculative-dflash-block-size N",
+            "speculative-dspark-block-size N",
+            by="speculation",
+        ),
         vllm("speculative-config.num_speculative_tokens N", "spec-tokens N", by="speculation"),
         trtllm("speculative-config.max_draft_len N", "speculative-config.num_nextn_predict_layers N", by="speculation"),
     ] = Field(default=None, description="fixed: draft steps; ema, goodput: the first steps")

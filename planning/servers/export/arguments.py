@@ -13,7 +13,7 @@ from ....sim.scenario import Scenario
 from ...grid import NO_SPECULATION
 from ..declared import values_to_write, words_of
 from ..files import METHODS
-from ..own_layers import WITH_DRAFT, own_layers
+from ..own_layers import WITH_DRAFT, WITH_OWN_LAYERS, own_layers
 
 TABLES = ("model", "hardware", "engine", "front_end")
 HF_CONFIG = "config.json of "
@@ -68,7 +68,7 @@ class Arguments:
         if (
             not is_named
             and algorithm in WITH_DRAFT
-            and (algorithm in ("STANDALONE", "EAGLE3") or not own_layers(model_name(run)))
+            and (algorithm not in WITH_OWN_LAYERS or not own_layers(model_name(run)))
         ):
             self.notes.append(f"add the path of the {algorithm} draft as {where}")
 

@@ -66,11 +66,11 @@ def _speculation(run: Assembly, made: Arguments) -> None:
         made.words += ["--speculative-draft-model-path", draft]
     steps = spec.adaptive.candidate_steps
     if len(steps) == 1:
-        made.words += shape_arguments(spec.draft_shape.round_shape(steps[0], 1))
+        made.words += shape_arguments(spec.draft_shape.round_shape(steps[0], 1), table.algorithm)
         return
     if table.algorithm not in ADAPTS or spec.topk > 1 or run.scenario.hardware.attention_data_parallel > 1:
         message = f"its adaptive steps are for chains of {' and '.join(ADAPTS)} without data-parallel attention"
         raise ForedraftError(f"SGLang has no arguments for this configuration: {message}")
     made.files[TABLE] = export_table(table_of(run), f"sglang-{SGLANG_VERSION}") + "\n"
     made.words += ["--speculative-adaptive", "--speculative-adaptive-config", TABLE]
-    made.words += shape_arguments(RoundShape.chain(table.steps or steps[len(steps) // 2]))
+    made.words += shape_arguments(RoundShape.chain(table.steps or steps[len(steps) // 2]), table.algorithm)

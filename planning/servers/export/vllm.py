@@ -10,6 +10,7 @@ from ....sim.assembly import Assembly
 from ....sim.cost.memory import RESERVED
 from ....sim.scenario.flags import VLLM_PAGE
 from ..declared import values_to_write, words_of
+from ..files import IN_ONE_PASS
 from ..own_layers import WITH_DRAFT
 from ..vllm import POOLS_CONNECTOR
 from .arguments import Arguments, method_of, step_tokens, table_of
@@ -67,7 +68,7 @@ def _speculation(run: Assembly, made: Arguments) -> dict[str, Any] | None:
     if method is None:
         return None
     made.note_head(run, '"model" of --speculative-config')
-    found: dict[str, Any] = {"method": method}
+    found: dict[str, Any] = {"method": method, **IN_ONE_PASS.get(run.scenario.speculation.algorithm, {})}
     if run.scenario.speculation.algorithm in WITH_DRAFT and draft is not None:
         found["model"] = draft
     steps = run.spec.adaptive.candidate_steps

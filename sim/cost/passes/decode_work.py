@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ....core.contract.step import RoundShape
 from ....core.errors import ForedraftError
-from ..draft import MULTI_LAYER_EAGLE, DraftShape
+from ..draft import MULTI_LAYER_EAGLE, Drafting, DraftShape
 
 
 class InvalidRound(ForedraftError):
@@ -34,6 +34,8 @@ def check_round(draft: DraftShape | None, batch_size: int, shape: RoundShape) ->
         raise InvalidRound(f"{shape}: drafting needs a draft; this engine has none")
     if draft.on_host:
         return
+    if topk > 1 and draft.drafting is not Drafting.STEPS:
+        raise InvalidRound(f"{shape}: {draft.name} drafts chains")
     if topk == 1 and nodes != steps + 1:
         raise InvalidRound(f"{shape}: a chain of {steps} steps verifies {steps + 1} tokens")
     offered = topk + (steps - 1) * topk * topk

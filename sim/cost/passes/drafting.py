@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ....core.contract.step import RoundShape
-from ..draft import MULTI_LAYER_EAGLE, DraftShape
+from ..draft import MULTI_LAYER_EAGLE, Drafting, DraftShape
 from .curve import Line, Pass
 from .forward import ForwardCost
 from .launch import LAUNCH, PassLaunch
@@ -45,14 +45,18 @@ class DraftPasses:
             passes.append(Pass({LAUNCH: Line(steps * step_ns)}))
         return passes
 
+    def catch_up_width(self, steps: int) -> int:
+        """Return the tokens of a row in the catch-up: S + 1 at most."""
+        return steps + 1
+
     def caught_up(self, batch_size: int, steps: int) -> int:
-        """Return the tokens that the catch-up of a round adds to a pass with prefill: S + 1 per row at most."""
-        return batch_size * (steps + 1) if steps or self.keeps_warm else 0
+        """Return the tokens that the catch-up of a round adds to a pass with prefill."""
+        return batch_size * self.catch_up_width(steps) if steps or self.keeps_warm else 0
 
     def catch_up_attention(self, batch_size: int, steps: int) -> Line:
         """Return the time of the catch-up's attention."""
-        own = batch_size * (steps + 1)
-        return self.forward.decode_attention(batch_size, steps + 1, own)
+        width = self.catch_up_width(steps)
+        return self.forward.decode_attention(batch_size, width, batch_size * width)
 
     def catch_up(self, batch_size: int, steps: int) -> list[Pass]:
         """Return the pass in which the draft sees the accepted tokens:
@@ -90,7 +94,7 @@ class DraftPasses:
         """Return one pass of the draft; `later`: a pass after the first of a round, on its own hidden states."""
         forward, draft, efficiency = self.forward, self.draft, self.forward.efficiency
         layers_ns = forward.layers_ns(tokens.num_tokens, tokens.routing)
-        if draft.fusion_inputs and (draft.fusion_every_pass or not later):
+        if draft.fusion_every_pass or not later:
             layers_ns += self._fusion_ns(tokens.num_tokens)
         # Softmax and top-k over the draft's logits: read 2 bytes, write and read 4.
         choose_ns = lm_head_ns = 0.0
@@ -117,8 +121,105 @@ class DraftPasses:
 
     def _fusion_ns(self, tokens: int) -> float:
         """Return the time of the fully connected layer in front of a head."""
+        if not self.draft.fusion_inputs:
+            return 0.0
         if tokens not in self._fusions:
             forward, hidden = self.forward, self.forward.shape.hidden
             inputs, columns = self.draft.fusion_width, -(-hidden // forward.tp)
             self._fusions[tokens] = forward.gemm_ns(tokens, inputs, columns)
         return self._fusions[tokens]
+
+
+class MaskedPasses(DraftPasses):
+    """The passes of a draft that proposes in its catch-up: a row's K drafts come from its last accepted token and K − 1
+    masks behind it."""
+
+    def of_steps(self, batch_size: int, shape: RoundShape, has_graph: bool = True) -> list[Pass]:
+        """Return the fixed time of a draft step, which comes once."""
+        step_ns = self.launch.cost.step_ns(self.draft.algorithm)
+        return [Pass({LAUNCH: Line(step_ns)})] if shape.steps and step_ns else []
+
+    def catch_up_width(self, steps: int) -> int:
+        """Return the tokens of a row in the catch-up: K + 1 accepted ones at most, and K − 1 masks."""
+        return max(2 * steps, 1)
+
+    def catch_up(self, batch_size: int, steps: int) -> list[Pass]:
+        """Return the pass over accepted tokens and masks, with logits for each draft."""
+        if not (steps or self.keeps_warm):
+            return []
+        width = self.catch_up_width(steps)
+        tokens = self.launch.tokens(batch_size, width)
+        rows = -(-tokens.num_tokens // width) * steps
+        return [self._pass("draft_catch_up", batch_size, tokens, rows, self.catch_up_attention(batch_size, steps), 1)]
+
+
+class BlockPasses(DraftPasses):
+    """The passes of a draft that proposes in one pass over a block of masks, behind keys and values that are made from
+    the target's hidden states: no layer of it runs over the tokens of prompts or the accepted ones."""
+
+    def of_steps(self, batch_size: int, shape: RoundShape, has_graph: bool = True) -> list[Pass]:
+        """Return the pass over the block, and the choice of its tokens."""
+        steps = shape.steps
+        if not steps:
+            return []
+        width = steps if self.draft.parts.samples_anchor else steps + 1
+        tokens = self.launch.tokens(batch_size, width, has_graph)
+        rows = -(-tokens.num_tokens // width)
+        attention = self.forward.decode_attention(batch_size, width, batch_size * width)
+        block = self._pass("draft", batch_size, tokens, rows * steps, attention, 1, later=True)
+        beside = Line(self._convolutions_ns(tokens.num_tokens) + self._choice_ns(rows, steps))
+        step_ns = self.launch.cost.step_ns(self.draft.algorithm)
+        return [block, Pass({"draft": beside, LAUNCH: Line(step_ns + self.launch.cost.graph_gap_ns)})]
+
+    def catch_up_attention(self, batch_size: int, steps: int) -> Line:
+        """Return no time: the accepted tokens attend to nothing."""
+        return Line(0.0)
+
+    def catch_up(self, batch_size: int, steps: int) -> list[Pass]:
+        """Return the pass that makes the draft's KV of the accepted tokens."""
+        if not (steps or self.keeps_warm):
+            return []
+        return [self._injection(self.launch.tokens(batch_size, self.catch_up_width(steps)))]
+
+    def prefill(
+        self, chunks: Sequence[tuple[int, int]], batch_size: int, caught_up: int, caught_up_attention: Line
+    ) -> Pass:
+        """See `DraftPasses`: the same layers fuse hidden states and project keys and values."""
+        requests = len(chunks) + (batch_size if caught_up else 0)
+        return self._injection(self.launch.of_requests(requests, sum(new for new, _ in chunks) + caught_up))
+
+    def _injection(self, tokens: PassTokens) -> Pass:
+        """Return the pass that fuses hidden states of the target and projects the keys and values of all layers."""
+        forward, num_tokens = self.forward, tokens.num_tokens
+        columns = sum(count * cache.heads * cache.width for cache, count in forward.caches)
+        made_ns = self._fusion_ns(num_tokens) + forward.gemm_ns(num_tokens, forward.shape.hidden, columns)
+        made_ns += 2 * forward.efficiency.small_kernel_ns  # norms and rotation; the write into the cache
+        floor_ns = 0.0 if tokens.is_captured else 4 * self.launch.cost.eager_kernel_ns
+        return Pass({"draft_catch_up": Line(made_ns), LAUNCH: Line(self.launch.cost.graph_gap_ns)}, floor_ns)
+
+    def _convolutions_ns(self, tokens: int) -> float:
+        """Return the time of the convolutions before and after each sublayer: a product gives their kernels."""
+        forward, columns = self.forward, self.draft.parts.conv_kernels(self.forward.shape.hidden)
+        if not columns:
+            return 0.0
+        one = forward.gemm_ns(tokens, forward.shape.hidden, columns) + 2 * forward.efficiency.small_kernel_ns
+        return 2 * forward.shape.layers * one
+
+    def _choice_ns(self, rows: int, steps: int) -> float:
+        """Return the time of choosing the tokens of a block one after the other."""
+        forward, parts, small_ns = self.forward, self.draft.parts, self.forward.efficiency.small_kernel_ns
+        total = 0.0
+        if parts.selector_rank:
+            # Project the hidden states, gather codes of the candidates, score all pairs of neighbours, walk once.
+            gathered = 4.0 * rows * steps * parts.selector_top_k * parts.selector_rank
+            total += forward.gemm_ns(rows * steps, forward.shape.hidden, parts.selector_rank)
+            total += forward.efficiency.stream_ns(forward.gpu, gathered) + 4 * small_ns
+        if parts.markov_rank:
+            # Each position: a bias for every token of the vocabulary, which is added before the choice.
+            bias_ns = forward.gemm_ns(rows, parts.markov_rank, forward.shape.vocab)
+            added_ns = forward.efficiency.stream_ns(forward.gpu, 6.0 * rows * forward.shape.vocab)
+            total += steps * (bias_ns + added_ns + 3 * small_ns)
+        return total + parts.has_confidence * small_ns
+
+
+PASSES = {Drafting.STEPS: DraftPasses, Drafting.MASKS: MaskedPasses, Drafting.BLOCK: BlockPasses}

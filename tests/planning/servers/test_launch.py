@@ -102,7 +102,7 @@ def test_what_is_written_for_a_server_is_read_back(
             ["did you mean '--tensor-parallel-size'", "--port: needs a value"],
         ),
         ("sglang", "vllm serve x", ["'vllm' is no command of SGLang"]),
-        ("sglang", "--speculative-algorithm DFLASH", ["DFLASH is not simulated"]),
+        ("sglang", "--speculative-algorithm UNO", ["UNO is not simulated"]),
         ("sglang", "--mem-fraction-static 80", ["above 0, up to 1"]),
         ("sglang", "--schedule-conservativeness -1", ["is '-1'; expected a number from 0 on"]),
         ("sglang", "--schedule-conservativeness=nan", ["is 'nan'; expected a number from 0 on"]),

@@ -34,6 +34,7 @@ NAMES = {
     "weights": "model.weight_dtype",
     "draft": "model.draft",
     "static": "hardware.static_fraction",
+    "state_ratio": "hardware.state_ratio",
     "free": "hardware.free_fraction",
     "reserved": "hardware.reserved_fraction",
     "stream": "front_end.stream_interval",

@@ -1,0 +1,219 @@
+"""What block drafters have beside their layers, and the reader of their `config.json`.
+
+A block drafter (DFlash and what follows it) predicts a block of tokens in one pass over mask tokens. Its keys and
+values of earlier tokens are made from fused hidden states of the target. Published files have its keys at top level
+(the format of speculators), or in `dflash_config` or `dspark_config` beside the keys of the layers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..parsing import ConfigReader
+from .families import read_model_shape
+from .heads import SPECULATORS_KEY, HeadShape, flat_head, refuse_switches
+from .mixers import replace_missing
+from .shape import ModelShape
+
+DFLASH, DFLASH2, DSPARK = "DFLASH", "DFLASH2", "DSPARK"
+_NESTED = ("dflash_config", "dspark_config")
+_OWN_PREFIX = "dspark_"
+_RENAMED = {"noise_token_id": "mask_token_id"}
+_MARKS = re.compile(r"dflash|dspark", re.IGNORECASE)
+_REFINERS = re.compile(r"xpress|domino|lilicorr", re.IGNORECASE)
+_SWITCHES = (
+    "sample_from_anchor", "bonus_anchor", "sliding_window_non_causal", "causal", "enable_confidence_head",
+    "confidence_head_with_markov", "shift_label", "parallel_drafting",
+)  # fmt: skip
+_SELECTOR_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+_SELECTOR_FIELDS = ("conv_taps", "conv_group", "selector_rank", "selector_top_k")
+_MARKOV_HEADS = ("vanilla", "gated", "rnn")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockParts:
+    """The parts of a block drafter beside its layers; 0 where it has none.
+
+    Attributes:
+        block_size: Tokens of a block as the drafter was trained; 0: not known.
+        samples_anchor: Whether the place of the last known token predicts, too, so that a block of k tokens drafts k;
+            otherwise the masks behind it alone do.
+        conv_taps: Taps of the convolutions before and after each sublayer (DFlash2).
+        conv_group: Channels that share a kernel of them.
+        selector_rank: Rank of the codebooks that score pairs of candidates (DFlash2).
+        selector_top_k: Candidates of a position.
+        markov_rank: Rank of the head that adds a bias by the token before (DSpark).
+        markov_head: Its form: "vanilla", "gated" or "rnn".
+        has_confidence: Whether a head predicts how likely each draft is accepted.
+    """
+
+    block_size: int = 0
+    samples_anchor: bool = False
+    conv_taps: int = 0
+    conv_group: int = 0
+    selector_rank: int = 0
+    selector_top_k: int = 0
+    markov_rank: int = 0
+    markov_head: str = "vanilla"
+    has_confidence: bool = False
+
+    @property
+    def most_drafts(self) -> int:
+        """The drafts of a block of the trained size; 0: not known."""
+        return max(self.block_size - (not self.samples_anchor), 0)
+
+    def conv_kernels(self, hidden: int) -> int:
+        """Return the columns of the product that gives the kernels of one sublayer's two convolutions."""
+        return 2 * self.conv_taps * (hidden // self.conv_group) if self.conv_taps else 0
+
+    def parameters(self, hidden: int, layers: int, vocab: int, draft_vocab: int) -> int:
+        """Return the weights of all parts. Every device has them whole."""
+        rank, markov = self.markov_rank, 0
+        convs = 2 * layers * (hidden * self.conv_kernels(hidden) + 2 * self.conv_taps * hidden)
+        selector = self.selector_rank * (2 * vocab + hidden)
+        if rank:
+            markov = rank * (vocab + draft_vocab)
+            markov += {"gated": (hidden + rank) * rank, "rnn": (2 * rank + hidden) * 3 * rank}.get(self.markov_head, 0)
+        return convs + selector + markov + self.has_confidence * (hidden + rank)
+
+
+NO_PARTS = BlockParts()
+
+
+def flat_block(reader: ConfigReader) -> ConfigReader:
+    """Return a reader that finds the keys of a block drafter at top level, wherever the file has them."""
+    data = dict(flat_head(reader).data)
+    for key in _NESTED:
+        data |= {name: value for name, value in reader.under(key).data.items() if value is not None}
+    names = {key: key.removeprefix(_OWN_PREFIX) for key in reader.data if key.startswith(_OWN_PREFIX)}
+    own = {_RENAMED.get(name, name): reader.data[key] for key, name in names.items() if key not in _NESTED}
+    return reader.with_data({**data, **{key: value for key, value in own.items() if value is not None}})
+
+
+def block_kind(config: Mapping[str, Any]) -> str | None:
+    """Return the algorithm of a block drafter by its configuration; None for another draft."""
+    reader = ConfigReader(config, "")
+    data = flat_block(reader).data
+    named = [config.get(SPECULATORS_KEY), *_architectures(reader)]
+    if not any(_MARKS.search(str(name)) for name in named) and not any(config.get(key) for key in _NESTED):
+        return None
+    if data.get("markov_rank") or any("dspark" in str(name).lower() for name in named):
+        return DSPARK
+    return DFLASH2 if data.get("selector_rank") or "dflash2" in map(_plain, named) else DFLASH
+
+
+def most_block_drafts(config: Mapping[str, Any]) -> int:
+    """Return the drafts of a block of the trained size, by a drafter's configuration; 0: not known."""
+    return _parts(flat_block(ConfigReader(config, "")), DFLASH if block_kind(config) != DSPARK else DSPARK).most_drafts
+
+
+def _architectures(reader: ConfigReader) -> list[Any]:
+    names = reader.get("architectures")
+    return names if isinstance(names, list) else []
+
+
+def _plain(name: Any) -> str:
+    return str(name).lower().removesuffix("draftmodel").removesuffix("speculator")
+
+
+def read_block_head(
+    config: Mapping[str, Any], source: str, name: str, target: ModelShape, algorithm: str
+) -> tuple[HeadShape, BlockParts]:
+    """Read a parsed `config.json` of a block drafter for `target`: its layers, and its other parts. Raises
+    ConfigError."""
+    whole = ConfigReader(config, source)
+    kind = block_kind(config)
+    if kind != algorithm:
+        message = f"{name} is made for {kind or 'another algorithm'}, not for {algorithm}"
+        whole.problem("architectures" if config.get("architectures") else SPECULATORS_KEY, message)
+    reader = flat_block(whole)
+    _refuse_refiners(reader)
+    refuse_switches(reader, *_SWITCHES)
+    whole.raise_problems()
+    reader = replace_missing(reader, max_position_embeddings=target.max_context, vocab_size=target.vocab)
+    fused, fused_size = _fused(reader, target), _fused_size(reader, target)
+    _check_tokens(reader, target)
+    parts = _parts(reader, algorithm)
+    own_vocab = reader.integer("draft_vocab_size", None)
+    whole.raise_problems()
+    vocab = own_vocab or target.vocab
+    if vocab > target.vocab:
+        reader.problem("draft_vocab_size", f"{vocab} of {target.vocab} tokens")
+    data = {**reader.data, "architectures": None, "vocab_size": target.vocab}
+    for key in ("torch_dtype", "dtype"):  # servers load it in the type of the target
+        data[key] = None if data.get(key) == "float32" else data.get(key)
+    body = read_model_shape(data, source, name, is_whole=False)
+    whole.raise_problems()
+    if parts.conv_group and body.hidden % parts.conv_group:
+        reader.problem("conv_group_size", f"{parts.conv_group} does not divide the hidden size of {body.hidden}")
+    whole.raise_problems()
+    has_lm_head = vocab < target.vocab or reader.flag("has_own_lm_head")
+    body = replace(body, vocab=vocab, tied_embeddings=False, kv_dtype=target.kv_dtype, config=None)
+    return HeadShape(body, fused, fused_size, None, has_lm_head), parts
+
+
+def _refuse_refiners(reader: ConfigReader) -> None:
+    """Note what chooses the tokens of a block in another way than those that have a price."""
+    named = [("architectures", name) for name in _architectures(reader)]
+    named += [(key, reader.get(key)) for key in (SPECULATORS_KEY, "projector_type")]
+    for key, name in named:
+        if name is not None and _REFINERS.search(str(name)):
+            reader.problem(key, f"{name} refines a block in a way that is not modelled; {DFLASH2} and {DSPARK} are")
+            return
+
+
+def _fused_size(reader: ConfigReader, target: ModelShape) -> int:
+    """Return the size of the hidden states that are fused, which has to be the target's."""
+    key = "hidden_size" if reader.get("target_hidden_size") is None else "target_hidden_size"
+    size = reader.integer(key)
+    if size != target.hidden:
+        message = f"the drafter takes hidden states of size {size}, those of {target.name} have {target.hidden}"
+        reader.problem(key, message)
+    layers = reader.integer("num_target_layers", None)
+    if layers not in (None, target.layers):
+        reader.problem("num_target_layers", f"made for a target of {layers} layers, {target.name} has {target.layers}")
+    return size
+
+
+def _fused(reader: ConfigReader, target: ModelShape) -> int:
+    """Return how many hidden states of the target are fused: without a list, as many as the drafter has layers."""
+    if not reader.flag("use_aux_hidden_state", True):
+        return 0
+    for key in ("target_layer_ids", "aux_hidden_state_layer_ids"):
+        ids, last = reader.get(key), target.layers - (key == "target_layer_ids")
+        if ids is None:
+            continue
+        if not isinstance(ids, list) or not ids or not all(type(one) is int and 0 <= one <= last for one in ids):
+            reader.problem(key, f"must be a list of layers from 0 to {last} of {target.name}, got {ids!r}")
+            return 1
+        return len(ids)
+    return reader.integer("num_hidden_layers")
+
+
+def _check_tokens(reader: ConfigReader, target: ModelShape) -> None:
+    """Note a vocabulary that is not the target's, and a mask token outside of it."""
+    vocab, mask = reader.integer("vocab_size"), reader.get("mask_token_id")
+    if vocab != target.vocab:
+        reader.problem("vocab_size", f"the drafter has {vocab} tokens, {target.name} has {target.vocab}")
+    if mask is not None and (type(mask) is not int or not 0 <= mask < target.vocab):
+        reader.problem("mask_token_id", f"must be a token from 0 to {target.vocab - 1}, got {mask!r}")
+
+
+def _parts(reader: ConfigReader, algorithm: str) -> BlockParts:
+    """Read the parts of an algorithm beside the layers."""
+    anchor = reader.flag("sample_from_anchor", algorithm == DSPARK)
+    least = 1 if anchor else 2
+    parts = BlockParts(block_size=reader.integer("block_size", 0, minimum=least), samples_anchor=anchor)
+    if algorithm == DFLASH2:
+        sizes = [reader.integer(key) for key in _SELECTOR_KEYS]
+        return replace(parts, **dict(zip(_SELECTOR_FIELDS, sizes, strict=True)))
+    if algorithm != DSPARK:
+        return parts
+    rank, head = reader.integer("markov_rank", 0, minimum=0), str(reader.get("markov_head_type") or "vanilla").lower()
+    if head not in _MARKOV_HEADS:
+        reader.problem("markov_head_type", f"expected {', '.join(_MARKOV_HEADS)}, got {head!r}")
+    confidence = reader.flag("enable_confidence_head", True)
+    return replace(parts, markov_rank=rank, markov_head=head, has_confidence=confidence)
