@@ -1,282 +1,231 @@
-"""Simulates every published point and writes the tables of docs/evidence/accuracy.md: `make accuracy`.
+"""Simulates every published point, judges the simulations and writes docs/evidence/accuracy.md: `make accuracy`.
 
-    python benchmarks/accuracy.py [--every N] [--rounds] [--workers N]
+    python benchmarks/accuracy.py [--kept] [--by FIELD] [--workers N]   (the extra measured; half an hour of one core)
 
-Each point of `benchmarks/published/` is a scenario that the library simulates, once with every column: the roofline,
-measured kernels, and measured kernels with a profile fitted without the point's model or draft shape
-(`published/left_out.csv`). A fourth column is what `foredraft calibrate` adds: the fit to all other points of the same
-data set. Results are kept in the cache folder until the sources change, so a run that was stopped goes on. `--every N`
-takes each N-th point of plain.csv and leaves the page alone, unless `--write` is given, and then the page says so.
-`--rounds` makes the tables of speculation alone.
+`runs.py` simulates the points of `published/`; with `--kept` the times that stand there are judged. Written are the
+tables of the page and sim/cost/deployments/deployments.json, which has by model, format, GPU, server, parallelism,
+release and kind of round the mean and deviation of log(published / simulated), and 80 % intervals by what is known of a
+deployment. After prices have changed, all of it is made anew. `--by model` prints the errors of each model instead, as
+they are kept; other fields are gpu, server, number_format, parallel, release, run and clients.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import json
+import math
 import os
-import statistics
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.util import find_spec
-from pathlib import Path
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from accuracy_runs import (
-    MEASURED,
-    OTHERS,
-    ROOFLINE,
-    ROOFLINE_OTHERS,
-    AccuracyJob,
-    PointOutcome,
-    arms_table,
-    batches_table,
-    failure_text,
-    mean_size,
-    outcomes,
-    percent,
-    resting_table,
-    simulate_all,
-    speedups_table,
-    summary_lines,
-    tails_table,
-)
-from fit_expert_independence import distinct_experts, published_counts
-from foredraft.core.contract.step import RoundShape
-from foredraft.core.errors import ForedraftError
+import numpy as np
 from foredraft.observe.distribution.install_hint import install_command
-from foredraft.sim.assembly import assemble
-from foredraft.sim.cost.deployments.evidence import Place, place_of
-from foredraft.sim.cost.hardware import Parallelism
-from foredraft.sim.cost.passes.tokens import EXPERT_INDEPENDENCE
-from foredraft.sim.scenario_file import scenario_from_dict
-from pages import write_block, write_row
-from points import Point, plain_points, read_rows, round_points
+from foredraft.sim.cost.deployments.evidence import DRAFTS, NOTHING, OTHERS, OWN, REQUEST, TABLE, TPOT, TTFT, Place
+from intervals import Ends, ErrorRow, Errors, apart, classes, own_rows, speed_ups, wider
+from pages import write_block
+from points import read_rows
+from runs import KERNELS, PLACE, specbundle_points, write_drafted, write_serving, write_speedups
+from silicon import served_points, silicon_file
 
-DRAFTED = Path(__file__).parent / "published" / "drafted.csv"
-QUEUED_MS = 5_000
-"""Where the first token takes longer on average, requests wait for memory, or for what settings that were not
-published allow."""
-VERIFIED_MODEL, VERIFIED_NODES = "deepseek-v4-flash", 4  # 256 requests had 1,024 tokens
-GRAPHS = (1, 2, 4, *range(8, 1025, 8))
-BEYOND_GRAPHS = 2048
+PAGE = "evidence/accuracy.md"
+WARM_UP_MS, WARM_UP_RATIO = 3000.0, 4.0
+"""A first token that was later than this and than so many simulated times has the server's warm-up in it."""
+WORDS = {TPOT: "per output token", TTFT: "to the first token", REQUEST: "of a whole request", DRAFTS: "with drafts"}
 
 
-def error_table(table: Mapping[str, list[PointOutcome]], group_of: Callable[[Point], str], head: str) -> Iterator[str]:
-    """Yield a Markdown table: of each group the points, by column the mean absolute error and the bias, and the last
-    column's worst row."""
-    names = " | ".join(f"{column}: mean | bias" for column in table)
-    yield f"| {head} | points | {names} | worst row ({list(table)[-1]}) |"
-    yield f"| --- | --- |{' --- | --- |' * len(table)} --- |"
-    groups = list(dict.fromkeys(group_of(outcome.point) for outcome in next(iter(table.values()))))
-    for group in [*groups, None]:
-        cells, worst = [], ""
-        for rows in table.values():
-            chosen = [row for row in rows if group in (None, group_of(row.point))]
-            priced = [row for row in chosen if row.ms is not None]
-            found = [row.error for row in priced]
-            cells += [percent(found, mean_size), percent(found, statistics.fmean)]
-            if priced:
-                row = max(priced, key=lambda item: abs(item.error))
-                worst = f"{100 * row.error:+.0f} %: {place(row.point)}"
-            elif chosen:
-                worst = f"not simulated: {chosen[0].failure}"
-        yield f"| {group or '**all**'} | {len(chosen)} | {' | '.join(cells)} | {worst} |"
+def rows_of_points() -> list[ErrorRow]:
+    plain = {(row["server"], float(row["tpot_ms"]), float(row["ttft_ms"])) for row in read_rows("plain.csv")}
+    lines, found = read_rows("serving.csv"), []
+    fitted = {(line["model"], line["server"]) for line in lines if line["ttft_ms"]
+              and (line["server"], float(line["tpot_ms"]), float(line["ttft_ms"])) in plain}  # fmt: skip
+    for line in lines:
+        release = re.match(r"\d{1,3}\.\d+\.\d+", line["run"])
+        place = Place(**{name: line[name] for name in PLACE}, release=release.group() if release else "")
+        group = place.model, place.gpu, place.server
+        clients = 0 if int(line["engines"]) > 1 else int(line["clients"])
+        is_fitted = (place.model, place.server) in fitted
+        found.append(ErrorRow(place, line["run"], line["kernels"], group, is_fitted, logs(line), clients))
+    for line in read_rows("drafted.csv"):
+        if line["algorithm"] != "NONE":
+            place = Place(**{name: line[name] for name in PLACE})
+            log = {DRAFTS: math.log(float(line["published_ms"]) / float(line["simulated_ms"]))}
+            found.append(ErrorRow(place, line["text"], line["kernels"], line["dataset"], False, log))
+    return found
 
 
-def place(point: Point) -> str:
-    """Return what tells a point from the others of its data set."""
-    rest = f"{point.shape}, {point.text}" if point.text else f"{point.prompt}/{point.output}"
-    return f"TP {point.tensor_parallel}, {point.concurrency} clients, {rest}"
-
-
-def counted(plain: Mapping[str, list[PointOutcome]], rounds: Mapping[str, list[PointOutcome]]) -> str:
-    """Return the numbers of points of the summary's lines as a sentence."""
-    speculative = [row.point.steps > 0 for row in next(iter(rounds.values()))]
-    queued = [row.point.ttft_ms >= QUEUED_MS for row in next(iter(plain.values()))]
-    others = len(queued) - sum(queued) + len(speculative) - sum(speculative)
-    return (
-        f"{len(queued) + len(speculative)} points: {others} plain ones whose requests do not queue, "
-        f"{sum(queued)} whose requests queue, and {sum(speculative)} with speculation"
+def logs(line: Mapping[str, str]) -> dict[str, float]:
+    first, token, simulated, simulated_token = (
+        float(line[name] or "nan") for name in ("ttft_ms", "tpot_ms", "simulated_ttft_ms", "simulated_tpot_ms")
     )
+    found = {TPOT: math.log(token / simulated_token)}
+    if first <= max(WARM_UP_MS, WARM_UP_RATIO * simulated):
+        decoding = int(line["output"]) - 1
+        whole = (first + decoding * token) / (simulated + decoding * simulated_token)
+        found |= {TTFT: math.log(first / simulated), REQUEST: math.log(whole)}
+    return found
 
 
-def summary_table(plain: Mapping[str, list[PointOutcome]], rounds: Mapping[str, list[PointOutcome]]) -> Iterator[str]:
-    """Yield a Markdown table of the mean absolute errors over all points that could be simulated."""
-    yield f"| mean absolute error, % | {' | '.join(plain)} |"
-    yield f"| --- |{' --- |' * len(plain)}"
-    alone = {column: [row for row in rows if not row.point.steps] for column, rows in rounds.items()}
-    served = {column: [row for row in rows if row.point.ttft_ms < QUEUED_MS] for column, rows in plain.items()}
-    queued = {column: [row for row in rows if row.point.ttft_ms >= QUEUED_MS] for column, rows in plain.items()}
-    lines: dict[str, Callable[[str], str]] = {
-        "plain: time per output token": lambda c: percent(_errors([*served[c], *alone[c]]), mean_size),
-        "plain: time to first token": lambda c: percent(_ttft_errors(served[c]), mean_size),
-        "plain, requests that queue: time per output token": lambda c: percent(_errors(queued[c]), mean_size),
-        "plain, requests that queue: time to first token": lambda c: percent(_ttft_errors(queued[c]), mean_size),
-        "plain, requests that queue: time of a request": lambda c: percent(_request_errors(queued[c]), mean_size),
-    }
-    for name, cell in lines.items():
-        yield f"| {name} | {' | '.join(cell(column) or '–' for column in plain)} |"
-    yield from summary_lines(rounds)
+# -- what the package ships --------------------------------------------------------------------------------------------
 
 
-def write_drafted(workers: int) -> None:
-    """Write published/drafted.csv, which deployments.py reads: the points of rounds.csv with and without drafts, as
-    simulated with profiles that were fitted without their models and draft shapes."""
-    columns = {ROOFLINE: ROOFLINE_OTHERS, MEASURED: OTHERS}
-    found = outcomes([AccuracyJob(point, column) for point in round_points() for column in columns.values()], workers)
-    with DRAFTED.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        names = ("kernels", "dataset", "text", "algorithm", "draft", "shape", "published_ms", "simulated_ms")
-        writer.writerow([*Place._fields[:-1], "run", *names])
-        for kernels, column in columns.items():
-            for point in round_points():
-                result = found[AccuracyJob(point, column)]
-                if "failure" in result:
-                    continue
-                run = assemble(scenario_from_dict(point.scenario(ROOFLINE), point.dataset))
-                parallel = Parallelism(point.tensor_parallel)
-                where = place_of(run.target, point.gpu, point.server, parallel)
-                cells = (point.dataset, point.text, point.algorithm, point.draft, point.shape)
-                writer.writerow([*where, kernels, *cells, f"{point.published_ms:.5g}", f"{result['ms']:.5g}"])
+def deployments(rows: Sequence[ErrorRow]) -> Iterator[list[Any]]:
+    """Yield the rows of the table: each run counts alike."""
+    members: dict[tuple[Place, str, bool], list[ErrorRow]] = {}
+    for row in rows:
+        members.setdefault((row.place, row.kernels, DRAFTS in row.logs), []).append(row)
+    for (place, kernels, drafts), own in sorted(members.items()):
+        token, runs = DRAFTS if drafts else TPOT, dict.fromkeys(row.run for row in own)
+        mean = np.mean([np.mean([row.logs[token] for row in own if row.run == run]) for run in runs])
+        deviation = np.std([row.logs[token] for row in own])
+        counts = int(drafts), len(own), len(runs)
+        yield [*place, kernels, *counts, round(float(mean), 3), round(float(deviation), 3)]
 
 
-def experts_table() -> Iterator[str]:
-    """Yield a Markdown table of the experts that several tokens of a request reach."""
-    yield "| tokens of a request | experts | distinct: published | simulated | error |"
-    yield "| --- | --- | --- | --- | --- |"
-    for count in published_counts():
-        ours = distinct_experts(*count[:3], EXPERT_INDEPENDENCE)
-        cells = f"{count.distinct:.1f} | {ours:.1f} | {100 * (ours / count.distinct - 1):+.1f} %"
-        yield f"| {count.tokens} | {count.per_token} of {count.experts} | {cells} |"
+def judged(rows: Sequence[ErrorRow], kernels: str, surer: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the intervals of one source of kernels, and the lines of the page. `surer`: of the source that is never
+    less sure where there is no benchmark. Each class is as wide as those before it, and one of a deployment's own
+    points that earns nothing against one width is left out."""
+    own, times, lines = [row for row in rows if row.kernels == kernels], {}, []
+    for time in WORDS:
+        found, least = classes(own, time), (0.0, 0.0)
+        nothing, times[time] = found.pop(NOTHING, None), {}
+        for name, each in found.items():
+            held, score = each.judge([least])
+            one_width = each.score_with(found[OTHERS])
+            if name == OTHERS or score < one_width:
+                times[time][name] = least = each.ends([least])
+            ends = times[time].get(name)
+            counts = f"{len(each.items):,} | {len({item.unit for item in each.items})}"
+            cells = f"{_shown(ends)} | {100 * held:.0f} %" if ends else "earns nothing | "
+            scores = f"{score:.2f} | {'' if name == OTHERS else f'{one_width:.2f}'}"
+            lines.append(f"| {WORDS[time]}, {kernels} | {name} | {counts} | {cells} | {scores} |")
+        if nothing is not None:  # few runs tell both times
+            floors = [least, *([times[TPOT][NOTHING]] if time == REQUEST else [])]
+            floors += [surer["times"][time][NOTHING]] if surer else []
+            times[time][NOTHING] = wider(nothing.worst(), *floors)
+    ratio = speed_ups([row for row in read_rows("drafted.csv") if row["kernels"] == kernels])
+    both = Errors([item._replace(value=side * item.value) for item in ratio.items for side in (-1, 1)])
+    widths = {OTHERS: both.ends()[1], NOTHING: both.worst()[1]}
+    between = {time: apart(own, time) for time in (TPOT, TTFT, REQUEST)}
+    if surer:
+        widths = {name: max(width, surer["speed_ups"][name]) for name, width in widths.items()}
+        between = {time: list(np.maximum(each, surer["apart"][time])) for time, each in between.items()}
+    width, held = widths[OTHERS], both.judge([])[0]
+    counts = f"{len(ratio.items)} | {len({item.unit for item in ratio.items})}"
+    lines.append(
+        f"| speed-up by drafts, {kernels} | {OTHERS} | {counts} | {_shown((-width, width))} | {100 * held:.0f} % | | |"
+    )
+    return {"times": times, "speed_ups": widths, "apart": between}, lines
 
 
-def passes_table() -> Iterator[str]:
-    """Yield a Markdown table of verify passes by their tokens, with the time of their launch."""
-    yield "| model, GPU | tokens | published, ms | roofline | measured |"
-    yield "| --- | --- | --- | --- | --- |"
-    for row in read_rows("verify_times.csv"):
-        name = f"{row['model']}, {row['gpu']}, TP {row['tensor_parallel']}"
-        if row["model"] != VERIFIED_MODEL:
-            yield f"| {name} | {row['tokens']} | {row['verify_ms']} | not in the catalogue | |"
-            continue
-        cells = []
-        for kernels in (ROOFLINE, MEASURED):
-            try:
-                ours = _verify_ms(int(row["tokens"] or BEYOND_GRAPHS), row["gpu"], int(row["tensor_parallel"]), kernels)
-                cells.append(f"{ours:.1f} ({100 * (ours / float(row['verify_ms']) - 1):+.0f} %)")
-            except ForedraftError as error:
-                cells.append(failure_text(error))
-        tokens = row["tokens"] or f"{BEYOND_GRAPHS:,} (assumption), not captured"
-        yield f"| {name} | {tokens} | {row['verify_ms']} | {' | '.join(cells)} |"
+def _shown(ends: Ends) -> str:
+    return f"{math.exp(ends[0]):.2f} to {math.exp(ends[1]):.2f}"
 
 
-def _verify_ms(tokens: int, gpu: str, tensor_parallel: int, kernels: str) -> float:
-    """Return what the target takes of a round, for requests of VERIFIED_NODES tokens each."""
-    scenario = {
-        "model": {"target": f"deepseek-ai/{VERIFIED_MODEL}"},
-        "hardware": {
-            "gpu": gpu,
-            "tensor_parallel": tensor_parallel,
-            "server": "vllm-0.18",
-            "kernels": kernels,
-            "graph_sizes": [*GRAPHS],
-        },
-        "engine": {"kv_slots": 1 << 20, "max_running": 1024},
-        "speculation": {"algorithm": "EAGLE3", "policy": "fixed", "steps": VERIFIED_NODES - 1},
-    }
-    rows, nodes = (tokens // VERIFIED_NODES, VERIFIED_NODES) if tokens >= VERIFIED_NODES else (tokens, 1)
-    cost = assemble(scenario_from_dict(scenario, "verify")).cost
-    parts = cost.decode_parts(rows, RoundShape.chain(nodes - 1), rows * 1024)
-    return sum(ns for name, ns in parts.items() if not name.startswith("draft")) / 1e6
+def magnitudes(rows: Sequence[ErrorRow]) -> Iterator[str]:
+    """Yield what the page says of scenarios without a benchmark, and how many points of servers on a GPU that were left
+    out their intervals hold."""
+    for kernels, found in json.loads(TABLE.read_text(encoding="utf-8"))["intervals"].items():
+        own = [row for row in rows if row.kernels == kernels]
+        for time in (TPOT, TTFT, REQUEST):
+            low, high = found["times"][time][NOTHING]
+            held = np.mean([low <= value <= high for value in classes(own, time)[NOTHING].values])
+            yield f"* {WORDS[time]}, {kernels}: {_shown((low, high))}, {100 * held:.0f} % of points"
 
 
-def _errors(rows: Iterable[PointOutcome]) -> list[float]:
-    return [row.error for row in rows if row.ms is not None]
+def rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: rounded(each) for name, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, list | tuple) else round(float(value), 3)
 
 
-def _ttft_errors(rows: Iterable[PointOutcome]) -> list[float]:
-    return [row.ttft_ms / row.point.ttft_ms - 1 for row in rows if row.ttft_ms is not None]
+def document(rows: Sequence[ErrorRow]) -> tuple[str, list[str]]:
+    """Return the file, and the page's table of intervals."""
+    found: dict[str, Any] = {}
+    lines = ["| time, kernels | known | points | units | 80 % of published / simulated | of left-out units | score "
+             "| score of one width |", "| --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    for kernels in KERNELS:
+        found[kernels], more = judged(rows, kernels, found.get(KERNELS[0], {}))
+        lines += more
+    data = {"format": "foredraft-deployments", "version": 1, "intervals": rounded(found)}
+    text = json.dumps(data | {"deployments": list(deployments(rows))}, separators=(",", ":"))
+    return text.replace('],["', '],\n["').replace('":{', '":\n{') + "\n", lines
 
 
-def _request_errors(rows: Iterable[PointOutcome]) -> list[float]:
-    def whole(point: Point, first_ms: float, token_ms: float) -> float:
-        return first_ms + (point.mean(point.output) - 1) * token_ms
-
-    priced = [row for row in rows if row.ttft_ms is not None]
-    return [
-        whole(row.point, row.ttft_ms, row.ms) / whole(row.point, row.point.ttft_ms, row.published_ms) - 1
-        for row in priced
-    ]
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def not_simulated(table: Mapping[str, list[PointOutcome]]) -> Iterator[str]:
-    """Yield a line for each reason for which points could not be simulated."""
-    for column, rows in table.items():
-        reasons: dict[str, int] = {}
-        for row in rows:
-            if row.failure:
-                reason = f"{row.point.dataset}: {row.failure}"
-                reasons[reason] = reasons.get(reason, 0) + 1
-        for reason, count in reasons.items():
-            yield f"* {column}, {count} points. {reason}"
+def _of(found: Sequence[float] | np.ndarray) -> str:
+    """Return cells of errors (simulated / published − 1): their number, mean size and mean, in percent."""
+    values = 100 * np.asarray(found)
+    return f"{len(values):,} | {abs(values).mean():.1f} | {values.mean():+.1f}" if len(values) else "– | – | –"
+
+
+def error_table(rows: Sequence[ErrorRow]) -> Iterator[str]:
+    """Yield the page's table: errors by time and by what was left out."""
+    yield f"| time | left out |{''.join(f' {kernels}: points | mean | bias |' for kernels in KERNELS)}"
+    yield f"| --- | --- |{' --- | --- | --- |' * len(KERNELS)}"
+    by = [[row for row in rows if row.kernels == kernels] for kernels in KERNELS]
+
+    def line(time: str, what: str, cells: Sequence[Sequence[float] | np.ndarray]) -> str:
+        return f"| {time} | {what} | {' | '.join(map(_of, cells))} |"
+
+    for time in (TPOT, TTFT, REQUEST):
+        for what, is_fitted in (("nothing: a model of the fit", True), ("the model and its GPU", False)):
+            known = [[row.logs[time] for row in own if time in row.logs and row.is_fitted == is_fitted] for own in by]
+            yield line(WORDS[time], what, [np.expm1(-np.array(values)) for values in known])
+        if time == TPOT:
+            corrected = [[item.value for item in classes(own, time)[OWN].items] for own in by]
+            yield line(WORDS[time], "its run, `--correct` by the others", [np.expm1(-np.array(x)) for x in corrected])
+            yield line(WORDS[time], "all but three, `calibrate`", [own_rows(own)[1] for own in by])
+    drafted = [[row.logs[DRAFTS] for row in own if DRAFTS in row.logs] for own in by]
+    yield line(WORDS[DRAFTS], "the model or draft shape", [np.expm1(-np.array(values)) for values in drafted])
+    lines = read_rows("drafted.csv")
+    of = [speed_ups([row for row in lines if row["kernels"] == kernels]).values for kernels in KERNELS]
+    yield line("speed-up by drafts", "the model or draft shape", [np.expm1(-values) for values in of])
+    late = read_rows("speedups.csv")
+    clients = f"{late[0]['batch_size']} to {late[-1]['batch_size']} clients"
+    ratios = [[float(row[kernels]) / float(row["speedup"]) - 1 for row in late] for kernels in KERNELS]
+    yield line(f"speed-up by drafts, {clients}", "nothing", ratios)
+
+
+def print_errors(rows: Sequence[ErrorRow], field: str) -> None:
+    """Print the errors of each value of a field of the points."""
+    for kernels in KERNELS:
+        for time in WORDS:
+            found: dict[str, list[float]] = {}
+            for row in (row for row in rows if row.kernels == kernels and time in row.logs):
+                value = getattr(row.place, field) if field in Place._fields else getattr(row, field)
+                found.setdefault(f"{value}", []).append(math.expm1(-row.logs[time]))
+            print(f"\n| {field} | {WORDS[time]}, {kernels}: points | mean | bias |\n| --- | --- | --- | --- |")
+            for value, errors in sorted(found.items(), key=lambda each: -len(each[1])):
+                print(f"| {value} | {_of(errors)} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--every", type=int, default=1, help="take each N-th point of plain.csv, and only print")
-    parser.add_argument("--rounds", action="store_true", help="make the tables of speculation alone")
-    parser.add_argument("--write", action="store_true", help="write the page from these points")
+    parser.add_argument("--kept", action="store_true", help="simulate nothing: judge the times of published/")
+    parser.add_argument("--by", choices=[*Place._fields, "run", "clients"], help="print errors by this, write nothing")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes; default: one per CPU")
     arguments = parser.parse_args()
-    columns = [ROOFLINE, MEASURED, OTHERS]
-    if find_spec("aiconfigurator_core") is None:
-        print(
-            f"The columns 'measured' and 'left out' need measured kernels: {install_command('measured')}",
-            file=sys.stderr,
-        )
-        columns = [ROOFLINE]
-    rounds = simulate_all(round_points(), columns, arguments.workers)
-    blocks = {
-        "batches": list(batches_table(rounds)),
-        "rounds": list(error_table(rounds, _round_group, "data set, draft")),
-        "arms": list(arms_table(rounds)),
-        "speedups": list(speedups_table(columns)),
-        "resting": list(resting_table()),
-        "tails": list(tails_table()),
-    }
-    if not arguments.rounds:
-        plain = simulate_all(plain_points()[:: arguments.every], columns, arguments.workers)
-        part = "" if arguments.every == 1 else f"; of plain.csv every {arguments.every}th point alone"
-        blocks |= {
-            "summary": [f"{counted(plain, rounds)}{part}.", "", *summary_table(plain, rounds)],
-            "plain": list(error_table(plain, _plain_group, "model, GPU, server, tensor parallelism")),
-            "clients": list(error_table(plain, _clients_group, "clients")),
-            "experts": list(experts_table()),
-            "passes": list(passes_table()),
-            "not simulated": list(not_simulated(plain)) + list(not_simulated(rounds)),
-        }
-    for name, lines in blocks.items():
-        print(f"\n{name}\n", *lines, sep="\n")
-    if (arguments.every == 1 or arguments.write) and len(columns) > 1:
-        for name, lines in blocks.items():
-            write_block("evidence/accuracy.md", f"accuracy: {name}", lines)
+    if arguments.by:
+        print_errors(rows_of_points(), arguments.by)
+        return
+    if not arguments.kept:
+        path = silicon_file()
+        if path is None:
+            raise SystemExit(f"needs measured kernels: {install_command('measured')}")
+        write_serving([*served_points(path)[0], *specbundle_points()], arguments.workers)
         write_drafted(arguments.workers)
-        if arguments.rounds:
-            for row in summary_lines(rounds):
-                write_row("evidence/accuracy.md", row)
-
-
-def _plain_group(point: Point) -> str:
-    return f"{point.dataset}, TP {point.tensor_parallel}"
-
-
-def _clients_group(point: Point) -> str:
-    low = 1 << (point.concurrency.bit_length() - 1)
-    return f"{low} … {2 * low - 1}"
-
-
-def _round_group(point: Point) -> str:
-    return f"{point.dataset}, {point.algorithm} {point.shape}" if point.steps else f"{point.dataset}, plain"
+        write_speedups()
+    rows = rows_of_points()
+    text, lines = document(rows)
+    TABLE.write_text(text, encoding="utf-8")
+    blocks = {"errors": list(error_table(rows)), "intervals": lines, "order of magnitude": list(magnitudes(rows))}
+    for name, block in blocks.items():
+        print(f"\n{name}\n", *block, sep="\n")
+        write_block(PAGE, f"accuracy: {name}", block)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,41 @@
 """How far simulated times are from published ones by what is known of a deployment: intervals, and how many of the
-points that were left out they hold. `deployments.py` prints and writes them.
+points that were left out they hold. `accuracy.py` prints and writes them.
 
 Errors are logarithms of published / simulated, and none is of a point that something was fitted to. A unit is left out
 at once, and units count by the root of their size:
 
-* own deployment and release: a day of a deployment and release, around the mean of the others (with drafts: a text);
-* own deployment: a run of a deployment, around the mean of the others;
+* own deployment and release: a day of a deployment and release, around the mean of the others;
+* own deployment: a run of a deployment, around the mean of the others (with drafts: a text);
 * other deployments: one model, GPU and server; with drafts, one data set;
-* no benchmark: a server on a GPU (with drafts: a data set), by the one with the largest errors.
+* no benchmark: a server on a GPU, by the one with the largest errors.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 from foredraft.sim.calibration.fit import NOISE, SPREADS, LinearFit
 from foredraft.sim.cost.calibration import ROUND_FACTOR, ROUND_SLOPE
-from foredraft.sim.cost.deployments.evidence import DRAFTS, NOTHING, OTHERS, OWN, RELEASE, REQUEST, SHARED, TPOT, Place
-from points import read_rows
+from foredraft.sim.cost.deployments.evidence import (
+    DRAFTS,
+    NOTHING,
+    OTHERS,
+    OWN,
+    RELEASE,
+    REQUEST,
+    SHARED,
+    TPOT,
+    TTFT,
+    Place,
+)
 
 LEVEL = 0.8
 FEWEST = 10
@@ -42,38 +55,94 @@ class ErrorRow(NamedTuple):
     clients: int = 0  # 0: of several engines together
 
 
-class Errors(NamedTuple):
-    values: np.ndarray
-    units: list[Hashable]
+class ErrorItem(NamedTuple):
+    """A point of a class: its error around what is known of its deployment, what is left out with it, its error as
+    simulated, and its group of the class of other deployments."""
 
-    def without(self, unit: Hashable | None) -> Errors:
-        kept = [i for i, one in enumerate(self.units) if unit is None or one != unit]
-        return Errors(self.values[kept], [self.units[i] for i in kept])
+    value: float
+    unit: Hashable
+    log: float
+    group: Hashable
 
-    def ends(self, unit: Hashable | None = None) -> Ends:
+
+@dataclass(frozen=True)
+class Errors:
+    """The points of a class."""
+
+    items: Sequence[ErrorItem]
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        return np.array([item.value for item in self.items])
+
+    def quantiles(self, without: Hashable | None = None) -> Ends:
         """Return the quantiles between which LEVEL of the values lie, without a unit; 0 is between them."""
-        kept = self.without(unit)
-        weights = np.array([kept.units.count(one) ** -0.5 for one in kept.units])
-        order = np.argsort(kept.values)
-        shares, values = np.cumsum(weights[order]) / weights.sum(), kept.values[order]
-        low, high = (values[min(np.searchsorted(shares, (1 + s * LEVEL) / 2), len(order) - 1)] for s in (-1, 1))
-        return min(float(low), 0.0), max(float(high), 0.0)
+        sizes = Counter(item.unit for item in self.items)
+        kept = [i for i, item in enumerate(self.items) if without is None or item.unit != without]
+        weights, values = np.array([sizes[self.items[i].unit] ** -0.5 for i in kept]), self.values[kept]
+        order = np.argsort(values)
+        shares = np.cumsum(weights[order]) / weights.sum()
+        places = (min(np.searchsorted(shares, (1 + side * LEVEL) / 2), len(order) - 1) for side in (-1, 1))
+        low, high = (float(values[order][place]) for place in places)
+        return min(low, 0.0), max(high, 0.0)
 
-    def worst(self, unit: Hashable | None = None) -> Ends:
-        kept = self.without(unit)
-        parts = {one: [v for v, u in zip(kept.values, kept.units, strict=True) if u == one] for one in kept.units}
-        most = max(float(np.quantile(np.abs(values), LEVEL)) for values in parts.values())
+    def without(self, units: Sequence[Hashable]) -> np.ndarray:
+        """Return the quantiles without each of these units [units, 2]."""
+        found = {unit: self.quantiles(unit) for unit in dict.fromkeys(units)}
+        return np.array([found[unit] for unit in units])
+
+    @cached_property
+    def left_out(self) -> np.ndarray:
+        """The quantiles that were found without the unit of each value [values, 2]."""
+        return self.without([item.unit for item in self.items])
+
+    def stretch(self, floors: Sequence[Ends] = ()) -> float:
+        """Return the least factor on quantiles, not below 1, with which LEVEL of the values lie inside of those that
+        were found without their unit, or of `floors`: quantiles of few units are too narrow for another one."""
+        ends = np.where(self.values < 0, self.left_out[:, 0], self.left_out[:, 1])
+        needed = np.divide(self.values, ends, out=np.full(len(ends), np.inf), where=ends != 0)
+        for low, high in floors:
+            needed[(low <= self.values) & (self.values <= high)] = 0.0
+        return max(1.0, float(np.quantile(needed, LEVEL, method="inverted_cdf")))
+
+    def ends(self, floors: Sequence[Ends] = ()) -> Ends:
+        """Return the ends of the class, no narrower than `floors`."""
+        low, high = self.quantiles()
+        stretch = self.stretch(floors)
+        return wider((stretch * low, stretch * high), *floors)
+
+    def worst(self) -> Ends:
+        """Return the width of the unit with the largest errors, to both sides."""
+        parts: dict[Hashable, list[float]] = {}
+        for item in self.items:
+            parts.setdefault(item.unit, []).append(abs(item.value))
+        most = max(float(np.quantile(sizes, LEVEL)) for sizes in parts.values())
         return -most, most
 
-    def covered(self, ends: Callable[[Hashable], Ends]) -> float:
-        """Return the share of values inside of ends that are found without their unit."""
-        of = {unit: ends(unit) for unit in dict.fromkeys(self.units)}
-        return float(np.mean([of[u][0] <= v <= of[u][1] for v, u in zip(self.values, self.units, strict=True)]))
+    def judge(self, floors: Sequence[Ends]) -> tuple[float, float]:
+        """Return the share of values inside of ends that are found without their unit and no narrower than `floors`,
+        and the mean score of these ends: their width, and 2 / (1 - LEVEL) times what lies outside."""
+        low, high = self.stretch(floors) * self.left_out.T
+        for floor in floors:
+            low, high = np.minimum(low, floor[0]), np.maximum(high, floor[1])
+        return _judge(self.values, low, high)
+
+    def score_with(self, every: Errors) -> float:
+        """Return the mean score that these points have as simulated with the ends of all points, found without the
+        group of each."""
+        logs, ends = np.array([item.log for item in self.items]), every.without([item.group for item in self.items])
+        return _judge(logs, *(every.stretch() * ends.T))[1]
+
+
+def _judge(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[float, float]:
+    beyond = np.maximum(np.maximum(low - values, values - high), 0.0)
+    return float(np.mean(beyond == 0)), float(np.mean(high - low + 2 / (1 - LEVEL) * beyond))
 
 
 def errors(rows: Sequence[ErrorRow], time: str, unit: Callable[[ErrorRow], Hashable]) -> Errors:
+    """Return the errors of points as simulated, of models that nothing was fitted to."""
     known = [row for row in rows if time in row.logs and not row.is_fitted]
-    return Errors(np.array([row.logs[time] for row in known]), [unit(row) for row in known])
+    return Errors([ErrorItem(row.logs[time], unit(row), row.logs[time], row.group) for row in known])
 
 
 def own_errors(rows: Sequence[ErrorRow], time: str, place_of: Callable[[ErrorRow], Place]) -> Errors:
@@ -86,43 +155,37 @@ def own_errors(rows: Sequence[ErrorRow], time: str, place_of: Callable[[ErrorRow
         means = {run: np.mean([row.logs[centre] for row in own]) for run, own in runs.items()}
         for run, own in runs.items():
             if others := [mean for other, mean in means.items() if other != run]:
-                found += [(row.logs[time] - np.mean(others), place) for row in own]
-    return Errors(np.array([value for value, _ in found]), [place for _, place in found])
+                of_others = float(np.mean(others))
+                found += [ErrorItem(row.logs[time] - of_others, place, row.logs[time], row.group) for row in own]
+    return Errors(found)
 
 
 def classes(rows: Sequence[ErrorRow], time: str) -> dict[str, Errors]:
-    released = own_errors([row for row in rows if row.place.release], time, lambda row: row.place)
+    """Return the errors by what is known, the most first. Published runs with drafts name no release. What is known of
+    a deployment's first tokens says nothing of those of its other runs."""
     own = own_errors(rows, time, lambda row: row.place._replace(release=""))
-    return {
-        RELEASE: released if len(set(released.units)) >= FEWEST else own,
-        OWN: own,
-        OTHERS: errors(rows, time, lambda row: row.group),
-        NOTHING: errors(rows, time, lambda row: row.group if time == DRAFTS else (row.place.server, row.place.gpu)),
-    }
+    others = errors(rows, time, lambda row: row.group)
+    nothing = errors(rows, time, lambda row: (row.place.server, row.place.gpu))
+    if time == DRAFTS:
+        return {OWN: own, OTHERS: others}
+    if time == TTFT:
+        return {OTHERS: others, NOTHING: nothing}
+    released = own_errors([row for row in rows if row.place.release], time, lambda row: row.place)
+    enough = len({item.unit for item in released.items}) >= FEWEST
+    return ({RELEASE: released} if enough else {}) | {OWN: own, OTHERS: others, NOTHING: nothing}
 
 
-def ends_of(found: Mapping[str, Errors], floors: Sequence[Mapping[str, Ends]]) -> Iterator[tuple[str, Ends, float]]:
-    """Yield the classes, wider with each step down, with the share of left-out points that each covers. `floors`: ends
-    of others that are never surer."""
-    least: Ends = (0.0, 0.0)
-    for name, each in found.items():
-        others = [least, *(floor[name] for floor in floors if name in floor)]
-        own = each.worst if name == NOTHING else each.ends
-        yield name, (least := _wider(own(), *others)), each.covered(lambda unit: _wider(own(unit), *others))  # noqa: B023
-
-
-def _wider(*ends: Ends) -> Ends:
+def wider(*ends: Ends) -> Ends:
     return min(low for low, _ in ends), max(high for _, high in ends)
 
 
-def speed_ups(kernels: str) -> Errors:
-    lines = [line for line in read_rows("drafted.csv") if line["kernels"] == kernels]
-    ratio = [math.log(float(line["published_ms"]) / float(line["simulated_ms"])) for line in lines]
-    plain = {(a["dataset"], a["text"]): log for a, log in zip(lines, ratio, strict=True) if a["algorithm"] == "NONE"}
-    drafted = [(a, log) for a, log in zip(lines, ratio, strict=True) if a["algorithm"] != "NONE"]
-    return Errors(
-        np.array([plain[a["dataset"], a["text"]] - log for a, log in drafted]), [a["dataset"] for a, _ in drafted]
-    )
+def speed_ups(rows: Sequence[Mapping[str, str]]) -> Errors:
+    """Return the errors of speed-ups over plain decoding, of rows of drafted.csv."""
+    ratio = [math.log(float(row["published_ms"]) / float(row["simulated_ms"])) for row in rows]
+    plain = {(a["dataset"], a["text"]): log for a, log in zip(rows, ratio, strict=True) if a["algorithm"] == "NONE"}
+    drafted = [(a["dataset"], plain[a["dataset"], a["text"]] - log)
+               for a, log in zip(rows, ratio, strict=True) if a["algorithm"] != "NONE"]  # fmt: skip
+    return Errors([ErrorItem(log, dataset, log, dataset) for dataset, log in drafted])
 
 
 def apart(rows: Sequence[ErrorRow], time: str) -> list[float]:
@@ -137,40 +200,18 @@ def apart(rows: Sequence[ErrorRow], time: str) -> list[float]:
     return list(np.maximum.accumulate([np.quantile(each, LEVEL) if each else 0.0 for each in found]))
 
 
-def error_table(rows: Sequence[ErrorRow], words: Mapping[str, str]) -> Iterator[str]:
-    """Yield a Markdown table of errors (simulated / published − 1) by time and server."""
-    yield "| time, server | points | mean | bias |"
-    yield "| --- | --- | --- | --- |"
-    servers = dict.fromkeys(row.place.server for row in rows if TPOT in row.logs)
-    for time, word in words.items():
-        for server in [*servers, ""]:
-            known = [row.logs[time] for row in rows if time in row.logs and server in ("", row.place.server)]
-            found = 100 * np.expm1(-np.array(known))
-            cells = f"{len(known):,} | {abs(found).mean():.1f} | {found.mean():.1f}" if known else "– | – | –"
-            yield f"| {word}, {server or '**all**'} | {cells} |"
-
-
 GIVEN, PREDICTED = 3, 6
 """The rows of a deployment that are one's own, and the most that are predicted."""
 
 
-def own_rows(rows: Sequence[ErrorRow], kernels: str) -> Iterator[str]:
-    """Yield a Markdown table of what three rows of one's own give: `foredraft calibrate` fits one of few, one of more
-    and one of many clients, and others of the same deployment are predicted."""
+def own_rows(rows: Sequence[ErrorRow]) -> np.ndarray:
+    """Return simulated / published − 1 of points per output token, before and after `foredraft calibrate` has fitted
+    three others of their deployment: one of few, one of more and one of many clients [2, points]."""
     members: dict[Place, list[ErrorRow]] = {}
-    for row in (row for row in rows if row.kernels == kernels and row.clients):
+    for row in (row for row in rows if row.clients and TPOT in row.logs):
         members.setdefault(row.place._replace(release=""), []).append(row)
-    found: dict[str, list[np.ndarray]] = {}
-    for place, own in members.items():
-        if len(own) >= GIVEN + PREDICTED:
-            found.setdefault(place.server, []).append(_before_and_after(own))
-    yield "| server | deployments | rows | as simulated: mean | bias | three rows of its own: mean | bias |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
-    for server in [*found, ""]:
-        chosen = [each for name, every in found.items() if server in ("", name) for each in every]
-        before, after = np.concatenate(chosen, axis=1)
-        cells = " | ".join(f"{100 * abs(values).mean():.1f} | {100 * values.mean():.1f}" for values in (before, after))
-        yield f"| {server or '**all**'} | {len(chosen)} | {len(before)} | {cells} |"
+    found = [_before_and_after(own) for own in members.values() if len(own) >= GIVEN + PREDICTED]
+    return np.concatenate([np.empty((2, 0)), *found], axis=1)
 
 
 def _before_and_after(rows: Sequence[ErrorRow]) -> np.ndarray:

@@ -17,13 +17,3 @@ def write_block(page: str, name: str, lines: Iterable[str]) -> None:
     text, count = re.subn(pattern, lambda _: body, path.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert count == 1, f"docs/{page} has {count} places called {name!r}"
     path.write_text(text, encoding="utf-8")
-
-
-def write_row(page: str, row: str) -> None:
-    """Replace the row of a table of a document that has the first cell of `row`."""
-    path, start = DOCS / page, row[: row.index("|", 1) + 1]
-    lines = path.read_text(encoding="utf-8").split("\n")
-    places = [i for i, line in enumerate(lines) if line.startswith(start)]
-    assert len(places) == 1, f"docs/{page} has {len(places)} rows that begin with {start!r}"
-    lines[places[0]] = row
-    path.write_text("\n".join(lines), encoding="utf-8")

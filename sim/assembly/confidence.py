@@ -15,7 +15,7 @@ from . import Assembly
 OWN_ROWS = 6.0
 """Rows as which what is known of other deployments counts beside the left-out rows of a calibration."""
 OF_OTHERS = {TPOT: (0.074, 1.2), TTFT: (0.22, 1.4)}
-"""What three rows leave, over 114 published deployments (benchmarks/deployments.py): the mean absolute error of the
+"""What three rows leave, over 114 published deployments (benchmarks/accuracy.py): the mean absolute error of the
 others, and half of their 80 % interval over that. With OWN_ROWS the interval holds 80 % of them."""
 TIMES = {"ttft": TTFT, "tpot": TPOT, "itl": TPOT, "e2el": REQUEST}
 """The time of which a latency has the interval, by the latency's name in a summary."""

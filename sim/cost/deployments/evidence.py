@@ -1,8 +1,7 @@
 """Published deployments: how far measured times were from simulated ones, and how far those of others may be.
 
 `deployments.json` has a row for each model, format, GPU, server, parallelism, release and kind of round, and 80 %
-intervals by what is known of a deployment. `benchmarks/deployments.py` makes it, with errors of points that were left
-out.
+intervals by what is known of a deployment. `benchmarks/accuracy.py` makes it, with errors of points that were left out.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ TPOT, TTFT, REQUEST, DRAFTS = "tpot", "ttft", "request", "drafts"
 """The times that are compared: per output token, to the first token, of a whole request, and per output token of rounds
 with drafts."""
 RELEASE, OWN, OTHERS, NOTHING = "own deployment and release", "own deployment", "other deployments", "no benchmark"
+KNOWN = (RELEASE, OWN, OTHERS, NOTHING)
 """What is known: points of the deployment's own model, format, GPU, server, parallelism and kind of round, of the
 release that is simulated or of any; of others; none of this GPU or of this server."""
 SHARED = (("model", "gpu", "server"), ("gpu", "server"), ("model", "server"), ("server",), ())
@@ -80,8 +80,8 @@ def format_of(shape: ModelShape) -> str:
 
 
 class PublishedDeployment(NamedTuple):
-    """A row of the table: its points and runs, and of log(published / simulated) the mean and deviation per output
-    token and the mean to the first token. `has_drafts`: of rounds with drafts."""
+    """A row of the table: its points and runs, and the mean and deviation of log(published / simulated) per output
+    token. `has_drafts`: of rounds with drafts."""
 
     place: Place
     kernels: str
@@ -90,7 +90,6 @@ class PublishedDeployment(NamedTuple):
     runs: int
     mean: float
     deviation: float
-    first_mean: float | None
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,8 @@ class PublishedErrors:
     Attributes:
         deployments: The rows of this source.
         published: Those of both sources, each deployment once.
-        times: By time and by what is known, the 10 % and 90 % quantiles of log(published / simulated); where own points
-            are known, around their mean.
+        times: By time and by what is known, the 10 % and 90 % quantiles of log(published / simulated); of a
+            deployment's own points around their mean. Own points that say nothing of a time are not among them.
         speed_ups: By what is known, the 80 % quantile of the error of a speed-up.
         apart: By time and by what two deployments share (`SHARED`), the 80 % quantile of how far their errors differ.
     """
@@ -156,32 +155,35 @@ class Evidence:
     def _mean(self) -> float:
         return sum(one.runs * one.mean for one in self.own) / sum(one.runs for one in self.own)
 
-    @property
-    def _first_mean(self) -> float:
-        known = [(one.runs, one.first_mean) for one in self.own if one.first_mean is not None]
-        return sum(runs * mean for runs, mean in known) / sum(runs for runs, _ in known) if known else 0.0
-
     def interval(self, time: str, is_corrected: bool = False) -> Interval:
         """Return the 80 % interval of a simulated time, as factors on it, in which the simulated time is, too.
 
-        `is_corrected`: the passes have the factor. Prompts are those of plain rounds, and rounds with drafts that have
-        no points of their own are no surer than plain ones.
+        `is_corrected`: the passes have the factor. Prompts are those of plain rounds. Rounds with drafts, of which no
+        points of this GPU and server are published, are no surer than plain ones.
         """
-        if self.drafts and time == TTFT:
-            plain = replace(self, drafts=False)
-            return plain.interval(time) if not is_corrected else plain.moved(time, math.log(self.factor))
-        found = self.moved(time, math.log(self.factor) if is_corrected else 0.0)
-        if self.drafts and not self.own:
-            plain_times = replace(self, drafts=False).interval(time)
-            found = Interval(min(found.low, plain_times.low), max(found.high, plain_times.high))
-        return found
+        factor, plain = math.log(self.factor) if is_corrected else 0.0, replace(self, drafts=False)
+        if not self.drafts:
+            return self._moved(time, self.knowledge, factor)
+        if time == TTFT:
+            return plain._moved(time, plain.knowledge, factor)
+        found = self._moved(DRAFTS, OWN if self.own else OTHERS, factor)
+        if self.own or self.near_drafts:
+            return found
+        plain_times = plain.interval(time)
+        return Interval(min(found.low, plain_times.low), max(found.high, plain_times.high))
 
-    def moved(self, time: str, log_factor: float) -> Interval:
+    def _moved(self, time: str, known: str, log_factor: float) -> Interval:
         """Return the interval of a time that is exp(log_factor) times the simulated one."""
-        low, high = self.errors.times[DRAFTS if self.drafts else time][self.knowledge]
-        mean = (self._first_mean if time == TTFT else self._mean) if self.own else 0.0
-        mean -= log_factor
+        times = self.errors.times[time]
+        known = next(name for name in (known, *KNOWN[KNOWN.index(known) + 1 :]) if name in times)
+        low, high = times[known]
+        mean = (self._mean if known in (RELEASE, OWN) else 0.0) - log_factor
         return Interval(math.exp(min(0.0, mean + low)), math.exp(max(0.0, mean + high)))
+
+    @property
+    def near_drafts(self) -> int:
+        """The number of published points with drafts of its GPU and server."""
+        return self.errors.count(self.place, "gpu", "server", has_drafts=True)
 
     @property
     def is_of_unknown_gpu(self) -> bool:
@@ -191,11 +193,10 @@ class Evidence:
     @property
     def speed_up_error(self) -> float:
         """Half of the 80 % interval of the logarithm of a speed-up over plain decoding. On a GPU without any point that
-        of a time with drafts, because the errors of the two are not known to cancel."""
+        of a time, because the errors of the two are not known to cancel."""
         if self.is_of_unknown_gpu:
-            return max(map(abs, self.errors.times[DRAFTS][NOTHING]))
-        is_near = self.errors.count(self.place, "gpu", "server", has_drafts=True)
-        return self.errors.speed_ups[OTHERS if is_near else NOTHING]
+            return max(map(abs, self.errors.times[TPOT][NOTHING]))
+        return self.errors.speed_ups[OTHERS if self.near_drafts else NOTHING]
 
     def compare(self, time: str, other: Evidence) -> LogDifference:
         """Return by how much log(published / simulated) of a time may differ between two deployments: half of the 80 %
@@ -220,8 +221,7 @@ class Evidence:
         """One line: what the intervals rest on."""
         parts = [self._about_times]
         if self.drafts and not self.own:
-            count = self.errors.count(self.place, "gpu", "server", has_drafts=True)
-            parts.append(f"with drafts {f'{count:,}' if count else 'none'} of this GPU and server")
+            parts.append(f"with drafts {f'{self.near_drafts:,}' if self.near_drafts else 'none'} of this GPU and server")
         return "; ".join(parts)
 
     @property
