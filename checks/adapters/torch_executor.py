@@ -221,6 +221,7 @@ class SuiteMatcher:
     """The suite's grammar, as the executor asks for one."""
 
     is_over = False
+    problem = ""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
