@@ -1,6 +1,6 @@
 """The shape of a model: what decides its weights, its KV cache and the cost of a forward pass."""
 
-from .block_heads import BlockParts, block_kind, most_block_drafts, read_block_head
+from .block_heads import BlockParts, block_kind, most_block_drafts, read_block_head, read_own_block
 from .catalogue import BUILT_IN, built_in_config, known_models, known_repositories, lookup_model, published_alike
 from .families import (
     ARCHITECTURES,
@@ -62,6 +62,7 @@ __all__ = [
     "read_head",
     "read_matrices",
     "read_model_shape",
+    "read_own_block",
     "read_sizes",
     "read_unrotated",
     "read_windows",

@@ -16,11 +16,14 @@ from ..parsing import ConfigReader
 from .families import read_model_shape
 from .heads import SPECULATORS_KEY, HeadShape, flat_head, refuse_switches
 from .mixers import replace_missing
+from .prediction import prediction_layer
 from .shape import ModelShape
 
 DFLASH, DFLASH2, DSPARK = "DFLASH", "DFLASH2", "DSPARK"
 _NESTED = ("dflash_config", "dspark_config")
 _OWN_PREFIX = "dspark_"
+_OWN_RANK = "dspark_markov_rank"
+_OWN_LAYERS = 3  # of a target's checkpoint that does not say how many of them draft
 _RENAMED = {"noise_token_id": "mask_token_id"}
 _MARKS = re.compile(r"dflash|dspark", re.IGNORECASE)
 _REFINERS = re.compile(r"xpress|domino|lilicorr", re.IGNORECASE)
@@ -99,7 +102,7 @@ def block_kind(config: Mapping[str, Any]) -> str | None:
     data = flat_block(reader).data
     named = [config.get(SPECULATORS_KEY), *_architectures(reader)]
     if not any(_MARKS.search(str(name)) for name in named) and not any(config.get(key) for key in _NESTED):
-        return None
+        return DSPARK if config.get(_OWN_RANK) else None
     if data.get("markov_rank") or any("dspark" in str(name).lower() for name in named):
         return DSPARK
     return DFLASH2 if data.get("selector_rank") or "dflash2" in map(_plain, named) else DFLASH
@@ -153,6 +156,21 @@ def read_block_head(
     has_lm_head = vocab < target.vocab or reader.flag("has_own_lm_head")
     body = replace(body, vocab=vocab, tied_embeddings=False, kv_dtype=target.kv_dtype, config=None)
     return HeadShape(body, fused, fused_size, None, has_lm_head), parts
+
+
+def read_own_block(target: ModelShape) -> tuple[HeadShape, BlockParts] | None:
+    """Return the block drafter that a target's own checkpoint has (DSpark of DeepSeek-V4): layers of its form, and the
+    other parts; None if it has none. Raises ConfigError."""
+    config = target.config or {}
+    if not config.get(_OWN_RANK):
+        return None
+    reader = flat_block(ConfigReader(config, target.source))
+    count, fused, parts = reader.integer("n_mtp_layers", _OWN_LAYERS), _fused(reader, target), _parts(reader, DSPARK)
+    reader.raise_problems()
+    one = prediction_layer(target)
+    mixers, mlps = (tuple((part, n * count) for part, n in parts_of) for parts_of in (one.mixers, one.mlps))
+    body = replace(one, name=f"DSpark of {target.name}", layers=count, mixers=mixers, mlps=mlps)
+    return HeadShape(body, fused, target.hidden, None, False), parts
 
 
 def _refuse_refiners(reader: ConfigReader) -> None:

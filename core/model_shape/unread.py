@@ -16,7 +16,7 @@ from ..parsing import ConfigReader
 _SIZES = re.compile(r"layer|size|shared|head|window|expert|hidden|latent|vocab")
 _HARMLESS = re.compile(
     r"rope|rotary|norm|eps|init|drop|std|chunk|parallel|pretrain|aux|vis|image|audio|video|patch|token|cache|bias|"
-    r"mtp|nextn|scal|freq|theta|position|rout|kernel|time_step|hash|overlap|label|beam|batch|loss|act|spec|draft|target|"
+    r"mtp|nextn|scal|freq|theta|position|rout|kernel|time_step|hash|overlap|label|beam|batch|loss|act|spec|spark|draft|target|"
     r"eagle|quant|dtype|fused|return|output|implementation|group|topk|ep_size|multiplier|precision|multipl|classif"
 )
 _REPEATED: Mapping[str, tuple[str, ...]] = {

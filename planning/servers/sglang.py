@@ -239,7 +239,7 @@ def _look_up(given: Given, nodes: int | None) -> None:
 def _blocks(given: Given, algorithm: str, nodes: int | None) -> None:
     """Read a block drafter: it verifies its block and the token before, and takes no steps or top-k."""
     draft = given.text("speculative-draft-model-path")
-    found, most = block_drafter(draft or "", algorithm)
+    found, most = block_drafter(draft or given.settings.get("model.target", ""), algorithm)
     is_own = algorithm == "DSPARK"  # whose block has the drafts alone
     block = given.integer("speculative-dspark-block-size" if is_own else "speculative-dflash-block-size")
     if block is not None and nodes not in (None, block + is_own):

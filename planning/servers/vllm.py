@@ -218,7 +218,7 @@ def _speculation(given: Given, gpu: GPU) -> None:
     algorithm = METHODS.get(method) or (OWN_LAYERS if method.endswith("_mtp") else None)
     if table.get("parallel_drafting") is True:
         algorithm = IN_ONE_PASS.get(algorithm or "", algorithm)
-    algorithm, steps = _drafts(table, algorithm, model)
+    algorithm, steps = _drafts(table, algorithm, model, str(given.settings.get("model.target", "")))
     if algorithm is None:
         given.refuse(
             "speculative-config", f"the method {method!r} is not simulated; of vLLM's there are {', '.join(METHODS)}"
@@ -242,13 +242,13 @@ def _speculation(given: Given, gpu: GPU) -> None:
     _name_keys(given, table)
 
 
-def _drafts(table: Mapping[str, Any], algorithm: str | None, model: str) -> tuple[str | None, Any]:
+def _drafts(table: Mapping[str, Any], algorithm: str | None, model: str, target: str) -> tuple[str | None, Any]:
     """Return the algorithm by the draft's file, and num_speculative_tokens or what vLLM takes without it."""
     steps = table.get("num_speculative_tokens")
     if algorithm == "SUFFIX" and steps is None:
         steps = table.get("suffix_decoding_max_tree_depth", SUFFIX_DEPTH)
     if algorithm in BLOCK_DRAFTERS:
-        algorithm, most = block_drafter(model, algorithm)
+        algorithm, most = block_drafter(model or target, algorithm)
         if algorithm == "DSPARK" and steps is None:
             steps = most or None
     return algorithm, steps

@@ -20,6 +20,7 @@ from ...core.model_shape import (
     read_block_head,
     read_head,
     read_model_shape,
+    read_own_block,
 )
 from ...core.parsing import read_json_object
 from ...observe.input_files import read_text
@@ -104,6 +105,8 @@ def _head(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, max_
     if found is not None:
         head = read_head(*found, target, form, is_single=algorithm.drafter is Drafter.HEAD)
         return own_head(head, target, form, scenario.speculation.heads or heads)
+    if given is None and form == "DSPARK" and (own := read_own_block(target)) is not None:
+        return own_block_drafter(*own, target, form)
     if form in USUAL_PARTS:
         usual = block_drafter(target, form)
     elif form == P_EAGLE:

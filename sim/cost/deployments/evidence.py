@@ -221,7 +221,9 @@ class Evidence:
         """One line: what the intervals rest on."""
         parts = [self._about_times]
         if self.drafts and not self.own:
-            parts.append(f"with drafts {f'{self.near_drafts:,}' if self.near_drafts else 'none'} of this GPU and server")
+            parts.append(
+                f"with drafts {f'{self.near_drafts:,}' if self.near_drafts else 'none'} of this GPU and server"
+            )
         return "; ".join(parts)
 
     @property

@@ -12,6 +12,7 @@ import pytest
 from foredraft.core.algorithm.registry import executed_algorithm
 from foredraft.core.contract.step import RoundShape
 from foredraft.core.errors import ConfigError
+from foredraft.planning.servers.launch import read_launch
 from foredraft.sim.assembly import Assembly, assemble
 from foredraft.sim.cost.draft import BLOCK_DRAFTERS
 from foredraft.sim.cost.passes.decode_work import InvalidRound
@@ -208,3 +209,25 @@ def test_published_acceptance_of_block_drafters():
     run = run_with("DFLASH2", None, None, "model.target=qwen3-8b", "acceptance.preset=math", "speculation.steps=7")
     assert run.preset.preset.name == "dflash2-qwen3-math" and not run.preset.differs
     assert replace(run.preset.preset).conditional == (0.9296,)
+
+
+OWN = {
+    "model_type": "deepseek_v3", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+    "intermediate_size": 512, "moe_intermediate_size": 64, "n_routed_experts": 8, "n_shared_experts": 1,
+    "num_experts_per_tok": 2, "first_k_dense_replace": 1, "vocab_size": 1000, "max_position_embeddings": 4096,
+    "dspark_block_size": 5, "dspark_markov_rank": 8, "dspark_noise_token_id": 3, "dspark_target_layer_ids": [1, 3],
+}  # fmt: skip
+
+
+def test_a_target_that_brings_its_block_drafter(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(OWN))
+    launch = read_launch("vllm", f"vllm serve {tmp_path} --speculative-config.method dspark", "--from", "H100")
+    assert launch.settings["speculation"] == {"algorithm": "DSPARK", "policy": "fixed", "steps": 5}
+    draft = assemble(load_scenario(None, ["engine.kv_slots=1000"], {"--from": launch.settings})[0]).draft
+    assert draft is not None and draft.body is not None and draft.body.experts is not None
+    assert (draft.body.layers, draft.fusion_inputs, draft.parts.most_drafts) == (3, 2, 5)
+    assert draft.kv_bytes_per_token == 3 * (64 + 16) * 2
+    (tmp_path / "config.json").write_text(json.dumps(OWN | {"dspark_target_layer_ids": [1, 4]}))
+    with pytest.raises(ConfigError, match=r"target_layer_ids: .* 0 to 3 of .*, got \[1, 4\]"):
+        assemble(load_scenario(None, ["engine.kv_slots=1000"], {"--from": launch.settings})[0])
