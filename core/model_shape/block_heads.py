@@ -32,7 +32,6 @@ _SWITCHES = (
     "confidence_head_with_markov", "shift_label", "parallel_drafting",
 )  # fmt: skip
 _SELECTOR_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-_SELECTOR_FIELDS = ("conv_taps", "conv_group", "selector_rank", "selector_top_k")
 _MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
 
@@ -226,8 +225,8 @@ def _parts(reader: ConfigReader, algorithm: str) -> BlockParts:
     least = 1 if anchor else 2
     parts = BlockParts(block_size=reader.integer("block_size", 0, minimum=least), samples_anchor=anchor)
     if algorithm == DFLASH2:
-        sizes = [reader.integer(key) for key in _SELECTOR_KEYS]
-        return replace(parts, **dict(zip(_SELECTOR_FIELDS, sizes, strict=True)))
+        taps, group, rank, top_k = (reader.integer(key) for key in _SELECTOR_KEYS)
+        return replace(parts, conv_taps=taps, conv_group=group, selector_rank=rank, selector_top_k=top_k)
     if algorithm != DSPARK:
         return parts
     rank, head = reader.integer("markov_rank", 0, minimum=0), str(reader.get("markov_head_type") or "vanilla").lower()
