@@ -19,6 +19,7 @@ from typing import Any
 
 from ..core.errors import ConfigError, ForedraftError, count_of
 from ..sim.assembly import assemble
+from ..sim.effects.notices import about_guessed_acceptance
 from ..sim.scenario import Scenario
 from ..sim.scenario_file import scenario_with
 from .candidates.candidate import REPLICAS, Candidate, base_tables, make_candidates
@@ -116,6 +117,13 @@ class Plan:
                 run = self.errors.assembly(candidate, candidate.unit)
                 contexts[run.target.name, run.spec.config.context_len] = None
         return [*self.trace_part.notices(contexts), *self.trace_part.warnings(self.question.load)]
+
+    def about_guesses(self, candidates: Iterable[Candidate]) -> list[str]:
+        """Return sentences about the acceptance of candidates for whose drafts none was published."""
+        texts: dict[str, str] = {}  # the first candidate of each
+        for candidate in candidates:
+            texts.setdefault(about_guessed_acceptance(self.errors.assembly(candidate, candidate.unit)), candidate.name)
+        return [f"{name}: {text}, and its load changes about as much." for text, name in texts.items() if text]
 
     @property
     def load_key(self) -> str:

@@ -117,7 +117,7 @@ def doctor(
     parts = [_wrapped(_answer(found)), _short_table(found), capacity]
     if details:
         parts += [_wrapped(found.timing), _wrapped(_reach(found)), _gains(found), _unknowns(found)]
-        parts += [_break_even(found), _latencies(found)]
+        parts += [_wrapped(" ".join(_guessed(found))), _break_even(found), _latencies(found)]
     else:
         parts.append(_short_notes(found))
     typer.echo("\n\n".join("\n".join(lines) for lines in parts if lines))
@@ -165,9 +165,21 @@ def _short_notes(found: Diagnosis) -> list[str]:
     is_marked = any(one.verdict == "equal" for one in found.gains_by_batch)
     texts = ["= no clear difference from plain decoding."] if is_marked else []
     texts += [f"Overloaded, {name}: {cause}." for name, cause in found.overloaded.items()]
+    texts += _guessed(found)
     texts.append(found.about_speed_ups)
     texts.append("--details: gains by context, break-even lengths, 80 % intervals, and what they rest on.")
     return [line for text in texts for line in _wrapped(text)]
+
+
+def _guessed(found: Diagnosis) -> list[str]:
+    """Return a sentence about an acceptance that was not published, with the gains at both ends of published ones."""
+    from ...planning.confidence.unknowns import ACCEPTANCE
+
+    if not found.guessed_acceptance:
+        return []
+    ends = next((one for one in found.moved_by if one.name == ACCEPTANCE), None)
+    gains = "" if ends is None else f"; the gain at batch {found.batch} would be {ends.low:.2f} to {ends.high:.2f} ×"
+    return [f"{found.guessed_acceptance[0].upper()}{found.guessed_acceptance[1:]}{gains}."]
 
 
 def _reach(found: Diagnosis) -> str:

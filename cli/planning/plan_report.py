@@ -100,6 +100,7 @@ def _short_notes(whole: Plan, ranked: Sequence[Ranked], answer: PlanAnswer) -> l
         texts.append(
             "= no clear difference from the first." if asked.load is None else "= costs no more than the first."
         )
+    texts += whole.about_guesses(item.candidate for item in shown if item.holds)
     texts.append(too_few_seeds(shown))
     if whole.trace_part is not None:
         texts += whole.trace_part.warnings(asked.load)

@@ -80,6 +80,9 @@ class TraceAcceptance(AcceptanceProcess):
 ANY_FAMILY = "any"
 """The family of presets that do not depend on the model, because a look-up drafts from the text."""
 
+OWN_LAYER = "MTP"
+"""The algorithm of presets of layers that a model's own checkpoint has to draft for it (multi-token prediction)."""
+
 UNKNOWN_FAMILY = "not stated"
 """The family of presets whose source does not name its model."""
 
@@ -88,8 +91,8 @@ UNKNOWN_FAMILY = "not stated"
 class AcceptancePreset:
     """A named process.
 
-    algorithm, family, text: what was measured; a `family` is that of a model shape without what follows "_" (qwen3_moe
-    is qwen3)
+    algorithm, family, text: what was measured. The algorithm of layers of the target's own checkpoint is `OWN_LAYER`. A
+    `family` is that of a model shape, with or without what follows a "_" (qwen3_moe is qwen3)
     source:                  the measurement
     conditional:             averages over positions
     draft_confidence:        see `GaussianAcceptance`; None where no trees were published
@@ -136,7 +139,45 @@ _SPECBUNDLE = "SpecForge, SpecBundle: EAGLE-3 on {}, chains and trees"
 _MULTI_LAYER = "vLLM pull 48892: multi-layer MTP of a model that is not named, GSM8K, 1 and 8 steps"
 _BLOCKS = "published with DFlash2: block drafters of Qwen3.5-4B, GSM8K, blocks of 8 (7 drafts)"
 _SPEED_BENCH = "llama.cpp pull 27342: {}, SPEED-Bench"
+_CODING = "SemiAnalysisAI/InferenceX: {}, SPEED-Bench coding, {}"
 _STANDALONE = "devquasar.com: Llama-3-70B with an 8B draft, four mixed prompts, 8 and 10 steps"
+
+
+def _own_layer_presets() -> Iterator[AcceptancePreset]:
+    make = AcceptancePreset
+    yield make(
+        "mtp-deepseek3-chat", OWN_LAYER, "deepseek_v3", "chat",
+        "vLLM pull 12755, DeepSeek-R1, 1 step; nebius/MTP-DeepSeek-V3-0324, MT-Bench, HumanEval and GSM8K, 7 steps",
+        (0.8327, 0.7583, 0.7054, 0.6640, 0.6301, 0.6014, 0.5765, 0.5546), *_CHAT,
+    )  # fmt: skip
+    yield make(
+        "mtp-deepseek4-code", OWN_LAYER, "deepseek_v4", "code", _CODING.format("DeepSeek-V4-Pro", "thinking, 1 … 5 steps"),
+        (0.8283, 0.6689, 0.5484, 0.4583, 0.3900, 0.3371, 0.2953, 0.2617), *_CODE,
+    )  # fmt: skip
+    yield make(
+        "mtp-glm4-chat", OWN_LAYER, "glm4_moe", "chat", "SGLang pull 14457: GLM-4.6, one request, 3 steps",
+        (0.6323, 0.5760, 0.5420, 0.5177, 0.4987, 0.4832, 0.4701, 0.4588), *_CHAT,
+    )  # fmt: skip
+    yield make(
+        "mtp-glm5-code", OWN_LAYER, "glm_moe_dsa", "code", _CODING.format("GLM-5.2", "thinking, 3 … 5 steps"),
+        (0.8595, 0.8424, 0.8316, 0.8236, 0.8172, 0.8119, 0.8073, 0.8032), *_CODE,
+    )  # fmt: skip
+    yield make(
+        "mtp-glm5-math", OWN_LAYER, "glm_moe_dsa", "math", "vLLM pull 34385: GLM-5, GSM8K, 1 step",
+        (0.9495, 0.9370, 0.9283, 0.9215, 0.9159, 0.9110, 0.9066, 0.9027), *_MATH,
+    )  # fmt: skip
+    yield make(
+        "mtp-qwen3.5-chat", OWN_LAYER, "qwen3_5", "chat", "bradrlaw/ai-server pull 12: Qwen3.6-27B, technical prose, 2 and 5 steps",
+        (0.8025, 0.7769, 0.7609, 0.7490, 0.7396, 0.7317, 0.7249, 0.7189), *_CHAT,
+    )  # fmt: skip
+    yield make(
+        "mtp-qwen3.5-code", OWN_LAYER, "qwen3_5", "code", _CODING.format("Qwen3.8-27B", "without thinking, 1 … 4 steps"),
+        (0.9107, 0.8870, 0.8708, 0.8581, 0.8475, 0.8384, 0.8304, 0.8232), *_CODE,
+    )  # fmt: skip
+    yield make(
+        "mtp-qwen3-next-math", OWN_LAYER, "qwen3_next", "math", "ROCm/ATOM pull 239: Qwen3-Next-80B-A3B, GSM8K, 1 step",
+        (0.9293, 0.9122, 0.9005, 0.8914, 0.8838, 0.8773, 0.8715, 0.8664), *_MATH,
+    )  # fmt: skip
 
 
 def _presets() -> Iterator[AcceptancePreset]:
@@ -182,6 +223,7 @@ def _presets() -> Iterator[AcceptancePreset]:
         (0.8307, 0.8254, 0.8223, 0.8200, 0.8183, 0.8168, 0.8156, 0.8145), *_MATH,
     )  # fmt: skip
     yield from _of_block_drafters()
+    yield from _own_layer_presets()
     yield make(
         "standalone-llama-chat", "STANDALONE", "llama", "chat", _STANDALONE,
         (0.8489, 0.9001, 0.9223, 0.9352, 0.9438, 0.9501, 0.9548, 0.9586), *_CHAT,
@@ -240,10 +282,10 @@ def choose_preset(name: str, algorithm: str = "EAGLE", family: str = "llama", li
         message = f"{name!r}: expected {', '.join(PRESET_NAMES)}{nearest(name, PRESET_NAMES)}"
         raise ConfigError.of("<acceptance>", "preset", message)
     of = algorithm if any(preset.algorithm == algorithm for preset in PRESETS.values()) else like
-    asked = family.partition("_")[0]
 
     def distance(preset: AcceptancePreset) -> tuple[bool, bool]:
-        return preset.text != name, preset.family not in (asked, ANY_FAMILY)
+        is_own = preset.family == ANY_FAMILY or f"{family}_".startswith(f"{preset.family}_")
+        return preset.text != name, not is_own
 
     best = min((preset for preset in PRESETS.values() if preset.algorithm == of), key=distance)
     other_text, other_family = distance(best)
@@ -260,3 +302,15 @@ def usual_preset(algorithm: str, family: str, usual: str, text: str | None = Non
     like = PRESETS[usual].algorithm if usual in PRESETS else "EAGLE"
     default = PRESETS[usual].text if usual in PRESETS else usual
     return choose_preset(default if text is None else text, algorithm, family, like)
+
+
+def presets_like(choice: PresetChoice) -> list[AcceptancePreset]:
+    """Return the presets between which the acceptance of a draft is taken to be that has none of its own: those of the
+    algorithm on the same kind of text, or on all where there are fewer than two; of all models that draft where the
+    algorithm has one preset alone."""
+    own = choice.preset
+    same = [preset for preset in PRESETS.values() if preset.algorithm == own.algorithm]
+    if len(same) < 2:
+        return [preset for preset in PRESETS.values() if preset.family != ANY_FAMILY]
+    on_text = [preset for preset in same if preset.text == own.text]
+    return on_text if len(on_text) > 1 and "text" not in choice.differs else same

@@ -370,6 +370,7 @@ def _remarks(whole: Plan, shown: list[Ranked]) -> list[str]:
             f"= no clear difference from the first, compared seed by seed, with a cost model that may be wrong about the ratio "
             f"of two candidates, but not about what they share (80 % intervals; {SOURCE})."
         )
+    texts += whole.about_guesses(item.candidate for item in shown if item.holds)
     texts += [text for text in (too_few_seeds(shown), _length_of_runs(whole, shown[0])) if text]
     if whole.trace_part is not None:
         texts += whole.trace_part.warnings(whole.question.load)

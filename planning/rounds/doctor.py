@@ -14,6 +14,7 @@ from ...observe.rates import rate_of, rates_of
 from ...sim.assembly import Assembly, assemble
 from ...sim.assembly.confidence import rests_on
 from ...sim.assembly.explaining import timing_line
+from ...sim.effects.notices import about_guessed_acceptance
 from ...sim.load import asked_lengths, make_workload
 from ...sim.running.report import RunProgress
 from ...sim.scenario import Scenario
@@ -88,6 +89,8 @@ class Diagnosis(Document):
             length is, because prompts take longer with a draft.
         expected: The accept length of 1, 2, … draft steps, by the scenario's acceptance.
         expected_by: A sentence: where these come from.
+        guessed_acceptance: A sentence: whose acceptance stands for one that was not published, and how far published
+            ones are apart; empty where it is known.
         overloaded: Of each run of this load that was overloaded ("as it is", "without speculation"), how much was asked
             for and served; its results have no intervals.
         requests: Completed requests of the simulated load.
@@ -118,6 +121,7 @@ class Diagnosis(Document):
     break_even: Mapping[int, tuple[float | None, ...]]
     expected: tuple[float, ...]
     expected_by: str
+    guessed_acceptance: str
     overloaded: Mapping[str, str]
     requests: int
     load: Mapping[str, PlainComparison]
@@ -162,6 +166,7 @@ def diagnose(
     longest = model.plain.spec.config.context_len
     contexts = [one for one in CONTEXTS if one <= longest] or [longest]
     steps = range(1, MOST_STEPS + 1)
+    most = model.best_drafted(min(rows or 1, model.most_drafted_rows(context) or 1), context, MOST_STEPS).shape.steps
     batch = None if rows is None else min(rows, model.most_drafted_rows(context) or 1)
     return Diagnosis(
         timing=timing_line(model.with_steps(1)),
@@ -186,6 +191,7 @@ def diagnose(
         break_even=dict(_break_even(model, context)),
         expected=tuple(model.round(1, context, count).accept_length for count in steps),
         expected_by=_expectation(model),
+        guessed_acceptance=about_guessed_acceptance(model.with_steps(most)),
         overloaded=overloaded,
         requests=completed,
         load=load,

@@ -5,22 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from ...core.acceptance.presets import PresetChoice, TraceAcceptance, usual_preset
+from ...core.acceptance.presets import OWN_LAYER, PRESETS, PresetChoice, TraceAcceptance, presets_like, usual_preset
 from ...core.acceptance.process import AcceptanceProcess, GaussianAcceptance, RegimeAcceptance
 from ...core.algorithm.algorithm import SpecAlgorithm
 from ...core.contract.step import RoundShape
 from ...core.model_shape import ModelShape
 from ...core.scheduler.spec import EngineSpec
+from ..cost.draft import MULTI_LAYER_EAGLE, DraftShape
 from ..scenario import Scenario
 from ..workload.acceptance.runs import load_recorded_runs
 
 
 def acceptance_of(
-    scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, spec: EngineSpec
+    scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, draft: DraftShape | None, spec: EngineSpec
 ) -> tuple[PresetChoice, AcceptanceProcess]:
     """Return the preset that gives what the scenario leaves out, and the process from which rounds draw their accepted
     drafts."""
     name = algorithm.draft_form or algorithm.name
+    if draft is not None and draft.is_own_layer and draft.algorithm != MULTI_LAYER_EAGLE:
+        name = OWN_LAYER
     choice = usual_preset(name, target.family, algorithm.usual_acceptance, scenario.acceptance.preset)
     return choice, _process(scenario, choice, spec)
 
@@ -57,6 +60,29 @@ def _with_mean(
 
     drafted_as = None if tree is None else lambda process: process.for_tree(*tree)
     return fit_means([(steps, min(mean, steps + 1.0))], process, drafted_as)[0]
+
+
+def is_guessed(scenario: Scenario, choice: PresetChoice) -> bool:
+    """Return whether the acceptance is that of another algorithm, family or kind of text than the scenario's."""
+    table = scenario.acceptance
+    return bool(choice.differs) and all(v is None for v in (table.conditional, table.mean_length, table.recorded))
+
+
+def guessed_lengths(choice: PresetChoice, shape: RoundShape) -> tuple[tuple[str, float], ...]:
+    """Return the presets with the shortest and the longest mean accept length of those between which an acceptance is
+    that was not published (`presets_like`), and the length of the chosen one in the middle."""
+    found = {preset.name: _usual_length(preset.name, shape) for preset in presets_like(choice)}
+    least, most = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
+    own = choice.preset.name
+    return (least, found[least]), (own, _usual_length(own, shape)), (most, found[most])
+
+
+@lru_cache(maxsize=256)
+def _usual_length(preset: str, shape: RoundShape) -> float:
+    from ...core.acceptance.fit import mean_accept_length  # seldom needed
+
+    process = PRESETS[preset].process()
+    return mean_accept_length(process if shape.topk == 1 else process.for_tree(shape), shape.steps)
 
 
 def acceptance_source(scenario: Scenario, choice: PresetChoice) -> str:

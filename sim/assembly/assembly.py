@@ -176,7 +176,7 @@ def _assemble(scenario: Scenario, deployment: Deployment, pools: Pools) -> Assem
     spec = spec.with_config(num_pages=slots // page_size, host_pages=host_tokens // page_size)
     if spec.policy == "goodput":
         spec = replace(spec, cost_table=cost_table(spec, cost, host))
-    preset, acceptance = acceptance_of(scenario, algorithm, target, spec)
+    preset, acceptance = acceptance_of(scenario, algorithm, target, draft, spec)
     _check(scenario, spec, acceptance)
     return Assembly(
         scenario=scenario,

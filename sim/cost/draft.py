@@ -58,6 +58,7 @@ class DraftShape:
     the verify pass. `embedded`: the tokens that a head has own embeddings for; 0: it takes the
     target's. `unknown`: the name of a draft whose configuration is not known, so that its sizes are assumed.
     `drafting`: in which passes it drafts. `parts`: what a block drafter has beside its layers.
+    `is_own_layer`: whether it is a layer of the target's own checkpoint.
     """
 
     name: str
@@ -75,6 +76,7 @@ class DraftShape:
     drafting: Drafting = Drafting.STEPS
     parts: BlockParts = NO_PARTS
     target_vocab: int = 0
+    is_own_layer: bool = False
 
     def __post_init__(self) -> None:
         assert self.on_host or not self.verify_share, self.name
@@ -270,7 +272,9 @@ def own_layer(target: ModelShape, algorithm: str, heads: int) -> DraftShape:
     """Shape the layers of the target's own checkpoint that draft for it, each a layer of the target behind a 2h→h
     layer."""
     body = prediction_layer(target)
-    return DraftShape(body.name, algorithm, body, fusion_inputs=2, fusion_every_pass=True, heads=heads)
+    return DraftShape(
+        body.name, algorithm, body, fusion_inputs=2, fusion_every_pass=True, heads=heads, is_own_layer=True
+    )
 
 
 def standalone(draft: ModelShape, target: ModelShape, algorithm: str = STANDALONE) -> DraftShape:

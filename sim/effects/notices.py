@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ...core.acceptance.presets import ANY_FAMILY, PRESETS, UNKNOWN_FAMILY, TraceAcceptance
+from ...core.acceptance.presets import ANY_FAMILY, OWN_LAYER, PRESETS, UNKNOWN_FAMILY, TraceAcceptance
 from ...core.algorithm.algorithm import Drafter
 from ...core.errors import count_of
 from ..assembly import Assembly
+from ..assembly.acceptance import guessed_lengths, is_guessed
 from ..cost.hardware import GIB, MIB
 from ..cost.memory.rules import release_numbers
 from ..load import trace_notes
@@ -70,21 +71,34 @@ def _drafter_notices(run: Assembly) -> Iterator[str]:
         )
 
 
+def about_guessed_acceptance(run: Assembly) -> str:
+    """Say whose acceptance stands for one that was not published, how far published ones of such drafts are apart, and
+    what that does to the speed; empty where it is known."""
+    if drafts_in_no_round(run) or not is_guessed(run.scenario, run.preset):
+        return ""
+    table, preset, algorithm = run.scenario.acceptance, run.preset.preset, run.algorithm
+    usual = PRESETS.get(algorithm.usual_acceptance)
+    asked = table.preset or (algorithm.usual_acceptance if usual is None else usual.text)
+    model = {ANY_FAMILY: "", UNKNOWN_FAMILY: "another model's "}.get(preset.family, f"{preset.family} ")
+    (least, low), (_, own), (most, high) = guessed_lengths(run.preset, run.spec.largest_round)
+    name = OWN_LAYER if preset.algorithm == OWN_LAYER else algorithm.name
+    return (
+        f"no published acceptance for {name} on {run.target.family} {asked}; that of {preset.algorithm} on "
+        f"{model}{preset.text} is used (preset {preset.name}; {preset.source}). With {run.spec.max_steps} steps such "
+        f"drafts have accept lengths of {low:.2f} ({least}) to {high:.2f} ({most}), and this one {own:.2f}: requests "
+        f"would decode {low / own:.2f} to {high / own:.2f} times as fast"
+    )
+
+
 def _preset_notices(run: Assembly) -> Iterator[str]:
     """Yield a sentence if the acceptance is that of another algorithm, family or kind of text, and what
     look-ups depend on."""
-    table, preset, algorithm = run.scenario.acceptance, run.preset.preset, run.algorithm
+    table, preset = run.scenario.acceptance, run.preset.preset
     if drafts_in_no_round(run) or not all(v is None for v in (table.conditional, table.mean_length, table.recorded)):
         return
-    if run.preset.differs:
-        usual = PRESETS.get(algorithm.usual_acceptance)
-        asked = table.preset or (algorithm.usual_acceptance if usual is None else usual.text)
-        model = {ANY_FAMILY: "", UNKNOWN_FAMILY: "another model's "}.get(preset.family, f"{preset.family} ")
-        yield (
-            f"no published acceptance for {algorithm.name} on {run.target.family} {asked}; that of {preset.algorithm} on "
-            f"{model}{preset.text} is used (preset {preset.name}; {preset.source})"
-        )
-    if algorithm.drafter is Drafter.LOOKUP:
+    if about := about_guessed_acceptance(run):
+        yield about
+    if run.algorithm.drafter is Drafter.LOOKUP:
         known = "" if run.preset.differs else f": preset {preset.name} ({preset.source})"
         yield (
             f"look-ups are accepted as often as the text repeats itself{known}; "

@@ -282,3 +282,17 @@ def test_prefill_and_decode_apart_are_described_by_their_smallest_deployment():
     )
     limited, timing = limit_of(whole, Ranked(candidate, SearchFinding(1.0, summary=summary), 4, 1.0))
     assert limited.startswith("EAGLE3, 1 step, ratio 2:2 is limited by") and "foredraft" in timing
+
+
+def test_a_plan_says_that_the_acceptance_of_its_drafts_was_not_published():
+    scenario = scenario_with({}, {"model.target": "qwen2.5-7b"})
+    grid = parse_grid(["speculation.algorithm=EAGLE3,NONE"], "--try")
+    plan = Plan(scenario, make_candidates(scenario, grid, None), PlanQuestion((), None, None, (), None))
+    drafting = [one for one in plan.candidates if "EAGLE3" in one.name]
+    (text,) = plan.about_guesses(plan.candidates)
+    assert text.startswith(
+        f"{drafting[0].name}: no published acceptance for EAGLE3 on qwen2 chat; that of EAGLE3 on llama"
+    )
+    assert "times as fast, and its load changes about as much." in text
+    known = Plan(Scenario(), make_candidates(Scenario(), {}, None), plan.question)
+    assert not known.about_guesses(known.candidates[:1])

@@ -8,7 +8,7 @@ import pytest
 from foredraft import simulate
 from foredraft.core.contract.step import PLAIN_ROUND
 from foredraft.planning.candidates.rounds import RoundModel
-from foredraft.planning.confidence.unknowns import gains_by_unknown
+from foredraft.planning.confidence.unknowns import ACCEPTANCE, gains_by_unknown
 from foredraft.sim.assembly.rounds import PricedRound
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with
@@ -109,3 +109,11 @@ def test_the_unknown_that_moves_the_gain_most_comes_first():
     assert all(one.low <= own <= one.high for one in found)
     by_length = next(one for one in found if one.name == "the accept length")
     assert by_length.high / by_length.low > 1.05 and "fewer or more accepted drafts" in by_length.what
+
+
+def test_gains_without_a_published_acceptance_are_between_those_of_such_drafts():
+    model = RoundModel(scenario_with({}, {"model.target": "qwen2.5-7b", "speculation.algorithm": "EAGLE3"}), 200.0)
+    by_length = next(one for one in gains_by_unknown(model, 8, 1024, 3) if one.name == ACCEPTANCE)
+    assert "of this kind (eagle3-qwen3-chat to eagle3-llama-chat)" in by_length.what
+    assert by_length.high == pytest.approx(model.gain(model.best_drafted(8, 1024, 3))), "what is used is Llama's"
+    assert by_length.low < 0.8 * by_length.high

@@ -14,7 +14,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from ....core.errors import ForedraftError
+from ....core.errors import ConfigError, ForedraftError
 from ....core.model_shape import ARCHITECTURES, HF_QUANT_CONFIG, Attention, ModelShape, read_model_shape
 from ....core.model_shape.quantization import CONFIG_KEYS
 from ....observe.distribution.install_hint import install_command
@@ -155,7 +155,13 @@ def question(
         return _alike(shape), options | _weights(shape, server)
     config = dict(shape.config)
     config["architectures"] = config.get("architectures") or [ARCHITECTURES[shape.family]]
-    own = read_model_shape(config, shape.source, shape.name, is_whole=False)
+    try:
+        own = read_model_shape(config, shape.source, shape.name, is_whole=False)
+    except ConfigError:  # entries of the quantization name layers of the whole model, of which this is one
+        config["quantization_config"] = {
+            key: value for key, value in config["quantization_config"].items() if not isinstance(value, list)
+        }
+        own = read_model_shape(config, shape.source, shape.name, is_whole=False)
     if (own.weight_dtype, own.attention_dtype, own.mlp_dtype) == (
         shape.weight_dtype,
         shape.attention_dtype,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from foredraft.core.acceptance.fit import simulate_rounds
-from foredraft.core.acceptance.presets import PRESETS, choose_preset, usual_preset
+from foredraft.core.acceptance.presets import PRESETS, choose_preset, presets_like, usual_preset
 from foredraft.core.acceptance.process import GaussianAcceptance
 from foredraft.core.contract.step import RoundShape
 from foredraft.core.errors import ConfigError
@@ -88,3 +88,16 @@ def test_the_nearest_preset_is_chosen_and_what_differs_is_said():
     assert (suffix.preset.name, suffix.differs) == ("ngram-chat", ("algorithm",))
     with pytest.raises(ConfigError, match="did you mean 'eagle3-llama-chat'"):
         choose_preset("eagle3-lama-chat")
+    assert chosen("chat", "MTP", "deepseek_v3") == ("mtp-deepseek3-chat", ())
+    assert chosen("code", "MTP", "qwen3_5_moe") == ("mtp-qwen3.5-code", ())
+    assert chosen("chat", "MTP", "deepseek_v4") == ("mtp-deepseek3-chat", ("family",)), "another layer than V3's"
+    assert chosen("edit", "MTP", "glm4_moe") == ("mtp-glm4-chat", ("text",))
+
+
+def test_an_acceptance_that_was_not_published_is_between_those_of_such_drafts():
+    def names(*asked):
+        return {preset.name for preset in presets_like(choose_preset(*asked))}
+
+    assert names("chat", "MTP", "mimo") == {"mtp-deepseek3-chat", "mtp-glm4-chat", "mtp-qwen3.5-chat"}
+    assert names("edit", "EAGLE3", "llama") == {name for name in PRESETS if name.startswith("eagle3-")}
+    assert names("code", "STANDALONE", "llama") == {name for name in PRESETS if "ngram" not in name}, "one preset alone"
