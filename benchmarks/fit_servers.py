@@ -95,8 +95,8 @@ a third of the time."""
 PRIOR = 0.4
 """A model's rounds are off by 5 %, as a deviation, where its rows are off by 2 % beside that (assumption)."""
 UNIT_NS = 1e5
-ROW_TIMES = tuple(range(0, 250_001, 50_000))
-"""Times per row of a round that are simulated, in ns; between them speed-ups are interpolated."""
+VERIFY_TIMES = {"verify_base_ns": 1_000_000, "verify_row_ns": 100_000}
+"""Times of a synchronous engine's rounds with drafts, and as how much they are simulated, each alone."""
 
 
 # -- without speculation ----------------------------------------------------------------------------------------------
@@ -329,42 +329,49 @@ def print_rounds(server: str) -> dict[str, dict[str, float]]:
 # -- rounds of a synchronous engine -----------------------------------------------------------------------------------
 
 
-def speedups_by_row(server: str) -> tuple[list[SpeedUp], np.ndarray]:
-    """Return the points of speedups.csv, and the logarithms of simulated over published speed-ups for each of ROW_TIMES
-    as `verify_row_ns`, [len(ROW_TIMES), points]."""
+def speedups_by_time(server: str) -> tuple[list[SpeedUp], np.ndarray]:
+    """Return the points of speedups.csv, and published over simulated speed-ups without VERIFY_TIMES and with each of
+    them alone, [1 + len(VERIFY_TIMES), points]. They are linear in these times, as rounds are."""
     points = [point for point in speedup_points() if point.drafting.server == server]
-    profile = PROFILES[server]
+    profile, names = PROFILES[server], list(VERIFY_TIMES)
     plain = [point.plain.tokens_per_s_of(simulate(point.plain.scenario("measured"))) for point in points]
-    found = np.empty((len(ROW_TIMES), len(points)))
+    found = np.empty((1 + len(names), len(points)))
     try:
-        for i, row_ns in enumerate(ROW_TIMES):
-            PROFILES[server] = replace(profile, host=replace(profile.host, verify_row_ns=row_ns))
+        for i in range(len(found)):
+            times = {name: VERIFY_TIMES[name] if i == 1 + j else 0 for j, name in enumerate(names)}
+            PROFILES[server] = replace(profile, host=replace(profile.host, **times))
             for j, point in enumerate(points):
                 rate = point.drafting.tokens_per_s_of(simulate(point.drafting.scenario("measured")))
-                found[i, j] = math.log(rate / plain[j] / point.published)
+                found[i, j] = point.published * plain[j] / rate
     finally:
         PROFILES[server] = profile
     return points, found
 
 
-def fit_row_time(logs: np.ndarray) -> float:
-    """Return the `verify_row_ns` whose speed-ups are nearest to the published ones, by least squares of ratios."""
-    times = np.arange(ROW_TIMES[0], ROW_TIMES[-1] + 1, 1000)
-    between = np.array([np.interp(times, ROW_TIMES, column) for column in logs.T])
-    return float(times[(between**2).sum(axis=0).argmin()])
+def verify_errors(inverse: np.ndarray, shares: Sequence[float]) -> np.ndarray:
+    """Return the logarithms of published over simulated speed-ups with these shares of VERIFY_TIMES."""
+    return np.log(inverse[0] + np.asarray(shares) @ (inverse[1:] - inverse[0]))
 
 
-def print_row_time(server: str) -> None:
-    """Print the time per row of a synchronous engine's rounds, and the errors of speed-ups by fits without them."""
-    points, logs = speedups_by_row(server)
-    row_ns = fit_row_time(logs)
-    print(f"{server}, verify_row_ns of a synchronous engine ({len(points)} speed-ups): {row_ns / 1e3:.0f} us")
+def fit_verify_times(inverse: np.ndarray) -> np.ndarray:
+    """Return the shares of VERIFY_TIMES whose speed-ups are nearest to the published ones, by least squares."""
+    start = np.full(len(VERIFY_TIMES), 0.5)
+    return least_squares(lambda shares: verify_errors(inverse, shares), start, bounds=(0, np.inf)).x
+
+
+def print_verify_times(server: str) -> None:
+    """Print the times of a synchronous engine's rounds with drafts, and the errors of speed-ups by fits without
+    them."""
+    points, inverse = speedups_by_time(server)
+    shares = fit_verify_times(inverse)
+    print(f"{server}, rounds with drafts of a synchronous engine ({len(points)} speed-ups)")
+    for name, share in zip(VERIFY_TIMES, shares, strict=True):
+        print(f"    {name:16} {share * VERIFY_TIMES[name] / 1e3:8.0f} us")
+    errors = -verify_errors(inverse, shares)
     for j, point in enumerate(points):
-        without = fit_row_time(np.delete(logs, j, axis=1))
-        error = math.expm1(float(np.interp(without, ROW_TIMES, logs[:, j])))
-        fitted = math.expm1(float(np.interp(row_ns, ROW_TIMES, logs[:, j])))
+        without = -verify_errors(inverse, fit_verify_times(np.delete(inverse, j, axis=1)))[j]
         print(
-            f"    {point.drafting.concurrency} clients: error {fitted:+.1%}; without this point {without / 1e3:.0f} us, {error:+.1%}"
+            f"    {point.drafting.concurrency} clients: error {math.expm1(errors[j]):+.1%}; left out {math.expm1(without):+.1%}"
         )
 
 
@@ -404,7 +411,7 @@ def print_fits() -> None:
     for server in ROUNDS:
         with profile_with(server, **waits.get(server, {})):
             found[server] = found.get(server, {}) | print_rounds(server)
-    print_row_time("sglang-0.5")
+    print_verify_times("sglang-0.5")
     if "--write" in sys.argv:
         write_left_out(found)
 

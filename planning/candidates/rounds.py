@@ -101,7 +101,8 @@ class RoundModel:
         work = DecodeWork(batch_size, run.spec.draft_shape.round_shape(steps, batch_size), batch_size * context_len)
         parts = run.cost.decode_parts(*work)
         accept_length = self.accept_length(work.shape)
-        host_ns = run.host.round_ns(batch_size, round(batch_size * accept_length))
+        verified = batch_size if steps and not run.spec.config.overlap else 0
+        host_ns = run.host.round_ns(batch_size, round(batch_size * accept_length), verified)
         prompt_ns = 0.0
         if self.output_len is not None and run.prefill is None:  # else other devices compute the prompts
             prompt_len = max(1, round(context_len - self.output_len / 2))

@@ -80,7 +80,8 @@ def mean_round(run: Assembly, summary: Mapping[str, Any]) -> PricedRound:
     context = round(summary["mean_input_tokens"] + summary["mean_output_tokens"] / 2)
     parts = run.cost.decode_parts(batch, shape, batch * context)
     accept_length = summary.get("accept_length") or 1.0
-    host_ns = run.host.round_ns(batch, round(batch * accept_length))
+    verified = batch if steps and not spec.config.overlap else 0
+    host_ns = run.host.round_ns(batch, round(batch * accept_length), verified)
     return PricedRound(batch, context, shape, parts, host_ns, spec.config.overlap, accept_length)
 
 

@@ -23,8 +23,9 @@ class HostCost:
     """CPU time of one step in integer nanoseconds: a base, a share per row, a share per emitted token.
 
     `plan`: schedule and allocate; `launch`: build the inputs and launch the graphs; `commit`: read results, accept,
-    finish; `detokenise`: turn tokens into text where this happens on the scheduler's thread. `verify_row`: more per row
-    of a commit after a round with drafts, where the engine is synchronous and the host reads what was accepted.
+    finish; `detokenise`: turn tokens into text where this happens on the scheduler's thread. `verify`: more of a
+    commit after a round with drafts, where the engine is synchronous and the host reads what was accepted: a base and a
+    share per row.
     """
 
     name: str
@@ -39,6 +40,7 @@ class HostCost:
     sampling_base_ns: int = 0
     sampling_row_ns: int = 0
     detokenise_token_ns: int = 0
+    verify_base_ns: int = 0
     verify_row_ns: int = 0
 
     def __post_init__(self) -> None:
@@ -61,7 +63,9 @@ class HostCost:
         """Return the time to process a step's results: `tokens` emitted over `batch_size` rows. `verified_rows`: the
         rows with drafts, of a synchronous engine alone."""
         per_token = self.commit_token_ns + self.detokenise_token_ns
-        rows_ns = self.commit_row_ns * batch_size + self.verify_row_ns * verified_rows
+        rows_ns = self.commit_row_ns * batch_size
+        if verified_rows:
+            rows_ns += self.verify_base_ns + self.verify_row_ns * verified_rows
         return self.commit_base_ns + rows_ns + per_token * tokens
 
     def round_ns(self, batch_size: int, tokens: int, verified_rows: int = 0) -> int:
@@ -97,6 +101,7 @@ class HostCost:
             "commit per token": self.commit_token_ns + self.detokenise_token_ns,
         }
         if self.verify_row_ns:
+            times["commit with drafts, synchronous"] = self.verify_base_ns
             times["commit per row with drafts, synchronous"] = self.verify_row_ns
         return [(f"host {self.name}: {what}", ns / 1e3, "us", self.source) for what, ns in times.items()]
 
@@ -122,8 +127,9 @@ SGLANG_OVERLAP = HostCost(
     commit_token_ns=500,
     sampling_base_ns=50_000,
     sampling_row_ns=500,
-    verify_row_ns=109_000,
-    source="assumption: a Python scheduler that runs ahead of the device; text is made in another process; per row with "
+    verify_base_ns=1_181_000,
+    verify_row_ns=53_000,
+    source="assumption: a Python scheduler that runs ahead of the device; text is made in another process; commits with "
     "drafts of a synchronous engine: benchmarks/fit_servers.py, speed-ups of SGLang 0.4.4 with 2 to 48 clients",
 )
 

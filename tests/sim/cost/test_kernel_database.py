@@ -237,8 +237,10 @@ class TestServers:
             assert abs(fit_servers.rounds_without(rows, fitted)[1]).mean() < 0.055
             stored = [getattr(server_profile(name).launch, parameter) for parameter in fitted]
             assert values == pytest.approx(stored, rel=0.01, abs=1000)
-        _, logs = fit_servers.speedups_by_row("sglang-0.5")
-        assert fit_servers.fit_row_time(logs) == server_profile("sglang-0.5").host.verify_row_ns
+        _, inverse = fit_servers.speedups_by_time("sglang-0.5")
+        values = fit_servers.fit_verify_times(inverse) * list(fit_servers.VERIFY_TIMES.values())
+        stored = [getattr(server_profile("sglang-0.5").host, name) for name in fit_servers.VERIFY_TIMES]
+        assert values == pytest.approx(stored, rel=0.01, abs=1000)
 
     def test_published_points_are_met_as_well_as_before(self, tmp_path, monkeypatch):
         """A handful of those of docs/evidence/accuracy.md;
