@@ -153,6 +153,7 @@ def _report(swarm: Swarm, subject: str, must_fail: Iterable[str], failures: dict
         vacuous=swarm.vacuous() if not failures and not swarm.is_restricted else (),
         unreached=swarm.unreached() if not failures else {},
         unexercised=swarm.unexercised() if not failures else (),
+        parts=swarm.used,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
@@ -36,7 +37,18 @@ from ...gpu.types.ops import Capture, DeviceTree, Ops
 from ...properties.executor.oracle import After, Drafts, RecurrentState, is_allowed, looked_up
 from ...properties.executor.reference.adapter import WrappedExecutor
 from .dense_drafting import DenseHead, DenseHeads, DenseModel, PlainRecurrence, Shape, dense_tree
-from .torch_models import DRAFT_HIDDEN, HIDDEN, TargetKind, context_of, draft_model, models_on, target_model
+from .torch_models import (
+    DRAFT_HIDDEN,
+    HIDDEN,
+    RUNNING_TEXT,
+    RunningText,
+    TargetKind,
+    context_of,
+    draft_model,
+    hashes_of,
+    models_on,
+    target_model,
+)
 
 MOST_TEXTS = 12  # whose outputs, computed plainly, are remembered
 DEVICE_HEAD_DIM = 16  # of models that run elsewhere: a kernel's block has no fewer channels
@@ -87,6 +99,7 @@ class CheckedExecutor(WrappedExecutor):
         *("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff"),
         *("plain", "drafts", "proposals", "samples", "shaped", "states", "restarts"),
     )
+    parts: tuple[str, ...] = ("accepted paths in rings", "experts", RUNNING_TEXT)
 
     def __init__(self, config: Any, place: DevicePlace = HOST) -> None:
         # Pools of threads would only wait for their members: the models are tiny.
@@ -102,6 +115,9 @@ class CheckedExecutor(WrappedExecutor):
             self._ops = ops_in(place.device, place.ops)
             self._running = models_on(place.device, self._ops, config.algorithm, config.vocab_size, kind)
         self.config: Any = config
+        self.used_parts: Counter[str] = Counter()
+        producers = {RUNNING_TEXT: RunningText(config.max_running)} if place == HOST else {}
+        self._outputs = (*USER_OUTPUTS, *producers)
         self.executor: TorchExecutor = build_executor(
             config.make_engine(),
             *self._running,
@@ -111,8 +127,12 @@ class CheckedExecutor(WrappedExecutor):
                 eager=None if place == HOST else True,
                 graph_sizes=default_graph_sizes(config.max_running) if place.captured else None,
                 make_matcher=lambda grammar: SuiteMatcher(config.vocab_size),
+                producers=producers,
+                in_rings=config.windows and not config.prefix_cache,
             ),
         )
+        if self.executor.graphs.are_on:
+            self.executor.graphs.on_round = self._note_graph
         self._plain = lru_cache(MOST_TEXTS)(self._plainly)
         self._drafted: list[list[Drafts]] = []  # per round
         self._proposed: list[list[Drafts]] = []
@@ -138,14 +158,28 @@ class CheckedExecutor(WrappedExecutor):
         self._states.append((pools[0].lengths.clone(), torch.cat(layers, 1)))
         return pending
 
+    def _note_graph(self, is_captured: bool, num_rows: int) -> None:
+        self.used_parts["captured rounds"] += is_captured
+
     def collect(self) -> StepResult:
         result = super().collect()
         rounds = 0 if result.decode is None else result.decode.rounds
+        self._note_parts(result)
         self._proposed, self._drafted = self._drafted[:rounds], self._drafted[rounds:]
         passes = rounds + (result.prefill is not None)
         if self._states and passes:
             self._collected, self._states = self._states[passes - 1], self._states[passes:]
         return result
+
+    def _note_parts(self, result: StepResult) -> None:
+        """Count the optional parts that a step has used."""
+        decode, used = result.decode, self.used_parts
+        if decode is None:
+            return
+        moves = self.config.topk > 1 or self.executor.draft.on_host
+        used["accepted paths in rings"] += self.executor.pool.rings is not None and moves
+        used["experts"] += self.config.mixture
+        used[RUNNING_TEXT] += any(RUNNING_TEXT in outputs for outputs in decode.outputs or ())
 
     def restart(self) -> None:
         super().restart()
@@ -163,7 +197,7 @@ class CheckedExecutor(WrappedExecutor):
         return (*modules, self._ops)
 
     def shown(self) -> tuple[str, ...]:
-        return USER_OUTPUTS
+        return self._outputs
 
     def after(self, text: Sequence[int], first: int) -> After:
         known = self._plain(tuple(text))
@@ -189,6 +223,7 @@ class CheckedExecutor(WrappedExecutor):
             "top_logprob_ids": ids.numpy(),
             "hidden_states": out.hidden.numpy(),
             "routed_experts": no_experts if out.routed_experts is None else out.routed_experts.numpy(),
+            RUNNING_TEXT: hashes_of(text),
         }
         return After(logits.numpy(), outputs, torch.cat(attention.states).numpy() if attention.states else None)
 
@@ -248,6 +283,9 @@ class ExecutorIn:
         without = ("proposals", "inspection", "merging", "handoff") if place.captured else ()
         self.place = place
         self.capabilities: tuple[str, ...] = tuple(name for name in CheckedExecutor.capabilities if name not in without)
+        self.parts: tuple[str, ...] = ("accepted paths in rings", "experts")
+        if place.captured:
+            self.parts += ("captured rounds",)
 
     def __call__(self, config: Any) -> CheckedExecutor:
         return CheckedExecutor(config, self.place)

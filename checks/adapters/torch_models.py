@@ -1,17 +1,23 @@
-"""Models of the real executor behind the executor contract, with random weights and a few thousand parameters."""
+"""Models of the real executor behind the executor contract, with random weights and a few thousand parameters, and a
+producer of outputs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...core.algorithm.algorithm import Drafter
 from ...core.algorithm.registry import get_algorithm
+from ...core.contract.step import Join
 from ...core.model_shape import MoeConfig
+from ...gpu.batch.pools import Chunks
+from ...gpu.draft.port import RoundBatch
 from ...gpu.executor.parts import DraftModel
 from ...gpu.models.checkpoint import network_of, new_head
 from ...gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig
@@ -20,7 +26,7 @@ from ...gpu.models.head_config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from ...gpu.models.rope import Rope
 from ...gpu.models.weights import initialize
 from ...gpu.ops.host_ops import HostOps
-from ...gpu.types.ops import Ops
+from ...gpu.types.ops import DeviceTree, Ops
 from ...gpu.types.recurrence import StateShape
 
 # Widths that nothing else in these models has: projections are 16 + 2 · 8 and 2 · 24 wide.
@@ -183,3 +189,58 @@ def _sharpened(model: Model, seed: int) -> Model:
             if parameter.ndim > 1:
                 parameter.mul_(SHARPNESS)
     return model
+
+
+# -- an output of a producer -------------------------------------------------------------------------------------------
+
+RUNNING_TEXT = "running_text"
+TEXT_MODULUS = 1_000_003
+"""A hash of all tokens so far, which goes on from node to node as a recurrent state does: a value at another token is a
+wrong one."""
+
+
+def _after(state: Any, token: Any) -> Any:
+    """Return the value of a text that goes on with a token, of numbers or tensors."""
+    return (state * 31 + token + 7) % TEXT_MODULUS
+
+
+def hashes_of(text: Sequence[int]) -> np.ndarray:
+    """Return the value after each token of a text, int64 [n]."""
+    state, states = 0, []
+    for token in text:
+        state = _after(state, token)
+        states.append(state)
+    return np.array(states)
+
+
+class RunningText:
+    """Produce it for the rows of an executor."""
+
+    def __init__(self, max_running: int) -> None:
+        self.states = torch.zeros(max_running + 1, dtype=torch.int64)
+        self.kept = 0
+
+    def open_row(self, join: Join) -> None:
+        tokens = join.cached_tokens.tolist()
+        self.states[join.row] = int(hashes_of(tokens)[-1]) if tokens else 0
+
+    def prompt(self, chunks: Chunks) -> Tensor:
+        part = chunks.part
+        tokens = iter(part.tokens.tolist())
+        for row, length in zip(part.rows.tolist(), part.lens.tolist(), strict=True):
+            for _ in range(length):
+                self.states[row] = _after(self.states[row], next(tokens))
+        return self.states[part.rows[chunks.last]].clone()
+
+    def nodes(self, batch: RoundBatch, tree: DeviceTree) -> Tensor:
+        states = torch.zeros_like(tree.tokens)
+        rows = torch.arange(tree.batch_size)
+        for node in range(tree.num_nodes):
+            parents = tree.parents[:, node].long()
+            before = self.states[batch.rows] if node == 0 else states[rows, parents.clamp(min=0)]
+            states[:, node] = _after(before, tree.tokens[:, node])
+        return states.view(-1)
+
+    def keep(self, batch: RoundBatch, values: Tensor) -> None:
+        self.states[batch.rows] = values
+        self.kept += 1

@@ -162,6 +162,26 @@ class LeavesExpertsBehind(HostOps):
 
 
 @REAL.breaks("ANSWER")
+class LeavesRingsUnmoved(DecodeRound):
+    """An accepted path is moved in paged layers alone, and not in the rings of layers with windows."""
+
+    def _compacted(self, passed, verified, wanted):
+        rings, self._pool.all_ringed = self._pool.all_ringed, None
+        try:
+            return super()._compacted(passed, verified, wanted)
+        finally:
+            self._pool.all_ringed = rings
+
+
+@REAL.breaks("ANSWER")
+class GivesBackTheRootsValue(DecodeRound):
+    """A producer goes on from its value at the root of a round, not at the last accepted node."""
+
+    def _keep_produced(self, batch, outputs, verified):
+        super()._keep_produced(batch, outputs, replace(verified, accept_lens=torch.ones_like(verified.accept_lens)))
+
+
+@REAL.breaks("ANSWER")
 class RelaysTheRootsState(BranchDraft):
     """The next round drafts from what the head said of the root, not of the last accepted token."""
 

@@ -92,6 +92,7 @@ class AllocatorTrial(Trial):
         "used_units",
     )
     quick = 60_000
+    parts: ClassVar = {"units of layer groups": "groups"}
     values: ClassVar = {
         "holder": HOLDERS,
         "new": HOLDERS,
@@ -317,6 +318,7 @@ class AllocatorTrial(Trial):
         if m.row_granted:
             row = self.model.rows[request] = self.model.new_holder()
             if self.config.groups:
+                self.use({"units of layer groups": True})
                 row.units = read_tables(self, request)
                 self.units.write(row, 0, 0)
 

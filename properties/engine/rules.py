@@ -8,6 +8,34 @@ from .contract import ServingConfig, Wish
 from .model import EngineModel, GivenWay, ModelFlight, RequestLife
 from .observation import EngineMoment
 
+PARTS = {
+    "a second step in flight": "overlap",
+    "several rounds of a step": "multi_steps",
+    "a prompt in chunks": "chunked_prefill",
+    "chunks beside rounds": "mixed",
+    "a prefix from the cache": "prefix_cache",
+    "KV from host memory": "host",
+    "units of layer groups": "groups",
+    "a verify tree": "",
+}
+"""What an engine may do without: a check in which a declared part was never used has not checked it."""
+
+
+def used_parts(m: EngineMoment) -> dict[str, bool]:
+    """Return which of `PARTS` a plan, or the step that was committed, has used."""
+    flight, config = m.flight, m.config
+    if flight is None:
+        return {"several rounds of a step": m.answer is not None and len(m.answer.runs) > 1}
+    return {
+        "a second step in flight": bool(m.before_plan),
+        "a prompt in chunks": any(not chunk.is_last for chunk in flight.chunks),
+        "chunks beside rounds": bool(flight.chunks and flight.rows),
+        "a prefix from the cache": config.prefix_cache and any(start for _, start in m.admitted),
+        "KV from host memory": any(m.loads.values()),
+        "units of layer groups": bool(config.groups and flight.rows),
+        "a verify tree": config.topk > 1 and bool(flight.rows),
+    }
+
 
 def verdict(config: ServingConfig, wish: Wish, num_waiting: int) -> tuple[str, str]:
     """Return (why the request can never run, why it must be accepted), each empty if it is not so."""

@@ -15,7 +15,7 @@ from .model import RUNNING, EngineModel
 from .observation import EngineMoment, EngineObservation
 from .reading import follow_pages, names, read_events, read_step
 from .recovery import DeviceLimits
-from .rules import limits, limits_of, promises, shown, verdict, why_given_way
+from .rules import PARTS, limits, limits_of, promises, shown, used_parts, verdict, why_given_way
 
 REQUESTS = Handles("abcdef")
 
@@ -48,6 +48,7 @@ class EngineTrial(Trial):
     quick = 120_000
     run_length = 100
     limit_s = 10.0
+    parts = PARTS
     values: ClassVar = {"request": REQUESTS, "number": (0, 1, 2), "others": (0, 0, 1, 3)}
 
     subject: SchedulingEngine
@@ -81,12 +82,11 @@ class EngineTrial(Trial):
             self.moment.is_disturbed = True
         self.moment.reuse_is_ordered = self.capabilities.ordered_reuse
         self.moment.keeps_reserves = self.capabilities.reserves
-        self.moment.own_victims, self.moment.to_tail = self.capabilities.own_victims, self.capabilities.to_tail
-        self.moment.estimates = self.capabilities.estimates
-        self.moment.strict_priorities = self.capabilities.strict_priorities
-        self.moment.caches_at_allocation = self.capabilities.caches_at_allocation
+        for name in ("own_victims", "to_tail", "estimates", "strict_priorities", "caches_at_allocation"):
+            setattr(self.moment, name, getattr(self.capabilities, name))
 
     def end(self) -> None:
+        self.use(used_parts(self.moment))
         if not self.moment.observed:
             self._observe()
 

@@ -20,6 +20,31 @@ from .judge import RunJudge, WrongResult
 from .oracle import RecurrentState
 from .search import FoundArray
 
+PARTS = {
+    "a second step in flight": "",
+    "several rounds of a step": "",
+    "prompts beside rounds": "",
+    "a prefix from the cache": "",
+    "a verify tree": "trees",
+    "a hidden state for a draft": "hidden_states",
+    "a recurrent state": "states",
+}
+"""What a step may do without: a check in which a declared part was never used has not checked it."""
+
+
+def used_parts(config: ExecutorConfig, algorithm: SpecAlgorithm, step: Step, num_in_flight: int) -> dict[str, bool]:
+    """Return which of `PARTS` a step uses that is launched as one of so many."""
+    rounds = step.decode
+    return {
+        "a second step in flight": num_in_flight > 1,
+        "several rounds of a step": step.max_rounds > 1,
+        "prompts beside rounds": step.prefill is not None and rounds is not None,
+        "a prefix from the cache": any(join.num_cached for join in step.joins),
+        "a verify tree": rounds is not None and rounds.shape.topk > 1,
+        "a hidden state for a draft": rounds is not None and rounds.shape.steps > 0 and algorithm.needs_hidden_states,
+        "a recurrent state": rounds is not None and config.is_recurrent,
+    }
+
 
 @dataclass(slots=True)
 class ExecutorMoment:

@@ -20,7 +20,7 @@ from ..harness.trial import Trial
 from . import invariants as invariants  # registers the checkers
 from .contract import HIDDEN_STATES, MANY, STOP_TOKENS, ExecutorCapabilities, ExecutorConfig, InspectedExecutor
 from .judge import RunJudge, WrongResult
-from .model import DeviceModel, ExecutorMoment, SeenState
+from .model import PARTS, DeviceModel, ExecutorMoment, SeenState, used_parts
 from .oracle import RecurrentState
 from .record import RecordedCore
 from .sampling import RULES, sampling_of
@@ -52,11 +52,12 @@ class ExecutorTrial(Trial):
     quick = 6_000
     run_length = 30
     limit_s = 60.0
+    parts = PARTS
     values: ClassVar = {
         "request": REQUESTS,
         "prompt_len": PROMPT_LENS,
         "max_tokens": (1, 2, 5, 12, 20),
-        "shared": (0, 0, 1, 9),
+        "shared": lambda config, has: (0, 9, 9, 16) if config.prefix_cache else (0, 0, 1, 9),
         "stops": _asks,
         "show": _asks,
     }
@@ -183,6 +184,7 @@ class ExecutorTrial(Trial):
         if self.capabilities.inspection:
             m.in_step = hidden_arrays({"step": step}, m.hidden_sizes)
         self.must(self.subject.launch, step)
+        self.use(used_parts(self.config, self.engine.algorithm, step, len(self.steps)))
         self._said = f"step {step.step_id}: {_words(step)}"
         self._look()
         return True

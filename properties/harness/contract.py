@@ -121,6 +121,7 @@ class Adapter:
         update_wrapper(self, make, updated=())
         self._make = make
         self.capabilities = capabilities
+        self.parts = parts_of(make)
         if supports is not None:
             self.supports = supports
 
@@ -131,6 +132,12 @@ class Adapter:
 def capabilities_of(make: Callable[[Any], Any]) -> Any:
     """Return the capabilities that `make` declares itself; none if it does not."""
     return getattr(make, "capabilities", ())
+
+
+def parts_of(make: Callable[[Any], Any]) -> tuple[str, ...]:
+    """Return the names of optional parts that only the component sees: how often each was used stands in its attribute
+    `used_parts`, a mapping."""
+    return tuple(getattr(make, "parts", ()))
 
 
 def supports_of(make: Callable[[Any], Any]) -> Callable[[Any], bool]:

@@ -132,6 +132,7 @@ class Report:
     vacuous: tuple[str, ...]  # enabled, but never evaluated or never happened
     unreached: dict[str, tuple[str, ...]]  # invariant that was evaluated -> its clauses that no run came to
     unexercised: tuple[str, ...]  # invariants of which no run came to any clause
+    parts: dict[str, int]  # optional part -> how often a run used it
 
     @property
     def ok(self) -> bool:
@@ -167,6 +168,9 @@ class Report:
         lines.append(f"{label}: {', '.join(held) or 'none'}")
         if self.unexercised:
             lines.append(f"not exercised: {', '.join(self.unexercised)} (nothing that they are about has happened)")
+        unused = [part for part, count in self.parts.items() if not count]
+        if unused and not (self.vacuous or self.failures):
+            lines.append(f"never used: {', '.join(unused)}")
         lines += [f"skipped: {id} ({why})" for id, why in self.skipped.items()]
         lines.append("FAILED: " + "; ".join(self.reasons()) if not self.ok else "ok")
         return "\n".join(lines)
@@ -213,6 +217,7 @@ class Report:
             "held_but_expected_to_fail": list(self.held),
             "vacuous": list(self.vacuous),
             "unexercised": list(self.unexercised),
+            "parts": self.parts,
             "unreached": {id: list(clauses) for id, clauses in self.unreached.items()},
         }
 

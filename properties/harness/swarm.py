@@ -15,6 +15,7 @@ from typing import Any
 
 from ...core.draws import Purpose, hash64
 from ...core.errors import ConfigError
+from .contract import parts_of
 from .invariants import Invariant, clauses_of, collected
 from .letters import Vocabulary, draw, kept_features
 from .operation import Operation
@@ -92,6 +93,9 @@ class Swarm:
         self.seconds: float = 0.0
         self.evaluations: dict[str, int] = {}
         self.executed: dict[type[Operation], int] = {}
+        promised = component.suite.trial.parts.items()
+        of_contract = [part for part, needed in promised if not needed or getattr(component.capabilities, needed)]
+        self.used: dict[str, int] = dict.fromkeys((*of_contract, *parts_of(component.make)), 0)
         self._vocabularies: dict[Any, Vocabulary] = {}
         self.left_out = tuple(left_out)  # kinds that are never drawn
         self.kinds = tuple(kind for kind in component.operations if kind not in left_out)
@@ -145,12 +149,17 @@ class Swarm:
 
     def vacuous(self) -> tuple[str, ...]:
         """Return what is enabled but has not happened so far: invariants never evaluated, operations never carried
-        out."""
+        out, optional parts never used."""
         never = [f"{item.id} was never evaluated" for item in self.enabled if not self.evaluations.get(item.id)]
         return (
             *never,
             *(f"the operation {kind.tag} never happened" for kind in self.kinds if not self.executed.get(kind)),
+            *(f"never used: {part}" for part in self.unused()),
         )
+
+    def unused(self) -> tuple[str, ...]:
+        """Return the optional parts that no run has used."""
+        return tuple(part for part, count in self.used.items() if not count)
 
     def unreached(self) -> dict[str, tuple[str, ...]]:
         """Return, of the invariants that were evaluated, the clauses that no run has come to."""
@@ -171,6 +180,8 @@ class Swarm:
             self.evaluations[item.id] = self.evaluations.get(item.id, 0) + count
         for kind, count in trial.executed.items():
             self.executed[kind] = self.executed.get(kind, 0) + count
+        used = trial.all_used()
+        self.used = {part: count + used.get(part, 0) for part, count in self.used.items()}
 
     def drawn(self, run: int, without: Sequence[type[Operation]] = ()) -> tuple[Any, list[Operation]]:
         """Return the configuration and the operations of a run."""

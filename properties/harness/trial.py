@@ -78,6 +78,8 @@ class Trial:
     quick: ClassVar[int]  # operations that are enough to find every planted defect
     run_length: ClassVar[int] = 200  # operations of one run
     limit_s: ClassVar[float | None] = None  # how long a run may take, if not as long as most
+    # Optional parts of a component that a run may use -> the capability that promises it, "" for none. `use` counts.
+    parts: ClassVar[Mapping[str, str]] = {}
     refuses_by_violation: ClassVar[bool] = False  # whether an InvariantViolation of the component is a refusal, too
 
     values: ClassVar[dict[str, Values]] = {}  # name of a parameter of operations -> the values that it may have
@@ -108,6 +110,7 @@ class Trial:
         self.evaluations = [0] * len(self.invariants)
         self.num_operations = 0
         self.executed: dict[type[Operation], int] = {}
+        self.used: dict[str, int] = {}  # how often each optional part was used
         self.trace: list[Operation] = []  # what was carried out, draining included, to the one that failed
         self.transcript: list[object] = []
         self.calls: list[str] | None = None  # the calls of the component by `ask` and `must`, where a history is shown
@@ -179,6 +182,15 @@ class Trial:
             self.failed = True
             broken.sort(key=lambda item: invariant(item.id).telling, reverse=True)
             raise Violation(self.operation, broken)
+
+    def use(self, parts: Mapping[str, object]) -> None:
+        """Count those optional parts that are used now."""
+        for part, is_used in parts.items():
+            self.used[part] = self.used.get(part, 0) + bool(is_used)
+
+    def all_used(self) -> dict[str, int]:
+        """Return how often each optional part was used, of those that only the component sees, too (`parts_of`)."""
+        return self.used | dict(getattr(self.subject, "used_parts", {}))
 
     def drain(self) -> None:
         """Stop all faults, give everything back, and check that everything is there.

@@ -96,6 +96,7 @@ class PrefixCacheTrial(Trial):
     looks = ("num_evictable", "num_protected", "free_slots", "nodes", "slots_of")
     quick = 40_000
     refuses_by_violation = True
+    parts: ClassVar = {"units of layer groups": "groups"}
     values: ClassVar = {
         "name": NAMES,
         "request": REQUESTS,
@@ -380,10 +381,10 @@ class PrefixCacheTrial(Trial):
 
     def _hands_over(self, request: str, running: RunningRequest, num_positions: int) -> None:
         """Note who hands over which positions, for the units of groups of layers."""
-        whole = num_positions // self.config.page_size
+        self.use({"units of layer groups": self.config.groups})
         self.moment.giver = request, frozenset(running.text.cells[:num_positions])
         running.committed = num_positions
-        if running.branch <= whole and request in self.model.running:
+        if running.branch <= num_positions // self.config.page_size and request in self.model.running:
             running.branch = 0
 
     def _admit_by_subject(self, request: str, text: Text) -> None:

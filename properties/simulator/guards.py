@@ -19,6 +19,27 @@ QUIET_FAULTS = ("device.slow", "device.raises", "device.restarts", "link.late", 
 """Faults that change nothing of what is asked for."""
 
 
+PARTS = {
+    "a verify tree": "books",
+    "steps that follow the load": "books",
+    "engines of two pools": "books",
+    "KV that leaves before its prompt is computed": "books",
+    "engines that change their role": "rebalance",
+}
+"""What a service may do without: a check in which a declared part was never used has not checked it."""
+
+
+def used_parts(config: SimulatorConfig) -> dict[str, bool]:
+    """Return which of `PARTS` a run uses."""
+    return {
+        "a verify tree": config.topk > 1 and config.steps > 0,
+        "steps that follow the load": config.adaptive and config.steps > 0,
+        "engines of two pools": config.has_pools,
+        "KV that leaves before its prompt is computed": config.has_pools and config.layerwise,
+        "engines that change their role": config.rebalance_ms > 0,
+    }
+
+
 def is_calm(t: Described) -> bool:
     return t.service.faults is None
 

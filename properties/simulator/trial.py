@@ -15,6 +15,7 @@ from .answer import Queueing, SimulatorAnswer, SimulatorMoment
 from .contract import BURST, BURST_REQUESTS, CHANGES, FAULTS, Service, Simulator, SimulatorCapabilities, SimulatorConfig
 from .elsewhere import CASES, digest, digests_elsewhere, is_importable
 from .guards import (
+    PARTS,
     QUIET_FAULTS,
     has_one_draft,
     has_room_for,
@@ -25,6 +26,7 @@ from .guards import (
     is_server,
     is_steady,
     may_have_faults,
+    used_parts,
 )
 from .reading import read_answer, read_requests
 from .services import (
@@ -59,6 +61,7 @@ class SimulatorTrial(Trial):
     quick = 1_000
     run_length = 10
     limit_s = 60.0
+    parts = PARTS
     values: ClassVar = {
         "kind": FAULTS,
         "clients": (0, 1, 2),
@@ -262,6 +265,7 @@ class SimulatorTrial(Trial):
         """Return a run of the service as it is, an earlier one if there was one."""
         if self._last is None:
             self._last = self._simulate(self.subject.run, self.service)
+            self.use({} if self._last is None else used_parts(self.config))
         return self._last
 
     def _pair(

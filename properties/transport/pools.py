@@ -130,7 +130,10 @@ class TransportPools:
                 self._check_unverified(moment, model, request, hold, cached)
 
     def _check_over(self, moment: TransportMoment, side: str, request: int, hold: Hold) -> None:
-        """Check that a request is over: a fence after its other worker was lost, or when that one has given it up."""
+        """Check that a request is over: a fence after its other worker was lost, or when that one has given it up, and
+        the link reads none of its pages."""
+        if side == PREFILL and not self._being_read.keys().isdisjoint(hold.pages.values()):
+            return
         if hold.pages and not hold.run.is_decoding and self.of(side, request) == tuple(hold.pages.values()):
             moment.leaked = f"request {request} has its pages on the {side} side, and the other side has none of it"
 

@@ -383,6 +383,10 @@ class TransportTrial(TransportWatch):
             self.compute()
             self._collect()
             self.deliver_all(DECODE)
+        if self.config.slow_link:
+            self._pass(self.config.fence_ns)  # a fence ends while the link has still to read
+            self.end()
+            self.check()
         self.must(self.subject.read_out, MAX_UNDER_WAY)
         self._pass(self.config.fence_ns)
         self.end()

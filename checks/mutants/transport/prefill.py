@@ -143,6 +143,29 @@ class KeepsWhatIsAcknowledged(PrefillSide):
             super()._release_when_read(transfer, now_ns)
 
 
+@PREFILLING.breaks("HANDOFF-02")
+class EndsAFenceUnderReaders(PrefillSide):
+    """A fence ends by its time, whether or not the link has still to read pages behind it."""
+
+    def tick(self, now_ns):
+        fenced = [each for each in self._transfers.values() if each.state is TransferState.FENCED]
+        reading = {each: each.num_reading for each in fenced}
+        for each in fenced:
+            each.num_reading = 0
+        super().tick(now_ns)
+        for each, num_reading in reading.items():
+            each.num_reading = num_reading
+
+
+@PREFILLING.breaks("HANDOFF-03")
+class WaitsForNoReader(PrefillSide):
+    """What the other side needs no more is free a fence later, not when the link has read the last of its pages."""
+
+    def _release_when_read(self, transfer, now_ns):
+        super()._release_when_read(transfer, now_ns)
+        transfer.awaits_readers = False
+
+
 @PREFILLING.breaks("HANDOFF-03")
 class CountsNoReading(PrefillSide):
     """A lease ends while the link still reads page after page."""

@@ -12,6 +12,7 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
+from foredraft.checks.adapters.torch_models import RunningText, hashes_of
 from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.core.contract.events import Planned
 from foredraft.core.contract.request import Request, SamplingParams
@@ -32,17 +33,12 @@ from serving import CONFIG, chain, count_retractions, serve, tree
 from torch import Tensor
 
 OUTPUTS = ("indexer_topk", "recurrent_state")
-MODULUS = 1_000_003
 
 
 def choices(key, position, token):
     """What an indexer would choose for a token, [n, 2] of tensors or numbers."""
     first = (key * 7 + position * 31 + token * 3) % 4096
     return torch.stack([first, (first * 5 + position) % 4096], dim=-1).int()
-
-
-def following(state, token):
-    return (state * 31 + token + 7) % MODULUS
 
 
 class Indexer:
@@ -69,51 +65,14 @@ class Indexer:
         pass
 
 
-class Recurrence:
-    """The state of a row is that of its KV; a node's follows its parent's."""
-
-    def __init__(self) -> None:
-        self.states = torch.zeros(CONFIG["max_running"] + 1, dtype=torch.int64)
-        self.kept = 0
-
-    def open_row(self, join) -> None:
-        self.states[join.row] = 0
-        for token in join.cached_tokens.tolist():
-            self.states[join.row] = following(self.states[join.row], token)
-
-    def prompt(self, chunks) -> Tensor:
-        part = chunks.part
-        tokens = iter(part.tokens.tolist())
-        for row, length in zip(part.rows.tolist(), part.lens.tolist(), strict=True):
-            for _ in range(length):
-                self.states[row] = following(self.states[row], next(tokens))
-        return self.states[part.rows[chunks.last]].clone()
-
-    def nodes(self, batch, tree) -> Tensor:
-        states = torch.zeros_like(tree.tokens)
-        rows = torch.arange(tree.batch_size)
-        for node in range(tree.num_nodes):
-            parents = tree.parents[:, node].long()
-            before = self.states[batch.rows] if node == 0 else states[rows, parents.clamp(min=0)]
-            states[:, node] = following(before, tree.tokens[:, node])
-        return states.view(-1)
-
-    def keep(self, batch, values: Tensor) -> None:
-        self.states[batch.rows] = values
-        self.kept += 1
-
-
 def expected(request: Request, tokens: list[int]) -> dict[str, np.ndarray]:
     """The payloads of `tokens`: each belongs to the token before it."""
     prompt = request.prompt.materialize().tolist()
-    text, state, states = prompt + tokens[:-1], 0, []
-    for token in text:
-        state = following(state, token)
-        states.append(state)
+    text = prompt + tokens[:-1]
     n = len(prompt) - 1
     key = torch.tensor(request_key(request.request_id) % 10_000)
     found = choices(key.expand(len(text)), torch.arange(len(text)), torch.tensor(text))
-    return {"indexer_topk": found[n:].numpy(), "recurrent_state": np.array(states[n:])}
+    return {"indexer_topk": found[n:].numpy(), "recurrent_state": hashes_of(text)[n:]}
 
 
 WAYS = {
@@ -143,7 +102,7 @@ def ask(temperature: float) -> list[Request]:
 def test_a_payload_stays_with_its_token(way, temperature):
     """After compaction, in batches that change, and where a retraction computes a text again."""
     requests = ask(temperature)
-    producers = {"indexer_topk": Indexer(), "recurrent_state": Recurrence()}
+    producers = {"indexer_topk": Indexer(), "recurrent_state": RunningText(CONFIG["max_running"])}
     run = serve(WAYS[way], requests, producers=producers, disturbance=Disturbance(submit=50, retract=6))
     assert run.retractions > 1 and producers["recurrent_state"].kept > 10
     for request in requests:
@@ -173,7 +132,7 @@ class Side:
 
     def __init__(self, role: str, peer: str, way) -> None:
         self.events, self.said, self.link = [], [], Link()
-        self.producers = {"indexer_topk": Indexer(), "recurrent_state": Recurrence()}
+        self.producers = {"indexer_topk": Indexer(), "recurrent_state": RunningText(CONFIG["max_running"])}
         deliveries = DeliverySink()
         sinks = [deliveries, self.events.append]
         engine = Engine(

@@ -81,6 +81,25 @@ def test_a_run_that_proves_nothing_fails():
     assert "vacuous: the operation" in report.text()
 
 
+def test_an_optional_part_that_no_run_uses_makes_it_vacuous():
+    """Parts that only the component sees are declared beside its capabilities."""
+
+    class HasASpareList(ListAllocator):
+        parts = ("a spare list",)
+
+    class UsesIt(HasASpareList):
+        @property
+        def used_parts(self):
+            return {"a spare list": 2, "another": 1}
+
+    report = check(ALLOCATOR, HasASpareList, budget=10_000)
+    assert report.vacuous == ("never used: a spare list",) and not report.ok
+    left_out = check(ALLOCATOR, HasASpareList, budget=10_000, without=["free"])
+    assert left_out.ok and "never used: a spare list" in left_out.text()
+    report = check(ALLOCATOR, UsesIt, budget=10_000)
+    assert report.ok and report.to_json()["parts"] == {"a spare list": 2 * report.num_runs}
+
+
 def test_expected_failures_are_reported_and_no_error():
     known = {"ALLOC-14": "the whole pool at once is refused"}
     report = check_allocator(Exact, budget=20_000, expected_failures=known)
