@@ -107,7 +107,9 @@ def make_app(
     app = FastAPI(title="Foredraft", version=version, lifespan=lifespan, docs_url=None, redoc_url=None)
     if faults is not None:
         app.add_middleware(RequestFaultInjector, faults=faults)
-    app.add_middleware(Guards, limits=frontend.limits, api_key=api_key, plain=PLAIN, origins=origins)
+    app.add_middleware(
+        Guards, limits=frontend.limits, turns=frontend.turns, api_key=api_key, plain=PLAIN, origins=origins
+    )
     app.add_middleware(Identity, access=access)
     if origins:
         app.add_middleware(

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .base.errors import ApiError
-from .base.limits import Limits
+from .base.limits import SMALL_BODY, Limits
+from .base.turns import BYTES_PER_UNIT, REQUEST, Turns
 
 CHANGE_NOTHING = ("GET", "HEAD", "OPTIONS")
 """Methods that a browser may use for any page: it does not show the answer to the page."""
@@ -20,12 +21,20 @@ CHANGE_NOTHING = ("GET", "HEAD", "OPTIONS")
 
 class Guards:
     """Refuses requests without `api_key` (401), of pages of other sites than `origins` (403), bodies beyond the limit
-    (413) and bodies that stop on the way (408)."""
+    (413) and bodies that stop on the way (408). Requests for other paths than `plain` ones, which need no key, wait for
+    one of the `turns` of the event loop that has room for them."""
 
     def __init__(
-        self, app: ASGIApp, limits: Limits, api_key: str | None, plain: Container[str], origins: Container[str] = ()
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        turns: Turns,
+        api_key: str | None,
+        plain: Container[str],
+        origins: Container[str] = (),
     ) -> None:
         self._app = app
+        self._turns = turns
         self._limits = limits
         self._api_key = None if api_key is None else api_key.encode()
         self._plain = plain
@@ -46,6 +55,8 @@ class Guards:
             return
         if messages[0]["type"] == "http.disconnect":
             return
+        if scope["path"] not in self._plain:
+            await self._turns.take(REQUEST + min(len(messages[0]["body"]), SMALL_BODY) // BYTES_PER_UNIT)
 
         async def replay() -> Message:
             return messages.pop(0) if messages else await receive()

@@ -11,7 +11,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,12 +19,14 @@ from ...core.contract.request import FinishedRequest
 from ..base.errors import ApiError
 from ..base.limits import Limits
 from ..base.port import Body, Order, Piece, body_clock
+from ..base.turns import EVENT, Turns
 from ..metrics import ServerMetrics
 from ..metrics.counts import Life
 from .reply import Choice, ChoiceDelta, Reply
 from .scheduler import SchedulerThread
 
-Action = Callable[[], None]
+Action = Callable[[], int | None]
+"""Sends something; returns the units of work beside the sending, as `Turns` counts them, if there was any."""
 MOST_TOLD = 200
 SPARE_COMMANDS = 8
 """How many commands may wait for the scheduler, beside one order and one abort for each output."""
@@ -53,6 +55,7 @@ class Frontend:
         self.limits = limits
         self.metrics = metrics
         self.tell = tell
+        self.turns: Turns = Turns()
         self.is_draining: bool = False
         metrics.engines, metrics.pace, metrics.on_end = body.engines, body.pace, on_end
         self._stamps = stamps
@@ -122,7 +125,8 @@ class Frontend:
         await asyncio.to_thread(self.scheduler.stop)
         left, self._held = self._held, []
         for _, held in left:
-            self._act(held)
+            self.turns.add(self._act(held))
+        await self.turns.take(0)
 
     def give_up(self) -> None:
         """Abort every reply; each ends with the tokens that it has."""
@@ -144,7 +148,7 @@ class Frontend:
         at_ns = self.body.at_ns
         lives = [self.metrics.ordered(order, at_ns(order.at_s)) for order in orders]
         choices = [Choice(i, order, self.body.make_decoder(order), lives[i]) for i, order in enumerate(orders)]
-        reply = Reply(reply_id, choices, num_prompt_tokens, self.limits.deadline_s)
+        reply = Reply(reply_id, choices, num_prompt_tokens, self.limits.deadline_s, self.turns)
         self._replies[reply_id] = reply
         for choice in choices:
             self._choices[choice.order.request_id] = (reply, choice)
@@ -203,7 +207,7 @@ class Frontend:
         """Make the bytes of pieces that requests will get, and hold them until `release`."""
         held: list[Action] = []
         self._held.append((pieces[0].at_ns, held))
-        self._loop.call_soon_threadsafe(self._prepare, pieces, held)
+        self._loop.call_soon_threadsafe(self.turns.add, self._prepare(pieces, held))
         self.metrics.deliver(pieces)
 
     def release(self, now_ns: int) -> None:
@@ -218,19 +222,21 @@ class Frontend:
         """Let the event loop run `actions`. Where time is simulated, wait for it: both share the interpreter.
         No client is waited for."""
         self._sent.clear()
-        self._loop.call_soon_threadsafe(self._act, actions)
+        self._loop.call_soon_threadsafe(self.turns.add, self._act(actions))
         if self.body.hand_over_s:
             self._sent.wait(self.body.hand_over_s)
 
     # -- in the event loop ---------------------------------------------------------------------------------------------
 
-    def _act(self, actions: list[Action]) -> None:
+    def _act(self, actions: list[Action]) -> Iterator[int]:
         for act in actions:
-            act()
+            yield EVENT + (act() or 0)
         self._loop.call_soon(self._count_sent)  # behind the tasks that wait for this news
 
-    def _prepare(self, pieces: list[Piece], held: list[Action]) -> None:
+    def _prepare(self, pieces: list[Piece], held: list[Action]) -> Iterator[int]:
         for piece in pieces:
+            if piece.request_id not in self._choices:  # all were lost meanwhile
+                continue
             reply, choice = self._choices[piece.request_id]
             if choice.order.stop or choice.order.stop_tokens:  # the body must learn of a stop string, at its time
                 held.append(partial(self._dispatch, piece))
@@ -238,16 +244,21 @@ class Frontend:
                 self._add(piece)
                 writer.prepare()
                 held.append(writer.flush)
+                yield choice.units_of(len(piece.tokens))
             elif reply.expect():
                 self._add(piece)
                 self._loop.call_soon(reply.prepare)  # behind the task that begins the stream
                 held.append(reply.tell)
+                yield choice.units_of(len(piece.tokens))
             else:
                 held.append(partial(self._dispatch, piece))
 
-    def _dispatch(self, piece: Piece) -> None:
-        if piece.request_id in self._choices:  # else it was aborted after the piece was prepared
-            self._add(piece).tell()
+    def _dispatch(self, piece: Piece) -> int:
+        if piece.request_id not in self._choices:  # it was aborted after the piece was prepared
+            return 0
+        units = self._choices[piece.request_id][1].units_of(len(piece.tokens))
+        self._add(piece).tell()
+        return units
 
     def _add(self, piece: Piece) -> Reply:
         reply, choice = self._choices[piece.request_id]

@@ -11,11 +11,17 @@ from typing import Any, Protocol
 from ...core.contract.request import FinishReason
 from ..base.errors import ApiError, refused
 from ..base.port import Order, Piece, TokenText
+from ..base.turns import Turns
 from ..metrics.counts import Life
 
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
 TOKENS_PER_TURN = 1024
 """Tokens of one reply that become text in one turn of the event loop: more wait where a client reads slowly."""
+SHOWN_OF_TOKEN = {0: 1, 1: 4}
+"""Outputs beside a token → what is written of it, in tokens without any: its log-probability, …"""
+SHOWN_WITH_TOPS = 32
+"""… and those of the likeliest tokens at its place."""
+TOKENS_PER_UNIT = 2
 
 
 @dataclass(slots=True)
@@ -41,6 +47,7 @@ class Choice:
         self.finish: str | None = None
         self.error: str = ""
         self.is_live = True  # the body has it
+        self.shown_of_token: int = SHOWN_OF_TOKEN.get(len(order.outputs), SHOWN_WITH_TOPS)
         self._decoder = decoder
         self._pieces: list[Piece] = []
         self._has_stopped = False  # at a stop string or a stop token, which the body does not know of
@@ -48,6 +55,10 @@ class Choice:
     def add(self, piece: Piece) -> None:
         self._pieces.append(piece)
         self.num_received += len(piece.tokens)
+
+    def units_of(self, num_tokens: int) -> int:
+        """Return the units of work for so many tokens, as `Turns` counts them."""
+        return 1 + num_tokens * self.shown_of_token // TOKENS_PER_UNIT
 
     @property
     def stop(self) -> str | None:
@@ -125,7 +136,9 @@ class Writer(Protocol):
 class Reply:
     """The choices of one request. `take` waits for news of any of them."""
 
-    def __init__(self, reply_id: str, choices: Sequence[Choice], num_prompt_tokens: int, deadline_s: float) -> None:
+    def __init__(
+        self, reply_id: str, choices: Sequence[Choice], num_prompt_tokens: int, deadline_s: float, turns: Turns
+    ) -> None:
         self.id = reply_id
         self.choices = choices
         self.num_prompt_tokens = num_prompt_tokens
@@ -135,7 +148,8 @@ class Reply:
         self._waiter: asyncio.Future[None] | None = None
         self._is_beginning = False  # a stream that waits for its first news
         self._is_reminded = False
-        self._most_per_choice = max(TOKENS_PER_TURN // len(choices), 1)
+        self._turns = turns
+        self._most_per_choice = max(TOKENS_PER_TURN // choices[0].shown_of_token // len(choices), 1)
         self._failure: ApiError | None = None
         self.deadline: float = asyncio.get_running_loop().time() + deadline_s
 
@@ -231,7 +245,7 @@ class Reply:
         """Wait for news and return them; an empty list once all choices are over, or after `remind`.
         Raises ApiError if one failed, or the reply did."""
         if self._has_news:
-            await asyncio.sleep(0)  # what has come is more than a turn of the loop takes: others are next
+            await self._turns.take(TOKENS_PER_TURN // TOKENS_PER_UNIT)  # more than fits into a turn: others are next
         while not self.is_over:
             if not self._has_news:
                 await self._wait()

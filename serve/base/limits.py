@@ -6,6 +6,9 @@ from dataclasses import dataclass, fields
 
 from ...core.errors import ConfigError, Problem
 
+SMALL_BODY = 1 << 13
+"""Bytes of a body that is read in the event loop: one to three milliseconds of work."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -24,10 +24,11 @@ from ..answers.reply import Reply
 from ..answers.tools import CallForm
 from ..base.connections import port_of
 from ..base.errors import ApiError
+from ..base.limits import SMALL_BODY
 from ..base.port import Order, ScoresPrompts
 from .identity import FACTS, TRACE_HEADERS
 from .kv_transfer import KvTransfers
-from .reading import SMALL_BODY, Found, OutputRequest, RequestReader, check_tokens
+from .reading import Found, OutputRequest, RequestReader, check_tokens
 from .schema import (
     AbortRequest,
     ChatRequest,

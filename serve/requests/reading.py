@@ -32,11 +32,10 @@ from pydantic_core import ErrorDetails
 from ...core.errors import InvalidRequest
 from ..answers.tools import Call
 from ..base.errors import ApiError
+from ..base.limits import SMALL_BODY
 from ..base.port import TextCodec
 from .schema import AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, RequestBody, TokenizeRequest
 
-SMALL_BODY = 1 << 13
-"""Bytes of a body that is read in the event loop: one to three milliseconds of work."""
 READERS = 2
 """Processes that read larger bodies: a dear one holds one of them."""
 READ_S = 10.0
@@ -90,7 +89,7 @@ def read(kind: type[RequestBody], data: bytes, rules: ReadingRules, codec: TextC
 def _found(request: RequestBody, rules: ReadingRules, codec: TextCodec) -> Found:
     model = getattr(request, "model", None)
     if model is not None and model != rules.model and not rules.takes_any_model:
-        message = f"the model {model!r} is not served here; the served model is {rules.model!r}"
+        message = f"the model {model[:MOST_NAME]!r} is not served here; the served model is {rules.model!r}"
         raise ApiError(404, message, param="model", code="model_not_found")
     if isinstance(request, CompletionRequest):
         return _read_completion(request, rules, codec)
