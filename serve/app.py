@@ -75,6 +75,7 @@ def make_app(
     metrics_as: str = "foredraft",
     dialect: str = "openai",
     strict: bool = False,
+    tool_call_share: float = 0.0,
     access: Callable[[Mapping[str, Any]], None] | None = None,
     faults: RequestFaults | None = None,
     engine_of_port: Mapping[int, int] = MappingProxyType({}),
@@ -84,14 +85,15 @@ def make_app(
 
     `model`: the name that clients see, by default the body's. `metrics_as`: the server whose metric names are used.
     `dialect`: the server whose clients are understood. `strict`: a parameter that is unknown or has no effect is an
-    error, as it always is where a model decodes; else a simulation leaves it out and names it once. `access` gets the
+    error, as it always is where a model decodes; else a simulation leaves it out and names it once. `tool_call_share`:
+    of the answers that may call a function, how many do. `access` gets the
     facts of each request that has been answered. `faults`: what happens to requests on demand. `engine_of_port`: the
     engine that serves alone what comes to a port. `origins`: sites whose pages may use the server, or "*"; without a
     key, other pages can change nothing. Raises ConfigError.
     """
     model = model or frontend.body.name
     reader = RequestReader(_rules(frontend, model, dialect, strict), frontend.body.tokenizer)
-    api = Api(frontend, model, reader, dialect, engine_of_port)
+    api = Api(frontend, model, reader, dialect, engine_of_port, tool_call_share)
     body = frontend.body
     exposition = Exposition(frontend.metrics, model, metrics_as, lambda: body.at_ns(time.monotonic()))
 

@@ -68,6 +68,9 @@ Dialect = Annotated[str | None, server_option("--dialect",
 Strict = Annotated[bool, server_option("--strict",
     "With --simulate: refuse a request with a parameter that is unknown or has no effect. By default it is left out, and "
     "the log names it once. With --model the server always refuses.")]
+ToolCallShare = Annotated[float | None, server_option("--tool-call-share",
+    "With --simulate: share of the chats with tools and tool_choice auto that are answered with a call. Default: 0.",
+    min=0, max=1)]
 AccessLog = Annotated[bool, server_option("--access-log", "Write a line for each request that has been answered.")]
 FaultHeaders = Annotated[bool, server_option("--fault-headers",
     "Do what the headers X-Fault (503, reset, stall, slow) and X-Delay-Ms of a request ask for.")]
@@ -111,7 +114,8 @@ def serve(
     operations: Mapping[str, Any], settings: Settings = None,
     faults: Faults = None, speed: Speed = None, seed: Seed = None,
     host: Host = "127.0.0.1", port: Port = 8000, api_key: ApiKey = None, served_model_name: ServedName = None,
-    metrics_as: MetricsAs = "foredraft", dialect: Dialect = None, strict: Strict = False, access_log: AccessLog = False,
+    metrics_as: MetricsAs = "foredraft", dialect: Dialect = None, strict: Strict = False,
+    tool_call_share: ToolCallShare = None, access_log: AccessLog = False,
     fault_headers: FaultHeaders = False, admin_port: AdminPort = None, start_s: StartS = None,
     record: Record = None, stamp: Stamp = False, drain_s: DrainS = 30.0, ready_s: ReadyS = None,
     max_streams: MaxStreams = 512, max_body_bytes: MaxBody = 8 << 20, max_prompt_tokens: MaxPrompt = None,
@@ -159,7 +163,11 @@ def serve(
     with asked.listen(host, port) as listener, Recording(record) as recording, ExitStack() as workers:
         if model is not None:
             ignored = {"settings": settings, "faults": faults, "speed": speed, "dialect": dialect, "start_s": start_s}
-            ignored |= {"replica_ports": asked.replica_ports, "strict": strict or None}
+            ignored |= {
+                "replica_ports": asked.replica_ports,
+                "strict": strict or None,
+                "tool_call_share": tool_call_share,
+            }
             _refuse_for("--model", "a checkpoint is decoded", ignored, {"settings": "--set"})
             options, table = _session_of(session, seed), session["adaptive"]
             body = _decoding_body(options, generation_config, disaggregate, asked, recording, log, ready_s, workers)
@@ -171,9 +179,9 @@ def serve(
         faults_on_demand = _faults_on_demand(fault_headers, admin_port, log)
         _run(
             body, limits, recording, watched, *faults_on_demand, log=log, access_log=access_log, start_s=start_s or 0.0,
-            operations=asked, host=host, listener=listener, drain_s=drain_s,
-            stamp=stamp, api_key=api_key, model=served_model_name, metrics_as=metrics_as, dialect=dialect or "openai",
-            strict=strict,
+            operations=asked, host=host, listener=listener, drain_s=drain_s, stamp=stamp,
+            api_key=api_key, model=served_model_name, metrics_as=metrics_as, dialect=dialect or "openai", strict=strict,
+            tool_call_share=tool_call_share or 0.0,
         )  # fmt: skip
 
 
@@ -386,11 +394,7 @@ def _run(
     listener: socket,
     drain_s: float,
     stamp: bool,
-    api_key: str | None,
-    model: str | None,
-    metrics_as: str,
-    dialect: str,
-    strict: bool,
+    **of_app: Any,  # as `make_app` takes them
 ) -> None:
     from ...serve.answers.frontend import Frontend
     from ...serve.app import make_app
@@ -405,8 +409,8 @@ def _run(
             log.tell(f"the decision log is in {recording.folder}")
         access = log.access if access_log else None
         app = make_app(
-            frontend, model=model, api_key=api_key, metrics_as=metrics_as, dialect=dialect, strict=strict, access=access,
-            faults=faults, engine_of_port=watching.engine_of_port, origins=operations.allowed_origins or (),
+            frontend, access=access, faults=faults, engine_of_port=watching.engine_of_port,
+            origins=operations.allowed_origins or (), **of_app,
         )  # fmt: skip
         app.state.reader.start()
         server = HttpServer(

@@ -103,7 +103,7 @@ class CompletionForm:
         shown = []
         for choice in self.reply.choices:
             echo = quote(self._echoes[choice.index].text)[1:-1] if self._echoes else ""
-            text = "".join(['"', echo, self._around("".join(self._texts[choice.index])), '"'])
+            text = "".join(['"', echo, *self._texts[choice.index], '"'])
             shown.append(self._choice(choice.index, text, self._all_logprobs(choice.index), choice.finish))
         head = {name: encode(value) for name, value in self._head(self.object).items()}
         more = {name: encode(value) for name, value in self.extra.items()}
@@ -119,10 +119,6 @@ class CompletionForm:
         parts = {name: [*begun.get(name, ()), *self._lists[index].get(name, ())] for name in names}
         lists = {name: f"[{','.join(filter(None, some))}]" for name, some in parts.items()}
         return members(**{name: lists.get(name) or encode(empty) for name, empty in self._no_logprobs.items()})
-
-    def _around(self, text: str) -> str:
-        """Return the JSON of a whole text, without its quotes."""
-        return text
 
     def event(self, index: int, gain: str, logprobs: Any = None, finish: str | None = None) -> bytes:
         """Return an event of the stream, of the JSON of what a choice gains."""

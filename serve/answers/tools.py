@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
 from ..base.errors import encode
-from ..bodies.shaped import frame_of
 from .forms import ChatForm, members
 from .reply import Choice, ChoiceDelta
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function with the JSON of its arguments: `before` the words of an output, and `after` them; without a place for
-    words, `before` is all of it."""
+    """A function that an answer calls, with the JSON of the schema that its arguments follow."""
 
     name: str
-    before: str
-    after: str
+    schema: str
 
     @classmethod
     def of(cls, function: Mapping[str, Any]) -> Call:
-        """Return the call of a function of `tools`, with the arguments that `frame_of` makes of its parameters. Raises
-        InvalidRequest."""
-        return cls(str(function.get("name", "")), *frame_of({"type": "object", **(function.get("parameters") or {})}))
+        """Return the call of a function of `tools`."""
+        schema = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
+        return cls(str(function.get("name", "")), json.dumps(schema))
 
 
 class CallForm(ChatForm):
@@ -44,15 +41,14 @@ class CallForm(ChatForm):
         ]
 
     def delta(self, choice: Choice, delta: ChoiceDelta) -> bytes:
-        text = quote(delta.text)[1:-1] if self._call.after else ""
-        part = {"index": 0, "function": {"arguments": text + (self._call.after if delta.finish else "")}}
+        part = {"index": 0, "function": {"arguments": delta.text}}
         return self._call_event(choice.index, part, self._finish(delta.finish), {})
 
     def _call_event(self, index: int, call: dict[str, Any], finish: str | None, more: dict[str, Any]) -> bytes:
         return self.event(index, f'"delta":{encode({**more, "tool_calls": [call]})}', None, finish)
 
     def _head_of_call(self, index: int) -> dict[str, Any]:
-        function = {"name": self._call.name, "arguments": self._call.before}
+        function = {"name": self._call.name, "arguments": ""}
         return {
             "index": 0,
             "id": f"call_{self.reply.id.rpartition('-')[2]}_{index}",
@@ -63,16 +59,9 @@ class CallForm(ChatForm):
     def _finish(self, finish: str | None) -> str | None:
         return "tool_calls" if finish == "stop" else finish
 
-    def add(self, choice: Choice, delta: ChoiceDelta) -> None:
-        if self._call.after:
-            super().add(choice, ChoiceDelta(quote(delta.text)[1:-1], delta.tokens, {}, delta.finish, delta.at_ns))
-
     def _choice(self, index: int, text: str, logprobs: str, finish: str | None) -> str:
         call = {name: encode(value) for name, value in self._head_of_call(index).items() if name != "index"}
         call["function"] = members(name=encode(self._call.name), arguments=text)
         message = members(role='"assistant"', content="null", refusal="null", tool_calls=f"[{members(**call)}]")
         end = encode(self._finish(finish))
         return members(index=encode(index), message=message, logprobs="null", finish_reason=end)
-
-    def _around(self, text: str) -> str:
-        return quote(self._call.before)[1:-1] + text + quote(self._call.after)[1:-1]

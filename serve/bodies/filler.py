@@ -1,4 +1,4 @@
-"""The tokenizer and the text of a simulated body, which has no vocabulary.
+"""The text of a simulated body, which has no model, and its tokenizer where no other is given, which has no vocabulary.
 
 A token is up to four ASCII characters or up to three bytes of UTF-8, and its id is these bytes. So every text has
 tokens, about one for four letters of English, and the tokens give the same text back.
@@ -21,8 +21,9 @@ import numpy as np
 
 from ...core.contract.text import ChatEnd
 from ...core.draws import Purpose, uniform
-from ...core.errors import InvalidRequest
+from ...core.errors import ConfigError, InvalidRequest
 from ...core.prompt import MAX_TOKEN_ID
+from ..base.port import TextCodec
 
 _PIECES = re.compile(r" [A-Za-z]{1,3}|[A-Za-z]{1,4}|[0-9]{1,3}|[\x00-\x7f]{1,2}|[^\x00-\x7f]")
 # fmt: off
@@ -34,6 +35,7 @@ WORDS = [
 # fmt: on
 
 
+_WORD = re.compile(r" ?[a-z]{2,}")
 NUM_TOP = 20
 """Tokens that have log-probabilities, as a model gives them."""
 
@@ -80,47 +82,59 @@ def _written(message: Mapping[str, Any]) -> str:
 
 
 class WordDecoder:
-    """Text of filler tokens as they come, for `StreamDecoder`:
-    each has a text of its own, and nothing is looked for in it."""
+    """Text of words as they come, for `StreamDecoder`: each has a text of its own, and nothing is looked for in it."""
 
     stop: str | None = None
 
+    def __init__(self, texts: Mapping[int, str]) -> None:
+        self._texts = texts
+
     def push(self, tokens: Sequence[int]) -> str:
-        return "".join([_WORD_OF[token] for token in tokens])
+        return "".join([self._texts[token] for token in tokens])
 
     def finish(self) -> str:
         return ""
 
 
-def word_edges(bias: Sequence[tuple[int, float]] = ()) -> np.ndarray:
-    """Return float64 [words − 1], where one word ends and the next begins in [0, 1): all alike but for biases of their
-    logits.
+class Words:
+    """The words that outputs are made of. Each is a token of a tokenizer; `texts` has their texts."""
 
-    A token that is no word has probability 0, whatever its bias.
-    """
-    logits = np.zeros(len(WORDS))
-    for token, added in bias:
-        logits[token == _WORD_TOKENS] += added
-    return np.cumsum(np.exp(logits - np.logaddexp.reduce(logits)))[:-1]
+    def __init__(self, codec: TextCodec, vocab_size: int) -> None:
+        """Raise ConfigError for a tokenizer without tokens of words."""
+        encoded = {word: codec.encode(f" {word}", add_special_tokens=False).tolist() for word in WORDS}
+        self.texts: dict[int, str] = {found[0]: f" {word}" for word, found in encoded.items() if len(found) == 1}
+        others = iter(range(vocab_size if len(self.texts) < NUM_TOP else 0))  # of a small vocabulary
+        while len(self.texts) < NUM_TOP and (token := next(others, None)) is not None:
+            if _WORD.fullmatch(text := codec.text_of(token)):
+                self.texts[token] = text
+        if not self.texts:
+            raise ConfigError.of("--tokenizer", "", "has no tokens of words, which outputs are made of")
+        self._tokens = np.array(list(self.texts), dtype=np.int64)
+        self.all_edges: np.ndarray = self.edges()
 
+    def edges(self, bias: Sequence[tuple[int, float]] = ()) -> np.ndarray:
+        """Return float64 [words − 1], where one word ends and the next begins in [0, 1): all alike but for biases of
+        their logits. A token that is no word has probability 0, whatever its bias."""
+        logits = np.zeros(len(self._tokens))
+        for token, added in bias:
+            logits[token == self._tokens] += added
+        return np.cumsum(np.exp(logits - np.logaddexp.reduce(logits)))[:-1]
 
-def filler(seed: int, key: int, first: int, count: int, edges: np.ndarray) -> np.ndarray:
-    """Return the output tokens first … first + count − 1 of a request, int64 [count]:
-    words that depend on seed, key and position alone."""
-    at = uniform(seed, Purpose.TOKEN, key, np.arange(first, first + count))
-    return _WORD_TOKENS[np.searchsorted(edges, at, side="right")]
+    def draw(self, seed: int, key: int, first: int, count: int, edges: np.ndarray) -> np.ndarray:
+        """Return the output tokens first … first + count − 1 of a request, int64 [count]: words that depend on seed,
+        key and position alone."""
+        at = uniform(seed, Purpose.TOKEN, key, np.arange(first, first + count))
+        return self._tokens[np.searchsorted(edges, at, side="right")]
 
-
-def word_outputs(count: int) -> dict[str, list[Any]]:
-    """Return the log-probability outputs of an executor for `count` tokens. Without a bias all words have the same
-    one."""
-    logprob = -math.log(len(WORDS))
-    top = _WORD_TOKENS[:NUM_TOP]
-    return {
-        "logprobs": [logprob] * count,
-        "top_logprobs": [np.full(NUM_TOP, logprob)] * count,
-        "top_logprob_ids": [top] * count,
-    }
+    def outputs(self, count: int) -> dict[str, list[Any]]:
+        """Return the log-probability outputs of an executor for `count` tokens. Without a bias all words have the same
+        one."""
+        logprob, top = -math.log(len(self._tokens)), self._tokens[:NUM_TOP]
+        return {
+            "logprobs": [logprob] * count,
+            "top_logprobs": [np.full(len(top), logprob)] * count,
+            "top_logprob_ids": [top] * count,
+        }
 
 
 @lru_cache(maxsize=1 << 16)
@@ -140,8 +154,3 @@ def _bytes_of(token: int) -> bytes:
     if size <= 4:
         return bytes(token >> 7 * i & 0x7F for i in range(size))
     return (token & (1 << 8 * (size - 4)) - 1).to_bytes(size - 4, "little")
-
-
-_WORD_OF = {_tokens_of(f" {word}")[0]: f" {word}" for word in WORDS}
-_WORD_TOKENS = np.array([_tokens_of(f" {word}")[0] for word in WORDS], dtype=np.int64)
-ALL_WORDS = word_edges()

@@ -7,12 +7,14 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
+import numpy as np
+
 from ...core.errors import InvalidRequest
-from ..base.port import TokenText
+from ..base.port import TextCodec
 
 MAX_VALUES = 1000
 """Values of one JSON: a schema may ask for more than its own length, by references and numbers of items."""
@@ -46,11 +48,34 @@ def frame_of(schema: Any) -> tuple[str, str]:
     return before, after
 
 
-@lru_cache(maxsize=64)
-def frame_of_text(text: str) -> tuple[str, str]:
-    """Return the frame of a schema's JSON. An object of any keys has one text."""
-    schema = json.loads(text)
-    return frame_of({"required": ["text"]} if schema == {"type": "object"} else schema)
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The tokens of JSON before the words and after them, int64 [n] each; without words all are before."""
+
+    before: np.ndarray
+    after: np.ndarray
+    has_words: bool
+
+    @classmethod
+    def of_text(cls, text: str, codec: TextCodec) -> Frame:
+        """Return the frame of a schema's JSON. An object of any keys has one text. Raises InvalidRequest."""
+        schema = json.loads(text)
+        parts = frame_of({"required": ["text"]} if schema == {"type": "object"} else schema)
+        before, after = (codec.encode(part, add_special_tokens=False) for part in parts)
+        return cls(before, after, has_words=bool(parts[1]))
+
+    def length(self, drawn: int, most: int) -> int:
+        """Return the tokens of an output that would have `drawn` ones without a frame: `most` at most, unless the frame
+        with one word has more."""
+        fixed = len(self.before) + len(self.after)
+        return max(min(drawn, most), fixed + 1) if self.has_words else fixed
+
+    def put(self, tokens: np.ndarray, first: int, length: int) -> None:
+        """Write what of the frame is among `tokens`, which are those from `first` on of an output of this length."""
+        for part, begin in ((self.before, 0), (self.after, length - len(self.after))):
+            low, high = max(begin, first), min(begin + len(part), first + len(tokens))
+            if low < high:
+                tokens[low - first : high - first] = part[low - begin : high - begin]
 
 
 def _pieces(value: Any) -> Iterator[str | None]:
@@ -221,24 +246,3 @@ def _least(schema: Mapping[str, Any], is_whole: bool) -> float:
     if found == above:  # as far from it as the other end allows
         return found + min(1, (min(high, below) - found) / 2)
     return found - min(1, (found - max(low, above)) / 2)
-
-
-class ShapedDecoder:
-    """Text of `inner` as the words of a JSON. Where a stop string ends it, the JSON ends there, too."""
-
-    def __init__(self, inner: TokenText, before: str, after: str) -> None:
-        self.stop: str | None = None
-        self._inner = inner
-        self._before = before  # until it has been sent
-        self._after = after
-
-    def push(self, tokens: Sequence[int]) -> str:
-        return self._told(self._inner.push(tokens))
-
-    def finish(self) -> str:
-        return self._told(self._inner.finish()) + ("" if self.stop is not None else self._after)
-
-    def _told(self, words: str) -> str:
-        self.stop = self._inner.stop
-        before, self._before = self._before, ""
-        return before + (quote(words)[1:-1] if self._after else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from ...core.contract.events import EventSink
 from ...core.contract.request import FinishReason, Grammar, Request
-from ...core.contract.text import StreamDecoder
+from ...core.contract.text import StreamDecoder, context_of
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation
 from ...core.prompt import MAX_TOKEN_ID, NO_TOKENS, Prompt
@@ -23,9 +24,9 @@ from ...sim.faults.service import FaultReport
 from ...sim.scenario import Scenario
 from ..base.pace import ClockPace
 from ..base.port import Order, Outlet, Piece, TextCodec, TokenText, longest_request
-from .filler import ALL_WORDS, FillerTokenizer, WordDecoder, filler, word_edges, word_outputs
+from .filler import FillerTokenizer, WordDecoder, Words
 from .live import Emission, LiveSimulation
-from .shaped import ShapedDecoder, frame_of_text
+from .shaped import Frame
 
 BLOCK_SIZE = 16
 """The number of tokens in a block; the policy prefix_aware compares prompts block by block."""
@@ -42,8 +43,8 @@ class SimulatedBody:
 
     An output is as long as the scenario's workload has them, at most `max_tokens`; with ignore_eos it is `max_tokens`
     long. Sampling parameters are checked and change nothing but the words (seed, logit_bias): no time depends on them.
-    JSON that a request wants has the words in it. Log-probabilities are those of the words without a bias. `warn` gets
-    a sentence when real time is not kept.
+    JSON that a request wants has the words in it, and ends within `max_tokens` if it can. Log-probabilities are those
+    of the words without a bias. `make_codec` makes the tokenizer. `warn` gets a sentence when real time is not kept.
     """
 
     without_effect: Mapping[str, str] = dict.fromkeys(
@@ -63,6 +64,7 @@ class SimulatedBody:
         origins: Mapping[str, str] | None = None,
         sinks: Callable[[int], Sequence[EventSink]] = lambda replica: (),
         faults: FaultPlan | None = None,
+        make_codec: Callable[[], TextCodec] = FillerTokenizer,
         clock: Callable[[], float] = time.monotonic,
         warn: Callable[[str], None] = lambda message: None,
     ) -> None:
@@ -72,9 +74,11 @@ class SimulatedBody:
         )
         self._outlet: Outlet  # of the turn that runs
         self.name: str = self.simulation.assembly.target.name
-        self.tokenizer: FillerTokenizer = FillerTokenizer()
-        self.make_codec: Callable[[], TextCodec] = FillerTokenizer
-        self.vocab_size = MAX_TOKEN_ID + 1
+        self.make_codec: Callable[[], TextCodec] = make_codec
+        self.tokenizer: TextCodec = make_codec()
+        self.vocab_size: int = getattr(self.tokenizer, "vocab_size", MAX_TOKEN_ID + 1)
+        self._words = Words(self.tokenizer, self.vocab_size)
+        self._frame_of = lru_cache(maxsize=64)(partial(Frame.of_text, codec=self.tokenizer))
         self.engines: Sequence[Engine] = self.simulation.engines
         self.context_len: int = longest_request(self.engines)
         self.needs_blocks: bool = "prefix_aware" in (b.policy for b in self.simulation.router.balancers.values())
@@ -97,14 +101,14 @@ class SimulatedBody:
         return round((at_s - self._start_s) * self._speed * 1e9)
 
     def check_grammar(self, grammar: Grammar) -> None:
-        frame_of_text(grammar.text)
+        self._frame_of(grammar.text)
 
     def make_decoder(self, order: Order) -> TokenText:
-        decoder: TokenText = WordDecoder()
-        if order.stop:
-            decoder = StreamDecoder(self.tokenizer, order.stop, min_tokens=order.min_tokens)
-        grammar = order.sampling.grammar
-        return decoder if grammar is None else ShapedDecoder(decoder, *frame_of_text(grammar.text))
+        is_filler = isinstance(self.tokenizer, FillerTokenizer)
+        if is_filler and not order.stop and order.sampling.grammar is None:
+            return WordDecoder(self._words.texts)
+        context = () if is_filler else context_of(self.tokenizer, order.prompt)
+        return StreamDecoder(self.tokenizer, order.stop, context, order.min_tokens)
 
     def submit(self, order: Order) -> str:
         prompt = Prompt.of_tokens(order.prompt)
@@ -116,7 +120,13 @@ class SimulatedBody:
         if not order.ignore_eos:
             output_len = max(self.simulation.draw_output_len(), order.min_tokens + 1 if order.min_tokens else 0)
         output_len = max(output_len, 2) if order.has_kv else output_len  # the first token came with the KV
-        writing = self._live[order.request_id] = _Writing(order)
+        writing = _Writing(order, self._words)
+        if order.sampling.grammar is not None:
+            frame = self._frame_of(order.sampling.grammar.text)
+            most = order.max_tokens if order.ignore_eos else order.max_tokens - 1  # a model needs one to stop
+            writing.frame = (frame, frame.length(output_len, most))
+            output_len = output_len if order.ignore_eos and frame.has_words else writing.frame[1]
+        self._live[order.request_id] = writing
         answer = NO_TOKENS
         if self.caches_answers and not self.needs_blocks:  # else blocks say what follows
             answer = Prompt.of_tokens(writing.words(0, min(output_len, order.max_tokens, MOST_CACHED)))
@@ -173,21 +183,28 @@ class SimulatedBody:
 
 
 class _Writing:
-    """The output of a request so far: how many tokens it has, and those that come next, made many at once."""
+    """The output of a request so far: how many tokens it has, and those that come next, made many at once. `frame`: of
+    JSON, with the tokens of all of it."""
 
-    __slots__ = ("_ahead", "_edges", "_key", "_outputs", "_seed", "num_tokens")
+    __slots__ = ("_ahead", "_edges", "_key", "_outputs", "_seed", "_words", "frame", "num_tokens")
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, words: Words) -> None:
+        self.frame: tuple[Frame, int] | None = None
+        self._words = words
         self._seed = order.sampling.seed
         self._key = 0 if self._seed else order.number
-        self._edges = word_edges(order.sampling.logit_bias) if order.sampling.logit_bias else ALL_WORDS
+        self._edges = words.edges(order.sampling.logit_bias) if order.sampling.logit_bias else words.all_edges
         self._outputs = order.outputs
         self._ahead: list[int] = []
         self.num_tokens = 0
 
     def words(self, first: int, count: int) -> np.ndarray:
         """Return `count` tokens of the output from `first` on, int64 [count]."""
-        return filler(self._seed, self._key, first, count, self._edges)
+        tokens = self._words.draw(self._seed, self._key, first, count, self._edges)
+        if self.frame is not None:
+            frame, length = self.frame
+            frame.put(tokens, first, length)
+        return tokens
 
     def write(self, count: int) -> list[int]:
         """Return the next `count` tokens."""
@@ -202,5 +219,5 @@ class _Writing:
         """Return the outputs that the request asks for beside its tokens, with one entry for each token."""
         if not self._outputs:
             return {}
-        found = word_outputs(len(tokens))
+        found = self._words.outputs(len(tokens))
         return {name: found[name] for name in self._outputs}

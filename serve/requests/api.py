@@ -21,7 +21,7 @@ from ..answers.answer import ReadyAnswer, StreamedAnswer
 from ..answers.forms import ChatForm, CompletionForm, Echo, EchoedChoice, EchoedReply
 from ..answers.frontend import Frontend
 from ..answers.reply import Reply
-from ..answers.tools import CallForm
+from ..answers.tools import Call, CallForm
 from ..base.connections import port_of
 from ..base.errors import ApiError
 from ..base.limits import SMALL_BODY
@@ -50,7 +50,8 @@ SEEDS = 2**63 - 1
 
 class Api:
     """The endpoints of a server that calls its model `model`. `dialect`: the server whose clients come.
-    `engine_of_port`: the engine that serves alone what comes to a port."""
+    `engine_of_port`: the engine that serves alone what comes to a port. `tool_call_share`: of the answers that may call
+    a function and need not, how many do."""
 
     def __init__(
         self,
@@ -59,8 +60,11 @@ class Api:
         reader: RequestReader,
         dialect: str = "openai",
         engine_of_port: Mapping[int, int] = MappingProxyType({}),
+        tool_call_share: float = 0.0,
     ) -> None:
         self._dialect = dialect
+        self._tool_call_share = tool_call_share
+        self._num_may_call = 0
         self._engine_of_port = engine_of_port
         self._body = frontend.body
         self._frontend = frontend
@@ -139,6 +143,8 @@ class Api:
         both = asked.max_tokens is not None and asked.max_completion_tokens not in (None, asked.max_tokens)
         if both and self._is_strict:
             raise ApiError(400, "contradicts max_tokens: give one of them", param="max_completion_tokens")
+        if read.call is not None and not asked.demands_call and not self._calls():
+            read.call = None
         outputs = _outputs(asked.top_logprobs or 0) if asked.logprobs else ()
         orders = await self._orders(request, read, asked.max_completion_tokens or asked.max_tokens, outputs)
         reply = self._open("chatcmpl-", request, orders, len(read.prompts[0]))
@@ -149,6 +155,11 @@ class Api:
             form = ChatForm(reply, self._model, self._codec, usage=asked.usage, num_logprobs=shown)
         form.extra = self._kv.sent(request, asked, reply)
         return StreamedAnswer(self._frontend, reply, form, stream=bool(asked.stream))
+
+    def _calls(self) -> bool:
+        """Return whether an answer that need not call a function does: evenly, so that the share is exact."""
+        before, self._num_may_call = self._num_may_call, self._num_may_call + 1
+        return int(self._num_may_call * self._tool_call_share) > int(before * self._tool_call_share)
 
     async def models(self) -> dict[str, Any]:
         """The served model."""
@@ -236,33 +247,38 @@ class Api:
         if asked.stream_options is not None and not asked.stream and self._dialect != "sglang":
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
 
-    async def _sampling(self, asked: Sampled) -> SamplingParams:
-        """Return the sampling parameters; the body has defaults for those that are left out. A seed is mapped to 1 …
-        SEEDS, for 0 means none; without one the order's id keys its draws.
+    async def _grammar(self, schema: str, param: str) -> Grammar:
+        """Return the grammar of a schema. Raises ApiError for one that no output can be made to follow, or that takes
+        too long."""
+        grammar = Grammar("json_schema", schema)
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self._body.check_grammar, grammar), GRAMMAR_S)
+        except TimeoutError:
+            message = f"no grammar was made of the schema within {GRAMMAR_S:g} s"
+            raise ApiError(400, message, param=param, code="schema_too_large") from None
+        except ForedraftError as error:
+            raise ApiError(400, str(error), param=param) from None
+        return grammar
 
-        Raises ApiError for a schema that no output can be made to follow.
+    async def _sampling(self, asked: Sampled, call: Call | None) -> SamplingParams:
+        """Return the sampling parameters; the body has defaults for those that are left out. A seed is mapped to 1 …
+        SEEDS, for 0 means none; without one the order's id keys its draws. The text is the arguments of `call` if there
+        is one.
+
+        Raises ApiError as `_grammar` does.
         """
         usual = {name: value for name, value in self._body.defaults.items() if getattr(asked, name, None) is None}
         grammar, shaping = None, {name: usual[name] for name in SHAPING if name in usual} | asked.shaping
         biased = [token for token, _ in shaping.get("logit_bias", ())]
         check_tokens(biased, self._body.vocab_size, "logit_bias")
         if asked.schema_text is not None:
-            if asked.ignore_eos:
-                raise ApiError(
-                    400, "contradicts response_format, which decides where the text ends", param="ignore_eos"
-                )
-            if asked.min_tokens:
-                raise ApiError(
-                    400, "contradicts response_format, which decides where the text ends", param="min_tokens"
-                )
-            grammar = Grammar("json_schema", asked.schema_text)
-            try:
-                await asyncio.wait_for(asyncio.to_thread(self._body.check_grammar, grammar), GRAMMAR_S)
-            except TimeoutError:
-                message = f"no grammar was made of the schema within {GRAMMAR_S:g} s"
-                raise ApiError(400, message, param="response_format", code="schema_too_large") from None
-            except ForedraftError as error:
-                raise ApiError(400, str(error), param="response_format") from None
+            ends = {"ignore_eos": asked.ignore_eos, "min_tokens": bool(asked.min_tokens)}
+            if wrong := next((name for name, is_given in ends.items() if is_given), None):
+                message = "contradicts response_format, which decides where the text ends"
+                raise ApiError(400, message, param=wrong)
+            grammar = await self._grammar(asked.schema_text, "response_format")
+        if call is not None:
+            grammar = await self._grammar(call.schema, "tools")
         return SamplingParams(
             temperature=usual.get("temperature", 1.0) if asked.temperature is None else asked.temperature,
             top_p=usual.get("top_p", 1.0) if asked.top_p is None else asked.top_p,
@@ -277,7 +293,7 @@ class Api:
     ) -> list[Order]:
         """Return n orders for each prompt. Raises ApiError if their outputs do not fit."""
         asked, prompts, at_s = read.request, read.prompts, time.monotonic()
-        sampling = await self._sampling(asked)
+        sampling = await self._sampling(asked, read.call)
         room = self._body.context_len - max(map(len, prompts))
         most = min(room, self._body.defaults.get("max_tokens", room))
         if asked.min_tokens is not None and asked.min_tokens > (max_tokens or most):

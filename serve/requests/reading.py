@@ -71,7 +71,7 @@ class OutputRequest:
     request: Any  # a CompletionRequest or a ChatRequest
     prompts: list[np.ndarray]
     echoes: list[str] = field(default_factory=list)  # by choice, if the outputs repeat their prompts
-    call: Call | None = None  # what the answer has to be
+    call: Call | None = None  # what the answer has to be, or with tool_choice auto may be
 
 
 Found = OutputRequest | AbortRequest | bytes
@@ -164,10 +164,7 @@ def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec) -> O
     if request.tools and not rules.without_tools:
         text = json.dumps([tool.model_dump(exclude_none=True) for tool in request.tools])
         messages = [{"role": "tools", "content": text}, *messages]
-        try:
-            call = None if request.demanded is None else Call.of(request.demanded.model_dump())
-        except InvalidRequest as error:
-            raise ApiError(400, f"the parameters of a function: {error}", param="tools") from None
+        call = None if request.next_function is None else Call.of(request.next_function.model_dump())
     _check_bytes("".join(message["content"] or "" for message in messages), rules, codec, "messages")
     tokens = _encoded(partial(codec.encode_chat, messages, request.end), "messages")
     asked = OutputRequest(request, [_within_context(tokens, rules, "messages")], call=call)

@@ -356,19 +356,24 @@ class ChatRequest(Sampled, Conversation):
         return self
 
     @property
-    def demanded(self) -> ToolFunction | None:
-        """The function that the answer has to call: if any will do, the first that was not called since the user's last
-        message, so that an agent comes to an end, or else the last."""
+    def demands_call(self) -> bool:
+        return isinstance(self.tool_choice, ToolChoice) or self.tool_choice == "required"
+
+    @property
+    def next_function(self) -> ToolFunction | None:
+        """The function that the answer calls: if any will do, the first that was not called since the user's last
+        message, so that an agent comes to an end. Once all were called, the last if a call is demanded, else none."""
         functions = [tool.function for tool in self.tools or ()]
         if isinstance(self.tool_choice, ToolChoice):
             name = self.tool_choice.function.name
             return next(function for function in functions if function.name == name)
-        if self.tool_choice != "required" or not functions:
+        if self.tool_choice == "none" or not functions:
             return None
         called: set[str] = set()
         for message in self.messages:
             called = set() if message.role == "user" else called | {c.function.name for c in message.tool_calls or ()}
-        return next((function for function in functions if function.name not in called), functions[-1])
+        left = (function for function in functions if function.name not in called)
+        return next(left, functions[-1] if self.demands_call else None)
 
 
 class TokenizeRequest(Conversation):

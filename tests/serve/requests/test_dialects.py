@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from foredraft.core.contract.request import GREEDY
-from foredraft.serve.answers.tools import Call
 from foredraft.serve.base.port import Order
 from foredraft.serve.metrics import ServerMetrics
 from foredraft.serve.requests.schema import ChatRequest
@@ -215,13 +214,13 @@ def test_which_priority_is_first(dialect: str, first: str):
 def test_a_demanded_call_is_made(simulated: Served):
     for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
         message = simulated.post(
-            "/v1/chat/completions", **CHAT, ignore_eos=True, tools=[TOOL], tool_choice=choice
+            "/v1/chat/completions", **{**CHAT, "max_tokens": 60}, ignore_eos=True, tools=[TOOL], tool_choice=choice
         ).json()
         (call,) = message["choices"][0]["message"]["tool_calls"]
         arguments = json.loads(call["function"]["arguments"])
         assert call["function"]["name"] == "weather" and message["choices"][0]["message"]["content"] is None
-        assert (arguments["days"], arguments["unit"], len(arguments["place"].split())) == (0, "C", 8)
-        assert message["usage"]["completion_tokens"] == 8
+        assert (arguments["days"], arguments["unit"]) == (0, "C") and arguments["place"].split()
+        assert message["usage"]["completion_tokens"] == 60
         whole = simulated.client.chat.completions.create(model="served", **CHAT, tools=[TOOL], tool_choice=choice)
         assert whole.choices[0].message.tool_calls[0].function.name == "weather"
         parts = [
@@ -253,7 +252,7 @@ def test_an_agent_that_must_call_comes_to_its_last_function():
     for _ in range(5):
         demanded = ChatRequest.model_validate(
             {"messages": messages, "tools": tools, "tool_choice": "required"}
-        ).demanded
+        ).next_function
         assert demanded is not None
         names.append(demanded.name)
         call = {"id": "c", "function": {"name": demanded.name}}
@@ -263,10 +262,32 @@ def test_an_agent_that_must_call_comes_to_its_last_function():
     assert names == ["look", "read", "done", "done", "look"]
 
 
-def test_arguments_of_a_call_without_a_text():
-    function = {"name": "f", "parameters": {"properties": {"a": {"type": "array"}}, "required": ["a", "b"]}}
-    assert Call.of(function) == Call("f", '{"a": [], "b": "', '"}')
-    assert Call.of({"name": "f"}) == Call("f", "{}", "")
+@pytest.mark.parametrize("function", [{"name": "f"}, {"name": "f", "parameters": {"required": ["a"]}}])
+def test_arguments_of_a_call_end_within_its_tokens(simulated: Served, function: dict):
+    """Without a place for words they are as short as they can be; with `max_tokens` below that they are cut."""
+    tools = [{"type": "function", "function": function}]
+    for max_tokens, finish in ((12, "tool_calls"), (1, "length")):
+        asked = {**CHAT, "max_tokens": max_tokens, "tools": tools, "tool_choice": "required"}
+        answer = simulated.post("/v1/chat/completions", **asked).json()
+        assert answer["choices"][0]["finish_reason"] == finish
+        assert answer["usage"]["completion_tokens"] == (11 if "parameters" in function and max_tokens == 12 else 1)
+        arguments = answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]
+        assert finish == "length" or list(json.loads(arguments)) == ["a"][: "parameters" in function]
+
+
+def test_a_share_of_answers_that_may_call_a_function_does():
+    """Evenly, as long as there is a function that was not called since the user's last message."""
+    with serving(simulated_body(), model="served", tool_call_share=0.4) as served:
+        ends = []
+        for choice in (*[None, "auto"] * 5, "none"):
+            answer = served.post("/v1/chat/completions", **CHAT, tools=[TOOL], tool_choice=choice).json()
+            ends.append("tool_calls" in answer["choices"][0]["message"])
+        assert ends == [False, False, True, False, True] * 2 + [False]
+        call = {"id": "c", "function": {"name": "weather", "arguments": "{}"}}
+        called = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "", "tool_call_id": "c"}]
+        for _ in range(3):
+            asked = {**CHAT, "messages": [*CHAT["messages"], *called], "tools": [TOOL]}
+            assert "tool_calls" not in served.post("/v1/chat/completions", **asked).json()["choices"][0]["message"]
 
 
 def test_a_model_refuses_what_it_cannot_honour(real: Served):
