@@ -71,6 +71,8 @@ def make_app(
     frontend: Frontend,
     *,
     model: str | None = None,
+    aliases: Sequence[str] = (),
+    adapters: Sequence[str] = (),
     api_key: str | None = None,
     metrics_as: str = "foredraft",
     dialect: str = "openai",
@@ -83,7 +85,8 @@ def make_app(
 ) -> FastAPI:
     """Return the application, which begins to serve with its lifespan.
 
-    `model`: the name that clients see, by default the body's. `metrics_as`: the server whose metric names are used.
+    `model`: the name that clients see, by default the body's; requests may give one of `aliases`, too, or of
+    `adapters`, which a simulation serves as the model itself. `metrics_as`: the server whose metric names are used.
     `dialect`: the server whose clients are understood. `strict`: a parameter that is unknown or has no effect is an
     error, as it always is where a model decodes; else a simulation leaves it out and names it once. `tool_call_share`:
     of the answers that may call a function, how many do. `access` gets the
@@ -92,8 +95,10 @@ def make_app(
     key, other pages can change nothing. Raises ConfigError.
     """
     model = model or frontend.body.name
-    reader = RequestReader(_rules(frontend, model, dialect, strict), frontend.body.tokenizer)
-    api = Api(frontend, model, reader, dialect, engine_of_port, tool_call_share)
+    names = tuple(dict.fromkeys((model, *aliases)))
+    reader = RequestReader(_rules(frontend, (*names, *adapters), dialect, strict), frontend.body.tokenizer)
+    api = Api(frontend, names, reader, dialect, engine_of_port, tool_call_share, adapters)
+    frontend.metrics.adapters = adapters
     body = frontend.body
     exposition = Exposition(frontend.metrics, model, metrics_as, lambda: body.at_ns(time.monotonic()))
 
@@ -199,18 +204,19 @@ def _readiness(frontend: Frontend) -> dict[str, Any]:
     return answer
 
 
-def _rules(frontend: Frontend, model: str, dialect: str, strict: bool) -> ReadingRules:
+def _rules(frontend: Frontend, models: tuple[str, ...], dialect: str, strict: bool) -> ReadingRules:
     body, limits = frontend.body, frontend.limits
     longest = min(body.context_len - 1, limits.max_prompt_tokens or body.context_len)
     sizes = (body.vocab_size, body.context_len, longest, limits.max_choices)
     without_tools = body.unsupported.get("tools", "")
     return ReadingRules(
-        model,
+        models,
         *sizes,
         body.make_codec,
         without_tools,
         is_strict=strict or body.pace is None,  # a model would decode something else than what was asked for
         takes_any_model=dialect == "sglang",
+        reads_schemas=body.pace is not None,
     )
 
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .base.errors import ApiError
 from .base.limits import SMALL_BODY, Limits
-from .base.turns import BYTES_PER_UNIT, REQUEST, Turns
+from .base.turns import BYTES_PER_UNIT, REQUEST, LoopTurns
 
 CHANGE_NOTHING = ("GET", "HEAD", "OPTIONS")
 """Methods that a browser may use for any page: it does not show the answer to the page."""
@@ -28,7 +28,7 @@ class Guards:
         self,
         app: ASGIApp,
         limits: Limits,
-        turns: Turns,
+        turns: LoopTurns,
         api_key: str | None,
         plain: Container[str],
         origins: Container[str] = (),

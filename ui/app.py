@@ -32,6 +32,7 @@ from starlette.staticfiles import StaticFiles
 from ..core.parsing import ParseError, parse_json
 from ..serve.base.errors import ApiError
 from ..serve.base.limits import Limits
+from ..serve.base.turns import LoopTurns
 from ..serve.guards import Guards
 from .guards import OwnPage
 from .pool import Message, ProcessPool
@@ -82,7 +83,7 @@ def make_app(choices: Mapping[str, Any], folder: Path, limits: Limits, pools: An
     return Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=[Middleware(OwnPage), Middleware(Guards, limits=limits, api_key=None, plain=())],
+        middleware=[Middleware(OwnPage), Middleware(Guards, limits=limits, turns=LoopTurns(), api_key=None, plain=())],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error},
     )
 

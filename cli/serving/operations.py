@@ -1,4 +1,4 @@
-"""How a server is reached and watched: TLS, sockets, ports of replicas, KV events, spans."""
+"""How a server is named, reached and watched: TLS, sockets, ports of replicas, KV events, spans."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ CertificateKey = Annotated[Path | None, operations_option("--ssl-keyfile",
     "Its private key (PEM). Default: in the file of the certificate.", "FILE")]
 AllowedOrigins = Annotated[list[str] | None, operations_option("--allowed-origins",
     "Site whose pages may use the server (CORS), or *; repeatable.", "ORIGIN")]
+ServedNames = Annotated[list[str] | None, operations_option("--served-model-name",
+    "The model's name for clients; repeatable: answers and metrics have the first. Default: the name of the directory, or "
+    "of the scenario's model.", "NAME")]
+LoraModules = Annotated[list[str] | None, operations_option("--lora-modules",
+    "With --simulate: name of an adapter that requests may ask for as their model; repeatable. A path behind it, as vLLM "
+    "has it, is not read.", "NAME[=PATH]")]
+ToolCallShare = Annotated[float | None, operations_option("--tool-call-share",
+    "With --simulate: share of the chats with tools and tool_choice auto that are answered with a call. Default: 0.",
+    min=0, max=1)]
 ReplicaPorts = Annotated[int | None, operations_option("--replica-ports",
     "With --simulate: first of the ports on which each replica is reached alone, past the router, with its own metrics; "
     "0 chooses free ones.", "PORT", min=0, max=65535)]
@@ -50,6 +59,9 @@ def _operation_options(
     ssl_certfile: Certificate = None,
     ssl_keyfile: CertificateKey = None,
     allowed_origins: AllowedOrigins = None,
+    served_model_name: ServedNames = None,
+    lora_modules: LoraModules = None,
+    tool_call_share: ToolCallShare = None,
     replica_ports: ReplicaPorts = None,
     kv_events: KvEvents = None,
     kv_events_replay: KvEventsReplay = None,
@@ -80,6 +92,9 @@ class ServeOperations:
     ssl_certfile: Path | None
     ssl_keyfile: Path | None
     allowed_origins: list[str] | None
+    served_model_name: list[str] | None
+    lora_modules: list[str] | None
+    tool_call_share: float | None
     replica_ports: int | None
     kv_events: str | None
     kv_events_replay: str | None
@@ -92,10 +107,33 @@ class ServeOperations:
             ("--kv-events-replay", self.kv_events_replay is not None and self.kv_events is None, "without --kv-events"),
             ("--kv-events-topic", self.kv_events_topic is not None and self.kv_events is None, "without --kv-events"),
         )
+        self._check_names()
         if self.certificate is not None:
             from ...serve.base.connections import check_certificate
 
             check_certificate(*self.certificate)
+
+    def _check_names(self) -> None:
+        """Raise ConfigError for a name that is empty, has control characters, or is there twice."""
+        from ...core.errors import ConfigError
+
+        served, adapters = self.served_model_name or [], list(self.names["adapters"])
+        for option, names in (("--served-model-name", served), ("--lora-modules", adapters)):
+            for name in names:
+                if not name or not name.isprintable() or [*served, *adapters].count(name) > 1:
+                    raise ConfigError.of("<arguments>", option, f"expected names that differ, found {name!r}")
+
+    @property
+    def of_simulations(self) -> dict[str, Any]:
+        """The values of the options that a server with a checkpoint makes no use of."""
+        return {name: getattr(self, name) for name in ("lora_modules", "tool_call_share", "replica_ports")}
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """The names of the model and of its adapters, as `make_app` takes them."""
+        served = self.served_model_name or []
+        adapters = tuple(module.partition("=")[0] for module in self.lora_modules or ())
+        return {"model": served[0] if served else None, "aliases": tuple(served[1:]), "adapters": adapters}
 
     @property
     def certificate(self) -> tuple[Path, Path | None] | None:

@@ -58,8 +58,6 @@ Port = Annotated[int, server_option("--port", "Port to listen on; 0 chooses a fr
 ApiKey = Annotated[str | None, server_option("--api-key",
     "Key that clients must send. The variable is safer: other users can see a command line.",
     "KEY", envvar=KEY)]
-ServedName = Annotated[str | None, server_option("--served-model-name",
-    "The model's name for clients. Default: the name of the directory, or of the scenario's model.", "NAME")]
 MetricsAs = Annotated[str, server_option("--metrics-as",
     "Server whose names the metrics use: foredraft, vllm, sglang.")]
 Dialect = Annotated[str | None, server_option("--dialect",
@@ -68,9 +66,6 @@ Dialect = Annotated[str | None, server_option("--dialect",
 Strict = Annotated[bool, server_option("--strict",
     "With --simulate: refuse a request with a parameter that is unknown or has no effect. By default it is left out, and "
     "the log names it once. With --model the server always refuses.")]
-ToolCallShare = Annotated[float | None, server_option("--tool-call-share",
-    "With --simulate: share of the chats with tools and tool_choice auto that are answered with a call. Default: 0.",
-    min=0, max=1)]
 AccessLog = Annotated[bool, server_option("--access-log", "Write a line for each request that has been answered.")]
 FaultHeaders = Annotated[bool, server_option("--fault-headers",
     "Do what the headers X-Fault (503, reset, stall, slow) and X-Delay-Ms of a request ask for.")]
@@ -113,9 +108,8 @@ def serve(
     disaggregate: Disaggregate = None, generation_config: GenerationConfig = "auto",
     operations: Mapping[str, Any], settings: Settings = None,
     faults: Faults = None, speed: Speed = None, seed: Seed = None,
-    host: Host = "127.0.0.1", port: Port = 8000, api_key: ApiKey = None, served_model_name: ServedName = None,
-    metrics_as: MetricsAs = "foredraft", dialect: Dialect = None, strict: Strict = False,
-    tool_call_share: ToolCallShare = None, access_log: AccessLog = False,
+    host: Host = "127.0.0.1", port: Port = 8000, api_key: ApiKey = None,
+    metrics_as: MetricsAs = "foredraft", dialect: Dialect = None, strict: Strict = False, access_log: AccessLog = False,
     fault_headers: FaultHeaders = False, admin_port: AdminPort = None, start_s: StartS = None,
     record: Record = None, stamp: Stamp = False, drain_s: DrainS = 30.0, ready_s: ReadyS = None,
     max_streams: MaxStreams = 512, max_body_bytes: MaxBody = 8 << 20, max_prompt_tokens: MaxPrompt = None,
@@ -163,11 +157,7 @@ def serve(
     with asked.listen(host, port) as listener, Recording(record) as recording, ExitStack() as workers:
         if model is not None:
             ignored = {"settings": settings, "faults": faults, "speed": speed, "dialect": dialect, "start_s": start_s}
-            ignored |= {
-                "replica_ports": asked.replica_ports,
-                "strict": strict or None,
-                "tool_call_share": tool_call_share,
-            }
+            ignored |= {"strict": strict or None, **asked.of_simulations}
             _refuse_for("--model", "a checkpoint is decoded", ignored, {"settings": "--set"})
             options, table = _session_of(session, seed), session["adaptive"]
             body = _decoding_body(options, generation_config, disaggregate, asked, recording, log, ready_s, workers)
@@ -180,8 +170,8 @@ def serve(
         _run(
             body, limits, recording, watched, *faults_on_demand, log=log, access_log=access_log, start_s=start_s or 0.0,
             operations=asked, host=host, listener=listener, drain_s=drain_s, stamp=stamp,
-            api_key=api_key, model=served_model_name, metrics_as=metrics_as, dialect=dialect or "openai", strict=strict,
-            tool_call_share=tool_call_share or 0.0,
+            api_key=api_key, **asked.names, metrics_as=metrics_as, dialect=dialect or "openai", strict=strict,
+            tool_call_share=asked.tool_call_share or 0.0,
         )  # fmt: skip
 
 

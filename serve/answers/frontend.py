@@ -19,14 +19,14 @@ from ...core.contract.request import FinishedRequest
 from ..base.errors import ApiError
 from ..base.limits import Limits
 from ..base.port import Body, Order, Piece, body_clock
-from ..base.turns import EVENT, Turns
+from ..base.turns import EVENT, LoopTurns
 from ..metrics import ServerMetrics
 from ..metrics.counts import Life
 from .reply import Choice, ChoiceDelta, Reply
 from .scheduler import SchedulerThread
 
 Action = Callable[[], int | None]
-"""Sends something; returns the units of work beside the sending, as `Turns` counts them, if there was any."""
+"""Sends something; returns the units of work beside the sending, as `LoopTurns` counts them, if there was any."""
 MOST_TOLD = 200
 SPARE_COMMANDS = 8
 """How many commands may wait for the scheduler, beside one order and one abort for each output."""
@@ -55,7 +55,7 @@ class Frontend:
         self.limits = limits
         self.metrics = metrics
         self.tell = tell
-        self.turns: Turns = Turns()
+        self.turns: LoopTurns = LoopTurns()
         self.is_draining: bool = False
         metrics.engines, metrics.pace, metrics.on_end = body.engines, body.pace, on_end
         self._stamps = stamps

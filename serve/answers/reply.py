@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ...core.contract.request import FinishReason
 from ..base.errors import ApiError, refused
 from ..base.port import Order, Piece, TokenText
-from ..base.turns import Turns
+from ..base.turns import LoopTurns
 from ..metrics.counts import Life
 
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
@@ -57,7 +57,7 @@ class Choice:
         self.num_received += len(piece.tokens)
 
     def units_of(self, num_tokens: int) -> int:
-        """Return the units of work for so many tokens, as `Turns` counts them."""
+        """Return the units of work for so many tokens, as `LoopTurns` counts them."""
         return 1 + num_tokens * self.shown_of_token // TOKENS_PER_UNIT
 
     @property
@@ -137,7 +137,7 @@ class Reply:
     """The choices of one request. `take` waits for news of any of them."""
 
     def __init__(
-        self, reply_id: str, choices: Sequence[Choice], num_prompt_tokens: int, deadline_s: float, turns: Turns
+        self, reply_id: str, choices: Sequence[Choice], num_prompt_tokens: int, deadline_s: float, turns: LoopTurns
     ) -> None:
         self.id = reply_id
         self.choices = choices

@@ -26,6 +26,18 @@ from ...core.scheduler.engine import Engine
 from .pace import ClockPace
 
 
+def namespace_of(adapter: str, salt: str) -> str:
+    """Return the namespace of prompts with a `cache_salt`, for an adapter or for the model itself (""): prompts of
+    different ones share no prefix."""
+    return f"\0{adapter}\0{salt}" if adapter or salt.startswith("\0") else salt
+
+
+def adapter_and_salt(namespace: str) -> tuple[str, str]:
+    """Return the adapter and the salt of a namespace."""
+    _, adapter, salt = namespace.split("\0", 2) if namespace.startswith("\0") else ("", "", namespace)
+    return adapter, salt
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """One output that a client asks for. `number` counts the orders of a server from 0;
@@ -42,7 +54,8 @@ class Order:
     priority: int = 0
     min_tokens: int = 0  # no end of text and no stop token ends the output before
     stop_tokens: frozenset[int] = frozenset()  # of the request; each ends the output
-    namespace: str = ""  # prompts of other namespaces share no prefix with this one
+    adapter: str = ""  # of the model, by its name
+    namespace: str = ""  # of `namespace_of`
     engine: int | None = None  # that serves it, past the router
     has_kv: bool = False  # another server has computed the prompt and sends its KV
     # For metrics alone: outputs with each prompt, whether this is the first of its request, whether they are streamed.

@@ -24,7 +24,7 @@ BYTES_PER_UNIT = 40
 """Of a request's body."""
 
 
-class Turns:
+class LoopTurns:
     """Does jobs of one event loop in their order, WORK_PER_TURN in a turn. A job does one piece of its work at each
     step, and yields the units that it took."""
 

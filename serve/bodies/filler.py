@@ -96,7 +96,7 @@ class WordDecoder:
         return ""
 
 
-class Words:
+class FillerWords:
     """The words that outputs are made of. Each is a token of a tokenizer; `texts` has their texts."""
 
     def __init__(self, codec: TextCodec, vocab_size: int) -> None:

@@ -24,7 +24,7 @@ from ...sim.faults.service import FaultReport
 from ...sim.scenario import Scenario
 from ..base.pace import ClockPace
 from ..base.port import Order, Outlet, Piece, TextCodec, TokenText, longest_request
-from .filler import FillerTokenizer, WordDecoder, Words
+from .filler import FillerTokenizer, FillerWords, WordDecoder
 from .live import Emission, LiveSimulation
 from .shaped import Frame
 
@@ -77,7 +77,7 @@ class SimulatedBody:
         self.make_codec: Callable[[], TextCodec] = make_codec
         self.tokenizer: TextCodec = make_codec()
         self.vocab_size: int = getattr(self.tokenizer, "vocab_size", MAX_TOKEN_ID + 1)
-        self._words = Words(self.tokenizer, self.vocab_size)
+        self._words = FillerWords(self.tokenizer, self.vocab_size)
         self._frame_of = lru_cache(maxsize=64)(partial(Frame.of_text, codec=self.tokenizer))
         self.engines: Sequence[Engine] = self.simulation.engines
         self.context_len: int = longest_request(self.engines)
@@ -188,7 +188,7 @@ class _Writing:
 
     __slots__ = ("_ahead", "_edges", "_key", "_outputs", "_seed", "_words", "frame", "num_tokens")
 
-    def __init__(self, order: Order, words: Words) -> None:
+    def __init__(self, order: Order, words: FillerWords) -> None:
         self.frame: tuple[Frame, int] | None = None
         self._words = words
         self._seed = order.sampling.seed

@@ -217,6 +217,7 @@ class ServerMetrics:
     def __init__(self) -> None:
         self.engines: Sequence[Engine | RemoteEngine] = ()
         self.pace: ClockPace | None = None
+        self.adapters: Sequence[str] = ()
         self.num_refused = 0  # by the limit of outputs
         self.num_queue_full: int = 0  # by the engine's limit of its queue
         self.delay: Histogram = Histogram()
@@ -301,6 +302,13 @@ class ServerMetrics:
         if self.pace is not None:
             pace = {"behind": self.pace.behind_s, "possible_speed": self.pace.possible_speed or math.nan}
         return {"refused": self.num_refused + self.num_queue_full, **pace}
+
+    def adapters_in_use(self) -> tuple[list[str], list[str]]:
+        """Return the adapters whose requests run, and those whose requests wait."""
+        lives = [life for life in tuple(self._open.values()) if life.order.adapter]
+        running = {life.order.adapter for life in lives if life.admitted_ns >= 0}
+        waiting = {life.order.adapter for life in lives if life.admitted_ns < 0}
+        return sorted(running), sorted(waiting)
 
     def values(self, number: int, now_ns: int) -> dict[str, float]:
         """Return the numbers of engine `number` that have no further label."""

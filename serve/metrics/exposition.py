@@ -82,6 +82,11 @@ class Exposition(Collector):
             for engine in metrics.engines:
                 if isinstance(engine, RemoteEngine):
                     yield {"model_name": self._model, "worker": engine.name}, float(not engine.loss)
+        elif key == "adapters":
+            if metrics.adapters:
+                running, waiting = map(",".join, metrics.adapters_in_use())
+                named = {"running_lora_adapters": running, "waiting_lora_adapters": waiting}
+                yield {"max_lora": str(len(metrics.adapters)), **named}, time.time()
         elif key == "rejected":
             yield {"model_name": self._model, "reason": "max_num_queued_reqs"}, metrics.num_queue_full
         elif key in (of_server := metrics.server_values()):

@@ -110,6 +110,8 @@ def _vllm() -> Iterator[Series]:
     yield Series("external_prefix_cache_queries", counter, "external_queries", text)
     text = "Prompt tokens that were found in host memory."
     yield Series("external_prefix_cache_hits", counter, "external_hits", text)
+    text = "The adapters whose requests run and wait, as labels (with --lora-modules); now, in Unix seconds."
+    yield Series("lora_requests_info", gauge, "adapters", text, per_engine=False)
     yield Series("prompt_tokens", counter, "prompt_tokens", "Tokens of prompts.")
     text = "Tokens of prompts, by where their KV came from."
     yield Series("prompt_tokens_by_source", counter, "prompt_by_source", text, "source")
@@ -254,14 +256,13 @@ ABSENT: Mapping[str, Mapping[str, str]] = {
         "corrupted_requests": "off by default: logits are not looked at",
         "watermark_requests": "off by default: texts have no marks",
         "kv_block_*": "off by default: the times of single blocks are not kept",
-        "lora_requests_info": "off by default: there are no adapters",
         "engine_sleep_state": "engines do not sleep",
     },
     "sglang": {
         "*swa_*": "one pool serves all layers",
         "max_total_num_tokens_swa": "one pool serves all layers",
         "*mamba_*": "one pool serves all layers",
-        "lora_*": "there are no adapters",
+        "lora_*": "adapters have no pool of their own",
         "dp_*": "ranks of data-parallel attention are one engine here",
         "*grammar*": "a simulation compiles no grammars",
         "num_so_requests": "a simulation has no structured outputs",

@@ -25,10 +25,10 @@ from ..answers.tools import Call, CallForm
 from ..base.connections import port_of
 from ..base.errors import ApiError
 from ..base.limits import SMALL_BODY
-from ..base.port import Order, ScoresPrompts
+from ..base.port import Order, ScoresPrompts, namespace_of
 from .identity import FACTS, TRACE_HEADERS
 from .kv_transfer import KvTransfers
-from .reading import Found, OutputRequest, RequestReader, check_tokens
+from .reading import Found, OutputRequest, RequestReader, check_tokens, not_served
 from .schema import (
     AbortRequest,
     ChatRequest,
@@ -49,18 +49,20 @@ SEEDS = 2**63 - 1
 
 
 class Api:
-    """The endpoints of a server that calls its model `model`. `dialect`: the server whose clients come.
-    `engine_of_port`: the engine that serves alone what comes to a port. `tool_call_share`: of the answers that may call
-    a function and need not, how many do."""
+    """The endpoints of a server of a model, whose answers have the first of its `names`. `adapters`: names of adapters
+    of this model, each with prefixes of its own in the cache; their answers have their names. `dialect`: the server
+    whose clients come. `engine_of_port`: the engine that serves alone what comes to a port. `tool_call_share`: of the
+    answers that may call a function and need not, how many do."""
 
     def __init__(
         self,
         frontend: Frontend,
-        model: str,
+        names: Sequence[str],
         reader: RequestReader,
         dialect: str = "openai",
         engine_of_port: Mapping[int, int] = MappingProxyType({}),
         tool_call_share: float = 0.0,
+        adapters: Sequence[str] = (),
     ) -> None:
         self._dialect = dialect
         self._tool_call_share = tool_call_share
@@ -68,7 +70,8 @@ class Api:
         self._engine_of_port = engine_of_port
         self._body = frontend.body
         self._frontend = frontend
-        self._model = model
+        self._names = names
+        self._adapters = adapters
         self._reader = reader
         self._is_strict = reader.rules.is_strict
         self._codec = frontend.body.tokenizer
@@ -89,7 +92,12 @@ class Api:
         orders = await self._orders(request, read, asked.max_tokens or most, outputs)
         reply = self._open("cmpl-", request, orders, sum(map(len, read.prompts)))
         form = CompletionForm(
-            reply, self._model, self._codec, usage=asked.usage, num_logprobs=asked.logprobs, echoes=echoes
+            reply,
+            self._adapter(asked) or self._names[0],
+            self._codec,
+            usage=asked.usage,
+            num_logprobs=asked.logprobs,
+            echoes=echoes,
         )
         form.extra = self._kv.sent(request, asked, reply)
         return StreamedAnswer(self._frontend, reply, form, stream=bool(asked.stream))
@@ -129,7 +137,12 @@ class Api:
         choices = [EchoedChoice(i) for i in range(len(echoes))]
         reply = EchoedReply(f"cmpl-{secrets.token_hex(12)}", choices, sum(map(len, prompts)), int(time.time()))
         form = CompletionForm(
-            reply, self._model, self._codec, usage=asked.usage, num_logprobs=asked.logprobs, echoes=echoes
+            reply,
+            self._adapter(asked) or self._names[0],
+            self._codec,
+            usage=asked.usage,
+            num_logprobs=asked.logprobs,
+            echoes=echoes,
         )
         return ReadyAnswer(form.whole(), self._frontend.limits.stall_s)
 
@@ -150,9 +163,13 @@ class Api:
         reply = self._open("chatcmpl-", request, orders, len(read.prompts[0]))
         shown = (asked.top_logprobs or 0) if asked.logprobs else None
         if read.call is not None:
-            form: ChatForm = CallForm(reply, self._model, self._codec, usage=asked.usage, call=read.call)
+            form: ChatForm = CallForm(
+                reply, self._adapter(asked) or self._names[0], self._codec, usage=asked.usage, call=read.call
+            )
         else:
-            form = ChatForm(reply, self._model, self._codec, usage=asked.usage, num_logprobs=shown)
+            form = ChatForm(
+                reply, self._adapter(asked) or self._names[0], self._codec, usage=asked.usage, num_logprobs=shown
+            )
         form.extra = self._kv.sent(request, asked, reply)
         return StreamedAnswer(self._frontend, reply, form, stream=bool(asked.stream))
 
@@ -162,15 +179,14 @@ class Api:
         return int(self._num_may_call * self._tool_call_share) > int(before * self._tool_call_share)
 
     async def models(self) -> dict[str, Any]:
-        """The served model."""
-        return {"object": "list", "data": [self._card()]}
+        """The served model by each of its names, and its adapters."""
+        return {"object": "list", "data": [self._card(name) for name in (*self._names, *self._adapters)]}
 
     async def model(self, name: str) -> dict[str, Any]:
-        """The served model, by its name."""
-        if name != self._model:
-            message = f"the model {name!r} is not served here; the served model is {self._model!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
-        return self._card()
+        """The served model or an adapter, by its name."""
+        if name not in self._reader.rules.models:
+            raise not_served(name, self._reader.rules.models)
+        return self._card(name)
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a prompt, or of a conversation as the model's template writes it."""
@@ -225,9 +241,13 @@ class Api:
         facts["orders"] = names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
         return reply
 
-    def _card(self) -> dict[str, Any]:
-        card = {"id": self._model, "object": "model", "created": self._created, "owned_by": "foredraft"}
-        return card | {"max_model_len": self._body.context_len}
+    def _card(self, name: str) -> dict[str, Any]:
+        card = {"id": name, "object": "model", "created": self._created, "owned_by": "foredraft"}
+        parent = self._names[0] if name in self._adapters else None
+        return card | {"root": name, "parent": parent, "max_model_len": self._body.context_len}
+
+    def _adapter(self, asked: Sampled) -> str:
+        return asked.model if asked.model in self._adapters else ""
 
     def _check(self, read: OutputRequest, given: dict[str, bool]) -> None:
         """Raise ApiError for a parameter that the body cannot honour. Leave out one without effect, unless the server
@@ -307,6 +327,7 @@ class Api:
         engine = self._engine_of_port.get(port_of(request.scope))
         trace = tuple((name, request.headers[name]) for name in TRACE_HEADERS if name in request.headers)
         orders: list[Order] = []
+        adapter = self._adapter(asked)
         for prompt in prompts:
             for i in range(asked.num_outputs):
                 seed = sampling.seed if asked.seed is None else (sampling.seed + i - 1) % SEEDS + 1
@@ -323,7 +344,8 @@ class Api:
                         priority=-asked.priority if self._dialect == "vllm" else asked.priority,
                         min_tokens=asked.min_tokens or 0,
                         stop_tokens=frozenset(asked.stop_token_ids or ()),
-                        namespace=asked.cache_salt or "",
+                        adapter=adapter,
+                        namespace=namespace_of(adapter, asked.cache_salt or ""),
                         engine=engine,
                         has_kv=has_kv,
                         trace=trace,

@@ -34,13 +34,24 @@ from ..answers.tools import Call
 from ..base.errors import ApiError
 from ..base.limits import SMALL_BODY
 from ..base.port import TextCodec
-from .schema import AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, RequestBody, TokenizeRequest
+from .schema import (
+    AbortRequest,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    NamedSchema,
+    RequestBody,
+    ResponseFormat,
+    TokenizeRequest,
+)
 
 READERS = 2
 """Processes that read larger bodies: a dear one holds one of them."""
 READ_S = 10.0
 """How long a larger body may be read, before the process that reads it is replaced."""
 MAX_PARAMETER_BYTES = 1 << 17
+MOST_BRACES = 32
+"""Of a text in which a schema is looked for."""
 _FORMS = ("str", "constrained-str")  # how pydantic names the forms that a value may have
 MOST_NAME, MOST_NAMES = 64, 20
 """The notes about parameters that are left out."""
@@ -53,7 +64,7 @@ Read = TypeVar("Read", bound=RequestBody)
 class ReadingRules:
     """What a request is read by. It goes to the other process as it is."""
 
-    model: str  # the name for clients
+    models: tuple[str, ...]  # the names that clients may give
     vocab_size: int
     context_len: int
     longest_prompt: int  # tokens
@@ -62,6 +73,7 @@ class ReadingRules:
     without_tools: str = ""  # why the body takes none
     is_strict: bool = True  # a parameter that is unknown or has no effect is an error; else it is left out
     takes_any_model: bool = False  # the name of the model is not looked at
+    reads_schemas: bool = False  # JSON follows a schema in the prompt, where a model would have read it
 
 
 @dataclass(slots=True)
@@ -88,9 +100,8 @@ def read(kind: type[RequestBody], data: bytes, rules: ReadingRules, codec: TextC
 
 def _found(request: RequestBody, rules: ReadingRules, codec: TextCodec) -> Found:
     model = getattr(request, "model", None)
-    if model is not None and model != rules.model and not rules.takes_any_model:
-        message = f"the model {model[:MOST_NAME]!r} is not served here; the served model is {rules.model!r}"
-        raise ApiError(404, message, param="model", code="model_not_found")
+    if model is not None and model not in rules.models and not rules.takes_any_model:
+        raise not_served(model, rules.models)
     if isinstance(request, CompletionRequest):
         return _read_completion(request, rules, codec)
     if isinstance(request, ChatRequest):
@@ -102,6 +113,13 @@ def _found(request: RequestBody, rules: ReadingRules, codec: TextCodec) -> Found
     assert isinstance(request, DetokenizeRequest), "no other kind has an endpoint"
     check_tokens(request.tokens, rules.vocab_size, "tokens")
     return json.dumps({"prompt": codec.decode(np.array(request.tokens, dtype=np.int64))}).encode()
+
+
+def not_served(model: str, names: Sequence[str]) -> ApiError:
+    """Return the error of a request for another model than those of these names."""
+    served = f"the served model is {names[0]!r}" if len(names) == 1 else f"served are {', '.join(map(repr, names))}"
+    message = f"the model {model[:MOST_NAME]!r} is not served here; {served}"
+    return ApiError(404, message, param="model", code="model_not_found")
 
 
 def validated(kind: type[Read], data: bytes, ignored: set[str] | None = None) -> Read:
@@ -158,7 +176,10 @@ def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec) -> O
     if request.num_outputs > rules.max_choices:
         raise ApiError(400, f"{request.num_outputs} outputs; expected at most {rules.max_choices}", param="n")
     messages = [message.to_template() for message in request.messages]
-    call = None
+    call, form = None, request.response_format
+    wants_any = rules.reads_schemas and form is not None and form.type == "json_object"
+    if wants_any and (schema := schema_in([message["content"] for message in messages])):
+        request.response_format = ResponseFormat(type="json_schema", json_schema=NamedSchema(schema=schema))
     if request.tools and rules.without_tools and request.tool_choice != "none":
         raise ApiError(400, rules.without_tools, param="tools", code="unsupported")
     if request.tools and not rules.without_tools:
@@ -170,6 +191,24 @@ def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec) -> O
     asked = OutputRequest(request, [_within_context(tokens, rules, "messages")], call=call)
     request.messages, request.tools = [], None if request.tools is None else request.tools[:1]
     return asked
+
+
+def schema_in(texts: Sequence[str]) -> dict[str, Any] | None:
+    """Return the last JSON schema of an object in these texts. Objects are looked for at MOST_BRACES places of each."""
+    for text in reversed(texts):
+        found, begin, decoder = None, 0, json.JSONDecoder()
+        for _ in range(MOST_BRACES):
+            if (begin := text.find("{", begin)) < 0:
+                break
+            try:
+                value, begin = decoder.raw_decode(text, begin)
+            except (ValueError, RecursionError):
+                begin += 1
+            else:
+                found = value if isinstance(value.get("properties"), dict) else found
+        if found is not None:
+            return found
+    return None
 
 
 def _tokenized(request: TokenizeRequest, rules: ReadingRules, codec: TextCodec) -> bytes:

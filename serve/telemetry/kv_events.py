@@ -28,6 +28,7 @@ import zmq
 from ...core.errors import ConfigError
 from ...core.kv.radix_node import Keys, Slots
 from ...core.scheduler.engine import Engine
+from ..base.port import adapter_and_salt
 
 Event: TypeAlias = dict[str, Any]
 MEDIUM = "GPU"
@@ -59,9 +60,11 @@ class PageEvents:
         tokens = keys >> 32 if self._is_bigram else keys
         event: Event = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent}
         event |= {"token_ids": tokens.tolist(), "block_size": self._page_size}
-        event |= {"lora_id": None, "medium": MEDIUM, "lora_name": None, "group_idx": 0}
+        adapter, salt = adapter_and_salt(namespace)
+        event |= {"lora_id": None, "medium": MEDIUM, "lora_name": adapter or None, "group_idx": 0}
         if namespace:
-            event["extra_keys"] = [(namespace,) if before is None else None, *[None] * (len(hashes) - 1)]
+            salts = [salt if before is None else "", *[""] * (len(hashes) - 1)]
+            event["extra_keys"] = [tuple(filter(None, (adapter, one))) or None for one in salts]
         if self._is_bigram:  # the draft's KV depends on the next token, too
             event["lookahead_token_ids"] = [[int(key) & 0xFFFFFFFF] for key in pages[:, -1]]
         self.pending.append(event)

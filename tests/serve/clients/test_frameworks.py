@@ -26,7 +26,7 @@ def weather(city: str) -> str:
 def test_instructor(simulated: Served):
     instructor = pytest.importorskip("instructor", reason=WHERE)
     asked = {"model": "served", "messages": [{"role": "user", "content": "Plan a trip."}]}
-    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON):
         client = instructor.from_openai(simulated.client, mode=mode)
         trip, completion = client.chat.completions.create_with_completion(**asked, response_model=Trip)
         assert trip.city and (trip.nights, trip.stops) == (0, []) and completion.usage.completion_tokens == 40

@@ -211,6 +211,35 @@ def test_which_priority_is_first(dialect: str, first: str):
     assert (first == "low") == (low > high)
 
 
+def test_a_model_has_several_names_and_adapters():
+    """Answers have the first name, or that of their adapter, whose prompts share no prefix with others."""
+    metrics = ServerMetrics()
+    body = simulated_body(metrics=metrics, speed=0.01)
+    names = {"model": "served", "aliases": ["also"], "adapters": ["sql", "chat"], "metrics_as": "vllm"}
+    counted = ServerMetrics()
+    with serving(simulated_body(metrics=counted), metrics=counted, **names) as served:
+        cards = served.http.get("/v1/models").json()["data"]
+        found = [("served", None), ("also", None), ("sql", "served"), ("chat", "served")]
+        assert [(card["id"], card["parent"]) for card in cards] == found
+        assert served.http.get("/v1/models/sql").json()["id"] == "sql"
+        asked = {"prompt": list(range(300)), "max_tokens": 2}
+        for name, shown, cached in (
+            (None, "served", 0), ("also", "served", 299), ("sql", "sql", 0), ("sql", "sql", 299), ("chat", "chat", 0),
+        ):  # fmt: skip
+            answer = served.post("/v1/completions", **asked, model=name).json()
+            assert (answer["model"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]) == (shown, cached)
+        refused = served.post("/v1/completions", **asked, model="other")
+        assert refused.status_code == 404 and "'served', 'also', 'sql', 'chat'" in refused.json()["error"]["message"]
+    with serving(body, metrics=metrics, **names) as served:
+        asked = {"prompt": "x", "max_tokens": 9000, "ignore_eos": True, "model": "sql", "stream": True}
+        with served.http.stream("POST", "/v1/completions", json=asked) as stream:
+            next(stream.iter_lines())
+            line = next(one for one in served.http.get("/metrics").text.splitlines() if "lora_requests_info{" in one)
+            assert line.startswith(
+                'vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql",waiting_lora_adapters=""} '
+            )
+
+
 def test_a_demanded_call_is_made(simulated: Served):
     for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
         message = simulated.post(

@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 from foredraft.core.errors import InvalidRequest
 from foredraft.serve.bodies.shaped import MAX_VALUES, frame_of
+from foredraft.serve.requests.reading import schema_in
 from http_server import Served
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -177,6 +178,16 @@ def test_answers_are_json_in_each_form(simulated: Served):
     plain = {"prompt": "x", "max_tokens": 12, "response_format": {"type": "json_object"}, "logprobs": 0}
     answer = simulated.post("/v1/completions", **plain).json()["choices"][0]
     assert json.loads(answer["text"])["text"].split() and "".join(answer["logprobs"]["tokens"]) == answer["text"]
+
+
+def test_json_follows_a_schema_in_the_prompt(simulated: Served):
+    """As a model would that reads it: clients whose JSON mode sends no other schema."""
+    text = f'An example: {{"properties": {{"x": 1}}}}. {{Match}} this:\n{json.dumps(NESTED, indent=2)}\n{{"a": 1}}'
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": "plan {"}]
+    asked = {**CHAT, "messages": messages, "response_format": {"type": "json_object"}}
+    answer = simulated.post("/v1/chat/completions", **asked).json()["choices"][0]["message"]["content"]
+    jsonschema.validate(json.loads(answer), NESTED)
+    assert schema_in(['{"a": ' * 100_000, "{" * 100_000]) is None
 
 
 def test_texts_of_a_schema_are_texts_and_nothing_else(simulated: Served):

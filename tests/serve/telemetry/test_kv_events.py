@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.core.kv.radix import RadixCache
+from foredraft.serve.base.port import adapter_and_salt, namespace_of
 from http_server import serving, simulated_body, wait_until
 
 zmq = pytest.importorskip("zmq", reason="the extra kv-events is not installed")
@@ -97,6 +98,21 @@ def test_the_events_rebuild_the_cache(seed):
             index.take(event)
         assert index.prefixes() == _held(cache)
     assert index.num_cleared == 1 and len(index.blocks) > 10
+
+
+def test_adapters_have_prefixes_of_their_own_and_events_name_them():
+    pages = PageEvents(2, "token")
+    for slot, names in enumerate((("", ""), ("", "salt"), ("sql", ""), ("sql", "salt"), ("", "\0sql\0salt"))):
+        pages.stored(np.array([1, 2, 3, 4]), np.arange(4) + 4 * slot, None, namespace_of(*names))
+        assert adapter_and_salt(namespace_of(*names)) == names
+    assert len({block for event in pages.pending for block in event["block_hashes"]}) == 10
+    pages = PageEvents(2, "token")
+    for slot, namespace in enumerate((namespace_of("sql", ""), namespace_of("sql", "salt"), "salt")):
+        pages.stored(np.array([1, 2, 3, 4]), np.arange(4) + 4 * slot, None, namespace)
+    assert [event["lora_name"] for event in pages.pending] == ["sql", "sql", None]
+    assert [event["extra_keys"] for event in pages.pending] == [
+        [("sql",), ("sql",)], [("sql", "salt"), ("sql",)], [("salt",), None]
+    ]  # fmt: skip
 
 
 def test_the_hash_of_a_block_covers_what_is_before_it_and_the_salt():
