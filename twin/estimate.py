@@ -24,12 +24,17 @@ from ..sim.cost.hardware import GPU, Parallelism, lookup_gpu
 from .launches import ATTENTION, DRAFT, EXCHANGED, GROUPS, TARGET, KernelLaunch, count_launches
 
 CAPABILITIES = {
-    **dict.fromkeys(("A100", "A100-40G", "A10", "RTX 3090", "L4", "L20", "L40", "L40S", "RTX 4090", "RTX 6000 Ada"), 8),
-    **dict.fromkeys(("H100", "H200", "H800", "H20"), 9),
-    **dict.fromkeys(("B200", "B300", "GB200", "GB300"), 10),
-    **dict.fromkeys(("RTX 5090", "RTX PRO 6000", "RTX PRO 6000 Server", "GB10"), 12),
+    **dict.fromkeys(("A100", "A100-40G"), (80, 163)),
+    **dict.fromkeys(("A10", "RTX 3090"), (86, 99)),
+    **dict.fromkeys(("L4", "L20", "L40", "L40S", "RTX 4090", "RTX 6000 Ada"), (89, 99)),
+    **dict.fromkeys(("H100", "H200", "H800", "H20"), (90, 227)),
+    **dict.fromkeys(("B200", "GB200"), (100, 227)),
+    **dict.fromkeys(("B300", "GB300"), (103, 227)),
+    **dict.fromkeys(("RTX 5090", "RTX PRO 6000", "RTX PRO 6000 Server"), (120, 99)),
+    "GB10": (121, 99),
 }
-"""Major compute capabilities of the catalogue's GPUs that Triton's kernels are compiled for (NVIDIA's list)."""
+"""Of the catalogue's GPUs that Triton's kernels are compiled for: ten times the compute capability, and the KiB of
+shared memory that a block may have (NVIDIA's lists)."""
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 ROUNDS, REQUESTS = 64, 64  # of which the accept length is the mean
 
@@ -82,7 +87,8 @@ def estimates(plan: BenchPlan, gpu_name: str) -> list[RoundEstimate]:
 
 
 def _estimate(plan: BenchPlan, arm: ArmPlan, context_len: int, gpu: GPU, dtype: str) -> RoundEstimate:
-    launches = count_launches(plan, arm, context_len, DeviceTraits(gpu.sm_count, CAPABILITIES[gpu.name]))
+    capability, shared_kib = CAPABILITIES[gpu.name]
+    launches = count_launches(plan, arm, context_len, DeviceTraits(gpu.sm_count, capability, shared_kib << 10))
     efficiency, ranks = default_efficiency(gpu), plan.part.size
     parts = []
     for model in (TARGET, DRAFT, ""):

@@ -45,7 +45,7 @@ MOE = SMALL | {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
 }
-GPU = DeviceTraits(processors=132, capability=9)
+GPU = DeviceTraits(132, 90, 227 << 10)
 
 
 def plan_of(tmp_path, shape=SMALL, **options) -> BenchPlan:
@@ -139,7 +139,7 @@ def test_sizes_that_the_gpu_decides_are_those_of_the_gpu(tmp_path):
     Both are one launch per layer."""
     plan = plan_of(tmp_path, algorithm="NONE", context_lengths="2000")
     moved = []
-    for traits in (GPU, DeviceTraits(processors=1, capability=9)):
+    for traits in (GPU, DeviceTraits(1, 90, 227 << 10)):
         found = [x for x in counted(plan, context_len=2000, traits=traits) if x.group == ATTENTION]
         assert [x.name for x in found] == ["verify_attention_kernel"] * LAYERS
         moved.append(sum(x.num_bytes for x in found))

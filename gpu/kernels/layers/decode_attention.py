@@ -96,7 +96,6 @@ def decode_attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr,
-    PRECISION: tl.constexpr,
     CONVERTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -144,8 +143,8 @@ def decode_attention_kernel(
             values = v_pool + kv_head * v_head_stride + slot * v_slot_stride
             visible = loaded[None, :]
             acc, peak, total = attend_keys(
-                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION,
-                CONVERTS, SOFTCAP,
+                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, CONVERTS,
+                SOFTCAP,
             )  # fmt: skip
         index = query * (tl.num_programs(1) * GROUP) + head
         store_tile(
@@ -184,7 +183,7 @@ def decode_attention_triton(
     kv_heads = k_pool.shape[1]
     group = heads // kv_heads
     device = device_of(q.device)
-    size = reading_tiles(group, d, q.dtype, device.capability, has_bytes=k_pool.dtype is torch.uint8)
+    size = reading_tiles(group, d, q.dtype, device, has_bytes=k_pool.dtype is torch.uint8)
     if cut is None:
         read = min(softmax.window or batch.max_len, batch.max_len)
         cut = KeyCut.choose(batch.planned_queries or m, m, read, kv_heads, size, heads * d * 4, device.processors)

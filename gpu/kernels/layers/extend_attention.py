@@ -150,7 +150,6 @@ def extend_attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
     CONVERTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -191,8 +190,8 @@ def extend_attention_kernel(
             keys = k_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             values = v_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             acc, peak, total = attend_keys(
-                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION,
-                CONVERTS, SOFTCAP,
+                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, CONVERTS,
+                SOFTCAP,
             )  # fmt: skip
         last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, new_len - 1)
         begin = tl.maximum(oldest, 0) if WINDOW else 0
@@ -205,8 +204,8 @@ def extend_attention_kernel(
             keys = k + kv_head * k_head_stride + (origin + new) * k_token_stride
             values = v + kv_head * v_head_stride + (origin + new) * v_token_stride
             acc, peak, total = attend_keys(
-                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION,
-                CONVERTS, SOFTCAP,
+                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, CONVERTS,
+                SOFTCAP,
             )  # fmt: skip
         index = (origin + token) * (tl.num_programs(1) * GROUP) + head
         store_tile(
@@ -250,8 +249,7 @@ def extend_attention_triton(
     if not n or not bs or not max_new_len:
         return out
     assert k_pool.stride() == v_pool.stride(), "the pools of keys and values are laid out alike"
-    capability, has_bytes = device_of(q.device).capability, k_pool.dtype is torch.uint8
-    size = computing_tiles(max_new_len * group, d, q.dtype, capability, has_bytes)
+    size = computing_tiles(max_new_len * group, d, q.dtype, device_of(q.device), k_pool.dtype is torch.uint8)
     extend_attention_kernel[(cdiv(max_new_len * group, size.block_m), kv_heads, bs)](
         q,
         k,

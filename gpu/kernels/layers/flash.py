@@ -32,7 +32,7 @@ PARTS_BYTES = 128 << 20  # at most, of one batch's parts
 LISTED_ROWS = 256  # of a work list; more are rounded up to a power of two, each of which is compiled
 # of the 200 registers or so that a verify kernel takes: one's loads run behind the other's sums
 PROGRAMS_PER_PROCESSOR = 2
-HOPPER = 9
+ADA, HOPPER = 89, 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,22 @@ class DeviceTraits:
     """What the host must know of a GPU to choose sizes."""
 
     processors: int  # streaming multiprocessors
-    capability: int  # major number
+    capability: int  # ten times the major number, and the minor one; 0 of a GPU that is not NVIDIA's
+    shared_bytes: int  # that a block may have
+
+    @property
+    def has_wide_products(self) -> bool:
+        """Whether one instruction multiplies 64 rows (`wgmma`, `tcgen05`). Hopper and the Blackwell of data centres
+        have it, with the shared memory that its operands take; cards for desks multiply as Ampere does."""
+        return self.capability >= HOPPER and self.shared_bytes >= 200 << 10
+
+    @property
+    def converts(self) -> bool:
+        """Whether an instruction reads 8-bit floats."""
+        return self.capability >= ADA
 
 
-INTERPRETED = DeviceTraits(processors=4, capability=HOPPER)  # on a CPU: a Hopper's sizes with few processors
+INTERPRETED = DeviceTraits(4, HOPPER, 227 << 10)  # on a CPU: a Hopper's sizes with few processors
 assumed_traits: ContextVar[DeviceTraits] = ContextVar("assumed_traits", default=INTERPRETED)  # where there is no GPU
 
 
@@ -55,7 +67,9 @@ def device_of(device: torch.device) -> DeviceTraits:
 @lru_cache(maxsize=16)
 def _traits_of(device: torch.device) -> DeviceTraits:
     properties = torch.cuda.get_device_properties(device)
-    return DeviceTraits(properties.multi_processor_count, properties.major)
+    capability = 10 * properties.major + properties.minor if torch.version.hip is None else 0
+    shared_bytes: int = properties.shared_memory_per_block_optin
+    return DeviceTraits(properties.multi_processor_count, capability, shared_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +79,6 @@ class Tiles:
     block_m: int  # query rows, padded; 64 and more use Hopper's wide matrix instructions
     block_n: int  # keys
     block_d: int  # channels, padded
-    precision: str  # of products: float32 inputs are not rounded to tf32
     num_warps: int
     num_stages: int
     converts: bool  # 8-bit floats by an instruction
@@ -76,7 +89,6 @@ class Tiles:
             "BLOCK_M": self.block_m,
             "BLOCK_N": self.block_n,
             "BLOCK_D": self.block_d,
-            "PRECISION": self.precision,
             "CONVERTS": self.converts,
         }
 
@@ -85,15 +97,15 @@ class Tiles:
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
-def _block(num_rows: int, d: int, dtype: torch.dtype, max_block_m: int) -> tuple[int, int, int, str]:
+def _block(num_rows: int, d: int, dtype: torch.dtype, max_block_m: int) -> tuple[int, int, int]:
     wide = dtype.itemsize > 2
     block_d = max(16, next_power_of_2(d))
     block_m = min(max_block_m, max(16, next_power_of_2(num_rows)))
-    return block_m, 16 if wide else 32 if block_d > 128 else 64, block_d, "ieee" if wide else "tf32"
+    return block_m, 16 if wide else 32 if block_d > 128 else 64, block_d
 
 
 def reading_tiles(
-    num_rows: int, d: int, dtype: torch.dtype, capability: int, group: int = 1, has_bytes: bool = False
+    num_rows: int, d: int, dtype: torch.dtype, device: DeviceTraits, group: int = 1, has_bytes: bool = False
 ) -> Tiles:
     """Return the blocks for decode and verify with `group` query heads per key head, which are bound by reading the
     pool; `has_bytes`: one of bytes.
@@ -101,41 +113,38 @@ def reading_tiles(
     The pipeline has five stages because a key's address is itself loaded, from the table. With five, two blocks of keys
     are on their way at any time. With three or four there is one, and its latency shows.
     """
-    # Before Hopper a 64-row tile does not fit the registers; in float32, where no tensor core serves, and beside wide
-    # heads of bytes, 16 rows are what fits.
+    # Without wide products a 64-row tile does not fit the registers; in float32, where no tensor core serves, and
+    # beside wide heads of bytes, 16 rows are what fits.
     wide = dtype.itemsize > 2
     wide_bytes = has_bytes and d > 128
-    few_rows = wide or (wide_bytes and capability < HOPPER)
-    most_rows = 16 if few_rows else 64 if capability >= HOPPER else 32
-    block_m, block_n, block_d, precision = _block(num_rows, d, dtype, max_block_m=most_rows)
+    few_rows = wide or (wide_bytes and not device.has_wide_products)
+    most_rows = 16 if few_rows else 64 if device.has_wide_products else 32
+    block_m, block_n, block_d = _block(num_rows, d, dtype, max_block_m=most_rows)
     if wide_bytes:
         block_n = 16
     # Four warps spill a tile of 32 rows, and one of 64 whose heads are wide, whose rows are divided by no power of two,
     # or behind Hopper.
-    is_large = block_m == 64 and (d > 128 or group != next_power_of_2(group) or capability > HOPPER)
+    is_large = block_m == 64 and (d > 128 or group != next_power_of_2(group) or device.capability > HOPPER)
     num_warps = 8 if wide or block_m == 32 or is_large else 4
     return Tiles(
         block_m,
         block_n,
         block_d,
-        precision,
         num_warps=num_warps,
         num_stages=2 if wide else 5,
-        converts=capability >= HOPPER,
+        converts=device.converts,
     )
 
 
-def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int, has_bytes: bool = False) -> Tiles:
+def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, device: DeviceTraits, has_bytes: bool = False) -> Tiles:
     """Choose blocks for prefill, which is bound by arithmetic: a tall tile reads the keys less often. `has_bytes`: keys
     and values are bytes."""
     wide = dtype.itemsize > 2
-    tall = capability >= HOPPER and d <= 128 and not wide
-    # Three stages of wide heads are more shared memory than GPUs before Hopper have.
-    few_stages = wide or (d > 128 and capability < HOPPER)
+    tall = device.has_wide_products and d <= 128 and not wide
+    # Three stages of wide heads are more shared memory than GPUs without wide products have.
+    few_stages = wide or (d > 128 and not device.has_wide_products)
     few_rows = wide or (has_bytes and few_stages)
-    block_m, block_n, block_d, precision = _block(
-        num_rows, d, dtype, max_block_m=128 if tall else 32 if few_rows else 64
-    )
+    block_m, block_n, block_d = _block(num_rows, d, dtype, max_block_m=128 if tall else 32 if few_rows else 64)
     # While bytes are converted, four warps spill a tile of 32 rows of wide heads, and one of 16 rows of others.
     needs_more = has_bytes and (block_m == 16 if d <= 128 else block_m > 16)
     num_warps = 8 if wide or block_m == 128 or (block_m == 64 and not tall) or needs_more else 4
@@ -143,10 +152,9 @@ def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, capability: int, 
         block_m,
         block_n,
         block_d,
-        precision,
         num_warps=num_warps,
         num_stages=2 if few_stages else 3,
-        converts=capability >= HOPPER,
+        converts=device.converts,
     )
 
 
@@ -207,7 +215,6 @@ def attend_keys(
     scale_log2,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
     CONVERTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ):
@@ -220,7 +227,7 @@ def attend_keys(
     mask = loaded[:, None] & (channel < HEAD_DIM)[None, :]
     k = as_kept(tl.load(keys[:, None] + channel[None, :], mask=mask, other=0), q.dtype, CONVERTS)
     v = as_kept(tl.load(values[:, None] + channel[None, :], mask=mask, other=0), q.dtype, CONVERTS)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
     if SOFTCAP > 0:
         # tanh(x) = 1 − 2 / (e^2x + 1), which an overflow to infinity leaves right.
         scores = SOFTCAP * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * 1.4426950408889634 / SOFTCAP)) + 1.0))
@@ -230,7 +237,7 @@ def attend_keys(
     reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     weights = tl.exp2(scores - reference[:, None])
     shrink = tl.exp2(peak - reference)
-    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return acc, new_peak, total * shrink + tl.sum(weights, 1)
 
 

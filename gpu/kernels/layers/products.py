@@ -121,7 +121,6 @@ def coded_product_kernel(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Compute all rows of x with one program per block of output features."""
     feature = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -136,7 +135,7 @@ def coded_product_kernel(
             codes, scales, zeros, factors, feature, column, feature < out_features, out_features, in_features, groups,
             KIND, GROUP, BLOCK_K, x.dtype.element_ty,
         )  # fmt: skip
-        total = tl.dot(rows, tl.trans(tile), total, input_precision=PRECISION)
+        total = tl.dot(rows, tl.trans(tile), total, input_precision="ieee")
     mask = token_inside[:, None] & (feature < out_features)[None, :]
     tl.store(out + token[:, None] * out_features + feature[None, :], total.to(out.dtype.element_ty), mask=mask)
 
@@ -162,7 +161,6 @@ def expert_product_kernel(
     CHUNK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Compute, with one program per expert and block of output features, the n choices of that expert.
 
@@ -196,7 +194,7 @@ def expert_product_kernel(
                     codes, scales, zeros, factors, weight_row, column, feature < out_features, out_features,
                     in_features, groups, KIND, GROUP, BLOCK_K, x.dtype.element_ty,
                 )  # fmt: skip
-                total = tl.dot(rows, tl.trans(tile), total, input_precision=PRECISION)
+                total = tl.dot(rows, tl.trans(tile), total, input_precision="ieee")
             mask = (choice >= 0)[:, None] & (feature < out_features)[None, :]
             target = choice.to(tl.int64)[:, None] * out_features + feature[None, :]
             tl.store(out + target, total.to(out.dtype.element_ty), mask=mask)
@@ -226,7 +224,7 @@ def coded_product_triton(x: Tensor, weight: CodedWeight, tiling: Tiling | None) 
         coded_product_kernel[(cdiv(out_features, tiling.features),)](
             x, *_pointers(weight), out, n, out_features, in_features, weight.scales.shape[-1], x.stride(0),
             KIND=KINDS[weight.code], GROUP=weight.group, ROWS=padded_rows(n), BLOCK_N=tiling.features,
-            BLOCK_K=BLOCK_K, PRECISION=precision_of(x), num_warps=tiling.warps,
+            BLOCK_K=BLOCK_K, num_warps=tiling.warps,
         )  # fmt: skip
     return out
 
@@ -247,14 +245,9 @@ def expert_product_triton(x: Tensor, weight: Tensor | CodedWeight, experts: Tens
     expert_product_kernel[(num_experts, cdiv(out_features, block))](
         rows, *pointers, experts, out, experts.numel(), out_features, in_features, groups, rows.stride(0),
         TOP_K=top_k if x.dim() == 2 else 1, KIND=kind, GROUP=group, ROWS=16, CHUNK=CHUNK, BLOCK_N=block,
-        BLOCK_K=BLOCK_K, PRECISION=precision_of(x), num_warps=4,
+        BLOCK_K=BLOCK_K, num_warps=4,
     )  # fmt: skip
     return out
-
-
-def precision_of(x: Tensor) -> str:
-    """Return how a tensor core multiplies the numbers of x: float32 as it is, and 16 bits as they are in any case."""
-    return "ieee" if x.dtype is torch.float32 else "tf32"
 
 
 def _pointers(weight: CodedWeight) -> tuple[Tensor | None, ...]:

@@ -128,7 +128,6 @@ def verify_attention_kernel(
     BLOCK_D: tl.constexpr,
     NEW_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
-    PRECISION: tl.constexpr,
     CONVERTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -185,8 +184,8 @@ def verify_attention_kernel(
             keys = k_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             values = v_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             acc, peak, total = attend_keys(
-                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION,
-                CONVERTS, SOFTCAP,
+                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, CONVERTS,
+                SOFTCAP,
             )  # fmt: skip
         if part == 0:
             new = tl.arange(0, NEW_BLOCK)
@@ -201,8 +200,8 @@ def verify_attention_kernel(
             keys = k + kv_head * k_head_stride + (root + new) * k_token_stride
             values = v + kv_head * v_head_stride + (root + new) * v_token_stride
             acc, peak, total = attend_keys(
-                tile, keys, values, loaded, is_ancestor, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, PRECISION,
-                CONVERTS, SOFTCAP,
+                tile, keys, values, loaded, is_ancestor, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, CONVERTS,
+                SOFTCAP,
             )  # fmt: skip
         index = (root + node) * (tl.num_programs(1) * GROUP) + head
         tile_number = (row * tl.num_programs(2) + tl.program_id(2)) * tl.num_programs(1) + kv_head
@@ -248,7 +247,7 @@ def verify_attention_triton(
     planned_nodes = batch.planned_nodes or num_nodes
     assert planned_nodes >= num_nodes, f"kernel blocks for {planned_nodes} nodes, but the batch has {num_nodes}"
     has_bytes = k_pool.dtype is torch.uint8
-    size = reading_tiles(planned_nodes * group, d, q.dtype, device.capability, group, has_bytes)
+    size = reading_tiles(planned_nodes * group, d, q.dtype, device, group, has_bytes)
     if cut is None:
         read = min(softmax.window or batch.max_prefix_len, batch.max_prefix_len)
         tiles, row_bytes = kv_heads * cdiv(planned_nodes * group, size.block_m), planned_nodes * heads * d * 4

@@ -6,8 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-CAPABILITIES = (8, 9, 10)
-"""Major numbers of the GPUs that cases are compiled for."""
+from foredraft.gpu.kernels.layers.flash import DeviceTraits
+
+KIB = 1 << 10
+SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB, 121: 99 * KIB}
+"""What a block may have of shared memory on the GPUs that cases are compiled for, by ten times their capability."""
+ARCHITECTURES = tuple(SHARED_BYTES)
+
+
+def traits_of(architecture: int) -> DeviceTraits:
+    return DeviceTraits(128, architecture, SHARED_BYTES[architecture])
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,7 @@ class AotCase:
     num_stages: int = 3
     tensor_cores: bool = False  # the compiled code must use them
     may_spill: bool = False  # where no choice of blocks and warps fits the registers
-    capabilities: tuple[int, ...] = CAPABILITIES  # major numbers of the GPUs that it is launched on
+    architectures: tuple[int, ...] = ARCHITECTURES  # of the GPUs that it is launched on
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property

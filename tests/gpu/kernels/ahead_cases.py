@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from ahead_case import CAPABILITIES, AotCase
+from ahead_case import ARCHITECTURES, AotCase, traits_of
 from ahead_rounds import ROUND_CASES
 from foredraft.gpu.kernels.jit import next_power_of_2
 from foredraft.gpu.kernels.layers import (
@@ -52,7 +52,7 @@ def attention_case(
     kernel: Any,
     size: Tiles,
     arguments: dict[str, str],
-    capability: int,
+    architecture: int,
     group: int,
     d: int,
     *,
@@ -74,18 +74,18 @@ def attention_case(
         **size.options(),
         tensor_cores=not wide,
         may_spill=wide and (d > 128 or bool(arguments.get("*u8"))),
-        capabilities=(capability,),
+        architectures=(architecture,),
     )
 
 
 def decode_case(
-    heads: int, kv_heads: int, d: int, rows: int, capability: int, as_bytes: bool = False, **softmax: float
+    heads: int, kv_heads: int, d: int, rows: int, architecture: int, as_bytes: bool = False, **softmax: float
 ) -> AotCase:
     group = heads // kv_heads
     return attention_case(
         f"decode_attention {heads}/{kv_heads} heads of {d}{', parts' * (rows > 1)}{', bytes' * as_bytes}",
         decode_attention.decode_attention_kernel,
-        size := reading_tiles(group, d, torch.bfloat16, capability, has_bytes=as_bytes),
+        size := reading_tiles(group, d, torch.bfloat16, traits_of(architecture), has_bytes=as_bytes),
         {
             "*bf16": f"{tensors_of('q k_pool v_pool sinks out', as_bytes)} {'' if rows > 1 else 'partial lse arrived'}",
             "*u8": "k_pool v_pool" if as_bytes else "",
@@ -94,7 +94,7 @@ def decode_case(
             "*i64": "rows bases tails lens",
             "i32": f"{DECODE_STRIDES} table_stride num_rows least most",
         },
-        capability,
+        architecture,
         group,
         d,
         strides=DECODE_STRIDES,
@@ -107,7 +107,7 @@ def decode_case(
 def verify_case(
     num_nodes: int,
     rows: int,
-    capability: int,
+    architecture: int,
     wide: bool = False,
     group: int = 4,
     d: int = 128,
@@ -122,14 +122,14 @@ def verify_case(
     return attention_case(
         f"verify_attention {8 * group}/8 heads of {d}, {num_nodes} nodes{', parts' * (rows > 1)}{', bytes' * as_bytes}",
         verify_attention.verify_attention_kernel,
-        size := reading_tiles(num_nodes * group, d, dtype, capability, group, as_bytes),
+        size := reading_tiles(num_nodes * group, d, dtype, traits_of(architecture), group, as_bytes),
         {
             **floats,
             "*u8": "k v k_pool v_pool" if as_bytes else "",
             "*i64": "rows prefix_lens ancestor_bits",
             "i32": f"{STRIDES} table_stride num_rows num_nodes least most",
         },
-        capability,
+        architecture,
         group,
         d,
         wide=wide,
@@ -142,7 +142,7 @@ def verify_case(
 
 def extend_case(
     new_len: int,
-    capability: int,
+    architecture: int,
     wide: bool = False,
     group: int = 4,
     d: int = 128,
@@ -153,14 +153,14 @@ def extend_case(
     return attention_case(
         f"extend_attention {8 * group}/8 heads of {d}, {new_len} tokens{', bytes' * as_bytes}",
         extend_attention.extend_attention_kernel,
-        computing_tiles(new_len * group, d, dtype, capability, as_bytes),
+        computing_tiles(new_len * group, d, dtype, traits_of(architecture), as_bytes),
         {
             pointer: tensors_of("q k v k_pool v_pool sinks out", as_bytes),
             "*u8": "k v k_pool v_pool" if as_bytes else "",
             "*i64": "rows prefix_lens starts",
             "i32": f"{STRIDES} table_stride",
         },
-        capability,
+        architecture,
         group,
         d,
         wide=wide,
@@ -170,39 +170,39 @@ def extend_case(
 
 ATTENTION = [
     case
-    for capability in CAPABILITIES
+    for architecture in ARCHITECTURES
     for case in (
-        *(decode_case(32, 8, 128, rows, capability) for rows in (1, LISTED_ROWS)),
-        decode_case(64, 8, 64, 1, capability, window=128),
-        decode_case(64, 8, 64, 1, capability, window=4096, softcap=72.0),
-        *(decode_case(8 * group, 8, d, LISTED_ROWS, capability) for group, d in HEAD_LAYOUTS),
+        *(decode_case(32, 8, 128, rows, architecture) for rows in (1, LISTED_ROWS)),
+        decode_case(64, 8, 64, 1, architecture, window=128),
+        decode_case(64, 8, 64, 1, architecture, window=4096, softcap=72.0),
+        *(decode_case(8 * group, 8, d, LISTED_ROWS, architecture) for group, d in HEAD_LAYOUTS),
         # 4 nodes make tiles of 16 and 32 rows, 16 nodes of 16 and 64.
-        *(verify_case(nodes, rows, capability) for nodes, rows in ((4, LISTED_ROWS), (16, 1), (64, LISTED_ROWS))),
-        verify_case(16, LISTED_ROWS, capability, wide=True),
-        verify_case(16, LISTED_ROWS, capability, window=128),
-        verify_case(16, LISTED_ROWS, capability, window=4096, softcap=72.0),
+        *(verify_case(nodes, rows, architecture) for nodes, rows in ((4, LISTED_ROWS), (16, 1), (64, LISTED_ROWS))),
+        verify_case(16, LISTED_ROWS, architecture, wide=True),
+        verify_case(16, LISTED_ROWS, architecture, window=128),
+        verify_case(16, LISTED_ROWS, architecture, window=4096, softcap=72.0),
         *(
-            verify_case(nodes, LISTED_ROWS, capability, group=group, d=d)
+            verify_case(nodes, LISTED_ROWS, architecture, group=group, d=d)
             for group, d in HEAD_LAYOUTS
             for nodes in (4, 16)
         ),
-        verify_case(16, LISTED_ROWS, capability, wide=True, group=1, d=256),
-        *(extend_case(new_len, capability) for new_len in (4, 2048)),
-        extend_case(2048, capability, wide=True),
-        extend_case(2048, capability, window=128),
-        extend_case(2048, capability, window=4096, softcap=72.0),
-        *(extend_case(new_len, capability, group=group, d=d) for group, d in HEAD_LAYOUTS for new_len in (4, 2048)),
-        extend_case(2048, capability, wide=True, group=1, d=256),
-        verify_case(16, LISTED_ROWS, capability, wide=True, as_bytes=True),
+        verify_case(16, LISTED_ROWS, architecture, wide=True, group=1, d=256),
+        *(extend_case(new_len, architecture) for new_len in (4, 2048)),
+        extend_case(2048, architecture, wide=True),
+        extend_case(2048, architecture, window=128),
+        extend_case(2048, architecture, window=4096, softcap=72.0),
+        *(extend_case(new_len, architecture, group=group, d=d) for group, d in HEAD_LAYOUTS for new_len in (4, 2048)),
+        extend_case(2048, architecture, wide=True, group=1, d=256),
+        verify_case(16, LISTED_ROWS, architecture, wide=True, as_bytes=True),
         *(
             case
             for group, d in ((4, 128), *HEAD_LAYOUTS)
             for case in (
-                decode_case(8 * group, 8, d, LISTED_ROWS, capability, as_bytes=True),
-                verify_case(4, LISTED_ROWS, capability, group=group, d=d, as_bytes=True),
-                verify_case(16, LISTED_ROWS, capability, group=group, d=d, as_bytes=True),
-                extend_case(4, capability, group=group, d=d, as_bytes=True),
-                extend_case(2048, capability, group=group, d=d, as_bytes=True),
+                decode_case(8 * group, 8, d, LISTED_ROWS, architecture, as_bytes=True),
+                verify_case(4, LISTED_ROWS, architecture, group=group, d=d, as_bytes=True),
+                verify_case(16, LISTED_ROWS, architecture, group=group, d=d, as_bytes=True),
+                extend_case(4, architecture, group=group, d=d, as_bytes=True),
+                extend_case(2048, architecture, group=group, d=d, as_bytes=True),
             )
         ),
     )
@@ -289,8 +289,7 @@ PRODUCTS = [
         products.coded_product_kernel,
         PRODUCT | stored_numbers(kind)[0],
         stored_numbers(kind)[1]
-        | {"KIND": kind, "GROUP": group, "ROWS": rows, "BLOCK_N": tiling.features, "BLOCK_K": products.BLOCK_K}
-        | {"PRECISION": "tf32"},
+        | {"KIND": kind, "GROUP": group, "ROWS": rows, "BLOCK_N": tiling.features, "BLOCK_K": products.BLOCK_K},
         divisible_by_16=PRODUCT_SIZES,
         tensor_cores=True,
         num_warps=tiling.warps,
@@ -312,7 +311,7 @@ PRODUCTS = [
         stored_numbers(kind)[1]
         | {"TOP_K": 8, "KIND": kind, "GROUP": group, "ROWS": 16, "CHUNK": products.CHUNK}
         | {"BLOCK_N": 32 if kind == products.E2M1 else 64}
-        | {"BLOCK_K": products.BLOCK_K, "PRECISION": "tf32"},
+        | {"BLOCK_K": products.BLOCK_K},
         divisible_by_16=PRODUCT_SIZES,
         tensor_cores=True,
     )

@@ -39,9 +39,7 @@ class Compiled:
 def cases_for(architecture: int) -> list[tuple[str, AotCase]]:
     """(file of the kernel, case) of every case for the architecture."""
     return [
-        (case.kernel.fn.__module__.rpartition(".")[2], case)
-        for case in CASES
-        if architecture // 10 in case.capabilities
+        (case.kernel.fn.__module__.rpartition(".")[2], case) for case in CASES if architecture in case.architectures
     ]
 
 

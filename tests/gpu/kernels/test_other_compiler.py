@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_compile import ARCHITECTURES, compile_and_check
+from ahead_case import ARCHITECTURES
+from test_compile import compile_and_check
 from test_interpreted import run_interpreted
 
 # This interpreter makes numbers of arrays with one element, which NumPy 2.4 refuses.

@@ -51,7 +51,7 @@ HYBRID = DENSE | {
     "linear_value_head_dim": 16,
     "linear_conv_kernel_dim": 4,
 }
-GPU, TRAITS = lookup_gpu("H100"), DeviceTraits(processors=132, capability=9)
+GPU, TRAITS = lookup_gpu("H100"), DeviceTraits(132, 90, 227 << 10)
 
 
 def cost_of(shape: dict, ranks: int) -> ForwardCost:

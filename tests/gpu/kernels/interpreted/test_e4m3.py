@@ -38,9 +38,9 @@ NUMBERS = torch.tensor([
 ], dtype=torch.float64)  # fmt: skip
 
 
-@pytest.fixture(autouse=True, params=[8, 9], ids=["by bits", "by instruction"])
+@pytest.fixture(autouse=True, params=[80, 90], ids=["by bits", "by instruction"])
 def capability(request: pytest.FixtureRequest) -> Iterator[int]:
-    """The major number of the GPU that kernels are made for."""
+    """The capability of the GPU that kernels are made for, times ten."""
     token = assumed_traits.set(replace(INTERPRETED, capability=request.param))
     yield request.param
     assumed_traits.reset(token)

@@ -12,7 +12,7 @@ from foredraft.gpu.kernels.jit import cdiv
 from foredraft.gpu.kernels.layers import flash
 from foredraft.gpu.kernels.layers.decode_attention import decode_attention_triton
 from foredraft.gpu.kernels.layers.extend_attention import extend_attention_triton
-from foredraft.gpu.kernels.layers.flash import KeyCut, device_of, reading_tiles
+from foredraft.gpu.kernels.layers.flash import INTERPRETED, KeyCut, device_of, reading_tiles
 from foredraft.gpu.kernels.layers.verify_attention import verify_attention_triton
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
@@ -138,7 +138,7 @@ def test_verify(prefix_lens: list[int], nd: int, most: int):
         q, k, v = strided(batch.q), strided(batch.k), strided(batch.v)
         expected, tree = dense_verify(batch, bits), batch.tree(bits, batch.max_prefix_len)
         twin = TWINS.verify_attention(q, k, v, batch.kv, tree)  # before what it multiplies by 0 is forgotten
-        size = reading_tiles(nd * heads // kv_heads, q.shape[2], dtype, device_of(q.device).capability)
+        size = reading_tiles(nd * heads // kv_heads, q.shape[2], dtype, device_of(q.device))
         assert size.block_n == BLOCK[dtype]
         cut = cut_of(dtype, prefix_lens, most)
         items = [int(batch.rows[row]) for row in row_of_item(cut, dtype, prefix_lens)]
@@ -310,7 +310,7 @@ def test_the_parts_of_a_long_row_are_shared_and_its_neighbours_change_no_bit(
     counted: list[Counter[tuple[int, int, int]]] = []
     together = outputs(slice(None), lambda checker, batch: counted.append(trips_of_programs(checker, batch.k_pool)))
     trips = counted[0]
-    cut = KeyCut.choose(8, 8, 1152, 1, reading_tiles(2, 16, torch.float32, 9), 128, 4)
+    cut = KeyCut.choose(8, 8, 1152, 1, reading_tiles(2, 16, torch.float32, INTERPRETED), 128, 4)
     assert 1 < cut.most <= 8 and cut.programs == 8
     assert sum(trips.values()) == blocks
     assert max(trips.values()) <= blocks / 8 + cut.least / 16, f"{trips}, {cut}"
@@ -324,11 +324,11 @@ def test_the_parts_of_a_long_row_are_shared_and_its_neighbours_change_no_bit(
 
 def test_what_a_batch_is_cut_into():
     """One row fills an H200; rows that fill it are cut where they are long; parts take a bounded memory."""
-    size = reading_tiles(16, 128, torch.bfloat16, 9)
+    size = reading_tiles(16, 128, torch.bfloat16, INTERPRETED)
     alone = KeyCut.choose(1, 1, 131072, 8, size, 4 * 32 * 128 * 4, 132)
     assert alone.programs * 8 >= 132 * 2 and alone.least == 64
     many = KeyCut.choose(32, 32, 131072, 8, size, 4 * 32 * 128 * 4, 132)
     assert 640 <= many.least <= 1024 and many.most == many.programs == alone.programs
     assert KeyCut.choose(32, 32, 600, 8, size, 4 * 32 * 128 * 4, 132) == KeyCut(many.least, 1, 32)
-    tall = reading_tiles(256, 128, torch.bfloat16, 9)
+    tall = reading_tiles(256, 128, torch.bfloat16, INTERPRETED)
     assert KeyCut.choose(64, 64, 131072, 32, tall, 64 * 32 * 128 * 4, 132).most == flash.PARTS_BYTES >> 26
