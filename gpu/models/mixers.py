@@ -217,7 +217,7 @@ class LatentAttentionMixer(nn.Module):
         assert config.latent is not None
         self._index, self._ops, self._num_heads, self._sizes = index, ops, config.num_heads, config.latent
         self._rope, self._table = config.rope, rotation.table
-        self._softmax = softmax_of(config, index)
+        self._softmax = replace(softmax_of(config, index), key_only=config.latent.rope_dim // 2)
         sizes, hidden, heads = self._sizes, config.hidden_size, config.num_heads
 
         weight = partial(empty_matrix, device=device, dtype=dtype, kept=config.keeps_quantized)

@@ -93,7 +93,7 @@ class TorchOps:
         tensors = (batch.table, batch.rows, batch.bases, batch.tails, batch.lens)
         window = softmax.window_within(batch.max_len)
         keys = self._decode_keys[window].of(decode_keys, tensors, (batch.max_len, window, q.dtype))
-        return decode_attention_torch(q, *_read(*kv), keys, softmax)
+        return decode_attention_torch(q, *kv.with_values(), keys, softmax)
 
     def verify_attention(
         self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch, softmax: Softmax = PLAIN
@@ -102,7 +102,7 @@ class TorchOps:
         group = q.shape[1] // k.shape[1]
         window = softmax.window_within(batch.max_prefix_len + batch.ancestor_bits.shape[1])
         keys = self._verify_keys[window].of(verify_keys, tensors, (batch.max_prefix_len, group, window, q.dtype))
-        return verify_attention_torch(q, *_read(k, v), *_read(*kv), keys, softmax)
+        return verify_attention_torch(q, *KVTensors(k, v).with_values(), *kv.with_values(), keys, softmax)
 
     def extend_attention(
         self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch, softmax: Softmax = PLAIN
@@ -111,9 +111,6 @@ class TorchOps:
         window = softmax.window_within(batch.max_prefix_len + batch.max_new_len)
         options = (batch.max_prefix_len, batch.max_new_len, q.shape[0], window, q.dtype)
         keys = self._extend_keys[window].of(extend_keys, tensors, options)
-        return extend_attention_torch(q, *_read(k, v), *_read(*kv), batch.rows.shape[0], keys, softmax)
-
-
-def _read(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and values; keys without values are their own."""
-    return keys, values if values.shape[-1] else keys
+        return extend_attention_torch(
+            q, *KVTensors(k, v).with_values(), *kv.with_values(), batch.rows.shape[0], keys, softmax
+        )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ARGUMENTS = "<arguments>"
 DEVICES = ("cpu", "cuda")
-MAX_HEAD_DIM = 256  # with which the kernels of a GPU are compiled and compared
+MAX_HEAD_DIM = 576  # with which the kernels of a GPU are compiled and compared
 ONE_CORE_LAYER_BYTES = 4 << 20
 """Layers of fewer bytes than this are done by one core before two have agreed on who does what."""
 

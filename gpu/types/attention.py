@@ -34,6 +34,7 @@ class Softmax:
     sinks: Tensor | None = None  # [Hq]: one more score per head in the softmax, which has no value (gpt-oss)
     query_factors: Tensor | None = None  # float32 [positions]: of a query at each position (Ministral 3)
     value_factor: float = 1.0  # of the weighted sums of values
+    key_only: int = 0  # channels at the begin of each half of a key whose sums are not read, where keys are the values
 
     @property
     def is_plain(self) -> bool:

@@ -88,6 +88,10 @@ class KVTensors(NamedTuple):
     keys: Tensor
     values: Tensor
 
+    def with_values(self) -> KVTensors:
+        """Return the same, with the keys as values if there are no others."""
+        return self if self.values.shape[-1] else KVTensors(self.keys, self.keys)
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:

@@ -12,11 +12,13 @@ from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, key
 from .e4m3 import as_bytes
 from .flash import (
     LOG2_E,
+    Channels,
     KeyCut,
     attend_keys,
     begin_softmax,
     device_of,
     ends_of,
+    load_queries,
     part_of,
     parts_of,
     reading_tiles,
@@ -95,6 +97,10 @@ def decode_attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    REST: tl.constexpr,
+    HALVES: tl.constexpr,
+    SKIPPED: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     ROWS: tl.constexpr,
     CONVERTS: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -102,9 +108,9 @@ def decode_attention_kernel(
     SINKS: tl.constexpr,
     JOIN: tl.constexpr,
 ):
-    """Attend with programs that share, per key head, the parts of `num_rows` queries;
+    """Attend with programs that share, per key head and half of the channels, the parts of `num_rows` queries;
     a tile's rows are the group's query heads."""
-    kv_head = tl.program_id(1)
+    kv_head, half = tl.program_id(1), tl.program_id(2)
     items = num_rows
     if ROWS > 1:
         ends = ends_of(lens, num_rows, least, most, BLOCK_N, WINDOW, ROWS)
@@ -113,13 +119,12 @@ def decode_attention_kernel(
         row, part = item, 0
         if ROWS > 1:
             row, part = row_and_part(ends, item)
-        member, channel, lane = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+        member, lane = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
         live = member < GROUP
         head = kv_head * GROUP + member
-        q_mask = live[:, None] & (channel < HEAD_DIM)[None, :]
         query = tl.cast(row, tl.int64)
-        q_offsets = query * q_token_stride + head[:, None] * q_head_stride + channel[None, :]
-        tile = tl.load(q + q_offsets, mask=q_mask, other=0.0)
+        rows_of_q = q + query * q_token_stride + head * q_head_stride
+        tile, rest = load_queries(rows_of_q, live, HEAD_DIM, BLOCK_D, REST)
 
         columns = table + tl.load(rows + query) * table_stride
         base, jump = tl.load(bases + query), tl.load(tails + query)
@@ -133,7 +138,7 @@ def decode_attention_kernel(
             size = part_of(end - first, least, most, BLOCK_N)
             first += part * size
             end = tl.minimum(first + size, end)
-        acc, peak, total = begin_softmax(sinks, head, live, part, BLOCK_M, BLOCK_D, SINKS)
+        acc, peak, total = begin_softmax(sinks, head, live, part, BLOCK_M, BLOCK_V, SINKS)
         for start in range(first, end, BLOCK_N):
             position = start + lane
             loaded = position < end
@@ -143,27 +148,30 @@ def decode_attention_kernel(
             values = v_pool + kv_head * v_head_stride + slot * v_slot_stride
             visible = loaded[None, :]
             acc, peak, total = attend_keys(
-                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, CONVERTS,
-                SOFTCAP,
+                tile, rest, keys, values, half, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM,
+                BLOCK_D, REST, HALVES, SKIPPED, BLOCK_V, CONVERTS, SOFTCAP,
             )  # fmt: skip
         index = query * (tl.num_programs(1) * GROUP) + head
         store_tile(
             out,
             partial,
             lse,
-            arrived + row * tl.num_programs(1) + kv_head,
+            arrived + (row * tl.num_programs(1) + kv_head) * HALVES + half,
             acc,
             peak,
             total,
             value_factor,
             index,
             live,
+            half,
             part,
             num_parts,
             most,
             HEAD_DIM,
+            HALVES,
+            SKIPPED,
             BLOCK_M,
-            BLOCK_D,
+            BLOCK_V,
             ROWS > 1,
             JOIN,
         )
@@ -178,19 +186,21 @@ def decode_attention_triton(
 ) -> Tensor:
     """Compute `decode_attention_torch` as one launch, two where tall tiles are cut.
     The last axes must be contiguous."""
-    k_pool, v_pool = as_bytes(*kv)
+    k_pool, v_pool = as_bytes(*kv.with_values())
     m, heads, d = q.shape
     kv_heads = k_pool.shape[1]
     group = heads // kv_heads
     device = device_of(q.device)
-    size = reading_tiles(group, d, q.dtype, device, has_bytes=k_pool.dtype is torch.uint8)
+    channels = Channels.of(d, softmax.key_only)
+    size = reading_tiles(group, channels, q.dtype, device, has_bytes=k_pool.dtype is torch.uint8)
     if cut is None:
         read = min(softmax.window or batch.max_len, batch.max_len)
-        cut = KeyCut.choose(batch.planned_queries or m, m, read, kv_heads, size, heads * d * 4, device.processors)
+        tiles = kv_heads * channels.halves
+        cut = KeyCut.choose(batch.planned_queries or m, m, read, tiles, size, heads * d * 4, device.processors)
     result = CutOutput.of(q, cut, size, m * kv_heads)
     if not m:
         return result.out
-    decode_attention_kernel[(cut.programs, kv_heads)](
+    decode_attention_kernel[(cut.programs, kv_heads, channels.halves)](
         q,
         k_pool,
         v_pool,
@@ -214,14 +224,13 @@ def decode_attention_triton(
         cut.least,
         cut.most,
         GROUP=group,
-        HEAD_DIM=d,
         ROWS=cut.listed(m),
         **size.constants(),
         **softmax_constants(softmax),
         JOIN=result.joins,
         **size.options(),
     )
-    return result.join(batch.lens, 1, softmax.window, size.block_n, softmax.value_factor)
+    return result.join(batch.lens, 1, softmax.window, softmax.value_factor)
 
 
 def decode_attention_bytes(

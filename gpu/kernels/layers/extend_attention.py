@@ -13,7 +13,16 @@ from ...types.ops import ExtendBatch, KVTensors
 from ..jit import cdiv, jit, tl
 from ..padded import bias_of, counting, gather, prefix_slots, window_slots
 from .e4m3 import as_bytes
-from .flash import LOG2_E, attend_keys, begin_softmax, computing_tiles, device_of, softmax_constants
+from .flash import (
+    LOG2_E,
+    Channels,
+    attend_keys,
+    begin_softmax,
+    computing_tiles,
+    device_of,
+    load_queries,
+    softmax_constants,
+)
 from .parts import store_tile
 
 
@@ -150,32 +159,35 @@ def extend_attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    REST: tl.constexpr,
+    HALVES: tl.constexpr,
+    SKIPPED: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     CONVERTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Attend with one program per (block of a row's new tokens, key head, row); the tile's rows are tokens times the
-    group's query heads.
+    """Attend with one program per (block of a row's new tokens, key head and half of the channels, row); the tile's
+    rows are tokens times the group's query heads.
 
     Blocks past a row's end have nothing to do: the grid is the host's bound.
     """
     # Late blocks see the most keys; they begin first, so that the short ones fill the end.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head, row = tl.program_id(1), tl.program_id(2)
+    kv_head, half, row = tl.program_id(1) // HALVES, tl.program_id(1) % HALVES, tl.program_id(2)
     origin = tl.load(starts + row)
     new_len = (tl.load(starts + row + 1) - origin).to(tl.int32)
     if block * BLOCK_M < new_len * GROUP:
-        packed, channel, lane = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+        packed, lane = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
         packed += block * BLOCK_M
         token = packed // GROUP
         head = kv_head * GROUP + packed % GROUP
         live = token < new_len
-        q_mask = live[:, None] & (channel < HEAD_DIM)[None, :]
-        q_offsets = (origin + token)[:, None] * q_token_stride + head[:, None] * q_head_stride + channel[None, :]
-        tile = tl.load(q + q_offsets, mask=q_mask, other=0.0)
+        rows_of_q = q + (origin + token) * q_token_stride + head * q_head_stride
+        tile, rest = load_queries(rows_of_q, live, HEAD_DIM, BLOCK_D, REST)
 
-        acc, peak, total = begin_softmax(sinks, head, live, 0, BLOCK_M, BLOCK_D, SINKS)
+        acc, peak, total = begin_softmax(sinks, head, live, 0, BLOCK_M, BLOCK_V, SINKS)
         columns = table + tl.load(rows + row) * table_stride
         end = tl.load(prefix_lens + row).to(tl.int32)
         # What the tile's first token sees, counted from the first new token; the prefix counts down from −1.
@@ -190,8 +202,8 @@ def extend_attention_kernel(
             keys = k_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             values = v_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             acc, peak, total = attend_keys(
-                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, CONVERTS,
-                SOFTCAP,
+                tile, rest, keys, values, half, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM,
+                BLOCK_D, REST, HALVES, SKIPPED, BLOCK_V, CONVERTS, SOFTCAP,
             )  # fmt: skip
         last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, new_len - 1)
         begin = tl.maximum(oldest, 0) if WINDOW else 0
@@ -204,10 +216,10 @@ def extend_attention_kernel(
             keys = k + kv_head * k_head_stride + (origin + new) * k_token_stride
             values = v + kv_head * v_head_stride + (origin + new) * v_token_stride
             acc, peak, total = attend_keys(
-                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, CONVERTS,
-                SOFTCAP,
+                tile, rest, keys, values, half, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM,
+                BLOCK_D, REST, HALVES, SKIPPED, BLOCK_V, CONVERTS, SOFTCAP,
             )  # fmt: skip
-        index = (origin + token) * (tl.num_programs(1) * GROUP) + head
+        index = (origin + token) * (tl.num_programs(1) // HALVES * GROUP) + head
         store_tile(
             out,
             out,
@@ -219,12 +231,15 @@ def extend_attention_kernel(
             value_factor,
             index,
             live,
+            half,
             0,
             1,
             1,
             HEAD_DIM,
+            HALVES,
+            SKIPPED,
             BLOCK_M,
-            BLOCK_D,
+            BLOCK_V,
             False,
             False,
         )
@@ -240,7 +255,7 @@ def extend_attention_triton(
 ) -> Tensor:
     """Compute `extend_attention_torch` as one launch; tokens past the last row's end give 0.
     Last axes contiguous, pools laid out alike."""
-    k, v, k_pool, v_pool = as_bytes(k, v, *kv)
+    k, v, k_pool, v_pool = as_bytes(*KVTensors(k, v).with_values(), *kv.with_values())
     n, heads, d = q.shape
     bs, kv_heads, max_new_len = batch.rows.shape[0], k.shape[1], batch.max_new_len
     group = heads // kv_heads
@@ -249,8 +264,9 @@ def extend_attention_triton(
     if not n or not bs or not max_new_len:
         return out
     assert k_pool.stride() == v_pool.stride(), "the pools of keys and values are laid out alike"
-    size = computing_tiles(max_new_len * group, d, q.dtype, device_of(q.device), k_pool.dtype is torch.uint8)
-    extend_attention_kernel[(cdiv(max_new_len * group, size.block_m), kv_heads, bs)](
+    channels, has_bytes = Channels.of(d, softmax.key_only), k_pool.dtype is torch.uint8
+    size = computing_tiles(max_new_len * group, channels, q.dtype, device_of(q.device), has_bytes)
+    extend_attention_kernel[(cdiv(max_new_len * group, size.block_m), kv_heads * channels.halves, bs)](
         q,
         k,
         v,
@@ -270,7 +286,6 @@ def extend_attention_triton(
         softmax.scale_of(q) * LOG2_E,
         softmax.value_factor,
         GROUP=group,
-        HEAD_DIM=d,
         **size.constants(),
         **softmax_constants(softmax),
         **size.options(),

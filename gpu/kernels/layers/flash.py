@@ -33,6 +33,7 @@ LISTED_ROWS = 256  # of a work list; more are rounded up to a power of two, each
 # of the 200 registers or so that a verify kernel takes: one's loads run behind the other's sums
 PROGRAMS_PER_PROCESSOR = 2
 ADA, HOPPER = 89, 90
+WIDE_HEAD = 256  # channels; the values of wider heads are summed in halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,42 @@ def _traits_of(device: torch.device) -> DeviceTraits:
 
 
 @dataclass(frozen=True, slots=True)
+class Channels:
+    """How the channels of a head are divided: of wide heads two programs compute the same scores, and each sums half of
+    the values' channels, because sums of all would not fit the registers."""
+
+    dim: int  # of keys
+    block: int  # those that are multiplied first, padded
+    rest: int  # behind these, padded: latent keys have 512 and 64
+    halves: int
+    skipped: int  # of each half, which the values lack (`Softmax.key_only`)
+
+    @classmethod
+    def of(cls, d: int, key_only: int = 0) -> Channels:
+        if d <= WIDE_HEAD:
+            return cls(d, max(16, next_power_of_2(d)), 0, 1, 0)
+        block = next_power_of_2(d + 1) // 2
+        rest = 0 if block == d else max(16, next_power_of_2(d - block))
+        return cls(d, block, rest, 2, key_only)
+
+    @property
+    def value_dim(self) -> int:
+        """Channels that a program sums."""
+        return self.dim // self.halves - self.skipped
+
+    def constants(self) -> dict[str, int]:
+        """Return the kernels' constants."""
+        values = {"HALVES": self.halves, "SKIPPED": self.skipped, "BLOCK_V": max(16, next_power_of_2(self.value_dim))}
+        return {"HEAD_DIM": self.dim, "BLOCK_D": self.block, "REST": self.rest, **values}
+
+
+@dataclass(frozen=True, slots=True)
 class Tiles:
     """Sizes of an attention kernel's blocks, chosen by the host from shapes alone."""
 
     block_m: int  # query rows, padded; 64 and more use Hopper's wide matrix instructions
     block_n: int  # keys
-    block_d: int  # channels, padded
+    channels: Channels
     num_warps: int
     num_stages: int
     converts: bool  # 8-bit floats by an instruction
@@ -88,8 +119,8 @@ class Tiles:
         return {
             "BLOCK_M": self.block_m,
             "BLOCK_N": self.block_n,
-            "BLOCK_D": self.block_d,
             "CONVERTS": self.converts,
+            **self.channels.constants(),
         }
 
     def options(self) -> dict[str, int]:
@@ -97,15 +128,13 @@ class Tiles:
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
-def _block(num_rows: int, d: int, dtype: torch.dtype, max_block_m: int) -> tuple[int, int, int]:
-    wide = dtype.itemsize > 2
-    block_d = max(16, next_power_of_2(d))
-    block_m = min(max_block_m, max(16, next_power_of_2(num_rows)))
-    return block_m, 16 if wide else 32 if block_d > 128 else 64, block_d
-
-
 def reading_tiles(
-    num_rows: int, d: int, dtype: torch.dtype, device: DeviceTraits, group: int = 1, has_bytes: bool = False
+    num_rows: int,
+    channels: Channels,
+    dtype: torch.dtype,
+    device: DeviceTraits,
+    group: int = 1,
+    has_bytes: bool = False,
 ) -> Tiles:
     """Return the blocks for decode and verify with `group` query heads per key head, which are bound by reading the
     pool; `has_bytes`: one of bytes.
@@ -113,49 +142,47 @@ def reading_tiles(
     The pipeline has five stages because a key's address is itself loaded, from the table. With five, two blocks of keys
     are on their way at any time. With three or four there is one, and its latency shows.
     """
-    # Without wide products a 64-row tile does not fit the registers; in float32, where no tensor core serves, and
-    # beside wide heads of bytes, 16 rows are what fits.
-    wide = dtype.itemsize > 2
+    # Without wide products a 64-row tile does not fit the registers. In float32, where no tensor core serves, beside
+    # wide heads of bytes, and on desktop Blackwell beside any wide heads, 16 rows are what fits.
+    d, wide = channels.dim, dtype.itemsize > 2
     wide_bytes = has_bytes and d > 128
-    few_rows = wide or (wide_bytes and not device.has_wide_products)
+    takes_more = wide_bytes or d > WIDE_HEAD or (d > 128 and device.capability > HOPPER)
+    few_rows = wide or (takes_more and not device.has_wide_products)
     most_rows = 16 if few_rows else 64 if device.has_wide_products else 32
-    block_m, block_n, block_d = _block(num_rows, d, dtype, max_block_m=most_rows)
-    if wide_bytes:
-        block_n = 16
+    block_m = min(most_rows, max(16, next_power_of_2(num_rows)))
+    if d > WIDE_HEAD and block_m > 16:
+        block_m = 64  # whose queries stay in shared memory; 32 rows spill
     # Four warps spill a tile of 32 rows, and one of 64 whose heads are wide, whose rows are divided by no power of two,
     # or behind Hopper.
     is_large = block_m == 64 and (d > 128 or group != next_power_of_2(group) or device.capability > HOPPER)
-    num_warps = 8 if wide or block_m == 32 or is_large else 4
-    return Tiles(
-        block_m,
-        block_n,
-        block_d,
-        num_warps=num_warps,
-        num_stages=2 if wide else 5,
-        converts=device.converts,
-    )
+    num_warps = 8 if wide or block_m == 32 or is_large or d > WIDE_HEAD else 4
+    num_stages = 2 if wide else 5 if d <= WIDE_HEAD else 3
+    block_n = 16 if wide_bytes or (d > WIDE_HEAD and not device.has_wide_products) else _keys(d, wide)
+    return Tiles(block_m, block_n, channels, num_warps, num_stages, device.converts)
 
 
-def computing_tiles(num_rows: int, d: int, dtype: torch.dtype, device: DeviceTraits, has_bytes: bool = False) -> Tiles:
+def computing_tiles(
+    num_rows: int, channels: Channels, dtype: torch.dtype, device: DeviceTraits, has_bytes: bool = False
+) -> Tiles:
     """Choose blocks for prefill, which is bound by arithmetic: a tall tile reads the keys less often. `has_bytes`: keys
     and values are bytes."""
-    wide = dtype.itemsize > 2
+    d, wide = channels.dim, dtype.itemsize > 2
+    if d > WIDE_HEAD:
+        return reading_tiles(num_rows, channels, dtype, device, 1, has_bytes)
     tall = device.has_wide_products and d <= 128 and not wide
     # Three stages of wide heads are more shared memory than GPUs without wide products have.
     few_stages = wide or (d > 128 and not device.has_wide_products)
     few_rows = wide or (has_bytes and few_stages)
-    block_m, block_n, block_d = _block(num_rows, d, dtype, max_block_m=128 if tall else 32 if few_rows else 64)
+    block_m = min(128 if tall else 32 if few_rows else 64, max(16, next_power_of_2(num_rows)))
     # While bytes are converted, four warps spill a tile of 32 rows of wide heads, and one of 16 rows of others.
     needs_more = has_bytes and (block_m == 16 if d <= 128 else block_m > 16)
     num_warps = 8 if wide or block_m == 128 or (block_m == 64 and not tall) or needs_more else 4
-    return Tiles(
-        block_m,
-        block_n,
-        block_d,
-        num_warps=num_warps,
-        num_stages=2 if few_stages else 3,
-        converts=device.converts,
-    )
+    return Tiles(block_m, _keys(d, wide), channels, num_warps, 2 if few_stages else 3, device.converts)
+
+
+def _keys(d: int, wide: bool) -> int:
+    """Return the keys of a block."""
+    return 16 if wide else 32 if d > 128 else 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +230,24 @@ def as_kept(x, DTYPE: tl.constexpr, CONVERTS: tl.constexpr):
 
 
 @jit
+def load_queries(rows, live, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, REST: tl.constexpr):
+    """Return queries that begin at `rows` [M]: their first BLOCK_D channels, and the REST behind these (of 0 any)."""
+    channel = tl.arange(0, BLOCK_D)
+    first = tl.load(rows[:, None] + channel[None, :], mask=live[:, None] & (channel < HEAD_DIM)[None, :], other=0.0)
+    rest = first
+    if REST > 0:
+        channel = BLOCK_D + tl.arange(0, REST)
+        rest = tl.load(rows[:, None] + channel[None, :], mask=live[:, None] & (channel < HEAD_DIM)[None, :], other=0.0)
+    return first, rest
+
+
+@jit
 def attend_keys(
     q,
+    q_rest,
     keys,
     values,
+    half,
     loaded,
     visible,
     acc,
@@ -215,19 +256,32 @@ def attend_keys(
     scale_log2,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    REST: tl.constexpr,
+    HALVES: tl.constexpr,
+    SKIPPED: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     CONVERTS: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ):
-    """Take one block of N keys into the running softmax: acc [M, D], peak and total [M], all float32, logits in base 2.
+    """Take one block of N keys into the running softmax: acc [M, V], peak and total [M], all float32, logits in base 2.
 
     keys and values [N] point at the first channels, of bytes if they are E4M3 numbers; `loaded` [N] may be read,
-    `visible` [M, N] is what each query sees of it. SOFTCAP is that of logits in base 2; 0 for none.
+    `visible` [M, N] is what each query sees of it. Of the values the `half` of the program is summed. SOFTCAP is that
+    of logits in base 2; 0 for none.
     """
-    channel = tl.arange(0, BLOCK_D)
+    channel, value = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
     mask = loaded[:, None] & (channel < HEAD_DIM)[None, :]
     k = as_kept(tl.load(keys[:, None] + channel[None, :], mask=mask, other=0), q.dtype, CONVERTS)
-    v = as_kept(tl.load(values[:, None] + channel[None, :], mask=mask, other=0), q.dtype, CONVERTS)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+    values += half * (HEAD_DIM // HALVES) + SKIPPED
+    mask = loaded[:, None] & (value < HEAD_DIM // HALVES - SKIPPED)[None, :]
+    v = as_kept(tl.load(values[:, None] + value[None, :], mask=mask, other=0), q.dtype, CONVERTS)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if REST > 0:
+        channel = BLOCK_D + tl.arange(0, REST)
+        mask = loaded[:, None] & (channel < HEAD_DIM)[None, :]
+        k_rest = as_kept(tl.load(keys[:, None] + channel[None, :], mask=mask, other=0), q.dtype, CONVERTS)
+        scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee")
+    scores *= scale_log2
     if SOFTCAP > 0:
         # tanh(x) = 1 − 2 / (e^2x + 1), which an overflow to infinity leaves right.
         scores = SOFTCAP * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * 1.4426950408889634 / SOFTCAP)) + 1.0))
@@ -273,10 +327,10 @@ def row_and_part(ends, item):
 
 
 @jit
-def begin_softmax(sinks, head, live, part, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr):
+def begin_softmax(sinks, head, live, part, BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, SINKS: tl.constexpr):
     """Return acc, peak and total of a tile before its first key.
     The first part begins with the heads' sinks, where there are any."""
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_V), dtype=tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_M,), dtype=tl.float32)
     if SINKS:  # noqa: SIM102 - known when the kernel is compiled, the other when it runs

@@ -93,10 +93,11 @@ def rope_write_kernel(
     HALF: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     HEADS: tl.constexpr,
+    VALUES: tl.constexpr,
 ):
-    """Rotate with one program per token and block of heads:
-    query heads first, then key heads, each with its value head to copy. To pools of bytes go E4M3 numbers, times a
-    factor, and the same to k_out and v_out; otherwise v_out is left alone."""
+    """Rotate with one program per token and block of heads: query heads first, then key heads, each with its value head
+    to copy (VALUES: there are some). To pools of bytes go E4M3 numbers, times a factor, and the same to k_out and
+    v_out; otherwise v_out is left alone."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     channel = tl.arange(0, BLOCK_HALF)
@@ -121,25 +122,27 @@ def rope_write_kernel(
     second = tl.load(source + HALF, mask=is_kv, other=0.0).to(tl.float32)
     turned_first = (first * cos - second * sin).to(k.dtype.element_ty)
     turned_second = (second * cos + first * sin).to(k.dtype.element_ty)
-    source = v + token * v_token_stride + kv_head * v_head_stride + channel[None, :]
-    v_first, v_second = tl.load(source, mask=is_kv, other=0.0), tl.load(source + HALF, mask=is_kv, other=0.0)
     if k_pool.dtype.element_ty == tl.uint8:
         turned_first = to_e4m3_bytes(turned_first.to(tl.float32) * key_factor)
         turned_second = to_e4m3_bytes(turned_second.to(tl.float32) * key_factor)
-        v_first = to_e4m3_bytes(v_first.to(tl.float32) * value_factor)
-        v_second = to_e4m3_bytes(v_second.to(tl.float32) * value_factor)
-        target = v_out + (token * kv_heads + kv_head) * (2 * HALF) + channel[None, :]
-        tl.store(target, v_first, mask=is_kv)
-        tl.store(target + HALF, v_second, mask=is_kv)
     target = k_out + (token * kv_heads + kv_head) * (2 * HALF) + channel[None, :]
     tl.store(target, turned_first, mask=is_kv)
     tl.store(target + HALF, turned_second, mask=is_kv)
     target = k_pool + slot * k_slot_stride + kv_head * k_pool_head_stride + channel[None, :]
     tl.store(target, turned_first, mask=is_kv)
     tl.store(target + HALF, turned_second, mask=is_kv)
-    target = v_pool + slot * v_slot_stride + kv_head * v_pool_head_stride + channel[None, :]
-    tl.store(target, v_first, mask=is_kv)
-    tl.store(target + HALF, v_second, mask=is_kv)
+    if VALUES:
+        source = v + token * v_token_stride + kv_head * v_head_stride + channel[None, :]
+        first, second = tl.load(source, mask=is_kv, other=0.0), tl.load(source + HALF, mask=is_kv, other=0.0)
+        if v_pool.dtype.element_ty == tl.uint8:
+            first = to_e4m3_bytes(first.to(tl.float32) * value_factor)
+            second = to_e4m3_bytes(second.to(tl.float32) * value_factor)
+            target = v_out + (token * kv_heads + kv_head) * (2 * HALF) + channel[None, :]
+            tl.store(target, first, mask=is_kv)
+            tl.store(target + HALF, second, mask=is_kv)
+        target = v_pool + slot * v_slot_stride + kv_head * v_pool_head_stride + channel[None, :]
+        tl.store(target, first, mask=is_kv)
+        tl.store(target + HALF, second, mask=is_kv)
 
 
 def rope_write_triton(
@@ -157,7 +160,7 @@ def rope_write_triton(
     kv_heads, dtype = k.shape[1], kv.keys.dtype
     q_out = torch.empty((n, heads, d), dtype=q.dtype, device=q.device)
     k_out = torch.empty((n, kv_heads, d), dtype=dtype, device=k.device)
-    v_out = v if dtype is v.dtype else torch.empty_like(k_out)
+    v_out = v if dtype is v.dtype else torch.empty(v.shape, dtype=dtype, device=v.device)
     k_bytes, v_bytes, k_pool, v_pool = as_bytes(k_out, v_out, *kv)
     if n:
         rope_write_kernel[(n, cdiv(heads + kv_heads, HEADS_PER_PROGRAM))](
@@ -185,7 +188,8 @@ def rope_write_triton(
             HALF=d // 2,
             BLOCK_HALF=next_power_of_2(d // 2),
             HEADS=HEADS_PER_PROGRAM,
-            num_warps=2,
+            VALUES=v.shape[2] > 0,
+            num_warps=2 if d <= 256 else 4,
         )
     return q_out, k_out, v_out
 

@@ -13,11 +13,13 @@ from ..padded import PaddedKeys, attend_packed, begin_of, bias_of, counting, key
 from .e4m3 import as_bytes
 from .flash import (
     LOG2_E,
+    Channels,
     KeyCut,
     attend_keys,
     begin_softmax,
     device_of,
     ends_of,
+    load_queries,
     part_of,
     parts_of,
     reading_tiles,
@@ -126,6 +128,10 @@ def verify_attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    REST: tl.constexpr,
+    HALVES: tl.constexpr,
+    SKIPPED: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     NEW_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     CONVERTS: tl.constexpr,
@@ -134,19 +140,18 @@ def verify_attention_kernel(
     SINKS: tl.constexpr,
     JOIN: tl.constexpr,
 ):
-    """Attend for each row: axes 1 and 2 choose a key head and a block of nodes; along axis 0 programs share the parts
-    of all rows. A tile has a row per node and query head of the group.
+    """Attend for each row: axes 1 and 2 choose a key head, and a block of nodes and half of the channels; along axis 0
+    programs share the parts of all rows. A tile has a row per node and query head of the group.
 
     The first part also sees the new tokens. A node sees node j of its row if bit j of its mask is set; without a set
     bit it sees nothing.
     """
     kv_head = tl.program_id(1)
-    packed, channel, lane = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
-    packed += tl.program_id(2) * BLOCK_M
+    half, lane = tl.program_id(2) % HALVES, tl.arange(0, BLOCK_N)
+    packed = tl.program_id(2) // HALVES * BLOCK_M + tl.arange(0, BLOCK_M)
     node = packed // GROUP
     head = kv_head * GROUP + packed % GROUP
     live = node < num_nodes
-    q_mask = live[:, None] & (channel < HEAD_DIM)[None, :]
     items = num_rows
     if ROWS > 1:
         ends = ends_of(prefix_lens, num_rows, least, most, BLOCK_N, WINDOW, ROWS)
@@ -157,10 +162,10 @@ def verify_attention_kernel(
             row, part = row_and_part(ends, item)
         root = tl.cast(row, tl.int64) * num_nodes
         bits = tl.load(ancestor_bits + root + node, mask=live, other=0)
-        q_offsets = (root + node)[:, None] * q_token_stride + head[:, None] * q_head_stride + channel[None, :]
-        tile = tl.load(q + q_offsets, mask=q_mask, other=0.0)
+        rows_of_q = q + (root + node) * q_token_stride + head * q_head_stride
+        tile, rest = load_queries(rows_of_q, live, HEAD_DIM, BLOCK_D, REST)
 
-        acc, peak, total = begin_softmax(sinks, head, live, part, BLOCK_M, BLOCK_D, SINKS)
+        acc, peak, total = begin_softmax(sinks, head, live, part, BLOCK_M, BLOCK_V, SINKS)
         columns = table + tl.load(rows + row) * table_stride
         length = tl.load(prefix_lens + row).to(tl.int32)
         first, end = 0, length
@@ -184,8 +189,8 @@ def verify_attention_kernel(
             keys = k_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             values = v_pool + kv_head * pool_head_stride + slot * pool_slot_stride
             acc, peak, total = attend_keys(
-                tile, keys, values, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, CONVERTS,
-                SOFTCAP,
+                tile, rest, keys, values, half, loaded, visible, acc, peak, total, scale_log2, HEAD_DIM,
+                BLOCK_D, REST, HALVES, SKIPPED, BLOCK_V, CONVERTS, SOFTCAP,
             )  # fmt: skip
         if part == 0:
             new = tl.arange(0, NEW_BLOCK)
@@ -200,8 +205,8 @@ def verify_attention_kernel(
             keys = k + kv_head * k_head_stride + (root + new) * k_token_stride
             values = v + kv_head * v_head_stride + (root + new) * v_token_stride
             acc, peak, total = attend_keys(
-                tile, keys, values, loaded, is_ancestor, acc, peak, total, scale_log2, HEAD_DIM, BLOCK_D, CONVERTS,
-                SOFTCAP,
+                tile, rest, keys, values, half, loaded, is_ancestor, acc, peak, total, scale_log2, HEAD_DIM,
+                BLOCK_D, REST, HALVES, SKIPPED, BLOCK_V, CONVERTS, SOFTCAP,
             )  # fmt: skip
         index = (root + node) * (tl.num_programs(1) * GROUP) + head
         tile_number = (row * tl.num_programs(2) + tl.program_id(2)) * tl.num_programs(1) + kv_head
@@ -216,12 +221,15 @@ def verify_attention_kernel(
             value_factor,
             index,
             live,
+            half,
             part,
             num_parts,
             most,
             HEAD_DIM,
+            HALVES,
+            SKIPPED,
             BLOCK_M,
-            BLOCK_D,
+            BLOCK_V,
             ROWS > 1,
             JOIN,
         )
@@ -238,7 +246,7 @@ def verify_attention_triton(
 ) -> Tensor:
     """Compute `verify_attention_torch` as one launch, two where tall tiles are cut.
     Last axes contiguous, pools laid out alike."""
-    k, v, k_pool, v_pool = as_bytes(k, v, *kv)
+    k, v, k_pool, v_pool = as_bytes(*KVTensors(k, v).with_values(), *kv.with_values())
     _, heads, d = q.shape
     bs, num_nodes = batch.ancestor_bits.shape
     kv_heads = k.shape[1]
@@ -247,17 +255,19 @@ def verify_attention_triton(
     planned_nodes = batch.planned_nodes or num_nodes
     assert planned_nodes >= num_nodes, f"kernel blocks for {planned_nodes} nodes, but the batch has {num_nodes}"
     has_bytes = k_pool.dtype is torch.uint8
-    size = reading_tiles(planned_nodes * group, d, q.dtype, device, group, has_bytes)
+    channels = Channels.of(d, softmax.key_only)
+    size = reading_tiles(planned_nodes * group, channels, q.dtype, device, group, has_bytes)
     if cut is None:
         read = min(softmax.window or batch.max_prefix_len, batch.max_prefix_len)
-        tiles, row_bytes = kv_heads * cdiv(planned_nodes * group, size.block_m), planned_nodes * heads * d * 4
+        tiles = kv_heads * cdiv(planned_nodes * group, size.block_m) * channels.halves
+        row_bytes = planned_nodes * heads * d * 4
         cut = KeyCut.choose(batch.planned_rows or bs, bs, read, tiles, size, row_bytes, device.processors)
     blocks = cdiv(num_nodes * group, size.block_m)
     result = CutOutput.of(q, cut, size, bs * kv_heads * blocks)
     if not bs:
         return result.out
     assert k_pool.stride() == v_pool.stride(), "the pools of keys and values are laid out alike"
-    verify_attention_kernel[(cut.programs, kv_heads, blocks)](
+    verify_attention_kernel[(cut.programs, kv_heads, blocks * channels.halves)](
         q,
         k,
         v,
@@ -284,7 +294,6 @@ def verify_attention_triton(
         cut.least,
         cut.most,
         GROUP=group,
-        HEAD_DIM=d,
         ROWS=cut.listed(bs),
         **size.constants(),
         **softmax_constants(softmax),
@@ -292,7 +301,7 @@ def verify_attention_triton(
         JOIN=result.joins,
         **size.options(),
     )
-    return result.join(batch.prefix_lens, num_nodes, softmax.window, size.block_n, softmax.value_factor)
+    return result.join(batch.prefix_lens, num_nodes, softmax.window, softmax.value_factor)
 
 
 def verify_attention_bytes(

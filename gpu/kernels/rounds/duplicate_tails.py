@@ -91,7 +91,7 @@ def duplicate_tails_triton_(
     if page_size == 1 or topk == 1 or steps == 0 or not rows.numel():
         return
     layers, num_slots = kv.keys.shape[:2]
-    k, v = words(*(pools.view(layers * num_slots, -1) for pools in kv))
+    k, v = words(*(pools.view(layers * num_slots, -1) for pools in kv.with_values()))
     row_words = k.shape[1]
     _duplicate_kernel[(len(rows), layers, cdiv(row_words, BLOCK))](
         k,

@@ -104,7 +104,7 @@ def move_accepted_triton_(kv: KVTensors, node_slots: Tensor, accept_index: Tenso
     if not batch_size:
         return
     layers, num_slots = kv.keys.shape[:2]
-    k, v = words(*(pools.view(layers * num_slots, -1) for pools in kv))
+    k, v = words(*(pools.view(layers * num_slots, -1) for pools in kv.with_values()))
     row_words, width = k.shape[1], accept_index.shape[1]
     columns = min(nodes, width)
     _move_accepted_kernel[(batch_size, layers, cdiv(row_words, BLOCK))](
@@ -130,7 +130,7 @@ def move_slots_triton_(kv: KVTensors, sources: Tensor, targets: Tensor) -> None:
     if not n:
         return
     layers, num_slots = kv.keys.shape[:2]
-    k, v = words(*(pools.view(layers * num_slots, -1) for pools in kv))
+    k, v = words(*(pools.view(layers * num_slots, -1) for pools in kv.with_values()))
     row_words = k.shape[1]
     k_moved, v_moved = k.new_empty(layers * n, row_words), v.new_empty(layers * n, row_words)
     grid = (n, layers, cdiv(row_words, BLOCK))

@@ -18,7 +18,7 @@ from foredraft.gpu.kernels.layers import (
     silu_mul,
     verify_attention,
 )
-from foredraft.gpu.kernels.layers.flash import LISTED_ROWS, Tiles, computing_tiles, reading_tiles
+from foredraft.gpu.kernels.layers.flash import LISTED_ROWS, Channels, Tiles, computing_tiles, reading_tiles
 from foredraft.gpu.kernels.layers.parts import JOINED_ROWS
 
 HEAD_LAYOUTS = ((1, 64), (8, 64), (5, 80), (7, 128), (8, 128), (1, 256), (4, 256))
@@ -35,6 +35,14 @@ ROPE_STRIDES = (
     "q_token_stride q_head_stride k_token_stride k_head_stride v_token_stride v_head_stride table_stride"
     " k_slot_stride k_pool_head_stride v_slot_stride v_pool_head_stride"
 )
+
+
+WIDE_LAYOUTS = ((8, 512), (16, 576))
+"""Those of Gemma 4's layers without a window, and of latent attention on a rank of a few."""
+
+
+def channels_of(d: int) -> Channels:
+    return Channels.of(d, 32 if d == 576 else 0)
 
 
 def tensors_of(names: str, as_bytes: bool) -> str:
@@ -68,7 +76,7 @@ def attention_case(
         f"{name}{', float32' * wide}{kind_of(window, softcap)}",
         kernel,
         {**arguments, "*i32": f"table {arguments.get('*i32', '')}", "fp32": "scale_log2 value_factor"},
-        {"GROUP": group, "HEAD_DIM": d, **size.constants(), **constants}
+        {"GROUP": group, **size.constants(), **constants}
         | {"WINDOW": window, "SOFTCAP": softcap, "SINKS": window > 0 and not softcap},
         divisible_by_16=strides,
         **size.options(),
@@ -85,7 +93,7 @@ def decode_case(
     return attention_case(
         f"decode_attention {heads}/{kv_heads} heads of {d}{', parts' * (rows > 1)}{', bytes' * as_bytes}",
         decode_attention.decode_attention_kernel,
-        size := reading_tiles(group, d, torch.bfloat16, traits_of(architecture), has_bytes=as_bytes),
+        size := reading_tiles(group, channels_of(d), torch.bfloat16, traits_of(architecture), has_bytes=as_bytes),
         {
             "*bf16": f"{tensors_of('q k_pool v_pool sinks out', as_bytes)} {'' if rows > 1 else 'partial lse arrived'}",
             "*u8": "k_pool v_pool" if as_bytes else "",
@@ -122,7 +130,7 @@ def verify_case(
     return attention_case(
         f"verify_attention {8 * group}/8 heads of {d}, {num_nodes} nodes{', parts' * (rows > 1)}{', bytes' * as_bytes}",
         verify_attention.verify_attention_kernel,
-        size := reading_tiles(num_nodes * group, d, dtype, traits_of(architecture), group, as_bytes),
+        size := reading_tiles(num_nodes * group, channels_of(d), dtype, traits_of(architecture), group, as_bytes),
         {
             **floats,
             "*u8": "k v k_pool v_pool" if as_bytes else "",
@@ -153,7 +161,7 @@ def extend_case(
     return attention_case(
         f"extend_attention {8 * group}/8 heads of {d}, {new_len} tokens{', bytes' * as_bytes}",
         extend_attention.extend_attention_kernel,
-        computing_tiles(new_len * group, d, dtype, traits_of(architecture), as_bytes),
+        computing_tiles(new_len * group, channels_of(d), dtype, traits_of(architecture), as_bytes),
         {
             pointer: tensors_of("q k v k_pool v_pool sinks out", as_bytes),
             "*u8": "k v k_pool v_pool" if as_bytes else "",
@@ -205,6 +213,17 @@ ATTENTION = [
                 extend_case(2048, architecture, group=group, d=d, as_bytes=True),
             )
         ),
+        *(
+            case
+            for group, d in WIDE_LAYOUTS
+            for as_bytes in (False, True)
+            for case in (
+                decode_case(8 * group, 8, d, LISTED_ROWS, architecture, as_bytes=as_bytes),
+                verify_case(4, LISTED_ROWS, architecture, group=group, d=d, as_bytes=as_bytes),
+                verify_case(64, LISTED_ROWS, architecture, group=group, d=d, as_bytes=as_bytes),
+                extend_case(2048, architecture, group=group, d=d, as_bytes=as_bytes),
+            )
+        ),
     )
 ]
 JOIN = [
@@ -213,9 +232,9 @@ JOIN = [
         parts.join_parts_kernel,
         {"*fp32": "partial lse", "*bf16": "out", "*i64": "lens", "fp32": "value_factor"}
         | {"i32": "heads num_nodes least most"},
-        parts._join_constants(d, 32 if d > 128 else 64, window),
+        parts.join_constants(reading_tiles(64, channels_of(d), torch.bfloat16, traits_of(90)), window),
     )
-    for d, window in ((80, 0), (128, 0), (128, 4096), (256, 0))
+    for d, window in ((80, 0), (128, 0), (128, 4096), (256, 0), (576, 0))
 ]
 ROPE = [
     AotCase(
@@ -234,6 +253,7 @@ ROPE = [
             "HALF": 64,
             "BLOCK_HALF": 64,
             "HEADS": rope_write.HEADS_PER_PROGRAM,
+            "VALUES": True,
             **({} if kv_heads > 1 else {"kv_heads": 1}),
         },
         divisible_by_16=ROPE_STRIDES,

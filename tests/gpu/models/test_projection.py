@@ -129,12 +129,13 @@ def test_large_models_keep_bfloat16_where_the_cpu_has_it(native: bool, monkeypat
 
 
 def test_heads_that_are_wider_than_a_gpus_kernels_are_refused_there():
-    latent = replace(SHAPES["deepseek_v3"], head_dim=576)
-    for shape, key in ((latent, "kv_lora_rank"), (replace(SHAPES["gemma4"], full_head_dim=512), "head_dim")):
-        with pytest.raises(ConfigError, match=rf"m: {key}: 5\d\d channels: a GPU's kernels have at most 256"):
-            check_kernels(shape, "cuda", "m")
-        check_kernels(shape, "cpu", "m")
-    check_kernels(replace(SHAPES["llama"], head_dim=256), "cuda:1", "m")
+    for known, key in ((replace(SHAPES["deepseek_v3"], head_dim=576), "kv_lora_rank"), (SHAPES["llama"], "head_dim")):
+        wide = replace(known, head_dim=640)
+        with pytest.raises(ConfigError, match=rf"m: {key}: 640 channels: a GPU's kernels have at most 576"):
+            check_kernels(wide, "cuda", "m")
+        check_kernels(wide, "cpu", "m")
+        check_kernels(known, "cuda:1", "m")
+    check_kernels(replace(SHAPES["gemma4"], full_head_dim=512), "cuda", "m")
 
 
 def test_other_dtypes_are_the_models_own_and_unknown_ones_are_refused():

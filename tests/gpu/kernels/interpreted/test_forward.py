@@ -12,7 +12,7 @@ from foredraft.gpu.kernels.jit import cdiv
 from foredraft.gpu.kernels.layers import flash
 from foredraft.gpu.kernels.layers.decode_attention import decode_attention_triton
 from foredraft.gpu.kernels.layers.extend_attention import extend_attention_triton
-from foredraft.gpu.kernels.layers.flash import INTERPRETED, KeyCut, device_of, reading_tiles
+from foredraft.gpu.kernels.layers.flash import INTERPRETED, Channels, KeyCut, device_of, reading_tiles
 from foredraft.gpu.kernels.layers.verify_attention import verify_attention_triton
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
@@ -24,7 +24,8 @@ from foredraft.gpu.selftest.batches import (
     rotary_table,
     softmaxes,
 )
-from foredraft.gpu.types.ops import VerifyBatch
+from foredraft.gpu.types.attention import Softmax
+from foredraft.gpu.types.ops import KVTensors, VerifyBatch
 from forward_cases import BOTH, DTYPES, NAME, TWINS, close, dense_decode, dense_extend, dense_verify, strided
 from memory_checker import Checker, Ownership, checked_memory
 from torch import Tensor
@@ -138,7 +139,7 @@ def test_verify(prefix_lens: list[int], nd: int, most: int):
         q, k, v = strided(batch.q), strided(batch.k), strided(batch.v)
         expected, tree = dense_verify(batch, bits), batch.tree(bits, batch.max_prefix_len)
         twin = TWINS.verify_attention(q, k, v, batch.kv, tree)  # before what it multiplies by 0 is forgotten
-        size = reading_tiles(nd * heads // kv_heads, q.shape[2], dtype, device_of(q.device))
+        size = reading_tiles(nd * heads // kv_heads, Channels.of(q.shape[2]), dtype, device_of(q.device))
         assert size.block_n == BLOCK[dtype]
         cut = cut_of(dtype, prefix_lens, most)
         items = [int(batch.rows[row]) for row in row_of_item(cut, dtype, prefix_lens)]
@@ -210,6 +211,33 @@ def test_head_sizes(d: int):
         extended = extend_attention_triton(*tokens[:3], batch.kv, batch.chunks(None, 2))
     close(verified, dense_verify(batch, bits))
     close(extended, dense_extend(batch))
+
+
+@pytest.mark.fast("272-8", ci="*")
+@pytest.mark.parametrize("key_only", [0, 8])
+@pytest.mark.parametrize("d", [272, 512, 576])
+def test_wide_heads_sum_their_values_in_halves(d: int, key_only: int):
+    """Of latent attention (`key_only`) the keys are the values, but for some channels, whose sums are not read."""
+    batch = make_batch(9, [40, 3, 0], [3] * 3, heads=4, kv_heads=1 if key_only else 2, d=d, dtype=torch.float32)
+    k, v, kv = batch.k, batch.v, batch.kv
+    if key_only:
+        batch = replace(batch, v=batch.k, v_pool=batch.k_pool)
+        k, v, kv = batch.k, batch.k[..., :0], KVTensors(batch.k_pool, batch.k_pool[..., :0])
+    softmax, bits = Softmax(0.05, key_only=key_only), random_tree_bits(1, 3, 3, padding=True)
+    channel = torch.arange(d)
+    is_read = channel % (d // 2) >= key_only
+    for most in (1, 2):
+        with checked_memory(read_only=[batch.q, k, bits], shuffle=most):
+            cut = KeyCut(16, most, 3 * most)
+            verified = verify_attention_triton(batch.q, k, v, kv, batch.tree(bits, 40), softmax, cut)
+        close(verified[..., is_read], dense_verify(batch, bits, softmax)[..., is_read])
+        view, queries = decode_view(batch, [40, 3, 0]), replace(batch, q=batch.q[:3])
+        with checked_memory():
+            decoded = decode_attention_triton(queries.q, kv, view, softmax, cut)
+        close(decoded[..., is_read], dense_decode(queries, view, softmax)[..., is_read])
+    with checked_memory():
+        extended = extend_attention_triton(batch.q, k, v, kv, batch.chunks(None, 3), softmax)
+    close(extended[..., is_read], dense_extend(batch, softmax)[..., is_read])
 
 
 @pytest.mark.fast("TorchOps-*", "TritonOps-[34]")
@@ -310,7 +338,7 @@ def test_the_parts_of_a_long_row_are_shared_and_its_neighbours_change_no_bit(
     counted: list[Counter[tuple[int, int, int]]] = []
     together = outputs(slice(None), lambda checker, batch: counted.append(trips_of_programs(checker, batch.k_pool)))
     trips = counted[0]
-    cut = KeyCut.choose(8, 8, 1152, 1, reading_tiles(2, 16, torch.float32, INTERPRETED), 128, 4)
+    cut = KeyCut.choose(8, 8, 1152, 1, reading_tiles(2, Channels.of(16), torch.float32, INTERPRETED), 128, 4)
     assert 1 < cut.most <= 8 and cut.programs == 8
     assert sum(trips.values()) == blocks
     assert max(trips.values()) <= blocks / 8 + cut.least / 16, f"{trips}, {cut}"
@@ -324,11 +352,11 @@ def test_the_parts_of_a_long_row_are_shared_and_its_neighbours_change_no_bit(
 
 def test_what_a_batch_is_cut_into():
     """One row fills an H200; rows that fill it are cut where they are long; parts take a bounded memory."""
-    size = reading_tiles(16, 128, torch.bfloat16, INTERPRETED)
+    size = reading_tiles(16, Channels.of(128), torch.bfloat16, INTERPRETED)
     alone = KeyCut.choose(1, 1, 131072, 8, size, 4 * 32 * 128 * 4, 132)
     assert alone.programs * 8 >= 132 * 2 and alone.least == 64
     many = KeyCut.choose(32, 32, 131072, 8, size, 4 * 32 * 128 * 4, 132)
     assert 640 <= many.least <= 1024 and many.most == many.programs == alone.programs
     assert KeyCut.choose(32, 32, 600, 8, size, 4 * 32 * 128 * 4, 132) == KeyCut(many.least, 1, 32)
-    tall = reading_tiles(256, 128, torch.bfloat16, INTERPRETED)
+    tall = reading_tiles(256, Channels.of(128), torch.bfloat16, INTERPRETED)
     assert KeyCut.choose(64, 64, 131072, 32, tall, 64 * 32 * 128 * 4, 132).most == flash.PARTS_BYTES >> 26
