@@ -41,7 +41,7 @@ GROUPS = (PROJECTIONS, EXPERTS, ATTENTION, ELEMENTWISE, LM_HEAD, REST, *EXCHANGE
 TARGET, DRAFT = "target", "draft"
 
 _ATTENTION = ("verify_attention_kernel", "decode_attention_kernel", "join_parts_kernel")
-_OF_LAYERS = ("rms_norm_kernel", "rope_write_kernel", "silu_mul_kernel")
+_OF_LAYERS = ("rms_norm_kernel", "rope_write_kernel", "gate_mul_kernel")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _READ_ROWS = ("embedding", "index", "index_select", "gather", "take")  # of what is read, only what comes out
 _ALLOCATE = ("empty", "empty_like", "empty_strided", "new_empty", "scalar_tensor", "_unsafe_view", "detach", "alias")

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...core.tree.build import Candidates, VerifyTree, build_chain, build_tree, expand_topk, first_candidates
-from ...gpu.kernels.layers.delta_rule import L2_EPS
+from ...gpu.kernels.layers.delta_rule import L2_EPS, recur_torch
 from ...gpu.models.decoder import Capture, Decoder
 from ...gpu.models.eagle import DraftHead, MultiLayerEagleHeads
 from ...gpu.tiny.dense import DenseAttention
-from ...gpu.types.recurrence import Inputs, StateShape
+from ...gpu.types.recurrence import Inputs, RecurrentWeights, StateShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +186,12 @@ class PlainRecurrence(DenseAttention):
         super().__init__([length])
         self.states: list[Tensor] = []  # per recurrent layer, see `flat_state`
 
-    def recur(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
+    def recur(self, layer: int, projected: Tensor, weights: RecurrentWeights, shape: StateShape) -> Tensor:
         """See `Attention`."""
+        return recur_torch(self, layer, projected, weights, shape)
+
+    def run(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
+        """See `PassStates`."""
         mixed, size = inputs.mixed, shape.key_heads * shape.key_dim
         padded = torch.cat((mixed.new_zeros(shape.kernel - 1, mixed.shape[1]), mixed))
         convolved = F.silu((padded.unfold(0, shape.kernel, 1) * kernel).sum(-1))

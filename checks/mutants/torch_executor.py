@@ -11,9 +11,10 @@ from ...gpu.draft.heads import HeadsDraft
 from ...gpu.executor.prompt_runner import PromptRunner
 from ...gpu.executor.round import DecodeRound
 from ...gpu.kernels.constants import numbers
-from ...gpu.kernels.layers.delta_rule import States, advanced
+from ...gpu.kernels.layers.delta_rule import advanced
 from ...gpu.ops.host_ops import HostOps
 from ...gpu.types.attention import PLAIN
+from ...gpu.types.recurrence import States
 from ..adapters.torch_executor import CheckedExecutor
 from .planting import Defects
 

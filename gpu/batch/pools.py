@@ -15,8 +15,8 @@ from ...core.scheduler.config import EngineConfig, EngineSizes
 from ..models.config import ModelConfig
 from ..types.attention import PLAIN, UNSCALED, KVScales, KVShape, Softmax
 from ..types.ops import AttentionBatch, DecodeBatch, ExtendBatch, KVTensors, Ops, VerifyBatch
-from ..types.recurrence import Inputs, StateShape
-from .states import ChunkStates, PassStates, StatePool
+from ..types.recurrence import PassStates, RecurrentWeights, StateShape
+from .states import ChunkStates, StatePool
 from .uploads import upload, uploads_to
 from .zeros import zeros
 
@@ -199,10 +199,10 @@ class PagedAttention:
             self._in_rings = batch, self.pool.ring_slots(self.cells)
         return self._in_rings
 
-    def recur(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
+    def recur(self, layer: int, projected: Tensor, weights: RecurrentWeights, shape: StateShape) -> Tensor:
         """See `Attention`."""
         assert self.states is not None, "the pass of a model with recurrent layers has their states"
-        return self.states.run(layer, inputs, kernel, shape)
+        return self.ops.recur(self.states, layer, projected, weights, shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,17 @@ A round keeps a few vectors of each node instead of its state, and applies those
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...core.errors import InvariantViolation
 from ..kernels.constants import numbers
-from ..kernels.layers.delta_rule import WINDOW, Links, Nodes, States, advanced, chain, run_tokens, tree_links
+from ..kernels.layers.delta_rule import WINDOW, advanced, chain, run_tokens, tree_links
 from ..types.ops import DeviceTree, DeviceVerified
-from ..types.recurrence import Inputs, StateShape
+from ..types.recurrence import Inputs, Links, Nodes, RecurrentWeights, States, StateShape
 from .zeros import zeros
 
 
@@ -34,20 +34,21 @@ class StatePool:
     def __init__(
         self, shapes: Sequence[StateShape], num_rows: int, dtype: torch.dtype, device: torch.device, debug: bool = False
     ) -> None:
-        wide = torch.promote_types(dtype, torch.float32)
-        self.layers: tuple[States, ...] = tuple(
-            States(
-                zeros((num_rows + 1, s.heads, s.key_dim, s.value_dim), wide, device),
-                zeros((num_rows + 1, s.kernel - 1, s.channels), dtype, device),
-            )
-            for s in shapes
+        wide, (s, *others) = torch.promote_types(dtype, torch.float32), shapes
+        assert all(other == s for other in others), "the recurrent layers of a model are alike"
+        size = (len(shapes), num_rows + 1)
+        self.all_layers: States = States(
+            zeros((*size, s.heads, s.key_dim, s.value_dim), wide, device),
+            zeros((*size, s.kernel - 1, s.channels), dtype, device),
         )
+        both = zip(self.all_layers.matrices, self.all_layers.inputs, strict=True)
+        self.layers: tuple[States, ...] = tuple(States(*layer) for layer in both)
         self.lengths: Tensor = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self._debug = debug
 
     @property
     def num_bytes(self) -> int:
-        return sum(states.matrices.nbytes + states.inputs.nbytes for states in self.layers)
+        return self.all_layers.matrices.nbytes + self.all_layers.inputs.nbytes
 
     def at(self, layer: int, rows: Tensor) -> States:
         """Return a copy of the states of int64 rows [B] in a layer."""
@@ -70,11 +71,11 @@ class StatePool:
                 raise InvariantViolation("RELAY-03", message)
 
 
-class PassStates(Protocol):
-    """The recurrent layers' part of one forward pass."""
+class FusedRecurrence(NamedTuple):
+    """Kernels for the new tokens of a round, and for those of them that stay."""
 
-    def run(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
-        """Run the pass's n tokens through recurrent layer `layer` (counted among these): [n, H, Dv]."""
+    run: Callable[[States, Tensor, Tensor, RecurrentWeights, StateShape, Links, Nodes, int], Tensor]
+    keep: Callable[[States, Tensor, Nodes, Tensor, Tensor], None]
 
 
 class ChunkStates:
@@ -120,6 +121,7 @@ class TreeStates:
         pool.check(rows, lengths)
         self._pool, self._rows, self._lengths, self._links = pool, rows, lengths, links
         self._nodes: list[Nodes] = []
+        self._fused: tuple[Nodes, FusedRecurrence] | None = None  # nodes of all layers, and what keeps them
 
     @classmethod
     def of_tree(cls, pool: StatePool, rows: Tensor, lengths: Tensor, tree: DeviceTree) -> TreeStates:
@@ -137,6 +139,29 @@ class TreeStates:
         self._nodes.append(nodes)
         return out.flatten(0, 1)
 
+    @property
+    def width(self) -> int:
+        """New tokens of each row."""
+        return self._links.parents.shape[1]
+
+    def run_fused(
+        self,
+        recurrence: FusedRecurrence,
+        layer: int,
+        projected: Tensor,
+        weights: RecurrentWeights,
+        shape: StateShape,
+    ) -> Tensor:
+        """Do what `Ops.recur` says with kernels, which read the states in the pool."""
+        if self._fused is None:
+            num_layers = len(self._pool.layers)
+            nodes = Nodes.empty(num_layers, self.width, self._rows, shape, projected.dtype)
+            self._fused = nodes, recurrence
+        nodes, _ = self._fused
+        return recurrence.run(
+            self._pool.layers[layer], self._rows, projected, weights, shape, self._links, nodes, layer
+        )
+
     def keep_verified(self, verified: DeviceVerified, num_nodes: int) -> None:
         """Put the states after the accepted paths into the rows."""
         firsts = numbers(len(self._rows), self._rows.device).unsqueeze(1) * num_nodes
@@ -144,6 +169,9 @@ class TreeStates:
 
     def keep(self, path: Tensor, lens: Tensor) -> None:
         """Put the states after the first `lens` int64 [B] nodes of `path` int64 [B, P] into the rows."""
+        if self._fused is not None:
+            nodes, recurrence = self._fused
+            recurrence.keep(self._pool.all_layers, self._rows, nodes, path, lens)
         for layer, nodes in enumerate(self._nodes):
             self._pool.write(layer, self._rows, advanced(self._pool.at(layer, self._rows), nodes, path, lens))
         self._pool.lengths[self._rows] = self._lengths + lens

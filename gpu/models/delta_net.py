@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..types.attention import BatchAttention
 from ..types.ops import Ops
-from ..types.recurrence import Inputs
+from ..types.recurrence import RecurrentWeights
 from .config import ModelConfig
 from .projection import Projection
 from .weights import NamedWeight, empty_weight, rows_of
@@ -31,11 +30,11 @@ class DeltaNet(nn.Module):
     ) -> None:
         super().__init__()
         assert config.state is not None
-        self._index, self._ops, self._eps, self._shape = index, ops, config.rms_norm_eps, config.state
+        self._index, self._shape = index, config.state
         self._is_published_fused = config.family.fused_states
         shape, wide = config.state, torch.promote_types(dtype, torch.float32)
         values = shape.heads * shape.value_dim
-        self._parts = (shape.channels, values, shape.heads, shape.heads)
+        self._parts = shape.projected
         self._input_weight = empty_weight(sum(self._parts), config.hidden_size, device=device, dtype=dtype)
         self._output_weight = empty_weight(config.hidden_size, values, device=device, dtype=dtype)
         self._conv_weight = empty_weight(shape.channels, shape.kernel, device=device, dtype=dtype)
@@ -47,20 +46,15 @@ class DeltaNet(nn.Module):
             Projection(self._input_weight),
             Projection(self._output_weight, exchange=config.exchange),
         )
-        self._small = (self._conv_weight, self._log_rate, self._step_bias, self._out_norm)
+        self._small = RecurrentWeights(
+            self._conv_weight, self._log_rate, self._step_bias, self._out_norm, config.rms_norm_eps
+        )
 
     def run(self, x: Tensor, attention: BatchAttention, cos_sin: Tensor) -> Tensor:
         """Mix: x [n, H] → [n, H], without the residual."""
         project_input, project_output = self.projections
-        kernel, log_rate, step_bias, norm = self._small
-        mixed, gate, beta, step = project_input(x).split_with_sizes(self._parts, 1)
-        log_decay = -log_rate.exp() * F.softplus(step.to(log_rate.dtype) + step_bias)
-        inputs = Inputs(mixed, log_decay, beta.sigmoid().to(log_rate.dtype))
-        out = attention.recur(self._index, inputs, kernel, self._shape).to(x.dtype)
-        normed = self._ops.rms_norm(out, norm, self._eps)
-        gated = normed.flatten(1) * F.silu(gate.to(log_rate.dtype))
-        mixed_out: Tensor = project_output(gated.to(x.dtype))
-        return mixed_out
+        mixed: Tensor = project_output(attention.recur(self._index, project_input(x), self._small, self._shape))
+        return mixed
 
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         """Yield the weights with names below the layer's own prefix, as the family publishes them."""

@@ -133,7 +133,7 @@ class GroupedAttention(nn.Module):
         if self._head_norms is not None:
             q, k = self._normed((q, k), self._head_norms)
         out = attention.attend(self._place, q, k, v, cos_sin if self.table is None else self.table, self.softmax)
-        return project_output((out * gate[0].sigmoid() if gate else out).flatten(1))
+        return project_output((self._ops.sigmoid_mul(out, gate[0]) if gate else out).flatten(1))
 
     def _normed(self, parts: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> Iterator[Tensor]:
         """Yield queries and keys [n, heads, d] under their norms: of each head, or of all heads of all ranks."""

@@ -17,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...core.model_shape import MoeConfig
 from ..types.coded import CodedWeight
+from ..types.experts import Router
 from ..types.ops import Ops
 from .config import ModelConfig
 from .families import GELU_TANH, ExpertForm, Routing
@@ -125,6 +127,7 @@ class ExpertMlp(nn.Module):
             self.shared_gate = empty_weight(1, hidden, device=device, dtype=dtype)
         self._choice_bias, self._shared, self._shared_gate = self.choice_bias, self.shared, self.shared_gate
         self._router = (self.router_weight, self.router_bias)
+        self._choice = _router_of(config.moe, self._form.routing)
         # Outputs of all ranks are added: one of them adds the bias.
         self.expert_projections = (
             ExpertProjection(self.gate_up_weight, self.gate_up_bias, ops),
@@ -137,54 +140,35 @@ class ExpertMlp(nn.Module):
         """Run the experts: x [n, H] → [n, H], and the chosen experts int64 [n, k], best first. `in_round`: see
         `Attention`."""
         weights, experts = self.route(x)
-        stand = self.ways.as_they_stand(experts.numel(), in_round)
-        out = (self._as_they_stand if stand else self._sorted)(x, weights, experts)
-        out = out if self._shared is None else out + self._of_shared(x)
+        if self.ways.as_they_stand(experts.numel(), in_round):
+            out = self._as_they_stand(x, weights, experts, self._of_shared(x))
+        else:
+            out = self._sorted(x, weights, experts)
+            if (shared := self._of_shared(x)) is not None:
+                gate = self._shared_gate
+                out = out + (shared if gate is None else shared * F.linear(x, gate).sigmoid())
         return out if self._exchange is None else self._exchange(out), experts
 
-    def _of_shared(self, x: Tensor) -> Tensor:
-        assert self._shared is not None
-        out, _ = self._shared.run(x)
-        return out if self._shared_gate is None else out * F.linear(x, self._shared_gate).sigmoid()
+    def _of_shared(self, x: Tensor) -> Tensor | None:
+        return None if self._shared is None else self._shared.run(x)[0]
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights (in x's dtype) and numbers of each token's experts, both [n, k].
-        Probabilities are taken over all experts."""
+        """Return weights (in x's dtype) and numbers of each token's experts, both [n, k]. Groups are chosen by scores
+        in 32 bits at least, as DeepSeek V2 (arXiv 2405.04434, section 2.2.2) and V3 (arXiv 2412.19437, section 2.1.2)
+        do."""
+        weight, bias = self._router
         if self._form.routing is not Routing.SOFTMAX:
-            return self._route_by_groups(x)
-        logits = F.linear(x, *self._router)
-        weights, experts = logits.softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32)).topk(self.moe.top_k)
-        if self.moe.norm_topk_prob:
-            weights = weights / weights.sum(-1, keepdim=True)
-        return weights.to(x.dtype), experts
+            wide = torch.promote_types(x.dtype, torch.float32)
+            x, weight = x.to(wide), weight.to(wide)
+        return self.ops.route(F.linear(x, weight, bias), self._choice, self._choice_bias, self.router_weight.dtype)
 
-    def _route_by_groups(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Route as DeepSeek V2 (arXiv 2405.04434, section 2.2.2) and V3 (arXiv 2412.19437, section 2.1.2) do, in 32
-        bits at least."""
-        wide, moe = torch.promote_types(x.dtype, torch.float32), self.moe
-        logits = F.linear(x.to(wide), self._router[0].to(wide))
-        if self._choice_bias is None:
-            scores = choice = logits.softmax(-1)
-            best = 1
-        else:
-            scores = logits.sigmoid()
-            choice, best = scores + self._choice_bias, 2
-        if moe.num_groups > 1:
-            grouped = choice.unflatten(-1, (moe.num_groups, -1))
-            chosen = grouped.topk(best, -1).values.sum(-1).topk(moe.top_groups, -1).indices
-            inside = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter(-1, chosen, True)
-            choice = grouped.masked_fill(~inside.unsqueeze(-1), -torch.inf).flatten(-2)
-        experts = choice.topk(moe.top_k, -1).indices
-        weights = scores.gather(-1, experts)
-        if moe.norm_topk_prob:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return (weights * moe.scale).to(x.dtype), experts
-
-    def _as_they_stand(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+    def _as_they_stand(self, x: Tensor, weights: Tensor, experts: Tensor, shared: Tensor | None = None) -> Tensor:
         gate_up, down = self.expert_projections
-        inner = self._activate(gate_up(x, experts).flatten(0, 1))
-        out = down(inner.view(*experts.shape, -1), experts)
-        return (weights.unsqueeze(1) @ out).squeeze(1)
+        inner = gate_up(x, experts)
+        if self._form.packed:
+            inner = clamped_swiglu(inner.flatten(0, 1)).unflatten(0, experts.shape)
+        out = down(inner, experts, gated=not self._form.packed)
+        return self.ops.combine(out, weights, shared, x, self._shared_gate)
 
     def _sorted(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         gate_up, down = self.expert_projections
@@ -233,6 +217,14 @@ class ExpertMlp(nn.Module):
             yield NamedWeight(f"experts.{i}.{down}.weight", self.down_weight.detach()[i])
 
 
+def _router_of(moe: MoeConfig, routing: Routing) -> Router:
+    if routing is Routing.SOFTMAX:
+        return Router(moe.top_k, normalized=moe.norm_topk_prob)
+    return Router(
+        moe.top_k, routing is Routing.CORRECTED, moe.num_groups, moe.top_groups, moe.norm_topk_prob, 1e-20, moe.scale
+    )
+
+
 def clamped_swiglu(gate_up: Tensor) -> Tensor:
     """Map [n, 2 · I] with gate and up in turns → [n, I]:
     (up + 1) · gate · sigmoid(1.702 gate), clamped to 7 (gpt-oss's own code)."""
@@ -252,9 +244,9 @@ class ExpertProjection:
     def keep(self, coded: CodedWeight) -> None:
         self.coded = coded
 
-    def __call__(self, x: Tensor, experts: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, experts: Tensor, gated: bool = False) -> Tensor:
         """Return the products of chosen experts, [n, k, out]; see `Ops.expert_product`."""
-        out = self._ops.expert_product(x, self.parameter if self.coded is None else self.coded, experts)
+        out = self._ops.expert_product(x, self.parameter if self.coded is None else self.coded, experts, gated)
         return out if self._bias is None else out + self._bias[experts]
 
     def of_segments(self, x: Tensor, counts: Tensor, chosen: Tensor) -> Tensor:

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ..kernels.layers.decode_attention import decode_attention_torch, decode_keys
+from ..kernels.layers.delta_rule import recur_torch
+from ..kernels.layers.experts import combine_torch, route_torch
 from ..kernels.layers.extend_attention import extend_attention_torch, extend_keys
 from ..kernels.layers.products import coded_product_torch, expert_product_torch
 from ..kernels.layers.rms_norm import add_rms_norm_torch, rms_norm_torch
 from ..kernels.layers.rope_write import rope_write_torch, rotation_of
-from ..kernels.layers.silu_mul import gelu_mul_torch, silu_mul_torch
+from ..kernels.layers.silu_mul import gelu_mul_torch, sigmoid_mul_torch, silu_mul_torch
 from ..kernels.layers.verify_attention import verify_attention_torch, verify_keys
 from ..kernels.padded import LastValue
 from ..kernels.rounds.best import best_drafts_torch, best_tokens_torch
@@ -47,8 +49,12 @@ class TorchOps:
     add_rms_norm = staticmethod(add_rms_norm_torch)
     silu_mul: Callable[[Tensor], Tensor] = staticmethod(silu_mul_torch)
     gelu_mul: Callable[[Tensor], Tensor] = staticmethod(gelu_mul_torch)
+    sigmoid_mul: Callable[..., Tensor] = staticmethod(sigmoid_mul_torch)
     coded_product = staticmethod(coded_product_torch)
     expert_product = staticmethod(expert_product_torch)
+    route = staticmethod(route_torch)
+    combine = staticmethod(combine_torch)
+    recur = staticmethod(recur_torch)
     build_chain = staticmethod(build_chain_torch)
     build_tree = staticmethod(build_tree_torch)
     window: Callable[..., tuple[Tensor, Tensor]] = staticmethod(window_torch)

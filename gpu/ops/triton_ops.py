@@ -7,12 +7,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..batch.states import FusedRecurrence, TreeStates
 from ..kernels.layers.decode_attention import decode_attention_triton
+from ..kernels.layers.delta_nodes import MAX_NODES, delta_keep_triton_, delta_nodes_triton
+from ..kernels.layers.delta_rule import recur_torch
+from ..kernels.layers.experts import combine_torch, combine_triton, route_torch, route_triton
 from ..kernels.layers.extend_attention import extend_attention_triton
 from ..kernels.layers.products import coded_product_triton, expert_product_torch, expert_product_triton
 from ..kernels.layers.rms_norm import add_rms_norm_torch, add_rms_norm_triton, rms_norm_torch, rms_norm_triton
 from ..kernels.layers.rope_write import rope_write_triton
-from ..kernels.layers.silu_mul import gelu_mul_torch, silu_mul_torch, silu_mul_triton
+from ..kernels.layers.silu_mul import (
+    gelu_mul_torch,
+    sigmoid_mul_torch,
+    sigmoid_mul_triton,
+    silu_mul_torch,
+    silu_mul_triton,
+)
 from ..kernels.layers.verify_attention import verify_attention_triton
 from ..kernels.rounds.best import best_drafts_triton, best_tokens_triton
 from ..kernels.rounds.bonus import gather_emitted_triton
@@ -29,7 +39,11 @@ from ..kernels.rounds.verify_sampling import verify_sampling_triton
 from ..kernels.rounds.window import window_triton
 from ..models.layer import run_layers
 from ..types.coded import CodedWeight
+from ..types.experts import Router
+from ..types.recurrence import PassStates, RecurrentWeights, StateShape
 from .tilings import tiling_for
+
+DELTA_RULE = FusedRecurrence(delta_nodes_triton, delta_keep_triton_)
 
 
 class TritonOps:
@@ -70,12 +84,36 @@ class TritonOps:
         norm = add_rms_norm_torch if _needs_gradient(x, residual, weight) else add_rms_norm_triton
         return norm(x, residual, weight, eps)
 
+    def recur(
+        self, states: PassStates, layer: int, projected: Tensor, weights: RecurrentWeights, shape: StateShape
+    ) -> Tensor:
+        if isinstance(states, TreeStates) and states.width <= MAX_NODES:
+            return states.run_fused(DELTA_RULE, layer, projected, weights, shape)
+        return recur_torch(states, layer, projected, weights, shape)
+
     def coded_product(self, x: Tensor, weight: CodedWeight) -> Tensor:
         return coded_product_triton(x, weight, tiling_for(weight, x.shape[0], x.dtype))
 
-    def expert_product(self, x: Tensor, weight: Tensor | CodedWeight, experts: Tensor) -> Tensor:
+    def expert_product(self, x: Tensor, weight: Tensor | CodedWeight, experts: Tensor, gated: bool = False) -> Tensor:
         is_trained = isinstance(weight, Tensor) and _needs_gradient(x, weight)
-        return (expert_product_torch if is_trained else expert_product_triton)(x, weight, experts)
+        return (expert_product_torch if is_trained else expert_product_triton)(x, weight, experts, gated)
+
+    def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
+        return (sigmoid_mul_torch if _needs_gradient(x, gate) else sigmoid_mul_triton)(x, gate)
+
+    def route(self, logits: Tensor, router: Router, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return (route_torch if _needs_gradient(logits) else route_triton)(logits, router, bias, dtype)
+
+    def combine(
+        self,
+        out: Tensor,
+        weights: Tensor,
+        shared: Tensor | None = None,
+        x: Tensor | None = None,
+        gate: Tensor | None = None,
+    ) -> Tensor:
+        combined = combine_torch if _needs_gradient(out, weights) else combine_triton
+        return combined(out, weights, shared, x, gate)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return silu_mul_torch(gate_up) if _needs_gradient(gate_up) else silu_mul_triton(gate_up)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ..models.decoder import Decoder
 from ..types.attention import PLAIN, Softmax
-from ..types.recurrence import Inputs, StateShape
+from ..types.recurrence import RecurrentWeights, StateShape
 from .dense import rotate
 
 ROWS_AT_ONCE = 64  # bounds the keys and values held
@@ -47,7 +47,7 @@ class GrowingAttention:
         )
         return out.transpose(1, 2).flatten(0, 1)
 
-    def recur(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
+    def recur(self, layer: int, projected: Tensor, weights: RecurrentWeights, shape: StateShape) -> Tensor:
         """Refuse: what is trained has no recurrent layers."""
         raise AssertionError("a target that is trained has no recurrent layers")
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch.states import ChunkStates, StatePool
+from ..kernels.layers.delta_rule import recur_torch
 from ..types.attention import PLAIN, Softmax
-from ..types.recurrence import Inputs, StateShape
+from ..types.recurrence import RecurrentWeights, StateShape
 
 
 class DenseAttention:
@@ -63,15 +64,15 @@ class DenseAttention:
         )
         return out.transpose(1, 2).flatten(0, 1)
 
-    def recur(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
+    def recur(self, layer: int, projected: Tensor, weights: RecurrentWeights, shape: StateShape) -> Tensor:
         """See `Attention`."""
-        device, count = inputs.mixed.device, len(self._lengths)
-        pool = StatePool([shape], count, inputs.mixed.dtype, device)
+        device, count = projected.device, len(self._lengths)
+        pool = StatePool([shape], count, projected.dtype, device)
         lens = torch.tensor(self._lengths, device=device)
         starts = torch.cat((lens.new_zeros(1), lens.cumsum(0)))
         rows = torch.arange(1, count + 1, device=device)
         chunks = ChunkStates(pool, rows, torch.zeros_like(rows), starts, lens, max(self._lengths))
-        return chunks.run(0, inputs, kernel, shape)
+        return recur_torch(chunks, 0, projected, weights, shape)
 
     def _written_out(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> Tensor:
         """Return the attention of q, k, v [b, heads, t, d] with any softmax, [b · t, Hq, d]."""
@@ -124,7 +125,7 @@ class UnrolledAttention:
             out = self._attend_unrolled(q, step)
         return out.transpose(1, 2).flatten(0, 1)
 
-    def recur(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
+    def recur(self, layer: int, projected: Tensor, weights: RecurrentWeights, shape: StateShape) -> Tensor:
         """Refuse: what is trained has no recurrent layers."""
         raise AssertionError("a head that is trained has no recurrent layers")
 

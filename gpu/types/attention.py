@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .recurrence import Inputs, StateShape
+from .recurrence import RecurrentWeights, StateShape
 
 E4M3 = torch.float8_e4m3fn
 """The 8-bit numbers that a pool may keep keys and values in."""
@@ -138,6 +138,6 @@ class BatchAttention(Protocol):
         cos_sin float32 [positions, d]: the model's rotary table, d/2 cosines, then d/2 sines.
         """
 
-    def recur(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
-        """Run n tokens through the convolution, of weights `kernel` [C, K], and the states of recurrent layer `layer`,
-        counted among these from 0 → [n, H, Dv], 32 bits at least."""
+    def recur(self, layer: int, projected: Tensor, weights: RecurrentWeights, shape: StateShape) -> Tensor:
+        """Run what is projected of n tokens (`StateShape.projected`) through the convolution and the states of
+        recurrent layer `layer`, counted among these from 0, norm and gate → [n, H · Dv]."""

@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn, Protocol, cast
 
+import torch
 from torch import Tensor
 
 from .attention import PLAIN, UNSCALED, BatchAttention, KVScales, Softmax
 from .coded import CodedWeight
+from .experts import Router
+from .recurrence import PassStates, RecurrentWeights, StateShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +228,30 @@ class Ops(Protocol):
     def coded_product(self, x: Tensor, weight: CodedWeight) -> Tensor:
         """Return x [n, in] · weightᵀ, [n, out], of weights in stored numbers."""
 
-    def expert_product(self, x: Tensor, weight: Tensor | CodedWeight, experts: Tensor) -> Tensor:
+    def expert_product(self, x: Tensor, weight: Tensor | CodedWeight, experts: Tensor, gated: bool = False) -> Tensor:
         """Return the products with the weights of chosen experts, [n, k, out].
 
-        experts int64 [n, k]; weight [E, out, in]; x [n, in], or [n, k, in] with a row for each choice.
+        experts int64 [n, k]; weight [E, out, in]; x [n, in], or [n, k, in] with a row for each choice. `gated`: x has
+        twice the inputs, of which `silu_mul` is multiplied.
         """
+
+    def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Return x · sigmoid(gate), both [n, heads, d]."""
+
+    def route(self, logits: Tensor, router: Router, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the weights, in `dtype`, and the numbers, int64, of each token's experts, best first: logits [n, E] →
+        [n, k] both. `bias` [E] is added to the scores that choose."""
+
+    def combine(
+        self,
+        out: Tensor,
+        weights: Tensor,
+        shared: Tensor | None = None,
+        x: Tensor | None = None,
+        gate: Tensor | None = None,
+    ) -> Tensor:
+        """Return the weighted sums of the experts' outputs [n, k, H] → [n, H], and `shared` [n, H] beside them, scaled
+        by the sigmoid of x [n, hidden] · gateᵀ [1, hidden] if there is a gate."""
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """Return gelu(gate) · up in the same way, GELU in its form with tanh."""
@@ -271,6 +293,11 @@ class Ops(Protocol):
         self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch, softmax: Softmax = PLAIN
     ) -> Tensor:
         """Attend with q [n, Hq, d] to the prefixes and to the new tokens' k and v [n, Hk, d]."""
+
+    def recur(
+        self, states: PassStates, layer: int, projected: Tensor, weights: RecurrentWeights, shape: StateShape
+    ) -> Tensor:
+        """Run a recurrent layer over n tokens, see `BatchAttention.recur`. `states` keep what `keep` needs later."""
 
     # -- trees ----------------------------------------------------------------------------------------------------
 

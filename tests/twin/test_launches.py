@@ -65,7 +65,7 @@ def test_a_plain_round_has_the_launches_of_its_layers(tmp_path):
     assert kinds[TARGET, PROJECTIONS] == 4 * LAYERS and kinds[TARGET, LM_HEAD] == 1
     names = Counter(launch.name for launch in found)
     assert names["rms_norm_kernel"] == 2 * LAYERS + 1
-    assert names["rope_write_kernel"] == names["silu_mul_kernel"] == names["verify_attention_kernel"] == LAYERS
+    assert names["rope_write_kernel"] == names["gate_mul_kernel"] == names["verify_attention_kernel"] == LAYERS
     assert names["_greedy_kernel"] == names["_chain_kernel"] == 1
     assert not any(launch.model == DRAFT for launch in found)
 

@@ -18,43 +18,28 @@ B sequences of w ≤ 64 new tokens each, heads H, key heads Hk (H / Hk heads sha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...types.recurrence import Inputs, StateShape
+from ...types.recurrence import Inputs, Links, Nodes, PassStates, RecurrentWeights, States, StateShape
+from .rms_norm import rms_norm_torch
 
 WINDOW = 64  # most new tokens that are solved at once
 L2_EPS = 1e-6  # under the root of the length of queries and keys
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class States:
-    """The states of B requests in one layer."""
-
-    matrices: Tensor  # [B, H, Dk, Dv], 32 bits at least
-    inputs: Tensor  # [B, K − 1, C]: of the convolution, oldest first
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Nodes:
-    """What is kept of new tokens until it is known which of them stay."""
-
-    mixed: Tensor  # [B, w, C]
-    log_decay: Tensor  # [B, w, H]
-    path_decay: Tensor  # [B, w, H]: the sum of ln γ from the first token of the path on
-    keys: Tensor  # [B, w, H, Dk], of length 1
-    updates: Tensor  # [B, w, H, Dv]: u
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Links:
-    """How the new tokens of B sequences follow each other; parents stand before their children."""
-
-    parents: Tensor  # int64 [B, w]; −1 for a token that follows the state
-    ancestors: Tensor  # bool [B, w, w]: [i, j] whether j is token i itself or one of its ancestors
+def recur_torch(
+    states: PassStates, layer: int, projected: Tensor, weights: RecurrentWeights, shape: StateShape
+) -> Tensor:
+    """Do what `Ops.recur` says with a pass's own operations of torch."""
+    mixed, gate, beta, step = projected.split_with_sizes(shape.projected, 1)
+    rate = weights.log_rate
+    log_decay = -rate.exp() * F.softplus(step.to(rate.dtype) + weights.step_bias)
+    inputs = Inputs(mixed, log_decay, beta.sigmoid().to(rate.dtype))
+    out = states.run(layer, inputs, weights.kernel, shape).to(projected.dtype)
+    normed = rms_norm_torch(out, weights.norm, weights.eps)
+    return (normed.flatten(1) * F.silu(gate.to(rate.dtype))).to(projected.dtype)
 
 
 def chain(batch_size: int, width: int, device: torch.device) -> Links:

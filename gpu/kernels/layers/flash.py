@@ -17,7 +17,7 @@ programs share:
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -168,7 +168,8 @@ def computing_tiles(
     and values are bytes."""
     d, wide = channels.dim, dtype.itemsize > 2
     if d > WIDE_HEAD:
-        return reading_tiles(num_rows, channels, dtype, device, 1, has_bytes)
+        # With the queries of a tile, three stages of latent keys are more shared memory than there is.
+        return replace(reading_tiles(num_rows, channels, dtype, device, 1, has_bytes), num_stages=2)
     tall = device.has_wide_products and d <= 128 and not wide
     # Three stages of wide heads are more shared memory than GPUs without wide products have.
     few_stages = wide or (d > 128 and not device.has_wide_products)

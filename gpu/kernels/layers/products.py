@@ -17,6 +17,7 @@ from torch import Tensor
 from ...types.coded import Code, CodedWeight
 from ..jit import cdiv, jit, next_power_of_2, tl
 from .e4m3 import from_e4m3_bytes
+from .silu_mul import silu_mul_torch
 
 
 class Tiling(NamedTuple):
@@ -41,11 +42,13 @@ def coded_product_torch(x: Tensor, weight: CodedWeight) -> Tensor:
     return F.linear(x, weight.dense(x.dtype))
 
 
-def expert_product_torch(x: Tensor, weight: Tensor | CodedWeight, experts: Tensor) -> Tensor:
+def expert_product_torch(x: Tensor, weight: Tensor | CodedWeight, experts: Tensor, gated: bool = False) -> Tensor:
     """Multiply x with the weights of chosen experts: [n, k, out].
 
-    experts int64 [n, k]; weight [E, out, in]; x [n, in], or [n, k, in] with a row for each choice.
+    experts int64 [n, k]; weight [E, out, in]; x [n, in], or [n, k, in] with a row for each choice. `gated`: behind
+    `silu_mul_torch`.
     """
+    x = silu_mul_torch(x) if gated else x
     dense = weight.dense(x.dtype) if isinstance(weight, CodedWeight) else weight
     rows = x if x.dim() == 3 else x.unsqueeze(1).expand(-1, experts.shape[1], -1)
     return (dense[experts] @ rows.unsqueeze(-1)).squeeze(-1)
@@ -161,10 +164,11 @@ def expert_product_kernel(
     CHUNK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    GATED: tl.constexpr,
 ):
     """Compute, with one program per expert and block of output features, the n choices of that expert.
 
-    Choice i multiplies row i // TOP_K of x.
+    Choice i multiplies row i // TOP_K of x. GATED: its first half, the gate, behind SiLU times the second.
     """
     expert = tl.program_id(0)
     feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -189,7 +193,12 @@ def expert_product_kernel(
             for begin in range(0, in_features, BLOCK_K):
                 column = begin + tl.arange(0, BLOCK_K)
                 mask = (choice >= 0)[:, None] & (column < in_features)[None, :]
-                rows = tl.load(x + token[:, None] * row_stride + column[None, :], mask=mask, other=0.0)
+                source = x + token[:, None] * row_stride + column[None, :]
+                rows = tl.load(source, mask=mask, other=0.0)
+                if GATED:
+                    gate = rows.to(tl.float32)
+                    up = tl.load(source + in_features, mask=mask, other=0.0).to(tl.float32)
+                    rows = (gate * tl.sigmoid(gate) * up).to(x.dtype.element_ty)
                 tile = weight_tile(
                     codes, scales, zeros, factors, weight_row, column, feature < out_features, out_features,
                     in_features, groups, KIND, GROUP, BLOCK_K, x.dtype.element_ty,
@@ -229,7 +238,7 @@ def coded_product_triton(x: Tensor, weight: CodedWeight, tiling: Tiling | None) 
     return out
 
 
-def expert_product_triton(x: Tensor, weight: Tensor | CodedWeight, experts: Tensor) -> Tensor:
+def expert_product_triton(x: Tensor, weight: Tensor | CodedWeight, experts: Tensor, gated: bool = False) -> Tensor:
     """Compute `expert_product_torch`; the last axis of x is contiguous, and so is a weight that is a tensor."""
     num_experts, out_features, in_features = weight.shape
     (tokens, top_k), rows = experts.shape, x if x.dim() == 2 else x.flatten(0, 1)
@@ -245,7 +254,7 @@ def expert_product_triton(x: Tensor, weight: Tensor | CodedWeight, experts: Tens
     expert_product_kernel[(num_experts, cdiv(out_features, block))](
         rows, *pointers, experts, out, experts.numel(), out_features, in_features, groups, rows.stride(0),
         TOP_K=top_k if x.dim() == 2 else 1, KIND=kind, GROUP=group, ROWS=16, CHUNK=CHUNK, BLOCK_N=block,
-        BLOCK_K=BLOCK_K, num_warps=4,
+        BLOCK_K=BLOCK_K, GATED=gated, num_warps=4,
     )  # fmt: skip
     return out
 

@@ -23,20 +23,30 @@ def gelu_mul_torch(gate_up: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh") * up
 
 
+def sigmoid_mul_torch(x: Tensor, gate: Tensor) -> Tensor:
+    """Compute x · sigmoid(gate)."""
+    return x * gate.sigmoid()
+
+
+SILU, GELU, SIGMOID = range(3)
+
+
 @jit
-def silu_mul_kernel(gate_up, out, channels, row_stride, BLOCK: tl.constexpr, GELU: tl.constexpr):
+def gate_mul_kernel(gate, up, out, channels, gate_stride, up_stride, BLOCK: tl.constexpr, KIND: tl.constexpr):
     """Compute with one program per row and block of its columns."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < channels
-    gate = tl.load(gate_up + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * row_stride + channels + column, mask=inside, other=0.0).to(tl.float32)
-    if GELU:
+    x = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if KIND == 1:
         # (1 + tanh(x)) / 2 = sigmoid(2x), with x = √(2 / π) (gate + 0.044715 gate³)
-        share = tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+        share = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif KIND == 0:
+        share = x * tl.sigmoid(x)
     else:
-        share = tl.sigmoid(gate)
-    tl.store(out + row * channels + column, (gate * share * up).to(out.dtype.element_ty), mask=inside)
+        share = tl.sigmoid(x)
+    other = tl.load(up + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * channels + column, (share * other).to(out.dtype.element_ty), mask=inside)
 
 
 def silu_mul_triton(gate_up: Tensor, gelu: bool = False) -> Tensor:
@@ -45,10 +55,19 @@ def silu_mul_triton(gate_up: Tensor, gelu: bool = False) -> Tensor:
 
     Not differentiable.
     """
-    n, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((n, width), dtype=gate_up.dtype, device=gate_up.device)
+    return _gate_mul(*gate_up.chunk(2, -1), GELU if gelu else SILU)
+
+
+def sigmoid_mul_triton(x: Tensor, gate: Tensor) -> Tensor:
+    """Compute `sigmoid_mul_torch` of [n, heads, d] in the same way; the last two axes of each are as one."""
+    return _gate_mul(gate.flatten(1), x.flatten(1), SIGMOID).view(x.shape)
+
+
+def _gate_mul(gate: Tensor, up: Tensor, kind: int) -> Tensor:
+    n, width = up.shape
+    out = torch.empty((n, width), dtype=up.dtype, device=up.device)
     if n and width:
-        silu_mul_kernel[(n, cdiv(width, BLOCK))](
-            gate_up, out, width, gate_up.stride(0), BLOCK=BLOCK, GELU=gelu, num_warps=4
+        gate_mul_kernel[(n, cdiv(width, BLOCK))](
+            gate, up, out, width, gate.stride(0), up.stride(0), BLOCK=BLOCK, KIND=kind, num_warps=4
         )
     return out

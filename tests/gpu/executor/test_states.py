@@ -13,10 +13,9 @@ from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.spec import resolve_spec
 from foredraft.gpu.batch.states import BranchStates, ChunkStates, StatePool, TreeStates
 from foredraft.gpu.executor.build import build_executor
-from foredraft.gpu.kernels.layers.delta_rule import Links
 from foredraft.gpu.models.checkpoint import random_weights
 from foredraft.gpu.ops.torch_ops import TorchOps
-from foredraft.gpu.types.recurrence import Inputs, StateShape
+from foredraft.gpu.types.recurrence import Inputs, Links, StateShape
 from torch import Tensor
 
 SHAPE = StateShape(heads=4, key_heads=2, key_dim=3, value_dim=5, kernel=4)

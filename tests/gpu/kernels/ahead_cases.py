@@ -10,6 +10,8 @@ from ahead_rounds import ROUND_CASES
 from foredraft.gpu.kernels.jit import next_power_of_2
 from foredraft.gpu.kernels.layers import (
     decode_attention,
+    delta_nodes,
+    experts,
     extend_attention,
     parts,
     products,
@@ -141,7 +143,7 @@ def verify_case(
         group,
         d,
         wide=wide,
-        NEW_BLOCK=max(16, next_power_of_2(num_nodes)),
+        **verify_attention.new_blocks(num_nodes, channels_of(d)),
         ROWS=rows,
         JOIN=rows > 1 and size.block_m <= JOINED_ROWS,
         **softmax,
@@ -263,13 +265,57 @@ ROPE = [
 ]
 GATE = [
     AotCase(
-        f"{'gelu' if gelu else 'silu'}_mul 14336",
-        silu_mul.silu_mul_kernel,
-        {"*bf16": "gate_up out", "i32": "channels row_stride"},
-        {"BLOCK": silu_mul.BLOCK, "GELU": gelu},
-        divisible_by_16="channels row_stride",
+        f"gate_mul 14336, {kind}",
+        silu_mul.gate_mul_kernel,
+        {"*bf16": "gate up out", "i32": "channels gate_stride up_stride"},
+        {"BLOCK": silu_mul.BLOCK, "KIND": kind},
+        divisible_by_16="channels gate_stride up_stride",
     )
-    for gelu in (False, True)
+    for kind in (silu_mul.SILU, silu_mul.GELU, silu_mul.SIGMOID)
+]
+EXPERTS = [
+    AotCase(
+        f"route {count} experts",
+        experts.route_kernel,
+        {"*bf16": "weights", "*fp32": f"logits{' bias' * (groups > 1)}", "*i64": "experts", "fp32": "epsilon scale"}
+        | {"i32": "logits_stride"},
+        {**({} if groups > 1 else {"bias": None}), "EXPERTS": count, "BLOCK": next_power_of_2(count), "TOP_K": top_k}
+        | {"BLOCK_TOP": next_power_of_2(top_k), "SIGMOID": groups > 1, "NUM_GROUPS": groups, "NORMALIZED": True}
+        | {"BLOCK_GROUPS": groups, "TOP_GROUPS": min(4, groups)},
+    )
+    for count, top_k, groups in ((512, 10, 1), (256, 8, 8))
+] + [
+    AotCase(
+        "combine 10 experts",
+        experts.combine_kernel,
+        {"*bf16": "out weights shared x gate total", "i32": "channels x_stride hidden"},
+        {"TOP_K": 10, "BLOCK": experts.SUM_BLOCK, "BLOCK_HIDDEN": 1024, "SHARED": True, "GATED": True},
+        divisible_by_16="channels x_stride hidden",
+    )
+]
+OF_HEADS = {"HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "BLOCK_K": 128, "BLOCK_V": 128, "KERNEL": 4}
+RECURRENT = [
+    AotCase(
+        f"delta_nodes of {nodes}",
+        delta_nodes.delta_nodes_kernel,
+        {"*bf16": "projected history kernel norm out mixed", "*i64": "rows parents", "*u8": "ancestors"}
+        | {"*fp32": "matrices log_rate step_bias log_decays path_decays keys updates", "fp32": "eps"}
+        | {"i32": "token_stride parents_stride ancestors_stride num_nodes"},
+        {**OF_HEADS, "GROUP": 2, "NODES": nodes},
+        divisible_by_16="token_stride",
+        num_warps=delta_nodes.NUM_WARPS,
+    )
+    for nodes in (1, 4, 8, 16)
+] + [
+    AotCase(
+        "delta_keep",
+        delta_nodes.delta_keep_kernel,
+        {"*bf16": "history mixed", "*fp32": "matrices log_decays path_decays keys updates", "*i64": "rows path lens"}
+        | {"i32": "num_slots num_nodes width channels"},
+        {**OF_HEADS, "BLOCK_C": 256, "BLOCK_H": 4},
+        divisible_by_16="channels",
+        num_warps=delta_nodes.NUM_WARPS,
+    )
 ]
 NORM = [
     AotCase(
@@ -329,7 +375,7 @@ PRODUCTS = [
         products.expert_product_kernel,
         PRODUCT | {"*i64": "experts"} | stored_numbers(kind)[0],
         stored_numbers(kind)[1]
-        | {"TOP_K": 8, "KIND": kind, "GROUP": group, "ROWS": 16, "CHUNK": products.CHUNK}
+        | {"TOP_K": 8, "KIND": kind, "GROUP": group, "ROWS": 16, "CHUNK": products.CHUNK, "GATED": group != 128}
         | {"BLOCK_N": 32 if kind == products.E2M1 else 64}
         | {"BLOCK_K": products.BLOCK_K},
         divisible_by_16=PRODUCT_SIZES,
@@ -342,6 +388,8 @@ CASES = (
     *JOIN,
     *ROPE,
     *GATE,
+    *EXPERTS,
+    *RECURRENT,
     *NORM,
     *PRODUCTS,
     *ROUND_CASES,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from foredraft.gpu.kernels.jit import cdiv
 from foredraft.gpu.kernels.layers.products import TILINGS, Tiling, padded_rows, usual_tiling
+from foredraft.gpu.kernels.layers.silu_mul import silu_mul_torch
 from foredraft.gpu.ops import tilings
 from foredraft.gpu.ops.tilings import (
     TIMED_ROWS,
@@ -22,6 +23,7 @@ from foredraft.gpu.ops.tilings import (
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
 from foredraft.gpu.types.coded import Code, CodedWeight
+from foredraft.gpu.types.experts import Router
 from memory_checker import checked_memory
 from torch import Tensor
 
@@ -162,16 +164,18 @@ def test_expert_product(dtype: torch.dtype, tokens: int, top_k: int, experts: in
     dense = weight if isinstance(weight, Tensor) else weight.dense(dtype)
     chosen = torch.stack([torch.randperm(max(1, experts - 1), generator=generator)[:top_k] for _ in range(tokens)] or
                          [torch.zeros(top_k, dtype=torch.int64)])[:tokens]  # fmt: skip
-    for x in (
-        torch.randn(tokens, shape[1], generator=generator),
-        torch.randn(tokens, top_k, shape[1], generator=generator),
+    for size, gated in (
+        ((tokens, shape[1]), False),
+        ((tokens, top_k, shape[1]), False),
+        ((tokens, top_k, 2 * shape[1]), True),
     ):
-        x = x.to(dtype)
+        x = torch.randn(size, generator=generator).to(dtype)
         rows = x if x.dim() == 3 else x.unsqueeze(1).expand(-1, top_k, -1)
+        rows = silu_mul_torch(rows.float()).to(dtype) if gated else rows
         exact = torch.einsum("nkoi,nki->nko", dense[chosen].double(), rows.double())
         parts = [weight] if isinstance(weight, Tensor) else [weight.codes, weight.scales]
         with checked_memory(read_only=[x, chosen, *parts], shuffle=1):
-            found = TritonOps().expert_product(x, weight, chosen)
+            found = TritonOps().expert_product(x, weight, chosen, gated)
         assert found.shape == exact.shape
         if tokens:
             assert (found - exact).abs().max() <= TOLERANCE[dtype] * exact.abs().max()
@@ -182,3 +186,55 @@ def test_an_expert_that_nobody_chose_is_not_read():
     weight[1] = 1.0
     out = TritonOps().expert_product(torch.ones(2, 32), weight, torch.tensor([[1], [1]]))
     assert torch.equal(out, torch.full((2, 1, 16), 32.0))
+
+
+ROUTERS = {
+    "shares": Router(3),
+    "shares that sum to 1": Router(3, normalized=True),
+    "one group": Router(2, num_groups=3, top_groups=1, scale=16.0),  # DeepSeek V2
+    "sigmoids": Router(4, True, num_groups=5, top_groups=3, normalized=True, epsilon=1e-20, scale=2.5),  # V3
+}
+
+
+@pytest.mark.fast("sigmoids-*", ci="*")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_experts_are_chosen_as_torch_chooses_them(kind: str, dtype: torch.dtype):
+    router, generator = ROUTERS[kind], torch.Generator().manual_seed(3)
+    bias = torch.randn(15, generator=generator) if router.is_sigmoid else None
+    logits = torch.randn(6, 20, generator=generator)[:, :15]  # of wider rows
+    with checked_memory(read_only=[logits], shuffle=1) as seen:
+        weights, experts = TritonOps().route(logits, router, bias, dtype)
+    expected = TorchOps().route(logits, router, bias, dtype)
+    assert seen.launches == 1 and weights.dtype is dtype
+    assert torch.equal(experts, expected[1])
+    torch.testing.assert_close(weights, expected[0])
+
+
+@pytest.mark.fast("gate-dtype0", ci="*")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("beside", ["nothing", "shared", "gate"])
+def test_experts_are_summed_as_torch_sums_them(beside: str, dtype: torch.dtype):
+    generator = torch.Generator().manual_seed(4)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator).to(dtype)
+
+    out, weights, x = normal(5, 3, 700), normal(5, 3), normal(5, 1100)
+    shared, gate = None if beside == "nothing" else normal(5, 700), normal(1, 1100) / 30 if beside == "gate" else None
+    with checked_memory(read_only=[out, weights, x], shuffle=1) as seen:
+        found = TritonOps().combine(out, weights, shared, x, gate)
+    exact = [None if part is None else part.double() for part in (out, weights, shared, x, gate)]
+    assert seen.launches == 1
+    expected = TorchOps().combine(*exact)
+    assert (found - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gate_of_attention_lies_between_the_queries_of_one_projection(dtype: torch.dtype):
+    qkv, out = torch.randn(3, 9, 8).to(dtype), torch.randn(3, 4, 8).to(dtype)
+    gate = qkv[:, 4:8]
+    with checked_memory(read_only=[qkv, out]) as seen:
+        found = TritonOps().sigmoid_mul(out, gate)
+    assert seen.launches == 1
+    assert (found - TorchOps().sigmoid_mul(out.double(), gate.double())).abs().max() <= TOLERANCE[dtype] * 4
