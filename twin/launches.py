@@ -35,13 +35,15 @@ from ..gpu.ops.triton_ops import TritonOps
 from ..gpu.types.shards import EXCHANGES, GATHER, SUM
 
 PROJECTIONS, EXPERTS, ATTENTION, LM_HEAD = "projections", "experts", "attention", "LM head"
-ELEMENTWISE, REST = "norms, rotation, activation", "everything else"
+ELEMENTWISE, RECURRENT, REST = "norms, rotation, activation", "recurrent states", "everything else"
 EXCHANGED = {SUM: "sums of all ranks", GATHER: "logits of all ranks"}
-GROUPS = (PROJECTIONS, EXPERTS, ATTENTION, ELEMENTWISE, LM_HEAD, REST, *EXCHANGED.values())
+GROUPS = (PROJECTIONS, EXPERTS, ATTENTION, RECURRENT, ELEMENTWISE, LM_HEAD, REST, *EXCHANGED.values())
 TARGET, DRAFT = "target", "draft"
 
 _ATTENTION = ("verify_attention_kernel", "decode_attention_kernel", "join_parts_kernel")
 _OF_LAYERS = ("rms_norm_kernel", "rope_write_kernel", "gate_mul_kernel")
+_OF_STATES = ("delta_nodes_kernel", "delta_keep_kernel")
+_OF_EXPERTS = ("route_kernel", "combine_kernel")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _READ_ROWS = ("embedding", "index", "index_select", "gather", "take")  # of what is read, only what comes out
 _ALLOCATE = ("empty", "empty_like", "empty_strided", "new_empty", "scalar_tensor", "_unsafe_view", "detach", "alias")
@@ -129,6 +131,10 @@ class _Recorder(TorchDispatchMode):
             self._add(owner or self._model, ATTENTION, name, num_bytes)
         elif name in ("coded_product_kernel", "expert_product_kernel"):
             self._stored_product(name, arguments)
+        elif name in _OF_EXPERTS:
+            self._add(owner or self._model, EXPERTS, name, self._moved(tensors))
+        elif name in _OF_STATES:
+            self._add(self._model, RECURRENT, name, self._state_bytes(name, arguments, tensors))
         elif name in _OF_LAYERS or owner is not None:
             self._add(owner or self._model, ELEMENTWISE, name, self._moved(tensors))
         else:
@@ -177,14 +183,15 @@ class _Recorder(TorchDispatchMode):
         """Write down a product of Triton's: with a matrix in stored numbers, or with those of chosen experts. Of these
         as many are read as there are choices, and no more than exist."""
         x, out, experts = arguments["x"], arguments["out"], arguments.get("experts")
+        inner = x.shape[-1] // (2 if arguments.get("GATED") else 1)
         parts = [arguments[part] for part in ("codes", "scales", "zeros", "factors") if arguments[part] is not None]
         stored = sum(part.nbytes for part in parts)
         group, choices, rows, count = PROJECTIONS, 1, len(x), 1
         if experts is not None:
             group, choices, rows, count = EXPERTS, experts.numel(), 1, len(parts[0])
-        weight_bytes = stored / (count * x.shape[-1] * out.shape[-1])
+        weight_bytes = stored / (count * inner * out.shape[-1])
         read = stored * min(choices, count) // count
-        product = (choices, rows, x.shape[-1], out.shape[-1])
+        product = (choices, rows, inner, out.shape[-1])
         self._add(self._owner(parts) or self._model, group, name, read + self._moved([x, out]), product, weight_bytes)
 
     def _owner(self, tensors: Iterable[Tensor]) -> str | None:
@@ -205,6 +212,14 @@ class _Recorder(TorchDispatchMode):
             return parts + decode_attention_bytes([length] * len(q), *shape)
         rows = len(arguments["rows"])
         return parts + verify_attention_bytes([length] * rows, len(q) // rows, *shape)
+
+    def _state_bytes(self, name: str, arguments: Mapping[str, Any], tensors: list[Tensor]) -> int:
+        """Return the bytes of the rows' states, read once by the nodes, read and written where paths are kept, and of
+        the other tensors."""
+        pools, keeps = (arguments["matrices"], arguments["history"]), name == "delta_keep_kernel"
+        of_rows = sum(x.nbytes // x.shape[keeps] for x in pools) * len(arguments["rows"])
+        others = [x for x in tensors if all(x is not pool for pool in pools)]
+        return of_rows * (2 if keeps else 1) + self._moved(others)
 
     def _moved(self, tensors: Iterable[Tensor]) -> int:
         """Return the bytes of different tensors, without those of which a kernel reads some rows."""

@@ -20,6 +20,7 @@ from foredraft.twin.launches import (
     EXPERTS,
     LM_HEAD,
     PROJECTIONS,
+    RECURRENT,
     TARGET,
     KernelLaunch,
     count_launches,
@@ -150,10 +151,38 @@ def test_few_tokens_read_the_experts_that_they_choose_once(tmp_path):
     found = [launch for launch in counted(plan_of(tmp_path, MOE, algorithm="NONE")) if launch.group == EXPERTS]
     inner, choices = MOE["moe_intermediate_size"], 2 * 2  # two tokens, two experts each
     weights = choices * 3 * inner * HIDDEN
-    values = (2 * HIDDEN + choices * 2 * inner) + (choices * inner + choices * HIDDEN)  # in and out of both products
+    values = (2 * HIDDEN + choices * 2 * inner) + (choices * 2 * inner + choices * HIDDEN)  # in and out of both
     both = [launch.num_bytes for launch in found if launch.name == "expert_product_kernel"]
     assert len(both) == 2 * LAYERS and sum(both) == LAYERS * 2 * (weights + values)
-    assert len(found) == 3 * LAYERS, "and the sum over a token's experts"
+    assert len(found) == 4 * LAYERS, "and their choice, and the sum over a token's experts"
+
+
+HYBRID = SMALL | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "full_attention_interval": 2,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+
+
+def test_a_round_of_a_hybrid_reads_each_state_once_and_writes_it_once(tmp_path):
+    plan = plan_of(tmp_path, HYBRID, algorithm="NGRAM", steps="3")
+    found = counted(plan)
+    states = [launch for launch in found if launch.group == RECURRENT]
+    assert Counter(launch.name for launch in states) == {"delta_nodes_kernel": LAYERS // 2, "delta_keep_kernel": 1}
+    (keep,) = (launch for launch in states if launch.name == "delta_keep_kernel")
+    of_a_row = plan.target.state.num_bytes(plan.dtype) * LAYERS // 2
+    nodes, rows = plan.cells[0].arms[-1].num_nodes, 2
+    kept = plan.target.state.node_bytes(plan.dtype) + 4 * plan.target.state.heads  # two decays of each head
+    assert 0 <= keep.num_bytes - rows * (2 * of_a_row + nodes * kept * LAYERS // 2) < 200, "and the path"
+    assert len(found) <= LAYERS * 18 + 30, "14 of a recurrent layer, 18 of one with attention"
 
 
 def test_without_triton_nothing_is_counted(tmp_path, monkeypatch):

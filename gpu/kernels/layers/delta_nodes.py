@@ -236,6 +236,12 @@ def delta_keep_kernel(
         tl.store(own + back[:, None] * channels, x, mask=kept)
 
 
+def padded_nodes(width: int) -> int:
+    """Return the nodes that the kernel is compiled for if there are so many: a single one takes more registers than
+    four."""
+    return max(4, next_power_of_2(width))
+
+
 def delta_nodes_triton(
     states: States,
     rows: Tensor,
@@ -272,7 +278,7 @@ def delta_nodes_triton(
             width,
             weights.eps,
             GROUP=shape.heads // shape.key_heads,
-            NODES=next_power_of_2(width),
+            NODES=padded_nodes(width),
             **_constants(shape),
             num_warps=NUM_WARPS,
         )

@@ -157,7 +157,8 @@ def reading_tiles(
     is_large = block_m == 64 and (d > 128 or group != next_power_of_2(group) or device.capability > HOPPER)
     num_warps = 8 if wide or block_m == 32 or is_large or d > WIDE_HEAD else 4
     num_stages = 2 if wide else 5 if d <= WIDE_HEAD else 3
-    block_n = 16 if wide_bytes or (d > WIDE_HEAD and not device.has_wide_products) else _keys(d, wide)
+    few_keys = wide_bytes or (d > WIDE_HEAD and device.capability != HOPPER)
+    block_n = 16 if few_keys else _keys(d, wide)
     return Tiles(block_m, block_n, channels, num_warps, num_stages, device.converts)
 
 

@@ -132,7 +132,6 @@ def verify_attention_kernel(
     HALVES: tl.constexpr,
     SKIPPED: tl.constexpr,
     BLOCK_V: tl.constexpr,
-    NEW_NODES: tl.constexpr,
     NEW_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     CONVERTS: tl.constexpr,
@@ -194,22 +193,21 @@ def verify_attention_kernel(
                 BLOCK_D, REST, HALVES, SKIPPED, BLOCK_V, CONVERTS, SOFTCAP,
             )  # fmt: skip
         if part == 0:
+            new = tl.arange(0, NEW_BLOCK)
             # Half a mask at a time: a tile of 64-bit words would not fit the registers.
             low, high = bits.to(tl.int32), (bits >> 32).to(tl.int32)
-            for first_new in tl.static_range(0, NEW_NODES, NEW_BLOCK):
-                new = first_new + tl.arange(0, NEW_BLOCK)
-                word = tl.where(new[None, :] < 32, low[:, None], high[:, None])
-                is_ancestor = ((word >> (new[None, :] & 31)) & 1) != 0
-                loaded = new < num_nodes
-                if WINDOW:
-                    new_depth = count_bits(tl.load(ancestor_bits + root + new, mask=loaded, other=0)) - 1
-                    is_ancestor = is_ancestor & (depth[:, None] - new_depth[None, :] < WINDOW)
-                keys = k + kv_head * k_head_stride + (root + new) * k_token_stride
-                values = v + kv_head * v_head_stride + (root + new) * v_token_stride
-                acc, peak, total = attend_keys(
-                    tile, rest, keys, values, half, loaded, is_ancestor, acc, peak, total, scale_log2, HEAD_DIM,
-                    BLOCK_D, REST, HALVES, SKIPPED, BLOCK_V, CONVERTS, SOFTCAP,
-                )  # fmt: skip
+            word = tl.where(new[None, :] < 32, low[:, None], high[:, None])
+            is_ancestor = ((word >> (new[None, :] & 31)) & 1) != 0
+            loaded = new < num_nodes
+            if WINDOW:
+                new_depth = count_bits(tl.load(ancestor_bits + root + new, mask=loaded, other=0)) - 1
+                is_ancestor = is_ancestor & (depth[:, None] - new_depth[None, :] < WINDOW)
+            keys = k + kv_head * k_head_stride + (root + new) * k_token_stride
+            values = v + kv_head * v_head_stride + (root + new) * v_token_stride
+            acc, peak, total = attend_keys(
+                tile, rest, keys, values, half, loaded, is_ancestor, acc, peak, total, scale_log2, HEAD_DIM,
+                BLOCK_D, REST, HALVES, SKIPPED, BLOCK_V, CONVERTS, SOFTCAP,
+            )  # fmt: skip
         index = (root + node) * (tl.num_programs(1) * GROUP) + head
         tile_number = (row * tl.num_programs(2) + tl.program_id(2)) * tl.num_programs(1) + kv_head
         store_tile(
@@ -235,12 +233,6 @@ def verify_attention_kernel(
             ROWS > 1,
             JOIN,
         )
-
-
-def new_blocks(num_nodes: int, channels: Channels) -> dict[str, int]:
-    """Return the kernel's constants for the new tokens: all at once, beside wide heads 16."""
-    padded = max(16, next_power_of_2(num_nodes))
-    return {"NEW_NODES": padded, "NEW_BLOCK": padded if channels.halves == 1 else 16}
 
 
 def verify_attention_triton(
@@ -305,7 +297,7 @@ def verify_attention_triton(
         ROWS=cut.listed(bs),
         **size.constants(),
         **softmax_constants(softmax),
-        **new_blocks(planned_nodes, channels),
+        NEW_BLOCK=max(16, next_power_of_2(planned_nodes)),
         JOIN=result.joins,
         **size.options(),
     )

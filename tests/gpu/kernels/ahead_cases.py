@@ -83,7 +83,7 @@ def attention_case(
         divisible_by_16=strides,
         **size.options(),
         tensor_cores=not wide,
-        may_spill=wide and (d > 128 or bool(arguments.get("*u8"))),
+        may_spill=(wide and (d > 128 or bool(arguments.get("*u8")))) or (d > 256 and name.startswith("verify")),
         architectures=(architecture,),
     )
 
@@ -143,7 +143,7 @@ def verify_case(
         group,
         d,
         wide=wide,
-        **verify_attention.new_blocks(num_nodes, channels_of(d)),
+        NEW_BLOCK=max(16, next_power_of_2(num_nodes)),
         ROWS=rows,
         JOIN=rows > 1 and size.block_m <= JOINED_ROWS,
         **softmax,
@@ -305,7 +305,7 @@ RECURRENT = [
         divisible_by_16="token_stride",
         num_warps=delta_nodes.NUM_WARPS,
     )
-    for nodes in (1, 4, 8, 16)
+    for nodes in (4, 8, 16)
 ] + [
     AotCase(
         "delta_keep",
