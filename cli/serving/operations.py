@@ -14,7 +14,7 @@ from ..options import Decorator, in_panel, refuse_without_effect, with_options
 
 if TYPE_CHECKING:
     from ...core.contract.request import FinishedRequest
-    from ...serve.base.port import Body
+    from ...serve.base.port import Body, TextCodec
     from ...serve.metrics.counts import Life
     from ...serve.telemetry.log_lines import ServerLog
 
@@ -35,6 +35,9 @@ ServedNames = Annotated[list[str] | None, operations_option("--served-model-name
 LoraModules = Annotated[list[str] | None, operations_option("--lora-modules",
     "With --simulate: name of an adapter that requests may ask for as their model; repeatable. A path behind it, as vLLM "
     "has it, is not read.", "NAME[=PATH]")]
+TokenizerDir = Annotated[Path | None, operations_option("--tokenizer",
+    "With --simulate: directory with the tokenizer of a model (extra gpu, no torch), whose token ids prompts, answers and "
+    "KV events then have. Default: about four letters are a token.", "DIR")]
 ToolCallShare = Annotated[float | None, operations_option("--tool-call-share",
     "With --simulate: share of the chats with tools and tool_choice auto that are answered with a call. Default: 0.",
     min=0, max=1)]
@@ -61,6 +64,7 @@ def _operation_options(
     allowed_origins: AllowedOrigins = None,
     served_model_name: ServedNames = None,
     lora_modules: LoraModules = None,
+    tokenizer: TokenizerDir = None,
     tool_call_share: ToolCallShare = None,
     replica_ports: ReplicaPorts = None,
     kv_events: KvEvents = None,
@@ -94,6 +98,7 @@ class ServeOperations:
     allowed_origins: list[str] | None
     served_model_name: list[str] | None
     lora_modules: list[str] | None
+    tokenizer: Path | None
     tool_call_share: float | None
     replica_ports: int | None
     kv_events: str | None
@@ -126,7 +131,24 @@ class ServeOperations:
     @property
     def of_simulations(self) -> dict[str, Any]:
         """The values of the options that a server with a checkpoint makes no use of."""
-        return {name: getattr(self, name) for name in ("lora_modules", "tool_call_share", "replica_ports")}
+        return {name: getattr(self, name) for name in ("lora_modules", "tokenizer", "tool_call_share", "replica_ports")}
+
+    def make_codec(self) -> Callable[[], TextCodec]:
+        """Return what makes the tokenizer of a simulation. Raises ConfigError if the directory has none."""
+        from ...serve.bodies.filler import FillerTokenizer
+
+        if self.tokenizer is None:
+            return FillerTokenizer
+        from ...core.errors import ConfigError
+        from ...observe.distribution.install_hint import install_command
+
+        try:
+            import tokenizers  # noqa: F401 - the tokenizer's file is read by it
+        except ImportError:
+            raise ConfigError.of("<arguments>", "--tokenizer", f"needs tokenizers: {install_command('gpu')}") from None
+        from ...gpu.session.text import Tokenizer
+
+        return partial(Tokenizer.load, self.tokenizer)
 
     @property
     def names(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ...core.contract.events import EventSink
     from ...gpu.session.plan import SessionOptions
     from ...serve.base.limits import Limits
-    from ...serve.base.port import Body
+    from ...serve.base.port import Body, TextCodec
     from ...serve.requests.faults import Admin, RequestFaults
     from ...serve.telemetry.log_lines import ServerLog
     from ...serve.telemetry.recording import Recording
@@ -164,7 +164,7 @@ def serve(
         else:
             _refuse_of_checkpoints(session, disaggregate, generation_config, ready_s)
             assert simulate is not None, "one of them is given"
-            body, table = _simulated_body(simulate, settings, seed, speed, faults, recording, log)
+            body, table = _simulated_body(simulate, settings, seed, speed, faults, asked.make_codec(), recording, log)
         watched = Path(table) if table is not None and os.path.isfile(table) else None
         faults_on_demand = _faults_on_demand(fault_headers, admin_port, log)
         _run(
@@ -316,6 +316,7 @@ def _simulated_body(
     seed: int | None,
     speed: float | None,
     faults: str | None,
+    make_codec: Callable[[], TextCodec],
     recording: Recording,
     log: ServerLog,
 ) -> tuple[Body, str | None]:
@@ -333,7 +334,15 @@ def _simulated_body(
     plan = None if faults is None else _service_faults(faults, scenario, origins, log)
     with errors_at(origins):
         sinks = recording.sinks(lambda: {"scenario": with_its_table(live_scenario(scenario)).model_dump(mode="json")})
-        body = SimulatedBody(scenario, speed=speed or 1.0, origins=origins, sinks=sinks, faults=plan, warn=log.tell)
+        body = SimulatedBody(
+            scenario,
+            speed=speed or 1.0,
+            origins=origins,
+            sinks=sinks,
+            faults=plan,
+            make_codec=make_codec,
+            warn=log.tell,
+        )
     for notice in body.simulation.notices:
         log.tell(f"note: {notice}")
     table = scenario.speculation.adaptive

@@ -41,12 +41,14 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ConfigError.of(source, "chat_template", f"is no Jinja template: {error}") from error
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation, ending where the model is to go on.
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, tools: Sequence[Message] = ()
+    ) -> str:
+        """Return the text of a conversation, with the tools that a model may call, ending where it is to go on.
         InvalidRequest for messages that the template refuses."""
         variables = {
             "messages": [dict(message) for message in messages],
-            "tools": None,
+            "tools": [dict(tool) for tool in tools] or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
             **self._special_tokens,

@@ -165,8 +165,8 @@ class Tokenizer:
         """Tokens that a text may begin with."""
         return context_of(self, self.encode("a", add_special_tokens=False))
 
-    def render_chat(self, messages: Sequence[Message], end: ChatEnd = "answer") -> str:
-        """Return the text of a conversation by the model's own template, up to this end.
+    def render_chat(self, messages: Sequence[Message], end: ChatEnd = "answer", tools: Sequence[Message] = ()) -> str:
+        """Return the text of a conversation, and of tools, by the model's own template, up to this end.
         InvalidRequest if there is none or it refuses."""
         if self._template_text is None:
             raise InvalidRequest(f"{self.source} has no chat template: give a prompt instead of messages")
@@ -174,12 +174,14 @@ class Tokenizer:
             from .chat_template import ChatTemplate
 
             self._template = ChatTemplate(self._template_text, self._special_tokens, self.source)
-        text = self._template.render(messages, add_generation_prompt=end == "answer")
+        text = self._template.render(messages, add_generation_prompt=end == "answer", tools=tools)
         return text if end != "continue" else up_to_last(text, str(messages[-1].get("content") or ""))
 
-    def encode_chat(self, messages: Sequence[Message], end: ChatEnd = "answer") -> np.ndarray:
-        """Return the tokens int64 [n] of a conversation up to this end."""
-        return self.encode(self.render_chat(messages, end), add_special_tokens=False)
+    def encode_chat(
+        self, messages: Sequence[Message], end: ChatEnd = "answer", tools: Sequence[Message] = ()
+    ) -> np.ndarray:
+        """Return the tokens int64 [n] of a conversation, with tools, up to this end."""
+        return self.encode(self.render_chat(messages, end, tools), add_special_tokens=False)
 
 
 def up_to_last(text: str, content: str) -> str:

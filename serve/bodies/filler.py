@@ -68,9 +68,12 @@ class FillerTokenizer:
         """Return the text of a token inside a text."""
         return self.decode(np.array([token]))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], end: ChatEnd = "answer") -> np.ndarray:
-        """Return the tokens int64 [n] of a conversation up to this end."""
-        text = "".join(map(_written, messages))
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], end: ChatEnd = "answer", tools: Sequence[Mapping[str, Any]] = ()
+    ) -> np.ndarray:
+        """Return the tokens int64 [n] of a conversation, with tools, up to this end."""
+        described = [{"role": "tools", "content": json.dumps(tools)}] if tools else []
+        text = "".join(map(_written, (*described, *messages)))
         if end == "continue":
             return self.encode(text.removesuffix("\n"))
         return self.encode(text + ("<assistant>\n" if end == "answer" else ""))

@@ -247,7 +247,7 @@ class Api:
         return card | {"root": name, "parent": parent, "max_model_len": self._body.context_len}
 
     def _adapter(self, asked: Sampled) -> str:
-        return asked.model if asked.model in self._adapters else ""
+        return asked.model if asked.model is not None and asked.model in self._adapters else ""
 
     def _check(self, read: OutputRequest, given: dict[str, bool]) -> None:
         """Raise ApiError for a parameter that the body cannot honour. Leave out one without effect, unless the server

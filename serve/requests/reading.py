@@ -58,6 +58,7 @@ MOST_NAME, MOST_NAMES = 64, 20
 MAX_WAITING_BYTES = 1 << 26
 """Bytes of the larger bodies that may wait for a process that reads them, all together."""
 Read = TypeVar("Read", bound=RequestBody)
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +183,13 @@ def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec) -> O
         request.response_format = ResponseFormat(type="json_schema", json_schema=NamedSchema(schema=schema))
     if request.tools and rules.without_tools and request.tool_choice != "none":
         raise ApiError(400, rules.without_tools, param="tools", code="unsupported")
+    tools, text = [], "".join(message["content"] or "" for message in messages)
     if request.tools and not rules.without_tools:
-        text = json.dumps([tool.model_dump(exclude_none=True) for tool in request.tools])
-        messages = [{"role": "tools", "content": text}, *messages]
+        tools = [tool.model_dump(exclude_none=True) for tool in request.tools]
+        text += json.dumps(tools)
         call = None if request.next_function is None else Call.of(request.next_function.model_dump())
-    _check_bytes("".join(message["content"] or "" for message in messages), rules, codec, "messages")
-    tokens = _encoded(partial(codec.encode_chat, messages, request.end), "messages")
+    _check_bytes(text, rules, codec, "messages")
+    tokens = _encoded(partial(codec.encode_chat, messages, request.end, tools), "messages")
     asked = OutputRequest(request, [_within_context(tokens, rules, "messages")], call=call)
     request.messages, request.tools = [], None if request.tools is None else request.tools[:1]
     return asked
@@ -196,7 +198,8 @@ def _read_chat(request: ChatRequest, rules: ReadingRules, codec: TextCodec) -> O
 def schema_in(texts: Sequence[str]) -> dict[str, Any] | None:
     """Return the last JSON schema of an object in these texts. Objects are looked for at MOST_BRACES places of each."""
     for text in reversed(texts):
-        found, begin, decoder = None, 0, json.JSONDecoder()
+        found: dict[str, Any] | None = None
+        begin, decoder = 0, json.JSONDecoder()
         for _ in range(MOST_BRACES):
             if (begin := text.find("{", begin)) < 0:
                 break
@@ -287,7 +290,7 @@ class RequestReader:
         finally:
             self._waiting_bytes -= len(data)
 
-    async def _read_elsewhere(self, reading: Callable[[], tuple[Found, tuple[str, ...]]]) -> Any:
+    async def _read_elsewhere(self, reading: Callable[[], _Result]) -> _Result:
         """Return what `reading` does in a process that is free. A process that does not end it in time is ended."""
         process, number = await self._ready_process()
         begun, is_free = process.submit(reading), False

@@ -20,7 +20,8 @@ from foredraft.serve.answers.frontend import Frontend
 from foredraft.serve.app import make_app
 from foredraft.serve.base.connections import bind
 from foredraft.serve.base.limits import Limits
-from foredraft.serve.base.port import Body
+from foredraft.serve.base.port import Body, TextCodec
+from foredraft.serve.bodies.filler import FillerTokenizer
 from foredraft.serve.bodies.simulated import SimulatedBody
 from foredraft.serve.metrics import ServerMetrics
 from foredraft.serve.metrics.counts import Life
@@ -124,6 +125,7 @@ def simulated_body(
     sinks: Callable[[int], Sequence[EventSink]] = lambda engine: (),
     clock: Callable[[], float] = time.monotonic,
     faults: FaultPlan | None = None,
+    make_codec: Callable[[], TextCodec] = FillerTokenizer,
 ) -> SimulatedBody:
     """Return a small service, ten times as fast unless told otherwise; its drafts are counted by `metrics`."""
     scenario, _ = load_scenario(None, [*SMALL_SERVICE, *settings])
@@ -131,4 +133,4 @@ def simulated_body(
     def all_sinks(engine: int) -> list[EventSink]:
         return [*([] if metrics is None else [metrics.sink(engine)]), *sinks(engine)]
 
-    return SimulatedBody(scenario, speed=speed, sinks=all_sinks, clock=clock, faults=faults)
+    return SimulatedBody(scenario, speed=speed, sinks=all_sinks, clock=clock, faults=faults, make_codec=make_codec)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from foredraft.cli.app import app
 from foredraft.core.errors import ForedraftError
+from foredraft.gpu.session.text import Tokenizer
 from foredraft.serve.bodies.simulated import SimulatedBody
 from foredraft.sim.scenario_file import load_scenario
 from server_process import FOREDRAFT, recorded, serve, wait_for
@@ -68,6 +69,31 @@ def test_a_server_that_drains_can_be_watched(tmp_path: Path):
             assert "foredraft:num_requests_running" in httpx.get(f"{address}/metrics").text
             assert [line for line in lines if line][-1] == "data: [DONE]"
         assert process.wait(30) == 0
+
+
+@pytest.mark.ci
+def test_names_and_a_tokenizer_of_a_process(tmp_path: Path, models: dict[str, Path]):
+    names = [*("--served-model-name", "a"), *("--served-model-name", "b"), *("--lora-modules", "sql=/nowhere")]
+    given = [*names, *("--tokenizer", str(models["target"])), *("--tool-call-share", "1")]
+    with serve(tmp_path, *given) as (_, address, _):
+        assert [card["id"] for card in httpx.get(f"{address}/v1/models").json()["data"]] == ["a", "b", "sql"]
+        tokens = httpx.post(f"{address}/tokenize", json={"prompt": "def add", "model": "b"}).json()["tokens"]
+        assert tokens == Tokenizer.load(models["target"]).encode("def add").tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        (["--served-model-name", "a", "--lora-modules", "a"], "expected names that differ, found 'a'"),
+        (["--lora-modules", "=/path"], "expected names that differ, found ''"),
+        (["--tokenizer", "missing"], "tokenizer.json"),
+        (["--tool-call-share", "2"], "2"),
+    ],
+)
+def test_names_and_tokenizers_that_cannot_be_are_refused(tmp_path: Path, given: list[str], word: str):
+    (tmp_path / "scenario.toml").write_text("")
+    result = CliRunner().invoke(app, ["serve", "--simulate", str(tmp_path / "scenario.toml"), "--port", "0", *given])
+    assert result.exit_code != 0 and word in f"{result.output} {result.exception}"
 
 
 @pytest.mark.ci

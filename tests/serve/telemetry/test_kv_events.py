@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 from foredraft.core.errors import ConfigError
 from foredraft.core.kv.radix import RadixCache
+from foredraft.gpu.session.text import Tokenizer
 from foredraft.serve.base.port import adapter_and_salt, namespace_of
 from http_server import serving, simulated_body, wait_until
 
@@ -98,6 +102,32 @@ def test_the_events_rebuild_the_cache(seed):
             index.take(event)
         assert index.prefixes() == _held(cache)
     assert index.num_cleared == 1 and len(index.blocks) > 10
+
+
+def test_with_a_tokenizer_ids_are_those_of_its_model(models: dict[str, Path]):
+    """A gateway that cuts prompts by the model's tokenizer finds the blocks of the events; answers are words and JSON
+    of it, too."""
+    tokenizer = Tokenizer.load(models["target"])
+    body = simulated_body(*PAGES_OF_4, make_codec=partial(Tokenizer.load, models["target"]))
+    body.engines[0].store.cache.listener = events = PageEvents(4, "token")
+    prompt, schema = (
+        "def add(a, b):\n    return a + b\n" * 4,
+        {"required": ["a", "n"], "properties": {"n": {"const": 5}}},
+    )
+    tokens = tokenizer.encode(prompt).tolist()
+    with serving(body) as served:
+        asked = {"prompt": prompt, "max_tokens": 40, "logprobs": 1}
+        answer = served.post("/v1/completions", **asked).json()
+        assert served.post("/tokenize", prompt=prompt).json()["tokens"] == tokens
+        assert answer["usage"]["prompt_tokens"] == len(tokens) and answer["choices"][0]["text"].split()
+        shaped = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        text = served.post("/v1/completions", **asked, response_format=shaped).json()["choices"][0]["text"]
+        assert json.loads(text)["n"] == 5 and len(tokenizer.encode(text)) <= 42
+        assert served.post("/v1/completions", prompt=[tokenizer.vocab_size]).status_code == 400
+        served.wait_until_idle()
+    stored = [event for event in events.take() if event["type"] == "BlockStored"]
+    whole = len(tokens) // 4 * 4
+    assert stored[0]["token_ids"][:whole] == tokens[:whole]
 
 
 def test_adapters_have_prefixes_of_their_own_and_events_name_them():
