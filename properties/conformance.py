@@ -47,6 +47,7 @@ def check(
     supports: Callable[[Any], bool] | None = None,
     without: Iterable[str] = (),
     progress: Callable[[Swarm], None] | None = None,
+    on_failure: Callable[[Found], None] = lambda found: None,
 ) -> Report:
     """Check a component, and report; nothing is raised for a broken invariant.
 
@@ -60,6 +61,8 @@ def check(
     `without` are kinds of operations, by their names in a history, that are left out, and with them what they alone
     would show. `spec` is the version of the suite that the test was written for; another one is refused. Raises
     ConfigError for impossible arguments, and for a component that leaves so many files open that there can be no more.
+
+    `on_failure` gets a failure when it is found, before it is shrunk, which may take minutes.
 
     With `every_failure` the search goes on after a failure, without the invariant that failed; else the first one ends
     it.
@@ -85,6 +88,7 @@ def check(
     num_disputed = 0
     while (found := _search(swarm, invariants, budget, probing, progress)) is not None:
         _refuse_leaks(subject, swarm.num_runs)
+        on_failure(found)
         failure = explain(component, invariants, found, subject, announced)
         failures[failure.id] = failure
         if failure.is_disputed and (num_disputed := num_disputed + 1) % MAX_DISPUTED:

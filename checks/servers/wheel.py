@@ -22,6 +22,9 @@ from typing import Any
 
 from ...core.errors import ConfigError
 
+LOGGING = ("critical", "debug", "error", "exception", "info", "isEnabledFor", "log", "warning")
+"""The methods of a logger."""
+
 
 class _AnyAttribute(type):
     """The type of empty classes: each attribute of such a class is an empty class again."""
@@ -43,6 +46,12 @@ class _Empty(metaclass=_AnyAttribute):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what takes a message for the log: an instance may stand in for a logger. It has nothing else."""
+        if name.removesuffix("_once") in LOGGING:
+            return lambda *message, **more: None
+        raise AttributeError(name)
 
     def __class_getitem__(cls, item: Any) -> Any:
         return cls

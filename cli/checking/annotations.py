@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +39,18 @@ def _escaped(text: str, more: str = "") -> str:
 
 
 def _place_of(make: Callable[[Any], Any]) -> dict[str, object]:
-    """Return file and line of a component in the current directory, nothing of another one."""
-    code = inspect.unwrap(make)
+    """Return file and line of a component: of its class or function, relative to the current directory if it stands
+    there. Nothing of one without a source."""
+    code: Any = inspect.unwrap(make)
+    while isinstance(code, partial):
+        code = inspect.unwrap(code.func)
+    if not (inspect.isclass(code) or inspect.isroutine(code)):
+        code = type(code)
     try:
-        file = Path(inspect.getsourcefile(code) or "").resolve().relative_to(Path.cwd())
-        return {"file": file.as_posix(), "line": inspect.getsourcelines(code)[1]}
-    except (OSError, TypeError, ValueError):
+        file, line = Path(inspect.getsourcefile(code) or "").resolve(), inspect.getsourcelines(code)[1]
+    except (OSError, TypeError):
         return {}
+    return {
+        "file": (file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file).as_posix(),
+        "line": line,
+    }

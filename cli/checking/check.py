@@ -29,6 +29,7 @@ from .servers import check_server
 if TYPE_CHECKING:
     from ...properties.harness.invariants import Invariant
     from ...properties.harness.report import Report
+    from ...properties.harness.swarm import Found
 
 EXIT_BROKEN = 1
 DEFAULT_BUDGET = "60s"  # of a component that is not ours
@@ -276,11 +277,12 @@ def _run(order: Mapping[str, Any], check: Mapping[str, str]) -> dict[str, Any]:
 
         suite = suite.drawing(drawn_with(algorithm))
     usual = {"operations": OPERATIONS.get(name, suite.quick), "is_extended": True}
-    budget = Budget(**(order["budget"] or usual))
+    budget, options = Budget(**(order["budget"] or usual)), order["options"]
     try:
         with _shown_progress(name, order["quiet"]) as show, held_back() as traces:
             make = _load(name)
-            report = check_one(suite, make, subject=name, progress=show, budget=budget, **order["options"])
+            found = partial(_found, name)
+            report = check_one(suite, make, subject=name, progress=show, on_failure=found, budget=budget, **options)
     except NotInstalled as error:
         if order["is_named"]:
             raise
@@ -292,6 +294,14 @@ def _run(order: Mapping[str, Any], check: Mapping[str, str]) -> dict[str, Any]:
     if order["format"] == Format.github:
         text = "\n".join([text, *error_commands(report, make, replay)])
     return {"text": text, "outcome": report.to_json()}
+
+
+def _found(name: str, found: Found) -> None:
+    """Say on standard error what a check has found, before it is shrunk."""
+    broken = found.violation.broken[0]
+    operations = count_of(len(found.operations), "operation")
+    what = f"{broken.id} is broken in run {found.run} of seed {found.seed}: {broken.finding.was.splitlines()[0]}"
+    typer.echo(f"foredraft: {name}: {what}; {operations} are being shrunk", err=True)
 
 
 def _load(name: str) -> Callable[[Any], Any]:

@@ -29,15 +29,24 @@ def theirs(tmp_path, monkeypatch):
     sys.modules.pop("theirs", None)
 
 
-def test_failures_for_github_name_file_and_line(command, theirs):
+def test_failures_for_github_name_file_and_line(command, theirs, monkeypatch):
     outcome = command("check", "allocator", "theirs:Exact", "--budget", "4000", "--format", "github")
     (line,) = [line for line in outcome.out.splitlines() if line.startswith("::error ")]
     source = (theirs / "theirs.py").read_text().splitlines()
     where, _, text = line.removeprefix("::error ").partition("::")
     file, number, title = where.split(",")
+    assert "theirs:Exact: ALLOC-14 is broken in run" in outcome.err and "are being shrunk" in outcome.err
     assert file == "file=theirs.py" and source[int(number.removeprefix("line=")) - 1].startswith("class Exact")
     assert title == "title=ALLOC-14 theirs%3AExact"
     assert re.search(r"%0Awas \d slots were refused", text) and text.endswith("ALLOC-14.case.json")
+    (theirs / "below").mkdir()
+    monkeypatch.chdir(theirs / "below")  # a component elsewhere has its whole path, an object the place of its class
+    more = "from functools import partial\nmade = partial(Exact)\n"
+    (theirs / "theirs.py").write_text((theirs / "theirs.py").read_text() + more)
+    sys.modules.pop("theirs")
+    sys.path.insert(0, str(theirs))
+    outcome = command("check", "allocator", "theirs:made", "--capability", "misuse", "--format", "github")
+    assert f"::error file={theirs}/theirs.py,{number}," in outcome.out, outcome.out
     good = command("check", "allocator", "theirs:ListAllocator", "--budget", "4000", "--format", "github")
     assert good.code == 0 and "::error" not in good.out
     refused = command("check", "allocator", "theirs:Exact", "--format", "github", "--json")

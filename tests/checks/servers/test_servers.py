@@ -238,14 +238,17 @@ def test_only_the_scheduler_of_an_opened_package_is_imported_from_its_files(tmp_
     (tmp_path / "vllmx-0.1.dist-info").mkdir()
     (tmp_path / "vllmx" / "core").mkdir(parents=True)
     (tmp_path / "vllmx" / "__init__.py").write_text("raise ImportError('needs a GPU')")
-    source = "from vllmx.device import Stream\nfrom vllmx import limits\nvalue = (Stream(1), limits.Most.rows)"
+    source = (
+        "from vllmx.device import Stream, logger_of\nfrom vllmx import limits\nvalue = (Stream(1), limits.Most.rows)\n"
+    )
+    source += "logger_of('plan').debug('%d rows', 1)\nlogger_of('plan').warning_once('x')"
     (tmp_path / "vllmx" / "core" / "plan.py").write_text(source)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     assert wheel.open_wheel(tmp_path, "vllmx", ("vllmx.core",), ()) == "0.1"
     from vllmx.core import plan
 
     assert [type(part).__name__ for part in plan.value[:1]] == ["Stream"]
-    assert list(plan.value[1]) == []
+    assert list(plan.value[1]) == [] and not hasattr(plan.value[0], "priority")
 
 
 def test_a_function_is_taken_out_of_a_file_that_is_not_imported(tmp_path):
