@@ -97,7 +97,7 @@ class CheckedExecutor(WrappedExecutor):
     hidden_size = HIDDEN
     capabilities: tuple[str, ...] = (
         *("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff"),
-        *("plain", "drafts", "proposals", "samples", "shaped", "states", "restarts"),
+        *("plain", "drafts", "proposals", "samples", "shaped", "keyed", "states", "restarts"),
     )
     parts: tuple[str, ...] = ("accepted paths in rings", "experts", RUNNING_TEXT)
 
@@ -280,7 +280,8 @@ class ExecutorIn:
     limit_s = DEVICE_LIMIT_S
 
     def __init__(self, place: DevicePlace) -> None:
-        without = ("proposals", "inspection", "merging", "handoff") if place.captured else ()
+        # Sums of another device may differ with the batch, and a coin between them.
+        without = ("keyed", *(("proposals", "inspection", "merging", "handoff") if place.captured else ()))
         self.place = place
         self.capabilities: tuple[str, ...] = tuple(name for name in CheckedExecutor.capabilities if name not in without)
         self.parts: tuple[str, ...] = ("accepted paths in rings", "experts")

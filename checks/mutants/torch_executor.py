@@ -10,6 +10,7 @@ from ...gpu.draft.branches import BranchDraft, _from_sources
 from ...gpu.draft.heads import HeadsDraft
 from ...gpu.executor.prompt_runner import PromptRunner
 from ...gpu.executor.round import DecodeRound
+from ...gpu.executor.rows import Rows
 from ...gpu.kernels.constants import numbers
 from ...gpu.kernels.layers.delta_rule import advanced
 from ...gpu.ops.host_ops import HostOps
@@ -96,6 +97,16 @@ class SamplesLikeItsNeighbour(CheckedExecutor):
             return found and replace(found, top_k=np.roll(found.top_k, 1), top_p=np.roll(found.top_p, 1))
 
         rows.sampling = shifted
+
+
+@REAL.breaks("ANSWER")
+class KeepsTheFormerTopK(Rows):
+    """A request without top-k samples with that of the request which had its row before."""
+
+    def open(self, join):
+        before = self._top_k[join.row]
+        super().open(join)
+        self._top_k[join.row] = self._top_k[join.row] or before
 
 
 @REAL.breaks("ANSWER")

@@ -174,6 +174,9 @@ class ExecutorCapabilities(Capabilities):
     drafts: bool = False  # `drafted(…)`: what its draft proposes, to compare accept lengths with; needs `plain`
     proposals: bool = False  # `proposed()`: what it has drafted, to be the same; needs `drafts`
     samples: bool = False  # requests sample, too; needs `plain`
+    # The coins of a request follow from its seed, or its id, and their position: it gets the same tokens alone; needs
+    # `samples`
+    keyed: bool = False
     restarts: bool = False  # `restart()`: steps fail as a whole
     states: bool = False  # models with recurrent layers run; `state_room()` and `states(rows)`
     # Requests have penalties, biases and the grammar of `oracle.is_allowed`, under any text; needs `plain`
@@ -185,6 +188,7 @@ class ExecutorCapabilities(Capabilities):
         "proposals": ("drafts",),
         "samples": ("plain",),
         "shaped": ("plain",),
+        "keyed": ("samples",),
     }
 
 

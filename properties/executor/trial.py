@@ -19,6 +19,7 @@ from ..harness.operation import Handles, Operation, operation
 from ..harness.trial import Trial
 from . import invariants as invariants  # registers the checkers
 from .contract import HIDDEN_STATES, MANY, STOP_TOKENS, ExecutorCapabilities, ExecutorConfig, InspectedExecutor
+from .isolation import IsolatedRuns
 from .judge import RunJudge, WrongResult
 from .model import PARTS, DeviceModel, ExecutorMoment, SeenState, used_parts
 from .oracle import RecurrentState
@@ -77,6 +78,7 @@ class ExecutorTrial(Trial):
             self._shown = tuple(self.must(subject.shown))
         self.model = DeviceModel(config, algorithm, self.judge)
         self._has_sampled = False
+        self._isolated = IsolatedRuns(config)
         self.steps: list[Step] = []  # in flight
         # The last result: step, accept lengths and their values.
         self._delivered: tuple[int, Any, list[Any]] | None = None
@@ -141,19 +143,20 @@ class ExecutorTrial(Trial):
         if request == REQUESTS[-1]:
             own %= 3  # so few tokens that all that is looked up has occurred before, and goes on in several ways
         shared = min(max(shared, 0), prompt_len, len(self._stem))
-        outcome = self.core.submit(
-            Request(
-                request,
-                Prompt.of_tokens(np.concatenate([self._stem[:shared], own[shared:]])),
-                max_tokens,
-                stop_tokens=STOP_TOKENS if stops else (),
-                outputs=self._shown if show else (),
-                sampling=sampling_of(request, max_tokens, self.capabilities),
-            )
+        wish = Request(
+            request,
+            Prompt.of_tokens(np.concatenate([self._stem[:shared], own[shared:]])),
+            max_tokens,
+            stop_tokens=STOP_TOKENS if stops else (),
+            outputs=self._shown if show else (),
+            sampling=sampling_of(request, max_tokens, self.capabilities),
         )
+        outcome = self.core.submit(wish)
         if outcome.refusal:
             self._said = f"refused ({outcome.refusal})"
-        elif outcome.replan:
+            return True
+        self._isolated.submit(wish)
+        if outcome.replan:
             self._request_stop()
         return True
 
@@ -180,6 +183,7 @@ class ExecutorTrial(Trial):
         if self.core.difference is not None:
             return True
         self.model.launch(step)
+        self._isolated.launch(step)
         self.steps.append(step)
         if self.capabilities.inspection:
             m.in_step = hidden_arrays({"step": step}, m.hidden_sizes)
@@ -212,6 +216,7 @@ class ExecutorTrial(Trial):
         if self.core.refusal:
             was = f"the engine cannot commit the result of step {flight.step_id}: {self.core.refusal}"
             raise self.misbehaviour("ANSWER", was, "a result that follows from the step")
+        self._isolated.commit(outcome)
         self._said = self._outcome(flight.step_id, result, outcome)
         if self.capabilities.states and self.config.is_recurrent:
             m.states = self._states()
@@ -380,6 +385,9 @@ class ExecutorTrial(Trial):
         self._serve()
         if not self.engine.is_idle:
             raise self.misbehaviour("ANSWER", "requests are left, but nothing is planned", "all are served")
+        found = self._isolated.difference(self.make) if self.capabilities.keyed else None
+        if found is not None:
+            raise self.misbehaviour("ANSWER", *found)
 
     def _serve(self) -> None:
         for _ in range(MAX_STEPS_TO_DRAIN):

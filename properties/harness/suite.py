@@ -159,7 +159,9 @@ class Component:
             was = f"make({config}) raised {type(error).__name__}: {error}{frames(error)}"
             finding = Finding(was, f"a component for the contract {self.suite.name}", MISBEHAVIOURS["RAISES"])
             raise Violation("make", [Broken("RAISES", finding)]) from error
-        return self.suite.trial(subject, config, self.capabilities, invariants)
+        trial = self.suite.trial(subject, config, self.capabilities, invariants)
+        trial.make = self.make
+        return trial
 
     def execute(
         self,

@@ -115,6 +115,7 @@ class Trial:
         self.transcript: list[object] = []
         self.calls: list[str] | None = None  # the calls of the component by `ask` and `must`, where a history is shown
         self.operation: Operation | str = "make"
+        self.make: Callable[[Any], Any]  # makes another subject, from when this trial is made
         self.moment: Any = None
         self.failed = False
         self.prepare()

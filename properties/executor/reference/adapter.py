@@ -62,7 +62,9 @@ class ReferenceAdapter(WrappedExecutor):
     """Run steps on a `ReferenceExecutor`."""
 
     hidden_size = HIDDEN_SIZE
-    capabilities = replace(ExecutorCapabilities.all(), accounting=False, samples=False, shaped=False, proposals=False)
+    capabilities = replace(
+        ExecutorCapabilities.all(), accounting=False, samples=False, shaped=False, keyed=False, proposals=False
+    )
 
     def __init__(self, config: ExecutorConfig) -> None:
         looks_up = get_algorithm(config.algorithm).drafter is Drafter.LOOKUP
