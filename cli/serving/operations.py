@@ -134,18 +134,11 @@ class ServeOperations:
         return {name: getattr(self, name) for name in ("lora_modules", "tokenizer", "tool_call_share", "replica_ports")}
 
     def make_codec(self) -> Callable[[], TextCodec]:
-        """Return what makes the tokenizer of a simulation. Raises ConfigError if the directory has none."""
+        """Return what makes the tokenizer of a simulation."""
         from ...serve.bodies.filler import FillerTokenizer
 
         if self.tokenizer is None:
             return FillerTokenizer
-        from ...core.errors import ConfigError
-        from ...observe.distribution.install_hint import install_command
-
-        try:
-            import tokenizers  # noqa: F401 - the tokenizer's file is read by it
-        except ImportError:
-            raise ConfigError.of("<arguments>", "--tokenizer", f"needs tokenizers: {install_command('gpu')}") from None
         from ...gpu.session.text import Tokenizer
 
         return partial(Tokenizer.load, self.tokenizer)

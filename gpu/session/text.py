@@ -14,6 +14,7 @@ import numpy as np
 from ...core.contract.text import ChatEnd, context_of
 from ...core.errors import ConfigError, InvalidRequest, shown
 from ...core.parsing import MAX_INTEGER, read_json_object
+from ...observe.distribution.install_hint import install_command
 from ...observe.input_files import read_text
 
 if TYPE_CHECKING:
@@ -92,7 +93,10 @@ class Tokenizer:
     @classmethod
     def load(cls, directory: str | Path) -> Tokenizer:
         """Return the tokenizer in `directory`. ConfigError with the file and its problem."""
-        import tokenizers
+        try:
+            import tokenizers
+        except ImportError:
+            raise ConfigError.of(str(directory), "", f"needs tokenizers: {install_command('gpu')}") from None
 
         folder = Path(directory)
         file = folder / "tokenizer.json"
