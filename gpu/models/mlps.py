@@ -157,10 +157,12 @@ class ExpertMlp(nn.Module):
         in 32 bits at least, as DeepSeek V2 (arXiv 2405.04434, section 2.2.2) and V3 (arXiv 2412.19437, section 2.1.2)
         do."""
         weight, bias = self._router
-        if self._form.routing is not Routing.SOFTMAX:
+        if self._form.routing is Routing.SOFTMAX:
+            logits = F.linear(x, weight, bias)
+        else:
             wide = torch.promote_types(x.dtype, torch.float32)
-            x, weight = x.to(wide), weight.to(wide)
-        return self.ops.route(F.linear(x, weight, bias), self._choice, self._choice_bias, self.router_weight.dtype)
+            logits = F.linear(x.to(wide), weight.to(wide))
+        return self.ops.route(logits, self._choice, self._choice_bias, x.dtype)
 
     def _as_they_stand(self, x: Tensor, weights: Tensor, experts: Tensor, shared: Tensor | None = None) -> Tensor:
         gate_up, down = self.expert_projections

@@ -27,7 +27,7 @@ from ..kernels.layers.products import TILINGS, Tiling, coded_product_triton, pad
 from ..types.coded import Code, CodedWeight
 
 TIMED_ROWS = (16, 32, 64, 128)
-"""Numbers of rows that are timed; fewer are padded to the next. More are multiplied with unpacked matrices."""
+"""Numbers of rows that are timed; fewer are padded to the next."""
 CLEARLY_FASTER = 0.97
 """Of the usual way's time: another way that takes no less is not worth another program."""
 TURNS = 5

@@ -69,7 +69,8 @@ def device_of(device: torch.device) -> DeviceTraits:
 def _traits_of(device: torch.device) -> DeviceTraits:
     properties = torch.cuda.get_device_properties(device)
     capability = 10 * properties.major + properties.minor if torch.version.hip is None else 0
-    shared_bytes: int = properties.shared_memory_per_block_optin
+    # AMD's have no more than the usual.
+    shared_bytes = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
     return DeviceTraits(properties.multi_processor_count, capability, shared_bytes)
 
 
@@ -114,7 +115,7 @@ class Tiles:
     num_stages: int
     converts: bool  # 8-bit floats by an instruction
 
-    def constants(self) -> dict[str, int | str]:
+    def constants(self) -> dict[str, int]:
         """Return the size as the kernels' constants."""
         return {
             "BLOCK_M": self.block_m,

@@ -28,9 +28,10 @@ class Tiling(NamedTuple):
 
 
 TILINGS = (Tiling(32, 4), Tiling(64, 8), Tiling(16, 4))
-MAX_ROWS = 64
-"""Of a product with stored numbers that was not timed. For more rows the weights are unpacked first: then each is used
-often enough."""
+BLOCK_ROWS = 128  # at most, of a program; more are divided among programs that read the same weights one after another
+MAX_ROWS = 2048
+"""Of a product with stored numbers that was not timed. For more rows, which only long prompts have, the weights are
+unpacked first: then each is used often enough."""
 BLOCK_K = 64
 DENSE, E4M3, INT8, UINT4, E2M1 = range(5)
 KINDS = {Code.E4M3: E4M3, Code.INT8: INT8, Code.UINT4: UINT4, Code.E2M1: E2M1}
@@ -125,9 +126,9 @@ def coded_product_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Compute all rows of x with one program per block of output features."""
-    feature = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    token = tl.arange(0, ROWS)
+    """Compute with one program per block of ROWS rows of x (axis 0) and of output features."""
+    feature = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     token_inside = token < n
     total = tl.zeros((ROWS, BLOCK_N), tl.float32)
     for begin in range(0, in_features, BLOCK_K):
@@ -211,7 +212,7 @@ def expert_product_kernel(
 
 
 def padded_rows(n: int) -> int:
-    """Return the rows that a program multiplies if there are n."""
+    """Return the rows that are multiplied if there are n."""
     return max(16, next_power_of_2(n))
 
 
@@ -230,9 +231,10 @@ def coded_product_triton(x: Tensor, weight: CodedWeight, tiling: Tiling | None) 
         return coded_product_torch(x, weight)
     out = torch.empty((n, out_features), dtype=x.dtype, device=x.device)
     if n:
-        coded_product_kernel[(cdiv(out_features, tiling.features),)](
+        rows = min(BLOCK_ROWS, padded_rows(n))
+        coded_product_kernel[(cdiv(n, rows), cdiv(out_features, tiling.features))](
             x, *_pointers(weight), out, n, out_features, in_features, weight.scales.shape[-1], x.stride(0),
-            KIND=KINDS[weight.code], GROUP=weight.group, ROWS=padded_rows(n), BLOCK_N=tiling.features,
+            KIND=KINDS[weight.code], GROUP=weight.group, ROWS=rows, BLOCK_N=tiling.features,
             BLOCK_K=BLOCK_K, num_warps=tiling.warps,
         )  # fmt: skip
     return out

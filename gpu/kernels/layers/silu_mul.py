@@ -55,7 +55,8 @@ def silu_mul_triton(gate_up: Tensor, gelu: bool = False) -> Tensor:
 
     Not differentiable.
     """
-    return _gate_mul(*gate_up.chunk(2, -1), GELU if gelu else SILU)
+    gate, up = gate_up.chunk(2, -1)
+    return _gate_mul(gate, up, GELU if gelu else SILU)
 
 
 def sigmoid_mul_triton(x: Tensor, gate: Tensor) -> Tensor:
