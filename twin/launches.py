@@ -217,7 +217,7 @@ class _Recorder(TorchDispatchMode):
         """Return the bytes of the rows' states, read once by the nodes, read and written where paths are kept, and of
         the other tensors."""
         pools, keeps = (arguments["matrices"], arguments["history"]), name == "delta_keep_kernel"
-        of_rows = sum(x.nbytes // x.shape[keeps] for x in pools) * len(arguments["rows"])
+        of_rows: int = sum(x.nbytes // x.shape[keeps] for x in pools) * len(arguments["rows"])
         others = [x for x in tensors if all(x is not pool for pool in pools)]
         return of_rows * (2 if keeps else 1) + self._moved(others)
 

@@ -1,7 +1,8 @@
 """Compile kernels for a GPU that is not there, and read from the machine code what they would cost there.
 
 `python compile_ahead.py 90` compiles one case of each kernel for that architecture, `python compile_ahead.py 90 all`
-every case, and prints one JSON object for each. It is a process of its own because interpreting and compiling cannot
+every case, and prints one JSON object for each. `python compile_ahead.py gfx950` compiles one case of each for a GPU of
+AMD, in Ampere's blocks, and prints its name. It is a process of its own because interpreting and compiling cannot
 share one.
 """
 
@@ -57,21 +58,32 @@ def tool(name: str) -> str:
     return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
 
 
-def compile_case(case: AotCase, architecture: int) -> Compiled:
-    """Compile for one compute capability (80, 90, 100); Triton caches what it has compiled before."""
+def source_of(case: AotCase) -> ASTSource:
     types, parameters = case.signature, list(case.kernel.arg_names)
     assert types.keys() | case.constexprs.keys() == set(parameters), f"{case.name}: the signature is not the kernel's"
     signature = {name: types.get(name, "constexpr") for name in parameters}
     divisible = case.divisible_by_16.split()
     aligned = [(i,) for i, name in enumerate(parameters) if signature[name].startswith("*") or name in divisible]
-    source = ASTSource(
+    return ASTSource(
         fn=case.kernel,
         signature=signature,
         constexprs=dict(case.constexprs),
         attrs={place: [["tt.divisibility", 16]] for place in aligned},
     )
+
+
+def compile_for_amd(architecture: str) -> None:
+    """Compile one case of each kernel, to see that it can be; the pipelines have two stages."""
+    for kernel_file, case in one_of_each(cases_for(80)):
+        options = {"num_warps": case.num_warps, "num_stages": min(case.num_stages, 2), **case.options}
+        triton.compile(source_of(case), target=GPUTarget("hip", architecture, 64), options=options)
+        print(json.dumps({"file": kernel_file, "name": case.name}), flush=True)
+
+
+def compile_case(case: AotCase, architecture: int) -> Compiled:
+    """Compile for one compute capability (80, 90, 100); Triton caches what it has compiled before."""
     compiled = triton.compile(
-        source,
+        source_of(case),
         target=GPUTarget("cuda", architecture, 32),
         options={"num_warps": case.num_warps, "num_stages": case.num_stages, **case.options},
     )
@@ -93,6 +105,9 @@ def compile_case(case: AotCase, architecture: int) -> Compiled:
 
 
 if __name__ == "__main__":
+    if sys.argv[1].startswith("gfx"):
+        compile_for_amd(sys.argv[1])
+        sys.exit()
     wanted = int(sys.argv[1])
     cases = cases_for(wanted)
     for kernel_file, aot_case in cases if "all" in sys.argv else one_of_each(cases):
