@@ -39,6 +39,17 @@ class ControllerAdapter:
         found = self.controller.metrics()
         return found.verify_calls, found.verified_rows, found.correct_drafts, found.proposed_drafts
 
+    def gauges(self) -> dict[str, object]:
+        found = self.controller.metrics()
+        return {
+            "steps": found.steps,
+            "draft_tokens": found.num_draft_tokens,
+            "changes": found.activations,
+            "accept_length": found.accept_length,
+            "accept_rate": found.accept_rate,
+            "histogram": found.correct_drafts_histogram,
+        }
+
     def average(self, batch_size: int) -> float:
         return self.policy.slot_for_batch(batch_size).ema_accept_len
 
@@ -91,7 +102,7 @@ def make_goodput(config: StepControllerConfig) -> ControllerAdapter:
     return ControllerAdapter(build_controller("goodput", table, cost_table=costs))
 
 
-EACH = ("inspection", "counters", "multi_steps", "sizing", "runtime", "misuse")
+EACH = ("inspection", "counters", "gauges", "multi_steps", "sizing", "runtime", "misuse")
 make_fixed.capabilities = StepControllerCapabilities.of(EACH)
 make_ema.capabilities = StepControllerCapabilities.of(
     (*EACH, "adaptive", "averages", "average_rule", "probes", "settles", "reload")

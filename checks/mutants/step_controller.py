@@ -207,6 +207,23 @@ class RoutesByTheRowsLeft(AdaptiveSpeculativeParams):
         return super().observe(counts, total, rows, rows, executed_steps)
 
 
+@CONTROLLERS.breaks("STEPS-10")
+class CountsARowMore(AdaptiveCounters):
+    """The histogram counts a row of an odd batch once more, as one without an accepted draft."""
+
+    def add(self, counts, correct, rows, proposed_per_row, calls=1):
+        super().add(counts, correct, rows, proposed_per_row, calls)
+        self._histogram[0] += rows % 2
+
+
+@CONTROLLERS.breaks("STEPS-10")
+class ShowsWhatTheRangeBeganWith(AdaptiveController):
+    """The steps that an operator sees are those of the first range, not those that were chosen last."""
+
+    def _gauges(self):
+        return super()._gauges() | {"steps": self.policy.config.candidate_steps[0]}
+
+
 @CONTROLLERS.breaks("STEPS-09")
 class ForgetsTheFirstTable(AdaptiveSpeculativeParams):
     """A table is compared with the running one: a candidate that was left out can never come back."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -78,6 +78,7 @@ class StepControllerCapabilities(Capabilities):
     adaptive: bool = False
     inspection: bool = False  # `state()`
     counters: bool = False  # `counted()`
+    gauges: bool = False  # `gauges()`: what an operator sees of the results so far
     # `average(batch_size)`: each range keeps a moving average, fed by rounds of its own current steps alone (unless
     # `untold_steps`)
     averages: bool = False
@@ -147,6 +148,12 @@ class StepController(Protocol):
     def counted(self) -> Sequence[int]:
         """Return, so far: verify results with at least one row, rows, correct drafts, proposed
         drafts (steps · rows)."""
+
+    @needs("gauges")
+    def gauges(self) -> Mapping[str, object]:
+        """Return, so far: `steps`, those that were chosen last (None before); `draft_tokens` of a round of these, its
+        root included; `changes` of the chosen steps; `accept_length`, 1 + correct drafts / rows; `accept_rate`, correct
+        / proposed drafts, both 0.0 without any; `histogram`, whose entry n counts the rows with n correct drafts."""
 
     @needs("averages")
     def average(self, batch_size: int) -> float:

@@ -193,6 +193,9 @@ def every_result_counts_once(m: StepControllerMoment) -> Outcome:
             was = f"counted {list(after.counted)} (results, rows, correct, proposed)"
             should = f"{list(should)}, {list(before.counted)} and {list(m.added)} more"
             return Finding(was, should, "accept length and accept rate are quotients of these")
+    if m.miscounted is not None:
+        name, says, wanted = m.miscounted
+        return Finding(f"the gauge {name} is {says}", f"{wanted}", "it is what an operator sees of the results so far")
     if observed is None:
         return True
     if m.garbage is None and observed.correct:

@@ -8,7 +8,8 @@ every run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -124,6 +125,40 @@ class Shown(NamedTuple):
     graphs: tuple[object, ...] | None = None  # of every batch size and each of its candidates
 
 
+class GaugeAccount:
+    """Recounts what a controller's gauges say: the results that it has taken, and the steps that it has chosen."""
+
+    def __init__(self) -> None:
+        self.is_known: bool = True  # no result was taken that no round can have
+        self._lengths: Counter[int] = Counter()  # accepted drafts of a row -> how many rows
+        self._proposed = self._changes = 0
+        self._steps: int | None = None
+
+    def choose(self, steps: int) -> int:
+        """Note that these steps were chosen, and return them."""
+        self._changes += self._steps not in (None, steps)
+        self._steps = steps
+        return steps
+
+    def take(self, correct: Sequence[float], executed: int, is_good: bool) -> None:
+        self.is_known &= is_good
+        self._lengths.update(int(each) for each in correct)
+        self._proposed += executed * len(correct)
+
+    def due(self) -> dict[str, float | list[int] | None]:
+        """Return what the gauges are due to be. Lengths that no row has had, behind the longest, are left out."""
+        rows, correct = self._lengths.total(), sum(length * count for length, count in self._lengths.items())
+        longest = max(self._lengths, default=-1)
+        return {
+            "steps": self._steps,
+            "draft_tokens": None if self._steps is None else self._steps + 1,
+            "changes": self._changes,
+            "accept_length": 1 + correct / rows if rows else 0.0,
+            "accept_rate": correct / self._proposed if self._proposed else 0.0,
+            "histogram": [self._lengths[length] for length in range(longest + 1)],
+        }
+
+
 class VerifyResult(NamedTuple):
     """One verify result; `current` are the steps that the controller would have chosen at that moment."""
 
@@ -144,6 +179,18 @@ class Stretch(NamedTuple):
     rates: dict[int, float]
     rate: float
     tokens_per_row: dict[int, float]  # of fixed steps
+
+    @classmethod
+    def of(
+        cls, process: str, size: int, history: Sequence[int], runs: Mapping[int, np.ndarray], times: Mapping[int, int]
+    ) -> Stretch:
+        """Return a stretch by what each number of steps would have accepted in its rounds, and the time of a round."""
+        tokens = {steps: size + found.sum(axis=1) for steps, found in runs.items()}
+        rates = {steps: int(found.sum()) * 1e9 / (len(history) * times[steps]) for steps, found in tokens.items()}
+        emitted = sum(int(tokens[steps][at]) for at, steps in enumerate(history))
+        rate = emitted * 1e9 / sum(times[steps] for steps in history)
+        per_row = {steps: int(found.sum()) / (len(history) * size) for steps, found in tokens.items()}
+        return cls(process, size, tuple(runs), tuple(history), rates, rate, per_row)
 
     @property
     def switches(self) -> list[int]:
@@ -194,6 +241,7 @@ class StepControllerMoment:
     reserved: tuple[int, int, int] | None = None  # draft tokens: what it says, the least and the most that it may be
     expected: tuple[tuple[int, float], ...] = ()  # (steps, tokens per row) of the candidates of one batch size
     reordered: tuple[tuple[int, float], ...] = ()  # likewise, of a copy that got the last result first
+    miscounted: tuple[str, object, object] | None = None  # a gauge, what it says, and what it is due to say
     unfinite: str = ""  # a number of the state that is not finite
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ..harness.trial import Trial
 from .contract import StepController
+from .model import GaugeAccount
 
 
 def read_average(trial: Trial, batch_size: int) -> float:
@@ -25,6 +26,22 @@ def read_counted(trial: Trial) -> tuple[int, ...]:
     numbers = trial.sequence(trial.must(trial.subject.counted), "counted()", "four numbers", 4)
     whole = [int(n) if isinstance(n, float) and n.is_integer() else n for n in numbers]
     return trial.integers(whole, "counted()")
+
+
+def read_gauges(trial: Trial, account: GaugeAccount) -> tuple[str, object, object] | None:
+    """Ask for the gauges. Returns the first that is not what it is due to be, what it says, and what it should."""
+    due = account.due()
+    found = trial.mapping(trial.must(trial.subject.gauges), "gauges()", f"a mapping with {', '.join(due)}", due)
+    for name, wanted in due.items() if account.is_known else ():
+        says = found[name]
+        if isinstance(wanted, list):
+            says = list(trial.integers(says, "the histogram of gauges()"))
+            if says[: len(wanted)] == wanted and not any(says[len(wanted) :]):
+                continue
+        elif says == wanted or (isinstance(wanted, float) and math.isclose(says, wanted, rel_tol=1e-9)):
+            continue
+        return name, says, wanted
+    return None
 
 
 def read_expected(

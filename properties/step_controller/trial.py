@@ -15,6 +15,7 @@ from .model import (
     GARBAGE,
     PROCESSES,
     RUNS,
+    GaugeAccount,
     Offered,
     RecordingBuilder,
     Shown,
@@ -24,7 +25,7 @@ from .model import (
     correct_drafts,
     looked_at,
 )
-from .reading import read_average, read_counted, read_expected, read_state
+from .reading import read_average, read_counted, read_expected, read_gauges, read_state
 from .rule import DAMAGES, AverageRule, RuleTable, Undecided, damages, read_table, reloaded
 
 MAX_IN_FLIGHT = 2
@@ -114,6 +115,7 @@ class StepControllerTrial(Trial):
         self.in_flight: list[tuple[int, int, tuple[int, ...]]] = []
         self.stretches: list[tuple[Operation, Stretch]] = []
         self.num_told: int = 0  # results with a row
+        self.account = GaugeAccount()
         self.build = RecordingBuilder()
         self.graphs: dict[tuple[int, int, int], str] = {}
         self._shown: Shown | None = None
@@ -142,6 +144,7 @@ class StepControllerTrial(Trial):
     def end(self) -> None:
         m = self.moment
         self._shown = m.after = self._look()
+        m.miscounted = read_gauges(self, self.account) if self.capabilities.gauges else None
         for size, steps in zip(self.batch_sizes, m.after.steps, strict=True):
             self._compare(size, steps)
         if self.capabilities.sizing:
@@ -165,7 +168,7 @@ class StepControllerTrial(Trial):
 
     def _steps_for(self, batch_size: int) -> int:
         answer = self.must(self.subject.steps_for, batch_size, batch_size * self.config.kv_per_row)
-        return self.integer(answer, f"steps_for({batch_size}, …)")
+        return self.account.choose(self.integer(answer, f"steps_for({batch_size}, …)"))
 
     def _look(self) -> Shown:
         has = self.capabilities
@@ -232,6 +235,7 @@ class StepControllerTrial(Trial):
                 self.rule.take(number, correct, known)
             except Undecided:
                 self.rule = None
+        self.account.take(correct, executed, is_good=m.garbage is None)
         if correct and m.garbage is None:
             results, rows, total, proposed = m.added
             m.added = results + 1, rows + len(correct), total + int(sum(correct)), proposed + executed * len(correct)
@@ -348,25 +352,15 @@ class StepControllerTrial(Trial):
             correct = correct_drafts(process, batch_size, rounds, self.config.lift, steps)[at].tolist()
             if not self._tell(correct, batch_size, steps):
                 return
-        self.moment.stretch = self._stretch(process, batch_size, history)
+        # All of it is judged, or what comes after settling.
+        begin, candidates = SETTLING_ROUNDS if self.capabilities.goodput else 0, self.candidates(batch_size)
+        runs = {
+            each: correct_drafts(process, batch_size, rounds, self.config.lift, each)[begin:] for each in candidates
+        }
+        times = {each: self.time_ns(each, batch_size) for each in candidates}
+        self.moment.stretch = Stretch.of(process, batch_size, history[begin:], runs, times)
         self._expect(batch_size)
         self.stretches.append((self.operation, self.moment.stretch))
-
-    def _stretch(self, process: str, size: int, history: Sequence[int]) -> Stretch:
-        """Return what a phase is judged by: all of it, or what comes after settling, and what fixed steps
-        would have reached."""
-        begin, rounds = SETTLING_ROUNDS if self.capabilities.goodput else 0, len(history)
-        judged, candidates = tuple(history[begin:]), self.candidates(size)
-        times = {steps: self.time_ns(steps, size) for steps in candidates}
-        tokens = {
-            steps: size + correct_drafts(process, size, rounds, self.config.lift, steps)[begin:].sum(axis=1)
-            for steps in candidates
-        }
-        rates = {steps: int(tokens[steps].sum()) * 1e9 / (len(judged) * times[steps]) for steps in candidates}
-        emitted = sum(int(tokens[steps][at]) for at, steps in enumerate(judged))
-        rate = emitted * 1e9 / sum(times[steps] for steps in judged)
-        per_row = {steps: int(tokens[steps].sum()) / (len(judged) * size) for steps in candidates}
-        return Stretch(process, size, candidates, judged, rates, rate, per_row)
 
     @operation(needs="adaptive", weight=1, when=_ought_to_draft, batch_size=_small)
     def offer(self, batch_size: int) -> None:
