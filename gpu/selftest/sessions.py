@@ -209,8 +209,8 @@ def opened(context: Context, way: Way) -> Iterator[DecodeSession | Disaggregated
     if context.on_gpu and torch.cuda.device_count() < way.num_gpus:
         raise UnavailableHere(f"needs {way.num_gpus} GPUs, torch finds {torch.cuda.device_count()}")
     options = options_of(context, way)
-    if way.num_gpus > 1 and context.on_gpu:
-        options = replace(options, device="cuda")
+    if way.num_gpus > 1:
+        options = replace(options, device=context.device.partition(":")[0])  # each rank or worker has one of its own
     if not way.disaggregate:
         with contextlib.closing(DecodeSession.open(options)) as session:
             yield session
