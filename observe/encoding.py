@@ -8,7 +8,8 @@
      "decode":[rows] or "=",
      "S":3,"k":1,"nd":4,"rounds":8,"retracted":[id],"waiting":0,"held":512,"released":[[row,epoch]],"writes":crc}
      `step` may be null; a join of KV that was sent has a seventh value, its length; one with KV from host memory has an
-     eighth, the tokens that come from there; `tokens` in `finished` is their number
+     eighth, the tokens that come from there; `tokens` in `finished` is their number; "row_nodes":[4,1] after "rounds"
+     where rows verify unequal numbers of nodes
     {"t":"commit","r":0,"ns":…,"step":7,"rounds":2,"lens":"4231…","stops":[[round,column,index]],"ended":[column],"end":"request_ended",
      "stopped":[chunk],"failures":[[row,message]],"at":[first end, gap, …],"finished":[[id,reason,tokens]]}
     {"t":"lost","r":0,"ns":…,"step":7,"cause":"hung","message":"…","steps":[7,8],"retracted":[id],"finished":[[id,reason,tokens]]}
@@ -145,6 +146,8 @@ class LineEncoder:
                 parts.append(
                     f'"decode":{rows},"S":{d.shape.steps},"k":{d.shape.topk},"nd":{d.shape.nodes},"rounds":{d.max_rounds}'
                 )
+                if d.row_nodes is not None:
+                    parts.append(f'"row_nodes":{_dumps(d.row_nodes.tolist())}')
         if event.retracted:
             parts.append(f'"retracted":{_dumps(event.retracted)}')
         parts.append(f'"waiting":{event.num_waiting},"held":{event.num_held_slots}')

@@ -129,6 +129,32 @@ class ShowsNothing(ReferenceAdapter):
         return ()
 
 
+@REFERENCE.breaks("DRAFT-01")
+class ForgetsDraftKVOfLoneRoots(ReferencePasses):
+    """A row that verifies its root alone gets no catch-up, and its next drafts come from stale KV."""
+
+    def _shortened(self, part, drafted):
+        stale = self.__dict__.setdefault("stale", set())
+        owners = list(zip(part.rows.tolist(), part.epochs.tolist(), strict=True))
+        tokens = drafted.tree.tokens.reshape(len(owners), -1).copy()
+        for i, owner in enumerate(owners):
+            if owner in stale:
+                tokens[i, 1:] = (tokens[i, 1:] + 1) % self.model.vocab_size
+        nodes = [part.shape.nodes] * len(owners) if part.row_nodes is None else part.row_nodes.tolist()
+        lone = {owner for owner, count in zip(owners, nodes, strict=True) if count == 1 < part.shape.nodes}
+        stale.difference_update(owners)
+        stale.update(lone)
+        return super()._shortened(part, replace(drafted, tree=replace(drafted.tree, tokens=tokens.reshape(-1))))
+
+
+@REFERENCE.breaks("ACCEPT-02", "ANSWER")
+class VerifiesAllNodesAlways(ReferencePasses):
+    """The rows of a round verify as many nodes as the longest one."""
+
+    def _shortened(self, part, drafted):
+        return drafted
+
+
 @REFERENCE.breaks("SIM-04")
 class PadsTheStepInPlace(ReferenceExecutor):
     """Rows whose request has ended become padding: in the step's own array, which the engine reads, too."""

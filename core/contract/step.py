@@ -153,6 +153,14 @@ class DecodeStep:
     max_seq_lens: Int64Array  # int64 [bs]: the greatest KV length at which this step may begin
     shape: RoundShape
     max_rounds: int  # that many rounds may run before the engine must decide again
+    # int32 [bs]: nodes that each row verifies in each round, root included, 1 … shape.nodes: the first ones of its
+    # chain; None: all rows verify all nodes
+    row_nodes: Int32Array | None = None
+
+    @property
+    def num_verify_tokens(self) -> int:
+        """The nodes that the target verifies in a round, over all rows."""
+        return len(self.rows) * self.shape.nodes if self.row_nodes is None else int(self.row_nodes.sum())
 
 
 @dataclass(slots=True)

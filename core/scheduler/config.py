@@ -18,6 +18,10 @@ from ..kv.request_table import ceil_to_page, get_alloc_len_per_decode, request_t
 from ..kv.store import KVStore
 from .rules import OurRules, ServerRules, rules_to_json
 
+VERIFY_ALL, VERIFY_REMAINING = "all", "remaining"
+VERIFY_LENGTHS = (VERIFY_ALL, VERIFY_REMAINING)
+"""Rows verify all nodes of the round's shape, or no more than tokens they may still emit."""
+
 
 class EngineRole(StrEnum):
     """The part of a request that an engine computes: all of it, only its prompt, or everything but its prompt."""
@@ -49,6 +53,7 @@ class EngineConfig:
     preempt: bool = False  # retract a strictly lower priority to let a greater one in
     ageing_bound: int = 256  # how often a request may be overtaken by later ones of greater priority
     groups: tuple[KVGroup, ...] = ()  # layers that keep less of a request than all its tokens
+    verify: str = VERIFY_ALL  # how many nodes of its chain each row verifies: one of VERIFY_LENGTHS
     track_tokens: bool = False  # keep the executor's tokens for the output, retraction and the prefix cache
     role: EngineRole = EngineRole.BOTH  # the role at the start; an empty engine may change it
 
@@ -101,6 +106,8 @@ class EngineConfig:
             problems.append(Problem("role", f"{self.role!r} is none of {', '.join(EngineRole)}"))
         for i, group in enumerate(self.groups):
             problems += group.problems(f"groups[{i}]")
+        if self.verify not in VERIFY_LENGTHS:
+            problems.append(Problem("verify", f"{self.verify!r} is none of {', '.join(VERIFY_LENGTHS)}"))
         if self.host_pages < 0:
             problems.append(Problem("host_pages", f"must be at least 0, got {self.host_pages}"))
         if self.host_pages and not self.prefix_cache:
@@ -119,7 +126,7 @@ class EngineConfig:
         return {name: value for name, value in values.items() if name not in OMITTED or value != OMITTED[name]}
 
 
-OMITTED: dict[str, Any] = {"host_pages": 0, "groups": []}
+OMITTED: dict[str, Any] = {"host_pages": 0, "groups": [], "verify": VERIFY_ALL}
 """Settings that a description of an engine leaves out, with the value that they then have."""
 
 

@@ -146,7 +146,7 @@ class Engine:
         planned = self._plan_rounds()
         if planned is None and len(self.rounds.rows):
             return [], [], None  # decoding rows wait for slots: a prompt must not take them
-        num_verify_tokens = 0 if planned is None else len(planned.decode.rows) * planned.decode.shape.nodes
+        num_verify_tokens = 0 if planned is None else planned.decode.num_verify_tokens
         chunks, joins = self.admission.plan_prefill(num_verify_tokens)
         return chunks, joins, planned
 

@@ -9,23 +9,43 @@ One column entry per request-table row. For a decoding request
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from ..adaptive import AdaptiveController
-from ..contract.arrays import BoolArray, Int64Array
+from ..contract.arrays import BoolArray, Int32Array, Int64Array
 from ..contract.request import cut_runs
-from ..contract.step import DecodeResult, DecodeStep
+from ..contract.step import DecodeResult, DecodeStep, RoundShape
 from ..errors import InvariantViolation
 from ..kv.request_table import ceil_to_page, reserve_per_multi_step
 from ..kv.store import KVStore
-from .config import EngineConfig, EngineSizes
+from .config import VERIFY_ALL, VERIFY_REMAINING, EngineConfig, EngineSizes
 from .flights import PlannedRounds, StepsInFlight
 
 _NO_ROWS = np.empty(0, dtype=np.intp)
 _NO_SLOTS = np.empty(0, dtype=np.int64)
+
+
+RowLengths = Callable[[RoundShape, Int64Array], Int32Array | None]
+"""A rule by which rows verify unequal numbers of nodes. It takes the shape of the round and the most tokens, int64
+[bs], that each row may still emit, and returns `DecodeStep.row_nodes`."""
+
+
+def all_nodes(shape: RoundShape, left: Int64Array) -> None:
+    """Let all rows verify all nodes."""
+
+
+def remaining_nodes(shape: RoundShape, left: Int64Array) -> Int32Array | None:
+    """Let no row verify more nodes than tokens that it may still emit. The first nodes of a tree do not hold its
+    longest path, so only chains are shortened."""
+    if shape.topk > 1 or left.min() >= shape.nodes:
+        return None
+    return left.clip(1, shape.nodes).astype(np.int32)
+
+
+ROW_LENGTHS: Mapping[str, RowLengths] = {VERIFY_ALL: all_nodes, VERIFY_REMAINING: remaining_nodes}
 
 
 class Presence(NamedTuple):
@@ -63,6 +83,7 @@ class DecodeRounds:
         self.sizes = sizes
         self.controller = controller
         self.store = store
+        self.row_lengths: RowLengths = ROW_LENGTHS[config.verify]
         self.kv_len: Int64Array = np.zeros(config.num_rows + 1, dtype=np.int64)
         self.end_len: Int64Array = np.zeros(config.num_rows + 1, dtype=np.int64)
         self.live: BoolArray = np.zeros(config.num_rows + 1, dtype=bool)
@@ -150,7 +171,8 @@ class DecodeRounds:
             return None
         shape = self.controller.round_shape(steps, len(rows))
         max_seq_lens = kv_len + rounds_in_flight * self.sizes.alloc_len if rounds_in_flight else kv_len
-        step = DecodeStep(rows, self._epochs, kv_len, max_seq_lens, shape, max_rounds)
+        row_nodes = self.row_lengths(shape, self.end_len[index] - kv_len)
+        step = DecodeStep(rows, self._epochs, kv_len, max_seq_lens, shape, max_rounds, row_nodes)
         return PlannedRounds(step, index, allocated)
 
     def _rounds_of_a_multi_step(
@@ -272,6 +294,9 @@ class DecodeRounds:
             # A plain round emits one token: nothing has to be added up.
             plain = step.shape.steps == 0
             kv_before_last = kv_before + (rounds - 1 if plain else np.add.reduce(lens[:-1], axis=0, dtype=np.int64))
+        if step.row_nodes is not None and (lens > step.row_nodes).any():
+            message = f"accept lengths {lens.max(axis=0).tolist()} of rows that verify {step.row_nodes.tolist()} nodes"
+            raise InvariantViolation("ACCEPT-02", message)
         stops = None if result.stop_index is None else result.stop_index[-1]
         runs = cut_runs(lens[-1], stops, self.end_len[rows] - kv_before_last)
         kept, ended = runs.kept[None, :], runs.ended
@@ -349,8 +374,12 @@ class DecodeRounds:
         self.store.trim(planned.index, held)
 
     def teach_controller(self, step: DecodeStep, result: DecodeResult, present: Presence) -> None:
-        """Tell the controller how many drafts each round accepted, without the rows that had left."""
+        """Tell the controller how many drafts each round accepted, without the rows that had left, and without those
+        that did not verify all drafts."""
         correct = result.accept_lens - 1
+        if step.row_nodes is not None:
+            is_whole = step.row_nodes == step.shape.nodes
+            present = Presence(present.last & is_whole, present.before & is_whole, False)
         if present.is_complete:
             self.controller.on_verify_rounds(correct, len(step.rows), step.shape.steps)
             return

@@ -15,7 +15,7 @@ al., arXiv 2406.16858.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -291,6 +291,28 @@ def build_proposed_tree(
     num_nodes = np.count_nonzero(present, axis=1).astype(np.int32)
     bits = np.where(present, bits, node_bits)
     return _assemble(tokens, parents, depths * present, seq_lens, num_nodes, nodes, max_position, bits)
+
+
+def shorten_trees(tree: VerifyTree, row_nodes: np.ndarray) -> VerifyTree:
+    """Return trees of which each row keeps its first `row_nodes` nodes, int [bs], at least the root; the others become
+    padding."""
+    kept = np.arange(tree.num_draft_tokens) < row_nodes[:, None]
+    first, sibling = (
+        np.where(kept & (link < row_nodes[:, None]), link, -1).astype(np.int32)
+        for link in (tree.retrieve_next_token, tree.retrieve_next_sibling)
+    )
+    own_bits = np.uint64(1) << np.arange(tree.num_draft_tokens, dtype=np.uint64)
+    positions = tree.positions.reshape(kept.shape)
+    return replace(
+        tree,
+        tokens=np.where(kept, tree.tokens.reshape(kept.shape), 0).reshape(-1).astype(np.int32),
+        parents=np.where(kept, tree.parents, -1).astype(np.int32),
+        positions=np.where(kept, positions, positions[:, :1]).reshape(-1),
+        retrieve_next_token=first,
+        retrieve_next_sibling=sibling,
+        ancestor_bits=np.where(kept, tree.ancestor_bits, own_bits),
+        num_nodes=np.minimum(tree.num_nodes, row_nodes).astype(np.int32),
+    )
 
 
 def _clean_scores(probabilities: np.ndarray) -> np.ndarray:

@@ -56,6 +56,7 @@ class RoundRunner:
     def enqueue(self, part: DecodeStep, rounds_done: int, clock: PhaseClock) -> PendingRound:
         """Put the next round of a decode step into the stream, after `rounds_done` rounds of it, and begin to copy its
         results to the host. `clock` takes the time of each phase."""
+        assert part.row_nodes is None, "this executor verifies all nodes of every row"
         nodes = part.shape.nodes
         width = min(self.algorithm.accept_width(part.shape.steps, nodes), nodes)
         forced = self._forced.draw(part.rows, self._rows.requests_of(part.rows), width)

@@ -176,6 +176,7 @@ class EngineHistory:
             flaw("SIM-12", was, "one multi-step in flight, none beside a prefill")
         planned.rows, planned.epochs = rows, self.rows.epoch[rows]
         planned.width = max(data["nd"], draft_steps + 1) if self.runs_may_exceed_steps else draft_steps + 1
+        planned.row_nodes = np.array(data["row_nodes"], np.int64) if "row_nodes" in data else None
         planned.max_rounds = max_rounds
 
     def _read_decode_rows(self, decode: list[int] | str, step: int) -> np.ndarray:
@@ -317,6 +318,14 @@ class EngineHistory:
         was = f"a run of {most if most > committed.width else least} tokens in step {step}"
         should = f"1 to {committed.width}: the drafts and one more"
         check("ACCEPT-02", least >= 1 and most <= committed.width, was, should)
+        if committed.row_nodes is not None:
+            over = rows[delivery.live & (lens.max(axis=0) > committed.row_nodes)].tolist()
+            check(
+                "ACCEPT-02",
+                not over,
+                f"rows {over} of step {step} emit more tokens than they verify",
+                "at most as many",
+            )
         late = [self.rows.owner[row] for row in rows[delivery.went_on].tolist()]
         was = f"step {step} goes on for rounds after the end of {late}"
         check("SIM-12", not late, was, "a multi-step ends with the first request that does")

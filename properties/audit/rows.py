@@ -119,6 +119,7 @@ class AuditedStep:
     rows: np.ndarray | None = None
     epochs: np.ndarray | None = None
     width: int = 1
+    row_nodes: np.ndarray | None = None  # int64 [bs]: nodes that each row verifies; None: as many as the width
     max_rounds: int = 1
 
     def touches(self, row: int, epoch: int) -> bool:

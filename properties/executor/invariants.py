@@ -123,6 +123,15 @@ def there_is_room_for_the_states(m: ExecutorMoment) -> Outcome:
     return True
 
 
+@checks("DRAFT-01", CONTRACT, "lengths", "drafts")
+def a_row_without_drafts_is_drafted_for_next(m: ExecutorMoment) -> Outcome:
+    wrong = next((found for found in m.after_roots_alone if found is not None), None)
+    if wrong is not None:
+        why = "the row had verified its root alone: its draft's KV lacks that token, which shows in no text"
+        return Finding(*wrong, why)
+    return True if m.after_roots_alone else None
+
+
 @checks("SIM-04", CONTRACT)
 def the_record_decides_the_same(m: ExecutorMoment) -> Outcome:
     if m.difference is not None:

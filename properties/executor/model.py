@@ -69,6 +69,9 @@ class ExecutorMoment:
     received: tuple[int, ...] | None = None  # the shape of its hidden states
     state_room: int = 0  # requests that can have a recurrent state at once
     states: tuple[SeenState, ...] = ()  # of rows whose request goes on, after a step
+    # Of rows whose last round verified the root alone: what their next drafts were and should have been, None: as they
+    # should be
+    after_roots_alone: tuple[tuple[str, str] | None, ...] = ()
     difference: tuple[str, str] | None = None  # between the served engine and the fed one, as in `RecordedCore`
     num_events: int = 0
 
@@ -110,6 +113,7 @@ class ExecutorRow:
     length: int = 0  # positions with KV
     ran: Ran = Ran.NOTHING  # of it, in the step that was collected last
     over: bool = False
+    was_alone: bool = False  # its last round could draft, and verified the root alone
 
 
 class PromptChunk(NamedTuple):
@@ -132,6 +136,7 @@ class LaunchedStep:
     rows: list[int] | None
     width: int = 0  # the most tokens of a round
     tree: tuple[int, int, int] = (0, 1, 1)  # steps, top-k and nodes of its rounds
+    row_nodes: tuple[int, ...] = ()  # nodes that each row verifies
     lengths: tuple[tuple[int, int], ...] = ()  # per row: the least and the most positions with KV at which it may begin
     max_rounds: int = 1
     limit: int = 1  # rounds that it may still be answered with
@@ -177,6 +182,8 @@ class DeviceModel:
         flight = LaunchedStep(step.step_id, joins, list(step.released), chunks, rows, width)
         if step.decode is not None:
             flight.tree = part.shape.computed
+            is_equal = part.row_nodes is None
+            flight.row_nodes = tuple([part.shape.nodes] * len(rows) if is_equal else part.row_nodes.tolist())
             flight.lengths = tuple(zip(part.seq_lens.tolist(), part.max_seq_lens.tolist(), strict=True))
         flight.max_rounds = flight.limit = step.max_rounds
         self.in_flight.append(flight)
@@ -310,11 +317,14 @@ class DeviceModel:
                     continue
                 run = None if tokens is None else tokens[number][i]
                 what = f"row {row} in round {number + 1}"
-                expected[i] = self._run(state, lens[number][i], flight.width, run, stops[number][i], what)
+                steps, topk, nodes = flight.tree
+                width = flight.width if flight.row_nodes[i] == nodes else flight.row_nodes[i]
+                expected[i] = self._run(state, lens[number][i], width, run, stops[number][i], what)
                 if self.judge is not None and row not in failed:
                     length = lens[number][i]
                     shown = {name: part.outputs[number][name][i, :length] for name in state.outputs}
-                    self.judge.round(state, run[:length], flight.tree, shown, what, (number, i))
+                    self.judge.round(state, run[:length], (steps, topk, flight.row_nodes[i]), shown, what, (number, i))
+                state.was_alone = flight.row_nodes[i] == 1 < nodes
                 state.text += [] if run is None else run[: lens[number][i]]
                 state.length += lens[number][i]
                 state.ran = Ran.ROUNDS

@@ -20,6 +20,7 @@ from ...core.contract.request import Request
 from ...core.contract.step import FailureCause, Step, StepFailure, StepResult
 from ...core.errors import ForedraftError
 from ...core.scheduler.engine import Engine
+from ...core.scheduler.rounds import RowLengths, all_nodes
 from ...observe.decoding import decode_result
 from ...observe.encoding import LineEncoder
 
@@ -66,7 +67,10 @@ class RecordedCore:
         self._compare()
         return outcome
 
-    def plan(self) -> Step | None:
+    def plan(self, row_lengths: RowLengths = all_nodes) -> Step | None:
+        """Plan the next step, whose rows verify as many nodes as `row_lengths` says."""
+        for engine in (self.live, self.fed):
+            engine.rounds.row_lengths = row_lengths
         fed = self._try(lambda: self.fed.plan(0))
         live = self._try(lambda: self.live.plan(0))
         if isinstance(live, str) or isinstance(fed, str):

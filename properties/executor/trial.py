@@ -3,14 +3,17 @@ model of the rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
+from ...core.contract.arrays import Int32Array, Int64Array
 from ...core.contract.handoff_batch import DraftInput, HandoffBatch
 from ...core.contract.outcomes import CommitOutcome
 from ...core.contract.request import Request
-from ...core.contract.step import Step
+from ...core.contract.step import RoundShape, Step
 from ...core.draws import Purpose, hash64, request_key
 from ...core.errors import InvariantViolation
 from ...core.prompt import Prompt
@@ -175,8 +178,16 @@ class ExecutorTrial(Trial):
     @operation(weight=12)
     def launch(self) -> bool:
         """Plan and launch the next step, if there is one."""
+        return self._launch(self.core.plan)
+
+    @operation(weight=4, needs="lengths", drafts=((0,), (0, 9), (9, 0, 2), (1,), (2, 0, 0, 9)))
+    def launch_unequal(self, drafts: tuple[int, ...]) -> bool:
+        """Plan and launch the next step. The rows of chains verify so many drafts each, in turn, or all they have."""
+        return self._launch(lambda: self.core.plan(partial(_nodes_in_turn, drafts)))
+
+    def _launch(self, plan: Callable[[], Step | None]) -> bool:
         m, before = self.moment, self.core.num_events
-        step = self.core.plan()
+        step = plan()
         if step is None:
             self._said = "nothing to do"
             return self.core.difference is not None or self.core.num_events > before
@@ -218,6 +229,8 @@ class ExecutorTrial(Trial):
             raise self.misbehaviour("ANSWER", was, "a result that follows from the step")
         self._isolated.commit(outcome)
         self._said = self._outcome(flight.step_id, result, outcome)
+        if self.judge is not None:
+            m.after_roots_alone = self.judge.take_after_roots_alone()
         if self.capabilities.states and self.config.is_recurrent:
             m.states = self._states()
         self._look()
@@ -407,6 +420,12 @@ def _tokens(name: str, count: int, vocab_size: int) -> np.ndarray:
     return (bits % np.uint64(vocab_size)).astype(np.int64)
 
 
+def _nodes_in_turn(drafts: tuple[int, ...], shape: RoundShape, left: Int64Array) -> Int32Array | None:
+    """Return the nodes of rows that verify so many drafts each, in turn; None for trees, and for all drafts."""
+    nodes = np.array([1 + drafts[row % len(drafts)] for row in range(len(left))]).clip(1, shape.nodes)
+    return None if shape.topk > 1 or nodes.min() == shape.nodes else nodes.astype(np.int32)
+
+
 def _words(step: Step) -> str:
     parts = []
     if step.prefill is not None:
@@ -414,5 +433,6 @@ def _words(step: Step) -> str:
     if step.decode is not None:
         d = step.decode
         rounds = f", at most {d.max_rounds} rounds" if d.max_rounds > 1 else ""
-        parts.append(f"{len(d.rows)} rows of {d.shape.nodes} nodes{rounds}")
+        nodes = d.shape.nodes if d.row_nodes is None else d.row_nodes.tolist()
+        parts.append(f"{len(d.rows)} rows of {nodes} nodes{rounds}")
     return " and ".join(parts)

@@ -129,6 +129,10 @@ Adaptive step controller:
     STEPS-16 E: expected accept lengths are 1 … S + 1, no less with more steps, and after a stationary stretch what it yielded
     STEPS-17 M: the results of one interval give the same expectations in any order
 
+Drafts of rows of unequal lengths:
+    DRAFT-01 E: after a round in which a row verified its root alone, its draft holds all committed tokens: what it drafts next is
+        what it drafts for the row's text
+
 Recurrent states:
     STATE-01 E: after a round a row's state is that of its accepted path: it has taken in each of its tokens once, in order, and
         nothing that was rejected

@@ -21,7 +21,7 @@ from ...core.contract.step import DecodeResult, DecodeStep, Join, MultiStepEnd, 
 from ...core.draws import Purpose, normal_at, stream_keys
 from ..cost.executor_steps import StepCost
 from ..cost.host_link import HostLink
-from ..cost.passes.decode_work import DecodeWork
+from ..cost.passes.decode_work import DecodeWork, verified_of
 from ..cost.round import RoundCost
 from .run_cache import RunCache
 
@@ -240,7 +240,7 @@ class SimulatedDevice:
             )
         batch, batch_size = self._batch_of(decode), len(decode.rows)
         kv_tokens = batch.kv_end - int(self._left[batch.indices].dot(self._units[:batch_size]))
-        return self.cost.step_ns(chunks, DecodeWork(batch_size, decode.shape, kv_tokens))
+        return self.cost.step_ns(chunks, DecodeWork(batch_size, decode.shape, kv_tokens, verified_of(decode)))
 
     # -- decode -------------------------------------------------------------------------------------------------------
 
@@ -266,9 +266,10 @@ class SimulatedDevice:
             device_ns = self._seen_ns(self.cost, decode, lens[:rounds], left)
         elif timed:
             if rounds == 1:
-                device_ns = np.array([self.cost.decode_ns(batch_size, decode.shape, kv_tokens)])
+                one_ns = self.cost.decode_ns(batch_size, decode.shape, kv_tokens, verified_of(decode))
+                device_ns = np.array([one_ns])
             else:
-                device_ns = self.cost.decode_ns(batch_size, decode.shape, kv_tokens + grown)
+                device_ns = self.cost.decode_ns(batch_size, decode.shape, kv_tokens + grown, verified_of(decode))
         if timed:
             device_ns = self.jitter.times_ns(self.num_run, device_ns)
             if self.slowdown != 1.0:
@@ -293,10 +294,23 @@ class SimulatedDevice:
             return np.full((rounds, len(batch.indices)), accepted, dtype=np.int32), rounds
         cache = self._last_cache = self._cache(decode)
         positions = batch.position_end - left
+        if decode.row_nodes is not None:
+            return self._shortened_lens(decode, cache, positions, left, limit)
         if limit == 1:
             return cache.accept_lens(batch.indices, batch.keys, positions, decode.shape.steps)[None, :], 1
         lens = cache.accept_lens_of_rounds(batch.indices, batch.keys, positions, decode.shape.steps, limit, left)
         return lens, len(lens)
+
+    def _shortened_lens(
+        self, decode: DecodeStep, cache: RunCache, positions: np.ndarray, left: np.ndarray, limit: int
+    ) -> tuple[np.ndarray, int]:
+        """Do what `_draw_lens` does, round after round, for rows that verify unequal numbers of nodes."""
+        batch, lens = self._batch_of(decode), []
+        while len(lens) < limit and (not lens or left.min() > 0):
+            drawn = cache.accept_lens(batch.indices, batch.keys, positions, decode.shape.steps)
+            lens.append(np.minimum(drawn, decode.row_nodes))
+            positions, left = positions + lens[-1], left - lens[-1]
+        return np.stack(lens), len(lens)
 
     def apply(self, decode: DecodeStep, drawn: DrawnRounds, rounds: int, asked: bool) -> DecodeResult:
         """Run the first `rounds` of those drawn. `asked`: the driver stopped the multi-step there."""

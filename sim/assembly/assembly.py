@@ -263,7 +263,7 @@ def _spec(
     others = {"mode", "kv_slots", "host_cache_gb", "host_cache_ratio", *SETTINGS}
     given = engine.model_dump(exclude=others)  # fields of the table that the engine does not have
     defaults = server.scheduling(deployment.gpu, deployment.parallel.data, algorithm.is_speculative)
-    given |= {key: value for key, value in defaults.items() if given.get(key) is None}
+    given |= {key: value for key, value in defaults.items() if given.get(key) is None} | {"verify": speculation.verify}
     given["rules"] = with_settings(defaults["rules"], engine.model_dump(include={*SETTINGS}))
     if most_running is not None:
         given["max_running"] = min(given["max_running"], most_running)
@@ -275,7 +275,7 @@ def _spec(
             EngineConfig(num_pages=UNSIZED_POOL, context_len=context_len, **given | {"max_running": rows}),
             algorithm,
             SpeculationChoice(
-                **speculation.model_dump(exclude={"algorithm", "heads", "probe_backoff"}),
+                **speculation.model_dump(exclude={"algorithm", "heads", "probe_backoff", "verify"}),
                 probe_backoff=backs_off,
                 mode=engine.mode or server.mode,
                 source="speculation",

@@ -252,13 +252,16 @@ class StepCost:
         return curve(contexts, accepted)
 
     @overload
-    def decode_ns(self, batch_size: int, shape: RoundShape, kv_tokens: int) -> int: ...
+    def decode_ns(self, batch_size: int, shape: RoundShape, kv_tokens: int, num_verified: int | None = None) -> int: ...
     @overload
-    def decode_ns(self, batch_size: int, shape: RoundShape, kv_tokens: NDArray[np.int64]) -> NDArray[np.int64]: ...
     def decode_ns(
-        self, batch_size: int, shape: RoundShape, kv_tokens: int | NDArray[np.int64]
+        self, batch_size: int, shape: RoundShape, kv_tokens: NDArray[np.int64], num_verified: int | None = None
+    ) -> NDArray[np.int64]: ...
+    def decode_ns(
+        self, batch_size: int, shape: RoundShape, kv_tokens: int | NDArray[np.int64], num_verified: int | None = None
     ) -> int | NDArray[np.int64]:
-        """Do what `RoundCost.decode_ns` does, for rows of equal length of which one accepts everything."""
+        """Do what `RoundCost.decode_ns` does, for rows of equal length of which one accepts everything. Rounds were
+        measured with all nodes of every row, so `num_verified` changes nothing."""
         contexts = np.atleast_1d(np.asarray(kv_tokens) / batch_size)
         found = self.rounds_ns(batch_size, shape, contexts, np.full(len(contexts), shape.steps + 1))
         return found if isinstance(kv_tokens, np.ndarray) else int(found[0])
@@ -283,7 +286,9 @@ class StepCost:
             self._prefills[key] = int(self.tables.prefill.at(chunks=number, tokens=tokens, context=context).ns)
         return self._prefills[key]
 
-    def decode_parts(self, batch_size: int, shape: RoundShape, kv_tokens: int) -> dict[str, int]:
+    def decode_parts(
+        self, batch_size: int, shape: RoundShape, kv_tokens: int, num_verified: int | None = None
+    ) -> dict[str, int]:
         """Return `decode_ns` as the only part, because a captured round is measured as a whole."""
         return {"round": self.decode_ns(batch_size, shape, kv_tokens)}
 

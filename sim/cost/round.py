@@ -120,34 +120,40 @@ class RoundCost:
             own = ForwardCost(draft.body, gpu, self.efficiency, ranks, draft.qkv_inputs)
             forward = own if draft_tables is None else MeasuredForward(own, draft_tables)
             self._draft = PASSES[draft.drafting](draft, forward, self._pass_launch, keep_draft_warm)
-        self._curves: dict[tuple[int, RoundShape], PassCurve] = {}
+        self._curves: dict[tuple[int, RoundShape, int | None], PassCurve] = {}
         self._lm_heads: dict[int, float] = {}
-        self._riders: dict[tuple[int, RoundShape], _Rider] = {}
+        self._riders: dict[tuple[int, RoundShape, int | None], _Rider] = {}
         self._first_samplings: dict[int, Pass] = {}
         self._fitted: FittedParameters | None = None if calibration is None else calibration.parameters
 
     # The hot path: one dictionary look-up and a few integer operations.
     @overload
-    def decode_ns(self, batch_size: int, shape: RoundShape, kv_tokens: int) -> int: ...
+    def decode_ns(self, batch_size: int, shape: RoundShape, kv_tokens: int, num_verified: int | None = None) -> int: ...
     @overload
-    def decode_ns(self, batch_size: int, shape: RoundShape, kv_tokens: NDArray[np.int64]) -> NDArray[np.int64]: ...
     def decode_ns(
-        self, batch_size: int, shape: RoundShape, kv_tokens: int | NDArray[np.int64]
+        self, batch_size: int, shape: RoundShape, kv_tokens: NDArray[np.int64], num_verified: int | None = None
+    ) -> NDArray[np.int64]: ...
+    def decode_ns(
+        self, batch_size: int, shape: RoundShape, kv_tokens: int | NDArray[np.int64], num_verified: int | None = None
     ) -> int | NDArray[np.int64]:
         """Return the nanoseconds of a decode round, rounded down.
 
         `shape`: `PLAIN_ROUND`, `RoundShape.chain(steps)` or that of a tree. `kv_tokens`: KV tokens over the batch when
         the round starts; an integer array [m] for m rounds of one multi-step gives int64 [m], bit for bit what m single
-        calls give. Raises `InvalidRound` for a contradictory round.
+        calls give. `num_verified`: tokens that the target verifies, where rows verify fewer nodes than the shape has.
+        They run in one packed pass, whose graph is one for so many tokens. Raises `InvalidRound` for a contradictory
+        round.
         """
-        curve = self._curves.get((batch_size, shape))
+        curve = self._curves.get((batch_size, shape, num_verified))
         if curve is None:
-            curve = self._curve(batch_size, shape)
+            curve = self._curve(batch_size, shape, num_verified)
         return curve(kv_tokens)
 
-    def decode_parts(self, batch_size: int, shape: RoundShape, kv_tokens: int) -> dict[str, int]:
+    def decode_parts(
+        self, batch_size: int, shape: RoundShape, kv_tokens: int, num_verified: int | None = None
+    ) -> dict[str, int]:
         """Return `decode_ns` by part (draft, verify, attention, lm_head, sampling, …); the parts sum to it exactly."""
-        return self._curve(batch_size, shape).parts(kv_tokens)
+        return self._curve(batch_size, shape, num_verified).parts(kv_tokens)
 
     def step_ns(self, prefill_tokens: Sequence[tuple[int, int]], decode: DecodeWork | None = None) -> int:
         """Return the nanoseconds of a step with prompt chunks (new tokens, tokens before them), a
@@ -204,19 +210,19 @@ class RoundCost:
                 rows += part.explain()
         return rows
 
-    def _curve(self, batch_size: int, shape: RoundShape) -> PassCurve:
-        key = (batch_size, shape)
+    def _curve(self, batch_size: int, shape: RoundShape, num_verified: int | None = None) -> PassCurve:
+        key = (batch_size, shape, num_verified)
         if key not in self._curves:
-            check_round(self.draft, *key)
+            check_round(self.draft, batch_size, shape)
             passes = self._decode_passes(*key) if batch_size else []
             fitted = self._fitted
             factor = 1.0 if fitted is None else fitted.round_factor(batch_size, has_drafts=shape.steps > 0)
             self._curves[key] = self._curve_of(passes, factor)
         return self._curves[key]
 
-    def _decode_passes(self, batch_size: int, shape: RoundShape) -> list[Pass]:
-        tokens, draft = self._pass_launch.tokens(batch_size, shape.nodes), self._draft
-        verify = self._target_pass(batch_size, shape.nodes, tokens)
+    def _decode_passes(self, batch_size: int, shape: RoundShape, num_verified: int | None = None) -> list[Pass]:
+        tokens, draft = self._pass_launch.tokens(batch_size, shape.nodes, num_tokens=num_verified), self._draft
+        verify = self._target_pass(batch_size, shape.nodes, tokens, num_verified or batch_size * shape.nodes)
         return [
             *(() if draft is None else draft.of_steps(batch_size, shape)),
             verify,
@@ -225,12 +231,13 @@ class RoundCost:
             *(() if draft is None else draft.catch_up(batch_size, shape.steps)),
         ]
 
-    def _target_pass(self, batch_size: int, nodes: int, tokens: PassTokens) -> Pass:
-        """Return the pass that verifies `nodes` tokens for each row; padding rows compute but have no KV to read."""
+    def _target_pass(self, batch_size: int, nodes: int, tokens: PassTokens, num_verified: int) -> Pass:
+        """Return the pass that verifies up to `nodes` tokens for each row; padding rows compute but have no KV to
+        read."""
         cap = batch_size * self._target.knee
         parts = {
             "verify": Line(self._target.layers_ns(tokens.num_tokens, tokens.routing)),
-            "attention": self._target.decode_attention(batch_size, nodes, batch_size * nodes),
+            "attention": self._target.decode_attention(batch_size, nodes, num_verified),
             "lm_head": Line(self._lm_head_ns(tokens.num_tokens)),
             LAUNCH: Line(
                 self.launch.target_gap_ns(self._own_rows(batch_size)) + self._pass_launch.waits_ns(self._target, tokens)
@@ -303,18 +310,19 @@ class RoundCost:
         total = Line(*(sum(getattr(line, item) for line in share.values()) for item in Line.__slots__))
         return [Pass({"draft": total}, window_cap_tokens=verify.window_cap_tokens)]
 
-    def _rider(self, batch_size: int, shape: RoundShape) -> _Rider:
+    def _rider(self, batch_size: int, shape: RoundShape, num_verified: int | None = None) -> _Rider:
         """Return the part of a decode round in a step with prefill; nothing of it depends on the chunks."""
-        key, steps, nodes = (batch_size, shape), shape.steps, shape.nodes
+        key, steps, nodes = (batch_size, shape, num_verified), shape.steps, shape.nodes
+        verify_tokens = num_verified or batch_size * nodes
         if key not in self._riders:
-            check_round(self.draft, *key)
+            check_round(self.draft, batch_size, shape)
             draft, no_attention = self._draft, Line(0.0)
             caught_up = 0 if draft is None else draft.caught_up(batch_size, steps)
             self._riders[key] = _Rider(
                 drafting=tuple(draft.of_steps(batch_size, shape, has_graph=False)) if draft and batch_size else (),
-                after_verify=(self._after_verify(batch_size * nodes, shape),) if batch_size else (),
+                after_verify=(self._after_verify(verify_tokens, shape),) if batch_size else (),
                 attention=(
-                    self._target.decode_attention(batch_size, nodes, batch_size * nodes) if batch_size else no_attention
+                    self._target.decode_attention(batch_size, nodes, verify_tokens) if batch_size else no_attention
                 ),
                 caught_up_tokens=caught_up,
                 catch_up_attention=draft.catch_up_attention(batch_size, steps) if draft and caught_up else no_attention,
@@ -324,10 +332,11 @@ class RoundCost:
     def _step_curve(self, chunks: Sequence[tuple[int, int]], decode: DecodeWork | None) -> PassCurve:
         """Return the curve of a step with prefill and perhaps a decode round:
         one target and one draft pass over all tokens, no graph."""
-        batch_size, shape, _ = decode if decode is not None else (0, PLAIN_ROUND, 0)
-        rider = self._rider(batch_size, shape)
+        batch_size, shape, _, num_verified = decode if decode is not None else DecodeWork(0, PLAIN_ROUND, 0)
+        rider = self._rider(batch_size, shape, num_verified)
         new_tokens = sum(new for new, _ in chunks)
-        verify = self._mixed_target_pass(chunks, new_tokens, batch_size, shape.nodes, rider.attention)
+        verify_tokens = num_verified or batch_size * shape.nodes
+        verify = self._mixed_target_pass(chunks, new_tokens, batch_size, verify_tokens, rider.attention)
         first_tokens = self._first_samplings.get(len(chunks))
         if first_tokens is None:
             first_tokens = self._first_samplings[len(chunks)] = Pass({"sampling": Line(self._sampling_ns(len(chunks)))})
@@ -337,14 +346,14 @@ class RoundCost:
         return self._curve_of(passes, self._step_factor(passes, batch_size, shape))
 
     def _mixed_target_pass(
-        self, chunks: Sequence[tuple[int, int]], new_tokens: int, batch_size: int, nodes: int, line: Line
+        self, chunks: Sequence[tuple[int, int]], new_tokens: int, batch_size: int, verify_tokens: int, line: Line
     ) -> Pass:
-        tokens = self._pass_launch.of_requests(len(chunks) + batch_size, new_tokens + batch_size * nodes)
+        tokens = self._pass_launch.of_requests(len(chunks) + batch_size, new_tokens + verify_tokens)
         prefill_ns = self._target.prefill_attention_ns(chunks)
         parts = {
             "verify": Line(self._target.layers_ns(tokens.num_tokens, tokens.routing)),
             "attention": Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns),
-            "lm_head": Line(self._lm_head_ns(len(chunks) + batch_size * nodes)),
+            "lm_head": Line(self._lm_head_ns(len(chunks) + verify_tokens)),
             LAUNCH: Line(
                 self.launch.target_gap_ns(self._own_rows(len(chunks) + batch_size))
                 + self._pass_launch.skew_ns(self._target)

@@ -157,4 +157,4 @@ class LaunchEffects:
 def _num_tokens(step: Step) -> int:
     """Return how many tokens a step computes in its largest pass."""
     tokens = 0 if step.prefill is None else int(step.prefill.lens.sum())
-    return tokens + (0 if step.decode is None else len(step.decode.rows) * step.decode.shape.nodes)
+    return tokens + (0 if step.decode is None else step.decode.num_verify_tokens)

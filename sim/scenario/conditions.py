@@ -55,6 +55,15 @@ def no_heads(run: Any, key: str) -> str | None:
     return f"{run.algorithm.name} has not one head per step, as MULTI_LAYER_EAGLE has"
 
 
+def only_chains_are_shortened(run: Any, key: str) -> str | None:
+    return None if run.spec.topk == 1 else "rows of trees (speculation.topk above 1) verify all nodes"
+
+
+def rounds_were_measured(run: Any, key: str) -> str | None:
+    measured = "the steps of the profile (hardware.profile) were measured with all nodes of every row"
+    return measured if isinstance(run.cost, StepCost) else None
+
+
 def no_draft_model(run: Any, key: str) -> str | None:
     has_draft = run.draft is not None and not run.draft.on_host
     return None if has_draft else f"{run.algorithm.name} has no draft of its own"

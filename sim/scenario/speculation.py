@@ -77,6 +77,16 @@ class Speculation(ScenarioTable):
         description="ema: whether each failed try of drafts after 0 steps doubles the wait for the next, up to 32 "
         "decisions; false: every decision tries (SGLang); for tables that do not say; default: as in the server",
     )
+    verify: Annotated[
+        Literal["all", "remaining"],
+        NoEffect(when.not_speculative, says="all"),
+        NoEffect(when.zero_steps, says="all"),
+        NoEffect(when.only_chains_are_shortened, says="all"),
+        NoEffect(when.rounds_were_measured, says="all"),
+    ] = Field(
+        default="all",
+        description="nodes that a row verifies: all of the round, or no more than tokens it may still emit (chains)",
+    )
     heads: Annotated[Count | None, NoEffect(when.not_speculative), NoEffect(when.no_heads)] = Field(
         default=None, description="MULTI_LAYER_EAGLE: heads of the draft; default: the greatest candidate"
     )

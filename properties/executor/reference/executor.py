@@ -264,7 +264,7 @@ class ReferenceExecutor:
             self._fail(states[i], int(part.rows[i]), running)
         self._settle(running, states, was_over, final, verified.accept_lens)
         self.num_rounds += 1
-        self.num_drafted += len(states) * (part.shape.nodes - 1)
+        self.num_drafted += part.num_verify_tokens - len(states)
         self.num_correct_drafts += int(verified.num_correct_drafts.sum())
 
     def _settle(

@@ -9,7 +9,7 @@ decode round   relayed cells ─► draft ─► verify, accept, compact ─► 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from ....core.contract.request import Request
 from ....core.contract.step import DecodeStep
 from ....core.draws import request_key
 from ....core.errors import InvariantViolation
-from ....core.tree.build import VerifyTree
+from ....core.tree.build import VerifyTree, shorten_trees
 from ....core.tree.outputs import Finalized, NodeOutputs, finalize
 from ....core.tree.verify import Verified
 from .drafting import Drafted, DraftRequest, ReferenceDrafter
@@ -105,6 +105,7 @@ class ReferencePasses:
         request = self._draft_request(part, states, lengths, relayed)
         drafted = self.drafter.tree(request)
         self._check_tree(part, drafted.tree)
+        drafted = self._shortened(part, drafted)
         rows = zip(part.rows.tolist(), lengths.tolist(), strict=True)
         windows = np.stack([self.kv.window(row, length, part.shape.nodes) for row, length in rows])
         hashes = self.kv.write_tree(request.rows, request.lengths, request.root_hashes, drafted.tree, windows)
@@ -165,6 +166,12 @@ class ReferencePasses:
             )
         if tree.positions.size and tree.positions.max() > self.drafter.max_position:
             raise InvariantViolation("STEPS-01", f"position {tree.positions.max()} is past the context")
+
+    def _shortened(self, part: DecodeStep, drafted: Drafted) -> Drafted:
+        """Return what was drafted, without the nodes that a row does not verify."""
+        if part.row_nodes is None:
+            return drafted
+        return replace(drafted, tree=shorten_trees(drafted.tree, part.row_nodes))
 
     def _verify(
         self, states: list[RowState], request: DraftRequest, drafted: Drafted, hashes: np.ndarray, windows: np.ndarray

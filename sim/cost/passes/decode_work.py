@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....core.contract.step import RoundShape
+from ....core.contract.step import DecodeStep, RoundShape
 from ....core.errors import ForedraftError
 from ..draft import MULTI_LAYER_EAGLE, Drafting, DraftShape
 
@@ -14,11 +14,17 @@ class InvalidRound(ForedraftError):
 
 
 class DecodeWork(NamedTuple):
-    """The decode half of a step: requests, the shape of their round, KV tokens over the batch."""
+    """The decode half of a step: requests, the shape of their round, KV tokens over the batch, verified tokens."""
 
     batch_size: int
     shape: RoundShape
     kv_tokens: int
+    num_verified: int | None = None  # tokens that the target verifies, over the batch; None: the nodes of every row
+
+
+def verified_of(decode: DecodeStep) -> int | None:
+    """Return `DecodeWork.num_verified` of a decode step."""
+    return None if decode.row_nodes is None else decode.num_verify_tokens
 
 
 def check_round(draft: DraftShape | None, batch_size: int, shape: RoundShape) -> None:

@@ -26,10 +26,15 @@ class PassLaunch:
         """Return whether a pass without prefill over so many rows and tokens per row runs as a captured graph."""
         return padded_tokens(batch_size, width, self.graph_sizes, self.graph_unit) is not None
 
-    def tokens(self, batch_size: int, width: int, has_graph: bool = True) -> PassTokens:
-        """Return the tokens of a decode pass; `has_graph`: there may be a captured one, as it comes without prefill."""
-        padded = padded_tokens(batch_size, width, self.graph_sizes, self.graph_unit) if has_graph else None
-        return self.of_requests(batch_size, batch_size * width, padded)
+    def tokens(self, batch_size: int, width: int, has_graph: bool = True, num_tokens: int | None = None) -> PassTokens:
+        """Return the tokens of a decode pass; `has_graph`: there may be a captured one, as it comes without prefill.
+        `num_tokens`: of a packed pass, whose rows have up to `width` tokens; any captured pass that is wide enough
+        computes it."""
+        if num_tokens is None:
+            padded = padded_tokens(batch_size, width, self.graph_sizes, self.graph_unit) if has_graph else None
+            return self.of_requests(batch_size, batch_size * width, padded)
+        rows, of_each = (-(-num_tokens // width), width) if self.graph_unit == "rows" else (num_tokens, 1)
+        return self.of_requests(batch_size, num_tokens, padded_tokens(rows, of_each, self.graph_sizes, self.graph_unit))
 
     def of_requests(self, requests: int, tokens: int, padded: int | None = None) -> PassTokens:
         """Return the tokens of a number of requests that have `tokens` together. `padded`: the tokens of their graph;

@@ -1,0 +1,128 @@
+"""Rows of one round that verify unequal numbers of nodes: what is planned, committed, taught and priced."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from foredraft.core.contract.events import Committed, Planned
+from foredraft.core.contract.step import RoundShape
+from foredraft.core.errors import ConfigError, InvariantViolation
+from foredraft.core.scheduler.rounds import DecodeRounds, Presence, all_nodes, remaining_nodes
+from foredraft.core.tree.build import build_chain, shorten_trees
+from foredraft.core.tree.verify import verify_greedy
+from foredraft.observe.encoding import LineEncoder
+from foredraft.sim.assembly import Assembly, assemble
+from foredraft.sim.cost.passes.decode_work import DecodeWork
+from foredraft.sim.running.run import Simulation
+from foredraft.sim.scenario_file import load_scenario
+
+CHAIN = RoundShape.chain(7)
+BUSY = (
+    "speculation.algorithm=EAGLE3", "speculation.policy=fixed", "speculation.steps=7", "workload.num_requests=60",
+    "workload.output.mean=24", "workload.rate=200", "workload.max_tokens=output", "seed=3",
+)  # fmt: skip
+
+
+def run_with(*settings: str) -> Assembly:
+    return assemble(load_scenario(None, [*BUSY, *settings])[0])
+
+
+def played(run: Assembly) -> list[Any]:
+    events: list[Any] = []
+    Simulation(run.scenario, sinks=lambda replica: (events.append,)).run()
+    return events
+
+
+def test_rows_near_their_end_verify_no_more_than_they_may_emit():
+    left = np.array([1, 3, 8, 100])
+    assert all_nodes(CHAIN, left) is None
+    assert remaining_nodes(CHAIN, left).tolist() == [1, 3, 8, 8]
+    assert remaining_nodes(CHAIN, np.array([0, 9])).tolist() == [1, 8]  # an ended row whose end is not known yet
+    assert remaining_nodes(CHAIN, left[2:]) is None  # equal rows have no column
+    assert remaining_nodes(RoundShape(3, 2, 6), left) is None
+
+
+def test_shortened_chains_accept_what_their_first_nodes_allow():
+    tree = build_chain(np.array([5, 5, 5]), np.array([[6, 7, 8]] * 3), np.array([10, 10, 10]))
+    short = shorten_trees(tree, np.array([1, 3, 4]))
+    target = np.array([6, 7, 8, 9] * 3)
+    assert verify_greedy(tree, target).accept_lens.tolist() == [4, 4, 4]
+    verified = verify_greedy(short, target)
+    assert verified.accept_lens.tolist() == [1, 3, 4]
+    assert verified.bonus_tokens.tolist() == [6, 8, 9]
+    assert short.num_nodes.tolist() == [1, 3, 4]
+    assert short.retrieve_next_token.tolist() == [[-1] * 4, [1, 2, -1, -1], [1, 2, 3, -1]]
+    assert short.positions.reshape(3, 4).tolist() == [[10, 10, 10, 10], [10, 11, 12, 10], [10, 11, 12, 13]]
+
+
+@pytest.mark.parametrize("mode", ["overlap", "synchronous"])
+def test_the_same_tokens_are_delivered_with_fewer_verified(mode: str):
+    runs = [played(run_with(f"speculation.verify={verify}", f"engine.mode={mode}")) for verify in ("all", "remaining")]
+    ends = [
+        {
+            end.request_id: (end.num_output, end.reason)
+            for one in events
+            if isinstance(one, Committed)
+            for end in one.finished
+        }
+        for events in runs
+    ]
+    assert ends[0] == ends[1]
+    steps = [[one.step for one in events if isinstance(one, Committed) and one.step.decode] for events in runs]
+    assert all(step.decode.row_nodes is None for step in steps[0])
+    shortened = [step.decode for step in steps[1] if step.decode.row_nodes is not None]
+    assert shortened and all(decode.row_nodes.min() >= 1 and decode.row_nodes.max() <= 8 for decode in shortened)
+    assert all(decode.num_verify_tokens < 8 * len(decode.rows) for decode in shortened)
+    lines = [LineEncoder(0).encode(one) for one in runs[1] if isinstance(one, Planned)]
+    assert any("row_nodes" in json.loads(line) for line in lines)
+
+
+def test_a_result_beyond_a_rows_nodes_is_refused():
+    run = run_with("speculation.verify=remaining")
+    engine = run.make_engine(lambda event: None, named_slots=False)
+    rounds = engine.rounds
+    decode = next(
+        one.step for one in played(run) if isinstance(one, Committed) and one.step.decode and one.step.decode.row_nodes is not None
+    ).decode  # fmt: skip
+    over = np.full((1, len(decode.rows)), 8, np.int32)
+    planned = type("Planned", (), {"decode": decode, "index": decode.rows.astype(int)})()
+    result = type("Result", (), {"accept_lens": over, "rounds": 1, "stop_index": None})()
+    with pytest.raises(InvariantViolation, match=r"ACCEPT-02.*rows that verify"):
+        rounds.count(planned, result, 0, ())
+
+
+def test_a_packed_pass_is_priced_by_its_tokens():
+    cost = run_with().cost
+    whole, none = cost.decode_ns(32, CHAIN, 32_000), cost.decode_ns(32, CHAIN, 32_000, 32 * 8)
+    packed = [cost.decode_ns(32, CHAIN, 32_000, tokens) for tokens in (32, 100, 200)]
+    assert packed == sorted(packed) and packed[-1] < whole == none
+    beside = [cost.step_ns([(512, 0)], DecodeWork(32, CHAIN, 32_000, tokens)) for tokens in (100, 200, None)]
+    assert beside == sorted(beside) and beside[0] < beside[-1]
+
+
+def test_shortened_rows_teach_nothing():
+    """The controller learns from rows that verified all drafts: by the others acceptance would look lower."""
+    heard: list[list[int]] = []
+
+    class Controller:
+        def on_verify_complete(self, counts: np.ndarray, bs: int, steps: int) -> None:
+            heard.append(counts.tolist())
+
+    rounds = object.__new__(DecodeRounds)
+    rounds.controller = Controller()  # type: ignore[assignment]
+    everyone = np.ones(3, bool)
+    run = run_with("speculation.verify=remaining")
+    decode = next(one.step.decode for one in played(run) if isinstance(one, Committed) and one.step.decode)
+    step = replace(decode, rows=np.arange(3, dtype=np.int32), row_nodes=np.array([8, 2, 8], np.int32))
+    result = type("Result", (), {"accept_lens": np.array([[4, 2, 1]], np.int32), "rounds": 1})()
+    rounds.teach_controller(step, result, Presence(everyone, everyone, True))
+    assert heard == [[3, 0]]
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(ConfigError, match=r"speculation\.verify"):
+        run_with("speculation.verify=some")
