@@ -1,6 +1,7 @@
 # The simulator, planning and the server, without torch: docker build -t foredraft . && docker run --rm foredraft doctor
 # Other extras: docker build --build-arg EXTRAS=sim,gpu,server .
-# This file was checked by a linter (hadolint) and its commands outside a container; no image was built from it.
+# A simulated server alone: docker build --build-arg EXTRAS=server -t foredraft-server . (the workflow does, and asks it)
+# This file was checked by a linter (hadolint) and its commands outside a container; no image was built from it here.
 FROM python:3.11-slim AS build
 ARG EXTRAS=sim,measured,planning,server,report
 WORKDIR /source

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FOREDRAFT = [sys.executable, "-m", "foredraft.cli"]
-WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from foredraft.cli.__main__ import main; main()"
-"""A simulated server needs neither torch nor what comes with it."""
+WITHOUT_EXTRAS = (
+    "import sys; sys.modules |= dict.fromkeys(('torch', 'pyarrow')); from foredraft.cli.__main__ import main; main()"
+)
+"""A simulated server needs neither torch nor what comes with it, and no tables."""
 SMALL = ["--set", "engine.max_running=8", "--set", "hardware.graph_sizes=[1,2,4,8]", "--set", "engine.kv_slots=20000"]
 
 
@@ -23,7 +25,7 @@ def serve(tmp_path: Path, *arguments: str, model: Path | None = None) -> Iterato
     scenario = tmp_path / "scenario.toml"
     scenario.write_text("")
     with log.open("w") as messages:
-        command = [sys.executable, "-c", WITHOUT_TORCH, "serve", "--simulate", str(scenario), *SMALL]
+        command = [sys.executable, "-c", WITHOUT_EXTRAS, "serve", "--simulate", str(scenario), *SMALL]
         if model is not None:
             command = [*FOREDRAFT, "serve", "--model", str(model)]
         command += ["--port", "0", *arguments]
