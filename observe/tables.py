@@ -68,9 +68,18 @@ def intervals_rest_on(*points: str, are_known: bool = True) -> str:
     return f"The 80 % intervals rest on {basis}." if are_known else f"No intervals of these times: {basis}."
 
 
-def times_rest_on(*points: str) -> str:
-    """Say what simulated times rest on that are printed without intervals. `points`: of each row of a table."""
-    return f"Simulated times rest on {_of_rows(points)}."
+def times_rest_on(*points: str, summaries: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Say what simulated times rest on, and how far they may be off: the widest 80 % intervals of the means in
+    `summaries`, as factors. `points`: of each row of a table."""
+    parts = []
+    for name in ("ttft", "tpot"):
+        mean, interval = f"mean_{name}_ms", f"mean_{name}_ms_interval"
+        if ends := [end / one[mean] for one in summaries for end in one.get(interval) or ()]:
+            low, high = min(ends), max(ends)
+            parts.append(f"mean {LATENCIES[name][0]} {low:.2f} to {high:.2f} ×")
+    if not parts:
+        return f"Simulated times rest on {_of_rows(points)}."
+    return f"80 % intervals: {', '.join(parts)} the simulated time; they rest on {_of_rows(points)}."
 
 
 def _of_rows(points: Sequence[str]) -> str:

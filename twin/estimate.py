@@ -7,6 +7,7 @@ A first run on that GPU then shows where it differs.
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ..gpu.kernels.layers.flash import DeviceTraits
 from ..gpu.measure.plan import ArmPlan, BenchPlan, acceptance_of_arm
 from ..gpu.measure.shapes import meta_models
 from ..gpu.models.weights import products_of
+from ..sim.cost.deployments.evidence import TPOT, Evidence, Place, published_evidence
 from ..sim.cost.efficiency import Efficiency, default_efficiency
 from ..sim.cost.hardware import GPU, Parallelism, lookup_gpu
 from .launches import ATTENTION, DRAFT, EXCHANGED, GROUPS, TARGET, KernelLaunch, count_launches
@@ -36,6 +38,7 @@ CAPABILITIES = {
 """Of the catalogue's GPUs that Triton's kernels are compiled for: ten times the compute capability, and the KiB of
 shared memory that a block may have (NVIDIA's lists)."""
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
+OWN_SERVER, WIDTH = "foredraft", 80
 ROUNDS, REQUESTS = 64, 64  # of which the accept length is the mean
 
 
@@ -157,7 +160,14 @@ def lines(plan: BenchPlan, found: Sequence[RoundEstimate]) -> list[str]:
             shown.append(f"{name}{part.num_bytes / 1e6:>12,.1f}{part.floor_us:>10,.0f}{part.us:>10,.0f}{share}")
         if estimate.tokens_per_s is not None:
             shown.append(f"accept length {estimate.accept_length:.2f}: {estimate.tokens_per_s:,.0f} tokens/s")
-    return shown
+    known = evidence_of(found)
+    ends = f"80 % intervals: {' to '.join(f'{end:.2f}' for end in known.interval(TPOT))} times these times"
+    return [*shown, "", *textwrap.wrap(f"{ends}; they rest on {known.about}.", WIDTH)]
+
+
+def evidence_of(found: Sequence[RoundEstimate]) -> Evidence:
+    """Return what published points say of rounds of our executor on the GPU of these estimates."""
+    return published_evidence(Place("", found[0].gpu, OWN_SERVER, "", ""), "roofline")
 
 
 def _stored(plan: BenchPlan, dtype: str) -> str:

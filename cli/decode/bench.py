@@ -303,14 +303,17 @@ def _estimate(gpu: str, options: BenchOptions, as_json: bool) -> None:
 
     from ...gpu.measure.plan import plan_bench
     from ...gpu.measure.report import parameters
-    from ...twin.estimate import estimates, lines
+    from ...sim.cost.deployments.evidence import TPOT
+    from ...twin.estimate import estimates, evidence_of, lines
     from ..documents.decoding import EstimateDocument
 
     plan = plan_bench(options, on_meta=True)
     found = estimates(plan, gpu)
     if as_json:
         parts = [asdict(estimate) for estimate in found]
-        print_document(EstimateDocument(parameters=parameters(plan), estimates=parts))
+        known = evidence_of(found)
+        ends = known.interval(TPOT)
+        print_document(EstimateDocument(parameters(plan), parts, (ends.low, ends.high), known.about))
         return
     for line in lines(plan, found):
         print(line)

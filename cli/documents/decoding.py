@@ -41,12 +41,16 @@ class EstimateDocument(Document):
     Attributes:
         parameters: The options, resolved.
         estimates: A round per batch size, context and number of steps, with its parts.
+        interval: The 80 % interval of these times, as factors on them [low, high].
+        intervals_rest_on: The published points behind the interval.
     """
 
     FORMAT: ClassVar[str] = "foredraft-bench-estimate"
 
     parameters: Mapping[str, Any]
     estimates: Sequence[Mapping[str, Any]]
+    interval: tuple[float, float]
+    intervals_rest_on: str
 
 
 @dataclass(frozen=True)

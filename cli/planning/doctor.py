@@ -166,8 +166,8 @@ def _short_notes(found: Diagnosis) -> list[str]:
     texts = ["= no clear difference from plain decoding."] if is_marked else []
     texts += [f"Overloaded, {name}: {cause}." for name, cause in found.overloaded.items()]
     texts += _guessed(found)
-    texts.append(found.about_speed_ups)
-    texts.append("--details: gains by context, break-even lengths, 80 % intervals, and what they rest on.")
+    texts += [found.about_speed_ups, _intervals(found)]
+    texts.append("--details: gains by context, break-even lengths, all 80 % intervals.")
     return [line for text in texts for line in _wrapped(text)]
 
 
@@ -180,6 +180,20 @@ def _guessed(found: Diagnosis) -> list[str]:
     ends = next((one for one in found.moved_by if one.name == ACCEPTANCE), None)
     gains = "" if ends is None else f"; the gain at batch {found.batch} would be {ends.low:.2f} to {ends.high:.2f} ×"
     return [f"{found.guessed_acceptance[0].upper()}{found.guessed_acceptance[1:]}{gains}."]
+
+
+def _intervals(found: Diagnosis) -> str:
+    """Say which 80 % intervals the means of the simulated load have, and what they rest on."""
+    from ...observe.tables import LATENCIES, format_number, intervals_rest_on
+
+    parts = []
+    for name in ("ttft", "tpot", "e2el"):
+        both = found.load.get(f"mean_{name}_ms")
+        if both is not None and both.interval is not None:
+            parts.append(f"mean {LATENCIES[name][0]} {' to '.join(map(format_number, both.interval))} ms")
+    if parts:
+        return f"80 % intervals, as it is: {', '.join(parts)}; they rest on {found.intervals_rest_on}."
+    return "" if found.overloaded else intervals_rest_on(found.intervals_rest_on, are_known=False)
 
 
 def _reach(found: Diagnosis) -> str:

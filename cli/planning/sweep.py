@@ -226,9 +226,9 @@ def _print_report(sweep: Sweep, name: str, keys: Sequence[str], notices: Sequenc
     console.print(table)
     if len(shown) > MOST_ROWS:
         console.print(f"… and {count_of(len(shown) - MOST_ROWS, 'combination')} more in the table on disk")
-    bases = (trial.summary.get("intervals_rest_on") for _, trial in sorted(sweep.trials.items()))
-    if points := [text for text in bases if text]:
-        console.print(f"\n{textwrap.fill(times_rest_on(*points), console.width)}")
+    summaries = [trial.summary for _, trial in sorted(sweep.trials.items())]
+    if points := [text for one in summaries if (text := one.get("intervals_rest_on"))]:
+        console.print(f"\n{textwrap.fill(times_rest_on(*points, summaries=summaries), console.width)}")
     for notice in [*notices, *_left_out(sweep, keys)]:
         console.print(f"\n{notice}", soft_wrap=True)
 

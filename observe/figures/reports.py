@@ -61,10 +61,10 @@ def _trials_page(trials: Trials) -> ReportPage:
     else:
         _add_sweep(page, trials)
     page.folded.append(Folded("The scenario that is varied", "\n".join(_flat(scenario))))
-    points = [text for point in trials.points for one in point.summaries if (text := one.get("intervals_rest_on"))]
-    if points:
-        page.source("times", times_rest_on(*points))
-    timings = dict.fromkeys(one.get("timing") for point in trials.points for one in point.summaries)
+    summaries = [one for point in trials.points for one in point.summaries]
+    if points := [text for one in summaries if (text := one.get("intervals_rest_on"))]:
+        page.source("times", times_rest_on(*points, summaries=summaries))
+    timings = dict.fromkeys(one.get("timing") for one in summaries)
     for timing in filter(None, timings):
         page.source("timing", timing)
     page.source(
