@@ -1,5 +1,5 @@
 """Every command that prints simulated times says how far they may be off. What plan and tune print is in
-tests/cli/planning."""
+the tests beside this one."""
 
 import json
 
