@@ -167,7 +167,8 @@ def read_own_block(target: ModelShape) -> tuple[HeadShape, BlockParts] | None:
     count, fused, parts = reader.integer("n_mtp_layers", _OWN_LAYERS), _fused(reader, target), _parts(reader, DSPARK)
     reader.raise_problems()
     one = prediction_layer(target)
-    mixers, mlps = (tuple((part, n * count) for part, n in parts_of) for parts_of in (one.mixers, one.mlps))
+    mixers = tuple((mixer, number * count) for mixer, number in one.mixers)
+    mlps = tuple((mlp, number * count) for mlp, number in one.mlps)
     body = replace(one, name=f"DSpark of {target.name}", layers=count, mixers=mixers, mlps=mlps)
     return HeadShape(body, fused, target.hidden, None, False), parts
 

@@ -17,7 +17,7 @@ from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import load_scenario
 from hostile_driver import Dice, Disturbance, HostileDriver
 from serving_matrix import build_cell, requests_of
-from tampered_logs import OF_RETRACTIONS, QUEUE_MISCOUNTED, TAMPERINGS, TOKEN_LOST, places, records_of
+from tampered_logs import OF_RETRACTIONS, QUEUE_MISCOUNTED, TAMPERINGS, TOKEN_LOST, commit_of, places, records_of
 
 TIGHT = ("workload.num_requests=60", "workload.rate=60", "engine.kv_slots=6000")
 VARIANTS = {
@@ -35,9 +35,17 @@ VARIANTS = {
     "two engines": ("workload.num_requests=60", "hardware.replicas=2"),
     "many cancel": ("workload.num_requests=60", "clients.cancel_share=0.5"),
     "queue": (*TIGHT, "engine.max_queue=4", "engine.max_running=3"),
+    "unequal rows": (
+        "workload.num_requests=40",
+        "workload.max_tokens=output",
+        "workload.output.mean=20",
+        "speculation.policy=fixed",
+        "speculation.steps=7",
+        "speculation.verify=remaining",
+    ),
 } | {
     name: ("workload.num_requests=30", f'speculation.algorithm="{name}"')
-    for name in ("NONE", "NGRAM", "EAGLE", "EAGLE3", "STANDALONE", "MULTI_LAYER_EAGLE")
+    for name in ("NONE", "NGRAM", "EAGLE", "EAGLE3", "STANDALONE", "MULTI_LAYER_EAGLE", "DFLASH")
 }
 
 
@@ -69,7 +77,12 @@ def logs(tmp_path_factory):
 
 
 @pytest.mark.fast(
-    "synchronous", "retraction", "vLLM's rules", "EAGLE", ci=("SGLang's rules", "two engines", "many cancel", "queue")
+    "synchronous",
+    "retraction",
+    "vLLM's rules",
+    "EAGLE",
+    "unequal rows",
+    ci=("SGLang's rules", "two engines", "many cancel", "queue"),
 )
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_simulations_do_not_contradict_themselves(logs, variant):
@@ -137,6 +150,16 @@ def audited(tmp_path, records, **options):
     path = tmp_path / "tampered.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return audit_log(path, **options)
+
+
+def test_a_row_that_emits_more_than_it_verified_is_caught(logs, tmp_path):
+    records = records_of(logs("unequal rows"))
+    plan = next(
+        i for i in places(records, "plan", "row_nodes") if set(str(records[commit_of(records, i)]["lens"])) - {"1"}
+    )
+    records[plan]["row_nodes"] = [1] * len(records[plan]["row_nodes"])
+    found = [(flaw.id, flaw.line) for flaw in audited(tmp_path, records).flaws]
+    assert found == [("ACCEPT-02", commit_of(records, plan) + 1)]
 
 
 @pytest.mark.parametrize("tamper", TAMPERINGS, ids=lambda tamper: tamper.__name__)
