@@ -21,11 +21,13 @@ from typing import Any
 
 import numpy as np
 from foredraft.observe.distribution.install_hint import install_command
+from foredraft.sim.calibration.fit import LEAST_POINTS, NOISE, SPREADS, LinearFit
+from foredraft.sim.cost.calibration import DRAFTS_FACTOR, DRAFTS_SLOPE, ROUND_FACTOR, ROUND_SLOPE
 from foredraft.sim.cost.deployments.evidence import DRAFTS, NOTHING, OTHERS, OWN, REQUEST, TABLE, TPOT, TTFT, Place
 from intervals import Ends, ErrorRow, Errors, apart, classes, own_rows, speed_ups, wider
 from pages import write_block
 from points import read_rows
-from runs import KERNELS, PLACE, specbundle_points, write_drafted, write_serving, write_speedups
+from runs import KERNELS, PLACE, specbundle_points, write_drafted, write_serving, write_speedups, write_unseen
 from silicon import served_points, silicon_file
 
 PAGE = "evidence/accuracy.md"
@@ -188,6 +190,32 @@ def error_table(rows: Sequence[ErrorRow]) -> Iterator[str]:
     clients = f"{late[0]['batch_size']} to {late[-1]['batch_size']} clients"
     ratios = [[float(row[kernels]) / float(row["speedup"]) - 1 for row in late] for kernels in KERNELS]
     yield line(f"speed-up by drafts, {clients}", "nothing", ratios)
+    unseen = read_rows("unseen.csv")
+    for dataset in dict.fromkeys(row["dataset"] for row in unseen):
+        own = [row for row in unseen if row["dataset"] == dataset]
+        by_source = [np.array([unseen_log(row, kernels) for row in own]) for kernels in KERNELS]
+        yield line(f"with drafts, {dataset}", "the whole set", [np.expm1(values) for values in by_source])
+        if len(own) > LEAST_POINTS:
+            fitted = [np.expm1(_without_own(own, values)) for values in by_source]
+            yield line(f"with drafts, {dataset}", "the point, `calibrate` by the others", fitted)
+
+
+def unseen_log(row: Mapping[str, str], kernels: str) -> float:
+    """Return the logarithm of simulated over published time per output token of a row of unseen.csv."""
+    published = float(row["tpot_ms"] or 1e3 * int(row["clients"]) / float(row["tokens_per_s"]))
+    return math.log(float(row[kernels]) / published)
+
+
+def _without_own(rows: Sequence[Mapping[str, str]], values: np.ndarray) -> np.ndarray:
+    """Return what is left of logarithms by factors and slopes that were fitted without each row, as `calibrate` has
+    them."""
+    power = np.log([int(row["clients"]) for row in rows])
+    power -= power.mean()
+    drafts = np.array([float(row["algorithm"] != "NONE") for row in rows])
+    slopes = np.c_[np.ones(len(rows)), power, drafts, drafts * power]
+    spreads = np.array([SPREADS[name] for name in (ROUND_FACTOR, ROUND_SLOPE, DRAFTS_FACTOR, DRAFTS_SLOPE)])
+    noise = np.full(len(rows), NOISE["mean_tpot_ms"])
+    return LinearFit(values, slopes, noise, np.zeros(4), spreads).left_out(range(len(rows)))
 
 
 def print_errors(rows: Sequence[ErrorRow], field: str) -> None:
@@ -219,6 +247,7 @@ def main() -> None:
         write_serving([*served_points(path)[0], *specbundle_points()], arguments.workers)
         write_drafted(arguments.workers)
         write_speedups()
+        write_unseen(arguments.workers)
     rows = rows_of_points()
     text, lines = document(rows)
     TABLE.write_text(text, encoding="utf-8")

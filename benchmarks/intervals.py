@@ -183,8 +183,8 @@ def speed_ups(rows: Sequence[Mapping[str, str]]) -> Errors:
     """Return the errors of speed-ups over plain decoding, of rows of drafted.csv."""
     ratio = [math.log(float(row["published_ms"]) / float(row["simulated_ms"])) for row in rows]
     plain = {(a["dataset"], a["text"]): log for a, log in zip(rows, ratio, strict=True) if a["algorithm"] == "NONE"}
-    drafted = [(a["dataset"], plain[a["dataset"], a["text"]] - log)
-               for a, log in zip(rows, ratio, strict=True) if a["algorithm"] != "NONE"]  # fmt: skip
+    drafted = [(a["dataset"], plain[a["dataset"], a["text"]] - log) for a, log in zip(rows, ratio, strict=True)
+               if a["algorithm"] != "NONE" and (a["dataset"], a["text"]) in plain]  # fmt: skip
     return Errors([ErrorItem(log, dataset, log, dataset) for dataset, log in drafted])
 
 

@@ -111,6 +111,7 @@ class Point:
     poll_steps: int = 1  # decode steps between two looks of the server at its queue
     batch_wait_rounds: int = 0  # rounds for which new requests wait for more of them
     requests: int | None = None  # None: TURNS of each client
+    is_pinned: bool = False  # whether the server drew accepted drafts independently, with this mean
 
     @property
     def clients_keep_step(self) -> bool:
@@ -150,6 +151,8 @@ class Point:
             speculation |= {"policy": "fixed", "steps": self.steps, "topk": self.topk}
             speculation["num_draft_tokens"] = self.num_draft_tokens
             tables["acceptance"] = {"mean_length": self.accept_length}
+            if self.is_pinned:
+                tables["acceptance"] |= {"request_share": 0.0, "field_share": 0.0}
         # The engine's tables are as wide as the context: no wider than these requests need, so that they are quick.
         longest = math.ceil((self.prompt + self.output) * self.longest)
         model: dict[str, Any] = {"target": self.model, "context_len": longest + 64}

@@ -5,6 +5,7 @@
     drafted.csv   points of rounds.csv with and without drafts, with profiles that were fitted without their models and
                   draft shapes
     speedups.csv  speed-ups of an older server with up to 48 clients; its columns `roofline` and `measured`
+    unseen.csv    points with drafts of which no fit knows; the same columns
 
 Results are kept in the cache folder until the sources change, so a run that was stopped goes on. Disaggregated runs are
 not simulated step by step: their time per output token is that of a decode pass, and their time to the first token is
@@ -242,17 +243,24 @@ def write_serving(points: Sequence[ServedPoint], workers: int) -> None:
 
 
 def write_drafted(workers: int) -> None:
-    """Simulate the points of rounds.csv and write drafted.csv."""
-    jobs = [PointJob(point, kernels, left_out=True) for kernels in KERNELS for point in round_points()]
-    found, rows = outcomes(jobs, workers), []
-    for job in jobs:
+    """Simulate the points of rounds.csv, and those of unseen.csv whose host is not slow, and write drafted.csv."""
+    points = [*round_points(), *(point for point in unseen_points() if point.is_pinned)]
+    jobs = [(kernels, _with_drafts(point, kernels)) for kernels in KERNELS for point in points]
+    found, rows = outcomes([job for _, job in jobs], workers), []
+    for kernels, job in jobs:
         point, result = job.point, found[job]
         if "failure" not in result:
             cells = (point.dataset, point.text, point.algorithm, point.draft, point.shape)
             where = place(point, Layout(point.tensor_parallel, 1, 1))
-            rows.append([*where, job.kernels, *cells, f"{point.published_ms:.5g}", f"{result['ms']:.5g}"])
+            rows.append([*where, kernels, *cells, f"{point.published_ms:.5g}", f"{result['ms']:.5g}"])
     names = ("kernels", "dataset", "text", "algorithm", "draft", "shape", "published_ms", "simulated_ms")
     _write("drafted.csv", [*PLACE, "run", *names], rows)
+
+
+def _with_drafts(point: Point, kernels: str) -> PointJob:
+    """Return the job of a point of rounds.csv or unseen.csv. Where the database has no kernels of a draft, the roofline
+    prices it."""
+    return PointJob(point, "auto" if point.is_pinned and kernels == MEASURED else kernels, left_out=True)
 
 
 def write_speedups() -> None:
@@ -262,6 +270,54 @@ def write_speedups() -> None:
         for kernels in KERNELS:
             row[kernels] = f"{point.simulated(lambda each: run_scenario(each.scenario(kernels), {})):.4g}"  # noqa: B023
     _write("speedups.csv", list(rows[0]), [list(row.values()) for row in rows])
+
+
+def unseen_points() -> list[Point]:
+    """Return the points of unseen.csv, in its order.
+
+    Its model `target` has the sizes: GLM-5.2 has those of GLM-5, but for the indexer of its attention, which four
+    layers share (not simulated). Of the slow host only a mean output of about 1,000 tokens is known: prompts of 300 and
+    a spread of half are assumptions.
+    """
+    return [
+        Point(
+            dataset=row["dataset"],
+            server=row["server"],
+            gpu=row["gpu"],
+            model=row["target"],
+            weight_dtype="bf16",  # nothing is set: that of the checkpoint
+            tensor_parallel=int(row["tensor_parallel"]),
+            concurrency=int(row["clients"]),
+            prompt=int(row["prompt"]),
+            output=int(row["output"]),
+            shortest=1.0 if row["requests"] else 0.5,
+            longest=1.0 if row["requests"] else 1.5,
+            algorithm=row["algorithm"],
+            steps=int(row["steps"]),
+            topk=int(row["topk"]),
+            num_draft_tokens=int(row["num_draft_tokens"]),
+            accept_length=float(row["accept_length"]),
+            tokens_per_s=float(row["tokens_per_s"]) if row["tokens_per_s"] else None,
+            tpot_ms=float(row["tpot_ms"]) if row["tpot_ms"] else None,
+            ttft_ms=float(row["ttft_ms"]) if row["ttft_ms"] else None,
+            requests=int(row["requests"]) if row["requests"] else None,
+            is_pinned=bool(row["pinned"]),
+        )
+        for row in read_rows("unseen.csv")
+    ]
+
+
+def write_unseen(workers: int) -> None:
+    """Simulate the points of unseen.csv and write its columns of simulated times per output token. Where the database
+    has no kernels of a draft, the roofline prices it."""
+    sources = {MEASURED: "auto", ROOFLINE: ROOFLINE}
+    jobs = {
+        (point, kernels): PointJob(point, source) for point in unseen_points() for kernels, source in sources.items()
+    }
+    found, rows = outcomes(list(jobs.values()), workers), read_rows("unseen.csv")
+    for row, point in zip(rows, unseen_points(), strict=True):
+        row |= {kernels: f"{found[jobs[point, kernels]]['ms']:.5g}" for kernels in KERNELS}
+    _write("unseen.csv", list(rows[0]), [list(row.values()) for row in rows])
 
 
 def _write(name: str, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -117,3 +117,15 @@ def test_gains_without_a_published_acceptance_are_between_those_of_such_drafts()
     assert "of this kind (eagle3-qwen3-chat to eagle3-llama-chat)" in by_length.what
     assert by_length.high == pytest.approx(model.gain(model.best_drafted(8, 1024, 3))), "what is used is Llama's"
     assert by_length.low < 0.8 * by_length.high
+
+
+def test_a_synchronous_host_reads_what_was_accepted_in_each_round_with_drafts():
+    """The round that planning prices has what a simulation pays: once for the round, and for each row."""
+    settings = {"engine.mode": "synchronous", "hardware.server": "sglang", "hardware.kernels": "roofline"}
+    model = RoundModel(scenario_with({}, settings))
+    host, drafting = model.with_steps(3).host, model.round(8, 1024, 3)
+    emitted = round(8 * drafting.accept_length)
+    assert drafting.host_ns == host.round_ns(8, emitted) + host.verify_base_ns + 8 * host.verify_row_ns
+    assert host.verify_base_ns > 0 and model.round(8, 1024, 0).host_ns == host.round_ns(8, 8)
+    beside = RoundModel(scenario_with({}, settings | {"engine.mode": "overlap"})).round(8, 1024, 3)
+    assert beside.host_ns == host.round_ns(8, emitted)
