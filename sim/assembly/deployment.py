@@ -16,7 +16,7 @@ from ...core.adaptive.graphs import graph_plan
 from ...core.errors import ConfigError, nearest
 from ...core.model_shape import STATE_BYTES, ModelShape
 from ...core.scheduler.config import EngineConfig, EngineRole
-from ...core.scheduler.spec import GRAPH_SIZES, EngineSpec, default_graph_sizes
+from ...core.scheduler.spec import EngineSpec, default_graph_sizes
 from ..cost.calibration import Calibration
 from ..cost.deployments.evidence import Evidence, place_of, published_evidence
 from ..cost.draft import DraftShape
@@ -161,7 +161,7 @@ class Deployment:
         """Return the sizes of captured passes, in the unit of `graphs`; None without graphs."""
         if spec.graph_sizes is None or self.graphs is None or self.graphs.unit == "rows":
             return spec.graph_sizes
-        return GRAPH_SIZES if self.graphs.given is None else self.graphs.given
+        return self.server.token_graph_sizes(self.gpu) if self.graphs.given is None else self.graphs.given
 
     def kernel_tables(self, model: ModelShape) -> tuple[KernelTables | None, str | None]:
         """Return the measured kernels of a model or a head, None for the roofline, and why `auto` took the roofline.

@@ -239,6 +239,8 @@ class LaunchCost:
     # More per collective and doubling of its devices: they wait for the slowest. A database times collectives that
     # start together.
     collective_gap_ns: float = 0.0
+    # The same as eager_kernel_ns for a decode pass of sparse attention beyond the graphs, whose indexers Python drives.
+    eager_index_ns: float = 0.0
     # Whether the pass that keeps the draft's KV in a round without drafts computes logits for the next round.
     has_resting_logits: bool = True
     piece_gap_ns: float = (
@@ -273,6 +275,7 @@ class LaunchCost:
             "gap per request of a step": self.row_gap_ns,
             "wait per collective and doubling of devices": self.collective_gap_ns,
             "one kernel from the host": self.eager_kernel_ns,
+            "one kernel of a decode pass with sparse attention beyond the graphs": self.eager_index_ns,
             "least time of a drafting pass": self.draft_pass_floor_ns,
             "a draft step besides its pass": self.draft_step_ns,
             "a step of EAGLE-3 besides that": self.eagle3_step_ns,

@@ -245,7 +245,8 @@ class RoundCost:
         }
         if self.parallel.devices > 1:
             parts["comm"] = Line(self._target.comm_ns(tokens.num_tokens))
-        return Pass(parts, self._pass_launch.floor_ns(self._target, tokens), window_cap_tokens=cap)
+        floor_ns = self._pass_launch.floor_ns(self._target, tokens, is_round=True)
+        return Pass(parts, floor_ns, window_cap_tokens=cap)
 
     def _curve_of(self, passes: Sequence[Pass], factor: float = 1.0) -> PassCurve:
         """Return the curve of `passes` times a fitted factor. Published points give a factor, too."""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ...core.errors import ForedraftError, nearest_name
 from ...core.model_shape import ModelShape
 from ...core.scheduler.rules import OurRules, ServerRules, SGLangRules, VLLMRules
-from ...core.scheduler.spec import default_graph_sizes
+from ...core.scheduler.spec import GRAPH_SIZES, default_graph_sizes
 from .deployments.evidence import about_releases
 from .draft import STANDALONE
 from .hardware import GIB, GPU, MIB, Parallelism
@@ -55,6 +55,10 @@ class ServerProfile:
     rules_release: str  # the release whose scheduling it has
     times_release: str  # the releases that its times are fitted to
     graph_unit: GraphUnit = "rows"
+    token_graphs: tuple[int, int] = (
+        512,
+        512,
+    )  # the largest captured size in tokens, and that on Blackwell's data-center GPUs
     mode: Literal["overlap", "synchronous"] = "overlap"
     mixed: bool = True
     rules: ServerRules = OUR_RULES
@@ -107,6 +111,11 @@ class ServerProfile:
         largest = self.on(gpu).largest_graph
         return default_graph_sizes(max_running if largest is None else min(max_running, largest[devices >= 4]))
 
+    def token_graph_sizes(self, gpu: GPU) -> tuple[int, ...]:
+        """Return the sizes of passes, in tokens, that it captures by default."""
+        largest = self.token_graphs[gpu.name in _WIDE_GRAPHS]
+        return (*GRAPH_SIZES, *range(GRAPH_SIZES[-1] + 16, largest + 1, 16))
+
     def static_fraction(self, gpu: GPU, parallel: Parallelism, draft: str | None) -> float | None:
         """Return the share of the memory that weights and KV have by default; None: all but what is reserved. `draft`:
         the algorithm of a draft model or head.
@@ -128,6 +137,9 @@ class ServerProfile:
         return 1 - reserved * MIB / gpu.memory_bytes
 
 
+_WIDE_GRAPHS = "B200", "B300", "GB200", "GB300", "MI355X"
+"""Devices for which vLLM captures up to 1,024 tokens: Blackwell of data centers. On MI355X its rule says 512, but in
+its pull 52362 passes of 1,024 tokens take as long as captured ones (assumption: these were asked for)."""
 _SGLANG = (
     Defaults(0, 2048, 2048, (8, 8)),
     Defaults(20, 2048, 2048, (24, 80)),
@@ -265,11 +277,20 @@ PROFILES: dict[str, ServerProfile] = {
         ServerProfile(
             "vllm-0.18",
             VLLM_0_10,
-            _fitted("vllm-0.18", graph_gap_ns=0.0, row_gap_ns=7.24e3, collective_gap_ns=1.94e3, draft_step_ns=68e3),
+            _fitted(
+                "vllm-0.18",
+                graph_gap_ns=0.0,
+                row_gap_ns=7.24e3,
+                collective_gap_ns=1.94e3,
+                eager_index_ns=115e3,
+                draft_step_ns=68e3,
+            ),
             "vllm",
             "fitted to vLLM of April 2026 without speculation, Llama-3.1-70B in FP8 on 1 to 8 H200 and gpt-oss-120b on 2 to 8 H100, whose "
             "times to the first token show that FP8 checkpoints keep their KV in FP8, and times per token that reading it saves no time; "
-            "a draft step is that of a captured head of vllm-0.9 (assumption: EAGLE-3 is captured as well): docs/evidence/accuracy.md",
+            "a draft step is that of a captured head of vllm-0.9 (assumption: EAGLE-3 is captured as well); "
+            "a pass with sparse attention beyond the graphs is that of "
+            "DeepSeek-V4-Flash (vLLM blog of 2026-08-14, 104 ms for 905 kernels): docs/evidence/accuracy.md",
             rules_release="0.33",
             times_release="0.18",
             kv_layout="pool",
@@ -277,6 +298,7 @@ PROFILES: dict[str, ServerProfile] = {
             memory=_VLLM_MEMORY,
             holds_the_context=True,
             graph_unit="tokens",
+            token_graphs=(512, 1024),  # vllm/config/vllm.py, _set_cudagraph_sizes
             rules=VLLMRules(),
             eviction_policy="release",
             has_one_budget=True,

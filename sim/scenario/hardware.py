@@ -274,7 +274,7 @@ class Hardware(ScenarioTable):
     ] = Field(
         default=None,
         description="captured sizes; default: 1, 2, 4, 8, 16, … up to the largest batch, the server's limit or 512 "
-        "tokens",
+        "tokens (1,024 for some GPUs)",
     )
     graph_unit: Annotated[GraphUnit | None, NoEffect(when.no_graphs)] = Field(
         default=None,

@@ -82,6 +82,11 @@ class ForwardCost:
         """Further words about the times for a report."""
         return ""
 
+    @property
+    def has_index(self) -> bool:
+        """Whether an indexer chooses what attention reads."""
+        return any(getattr(mixer, "index", None) is not None for mixer, _ in self.shape.mixers)
+
     @cached_property
     def kernels(self) -> int:
         """Count the kernels that one pass launches, LM head included."""

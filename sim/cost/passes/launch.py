@@ -50,6 +50,10 @@ class PassLaunch:
         pieces_ns = self.cost.pieces_gap_ns(forward.shape.layers) if tokens.is_captured else 0.0
         return self.skew_ns(forward) + pieces_ns
 
-    def floor_ns(self, forward: ForwardCost, tokens: PassTokens) -> float:
-        """Return the least time of a pass: that of launching its kernels, if it is not captured."""
-        return 0.0 if tokens.is_captured else forward.kernels * self.cost.eager_kernel_ns
+    def floor_ns(self, forward: ForwardCost, tokens: PassTokens, is_round: bool = False) -> float:
+        """Return the least time of a pass: that of launching its kernels, if it is not captured. `is_round`: it decodes
+        alone, without prompts."""
+        if tokens.is_captured:
+            return 0.0
+        index_ns = self.cost.eager_index_ns if is_round and forward.has_index else 0.0
+        return forward.kernels * max(self.cost.eager_kernel_ns, index_ns)

@@ -10,6 +10,7 @@ import pytest
 from foredraft.core.contract.step import PLAIN_ROUND, RoundShape
 from foredraft.core.errors import ConfigError
 from foredraft.core.model_shape import lookup_model
+from foredraft.core.model_shape.families import read_model_shape
 from foredraft.sim.cost.calibration import Calibration, FittedParameter, FittedParameters, MeasuredClients
 from foredraft.sim.cost.draft import eagle3_head, eagle_head, host_draft, multi_layer_eagle, standalone
 from foredraft.sim.cost.hardware import lookup_gpu
@@ -19,6 +20,7 @@ from foredraft.sim.cost.passes.decode_work import DecodeWork, InvalidRound
 from foredraft.sim.cost.passes.forward import ForwardCost, UnsupportedParallelism
 from foredraft.sim.cost.passes.tokens import padded_tokens
 from foredraft.sim.cost.round import RoundCost
+from foredraft.sim.cost.server import server_profile
 
 H100 = lookup_gpu("H100")
 LLAMA = lookup_model("llama-3.1-8b")
@@ -285,3 +287,29 @@ def test_launch_presets():
     assert launch_preset("piecewise") is PIECEWISE
     with pytest.raises(UnknownPreset, match="did you mean 'piecewise'"):
         launch_preset("piecewize")
+
+
+def test_a_round_of_sparse_attention_beyond_the_graphs_waits_for_their_launch():
+    """vLLM drives indexers from Python. Steps with prompts, models without indexers and captured rounds do not wait."""
+    launch = replace(FULL_GRAPH, eager_index_ns=100e3)
+    config = {
+        "model_type": "glm_moe_dsa", "num_hidden_layers": 2, "hidden_size": 1024, "vocab_size": 32_000,
+        "num_attention_heads": 8, "num_key_value_heads": 8, "q_lora_rank": 256, "kv_lora_rank": 128,
+        "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "intermediate_size": 2048,
+        "index_n_heads": 4, "index_head_dim": 64, "index_topk": 256, "first_k_dense_replace": 2,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "n_shared_experts": 1,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": False,
+    }  # fmt: skip
+    indexed = read_model_shape(config, "config.json", "indexed")
+    cost = RoundCost(indexed, H100, launch=launch, graph_sizes=(8, 64), graph_unit="tokens")
+    kernels = ForwardCost(indexed, H100, cost.efficiency, 1).kernels
+    beyond, captured = (cost.decode_ns(rows, PLAIN_ROUND, rows * 512) for rows in (65, 64))
+    assert beyond >= kernels * 100e3 > 3 * captured
+    assert cost.step_ns([(65, 0)]) < kernels * 100e3 / 3
+    dense = RoundCost(LLAMA, H100, launch=launch, graph_sizes=(8, 64), graph_unit="tokens")
+    assert dense.decode_ns(65, PLAIN_ROUND, 65 * 512) < 2 * dense.decode_ns(64, PLAIN_ROUND, 64 * 512)
+
+
+def test_vllm_captures_wider_passes_on_the_blackwell_of_data_centers():
+    vllm = server_profile("vllm")
+    assert [vllm.token_graph_sizes(lookup_gpu(name))[-1] for name in ("H100", "B200", "RTX 5090")] == [512, 1024, 512]
