@@ -1,6 +1,13 @@
 """The shape of a model: what decides its weights, its KV cache and the cost of a forward pass."""
 
-from .block_heads import BlockParts, block_kind, most_block_drafts, read_block_head, read_own_block
+from .block_heads import (
+    BlockParts,
+    block_kind,
+    brings_block_drafter,
+    most_block_drafts,
+    read_block_head,
+    read_own_block,
+)
 from .catalogue import BUILT_IN, built_in_config, known_models, known_repositories, lookup_model, published_alike
 from .families import (
     ARCHITECTURES,
@@ -43,6 +50,7 @@ __all__ = [
     "STATE_BYTES",
     "UnknownModel",
     "block_kind",
+    "brings_block_drafter",
     "built_in_config",
     "family_of_type",
     "flat_head",

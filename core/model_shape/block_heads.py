@@ -95,13 +95,18 @@ def flat_block(reader: ConfigReader) -> ConfigReader:
     return reader.with_data({**data, **{key: value for key, value in own.items() if value is not None}})
 
 
+def brings_block_drafter(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration is that of a target with a block drafter in its own checkpoint."""
+    return bool(config.get(_OWN_RANK))
+
+
 def block_kind(config: Mapping[str, Any]) -> str | None:
     """Return the algorithm of a block drafter by its configuration; None for another draft."""
     reader = ConfigReader(config, "")
     data = flat_block(reader).data
     named = [config.get(SPECULATORS_KEY), *_architectures(reader)]
     if not any(_MARKS.search(str(name)) for name in named) and not any(config.get(key) for key in _NESTED):
-        return DSPARK if config.get(_OWN_RANK) else None
+        return DSPARK if brings_block_drafter(config) else None
     if data.get("markov_rank") or any("dspark" in str(name).lower() for name in named):
         return DSPARK
     return DFLASH2 if data.get("selector_rank") or "dflash2" in map(_plain, named) else DFLASH
@@ -161,7 +166,7 @@ def read_own_block(target: ModelShape) -> tuple[HeadShape, BlockParts] | None:
     """Return the block drafter that a target's own checkpoint has (DSpark of DeepSeek-V4): layers of its form, and the
     other parts; None if it has none. Raises ConfigError."""
     config = target.config or {}
-    if not config.get(_OWN_RANK):
+    if not brings_block_drafter(config):
         return None
     reader = flat_block(ConfigReader(config, target.source))
     count, fused, parts = reader.integer("n_mtp_layers", _OWN_LAYERS), _fused(reader, target), _parts(reader, DSPARK)

@@ -30,7 +30,7 @@ METHODS = {  # algorithm -> its name in SGLang, vLLM and TensorRT-LLM, "" where 
     PARD: ("", "draft_model", "PARD"),
     "DFLASH": ("DFLASH", "dflash", "DFlash"),
     "DFLASH2": ("DFLASH", "dflash", "DFlash"),
-    "DSPARK": ("DSPARK", "dspark", ""),
+    "DSPARK": ("DSPARK", "dspark", "DSpark"),
 }
 
 

@@ -31,6 +31,7 @@ METHODS = {
     "SA": "SUFFIX",
     "PARD": PARD,
     "DFLASH": "DFLASH",
+    "DSPARK": "DSPARK",
     "DRAFTTARGET": "STANDALONE",
 }
 
@@ -191,7 +192,9 @@ def _speculation(given: Given, gpu: GPU) -> None:
     algorithm = METHODS.get(name.upper().replace("_", ""))
     steps = table.get(TRTLLM_MAX_STEPS, table.get("num_nextn_predict_layers"))
     if algorithm is None:
-        message = f"{name!r} is not simulated; there are Eagle, Eagle3, MTP, NGram, SA, Draft_Target, PARD and DFlash"
+        message = (
+            f"{name!r} is not simulated; there are Eagle, Eagle3, MTP, NGram, SA, Draft_Target, PARD, DFlash and DSpark"
+        )
         given.problems.append(Problem("speculative_config.decoding_type", message))
         return
     if not _is_size(steps):

@@ -10,6 +10,7 @@ from ...core.errors import ConfigError
 from ...core.model_shape import (
     ModelShape,
     UnknownModel,
+    brings_block_drafter,
     built_in_config,
     family_of_type,
     known_models,
@@ -100,13 +101,14 @@ def _head(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, max_
         return replace(
             own_layer(target, form, heads if form == MULTI_LAYER_EAGLE else 1), unknown=None if found else given
         )
+    is_target = given in (None, scenario.model.target) or (found is not None and brings_block_drafter(found[0]))
+    if form == "DSPARK" and is_target and (own := read_own_block(target)) is not None:
+        return own_block_drafter(*own, target, form)
     if found is not None and form in USUAL_PARTS:
         return own_block_drafter(*read_block_head(*found, target, form), target, form)
     if found is not None:
         head = read_head(*found, target, form, is_single=algorithm.drafter is Drafter.HEAD)
         return own_head(head, target, form, scenario.speculation.heads or heads)
-    if given is None and form == "DSPARK" and (own := read_own_block(target)) is not None:
-        return own_block_drafter(*own, target, form)
     if form in USUAL_PARTS:
         usual = block_drafter(target, form)
     elif form == P_EAGLE:

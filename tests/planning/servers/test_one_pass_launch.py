@@ -111,6 +111,11 @@ def test_sglangs_blocks(words: str, expected: tuple[str, int]):
     ("keys", "expected", "named"),
     [
         ({"decoding_type": "DFlash", "max_draft_len": 7, "mask_token_id": 5}, ("DFLASH", 7), ()),
+        (
+            {"decoding_type": "DSpark", "max_draft_len": 5, "enable_confidence_scheduling": True},
+            ("DSPARK", 5),
+            ("enable_confidence_scheduling",),
+        ),
         ({"decoding_type": "PARD", "max_draft_len": 4, "speculative_model": "llama-3.2-1b"}, ("PARD", 4), ()),
         (
             {"decoding_type": "SA", "max_draft_len": 4, "max_matching_ngram_size": -1},

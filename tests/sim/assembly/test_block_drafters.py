@@ -228,6 +228,8 @@ def test_a_target_that_brings_its_block_drafter(tmp_path: Path):
     assert draft is not None and draft.body is not None and draft.body.experts is not None
     assert (draft.body.layers, draft.fusion_inputs, draft.parts.most_drafts) == (3, 2, 5)
     assert draft.kv_bytes_per_token == 3 * (64 + 16) * 2
+    named = load_scenario(None, ["engine.kv_slots=1000", f"model.draft={tmp_path}"], {"--from": launch.settings})[0]
+    assert assemble(named).draft == draft  # the checkpoint of the target is named as the draft's, too
     (tmp_path / "config.json").write_text(json.dumps(OWN | {"dspark_target_layer_ids": [1, 4]}))
     with pytest.raises(ConfigError, match=r"target_layer_ids: .* 0 to 3 of .*, got \[1, 4\]"):
         assemble(load_scenario(None, ["engine.kv_slots=1000"], {"--from": launch.settings})[0])
