@@ -2,8 +2,8 @@
 
     python benchmarks/accuracy.py [--kept] [--by FIELD] [--workers N]   (the extra measured; half an hour of one core)
 
-`runs.py` simulates the points of `published/`; with `--kept` the times that stand there are judged. Written are the
-tables of the page and sim/cost/deployments/deployments.json, which has by model, format, GPU, server, parallelism,
+`simulated.py` simulates the points of `published/`; with `--kept` the times that stand there are judged. Written are
+the tables of the page and sim/cost/deployments/deployments.json, which has by model, format, GPU, server, parallelism,
 release and kind of round the mean and deviation of log(published / simulated), and 80 % intervals by what is known of a
 deployment. After prices have changed, all of it is made anew. `--by model` prints the errors of each model instead, as
 they are kept; other fields are gpu, server, number_format, parallel, release, run and clients.
@@ -27,8 +27,8 @@ from foredraft.sim.cost.deployments.evidence import DRAFTS, NOTHING, OTHERS, OWN
 from intervals import Ends, ErrorRow, Errors, apart, classes, own_rows, speed_ups, wider
 from pages import write_block
 from points import read_rows
-from runs import KERNELS, PLACE, specbundle_points, write_drafted, write_serving, write_speedups, write_unseen
 from silicon import served_points, silicon_file
+from simulated import KERNELS, PLACE, specbundle_points, write_drafted, write_serving, write_speedups, write_unseen
 
 PAGE = "evidence/accuracy.md"
 WARM_UP_MS, WARM_UP_RATIO = 3000.0, 4.0

@@ -19,7 +19,7 @@ from ..passes.curve import Line
 from ..passes.forward import ForwardCost
 from ..passes.tokens import ExpertRouting
 from .limits import PhysicalLimits
-from .tables import CHUNKS, COMPARED_ROWS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS, KernelTables
+from .tables import CHUNKS, CONTEXTS, KNEE, PASTS, QUERIES, ROWS, TOKENS, KernelTables
 
 _LEAST_NS = 1e-3
 """Stands for 0 in a logarithm of a time."""
@@ -65,11 +65,6 @@ class MeasuredForward(ForwardCost):
             rows.append(("kernel attention of a verify pass", "mixed", "", words))
         words = "bytes over bandwidth, or operations over peak, where a table has less"
         rows += [(f"times raised: {name}", found, "", words) for name, found in self._raised()]
-        ratios = self.tables.disagreement.get("pass")
-        if ratios:
-            words = f"of decode passes of {', '.join(map(str, COMPARED_ROWS))} requests with 1024 tokens of context"
-            found = f"{min(ratios):.2f} … {max(ratios):.2f}"
-            rows.append(("kernels beside those of other servers", found, "times theirs", words))
         return rows
 
     def _raised(self) -> Iterator[tuple[str, str]]:

@@ -30,10 +30,9 @@ from ..measured import database
 from .database import SERVERS, NotMeasured, check_known, package_version, question, refusal
 
 MEASURED = ("silicon", "mixed")  # the database's words for a table, and for points between those of a table
-COMPARED_ROWS = (1, 8, 32, 128, 512)
-"""Rows of the decode passes, behind 1024 tokens of context, in which servers are compared."""
-_TENS = 32
-"""The most tokens for which a product takes about as long as for one: reading its weights."""
+COMPARED_ROWS = (1, 8, 32)
+"""Rows of the decode passes, behind 1024 tokens of context, in which products of servers are compared: with the most, a
+product takes about as long as for one row, reading its weights."""
 _REDUCED_TWICE = "tp_allreduce"
 """All-reduces that vLLM's passes with latent attention have beside those around their experts, which are already
 two for each layer."""
@@ -76,7 +75,7 @@ class PricedOperations:
     def __init__(self, own: Any, others: Sequence[Any]) -> None:
         self._own, self._others = own, tuple(others)
         self.launches_ns: dict[str, float] = {}
-        few = [_decode(rows, 1024, own) for rows in COMPARED_ROWS if rows <= _TENS]
+        few = [_decode(rows, 1024, own) for rows in COMPARED_ROWS]
         for name, elsewhere_ns in self._elsewhere(partial(_decode, COMPARED_ROWS[0], 1024)).items():
             times = [found[name].ns for found in few if name in found]
             is_product = any(mark in name for mark in _PRODUCTS)
@@ -154,10 +153,6 @@ class KernelTables:
     provenance:  operation -> how the database knows it: silicon, mixed, empirical; roofline: it does not; or that it
                  was timed with the host's launches
     measured_share:  share of a decode pass (16 rows, 1024 tokens of context) that comes from measurements
-    disagreement:  group of operations, or "pass" for all -> how many times the geometric mean of the other servers'
-                   times on this GPU this server's take, in decode passes of COMPARED_ROWS; empty if no other server has
-                   such kernels. Servers differ, and so do the ways in which they were measured: the table does not say
-                   which of the two a ratio shows.
     """
 
     source: str
@@ -172,7 +167,6 @@ class KernelTables:
     place: str = ""  # GPU and server
     has_states: bool = True  # whether recurrent layers are priced from measurements
     experts: np.ndarray = field(default_factory=lambda: np.empty(0))
-    disagreement: dict[str, list[float]] = field(default_factory=dict)
 
 
 _ARRAYS = ("layers", "comm", "lm_head", "decode", "verify", "prefill", "experts")
@@ -183,7 +177,7 @@ _SHAPES = {
     "prefill": (len(CHUNKS), len(PASTS)),
 }
 _OPTIONAL = ("verify", "experts")  # empty where the roofline prices this, or there is nothing to price
-_ABOUT = ("source", "provenance", "measured_share", "place", "has_states", "disagreement")
+_ABOUT = ("source", "provenance", "measured_share", "place", "has_states")
 
 
 def measured_tables(
@@ -213,7 +207,6 @@ def measured_tables(
             found = replace(
                 _query(operations, source, has_verify, has_head_norms),
                 place=f"{gpu} under {server}",
-                disagreement=_disagreement(operations, others),
             )
             hole = _table_with_hole(found)
             tables = found if hole is None else f"the database has no usable time at some points of {hole!r}"
@@ -249,26 +242,13 @@ def _other_handles(shape: ModelShape, system: str, server: str, parallel: Parall
     return handles
 
 
-def _disagreement(own: PricedOperations, others: Sequence[Any]) -> dict[str, list[float]]:
-    """Return the ratio of a server's times to the geometric mean of the others' for each group of operations, see
-    `KernelTables`."""
-    ratios: dict[str, list[float]] = {}
-    for rows in COMPARED_ROWS if others else ():
-        passes = [_sums(own.decode(rows, 1024)), *(_sums(_decode(rows, 1024, handle)) for handle in others)]
-        for group in passes[0]:
-            mine, *theirs = (sums[group] for sums in passes)
-            if mine > 0 and min(theirs) > 0:
-                ratios.setdefault(group, []).append(mine / math.exp(statistics.fmean(map(math.log, theirs))))
-    return ratios
-
-
 def _sums(found: Pass) -> dict[str, float]:
-    """Return the times of a pass by group, in ns, and of all operations together as "pass"."""
+    """Return the times of a pass by group, in ns."""
     sums = dict.fromkeys(("layers", "experts", "comm", "lm_head", "attention"), 0.0)
     for name, (ns, known) in found.items():
         if known != _IDEAL:
             sums[next((group for mark, group in _GROUPS.items() if mark in name), "layers")] += ns
-    return sums | {"pass": sum(sums.values())}
+    return sums
 
 
 def _query(operations: PricedOperations, source: str, has_verify: bool, has_head_norms: bool) -> KernelTables:

@@ -81,24 +81,6 @@ def test_kernels_of_servers_that_disagree_are_a_fact_of_the_tables_and_stay(tmp_
     found = measured_tables(SHAPE, "H200", "sglang", 1)
     assert found.layers[:2] == pytest.approx([60e3, 120e3]) and found.experts[:2] == pytest.approx([50e3, 100e3])
     assert found.provenance == {"qkv_gemm": "silicon", "moe": "silicon"}
-    mean = statistics.geometric_mean
-    assert found.disagreement == {
-        "layers": pytest.approx([60 / mean([6, 15])] * 5),
-        "experts": pytest.approx([50 / mean([25, 100])] * 5),
-        "pass": pytest.approx([110 / mean([31, 115])] * 5),
-    }
-    assert measured_tables(SHAPE, "H200", "sglang", 1).disagreement == found.disagreement, "it is kept"
-    rows = MeasuredForward(ForwardCost(SHAPE, GPU, default_efficiency(GPU), 1), found).explain()
-    assert any(row[:3] == ("kernels beside those of other servers", "1.84 … 1.84", "times theirs") for row in rows)
-    monkeypatch.setitem(times, "vllm", None)  # a server that the database does not have
-
-    def compiled(_config, _options, _system, server):
-        if server != "sglang":
-            raise NotMeasured("no such rows")
-        return Handle(times[server])
-
-    monkeypatch.setattr(database, "compiled", compiled)
-    assert measured_tables(SHAPE, "H200", "sglang", 2).disagreement == {}
 
 
 class LaunchedHandle(Handle):
