@@ -14,13 +14,14 @@ from torch import Tensor
 from ..ops.torch_ops import TorchOps
 from ..types.attention import E4M3, PLAIN, KVScales, Softmax
 from ..types.coded import Code, CodedWeight
+from ..types.experts import Router
 from ..types.ops import DecodeBatch, KVTensors, Ops
 from .batches import MAX_POSITIONS, PagedBatch, decode_view, make_batch, random_tree_bits, rotary_table, softmaxes
 from .steps import Context, SelftestStep, StepFinding
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Absolute and relative; an error of the kernels' logic is of the size of the values, about 1."""
-GPU_LAYOUTS = ((32, 8, 128), (28, 4, 128), (12, 2, 80), (16, 16, 64), (8, 1, 256))
+GPU_LAYOUTS = ((32, 8, 128), (28, 4, 128), (12, 2, 80), (16, 16, 64), (8, 1, 256), (16, 2, 512))
 CPU_LAYOUTS = ((4, 2, 16),)
 """Query heads, key heads, channels."""
 
@@ -32,12 +33,14 @@ def forward_steps(context: Context) -> Iterator[SelftestStep]:
         return SelftestStep("kernels", name, partial(compared, context, calls_of))
 
     yield step("norms and gate", norms_and_gate)
+    yield step("choice and sum of experts", around_experts)
     for layout in GPU_LAYOUTS if context.on_gpu else CPU_LAYOUTS:
         heads = f"{layout[0]}/{layout[1]} heads of {layout[2]}"
         yield step(f"rope and KV writes, {heads}", partial(rope_write, layout))
         yield step(f"extend attention, {heads}", partial(extend, layout))
         yield step(f"verify attention, {heads}", partial(verify, layout))
         yield step(f"decode attention, {heads}", partial(decode, layout))
+    yield step("latent keys of 576", latent_keys)
     yield step("windows, capped scores, sinks", kinds_of_softmax)
     yield step("keys and values in 8 bits", numbers_of_8_bits)
     for form in STORED_FORMS:
@@ -181,6 +184,42 @@ def extend(layout: Layout, context: Context, dtype: torch.dtype) -> Iterator[Cal
     large = (([0], [513]), ([1000], [3]), ([300, 0, 77, 12], [64, 129, 0, 1]))
     for prefix_lens, new_lens in large if context.on_gpu else (([0], [9]), ([20, 0, 7], [5, 0, 1])):
         yield _extend, _batch(3, prefix_lens, new_lens, layout, dtype, context)
+
+
+def latent_keys(context: Context, dtype: torch.dtype) -> Iterator[Call]:
+    """Yield attention whose keys are the values, but for some channels."""
+    layout, key_only = ((16, 1, 576), 32) if context.on_gpu else ((4, 1, 16), 2)
+    batch = _batch(9, [300, 2, 0], [7] * 3, layout, dtype, context)
+    yield _latent_keys, batch, random_tree_bits(1, 3, 7), decode_view(batch, [301, 3, 0]), key_only
+
+
+def _latent_keys(ops: Ops, batch: PagedBatch, bits: Tensor, view: DecodeBatch, key_only: int) -> tuple[Tensor, ...]:
+    k, v, kv = batch.k, batch.k[..., :0], KVTensors(batch.k_pool, batch.k_pool[..., :0])
+    softmax = Softmax(0.05, key_only=key_only)
+    found = (
+        ops.verify_attention(batch.q, k, v, kv, batch.tree(bits), softmax),
+        ops.extend_attention(batch.q, k, v, kv, batch.chunks(), softmax),
+        ops.decode_attention(batch.q[: len(view.lens)], kv, view, softmax),
+    )
+    return tuple(out.unflatten(-1, (2, -1))[..., key_only:] for out in found)
+
+
+def around_experts(context: Context, dtype: torch.dtype) -> Iterator[Call]:
+    """Yield the choice of experts, and the sum of what they give beside that of a shared MLP."""
+    experts, width = (512, 2048) if context.on_gpu else (16, 24)
+    generator = torch.Generator().manual_seed(5)
+    for router in (Router(8, normalized=True), Router(4, True, 8, 4, True, 1e-20, 2.5)):
+        shapes = ((5, experts), (experts,), (5, router.top_k, width), (5, width), (5, width), (1, width))
+        tensors = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+        yield _around_experts, router, *tensors
+
+
+def _around_experts(
+    ops: Ops, router: Router, logits: Tensor, bias: Tensor, out: Tensor, shared: Tensor, x: Tensor, gate: Tensor
+) -> tuple[Tensor, ...]:
+    wide = torch.promote_types(bias.dtype, torch.float32)
+    weights, _ = ops.route(logits, router, bias.to(wide) if router.is_sigmoid else None, logits.dtype)
+    return weights, ops.combine(out, weights, shared, x, gate / x.shape[1])
 
 
 def kinds_of_softmax(context: Context, dtype: torch.dtype) -> Iterator[Call]:
