@@ -21,6 +21,7 @@ from foredraft.core.acceptance.fit import simulate_rounds
 from foredraft.core.acceptance.presets import PRESETS
 from foredraft.core.adaptive.config import SlotConfig
 from foredraft.core.adaptive.controller import CONTROLLER_TRANSITIONS, ControllerState
+from foredraft.core.adaptive.parking import PARKING_TRANSITIONS, ParkingState
 from foredraft.core.adaptive.policy import GATE_TRANSITIONS, GateState
 from foredraft.core.adaptive.slot import SLOT_TRANSITIONS, SlotState
 from foredraft.core.contract.account import TRANSITIONS as ACCOUNT_TRANSITIONS
@@ -122,6 +123,11 @@ def life_of_a_controller() -> str:
 def life_of_a_gate() -> str:
     """Return the states and events of the gate of `core/adaptive/policy.py` as a Mermaid diagram."""
     return "\n".join(diagram(GATE_TRANSITIONS, GateState.OPEN))
+
+
+def life_of_a_parked_draft() -> str:
+    """Return the states and events of `core/adaptive/parking.py` as a Mermaid diagram."""
+    return "\n".join(diagram(PARKING_TRANSITIONS, ParkingState.DRAFTING))
 
 
 def life_of_a_page() -> str:
@@ -343,6 +349,7 @@ BLOCKS = {
     "life-of-a-length": life_of_a_length,
     "life-of-a-controller": life_of_a_controller,
     "life-of-a-gate": life_of_a_gate,
+    "life-of-a-parked-draft": life_of_a_parked_draft,
     "life-of-a-page": life_of_a_page,
     "life-of-a-step": life_of_a_step,
     "joint-rules": joint_rules,

@@ -140,6 +140,8 @@ class LineEncoder:
                 columns = (p.rows.tolist(), p.starts.tolist(), p.lens.tolist(), p.is_last.tolist())
                 chunks = [f"[{row},{start},{n},{last:d}]" for row, start, n, last in zip(*columns, strict=True)]
                 parts.append(f'"prefill":[{",".join(chunks)}]')
+                if p.is_parked:
+                    parts.append('"parked":true')
             if step.decode is not None:
                 d = step.decode
                 rows = '"="' if self._same_rows(d.rows) else _dumps(d.rows.tolist())

@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from ..contract.step import RoundShape
+from ..contract.step import PARKED_ROUND, RoundShape
 from ..errors import ConfigError, InvariantViolation, Problem
 from .config import AdaptiveConfig, TreeNodes, load_adaptive_config
 from .cost_table import CostTable
 from .draft_shape import DraftTreeShape
 from .goodput import GoodputPolicy
 from .graphs import GraphKey
+from .parking import Parking
 from .policy import FixedPolicy, RangeRouter, StepPolicy
 from .slot import AdaptiveSpeculativeParams, InvalidObservation, checked_counts
 
@@ -168,9 +169,14 @@ class AdaptiveController:
 
     def round_shape(self, steps: int, bs: int) -> RoundShape:
         """Return the shape of a round: 1 node for 0 steps and steps + 1 for chains; for trees the range and the steps
-        decide.
+        decide. While the draft is parked, every round of 0 steps is that of a parked draft.
         """
-        return self._shape.round_shape(steps, bs)
+        return PARKED_ROUND if self.parking.is_parked and not steps else self._shape.round_shape(steps, bs)
+
+    @property
+    def parking(self) -> Parking:
+        """Whether the draft is parked, by the policy's choice."""
+        return self.policy.parking
 
     def fewest_steps(self, bs: int) -> int:
         """Return the smallest candidate for a round of `bs` rows."""
@@ -187,6 +193,8 @@ class AdaptiveController:
         shape = DraftTreeShape(self.policy.config, *self._shape_arguments)
         shape.set_router(router)
         keys = shape.graph_keys()
+        if self.parking.prefill_token_ps:
+            keys += tuple(GraphKey(PARKED_ROUND, size) for size in reversed(router.sizes))
         if build is not None:
             build(keys)
         self._shape, self._captured, self._captured_sizes = shape, frozenset(keys), router.sizes or None

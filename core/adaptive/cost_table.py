@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import ConfigError, ForedraftError, Problem
 
 _KEYS = ("steps", "batch_sizes", "round_ns", "kv_token_ps")
+_RETURN = "prefill_token_ps"  # absent where it is 0
 _LARGEST = 1 << 53
 _PROBE_TOKENS = 100_000  # of KV, for its cost
 
@@ -30,15 +31,19 @@ class CostTable:
     rows without any KV. Each KV token that the whole batch reads adds `kv_token_ps[i]` picoseconds. All numbers are
     integers, so interpolation is exact: equal tables and arguments give equal times everywhere. Raises `ConfigError`
     with all problems at once.
+
+    `prefill_token_ps`: the picoseconds in which target and draft compute one token of a context. With it the draft may
+    be parked, and the row of 0 steps is that of a parked draft (`parking.py`). 0: the draft is never parked.
     """
 
     steps: tuple[int, ...]
     batch_sizes: tuple[int, ...]
     round_ns: tuple[tuple[int, ...], ...]
     kv_token_ps: tuple[int, ...]
+    prefill_token_ps: int = 0
 
     def __post_init__(self) -> None:
-        problems = _problems({key: getattr(self, key) for key in _KEYS})
+        problems = _problems({key: getattr(self, key) for key in (*_KEYS, _RETURN)})
         if problems:
             raise ConfigError("<cost table>", problems)
 
@@ -62,18 +67,22 @@ class CostTable:
         return max(1, numerator // (right - left)) + kv_ns
 
     def to_json(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in _KEYS}
+        optional = {_RETURN: self.prefill_token_ps} if self.prefill_token_ps else {}
+        return {key: getattr(self, key) for key in _KEYS} | optional
 
     @classmethod
     def from_json(cls, table: Any, source: str = "<cost table>") -> CostTable:
         """Read the object that `to_json` returned. Raises `ConfigError` with the source and all problems."""
-        if not isinstance(table, Mapping) or sorted(table) != sorted(_KEYS):
-            raise ConfigError.of(source, "", f"expected an object with {', '.join(_KEYS)}")
+        if not isinstance(table, Mapping) or sorted({*table} - {_RETURN}) != sorted(_KEYS):
+            raise ConfigError.of(source, "", f"expected an object with {', '.join(_KEYS)}; {_RETURN} may be there, too")
+        table = {_RETURN: 0, **table}
         problems = _problems(table)
         if problems:
             raise ConfigError(source, problems)
         rows = tuple(tuple(row) for row in table["round_ns"])
-        return cls(tuple(table["steps"]), tuple(table["batch_sizes"]), rows, tuple(table["kv_token_ps"]))
+        return cls(
+            tuple(table["steps"]), tuple(table["batch_sizes"]), rows, tuple(table["kv_token_ps"]), table[_RETURN]
+        )
 
     @classmethod
     def from_function(
@@ -93,6 +102,8 @@ class CostTable:
 def _problems(table: Mapping[str, Any]) -> list[Problem]:
     """Return all problems of the columns of a table."""
     steps, sizes, rows, slopes = (table[key] for key in _KEYS)
+    if not _are_integers([table[_RETURN]], 0):
+        return [Problem(_RETURN, f"is {table[_RETURN]!r}; expected an integer >= 0")]
     problems = [
         Problem(key, f"is {values!r}; expected ascending integers >= {lowest}")
         for key, values, lowest in (("steps", steps, 0), ("batch_sizes", sizes, 1))

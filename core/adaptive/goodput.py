@@ -26,8 +26,9 @@ from .config import AdaptiveConfig, load_adaptive_config, resolve_initial_steps
 from .cost_table import CostTable
 from .draft_shape import DraftTreeShape
 from .expected_rates import MIN_GAIN, ChoiceCell, ExpectedRates
+from .parking import Parking
 from .policy import NEVER, RangeRouter, SwitchGate
-from .probes import PROBE_ACCEPTANCE, Probes
+from .probes import PROBE_ACCEPTANCE, PROBE_COST, Probes
 
 MIN_DWELL_ROUNDS = 64
 
@@ -81,6 +82,7 @@ class GoodputPolicy:
         self._spacing = self._countdown = max(1, self._warmup, self._update_interval)
         self._rates = ExpectedRates(self.estimate, cost_table)
         self.probes: Probes = Probes(self._rates)
+        self.parking: Parking = Parking(cost_table.prefill_token_ps if 0 in self.config.candidate_steps else 0)
         self._kv_fold = -1
         self._stretch_start = 0
         self._first_look = self._next_look = max(1, self._warmup, self._update_interval)
@@ -109,7 +111,34 @@ class GoodputPolicy:
             cell.decided, cell.rows = self._folds, batch_size
             if self._folds and len(cell.candidates) > 1:
                 self._decide(cell)
-        return cell.steps
+        if not self.parking.prefill_token_ps:
+            return cell.steps
+        return self._with_parking(cell, batch_size, kv_tokens)
+
+    def _with_parking(self, cell: ChoiceCell, batch_size: int, kv_tokens: int) -> int:
+        """Return the steps of a cell, or 0 while the draft is parked; park it, or want it back."""
+        parking, now = self.parking, self._round
+        if cell.steps == 0:
+            if parking.rest(now):
+                # A probe, which needs a return, comes when it is worth the time of both.
+                round_ns = self.cost_table.round_time_ns(0, batch_size, kv_tokens)
+                self.probes.postpone(now + parking.rounds_to_probe(kv_tokens, round_ns, PROBE_COST))
+            return 0
+        lost_ns = 0.0
+        if parking.is_parked:
+            lost_ns = self._lost_ns(cell, kv_tokens)
+        parking.want(now, lost_ns, kv_tokens)
+        return 0 if parking.is_parked else cell.steps
+
+    def _lost_ns(self, cell: ChoiceCell, kv_tokens: int) -> float:
+        """Return by how much the tokens of a round of 0 steps would come sooner with the steps of the cell; as much as
+        a return costs for a probe, and where the range has no 0 steps."""
+        probe = self.probes.current
+        if 0 not in cell.candidates or (probe is not None and probe.cell is cell):
+            return float(self.parking.price_ns(kv_tokens))
+        times = self._rates.times_of(cell)
+        rates = self._rates.of(cell, times)
+        return max(0.0, 1.0 - rates[0] / rates[cell.steps]) * times[cell.candidates.index(0)]
 
     def observe(self, counts: Sequence[int], total: float, rows: int, batch_size: int, executed_steps: int) -> None:
         if executed_steps:
@@ -119,6 +148,8 @@ class GoodputPolicy:
             if probe is not None and executed_steps > probe.incumbent and self._cell_of.get(batch_size) is probe.cell:
                 probe.rounds += 1
                 probe.rows += rows
+        elif self.parking.is_returning and self.probes.current is not None:
+            self.probes.current.start = self._round  # it begins when the draft is back
         self._round += 1
         self._countdown -= 1
         if not self._countdown:
@@ -276,6 +307,7 @@ class GoodputPolicy:
             "next_probe": self.probes.next_round,
             "next_look": self._stretch_start + self._next_look,
             "probe_interval": self.probes.interval_rounds,
+            **({"parking": self.parking.snapshot()} if self.parking.prefill_token_ps else {}),
             "probe": None if probe is None else [probe.cell.batch_size, probe.incumbent, probe.steps, probe.start],
             "cells": {
                 f"{index}:{size}": {"steps": cell.steps, "switches": cell.switches, "gate": cell.gate.snapshot()}

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ..errors import ForedraftError
 from .config import AdaptiveConfig, fixed_config
+from .parking import NEVER_PARKED, Parking
 
 NEVER = 1 << 30
 """The number of rounds to the next decision if the choice cannot change."""
@@ -24,6 +25,7 @@ class StepPolicy(Protocol):
 
     name: str
     config: AdaptiveConfig
+    parking: Parking
 
     @property
     def switches(self) -> int:
@@ -56,6 +58,7 @@ class FixedPolicy:
 
     name = "fixed"
     switches = 0
+    parking: Parking = NEVER_PARKED
 
     def __init__(self, steps: int) -> None:
         self.config: AdaptiveConfig = fixed_config(steps)

@@ -22,7 +22,7 @@ _PROBE_SWITCHES = 4  # switches of a probe: there, back, and two for a correctio
 _PROBE_INTERVAL_ROUNDS = 512  # rounds to the next probe; each failure multiplies them, up to the cap
 _PROBE_INTERVAL_GROWTH = 4
 _PROBE_INTERVAL_CAP_ROUNDS = 4096
-_PROBE_COST = 0.005  # share of the time that probes may lose
+PROBE_COST = 0.005  # share of the time that probes may lose
 _LONGEST_PROBE_WAIT_ROUNDS = 10_000
 
 
@@ -69,6 +69,10 @@ class Probes:
         """Let the next probe begin at once, since acceptance has changed."""
         self.interval_rounds = _PROBE_INTERVAL_ROUNDS
         self.next_round = min(self.next_round, now)
+
+    def postpone(self, first: int) -> None:
+        """Let no probe begin before round `first`."""
+        self.next_round = max(self.next_round, first)
 
     def is_unproven(self, cell: ChoiceCell, deeper: int, times: Sequence[int]) -> bool:
         """Return whether no measurement favours a deeper candidate: its positions are untried, or it is no better so
@@ -128,7 +132,7 @@ class Probes:
         longer = min(interval * _PROBE_INTERVAL_GROWTH, _PROBE_INTERVAL_CAP_ROUNDS)
         self.interval_rounds = longer if has_failed else interval
         lost_rounds = self._lost_rounds(probe, times, doubtful=True)
-        wait = min(max(interval, math.ceil(lost_rounds / _PROBE_COST)), _LONGEST_PROBE_WAIT_ROUNDS)
+        wait = min(max(interval, math.ceil(lost_rounds / PROBE_COST)), _LONGEST_PROBE_WAIT_ROUNDS)
         self.next_round = now + wait
         return chosen
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import ConfigError, ForedraftError
 from .config import AdaptiveConfig, SlotConfig, load_adaptive_config, resolve_initial_steps, slot_config
+from .parking import NEVER_PARKED, Parking
 from .policy import NEVER, GateState, RangeRouter, SwitchGate
 
 _MAX_PROBE_WAIT = 32
@@ -255,6 +256,7 @@ class AdaptiveSpeculativeParams:
     """
 
     name = "ema"
+    parking: Parking = NEVER_PARKED
 
     def __init__(
         self,

@@ -120,13 +120,14 @@ class PrefillStep:
     is_last: BoolArray  # bool [n]: the chunk ends the prompt: it emits the row's first token and first relay cell
     tokens: Int64Array | None  # int64 [sum(lens)], row after row; None where the executor does not ask for them
     tail_tokens: Int64Array  # int64 [n]: the context's token after a chunk; −1: none, the first token is drawn
+    is_parked: bool = False  # no pass of the draft runs: its KV of these positions stays as it is
 
 
 class RoundShape(NamedTuple):
     """What a draft-and-verify round computes for each of its rows. 0 steps are plain decoding through the same path."""
 
     steps: int  # draft depth S
-    topk: int  # branching k
+    topk: int  # branching k; 0: the draft is parked, so no pass of it runs after the round either
     nodes: int  # of a verify tree, root included; a chain has steps + 1
 
     @classmethod
@@ -135,12 +136,18 @@ class RoundShape(NamedTuple):
         return cls(steps, 1, steps + 1)
 
     @property
+    def is_parked(self) -> bool:
+        """Whether the draft is parked (`adaptive/parking.py`): it does not read the tokens of the round."""
+        return self.topk == 0
+
+    @property
     def computed(self) -> RoundShape:
         """This shape, without the branches that a round of 0 steps does not draft."""
-        return self if self.steps else PLAIN_ROUND
+        return self if self.steps or self.is_parked else PLAIN_ROUND
 
 
 PLAIN_ROUND = RoundShape.chain(0)
+PARKED_ROUND = RoundShape(0, 0, 1)
 
 
 @dataclass(slots=True)

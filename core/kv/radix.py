@@ -120,6 +120,7 @@ class RadixCache:
         self.queries: int = 0
         self.listener: CacheListener | None = None
         self.groups: UnitsInCache | None = None
+        self._generation = 0
         self._num_evictable = 0
         self._num_protected = 0
         self._clock = 0
@@ -136,6 +137,15 @@ class RadixCache:
     def evictable_slots(self) -> int:
         """Slots in nodes without a lock: `evict` can free all of them."""
         return self._num_evictable
+
+    def begin_generation(self) -> None:
+        """Let requests that enter from now on find nothing of what the running ones compute, or the cache has. It is
+        evicted as what is used no more."""
+        self._generation += 1
+
+    def named(self, namespace: str) -> str:
+        """Return the name by which a request that enters now finds and leaves the prefixes of its namespace."""
+        return f"{namespace}\0{self._generation}" if self._generation else namespace
 
     def now(self) -> int:
         """Return the time of the last match, insertion or unlock."""

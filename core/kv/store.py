@@ -108,12 +108,12 @@ class KVStore:
 
     def match(self, tokens: np.ndarray, namespace: str) -> PrefixMatch:
         """Find the cached prefix of a request's context, one token short of a full hit at most."""
-        return self.cache.match(tokens, namespace, max_length=len(tokens) - 1, count=False)
+        return self.cache.match(tokens, self.cache.named(namespace), max_length=len(tokens) - 1, count=False)
 
     def num_in_host(self, tokens: np.ndarray, namespace: str, num_cached: int) -> int:
         """Return how many tokens of a request's context behind its `num_cached` cached ones can be copied from host
         memory."""
-        return max(0, self.host.find(tokens, namespace, len(tokens) - 1) - num_cached)
+        return max(0, self.host.find(tokens, self.cache.named(namespace), len(tokens) - 1) - num_cached)
 
     @contextmanager
     def locked(self, prefix: PrefixMatch | None) -> Iterator[None]:

@@ -138,6 +138,8 @@ class Engine:
     def _decide(self) -> tuple[list[Chunk], list[Join], PlannedRounds | None]:
         """Choose chunks and rounds of the next step, and joins of newcomers. Without `mixed` chunks go first, alone."""
         self.requests.begin_plan()
+        if self.controller.parking.is_parked:
+            self.preemption.return_draft(self.controller.parking)
         if self.config.preempt:
             self.preemption.preempt()  # before anything is reserved for a row that gives way
         if not self.config.mixed:
@@ -185,7 +187,7 @@ class Engine:
             tuple(received + joins),
             self.store.take_released(),
             self.store.take_writes(),
-            prefill_step(chunks, self.config.track_tokens) if chunks else None,
+            prefill_step(chunks, self.config.track_tokens, self.controller.parking.is_parked) if chunks else None,
             planned.decode if planned is not None else None,
             arrivals,
         )

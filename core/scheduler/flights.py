@@ -32,8 +32,9 @@ def _token_at(context: np.ndarray, position: int) -> int:
     return int(context[position]) if position < len(context) else NO_TOKEN
 
 
-def prefill_step(chunks: list[Chunk], with_tokens: bool) -> PrefillStep:
-    """Return the prefill part of a step, one row per chunk. It contains the tokens if the executor computes on them."""
+def prefill_step(chunks: list[Chunk], with_tokens: bool, is_parked: bool = False) -> PrefillStep:
+    """Return the prefill part of a step, one row per chunk. It contains the tokens if the executor computes on them.
+    `is_parked`: the draft is."""
     lens = [chunk.length for chunk in chunks]
     tokens = None
     tails = [NO_TOKEN] * len(chunks)
@@ -49,6 +50,7 @@ def prefill_step(chunks: list[Chunk], with_tokens: bool) -> PrefillStep:
         is_last=np.array([chunk.is_last for chunk in chunks], dtype=bool),
         tokens=tokens,
         tail_tokens=np.array(tails, dtype=np.int64),
+        is_parked=is_parked,
     )
 
 

@@ -190,6 +190,7 @@ class RequestRecord:
     prefill_len: int = 0  # tokens to compute before decoding, fixed at admission
     prefill_launched: int = 0  # KV length that launched chunks reach
     prefill_committed: int = 0  # KV length that committed chunks reach
+    namespace: str = ""  # by which its row finds and leaves prefixes in the cache
     num_cached: int = 0  # KV tokens taken from the prefix cache at the last admission, and from host memory
     num_loaded: int = 0  # those of them that come from host memory
     emitted_before: int = 0  # tokens emitted before the last admission: the prefill computes their KV, too

@@ -1,4 +1,5 @@
-"""Retracts running requests: for memory, or to let one of greater priority in (`EngineConfig.preempt`)."""
+"""Retracts running requests: for memory, to let one of greater priority in (`EngineConfig.preempt`), or so that a
+parked draft computes their contexts."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from ..adaptive.parking import Parking
 from ..errors import InvariantViolation
 from .admission import Admission
+from .config import EngineRole
 from .life import RequestRecord
 from .requests import Requests
 from .rules.room import Entrance
@@ -49,6 +52,21 @@ class Preemption:
         lower = requests.lower_than(head)
         for victim in lower[: self._num_victims(head, lower)]:
             requests.retract(victim, for_priority=True)
+
+    def return_draft(self, parking: Parking) -> None:
+        """Retract all running requests if the draft is to return: its KV of their contexts is incomplete, and so is
+        that of what the prefix cache has. Until the last request is out of its multi-step, the draft stays parked."""
+        requests = self.requests
+        if self.admission.role is EngineRole.PREFILL:
+            parking.ask_back()  # its prompts go to engines that draft
+        if not parking.is_returning:
+            return
+        for record in requests.running.values():
+            requests.retraction_demands[record.request.request_id] = record
+        requests.apply_retractions()
+        if not requests.running:
+            self.store.cache.begin_generation()
+            parking.returned()
 
     def _num_victims(self, head: RequestRecord, lower: Sequence[RequestRecord]) -> int:
         """Return how many of `lower` must give way so that `head` enters; 0 if it needs none of them, or if all of them

@@ -151,7 +151,7 @@ class Requests:
     def share_prefix(self, record: RequestRecord, length: int) -> None:
         """Put the first `length` tokens of a prompt into the prefix cache."""
         if record.context is not None:
-            self.store.share_prefix(record.row, record.context, length, record.request.namespace, self.last_step_id)
+            self.store.share_prefix(record.row, record.context, length, record.namespace, self.last_step_id)
 
     def lower_than(self, head: RequestRecord) -> list[RequestRecord]:
         """Return the running requests that may give way to `head` for its priority, least entitled first.
@@ -178,6 +178,7 @@ class Requests:
 
     def _take_row(self, record: RequestRecord, row: int, prefill_len: int) -> None:
         record.row, record.epoch, record.prefill_len = row, int(self.store.table.epochs[row]), prefill_len
+        record.namespace = self.store.cache.named(record.request.namespace)
         self.output.open(record)
 
     def _join_rounds(self, record: RequestRecord) -> None:
@@ -313,8 +314,8 @@ class Requests:
         if self.in_progress is record:
             self.in_progress = None
         self.output.close(record)
-        fence, namespace = self.in_flight.fence_of(row), record.request.namespace
-        departure = Departure(fence, row, context, num_valid, namespace, has_states=not self.steps_are_lost)
+        fence = self.in_flight.fence_of(row)
+        departure = Departure(fence, row, context, num_valid, record.namespace, has_states=not self.steps_are_lost)
         self.store.close_row(departure, self.last_committed)
 
     # -- plan -------------------------------------------------------------------------------------------------------

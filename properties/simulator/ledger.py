@@ -9,7 +9,7 @@ caps, one row at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -68,7 +68,7 @@ class StepDone:
     chunks: list[tuple[int, int, int, int]]  # row, start, length, is last
     decode: tuple[int, ...] | None
     steps: int
-    topk: int
+    topk: int  # 0: the draft is parked
     nodes: int
     joins: list[list[Any]]
     ends_ns: list[int] = field(default_factory=list)
@@ -77,6 +77,11 @@ class StepDone:
     verified: int = 0  # rows × rounds that still belonged to their request
     correct: list[int] = field(default_factory=list)  # drafts of each
     delivered: list[int] = field(default_factory=list)  # tokens per round
+
+
+def _is_parked(record: Mapping[str, Any]) -> bool:
+    """Return whether the draft was parked in a planned step."""
+    return record.get("parked", False) or record.get("k") == 0
 
 
 @dataclass(slots=True)
@@ -186,7 +191,7 @@ class SimulatorLedger:
             [tuple(chunk) for chunk in record.get("prefill", ())],
             None if rows is None else self._decode[replica],
             record.get("S", 0),
-            record.get("k", 1) if record.get("S") else 1,
+            record.get("k", 1) if record.get("S") else int(not _is_parked(record)),
             record.get("nd", 1),
             record.get("joins", []),
         )

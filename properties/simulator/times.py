@@ -46,9 +46,10 @@ class TimedRound(NamedTuple):
         return self.end_ns - self.begin_ns
 
     @property
-    def kind(self) -> tuple[int, bool, bool]:
-        """Prompts, whether rows decode, and whether it continues a step: only rounds of one kind are compared."""
-        return len(self.step.chunks), self.step.decode is not None, self.number > 0
+    def kind(self) -> tuple[int, bool, bool, bool]:
+        """Prompts, whether rows decode, whether it continues a step, and whether the draft is parked: only rounds of
+        one kind are compared."""
+        return len(self.step.chunks), self.step.decode is not None, self.number > 0, not self.step.topk
 
     @property
     def work(self) -> tuple[int, ...]:

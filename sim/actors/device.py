@@ -21,7 +21,7 @@ from ...core.contract.step import DecodeResult, DecodeStep, Join, MultiStepEnd, 
 from ...core.draws import Purpose, normal_at, stream_keys
 from ..cost.executor_steps import StepCost
 from ..cost.host_link import HostLink
-from ..cost.passes.decode_work import DecodeWork, verified_of
+from ..cost.passes.decode_work import PARKED_PROMPTS, DecodeWork, verified_of
 from ..cost.round import RoundCost
 from .run_cache import RunCache
 
@@ -232,7 +232,7 @@ class SimulatedDevice:
         chunks = list(zip(step.prefill.lens.tolist(), step.prefill.starts.tolist(), strict=True))
         decode = step.decode
         if decode is None:
-            return self.cost.step_ns(chunks)
+            return self.cost.step_ns(chunks, PARKED_PROMPTS if step.prefill.is_parked else None)
         if self.cost.sees_rows:
             drawn = drawn or self.draw(decode, 1, timed=False)
             return self.cost.both_ns(

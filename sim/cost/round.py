@@ -228,7 +228,7 @@ class RoundCost:
             verify,
             *self._host_pass(verify, shape.steps),
             self._after_verify(tokens.num_tokens, shape),
-            *(() if draft is None else draft.catch_up(batch_size, shape.steps)),
+            *(() if draft is None else draft.catch_up(batch_size, shape)),
         ]
 
     def _target_pass(self, batch_size: int, nodes: int, tokens: PassTokens, num_verified: int) -> Pass:
@@ -318,7 +318,7 @@ class RoundCost:
         if key not in self._riders:
             check_round(self.draft, batch_size, shape)
             draft, no_attention = self._draft, Line(0.0)
-            caught_up = 0 if draft is None else draft.caught_up(batch_size, steps)
+            caught_up = 0 if draft is None else draft.caught_up(batch_size, shape)
             self._riders[key] = _Rider(
                 drafting=tuple(draft.of_steps(batch_size, shape, has_graph=False)) if draft and batch_size else (),
                 after_verify=(self._after_verify(verify_tokens, shape),) if batch_size else (),
@@ -342,7 +342,7 @@ class RoundCost:
         if first_tokens is None:
             first_tokens = self._first_samplings[len(chunks)] = Pass({"sampling": Line(self._sampling_ns(len(chunks)))})
         passes = [*rider.drafting, verify, *self._host_pass(verify, shape.steps), *rider.after_verify, first_tokens]
-        if self._draft is not None:
+        if self._draft is not None and not shape.is_parked:
             passes.append(self._draft.prefill(chunks, batch_size, rider.caught_up_tokens, rider.catch_up_attention))
         return self._curve_of(passes, self._step_factor(passes, batch_size, shape))
 

@@ -102,7 +102,8 @@ class ReferenceDrafter:
     def tree(self, request: DraftRequest) -> Drafted:
         if self.host is not None:
             return self._host_tree(request, self.host)
-        self._check_relay(request)
+        if not request.shape.is_parked:
+            self._check_relay(request)
         if request.shape.steps == 0 or not self.algorithm.is_speculative:
             none = np.zeros((len(request.rows), 0), np.int32)
             return Drafted(build_chain(request.roots, none, request.lengths, self.max_position))

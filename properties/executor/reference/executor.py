@@ -230,7 +230,7 @@ class ReferenceExecutor:
             offset += length
             prefix = self.passes.prompt(row, start, chunk)
             if not part.is_last[i]:
-                self.passes.draft_prompt(row, start, prefix, int(part.tail_tokens[i]))
+                self.passes.draft_prompt(row, start, prefix, int(part.tail_tokens[i]), part.is_parked)
                 continue
             token, outputs[i] = self.passes.first_token(state, prefix)
             if token < 0:
@@ -238,12 +238,12 @@ class ReferenceExecutor:
                 token = 0
             if part.tail_tokens[i] >= 0:
                 token = int(part.tail_tokens[i])
-            self.passes.draft_prompt(row, start, prefix, token)
+            self.passes.draft_prompt(row, start, prefix, token, part.is_parked)
             tokens[i] = token
             stopped[i] = first_stop_token(np.array([token]), state.request.stop_tokens) >= 0
             state.remaining -= 1
             state.ended = state.ended or bool(stopped[i]) or state.remaining == 0
-            self.passes.relay_first(state, row, prefix, token)
+            self.passes.relay_first(state, row, prefix, token, part.is_parked)
         return PrefillResult(tokens, stopped if stopped.any() else None, by_name(outputs))
 
     @staticmethod

@@ -74,9 +74,10 @@ class ReferencePasses:
         hashes = self.states.run_chunk(row, int(self.kv.salts[row]), start, tokens)
         return PrefixRead(prefix.tokens, np.concatenate([prefix.hashes[:start], hashes]))
 
-    def draft_prompt(self, row: int, start: int, prefix: PrefixRead, next_token: int) -> None:
-        """Run the draft's own pass over the chunk; `next_token` is the one after it: the prompt's, or the sample."""
-        if self.kv.draft is None:
+    def draft_prompt(self, row: int, start: int, prefix: PrefixRead, next_token: int, is_parked: bool) -> None:
+        """Run the draft's own pass over the chunk; `next_token` is the one after it: the prompt's, or the sample. A
+        parked draft computes nothing, so later reads of these positions find that they are not written."""
+        if self.kv.draft is None or is_parked:
             return
         head = PrefixRead(prefix.tokens[:start], prefix.hashes[:start])
         self.kv.read_draft(row, head, int(prefix.tokens[start]))
@@ -90,11 +91,11 @@ class ReferencePasses:
         token = sample([state.request.sampling], [state.key], np.array([len(prefix.tokens) - 1]), logits)
         return int(token[0]), node_outputs(prefix.hashes[-1:], logits, token, state.request.outputs)
 
-    def relay_first(self, state: RowState, row: int, prefix: PrefixRead, token: int) -> None:
+    def relay_first(self, state: RowState, row: int, prefix: PrefixRead, token: int, is_parked: bool) -> None:
         """Publish what the first round after the prompt `prefix` starts from, with its first output token."""
         own = self.drafter.first_relay(row, prefix)
         hidden = self._draft_hidden(prefix.hashes[-1:])
-        self._relay([state], np.array([row]), prefix.hashes[-1:], np.array([token]), hidden, own)
+        self._relay([state], np.array([row]), prefix.hashes[-1:], np.array([token]), hidden, own, is_parked)
 
     # -- one decode round ---------------------------------------------------------------------------------------------
 
@@ -131,9 +132,11 @@ class ReferencePasses:
             last = self.states.hashes[part.rows]
         hidden = relayed.get("hidden_states")
         check_hidden(hidden, self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "relay")
+        if part.shape.is_parked:
+            hidden = None  # the draft reads neither it nor its own KV
         if hidden is not None and (hash_of(hidden) != last).any():
             raise InvariantViolation("RELAY-02", "a relayed hidden state is not that of the row's last position")
-        if self.kv.draft is not None:
+        if self.kv.draft is not None and not part.shape.is_parked:
             for row, prefix, root in zip(part.rows.tolist(), prefixes, roots.tolist(), strict=True):
                 self.kv.read_draft(row, prefix, root)
         return DraftRequest(
@@ -212,7 +215,7 @@ class ReferencePasses:
             length, count = int(request.lengths[i]), int(accept_lens[i])
             prefix = self.kv.read_target(row, length + count)
             last_hashes[i] = prefix.hashes[-1]
-            if self.kv.draft is not None:
+            if self.kv.draft is not None and not request.shape.is_parked:
                 bonus = int(final.bonus_tokens[i])
                 self.kv.write_draft(row, length, prefix.tokens[length:], prefix.hashes[length:], bonus)
                 self.kv.read_draft(row, prefix, bonus)
@@ -221,7 +224,9 @@ class ReferencePasses:
         if hidden is not None:
             hidden = hidden[last_nodes]
         own = {name: values[last_nodes] for name, values in final.outputs.next_relay.items()}
-        self._relay(states, request.rows, last_hashes, final.bonus_tokens.astype(np.int64), hidden, own)
+        self._relay(
+            states, request.rows, last_hashes, final.bonus_tokens.astype(np.int64), hidden, own, request.shape.is_parked
+        )
 
     def _relay(
         self,
@@ -231,8 +236,10 @@ class ReferencePasses:
         tokens: np.ndarray,
         hidden: np.ndarray | None,
         own: dict[str, np.ndarray],
+        is_parked: bool,
     ) -> None:
-        """Publish the lengths and stash what the next round drafts from; `own` are the fields of a proposer."""
+        """Publish the lengths and stash what the next round drafts from; `own` are the fields of a proposer. A parked
+        draft relays zeros."""
         lengths, epochs = self.kv.kv_lens[rows], self.kv.stays[rows] & 0xFFFFFFFF
         self.future_map.publish(rows, epochs, lengths)
         values: dict[str, np.ndarray | None] = {"bonus_tokens": tokens, **own}
@@ -241,6 +248,8 @@ class ReferencePasses:
             runs = self._simulated_runs(states, lengths)
             ids, probabilities = self.drafter.relay(extend_hash(last_hashes, tokens), tokens, runs)
             values |= {"topk_ids": ids, "topk_probabilities": probabilities}
+            if is_parked:
+                values |= {"topk_ids": np.zeros_like(ids), "topk_probabilities": np.zeros_like(probabilities)}
         if hidden is not None:
             values["hidden_states"] = hidden
         check_hidden(values.get("hidden_states"), self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "stash")

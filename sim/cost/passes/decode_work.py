@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....core.contract.step import DecodeStep, RoundShape
+from ....core.contract.step import PARKED_ROUND, DecodeStep, RoundShape
 from ....core.errors import ForedraftError
 from ..draft import MULTI_LAYER_EAGLE, Drafting, DraftShape
 
@@ -27,10 +27,14 @@ def verified_of(decode: DecodeStep) -> int | None:
     return None if decode.row_nodes is None else decode.num_verify_tokens
 
 
+PARKED_PROMPTS = DecodeWork(0, PARKED_ROUND, 0)
+"""Beside prompt chunks that a parked draft does not compute: no row decodes."""
+
+
 def check_round(draft: DraftShape | None, batch_size: int, shape: RoundShape) -> None:
     """Raise `InvalidRound` unless `draft` can produce a tree of this shape."""
     steps, topk, nodes = shape
-    if batch_size < 0 or steps < 0 or topk < 1 or nodes < 1:
+    if batch_size < 0 or steps < 0 or topk < (steps > 0) or nodes < 1:
         raise InvalidRound(f"batch_size={batch_size}, {shape}: sizes are out of range")
     if steps == 0:
         if nodes != 1:

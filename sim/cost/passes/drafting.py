@@ -49,20 +49,25 @@ class DraftPasses:
         """Return the tokens of a row in the catch-up: S + 1 at most."""
         return steps + 1
 
-    def caught_up(self, batch_size: int, steps: int) -> int:
+    def follows(self, shape: RoundShape) -> bool:
+        """Return whether a round has a catch-up."""
+        return shape.steps > 0 or (self.keeps_warm and not shape.is_parked)
+
+    def caught_up(self, batch_size: int, shape: RoundShape) -> int:
         """Return the tokens that the catch-up of a round adds to a pass with prefill."""
-        return batch_size * self.catch_up_width(steps) if steps or self.keeps_warm else 0
+        return batch_size * self.catch_up_width(shape.steps) if self.follows(shape) else 0
 
     def catch_up_attention(self, batch_size: int, steps: int) -> Line:
         """Return the time of the catch-up's attention."""
         width = self.catch_up_width(steps)
         return self.forward.decode_attention(batch_size, width, batch_size * width)
 
-    def catch_up(self, batch_size: int, steps: int) -> list[Pass]:
+    def catch_up(self, batch_size: int, shape: RoundShape) -> list[Pass]:
         """Return the pass in which the draft sees the accepted tokens:
         S + 1 per row at most, and the graph computes them all."""
-        if not (steps or self.keeps_warm):
+        if not self.follows(shape):
             return []
+        steps = shape.steps
         repeat = max(steps, 1) if self.draft.algorithm == MULTI_LAYER_EAGLE else 1
         tokens = self.launch.tokens(batch_size, steps + 1)
         rows = -(-tokens.num_tokens // (steps + 1)) if steps or self.launch.cost.has_resting_logits else 0
@@ -143,10 +148,11 @@ class MaskedPasses(DraftPasses):
         """Return the tokens of a row in the catch-up: K + 1 accepted ones at most, and K − 1 masks."""
         return max(2 * steps, 1)
 
-    def catch_up(self, batch_size: int, steps: int) -> list[Pass]:
+    def catch_up(self, batch_size: int, shape: RoundShape) -> list[Pass]:
         """Return the pass over accepted tokens and masks, with logits for each draft."""
-        if not (steps or self.keeps_warm):
+        if not self.follows(shape):
             return []
+        steps = shape.steps
         width = self.catch_up_width(steps)
         tokens = self.launch.tokens(batch_size, width)
         rows = -(-tokens.num_tokens // width) * steps
@@ -175,11 +181,11 @@ class BlockPasses(DraftPasses):
         """Return no time: the accepted tokens attend to nothing."""
         return Line(0.0)
 
-    def catch_up(self, batch_size: int, steps: int) -> list[Pass]:
+    def catch_up(self, batch_size: int, shape: RoundShape) -> list[Pass]:
         """Return the pass that makes the draft's KV of the accepted tokens."""
-        if not (steps or self.keeps_warm):
+        if not self.follows(shape):
             return []
-        return [self._injection(self.launch.tokens(batch_size, self.catch_up_width(steps)))]
+        return [self._injection(self.launch.tokens(batch_size, self.catch_up_width(shape.steps)))]
 
     def prefill(
         self, chunks: Sequence[tuple[int, int]], batch_size: int, caught_up: int, caught_up_attention: Line

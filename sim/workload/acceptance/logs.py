@@ -169,7 +169,7 @@ class _Engine:
             self._rows = list(data["decode"])
         if type(data["S"]) is not int:
             raise ValueError(f"its draft steps S are {data['S']!r}; expected a whole number")
-        if data["k"] != 1:
+        if data["k"] != 1 and data["S"]:
             raise ValueError(f"a draft tree of top-{data['k']}: acceptance is fitted to chains (speculation.topk = 1)")
         if unknown := [row for row in self._rows if row not in self._owner]:
             raise ValueError(f"it decodes row {unknown[0]}, which no request has joined")
