@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,12 @@ from .text import Tokenizer
 MAX_BEGUN = 64  # grammars of which a matcher is kept
 LIMITS = {"max_grammar_size": 50_000, "step_max_items": 20_000, "step_lexer_fuel": 50_000, "max_lexer_states": 50_000}
 """Of the library's work for a grammar, and for a mask (some milliseconds): counts, so that all ranks agree on them."""
+MAX_TEXT = 1 << 13
+"""Characters of one text in a schema: a mask of its tokens takes the library time for all of it, some milliseconds."""
 TRIED = 8
 """Tokens of an output that a new grammar is tried with: the library finds some grammars too complex only there."""
 
+_TEXTS = re.compile(r'"(?:[^"\\]|\\.)*"')  # of JSON
 WHITESPACE = r"\n?[ \t]{0,16}"
 """Between the parts of JSON, unless the schema has `x-guidance` of its own:
 indented if a model likes, but no run without an end."""
@@ -68,6 +72,9 @@ class Grammars:
         library's work for it, which other threads do not wait for, is done here, and not again by `make`."""
         if grammar in self._begun:
             return
+        longest = max(map(len, _TEXTS.findall(grammar.text)), default=0) if grammar.kind == "json_schema" else 0
+        if longest > MAX_TEXT:
+            raise InvalidRequest(f"{grammar.kind}: a text of {longest} characters; expected at most {MAX_TEXT}")
         try:
             begun = self._library.LLMatcher(self._tokenizer, self._compiled(grammar), limits=self._limits, log_level=0)
         except ValueError as error:

@@ -140,9 +140,10 @@ def optional(count: int) -> dict:
         {"$ref": "#"},
         {"type": "integer", "multipleOf": 99991, "minimum": 1, "maximum": 10**12},
         {"enum": ["x" * 50_000, "y" * 50_000]},
+        {"const": 'a "' * 5000},
         {"allOf": [{"properties": {f"k{i}": {}}} for i in range(600)]},
     ],
-    ids=["optional", "cycle", "multiple", "long", "allOf"],
+    ids=["optional", "cycle", "multiple", "long", "text", "allOf"],
 )
 def test_a_schema_that_the_library_gives_up_is_refused_before_it_is_served(models, schema):
     grammars = Grammars(Tokenizer.load(models["target"]), VOCAB_SIZE)
