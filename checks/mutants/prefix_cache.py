@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...core.kv.eviction import EvictionQueue
+from ...core.kv.host_tier import HostTier
 from ...core.kv.radix import PrefixMatch, RadixCache, nodes_below
 from ...core.kv.store import KVStore
 from ...properties.prefix_cache.plain import PlainPrefixCache
@@ -290,6 +291,26 @@ class LocksOncePerPublication(KVStore):
             self._locked[row] = locked
         elif self._locked[row] is locked:
             self.cache.unlock(locked)
+
+
+@STORE.breaks("RADIX-05")
+class GivesUpTheFirstCopies(HostTier):
+    """When host memory is full, what was copied first goes first, however lately it was used."""
+
+    def __init__(self, num_pages, page_size, key_kind="token"):
+        super().__init__(num_pages, page_size, key_kind)
+        self._cache = RadixCache(page_size, key_kind, "fifo")
+
+
+@STORE.breaks("RADIX-05")
+class EmptiesWhatIsFull(HostTier):
+    """When host memory is full, all of it is given up."""
+
+    def store(self, tokens, num_keys, namespace):
+        missing = num_keys // self._page_size * self._page_size - self.find(tokens, namespace, num_keys)
+        if missing > self._allocator.num_free_slots:
+            self.forget()
+        return super().store(tokens, num_keys, namespace)
 
 
 PLAIN = Defects("prefix-cache", PlainPrefixCache)

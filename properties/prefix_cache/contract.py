@@ -142,7 +142,8 @@ class PrefixCache(Protocol):
 
     @needs("host")
     def in_host(self, tokens: Sequence[int], namespace: str) -> int:
-        """Return how many positions at the front of a text have copies in host memory, in whole pages."""
+        """Return how many positions at the front of a text have copies in host memory, in whole pages. When it is full,
+        what was used last goes last."""
 
     @needs("table")
     def admit(self, request: str, tokens: Sequence[int], namespace: str) -> int:

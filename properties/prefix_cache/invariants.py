@@ -153,18 +153,15 @@ def _told_otherwise(m: PrefixCacheMoment) -> Finding | None:
 
 
 def _not_in_host(m: PrefixCacheMoment) -> Finding | None:
-    if m.hosted is None:
-        return None
-    text, length, least = m.hosted
     size = m.config.page_size
-    if not least <= length <= m.config.host_pages * size:
-        was = f"host memory has {length} positions of a text of which {least} were just handed over and fit"
-        return Finding(
-            was, f"{least} at least, and no more than its {m.config.host_pages} pages", "what fits is copied"
-        )
-    if length % size or not m.model.copied.issuperset(text.cells[size - 1 : length : size]):
-        was = f"host memory has {length} positions of a text"
-        return Finding(was, "whole pages that a request has handed over", "the KV of another text is copied back")
+    for text, length, least in m.hosted:
+        if not least <= length <= m.config.host_pages * size:
+            was = f"host memory has {length} positions of a text of which {least} are among its latest pages"
+            should = f"{least} at least, and no more than its {m.config.host_pages} pages"
+            return Finding(was, should, "what fits is copied, and what was used last goes last")
+        if length % size or not m.model.host.were_copied(m.model.host.cells(text, length)):
+            was = f"host memory has {length} positions of a text"
+            return Finding(was, "whole pages that a request has handed over", "the KV of another text is copied back")
     return None
 
 

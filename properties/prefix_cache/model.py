@@ -127,7 +127,7 @@ class PrefixCacheModel:
         self.matches: dict[str, Remembered] = {}
         self.running: dict[str, RunningRequest] = {}
         self.published: dict[int, int] = {}  # page -> cell, by the events of the cache alone
-        self.copied: set[int] = set()  # cells of pages that were copied to host memory
+        self.host = HostUses(0, page_size)
         self.ever_evicted: set[int] = set()  # cells of pages that were cached once and then evicted
         self.clock = 0
         self.units = CachedUnits(groups, page_size)
@@ -273,11 +273,55 @@ class ToldEvent(NamedTuple):
 
 
 class Hosted(NamedTuple):
-    """What host memory has of a text: `length` positions at its front; those of `least` were handed over just now."""
+    """What host memory has of a text: `length` positions at its front, of which it must have `least`."""
 
     text: Text
     length: int
     least: int
+
+
+class HostUses:
+    """Knows what host memory must have: of all pages that were handed over, those that were used last, as many as fit.
+
+    A page is used when a request hands it over, and may be used when a text is looked up or leaves. Pages of one use
+    are as old as each other, so that any of them may go first.
+    """
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self._num_pages, self._page_size = num_pages, page_size
+        self._now: int = 0
+        self._used: dict[int, int] = {}  # cell of a page -> when it was used for certain
+        self._may_be_used: dict[int, int] = {}
+        self.texts: dict[Text, None] = {}  # that were handed over, the oldest first
+
+    def cells(self, text: Text, num_positions: int | None = None) -> tuple[int, ...]:
+        """Return the cells that name the whole pages at the front of a text."""
+        count = (len(text.cells) if num_positions is None else num_positions) // self._page_size
+        return tuple(text.cells[self._page_size - 1 : count * self._page_size : self._page_size])
+
+    def hand_over(self, text: Text, num_positions: int) -> None:
+        """Note that the first positions of a text are copied, as far as they fit."""
+        self._now += 1
+        cells = self.cells(text, num_positions)[: self._num_pages]
+        self._used.update(dict.fromkeys(cells, self._now))
+        self._may_be_used.update(dict.fromkeys(cells, self._now))
+        self.texts.pop(text, None)
+        self.texts[text] = None
+
+    def may_use(self, text: Text) -> None:
+        self._now += 1
+        self._may_be_used.update({cell: self._now for cell in self.cells(text) if cell in self._used})
+
+    def least(self, text: Text) -> int:
+        """Return how many pages at the front of a text must be there."""
+        for number, cell in enumerate(cells := self.cells(text)):
+            used = self._used.get(cell)
+            if used is None or sum(at >= used for at in self._may_be_used.values()) > self._num_pages:
+                return number
+        return len(cells)
+
+    def were_copied(self, cells: Sequence[int]) -> bool:
+        return self._used.keys() >= set(cells)
 
 
 class PrefixCacheObservation(NamedTuple):
@@ -344,7 +388,7 @@ class PrefixCacheMoment:
     wrong: tuple[str, int, int | None] | None = None  # (request, position, slot) of the first slot with other content
     tables: dict[str, tuple[int, ...]] = field(default_factory=dict)  # request -> slots of its table
     told_wrong: str | None = None  # what the cache's events cannot say
-    hosted: Hosted | None = None
+    hosted: tuple[Hosted, ...] = ()
     # With groups of layers: the request that has just started or handed over pages, and the cells of these
     entered: RunningRequest | None = None
     giver: tuple[str, frozenset[int]] = ("", frozenset())

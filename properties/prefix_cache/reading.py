@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..allocator.groups import UnitTable
 from ..harness.trial import Trial
-from .model import Node, PrefixCacheModel, PrefixCacheMoment, PrefixCacheObservation, ToldEvent
+from .model import Hosted, Node, PrefixCacheModel, PrefixCacheMoment, PrefixCacheObservation, Text, ToldEvent
 from .units import SeenUnits
 
 
@@ -98,3 +100,18 @@ def read_inserted(trial: Trial, answer: object) -> tuple[object, tuple[int, ...]
     parts = trial.sequence(answer, "insert()", "a handle, the slots of the path, the caller's copies", 3)
     canonical = trial.integers(parts[1], "the slots of insert()")
     return parts[0], canonical, trial.integers(parts[2], "the copies of insert()")
+
+
+def look_into_host(t: Any, text: Text, num_positions: int) -> None:
+    """Note that the first positions of a text were handed over just now. Ask how much host memory has of it, and of the
+    oldest text of which it must have something."""
+    if not t.capabilities.host or not t.config.host_pages:
+        return
+    uses = t.model.host
+    uses.hand_over(text, num_positions)
+    older = next((each for each in uses.texts if each != text and uses.least(each)), None)
+    for each in (text,) if older is None else (text, older):
+        least = uses.least(each) * t.config.page_size
+        length = t.integer(t.must(t.subject.in_host, list(each.tokens), each.namespace), "in_host()")
+        t.moment.hosted += (Hosted(each, length, least),)
+        uses.may_use(each)

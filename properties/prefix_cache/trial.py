@@ -22,7 +22,7 @@ from .contract import PrefixCache, PrefixCacheCapabilities, PrefixCacheConfig
 from .model import (
     HUGE_KIND,
     Evicted,
-    Hosted,
+    HostUses,
     Inserted,
     Matched,
     Path,
@@ -33,7 +33,7 @@ from .model import (
     Text,
     text_of,
 )
-from .reading import observe, read_inserted, read_match, read_nodes, read_slots
+from .reading import look_into_host, observe, read_inserted, read_match, read_nodes, read_slots
 
 NAMES = Handles(("m", "n", "o"))
 REQUESTS = Handles(("r1", "r2", "r3"))
@@ -117,6 +117,7 @@ class PrefixCacheTrial(Trial):
     def prepare(self) -> None:
         policy = self.config.policy if self.capabilities.policies else "lru"
         self.model = PrefixCacheModel(self.config.num_pages, self.config.page_size, policy, self.config.unit_groups)
+        self.model.host = HostUses(self.config.host_pages, self.config.page_size)
         self.moment = PrefixCacheMoment(self.config, self.capabilities, self.model)
         self.end()
 
@@ -328,7 +329,7 @@ class PrefixCacheTrial(Trial):
             running.path = self._cache(running.text, running.table, num_positions)
             if self.config.groups:
                 self._follow_evictions()  # for a state of the request in the place of that which the cache gets
-            self._look_into_host(running.text, num_positions)
+            look_into_host(self, running.text, num_positions)
             self.moment.should_share = (request, running.path)
             return
         done = self._hand_over(running.text, running.table, num_positions)
@@ -355,13 +356,14 @@ class PrefixCacheTrial(Trial):
         num_positions = len(text.cells) if is_cached else 0
         if self.capabilities.table:
             self.carry_out(self.subject.leave, request, num_positions)
+            self.model.host.may_use(text)
             del self.model.running[request]
             # A request with nothing new to hand over does not use what is there once more.
             if num_positions // self.config.page_size > len(path):
                 self._hands_over(request, running, num_positions)
                 path = self._cache(text, table, num_positions)
                 self.moment.to_be_found = path, min(running.branch or len(path), len(path))
-                self._look_into_host(text, num_positions)
+                look_into_host(self, text, num_positions)
             return
         if is_cached:
             done = self._hand_over(text, table, num_positions)
@@ -391,6 +393,7 @@ class PrefixCacheTrial(Trial):
         m, size = self.moment, self.config.page_size
         known = len(self.model.path_of(text, len(text.tokens) - 1))
         answer = self.ask(self.subject.admit, request, list(text.tokens), text.namespace)
+        self.model.host.may_use(text)
         if self.refused(answer, None, False):
             self.model.use(self.model.match_of(text, len(text.tokens) - 1), hit=True)
             return
@@ -412,16 +415,6 @@ class PrefixCacheTrial(Trial):
         gone = [page for page in m.cached_pages() if page not in shown]
         if gone:
             self.note_eviction(None, m.slots_of(gone), gone)
-
-    def _look_into_host(self, text: Text, num_positions: int) -> None:
-        """Ask how much host memory has of a text whose first positions were handed over just now."""
-        if not self.capabilities.host or not self.config.host_pages:
-            return
-        size = self.config.page_size
-        whole = num_positions // size * size
-        self.model.copied.update(text.cells[size - 1 : whole : size])
-        length = self.integer(self.must(self.subject.in_host, list(text.tokens), text.namespace), "in_host()")
-        self.moment.hosted = Hosted(text, length, min(whole, self.config.host_pages * size))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

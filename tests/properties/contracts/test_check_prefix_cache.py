@@ -6,6 +6,7 @@ from foredraft.properties.conformance import check, check_prefix_cache
 from foredraft.properties.harness.operation import simpler
 from foredraft.properties.prefix_cache import plain
 from foredraft.properties.prefix_cache.contract import PrefixCacheConfig
+from foredraft.properties.prefix_cache.model import HostUses, text_of
 from foredraft.properties.prefix_cache.plain import EVERYTHING, PlainPrefixCache
 from foredraft.properties.prefix_cache.trial import PrefixCacheTrial as Do
 from foredraft.properties.suites import suite_of
@@ -18,6 +19,19 @@ def test_a_cache_that_can_do_nothing_more_than_it_must_is_checked_too():
     of_groups = dict.fromkeys(("RADIX-17", "RADIX-18", "RADIX-19", "RADIX-20"), "needs groups")
     assert report.ok and report.skipped == {"RADIX-07": "needs inspection", "RADIX-11": "needs namespaces", **of_groups}
     assert min(count for id, count in report.evaluations.items()) > 20
+
+
+def test_host_memory_must_have_what_was_handed_over_last():
+    uses = HostUses(num_pages=3, page_size=2)
+    first, second, third = (text_of((kind,), 0, space, 2, False) for kind, space in ((0, ""), (1, ""), (0, "other")))
+    longer = text_of((0, 1, 1), 0, "", 2, False)
+    for text in (first, second, third):
+        uses.hand_over(text, 2)
+    assert [uses.least(each) for each in (first, second, third, longer)] == [1, 1, 1, 1]
+    uses.hand_over(longer, 6)  # it fills the memory
+    assert [uses.least(each) for each in (first, second, third, longer)] == [1, 0, 0, 3]
+    uses.hand_over(second, 2)  # a page of the longer one goes; all of its pages are as old as each other
+    assert [uses.least(each) for each in (second, longer)] == [1, 0]
 
 
 # -- what is found -----------------------------------------------------------------------------------------------------
@@ -86,7 +100,7 @@ class KeepsAbsentCopies(prefix_store.PrefixStoreAdapter):
     [
         (TellsTheSlotBefore, "RADIX-05", "which is not the first of a cached page"),
         (TellsNoEviction, "RADIX-05", "are not, or hold another text"),
-        (LosesCopies, "RADIX-05", "were just handed over and fit"),
+        (LosesCopies, "RADIX-05", "are among its latest pages"),
         (KeepsAbsentCopies, "RADIX-05", "host memory has"),
         (NoPair, "TYPE", "a handle and the slots"),
         (NoNumbers, "TYPE", "the copies of insert"),
