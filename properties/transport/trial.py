@@ -69,6 +69,7 @@ class TransportTrial(TransportWatch):
     contract = "transport"
     quick = 10_000
     run_length = 120
+    parts: ClassVar = {"a slow link": "", "hidden states beside drafts": "", "a decode step ahead": "ahead"}
     values: ClassVar = {
         "side": SIDES,
         "nth": PLACES,
@@ -82,6 +83,14 @@ class TransportTrial(TransportWatch):
 
     def end(self) -> None:
         super().end()
+        has_joined = bool(self.moment.joined)
+        self.use(
+            {
+                "a slow link": self.config.slow_link and self.pools.is_read,
+                "hidden states beside drafts": self.config.hidden and has_joined,
+                "a decode step ahead": self.config.ahead and has_joined,
+            }
+        )
         if self.moment.was_quiet:
             self._look_for_leaks()
 
