@@ -37,6 +37,8 @@ Tokens = NDArray[np.integer[Any]] | Sequence[int]
 MAX_TOKENS_IN_VOCABULARY = 2**32
 """A bigram is two token ids in one int64 key."""
 
+_GENERATION = "\1"  # before the number of a generation, in the name of a namespace
+
 _NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 
 
@@ -145,7 +147,7 @@ class RadixCache:
 
     def named(self, namespace: str) -> str:
         """Return the name by which a request that enters now finds and leaves the prefixes of its namespace."""
-        return f"{namespace}\0{self._generation}" if self._generation else namespace
+        return f"{namespace}{_GENERATION}{self._generation}" if self._generation else namespace
 
     def now(self) -> int:
         """Return the time of the last match, insertion or unlock."""
@@ -219,7 +221,7 @@ class RadixCache:
             node = self._add_leaf(above, keys[length:aligned].copy(), slots[length:aligned].copy(), namespace)
             if self.listener is not None:
                 before = int(above.slots[-self.page_size]) if above.slots.size else None
-                self.listener.stored(node.keys, node.slots, before, namespace)
+                self.listener.stored(node.keys, node.slots, before, namespace.partition(_GENERATION)[0])
         canonical = np.concatenate((cached, slots[length:aligned]))
         return Insertion(node, canonical, duplicates)
 

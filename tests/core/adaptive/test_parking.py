@@ -1,5 +1,7 @@
 """A parked draft: when the goodput policy parks it, and that a return leaves no context without the draft's KV."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from foredraft.core.adaptive import AdaptiveController, CostTable, GoodputPolicy, load_adaptive_config
@@ -180,6 +182,21 @@ def test_a_return_that_leaves_draft_kv_incomplete_is_found(monkeypatch, algorith
         monkeypatch.setattr(Preemption, "return_draft", lambda _, parking: parking.is_returning and parking.returned())
     with pytest.raises(InvariantViolation, match=r"draft KV|did not all write|draft candidates"):
         serve(algorithm, 80)
+
+
+def test_a_generation_of_the_cache_is_found_no_more_and_listeners_do_not_see_its_name():
+    heard, cache = [], RadixCache()
+    cache.listener = SimpleNamespace(stored=lambda keys, slots, before, namespace: heard.append(namespace))
+    for namespace in ("", "\0lora\0salt"):
+        name = cache.named(namespace)
+        cache.insert([1, 2, 3], np.arange(1, 4) + 10 * len(heard), name)
+        assert name == namespace and cache.peek([1, 2, 3], name) == 3
+    cache.begin_generation()
+    for namespace in ("", "\0lora\0salt"):
+        assert cache.peek([1, 2, 3], cache.named(namespace)) == 0
+        cache.insert([1, 2, 3], np.arange(1, 4) + 10 * len(heard), cache.named(namespace))
+        assert cache.peek([1, 2, 3], cache.named(namespace)) == 3
+    assert heard == ["", "\0lora\0salt"] * 2
 
 
 def test_an_engine_that_only_computes_prompts_does_not_park():
