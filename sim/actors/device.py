@@ -305,7 +305,9 @@ class SimulatedDevice:
         self, decode: DecodeStep, cache: RunCache, positions: np.ndarray, left: np.ndarray, limit: int
     ) -> tuple[np.ndarray, int]:
         """Do what `_draw_lens` does, round after round, for rows that verify unequal numbers of nodes."""
-        batch, lens = self._batch_of(decode), []
+        assert decode.row_nodes is not None, "rows of equal length need no such drawing"
+        batch = self._batch_of(decode)
+        lens: list[np.ndarray] = []
         while len(lens) < limit and (not lens or left.min() > 0):
             drawn = cache.accept_lens(batch.indices, batch.keys, positions, decode.shape.steps)
             lens.append(np.minimum(drawn, decode.row_nodes))
