@@ -45,10 +45,10 @@ class _HasARelayOfStates(ReferenceExecutor):
 class RelaysHiddenStatesAlways(ReferencePasses):
     """The relay has a hidden state for every algorithm; where there is none it relays zeros."""
 
-    def _relay(self, states, rows, last_hashes, tokens, hidden, own):
+    def _relay(self, states, rows, last_hashes, tokens, hidden, own, *rest):
         if hidden is None:
             own = {**own, "hidden_states": np.zeros((len(rows), HIDDEN_SIZE), np.float32)}
-        super()._relay(states, rows, last_hashes, tokens, hidden, own)
+        super()._relay(states, rows, last_hashes, tokens, hidden, own, *rest)
 
 
 @REFERENCE.breaks("ACCEPT-17")

@@ -141,9 +141,11 @@ class GaugeAccount:
         return steps
 
     def take(self, correct: Sequence[float], executed: int, is_good: bool) -> None:
+        """Count a result. From one on that no round can have, what is due is not known."""
         self.is_known &= is_good
-        self._lengths.update(int(each) for each in correct)
-        self._proposed += executed * len(correct)
+        if is_good:
+            self._lengths.update(int(each) for each in correct)
+            self._proposed += executed * len(correct)
 
     def due(self) -> dict[str, float | list[int] | None]:
         """Return what the gauges are due to be. Lengths that no row has had, behind the longest, are left out."""
