@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from ...observe.distribution.install_hint import install_command
 from .text import Tokenizer
 
 MAX_BEGUN = 64  # grammars of which a matcher is kept
-LIMITS = {"max_grammar_size": 50_000, "step_max_items": 20_000, "step_lexer_fuel": 50_000, "max_lexer_states": 50_000}
+LIMITS: Mapping[str, Any] = {
+    "max_grammar_size": 50_000, "step_max_items": 20_000, "step_lexer_fuel": 50_000, "max_lexer_states": 50_000
+}  # fmt: skip
 """Of the library's work for a grammar, and for a mask (some milliseconds): counts, so that all ranks agree on them."""
 MAX_TEXT = 1 << 13
 """Characters of one text in a schema: a mask of its tokens takes the library time for all of it, some milliseconds."""
