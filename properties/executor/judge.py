@@ -113,9 +113,9 @@ class RunJudge:
                 if drafted is not None:
                     self._note_token_beside(row, run, drafts_at_end(drafted, run))
             return
-        if self._has_proposals or self._proposals_left == 0:
+        if self._has_proposals or (self._proposals_left == 0 and not row.was_alone):
             return
-        self._proposals_left -= 1
+        self._proposals_left -= not row.was_alone
         wanted = []
         # Among nearly equal candidates either may have been drafted.
         for noise in range(5):

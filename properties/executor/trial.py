@@ -180,7 +180,7 @@ class ExecutorTrial(Trial):
         """Plan and launch the next step, if there is one."""
         return self._launch(self.core.plan)
 
-    @operation(weight=3, needs="lengths", drafts=((0,), (0, 9), (9, 0), (0, 0, 9), (2, 0)))
+    @operation(weight=12, needs="lengths", drafts=((0, 9), (9, 0), (0, 9, 9), (9, 0, 2)))
     def launch_unequal(self, drafts: tuple[int, ...]) -> bool:
         """Plan and launch the next step. The rows of chains verify so many drafts each, in turn, or all they have."""
         return self._launch(lambda: self.core.plan(partial(_nodes_in_turn, drafts)))
