@@ -1,1 +1,2 @@
-"""The real executor: torch models and Triton kernels under the same engine that the simulator drives."""
+"""Real decoding on GPUs and CPUs: torch models, with Triton kernels or kernels that Numba compiles for a CPU, under
+the same engine that the simulator drives."""

@@ -23,7 +23,6 @@ import torch
 from foredraft.core.model_shape import built_in_config
 from foredraft.gpu.measure.plan import BenchOptions, plan_bench
 from foredraft.gpu.measure.run import Bench
-from foredraft.gpu.models import projection
 
 from benchmarks.timing.contenders import PROCESSES, in_process, run, seconds, spread, their_tokens
 
@@ -58,10 +57,8 @@ def time_shape(name: str, weights: str = "") -> dict[str, Any]:
     """Return tokens per second of plain decoding with random weights, ours and theirs, our shares of the bandwidth, and
     what a chain of drafts makes of it: the time of a round over that of a plain one, and the speed-up.
 
-    `weights`: large ones lie in columns, also where blocks are faster, or are rounded to 8-bit integers ("int8").
+    `weights`: "int8" rounds large ones to 8-bit integers.
     """
-    if weights == "columns":
-        projection.layout_seconds = lambda: {projection.COLUMNS: (1.0, 1.0), projection.BLOCKS: (2.0, 2.0)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(SHAPES[name]), encoding="utf-8")
@@ -144,7 +141,7 @@ def measure_shapes(processes: int) -> list[str]:
         f"| round of {SHAPE_STEPS + 1} rows over plain | chain over plain |",
         "| --- " * 8 + "|",
     ]
-    for shape, weights in (("160M", ""), ("160M", "columns"), ("160M", "int8"), ("1B", "")):
+    for shape, weights in (("160M", ""), ("160M", "int8"), ("1B", "")):
         print(f"shape {shape}", file=sys.stderr, flush=True)
         found = [in_process(time_shape, shape, weights) for _ in range(processes)]
         columns = [[run[key] for run in found] for key in ("ours", "share", "products", "theirs")]
@@ -154,7 +151,7 @@ def measure_shapes(processes: int) -> list[str]:
         texts = [spread(values, form) for values, form in zip(columns, forms, strict=True)]
         if weights == "int8":
             texts[1:3] = "–", "–"  # they count the bytes of float32
-        named = {"": "", "columns": ", in columns", "int8": ", weights in int8"}[weights]
+        named = {"": "", "int8": ", weights in int8"}[weights]
         lines.append(f"| {shape}, {found[0]['dtype']}{named} | {' | '.join(texts)} |")
     rivals = [in_process(time_rival, "160M") for _ in range(processes)]
     if rivals[0]:

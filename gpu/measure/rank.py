@@ -23,7 +23,6 @@ class BenchJob(RankJob):
     def open(self, order: dict[str, Any]) -> dict[str, Any]:
         rank = self._rank
         plan = plan_bench(options_from_json(order["options"]))
-        rank.agree(plan.device, plan.dtype)
         plan = replace(plan, device=rank.device)
         self._bench = Bench(plan, shard=Shard(rank.number, order["size"]))
         settings = [str(plan.dtype), [cell.arms[-1].spec.to_json() for cell in plan.cells]]

@@ -139,8 +139,7 @@ class Bench:
 
     def _load(self) -> tuple[Decoder, DraftModel | None]:
         models = self._load_models()
-        options, kv_bytes = self.plan.options, self.plan.kv_bytes
-        lay_out_models(options, *models, kv_bytes=kv_bytes, single=True, several=True)  # plain and drafted arms
+        lay_out_models(self.plan.options, *models)
         return models
 
     def _load_models(self) -> tuple[Decoder, DraftModel | None]:

@@ -1,25 +1,16 @@
 """Matrix products with weights, and how they are made fast for a few rows on a CPU.
 
 Plain decoding multiplies one row with every matrix, a verify pass a handful: both take as long as the weights take to
-be read. Which layout is read fastest differs by processor. On some, NumPy's product with columns, [in, out], reads one
-row's weights two to three times as fast as oneDNN's blocks. On others (AVX-512 of 2024), blocks are as fast for one
-row, and four rows take 1.2 times as long as one, where columns take 2.3 times as long. So the layouts of large weights
-in float32 are timed once per process, with one row and with four (`layout_seconds`), and each model gets the one that
-suits its passes; a model that runs both kinds of pass has both layouts where they pay and memory allows (`Passes`).
-
-A large array of NumPy's lies in huge pages. Its product with five to seven rows takes longer than with eight, and with
-three than with four, so rows are filled up to a multiple of four. Two rows are multiplied one by one, and up to seven
-with a small matrix, which stays in the cache. NumPy computes on one core (`session.devices.set_threads`), so with more
-threads, and for number formats that NumPy lacks, a large weight is given to oneDNN in any case. A call of oneDNN costs
-some 13 µs before it begins, which is too much for small matrices. A weight in one layout is in memory once, unless it
-is an embedding too, whose rows cannot be read from oneDNN's blocks.
+be read. With one thread, and for small weights with any number, kernels that Numba has compiled read the weights as
+they are stored (`kernels.host`). Prompts and large batches are multiplied by torch with the same memory. With several
+threads, without Numba, and for bfloat16 where the CPU has it, a large weight is given to oneDNN in its own blocked
+layout. A call of oneDNN costs some 13 µs before it begins, which is too much for small matrices. A weight is in memory
+once, unless it is an embedding too, whose rows cannot be read from oneDNN's blocks.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -27,31 +18,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..kernels import host
 from ..types.coded import CodedWeight
 from ..types.shards import WHOLE, Shard
 
 MIN_PACKED_ELEMENTS = 1 << 17
-MIN_ROWS_OF_SMALL, MIN_ROWS_OF_LARGE = 8, 3  # from which on one product of all rows is faster than one of each
-FULL_ROWS = 4  # of the tiles that a product of several rows is made of
-# [out, in] as stored; [in, out]; oneDNN's own; columns and blocks; the numbers of the checkpoint; 8-bit integers in
-# oneDNN's own
-ROWS, COLUMNS, BLOCKS, BOTH, CODED, INT8 = "rows", "columns", "blocks", "columns and blocks", "coded", "int8"
-LEAST_GAIN = 0.1
-"""The share of the time of a pass of one row and one of four that a second layout must save."""
+# As stored, for torch, and for compiled kernels too; oneDNN's own; the numbers of the checkpoint; 8-bit integers in
+# oneDNN's own.
+ROWS, COMPILED, BLOCKS, CODED, INT8 = "rows", "compiled", "blocks", "coded", "int8"
 
 
-class Passes(NamedTuple):
-    """Which passes a model runs while requests decode, and whether its large weights may be in memory twice for them.
+class HostProduct(NamedTuple):
+    """What the kernels of a CPU multiply with: a weight [out, in] as it is stored, scales and a bias [out], empty if
+    there are none."""
 
-    A verify pass has several rows, a draft step of one request a single one; plain decoding has a row per request.
-    """
-
-    single: bool = True
-    several: bool = True
-    may_double: bool = False
-
-
-ANY_PASSES = Passes()
+    weight: np.ndarray
+    scales: np.ndarray
+    bias: np.ndarray
 
 
 class WeightProduct(Protocol):
@@ -75,7 +58,7 @@ class Projection:
     `exchange` makes the whole output of this rank's part, before the bias is added; None: the product is whole."""
 
     __slots__ = (
-        "_bias", "_columns", "_exchange", "_late_bias", "_multiply", "_product", "_weight", "coded", "layout",
+        "_bias", "_exchange", "_late_bias", "_multiply", "_product", "_weight", "coded", "compiled", "layout",
     )  # fmt: skip
 
     def __init__(
@@ -91,19 +74,17 @@ class Projection:
         self._late_bias = None if exchange is None else bias
         self._product = product  # with stored numbers; None: the weight is never kept in them
         self._multiply: Callable[[Tensor], Tensor] | None = None  # with blocks, and with stored numbers
-        self._columns: tuple[np.ndarray, np.ndarray | None] | None = None
+        self.compiled: HostProduct | None = None
         self.coded: CodedWeight | None = None
         self.layout = ""  # once it is laid out for inference; the weight stays as it is from then on
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._takes_columns(len(x)):
-            return torch.from_numpy(self.on_host(x.numpy()))
-        out = F.linear(x, self._weight, self._bias) if self._multiply is None else self._multiply(x)
+        if self.compiled is not None and len(x) <= host.MAX_TOKENS:
+            out = x.new_empty(len(x), len(self.compiled.weight))
+            host.multiply(x.detach().contiguous().numpy(), *self.compiled, False, out.numpy())
+        else:
+            out = F.linear(x, self._weight, self._bias) if self._multiply is None else self._multiply(x)
         return out if self._exchange is None else self._exchanged(out)
-
-    def _takes_columns(self, num_rows: int) -> bool:
-        """Return whether a product of this many rows is made with columns: all are, unless there are blocks too."""
-        return self._columns is not None and (self._multiply is None or num_rows < MIN_ROWS_OF_LARGE)
 
     def _exchanged(self, out: Tensor) -> Tensor:
         assert self._exchange is not None
@@ -111,8 +92,9 @@ class Projection:
         return out if self._late_bias is None else out + self._late_bias
 
     @property
-    def is_packed(self) -> bool:
-        return bool(self.layout)
+    def is_whole(self) -> bool:
+        """Whether the product is that of the whole matrix, not a rank's part of it."""
+        return self._exchange is None
 
     @property
     def parameter(self) -> Tensor:
@@ -127,42 +109,21 @@ class Projection:
         else:
             self._multiply = lambda x: product(x, coded) + bias
 
-    def on_host(self, x: np.ndarray) -> np.ndarray:
-        """Return the same for an array, a new one that is the caller's."""
-        if not self._takes_columns(len(x)):
-            return self(torch.from_numpy(x)).detach().numpy()
-        assert self._columns is not None
-        weight, bias = self._columns
-        n, is_large = x.shape[0], weight.size >= MIN_PACKED_ELEMENTS
-        if 1 < n < (MIN_ROWS_OF_LARGE if is_large else MIN_ROWS_OF_SMALL):
-            out = np.matmul(x[:, None], weight)[:, 0]  # row by row
-        elif is_large and n > 1 and n % FULL_ROWS:
-            filled = np.zeros((n + -n % FULL_ROWS, x.shape[1]), x.dtype)
-            filled[:n] = x
-            out = np.matmul(filled, weight)[:n]
-        else:
-            out = np.matmul(x, weight)
-        if bias is not None:
-            out += bias
-        return out if self._exchange is None else self._exchanged(torch.from_numpy(out)).numpy()
-
-    def pack(self, passes: Passes, keep: bool = False, in_int8: bool = False) -> None:
-        """Lay the weight out as suits its size and dtype, the number of threads and the passes, or, if it is large, in
-        8-bit integers. In columns the parameter is a view of them; of the other layouts nothing but its shape is left,
-        unless `keep`."""
+    def pack(self, keep: bool = False, in_int8: bool = False) -> None:
+        """Lay the weight out as suits its size and dtype and the number of threads, or, if it is large, in 8-bit
+        integers. Of blocks and integers nothing but the parameter's shape is left, unless `keep`."""
         weight = self._weight.detach()
         if self.layout or weight.device.type != "cpu":
             return
-        self.layout = INT8 if in_int8 and weight.numel() >= MIN_PACKED_ELEMENTS else layout_for(weight, passes)
+        self.layout = INT8 if in_int8 and weight.numel() >= MIN_PACKED_ELEMENTS else layout_for(weight)
         bias = None if self._bias is None else self._bias.detach()
-        if self.layout in (BLOCKS, BOTH, INT8):
+        if self.layout == COMPILED:
+            nothing = np.zeros(0, weight.numpy().dtype)
+            self.compiled = HostProduct(weight.numpy(), nothing, nothing if bias is None else bias.numpy())
+        elif self.layout in (BLOCKS, INT8):
             self._multiply = (in_integers if self.layout == INT8 else in_blocks)(weight, bias)
-        if self.layout in (COLUMNS, BOTH):
-            columns = np.empty(weight.t().shape, weight.numpy().dtype)
-            self._columns = columns, None if bias is None else bias.numpy()
-            self._weight.data = torch.from_numpy(columns).copy_(weight.t()).t()
-        elif self.layout in (BLOCKS, INT8) and not keep:
-            self._weight.data = torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape)
+            if not keep:
+                self._weight.data = torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape)
 
 
 class Embedding:
@@ -186,15 +147,13 @@ class Embedding:
         return self._shard.total(own.masked_fill(elsewhere.unsqueeze(-1), 0.0))
 
 
-def layout_for(weight: Tensor, passes: Passes) -> str:
-    """Return the layout for a weight [out, in] of a model that runs `passes`, on this machine."""
+def layout_for(weight: Tensor) -> str:
+    """Return the layout for a weight [out, in] on this machine."""
     is_small = weight.numel() < MIN_PACKED_ELEMENTS
-    can_be_blocks = not is_small and has_blocks(weight.dtype)
-    if weight.dtype in (torch.float32, torch.float64) and (is_small or torch.get_num_threads() == 1):
-        if not can_be_blocks:
-            return COLUMNS
-        return fastest_layout(passes, layout_seconds() if _given is None else _given)
-    return BLOCKS if can_be_blocks else ROWS
+    is_compiled = host.HAS_NUMBA and weight.dtype in (torch.float32, torch.float64)
+    if is_compiled and (is_small or torch.get_num_threads() == 1):
+        return COMPILED
+    return BLOCKS if not is_small and has_blocks(weight.dtype) else ROWS
 
 
 def in_blocks(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
@@ -235,68 +194,6 @@ def has_integers() -> bool:
     return torch.backends.mkldnn.is_available() and is_there and torch.cpu._is_vnni_supported()
 
 
-LayoutSeconds = Mapping[str, tuple[float, float]]
-"""Layout -> processor seconds of a pass of one row, and of one of four."""
-
-
-@cache
-def layout_seconds() -> LayoutSeconds:
-    """Return the processor seconds of one thread with columns and with blocks, in float32.
-
-    Times products with 64 MiB of weights, so that they come from memory and not from a cache. The same answer holds
-    for the whole process, so that all its models that run the same passes round alike.
-    """
-    with torch.inference_mode():
-        columns = [np.ones(_TIMED_SHAPE, np.float32) for _ in range(_TIMED_WEIGHTS)]
-        as_columns = _seconds([partial(_by_columns, w) for w in columns])
-        del columns
-        return {
-            COLUMNS: as_columns,
-            BLOCKS: _seconds([in_blocks(torch.ones(_TIMED_SHAPE)) for _ in range(_TIMED_WEIGHTS)]),
-        }
-
-
-def fastest_layout(passes: Passes, seconds: LayoutSeconds) -> str:
-    """Return the layout in which a large weight takes the passes of a model least time. A model that runs both kinds
-    of pass runs as many of one as of the other."""
-    if passes.single != passes.several:
-        return min(seconds, key=lambda layout: seconds[layout][0 if passes.single else 1])
-    best = min(seconds, key=lambda layout: sum(seconds[layout]))
-    of_both = seconds[COLUMNS][0] + seconds[BLOCKS][1]
-    return BOTH if passes.may_double and of_both < (1 - LEAST_GAIN) * sum(seconds[best]) else best
-
-
-_TIMED_SHAPE, _TIMED_WEIGHTS, _TIMED_TURNS = (2048, 2048), 4, 3
-
-
-def _by_columns(weight: np.ndarray, x: Tensor) -> object:
-    return np.matmul(x.numpy(), weight)
-
-
-def _seconds(products: Sequence[Callable[[Tensor], object]]) -> tuple[float, float]:
-    """Return the processor seconds of one row and of four rows with every weight, each the best of some turns."""
-
-    def best(num_rows: int) -> float:
-        x, least = torch.ones(num_rows, _TIMED_SHAPE[1]), float("inf")
-        for _ in range(_TIMED_TURNS):
-            begin = time.thread_time()
-            for product in products:
-                product(x)
-            least = min(least, time.thread_time() - begin)
-        return least
-
-    return best(1), best(FULL_ROWS)
-
-
-_given: LayoutSeconds | None = None  # by another process
-
-
-def take_layout_seconds(seconds: LayoutSeconds) -> None:
-    """Lay large weights out by what another process has measured (`layout_seconds`), so that both round alike."""
-    global _given
-    _given = seconds
-
-
 def has_blocks(dtype: torch.dtype) -> bool:
     """Return whether oneDNN multiplies weights of this dtype in blocks here:
     a build may lack the operators, a CPU those for bfloat16."""
@@ -315,10 +212,10 @@ def is_native(dtype: torch.dtype) -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def pack_projections(model: nn.Module, passes: Passes = ANY_PASSES, *, in_int8: bool = False) -> None:
+def pack_projections(model: nn.Module, in_int8: bool = False) -> None:
     """Make the model's products fast on a CPU, for inference only: its weights can neither be changed nor saved
     afterwards. What is laid out already stays. `in_int8`: large ones are rounded to 8-bit integers."""
     embeddings = {id(module.embed_weight) for module in model.modules() if hasattr(module, "embed_weight")}
     for module in model.modules():
         for projection in getattr(module, "projections", ()):
-            projection.pack(passes, id(projection._weight) in embeddings, in_int8)
+            projection.pack(id(projection._weight) in embeddings, in_int8)

@@ -30,7 +30,6 @@ from ...observe.children.cores import idle_cores
 from ...observe.children.wire import Wire
 from ..executor.executor import TorchExecutor
 from ..executor.graphs import CaptureBounds
-from ..models.projection import BLOCKS, COLUMNS, layout_seconds, take_layout_seconds
 from ..models.stored.tensor_files import list_tensors
 from ..types.shards import EXCHANGES, ExchangeFailed
 from .link import FOR_EVER, InjectedLinkFaults, LinkNews, PageParcel, PeerLink, connect, links
@@ -92,17 +91,6 @@ class Rank:
         os._exit(0)
 
     # -- for the job ------------------------------------------------------------------------------------------------
-
-    def agree(self, device: str, dtype: torch.dtype) -> None:
-        """Lay weights out as rank 0 does: whole drafts must round alike on all ranks."""
-        if device == "cpu":
-            measured = torch.zeros(4, dtype=torch.float64)
-            if self.number == 0 and dtype is torch.float32:
-                found = layout_seconds()
-                measured[:] = torch.tensor([*found[COLUMNS], *found[BLOCKS]])
-            dist.broadcast(measured, group=EXCHANGES.group, group_src=0)
-            single, several, single_blocks, several_blocks = measured.tolist()
-            take_layout_seconds({COLUMNS: (single, several), BLOCKS: (single_blocks, several_blocks)})
 
     def answer(self, word: str, **values: Any) -> None:
         self._control.send_soon({"say": word, "session": self._session, **values})

@@ -56,9 +56,7 @@ def set_threads(device: str, threads: int | None, target: ModelConfig, weight_by
     own choice, at most the cores that are idle. More threads than that wait for each other: two for a model of 135 M
     parameters, on two busy cores, took 23.9 s of processor time where one took 5.3.
 
-    NumPy computes with one: it does small products alone (`ops.host_ops`), and its pool waits for every thread even if
-    another process has the core. On a busy machine a pass over 16 layers of 0.7 MB, 8 tokens, then took 65 ms instead
-    of 9.
+    NumPy computes with one: its pool waits for every thread even if another process has the core.
     """
     import torch
 

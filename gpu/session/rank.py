@@ -37,7 +37,6 @@ class SessionJob(RankJob):
         rank = self._rank
         forward_lines(order["log_level"] if rank.number == 0 else None, rank.send_line)
         plan = _plan_of(order)
-        rank.agree(plan.device, plan.dtype)
         _, executor, plan = load_engine(plan, Tokenizer.load(plan.options.model), lambda spec: [])
         rank.executors[OWN] = executor
         rank.pages = PageTensors(executor, plan.spec.config.page_size)

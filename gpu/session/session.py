@@ -19,7 +19,7 @@ from ..types.session_options import INT8, RING, SessionOptions
 from .devices import QuantizedChoice, keeps_quantized
 from .grammar import grammars_of
 from .loop import DecodeLoop, DeliverySink, all_of
-from .memory import NotEnoughMemory, free_bytes
+from .memory import NotEnoughMemory
 from .plan import SessionPlan, plan_session
 from .text import Tokenizer
 from .text_session import SessionStats, TextDelta, TextSession, numbers_of
@@ -196,38 +196,17 @@ def _make_matcher(tokenizer: Tokenizer, vocab_size: int, grammar: Grammar) -> Ma
 def load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None]:
     """Load the target and its draft, and lay their weights out for the passes of the session."""
     models = _load_models(plan, ops)
-    steps = plan.spec.adaptive.candidate_steps if plan.algorithm.is_speculative else (0,)
-    has_drafts, max_running = steps[-1] > 0, plan.spec.config.max_running
-    single, several = steps[0] == 0, has_drafts or max_running > 1
-    lay_out_models(plan.options, *models, kv_bytes=plan.kv_bytes, single=single, several=several)
+    lay_out_models(plan.options, *models)
     return models
 
 
-def lay_out_models(
-    options: QuantizedChoice,
-    target: Decoder,
-    draft: DraftModel | None,
-    *,
-    kv_bytes: int,
-    single: bool,
-    several: bool,
-) -> None:
-    """Lay the weights out on a CPU, or round large matrices to 8-bit integers if the options say so.
+def lay_out_models(options: QuantizedChoice, target: Decoder, draft: DraftModel | None) -> None:
+    """Lay the weights out on a CPU, or round large matrices to 8-bit integers if the options say so."""
+    from ..models.projection import pack_projections
 
-    `single`, `several`: whether the target decodes one row in a pass, and several. The draft does both. Weights lie in
-    two layouts only if a quarter of the memory that is free beside the KV holds the second, and only in one process:
-    ranks must round alike, whatever each of them finds free.
-    """
-    from ..models.projection import Passes, pack_projections
-
-    if target.device.type != "cpu":
-        return
-    models = [target] if draft is None else [target, draft]
-    spare = free_bytes("cpu") - kv_bytes
-    may_double = options.tensor_parallel == 1 and sum(model.weight_bytes for model in models) < spare / 4
-    for model in models:
-        passes = Passes(single, several, may_double) if model is target else Passes(may_double=may_double)
-        pack_projections(model, passes, in_int8=options.quantized == INT8)
+    for model in (target, draft):
+        if model is not None:
+            pack_projections(model, in_int8=options.quantized == INT8)
 
 
 def _load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | None]:

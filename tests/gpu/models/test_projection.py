@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from family_shapes import SHAPES
 from foredraft.core.errors import ConfigError
+from foredraft.gpu.kernels import host
 from foredraft.gpu.models import projection
 from foredraft.gpu.models.checkpoint import random_weights
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.projection import (
-    ANY_PASSES,
     BLOCKS,
-    BOTH,
-    COLUMNS,
+    COMPILED,
     INT8,
     ROWS,
-    Passes,
-    fastest_layout,
     has_blocks,
     has_integers,
     in_integers,
     layout_for,
     pack_projections,
 )
-from foredraft.gpu.ops.host_ops import HOST_DTYPES
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.session.devices import check_kernels, resolve_dtype
 from foredraft.gpu.tiny.dense import DenseAttention
@@ -40,9 +35,8 @@ def tokens_of(n: int, seed: int = 0) -> torch.Tensor:
 LAYOUTS = [
     (dtype, layout)
     for dtype in (torch.float32, torch.bfloat16, torch.float64)
-    for layout in (ROWS, COLUMNS, BLOCKS, BOTH)
-    if (layout not in (BLOCKS, BOTH) or has_blocks(dtype))
-    and (layout not in (COLUMNS, BOTH) or dtype != torch.bfloat16)
+    for layout in (ROWS, COMPILED, BLOCKS)
+    if (layout != BLOCKS or has_blocks(dtype)) and (layout != COMPILED or (dtype != torch.bfloat16 and host.HAS_NUMBA))
 ]
 
 
@@ -60,11 +54,11 @@ def test_packed_weights_change_the_speed_only(dtype: torch.dtype, layout: str, m
     for model in small, packed:
         owned = [p for module in model.modules() for p in getattr(module, "projections", ())]
         assert len(owned) == 3 * 2 + 2 + 1, "attention twice a layer, the one dense MLP, the LM head"
-        expected = layout if model is packed else ROWS if dtype is torch.bfloat16 else COLUMNS
+        small_layout = ROWS if dtype is torch.bfloat16 or not host.HAS_NUMBA else COMPILED
+        expected = layout if model is packed else small_layout
         assert {p.layout for p in owned} == {expected}
         for p in owned:
             assert bool(p._weight.isnan().all()) == (expected == BLOCKS), "a weight is in memory once"
-            assert expected not in (COLUMNS, BOTH) or np.shares_memory(p._weight.numpy(), p._columns[0])
         assert model.weight_bytes == plain.weight_bytes
     tolerance = {} if dtype is not torch.bfloat16 else {"rtol": 0.05, "atol": 0.05}
     for n in (1, 2, 3, 5, 40):
@@ -74,45 +68,6 @@ def test_packed_weights_change_the_speed_only(dtype: torch.dtype, layout: str, m
             out = model(tokens, DenseAttention([n])).hidden
             torch.testing.assert_close(out, expected, **tolerance)
             torch.testing.assert_close(model.logits(out), plain.logits(expected), **tolerance)
-
-
-IN_COLUMNS, IN_BLOCKS = {COLUMNS: (1.0, 2.0), BLOCKS: (2.0, 3.0)}, {COLUMNS: (2.0, 3.0), BLOCKS: (1.0, 2.0)}
-EACH_ONE, ALMOST_EQUAL = {COLUMNS: (1.0, 2.3), BLOCKS: (1.5, 1.9)}, {COLUMNS: (1.0, 2.3), BLOCKS: (1.5, 2.2)}
-SINGLE, SEVERAL, TWICE = Passes(several=False), Passes(single=False), Passes(may_double=True)
-
-
-@pytest.mark.parametrize(
-    ("passes", "expected"),  # with the seconds above, in their order
-    [
-        (SINGLE, (COLUMNS, BLOCKS, COLUMNS, COLUMNS)),
-        (SEVERAL, (COLUMNS, BLOCKS, BLOCKS, BLOCKS)),
-        (ANY_PASSES, (COLUMNS, BLOCKS, COLUMNS, COLUMNS)),
-        (TWICE, (COLUMNS, BLOCKS, BOTH, COLUMNS)),
-        (TWICE._replace(single=False), (COLUMNS, BLOCKS, BLOCKS, BLOCKS)),
-    ],
-)
-def test_a_layout_suits_the_passes_that_a_model_runs(passes: Passes, expected: tuple[str, ...]):
-    seconds = IN_COLUMNS, IN_BLOCKS, EACH_ONE, ALMOST_EQUAL
-    assert tuple(fastest_layout(passes, one) for one in seconds) == expected
-
-
-@pytest.mark.parametrize(("seconds", "faster"), [(IN_BLOCKS, BLOCKS), (IN_COLUMNS, COLUMNS)])
-def test_large_weights_lie_as_is_faster_on_this_machine(seconds, faster: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(projection, "layout_seconds", lambda: seconds)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    large, small = torch.ones(512, 512), torch.ones(8, 512)
-    has = has_blocks(torch.float32)
-    assert layout_for(large, ANY_PASSES) == (faster if has else COLUMNS)
-    assert layout_for(small, ANY_PASSES) == layout_for(large.double(), ANY_PASSES) == COLUMNS, "never timed"
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert layout_for(large, ANY_PASSES) == (BLOCKS if has else ROWS), "NumPy computes with one thread"
-
-
-@pytest.mark.skipif(not has_blocks(torch.float32), reason="this build of torch has no oneDNN blocks")
-def test_both_layouts_are_timed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(projection, "_TIMED_SHAPE", (64, 64))
-    found = projection.layout_seconds.__wrapped__()
-    assert set(found) == {COLUMNS, BLOCKS} and all(seconds > 0 for one in found.values() for seconds in one)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -146,7 +101,7 @@ def test_other_dtypes_are_the_models_own_and_unknown_ones_are_refused():
         resolve_dtype("float33", small, "cpu")
 
 
-@pytest.mark.parametrize("layout", [COLUMNS, BLOCKS, BOTH])
+@pytest.mark.parametrize("layout", [BLOCKS, *([COMPILED] if host.HAS_NUMBA else [])])
 @torch.no_grad()
 def test_tied_embeddings_are_read_beside_the_packed_head(layout: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(projection, "layout_for", lambda *_: layout)
@@ -159,17 +114,19 @@ def test_tied_embeddings_are_read_beside_the_packed_head(layout: str, monkeypatc
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_large_weights_lie_in_columns_for_one_core_only(threads: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(projection, "layout_seconds", lambda: IN_COLUMNS)
+@pytest.mark.parametrize("is_there", [True, False])
+def test_compiled_kernels_read_large_weights_on_one_core_only(
+    threads: int, is_there: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(host, "HAS_NUMBA", is_there)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(projection, "has_blocks", lambda dtype: dtype is not torch.float64)
-    found = {
-        d: [layout_for(torch.empty(n, 128, dtype=d), ANY_PASSES) for n in (1023, 1024)]
-        for d in (*HOST_DTYPES, torch.bfloat16)
-    }
+    dtypes = torch.float32, torch.float64, torch.bfloat16
+    found = {d: [layout_for(torch.empty(n, 128, dtype=d)) for n in (1023, 1024)] for d in dtypes}
+    on_one, small = is_there and threads == 1, COMPILED if is_there else ROWS
     assert found == {
-        torch.float32: [COLUMNS, COLUMNS if threads == 1 else BLOCKS],
-        torch.float64: [COLUMNS, COLUMNS if threads == 1 else ROWS],
+        torch.float32: [small, COMPILED if on_one else BLOCKS],
+        torch.float64: [small, COMPILED if on_one else ROWS],
         torch.bfloat16: [ROWS, BLOCKS],
     }
 

@@ -1,0 +1,290 @@
+"""Kernels of a CPU for a few tokens, compiled by Numba where it is installed, each for one thread.
+
+Decoding multiplies a few rows with every matrix, which takes as long as the matrices take to be read; what is lost
+beside is the overhead of calls. So a layer is six calls of these kernels: norm and product, rotation, attention,
+product and sum, norm and product, gate and product. Weights lie as they are stored, [out, in]; bfloat16 and 8-bit
+integers are widened in registers.
+
+Numba keeps what it has compiled in `__pycache__` beside this file, or in the user's cache if that is read-only. Sums
+may be in another order than written; nothing else of IEEE arithmetic is relaxed, so NaN stays NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+try:
+    import numba
+    from numba.extending import overload
+except ImportError:  # a machine that only uses its GPU may lack it
+    numba = None
+
+HAS_NUMBA = numba is not None
+MAX_TOKENS = 32
+"""Of a pass that runs in these kernels. More rows are multiplied faster by a library of matrix products."""
+
+FORMULAS = {"fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a kernel when it is called first. Without Numba it stays a function that no path calls."""
+    if numba is None:
+        return function
+    kernel: Callable[..., Any] = numba.njit(function, cache=True, nogil=True, **FORMULAS)
+    return kernel
+
+
+def _exponential(x):
+    raise AssertionError("only called from kernels")
+
+
+def _wide(value):
+    raise AssertionError("only called from kernels")
+
+
+def _of_bfloat16(value):
+    return np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
+
+
+def _single_exponential(x):
+    """e^x in float32 to about one unit in the last place, in operations that run on whole vectors; the C library has
+    one number at a time. The method of Cephes' expf: e^x = 2^n · e^r with |r| ≤ ln(2) / 2. Beyond what float32 holds,
+    the nearest that it holds."""
+    x = np.float32(-87.0) if x < np.float32(-87.0) else x
+    x = np.float32(88.0) if x > np.float32(88.0) else x
+    power = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    r = x - power * np.float32(0.693359375) + power * np.float32(2.12194440e-4)  # ln(2) in two parts
+    total = np.float32(1.9875691500e-4)
+    total = total * r + np.float32(1.3981999507e-3)
+    total = total * r + np.float32(8.3334519073e-3)
+    total = total * r + np.float32(4.1665795894e-2)
+    total = total * r + np.float32(1.6666665459e-1)
+    total = total * r + np.float32(5.0000001201e-1)
+    total = total * r * r + r + np.float32(1.0)
+    exponent = np.int32(min(max(power, np.float32(-126.0)), np.float32(127.0))) + np.int32(127)  # also of NaN
+    return total * np.int32(exponent << 23).view(np.float32)
+
+
+if numba is not None:
+
+    @overload(_wide, jit_options=FORMULAS, inline="always")
+    def _wide_of(value):
+        if value == numba.types.uint16:
+            return _of_bfloat16
+        if value == numba.types.int8:
+            return lambda value: np.float32(value)
+        return lambda value: value
+
+    @overload(_exponential, jit_options=FORMULAS, inline="always")
+    def _exponential_of(x):
+        if x == numba.types.float32:
+            return _single_exponential
+        return lambda x: math.exp(x)
+
+
+@compiled
+def multiply(x, w, scales, bias, adds, out):
+    """Set out [n, O], or with `adds` increase it by, x [n, I] · (w · scales)ᵀ + bias.
+
+    w [O, I] floats, bfloat16 as uint16, or int8; scales and bias [O] or empty. One row is multiplied with four outputs
+    at a time, four rows with two, which lie far apart: memory is read faster in several streams.
+    """
+    n, num_outputs = x.shape[0], w.shape[0]
+    apart = num_outputs // (4 if n == 1 else 2)
+    last = apart * (4 if n == 1 else 2)
+    for o in range(apart):
+        if n == 1:
+            totals = four_outputs(x, w, o, apart)
+            for part in range(4):
+                store(out, 0, o + part * apart, totals[part], scales, bias, adds)
+            continue
+        for r in range(0, n, 4):
+            totals = four_rows(x, w, o, o + apart, r)
+            for part in range(8):
+                if r + part // 2 < n:
+                    store(out, r + part // 2, o + part % 2 * apart, totals[part], scales, bias, adds)
+    for o in range(last, num_outputs):
+        for r in range(n):
+            total = x.dtype.type(0)
+            for i in range(x.shape[1]):
+                total += _wide(w[o, i]) * x[r, i]
+            store(out, r, o, total, scales, bias, adds)
+
+
+@compiled
+def four_outputs(x, w, o, apart):
+    """Return the products of row 0 with outputs o, o + apart, …"""
+    a = b = c = d = x.dtype.type(0)
+    for i in range(x.shape[1]):
+        value = x[0, i]
+        a += _wide(w[o, i]) * value
+        b += _wide(w[o + apart, i]) * value
+        c += _wide(w[o + 2 * apart, i]) * value
+        d += _wide(w[o + 3 * apart, i]) * value
+    return a, b, c, d
+
+
+@compiled
+def four_rows(x, w, o, p, r):
+    """Return the products of rows r … r + 3 with outputs o and p, row by row; past the end the last row again."""
+    end = x.shape[0] - 1
+    r2, r3, r4 = min(r + 1, end), min(r + 2, end), min(r + 3, end)
+    a1 = a2 = a3 = a4 = b1 = b2 = b3 = b4 = x.dtype.type(0)
+    for i in range(x.shape[1]):
+        a, b = _wide(w[o, i]), _wide(w[p, i])
+        x1, x2, x3, x4 = x[r, i], x[r2, i], x[r3, i], x[r4, i]
+        a1 += a * x1
+        a2 += a * x2
+        a3 += a * x3
+        a4 += a * x4
+        b1 += b * x1
+        b2 += b * x2
+        b3 += b * x3
+        b4 += b * x4
+    return a1, b1, a2, b2, a3, b3, a4, b4
+
+
+@compiled
+def store(out, row, o, total, scales, bias, adds):
+    """Store one output of a product."""
+    if scales.size:
+        total *= scales[o]
+    if bias.size:
+        total += bias[o]
+    if adds:
+        total += out[row, o]
+    out[row, o] = total
+
+
+@compiled
+def norm(x, weight, eps, out):
+    """Set out [n, H] to x [n, H] scaled to unit root mean square, times weight (arXiv 1910.07467)."""
+    n, size = x.shape
+    for r in range(n):
+        squares = x.dtype.type(0)
+        for i in range(size):
+            squares += x[r, i] * x[r, i]
+        scale = x.dtype.type(1) / np.sqrt(squares / x.dtype.type(size) + x.dtype.type(eps))
+        for i in range(size):
+            out[r, i] = x[r, i] * scale * weight[i]
+
+
+@compiled
+def norm_multiply(x, weight, eps, w, scales, bias, out):
+    """Set out [n, O] to the product of the normed x [n, H]."""
+    normed = np.empty_like(x)
+    norm(x, weight, eps, normed)
+    multiply(normed, w, scales, bias, False, out)
+
+
+@compiled
+def gate_multiply(gate_up, w, scales, bias, out):
+    """Increase out [n, O] by the product of silu(gate) · up; gate_up [n, 2 · I], the gate first."""
+    n, width = gate_up.shape[0], gate_up.shape[1] // 2
+    one = gate_up.dtype.type(1)
+    activated = np.empty((n, width), gate_up.dtype)
+    for r in range(n):
+        for i in range(width):
+            gate = gate_up[r, i]
+            activated[r, i] = gate / (one + _exponential(-gate)) * gate_up[r, width + i]
+    multiply(activated, w, scales, bias, True, out)
+
+
+@compiled
+def prepare(qkv, hq, hk, q_norm, k_norm, eps, cos_sin, positions, k_pool, v_pool, slots):
+    """Norm and rotate queries and keys of qkv [n, hq + 2 · hk, d] in place, and write keys and values to `slots`.
+
+    Norms [d] are empty for a layer that has none; `cos_sin` [positions, d] has no rows for one without a rotation.
+    """
+    n, _, d = qkv.shape
+    half = d // 2
+    of = qkv.dtype.type
+    for t in range(n):
+        for h in range(hq + hk):
+            head, weight = qkv[t, h], q_norm if h < hq else k_norm
+            if weight.size:
+                squares = of(0)
+                for i in range(d):
+                    squares += head[i] * head[i]
+                scale = of(1) / np.sqrt(squares / of(d) + of(eps))
+                for i in range(d):
+                    head[i] = head[i] * scale * weight[i]
+            if cos_sin.shape[0]:
+                angles = cos_sin[positions[t]]
+                for i in range(half):
+                    cos, sin, first, second = of(angles[i]), of(angles[half + i]), head[i], head[half + i]
+                    head[i] = first * cos - second * sin
+                    head[half + i] = second * cos + first * sin
+        k_pool[slots[t]] = qkv[t, hq : hq + hk]
+        v_pool[slots[t]] = qkv[t, hq + hk :]
+
+
+@compiled
+def attend(qkv, hq, hk, k_pool, v_pool, table, keys, nodes, window, scale, out):
+    """Attend with every query of qkv [n, hq + 2 · hk, d], prepared, to its keys → out [n, hq · d].
+
+    keys int64 [n, 4]: row, base, tail and number of the keys in the pool, as in `DecodeBatch`. nodes int64 [n, 2]: the
+    first token of the query's row in this pass, and the bits of those from it on that it sees beside them; 0 and
+    `keys[:, 3]` 0 make an output of 0.
+    """
+    n, _, d = qkv.shape
+    of, group = qkv.dtype.type, hq // hk
+    scores = np.empty((group, keys[:, 3].max() + 64), qkv.dtype)
+    places = np.empty(scores.shape[1], np.int64)  # slots, or −1 − token of this pass
+    for t in range(n):
+        count = list_keys(table, keys[t], nodes, t, window, places)
+        for h in range(hk):
+            for j in range(count):
+                key = k_pool[places[j], h] if places[j] >= 0 else qkv[-1 - places[j], hq + h]
+                for g in range(group):
+                    query = qkv[t, h * group + g]
+                    total = of(0)
+                    for i in range(d):
+                        total += query[i] * key[i]
+                    scores[g, j] = total * of(scale)
+            for g in range(group):
+                result = out[t, (h * group + g) * d : (h * group + g + 1) * d]
+                result[:] = of(0)
+                if not count:
+                    continue
+                best = scores[g, 0]
+                for j in range(1, count):
+                    best = max(best, scores[g, j])
+                total = of(0)
+                for j in range(count):
+                    weight = _exponential(scores[g, j] - best)
+                    scores[g, j] = weight
+                    total += weight
+                for j in range(count):
+                    weight = scores[g, j] / total
+                    value = v_pool[places[j], h] if places[j] >= 0 else qkv[-1 - places[j], hq + hk + h]
+                    for i in range(d):
+                        result[i] += weight * value[i]
+
+
+@compiled
+def list_keys(table, keys, nodes, t, window, places):
+    """Set `places` to the keys that query t sees, and return their number."""
+    row, base, tail, end = keys
+    first, bits = nodes[t]
+    depth = 0
+    for node in range(64):
+        depth += (bits >> node) & 1
+    begin = max(0, end + depth - window) if window else 0
+    count = 0
+    for j in range(begin, end):
+        places[count] = table[row, j if j < base else tail + j - base]
+        count += 1
+    for node in range(64):
+        if (bits >> node) & 1:
+            own = 0
+            for other in range(64):
+                own += (nodes[first + node, 1] >> other) & 1
+            if not window or depth - own < window:
+                places[count] = -1 - (first + node)
+                count += 1
+    return count
