@@ -115,9 +115,9 @@ def shapes_of(context: Context) -> Mapping[str, ModelConfig]:
     """Return the shapes of the targets: a plain one, one with sliding windows, one with recurrent layers."""
     shape = shape_of(context)
     d = shape.head_dim
-    windows = {"window": 24 if context.on_gpu else 6, "windowed_layers": (0, 2), "qk_norm": True}
+    windows: dict[str, Any] = {"window": 24 if context.on_gpu else 6, "windowed_layers": (0, 2), "qk_norm": True}
     state = StateShape(heads=4, key_heads=2, key_dim=d, value_dim=d, kernel=4)
-    recurrent = {"state": state, "recurrent_layers": (0, 2), "output_gate": True, "qk_norm": True}
+    recurrent: dict[str, Any] = {"state": state, "recurrent_layers": (0, 2), "output_gate": True, "qk_norm": True}
     return {
         "target": shape,
         "windows": replace(shape, architecture=architecture_of("olmo3"), **windows),

@@ -137,9 +137,8 @@ class ServerProfile:
         return 1 - reserved * MIB / gpu.memory_bytes
 
 
-_WIDE_GRAPHS = "B200", "B300", "GB200", "GB300", "MI355X"
-"""Devices for which vLLM captures up to 1,024 tokens: Blackwell of data centers. On MI355X its rule says 512, but in
-its pull 52362 passes of 1,024 tokens take as long as captured ones (assumption: these were asked for)."""
+_WIDE_GRAPHS = "B200", "B300", "GB200", "GB300"
+"""Devices for which vLLM captures up to 1,024 tokens: Blackwell of data centers."""
 _SGLANG = (
     Defaults(0, 2048, 2048, (8, 8)),
     Defaults(20, 2048, 2048, (24, 80)),
