@@ -11,6 +11,7 @@ once, unless it is an embedding too, whose rows cannot be read from oneDNN's blo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -23,8 +24,7 @@ from ..types.coded import CodedWeight
 from ..types.shards import WHOLE, Shard
 
 MIN_PACKED_ELEMENTS = 1 << 17
-# As stored, for torch, and for compiled kernels too; oneDNN's own; the numbers of the checkpoint; 8-bit integers in
-# oneDNN's own.
+# As stored, for torch, and for compiled kernels too; oneDNN's own; the numbers of the checkpoint; 8-bit integers.
 ROWS, COMPILED, BLOCKS, CODED, INT8 = "rows", "compiled", "blocks", "coded", "int8"
 
 
@@ -35,6 +35,11 @@ class HostProduct(NamedTuple):
     weight: np.ndarray
     scales: np.ndarray
     bias: np.ndarray
+
+    @classmethod
+    def of(cls, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> HostProduct:
+        nothing = np.zeros(0, (weight if scales is None else scales).numpy().dtype)
+        return cls(weight.numpy(), *(nothing if one is None else one.numpy() for one in (scales, bias)))
 
 
 class WeightProduct(Protocol):
@@ -118,12 +123,18 @@ class Projection:
         self.layout = INT8 if in_int8 and weight.numel() >= MIN_PACKED_ELEMENTS else layout_for(weight)
         bias = None if self._bias is None else self._bias.detach()
         if self.layout == COMPILED:
-            nothing = np.zeros(0, weight.numpy().dtype)
-            self.compiled = HostProduct(weight.numpy(), nothing, nothing if bias is None else bias.numpy())
-        elif self.layout in (BLOCKS, INT8):
-            self._multiply = (in_integers if self.layout == INT8 else in_blocks)(weight, bias)
-            if not keep:
-                self._weight.data = torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape)
+            self.compiled = HostProduct.of(weight, None, bias)
+        elif self.layout == INT8:
+            integers, scales = rounded(weight)
+            if has_fast_integers():
+                self._multiply = in_integers(integers, scales, bias)
+            else:
+                self.compiled = HostProduct.of(integers, scales, bias)
+                self._multiply = partial(_of_many_rows, integers, scales, bias)
+        elif self.layout == BLOCKS:
+            self._multiply = in_blocks(weight, bias)
+        if self.layout in (BLOCKS, INT8) and not keep:
+            self._weight.data = torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape)
 
 
 class Embedding:
@@ -162,14 +173,24 @@ def in_blocks(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], 
     return lambda x: multiply(x, packed, bias, "none", [], "")
 
 
-def in_integers(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """Return the product x [n, in] → x · weightᵀ + bias with the weight [out, in], float32, as 8-bit integers.
-
-    Each output has a scale, and so has each row of x, which is rounded to 8 bits too. Sums are exact integers, so a
-    row's result does not depend on other rows. A row with a number that is not finite becomes NaN.
-    """
+def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a weight [out, in] in float32 as int8 [out, in], and what they are multiplied by, float32 [out]."""
     scales = (weight.abs().amax(1) / 127).clamp_min_(_LEAST_SCALE)
-    integers = (weight / scales.unsqueeze(1)).round_().to(torch.int8)
+    return (weight / scales.unsqueeze(1)).round_().to(torch.int8), scales
+
+
+def _of_many_rows(integers: Tensor, scales: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    """Multiply the rows of a prompt with a rounded weight, which is widened for it."""
+    out = F.linear(x, integers.to(x.dtype)).mul_(scales)
+    return out if bias is None else out.add_(bias)
+
+
+def in_integers(integers: Tensor, scales: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """Return the product x [n, in] → x · weightᵀ + bias with a `rounded` weight, whose rows x are rounded, too.
+
+    Each row of x has a scale. Sums are exact integers, so a row's result does not depend on other rows. A row with a
+    number that is not finite becomes NaN.
+    """
     packed, multiply = torch.ops.onednn.qlinear_prepack(integers, None), torch.ops.onednn.qlinear_pointwise.default
     zeros = torch.zeros(len(scales), dtype=torch.int64)
 
@@ -185,6 +206,12 @@ def in_integers(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor]
 
 
 _LEAST_SCALE = torch.finfo(torch.float32).tiny
+
+
+def has_fast_integers() -> bool:
+    """Return whether a weight of 8-bit integers is given to oneDNN: where compiled kernels, which have one thread and
+    leave rows as they are, cannot be or are slower, and this CPU and this build of torch can."""
+    return not (host.HAS_NUMBA and torch.get_num_threads() == 1) and has_integers()
 
 
 def has_integers() -> bool:

@@ -115,12 +115,13 @@ def resolve_dtype(name: str, target: ModelConfig, device: str, quantized: str = 
 def _dtype_beside_integers(name: str, device: str) -> torch.dtype:
     import torch
 
+    from ..kernels import host
     from ..models.projection import has_integers
 
     if device != "cpu":
         raise ConfigError.of(ARGUMENTS, "quantized", f"{INT8} is for a CPU; choose {KEEP} or {UNPACK} on {device}")
-    if not has_integers():
-        message = f"{INT8} needs a CPU that multiplies 8-bit integers (VNNI), and a torch with oneDNN"
+    if not (host.HAS_NUMBA or has_integers()):
+        message = f"{INT8} needs Numba (pip install numba), or a CPU that multiplies 8-bit integers (VNNI)"
         raise ConfigError.of(ARGUMENTS, "quantized", message)
     if name not in (AUTO, "float32"):
         raise ConfigError.of(ARGUMENTS, "dtype", f"{name}: with quantized {INT8} everything else is float32")

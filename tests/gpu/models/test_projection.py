@@ -17,11 +17,13 @@ from foredraft.gpu.models.projection import (
     COMPILED,
     INT8,
     ROWS,
+    Projection,
     has_blocks,
     has_integers,
     in_integers,
     layout_for,
     pack_projections,
+    rounded,
 )
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.session.devices import check_kernels, resolve_dtype
@@ -142,13 +144,13 @@ def test_products_of_integers_are_exact_and_each_row_is_rounded_by_itself(shape:
     weight, bias = torch.randn(shape, generator=generator), torch.randn(shape[0], generator=generator)
     weight[0] = 0.0
     x = torch.randn(7, shape[1], generator=generator) * torch.tensor([1e-4, 1.0, 1.0, 3e4, 1.0, 0.0, 1.0]).unsqueeze(1)
-    product = in_integers(weight, bias)
+    product = in_integers(*rounded(weight), bias)
 
-    def rounded(rows: torch.Tensor) -> torch.Tensor:
+    def at_both_sides(rows: torch.Tensor) -> torch.Tensor:
         scales = (rows.abs().amax(1, True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
         return (rows / scales).round().double() * scales.double()
 
-    exact = rounded(x) @ rounded(weight).t() + bias.double()
+    exact = at_both_sides(x) @ at_both_sides(weight).t() + bias.double()
     found = product(x)
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-6)
     assert all(torch.equal(product(x[n : n + 1])[0], found[n]) for n in range(len(x)))
@@ -160,12 +162,12 @@ def test_products_of_integers_are_exact_and_each_row_is_rounded_by_itself(shape:
 def test_the_error_of_integers(record_property):
     weight, x = (torch.randn(n, 768, generator=torch.Generator().manual_seed(n)) for n in (2304, 32))
     exact = x.double() @ weight.t().double()
-    error = (in_integers(weight)(x).double() - exact).norm() / exact.norm()
+    error = (in_integers(*rounded(weight))(x).double() - exact).norm() / exact.norm()
     record_property("note", f"products of 8-bit integers differ from float32 by {error:.2%}")
     assert 0.005 < error < 0.02
 
 
-@needs_integers
+@pytest.mark.skipif(not (host.HAS_NUMBA or has_integers()), reason="neither Numba nor VNNI")
 @torch.no_grad()
 def test_large_weights_become_integers_when_asked_for(monkeypatch: pytest.MonkeyPatch):
     config = ModelConfig(LLAMA, 70, 48, 80, 2, 4, 2, 16, qkv_bias=True, tied_embeddings=True)
@@ -181,6 +183,24 @@ def test_large_weights_become_integers_when_asked_for(monkeypatch: pytest.Monkey
     assert 1e-4 < error < 0.05
 
 
+@pytest.mark.skipif(not host.HAS_NUMBA, reason="Numba is not installed")
+@pytest.mark.parametrize("shape", [(96, 64), (35, 130), (1, 1)])
+@torch.no_grad()
+def test_compiled_products_of_integers_round_the_weights_alone(shape: tuple[int, int], monkeypatch):
+    monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 0)
+    generator = torch.Generator().manual_seed(1)
+    weight, bias = (torch.randn(size, generator=generator) for size in (shape, shape[:1]))
+    integers, scales = rounded(weight)
+    exact = integers.double() * scales.double().unsqueeze(1)
+    product = Projection(torch.nn.Parameter(weight, requires_grad=False), bias)
+    product.pack(in_int8=True)
+    assert product.layout == INT8 and product.parameter.isnan().all()
+    for n in (1, 2, 5, host.MAX_TOKENS + 1):
+        x = torch.randn(n, shape[1], generator=generator)
+        expected = (x.double() @ exact.t() + bias.double()).float()
+        torch.testing.assert_close(product(x), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_integers_are_refused_where_they_cannot_be(monkeypatch: pytest.MonkeyPatch):
     small = ModelConfig(LLAMA, 70, 64, 128, 2, 4, 2, 16, dtype=torch.bfloat16)
     monkeypatch.setattr(projection, "has_integers", lambda: True)
@@ -190,5 +210,8 @@ def test_integers_are_refused_where_they_cannot_be(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match=r"dtype: bfloat16: with quantized int8 everything else is float32"):
         resolve_dtype("bfloat16", small, "cpu", "int8")
     monkeypatch.setattr(projection, "has_integers", lambda: False)
-    with pytest.raises(ConfigError, match=r"quantized: int8 needs a CPU that multiplies 8-bit integers"):
+    monkeypatch.setattr(host, "HAS_NUMBA", True)
+    assert resolve_dtype("auto", small, "cpu", "int8") is torch.float32
+    monkeypatch.setattr(host, "HAS_NUMBA", False)
+    with pytest.raises(ConfigError, match=r"quantized: int8 needs Numba \(pip install numba\), or a CPU that"):
         resolve_dtype("auto", small, "cpu", "int8")

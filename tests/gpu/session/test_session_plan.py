@@ -10,6 +10,7 @@ from foredraft.core.contract.request import Request
 from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.core.prompt import Prompt
 from foredraft.gpu.executor.build import build_executor
+from foredraft.gpu.kernels import host
 from foredraft.gpu.models import projection
 from foredraft.gpu.ops import tilings
 from foredraft.gpu.session import round_cost
@@ -212,7 +213,7 @@ def test_quantized_weights_are_kept_or_unpacked_with_equal_tokens(models, tmp_pa
         plan_session(dataclasses.replace(auto, quantized="kept"))
 
 
-@pytest.mark.skipif(not projection.has_integers(), reason="this CPU or torch does not multiply 8-bit integers")
+@pytest.mark.skipif(not (host.HAS_NUMBA or projection.has_integers()), reason="neither Numba nor VNNI")
 @pytest.mark.parametrize("draft", [None, "STANDALONE", "EAGLE3"])
 def test_sessions_decode_with_integers(models, monkeypatch, draft):
     """The draft's weights are rounded too."""
