@@ -86,6 +86,7 @@ class Suite:
 
     def __init__(self, trial: type[Trial], controls: tuple[str, ...] = ()) -> None:
         self.trial, self.controls = trial, controls
+        self.draws_a_part = False  # of the configurations: see `drawing`
         self.name, self.config, self.capabilities = trial.contract, trial.config_type, trial.capabilities_type
         self.operations, self.quick, self.run_length = trial.operations, trial.quick, trial.run_length
         self.probes: dict[str, tuple[type[Operation], ...]] = {}
@@ -94,10 +95,10 @@ class Suite:
                 self.probes[method.probes] = (*self.probes.get(method.probes, ()), method.kind)
 
     def drawing(self, config: type) -> Suite:
-        """Return the same suite, with configurations that `config.draw` draws. It has no controls: in these
-        configurations they may fail, too."""
+        """Return the same suite, with the part of the configurations that `config.draw` draws. It has no controls: in
+        these configurations they may fail, too."""
         other = copy(self)
-        other.config, other.controls = config, ()
+        other.config, other.controls, other.draws_a_part = config, (), True
         return other
 
     def component(self, make: Callable[[Any], Any], capabilities: Any = None) -> Component:

@@ -145,7 +145,7 @@ class Swarm:
     @property
     def is_restricted(self) -> bool:
         """Whether the subject does not go through all that its capabilities allow."""
-        return bool(self.left_out) or hasattr(self.component.make, "supports")
+        return bool(self.left_out) or hasattr(self.component.make, "supports") or self.component.suite.draws_a_part
 
     def vacuous(self) -> tuple[str, ...]:
         """Return what is enabled but has not happened so far: invariants never evaluated, operations never carried
