@@ -92,7 +92,7 @@ def dense_heads(
         out = heads.forward(tokens, hidden, DenseAttention([len(tokens)]), head)
         hidden = out.hidden
         carried.append(hidden[n - 1])
-        found.append(best(heads.logits(out.logits_hidden[-1]), relayed_topk))
+        found.append(best(heads.logits(out.logits_hidden[-1:])[0], relayed_topk))
     carry = torch.cat(carried[:-1]).numpy() if len(carried) > 1 else np.zeros(heads.hidden_size)
     return DenseRelay(np.concatenate([ids for ids, _ in found]), np.concatenate([p for _, p in found]), carry)
 

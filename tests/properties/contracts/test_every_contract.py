@@ -46,7 +46,8 @@ def test_ours_hold(contract, name, record_property):
     begin = time.process_time()
     report = check(suite_of(contract), make, budget=min(max(OPERATIONS[name] // 8, 200), 5_000), subject=name)
     rate = report.num_operations / (time.process_time() - begin)
-    assert not report.failures and len(report.vacuous) <= 3, report.text()
+    never_came_up = [what for what in report.vacuous if not what.startswith("never used: ")]
+    assert not report.failures and len(never_came_up) <= 3, report.text()
     assert report.ok or contract in MOSTLY, report.text()
     record_property(
         "note", f"{name}: {rate:,.0f} operations per second of processor time, everything recounted after each"
