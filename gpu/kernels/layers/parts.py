@@ -91,7 +91,8 @@ def join_parts(
 ):
     """Return acc [M, D] and total [M] of a tile's parts, in their order.
     As many are loaded at once as fill 64 registers of a thread, half of them beside wide heads' sums."""
-    PARTS: tl.constexpr = 8192 // (BLOCK_M * BLOCK_V) if BLOCK_V <= 128 else 4096 // (BLOCK_M * BLOCK_V)
+    KEPT: tl.constexpr = 8192 if BLOCK_V <= 128 else 4096
+    PARTS: tl.constexpr = KEPT // (BLOCK_M * BLOCK_V) if KEPT > BLOCK_M * BLOCK_V else 1
     channel = tl.arange(0, BLOCK_V)
     acc = tl.zeros((BLOCK_M, BLOCK_V), dtype=tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
