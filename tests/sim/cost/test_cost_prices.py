@@ -126,8 +126,8 @@ class CheapLongPrompts(ForwardCost):
 class FallingRows(RoundCost):
     """A batch of 64 is as fast as one row."""
 
-    def _curve(self, batch_size, shape):
-        return super()._curve(1 if batch_size == 64 else batch_size, shape)
+    def _curve(self, batch_size, shape, num_verified=None):
+        return super()._curve(1 if batch_size == 64 else batch_size, shape, num_verified)
 
 
 @pytest.mark.parametrize(
