@@ -139,32 +139,32 @@ class MultiLayerEagle(Eagle):
         return problems
 
 
-class ParallelEagle(Eagle3):
+class OnePassDrafting(TopKDrafting):
+    """Algorithms that draft all tokens of a round in one pass, behind mask tokens: one candidate for each of them."""
+
+    supports_trees = False
+    simulated_only = True
+
+    def num_relayed_candidates(self, shape: AlgorithmShape) -> int:
+        return max(shape.steps, 1)
+
+
+class ParallelEagle(OnePassDrafting, Eagle3):
     """P-EAGLE: an EAGLE-3 head that drafts all tokens of a round in one pass, behind mask tokens (arXiv
     2602.01469)."""
 
     name = "P_EAGLE"
     draft_form = "P_EAGLE"
     usual_acceptance = "eagle3-llama-chat"
-    supports_trees = False
-    simulated_only = True
-
-    def num_relayed_candidates(self, shape: AlgorithmShape) -> int:
-        return max(shape.steps, 1)
 
 
-class ParallelDraft(Standalone):
+class ParallelDraft(OnePassDrafting, Standalone):
     """PARD: a small language model that drafts all tokens of a round in one pass, behind mask tokens (arXiv
     2504.18583)."""
 
     name = "PARD"
     draft_form = "PARD"
     usual_acceptance = "standalone-llama-chat"
-    supports_trees = False
-    simulated_only = True
-
-    def num_relayed_candidates(self, shape: AlgorithmShape) -> int:
-        return max(shape.steps, 1)
 
 
 class BlockDrafting(SpecAlgorithm):
