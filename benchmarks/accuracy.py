@@ -187,7 +187,7 @@ def error_table(rows: Sequence[ErrorRow]) -> Iterator[str]:
     of = [speed_ups([row for row in lines if row["kernels"] == kernels]).values for kernels in KERNELS]
     yield line("speed-up by drafts", "the model or draft shape", [np.expm1(-values) for values in of])
     late = read_rows("speedups.csv")
-    clients = f"{late[0]['batch_size']} to {late[-1]['batch_size']} clients"
+    clients = f"{late[0]['concurrency']} to {late[-1]['concurrency']} clients"
     ratios = [[float(row[kernels]) / float(row["speedup"]) - 1 for row in late] for kernels in KERNELS]
     yield line(f"speed-up by drafts, {clients}", "nothing", ratios)
     unseen = read_rows("unseen.csv")
@@ -202,14 +202,14 @@ def error_table(rows: Sequence[ErrorRow]) -> Iterator[str]:
 
 def unseen_log(row: Mapping[str, str], kernels: str) -> float:
     """Return the logarithm of simulated over published time per output token of a row of unseen.csv."""
-    published = float(row["tpot_ms"] or 1e3 * int(row["clients"]) / float(row["tokens_per_s"]))
+    published = float(row["tpot_ms"] or 1e3 * int(row["concurrency"]) / float(row["tokens_per_s"]))
     return math.log(float(row[kernels]) / published)
 
 
 def _without_own(rows: Sequence[Mapping[str, str]], values: np.ndarray) -> np.ndarray:
     """Return what is left of logarithms by factors and slopes that were fitted without each row, as `calibrate` has
     them."""
-    power = np.log([int(row["clients"]) for row in rows])
+    power = np.log([int(row["concurrency"]) for row in rows])
     power -= power.mean()
     drafts = np.array([float(row["algorithm"] != "NONE") for row in rows])
     slopes = np.c_[np.ones(len(rows)), power, drafts, drafts * power]

@@ -20,7 +20,7 @@ import csv
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,13 +83,13 @@ class Point:
     server: str
     gpu: str
     model: str
-    weight_dtype: str
     tensor_parallel: int
     concurrency: int
     prompt: int
     output: int
     shortest: float
     longest: float
+    weight_dtype: str = "bf16"  # that of the checkpoint
     text: str = ""
     draft: str = ""
     algorithm: str = "NONE"
@@ -237,23 +237,26 @@ def profile_with(server: str, **times_ns: float) -> Iterator[None]:
         PROFILES[server] = profile
 
 
+READ: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float, "bool": bool}
+
+
+def point_of(row: Mapping[str, str], **values: Any) -> Point:
+    """Return the point of a row whose columns are called as the fields are. `values`: those that the row has not, or
+    not so; a cell that is empty leaves a field at its default."""
+    found = {
+        field.name: READ[str(field.type).removesuffix(" | None")](row[field.name])
+        for field in fields(Point)
+        if row.get(field.name)
+    }
+    return Point(**found | values)
+
+
 def plain_points() -> list[Point]:
     """Return the points of plain.csv, in its order."""
     return [
-        Point(
+        point_of(
+            row,
             dataset=f"{row['model'].split('/')[-1]} {row['weight_dtype']}, {row['gpu']}, {row['server']}",
-            server=row["server"],
-            gpu=row["gpu"],
-            model=row["model"],
-            weight_dtype=row["weight_dtype"],
-            tensor_parallel=int(row["tensor_parallel"]),
-            concurrency=int(row["concurrency"]),
-            prompt=int(row["prompt"]),
-            output=int(row["output"]),
-            shortest=float(row["shortest"]),
-            longest=float(row["longest"]),
-            tpot_ms=float(row["tpot_ms"]),
-            ttft_ms=float(row["ttft_ms"]),
             held_rows=int(row["server_version"] == HELD_ROW),
             static_fraction=STATIC_FRACTIONS.get(row["model"]) if row["server"] == "sglang-0.5" else None,
         )
@@ -263,35 +266,34 @@ def plain_points() -> list[Point]:
 
 def round_points() -> list[Point]:
     """Return the points of rounds.csv, in its order."""
-    points = []
-    for row in read_rows("rounds.csv"):
-        prompt, output = LENGTHS[row["benchmark"]]
-        points.append(
-            Point(
-                dataset=f"{row['checkpoint'] or row['model'].split('/')[-1]}, {row['gpu']}, {row['server']}, "
-                f"{row['batch_size']} clients",
-                server=row["server"],
-                gpu=row["gpu"],
-                model=row["model"],
-                weight_dtype="bf16",
-                tensor_parallel=int(row["tensor_parallel"]),
-                concurrency=int(row["batch_size"]),
-                prompt=prompt,
-                output=output,
-                shortest=0.8,
-                longest=1.2,
-                text=row["benchmark"],
-                draft=row["draft"],
-                algorithm=row["algorithm"],
-                steps=int(row["steps"]),
-                topk=int(row["topk"]),
-                num_draft_tokens=int(row["num_draft_tokens"]),
-                accept_length=float(row["accept_length"]),
-                tokens_per_s=float(row["tokens_per_s"]) if row["tokens_per_s"] else None,
-                tpot_ms=float(row["tpot_ms"]) if row["tpot_ms"] else None,
-            )
+    return [
+        point_of(
+            row,
+            dataset=f"{row['checkpoint'] or row['model'].split('/')[-1]}, {row['gpu']}, {row['server']}, "
+            f"{row['concurrency']} clients",
+            **usual_lengths(row["text"], 0.2),
         )
-    return points
+        for row in read_rows("rounds.csv")
+    ]
+
+
+def usual_lengths(text: str, spread: float) -> dict[str, float]:
+    """Return the lengths of a benchmark's requests, which are apart by `spread` times the mean to both sides."""
+    prompt, output = LENGTHS[text]
+    return {"prompt": prompt, "output": output, "shortest": 1 - spread, "longest": 1 + spread}
+
+
+def unseen_points() -> list[Point]:
+    """Return the points of unseen.csv, in its order.
+
+    Its column `model` is what has the sizes of the model that was served: GLM-5.2 has those of GLM-5, but for the
+    indexer of its attention, which four layers share (not simulated). Of the slow host only a mean output of about
+    1,000 tokens is known: prompts of 300 and a spread of half are assumptions.
+    """
+    return [
+        point_of(row, shortest=1.0 if row["requests"] else 0.5, longest=1.0 if row["requests"] else 1.5)
+        for row in read_rows("unseen.csv")
+    ]
 
 
 class SpeedUp(NamedTuple):
@@ -316,31 +318,13 @@ def speedup_points() -> list[SpeedUp]:
     """
     found = []
     for row in read_rows("speedups.csv"):
-        prompt, output = LENGTHS[row["benchmark"]]
-        plain = Point(
+        drafting = point_of(
+            row,
             dataset=f"{row['model']}, {row['gpu']}, SGLang {row['server_version']}",
-            server=row["server"],
-            gpu=row["gpu"],
-            model=row["model"],
-            weight_dtype="bf16",
-            tensor_parallel=int(row["tensor_parallel"]),
-            concurrency=int(row["batch_size"]),
-            prompt=prompt,
-            output=output,
-            shortest=0.25,
-            longest=1.75,
-            text=row["benchmark"],
-            requests=int(row["requests"]),
-        )
-        drafting = replace(
-            plain,
-            algorithm=row["algorithm"],
-            steps=int(row["steps"]),
-            topk=int(row["topk"]),
-            num_draft_tokens=int(row["num_draft_tokens"]),
-            accept_length=float(row["accept_length"]),
             mode="synchronous",
+            **usual_lengths(row["text"], 0.75),
         )
+        plain = replace(drafting, algorithm="NONE", steps=0, topk=1, num_draft_tokens=1, accept_length=1.0, mode=None)
         found.append(SpeedUp(drafting, plain, float(row["speedup"])))
     return found
 

@@ -37,7 +37,17 @@ from foredraft.sim.cost.round import RoundCost
 from foredraft.sim.cost.server import PROFILES
 from foredraft.sim.scenario_file import scenario_from_dict
 from foredraft.simulation import run_scenario  # imported before worker processes are forked, so that they have it
-from points import PUBLISHED, Point, model_of, profile_with, read_rows, round_points, rounds_of, speedup_points
+from points import (
+    PUBLISHED,
+    Point,
+    model_of,
+    profile_with,
+    read_rows,
+    round_points,
+    rounds_of,
+    speedup_points,
+    unseen_points,
+)
 from silicon import Layout, ServedPoint
 
 ROOT = Path(__file__).parents[1]
@@ -270,41 +280,6 @@ def write_speedups() -> None:
         for kernels in KERNELS:
             row[kernels] = f"{point.simulated(lambda each: run_scenario(each.scenario(kernels), {})):.4g}"  # noqa: B023
     _write("speedups.csv", list(rows[0]), [list(row.values()) for row in rows])
-
-
-def unseen_points() -> list[Point]:
-    """Return the points of unseen.csv, in its order.
-
-    Its model `target` has the sizes: GLM-5.2 has those of GLM-5, but for the indexer of its attention, which four
-    layers share (not simulated). Of the slow host only a mean output of about 1,000 tokens is known: prompts of 300 and
-    a spread of half are assumptions.
-    """
-    return [
-        Point(
-            dataset=row["dataset"],
-            server=row["server"],
-            gpu=row["gpu"],
-            model=row["target"],
-            weight_dtype="bf16",  # nothing is set: that of the checkpoint
-            tensor_parallel=int(row["tensor_parallel"]),
-            concurrency=int(row["clients"]),
-            prompt=int(row["prompt"]),
-            output=int(row["output"]),
-            shortest=1.0 if row["requests"] else 0.5,
-            longest=1.0 if row["requests"] else 1.5,
-            algorithm=row["algorithm"],
-            steps=int(row["steps"]),
-            topk=int(row["topk"]),
-            num_draft_tokens=int(row["num_draft_tokens"]),
-            accept_length=float(row["accept_length"]),
-            tokens_per_s=float(row["tokens_per_s"]) if row["tokens_per_s"] else None,
-            tpot_ms=float(row["tpot_ms"]) if row["tpot_ms"] else None,
-            ttft_ms=float(row["ttft_ms"]) if row["ttft_ms"] else None,
-            requests=int(row["requests"]) if row["requests"] else None,
-            is_pinned=bool(row["pinned"]),
-        )
-        for row in read_rows("unseen.csv")
-    ]
 
 
 def write_unseen(workers: int) -> None:

@@ -85,7 +85,7 @@ def test_the_published_speed_ups_are_of_these_batches():
     with (Path(__file__).parents[2] / "benchmarks" / "published" / "rounds.csv").open(
         newline="", encoding="utf-8"
     ) as file:
-        batches = {int(row["batch_size"]) for row in csv.DictReader(file)}
+        batches = {int(row["concurrency"]) for row in csv.DictReader(file)}
     assert tuple(sorted(batches)) == SPEED_UP_BATCHES
     errors, (item, _) = errors_and_candidates(STEPS)
     run = errors.run_of(item)
