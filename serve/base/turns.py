@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 
-WORK_PER_TURN = 500
+WORK_PER_TURN = 100
 """Units of about 10 µs of work that a turn does."""
 EVENT = 5
 """Units of an event: its bytes are written to a socket."""
