@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...sim.assembly import Assembly, assemble
 from ...sim.assembly.confidence import TIMES, difference, factors, rests_on
-from ...sim.cost.deployments.evidence import NOTHING, Interval, LogDifference, published_errors
+from ...sim.cost.deployments.evidence import DRAFTED_BATCHES, NOTHING, Interval, LogDifference, published_errors
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_with
 from ..candidates.candidate import REPLICAS, Candidate, base_tables
@@ -16,8 +16,6 @@ from ..slo import Objective
 from .model_error import LimitCurve, SimulationErrors, count_range, load_range
 from .ranked import Ranked
 
-SPEED_UP_BATCHES = (1, 8)
-"""The requests at a time of the published speed-ups (benchmarks/published/rounds.csv)."""
 SOURCE = "published deployments that share as much as these; at least that of speed-ups, docs/evidence/accuracy.md"
 """Where the error of comparisons comes from."""
 
@@ -104,7 +102,7 @@ def speed_up_error(run: Assembly) -> float:
 
 def about_speed_ups(run: Assembly) -> str:
     """Say how sure speed-ups and break-even lengths are, and for which batches that is known."""
-    batches = " and ".join(map(str, SPEED_UP_BATCHES))
+    batches = " and ".join(map(str, DRAFTED_BATCHES))
     differences = f"80 % intervals of speed-ups and break-even lengths are ±{math.expm1(speed_up_error(run)):.0%}"
     if run.evidence is not None and run.evidence.is_of_unknown_gpu:
         return f"{differences}: no benchmark of this GPU, order of magnitude (docs/evidence/accuracy.md)."

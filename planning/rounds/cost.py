@@ -109,7 +109,7 @@ def cost_of_rounds(
     run = model.with_steps(max(steps))
     found = []
     for batch in batches:
-        interval = factors_of_rounds(run)
+        interval = factors_of_rounds(run, batch)
         fits = [count for count in steps if batch <= min(model.most_rows(context, n) for n in (count, 0))]
         plain = model.round(batch, context, 0) if fits else None
         rounds = tuple(_cost(model.round(batch, context, count), plain, interval) for count in fits if plain)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...core.scheduler.config import EngineRole
+from ...observe.rates import rate_of
 from ..cost.calibration import FittedParameters
 from ..cost.deployments.evidence import NO_POINTS, REQUEST, TPOT, TTFT, Interval, LogDifference
 from ..cost.executor_steps import StepCost
@@ -84,8 +85,9 @@ def factors(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Interval]:
     if run.evidence is None or summary.get("mean_ttft_ms") is None:
         return {}
     parts = {time: _engines_of(run, time) for time in (TPOT, TTFT, REQUEST)}
+    rows = (rate_of(summary, "mean_running") or 0.0) / summary.get("replicas", 1)
     found = {
-        time: part.evidence.interval(time, part.is_corrected)
+        time: part.evidence.interval(time, part.is_corrected, rows)
         for time, part in parts.items()
         if part.evidence is not None
     }
@@ -103,12 +105,13 @@ def _calibrated(fitted: FittedParameters) -> dict[str, Interval]:
     return {time: Interval(math.exp(-wide), math.exp(wide)) for time, wide in ends.items()}
 
 
-def factors_of_rounds(run: Assembly) -> Interval | None:
-    """Return the 80 % interval of the times of rounds, as factors on them; None where their error is not known."""
+def factors_of_rounds(run: Assembly, rows: float) -> Interval | None:
+    """Return the 80 % interval of the times of rounds of so many requests, as factors on them; None where their error
+    is not known."""
     calibration = run.deployment.calibration
     if calibration is not None or run.evidence is None:
         return factors(run, {}).get(TPOT)
-    return run.evidence.interval(TPOT, run.is_corrected)
+    return run.evidence.interval(TPOT, run.is_corrected, rows)
 
 
 def difference(

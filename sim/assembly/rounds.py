@@ -91,7 +91,7 @@ def round_of_run(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Any]:
     if summary["mean_input_tokens"] is None or not summary["decode_rounds"]:
         return {}
     found = mean_round(run, summary)
-    interval = factors_of_rounds(run)
+    interval = factors_of_rounds(run, found.batch_size)
     whole_us = found.total_ns / 1e3
     sizes = {"round_batch": found.batch_size, "round_context": found.context_len, "round_steps": found.shape.steps}
     sizes |= {"round_nodes": found.shape.nodes, "round_overlapped": found.is_overlapped}

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from foredraft.planning.candidates.candidate import make_candidates
-from foredraft.planning.confidence.comparison import SPEED_UP_BATCHES, ModelErrors, about_speed_ups, speed_up_error
+from foredraft.planning.confidence.comparison import ModelErrors, about_speed_ups, speed_up_error
 from foredraft.planning.confidence.model_error import LimitCurve
 from foredraft.planning.confidence.ranked import Ranked
 from foredraft.planning.search.judge import SearchFinding
 from foredraft.planning.slo import parse_slo
-from foredraft.sim.cost.deployments.evidence import NOTHING, TPOT, published_errors
+from foredraft.sim.cost.deployments.evidence import DRAFTED_BATCHES, NOTHING, TPOT, published_errors
 from foredraft.sim.scenario_file import scenario_with
 
 LIMITS = parse_slo("ttft_p99<1s,tpot_p99<50ms")
@@ -86,7 +86,7 @@ def test_the_published_speed_ups_are_of_these_batches():
         newline="", encoding="utf-8"
     ) as file:
         batches = {int(row["concurrency"]) for row in csv.DictReader(file)}
-    assert tuple(sorted(batches)) == SPEED_UP_BATCHES
+    assert tuple(sorted(batches)) == DRAFTED_BATCHES
     errors, (item, _) = errors_and_candidates(STEPS)
     run = errors.run_of(item)
     text = about_speed_ups(run)

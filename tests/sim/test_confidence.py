@@ -40,7 +40,7 @@ def run_of(**hardware):
 def test_where_nothing_is_published_the_interval_is_an_order_of_magnitude(hardware, says):
     run = run_of(**hardware)
     assert rests_on(run) == f"{says}: order of magnitude"
-    low, high = factors_of_rounds(run)
+    low, high = factors_of_rounds(run, 8)
     assert low < 0.5 and high > 2
     low, high = intervals(run, SUMMARY)["mean_ttft_ms_interval"]
     assert low < 50 and high > 200
@@ -75,7 +75,7 @@ def test_requests_of_one_token_are_as_sure_as_their_first_token():
 
 def test_intervals_are_wider_the_less_is_known():
     def width(**hardware):
-        low, high = factors_of_rounds(run_of(**hardware))
+        low, high = factors_of_rounds(run_of(**hardware), 8)
         return high / low
 
     tried = [
@@ -87,8 +87,22 @@ def test_intervals_are_wider_the_less_is_known():
     assert widths[0] < widths[1] < widths[2]
     drafting = SMALL | {"hardware": SMALL["hardware"] | tried[1]}
     run = assemble(scenario_from_dict(drafting | {"speculation": {"algorithm": "EAGLE3"}}, "test"))
-    low, high = factors_of_rounds(run)
+    low, high = factors_of_rounds(run, 8)
     assert high / low >= widths[1] and rests_on(run).endswith("; with drafts none of this GPU and server")
+
+
+def test_batches_with_drafts_beyond_the_published_ones_are_no_surer_than_plain_ones():
+    hardware = SMALL["hardware"] | {"server": "sglang-0.5", "gpu": "H200"}
+    runs = [
+        assemble(scenario_from_dict(SMALL | {"hardware": hardware, "speculation": {"algorithm": name}}, "test"))
+        for name in ("NONE", "EAGLE3")
+    ]
+    plain, few, many = (factors_of_rounds(run, rows) for run, rows in ((runs[0], 9), (runs[1], 8), (runs[1], 9)))
+    assert many.low <= plain.low and many.high >= plain.high and many.low <= few.low and many.high >= few.high
+    assert few.high / few.low < many.high / many.low
+    for rows, ends in ((8, few), (9, many)):
+        shown = intervals(runs[1], SUMMARY | {"mean_running": 4 * rows, "replicas": 4})
+        assert shown["mean_tpot_ms_interval"] == pytest.approx([10 * end for end in ends])
 
 
 def test_published_points_correct_times_only_if_that_is_asked_for():
@@ -99,7 +113,7 @@ def test_published_points_correct_times_only_if_that_is_asked_for():
 
 def test_a_correction_moves_the_interval_with_the_times():
     runs = [run_of(server="trtllm-1.x", correction=one) for one in ("off", "published")]
-    plain, corrected = (factors_of_rounds(run) for run in runs)
+    plain, corrected = (factors_of_rounds(run, 8) for run in runs)
     factor = runs[0].evidence.factor
     assert factor > 1.05 and [run.is_corrected for run in runs] == [False, True]
     assert [rests_on(run).endswith("(--correct applies it)") for run in runs] == [True, False]

@@ -32,6 +32,11 @@ SHARED = (("model", "gpu", "server"), ("gpu", "server"), ("model", "server"), ("
 """What two deployments share, the most first."""
 
 
+DRAFTED_BATCHES = (1, 8)
+"""The requests at a time of the published rounds with drafts (benchmarks/published/rounds.csv). Of more only two points
+are known (docs/evidence/accuracy.md, "Intervals")."""
+
+
 class Interval(NamedTuple):
     """The ends of an interval, as factors on a simulated value."""
 
@@ -155,11 +160,12 @@ class Evidence:
     def _mean(self) -> float:
         return sum(one.runs * one.mean for one in self.own) / sum(one.runs for one in self.own)
 
-    def interval(self, time: str, is_corrected: bool = False) -> Interval:
+    def interval(self, time: str, is_corrected: bool = False, rows: float = 1.0) -> Interval:
         """Return the 80 % interval of a simulated time, as factors on it, in which the simulated time is, too.
 
-        `is_corrected`: the passes have the factor. Prompts are those of plain rounds. Rounds with drafts, of which no
-        points of this GPU and server are published, are no surer than plain ones.
+        `is_corrected`: the passes have the factor. `rows`: the requests of a batch. Prompts are those of plain rounds.
+        Rounds with drafts of which no points of this GPU and server, or of so many requests, are published are no surer
+        than plain ones.
         """
         factor, plain = math.log(self.factor) if is_corrected else 0.0, replace(self, drafts=False)
         if not self.drafts:
@@ -167,9 +173,9 @@ class Evidence:
         if time == TTFT:
             return plain._moved(time, plain.knowledge, factor)
         found = self._moved(DRAFTS, OWN if self.own else OTHERS, factor)
-        if self.own or self.near_drafts:
+        if rows <= DRAFTED_BATCHES[-1] and (self.own or self.near_drafts):
             return found
-        plain_times = plain.interval(time)
+        plain_times = plain._moved(time, plain.knowledge, factor)
         return Interval(min(found.low, plain_times.low), max(found.high, plain_times.high))
 
     def _moved(self, time: str, known: str, log_factor: float) -> Interval:
