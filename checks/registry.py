@@ -26,6 +26,7 @@ OURS: dict[str, dict[str, int]] = {
     },
     "accept": {
         "foredraft.checks.adapters.tree_accept:make": 8_000,
+        "foredraft.checks.adapters.tree_accept:make_block": 1_200,
         "foredraft.properties.accept.plain:make": 1_200,
         "foredraft.checks.adapters.torch_accept:make": 2_000,
     },

@@ -61,6 +61,8 @@ class Purpose(IntEnum):
     BONUS_COIN = 2
     DRAFT = 3
     SAMPLE = 4
+    DRAFT_COIN = 5
+    CHAIN_COIN = 6
     ACCEPTANCE = 10
     ACCEPTANCE_REQUEST = 11
     ACCEPTANCE_FIELD = 12

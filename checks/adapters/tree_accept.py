@@ -20,6 +20,7 @@ from ...core.tree.build import (
     replace_invalid_tokens,
     trie_of_paths,
 )
+from ...core.tree.chains import AcceptRule, verify_chains
 from ...core.tree.outputs import Finalized, NodeOutputs, finalize
 from ...core.tree.verify import (
     Coins,
@@ -44,9 +45,10 @@ class TreeRound:
 
 
 class TreeAccept:
-    """`core.tree` and `core.kv.moves`."""
+    """`core.tree` and `core.kv.moves`; chains with known draft distributions by `rule`."""
 
-    capabilities = replace(AcceptCapabilities.all(), draft_probabilities=False, constraints=False, in_order=False)
+    capabilities = replace(AcceptCapabilities.all(), constraints=False, in_order=False)
+    rule = AcceptRule.REJECTION
 
     def __init__(self, config: AcceptConfig) -> None:
         self.vocab_size = config.vocab_size
@@ -110,6 +112,18 @@ class TreeAccept:
     ) -> tuple[np.ndarray, ...]:
         return self.verdict(round, verify_sampling(round.tree, probs, Coins(accept_coins, bonus_coins)))
 
+    def verify_drafted(
+        self,
+        round: TreeRound,
+        probs: np.ndarray,
+        draft_probs: np.ndarray,
+        accept_coins: np.ndarray,
+        bonus_coins: np.ndarray,
+    ) -> tuple[np.ndarray, ...]:
+        drafts = draft_probs.reshape(*round.windows.shape, self.vocab_size)[:, :-1]
+        coins = Coins(accept_coins, bonus_coins)
+        return self.verdict(round, verify_chains(round.tree, probs, drafts, coins, self.rule))
+
     def verdict(self, round: TreeRound, verified: Verified) -> tuple[np.ndarray, ...]:
         round.verified = verified
         round.final = finalize(verified, round.windows, NodeOutputs({}))
@@ -130,4 +144,11 @@ class TreeAccept:
         return pools
 
 
+class BlockAccept(TreeAccept):
+    """The same with block verification."""
+
+    rule = AcceptRule.BLOCK
+
+
 make = TreeAccept
+make_block = BlockAccept

@@ -221,6 +221,9 @@ class DrawsFromTheWholeTarget(TreeAccept):
 
     def verify_sampling(self, round, probs, accept_coins, bonus_coins):
         super().verify_sampling(round, probs, accept_coins, bonus_coins)
+        return self.redrawn(round, probs, bonus_coins)
+
+    def redrawn(self, round, probs, bonus_coins):
         verified, rows = round.verified, np.arange(round.tree.batch_size)
         last = verified.accept_index[rows, verified.accept_lens - 1]
         drawn = sample_tokens(probs[last], bonus_coins[rows, verified.accept_lens - 1])
@@ -242,6 +245,25 @@ class FlattensTheTarget(TreeAccept):
 
     def verify_sampling(self, round, probs, accept_coins, bonus_coins):
         return super().verify_sampling(round, probs + 1e-3, accept_coins, bonus_coins)
+
+
+@OURS.breaks("ACCEPT-04")
+class TakesAnotherDraftsNumbers(TreeAccept):
+    """A draft is verified against the distribution before its temperature, not against the one that it was drawn
+    from."""
+
+    def verify_drafted(self, round, probs, draft_probs, accept_coins, bonus_coins):
+        return super().verify_drafted(round, probs, draft_probs**4, accept_coins, bonus_coins)
+
+
+@OURS.breaks("ACCEPT-05", "ACCEPT-04")
+class DrawsWhatTheDraftHadToo(TreeAccept):
+    """After the rejection of a drawn draft the token is drawn from the whole target, not from what it has beyond the
+    draft."""
+
+    def verify_drafted(self, round, probs, draft_probs, accept_coins, bonus_coins):
+        super().verify_drafted(round, probs, draft_probs, accept_coins, bonus_coins)
+        return DrawsFromTheWholeTarget.redrawn(self, round, probs, bonus_coins)
 
 
 @OURS.breaks("ACCEPT-04", "ACCEPT-02")

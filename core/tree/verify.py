@@ -73,7 +73,7 @@ def verify_greedy(tree: VerifyTree, target_argmax: np.ndarray) -> Verified:
             break
         current = np.where(walking, matches.argmax(axis=1), current)
     bonus = targets[rows, current]
-    return _verified(accept_index, target_argmax.astype(np.int32), bonus, bonus < 0)
+    return verified_of(accept_index, target_argmax.astype(np.int32), bonus, bonus < 0)
 
 
 def verify_sampling(tree: VerifyTree, target_probs: np.ndarray, coins: Coins) -> Verified:
@@ -96,7 +96,7 @@ def verify_sampling(tree: VerifyTree, target_probs: np.ndarray, coins: Coins) ->
             break
         flat = walking * nodes + current[walking]
         accept_index[walking, depth] = flat
-        probs, usable = _normalised(target_probs[flat])
+        probs, usable = normalised(target_probs[flat])
         children = tree.parents[walking] == current[walking, None]
         child, residual = _accept_child(probs, tokens[walking], children, coins.accept[walking, depth])
         emitted = np.where(
@@ -111,7 +111,7 @@ def verify_sampling(tree: VerifyTree, target_probs: np.ndarray, coins: Coins) ->
         current[walking[going]] = child[going]
         walking = walking[going]
     assert not walking.size, "a path is longer than the width of the tree"
-    return _verified(accept_index, predict, bonus, failed)
+    return verified_of(accept_index, predict, bonus, failed)
 
 
 def argmax_tokens(scores: np.ndarray) -> np.ndarray:
@@ -208,17 +208,19 @@ def _accept_child(
     return np.where(exhausted, last_possible, child), residual
 
 
-def _normalised(probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows as float64 that sum to 1, and which rows are distributions at all (the others become zeros)."""
+def normalised(probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows float […, V] as float64 that sum to 1, and which rows are distributions at all, bool […] (the others
+    become zeros)."""
     probs = probs.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-        total = probs.sum(axis=1)
-    usable = np.isfinite(total) & (total > 0.0) & (probs >= 0.0).all(axis=1)
+        total = probs.sum(axis=-1)
+    usable = np.isfinite(total) & (total > 0.0) & (probs >= 0.0).all(axis=-1)
     scale = np.where(usable, total, 1.0)
-    return np.where(usable[:, None], probs, 0.0) / scale[:, None], usable
+    return np.where(usable[..., None], probs, 0.0) / scale[..., None], usable
 
 
-def _verified(accept_index: np.ndarray, predict: np.ndarray, bonus: np.ndarray, failed: np.ndarray) -> Verified:
+def verified_of(accept_index: np.ndarray, predict: np.ndarray, bonus: np.ndarray, failed: np.ndarray) -> Verified:
+    """Return the record of these decisions."""
     accept_lens = (accept_index >= 0).sum(axis=1, dtype=np.int32)
     return Verified(
         accept_index=accept_index,
