@@ -30,7 +30,7 @@ class SimulatedExecutor:
     """Run steps on one device. The true length of an output follows from the request's id, some beyond
     what it may emit."""
 
-    capabilities = ("trees", "hidden_states", "inspection", "accounting", "states", "lengths")
+    capabilities = ("trees", "hidden_states", "inspection", "accounting", "states", "lengths", "parking")
 
     def __init__(self, config: Any) -> None:
         controller = config.make_controller()

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from ...core.algorithm.algorithm import Drafter
-from ...core.contract.step import StepResult
+from ...core.contract.step import PARKED_ROUND, StepResult
 from ...core.errors import ConfigError, nearest
 from ...core.scheduler.spec import default_graph_sizes
 from ...gpu.executor.build import build_executor
@@ -97,7 +97,7 @@ class CheckedExecutor(WrappedExecutor):
     hidden_size = HIDDEN
     capabilities: tuple[str, ...] = (
         *("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff"),
-        *("plain", "drafts", "proposals", "samples", "shaped", "keyed", "states", "restarts"),
+        *("plain", "drafts", "proposals", "samples", "shaped", "keyed", "states", "restarts", "parking"),
     )
     parts: tuple[str, ...] = ("accepted paths in rings", "experts", RUNNING_TEXT)
 
@@ -137,7 +137,8 @@ class CheckedExecutor(WrappedExecutor):
         self._drafted: list[list[Drafts]] = []  # per round
         self._proposed: list[list[Drafts]] = []
         if not place.captured:
-            self.executor.draft.propose = partial(self._propose, self.executor.draft.propose)
+            for draft in (self.executor.draft, self.executor._rounds.round.draft_of(PARKED_ROUND)):
+                draft.propose = partial(self._propose, draft.propose)
         # Behind each pass that was launched, and behind the last one of the collected step: lengths [R], values [R, n].
         self._states: list[tuple[Tensor, Tensor]] = []
         self._collected: tuple[Tensor, Tensor] | None = None

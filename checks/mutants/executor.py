@@ -10,6 +10,8 @@ import numpy as np
 
 from ...core.contract.future_map import FutureMap, RelayField
 from ...core.contract.step import PADDING_ROW
+from ...core.kv.radix import RadixCache
+from ...core.scheduler.preemption import Preemption
 from ...properties.executor.reference import ReferenceExecutor
 from ...properties.executor.reference.adapter import ReferenceAdapter
 from ...properties.executor.reference.drafting import ReferenceDrafter
@@ -269,6 +271,23 @@ class DeliversThePlaceholder(ReferenceExecutor):
     def _prefill(self, part, running):
         result = super()._prefill(part, running)
         return replace(result, tokens=np.full_like(result.tokens, -1))
+
+
+@REFERENCE.breaks("RAISES", "ANSWER")
+class ReturnsInTheMiddle(Preemption):
+    """A parked draft returns while requests run, whose contexts it has not computed."""
+
+    def return_draft(self, parking):
+        if parking.is_returning:
+            parking.returned()
+
+
+@REFERENCE.breaks("RAISES", "ANSWER")
+class FindsWhatAParkedDraftLeft(RadixCache):
+    """The prefix cache still finds what was computed while the draft was parked."""
+
+    def begin_generation(self):
+        pass
 
 
 @REFERENCE.breaks("ANSWER")

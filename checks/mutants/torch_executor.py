@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from ...core.contract.step import PARKED_ROUND
 from ...gpu.batch.states import BranchStates, ChunkStates, TreeStates
 from ...gpu.draft.branches import BranchDraft, _from_sources
 from ...gpu.draft.heads import HeadsDraft
@@ -205,6 +206,23 @@ class RelaysTheRootsState(BranchDraft):
 @REAL.breaks("ANSWER", functions={_from_sources: lambda hidden, beam: hidden})
 class GoesOnFromItsOwnState(CheckedExecutor):
     """A branch that follows another one goes on from the hidden state of its own place."""
+
+
+@REAL.breaks("ANSWER", "RAISES")
+class RestsWithoutBeingParked(DecodeRound):
+    """No pass of the draft runs after any round of 0 steps, though a later one drafts from the KV of its tokens."""
+
+    def draft_of(self, shape):
+        return super().draft_of(shape if shape.steps else PARKED_ROUND)
+
+
+@REAL.breaks("ANSWER", "RAISES")
+class StaysParked(PromptRunner):
+    """A draft that was parked once does not compute prompts any more, those behind its return neither."""
+
+    def _draft_of(self, part):
+        self.was_parked = getattr(self, "was_parked", False) or part.is_parked
+        return super()._draft_of(replace(part, is_parked=self.was_parked))
 
 
 @REAL.breaks("ANSWER")

@@ -119,3 +119,10 @@ class Parking:
 
 NEVER_PARKED = Parking()
 """Of policies that do not park: nothing changes its state."""
+
+
+def always_parked() -> Parking:
+    """Return the state of a draft that is parked from the start, to time rounds without it."""
+    parking = Parking(prefill_token_ps=1)
+    parking.state = ParkingState.PARKED
+    return parking

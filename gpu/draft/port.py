@@ -9,7 +9,7 @@ catch_up  draft KV of every accepted position, one pass       → what this roun
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...core.adaptive.graphs import GraphKey
 from ...core.algorithm.host_drafts import HostDrafts
+from ...core.contract.future_map import RelayField
 from ...core.contract.step import RoundShape
 from ...core.tree.build import build_proposed_tree
 from ..batch.pools import Chunks
@@ -136,6 +137,27 @@ class NoDraft(Draft):
 
     def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree:
         return root_only(self._ops, batch)
+
+
+class ParkedDraft(NoDraft):
+    """Stands in for a draft that is parked: no pass of it runs. It relays zeros in `fields`, which no round reads: the
+    rows begin anew before the draft returns."""
+
+    def __init__(self, ops: Ops, fields: Sequence[RelayField]) -> None:
+        super().__init__(ops)
+        self._fields = fields
+
+    def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
+        return self._zeros(len(chunks.last), sampled.device)
+
+    def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
+        return self._zeros(len(batch.row_numbers), batch.rows.device)
+
+    def _zeros(self, num_rows: int, device: torch.device) -> Relayed:
+        return {
+            f.name: torch.zeros((num_rows, *f.shape_suffix), dtype=getattr(torch, f.dtype), device=device)
+            for f in self._fields
+        }
 
 
 def root_only(ops: Ops, batch: RoundBatch) -> DeviceTree:

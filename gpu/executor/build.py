@@ -11,7 +11,7 @@ from ..batch.states import StatePool
 from ..draft.branches import BranchDraft
 from ..draft.heads import HeadsDraft, carried_size
 from ..draft.network import HeadNetwork, LanguageModelNetwork
-from ..draft.port import Draft, NoDraft, ProposedDraft
+from ..draft.port import Draft, NoDraft, ParkedDraft, ProposedDraft
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead, MultiLayerEagleHeads
 from ..models.projection import pack_projections
@@ -81,7 +81,8 @@ def _with_pools(
         target_vocab_size=target.vocab_size,
     )
     draft = _draft(algorithm, draft_model, ops, draft_pool, engine, shape)
-    return ExecutorModels(ops, target, pool, draft, draft_model, draft_pool, relayed=shape)
+    parked = ParkedDraft(ops, algorithm.relay_fields(shape)[1:])
+    return ExecutorModels(ops, target, pool, draft, parked, draft_model, draft_pool, relayed=shape)
 
 
 def pool_for(

@@ -74,7 +74,8 @@ class TorchExecutor:
         self._rows, self._forced, self._shaping = parts.rows, parts.forced, parts.shaping
         self.relay_storage: TorchStorage = parts.relay_storage
         self.future_map: FutureMap = parts.future_map
-        decode_round = DecodeRound(models.ops, models.target, models.pool, models.draft, self._producers)
+        own = models.ops, models.target, models.pool, models.draft
+        decode_round = DecodeRound(*own, self._producers, parked=models.parked)
         self.graphs = RoundGraphs(decode_round, parts, models, options)
         self._prompts = PromptRunner(models, parts, self._producers)
         given = options.graph_sizes

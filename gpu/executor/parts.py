@@ -58,6 +58,7 @@ class ExecutorModels:
     target: Decoder
     pool: KVPool
     draft: Draft
+    parked: Draft  # in the place of `draft` while it is parked
     draft_model: DraftModel | None  # that of `draft`, if it has one
     draft_pool: KVPool | None
     relayed: AlgorithmShape  # gives the relayed fields their sizes

@@ -13,6 +13,7 @@ from ...core.contract.hidden import ForwardPhase, check_hidden
 from ...core.contract.step import PrefillStep
 from ..batch.pools import Chunks
 from ..batch.uploads import upload
+from ..draft.port import Draft
 from ..models.decoder import DecoderOutput
 from .outputs import NodeProducer, at_places, node_outputs
 from .parts import ExecutorModels, RowParts
@@ -29,6 +30,7 @@ class PromptRunner:
         self._target = models.target
         self._pool = models.pool
         self._draft = models.draft
+        self._parked = models.parked
         self._producers = producers
         self._future_map = parts.future_map
         self._rows = parts.rows
@@ -55,15 +57,19 @@ class PromptRunner:
         # A prompt has no accept lengths; its tokens stand in for them and are not read as such.
         return to_host(sampled, chunks.any_token(~forward.hidden.isfinite().all(1)), sampled, outputs)
 
+    def _draft_of(self, part: PrefillStep) -> Draft:
+        """Return the draft that computes the chunks, too: none while it is parked."""
+        return self._parked if part.is_parked else self._draft
+
     def _run_target(self, chunks: Chunks, wanted: frozenset[str]) -> tuple[DecoderOutput, Tensor | None]:
         """Return the target's pass over the chunks, and the hidden states that it captured for the draft."""
         assert chunks.part.tokens is not None, "an executor with tokens gets them"
         tokens = upload(self._target.device, chunks.part.tokens.astype(np.int64, copy=False))
-        forward = self._target.forward(
-            tokens, chunks.attention(self._ops, self._pool), capture_for(self._draft, wanted)
-        )
-        captured = draft_hidden(self._draft, forward)
-        check_hidden(captured, self._algorithm.capture_hidden_mode(ForwardPhase.PREFILL), "capture")
+        draft = self._draft_of(chunks.part)
+        forward = self._target.forward(tokens, chunks.attention(self._ops, self._pool), capture_for(draft, wanted))
+        captured = draft_hidden(draft, forward)
+        if not chunks.part.is_parked:
+            check_hidden(captured, self._algorithm.capture_hidden_mode(ForwardPhase.PREFILL), "capture")
         return forward, captured
 
     def _first_tokens(
@@ -88,7 +94,7 @@ class PromptRunner:
 
     def _begin_to_decode(self, chunks: Chunks, captured: Tensor | None, lengths: Tensor, bonus: Tensor) -> None:
         """Run the draft over the chunks, and publish what the first rounds of finished prompts start from."""
-        relay = self._draft.prefill(chunks, captured, bonus)
+        relay = self._draft_of(chunks.part).prefill(chunks, captured, bonus)
         if not len(chunks.last):
             return
         part, last = chunks.part, chunks.last

@@ -16,13 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...core.contract.step import RoundShape
 from ...core.draws import Purpose
 from ...core.tree.outputs import NodeOutputs
 from ..batch.pools import KVPool, PagedAttention
 from ..batch.states import TreeStates
 from ..batch.uploads import upload
 from ..draft.branches import at_column
-from ..draft.port import Accepted, Draft, Relayed, RoundBatch
+from ..draft.port import Accepted, Draft, NoDraft, Relayed, RoundBatch
 from ..kernels.constants import numbers
 from ..kernels.rounds.verify_sampling import sample_torch
 from ..models.decoder import Decoder, DecoderOutput, wide
@@ -151,12 +152,19 @@ class DecodeRound:
         pool: KVPool,
         draft: Draft,
         producers: Mapping[str, NodeProducer] | None = None,
+        *,
+        parked: Draft | None = None,
     ) -> None:
         self._producers = producers or {}
         self._ops = ops
         self._target = target
         self._pool = pool
         self.draft = draft
+        self._parked = parked or NoDraft(ops)
+
+    def draft_of(self, shape: RoundShape) -> Draft:
+        """Return the draft of a round: a parked one takes no part."""
+        return self._parked if shape.is_parked else self.draft
 
     def run(
         self,
@@ -183,7 +191,7 @@ class DecodeRound:
     def begin(self, batch: RoundBatch, relayed: Mapping[str, Tensor], wanted: frozenset[str], phase: Phase) -> Passed:
         """Draft, and run the target over the trees."""
         with phase("draft"):
-            tree = self.draft.propose(batch, relayed)
+            tree = self.draft_of(batch.shape).propose(batch, relayed)
         with phase("verify"):
             places, slots = self._ops.window(batch.table, batch.rows, batch.lengths, tree.num_nodes)
             cells: Tensor | None = None
@@ -227,7 +235,7 @@ class DecodeRound:
             self._keep_produced(batch, outputs, verified)
             next_relay = {name: of_last_accepted(values, verified) for name, values in outputs.next_relay.items()}
             accepted = Accepted(emitted, verified.accept_lens, outputs.draft_hidden, longest, next_relay)
-            relay = self.draft.catch_up(batch, accepted, relayed)
+            relay = self.draft_of(batch.shape).catch_up(batch, accepted, relayed)
         return RoundResult(
             accept_lens=verified.accept_lens,
             failed=verified.failed,
@@ -263,7 +271,8 @@ class DecodeRound:
         attention = PagedAttention(
             self._ops, self._pool, nodes, positions, slots, states, None if cells is None else cells.view(-1)
         )
-        return self._target.forward(tree.tokens.view(-1), attention, capture_for(self.draft, wanted))
+        capture = capture_for(self.draft_of(batch.shape), wanted)
+        return self._target.forward(tree.tokens.view(-1), attention, capture)
 
     def _accept(
         self,
@@ -289,7 +298,8 @@ class DecodeRound:
         entries = node_outputs(passed.forward, passed.logits, verified.predict, wanted)
         entries |= {name: producer.nodes(batch, tree) for name, producer in self._producers.items()}
         next_relay = {name: values.flatten(0, 1) for name, values in tree.next_relay.items()}
-        outputs = NodeOutputs(entries, next_relay, draft_hidden(self.draft, passed.forward))
+        hidden = draft_hidden(self.draft_of(batch.shape), passed.forward)
+        outputs = NodeOutputs(entries, next_relay, hidden)
         if batch.shape.topk > 1 or self.draft.on_host:
             # On a chain the accepted path stands in front already.
             pool, path = self._pool, (verified.accept_index, verified.accept_lens)

@@ -175,10 +175,12 @@ def graph_bytes(spec: EngineSpec, device: str) -> int:
     """Return the bytes that graphs may take: those of all variants of a round, or those of plain requests and as many
     of the rarer ones as fit into a share of the device's memory."""
     from ..executor.graphs import variants_of
+    from .round_cost import may_park
 
     if not spec.graph_sizes:
         return 0
-    plain = len(spec.draft_shape.graph_keys()) * GRAPH_BYTES
+    parked = len(spec.graph_sizes) if spec.policy == "goodput" and may_park(spec) else 0
+    plain = (len(spec.draft_shape.graph_keys()) + parked) * GRAPH_BYTES
     return max(plain, min(plain * len(variants_of()), int(GRAPH_SHARE * total_bytes(device))))
 
 

@@ -1,8 +1,9 @@
 """Measures the times of decode rounds on this device with these models, for the table of the goodput policy.
 
 For each candidate number of steps, a few rounds of requests run at several batch sizes, with short and with long
-contexts; the median counts. The table is measured once, when a session opens, and is part of the log's header, so that
-a replay decides with the same numbers.
+contexts; the median counts. Where the draft may be parked, rounds of 0 steps are those of a parked one, and prompts are
+timed, too: a return computes contexts anew. The table is measured once, when a session opens, and is part of the log's
+header, so that a replay decides with the same numbers.
 
 These times are a session's own, from plan to commit, of the engine and executor that it will have, and enter its
 decisions alone. `gpu/measure`, which stands above sessions, compares executors: cells in turns, with a clock to choose.
@@ -19,6 +20,8 @@ import numpy as np
 
 from ...core.adaptive import CostTable
 from ...core.adaptive.config import fixed_config
+from ...core.adaptive.parking import always_parked
+from ...core.algorithm.algorithm import DraftKV
 from ...core.contract.request import Request
 from ...core.errors import ConfigError
 from ...core.kv.request_table import ceil_to_page
@@ -80,7 +83,13 @@ def cost_table(
         added_tokens = sizes[-1] * max(1, long - SHORT_PROMPT)
         round_ns.append(tuple(row))
         kv_token_ps.append(max(0, (longer_ns - row[-1]) * 1000 // added_tokens))
-    return CostTable(tuple(candidates), sizes, tuple(round_ns), tuple(kv_token_ps))
+    prefill_token_ps = _prefill_token_ps(timed, make_executor, clock_ns) if may_park(spec) else 0
+    return CostTable(tuple(candidates), sizes, tuple(round_ns), tuple(kv_token_ps), prefill_token_ps)
+
+
+def may_park(spec: EngineSpec) -> bool:
+    """Return whether the draft can be parked: it has KV, and may draft nothing."""
+    return 0 in spec.adaptive.candidate_steps and spec.make_algorithm().draft_kv is not DraftKV.NONE
 
 
 def batch_sizes(spec: EngineSpec) -> tuple[int, ...]:
@@ -124,7 +133,54 @@ def _round_ns(
     make_executor: MakeExecutor,
     clock_ns: Callable[[], int],
 ) -> int:
-    """Return the median time of one round, from plan to commit."""
+    """Return the median time of one round, from plan to commit; of 0 steps with a parked draft, if it can be."""
+    engine = _engine_alone(spec, steps, batch_size, prompt_len)
+    if steps == 0 and may_park(spec):
+        engine.controller.policy.parking = always_parked()
+    driver = Driver(engine, make_executor(engine), clock_ns)
+    prompt = Prompt.of_tokens(np.zeros(prompt_len, dtype=np.int64))
+    for number in range(batch_size):
+        driver.submit(Request(f"timing {number}", prompt, _rounds_reach(spec)))
+    times: list[int] = []
+    while len(times) < WARM_UP_ROUNDS + TIMED_ROUNDS and not engine.is_idle:
+        begin = clock_ns()
+        (step,) = driver.plan()
+        driver.commit()
+        if step.prefill is None and step.decode is not None and len(step.decode.rows) == batch_size:
+            times.append(clock_ns() - begin)
+    if not times:
+        message = (
+            f"goodput measures rounds after {prompt_len} tokens, and a context of {spec.config.context_len} holds none"
+        )
+        raise ConfigError.of("<arguments>", "policy", f"{message}; choose ema")
+    return _median(times)
+
+
+def _prefill_token_ps(spec: EngineSpec, make_executor: MakeExecutor, clock_ns: Callable[[], int]) -> int:
+    """Return the median time in which target and draft compute one token of a prompt, at least 1 ps."""
+    prompt_len = _long_prompt(spec, 1) or SHORT_PROMPT
+    engine = _engine_alone(spec, spec.adaptive.candidate_steps[-1], 1, prompt_len)
+    driver = Driver(engine, make_executor(engine), clock_ns)
+    prompt = Prompt.of_tokens(np.zeros(prompt_len, dtype=np.int64))
+    for number in range(WARM_UP_ROUNDS + TIMED_ROUNDS):
+        driver.submit(Request(f"timing {number}", prompt, 1))
+    token_ps: list[int] = []
+    while not engine.is_idle:
+        begin = clock_ns()
+        for step in driver.plan():
+            driver.commit()
+            if step.prefill is not None:
+                token_ps.append((clock_ns() - begin) * 1000 // int(step.prefill.lens.sum()))
+    return _median(token_ps)
+
+
+def _median(times: list[int]) -> int:
+    """Return the median without the first rounds, at least 1."""
+    return max(1, int(np.median(times[min(WARM_UP_ROUNDS, len(times) - 1) :])))
+
+
+def _engine_alone(spec: EngineSpec, steps: int, batch_size: int, prompt_len: int) -> Engine:
+    """Return an engine whose rounds have this many steps, for requests of one length that all run at once."""
     topk = spec.topk if steps else 1
     alone = replace(
         spec,
@@ -144,21 +200,4 @@ def _round_ns(
         prefix_cache=False,
         rules=replace(spec.config.rules, watermark=0.0),
     )
-    engine = alone.make_engine()
-    driver = Driver(engine, make_executor(engine), clock_ns)
-    prompt = Prompt.of_tokens(np.zeros(prompt_len, dtype=np.int64))
-    for number in range(batch_size):
-        driver.submit(Request(f"timing {number}", prompt, _rounds_reach(spec)))
-    times: list[int] = []
-    while len(times) < WARM_UP_ROUNDS + TIMED_ROUNDS and not engine.is_idle:
-        begin = clock_ns()
-        (step,) = driver.plan()
-        driver.commit()
-        if step.prefill is None and step.decode is not None and len(step.decode.rows) == batch_size:
-            times.append(clock_ns() - begin)
-    if not times:
-        message = (
-            f"goodput measures rounds after {prompt_len} tokens, and a context of {spec.config.context_len} holds none"
-        )
-        raise ConfigError.of("<arguments>", "policy", f"{message}; choose ema")
-    return max(1, int(np.median(times[min(WARM_UP_ROUNDS, len(times) - 1) :])))
+    return alone.make_engine()

@@ -177,6 +177,7 @@ class ExecutorCapabilities(Capabilities):
     # The coins of a request follow from its seed, or its id, and their position: it gets the same tokens alone; needs
     # `samples`
     keyed: bool = False
+    parking: bool = False  # no pass of the draft runs in rounds without branches (`RoundShape.is_parked`)
     lengths: bool = False  # rows of a round may verify unequal numbers of nodes (`DecodeStep.row_nodes`)
     restarts: bool = False  # `restart()`: steps fail as a whole
     states: bool = False  # models with recurrent layers run; `state_room()` and `states(rows)`

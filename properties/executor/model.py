@@ -28,6 +28,7 @@ PARTS = {
     "a verify tree": "trees",
     "a hidden state for a draft": "hidden_states",
     "a recurrent state": "states",
+    "a parked draft": "parking",
 }
 """What a step may do without: a check in which a declared part was never used has not checked it."""
 
@@ -43,6 +44,7 @@ def used_parts(config: ExecutorConfig, algorithm: SpecAlgorithm, step: Step, num
         "a verify tree": rounds is not None and rounds.shape.topk > 1,
         "a hidden state for a draft": rounds is not None and rounds.shape.steps > 0 and algorithm.needs_hidden_states,
         "a recurrent state": rounds is not None and config.is_recurrent,
+        "a parked draft": rounds is not None and rounds.shape.is_parked,
     }
 
 

@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ...core.adaptive.parking import Parking
+from ...core.adaptive.policy import StepPolicy
+from ...core.algorithm.algorithm import DraftKV
 from ...core.contract.events import Committed, EventSink
 from ...core.contract.outcomes import CommitOutcome
 from ...core.contract.request import Request
@@ -23,6 +26,33 @@ from ...core.scheduler.engine import Engine
 from ...core.scheduler.rounds import RowLengths, all_nodes
 from ...observe.decoding import decode_result
 from ...observe.encoding import LineEncoder
+
+LONG_REST = 1 << 20
+"""Rounds of 0 steps after which every draft is parked."""
+
+
+class ParksOnDemand:
+    """Chooses as `policy` does, which has 0 among its candidates; `turn` parks the draft, or lets it return."""
+
+    def __init__(self, policy: StepPolicy) -> None:
+        self._policy = policy
+        self.parking = Parking(prefill_token_ps=1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def steps_for(self, batch_size: int, kv_tokens: int) -> int:
+        steps = self._policy.steps_for(batch_size, kv_tokens)
+        return 0 if self.parking.is_parked else steps
+
+    def turn(self) -> None:
+        """Park a draft that is in use; ask a parked one back."""
+        if self.parking.is_parked:
+            self.parking.ask_back()
+            return
+        self.parking.want(0, 0.0, 0)  # the rounds of 0 steps before this one do not count
+        for now in (0, LONG_REST):
+            self.parking.rest(now)
 
 
 class RecordedCore:
@@ -34,6 +64,11 @@ class RecordedCore:
         self._encoder = LineEncoder(0)  # of results, as the log has them
         self.live = make_engine(self._writer(0))
         self.fed = make_engine(self._writer(1))
+        self.parking: list[ParksOnDemand] = []  # of both, if their draft has KV and may draft nothing
+        if self.live.algorithm.draft_kv is not DraftKV.NONE and 0 in self.live.controller.candidates[:-1]:
+            for engine in (self.live, self.fed):
+                self.parking.append(ParksOnDemand(engine.controller.policy))
+                engine.controller.policy = self.parking[-1]
         self.difference: tuple[str, str] | None = None
         self.refusal = ""  # what both engines say of a result that cannot be
         self.num_events = 0
@@ -60,6 +95,12 @@ class RecordedCore:
 
     def retract(self, request_id: str) -> bool:
         return self._both(lambda engine: engine.request_retraction(request_id, 0))
+
+    def turn_parking(self) -> None:
+        """Park the draft, or let it return, from the next plan on."""
+        for policy in self.parking:
+            policy.turn()
+        self.num_events += 1
 
     def _both(self, call: Callable[[Engine], Any]) -> Any:
         call(self.fed)

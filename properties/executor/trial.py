@@ -44,6 +44,10 @@ def _asks(config: ExecutorConfig, has: ExecutorCapabilities) -> tuple[bool, ...]
     return (False, False, True) if has.tokens else (False,)
 
 
+def _may_park(t: ExecutorTrial) -> bool:
+    return bool(t.core.parking) and not t.config.is_recurrent  # the model's states are of all passes
+
+
 def _is_in_flight(t: ExecutorTrial) -> bool:
     return bool(t.steps)
 
@@ -203,6 +207,11 @@ class ExecutorTrial(Trial):
         self._said = f"step {step.step_id}: {_words(step)}"
         self._look()
         return True
+
+    @operation(weight=2, needs="parking", when=_may_park)
+    def park(self) -> None:
+        """Park the draft, or let a parked one return."""
+        self.core.turn_parking()
 
     @operation(weight=12, when=_is_in_flight)
     def collect(self) -> None:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from foredraft.core.acceptance.process import GaussianAcceptance
+from foredraft.core.adaptive import AdaptiveController
+from foredraft.core.adaptive.slot import AdaptiveSpeculativeParams
 from foredraft.core.algorithm.builtin import Standalone
 from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.core.contract.events import Committed
@@ -28,6 +30,7 @@ from foredraft.gpu.executor.build import build_executor
 from foredraft.gpu.executor.parts import ExecutorOptions
 from foredraft.gpu.executor.running import STEP_TRANSITIONS, StepMove, StepState
 from foredraft.gpu.models.decoder import Decoder
+from foredraft.properties.executor.record import ParksOnDemand
 from hostile_driver import Disturbance
 from matrix_cells import OPS, count_blocks, oracle, small_config, small_model
 from serving import CONFIG, Served, Way, chain, serve, tree
@@ -54,6 +57,49 @@ def requests_for(number: int = 6, **fields) -> list[Request]:
 
 def plain_tokens(request: Request, length: int | None = None) -> list[int]:
     return oracle(0).continuation(request.prompt.materialize().tolist(), length or request.max_tokens)
+
+
+# -- a parked draft ----------------------------------------------------------------------------------------------------
+
+
+class ParksTwice(ParksOnDemand):
+    """Drafts `steps` tokens; parks the draft and lets it return when so many rounds are planned."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(AdaptiveSpeculativeParams(steps, {"1": {"candidate_steps": [0, steps]}}))
+        self._steps, self._planned = steps, 0
+
+    def steps_for(self, batch_size: int, kv_tokens: int) -> int:
+        self._planned += 1
+        if self._planned in (4, 10, 14, 20):
+            self.turn()
+        return 0 if self.parking.is_parked else self._steps
+
+
+@pytest.mark.fast("STANDALONE-None", "EAGLE3-graphs", ci="*")
+@pytest.mark.parametrize("graph_sizes", [None, (1, 2, 4)], ids=["None", "graphs"])
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"])
+def test_no_pass_of_a_parked_draft_runs_and_it_returns_with_the_kv_of_all_contexts(algorithm, graph_sizes):
+    way, policy, passes = chain(algorithm, 3, noise=0.0, multi_step_rounds=1), ParksTwice(3), Counter()
+
+    def count_passes(executor):
+        for name in ("prefill", "catch_up"):
+            run = getattr(executor.draft, name)
+            setattr(executor.draft, name, lambda *given, run=run, name=name: passes.update([name]) or run(*given))
+
+    run = serve(
+        way, requests_for(), disturbance=None, controller=AdaptiveController(policy), before=count_passes,
+        graph_sizes=graph_sizes, debug=graph_sizes is None,
+    )  # fmt: skip
+    assert run.tokens == {request.request_id: plain_tokens(request) for request in requests_for()}
+    committed = [event for event in run.events if isinstance(event, Committed)]
+    rounds = [event for event in committed if event.step.decode is not None]
+    drafted = [event for event in rounds if not event.step.decode.shape.is_parked]
+    prompts = [event.step.prefill for event in committed if event.step.prefill is not None]
+    assert policy.parking.num_returns == 2 and 0 < len(drafted) < len(rounds)
+    assert passes == {"catch_up": len(drafted), "prefill": sum(not part.is_parked for part in prompts)}
+    if algorithm == "STANDALONE":  # the target itself: it would reject what lacks KV
+        assert all((event.result.decode.accept_lens == 4).all() for event in drafted)
 
 
 # -- a draft whose vocabulary is padded to another size ---------------------------------------------------------------

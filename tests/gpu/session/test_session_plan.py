@@ -247,7 +247,8 @@ def test_products_of_a_session_are_timed_once(models, monkeypatch, tmp_path):
 
 
 def test_the_cost_table_is_the_time_of_rounds(models):
-    """A clock that the executor moves: 100 ns a round, 10 a row, 7 a step, 1 a KV token of a row."""
+    """A clock that the executor moves: 100 ns a round, 10 a row, 7 a step, 1 a KV token of a row, 3 a prompt token; 50
+    if the draft takes part."""
     from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 
     now = [0]
@@ -255,8 +256,10 @@ def test_the_cost_table_is_the_time_of_rounds(models):
     class Timed(ReferenceExecutor):
         def launch(self, step):
             super().launch(step)
+            now[0] += 0 if step.prefill is None else 3 * int(step.prefill.lens.sum())
             if step.decode is not None:
                 part = step.decode
+                now[0] += 50 * (not part.shape.is_parked)
                 now[0] += 100 + 10 * len(part.rows) + 7 * part.shape.steps + int(part.seq_lens.sum())
 
     options = options_for(
@@ -268,8 +271,12 @@ def test_the_cost_table_is_the_time_of_rounds(models):
     assert table.steps == (0, 2) and table.batch_sizes == batch_sizes(plan.spec) == (1, 2, 4, 5)
     for steps, row, token_ps in zip(table.steps, table.round_ns, table.kv_token_ps, strict=True):
         for size, time_ns in zip(table.batch_sizes, row, strict=True):
-            assert abs(time_ns - (100 + 10 * size + 7 * steps + size * 30)) <= size * 16
+            assert abs(time_ns - (100 + 10 * size + (50 + 7 * steps) * (steps > 0) + size * 30)) <= size * 16
         assert 900 <= token_ps <= 1100
+    assert table.prefill_token_ps == 3000
+    without = plan_session(options_for(models, "STANDALONE", adaptive="default", policy="goodput", max_running=5))
+    table = cost_table(without.spec, lambda engine: Timed(engine, draft), lambda: now[0], positions=CONTEXT)
+    assert 0 not in table.steps and table.prefill_token_ps == 0, "a draft that is always used is never parked"
 
 
 @pytest.mark.parametrize("draft", ["STANDALONE", "EAGLE3"])
