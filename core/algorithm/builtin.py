@@ -10,6 +10,7 @@ from ..contract.hidden import ForwardPhase, MissingHiddenState
 from ..errors import Problem
 from .algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from .ngram import NgramProposer
+from .suffix import SuffixDrafts
 
 
 class TopKDrafting(SpecAlgorithm):
@@ -219,14 +220,15 @@ class Ngram(LookupDrafting):
         return NgramProposer()
 
 
-class SuffixDrafting(Ngram):
+class SuffixDrafting(LookupDrafting):
     """Suffix decoding: continuations of the longest suffix that also stands in the prompt, the output or past outputs
     (arXiv 2411.04975)."""
 
     name = "SUFFIX"
-    usual_acceptance = "ngram-code"
     supports_trees = False
-    simulated_only = True
+
+    def make_proposer(self, shape: AlgorithmShape) -> SuffixDrafts:
+        return SuffixDrafts()
 
 
 BUILT_IN = (

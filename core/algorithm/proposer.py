@@ -3,10 +3,11 @@
     open_row ─► observe (the prompt) ─► first_relay ─► observe (its first token) ─► propose ─► observe (what was
     emitted) ─► propose …
 
-A proposal must depend only on the row's text and on the relayed values. After a retraction, or on another worker, an
-executor opens the row again and shows it its whole text at once. The device knows first which nodes were accepted. So a
-proposer gives values for every node of its tree. The executor relays the values of the last accepted node, and the next
-round starts from them.
+A proposal should depend only on the row's text and on the relayed values: then a seed always draws the same tokens.
+(SUFFIX also looks at outputs of earlier requests, as the servers do that have it.) After a retraction, or on another
+worker, an executor opens the row again and shows it its whole text at once. The device knows first which nodes were
+accepted. So a proposer gives values for every node of its tree. The executor relays the values of the last accepted
+node, and the next round starts from them.
 """
 
 from __future__ import annotations

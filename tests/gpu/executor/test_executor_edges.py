@@ -45,6 +45,7 @@ WAYS = {
     "EAGLE-3 tree": tree("EAGLE3", 3, 3, 12),
     "heads": tree("MULTI_LAYER_EAGLE", 3, 3, 12, chunk_size=3),
     "look-up": Way("NGRAM", None, {"steps": 5}),
+    "suffix": Way("SUFFIX", None, {"steps": 5}),
 }
 
 

@@ -35,6 +35,7 @@ WAYS = {
     "EAGLE3 tree": ("EAGLE3", {"topk": 3, "steps": 2, "num_draft_tokens": 6}),
     "MULTI_LAYER_EAGLE": ("MULTI_LAYER_EAGLE", {}),
     "NGRAM": (None, {"algorithm": "NGRAM", "steps": 4}),
+    "SUFFIX, overlap": (None, {"algorithm": "SUFFIX", "steps": 6, "overlap": True}),
     "adaptive": ("STANDALONE", {"adaptive": "with-zero", "multi_step_rounds": 1}),
     "adaptive trees": ("STANDALONE", {"adaptive": "with-zero", "topk": 3, "num_draft_tokens": {"3": 9, "7": 12}}),
     "goodput": (

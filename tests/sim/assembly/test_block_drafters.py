@@ -199,7 +199,7 @@ def test_more_drafts_than_a_trained_block_has_are_said(tmp_path: Path):
     )
 
 
-@pytest.mark.parametrize("algorithm", [*ALL, "SUFFIX"])
+@pytest.mark.parametrize("algorithm", ALL)
 def test_only_simulations_know_them(algorithm: str):
     with pytest.raises(ConfigError, match=f"algorithm: {algorithm} is simulated, and no executor runs it yet"):
         executed_algorithm(algorithm)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from foredraft.core.acceptance.process import AcceptanceProcess
 from foredraft.core.adaptive import AdaptiveController, fixed_controller
+from foredraft.core.algorithm.algorithm import Drafter
 from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.core.contract.request import FinishedRequest, Request
 from foredraft.core.scheduler.config import EngineConfig
@@ -46,7 +47,9 @@ class Way:
 
     def controller(self) -> AdaptiveController:
         shape = {"steps": 0, **(self.shape or {})}
-        return fixed_controller(shape.pop("steps"), **shape, depth_limited=self.algorithm != "NGRAM")
+        return fixed_controller(
+            shape.pop("steps"), **shape, depth_limited=get_algorithm(self.algorithm).drafter is not Drafter.LOOKUP
+        )
 
 
 def chain(algorithm: str, steps: int, noise: float = 0.05, seed: int = 0, **config) -> Way:
@@ -60,7 +63,7 @@ def tree(algorithm: str, steps: int, topk: int, nodes: int, noise: float = 0.05,
 
 
 def draft_for(algorithm: str, noise: float, seed: int) -> DraftModel | None:
-    if algorithm in ("NONE", "NGRAM"):
+    if get_algorithm(algorithm).drafter in (Drafter.NONE, Drafter.LOOKUP):
         return None
     return noisy_copy(seed, noise) if algorithm == "STANDALONE" else small_head(seed, algorithm)
 

@@ -24,7 +24,9 @@ class MatrixCell:
     """One configuration. Every field is one dimension of the matrix;
     `seed` chooses the workload and the disturbances."""
 
-    algorithm: str = _dimension("NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGRAM", "PLUGIN")
+    algorithm: str = _dimension(
+        "NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGRAM", "SUFFIX", "PLUGIN"
+    )
     mode: str = _dimension("synchronous", "overlap")
     page_size: int = _dimension(1, 2, 4, 16)
     topk: int = _dimension(1, 2, 4, 8, 16)
@@ -66,6 +68,8 @@ def is_legal(cell: MatrixCell) -> bool:
     drafting dimensions."""
     if cell.algorithm == "NONE":
         return all(getattr(cell, name) == value for name, value in PLAIN.items())
+    if cell.algorithm == "SUFFIX" and cell.topk > 1:
+        return False
     if cell.steps == 0 and (cell.policy != "fixed" or cell.topk > 1):
         return False
     # Without a mixed batch there are no verify tokens to leave room for.
