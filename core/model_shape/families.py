@@ -7,7 +7,7 @@ is that of the family's class in `transformers` (4.57) or of the checkpoint's ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypedDict
@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 from ..errors import nearest_name
 from ..parsing import REQUIRED, ConfigReader
 from .kv_formats import KV_FORMATS
-from .layers import Experts, LayerInputs, Mlp, Part
+from .layers import LayerInputs
 from .matrices import Matrix, matrices_of
 from .mixers import (
     Mixers,
@@ -25,18 +25,35 @@ from .mixers import (
     gemma4,
     gpt_oss,
     grouped,
+    jamba,
     kimi_linear,
-    kinds_of,
     latent,
+    latent_pairs,
     lightning,
+    mamba_hybrid,
     mimo_flash,
     minimax_m3,
     nas_attention,
-    nas_blocks,
     nemotron,
     nemotron_pattern,
-    read_shared,
     replace_missing,
+    short_convolutions,
+)
+from .mlps import (
+    Parts,
+    deepseek_experts,
+    dense_mlps,
+    ernie_experts,
+    gemma4_experts,
+    jamba_experts,
+    lfm2_mlps,
+    llama4_experts,
+    longcat_experts,
+    nas_mlps,
+    nemotron_mlps,
+    qwen_experts,
+    small_experts,
+    ungated,
 )
 from .quantization import CONFIG_KEYS
 from .saved import as_published
@@ -48,203 +65,26 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True, slots=True)
-class MoeConfig:
-    """A mixture of experts as Qwen3 configures it: each token is sent to `top_k` of `num_experts` MLPs."""
-
-    num_experts: int
-    top_k: int
-    intermediate_size: int  # of one expert
-    norm_topk_prob: bool = False  # the chosen experts' weights sum to 1
-    decoder_sparse_step: int = 1  # every how many layers has experts, counted from the end of each group
-    mlp_only_layers: tuple[int, ...] = ()
-    shared_size: int = 0  # width of the experts that every token goes to, beside the chosen ones
-    scale: float = 1.0  # of the chosen experts' weights
-    num_groups: int = 1  # into which the experts are divided
-    top_groups: int = 1  # from which a token's are chosen
-
-    def is_sparse(self, layer: int) -> bool:
-        """Return whether `layer` has experts instead of one MLP."""
-        return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
-
-
-def read_experts(reader: ConfigReader, family: str | None) -> MoeConfig | None:
-    """Read a mixture of experts as Qwen, Mixtral, gpt-oss, DeepSeek and GLM configure it; None for other families."""
-    if family in ("deepseek_v2", "deepseek_v3", "glm4_moe"):
-        return _read_grouped_experts(reader, family)
-    if family not in ("qwen3_moe", "qwen2_moe", "qwen3_next", "qwen3_5_moe", "mixtral", "gpt_oss"):
-        return None
-    has_one_width = family in ("mixtral", "gpt_oss")  # whose layers all have experts, with weights that sum to 1
-    key = "num_local_experts" if has_one_width or reader.get("num_local_experts") is not None else "num_experts"
-    moe = MoeConfig(
-        num_experts=reader.integer(key),
-        top_k=reader.integer("num_experts_per_tok"),
-        intermediate_size=reader.integer("intermediate_size" if has_one_width else "moe_intermediate_size"),
-        norm_topk_prob=has_one_width or reader.flag("norm_topk_prob", family in ("qwen3_next", "qwen3_5_moe")),
-        decoder_sparse_step=reader.integer("decoder_sparse_step", 1),
-        mlp_only_layers=reader.integers("mlp_only_layers"),
-        shared_size=0 if has_one_width else reader.integer("shared_expert_intermediate_size", 0, minimum=0),
-    )
-    _check_top_k(reader, moe.top_k, moe.num_experts)
-    return moe
-
-
-def _read_grouped_experts(reader: ConfigReader, family: str) -> MoeConfig | None:
-    """Read the experts of DeepSeek and GLM, which are chosen from groups, behind some dense layers; None if the file
-    has no experts, which is noted for a GLM."""
-    number = reader.integer
-    if reader.get("n_routed_experts") is None:
-        if family == "glm4_moe":  # another family's dense model would load, and rotate a part of each head alone
-            reader.problem("n_routed_experts", "is missing")
-        return None
-    count, width = number("n_routed_experts"), number("moe_intermediate_size")
-    has_groups = family != "deepseek_v2" or reader.get("topk_method") == "group_limited_greedy"
-    groups, top_groups = (number("n_group", 1), number("topk_group", 1)) if has_groups else (1, 1)
-    if count % groups or top_groups > groups:
-        reader.problem("n_group", f"{count} experts in {groups} groups, of which {top_groups} are chosen")
-    if (every := number("moe_layer_freq", 1)) != 1:
-        reader.problem("moe_layer_freq", f"expected experts in every layer behind the dense ones (1), found {every}")
-    moe = MoeConfig(
-        num_experts=count,
-        top_k=number("num_experts_per_tok"),
-        intermediate_size=width,
-        norm_topk_prob=reader.flag("norm_topk_prob"),
-        mlp_only_layers=tuple(range(number("first_k_dense_replace", 0, minimum=0))),
-        shared_size=width * number("n_shared_experts", 0, minimum=0),
-        scale=reader.number("routed_scaling_factor", 1.0),
-        num_groups=groups,
-        top_groups=top_groups,
-    )
-    _check_top_k(reader, moe.top_k, count)
-    return moe
-
-
-def _check_top_k(reader: ConfigReader, top_k: int, count: int) -> None:
-    if top_k > count:
-        reader.problem("num_experts_per_tok", f"{top_k} experts per token, but there are {count}")
-
-
-# -- MLPs: one for each layer, None for a layer without ----------------------------------------------------------------
-
-Parts = Iterable[Part | None]
-
-
-def _dense(reader: ConfigReader, family: str, layers: int) -> Parts:
-    width = reader.integer("intermediate_size")
-    return [Mlp(width)] * layers
-
-
-def _qwen_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
-    moe = read_experts(reader, family)
-    assert moe is not None
-    shared = moe.shared_size
-    experts = Experts(moe.num_experts, moe.top_k, moe.intermediate_size, shared, shared_gate=bool(shared))
-    has_dense = any(not moe.is_sparse(layer) for layer in range(layers))
-    dense = Mlp(reader.integer("intermediate_size")) if has_dense else None
-    return [experts if moe.is_sparse(layer) else dense for layer in range(layers)]
-
-
-def _first_of(reader: ConfigReader, *keys: str) -> str:
-    """Return the first of several names of a key that the file has."""
-    return next((key for key in keys if reader.get(key) is not None), keys[0])
-
-
-def _experts(reader: ConfigReader, width: int, *, shared_width: int = 0, **others: Any) -> Experts:
-    count = reader.integer(_first_of(reader, "n_routed_experts", "num_local_experts", "num_experts"))
-    top_k = reader.integer(_first_of(reader, "num_experts_per_tok", "num_experts_per_token", "top_k_experts"))
-    _check_top_k(reader, top_k, count)
-    return Experts(count, top_k, width, shared_width, **others)
-
-
-def _deepseek_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
-    """Read experts with shared ones behind a few dense layers: DeepSeek, Kimi, GLM, MiniMax M3, Step, MiMo."""
-    number = reader.integer
-    if (
-        reader.get("n_routed_experts") is None
-        and reader.get(_first_of(reader, "num_experts", "num_local_experts")) is None
-    ):
-        return _dense(reader, family, layers)  # the small models of a family
-    width = number(_first_of(reader, "moe_intermediate_size", "intermediate_size"))
-    shared = number(_first_of(reader, "n_shared_experts", "num_shared_experts"), 0, minimum=0)
-    shared_width = shared * number(_first_of(reader, "share_expert_dim", "shared_intermediate_size"), width, minimum=0)
-    experts = _experts(reader, width, shared_width=shared_width, latent=number("routed_expert_hidden_size", None))
-    frequency = reader.get("moe_layer_freq", 1)
-    if reader.get("mlp_layer_types") is not None:
-        sparse = [kind == "sparse" for kind in kinds_of(reader, layers, "mlp_layer_types")]
-    elif isinstance(frequency, list):
-        sparse = [kind == 1 for kind in kinds_of(reader, layers, "moe_layer_freq")]
-    else:
-        first, every = number("first_k_dense_replace", 0, minimum=0), number("moe_layer_freq", 1)
-        sparse = [layer >= first and layer % every == 0 for layer in range(layers)]
-    if all(sparse):
-        return [experts] * layers
-    dense = Mlp(number(_first_of(reader, "dense_intermediate_size", "intermediate_size")))
-    return [experts if is_sparse else dense for is_sparse in sparse]
-
-
-def _small_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
-    """Read experts of every layer, whose width is `intermediate_size`: gpt-oss, MiniMax-01 and M2."""
-    shared = reader.integer("shared_intermediate_size", 0, minimum=0)
-    width = reader.integer("intermediate_size")
-    return [_experts(reader, width, shared_width=shared, biases=family == "gpt_oss")] * layers
-
-
-def _llama4_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
-    width, every = reader.integer("intermediate_size"), reader.integer("interleave_moe_layer_step", 1)
-    experts = _experts(reader, width, shared_width=width)
-    listed = reader.integers("moe_layers")
-    sparse = set(listed) if listed else set(range(every - 1, layers, every))
-    dense = Mlp(reader.integer("intermediate_size_mlp")) if len(sparse) < layers else None
-    return [experts if layer in sparse else dense for layer in range(layers)]
-
-
-def _gemma4_experts(reader: ConfigReader, family: str, layers: int) -> Parts:
-    """Read a dense MLP in every layer, and the experts beside it in layers that have some."""
-    width = reader.integer("intermediate_size")
-    if not reader.flag("enable_moe_block"):
-        own = layers - read_shared(reader, layers)
-        wide = Mlp(2 * width) if reader.flag("use_double_wide_mlp") else Mlp(width)
-        return [Mlp(width) if layer < own else wide for layer in range(layers)]
-    return [_experts(reader, reader.integer("moe_intermediate_size"), shared_width=width)] * layers
-
-
-def _nemotron_mlps(reader: ConfigReader, family: str, layers: int) -> Parts:
-    """Read MLPs without a gate (squared ReLU), dense or with experts that may work on a smaller latent vector."""
-    pattern = nemotron_pattern(reader)
-    dense = experts = None
-    if "-" in pattern:
-        dense = Mlp(reader.integer("intermediate_size"), gated=False)
-    if "E" in pattern:
-        shared = reader.integer("moe_shared_expert_intermediate_size", 0, minimum=0)
-        latent = reader.integer("moe_latent_size", None)
-        width = reader.integer("moe_intermediate_size")
-        experts = _experts(reader, width, shared_width=shared, gated=False, latent=latent)
-    return [{"-": dense, "E": experts}.get(kind) for kind in pattern]
-
-
-def _nas_mlps(reader: ConfigReader, family: str, layers: int) -> Parts:
-    """Read widths as multiples of the hidden size, two thirds of them rounded up to 256 (the checkpoint's
-    `modeling_decilm.py`)."""
-    hidden = reader.integer("hidden_size")
-    mlps: list[Part | None] = []
-    for block in nas_blocks(reader, layers):
-        part = block.under("ffn")
-        skipped = part.flag("no_op") or part.flag("replace_with_linear")
-        width = 0 if skipped else int(2 * part.number("ffn_mult") * hidden / 3)
-        mlps.append(None if skipped else Mlp(-(-width // 256) * 256))
-    return mlps
-
-
-# -- families ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
 class Family:
-    """How a family's configuration is read. `defaults`: keys that published files leave out."""
+    """How a family's configuration is read. `defaults`: keys that published files leave out. `names`: those that it
+    calls otherwise, by the usual names."""
 
     architecture: str
     mixers: Callable[[ConfigReader, str, int], Mixers] = grouped
-    mlps: Callable[[ConfigReader, str, int], Parts] = _dense
+    mlps: Callable[[ConfigReader, str, int], Parts] = dense_mlps
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def reader(self, reader: ConfigReader) -> ConfigReader:
+        """Return a reader of a file of this family that finds the usual keys."""
+        data = dict(reader.data)
+        for usual, own in self.names.items():
+            value = data.pop(own, None)
+            if isinstance(value, list) and value and all(one == value[0] for one in value):
+                value = value[0]  # a list with the same entry for each layer
+            if value is not None and data.get(usual) is None:
+                data[usual] = value
+        return replace_missing(reader.with_data(data), **self.defaults)
 
 
 _TIED: Mapping[str, Any] = {"tie_word_embeddings": True}
@@ -254,6 +94,24 @@ _GEMMA3 = {
     "max_position_embeddings": 131_072, "use_qk_norm": True,
 }  # fmt: skip
 _GLM_MOE = {"rms_norm_eps": 1e-5, "norm_topk_prob": True, "first_k_dense_replace": 1, "n_shared_experts": 1}
+_BIASES: Mapping[str, Any] = {"attention_bias": True}
+_NORMS: Mapping[str, Any] = {"use_qk_norm": True}
+_EVERY_FOURTH: Mapping[str, Any] = {"use_sliding_window": True, "sliding_window_pattern": 4}
+_FIRST_DENSE: Mapping[str, Any] = {"first_k_dense_replace": 1}
+_HUNYUAN = {
+    "head_dim": "attention_head_dim",
+    "num_experts_per_tok": "moe_topk",
+    "num_shared_experts": "num_shared_expert",
+}
+_HUNYUAN |= {key: key for key in ("num_experts", "moe_intermediate_size")}  # lists with an entry for each layer
+_ERNIE = {
+    "n_routed_experts": "moe_num_experts", "num_experts_per_tok": "moe_k", "n_shared_experts": "moe_num_shared_experts",
+    "first_k_dense_replace": "moe_layer_start_index", "moe_layer_freq": "moe_layer_interval",
+}  # fmt: skip
+_LONGCAT = {
+    "num_hidden_layers": "num_layers", "intermediate_size": "ffn_hidden_size", "num_experts_per_tok": "moe_topk",
+    "moe_intermediate_size": "expert_ffn_hidden_size",
+}  # fmt: skip
 _QWEN_HYBRID: Mapping[str, Any] = {"head_dim": 256}
 _QWEN_NEXT = {**_QWEN_HYBRID, "linear_num_value_heads": 32, "linear_num_key_heads": 16}
 
@@ -262,33 +120,33 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": Family("MistralForCausalLM"),
     "qwen2": Family("Qwen2ForCausalLM"),
     "qwen3": Family("Qwen3ForCausalLM"),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", mlps=_qwen_experts),
-    "mixtral": Family("MixtralForCausalLM", mlps=_qwen_experts, defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", mlps=qwen_experts),
+    "mixtral": Family("MixtralForCausalLM", mlps=qwen_experts, defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
     "phi3": Family("Phi3ForCausalLM", defaults={"rms_norm_eps": 1e-5}),
     "mimo": Family("MiMoForCausalLM"),
     "gemma2": Family("Gemma2ForCausalLM", defaults=_GEMMA),
     "gemma3": Family("Gemma3ForCausalLM", defaults=_GEMMA3),
-    "gemma4": Family("Gemma4ForConditionalGeneration", gemma4, _gemma4_experts, _TIED),
-    "qwen2_moe": Family("Qwen2MoeForCausalLM", mlps=_qwen_experts),
-    "gpt_oss": Family("GptOssForCausalLM", gpt_oss, _small_experts, {"rms_norm_eps": 1e-5, "attention_bias": True}),
-    "llama4": Family("Llama4ForConditionalGeneration", mlps=_llama4_experts, defaults={"attention_chunk_size": 8192}),
-    "glm4_moe": Family("Glm4MoeForCausalLM", mlps=_deepseek_experts, defaults=_GLM_MOE),
-    "minimax": Family("MiniMaxForCausalLM", lightning, _small_experts),
-    "minimax_m2": Family("MiniMaxM2ForCausalLM", mlps=_small_experts),
-    "minimax_m3": Family("MiniMaxM3ForCausalLM", minimax_m3, _deepseek_experts),
-    "mimo_v2_flash": Family("MiMoV2FlashForCausalLM", mimo_flash, _deepseek_experts),
-    "step3p7": Family("Step3p7FlashForCausalLM", mlps=_deepseek_experts),
-    "deepseek_v2": Family("DeepseekV2ForCausalLM", latent, _deepseek_experts),
-    "deepseek_v3": Family("DeepseekV3ForCausalLM", latent, _deepseek_experts),
-    "deepseek_v32": Family("DeepseekV32ForCausalLM", latent, _deepseek_experts),
-    "deepseek_v4": Family("DeepseekV4ForCausalLM", compressed, _deepseek_experts),
-    "glm_moe_dsa": Family("GlmMoeDsaForCausalLM", latent, _deepseek_experts),
-    "kimi_linear": Family("KimiLinearForCausalLM", kimi_linear, _deepseek_experts),
-    "qwen3_next": Family("Qwen3NextForCausalLM", delta_rule, _qwen_experts, _QWEN_NEXT),
+    "gemma4": Family("Gemma4ForConditionalGeneration", gemma4, gemma4_experts, _TIED),
+    "qwen2_moe": Family("Qwen2MoeForCausalLM", mlps=qwen_experts),
+    "gpt_oss": Family("GptOssForCausalLM", gpt_oss, small_experts, {"rms_norm_eps": 1e-5, "attention_bias": True}),
+    "llama4": Family("Llama4ForConditionalGeneration", mlps=llama4_experts, defaults={"attention_chunk_size": 8192}),
+    "glm4_moe": Family("Glm4MoeForCausalLM", mlps=deepseek_experts, defaults=_GLM_MOE),
+    "minimax": Family("MiniMaxForCausalLM", lightning, small_experts),
+    "minimax_m2": Family("MiniMaxM2ForCausalLM", mlps=small_experts),
+    "minimax_m3": Family("MiniMaxM3ForCausalLM", minimax_m3, deepseek_experts),
+    "mimo_v2_flash": Family("MiMoV2FlashForCausalLM", mimo_flash, deepseek_experts),
+    "step3p7": Family("Step3p7FlashForCausalLM", mlps=deepseek_experts),
+    "deepseek_v2": Family("DeepseekV2ForCausalLM", latent, deepseek_experts),
+    "deepseek_v3": Family("DeepseekV3ForCausalLM", latent, deepseek_experts),
+    "deepseek_v32": Family("DeepseekV32ForCausalLM", latent, deepseek_experts),
+    "deepseek_v4": Family("DeepseekV4ForCausalLM", compressed, deepseek_experts),
+    "glm_moe_dsa": Family("GlmMoeDsaForCausalLM", latent, deepseek_experts),
+    "kimi_linear": Family("KimiLinearForCausalLM", kimi_linear, deepseek_experts),
+    "qwen3_next": Family("Qwen3NextForCausalLM", delta_rule, qwen_experts, _QWEN_NEXT),
     "qwen3_5": Family("Qwen3_5ForConditionalGeneration", delta_rule, defaults=_QWEN_HYBRID),
-    "qwen3_5_moe": Family("Qwen3_5MoeForConditionalGeneration", delta_rule, _qwen_experts, _QWEN_HYBRID),
-    "nemotron_h": Family("NemotronHForCausalLM", nemotron, _nemotron_mlps),
-    "nemotron-nas": Family("DeciLMForCausalLM", nas_attention, _nas_mlps),
+    "qwen3_5_moe": Family("Qwen3_5MoeForConditionalGeneration", delta_rule, qwen_experts, _QWEN_HYBRID),
+    "nemotron_h": Family("NemotronHForCausalLM", nemotron, nemotron_mlps),
+    "nemotron-nas": Family("DeciLMForCausalLM", nas_attention, nas_mlps),
     "falcon_h1": Family("FalconH1ForCausalLM", falcon),
     "smollm3": Family("SmolLM3ForCausalLM", defaults={**_TIED, "rope_theta": 2e6}),
     "olmo2": Family("Olmo2ForCausalLM", defaults={"rms_norm_eps": 1e-5}),
@@ -297,6 +155,65 @@ FAMILIES: Mapping[str, Family] = {
     "glm4": Family("Glm4ForCausalLM", defaults={"rms_norm_eps": 1.5625e-7, "attention_bias": True, "head_dim": 128}),
     "ministral3": Family("Ministral3ForCausalLM", defaults={"rms_norm_eps": 1e-5, "head_dim": 128}),
     "seed_oss": Family("SeedOssForCausalLM", defaults={"attention_bias": True, "head_dim": 128}),
+    # Families whose sizes are read alone: no decoder of this project runs them.
+    "gemma": Family("GemmaForCausalLM", defaults={**_TIED, "head_dim": 256}),
+    "vaultgemma": Family("VaultGemmaForCausalLM", defaults={**_GEMMA, **_EVERY_FOURTH, "sliding_window_pattern": 2}),
+    "cohere": Family("CohereForCausalLM", defaults=_TIED),
+    "cohere2": Family("Cohere2ForCausalLM", defaults={**_TIED, **_EVERY_FOURTH, "sliding_window": 4096}),
+    "cohere2_moe": Family("Cohere2MoeForCausalLM", mlps=deepseek_experts, defaults={**_TIED, **_EVERY_FOURTH}),
+    "exaone4": Family("Exaone4ForCausalLM", defaults={**_EVERY_FOURTH, **_NORMS}),
+    "exaone_moe": Family(
+        "ExaoneMoeForCausalLM", mlps=deepseek_experts, defaults={**_EVERY_FOURTH, **_NORMS, **_FIRST_DENSE}
+    ),
+    "ernie4_5": Family("Ernie4_5ForCausalLM", defaults={**_TIED, "head_dim": 128}),
+    "ernie4_5_moe": Family(
+        "Ernie4_5_MoeForCausalLM", mlps=ernie_experts, defaults={**_TIED, **_FIRST_DENSE}, names=_ERNIE
+    ),
+    "glm": Family("GlmForCausalLM", defaults={**_BIASES, "head_dim": 128}),
+    "glm4_moe_lite": Family("Glm4MoeLiteForCausalLM", latent, deepseek_experts, _FIRST_DENSE),
+    "mistral4": Family("Mistral4ForCausalLM", latent, deepseek_experts),
+    "minicpm3": Family("MiniCPM3ForCausalLM", latent, defaults=_TIED),
+    "youtu": Family("YoutuForCausalLM", latent, defaults=_TIED),
+    "longcat_flash": Family("LongcatFlashForCausalLM", latent_pairs, longcat_experts, names=_LONGCAT),
+    "helium": Family("HeliumForCausalLM"),
+    "internlm3": Family("InternLM3ForCausalLM", defaults={"head_dim": 128}),
+    "olmo": Family("OlmoForCausalLM"),
+    "olmoe": Family("OlmoeForCausalLM", mlps=small_experts, defaults=_NORMS),
+    "flex_olmo": Family("FlexOlmoForCausalLM", mlps=small_experts, defaults=_NORMS),
+    "stablelm": Family("StableLmForCausalLM", names={"attention_bias": "use_qkv_bias"}),
+    "hunyuan_v1_dense": Family("HunYuanDenseV1ForCausalLM", defaults=_NORMS, names=_HUNYUAN),
+    "hunyuan_v1_moe": Family(
+        "HunYuanMoEV1ForCausalLM", mlps=deepseek_experts, defaults={**_NORMS, "num_shared_experts": 1}, names=_HUNYUAN
+    ),
+    "hy_v3": Family("HYV3ForCausalLM", mlps=deepseek_experts, defaults={**_FIRST_DENSE, **_NORMS, "head_dim": 128}),
+    "dots1": Family("Dots1ForCausalLM", mlps=deepseek_experts, defaults=_NORMS),
+    "afmoe": Family(
+        "AfmoeForCausalLM",
+        partial(grouped, output_gate=True),
+        deepseek_experts,
+        {**_EVERY_FOURTH, **_NORMS, **_FIRST_DENSE, "head_dim": 128},
+        {"first_k_dense_replace": "num_dense_layers", "sliding_window_pattern": "global_attn_every_n_layers"},
+    ),
+    "solar_open": Family("SolarOpenForCausalLM", mlps=deepseek_experts, defaults={"head_dim": 128}),
+    "phimoe": Family("PhimoeForCausalLM", mlps=small_experts),
+    "granitemoe": Family("GraniteMoeForCausalLM", mlps=small_experts),
+    "granitemoeshared": Family("GraniteMoeSharedForCausalLM", mlps=small_experts),
+    "granitemoehybrid": Family("GraniteMoeHybridForCausalLM", mamba_hybrid, small_experts),
+    "bamba": Family("BambaForCausalLM", mamba_hybrid),
+    "jamba": Family("JambaForCausalLM", jamba, jamba_experts),
+    "lfm2": Family("Lfm2ForCausalLM", short_convolutions, lfm2_mlps, _TIED, {"intermediate_size": "block_ff_dim"}),
+    "lfm2_moe": Family(
+        "Lfm2MoeForCausalLM", short_convolutions, deepseek_experts, _TIED, {"first_k_dense_replace": "num_dense_layers"}
+    ),
+    "arcee": Family("ArceeForCausalLM", mlps=ungated),
+    "apertus": Family("ApertusForCausalLM", mlps=ungated, defaults=_NORMS),
+    "nemotron": Family("NemotronForCausalLM", mlps=ungated),
+    "jais2": Family("Jais2ForCausalLM", mlps=ungated, defaults=_BIASES),
+    "phi": Family("PhiForCausalLM", mlps=ungated, defaults=_BIASES),
+    "starcoder2": Family("Starcoder2ForCausalLM", mlps=ungated, defaults={**_TIED, **_BIASES}),
+    "opt": Family(
+        "OPTForCausalLM", mlps=ungated, defaults={**_TIED, **_BIASES}, names={"intermediate_size": "ffn_dim"}
+    ),
 }
 """The families whose configurations are understood, by `model_type`."""
 ARCHITECTURES: Mapping[str, str] = {name: family.architecture for name, family in FAMILIES.items()}
@@ -307,9 +224,14 @@ _ALIASES: Mapping[str, str] = {
     "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe",
     "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe", "minimax_text_01": "minimax",
     "minimax_m3_vl": "minimax_m3", "minimax_m3_vl_text": "minimax_m3", "deepseek_ref": "deepseek_v4",
+    "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_omni_text": "qwen2",
+    "qwen3_omni_moe_text": "qwen3_moe", "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe", "internlm2": "llama",
 }  # fmt: skip
 """Other names of `model_type` for a family: language models inside multimodal ones, and models that are
 configured alike."""
+
+
+LANGUAGE_MODEL = ("text_config", "thinker_config", "llm_config", "language_config")
 
 
 def family_of_type(model_type: Any) -> str | None:
@@ -327,11 +249,12 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str, *, is_wh
     if key is None:
         is_name = isinstance(model_type, str) and model_type != "mistral3"  # a model that sees, whose text part is gone
         hint = nearest_name(model_type, ARCHITECTURES) if is_name else ""
-        reader.problem("model_type", f"expected one of {', '.join(ARCHITECTURES)}{hint}, found {model_type!r}")
+        listed = "a family out of the table in docs/scenario.md, or of the same shape as one of them"
+        reader.problem("model_type", f"expected {listed}{hint}, found {model_type!r}")
         reader.raise_problems()
     assert key is not None
     family = FAMILIES[key]
-    reader = replace_missing(reader, **family.defaults)
+    reader = family.reader(reader)
     layers = reader.integer("num_hidden_layers", len(nemotron_pattern(reader)) if key == "nemotron_h" else REQUIRED)
     if layers > MAX_LAYERS:
         reader.problem("num_hidden_layers", f"must be at most {MAX_LAYERS:,}, got {layers}")
@@ -361,7 +284,7 @@ def _layer_inputs(reader: ConfigReader) -> LayerInputs | None:
 def read_matrices(reader: ConfigReader, family: str) -> list[Matrix]:
     """Return the matrices of a model of `family`, by which the entries of its quantization are resolved."""
     about = FAMILIES[family]
-    reader = replace_missing(reader, **about.defaults)
+    reader = about.reader(reader)
     layers = reader.integer("num_hidden_layers")
     return matrices_of(
         family, reader.integer("hidden_size"), reader.integer("vocab_size"), about.mixers(reader, family, layers),
@@ -370,11 +293,14 @@ def read_matrices(reader: ConfigReader, family: str) -> list[Matrix]:
 
 
 def language_model(config: Mapping[str, Any], source: str) -> ConfigReader:
-    """Return a reader of the language model's part: a multimodal file keeps it under `text_config`."""
-    if config.get("text_config") is None:
+    """Return a reader of the language model's part, which a multimodal file keeps under one of `LANGUAGE_MODEL`."""
+    key = next((key for key in LANGUAGE_MODEL if config.get(key) is not None), None)
+    if key is None:
         return ConfigReader(as_published(config), source)
     whole = ConfigReader(config, source)
-    part = whole.under("text_config")
+    part = whole.under(key)
+    if part.data.get("text_config") is not None:  # the part of a model that also speaks
+        part = part.under("text_config")
     whole.raise_problems()
     shared = ("model_type", "tie_word_embeddings", "torch_dtype", "dtype", *CONFIG_KEYS)
     part.data = as_published({key: config[key] for key in shared if key in config} | dict(part.data))

@@ -104,9 +104,17 @@ class _Style:
     sparse: str | None = None  # the MLP of a layer with experts; None: as `mlp`
     shared: str = "shared_experts"
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    dense: tuple[str, str, str] | None = None  # of MLPs that are no routed experts; None: the usual or `projections`
+    experts: str = "experts.0"
+    output: str = "o_proj"
+    gate: str | None = None  # of the attention's output; None: a part of the queries' matrix
 
 
 _W = ("w1", "w3", "w2")
+_LINEAR = ("input_linear", "input_linear", "output_linear")
+_GRANITE = _Style(
+    sparse="", experts="block_sparse_moe", projections=_LINEAR, dense=_LINEAR, shared="shared_mlp", mlp="shared_mlp"
+)
 _STYLES = {
     "mixtral": _Style(sparse="block_sparse_moe", projections=_W),
     "minimax": _Style(sparse="block_sparse_moe", projections=_W, shared="shared_mlp"),
@@ -122,6 +130,17 @@ _STYLES = {
     "step3p7": _Style(shared="share_expert"),
     "deepseek_v4": _Style(attention="attn", mlp="ffn", projections=_W),
     "nemotron_h": _Style(attention="mixer", mlp="mixer"),
+    **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), _GRANITE),
+    "phimoe": _Style(sparse="block_sparse_moe", projections=_W),
+    **dict.fromkeys(("hunyuan_v1_moe", "hy_v3"), _Style(shared="shared_mlp")),
+    "afmoe": _Style(gate="gate_proj"),
+    "bamba": _Style(mlp="feed_forward"),
+    "jamba": _Style(mlp="feed_forward"),
+    "lfm2": _Style(mlp="feed_forward", projections=_W, output="out_proj"),
+    "lfm2_moe": _Style(mlp="feed_forward", projections=_W, output="out_proj"),
+    "phi": _Style(projections=("", "fc1", "fc2"), output="dense"),
+    "opt": _Style(mlp="", projections=("", "fc1", "fc2"), output="out_proj"),
+    "starcoder2": _Style(projections=("", "c_fc", "c_proj")),
 }
 Named = tuple[tuple[str, ...], int]
 
@@ -142,12 +161,15 @@ def _grouped_parts(style: _Style, mixer: Attention, hidden: int) -> Iterator[Nam
     at = style.attention
     together = (f"{at}.qkv_proj",)
     keys = mixer.kv_heads * mixer.head_dim if mixer.has_kv else 0
-    yield (f"{at}.q_proj", *together), hidden * mixer.heads * mixer.head_dim * (2 if mixer.output_gate else 1)
+    queries = hidden * mixer.heads * mixer.head_dim
+    if mixer.output_gate and style.gate:
+        yield (f"{at}.{style.gate}",), queries
+    yield (f"{at}.q_proj", *together), queries * (2 if mixer.output_gate and not style.gate else 1)
     if keys:
         yield (f"{at}.k_proj", *together), hidden * keys
     if keys and not mixer.values_are_keys:
         yield (f"{at}.v_proj", *together), hidden * mixer.kv_heads * mixer.value_dim
-    yield (f"{at}.o_proj",), mixer.heads * mixer.value_dim * hidden
+    yield (f"{at}.{style.output}",), mixer.heads * mixer.value_dim * hidden
     if mixer.index is not None and mixer.index.present:
         for name, product in zip(("index_q_proj", "index_k_proj"), mixer.index.products(hidden, hidden), strict=True):
             yield (f"{at}.{name}",), product.parameters
@@ -193,9 +215,15 @@ def _divided(at: str, names: tuple[str, str], inner: int, columns: int, first: i
     yield (f"{at}.{names[1]}", *more), inner * (columns - first)
 
 
+_RECURRENCES = {
+    "nemotron_h": "mixer", "lfm2": "conv", "lfm2_moe": "conv",
+    **dict.fromkeys(("falcon_h1", "granitemoehybrid", "bamba", "jamba"), "mamba"),
+}  # fmt: skip
+
+
 def _recurrent_parts(family: str, mixer: Recurrence, hidden: int) -> Iterator[Named]:
     first, *others = mixer.products(hidden)
-    at = {"nemotron_h": "mixer", "falcon_h1": "mamba"}.get(family, "linear_attn")
+    at = _RECURRENCES.get(family, "linear_attn")
     values = mixer.heads * mixer.value_dim
     if family == "qwen3_next":
         yield (f"{at}.in_proj_qkvz",), first.inner * (mixer.conv_channels + values)
@@ -213,6 +241,8 @@ def _recurrent_parts(family: str, mixer: Recurrence, hidden: int) -> Iterator[Na
         return
     else:
         yield (f"{at}.in_proj",), first.parameters
+        for name, product in zip(("x_proj", "dt_proj"), others[:-1], strict=False):  # Mamba-1
+            yield (f"{at}.{name}",), product.parameters
     yield (f"{at}.out_proj",), others[-1].parameters
 
 
@@ -223,7 +253,7 @@ def _mlp_parts(style: _Style, part: Part, hidden: int) -> Iterator[tuple[str, tu
         return
     at = style.mlp if style.sparse is None else style.sparse
     yield from _projections(
-        EXPERTS, at, "experts.0", style.projections, part.gated, part.latent or hidden, part.width, part.count
+        EXPERTS, at, style.experts, style.projections, part.gated, part.latent or hidden, part.width, part.count
     )
     if part.shared_width:
         names, shared = _dense(style), style.shared
@@ -235,7 +265,11 @@ def _mlp_parts(style: _Style, part: Part, hidden: int) -> Iterator[tuple[str, tu
 
 def _dense(style: _Style) -> tuple[str, str, str]:
     """Return the names of a dense MLP's matrices: another style has its own alone where all MLPs have it."""
-    return style.projections if style.sparse is None else ("gate_proj", "up_proj", "down_proj")
+    return (
+        style.dense or style.projections
+        if style.sparse is None or style.dense
+        else ("gate_proj", "up_proj", "down_proj")
+    )
 
 
 def _projections(
@@ -245,10 +279,10 @@ def _projections(
     for place, name in enumerate(names):
         if place == 0 and not gated:
             continue
-        others = [f"{whole}.gate_up_proj"] if place < 2 and gated else []
+        others = [_joined(whole, "gate_up_proj")] if place < 2 and gated else []
         if below.startswith("experts"):
             others.append(_joined(at, f"experts.{'down_proj' if place == 2 else 'gate_up_proj'}"))
-        yield part, (f"{whole}.{name}", *others), count * hidden * width
+        yield part, (_joined(whole, name), *others), count * hidden * width
 
 
 def _joined(at: str, below: str) -> str:

@@ -80,8 +80,12 @@ def read_windows(reader: ConfigReader, family: str, layers: int) -> tuple[int | 
         chosen = set(range(0, layers, 2))
     elif family == "smollm3":
         chosen = set(read_unrotated(reader, layers))
-    elif family in ("gemma3", "gemma4", "llama4", "olmo3"):  # every sixth, every fourth layer sees everything
-        pattern = reader.integer("sliding_window_pattern", 6 if family.startswith("gemma") else 4)
+    elif family in ("gemma3", "gemma4", "llama4", "olmo3") or reader.get("sliding_window_pattern") is not None:
+        pattern = reader.get("sliding_window_pattern")  # every sixth, every fourth layer sees everything
+        if isinstance(pattern, str):  # EXAONE: LLLG
+            pattern = len(pattern)
+        else:
+            pattern = reader.integer("sliding_window_pattern", 6 if family.startswith("gemma") else 4)
         chosen = {layer for layer in range(layers) if (layer + 1) % pattern}
     else:
         chosen = set(range(layers))
@@ -220,6 +224,11 @@ def latent(reader: ConfigReader, family: str, layers: int) -> list[LatentAttenti
     return [replace(latent, index=replace(index, present=kind != "shared")) for kind in kinds]
 
 
+def latent_pairs(reader: ConfigReader, family: str, layers: int) -> Mixers:
+    """Read LongCat-Flash, whose layers have two latent attentions."""
+    return latent(reader, family, 2 * layers)
+
+
 def compressed(reader: ConfigReader, family: str, layers: int) -> Mixers:
     """Read the attention of DeepSeek-V4, whose layers compress 0, 4 or 128 tokens to one;
     those of 4 have an indexer."""
@@ -346,6 +355,62 @@ def falcon(reader: ConfigReader, family: str, layers: int) -> Mixers:
         kernel=number("mamba_d_conv", 4), norm=reader.flag("mamba_rms_norm", True),
     )  # fmt: skip
     return [*grouped(reader, family, layers), *[mamba] * layers]
+
+
+def mamba_hybrid(reader: ConfigReader, family: str, layers: int) -> Mixers:
+    """Read Granite 4 and Bamba: mamba in most layers, attention in the others."""
+    number = reader.integer
+    heads, dim = number("mamba_n_heads", 128), reader.get("mamba_d_head")
+    inner = number("mamba_expand", 2) * number("hidden_size")
+    mamba = _mamba(
+        reader, heads=heads, dim=inner // heads if dim in (None, "auto") else number("mamba_d_head"),
+        groups=number("mamba_n_groups", 1), state=number("mamba_d_state", 256), kernel=number("mamba_d_conv", 4), norm=True,
+    )  # fmt: skip
+    full = grouped(reader, family, layers)
+    listed = reader.get("attn_layer_indices") or ()
+    kinds = ["attention" if isinstance(listed, list) and layer in listed else "mamba" for layer in range(layers)]
+    for key in ("layer_types", "layers_block_type"):
+        if reader.get(key) is not None:
+            kinds = kinds_of(reader, layers, key)
+    return [
+        full[layer] if "attention" in str(kind) and kind != "linear_attention" else mamba
+        for layer, kind in enumerate(kinds)
+    ]
+
+
+def jamba(reader: ConfigReader, family: str, layers: int) -> Mixers:
+    """Read Jamba: Mamba-1, whose states are `mamba_d_state` for each channel, and attention in every
+    `attn_layer_period`-th layer."""
+    number = reader.integer
+    inner, state = number("mamba_expand", 2) * number("hidden_size"), number("mamba_d_state", 16)
+    rank = number("mamba_dt_rank", -(-number("hidden_size") // 16))
+    mamba = Recurrence(
+        inner, state, 1, projected=2 * inner, output=inner, conv_channels=inner, conv_kernel=number("mamba_d_conv", 4),
+        low_rank=((inner, rank + 2 * state), (rank, inner)), other_parameters=(state + 2) * inner,
+        state_bytes_each=_state_bytes(reader),
+    )  # fmt: skip
+    every, first = number("attn_layer_period", 8), number("attn_layer_offset", 4, minimum=0)
+    full = grouped(reader, family, layers)
+    return [full[layer] if layer % every == first else mamba for layer in range(layers)]
+
+
+def short_convolutions(reader: ConfigReader, family: str, layers: int) -> Mixers:
+    """Read LFM2: gated convolutions over a few tokens, and attention in the listed layers."""
+    hidden = reader.integer("hidden_size")
+    conv = Recurrence(
+        0,
+        0,
+        0,
+        projected=3 * hidden,
+        output=hidden,
+        conv_channels=hidden,
+        conv_kernel=reader.integer("conv_L_cache", 3),
+    )
+    full, listed = grouped(reader, family, layers), reader.get("full_attn_idxs")
+    kinds = kinds_of(reader, layers)
+    if isinstance(listed, list) and reader.get("layer_types") is None:
+        kinds = ["full_attention" if layer in listed else "conv" for layer in range(layers)]
+    return [full[layer] if kind == "full_attention" else conv for layer, kind in enumerate(kinds)]
 
 
 def nas_blocks(reader: ConfigReader, layers: int) -> list[ConfigReader]:

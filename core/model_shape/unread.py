@@ -19,10 +19,14 @@ _HARMLESS = re.compile(
     r"mtp|nextn|scal|freq|theta|position|rout|kernel|time_step|hash|overlap|label|beam|batch|loss|act|spec|spark|draft|target|"
     r"eagle|quant|dtype|fused|return|output|implementation|group|topk|ep_size|multiplier|precision|multipl|classif"
 )
+_LATENT = (
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_linear", "glm4_moe_lite", "mistral4", "minicpm3",
+    "youtu", "longcat_flash",
+)  # fmt: skip
 _REPEATED: Mapping[str, tuple[str, ...]] = {
-    "head_dim": ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_linear"),
-    "num_key_value_heads": ("deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "kimi_linear"),
-    "qk_head_dim": ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_linear"),
+    "head_dim": _LATENT,
+    "num_key_value_heads": (*_LATENT, "deepseek_v4"),
+    "qk_head_dim": _LATENT,
     "qk_rope_head_dim": ("deepseek_v4",),
     "layer_types": ("glm_moe_dsa", "deepseek_v4", "deepseek_v32"),
     "num_experts": ("glm_moe_dsa",),
@@ -32,6 +36,8 @@ _REPEATED: Mapping[str, tuple[str, ...]] = {
     "sliding_window_size": ("mimo_v2_flash",),
     "block_size": ("minimax",),
     "mamba_d_head": ("falcon_h1",),
+    "layer_switch": ("cohere2",),
+    "num_shared_expert": ("hunyuan_v1_dense",),
 }
 _STANDARD = (
     "intermediate_size", "intermediate_size_mlp", "dense_intermediate_size", "moe_intermediate_size",

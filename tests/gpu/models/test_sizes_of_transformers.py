@@ -27,9 +27,22 @@ CHANGED: Mapping[str, dict[str, Any]] = {  # where the usual configuration is no
         "num_hidden_layers": 4,
     },
     "gemma4": {"num_kv_shared_layers": 18, "use_double_wide_mlp": True},
+    "hunyuan_v1_dense": {"head_dim": 128, "num_key_value_heads": 8},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8, "moe_topk": [2] * 32, "num_hidden_layers": 32},
+    "dots1": {"n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 2, "first_k_dense_replace": 1},
+    "nemotron": {"num_key_value_heads": 8},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * 8, "num_hidden_layers": 24},
+    "granitemoeshared": {"shared_intermediate_size": 1024},
+    "granitemoehybrid": {"layer_types": ["linear_attention"] * 5 + ["full_attention"] * 3, "num_hidden_layers": 8},
+    "bamba": {"attn_layer_indices": [3, 9]},
+    "stablelm": {"use_qkv_bias": True},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 16},
+    "exaone4": {"num_key_value_heads": 8},
+    "ernie4_5_moe": {"moe_layer_end_index": 20, "moe_layer_start_index": 3},
 }
-ABSENT = {"mimo", "step3p7", "nemotron-nas"}  # transformers has no language model of these
-OTHER_FORM = {"minimax_m3", "mimo_v2_flash", "deepseek_v4", "kimi_linear", "nemotron_h"}  # it writes other keys
+ABSENT = {"mimo", "step3p7", "nemotron-nas", "mistral4"}  # transformers has no language model of these
+# it writes other keys, has room for experts that are none, adds a table of positions
+OTHER_FORM = {"minimax_m3", "mimo_v2_flash", "deepseek_v4", "kimi_linear", "nemotron_h", "longcat_flash", "opt"}
 CASES = [family for family in FAMILIES if family not in ABSENT | OTHER_FORM]
 NOT_QUANTIZED = (
     "gate",
@@ -37,6 +50,10 @@ NOT_QUANTIZED = (
     "shared_expert_gate",
     "router",
     "router.proj",
+    "router.layer",
+    "mlp.gate.wg",
+    "conv.conv",
+    "A_log",
 )  # of what transformers has beside these
 
 
