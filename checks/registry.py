@@ -29,6 +29,7 @@ OURS: dict[str, dict[str, int]] = {
         "foredraft.checks.adapters.tree_accept:make_block": 1_200,
         "foredraft.properties.accept.plain:make": 1_200,
         "foredraft.checks.adapters.torch_accept:make": 2_000,
+        "foredraft.checks.adapters.torch_accept:make_block": 600,
     },
     "step-controller": {
         "foredraft.checks.adapters.step_controller:make_fixed": 20_000,

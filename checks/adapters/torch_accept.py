@@ -7,7 +7,7 @@ foredraft check accept foredraft.checks.adapters.torch_accept:make_cuda    the T
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ...core.contract.step import RoundShape
 from ...core.draws import Purpose
+from ...core.tree.chains import AcceptRule
 from ...gpu.draft.branches import first_level, next_level, tree_of
 from ...gpu.session.devices import ops_for
-from ...gpu.types.ops import DeviceCandidates, DeviceTree, DeviceVerified, KVTensors, Ops
+from ...gpu.types.ops import DeviceCandidates, DeviceTree, DeviceVerified, DrawnDrafts, KVTensors, Ops
 from ...properties.accept.contract import AcceptConfig, DraftModel, LaunchBatch
 
 
@@ -33,13 +34,14 @@ class DeviceAccept:
     """Operations of one device. `raw_drafts` is not declared: a device's draft ids come from its own top-k."""
 
     capabilities = (
-        *("trees", "sampling", "target_failures", "outputs", "kv"),
+        *("trees", "sampling", "draft_probabilities", "target_failures", "outputs", "kv"),
         *("links", "beams", "parameters", "keyed_coins"),
     )
 
-    def __init__(self, ops: Ops, device: str) -> None:
+    def __init__(self, ops: Ops, device: str, rule: AcceptRule = AcceptRule.REJECTION) -> None:
         self.ops = ops
         self.device = device
+        self.rule = rule  # of chains with known draft distributions
         self.shape = (0, 1, 1)
 
     def configure(self, num_steps: int, topk: int, num_nodes: int) -> None:
@@ -99,6 +101,22 @@ class DeviceAccept:
         accept, bonus = (self.tensor(coins[:, : round.tree.width]) for coins in (accept_coins, bonus_coins))
         return self.verdict(round, self.ops.verify_sampling(round.tree, self.tensor(probs), accept, bonus))
 
+    def verify_drafted(
+        self,
+        round: DeviceRound,
+        probs: np.ndarray,
+        draft_probs: np.ndarray,
+        accept_coins: np.ndarray,
+        bonus_coins: np.ndarray,
+    ) -> tuple[Tensor, ...]:
+        bs, nodes = round.tree.tokens.shape
+        drafts = self.tensor(draft_probs).view(bs, nodes, probs.shape[1])[:, :-1]
+        tree = replace(
+            round.tree, drawn=DrawnDrafts(torch.arange(probs.shape[1], device=self.device).expand(drafts.shape), drafts)
+        )
+        accept, bonus = (self.tensor(coins[:, : tree.width]) for coins in (accept_coins, bonus_coins))
+        return self.verdict(round, self.ops.verify_chains(tree, self.tensor(probs), accept, bonus, self.rule))
+
     def verdict(self, round: DeviceRound, verified: DeviceVerified) -> tuple[Tensor, ...]:
         round.verified = verified
         index, lens = verified.accept_index, verified.accept_lens
@@ -128,8 +146,12 @@ def make(config: AcceptConfig) -> DeviceAccept:
     return DeviceAccept(ops_for("cpu"), "cpu")
 
 
+def make_block(config: AcceptConfig) -> DeviceAccept:
+    return DeviceAccept(ops_for("cpu"), "cpu", AcceptRule.BLOCK)
+
+
 def make_cuda(config: AcceptConfig) -> DeviceAccept:
     return DeviceAccept(ops_for("cuda"), "cuda")
 
 
-make.capabilities = make_cuda.capabilities = DeviceAccept.capabilities
+make.capabilities = make_block.capabilities = make_cuda.capabilities = DeviceAccept.capabilities

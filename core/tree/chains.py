@@ -31,6 +31,9 @@ from ..draws import Purpose, uniform
 from .build import MAX_TREE_NODES, VerifyTree
 from .verify import Coins, Verified, argmax_tokens, normalised, sample_tokens, verified_of
 
+LEAST_REST = 1e-12
+"""Less of the target beyond the draft is rounding, and no token is drawn from it."""
+
 
 class AcceptRule(StrEnum):
     """Which drafted tokens verification keeps where a request samples."""
@@ -106,22 +109,24 @@ def chain_chances(
     if rule is AcceptRule.BLOCK:
         for i in range(steps):
             weights[:, i + 1] = np.minimum(weights[:, i] * ratios[:, i], 1.0)
-    subtracted = np.where(there[:, :, None], draft, 0.0)
     residuals = weights[:, :, None] * target
-    if rule is AcceptRule.TARGET:
-        np.put_along_axis(residuals[:, :steps], at, np.where(there, 0.0, p)[:, :, None], axis=2)
-    else:
-        residuals[:, :steps] = np.maximum(residuals[:, :steps] - subtracted, 0.0)
-    mass = residuals.sum(axis=2)
+    if rule.draws_drafts:
+        residuals[:, :steps] = np.maximum(residuals[:, :steps] - np.where(there[:, :, None], draft, 0.0), 0.0)
+    passes = p if rule is AcceptRule.TARGET else np.minimum(ratios, 1.0)
     if rule is AcceptRule.BLOCK:
         goes_on = np.concatenate([there[:, 1:], np.zeros((batch_size, 1), bool)], axis=1)
-        w, rest = weights[:, 1:], mass[:, 1:]
+        w, rest = weights[:, 1:], residuals.sum(axis=2)[:, 1:]
+        rest = np.where(rest < LEAST_REST, 0.0, rest)
         # With weight 1 and p = q a later draft always passes, so this one's chance is of no account.
-        passes = np.where(goes_on, np.divide(rest, rest + 1 - w, out=np.ones_like(w), where=rest + 1 - w > 0), w)
-    else:
-        passes = p if rule is AcceptRule.TARGET else np.minimum(ratios, 1.0)
-    # Where nothing is left (p = q up to rounding) the token is the target's.
-    residuals = np.where((mass > 0)[:, :, None], residuals, target)
+        whole = rest + (1 - w)  # in this order rest / whole is 1 where w is
+        passes = np.where(goes_on, np.divide(rest, whole, out=np.ones_like(w), where=whole > 0), w)
+    # A draft that does not stay has nothing left, but for rounding; nor has any token where p = q.
+    rest_of_target = target.copy()
+    for left in (residuals, rest_of_target):
+        drafted = np.take_along_axis(left[:, :steps], at, axis=2)
+        np.put_along_axis(left[:, :steps], at, np.where(there[:, :, None], 0.0, drafted), axis=2)
+    for more in (rest_of_target, target):
+        residuals = np.where((residuals.sum(axis=2) > 0)[:, :, None], residuals, more)
     return ChainChances(np.where(there, passes, 0.0), residuals, rule)
 
 

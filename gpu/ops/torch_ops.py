@@ -28,6 +28,7 @@ from ..kernels.rounds.move_kv import move_accepted_torch_, move_slots_torch_
 from ..kernels.rounds.relay import relay_gather_torch, relay_scatter_torch_
 from ..kernels.rounds.shape_logits import count_tokens_torch_, shape_logits_torch
 from ..kernels.rounds.target_probs import target_probs_torch
+from ..kernels.rounds.verify_chains import verify_chains_torch
 from ..kernels.rounds.verify_greedy import verify_greedy_torch
 from ..kernels.rounds.verify_sampling import verify_sampling_torch
 from ..kernels.rounds.window import window_torch
@@ -63,6 +64,7 @@ class TorchOps:
     target_probs = staticmethod(target_probs_torch)
     verify_greedy = staticmethod(verify_greedy_torch)
     verify_sampling = staticmethod(verify_sampling_torch)
+    verify_chains = staticmethod(verify_chains_torch)
     coins = staticmethod(coins_torch)
     shape_logits = staticmethod(shape_logits_torch)
     count_tokens_ = staticmethod(count_tokens_torch_)

@@ -34,6 +34,7 @@ from ..kernels.rounds.move_kv import move_accepted_triton_, move_slots_triton_
 from ..kernels.rounds.relay import relay_gather_triton, relay_scatter_triton_
 from ..kernels.rounds.shape_logits import count_tokens_triton_, shape_logits_triton
 from ..kernels.rounds.target_probs import target_probs_triton
+from ..kernels.rounds.verify_chains import verify_chains_torch
 from ..kernels.rounds.verify_greedy import verify_greedy_triton
 from ..kernels.rounds.verify_sampling import verify_sampling_triton
 from ..kernels.rounds.window import window_triton
@@ -61,6 +62,7 @@ class TritonOps:
     target_probs = staticmethod(target_probs_triton)
     verify_greedy = staticmethod(verify_greedy_triton)
     verify_sampling = staticmethod(verify_sampling_triton)
+    verify_chains = staticmethod(verify_chains_torch)
     coins = staticmethod(coins_triton)
     shape_logits = staticmethod(shape_logits_triton)
     count_tokens_ = staticmethod(count_tokens_triton_)

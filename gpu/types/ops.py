@@ -14,6 +14,7 @@ from typing import NamedTuple, NoReturn, Protocol, cast
 import torch
 from torch import Tensor
 
+from ...core.tree.chains import AcceptRule
 from .attention import PLAIN, UNSCALED, BatchAttention, KVScales, Softmax
 from .coded import CodedWeight
 from .experts import Router
@@ -31,6 +32,14 @@ class DeviceCandidates:
 
 
 @dataclass(frozen=True, slots=True)
+class DrawnDrafts:
+    """What the drafts of chains were drawn from: the distribution of each over K candidates."""
+
+    ids: Tensor  # int64 [bs, nd − 1, K], no token twice
+    probs: Tensor  # float [bs, nd − 1, K], up to its sum
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceTree:
     """The trees of one verify batch, bs rows of nd nodes. A padding node has parent −1 and nothing points to it."""
 
@@ -45,6 +54,7 @@ class DeviceTree:
     # [bs, nd, …] by relay field: what the next round starts from if that node is the last accepted (drafts from the
     # host).
     next_relay: Mapping[str, Tensor] = field(default_factory=dict)
+    drawn: DrawnDrafts | None = None  # of chains whose drafts were drawn
 
     @property
     def batch_size(self) -> int:
@@ -343,6 +353,12 @@ class Ops(Protocol):
     ) -> DeviceVerified:
         """Verify trees by lossless sampling: probs float [bs · nd, V], coins float64 [bs, width]; see
         `core.tree.verify.verify_sampling`."""
+
+    def verify_chains(
+        self, tree: DeviceTree, probs: Tensor, accept_coins: Tensor, bonus_coins: Tensor, rule: AcceptRule
+    ) -> DeviceVerified:
+        """Verify chains whose drafts were drawn (`tree.drawn`): probs float [bs · nd, V], coins float64 [bs, width];
+        see `core.tree.chains.verify_chains`."""
 
     def coins(self, keys: Tensor, positions: Tensor, seed: int, purpose: int) -> Tensor:
         """Return `core.draws.uniform(seed, purpose, key, position)` bit by bit:
