@@ -59,6 +59,7 @@ from .quantization import CONFIG_KEYS
 from .saved import as_published
 from .schemes.read import read_weight_formats
 from .shape import ModelShape, counted
+from .towers import tower_parameters
 from .unread import note_unread
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
@@ -271,7 +272,7 @@ def read_model_shape(config: Mapping[str, Any], source: str, name: str, *, is_wh
     reader.raise_problems()
     return ModelShape(
         name, key, layers, hidden, vocab, counted(mixers), counted(mlps), tied, max_context, source=source,
-        config=config, layer_inputs=inputs, **formats,
+        config=config, layer_inputs=inputs, tower_parameters=tower_parameters(config, hidden), **formats,
     )  # fmt: skip
 
 

@@ -38,8 +38,9 @@ class ModelShape:
     `mixers` and `mlps` say how many layers have which (`layers.py`); which of them share a layer does not matter.
     `weight_dtype` is a format of `quantization.py`, that of routed experts and, unless `attention_dtype` (of every
     mixer) or `mlp_dtype` (of dense and shared MLPs) differ, of all layers. Embeddings and LM head stay 16-bit beside
-    quantized weights, unless `embedding_dtype` or `head_dtype` says otherwise. `max_context` is in tokens. `config`:
-    the `config.json` that the shape was read from, whole.
+    quantized weights, unless `embedding_dtype` or `head_dtype` says otherwise. `tower_parameters`: 16-bit weights
+    beside the language model (`towers.py`), which take memory and are no part of its passes. `max_context` is in
+    tokens. `config`: the `config.json` that the shape was read from, whole.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ModelShape:
     embedding_dtype: str | None = None
     head_dtype: str | None = None
     layer_inputs: LayerInputs | None = None
+    tower_parameters: int = 0
     kv_dtype: str = "bf16"
     source: str = field(default="", compare=False)
     config: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
@@ -124,12 +126,16 @@ class ModelShape:
             + dense * self.format_bytes(self.mlp_dtype)
             + rest * self.format_bytes()
         )
-        return math.ceil(narrow + self._table_bytes + self._layer_table_bytes + self._head_bytes)
+        return math.ceil(narrow + self._table_bytes + self._layer_table_bytes + self._head_bytes + self._tower_bytes)
 
     @property
     def _table_bytes(self) -> float:
         """Bytes of the embeddings, which are the LM head's, too, where that is tied."""
         return self.embedding_parameters * self.format_bytes(self.embedding_dtype or "bf16")
+
+    @property
+    def _tower_bytes(self) -> float:
+        return self.tower_parameters * self.format_bytes("bf16")
 
     @property
     def _layer_table(self) -> int:
@@ -157,7 +163,7 @@ class ModelShape:
         which a pass looks up single rows."""
         resting = (self.parameters - self.active_parameters) * self.format_bytes()
         looked_up = self._layer_table_bytes + (0 if self.tied_embeddings else self._table_bytes)
-        return math.floor(self.weight_bytes - resting - looked_up)
+        return math.floor(self.weight_bytes - resting - looked_up - self._tower_bytes)
 
     @property
     def dense_parameters(self) -> int:
@@ -190,7 +196,8 @@ class ModelShape:
             total += count * (routed + part.router_parameters(hidden)) * self.format_bytes()
         if self.layer_inputs is not None:
             total += self.layer_inputs.parameters(hidden, self.layers) * self.format_bytes()
-        return math.ceil(total + (self._table_bytes + self._layer_table_bytes + self._head_bytes) / tensor)
+        wide = self._table_bytes + self._layer_table_bytes + self._head_bytes + self._tower_bytes
+        return math.ceil(total + wide / tensor)
 
     def format_bytes(self, dtype: str | None = None) -> float:
         """Return the bytes of one weight in the format `dtype`, scales included; None is `weight_dtype`."""

@@ -195,6 +195,10 @@ def test_the_language_model_of_a_multimodal_file(read, key):
     nested = read({"model_type": "other", key: inside})
     assert (flat.parameters, flat.kv_bytes_per_token) == (nested.parameters, nested.kv_bytes_per_token)
     assert flat.family == nested.family == "qwen2"
+    assert flat.weight_bytes - nested.weight_bytes == 2 * flat.tower_parameters > 1e9
+    assert flat.read_bytes == nested.read_bytes
+    halves = [shape.weight_bytes_per_device(2, 2) for shape in (flat, nested)]
+    assert halves[0] - halves[1] == flat.tower_parameters
 
 
 def test_lists_with_the_same_entry_for_each_layer(read):
@@ -236,4 +240,6 @@ def test_the_recurrences_of_lfm2_and_jamba_keep_a_state_and_no_kv(read):
     assert conv.recurrent_state_bytes == 6 * 2 * sized["hidden_size"] * 2  # the last two inputs of each convolution
     jamba = read({**sized, "model_type": "jamba", "num_experts": 1, "mamba_d_state": 16, "mamba_d_conv": 4})
     inner = 2 * sized["hidden_size"]
-    assert jamba.token_bytes(windowed=False) == attention and jamba.recurrent_state_bytes == 7 * inner * (16 * 4 + 3 * 2)
+    assert jamba.token_bytes(windowed=False) == attention and jamba.recurrent_state_bytes == 7 * inner * (
+        16 * 4 + 3 * 2
+    )

@@ -124,3 +124,16 @@ def test_weights_of_the_catalogue(name: str):
     model, _, _ = model_and_shape(family, config | {"dtype": "bfloat16"})
     shape = read_model_shape(BUILT_IN[name], "config.json", name)
     assert shape.parameters == pytest.approx(sum(one.numel() for one in model.parameters()), rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.fast("qwen2_5_vl")
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "llava", "paligemma", "idefics3", "smolvlm"])
+def test_weights_of_what_sees(kind: str):
+    config = CONFIG_MAPPING[kind]()
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+    shape = read_model_shape(config.to_dict() | {"dtype": "bfloat16"}, "config.json", kind)
+    towers = sum(one.numel() for one in model.parameters()) - shape.parameters
+    assert shape.tower_parameters == pytest.approx(towers, rel=0.05) and shape.tower_parameters > 0
+    assert shape.weight_bytes == pytest.approx(2 * sum(one.numel() for one in model.parameters()), rel=0.005)
