@@ -29,6 +29,7 @@ from ...gpu.executor.executor import TorchExecutor
 from ...gpu.executor.outputs import NUM_TOP_LOGPROBS, USER_OUTPUTS
 from ...gpu.executor.parts import ExecutorOptions
 from ...gpu.executor.shaping import paths_of
+from ...gpu.kernels.rounds.build_tree import shorten_rows
 from ...gpu.models.decoder import Decoder
 from ...gpu.ops.host_ops import HostOps
 from ...gpu.ops.torch_ops import TorchOps
@@ -97,7 +98,7 @@ class CheckedExecutor(WrappedExecutor):
     hidden_size = HIDDEN
     capabilities: tuple[str, ...] = (
         *("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff"),
-        *("plain", "drafts", "proposals", "samples", "shaped", "keyed", "states", "restarts", "parking"),
+        *("plain", "drafts", "proposals", "samples", "shaped", "keyed", "states", "restarts", "parking", "lengths"),
     )
     parts: tuple[str, ...] = ("accepted paths in rings", "experts", RUNNING_TEXT)
 
@@ -146,8 +147,9 @@ class CheckedExecutor(WrappedExecutor):
             runner.enqueue = partial(self._note_states, runner.enqueue)
 
     def _propose(self, propose: Callable[..., DeviceTree], *arguments: Any) -> DeviceTree:
-        tree = propose(*arguments)
-        trees = zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)
+        tree, lengths = propose(*arguments), arguments[0].row_nodes
+        kept = tree if lengths is None else shorten_rows(tree, lengths)
+        trees = zip(kept.tokens.tolist(), kept.parents.tolist(), strict=True)
         self._drafted.append([_drafts(tokens, parents) for tokens, parents in trees])
         return tree
 

@@ -24,6 +24,19 @@ class GraphKey(NamedTuple):
 
     shape: RoundShape  # as it is computed
     batch_size: int
+    num_tokens: int | None = None  # of a packed pass of the target; None: all rows verify all nodes
+
+    def packed(self, num_tokens: int) -> GraphKey:
+        """Return the key of the graph of rounds with so many nodes in all, of rows of unequal lengths: a quarter of
+        this round's nodes, half of them, three quarters, or all, whatever each row has."""
+        return next(key for key in reversed(self.all_packed) if (key.num_tokens or 0) >= num_tokens)
+
+    @property
+    def all_packed(self) -> tuple[GraphKey, ...]:
+        """The keys of all graphs of packed rounds, the largest first."""
+        nodes = self.batch_size * self.shape.nodes
+        sizes = sorted({-(-nodes * quarters // 4) for quarters in range(1, 5)}, reverse=True)
+        return tuple(self._replace(num_tokens=size) for size in sizes)
 
 
 class GraphTable(Generic[Graph]):

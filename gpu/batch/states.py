@@ -22,7 +22,7 @@ from torch import Tensor
 from ...core.errors import InvariantViolation
 from ..kernels.constants import numbers
 from ..kernels.layers.delta_rule import WINDOW, advanced, chain, run_tokens, tree_links
-from ..types.ops import DeviceTree, DeviceVerified
+from ..types.ops import DeviceTree, DeviceVerified, Packing
 from ..types.recurrence import Inputs, Links, Nodes, RecurrentWeights, States, StateShape
 from .zeros import zeros
 
@@ -117,15 +117,20 @@ class ChunkStates:
 class TreeStates:
     """Of the nodes of a decode round, or of the window of a draft's catch-up, until `keep` says which of them stay."""
 
-    def __init__(self, pool: StatePool, rows: Tensor, lengths: Tensor, links: Links) -> None:
+    def __init__(
+        self, pool: StatePool, rows: Tensor, lengths: Tensor, links: Links, packing: Packing | None = None
+    ) -> None:
         pool.check(rows, lengths)
         self._pool, self._rows, self._lengths, self._links = pool, rows, lengths, links
+        self._packing = packing
         self._nodes: list[Nodes] = []
         self._fused: tuple[Nodes, FusedRecurrence] | None = None  # nodes of all layers, and what keeps them
 
     @classmethod
-    def of_tree(cls, pool: StatePool, rows: Tensor, lengths: Tensor, tree: DeviceTree) -> TreeStates:
-        return cls(pool, rows, lengths, tree_links(tree.parents, tree.ancestor_bits))
+    def of_tree(
+        cls, pool: StatePool, rows: Tensor, lengths: Tensor, tree: DeviceTree, packing: Packing | None
+    ) -> TreeStates:
+        return cls(pool, rows, lengths, tree_links(tree.parents, tree.ancestor_bits), packing)
 
     @classmethod
     def of_window(cls, pool: StatePool, rows: Tensor, lengths: Tensor, columns: int) -> TreeStates:
@@ -134,10 +139,13 @@ class TreeStates:
     def run(self, layer: int, inputs: Inputs, kernel: Tensor, shape: StateShape) -> Tensor:
         """See `PassStates`."""
         assert layer == len(self._nodes), "a pass runs each layer once, in order"
-        states = self._pool.at(layer, self._rows)
+        states, packing = self._pool.at(layer, self._rows), self._packing
+        if packing is not None:
+            inputs = inputs.at(packing.places)
         out, nodes = run_tokens(shape, states, inputs.unflattened(len(self._rows)), kernel, self._links)
         self._nodes.append(nodes)
-        return out.flatten(0, 1)
+        out = out.flatten(0, 1)
+        return out if packing is None else packing.pick(out)
 
     @property
     def width(self) -> int:
@@ -158,9 +166,11 @@ class TreeStates:
             nodes = Nodes.empty(num_layers, self.width, self._rows, shape, projected.dtype)
             self._fused = nodes, recurrence
         nodes, _ = self._fused
-        return recurrence.run(
-            self._pool.layers[layer], self._rows, projected, weights, shape, self._links, nodes, layer
-        )
+        packing = self._packing
+        if packing is not None:
+            projected = packing.spread(projected)
+        out = recurrence.run(self._pool.layers[layer], self._rows, projected, weights, shape, self._links, nodes, layer)
+        return out if packing is None else packing.pick(out)
 
     def keep_verified(self, verified: DeviceVerified, num_nodes: int) -> None:
         """Put the states after the accepted paths into the rows."""

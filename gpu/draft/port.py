@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -45,6 +45,9 @@ class RoundBatch:
     max_nodes: int  # the most nodes, and accepted nodes, of any round that the engine may plan
     max_position: int  # last position of the context
     proposed: Mapping[str, Tensor] | None = None  # what `propose_on_host` gave, in a captured round
+    # int64 [bs]: nodes that each row verifies, 0 in padding rows; None: all nodes
+    row_nodes: Tensor | None = None
+    num_tokens: int = 0  # of the target's pass where rows have `row_nodes`; as many or more
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,8 @@ class RoundLimits:
     def padding(self, key: GraphKey) -> RoundBatch:
         """Return a batch of padding rows: row 0, of length 0."""
         zeros = torch.zeros(key.batch_size, dtype=torch.int64, device=self.table.device)
-        return self.batch(np.zeros(key.batch_size, np.int64), zeros, zeros, zeros, key.shape)
+        batch = self.batch(np.zeros(key.batch_size, np.int64), zeros, zeros, zeros, key.shape)
+        return replace(batch, num_tokens=key.num_tokens or 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from ...core.algorithm.host_drafts import HostDrafts
 from ...core.errors import ConfigError
+from ...core.scheduler.config import VERIFY_ALL
 from ...core.scheduler.engine import Engine
 from ..batch.pools import KVPool, Rings
 from ..batch.states import StatePool
@@ -48,7 +49,7 @@ def build_executor(
     executor = TorchExecutor(engine, models, options)
     if options.graph_sizes is not None:
         sizes = options.graph_sizes if models.draft.is_captured else None
-        allowed = options.graph_sampling, options.graph_outputs
+        allowed = options.graph_sampling, options.graph_outputs, config.verify != VERIFY_ALL
         engine.controller.init_states(sizes, lambda keys: executor.graphs.allow(keys, *allowed))
     return executor
 

@@ -1,6 +1,6 @@
 """Captured rounds: the device work of a whole decode round as one CUDA graph per (steps, nodes, padded batch size,
-kind), with user outputs and without. Each is captured when the first round needs it, so that a session pays for those
-that its batches have.
+kind), with user outputs and without. Rows of unequal lengths have one for each of four numbers of tokens, for any mix.
+Each is captured when the first round needs it, so that a session pays for those that its batches have.
 
 A graph reads and writes the same memory every time. So a round's inputs are copied to their places, and the rows beyond
 the batch are padding (row 0, length 0: they read nothing and write to the sink). Results are valid until any graph
@@ -75,6 +75,7 @@ class CaptureReport:
     num_bytes: int
     with_outputs: bool = False
     changed: Changed = Changed.NOWHERE
+    num_tokens: int | None = None  # of the target's pass, of rows of unequal lengths
 
 
 def no_masks(tree: DeviceTree) -> tuple[np.ndarray, np.ndarray]:
@@ -126,6 +127,8 @@ class CapturedRound:
             self._host |= {name: np.zeros(size, dtype) for name, dtype in HostSampling.DTYPES.items()}
         if around.forced:
             self._host["runs"] = np.zeros(size, np.int64)
+        if padding.num_tokens:
+            self._host["row_nodes"] = np.zeros(size, np.int64)
         names = tuple(contents.proposed)
         self._host |= {name: np.ascontiguousarray(array) for name, array in contents.proposed.items()}
         begins, end = layout([*self._host.values()])
@@ -136,6 +139,7 @@ class CapturedRound:
         if trees is not None:
             self._uploads.fill(self._place, [*self._host.values()])  # zeros would be no trees
         rows, runs, sampling = inputs.pop("rows"), inputs.pop("runs", None), None
+        row_nodes = inputs.pop("row_nodes", None)
         if inputs:
             sampling = SamplingInputs(**inputs, filtered=kind is RoundKind.FILTERED, seed=seed)
 
@@ -144,7 +148,8 @@ class CapturedRound:
         # Without `self`, which would be a cycle that keeps the pools.
         def begin() -> Passed:
             lengths, relayed = cells.gather(rows)
-            batch = replace(padding, rows=rows, lengths=lengths, roots=relayed["bonus_tokens"], proposed=trees)
+            roots = relayed["bonus_tokens"]
+            batch = replace(padding, rows=rows, lengths=lengths, roots=roots, proposed=trees, row_nodes=row_nodes)
             return decode_round.begin(batch, relayed, outputs, unmeasured)
 
         def finish(passed: Passed) -> RoundResult:
@@ -176,15 +181,18 @@ class CapturedRound:
         wanted: frozenset[str] = frozenset(),
         proposed: Mapping[str, np.ndarray] | None = None,
         make_masks: MakeMasks = no_masks,
+        row_nodes: np.ndarray | None = None,
     ) -> RoundResult:
         """Return the round of `rows` int64 [bs], at most as many as the graph has, with the `wanted` outputs: its first
         rows, padding behind them. What it relays is in the cells. `make_masks`: the masks of the round's trees, if the
-        graph is one with masks."""
+        graph is one with masks. `row_nodes` int64 [bs]: what rows verify, in a graph of rows of unequal lengths."""
         bs = len(rows)
         trees = proposed or {}
         given = {"rows": rows} | ({} if sampling is None else sampling.arrays)
         if forced_runs is not None:
             given["runs"] = forced_runs
+        if row_nodes is not None:
+            given["row_nodes"] = row_nodes
         for name, array in self._host.items():
             if name in trees:
                 array[:] = trees[name]
@@ -233,7 +241,8 @@ def _rarity(variant: Variant) -> tuple[int, bool, int]:
 
 def _name(key: GraphKey, variant: Variant) -> str:
     kind, shown, changed = variant
-    more = (", with outputs" if shown else "") + ("" if changed is Changed.NOWHERE else f", logits changed {changed}")
+    more = "" if key.num_tokens is None else f", {key.num_tokens} tokens"
+    more += (", with outputs" if shown else "") + ("" if changed is Changed.NOWHERE else f", logits changed {changed}")
     return f"batch {key.batch_size}, {key.shape.steps} steps, {kind}{more}"
 
 
@@ -268,11 +277,13 @@ class RoundGraphs:
         self._table: GraphTable[GraphKey] = GraphTable()
         self._captured: dict[tuple[GraphKey, Variant], CapturedRound | None] = {}
 
-    def allow(self, keys: Sequence[GraphKey], sampled: bool, outputs: bool) -> None:
+    def allow(self, keys: Sequence[GraphKey], sampled: bool, outputs: bool, unequal: bool = False) -> None:
         """Let rounds of these keys have graphs, those of sampling batches if `sampled`, those with user
-        outputs if `outputs`."""
+        outputs if `outputs`, those of rows of unequal lengths if `unequal`."""
         self._variants = variants_of(sampled, outputs)
         self._keys = tuple(keys)
+        if unequal:
+            self._keys += tuple(packed for key in keys if key.shape.nodes > 1 for packed in key.all_packed)
         self._table.build(keys, lambda key: key)
         self.are_on = bool(keys)
 
@@ -283,12 +294,15 @@ class RoundGraphs:
         kind: RoundKind,
         with_outputs: bool = False,
         changed: Changed = Changed.NOWHERE,
+        num_tokens: int | None = None,
     ) -> CapturedRound | None:
         """Return the smallest graph that holds the batch; capture it if no round has needed it yet.
-        None: the round runs without one."""
+        None: the round runs without one. `num_tokens`: of the target's pass, of rows of unequal lengths."""
         key, variant = self._table.find(shape, batch_size), (kind, with_outputs, changed)
         if key is None or variant not in self._variants:
             return None
+        if num_tokens is not None:
+            key = key.packed(num_tokens)
         if (key, variant) not in self._captured:
             self._captured[key, variant] = self._timed(key, variant)
         return self._captured[key, variant]
@@ -355,7 +369,7 @@ class RoundGraphs:
             return None
         steps, _, nodes = key.shape
         spent = time.perf_counter() - begin, _reserved_bytes() - before
-        report = CaptureReport(steps, nodes, key.batch_size, variant[0], *spent, *variant[1:])
+        report = CaptureReport(steps, nodes, key.batch_size, variant[0], *spent, *variant[1:], key.num_tokens)
         self.reports.append(report)
         if self.on_capture is not None:
             self.on_capture(report)

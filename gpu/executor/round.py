@@ -25,9 +25,11 @@ from ..batch.uploads import upload
 from ..draft.branches import at_column
 from ..draft.port import Accepted, Draft, NoDraft, Relayed, RoundBatch
 from ..kernels.constants import numbers
+from ..kernels.rounds.build_tree import shorten_rows
 from ..kernels.rounds.verify_sampling import sample_torch
+from ..kernels.rounds.window import pack_rows
 from ..models.decoder import Decoder, DecoderOutput, wide
-from ..types.ops import Capture, DeviceTree, DeviceVerified, Ops, VerifyBatch
+from ..types.ops import Capture, DeviceTree, DeviceVerified, Ops, Packing, VerifyBatch
 from .outputs import NodeProducer, node_outputs
 from .shaping import Changes
 
@@ -125,10 +127,11 @@ class Passed:
     batch: RoundBatch
     relayed: Mapping[str, Tensor]
     tree: DeviceTree
+    packing: Packing | None  # of the pass, if rows verify unequal numbers of nodes
     cells: Tensor | None  # int64 [bs, nd]: of the nodes in the request table, if the pool has rings
     slots: Tensor  # int64 [bs, nd]
-    forward: DecoderOutput
-    logits: Tensor  # [bs · nd, V], as the target's head gives them
+    forward: DecoderOutput  # of all nodes
+    logits: Tensor  # [n, V] of the pass's tokens, as the target's head gives them
     states: TreeStates | None = None  # of recurrent layers
 
 
@@ -193,16 +196,22 @@ class DecodeRound:
         with phase("draft"):
             tree = self.draft_of(batch.shape).propose(batch, relayed)
         with phase("verify"):
+            packing: Packing | None = None
+            if batch.row_nodes is not None:
+                tree = shorten_rows(tree, batch.row_nodes)
+                packing = pack_rows(batch.row_nodes, tree.num_nodes, batch.num_tokens)
             places, slots = self._ops.window(batch.table, batch.rows, batch.lengths, tree.num_nodes)
             cells: Tensor | None = None
             states: TreeStates | None = None
             if self._pool.rings is not None:
                 cells = batch.rows[:, None] * batch.table.shape[1] + places
             if self._pool.states is not None:
-                states = TreeStates.of_tree(self._pool.states, batch.rows, batch.lengths, tree)
-            forward = self._verify_forward(batch, tree, cells, slots, wanted, states)
+                states = TreeStates.of_tree(self._pool.states, batch.rows, batch.lengths, tree, packing)
+            forward = self._verify_forward(batch, tree, packing, cells, slots, wanted, states)
             logits = self._target.logits(forward.hidden, widen=False)
-            return Passed(batch, relayed, tree, cells, slots, forward, logits, states)
+            if packing is not None and (wanted or self.draft_of(batch.shape).wants_hidden):
+                forward = forward.map(packing.spread)
+            return Passed(batch, relayed, tree, packing, cells, slots, forward, logits, states)
 
     def finish(
         self,
@@ -216,13 +225,16 @@ class DecodeRound:
     ) -> RoundResult:
         """Choose tokens by the changed logits, keep what is accepted, and prepare the next round."""
         batch, relayed, tree, logits = passed.batch, passed.relayed, passed.tree, passed.logits
+        packing = passed.packing
         with phase("verify"):
             if changes is not None or sampling is not None or wanted:  # the greatest alone is the same in 16 bits
                 logits = wide(logits)
+                if packing is not None and (changes is not None or wanted):
+                    logits, packing = packing.spread(logits), None
                 passed = replace(passed, logits=logits)
             if changes is not None:
                 logits = self._ops.shape_logits(logits, batch.rows, changes.tables, tree, changes.masks)
-            verified = self._accept(batch, tree, logits, sampling, forced_runs)
+            verified = self._accept(batch, tree, packing, logits, sampling, forced_runs)
             emitted, bonus = self._ops.gather_emitted(verified.predict, verified.accept_index, verified.accept_lens)
             if changes is not None:
                 self._ops.count_tokens_(changes.tables.seen, batch.rows, emitted, verified.accept_lens)
@@ -253,6 +265,7 @@ class DecodeRound:
         self,
         batch: RoundBatch,
         tree: DeviceTree,
+        packing: Packing | None,
         cells: Tensor | None,
         slots: Tensor,
         wanted: frozenset[str],
@@ -266,27 +279,37 @@ class DecodeRound:
             tree.ancestor_bits,
             planned_rows=batch.padded_rows,
             planned_nodes=batch.max_nodes,
+            packing=packing,
         )
-        positions, slots = tree.positions.view(-1), slots.view(-1)
-        attention = PagedAttention(
-            self._ops, self._pool, nodes, positions, slots, states, None if cells is None else cells.view(-1)
-        )
-        capture = capture_for(self.draft_of(batch.shape), wanted)
-        return self._target.forward(tree.tokens.view(-1), attention, capture)
+        tokens, positions, slots = (x.view(-1) for x in (tree.tokens, tree.positions, slots))
+        cells = None if cells is None else cells.view(-1)
+        if packing is not None:
+            tokens, positions, slots = map(packing.pick, (tokens, positions, slots))
+            cells = None if cells is None else packing.pick(cells)
+        attention = PagedAttention(self._ops, self._pool, nodes, positions, slots, states, cells)
+        return self._target.forward(tokens, attention, capture_for(self.draft_of(batch.shape), wanted))
 
     def _accept(
         self,
         batch: RoundBatch,
         tree: DeviceTree,
+        packing: Packing | None,
         logits: Tensor,
         sampling: SamplingInputs | None,
         forced_runs: Tensor | None,
     ) -> DeviceVerified:
-        if forced_runs is not None:
-            return accept_forced(tree, self._ops.best_tokens(logits), forced_runs)
-        if sampling is None:
-            return self._ops.verify_greedy(tree, self._ops.best_tokens(logits))
-        probs = self._ops.target_probs(logits, *sampling.repeated(tree.num_nodes), filtered=sampling.filtered)
+        """Choose the path of each row, by logits of the pass's tokens (`packing`) or of all nodes."""
+        if forced_runs is not None or sampling is None:
+            best = self._ops.best_tokens(logits)
+            best = best if packing is None else packing.spread(best)
+            return (
+                self._ops.verify_greedy(tree, best) if forced_runs is None else accept_forced(tree, best, forced_runs)
+            )
+        parameters = sampling.repeated(tree.num_nodes)
+        if packing is not None:
+            parameters = tuple(map(packing.pick, parameters))
+        probs = self._ops.target_probs(logits, *parameters, filtered=sampling.filtered)
+        probs = probs if packing is None else packing.spread(probs)
         positions = batch.lengths[:, None] + numbers(tree.width, logits.device)
         accept = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.ACCEPT_COIN)
         bonus = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.BONUS_COIN)

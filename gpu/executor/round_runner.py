@@ -56,15 +56,17 @@ class RoundRunner:
     def enqueue(self, part: DecodeStep, rounds_done: int, clock: PhaseClock) -> PendingRound:
         """Put the next round of a decode step into the stream, after `rounds_done` rounds of it, and begin to copy its
         results to the host. `clock` takes the time of each phase."""
-        assert part.row_nodes is None, "this executor verifies all nodes of every row"
-        nodes = part.shape.nodes
-        width = min(self.algorithm.accept_width(part.shape.steps, nodes), nodes)
+        nodes, row_nodes = part.shape.nodes, unequal_nodes(part)
+        width: int | np.ndarray = min(self.algorithm.accept_width(part.shape.steps, nodes), nodes)
+        if row_nodes is not None:
+            width = np.minimum(width, row_nodes)
         forced = self._forced.draw(part.rows, self._rows.requests_of(part.rows), width)
         sampling = self._rows.sampling(part.rows)
         wanted = self._rows.wanted(part.rows)
         changed = Changed.NOWHERE if forced is not None else self._shaping.changed(part.rows)
         variant = RoundKind.of(sampling), bool(wanted), changed
-        captured = self.graphs.find(part.shape, len(part.rows), *variant)
+        num_tokens = None if row_nodes is None else int(row_nodes.sum())
+        captured = self.graphs.find(part.shape, len(part.rows), *variant, num_tokens)
         if self.graphs.are_on:
             self.graphs.num_missed += captured is None
             if self.graphs.on_round is not None:
@@ -76,9 +78,9 @@ class RoundRunner:
             with clock.phase("graph"):
                 trees = self.round.draft.propose_on_host(part.rows, part.shape, captured.size)
                 make_masks = partial(self._shaping.masks, part.rows)
-                result = captured.run(part.rows, sampling, forced, wanted, trees, make_masks)
+                result = captured.run(part.rows, sampling, forced, wanted, trees, make_masks, row_nodes)
         else:
-            result = self._run_uncaptured(part, rounds_done, clock, sampling, forced, wanted, changed)
+            result = self._run_uncaptured(part, row_nodes, rounds_done, clock, sampling, forced, wanted, changed)
         with clock.phase("relay"):
             three = (result.accept_lens, result.failed, result.emitted)
             return to_host(*three, result.outputs, result.packed, len(part.rows))
@@ -86,6 +88,7 @@ class RoundRunner:
     def _run_uncaptured(
         self,
         part: DecodeStep,
+        row_nodes: np.ndarray | None,
         rounds_done: int,
         clock: PhaseClock,
         sampling: HostSampling | None,
@@ -98,6 +101,9 @@ class RoundRunner:
             lengths, relayed = self.future_map.resolve(part.rows, part.epochs)
             check_hidden(relayed.get("hidden_states"), capture_mode, "relay")
             batch = self._batch(part, rounds_done, lengths, relayed["bonus_tokens"])
+            if row_nodes is not None:
+                on_device = upload(self.device, row_nodes)
+                batch = replace(batch, row_nodes=on_device, num_tokens=int(row_nodes.sum()))
             inputs, runs = self._rows.on_device(sampling), None if forced is None else upload(self.device, forced)
         longest = None if self.device.type == "cpu" else self.algorithm.accept_width(part.shape.steps, part.shape.nodes)
         changes = None if changed is Changed.NOWHERE else partial(self._shaping.changes, part.rows)
@@ -125,3 +131,10 @@ class RoundRunner:
         if (lengths < part.seq_lens + rounds_done).any() or (lengths > most).any():
             message = f"lengths {lengths.tolist()} are outside {part.seq_lens.tolist()} … {most.tolist()}"
             raise InvariantViolation("RELAY-06", message)
+
+
+def unequal_nodes(part: DecodeStep) -> np.ndarray | None:
+    """Return how many nodes each row verifies, int64 [bs]; None if all rows verify all nodes."""
+    if part.row_nodes is None or int(part.row_nodes.min()) >= part.shape.nodes:
+        return None
+    return part.row_nodes.astype(np.int64)

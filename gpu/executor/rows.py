@@ -157,8 +157,9 @@ class ForcedRuns:
         """Take the lengths int64 [n] at which rows begin to decode."""
         self._lengths[rows] = lengths
 
-    def draw(self, rows: np.ndarray, requests: Sequence[Request], width: int) -> np.ndarray | None:
-        """Return the drafts that each row accepts, int64 [n], fewer than `width`; None without a process."""
+    def draw(self, rows: np.ndarray, requests: Sequence[Request], width: int | np.ndarray) -> np.ndarray | None:
+        """Return the drafts that each row accepts, int64 [n], fewer than `width`, its own or one of all rows; None
+        without a process."""
         if self.process is None:
             return None
         keys = np.array([request_key(request.request_id) for request in requests], dtype=np.uint64)

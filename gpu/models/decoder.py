@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,6 +27,11 @@ class DecoderOutput:
     hidden: Tensor  # [n, H] after the final norm
     aux: Tensor | None  # [n, len(aux_layers) · H], residual added, before any norm
     routed_experts: Tensor | None  # int32 [n, MoE layers, k], best first; None if not asked for or if there are none
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> DecoderOutput:
+        """Return `function` of each of these."""
+        aux, experts = (None if values is None else function(values) for values in (self.aux, self.routed_experts))
+        return DecoderOutput(function(self.hidden), aux, experts)
 
 
 class Decoder(nn.Module):

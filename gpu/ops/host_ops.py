@@ -45,11 +45,15 @@ def host_pass_of(attention: PagedAttention) -> HostPass | None:
         for column, values in enumerate((batch.rows, batch.bases, batch.tails, batch.lens)):
             keys[:, column] = values.numpy()
     else:
-        bits = batch.ancestor_bits.numpy()
-        num_nodes, lens = bits.shape[1], batch.prefix_lens.numpy()
-        nodes[:, 0] = np.arange(n) // num_nodes * num_nodes
-        nodes[:, 1] = bits.ravel()
-        keys[:, 0], keys[:, 1] = batch.rows.numpy().repeat(num_nodes), lens.repeat(num_nodes)
+        bits, packing = batch.ancestor_bits.numpy(), batch.packing
+        own = np.arange(n) if packing is None else packing.nodes.numpy()
+        row, roots = own // bits.shape[1], own // bits.shape[1] * bits.shape[1]
+        nodes[:, 0], nodes[:, 1] = roots, bits.ravel()[own]
+        if packing is not None:
+            nodes[:, 0] = packing.places.numpy()[roots]
+            fills = np.flatnonzero(nodes[:, 0] + own - roots != np.arange(n))  # not verified: each sees itself
+            nodes[fills, 0], nodes[fills, 1] = fills, 1
+        keys[:, 0], keys[:, 1] = batch.rows.numpy()[row], batch.prefix_lens.numpy()[row]
         keys[:, 3] = keys[:, 1] * (nodes[:, 1] != 0)  # a node that sees not even itself is padding
     return HostPass(batch.table.numpy(), keys, nodes, attention.positions.numpy(), attention.slots.numpy(), pools)
 

@@ -106,11 +106,15 @@ class TorchOps:
     def verify_attention(
         self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch, softmax: Softmax = PLAIN
     ) -> Tensor:
+        packing = batch.packing
+        if packing is not None:
+            q, k, v = map(packing.spread, (q, k, v))
         tensors = (batch.table, batch.rows, batch.prefix_lens, batch.ancestor_bits)
         group = q.shape[1] // k.shape[1]
         window = softmax.window_within(batch.max_prefix_len + batch.ancestor_bits.shape[1])
         keys = self._verify_keys[window].of(verify_keys, tensors, (batch.max_prefix_len, group, window, q.dtype))
-        return verify_attention_torch(q, *KVTensors(k, v).with_values(), *kv.with_values(), keys, softmax)
+        out = verify_attention_torch(q, *KVTensors(k, v).with_values(), *kv.with_values(), keys, softmax)
+        return out if packing is None else packing.pick(out)
 
     def extend_attention(
         self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch, softmax: Softmax = PLAIN

@@ -125,12 +125,33 @@ class DecodeBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Packing:
+    """Where n of the nodes of bs rows stand in a pass that leaves out the others.
+
+    Those that rows verify come first, row behind row. Behind them a captured pass has some of the others, with their
+    own positions and slots, until it has its n tokens.
+    """
+
+    nodes: Tensor  # int64 [n]: flat number r · nd + j of the node at each place
+    places: Tensor  # int64 [bs · nd]: where each node stands; −1: it is left out
+
+    def pick(self, values: Tensor) -> Tensor:
+        """Return the values of the pass's tokens [n, …], from those of all nodes [bs · nd, …]."""
+        return values[self.nodes]
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return values of all nodes [bs · nd, …], from those of the pass's tokens [n, …]. A node that is left out gets
+        those of the last token (index −1), and is never read."""
+        return values[self.places]
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyBatch:
     """bs rows of nd ≤ 64 new tokens behind their prefixes: the nodes of a verify tree, or a window of the draft's
     catch-up.
 
     Each new token sees its row's columns [0, prefix_lens) and the new tokens j of its row whose bit j is set. Bits 0:
-    the output is 0.
+    the output is 0. With a `packing` queries, keys and values are those of its n tokens alone.
 
     A kernel chooses its blocks, and how it splits the KV length, for `planned_rows` rows of `planned_nodes` nodes. So
     the order in which it sums is the same for every number of steps, and for captured (padded) and eager rounds. None:
@@ -144,6 +165,7 @@ class VerifyBatch:
     ancestor_bits: Tensor  # int64 [bs, nd]
     planned_rows: int | None = None  # bs or more
     planned_nodes: int | None = None  # nd or more
+    packing: Packing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +319,8 @@ class Ops(Protocol):
     def verify_attention(
         self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: VerifyBatch, softmax: Softmax = PLAIN
     ) -> Tensor:
-        """Attend with q [bs · nd, Hq, d] to the prefixes and to the new tokens' k and v [bs · nd, Hk, d]."""
+        """Attend with q [bs · nd, Hq, d] to the prefixes and to the new tokens' k and v [bs · nd, Hk, d]; [n, …] all
+        three if the batch is packed."""
 
     def extend_attention(
         self, q: Tensor, k: Tensor, v: Tensor, kv: KVTensors, batch: ExtendBatch, softmax: Softmax = PLAIN

@@ -104,9 +104,13 @@ class RunJudge:
         steps, topk, nodes = tree
         if not self._has_drafts or steps == 0 or nodes == 1 or len(row.text) + steps + 1 >= self._config.context_len:
             return
-        if self._has_proposals and self._proposals_left:
-            self._proposals_left -= 1
-            self._proposal(row.text, tree, self._subject.proposed()[place[0]][place[1]], what)
+        if self._has_proposals and (self._proposals_left > 0 or row.was_alone):
+            self._proposals_left -= not row.was_alone
+            wrong = self._proposal(row.text, tree, self._subject.proposed()[place[0]][place[1]], what)
+            if row.was_alone:
+                self._after_roots_alone.append(wrong)
+            elif wrong is not None:
+                raise WrongResult(*wrong)
         if not row.sampling.is_greedy:
             if self._is_collecting:
                 drafted = self._subject.drafted(row.text, steps, topk, nodes, 0)
@@ -132,17 +136,20 @@ class RunJudge:
             raise WrongResult(was, should)
         self._after_roots_alone.append((was, should))
 
-    def _proposal(self, text: Sequence[int], tree: tuple[int, int, int], found: Drafts, what: str) -> None:
-        """Compare the drafts of a round with those that the draft model alone has for the row's text."""
+    def _proposal(
+        self, text: Sequence[int], tree: tuple[int, int, int], found: Drafts, what: str
+    ) -> tuple[str, str] | None:
+        """Compare the drafts of a round with those that the draft model alone has for the row's text. Return what was
+        wrong with them, and what should have been."""
         steps, topk, nodes = tree
         wanted: Drafts | None = None
         for noise in range(MOST_TIES):
             wanted = self._subject.drafted(text, steps, topk, nodes, noise)
             if wanted is None or wanted == found:
-                return
+                return None
         own, others = sorted(found - wanted)[:3], sorted(wanted - found)[:3]
         was = f"{what} drafts {own} behind {len(text)} tokens, with {steps} steps of {topk} and {nodes} nodes"
-        raise WrongResult(was, f"{others}: what the draft says of that text and branch alone")
+        return was, f"{others}: what the draft says of that text and branch alone"
 
     def _note_token_beside(self, row: JudgedRow, run: Sequence[int], drafts: Sequence[int]) -> None:
         """Note where a run's last token stands among those that `drafts`, which it could have been

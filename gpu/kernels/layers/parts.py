@@ -192,11 +192,15 @@ class CutOutput:
         arrived = counters(next_power_of_2(num_tiles * size.channels.halves), q.device)
         return cls(out, partial, lse, arrived, cut, size)
 
-    def join(self, lens: Tensor, num_nodes: int, window: int, value_factor: float) -> Tensor:
-        """Return the joined result, `num_nodes` queries for each of `lens`;
+    def join(
+        self, lens: Tensor, num_nodes: int, window: int, value_factor: float, nodes: Tensor | None = None
+    ) -> Tensor:
+        """Return the joined result, `num_nodes` queries for each of `lens`, or of these those of `nodes` int64 [n];
         a second launch if there may be more than one part of tall tiles."""
         if self.cut.most > 1 and not self.joins:
             n, heads, _ = self.out.shape
+            if nodes is not None:
+                lens, num_nodes = lens[nodes // num_nodes], 1
             join_parts_kernel[(n * heads, self.size.channels.halves)](
                 self.partial,
                 self.lse,

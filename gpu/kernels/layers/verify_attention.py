@@ -103,6 +103,7 @@ def verify_attention_kernel(
     rows,
     prefix_lens,
     ancestor_bits,
+    places,
     sinks,
     out,
     partial,
@@ -144,14 +145,15 @@ def verify_attention_kernel(
     programs share the parts of all rows. A tile has a row per node and query head of the group.
 
     The first part also sees the new tokens. A node sees node j of its row if bit j of its mask is set; without a set
-    bit it sees nothing.
+    bit it sees nothing. `places` None: node j of row r is token r · num_nodes + j of the pass (`Packing.places`).
     """
     kv_head = tl.program_id(1)
     half, lane = tl.program_id(2) % HALVES, tl.arange(0, BLOCK_N)
     packed = tl.program_id(2) // HALVES * BLOCK_M + tl.arange(0, BLOCK_M)
     node = packed // GROUP
     head = kv_head * GROUP + packed % GROUP
-    live = node < num_nodes
+    inside = node < num_nodes
+    live = inside
     items = num_rows
     if ROWS > 1:
         ends = ends_of(prefix_lens, num_rows, least, most, BLOCK_N, WINDOW, ROWS)
@@ -161,8 +163,12 @@ def verify_attention_kernel(
         if ROWS > 1:
             row, part = row_and_part(ends, item)
         root = tl.cast(row, tl.int64) * num_nodes
-        bits = tl.load(ancestor_bits + root + node, mask=live, other=0)
-        rows_of_q = q + (root + node) * q_token_stride + head * q_head_stride
+        bits = tl.load(ancestor_bits + root + node, mask=inside, other=0)
+        token = root + node
+        if places is not None:
+            token = tl.load(places + token, mask=inside, other=-1)
+            live = token >= 0
+        rows_of_q = q + token * q_token_stride + head * q_head_stride
         tile, rest = load_queries(rows_of_q, live, HEAD_DIM, BLOCK_D, REST)
 
         acc, peak, total = begin_softmax(sinks, head, live, part, BLOCK_M, BLOCK_V, SINKS)
@@ -199,16 +205,21 @@ def verify_attention_kernel(
             word = tl.where(new[None, :] < 32, low[:, None], high[:, None])
             is_ancestor = ((word >> (new[None, :] & 31)) & 1) != 0
             loaded = new < num_nodes
+            new_token = root + new
+            if places is not None:
+                new_token = tl.load(places + new_token, mask=loaded, other=-1)
             if WINDOW:
                 new_depth = count_bits(tl.load(ancestor_bits + root + new, mask=loaded, other=0)) - 1
                 is_ancestor = is_ancestor & (depth[:, None] - new_depth[None, :] < WINDOW)
-            keys = k + kv_head * k_head_stride + (root + new) * k_token_stride
-            values = v + kv_head * v_head_stride + (root + new) * v_token_stride
+            if places is not None:
+                loaded = new_token >= 0
+            keys = k + kv_head * k_head_stride + new_token * k_token_stride
+            values = v + kv_head * v_head_stride + new_token * v_token_stride
             acc, peak, total = attend_keys(
                 tile, rest, keys, values, half, loaded, is_ancestor, acc, peak, total, scale_log2, HEAD_DIM,
                 BLOCK_D, REST, HALVES, SKIPPED, BLOCK_V, CONVERTS, SOFTCAP,
             )  # fmt: skip
-        index = (root + node) * (tl.num_programs(1) * GROUP) + head
+        index = token * (tl.num_programs(1) * GROUP) + head
         tile_number = (row * tl.num_programs(2) + tl.program_id(2)) * tl.num_programs(1) + kv_head
         store_tile(
             out,
@@ -277,6 +288,7 @@ def verify_attention_triton(
         batch.rows,
         batch.prefix_lens,
         batch.ancestor_bits.contiguous(),
+        None if batch.packing is None else batch.packing.places,
         q if softmax.sinks is None else softmax.sinks,
         result.out,
         result.partial,
@@ -301,7 +313,8 @@ def verify_attention_triton(
         JOIN=result.joins,
         **size.options(),
     )
-    return result.join(batch.prefix_lens, num_nodes, softmax.window, softmax.value_factor)
+    nodes = None if batch.packing is None else batch.packing.nodes
+    return result.join(batch.prefix_lens, num_nodes, softmax.window, softmax.value_factor, nodes)
 
 
 def verify_attention_bytes(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -52,6 +52,21 @@ def build_chain_torch(roots: Tensor, drafts: Tensor, seq_lens: Tensor, max_posit
     tokens = torch.cat((roots.unsqueeze(1), drafts), 1)
     links = chain_links(batch_size, steps + 1, tokens.device)
     return links.tree(tokens, (links.depths + seq_lens.unsqueeze(1)).clamp_(max=max_position))
+
+
+def shorten_rows(tree: DeviceTree, row_nodes: Tensor) -> DeviceTree:
+    """Return trees of which each row keeps its first `row_nodes` nodes, int64 [bs]; the others become padding, which
+    sees itself alone (`core.tree.build.shorten_trees`)."""
+    nodes, device, most = tree.num_nodes, row_nodes.device, row_nodes.unsqueeze(1)
+    kept = numbers(nodes, device) < most
+    first, sibling = (torch.where(kept & (link < most), link, -1) for link in (tree.next_token, tree.next_sibling))
+    return replace(
+        tree,
+        parents=torch.where(kept, tree.parents, -1),
+        next_token=first,
+        next_sibling=sibling,
+        ancestor_bits=torch.where(kept, tree.ancestor_bits, node_bits(nodes, device)),
+    )
 
 
 def build_tree_torch(

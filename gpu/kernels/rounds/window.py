@@ -1,14 +1,28 @@
-"""Where the next tokens of each row stand: columns behind its length, and their slots in the pool."""
+"""Where the next tokens of each row stand: columns behind its length, their slots in the pool, and their places in a
+pass that has not all of them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from ...types.ops import Packing
 from ..constants import numbers
 from ..jit import cdiv, jit, tl
 
 BLOCK = 128
+
+
+def pack_rows(row_nodes: Tensor, nodes: int, num_tokens: int) -> Packing:
+    """Return the places of the first `row_nodes` int64 [bs] of each row's `nodes` nodes in a pass over `num_tokens`
+    tokens, which are at least as many as these."""
+    is_verified = (numbers(nodes, row_nodes.device) < row_nodes.unsqueeze(1)).view(-1)
+    verified = is_verified.cumsum(0)
+    order = numbers(len(is_verified), row_nodes.device)
+    # Node i has verified[i] verified nodes up to itself, and so i + 1 − verified[i] others.
+    places = torch.where(is_verified, verified - 1, order - verified + verified[-1])
+    packed = torch.empty_like(places).scatter_(0, places, order)[:num_tokens]
+    return Packing(packed, torch.where(places < num_tokens, places, -1))
 
 
 def window_torch(

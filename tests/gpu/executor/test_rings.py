@@ -20,7 +20,7 @@ from foredraft.gpu.executor.parts import ExecutorOptions
 from foredraft.gpu.session.devices import ops_for
 from foredraft.gpu.session.plan import NO_PREFIX_IN_RINGS, SessionOptions, plan_session
 from foredraft.gpu.session.session import DecodeSession, load_models
-from kinds_of_drafts import DRAFTS, ITSELF
+from kinds_of_drafts import DRAFTS, ITSELF, unequal_rows
 from small_checkpoint import VOCAB_SIZE, write_head, write_target
 
 WINDOWED = ["gemma3", *(pytest.param(label, marks=pytest.mark.slow) for label in ("gemma2", "gpt_oss", "olmo3"))]
@@ -43,8 +43,10 @@ def requests() -> list[Request]:
     ]
 
 
-def served(options: SessionOptions) -> tuple[dict[str, list[int]], DecodeSession]:
+def served(options: SessionOptions, row_lengths=None) -> tuple[dict[str, list[int]], DecodeSession]:
     session = DecodeSession.open(options)
+    if row_lengths is not None:
+        session.engine.rounds.row_lengths = row_lengths
     return {key: list(map(int, output.tokens)) for key, output in session.run(requests()).items()}, session
 
 
@@ -70,6 +72,8 @@ def test_rings_give_the_outputs_of_pages(windowed, name, overlap, tmp_path):
     pages, _ = served(options_for(windowed, "paged", overlap=overlap, **drafts))
     rings, session = served(options_for(windowed, "ring", overlap=overlap, **drafts))
     assert rings == pages and all(len(tokens) == MAX_TOKENS for tokens in pages.values())
+    shorter, _ = served(options_for(windowed, "ring", overlap=overlap, **drafts), unequal_rows)
+    assert shorter == pages, "rows of unequal lengths"
     pool = session.own_executor.pool
     assert pool.rings.length < 60, "texts go around it"
     assert pool.all_ringed.keys.any() and pool.all_layers.keys.any(), "both hold KV"

@@ -70,7 +70,7 @@ def attention_case(
     softcap: float = 0.0,
     wide: bool = False,
     strides: str = STRIDES,
-    **constants: int,
+    **constants: int | None,
 ) -> AotCase:
     """Return a case of an attention kernel with `group` query heads of `d` channels per key head; `wide`:
     in float32, as it is compared."""
@@ -122,6 +122,7 @@ def verify_case(
     group: int = 4,
     d: int = 128,
     as_bytes: bool = False,
+    packed: bool = False,
     **softmax: float,
 ) -> AotCase:
     dtype, pointer = (torch.float32, "*fp32") if wide else (torch.bfloat16, "*bf16")
@@ -130,13 +131,14 @@ def verify_case(
     floats = {pointer: tensors, "*fp32": parts} if not wide else {pointer: f"{tensors} {parts}"}
     floats = floats | {"*i32": "arrived"} if rows > 1 else {pointer: f"{tensors} {parts} arrived"}
     return attention_case(
-        f"verify_attention {8 * group}/8 heads of {d}, {num_nodes} nodes{', parts' * (rows > 1)}{', bytes' * as_bytes}",
+        f"verify_attention {8 * group}/8 heads of {d}, {num_nodes} nodes{', packed' * packed}"
+        f"{', parts' * (rows > 1)}{', bytes' * as_bytes}",
         verify_attention.verify_attention_kernel,
         size := reading_tiles(num_nodes * group, channels_of(d), dtype, traits_of(architecture), group, as_bytes),
         {
             **floats,
             "*u8": "k v k_pool v_pool" if as_bytes else "",
-            "*i64": "rows prefix_lens ancestor_bits",
+            "*i64": "rows prefix_lens ancestor_bits" + " places" * packed,
             "i32": f"{STRIDES} table_stride num_rows num_nodes least most",
         },
         architecture,
@@ -146,6 +148,7 @@ def verify_case(
         NEW_BLOCK=max(16, next_power_of_2(num_nodes)),
         ROWS=rows,
         JOIN=rows > 1 and size.block_m <= JOINED_ROWS,
+        **({} if packed else {"places": None}),
         **softmax,
     )
 
@@ -189,6 +192,8 @@ ATTENTION = [
         # 4 nodes make tiles of 16 and 32 rows, 16 nodes of 16 and 64.
         *(verify_case(nodes, rows, architecture) for nodes, rows in ((4, LISTED_ROWS), (16, 1), (64, LISTED_ROWS))),
         verify_case(16, LISTED_ROWS, architecture, wide=True),
+        verify_case(8, LISTED_ROWS, architecture, packed=True),
+        verify_case(8, LISTED_ROWS, architecture, packed=True, window=128),
         verify_case(16, LISTED_ROWS, architecture, window=128),
         verify_case(16, LISTED_ROWS, architecture, window=4096, softcap=72.0),
         *(

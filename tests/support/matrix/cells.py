@@ -47,6 +47,7 @@ class MatrixCell:
     arrivals: str = _dimension("at once", "spread")
     token_budget: bool = _dimension(False, True)
     faults: str = _dimension("none", "target", "slow host")
+    verify: str = _dimension("all", "remaining")
     seed: int = 0
 
     def reproducer(self) -> str:

@@ -131,6 +131,7 @@ def config_of(cell: MatrixCell, algorithm: SpecAlgorithm, controller: AdaptiveCo
         ageing_bound=3,
         track_tokens=True,
         max_step_tokens=5 * controller.max_num_draft_tokens + 4 if cell.token_budget else None,
+        verify=cell.verify,
     )
     sizes = EngineSizes.resolve(config, algorithm, controller)
     longest = 72 + sizes.reserve + 2 * cell.page_size

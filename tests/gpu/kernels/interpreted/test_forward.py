@@ -14,6 +14,8 @@ from foredraft.gpu.kernels.layers.decode_attention import decode_attention_trito
 from foredraft.gpu.kernels.layers.extend_attention import extend_attention_triton
 from foredraft.gpu.kernels.layers.flash import INTERPRETED, Channels, KeyCut, device_of, reading_tiles
 from foredraft.gpu.kernels.layers.verify_attention import verify_attention_triton
+from foredraft.gpu.kernels.rounds.build_tree import chain_links, shorten_rows
+from foredraft.gpu.kernels.rounds.window import pack_rows
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.ops.triton_ops import TritonOps
 from foredraft.gpu.selftest.batches import (
@@ -152,6 +154,29 @@ def test_verify(prefix_lens: list[int], nd: int, most: int):
         for found in (actual, twin):
             close(found, expected)
             assert not found[bits.flatten() == 0].any()
+
+
+@pytest.mark.fast("0-1", ci="*")
+@pytest.mark.parametrize("most", [1, 4])
+@pytest.mark.parametrize("window", [0, 6])
+def test_verify_of_rows_of_unequal_lengths(window: int, most: int):
+    """The pass has the tokens of the nodes that rows verify, and two others, which it fills up with."""
+    nodes, prefix_lens = 7, [4, 0, 133, 20]
+    for dtype in DTYPES:  # of 16 bits a tile is tall, and its parts are joined by a launch of their own
+        batch = make_batch(nodes, prefix_lens, [nodes] * 4, heads=4, kv_heads=1, dtype=dtype)
+        row_nodes, chain = torch.tensor([4, 1, 7, 0]), chain_links(4, nodes, batch.q.device)
+        tree = shorten_rows(chain.tree(torch.zeros(4, nodes, dtype=torch.int64), chain.depths), row_nodes)
+        packing = pack_rows(row_nodes, nodes, 14)
+        assert packing.nodes.tolist() == [0, 1, 2, 3, 7, *range(14, 21), 4, 5]
+        softmax = Softmax(window=window)
+        expected = packing.pick(dense_verify(batch, tree.ancestor_bits, softmax))
+        q, k, v = (strided(packing.pick(x)) for x in (batch.q, batch.k, batch.v))
+        view = replace(batch.tree(tree.ancestor_bits, batch.max_prefix_len), packing=packing)
+        close(TWINS.verify_attention(q, k, v, batch.kv, view, softmax), expected)
+        with checked_memory(read_only=[q, k, v, packing.places], shuffle=most) as checker:
+            forget_what_is_past(checker, batch, prefix_lens)
+            cut = cut_of(dtype, prefix_lens, most)
+            close(verify_attention_triton(q, k, v, batch.kv, view, softmax, cut), expected)
 
 
 @pytest.mark.slow
