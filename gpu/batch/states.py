@@ -22,7 +22,8 @@ from torch import Tensor
 from ...core.errors import InvariantViolation
 from ..kernels.constants import numbers
 from ..kernels.layers.delta_rule import WINDOW, advanced, chain, run_tokens, tree_links
-from ..types.ops import DeviceTree, DeviceVerified, Packing
+from ..types.attention import Packing
+from ..types.ops import DeviceTree, DeviceVerified
 from ..types.recurrence import Inputs, Links, Nodes, RecurrentWeights, States, StateShape
 from .zeros import zeros
 

@@ -29,7 +29,8 @@ from ..kernels.rounds.build_tree import shorten_rows
 from ..kernels.rounds.verify_sampling import sample_torch
 from ..kernels.rounds.window import pack_rows
 from ..models.decoder import Decoder, DecoderOutput, wide
-from ..types.ops import Capture, DeviceTree, DeviceVerified, Ops, Packing, VerifyBatch
+from ..types.attention import Packing
+from ..types.ops import Capture, DeviceTree, DeviceVerified, Ops, VerifyBatch
 from .outputs import NodeProducer, node_outputs
 from .shaping import Changes
 

@@ -141,3 +141,24 @@ class BatchAttention(Protocol):
     def recur(self, layer: int, projected: Tensor, weights: RecurrentWeights, shape: StateShape) -> Tensor:
         """Run what is projected of n tokens (`StateShape.projected`) through the convolution and the states of
         recurrent layer `layer`, counted among these from 0, norm and gate → [n, H · Dv]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where n of the nodes of bs rows stand in a pass that leaves out the others.
+
+    Those that rows verify come first, row behind row. Behind them a captured pass has some of the others, with their
+    own positions and slots, until it has its n tokens.
+    """
+
+    nodes: Tensor  # int64 [n]: flat number r · nd + j of the node at each place
+    places: Tensor  # int64 [bs · nd]: where each node stands; −1: it is left out
+
+    def pick(self, values: Tensor) -> Tensor:
+        """Return the values of the pass's tokens [n, …], from those of all nodes [bs · nd, …]."""
+        return values[self.nodes]
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return values of all nodes [bs · nd, …], from those of the pass's tokens [n, …]. A node that is left out gets
+        those of the last token (index −1), and is never read."""
+        return values[self.places]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...core.tree.chains import AcceptRule
-from .attention import PLAIN, UNSCALED, BatchAttention, KVScales, Softmax
+from .attention import PLAIN, UNSCALED, BatchAttention, KVScales, Packing, Softmax
 from .coded import CodedWeight
 from .experts import Router
 from .recurrence import PassStates, RecurrentWeights, StateShape
@@ -122,27 +122,6 @@ class DecodeBatch:
     lens: Tensor  # int64 [m]; 0: the query reads nothing and its output is 0
     max_len: int  # host's bound of lens: sizes of temporary arrays and the split over the KV length
     planned_queries: int | None = None  # what the split is chosen for, m or more (`VerifyBatch.planned_rows`)
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """Where n of the nodes of bs rows stand in a pass that leaves out the others.
-
-    Those that rows verify come first, row behind row. Behind them a captured pass has some of the others, with their
-    own positions and slots, until it has its n tokens.
-    """
-
-    nodes: Tensor  # int64 [n]: flat number r · nd + j of the node at each place
-    places: Tensor  # int64 [bs · nd]: where each node stands; −1: it is left out
-
-    def pick(self, values: Tensor) -> Tensor:
-        """Return the values of the pass's tokens [n, …], from those of all nodes [bs · nd, …]."""
-        return values[self.nodes]
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Return values of all nodes [bs · nd, …], from those of the pass's tokens [n, …]. A node that is left out gets
-        those of the last token (index −1), and is never read."""
-        return values[self.places]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...types.ops import Packing
+from ...types.attention import Packing
 from ..constants import numbers
 from ..jit import cdiv, jit, tl
 
