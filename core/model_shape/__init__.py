@@ -11,6 +11,7 @@ from .block_heads import (
 from .catalogue import BUILT_IN, built_in_config, known_models, known_repositories, lookup_model, published_alike
 from .families import ARCHITECTURES, FAMILIES, family_of_type, language_model, read_matrices, read_model_shape
 from .heads import AUX_LAYERS_KEY, SPECULATORS_KEY, HeadShape, flat_head, read_head
+from .keys.unread import note_unread
 from .kv_formats import KV_FORMATS
 from .layers import Attention, Cache, Experts, LatentAttention, Mlp, Product, Recurrence
 from .mixers import read_full_heads, read_sizes, read_unrotated, read_windows, replace_missing
@@ -18,7 +19,6 @@ from .mlps import MoeConfig, read_experts
 from .prediction import prediction_layer, prediction_layers
 from .quantization import HF_QUANT_CONFIG, modelopt_config
 from .shape import STATE_BYTES, ModelShape, UnknownModel
-from .unread import note_unread
 
 __all__ = [
     "ARCHITECTURES",

@@ -14,6 +14,9 @@ from typing import Any, TypedDict
 
 from ..errors import nearest_name
 from ..parsing import REQUIRED, ConfigReader
+from .keys.saved import as_published
+from .keys.towers import tower_parameters
+from .keys.unread import note_unread
 from .kv_formats import KV_FORMATS
 from .layers import LayerInputs
 from .matrices import Matrix, matrices_of
@@ -56,11 +59,8 @@ from .mlps import (
     ungated,
 )
 from .quantization import CONFIG_KEYS
-from .saved import as_published
 from .schemes.read import read_weight_formats
 from .shape import ModelShape, counted
-from .towers import tower_parameters
-from .unread import note_unread
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 

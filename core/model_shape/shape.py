@@ -39,7 +39,7 @@ class ModelShape:
     `weight_dtype` is a format of `quantization.py`, that of routed experts and, unless `attention_dtype` (of every
     mixer) or `mlp_dtype` (of dense and shared MLPs) differ, of all layers. Embeddings and LM head stay 16-bit beside
     quantized weights, unless `embedding_dtype` or `head_dtype` says otherwise. `tower_parameters`: 16-bit weights
-    beside the language model (`towers.py`), which take memory and are no part of its passes. `max_context` is in
+    beside the language model (`keys/towers.py`), which take memory and are no part of its passes. `max_context` is in
     tokens. `config`: the `config.json` that the shape was read from, whole.
     """
 

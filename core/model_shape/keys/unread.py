@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..parsing import ConfigReader
+from ...parsing import ConfigReader
 
 _SIZES = re.compile(r"layer|size|shared|head|window|expert|hidden|latent|vocab")
 _HARMLESS = re.compile(

@@ -1,0 +1,1 @@
+"""Keys of published files beside those that a family's readers ask for."""
