@@ -138,7 +138,7 @@ def test_one_graph_of_so_many_tokens_serves_any_mix_of_row_lengths(draft, change
             assert np.allclose(np.stack(found[name].outputs[output]), np.stack(values), rtol=0, atol=1e-9), output
     reports = executor.graphs.reports
     packed = Counter((r.batch_size, r.num_tokens, r.with_outputs) for r in reports if r.num_tokens is not None)
-    assert len(packed) > 1 and max(packed.values()) == 1, "each is captured once"
+    assert packed and max(packed.values()) == 1, "each is captured once"
     assert {(size, tokens) for size, tokens, _ in packed} <= {(size, size * n) for size in (1, 4) for n in (1, 2, 3, 4)}
     assert not executor.graphs.num_missed
 
